@@ -1,0 +1,79 @@
+"""Fixtures that every test may use."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from IPython.core.displaypub import CapturingDisplayPublisher
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="Write what tests/golden should hold.")
+    parser.addoption("--require-browser", action="store_true", help="Run tests/browser; fail if that cannot be.")
+    parser.addoption("--notebooks", action="store_true", help="Execute every notebook; takes minutes.")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked:
+        return
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    reason = f"no CUDA device (torch {torch.__version__}); shared/fakecuda stands in for one"
+    for item in marked:
+        item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_on() -> Iterator[None]:
+    """A test leaves no dispatch mode, no recording of memory history and garbage collection as it was."""
+    collects = gc.isenabled()
+    yield
+    assert gc.isenabled() == collects, "garbage collection was left switched"
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "utils"):
+        return
+    assert torch._C._len_torch_dispatch_stack() == 0, "a dispatch mode was left on"
+    assert torch._C._len_torch_function_stack() == 0, "a torch function mode was left on"
+    if torch.cuda.is_initialized():
+        assert not torch._C._cuda_isHistoryEnabled(), "recording of memory history was left on"
+
+
+@pytest.fixture
+def shell(monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
+    """A bare shell that keeps what is displayed in ``shell.display_pub.outputs``; oom_magic is loaded."""
+    monkeypatch.setenv("COLUMNS", "80")
+    config = Config()
+    config.HistoryManager.enabled = False
+    config.InteractiveShell.colors = "nocolor"
+    InteractiveShell.clear_instance()
+    shell = InteractiveShell.instance(config=config, display_pub_class=CapturingDisplayPublisher)
+    shell.run_line_magic("load_ext", "oom_magic")
+    yield shell
+    shell.extension_manager.unload_extension("oom_magic")
+    shell.restore_sys_module_state()
+    InteractiveShell.clear_instance()
+    sys.__dict__.pop("last_value", None)
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """``golden(name, text)``: ``text`` is what tests/golden/``name`` holds; ``--update-golden`` writes it."""
+
+    def compare(name: str, text: str) -> None:
+        file = GOLDEN / name
+        if request.config.getoption("--update-golden"):
+            file.write_text(text + "\n", encoding="utf-8")
+        assert file.read_text(encoding="utf-8") == text + "\n"
+
+    return compare
