@@ -1,0 +1,75 @@
+"""What a piece of memory is for, and a peak divided by it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import Enum
+
+
+class Category(str, Enum):
+    """What an allocation is for.
+
+    The first six are the names of ``torch.profiler`` (torch/profiler/_memory_profiler.py, ``Category``).
+    Order is the order of display: what stays between steps first.
+    """
+
+    PARAMETER = "parameter"
+    GRADIENT = "gradient"
+    OPTIMIZER_STATE = "optimizer_state"
+    ACTIVATION = "activation"  # saved by autograd for the backward
+    INPUT = "input"
+    TEMPORARY = "temporary"
+    WORKSPACE = "workspace"  # scratch memory that libraries keep, such as cuBLAS's
+    BEFORE = "before"  # allocated before the observed code began
+
+    @property
+    def label(self) -> str:
+        """The word shown to people, such as ``"optimizer state"``."""
+        return self.value.replace("_", " ")
+
+
+CATEGORIES = tuple(Category)
+
+
+class Breakdown(Mapping[str, int]):
+    """Bytes by part (a category's or a module's name), largest first for modules, in order for categories.
+
+    A breakdown belongs to one moment and sums (``total_bytes``) to what was allocated then.
+    """
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: Mapping[str, int]) -> None:
+        self._parts = {str(getattr(key, "value", key)): int(value) for key, value in parts.items() if value}
+
+    def __getitem__(self, part: str) -> int:
+        key = str(getattr(part, "value", part))
+        if key in self._parts:
+            return self._parts[key]
+        if key in Category._value2member_map_:
+            return 0
+        raise KeyError(part)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __repr__(self) -> str:
+        return f"Breakdown({self._parts!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return dict(self) == dict(other) if isinstance(other, Mapping) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(sorted(self._parts.items())))
+
+    @property
+    def total_bytes(self) -> int:
+        """The sum of all parts, in bytes."""
+        return sum(self._parts.values())
+
+    def to_dict(self) -> dict[str, int]:
+        """The parts as a plain ``dict``."""
+        return dict(self._parts)

@@ -1,0 +1,376 @@
+"""MemoryReport: what one run took, when, on which line and for what. Measured and predicted runs share it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from oom_magic.description import Describable, Description
+from oom_magic.memory.allocator import AllocatorSettings, Replay, minimum_device_bytes, replay
+from oom_magic.memory.categories import CATEGORIES, Breakdown, Category
+from oom_magic.memory.report_description import describe_comparison, describe_report
+from oom_magic.memory.timeline import PHASES, IntArray, MarkKind, Phase, SourceLine, Timeline
+
+_PLAIN_FIELDS = (
+    "source",
+    "peak_allocated_bytes",
+    "peak_reserved_bytes",
+    "kept_bytes",
+    "peak_position",
+    "torch_version",
+    "error",
+)
+NOT_IN_YOUR_CODE = SourceLine("", 0, "not in your code")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The card of a run. Sizes in bytes.
+
+    ``context_bytes`` is this process's memory outside PyTorch (CUDA context, libraries);
+    ``other_bytes`` that of other processes. PyTorch can use what is left of ``total_bytes``.
+    """
+
+    name: str
+    total_bytes: int
+    context_bytes: int = 0
+    other_bytes: int = 0
+    capability: tuple[int, int] | None = None
+
+    @property
+    def usable_bytes(self) -> int:
+        """What PyTorch's allocator can have at most."""
+        return max(self.total_bytes - self.context_bytes - self.other_bytes, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class LineUsage:
+    """One source line: bytes alive at the peak that it allocated, and its largest rise.
+
+    The rise is the largest increase of allocated memory while the line ran, temporaries included.
+    """
+
+    line: SourceLine
+    live_bytes: int
+    rise_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepUsage:
+    """One optimizer step (1 is the first): its peaks, and the phase in which allocated memory peaked."""
+
+    step: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    peak_phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfMemory:
+    """Why and where a run failed.
+
+    ``requested_bytes`` was asked of the driver for a tensor of ``tensor_bytes``.
+    """
+
+    message: str
+    requested_bytes: int
+    tensor_bytes: int
+    step: int
+    phase: Phase
+    operator: str
+    line: SourceLine
+    module: str
+    category: Category = Category.TEMPORARY
+
+
+@dataclass(frozen=True, slots=True)
+class Assumption:
+    """What could not be followed exactly, what was taken instead, and the line where."""
+
+    text: str
+    line: SourceLine | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A name that still holds memory after the run."""
+
+    name: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MemoryReport(Describable):
+    """One run. Make it with ``MemoryReport.from_timeline``; all sizes in bytes.
+
+    ``breakdown``, ``lines`` and ``modules`` describe the moment of the peak and each sum to
+    ``peak_allocated_bytes``. ``kept_bytes`` is what the run left allocated beyond what was there
+    before. Holds numbers and text only: no tensor, no frame, no exception.
+    """
+
+    source: Literal["predicted", "measured"]
+    device: Device
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    breakdown: Breakdown
+    lines: tuple[LineUsage, ...]
+    modules: Breakdown
+    steps: tuple[StepUsage, ...]
+    kept_bytes: int
+    timeline: Timeline
+    peak_position: int
+    peak_line: SourceLine | None = None
+    peak_phase: Phase = Phase.OTHER
+    kept_by: tuple[Holder, ...] = ()
+    out_of_memory: OutOfMemory | None = None
+    assumptions: tuple[Assumption, ...] = ()
+    settings: AllocatorSettings = field(default_factory=AllocatorSettings)
+    torch_version: str = ""
+    error: str = ""  # the user's own exception, if one ended the run: type and first line
+
+    @classmethod
+    def from_timeline(
+        cls,
+        timeline: Timeline,
+        device: Device,
+        *,
+        source: Literal["predicted", "measured"] = "predicted",
+        settings: AllocatorSettings | None = None,
+        replayed: Replay | None = None,
+        **known: Any,
+    ) -> MemoryReport:
+        """The report of a timeline, replayed through the allocator unless ``replayed`` is at hand.
+
+        ``known`` overrides or adds fields; a measured run passes the peaks of torch's own counters.
+        """
+        settings = settings or AllocatorSettings()
+        replayed = replayed or replay(timeline, settings=settings)
+        peak = replayed.peak_position
+        live = timeline.live_at(peak)
+        live_bytes = replayed.block_bytes[live]
+        at_peak = int(timeline.order[peak]) if timeline.num_events else -1
+        known = {"kept_bytes": _kept_bytes(timeline, replayed), **known}
+        return cls(
+            source=source,
+            device=device,
+            peak_allocated_bytes=known.pop("peak_allocated_bytes", replayed.peak_allocated_bytes),
+            peak_reserved_bytes=known.pop("peak_reserved_bytes", replayed.peak_reserved_bytes),
+            breakdown=_by_category(timeline.category[live], live_bytes),
+            lines=_by_line(timeline, replayed, live, live_bytes),
+            modules=_by_module(timeline, live, live_bytes),
+            steps=_by_step(timeline, replayed),
+            timeline=timeline,
+            peak_position=peak,
+            peak_line=_line_of(timeline, at_peak),
+            peak_phase=PHASES[timeline.phase[at_peak]] if at_peak >= 0 else Phase.OTHER,
+            settings=settings,
+            **known,
+        )
+
+    @property
+    def device_total_bytes(self) -> int:
+        """Capacity of the card, in bytes."""
+        return self.device.total_bytes
+
+    @cached_property
+    def minimum_device_bytes(self) -> int | None:
+        """The least device memory, context apart, with which the run ends; None for a run that failed.
+
+        Found by replaying the allocator with its own rule: free cached blocks, try again, then fail.
+        """
+        if self.out_of_memory is not None:
+            return None
+        return minimum_device_bytes(self.timeline, self.settings)
+
+    @property
+    def used_fraction(self) -> float:
+        """Peak reserved and all that is outside PyTorch, as a share of the card."""
+        outside = self.device.context_bytes + self.device.other_bytes
+        return (self.peak_reserved_bytes + outside) / max(self.device.total_bytes, 1)
+
+    @property
+    def verdict(self) -> Literal["safe", "tight", "danger", "out of memory"]:
+        """Below 85 % of the card safe, up to 90 % tight, above danger."""
+        if self.out_of_memory is not None:
+            return "out of memory"
+        if self.used_fraction < 0.85:
+            return "safe"
+        return "tight" if self.used_fraction <= 0.90 else "danger"
+
+    def describe(self) -> Description:
+        """Verdict, peaks, breakdown, lines; then what else is known."""
+        return describe_report(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings, lists and dicts, ready for JSON; ``from_dict`` reads it back."""
+        plain: dict[str, Any] = {name: getattr(self, name) for name in _PLAIN_FIELDS}
+        plain["peak_phase"] = self.peak_phase.value
+        plain["device_total_bytes"] = self.device_total_bytes
+        plain["breakdown"], plain["modules"] = self.breakdown.to_dict(), self.modules.to_dict()
+        for name in ("device", "peak_line", "out_of_memory", "settings"):
+            value = getattr(self, name)
+            plain[name] = None if value is None else asdict(value)
+        for name in ("lines", "steps", "kept_by", "assumptions"):
+            plain[name] = [asdict(item) for item in getattr(self, name)]
+        plain["timeline"] = self.timeline.to_dict()
+        return plain
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> MemoryReport:
+        """The report that ``to_dict`` described."""
+        values = {key: value for key, value in plain.items() if key != "device_total_bytes"}
+        device = dict(values["device"])
+        if device.get("capability"):
+            device["capability"] = tuple(device["capability"])
+        values.update(
+            device=Device(**device),
+            breakdown=Breakdown(values["breakdown"]),
+            modules=Breakdown(values["modules"]),
+            lines=tuple(LineUsage(**{**use, "line": SourceLine(**use["line"])}) for use in values["lines"]),
+            steps=tuple(StepUsage(**{**use, "peak_phase": Phase(use["peak_phase"])}) for use in values["steps"]),
+            kept_by=tuple(Holder(**item) for item in values["kept_by"]),
+            assumptions=tuple(Assumption(item["text"], _source_line(item["line"])) for item in values["assumptions"]),
+            timeline=Timeline.from_dict(values["timeline"]),
+            peak_line=_source_line(values["peak_line"]),
+            peak_phase=Phase(values["peak_phase"]),
+            settings=AllocatorSettings(**values["settings"]),
+            out_of_memory=_out_of_memory(values["out_of_memory"]),
+        )
+        return cls(**values)
+
+
+def _source_line(plain: Mapping[str, Any] | None) -> SourceLine | None:
+    return None if plain is None else SourceLine(**plain)
+
+
+def _out_of_memory(plain: Mapping[str, Any] | None) -> OutOfMemory | None:
+    if plain is None:
+        return None
+    read = {"phase": Phase(plain["phase"]), "category": Category(plain["category"])}
+    return OutOfMemory(**{**plain, **read, "line": SourceLine(**plain["line"])})
+
+
+def _line_of(timeline: Timeline, allocation: int) -> SourceLine | None:
+    if allocation < 0 or timeline.line[allocation] == 0:
+        return None
+    return timeline.lines[int(timeline.line[allocation])]
+
+
+def _kept_bytes(timeline: Timeline, replayed: Replay) -> int:
+    if not timeline.num_events:
+        return 0
+    before = replayed.block_bytes[timeline.category == CATEGORIES.index(Category.BEFORE)].sum()
+    return int(replayed.allocated_bytes[-1] - before)
+
+
+def _sums(keys: IntArray, sizes: IntArray, length: int) -> IntArray:
+    totals = np.zeros(length, dtype=np.int64)
+    np.add.at(totals, keys, sizes)
+    return totals
+
+
+def _by_category(categories: IntArray, sizes: IntArray) -> Breakdown:
+    totals = _sums(categories, sizes, len(CATEGORIES))
+    return Breakdown({category.value: int(total) for category, total in zip(CATEGORIES, totals, strict=True)})
+
+
+def _by_module(timeline: Timeline, live: IntArray, sizes: IntArray) -> Breakdown:
+    totals = _sums(timeline.module[live], sizes, len(timeline.modules))
+    ranked = sorted(zip(timeline.modules, totals.tolist(), strict=True), key=lambda item: -item[1])
+    return Breakdown(dict(ranked))
+
+
+def _by_line(timeline: Timeline, replayed: Replay, live: IntArray, sizes: IntArray) -> tuple[LineUsage, ...]:
+    totals = _sums(timeline.line[live], sizes, len(timeline.lines))
+    rises = _rises(timeline, replayed)
+    usages = [
+        LineUsage(line if position else NOT_IN_YOUR_CODE, int(totals[position]), int(rises[position]))
+        for position, line in enumerate(timeline.lines)
+        if totals[position] or rises[position]
+    ]
+    return tuple(sorted(usages, key=lambda usage: (-usage.live_bytes, -usage.rise_bytes)))
+
+
+def _rises(timeline: Timeline, replayed: Replay) -> IntArray:
+    """Largest rise of allocated memory per line, over the stretches in which one line allocated."""
+    rises = np.zeros(len(timeline.lines), dtype=np.int64)
+    after = replayed.allocated_bytes
+    events = timeline.order[: len(after)]
+    made = np.flatnonzero(events >= 0)
+    if not len(made):
+        return rises
+    lines = timeline.line[events[made]]
+    starts = np.flatnonzero(np.concatenate(([True], lines[1:] != lines[:-1])))
+    before = after[made[starts]] - replayed.block_bytes[events[made[starts]]]
+    highest = np.maximum.reduceat(after[made], starts)
+    np.maximum.at(rises, lines[starts], highest - before)
+    return rises
+
+
+def _by_step(timeline: Timeline, replayed: Replay) -> tuple[StepUsage, ...]:
+    """One row per optimizer step that ended; the first begins with the first event."""
+    length = len(replayed.allocated_bytes)
+    positions = [mark.position for mark in timeline.marks if mark.kind is MarkKind.STEP_END]
+    ends = [position for position in positions if position <= length]
+    steps: list[StepUsage] = []
+    start = 0
+    for number, end in enumerate(ends, 1):
+        if end <= start:
+            continue
+        window = replayed.allocated_bytes[start:end]
+        top = start + int(window.argmax())
+        reserved = int(replayed.reserved_bytes[start:end].max())
+        allocation = int(timeline.order[top])
+        phase = PHASES[timeline.phase[allocation if allocation >= 0 else ~allocation]]
+        steps.append(StepUsage(number, int(window.max()), reserved, phase))
+        start = end
+    return tuple(steps)
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison(Describable):
+    """A prediction held against a measurement of the same run. Ratios are predicted / measured."""
+
+    predicted: MemoryReport
+    measured: MemoryReport
+
+    @property
+    def allocated_ratio(self) -> float:
+        """Predicted peak allocated over measured."""
+        return self.predicted.peak_allocated_bytes / max(self.measured.peak_allocated_bytes, 1)
+
+    @property
+    def reserved_ratio(self) -> float:
+        """Predicted peak reserved over measured."""
+        return self.predicted.peak_reserved_bytes / max(self.measured.peak_reserved_bytes, 1)
+
+    def rows(self) -> Sequence[tuple[str, int, int]]:
+        """(name, predicted bytes, measured bytes): both peaks, then every category that either has."""
+        pairs = [
+            ("peak allocated", self.predicted.peak_allocated_bytes, self.measured.peak_allocated_bytes),
+            ("peak reserved", self.predicted.peak_reserved_bytes, self.measured.peak_reserved_bytes),
+        ]
+        both = (self.predicted.breakdown, self.measured.breakdown)
+        pairs += [
+            (category.label, both[0][category.value], both[1][category.value])
+            for category in CATEGORIES
+            if any(breakdown[category.value] for breakdown in both)
+        ]
+        return pairs
+
+    def describe(self) -> Description:
+        """Both peaks and every category, with ratios."""
+        return describe_comparison(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Both reports as plain data, and the ratios."""
+        return {
+            "predicted": self.predicted.to_dict(),
+            "measured": self.measured.to_dict(),
+            "allocated_ratio": self.allocated_ratio,
+            "reserved_ratio": self.reserved_ratio,
+        }
