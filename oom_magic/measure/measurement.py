@@ -1,0 +1,190 @@
+"""``measure``: what a block of code took on a real GPU, as a MemoryReport."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from oom_magic.measure import history
+from oom_magic.measure.assembly import Assembler
+from oom_magic.measure.collection import without_collection
+from oom_magic.measure.device import current_device
+from oom_magic.measure.failure import describe_error, find_out_of_memory
+from oom_magic.measure.holders import holders_in
+from oom_magic.measure.ownership import find_owners, gradient_owners, workspace_sizes
+from oom_magic.measure.shell import users_names
+from oom_magic.memory.report import Assumption, MemoryReport
+
+
+def measure(
+    device: int | str | torch.device | None = None, *, namespace: Mapping[str, Any] | None = None
+) -> Measurement:
+    """Observe the GPU memory of a ``with`` block; returns the Measurement whose ``report`` it fills.
+
+    ``device`` is a CUDA device (default: the current one). ``namespace`` is where the names that keep memory
+    are looked up (default: the notebook's, or the caller's globals). An exception in the block passes
+    unchanged and the report is made all the same. Raises RuntimeError if there is no CUDA device.
+    """
+    if not torch.cuda.is_available():
+        raise RuntimeError(
+            "There is no CUDA device to measure; om.dry_run(fn, ...) shows what your code would take on one."
+        )
+    return Measurement(_index_of(device), users_names(1) if namespace is None else namespace)
+
+
+class Measurement:
+    """A running or finished observation; made by ``measure``.
+
+    Nothing is reset, emptied or synchronized. The peaks come from the allocator's history, which gives every
+    level that torch's counters go through: a peak counter cannot tell a block from what ran before it, and
+    once reset it cannot be restored. So blocks may be nested and may call ``reset_peak_memory_stats``, and
+    every counter reads afterwards as it would without them. Where the counter rose during the block it must,
+    and does, agree. Afterwards only numbers and text are kept: no tensor, frame or exception.
+    """
+
+    def __init__(self, device: int, namespace: Mapping[str, Any]) -> None:
+        self.device = device
+        self._namespace: Mapping[str, Any] = namespace
+        self._report: MemoryReport | None = None
+        self._stepped: set[int] = set()
+        self._problems: set[str] = set()
+
+    @property
+    def report(self) -> MemoryReport:
+        """What the block took. Raises RuntimeError while it still runs."""
+        if self._report is None:
+            raise RuntimeError("The block has not ended; read .report after the with statement.")
+        return self._report
+
+    def __enter__(self) -> Measurement:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        self._owners = find_owners()
+        self._settings = history.read_settings(self.device)
+        state = history.read_current_state(self.device)
+        self._start = _Counters.read(self.device)
+        self._assembler = Assembler(state, self._start.num_events, self._settings)
+        self._assembler.note(self._start.num_events, self._owners.by_address)
+        self._history = history.observe(self.device, self._assembler.feed)
+        self._hook = register_optimizer_step_post_hook(self._after_step)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._hook.remove()
+        try:
+            owners = find_owners()
+            self._assembler.note(history.count_events(self.device), owners.by_address)
+        finally:
+            history.ignore(self._history, self._assembler.feed)
+        with without_collection():
+            self._report = self._build(owners.has_graph, error)
+        self._namespace = {}
+        del self._assembler, self._history, self._hook, self._owners
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        """Called by torch at the end of every optimizer's step."""
+        count = history.count_events(self.device)
+        owners = self._owners
+        try:
+            # the first step makes the optimizer's state; later ones only gradients
+            if id(optimizer) in self._stepped:
+                owners = gradient_owners(optimizer, self._owners)
+            else:
+                owners = self._owners = find_owners()
+            self._stepped.add(id(optimizer))
+        except Exception as error:  # whatever a strange tensor answers must not end the user's training
+            self._problems.add(f"Owners of memory could not be looked up after a step: {error}")
+        self._assembler.note(count, owners.by_address, ends_step=True)
+        self._history.drain_if_large()
+
+    def _build(self, has_graph: bool, error: BaseException | None) -> MemoryReport:
+        end = _Counters.read(self.device)
+        device = current_device(self.device)
+        workspaces = workspace_sizes(device.capability)
+        timeline = self._assembler.timeline(has_graph=has_graph, workspace_sizes=workspaces)
+        replayed = self._assembler.replayed(end.num_retries - self._start.num_retries)
+        return MemoryReport.from_timeline(
+            timeline,
+            device,
+            source="measured",
+            settings=self._settings,
+            replayed=replayed,
+            peak_allocated_bytes=_peak(replayed.peak_allocated_bytes, self._start.allocated, end.allocated),
+            peak_reserved_bytes=_peak(replayed.peak_reserved_bytes, self._start.reserved, end.reserved),
+            kept_bytes=end.allocated.current - self._start.allocated.current,
+            kept_by=holders_in(self._namespace, self.device, among=self._assembler.new_addresses()),
+            out_of_memory=find_out_of_memory(error, self._assembler.failed, self._settings),
+            assumptions=tuple(map(Assumption, self._doubts(end))),
+            torch_version=str(torch.__version__),
+            error=describe_error(error),
+        )
+
+    def _doubts(self, end: _Counters) -> list[str]:
+        """What could not be followed exactly."""
+        doubts = sorted(self._problems)
+        if self._history.is_users:
+            doubts.append("Your own recording of the memory history was read and left running.")
+        if self._history.was_reset:
+            doubts.append("torch's counts were reset in the block: steps and categories are less certain.")
+        if self._history.problem:
+            doubts.append(f"Nothing but torch's counters could be read: {self._history.problem}")
+            return doubts
+        num_missing, num_forgotten = self._assembler.num_missing, self._assembler.log.num_forgotten_steps
+        if num_missing:
+            doubts.append(
+                f"The history lost {num_missing} allocations and frees (its buffer was full or cleared); "
+                "lines, categories and steps describe the rest."
+            )
+        if num_missing and end.allocated.peak == self._start.allocated.peak:
+            doubts.append("The peak may have been higher, up to torch's own of before the block.")
+        if num_forgotten:
+            doubts.append(
+                f"{num_forgotten} steps are left out of the record, which would be too long; none of them "
+                "had a higher peak."
+            )
+        if self._assembler.drift_bytes and not num_missing:
+            doubts.append(f"The sizes of blocks are off by {self._assembler.drift_bytes} bytes at the end.")
+        return doubts
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    current: int
+    peak: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Counters:
+    """torch's counters at one moment, in bytes."""
+
+    allocated: _Level
+    reserved: _Level
+    num_events: int
+    num_retries: int
+
+    @classmethod
+    def read(cls, device: int) -> _Counters:
+        stats = torch.cuda.memory_stats(device)
+        allocated, reserved = (
+            _Level(stats.get(f"{name}.all.current", 0), stats.get(f"{name}.all.peak", 0))
+            for name in ("allocated_bytes", "reserved_bytes")
+        )
+        return cls(allocated, reserved, history.count_events(device), stats.get("num_alloc_retries", 0))
+
+
+def _peak(seen: int, start: _Level, end: _Level) -> int:
+    """The peak of a block: a counter that rose in it was there, even if the history lost the moment."""
+    return max(seen, end.current, end.peak if end.peak > start.peak else 0)
+
+
+def _index_of(device: int | str | torch.device | None) -> int:
+    if isinstance(device, int):
+        return device
+    index = None if device is None else torch.device(device).index
+    return torch.cuda.current_device() if index is None else index

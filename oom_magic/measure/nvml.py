@@ -1,0 +1,93 @@
+"""What the driver says of the card and of all processes on it (NVML), where it says anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProcess:
+    """A process on the card; ``num_bytes`` is None where the driver does not say (WSL, Windows)."""
+
+    pid: int
+    name: str
+    num_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CardReading:
+    """A card by its driver, in bytes. ``problem`` says why the rest is None or empty."""
+
+    total_bytes: int | None = None
+    used_bytes: int | None = None
+    processes: tuple[DeviceProcess, ...] = ()
+    driver_version: str = ""
+    problem: str = ""
+
+
+def read_card(uuid: str = "", pci_bus_id: str = "") -> CardReading:
+    """The card with this UUID (a MIG instance has its own) or at this PCI address. Never raises.
+
+    torch's numbering depends on ``CUDA_VISIBLE_DEVICES``, NVML's does not: so no index.
+    """
+    try:
+        with _library() as nvml:
+            handle = _find(nvml, uuid, pci_bus_id)
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+            return CardReading(
+                int(memory.total),
+                int(memory.used),
+                _processes(nvml, handle),
+                _text(nvml.nvmlSystemGetDriverVersion()),
+            )
+    except ImportError:
+        return CardReading(problem="nvidia-ml-py is not installed (pip install nvidia-ml-py)")
+    except Exception as error:  # NVML's own exception type can only be named once it is imported
+        return CardReading(problem=f"the driver does not answer: {error}")
+
+
+@contextmanager
+def _library() -> Iterator[Any]:
+    import pynvml  # type: ignore[import-untyped]
+
+    pynvml.nvmlInit()
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _find(nvml: Any, uuid: str, pci_bus_id: str) -> Any:
+    for prefix in ("GPU-", "MIG-") if uuid else ():
+        with suppress(nvml.NVMLError):
+            return nvml.nvmlDeviceGetHandleByUUID((prefix + uuid).encode())
+    return nvml.nvmlDeviceGetHandleByPciBusId(pci_bus_id.encode())
+
+
+def _processes(nvml: Any, handle: Any) -> tuple[DeviceProcess, ...]:
+    found: dict[int, DeviceProcess] = {}
+    for kind in ("Compute", "Graphics"):
+        running: list[Any] = []
+        with suppress(nvml.NVMLError):
+            running = getattr(nvml, f"nvmlDeviceGet{kind}RunningProcesses")(handle)
+        for process in running:
+            if process.pid in found:
+                continue
+            used = process.usedGpuMemory
+            name = _process_name(nvml, process.pid)
+            found[process.pid] = DeviceProcess(process.pid, name, None if used is None else int(used))
+    return tuple(found.values())
+
+
+def _process_name(nvml: Any, pid: int) -> str:
+    try:
+        return _text(nvml.nvmlSystemGetProcessName(pid))
+    except nvml.NVMLError:  # another container's or user's
+        return ""
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

@@ -1,0 +1,161 @@
+"""Which live object owns a piece of memory: weights, gradients, optimizer state, inputs.
+
+By identity of storages: the address of a tensor's storage is the address of the allocator's block. Objects
+are looked up and let go at once; nothing here keeps one alive.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from oom_magic.memory.categories import Category
+from oom_magic.units import KIB, MIB
+
+Owner = tuple[Category, str]
+"""The category and the path of the module that a parameter, its gradient or its state belongs to.
+
+Input and activation are guesses: a plain tensor without a graph, and one with."""
+GUESSES = (Category.INPUT, Category.ACTIVATION)
+_NOBODY: Owner = (Category.INPUT, "")
+
+
+@dataclass
+class Owners:
+    """Owners by storage address, and whether a tensor with an autograd graph is alive."""
+
+    by_address: dict[int, Owner] = field(default_factory=dict)
+    has_graph: bool = False
+
+
+def storage_address(tensor: torch.Tensor) -> int:
+    """The device address of a CUDA tensor's storage; 0 for any other tensor and where there is none."""
+    try:
+        return tensor.untyped_storage().data_ptr() if tensor.is_cuda else 0
+    except (RuntimeError, NotImplementedError, AttributeError):  # fake, functorch and wrapper tensors
+        return 0
+
+
+def inner_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The plain tensors of a tensor: itself, or the parts of a wrapper such as a DTensor."""
+    flatten = getattr(type(tensor), "__tensor_flatten__", None)
+    if flatten is None:
+        yield tensor
+        return
+    for name in flatten(tensor)[0]:
+        yield from inner_tensors(getattr(tensor, name))
+
+
+def tensors_in(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:
+    """The tensors in nested dicts, lists and tuples."""
+    if isinstance(value, torch.Tensor):
+        yield from inner_tensors(value)
+    elif depth and isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item, depth - 1)
+    elif depth and isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item, depth - 1)
+
+
+def find_owners() -> Owners:
+    """The owners of all CUDA memory that Python objects hold now. Takes about 0.1 s for 500,000 objects."""
+    owners = Owners()
+    modules, optimizers, tensors = _live_objects()
+    for tensor in tensors:
+        is_leaf = tensor.grad_fn is None
+        owners.has_graph |= not is_leaf
+        guess = Category.INPUT if is_leaf and not tensor.requires_grad else Category.ACTIVATION
+        _claim(owners, tensor, guess, "")
+    for module in _outermost(modules):
+        _claim_module(owners, module)
+    for optimizer in optimizers:
+        claim_optimizer(owners, optimizer)
+    return owners
+
+
+def claim_optimizer(owners: Owners, optimizer: torch.optim.Optimizer) -> None:
+    """Add an optimizer's state, its parameters and their gradients, under the paths already known."""
+    for parameter in _parameters(optimizer):
+        _, path = owners.by_address.get(storage_address(parameter), (Category.PARAMETER, ""))
+        _claim_parameter(owners, parameter, path)
+        for tensor in tensors_in(optimizer.state.get(parameter, {})):
+            _claim(owners, tensor, Category.OPTIMIZER_STATE, path)
+
+
+def gradient_owners(optimizer: torch.optim.Optimizer, known: Owners) -> Owners:
+    """The gradients of an optimizer's parameters: what is new in each step."""
+    owners = Owners()
+    for parameter in _parameters(optimizer):
+        if parameter.grad is not None:
+            _, path = known.by_address.get(storage_address(parameter), (Category.PARAMETER, ""))
+            _claim(owners, parameter.grad, Category.GRADIENT, path)
+    return owners
+
+
+def workspace_sizes(capability: tuple[int, int] | None) -> frozenset[int]:
+    """Bytes of the workspaces that PyTorch keeps for cuBLAS: its default, and ``CUBLAS_WORKSPACE_CONFIG``.
+
+    Source: ``parseChosenWorkspaceSize`` in aten/src/ATen/cuda/CublasHandlePool.cpp (8,320 KiB;
+    32 MiB on 9.0).
+    """
+    sizes = {32 * MIB if capability and capability[0] == 9 else 8320 * KIB}
+    fields = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "").strip(":").split(":")
+    if len(fields) % 2 == 0 and all(text.isdigit() for text in fields):
+        pairs = zip(fields[::2], fields[1::2], strict=True)
+        sizes.add(sum(int(size) * int(count) for size, count in pairs) * KIB)
+    return frozenset(sizes)
+
+
+def _live_objects() -> tuple[list[torch.nn.Module], list[torch.optim.Optimizer], list[torch.Tensor]]:
+    """All modules, optimizers and CUDA tensors. Types are asked, not objects: a proxy answers for another."""
+    sought = (torch.nn.Module, torch.optim.Optimizer, torch.Tensor)
+    found: dict[type, list[Any]] = {kind: [] for kind in sought}
+    lists: dict[type, list[Any] | None] = {torch.nn.Parameter: None}  # their modules are asked
+    for one in gc.get_objects():
+        kind = type(one)
+        if kind not in lists:
+            lists[kind] = next((found[base] for base in sought if issubclass(kind, base)), None)
+        matching = lists[kind]
+        if matching is not None:
+            matching.append(one)
+    tensors = [tensor for tensor in found[torch.Tensor] if storage_address(tensor)]
+    return found[torch.nn.Module], found[torch.optim.Optimizer], tensors
+
+
+def _outermost(modules: list[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Modules that no other module contains: their names for parameters are the user's."""
+    whole = [module for module in modules if "_modules" in vars(module)]  # others did not finish __init__
+    children = {id(child) for module in whole for child in vars(module)["_modules"].values()}
+    return [module for module in whole if id(module) not in children]
+
+
+def _claim_module(owners: Owners, module: torch.nn.Module) -> None:
+    for path, part in module.named_modules():
+        for parameter in part.parameters(recurse=False):
+            _claim_parameter(owners, parameter, path)
+        for buffer in part.buffers(recurse=False):
+            _claim(owners, buffer, Category.PARAMETER, path)
+
+
+def _claim_parameter(owners: Owners, parameter: torch.Tensor, path: str) -> None:
+    _claim(owners, parameter, Category.PARAMETER, path)
+    if parameter.grad is not None:
+        _claim(owners, parameter.grad, Category.GRADIENT, path)
+
+
+def _claim(owners: Owners, tensor: torch.Tensor, category: Category, path: str) -> None:
+    """Note an owner; the first that is no guess stays (of tied weights, the module that comes first)."""
+    for part in inner_tensors(tensor):
+        address = storage_address(part)
+        if address and owners.by_address.get(address, _NOBODY)[0] in GUESSES:
+            owners.by_address[address] = (category, path)
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])

@@ -1,0 +1,60 @@
+"""``%%gpumem`` on a CUDA device, real or stub: peaks as torch counts them, errors after the report."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+TRAIN = """%%gpumem --no-plot -o report
+import torch
+torch.cuda.reset_peak_memory_stats()
+model = torch.nn.Linear(4096, 4096, device="cuda")
+optimizer = torch.optim.AdamW(model.parameters())
+def train(rows):
+    model(torch.randn(rows, 4096, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+train(64)
+"""
+
+
+def test_peaks_are_those_of_torchs_counters(shell) -> None:
+    import torch
+
+    assert shell.run_cell(TRAIN, store_history=True).success
+    report = shell.user_ns["report"]
+    assert report.source == "measured"
+    assert report.peak_allocated_bytes == torch.cuda.max_memory_allocated()
+    assert {"model", "optimizer"} <= {holder.name for holder in report.kept_by}
+    assert not {"exit", "quit"} & {holder.name for holder in report.kept_by}
+
+
+def test_failure_comes_after_the_report_and_once(shell, capsys) -> None:
+    import torch
+
+    shell.run_cell(TRAIN, store_history=True)
+    capsys.readouterr()
+    result = shell.run_cell("%gpumem --no-plot train(10**9)", store_history=True)
+    assert isinstance(result.error_in_exec, torch.OutOfMemoryError)
+    assert "Out of memory" in shell.display_pub.outputs[-1]["data"]["text/plain"]
+    assert capsys.readouterr().out.count("OutOfMemoryError: CUDA out of memory. Tried") == 1
+
+
+def test_repeated_cells_do_not_grow_memory(shell) -> None:
+    import torch
+
+    shell.run_cell(TRAIN, store_history=True)
+    levels = []
+    for _ in range(4):
+        shell.run_cell("%gpumem --no-plot train(64)", store_history=True)
+        levels.append(torch.cuda.memory_allocated())
+    assert len(set(levels[1:])) == 1
+
+
+def test_watching(shell) -> None:
+    shell.run_cell("%gpumem_watch --every 0.1")
+    shell.run_cell("import time; time.sleep(0.35)")
+    shell.run_cell("%gpumem_watch --off")
+    assert "now" in shell.display_pub.outputs[0]["data"]["text/plain"]
+    assert len(shell.display_pub.outputs) >= 2
