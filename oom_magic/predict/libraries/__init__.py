@@ -1,0 +1,30 @@
+"""The libraries that people train with, inside a dry run: one file for each kind of thing that they do.
+
+A library that is not imported costs nothing: what is changed in a module is changed when that module
+is there, be it before the dry run or during it, and put back when the run ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from oom_magic.predict.libraries import (
+    bitsandbytes_ops,
+    data_loading,
+    flash_attention,
+    hugging_face,
+    saving,
+    trainers,
+)
+from oom_magic.predict.libraries.adapters import Run, adapted
+from oom_magic.predict.pretend_gpu import PretendGPU
+
+_KINDS = (hugging_face, bitsandbytes_ops, trainers, data_loading, saving, flash_attention)
+
+
+@contextmanager
+def libraries_followed(gpu: PretendGPU, assume: Callable[[str], None]) -> Iterator[None]:
+    """While a dry run lasts, libraries believe in the pretend GPU and read and write no files of weights."""
+    with adapted([kind.ADAPTERS for kind in _KINDS], Run(gpu, assume)):
+        yield

@@ -1,0 +1,94 @@
+"""Modules changed for a while, whenever they are imported."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from oom_magic.predict.pretend_gpu import META, Place, PretendGPU
+
+
+@dataclass(frozen=True)
+class Run:
+    """The dry run that an adapter serves: its GPU, and where it notes what could not be followed exactly."""
+
+    gpu: PretendGPU
+    assume: Callable[[str], None]
+
+
+def pretend_on_host(gpu: PretendGPU, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor in host memory that takes none and whose values nobody knows."""
+    with gpu.creating_on(Place.HOST), torch._C.DisableTorchFunction():
+        return torch.empty(tuple(shape), dtype=dtype, device=META)
+
+
+Adapter = Callable[[ModuleType, Run], AbstractContextManager[None]]
+
+
+@contextmanager
+def adapted(tables: Sequence[Mapping[str, Adapter]], run: Run) -> Iterator[None]:
+    """Apply each adapter to the module it is listed under: now if that is imported, else when it is."""
+    names = {name for table in tables for name in table}
+    with ExitStack() as stack:
+
+        def adapt(module: ModuleType) -> None:
+            for table in tables:
+                if module.__name__ in table:
+                    stack.enter_context(table[module.__name__](module, run))
+
+        for name in sorted(names & sys.modules.keys()):
+            adapt(sys.modules[name])
+        finder = _Finder(names, adapt)
+        sys.meta_path.insert(0, finder)
+        stack.callback(sys.meta_path.remove, finder)
+        yield
+
+
+class _Finder(MetaPathFinder):
+    """Finds the modules that have an adapter, by the finders behind it."""
+
+    def __init__(self, names: set[str], loaded: Callable[[ModuleType], None]) -> None:
+        self._names = names
+        self._loaded = loaded
+        self._searching: set[str] = set()
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """The module's own spec, with a loader that tells when it is loaded."""
+        if name not in self._names or name in self._searching:
+            return None
+        self._searching.add(name)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._searching.discard(name)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self._loaded)
+        return spec
+
+
+class _Loader(Loader):
+    """A module's own loader, which then leaves no trace of this one."""
+
+    def __init__(self, loader: Loader, loaded: Callable[[ModuleType], None]) -> None:
+        self._loader = loader
+        self._loaded = loaded
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """As the module's own loader does."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Load the module, then adapt it."""
+        assert module.__spec__ is not None
+        module.__spec__.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        self._loaded(module)

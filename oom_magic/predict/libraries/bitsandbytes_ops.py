@@ -1,0 +1,153 @@
+"""bitsandbytes on the pretend GPU: its own Python code for CUDA, with the compiled kernels left out."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from oom_magic.predict.device_view import DeviceView
+from oom_magic.predict.libraries.adapters import Adapter, Run, pretend_on_host
+from oom_magic.predict.patches import replaced
+from oom_magic.predict.pretend_gpu import Handler, Place, PretendGPU, tensors_in
+
+_BACKENDS = ("bitsandbytes.backends.default.ops", "bitsandbytes.backends.cuda.ops")  # the second is preferred
+
+Kernel = Callable[..., Any]
+
+
+class _Kernels:
+    """Stands for the compiled library: every function is there and does nothing."""
+
+    def __getattr__(self, name: str) -> Kernel:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def kernel(*args: Any) -> int:
+            return 0
+
+        return kernel
+
+
+@contextmanager
+def _kernels_left_out(module: ModuleType, run: Run) -> Iterator[None]:
+    """Run bitsandbytes' operators by what its CUDA backend does around the kernels."""
+    from bitsandbytes import functional
+    from bitsandbytes.backends import utils
+
+    library = _Kernels()
+    handler = _handler(_cuda_kernels(library))
+    handlers = run.gpu.handlers
+    with ExitStack() as stack:
+        stack.enter_context(replaced(functional, {"lib": library, "get_paged": _get_paged(run)}))
+        for singleton in (functional.CUBLAS_Context, functional.GlobalPageManager):
+            stack.enter_context(replaced(singleton, {"_instance": None}))
+        for cache in (functional.name2qmap, getattr(utils, "_code_4bit_cache", {})):
+            stack.enter_context(_emptied(cache))
+        stack.enter_context(_emptied(handlers, keep=True))
+        handlers.update(dict.fromkeys(_operators(), handler))
+        yield
+
+
+@contextmanager
+def _emptied(cache: dict[Any, Any], keep: bool = False) -> Iterator[None]:
+    """A dictionary that starts empty, or as it is if ``keep``, and holds afterwards what it held before."""
+    before = dict(cache)
+    if not keep:
+        cache.clear()
+    try:
+        yield
+    finally:
+        cache.clear()
+        cache.update(before)
+
+
+def _operators() -> list[OpOverload]:
+    found = []
+    for name in torch._C._dispatch_get_all_op_names():
+        namespace, _, rest = name.partition("::")
+        if namespace == "bitsandbytes":
+            packet, _, overload = rest.partition(".")
+            found.append(getattr(getattr(torch.ops.bitsandbytes, packet), overload or "default"))
+    return found
+
+
+def _cuda_kernels(library: _Kernels) -> dict[str, Kernel]:
+    """The functions that bitsandbytes registers for CUDA, by operator, from copies of the modules that do."""
+    import bitsandbytes
+
+    found: dict[str, Kernel] = {}
+
+    def register_kernel(name: str, device: str) -> Callable[[Kernel], Kernel]:
+        def keep(function: Kernel) -> Kernel:
+            found[name] = function
+            return function
+
+        return keep
+
+    with (
+        replaced(bitsandbytes._ops, {"register_kernel": register_kernel}),
+        replaced(bitsandbytes.cextension, {"lib": library}),
+        replaced(torch._C, {"_cuda_getCurrentRawStream": lambda index: 0}),
+        replaced(torch, {"compile": lambda function=None, **options: function or (lambda same: same)}),
+    ):
+        for name in _BACKENDS:
+            spec = importlib.util.find_spec(name)
+            if spec is not None and spec.loader is not None:
+                spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    return found
+
+
+def _handler(kernels: dict[str, Kernel]) -> Handler:
+    outside = _as_user_code()
+
+    def run_operator(gpu: PretendGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        overload = func._schema.overload_name
+        kernel = kernels.get(f"{func._schema.name}.{overload}" if overload else func._schema.name)
+        if kernel is None or not any(gpu.place(tensor) is Place.GPU for tensor in tensors_in(args, kwargs)):
+            return gpu.run(func, args, kwargs)
+        view = DeviceView(gpu)
+        with torch.no_grad(), _autocast_off(gpu), outside(), torch._C._EnableTorchFunction(), view, gpu:
+            return kernel(*args, **kwargs)
+
+    return run_operator
+
+
+@contextmanager
+def _autocast_off(gpu: PretendGPU) -> Iterator[None]:
+    """Autocast does not reach the operators inside a kernel."""
+    before, gpu.autocast.is_on = gpu.autocast.is_on, False
+    try:
+        yield
+    finally:
+        gpu.autocast.is_on = before
+
+
+def _as_user_code() -> Callable[[], AbstractContextManager[None]]:
+    """Dispatch as it is here, where no operator runs, so that a mode sees composite operators taken apart."""
+    included = torch._C._dispatch_tls_local_include_set()
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for key in (torch._C.DispatchKey.Python, torch._C.DispatchKey.PythonTLSSnapshot):
+        included = included.remove(key)
+    return lambda: torch._C._ForceDispatchKeyGuard(included, excluded)
+
+
+def _get_paged(run: Run) -> Kernel:
+    def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> torch.Tensor:
+        run.assume(
+            "the state of a paged optimizer is managed memory, which CUDA moves between host and GPU; "
+            "it is outside PyTorch's allocator and not counted"
+        )
+        state: Any = pretend_on_host(run.gpu, shape, dtype)
+        state.is_paged, state.page_deviceid = True, 0
+        return state  # type: ignore[no-any-return]
+
+    return get_paged
+
+
+ADAPTERS: dict[str, Adapter] = {"bitsandbytes": _kernels_left_out}

@@ -1,0 +1,168 @@
+"""A stand-in for the package flash_attn where it is not installed: machines that rehearse seldom have it.
+
+Its kernels are those that PyTorch took over as ``aten::_flash_attention_forward``, with the same outputs and
+scratch (flash-attention, csrc/flash_attn/flash_api.cpp).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+
+from oom_magic.predict.attention import flash_attend
+from oom_magic.predict.libraries.adapters import Adapter, Run
+from oom_magic.predict.patches import replaced
+
+_VERSION = "2.8.3"
+_CHECKS = ("_flash_attn_can_dispatch", "_flash_attn_2_can_dispatch", "_check_and_enable_flash_attn_2")
+
+
+def _flash_attn_func(
+    q: Any, k: Any, v: Any, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
+    window_size: Any = (-1, -1), softcap: float = 0.0, alibi_slopes: Any = None, deterministic: bool = False,
+) -> Any:  # fmt: skip
+    """(batch, length, heads, head size) in and out."""
+    query, key, value = (tensor.transpose(1, 2) for tensor in (q, k, v))
+    return flash_attend(query, key, value, dropout_p, causal, softmax_scale).transpose(1, 2)
+
+
+def _flash_attn_varlen_func(
+    q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: Any, max_seqlen_k: Any,
+    dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
+    window_size: Any = (-1, -1), softcap: float = 0.0, alibi_slopes: Any = None, deterministic: bool = False,
+    block_table: Any = None,
+) -> Any:  # fmt: skip
+    """(tokens of all sequences, heads, head size) in and out."""
+    return _flash_attn_func(q[None], k[None], v[None], dropout_p, softmax_scale, causal)[0]
+
+
+def _flash_attn_with_kvcache(*args: Any, **kwargs: Any) -> Any:
+    raise NotImplementedError("flash_attn_with_kvcache serves generation; its stand-in has none.")
+
+
+def _index_first_axis(tensor: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1, *tensor.shape[2:])[indices] if tensor.dim() > 2 else tensor[indices]
+
+
+def _unpad_input(hidden_states: torch.Tensor, attention_mask: torch.Tensor, unused_mask: Any = None) -> Any:
+    lengths = attention_mask.sum(dim=-1, dtype=torch.int32)
+    indices = torch.nonzero(attention_mask.flatten(), as_tuple=False).flatten()
+    bounds = pad(torch.cumsum(lengths, dim=0, dtype=torch.int32), (1, 0))
+    return hidden_states.flatten(0, 1)[indices], indices, bounds, int(lengths.max().item()), lengths
+
+
+def _pad_input(hidden_states: torch.Tensor, indices: torch.Tensor, batch: int, seqlen: int) -> torch.Tensor:
+    padded = hidden_states.new_zeros((batch * seqlen, *hidden_states.shape[1:]))
+    padded[indices] = hidden_states
+    return padded.view(batch, seqlen, *hidden_states.shape[1:])
+
+
+def _stand_ins() -> dict[str, ModuleType]:
+    contents: dict[str, dict[str, Any]] = {
+        "flash_attn": {
+            "__version__": _VERSION,
+            "flash_attn_func": _flash_attn_func,
+            "flash_attn_varlen_func": _flash_attn_varlen_func,
+            "flash_attn_with_kvcache": _flash_attn_with_kvcache,
+        },
+        "flash_attn.bert_padding": {
+            "index_first_axis": _index_first_axis,
+            "pad_input": _pad_input,
+            "unpad_input": _unpad_input,
+        },
+    }
+    modules = {}
+    for name, names in contents.items():
+        module = modules[name] = ModuleType(name)
+        module.__spec__ = ModuleSpec(name, None, is_package=name == "flash_attn")
+        vars(module).update(names)
+    return modules
+
+
+@contextmanager
+def _installed() -> Iterator[None]:
+    """The package, as imports and ``importlib.metadata`` see it."""
+    version, distributions = importlib.metadata.version, importlib.metadata.packages_distributions
+
+    def version_of(name: str) -> str:
+        return _VERSION if name in ("flash_attn", "flash-attn") else version(name)
+
+    def packages() -> Any:
+        return {**distributions(), "flash_attn": ["flash-attn"]}
+
+    modules = _stand_ins()
+    sys.modules.update(modules)
+    try:
+        with replaced(importlib.metadata, {"version": version_of, "packages_distributions": packages}):
+            yield
+    finally:
+        for name in modules:
+            sys.modules.pop(name, None)
+
+
+@contextmanager
+def _at_request(module: ModuleType, run: Run) -> Iterator[None]:
+    """Stand in from the moment that a model is asked for flash attention."""
+    owner = module.PreTrainedModel
+    utils = sys.modules["transformers.utils.import_utils"]
+    flash = sys.modules["transformers.modeling_flash_attention_utils"]
+    with ExitStack() as stack:
+
+        def checked(check: Callable[..., Any]) -> Callable[..., Any]:
+            def dispatch(*args: Any, **kwargs: Any) -> Any:
+                if importlib.util.find_spec("flash_attn") is None:
+                    stack.enter_context(_installed())
+                    _forget_answers(utils)
+                    if not hasattr(flash, "lazy_import_flash_attention"):  # then it looks only when imported
+                        with _a_cuda_build():
+                            importlib.reload(flash)
+                    run.assume("flash_attn is not installed here; PyTorch's flash attention takes its place")
+                with _a_cuda_build():
+                    return check(*args, **kwargs)
+
+            return dispatch
+
+        stack.enter_context(_restored(vars(flash)))  # it keeps the functions that it finds
+        checks = {name: owner.__dict__[name] for name in _CHECKS if name in owner.__dict__}
+        stack.enter_context(replaced(owner, {name: _like(check, checked) for name, check in checks.items()}))
+        yield
+    _forget_answers(utils)
+
+
+def _a_cuda_build() -> AbstractContextManager[None]:
+    """transformers before version 5 asks for CUDA's version and remembers the answer."""
+    return replaced(torch.version, {"cuda": torch.version.cuda or "12.8"})
+
+
+@contextmanager
+def _restored(names: dict[str, Any]) -> Iterator[None]:
+    before = dict(names)
+    try:
+        yield
+    finally:
+        for name in names.keys() - before.keys():
+            del names[name]
+        names.update(before)
+
+
+def _like(check: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:
+    return classmethod(wrap(check.__func__)) if isinstance(check, classmethod) else wrap(check)
+
+
+def _forget_answers(module: ModuleType) -> None:
+    for value in vars(module).values():
+        if hasattr(value, "cache_clear"):
+            value.cache_clear()
+
+
+ADAPTERS: dict[str, Adapter] = {"transformers.modeling_utils": _at_request}

@@ -1,0 +1,220 @@
+"""``from_pretrained`` without weights and without a network, and answers about devices asked anew."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from oom_magic.predict.libraries.adapters import Adapter, Run, pretend_on_host
+from oom_magic.predict.libraries.saving import skipped, unwritten
+from oom_magic.predict.models import config_for_hub_id
+from oom_magic.predict.patches import replaced
+
+# Arguments of a model's from_pretrained that its configuration's must not take.
+_LOADING = (
+    "dtype", "torch_dtype", "device_map", "max_memory", "quantization_config", "attn_implementation",
+    "output_loading_info", "adapter_kwargs",
+)  # fmt: skip
+_SMALLEST_VOCABULARY = 128  # transformers 5 makes tokenizers without their files, of a few special tokens
+
+
+@contextmanager
+def _offline(module: ModuleType, run: Run) -> Iterator[None]:
+    """Only files on this machine are found."""
+    with replaced(module, {"HF_HUB_OFFLINE": True}):
+        yield
+
+
+@contextmanager
+def _hub(module: ModuleType, run: Run) -> Iterator[None]:
+    """Nothing is uploaded or fetched: transformers before version 5 had copied huggingface_hub's switch."""
+    known = {"_is_offline_mode": True} if hasattr(module, "_is_offline_mode") else {}
+    with replaced(module, known), unwritten("PushToHubMixin.push_to_hub")(module, run):
+        yield
+
+
+@contextmanager
+def _configurations(module: ModuleType, run: Run) -> Iterator[None]:
+    """Configurations that are not on this machine come from the presets."""
+    owner = getattr(module, "PreTrainedConfig", None) or module.PretrainedConfig
+    original = owner.__dict__["get_config_dict"].__func__
+
+    def get_config_dict(cls: Any, name: Any, **kwargs: Any) -> Any:
+        error: Exception | None = None
+        try:
+            settings, unused = original(cls, name, **kwargs)
+            if settings:
+                return settings, unused
+        except OSError as caught:
+            error = caught
+        preset = config_for_hub_id(str(name))
+        if preset is None:
+            raise OSError(_unknown(name)) from error
+        run.assume(f"{name}: the configuration is the preset's, since none is in the local cache")
+        with TemporaryDirectory() as folder:
+            Path(folder, "config.json").write_text(json.dumps(preset))
+            return original(cls, folder, **kwargs)
+
+    with replaced(owner, {"get_config_dict": _classmethod(get_config_dict), **_unsaved(run)}):
+        yield
+
+
+def _classmethod(function: Any) -> Any:
+    return classmethod(function)
+
+
+def _unsaved(run: Run) -> dict[str, Any]:
+    return {"save_pretrained": skipped("save_pretrained", run)}
+
+
+def _unknown(name: Any) -> str:
+    return (
+        f"{str(name)!r} is neither a folder with a config.json, nor in the local Hugging Face cache, nor a "
+        "model preset. A dry run needs only a model's configuration and downloads nothing: put its config.json into "
+        "a folder and give the folder's path, or load the configuration once outside the dry run "
+        f"(transformers.AutoConfig.from_pretrained({str(name)!r}))."
+    )
+
+
+@contextmanager
+def _tokenizers(module: ModuleType, run: Run) -> Iterator[None]:
+    """Tokenizers come from this machine; say so where one is missing."""
+    owner = module.PreTrainedTokenizerBase
+    original = owner.__dict__["from_pretrained"].__func__
+
+    def from_pretrained(cls: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
+        error: Exception | None = None
+        try:
+            tokenizer = original(cls, name, *args, **kwargs)
+            if len(tokenizer) >= _SMALLEST_VOCABULARY or Path(str(name)).is_dir():
+                return tokenizer
+        except OSError as caught:
+            error = caught
+        raise OSError(
+            f"The tokenizer of {str(name)!r} is not on this machine, and a dry run downloads nothing. Load "
+            f"it once outside the dry run (a few MB): transformers.AutoTokenizer.from_pretrained({str(name)!r})."
+        ) from error
+
+    with replaced(owner, {"from_pretrained": _classmethod(from_pretrained), **_unsaved(run)}):
+        yield
+
+
+@contextmanager
+def _models(module: ModuleType, run: Run) -> Iterator[None]:
+    """Models are loaded by transformers' own loader from weights that have shapes only."""
+    owner = module.PreTrainedModel
+    original = owner.__dict__["from_pretrained"].__func__
+
+    def from_pretrained(cls: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
+        if name is None or kwargs.get("state_dict") is not None:
+            return original(cls, name, *args, **kwargs)
+        with _loaded_in_order():
+            return _load(cls, original, run, name, args, kwargs)
+
+    with replaced(owner, {"from_pretrained": _classmethod(from_pretrained), **_unsaved(run)}):
+        yield
+
+
+def _load(cls: Any, original: Callable[..., Any], run: Run, name: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    config, kwargs = _configuration_of(cls, name, kwargs)
+    quantized = getattr(config, "quantization_config", None)
+    if quantized is not None and kwargs.get("quantization_config") is None:
+        run.assume(f"{name}: weights saved quantized are taken to be quantized while they are loaded")
+        kwargs["quantization_config"] = _as_object(quantized)
+        del config.quantization_config
+    weights = _weights_of(cls, config, args, run)
+    loaded = original(cls, None, *args, config=config, state_dict=weights, **kwargs)
+    model = loaded[0] if isinstance(loaded, tuple) else loaded
+    model.config._name_or_path = model.name_or_path = str(name)
+    return loaded
+
+
+def _configuration_of(cls: Any, name: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The configuration of a model to load, and the arguments that are not for it."""
+    kwargs = dict(kwargs)
+    config = kwargs.pop("config", None)
+    if config is not None and not isinstance(config, (str, os.PathLike)):
+        return config, kwargs
+    held = {key: kwargs.pop(key) for key in _LOADING if key in kwargs}
+    config, rest = cls.config_class.from_pretrained(config or name, return_unused_kwargs=True, **kwargs)
+    return config, {**rest, **held}
+
+
+def _as_object(quantization: Any) -> Any:
+    if not isinstance(quantization, dict):
+        return quantization
+    from transformers.quantizers.auto import AutoQuantizationConfig
+
+    return AutoQuantizationConfig.from_dict(quantization)
+
+
+def _weights_of(cls: Any, config: Any, args: Any, run: Run) -> dict[str, torch.Tensor]:
+    """What a file of weights would hold: the model's tensors, in the type that the configuration names."""
+    with torch.device("meta"):
+        model = cls(config, *args)
+        model.tie_weights()
+    named = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)
+    dtype = getattr(torch, named) if isinstance(named, str) else named
+    if dtype is None:
+        dtype = torch.float32
+    weights = {
+        key: pretend_on_host(run.gpu, tensor.shape, dtype)
+        if tensor.is_floating_point()
+        else torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
+        for key, tensor in _each_once(model.state_dict(keep_vars=True)).items()
+    }
+    shown = str(dtype).removeprefix("torch.")
+    run.assume(f"{cls.__name__}: weights are not read; {shown} was taken as their type on disk")
+    return weights
+
+
+def _each_once(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tied weights are in a file once, under their first name."""
+    names = {id(tensor): name for name, tensor in reversed(tensors.items())}
+    return {name: tensor for name, tensor in tensors.items() if names[id(tensor)] == name}
+
+
+@contextmanager
+def _loaded_in_order() -> Iterator[None]:
+    """transformers 5 loads in threads, which a dispatch mode does not see, unless this variable is set."""
+    name = "HF_DEACTIVATE_ASYNC_LOAD"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+@contextmanager
+def _answers_forgotten(module: ModuleType, run: Run) -> Iterator[None]:
+    """Cached answers such as ``is_torch_cuda_available`` are asked anew, in the dry run and after it."""
+    with ExitStack() as stack:
+        for value in list(vars(module).values()):
+            forget = getattr(value, "cache_clear", None)
+            if forget is not None:
+                forget()
+                stack.callback(forget)
+        yield
+
+
+ADAPTERS: dict[str, Adapter] = {
+    "huggingface_hub.constants": _offline,
+    "transformers.utils.hub": _hub,
+    "transformers.configuration_utils": _configurations,
+    "transformers.tokenization_utils_base": _tokenizers,
+    "transformers.modeling_utils": _models,
+    "transformers.utils.import_utils": _answers_forgotten,
+    "accelerate.utils.imports": _answers_forgotten,
+}

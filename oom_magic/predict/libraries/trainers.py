@@ -1,0 +1,88 @@
+"""Trainers and accelerate: they train on the pretend GPU and leave neither files nor reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from oom_magic.predict.libraries.adapters import Adapter, Run
+from oom_magic.predict.libraries.saving import skipped
+from oom_magic.predict.patches import replaced
+
+_CUDA = torch.device("cuda", 0)
+
+
+@contextmanager
+def _accelerate_state(module: ModuleType, run: Run) -> Iterator[None]:
+    """accelerate keeps the process's device in singletons: in them, it is the pretend GPU for a while."""
+    names = ("PartialState", "AcceleratorState", "GradientState")
+    stores = [getattr(module, name)._shared_state for name in names]
+    before = [dict(store) for store in stores]
+    for store in stores:
+        if "device" in store:
+            store["device"] = _CUDA
+    try:
+        yield
+    finally:
+        for store, contents in zip(stores, before, strict=True):
+            store.clear()
+            store.update(contents)
+
+
+@contextmanager
+def _training_arguments(module: ModuleType, run: Run) -> Iterator[None]:
+    """Arguments made before the dry run have seen no GPU; checkpoints are nobody's task."""
+    owner = module.TrainingArguments
+    usual = owner.__dict__["device"].fget
+
+    def device(arguments: Any) -> torch.device:
+        usual(arguments)  # sets up what else the arguments know of devices
+        is_cpu = getattr(arguments, "use_cpu", False) or getattr(arguments, "no_cuda", False)
+        return torch.device("cpu") if is_cpu else _CUDA
+
+    changes = {
+        "device": property(device),
+        "n_gpu": property(lambda arguments: int(device(arguments).type == "cuda")),
+        "should_save": property(lambda arguments: False),
+    }
+    with replaced(owner, changes):
+        yield
+
+
+@contextmanager
+def _trainer(module: ModuleType, run: Run) -> Iterator[None]:
+    """Hugging Face's Trainer without checkpoints, uploads and reports."""
+    writes = ("_save_checkpoint", "save_model", "save_state", "create_model_card", "push_to_hub",
+              "init_hf_repo")  # fmt: skip
+    known = [name for name in writes if hasattr(module.Trainer, name)]
+    changes = {name: skipped(f"Trainer.{name.strip('_')}", run) for name in known}
+    with (
+        replaced(module.Trainer, changes),
+        replaced(module, {"get_reporting_integration_callbacks": lambda report_to: []}),
+    ):
+        yield
+
+
+@contextmanager
+def _lightning_loggers(module: ModuleType, run: Run) -> Iterator[None]:
+    """Lightning without its loggers, which write folders."""
+
+    def configure_logger(connector: Any, logger: Any) -> None:
+        connector.trainer.loggers = []
+
+    with replaced(module._LoggerConnector, {"configure_logger": configure_logger}):
+        yield
+
+
+_LOGGERS = "trainer.connectors.logger_connector.logger_connector"
+ADAPTERS: dict[str, Adapter] = {
+    "accelerate.state": _accelerate_state,
+    "transformers.training_args": _training_arguments,
+    "transformers.trainer": _trainer,
+    f"lightning.pytorch.{_LOGGERS}": _lightning_loggers,
+    f"pytorch_lightning.{_LOGGERS}": _lightning_loggers,
+}

@@ -1,0 +1,272 @@
+"""Where a function behaves alike: the points of its arguments, borders between them, and how a border is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations, product
+from math import prod
+
+import numpy as np
+
+from oom_magic.memory.timeline import IntArray
+
+Point = tuple[int, ...]
+BoolArray = np.ndarray  # of bool
+
+_MOST_LISTED = 300_000  # points of a lattice that are listed; larger ones are sampled
+_NUM_SAMPLED = 60_000
+_BORDER_MODULI = (2, 4, 8, 16, 32, 64, 128)
+_MOST_QUESTIONS = 60  # traces spent on one border
+_NUM_CONFIRMATIONS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Border:
+    """A condition on a point: a product of arguments is at most ``threshold``, or divisible by ``modulus``."""
+
+    exponents: tuple[int, ...]
+    threshold: int = 0
+    modulus: int = 0
+
+    def feature(self, points: IntArray) -> IntArray:
+        """The product of arguments, at each point (one per row)."""
+        feature: IntArray = np.prod(points ** np.array(self.exponents, dtype=np.int64), axis=1)
+        return feature
+
+    def holds(self, points: IntArray) -> BoolArray:
+        """Whether the condition holds, at each point."""
+        feature = self.feature(points)
+        return feature % self.modulus == 0 if self.modulus else feature <= self.threshold
+
+    def text(self, names: Sequence[str], holds: bool = True) -> str:
+        """The condition, or its contrary, in words such as ``"batch_size x seq_len <= 3072"``."""
+        factors = " x ".join(name for name, exponent in zip(names, self.exponents, strict=True) if exponent)
+        if self.modulus:
+            return f"{factors} {'' if holds else 'not '}a multiple of {self.modulus}"
+        return f"{factors} {'<=' if holds else '>'} {self.threshold}"
+
+
+class Region:
+    """The points of a lattice, of which ``axes`` are the values of each argument, that meet some conditions."""
+
+    def __init__(self, axes: Sequence[IntArray], conditions: tuple[tuple[Border, bool], ...] = ()) -> None:
+        self.axes = tuple(axes)
+        self._draws_small = False
+        self.conditions = conditions
+        self.points = _list_points(self.axes)
+        self.points = self.points[self._meets(self.points)]
+        self.points = np.unique(np.concatenate([self.points, *self._at_borders()]), axis=0)
+
+    def __contains__(self, point: Point) -> bool:
+        return bool(self._meets(np.array([point], dtype=np.int64))[0])
+
+    def within(self, border: Border, holds: bool) -> Region:
+        """The part in which the border's condition holds, or does not."""
+        return Region(self.axes, (*self.conditions, (border, holds)))
+
+    def extremes(self) -> list[Point]:
+        """Its corners, as far as it has some: at most one per direction."""
+        spans = np.maximum(self.points.max(axis=0) - self.points.min(axis=0), 1)
+        scaled = self.points / spans
+        signs = product(*((-1, 1) for _ in self.axes))
+        return list(dict.fromkeys(self._at(int((scaled @ np.array(sign)).argmax())) for sign in signs))
+
+    def sweep(self) -> Iterator[Point]:
+        """Points along each axis from its beginning, about one between a number and its double.
+
+        Where all is small, launches do not fill the card, and kernels change their ways in short stretches.
+        """
+        for argument, axis in enumerate(self.axes):
+            middles = axis[0] * 1.45 * 2.0 ** np.arange(60)
+            for at in np.unique(np.searchsorted(axis, middles[middles < axis[-1]])):
+                yield tuple(int(other[at if argument == position else 0]) for position, other in enumerate(self.axes))
+
+    def middles(self) -> list[Point]:
+        """Two points inside, in numbers as odd and as round as the region has them."""
+        logs = np.log(self.points)
+        off = np.abs(logs - (logs.min(axis=0) + logs.max(axis=0)) / 2).sum(axis=1)
+        oddness = (self.points % 2 == 1).sum(axis=1)
+        roundness = sum((self.points % unit == 0).sum(axis=1) for unit in (8, 64))
+        ranked = (np.lexsort((off, -evenness)) for evenness in (oddness, roundness))
+        return list(dict.fromkeys(self._at(int(order[0])) for order in ranked))
+
+    def draw(self, random: np.random.Generator, known: Container[Point]) -> Point | None:
+        """A point that is not among the ``known``, in turn from everywhere and from the small; None: no more."""
+        small = 1 / np.prod(self.points.astype(np.float64), axis=1)
+        for _ in range(30):
+            self._draws_small = not self._draws_small
+            weights = small / small.sum() if self._draws_small else None
+            point = self._at(int(random.choice(len(self.points), p=weights)))
+            if point not in known:
+                return point
+        return next((point for point in map(tuple, self.points.tolist()) if point not in known), None)
+
+    def sample(self, random: np.random.Generator, count: int) -> list[Point]:
+        """Some points: corners first, then more among the small."""
+        points = self.extremes()
+        while len(points) < count and (point := self.draw(random, set(points))) is not None:
+            points.append(point)
+        return points
+
+    def between(
+        self, border: Border, low: int, high: int, pair: tuple[Point, Point], known: Container[Point]
+    ) -> Point | None:
+        """A point at which the border's feature lies strictly between: near the middle and the ``pair`` of points."""
+        candidates = np.concatenate([self.points, *self._near(border, (low + high) // 2)])
+        features = border.feature(candidates)
+        inside = np.flatnonzero((features > low) & (features < high))
+        if not len(inside):
+            return None
+        logs, ends = np.log(candidates[inside]), np.log(np.array(pair))
+        away = np.abs(logs - np.clip(logs, ends.min(axis=0), ends.max(axis=0))).sum(axis=1)
+        off = np.abs(features[inside] - (low + high) / 2) / (high - low)
+        ranked = (tuple(candidates[inside[at]].tolist()) for at in np.argsort(away + off, kind="stable"))
+        return next((point for point in ranked if point not in known), None)
+
+    def beside(self, border: Border, holds: bool, known: set[Point], random: np.random.Generator) -> Point | None:
+        """A point not among the ``known`` on one side of the border, near it."""
+        side = self.points[border.holds(self.points) == holds]
+        if border.modulus:
+            off = border.feature(side) % (border.modulus // 2) + random.random(len(side))
+        else:
+            off = np.abs(border.feature(side) - border.threshold)
+        nearest = [tuple(point) for point in side[np.argsort(off, kind="stable")[: len(known) + 20]].tolist()]
+        fresh = [point for point in nearest if point not in known]
+        return fresh[int(random.integers(len(fresh)))] if fresh else None
+
+    def _near(self, border: Border, feature: int) -> Iterator[IntArray]:
+        """Points of the region at which the border's feature is close to ``feature``: one argument solved for."""
+        rows = self.points[:: max(len(self.points) // 2000, 1)]
+        for argument, exponent in enumerate(border.exponents):
+            if not exponent:
+                continue
+            rest = border.feature(rows) // rows[:, argument]
+            axis = self.axes[argument]
+            at = np.searchsorted(axis, feature / rest)
+            for shift in (-1, 0):
+                solved = rows.copy()
+                solved[:, argument] = axis[np.clip(at + shift, 0, len(axis) - 1)]
+                yield solved[self._meets(solved)]
+
+    def _at_borders(self) -> Iterator[IntArray]:
+        """Points close to the borders, which a sample of a large lattice may miss."""
+        for border, _ in self.conditions:
+            if not border.modulus:
+                yield from self._near(border, border.threshold)
+                yield from self._near(border, border.threshold + 1)
+
+    def _meets(self, points: IntArray) -> BoolArray:
+        meets = np.ones(len(points), dtype=bool)
+        for border, holds in self.conditions:
+            meets &= border.holds(points) == holds
+        return meets
+
+    def _at(self, index: int) -> Point:
+        return tuple(self.points[index].tolist())
+
+
+def _list_points(axes: tuple[IntArray, ...]) -> IntArray:
+    """All points of a lattice, or many of a large one: corners, evenly spread, and more among the small."""
+    count = 1
+    for axis in axes:
+        count *= len(axis)
+    if not axes:
+        return np.empty((1, 0), dtype=np.int64)
+    if count <= _MOST_LISTED:
+        return np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, len(axes))
+    random = np.random.default_rng(0)
+    even = np.stack([random.choice(axis, _NUM_SAMPLED) for axis in axes], axis=1)
+    small = np.stack([axis[(len(axis) ** random.random(_NUM_SAMPLED)).astype(int) - 1] for axis in axes], axis=1)
+    corners = np.array(list(product(*(sorted({axis[0], axis[-1]}) for axis in axes))))
+    return np.unique(np.concatenate([corners, even, small]), axis=0)
+
+
+def find_border(
+    region: Region,
+    points: Sequence[Point],
+    label_of: Callable[[Point], Hashable],
+    known: Sequence[Border],
+    random: np.random.Generator,
+) -> Border | None:
+    """A border between two of the labels that ``points`` have, exact on the region's lattice; None: no simple one.
+
+    Asks for the labels of further points. Borders that are ``known`` from elsewhere are tried first.
+    """
+    labels = {point: label_of(point) for point in points}
+    num_labels = len(set(labels.values()))
+    guess: tuple[tuple[int, ...], int] | None = None
+    num_confirmed = 0
+    for _ in range(_MOST_QUESTIONS):
+        pair, border, low, high = _best_hypothesis(labels, known, by_support=len(set(labels.values())) == num_labels)
+        if guess != (border.exponents, border.modulus):
+            guess, num_confirmed = (border.exponents, border.modulus), 0
+        is_exact = border.modulus > 0 or border in known
+        question = None if is_exact else region.between(border, low, high, pair, labels)
+        if question is None:
+            question = region.beside(border, num_confirmed % 2 == 0, set(labels), random)
+            if question is None or num_confirmed == _NUM_CONFIRMATIONS * (1 + is_exact):
+                return border
+            num_confirmed += 1
+        labels[question] = label_of(question)
+    return None
+
+
+def _best_hypothesis(
+    labels: dict[Point, Hashable], known: Sequence[Border], *, by_support: bool
+) -> tuple[tuple[Point, Point], Border, int, int]:
+    """A border that divides the points of two labels, and the closest two of those points.
+
+    By support a border between frequent labels comes first: it is more likely one of the whole region. If no
+    border divides the points of any two labels, it is one between the closest two points.
+    """
+    by_label: dict[Hashable, list[Point]] = {}
+    for point, label in labels.items():
+        by_label.setdefault(label, []).append(point)
+    ranked = []
+    for ones, others in combinations(by_label.values(), 2):
+        (num_differing, factor), pair = min((_distance(*pair), pair) for pair in product(ones, others))
+        support = min(len(ones), len(others)) if by_support else 0
+        ranked.append((num_differing, -support, factor, pair))
+    ranked.sort()
+    for *_, pair in ranked:
+        ones, others = (by_label[labels[point]] for point in pair)
+        for found in _hypotheses(np.array(ones), np.array(others), known):
+            return pair, *found
+    one, other = ranked[0][-1]
+    return (one, other), *next(_hypotheses(np.array([one]), np.array([other]), known))
+
+
+def _distance(one: Point, other: Point) -> tuple[int, float]:
+    """In how many arguments two points differ, and by what factor."""
+    ratios = [max(a, b) / min(a, b) for a, b in zip(one, other, strict=True) if a != b]
+    return len(ratios), prod(ratios)
+
+
+def products(num_arguments: int) -> list[tuple[int, ...]]:
+    """The exponents of every product of arguments, the simplest first."""
+    exponents = product((0, 1), repeat=num_arguments)
+    return sorted(exponents, key=lambda item: (sum(item), item[::-1]))[1:]
+
+
+def _hypotheses(ones: IntArray, others: IntArray, known: Sequence[Border]) -> Iterator[tuple[Border, int, int]]:
+    """Borders that divide the points, the simplest first; a threshold's feature lies in [low, high)."""
+    for border in known:
+        if _divides(border, ones, others):
+            yield border, 0, 0
+    for exponents in products(ones.shape[1]):
+        border = Border(exponents)
+        of_ones, of_others = border.feature(ones), border.feature(others)
+        for low, high in ((of_ones.max(), of_others.min()), (of_others.max(), of_ones.min())):
+            if low < high:
+                yield Border(exponents, threshold=int(low)), int(low), int(high)
+    for exponents in products(ones.shape[1])[: ones.shape[1]]:
+        for modulus in _BORDER_MODULI:
+            border = Border(exponents, modulus=modulus)
+            if _divides(border, ones, others):
+                yield border, 0, 0
+
+
+def _divides(border: Border, ones: IntArray, others: IntArray) -> bool:
+    of_ones, of_others = border.holds(ones), border.holds(others)
+    return bool((of_ones.all() and not of_others.any()) or (of_others.all() and not of_ones.any()))

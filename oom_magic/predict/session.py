@@ -1,0 +1,230 @@
+"""The dry run: ordinary training code for "cuda", executed on the pretend GPU."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from oom_magic.memory.allocator import AllocatorOutOfMemory, CachingAllocator
+from oom_magic.memory.allocator_settings import AllocatorSettings
+from oom_magic.memory.report import Assumption, Device, MemoryReport, OutOfMemory
+from oom_magic.memory.timeline import Phase, SourceLine
+from oom_magic.predict import recurrent, transfers, values
+from oom_magic.predict.attribution import Attribution, is_users_file
+from oom_magic.predict.autocast import Autocast
+from oom_magic.predict.changes import Change
+from oom_magic.predict.cuda_api import accelerator_answers, cuda_answers
+from oom_magic.predict.cuda_build import cuda_build
+from oom_magic.predict.device_view import DeviceView, shown_without_values
+from oom_magic.predict.failure_message import failure_message
+from oom_magic.predict.foreach import grouped_by_place
+from oom_magic.predict.gpus import DEFAULT_GPU, find_gpu
+from oom_magic.predict.kernels import kernel_rules
+from oom_magic.predict.libraries import libraries_followed
+from oom_magic.predict.operators import cuda_operators
+from oom_magic.predict.patches import replaced
+from oom_magic.predict.pretend_gpu import PretendGPU
+from oom_magic.predict.recorder import Recorder
+from oom_magic.predict.surroundings import (
+    checkpoints_compared_alike,
+    garbage_collection_off,
+    only_one,
+    python_functions_followed,
+)
+from oom_magic.predict.training import Finished, Training
+from oom_magic.predict.user_state import UserState, process_state_kept
+from oom_magic.units import parse_bytes
+
+
+class DrySession:
+    """A pretend GPU that lasts: what one run leaves on it, the next finds there.
+
+    ``gpu`` names a card of the catalogue, ``memory`` overrides its capacity (``"12GiB"``, or bytes). A run ends after
+    ``stop_after_steps`` optimizer steps (None: when the code ends). ``is_lasting`` keeps what a run did to the user's
+    objects (a model moved to the GPU, say) for the session's next run. Without ``is_limited`` the card never runs out,
+    whatever its capacity; without ``has_bar`` no progress is shown. ``changes`` are made to what is run. A session with
+    an ``origin`` starts from what was there before that session's last run, and leaves it alone.
+    """
+
+    def __init__(
+        self,
+        gpu: str | None = None,
+        memory: str | int | None = None,
+        *,
+        stop_after_steps: int | None = 3,
+        is_lasting: bool = True,
+        is_limited: bool = True,
+        has_bar: bool = True,
+        changes: Sequence[Change] = (),
+        origin: DrySession | None = None,
+    ) -> None:
+        self.gpu = find_gpu(gpu or DEFAULT_GPU)
+        self.settings = AllocatorSettings.parse(_allocator_options())
+        self.total_bytes = self.gpu.total_bytes if memory is None else parse_bytes(memory)
+        usable = max(self.total_bytes - self.gpu.context_bytes, 0)
+        self.recorder = Recorder(CachingAllocator(usable if is_limited else None, self.settings))
+        self.attribution = Attribution()
+        self.report: MemoryReport | None = None
+        self.exception: BaseException | None = None
+        self._assumptions: dict[tuple[str, SourceLine | None], None] = {}
+        self._out_of_memory: OutOfMemory | None = None
+        self._allocated_before = 0
+        rules = kernel_rules(self.gpu)
+        handlers = {**transfers.HANDLERS, **values.HANDLERS, **recurrent.HANDLERS}
+        self.pretend_gpu = PretendGPU(self.recorder, self.attribution, handlers, rules, self._fail)
+        self.pretend_gpu.values = values.Values(self.pretend_gpu, self.assume)
+        self.training = Training(self.pretend_gpu, changes, stop_after_steps, has_bar)
+        self._user_state: UserState = UserState(
+            self.pretend_gpu, is_lasting, origin=None if origin is None else origin._user_state
+        )
+
+    def assume(self, text: str) -> None:
+        """Note what could not be followed exactly, with the user's line."""
+        self._assumptions.setdefault((text, self.attribution.line()))
+
+    def run(self, function: Callable[[], Any], namespaces: Sequence[dict[str, Any]] = ()) -> MemoryReport:
+        """Run ``function`` on the pretend GPU; the report. A simulated out-of-memory is in it, and in ``exception``.
+
+        The user's modules, optimizers and tensors can be used in it and are afterwards as before, and so are
+        the global variables in ``namespaces``. The function's own exceptions pass unchanged; ``report`` then holds
+        what was traced so far.
+        """
+        error = ""
+        self._restart()
+        try:
+            with self._active(list(namespaces)):
+                try:
+                    function()
+                finally:
+                    self.training.assign_modules()
+        except Finished:
+            pass
+        except torch.OutOfMemoryError as exception:
+            if self._out_of_memory is None:
+                error = f"{type(exception).__name__}: {exception}"
+                raise
+            self.exception = exception
+        except BaseException as exception:
+            error = f"{type(exception).__name__}: {str(exception).splitlines()[0] if str(exception) else ''}"
+            raise
+        finally:
+            self.report = self._make_report(error)
+        self.training.check_changes()
+        return self.report
+
+    def _restart(self) -> None:
+        self.pretend_gpu.restart()
+        self._allocated_before = self.recorder.allocator.allocated_bytes
+        self._assumptions.clear()
+        self._out_of_memory = self.exception = self.report = None
+
+    def _make_report(self, error: str) -> MemoryReport:
+        device = Device(self.gpu.name, self.total_bytes, self.gpu.context_bytes, capability=self.gpu.capability)
+        return MemoryReport.from_timeline(
+            self.recorder.timeline(),
+            device,
+            settings=self.settings,
+            replayed=self.recorder.replayed(),
+            kept_bytes=self.recorder.allocator.allocated_bytes - self._allocated_before,
+            out_of_memory=self._out_of_memory,
+            assumptions=tuple(Assumption(text, line) for text, line in self._assumptions),
+            torch_version=torch.__version__,
+            error=error,
+        )
+
+    @contextmanager
+    def _active(self, namespaces: list[dict[str, Any]]) -> Iterator[None]:
+        """Everything that makes the pretend GPU, for as long as it lasts."""
+        autocast = self.pretend_gpu.autocast = Autocast(self.pretend_gpu)
+        with ExitStack() as stack:
+            stack.enter_context(only_one())
+            stack.enter_context(garbage_collection_off())
+            stack.enter_context(process_state_kept())
+            stack.enter_context(self._user_state.exchanged(namespaces))
+            answers = cuda_answers(self.gpu, self.recorder, self.total_bytes, self.gpu.context_bytes)
+            stack.enter_context(replaced(torch.cuda, answers))
+            if hasattr(torch, "accelerator"):
+                stack.enter_context(replaced(torch.accelerator, accelerator_answers()))
+            stack.enter_context(
+                replaced(
+                    torch,
+                    {"clear_autocast_cache": autocast.clear, "set_autocast_enabled": autocast.set_enabled},
+                )
+            )
+            stack.enter_context(grouped_by_place(self.pretend_gpu))
+            stack.enter_context(python_functions_followed())
+            stack.enter_context(replaced(torch.jit, {"script": lambda function, *_, **__: function}))
+            stack.enter_context(checkpoints_compared_alike())
+            stack.enter_context(cuda_build(self.pretend_gpu, self.assume))
+            stack.enter_context(cuda_operators(self.pretend_gpu, self.gpu, autocast))
+            stack.enter_context(self.training.followed())
+            stack.enter_context(libraries_followed(self.pretend_gpu, self.assume))
+            view = DeviceView(self.pretend_gpu)
+            stack.enter_context(replaced(torch._tensor_str, shown_without_values(view)))
+            stack.enter_context(view)
+            stack.enter_context(self.pretend_gpu)
+            yield
+
+    def _fail(self, error: AllocatorOutOfMemory, operator: str, phase: Phase) -> BaseException:
+        self.training.assign_modules()
+        message = failure_message(error, self.total_bytes, self.gpu.context_bytes, self.recorder.allocator.limit_bytes)
+        self._out_of_memory = OutOfMemory(
+            message=message,
+            requested_bytes=error.segment_bytes,
+            tensor_bytes=error.requested_bytes,
+            step=self.recorder.step,
+            phase=phase,
+            operator=operator,
+            line=self.attribution.line() or SourceLine("", 0),
+            module=self.attribution.module(phase),
+        )
+        return torch.OutOfMemoryError(message)
+
+
+def dry_run(
+    fn: Callable[..., Any],
+    *args: Any,
+    gpu: str | None = None,
+    memory: str | int | None = None,
+    stop_after_steps: int = 3,
+    **kwargs: Any,
+) -> MemoryReport:
+    """Run ``fn(*args, **kwargs)``, ordinary code written for "cuda", on a pretend GPU; its MemoryReport.
+
+    No GPU is needed and no device memory used. The run ends after ``stop_after_steps`` optimizer
+    steps. ``gpu`` names a card (default RTX 3060), ``memory`` overrides its capacity. A simulated out-of-memory
+    ends the run and is in ``report.out_of_memory``; other exceptions of ``fn`` are the caller's.
+    """
+    _check_call(fn, args, kwargs)
+    session = DrySession(gpu, memory, stop_after_steps=stop_after_steps, is_lasting=False)
+    return session.run(lambda: fn(*args, **kwargs), namespaces_of(fn))
+
+
+def _check_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise TypeError with the fix where ``fn`` cannot be called so."""
+    if not callable(fn):
+        raise TypeError(f"dry_run needs a function, not {type(fn).__name__} {fn!r}; wrap the code in one.")
+    try:
+        inspect.signature(fn).bind(*args, **kwargs)
+    except TypeError as error:
+        name = getattr(fn, "__name__", repr(fn))
+        raise TypeError(f"{name}(): {error}; pass its arguments to dry_run too: dry_run({name}, ...).") from None
+    except ValueError:  # a builtin without a signature says for itself what it needs
+        return
+
+
+def namespaces_of(fn: Any) -> list[dict[str, Any]]:
+    """The global variables of the user's function, which it may change."""
+    function = inspect.unwrap(getattr(fn, "func", fn))
+    function = getattr(function, "__func__", function)
+    code = getattr(function, "__code__", None)
+    return [function.__globals__] if code is not None and is_users_file(code.co_filename) else []
+
+
+def _allocator_options() -> str:
+    return os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")

@@ -1,0 +1,81 @@
+"""What stays the same when only sizes change: which allocations and frees a run makes, where, why and in what order."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from oom_magic.memory.timeline import IntArray, Timeline
+
+_COLUMNS = ("order", "category", "phase", "step", "operator", "line", "module", "stream")
+_TABLES = ("operators", "lines", "modules", "marks")
+
+
+@dataclass(frozen=True, eq=False)
+class Structure:
+    """A timeline whose sizes do not count. Two are the same when their keys are."""
+
+    timeline: Timeline
+    key: bytes
+
+    @classmethod
+    def of(cls, timeline: Timeline) -> Structure:
+        """The structure of a run's timeline."""
+        timeline = replace(timeline, order=_canonical(timeline))
+        digest = hashlib.sha256()
+        for name in _COLUMNS:
+            column = getattr(timeline, name)
+            digest.update(f"{name} {len(column)} ".encode())
+            digest.update(column.tobytes())
+        for name in _TABLES:
+            digest.update(repr(getattr(timeline, name)).encode())
+        return cls(timeline, digest.digest())
+
+    def with_sizes(self, requested_bytes: IntArray) -> Timeline:
+        """The timeline of a run of this structure that asked for these sizes."""
+        return replace(self.timeline, requested_bytes=requested_bytes)
+
+    def place(self, allocation: int) -> str:
+        """Where an allocation is made, such as ``"aten::mm at train.py:12"``."""
+        operator = self.timeline.operators[self.timeline.operator[allocation]] or "an allocation"
+        line = self.timeline.line[allocation]
+        return f"{operator} at {self.timeline.lines[line]}" if line else operator
+
+    def difference(self, other: Structure) -> str:
+        """The first event at which ``other`` goes another way, in words."""
+        mine, others = self.timeline, other.timeline
+        length = min(mine.num_events, others.num_events)
+        differs = mine.order[:length] != others.order[:length]
+        for names, column in (("operators", "operator"), ("lines", "line"), ("modules", "module")):
+            named = [_names(timeline, names, column)[:length] for timeline in (mine, others)]
+            differs |= named[0] != named[1]
+        position = int(differs.argmax()) if differs.any() else length
+        return f"event {position}: {self._event(position)} against {other._event(position)}"
+
+    def _event(self, position: int) -> str:
+        if position >= self.timeline.num_events:
+            return "the end"
+        event = int(self.timeline.order[position])
+        return self.place(event) if event >= 0 else f"a free of what {self.place(~event)} took"
+
+
+def _names(timeline: Timeline, table: str, column: str) -> Any:
+    """For each event, what ``column`` says of its allocation."""
+    allocations = np.where(timeline.order >= 0, timeline.order, ~timeline.order)
+    return np.array([str(name) for name in getattr(timeline, table)])[getattr(timeline, column)[allocations]]
+
+
+def _canonical(timeline: Timeline) -> IntArray:
+    """The events with frees that happen at one moment, between two allocations or marks, in the order of their numbers.
+
+    Which of them comes first follows from how Python takes things apart and changes nothing.
+    """
+    order = timeline.order
+    moments: IntArray = np.cumsum(order >= 0, dtype=np.int64)
+    marks = np.array([mark.position for mark in timeline.marks], dtype=np.int64)
+    moments = moments + np.searchsorted(marks, np.arange(len(order)), side="right")
+    within = np.where(order >= 0, -1, ~order)
+    return order[np.lexsort((within, moments))]

@@ -1,0 +1,78 @@
+"""The catalogue of GPUs: spellings, and totals held against what PyTorch prints."""
+
+import pytest
+
+from oom_magic.predict.gpus import DEFAULT_GPU, find_gpu, list_gpus
+from oom_magic.units import GIB
+
+
+@pytest.mark.parametrize(
+    ("spelling", "name"),
+    [
+        ("rtx3060", "NVIDIA GeForce RTX 3060"),
+        ("RTX 3060", "NVIDIA GeForce RTX 3060"),
+        ("NVIDIA GeForce RTX 3060", "NVIDIA GeForce RTX 3060"),
+        ("RTX 3060 12GB", "NVIDIA GeForce RTX 3060"),
+        ("3060", "NVIDIA GeForce RTX 3060"),
+        ("rtx 4080 super", "NVIDIA GeForce RTX 4080 SUPER"),
+        ("rtx-3080-laptop", "NVIDIA GeForce RTX 3080 Laptop GPU"),
+        ("a100-80gb", "NVIDIA A100-SXM4-80GB"),
+        ("A100 80GB", "NVIDIA A100-SXM4-80GB"),
+        ("A100", "NVIDIA A100-SXM4-40GB"),
+        ("Tesla T4", "Tesla T4"),
+        ("t4", "Tesla T4"),
+        ("V100-32GB", "Tesla V100-SXM2-32GB"),
+        ("H100", "NVIDIA H100 80GB HBM3"),
+        ("RTX 6000 Ada", "NVIDIA RTX 6000 Ada Generation"),
+        ("RTX PRO 6000", "NVIDIA RTX PRO 6000 Blackwell Workstation Edition"),
+        ("A6000", "NVIDIA RTX A6000"),
+        ("1080 Ti", "NVIDIA GeForce GTX 1080 Ti"),
+        ("Kaggle P100", "Tesla P100-PCIE-16GB"),
+        ("GH200", "NVIDIA GH200 480GB"),
+    ],
+)
+def test_spellings(spelling, name):
+    assert find_gpu(spelling).name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "total_gib", "capability", "num_multiprocessors"),
+    [
+        ("RTX 3060", 11.76, (8, 6), 28),
+        ("RTX 3080", 9.77, (8, 6), 68),
+        ("RTX 3090", 23.69, (8, 6), 82),
+        ("RTX 4090", 23.64, (8, 9), 128),
+        ("T4", 14.56, (7, 5), 40),
+        ("P100", 15.89, (6, 0), 56),
+        ("A100 80GB", 79.14, (8, 0), 108),
+        ("H100", 79.18, (9, 0), 132),
+        ("B200", 178.36, (10, 0), 148),
+    ],
+)
+def test_what_cuda_reports(name, total_gib, capability, num_multiprocessors):
+    card = find_gpu(name)
+    assert round(card.total_bytes / GIB, 2) == total_gib
+    assert (card.capability, card.num_multiprocessors) == (capability, num_multiprocessors)
+    assert card.is_read
+
+
+@pytest.mark.parametrize("card", list_gpus(), ids=lambda card: card.name)
+def test_entry_is_plausible(card):
+    assert find_gpu(card.name) is card
+    assert 2 * GIB < card.total_bytes < 300 * GIB
+    assert 0.1 * GIB < card.context_bytes < 0.6 * GIB
+    assert 5 < card.num_multiprocessors <= 188
+
+
+def test_unknown_card_offers_the_closest():
+    with pytest.raises(ValueError, match=r"'RTX 3065' is not in the catalogue.* Did you mean .*RTX 3060"):
+        find_gpu("RTX 3065")
+
+
+def test_nothing_close():
+    with pytest.raises(ValueError, match="For another card give its memory"):
+        find_gpu("")
+
+
+def test_default_is_the_plain_12_gb_card():
+    assert find_gpu(DEFAULT_GPU).name == "NVIDIA GeForce RTX 3060"

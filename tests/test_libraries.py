@@ -1,0 +1,234 @@
+"""Libraries in a dry run: what they find, what they leave alone, and that they are as before afterwards."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import oom_magic as om
+from oom_magic.units import MIB
+
+SMALL = {"model_type": "gpt2", "n_embd": 64, "n_layer": 1, "n_head": 2, "vocab_size": 512, "torch_dtype": "float16",
+         "architectures": ["GPT2LMHeadModel"], "bos_token_id": 0, "eos_token_id": 0}  # fmt: skip
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(SMALL))
+    return folder
+
+
+def texts(report: om.MemoryReport) -> str:
+    return "\n".join(assumption.text for assumption in report.assumptions)
+
+
+def test_a_library_that_is_not_used_is_not_imported() -> None:
+    code = (
+        "import sys, torch, oom_magic as om\n"
+        "om.dry_run(lambda: torch.nn.Linear(4, 4).to('cuda')(torch.ones(2, 4, device='cuda')))\n"
+        "print([name for name in ('transformers', 'accelerate', 'bitsandbytes') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_folder_with_a_configuration_is_enough(model_folder: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    seen: list[Any] = []
+
+    def load() -> None:
+        model = transformers.AutoModelForCausalLM.from_pretrained(model_folder, torch_dtype="auto").to("cuda")
+        seen.extend([model.dtype, model.name_or_path, model.training, next(model.parameters()).device.type])
+
+    report = om.dry_run(load)
+    assert seen == [torch.float16, str(model_folder), False, "cuda"]
+    assert "weights are not read; float16 was taken" in texts(report)
+
+
+def test_presets_are_known_by_their_hub_id() -> None:
+    transformers = pytest.importorskip("transformers")
+
+    def load() -> None:
+        transformers.AutoModelForCausalLM.from_pretrained(
+            "Qwen/Qwen2.5-0.5B", torch_dtype=torch.bfloat16, device_map="cuda"
+        )
+
+    report = om.dry_run(load)
+    assert 2 * 494_032_768 <= report.peak_allocated_bytes < 2 * 494_032_768 + 8 * MIB
+    assert "Qwen/Qwen2.5-0.5B: the configuration is the preset's" in texts(report)
+
+
+@pytest.mark.parametrize("kind", ["AutoModelForCausalLM", "AutoConfig", "AutoTokenizer", "LlamaForCausalLM"])
+def test_unknown_names_are_said_and_nothing_is_fetched(kind: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    with pytest.raises(OSError, match=r"'nobody/nothing-9b'.*downloads nothing"):
+        om.dry_run(lambda: getattr(transformers, kind).from_pretrained("nobody/nothing-9b"))
+    assert not __import__("huggingface_hub").constants.HF_HUB_OFFLINE
+
+
+def test_no_files_are_written(tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+
+    def save() -> None:
+        from safetensors.torch import save_file
+
+        model = transformers.GPT2LMHeadModel.from_pretrained(model_folder)
+        torch.save(model.state_dict(), "weights.pt")
+        save_file(dict(model.state_dict()), "weights.safetensors")
+        model.save_pretrained("saved")
+        model.config.save_pretrained("saved")
+
+    report = om.dry_run(save)
+    assert sorted(tmp_path.rglob("*")) == before
+    for name in ("torch.save", "save_file", "save_pretrained"):
+        assert f"{name} wrote nothing" in texts(report)
+    torch.save({"kept": torch.ones(3)}, "after.pt")
+    assert torch.load("after.pt")["kept"].sum() == 3
+
+
+def test_files_are_read_to_the_pretend_gpu(tmp_path: Path) -> None:
+    weight = torch.arange(12.0).reshape(3, 4)
+    torch.save({"weight": weight, "row": weight[1], "nested": [weight, 3]}, tmp_path / "file.pt")
+    seen: list[Any] = []
+
+    def load() -> None:
+        loaded = torch.load(tmp_path / "file.pt", map_location="cuda")
+        seen.extend([loaded["weight"].device.type, loaded["row"].sum().item(), loaded["nested"][1]])
+
+    report = om.dry_run(load)
+    assert seen == ["cuda", 22.0, 3]
+    assert report.peak_allocated_bytes < 2048  # one storage for the three
+
+
+def test_data_loaders_work_without_processes() -> None:
+    loader = DataLoader(TensorDataset(torch.arange(64)), batch_size=8, num_workers=2, pin_memory=True, timeout=5)
+    seen: list[int] = []
+    om.dry_run(lambda: seen.extend(int(batch.to("cuda", non_blocking=True).sum()) for (batch,) in loader))
+    assert sum(seen) == sum(range(64))
+    assert (loader.num_workers, loader.timeout, loader.pin_memory) == (2, 5, True)
+
+
+def test_what_libraries_remember_of_devices_is_as_before() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    utils = pytest.importorskip("transformers.utils")
+    before = accelerate.PartialState().device
+    finders = list(sys.meta_path)
+    had_cuda = utils.is_torch_cuda_available()
+    seen: list[Any] = []
+
+    def look() -> None:
+        accelerator = accelerate.Accelerator(mixed_precision="bf16")
+        seen.extend([accelerator.device.type, utils.is_torch_cuda_available(), utils.is_torch_bf16_gpu_available()])
+
+    om.dry_run(look, gpu="A100 80GB")
+    assert seen == ["cuda", True, True]
+    assert accelerate.PartialState().device == before
+    assert not accelerate.state.AcceleratorState._shared_state
+    assert utils.is_torch_cuda_available() is had_cuda
+    assert sys.meta_path == finders
+
+
+def test_arguments_made_before_the_run_train_on_the_pretend_gpu(tmp_path: Path, model_folder: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    arguments = transformers.TrainingArguments(
+        str(tmp_path / "out"), max_steps=3, report_to="none", disable_tqdm=True, per_device_train_batch_size=2
+    )
+    tokens = torch.arange(32)
+    data = [{"input_ids": tokens, "labels": tokens}] * 16
+
+    def train() -> None:
+        model = transformers.GPT2LMHeadModel.from_pretrained(model_folder, torch_dtype=torch.float32)
+        transformers.Trainer(model=model, args=arguments, train_dataset=data).train()
+
+    report = om.dry_run(train)
+    assert len(report.steps) == 3
+    assert report.breakdown["optimizer_state"] > 0
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("batch", ["full", "padded"])
+def test_flash_attention_is_stood_in_for(model_folder: Path, batch: str) -> None:
+    transformers = pytest.importorskip("transformers", "5")
+    if __import__("importlib").util.find_spec("flash_attn") is not None:
+        pytest.skip("flash_attn is installed")
+
+    def forward(attention: str) -> None:
+        model = transformers.GPT2LMHeadModel.from_pretrained(model_folder, attn_implementation=attention).to("cuda")
+        tokens = torch.ones(2, 128, dtype=torch.long, device="cuda")
+        mask = torch.ones_like(tokens)
+        if batch == "padded":
+            mask[0, 64:] = 0
+        model(input_ids=tokens, attention_mask=mask, labels=tokens).loss.backward()
+
+    report = om.dry_run(forward, "flash_attention_2", gpu="A100 80GB")
+    assert "flash_attn is not installed here" in texts(report)
+    assert "flash_attn" not in sys.modules
+    assert report.peak_allocated_bytes < om.dry_run(forward, "eager", gpu="A100 80GB").peak_allocated_bytes
+
+
+def test_quantized_layers_leave_bitsandbytes_as_it_was() -> None:
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    library, cached = bitsandbytes.functional.lib, dict(bitsandbytes.functional.name2qmap)
+
+    def train() -> None:
+        layer = bitsandbytes.nn.Linear4bit(1024, 4096, bias=False, quant_type="nf4").cuda()
+        layer(torch.randn(8, 1024, device="cuda", requires_grad=True)).sum().backward()
+
+    report = om.dry_run(train)
+    packed = 1024 * 4096 // 2
+    assert packed < report.kept_bytes + report.peak_allocated_bytes
+    assert bitsandbytes.functional.lib is library
+    assert dict(bitsandbytes.functional.name2qmap).keys() == cached.keys()
+
+
+def test_paged_state_is_outside_the_allocator() -> None:
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+
+    def train(optimizer: Any) -> None:
+        layer = nn.Linear(2048, 2048).to("cuda")
+        steps = optimizer(layer.parameters())
+        layer(torch.randn(8, 2048, device="cuda")).sum().backward()
+        steps.step()
+
+    paged = om.dry_run(train, bitsandbytes.optim.PagedAdamW32bit)
+    usual = om.dry_run(train, bitsandbytes.optim.AdamW32bit)
+    assert usual.breakdown["optimizer_state"] >= 2 * 4 * 2048 * 2048
+    assert paged.breakdown["optimizer_state"] < MIB
+    assert "managed memory" in texts(paged)
+
+
+def test_lightning_trains(tmp_path: Path) -> None:
+    lightning = pytest.importorskip("lightning")
+
+    class Model(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(64, 64)
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            return self.layer(batch[0]).square().mean()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(self.parameters())
+
+    def train() -> None:
+        loader = DataLoader(TensorDataset(torch.randn(64, 64)), batch_size=8)
+        trainer = lightning.Trainer(max_steps=5, accelerator="gpu", devices=1, precision="bf16-mixed",
+                                    default_root_dir=tmp_path, enable_progress_bar=False)  # fmt: skip
+        trainer.fit(Model(), loader)
+
+    assert len(om.dry_run(train).steps) == 3
+    assert not list(tmp_path.iterdir())

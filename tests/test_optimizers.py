@@ -1,0 +1,23 @@
+"""Dry runs of optimizers and training loops against PyTorch's own counters (tests/data/record_truth.py)."""
+
+from __future__ import annotations
+
+import pytest
+from optimizer_cases import OPTIMIZERS
+from test_operators import TRUTH, VERSION, dry_numbers
+
+pytestmark = pytest.mark.skipif(
+    TRUTH["torch"] != VERSION, reason=f"the truth was recorded with torch {TRUTH['torch']}, this is {VERSION}"
+)
+
+INEXACT: set[str] = {"sparse_adam"}  # sparse gradients are refused
+
+
+@pytest.fixture(scope="module")
+def optimizers() -> dict[str, list[int]]:
+    return dry_numbers(OPTIMIZERS)
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name not in INEXACT])
+def test_optimizer_equals_cuda(name: str, optimizers: dict[str, list[int]]) -> None:
+    assert optimizers[name] == TRUTH["optimizers"][name]

@@ -1,0 +1,218 @@
+"""Sizes as functions: equal to the dry run to the byte, at any point."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+
+from oom_magic.memory.report import MemoryReport
+from oom_magic.predict.session import dry_run
+from oom_magic.predict.sizes import Sizes, size
+from oom_magic.units import MIB
+
+GPU = "A100 80GB"
+
+
+def train_mlp(batch_size: int, width: int = 64, activation: str = "relu") -> None:
+    middle = nn.ReLU() if activation == "relu" else nn.GELU()
+    model = nn.Sequential(nn.Linear(100, width), middle, nn.Linear(width, 10)).cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(3):
+        inputs, labels = torch.randn(batch_size, 100).cuda(), torch.randint(10, (batch_size,)).cuda()
+        functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def train_adapter(batch_size: int, seq_len: int, rank: int) -> None:
+    weight = torch.randn(256, 256, device="cuda")
+    down, up = nn.Linear(256, rank, bias=False).cuda(), nn.Linear(rank, 256, bias=False).cuda()
+    optimizer = torch.optim.SGD([*down.parameters(), *up.parameters()], lr=0.1)
+    for _ in range(2):
+        tokens = torch.randn(batch_size, seq_len, 256, device="cuda")
+        scores = (tokens @ weight + up(down(tokens))) @ tokens.transpose(1, 2)
+        mixed = scores.softmax(-1) @ tokens
+        mixed.backward(mixed.detach())
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def train_padded(seq_len: int) -> None:
+    """Rows of an attention mask are padded to a multiple of 8, and long sequences take another way."""
+    weight = torch.randn(64, 64, device="cuda", requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for _ in range(2):
+        tokens = torch.randn(seq_len, 64, device="cuda")
+        mask = torch.zeros(seq_len, -(-seq_len // 8) * 8, device="cuda")
+        scores = (tokens @ weight @ tokens.T) + mask[:, :seq_len]
+        if seq_len > 300:
+            scores = scores.clone()
+        scores.backward(scores.detach())
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def train_gpt2(batch_size: int, seq_len: int) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=2, n_embd=64, n_head=4, vocab_size=1000, bos_token_id=0, eos_token_id=0)
+    model = transformers.GPT2LMHeadModel(config).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        tokens = torch.randint(0, 1000, (batch_size, seq_len), device="cuda")
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def same(one: MemoryReport, other: MemoryReport) -> bool:
+    """Whether two reports agree to the byte."""
+    names = ("peak_allocated_bytes", "peak_reserved_bytes", "breakdown", "modules", "lines", "steps", "kept_bytes")
+    return all(getattr(one, name) == getattr(other, name) for name in names) and np.array_equal(
+        one.timeline.requested_bytes, other.timeline.requested_bytes
+    )
+
+
+def agrees(sizes: Sizes, function: Callable[..., None], **point: Any) -> bool:
+    run = dry_run(function, gpu=GPU, **point)
+    quick = sizes.peak_allocated_bytes(**point)
+    assert abs(quick / run.peak_allocated_bytes - 1) < 0.001
+    assert sizes.peak_reserved_bytes(**point) == run.peak_reserved_bytes
+    assert sizes.breakdown(**point).total_bytes == quick
+    return same(sizes.report(**point), run)
+
+
+@pytest.fixture(scope="module")
+def mlp() -> Sizes:
+    sizes = size(train_mlp, gpu=GPU, batch_size=(1, 1000), width=(8, 512, 8), activation=["relu", "gelu"])
+    sizes.trace(activation="gelu")
+    return sizes
+
+
+@pytest.fixture(scope="module")
+def adapter() -> Sizes:
+    return size(train_adapter, gpu=GPU, batch_size=(2, 64), seq_len=(16, 1024), rank=(4, 64))
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(1, 1000), st.integers(1, 64), st.sampled_from(["relu", "gelu"]))
+def test_mlp_to_the_byte(mlp: Sizes, batch_size: int, width: int, activation: str) -> None:
+    assert agrees(mlp, train_mlp, batch_size=batch_size, width=8 * width, activation=activation)
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(2, 64), st.integers(16, 1024), st.integers(4, 64))
+def test_adapter_to_the_byte(adapter: Sizes, batch_size: int, seq_len: int, rank: int) -> None:
+    assert agrees(adapter, train_adapter, batch_size=batch_size, seq_len=seq_len, rank=rank)
+
+
+def test_padding_and_a_branch_on_size() -> None:
+    sizes = size(train_padded, gpu=GPU, seq_len=(16, 1024))
+    assert all(agrees(sizes, train_padded, seq_len=seq_len) for seq_len in (17, 64, 299, 300, 301, 302, 1001, 1024))
+
+
+def test_language_model_to_the_byte() -> None:
+    sizes = size(train_gpt2, gpu=GPU, batch_size=(1, 8), seq_len=(32, 256))
+    points = [(1, 33), (1, 256), (2, 255), (4, 255), (4, 256), (7, 146), (8, 256), (8, 129)]
+    assert all(agrees(sizes, train_gpt2, batch_size=batch, seq_len=length) for batch, length in points)
+
+
+def test_largest_is_where_the_dry_run_stops(adapter: Sizes) -> None:
+    for memory in ("550MiB", "600MiB"):
+        largest = adapter.largest("seq_len", memory=memory, batch_size=32, rank=8)
+        assert 16 < largest < 1024
+        point = {"batch_size": 32, "rank": 8, "gpu": GPU, "memory": memory}
+        assert dry_run(train_adapter, seq_len=largest, **point).out_of_memory is None
+        assert dry_run(train_adapter, seq_len=largest + 1, **point).out_of_memory is not None
+    assert adapter.largest("seq_len", memory="460MiB", batch_size=32, rank=8) == 0
+    assert adapter.largest("seq_len", memory="80GiB", batch_size=2, rank=8) == 1024
+
+
+def test_out_of_memory_is_reported_as_the_dry_run_does() -> None:
+    sizes = size(train_adapter, gpu=GPU, memory="600MiB", batch_size=(2, 64), seq_len=(16, 1024), rank=8)
+    run = dry_run(train_adapter, gpu=GPU, memory="600MiB", batch_size=64, seq_len=1000, rank=8)
+    predicted = sizes.report(batch_size=64, seq_len=1000)
+    assert run.out_of_memory is not None and predicted.out_of_memory is not None
+    assert predicted.out_of_memory.message == run.out_of_memory.message
+    assert predicted.peak_allocated_bytes == run.peak_allocated_bytes
+    assert not sizes.fits(batch_size=64, seq_len=1000)
+
+
+def test_map_agrees_with_single_points(adapter: Sizes) -> None:
+    grid = adapter.map(batch_size=[2, 9, 64], seq_len=range(100, 1001, 300), rank=8)
+    assert grid.shape == (3, 4)
+    for row, batch_size in enumerate((2, 9, 64)):
+        for column, seq_len in enumerate(range(100, 1001, 300)):
+            single = adapter.peak_allocated_bytes(batch_size=batch_size, seq_len=seq_len, rank=8)
+            assert grid[row, column] == pytest.approx(single, abs=2 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("ranges", "error", "words"),
+    [
+        ({"batch_size": (64, 1)}, ValueError, "batch_size=(64, 1) is reversed; write (1, 64)"),
+        ({"batch_size": (0, 8)}, ValueError, "starts at 0"),
+        ({"batch_size": (-4, 8)}, ValueError, "starts at -4"),
+        ({"batch_size": (8, 8)}, ValueError, "one value only"),
+        ({"batch_size": (1, 8, 0)}, ValueError, "step 0"),
+        ({"batch_size": (1.5, 8)}, TypeError, "whole numbers"),
+        ({"batch_size": (1, 2, 3, 4)}, TypeError, "not a range"),
+        ({"batch_size": []}, ValueError, "no choices"),
+        ({"batch_size": 8}, ValueError, "Nothing varies"),
+        ({"batchsize": (1, 8)}, TypeError, "did you mean 'batch_size'?"),
+        ({"width": (1, 8)}, TypeError, "needs batch_size too"),
+    ],
+)
+def test_ranges_that_make_no_sense(ranges: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error) as caught:
+        size(train_mlp, gpu=GPU, **ranges)
+    assert words in str(caught.value)
+
+
+def test_points_that_make_no_sense(mlp: Sizes) -> None:
+    with pytest.raises(ValueError, match="outside its range, 1 to 1000"):
+        mlp.report(batch_size=5000, width=8, activation="relu")
+    with pytest.raises(ValueError, match="the closest are 8 and 16"):
+        mlp.report(batch_size=1, width=9, activation="relu")
+    with pytest.raises(ValueError, match="not one of 'relu', 'gelu'; did you mean 'gelu'"):
+        mlp.report(batch_size=1, width=8, activation="glu")
+    with pytest.raises(TypeError, match="did you mean 'batch_size'"):
+        mlp.report(batch_sizes=1, width=8, activation="relu")
+    with pytest.raises(TypeError, match="width must be given too, such as width=8"):
+        mlp.report(batch_size=1, activation="relu")
+    with pytest.raises(TypeError, match="has no range to search"):
+        mlp.largest("activation", batch_size=1, width=8)
+
+
+def test_what_differs_from_run_to_run_is_named() -> None:
+    calls: list[int] = []
+
+    def forgetful(batch_size: int) -> None:
+        calls.append(0)
+        kept = torch.empty(batch_size, 100 + len(calls), device="cuda")
+        kept.add_(1)
+
+    with pytest.raises(ValueError, match=r"does not do the same twice \(aten::empty.* at .*test_sizes.py:\d+ took 404"):
+        size(forgetful, batch_size=(1, 8))
+
+
+def test_a_function_that_fails_says_where() -> None:
+    def narrow(batch_size: int) -> None:
+        torch.empty(4, device="cuda").view(batch_size, 4)
+
+    with pytest.raises(ValueError, match=r"narrow\(batch_size=2\) failed: RuntimeError: shape"):
+        size(narrow, batch_size=(1, 8))
+
+
+def test_description_and_plain_data(adapter: Sizes) -> None:
+    assert "train_adapter()" in str(adapter)
+    plain = adapter.to_dict()
+    assert plain["ranges"]["rank"] == [4, 64, 1]
+    assert plain["peak_bytes"]["highest"] == adapter.peak_allocated_bytes(batch_size=64, seq_len=1024, rank=64)
