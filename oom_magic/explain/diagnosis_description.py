@@ -1,0 +1,204 @@
+"""What a Diagnosis says about itself: three lines on top, then the details, in the diagnosis' language."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from oom_magic.description import Block, Code, Description, Details, Part, Parts, Sentence, Table
+from oom_magic.explain.causes import Cause, Confidence, Evidence
+from oom_magic.explain.language import Language, say
+from oom_magic.explain.remedy_description import best_remedy, remedies_details
+
+if TYPE_CHECKING:
+    from oom_magic.explain.budget import Budget
+    from oom_magic.explain.diagnosis import Diagnosis
+    from oom_magic.explain.failure import Failure
+    from oom_magic.explain.held import Held
+
+_HOST_CAUSES = (Cause.HOST_RAM, Cause.SHARED_MEMORY)
+_HUES = {
+    "budget_allocated": "parameter",
+    "budget_private_pools": "workspace",
+    "budget_stuck": "cached",
+    "budget_reserved": "parameter",
+    "budget_own_process": "parameter",
+    "budget_other_processes": "other",
+    "budget_mps_other": "other",
+    "budget_unexplained": "other",
+    "budget_free": "free",
+    "budget_rounding": "free",
+    "budget_in_system_memory": "free",
+}
+_LONGEST_MESSAGE = 1200
+_MOST_HOLDERS = 12
+_LIKELY_FIT = 0.7
+
+
+def describe_diagnosis(diagnosis: Diagnosis) -> Description:
+    """What happened, why and what to change, each in a line; below them everything that is known."""
+    lang = diagnosis.lang
+    blocks: list[Block] = [*_what(diagnosis), _why(diagnosis), *_change(diagnosis)]
+    blocks += [*_budget(diagnosis), *_tensors(diagnosis), *_evidence(diagnosis), *_numbers(diagnosis)]
+    blocks += [*_held(diagnosis), *remedies_details(diagnosis.remedies, lang), *_message(diagnosis)]
+    return Description(_title(diagnosis), tuple(blocks))
+
+
+def spoken(item: Evidence, lang: Language) -> str:
+    """A piece of evidence as a sentence; a value named ``x_key`` is said in the language, as ``x``."""
+    said = {
+        name.removesuffix("_key"): say(str(value), lang) for name, value in item.values.items() if name.endswith("_key")
+    }
+    return say(item.key, lang, **{**item.values, **said})
+
+
+def _title(diagnosis: Diagnosis) -> str:
+    failure, lang = diagnosis.main_failure, diagnosis.lang
+    if diagnosis.cause in _HOST_CAUSES:
+        return say("title_host", lang)
+    if failure is None:
+        return say("title_nothing", lang)
+    if diagnosis.is_oom and failure.requested_bytes and failure.backend != "cpu":
+        return say("title_requested", lang, requested_bytes=failure.requested_bytes)
+    verdicts = {True: "title_device", False: "title_not_oom", None: "title_open"}
+    return say(verdicts[diagnosis.is_oom], lang)
+
+
+def _what(diagnosis: Diagnosis) -> Iterator[Block]:
+    failure, lang = diagnosis.main_failure, diagnosis.lang
+    if failure is None:
+        return
+    text = _asked(failure, lang) or say(f"meaning_{failure.format}", lang)
+    yield Sentence(say("line_what", lang, text=text), "warning" if diagnosis.is_oom is None else "bad")
+
+
+def _asked(failure: Failure, lang: Language) -> str:
+    """The request and what it met, as far as the message says; empty where it prints no request."""
+    if not failure.requested_bytes:
+        return ""
+    sizes: dict[str, Any] = {
+        "requested_bytes": failure.requested_bytes,
+        "total_bytes": failure.total_bytes,
+        "held_bytes": failure.pytorch_bytes,
+        "free_bytes": failure.free_bytes,
+    }
+    values = {**sizes, "device": _device(failure, lang)}
+    if None not in sizes.values():
+        return say("what_full", lang, **values)
+    key = "what_requested" if failure.total_bytes is None else "what_capacity"
+    return say(key, lang, **values)
+
+
+def _device(failure: Failure, lang: Language) -> str:
+    if failure.device_index is None:
+        return say("device_any", lang)
+    return say("device_numbered", lang, index=failure.device_index)
+
+
+def _why(diagnosis: Diagnosis) -> Block:
+    lang = diagnosis.lang
+    cause = say(f"cause_{diagnosis.cause.value}", lang)
+    if diagnosis.confidence is Confidence.OPEN:
+        return Sentence(say("line_why_open", lang, text=cause), "strong")
+    confidence = say(f"confidence_{diagnosis.confidence.value}", lang)
+    return Sentence(say("line_why", lang, text=cause, confidence=confidence), "strong")
+
+
+def _change(diagnosis: Diagnosis) -> Iterator[Block]:
+    lang = diagnosis.lang
+    if diagnosis.main_failure is None and diagnosis.cause is Cause.UNKNOWN:
+        return
+    best = best_remedy(diagnosis.remedies, lang)
+    text = best or say(f"advice_{diagnosis.cause.value}", lang)
+    yield Sentence(say("line_best", lang, text=text), "good")
+
+
+def _budget(diagnosis: Diagnosis) -> Iterator[Block]:
+    if diagnosis.budget is not None:
+        blocks = _budget_blocks(diagnosis.budget, diagnosis.lang)
+        yield Details(say("heading_budget", diagnosis.lang), blocks)
+
+
+def _budget_blocks(budget: Budget, lang: Language) -> tuple[Block, ...]:
+    parts = tuple(Part(say(row.key, lang), row.num_bytes, _HUES.get(row.key, "outside")) for row in budget.rows)
+    bar = Parts("", parts, say("budget_capacity", lang), budget.capacity_bytes)
+    if not budget.rounding_bytes:
+        return (bar,)
+    return bar, Sentence(say("rounding_note", lang, rounding_bytes=budget.rounding_bytes), "quiet")
+
+
+def _tensors(diagnosis: Diagnosis) -> Iterator[Block]:
+    lang = diagnosis.lang
+    if not diagnosis.tensors:
+        if diagnosis.tensor_note:
+            yield Details(say("heading_tensor", lang), (Sentence(say(diagnosis.tensor_note, lang)),))
+        return
+    rows = tuple((say(f"tensor_name_{one.name}", lang), one.formula) for one in diagnosis.tensors)
+    blocks: list[Block] = [Table((say("column_tensor", lang), say("column_formula", lang)), rows)]
+    best = diagnosis.tensors[0]
+    is_seen = best.fit >= 1 and bool(best.expression)
+    supposed = "fit_likely" if best.fit >= _LIKELY_FIT else "fit_supposed"
+    blocks.append(Sentence(say("fit_exact" if is_seen else supposed, lang), "quiet"))
+    if best.expression:
+        blocks.append(Code(best.expression))
+    yield Details(say("heading_tensor", lang), tuple(blocks))
+
+
+def _evidence(diagnosis: Diagnosis) -> Iterator[Block]:
+    lang = diagnosis.lang
+    sentences = [spoken(item, lang) for item in _located(diagnosis)]
+    if diagnosis.frameworks or diagnosis.systems:
+        names = ", ".join((*diagnosis.frameworks, *diagnosis.systems))
+        sentences.append(say("frameworks_seen", lang, names=names))
+    if diagnosis.setup_text:
+        sentences.append(say("setup_said", lang, setup=diagnosis.setup_text))
+    if sentences:
+        blocks = tuple(Sentence(f"• {text}") for text in sentences)
+        yield Details(say("heading_evidence", lang), blocks)
+
+
+def _located(diagnosis: Diagnosis) -> Iterator[Evidence]:
+    """The evidence and the phase; the failing line is quoted once, with its place, and then only named."""
+    items = list(diagnosis.evidence)
+    if diagnosis.phase and not any(item.key.startswith("phase_") for item in items):
+        items.append(Evidence(f"phase_{diagnosis.phase}", {"code": diagnosis.code or "..."}))
+    is_quoted = False
+    for item in items:
+        code = item.values.get("code")
+        if code is not None and diagnosis.place:
+            place = f"{code} ({diagnosis.place})"
+            item = Evidence(item.key, {**item.values, "code": diagnosis.place if is_quoted else place})
+            is_quoted = True
+        yield item
+
+
+def _numbers(diagnosis: Diagnosis) -> Iterator[Block]:
+    lang = diagnosis.lang
+    items = [*diagnosis.facts, *([diagnosis.tip] if diagnosis.tip else [])]
+    if items:
+        sentences = tuple(Sentence(f"• {spoken(item, lang)}") for item in items)
+        yield Details(say("heading_numbers", lang), sentences)
+
+
+def _held(diagnosis: Diagnosis) -> Iterator[Block]:
+    lang, held = diagnosis.lang, diagnosis.held
+    if not held:
+        return
+    rows = tuple((_holder(one, lang), one.num_bytes) for one in held[:_MOST_HOLDERS])
+    blocks: list[Block] = [Table((say("column_holder", lang), say("column_bytes", lang)), rows)]
+    if any(one.kind in ("name", "output", "frames") for one in held):
+        blocks.append(Sentence(say("free_what_is_held", lang), "quiet"))
+    yield Details(say("heading_holders", lang), tuple(blocks))
+
+
+def _holder(held: Held, lang: Language) -> str:
+    name = say(f"category_{held.name}", lang) if held.kind == "category" else held.name
+    return say(f"held_by_{held.kind}", lang, name=name)
+
+
+def _message(diagnosis: Diagnosis) -> Iterator[Block]:
+    failure, lang = diagnosis.main_failure, diagnosis.lang
+    if failure is not None and failure.text:
+        text = failure.text[:_LONGEST_MESSAGE].strip()
+        text += "" if text.endswith((".", ")")) else " …"
+        yield Details(say("heading_message", lang), (Sentence(text, "quiet"),))

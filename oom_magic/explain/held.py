@@ -1,0 +1,17 @@
+"""Held: one holder of device memory besides what failed, as a name and a number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["name", "output", "frames", "process", "category", "line"]
+
+
+@dataclass(frozen=True)
+class Held:
+    """A variable, a kept result, a process, a category or a line of code, and the bytes it holds."""
+
+    kind: Kind
+    name: str
+    num_bytes: int

@@ -1,0 +1,54 @@
+"""Which language %oom_explain speaks, and its sentences in it."""
+
+from __future__ import annotations
+
+import locale
+import os
+from collections.abc import Mapping
+from typing import Literal
+
+from oom_magic.explain.catalogue import CATALOGUE
+from oom_magic.explain.page_catalogue import PAGE_CATALOGUE
+from oom_magic.units import format_bytes
+
+Language = Literal["en", "zh"]
+ENVIRONMENT_VARIABLE = "OOM_MAGIC_LANG"
+SENTENCES = {**CATALOGUE, **PAGE_CATALOGUE}
+
+
+def choose_language(lang: str | None = None) -> Language:
+    """The language asked for: the argument, then ``OOM_MAGIC_LANG``, then the locale; else English.
+
+    Raises ValueError for an argument that names neither English nor Chinese.
+    """
+    if lang is not None:
+        known = _recognised(lang)
+        if known is None:
+            raise ValueError(f"{lang!r} is not a language of oom_magic; use 'en' or 'zh'.")
+        return known
+    names = (os.environ.get(name) for name in (ENVIRONMENT_VARIABLE, "LC_ALL", "LC_MESSAGES", "LANG"))
+    for name in (*names, locale.getlocale()[0]):
+        if name and (known := _recognised(name)):
+            return known
+    return "en"
+
+
+def _recognised(name: str) -> Language | None:
+    """The language of a tag or locale name such as ``zh_CN.UTF-8`` or ``Chinese (Simplified)_China``."""
+    lowered = name.strip().lower()
+    if lowered.startswith(("zh", "chinese", "中文", "简体")):
+        return "zh"
+    return "en" if lowered.startswith("en") else None
+
+
+def say(key: str, lang: Language = "en", /, **values: object) -> str:
+    """The catalogue's sentence for ``key``; values named ``*_bytes`` are written as sizes."""
+    english, chinese = SENTENCES[key]
+    return (chinese if lang == "zh" else english).format_map(_written(values))
+
+
+def _written(values: Mapping[str, object]) -> dict[str, object]:
+    return {
+        name: format_bytes(value) if name.endswith("_bytes") and isinstance(value, int) else value
+        for name, value in values.items()
+    }

@@ -1,0 +1,116 @@
+"""From the shapes in failing frames to the tensor that asked: what the failing call makes, if sizes agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from oom_magic.explain.failure import Failure
+from oom_magic.explain.live import LiveCall, LiveFailure, LiveTensor
+from oom_magic.explain.tensors import TensorCandidate, requested_window
+from oom_magic.predict.one_call import Made, TensorShape
+from oom_magic.units import MIB, format_bytes
+
+# What the driver is asked for, where a tensor is small: a pool that the tensor is cut from.
+_POOLS = {2 * MIB: (1, MIB), 20 * MIB: (MIB + 1, 10 * MIB)}
+_SMALLEST_VOCABULARY = 16_000
+_LARGEST_HEAD = 512
+_COPIES = ("_to_copy", "clone", "contiguous", "copy_", "to")
+_LOSSES = ("_log_softmax", "nll_loss_forward", "nll_loss2d_forward", "cross_entropy_loss")
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "_unsafe_view")
+_POINTWISE = ("_softmax", "softmax", "div", "mul", "add", "masked_fill", "where", "native_dropout", "dropout")
+_KINDS = {"cat": "concatenation", "stack": "concatenation", "embedding": "embeddings"}
+_OTHER_TYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def live_candidates(
+    live: LiveFailure, failure: Failure, exact_bytes: int | None = None, phase: str | None = None
+) -> tuple[TensorCandidate, ...]:
+    """The tensors in sight that the failed request fits, the call's own results first.
+
+    ``exact_bytes`` is the tensor's size where a report knows it; else it follows from the message.
+    """
+    window = (exact_bytes, exact_bytes) if exact_bytes else _window(failure)
+    if window is None:
+        return ()
+    found = list(_results(live, window, phase))
+    if not found and failure.requested_bytes not in _POOLS:
+        found = list(_relatives(live, window, phase))
+    return tuple({one.formula: one for one in reversed(found)}.values())[::-1][:3]
+
+
+def _window(failure: Failure) -> tuple[int, int] | None:
+    return _POOLS.get(failure.requested_bytes or 0) or requested_window(failure)
+
+
+def _results(live: LiveFailure, window: tuple[int, int], phase: str | None) -> Iterator[TensorCandidate]:
+    """What the failing calls make, of a size that agrees; the last made first."""
+    for call in live.calls:
+        for made in reversed(call.made):
+            if window[0] <= made.tensor.num_bytes <= window[1]:
+                kind = _kind(made, call)
+                kind = "parameter" if (kind, phase) == ("copy", "loading") else kind
+                yield _candidate(kind, made.tensor, 1.0, call.expression)
+
+
+def _relatives(live: LiveFailure, window: tuple[int, int], phase: str | None) -> Iterator[TensorCandidate]:
+    """In the backward and the optimizer gradients and state of parameters; else copies of tensors seen."""
+    expression = live.calls[0].expression if live.calls else live.code
+    if phase in ("backward", "optimizer_step"):
+        kind, tensors = ("gradient" if phase == "backward" else "optimizer_state"), live.parameters
+    else:
+        kind, tensors = "copy", live.tensors
+    for tensor in sorted(tensors, key=lambda one: -one.shape.num_bytes):
+        for other in _in_other_types(tensor.shape):
+            if window[0] <= other.num_bytes <= window[1]:
+                kept = "logits" if kind == "copy" and _is_vocabulary(other) else kind
+                yield _candidate(kept, other, 0.9, expression, tensor)
+                break
+
+
+def _in_other_types(shape: TensorShape) -> Iterator[TensorShape]:
+    yield shape
+    count = 1
+    for size in shape.shape:
+        count *= size
+    for dtype, item_bytes in _OTHER_TYPES.items():
+        if dtype != shape.dtype:
+            yield TensorShape(shape.shape, dtype, count * item_bytes)
+
+
+def _kind(made: Made, call: LiveCall) -> str:
+    """What the result of an operator is in a model."""
+    if call.is_in_optimizer:
+        return "optimizer_state"
+    operator = made.operator
+    if operator in _LOSSES:
+        return "probabilities"
+    if _is_vocabulary(made.tensor) and operator in (*_PRODUCTS, *_COPIES, *_POINTWISE):
+        return "logits"
+    if _is_scores(made, call.inputs):
+        return "attention_scores"
+    return "copy" if operator in _COPIES else _KINDS.get(operator, "result")
+
+
+def _is_vocabulary(tensor: TensorShape) -> bool:
+    return len(tensor.shape) >= 2 and tensor.shape[-1] >= _SMALLEST_VOCABULARY
+
+
+def _is_scores(made: Made, inputs: tuple[LiveTensor, ...]) -> bool:
+    """A square (query x key) result: of a product over a head's size, or of what is done to scores."""
+    shape = made.tensor.shape
+    if len(shape) < 3 or shape[-1] <= 1 or shape[-2] <= 1:
+        return False
+    if made.operator in ("bmm", "matmul", "baddbmm"):
+        heads = [one.shape.shape[-1] for one in inputs if len(one.shape.shape) >= 3]
+        return bool(heads) and min(heads) <= _LARGEST_HEAD and shape[-1] != min(heads)
+    return made.operator in _POINTWISE and len(shape) == 4 and shape[-1] == shape[-2]
+
+
+def _candidate(
+    name: str, tensor: TensorShape, fit: float, expression: str, source: LiveTensor | None = None
+) -> TensorCandidate:
+    sizes = " x ".join(map(str, tensor.shape)) or "1"
+    formula = f"{sizes} x {tensor.dtype} = {format_bytes(tensor.num_bytes)}"
+    if source is not None:
+        formula = f"{source.name}: {formula}"
+    return TensorCandidate(name, formula, tensor.num_bytes, fit, expression)

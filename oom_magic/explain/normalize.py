@@ -1,0 +1,93 @@
+"""A pasted text made comparable: what terminals, logs, markdown and wrapping added is taken off."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+_ANSI = re.compile(r"(?:\x1b|\\x1b|\\u001b|\\033|\\e)\[[0-9;?]{0,20}[A-Za-z]|\[\d{1,3}(?:;\d{1,3}){0,4}m")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u200b-\u200f\u2060\ufeff]|<br */?>")
+_RAY = r"\([\w.]{1,40} pid=\d{1,10}[^)\n]{0,60}\)"
+_RANK = re.compile(rf"^[ \t>#|]{{0,8}}(\[(?:rank ?|default)?\d{{1,4}}\](?=:| )|{_RAY})", re.M)
+_CLOCK = r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
+_DATE = r"(?:\d{4}[-/])?\d\d[-/]\d\d"
+_LEVEL = r"(?:INFO|WARNING|WARN|ERROR|DEBUG|CRITICAL|FATAL|TRACE|stdout|stderr|root|SUBPROCESS)"
+# A logger's name after its level has a point or dash; exceptions and words of messages are none.
+_LOGGER = r"(?![\w.]{0,60}(?:Error|Exception|Warning))[\w]{0,40}[._-][\w.-]{0,60}"
+_PREFIX = re.compile(
+    r"^(?:"
+    r"[ \t>#│┃|╭╰*•+]"
+    r"|//"
+    r"|\[(?:rank ?|default)?\d{1,4}\]:?"
+    r"|\[[\w./-]{1,60}:\d{1,6}\]"
+    rf"|\[?{_DATE}(?:[T ]{_CLOCK})?(?:Z|[+-]\d\d:?\d\d)?[\],]?(?=[\s|:-])"
+    rf"|\[?{_CLOCK}(?:Z|[+-]\d\d:?\d\d)?[\],]?(?=[\s|:-])"
+    r"|\[[IWEF]\d{4}[^\]\n]{0,60}\]"
+    r"|[IWEF]\d{4}[ \t]"
+    r"|\d{1,7}[ \t]{1,3}(?=[\w.-]{1,40}:\d{1,6}\])"
+    r"|\d{1,7}\.\d{1,4}s\s{1,4}\d{1,7}\s"
+    rf"|\[?{_LEVEL}\]?[ \t:|/-]+(?:{_LOGGER}:[ \t])?"
+    r"|-[ \t][\w.]{1,40}[ \t]-[ \t]"
+    r"|[\w.-]{1,40} ?:\d{1,6}\](?:(?=\s)|$)"
+    rf"|{_RAY}"
+    r"|-[ \t]"
+    r"|[\w.-]{1,40}[ \t]{1,12}\|[ \t]"
+    r"){1,40}",
+    re.M,
+)
+# Neither blanks, quotes, markup, comment marks nor the \n of a repr carry meaning in any message.
+_DROPPED = re.compile(r"\\[nrt]|[\s*`'\"|\\#>\u2018-\u201f\u2500-\u257f]+")
+_DIGIT_GAP = re.compile(r"(?<=\d)[ \t]{1,8}(?=\d)")
+_GAP_MARK = "~"
+
+
+def clean(text: str) -> str:
+    """The text without colour codes, control characters and line prefixes, each rank's lines together."""
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    text = _CONTROL.sub("", _ANSI.sub("", text))
+    return _PREFIX.sub("", _untangle(text))
+
+
+def _untangle(text: str) -> str:
+    """Interleaved ranks put in order, rank by rank; a line without a mark continues the one before."""
+    if len(set(_RANK.findall(text))) < 2:
+        return text
+    streams: dict[str, list[str]] = {}
+    rank = ""
+    for line in text.split("\n"):
+        mark = _RANK.match(line)
+        if mark:
+            rank = mark.group(1)
+        streams.setdefault(rank, []).append(line)
+    return "\n".join(line for lines in streams.values() for line in lines)
+
+
+class Squeezed:
+    """A cleaned text in lower case without blanks and quotes, so that no wrap can split a word.
+
+    ``text`` is matched; ``origins`` leads positions in it back to the cleaned text. Blanks between two
+    digits on one line leave a ``~``: there they do separate.
+    """
+
+    def __init__(self, cleaned: str) -> None:
+        self._marked = _DIGIT_GAP.sub(lambda gap: _GAP_MARK * len(gap.group()), cleaned)
+        text = _DROPPED.sub("", self._marked)
+        lowered = text.lower()
+        self.text = lowered if len(lowered) == len(text) else "".join(map(_lower, text))
+
+    def origins(self, positions: Iterable[int]) -> Iterator[int]:
+        """Offsets in the cleaned text of ascending positions in ``text``."""
+        gaps = _DROPPED.finditer(self._marked)
+        gap = next(gaps, None)
+        num_dropped = 0
+        for position in positions:
+            while gap is not None and gap.start() - num_dropped <= position:
+                num_dropped += gap.end() - gap.start()
+                gap = next(gaps, None)
+            yield position + num_dropped
+
+
+def _lower(character: str) -> str:
+    """The character in lower case, unless that takes more than one character."""
+    lowered = character.lower()
+    return lowered if len(lowered) == 1 else character

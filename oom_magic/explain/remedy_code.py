@@ -1,0 +1,142 @@
+"""Code to paste for each remedy, in the style the user trains in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_PLAIN = {
+    "sdpa": 'model.set_attn_implementation("sdpa")   # or from_pretrained(..., attn_implementation="sdpa")',
+    "mixed_precision": """\
+with torch.autocast("cuda", dtype=torch.{torch_dtype}):
+    loss = model(**batch).loss
+loss.backward()                 # outside the block{scaler}""",
+    "chunked_loss": """\
+from torch.utils.checkpoint import checkpoint
+
+def chunk_loss(hidden, targets):
+    logits = model.lm_head(hidden).float()
+    return torch.nn.functional.cross_entropy(logits, targets, reduction="sum")
+
+hidden = model.base_model(**batch).last_hidden_state[:, :-1].flatten(0, 1)
+targets = labels[:, 1:].flatten()
+parts = zip(hidden.split(1024), targets.split(1024))
+loss = sum(checkpoint(chunk_loss, h, t, use_reentrant=False) for h, t in parts) / targets.numel()""",
+    "checkpointing": """\
+model.gradient_checkpointing_enable(
+    gradient_checkpointing_kwargs={{"use_reentrant": False}})""",
+    "foreach": "optimizer = torch.optim.AdamW(model.parameters(), lr=lr, foreach=False)   # or fused=True",
+    "optimizer_8bit": """\
+import bitsandbytes as bnb
+optimizer = bnb.optim.AdamW8bit(model.parameters(), lr=lr)""",
+    "adafactor": "optimizer = torch.optim.Adafactor(model.parameters(), lr=lr)",
+    "sgd": "optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.0)",
+    "half_weights": "model = model.to(torch.{torch_dtype})   # before the optimizer is made",
+    "lora": """\
+from peft import LoraConfig, get_peft_model
+config = LoraConfig(r={rank}, lora_alpha={alpha}, target_modules="all-linear")
+model = get_peft_model(model, config)""",
+    "qlora": """\
+from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+from transformers import BitsAndBytesConfig
+quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
+    bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.bfloat16)
+model = AutoModelForCausalLM.from_pretrained(name, quantization_config=quantization)
+model = prepare_model_for_kbit_training(model)
+model = get_peft_model(model, LoraConfig(r={rank}, lora_alpha={alpha}, target_modules="all-linear"))""",
+    "no_grad": "with torch.no_grad():\n    outputs = model(**batch)",
+    "smaller_batch": """\
+{name} = {after}
+accumulation = {accumulation}
+for number, batch in enumerate(loader, 1):
+    loss = model(**batch).loss / accumulation
+    loss.backward()
+    if number % accumulation == 0:
+        optimizer.step()
+        optimizer.zero_grad()""",
+    "shorter_sequences": "{name} = {after}",
+    "fsdp": """\
+from torch.distributed.fsdp import fully_shard
+for layer in model.model.layers:
+    fully_shard(layer)
+fully_shard(model)   # run with: torchrun --nproc-per-node {gpus} train.py""",
+    "free_held": "%oom_free",
+    "free_held_any": "%oom_free",
+    "smaller_batch_any": """\
+accumulation = 4                # with a batch size a fourth of before
+for number, batch in enumerate(loader, 1):
+    loss = model(**batch).loss / accumulation
+    loss.backward()
+    if number % accumulation == 0:
+        optimizer.step()
+        optimizer.zero_grad()""",
+    "offload": """\
+model = AutoModelForCausalLM.from_pretrained(name, device_map="auto",
+    max_memory={{0: "8GiB", "cpu": "30GiB"}})""",
+    "detach": "losses.append(loss.item())      # not losses.append(loss)",
+    "raise_limit": "torch.cuda.set_per_process_memory_fraction(1.0)",
+    "fewer_workers": "loader = DataLoader(dataset, batch_size=batch_size, num_workers=2)",
+}
+_TRAINER = {
+    "sdpa": _PLAIN["sdpa"],
+    "mixed_precision": "TrainingArguments(..., {dtype}=True)",
+    "checkpointing": """\
+TrainingArguments(..., gradient_checkpointing=True,
+    gradient_checkpointing_kwargs={{"use_reentrant": False}})""",
+    "chunked_loss": "TrainingArguments(..., use_liger_kernel=True)   # pip install liger-kernel",
+    "foreach": 'TrainingArguments(..., optim="adamw_torch_fused")',
+    "optimizer_8bit": 'TrainingArguments(..., optim="adamw_bnb_8bit")',
+    "adafactor": 'TrainingArguments(..., optim="adafactor")',
+    "sgd": 'TrainingArguments(..., optim="sgd")',
+    "smaller_batch_any": """\
+TrainingArguments(..., per_device_train_batch_size=1, gradient_accumulation_steps=4)""",
+    "smaller_batch": """\
+TrainingArguments(..., per_device_train_batch_size={after},
+    gradient_accumulation_steps={accumulation})""",
+    "fsdp": """\
+TrainingArguments(..., fsdp="full_shard auto_wrap")
+# torchrun --nproc-per-node {gpus} train.py""",
+    "no_grad": "TrainingArguments(..., eval_accumulation_steps=1, prediction_loss_only=True)",
+}
+_ACCELERATE = {
+    "mixed_precision": 'accelerator = Accelerator(mixed_precision="{dtype}")',
+    "smaller_batch": """\
+accelerator = Accelerator(gradient_accumulation_steps={accumulation})
+{name} = {after}
+for batch in loader:
+    with accelerator.accumulate(model):
+        loss = model(**batch).loss
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()""",
+    "fsdp": "accelerate launch --use_fsdp --num_processes {gpus} train.py",
+}
+_SHELL = {
+    "expandable_segments": """\
+# Linux, before Python starts
+export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+# in a notebook, before torch uses the GPU:
+#   import os; os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+# PowerShell (effective under Linux only): $env:PYTORCH_CUDA_ALLOC_CONF = "expandable_segments:True\"""",
+    "shared_memory": "docker run --shm-size=8g ...   # or DataLoader(..., num_workers=0)",
+    "close_processes_any": "nvidia-smi   # then close the notebooks and programs it lists: kill <PID>",
+    "close_processes": "nvidia-smi   # then close the notebooks and programs it lists: kill <PID>",
+}
+_STYLES = {"plain": _PLAIN, "trainer": _TRAINER, "accelerate": _ACCELERATE}
+_TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16"}
+_SCALER = "; scale it with torch.amp.GradScaler"
+
+
+def code_for(key: str, style: str, values: Mapping[str, Any]) -> tuple[str, str]:
+    """(code, its language) for a remedy; ("", "python") where there is nothing to paste."""
+    if key in _SHELL:
+        return _SHELL[key], "shell"
+    template = _STYLES[style].get(key) or _PLAIN.get(key, "")
+    dtype = str(values.get("dtype", ""))
+    filled = template.format(
+        **values,
+        torch_dtype=_TORCH_NAMES.get(dtype, dtype),
+        alpha=2 * int(values.get("rank", 0)),
+        scaler=_SCALER if dtype == "fp16" else "",
+    )
+    return filled, "python"

@@ -1,0 +1,109 @@
+"""How remedies are shown: the best in one sentence, all in a table, the code of each to paste."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from oom_magic.description import Block, Cell, Code, Details, Sentence, Table
+from oom_magic.explain.language import SENTENCES, Language, say
+
+if TYPE_CHECKING:
+    from oom_magic.explain.remedies import Remedy
+
+_FITS = {True: "fits_yes", False: "fits_no", None: "fits_open"}
+_COLUMNS = ("remedy", "peak", "saving", "fits", "speed", "batch")
+_NO_RUN = "no_run"  # the note of remedies that are only named
+_STOPS = ".。"
+
+
+def best_remedy(remedies: Sequence[Remedy], lang: Language) -> str:
+    """The first remedy that fits as a sentence, else what saves most; empty where nothing is priced."""
+    wording = _Wording(remedies, lang)
+    best = next((one for one in remedies if one.fits), None)
+    if best is not None:
+        if not best.saving_bytes or best.peak_allocated_bytes is None:
+            return say("best_makes_room", lang, text=wording.of(best))
+        sizes = {"peak_allocated_bytes": best.peak_allocated_bytes, "saving_bytes": best.saving_bytes}
+        return say("best_fits", lang, text=wording.of(best), **sizes)
+    saving = max(remedies, key=lambda one: one.saving_bytes or 0, default=None)
+    if saving is None or (saving.saving_bytes or 0) <= 0:
+        return ""
+    return say("best_does_not_fit", lang, text=wording.of(saving), saving_bytes=saving.saving_bytes)
+
+
+def remedies_details(remedies: Sequence[Remedy], lang: Language) -> list[Block]:
+    """The table of what is priced, what is not and why, and code to paste; nothing where there is nothing."""
+    if not remedies:
+        return []
+    wording = _Wording(remedies, lang)
+    priced = [one for one in remedies if one.needed_bytes is not None]
+    blocks: list[Block] = []
+    if priced:
+        columns = tuple(say(f"column_{name}", lang) for name in _COLUMNS)
+        blocks.append(Table(columns, tuple(_row(one, wording) for one in priced)))
+    for one in remedies:
+        if one.needed_bytes is None or one.note:
+            note = "" if one.note == _NO_RUN else _note(one.note, lang)
+            blocks.append(Sentence(f"• {wording.of(one)} {note}".strip(), "quiet" if priced else "plain"))
+    if any(one.note == _NO_RUN for one in remedies):
+        blocks.append(Sentence(say("how_to_price", lang), "quiet"))
+    blocks += [_how(one, wording) for one in remedies if one.code and _is_worthwhile(one)]
+    return [Details(say("heading_remedies", lang), tuple(blocks))]
+
+
+def _is_worthwhile(remedy: Remedy) -> bool:
+    """Whether its code is worth showing: it fits, saves, or is named for want of a run to price it with."""
+    return bool(remedy.fits) or (remedy.saving_bytes or 0) > 0 or remedy.note == _NO_RUN
+
+
+def _how(remedy: Remedy, wording: _Wording) -> Details:
+    """How to make the change, and what it does to the speed."""
+    blocks: list[Block] = [Code(remedy.code, remedy.language)]
+    if remedy.needed_bytes is not None:
+        text = say(f"speed_{remedy.speed}", wording.lang)
+        blocks.insert(0, Sentence(say("speed_heading", wording.lang, text=text), "quiet"))
+    return Details(say("heading_code", wording.lang, text=wording.of(remedy).rstrip(_STOPS)), tuple(blocks))
+
+
+class _Wording:
+    """Remedies as sentences; parts of a combination take their values from the remedies that stand alone."""
+
+    def __init__(self, remedies: Sequence[Remedy], lang: Language) -> None:
+        self.lang = lang
+        self._values: Mapping[str, Mapping[str, Any]] = {one.key: one.values for one in reversed(remedies)}
+
+    def of(self, remedy: Remedy) -> str:
+        """What a remedy changes."""
+        keys = remedy.values.get("keys")
+        if keys is None:
+            return say(f"remedy_{remedy.key}", self.lang, **remedy.values)
+        parts = (say(f"remedy_{key}", self.lang, **{**self._values.get(key, {}), **remedy.values}) for key in keys)
+        return say(f"remedy_{remedy.key}", self.lang, parts=" + ".join(part.rstrip(_STOPS) for part in parts))
+
+
+def _row(remedy: Remedy, wording: _Wording) -> tuple[Cell, ...]:
+    peak, saving = remedy.peak_allocated_bytes, remedy.saving_bytes
+    return (
+        wording.of(remedy),
+        "" if peak is None else peak,
+        "" if saving is None else saving,
+        say(_FITS[remedy.fits], wording.lang),
+        say(f"pace_{remedy.speed}", wording.lang),
+        _batch(remedy.global_batch_before, remedy.global_batch_after),
+    )
+
+
+def _batch(before: int | None, after: int | None) -> str:
+    if before is None or after is None:
+        return ""
+    return str(after) if before == after else f"{before} → {after}"
+
+
+def _note(note: str, lang: Language) -> str:
+    """Why something has no price: a sentence of the catalogue, or a library's words."""
+    if not note:
+        return ""
+    key = f"remedy_note_{note}"
+    text = say(key, lang) if key in SENTENCES else say("remedy_not_priced", lang, reason=note)
+    return f"({text.rstrip(_STOPS)})"

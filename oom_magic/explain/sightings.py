@@ -1,0 +1,83 @@
+"""What was seen of a failure beyond its message: the frames of a live exception, the report of the run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from oom_magic.explain.failure import Failure
+from oom_magic.explain.tensors import TensorCandidate
+from oom_magic.units import format_bytes
+
+if TYPE_CHECKING:
+    from oom_magic.memory.report import MemoryReport, OutOfMemory
+
+_KINDS = {
+    "_log_softmax": "probabilities",
+    "nll_loss_backward": "logits_gradient",
+    "_log_softmax_backward_data": "logits_gradient",
+}
+_PHASES = {"forward": "forward", "backward": "backward", "optimizer": "optimizer_step"}
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """Candidates for the tensor, best first, and the user's line; ``is_exact`` where a report has its size."""
+
+    candidates: tuple[TensorCandidate, ...] = ()
+    place: str = ""
+    code: str = ""
+    phase: str | None = None
+    is_exact: bool = False
+
+
+NO_SIGHTING = Sighting()
+
+
+def see(
+    error: BaseException | None,
+    report: MemoryReport | None,
+    failure: Failure,
+    phase: str | None,
+    names: Mapping[str, Any] | None = None,
+) -> Sighting:
+    """What exception and report show of the failure that a message tells; ``names`` are the notebook's."""
+    recorded = None if report is None else report.out_of_memory
+    if recorded is not None and not _agrees(recorded, failure):
+        recorded = None
+    sighting = _from_report(recorded) if recorded is not None else NO_SIGHTING
+    if error is None or error.__traceback__ is None or "torch" not in sys.modules:
+        return sighting
+    from oom_magic.explain.live import look_at  # these import torch
+    from oom_magic.explain.live_tensors import live_candidates
+
+    exact_bytes = recorded.tensor_bytes if recorded is not None else None
+    try:
+        live = look_at(error, names)
+        found = () if live is None else live_candidates(live, failure, exact_bytes, phase or sighting.phase)
+    except Exception:  # whatever the user's objects do when they are looked at
+        return sighting
+    if live is None:
+        return sighting
+    place, code = sighting.place or live.place, sighting.code or live.code
+    return replace(sighting, candidates=found or sighting.candidates, place=place, code=code)
+
+
+def _agrees(recorded: OutOfMemory, failure: Failure) -> bool:
+    """Whether a report is of this very failure."""
+    return failure.requested_bytes is None or format_bytes(recorded.requested_bytes) == format_bytes(
+        failure.requested_bytes
+    )
+
+
+def _from_report(recorded: OutOfMemory) -> Sighting:
+    operator = recorded.operator.rpartition("::")[2]
+    phase = _PHASES.get(recorded.phase.value)
+    where = f"{recorded.module}: " if recorded.module else ""
+    formula = f"{where}{operator or '?'} = {format_bytes(recorded.tensor_bytes)}"
+    kind = "optimizer_state" if phase == "optimizer_step" else _KINDS.get(operator, "result")
+    candidate = TensorCandidate(kind, formula, recorded.tensor_bytes, 1.0, recorded.line.text)
+    place = f"{recorded.line.file.rpartition('/')[2]}:{recorded.line.line}" if recorded.line.file else ""
+    return Sighting((candidate,), place, recorded.line.text.strip(), phase, is_exact=True)

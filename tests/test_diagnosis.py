@@ -1,0 +1,172 @@
+"""explain(): texts, files and exceptions in; plain data out."""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from oom_templates import GIB, Numbers, render
+
+from oom_magic.explain.causes import Cause
+from oom_magic.explain.diagnosis import explain
+
+CASES = Path(__file__).parents[2] / "shared" / "cases"
+MESSAGE = render("T6", Numbers(requested=2 * GIB, allocated=4 * GIB, stuck=3 * GIB))[0]
+
+
+def test_text_path_and_exception_agree(tmp_path):
+    log = tmp_path / "train.log"
+    log.write_text(f"step 1\nstep 2\n{MESSAGE}\n")
+    diagnoses = [explain(MESSAGE), explain(log), explain(str(log)), explain(RuntimeError(MESSAGE))]
+    assert {diagnosis.cause for diagnosis in diagnoses} == {Cause.FRAGMENTATION}
+    assert {diagnosis.main_failure.requested_bytes for diagnosis in diagnoses} == {2 * GIB}
+    assert all(diagnosis.is_oom for diagnosis in diagnoses)
+
+
+def test_only_the_end_of_a_long_log_is_read(tmp_path):
+    log = tmp_path / "train.log"
+    log.write_text("x" * 5_000_000 + "\n" + MESSAGE)
+    assert explain(log).cause == Cause.FRAGMENTATION
+
+
+def test_missing_file_is_an_error_and_missing_text_is_not(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        explain(tmp_path / "absent.log")
+    assert explain("absent.log").is_oom is None
+
+
+def test_last_failure_of_the_session(monkeypatch):
+    monkeypatch.setattr(sys, "last_value", RuntimeError(MESSAGE), raising=False)
+    assert explain().cause == Cause.FRAGMENTATION
+    monkeypatch.setattr(sys, "last_value", None, raising=False)
+    with pytest.raises(ValueError, match="Nothing has failed"):
+        explain()
+
+
+def test_no_exception_or_frame_is_kept():
+    class Tensor:
+        pass
+
+    def fail():
+        tensor = Tensor()
+        references.append(weakref.ref(tensor))
+        raise RuntimeError(MESSAGE)
+
+    references = []
+    try:
+        fail()
+    except RuntimeError as error:
+        diagnosis = explain(error)
+    gc.collect()
+    assert references[0]() is None
+    assert diagnosis.cause == Cause.FRAGMENTATION
+
+
+def test_the_traceback_of_an_exception_tells_the_phase():
+    class Optimizer:
+        def step(self):
+            raise RuntimeError(MESSAGE.replace("3.00 GiB is reserved", "1.00 MiB is reserved"))
+
+    optimizer = Optimizer()
+    try:
+        optimizer.step()
+    except RuntimeError as error:
+        diagnosis = explain(error)
+    assert (diagnosis.phase, diagnosis.cause) == ("optimizer_step", Cause.OPTIMIZER_STATE)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        (MESSAGE, "tip_applies"),
+        (MESSAGE.replace("3.00 GiB is reserved", "1.00 GiB is reserved"), "tip_does_not_apply"),
+        ("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n" + MESSAGE, "tip_already_followed"),
+        ("PS C:\\train> python train.py\n" + MESSAGE, "tip_unsupported"),
+        ("CUDA error: out of memory", None),
+    ],
+)
+def test_the_tip_is_judged(text, key):
+    tip = explain(text + "\n").tip
+    assert (tip.key if tip else None) == key
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        (render("T6", Numbers(process=None, others=((77, 7 * GIB),)))[0], "fact_own_pid"),
+        (render("T6", Numbers(process=2**64, others=((77, 2**64),)))[0], "fact_process_size_unknown"),
+        (render("T6", Numbers(pool=GIB))[0], "fact_private_pools"),
+        (render("T1", Numbers())[0], "fact_cached_excludes_allocated"),
+        (render("hip", Numbers(free=99 * GIB))[0], "fact_free_above_capacity"),
+        (
+            "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU \n",
+            "fact_device_zero",
+        ),
+    ],
+)
+def test_facts_about_the_numbers(text, key):
+    assert [fact.key for fact in explain(text).facts] == [key]
+
+
+def test_setup_names_the_tensor():
+    text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.32 GiB."
+    diagnosis = explain(text, {"batch": 2, "seq": 2048, "vocab": 151936})
+    assert diagnosis.tensors[0].name == "logits"
+    models = {"Qwen1.5-7B": {"vocab": 151936}}
+    assert explain(f"Qwen1.5-7B batch_size=2 max_length=2048 {text}", models=models).tensors[0].fit > 0.7
+
+
+ROBERTA_BASE = {"heads": 12, "hidden": 768, "vocab": 50265, "intermediate": 3072, "batch": 4, "seq": 1024}
+QWEN_7B = {"heads": 32, "hidden": 4096, "vocab": 151936, "intermediate": 11008, "batch": 2, "seq": 2048}
+
+
+@pytest.mark.parametrize(
+    ("name", "setup", "cause", "tensor"),
+    [
+        ("1-vulberta-rtx3080.md", ROBERTA_BASE, "attention_scores", "attention_scores"),
+        ("2-t5-small-3x20gb.md", None, "fragmentation", None),
+        ("3-qwen1.5-7b-qlora-16gb.md", QWEN_7B, "logits_or_loss", "logits"),
+        ("4-classification-small-machines.md", None, "unknown", None),
+        ("5-rtx3060-12gb.md", None, "sysmem_fallback", None),
+    ],
+)
+def test_the_reported_cases(name, setup, cause, tensor):
+    path = CASES / name
+    if not path.exists():
+        pytest.skip(f"{path} is not here")
+    diagnosis = explain(path, setup)
+    assert diagnosis.is_oom
+    assert diagnosis.cause == cause
+    assert tensor is None or diagnosis.tensors[0].name == tensor
+
+
+def test_not_oom():
+    diagnosis = explain("RuntimeError: CUDA error: device-side assert triggered")
+    assert (diagnosis.is_oom, diagnosis.cause) == (False, Cause.NOT_OOM)
+
+
+@given(st.text(max_size=300))
+def test_any_text_becomes_json(text):
+    json.dumps(explain(text + "\n").to_dict())
+
+
+def test_full_message_becomes_json():
+    plain = json.loads(json.dumps(explain(MESSAGE).to_dict()))
+    assert plain["cause"] == "fragmentation"
+    assert plain["failures"][0]["requested_bytes"] == 2 * GIB
+
+
+def test_nothing_heavy_is_imported():
+    code = (
+        "import sys, oom_magic.explain.diagnosis\n"
+        "print([name for name in ('torch', 'IPython', 'numpy') if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

@@ -1,0 +1,157 @@
+"""What a Diagnosis shows: golden text and HTML, the same rows in both languages and both encodings."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from oom_templates import GIB, MIB, VERSIONS, Numbers, render, shuffled_numbers
+from pages import Page, assert_text_and_html_agree
+
+from oom_magic.description import Code, Description, Details, Parts, Sentence, Table
+from oom_magic.explain.diagnosis import Diagnosis, explain
+from oom_magic.explain.held import Held
+from oom_magic.explain.remedies import Remedy
+from oom_magic.rendering import to_html
+from oom_magic.rendering.text import display_width, to_text
+
+LOG = """(train) $ python train.py --model t5-small --batch_size 32 --max_length 256
+Traceback (most recent call last):
+  File "/home/ada/train.py", line 41, in train
+    loss = F.cross_entropy(logits.view(-1, 32128), labels.view(-1))
+{message}
+"""
+NUMBERS = Numbers(
+    requested=1004 * MIB, total=20 * GIB, free=900 * MIB, allocated=18 * GIB, stuck=300 * MIB,
+    process=19 * GIB, others=(),
+)  # fmt: skip
+REMEDIES = (
+    Remedy(
+        "smaller_batch", 30, "accumulation", {"before": 32, "after": 24, "accumulation": 3},
+        14 * GIB, 15 * GIB, 5 * GIB, True, 64, 72, code="batch_size = 24\naccumulation = 3",
+    ),
+    Remedy(
+        "checkpointing", 40, "checkpointing", {}, 16 * GIB, 17 * GIB, 3 * GIB, True, 64, 64,
+        code="model.gradient_checkpointing_enable()",
+    ),
+    Remedy("combination", 50, "combination", {"keys": ("checkpointing", "lora")}, 2 * GIB, 3 * GIB, GIB, False),
+    Remedy("lora", 70, "faster", {"rank": 16}, note="peft is <not> installed"),
+)  # fmt: skip
+
+
+@cache
+def sample(lang: str) -> Diagnosis:
+    """A diagnosis with everything in it."""
+    log = LOG.format(message=render("T6", NUMBERS)[0])
+    held = (Held("name", "model", 900 * MIB), Held("category", "activation", 9 * GIB), Held("line", "a.py:3", GIB))
+    return replace(explain(log, lang=lang), remedies=REMEDIES, held=held)
+
+
+def flat(description: Description):
+    """Every block, those in details too."""
+    pending = list(description.blocks)
+    while pending:
+        block = pending.pop(0)
+        if isinstance(block, Details):
+            pending[:0] = block.blocks
+        yield block
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_golden(lang, golden):
+    golden(f"diagnosis_{lang}.txt", str(sample(lang)))
+    golden(f"diagnosis_{lang}.html", to_html(sample(lang).describe()))
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_text_and_html_agree(lang):
+    assert_text_and_html_agree(sample(lang).describe())
+    bundle = sample(lang)._repr_mimebundle_()
+    assert bundle["text/plain"] == str(sample(lang))
+    assert "<not>" not in bundle["text/html"] and "&lt;not&gt;" in bundle["text/html"]
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_eighty_columns_unless_code(lang):
+    code = {
+        line for block in flat(sample(lang).describe()) if isinstance(block, Code) for line in block.text.split("\n")
+    }
+    lines = [line for line in str(sample(lang)).split("\n") if line.strip() not in code]
+    assert max(map(display_width, lines)) <= 80
+
+
+def shape(description: Description):
+    """Kinds of blocks, rows of tables and all numbers, without words."""
+    for block in flat(description):
+        match block:
+            case Table():
+                yield (
+                    "table",
+                    len(block.columns),
+                    [[cell for cell in row if isinstance(cell, int)] for row in block.rows],
+                )
+            case Parts():
+                yield "parts", [part.num_bytes for part in block.parts]
+            case Sentence():
+                yield "sentence", block.tone, sorted(re.findall(r"\d+(?:\.\d+)?", block.text))
+            case _:
+                yield (type(block).__name__,)
+
+
+def test_both_languages_show_the_same_rows_and_numbers():
+    assert list(shape(sample("en").describe())) == list(shape(sample("zh").describe()))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_both_languages_agree_on_every_message(seed):
+    message, _ = render(VERSIONS[seed % len(VERSIONS)], shuffled_numbers(seed))
+    shown = [list(shape(explain(message, lang=lang).describe())) for lang in ("en", "zh")]
+    assert shown[0] == shown[1]
+
+
+def test_three_lines_come_first():
+    first = [block for block in sample("en").describe().blocks[:3] if isinstance(block, Sentence)]
+    assert [block.text.split(":")[0] for block in first] == ["What happened", "Why", "What to change"]
+    assert all(isinstance(block, Details) for block in sample("en").describe().blocks[3:])
+    assert "Microbatch 24 instead of 32" in first[2].text and "14.00 GiB" in first[2].text
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_budget_rows_sum_to_the_capacity(seed):
+    message, _ = render(VERSIONS[seed % len(VERSIONS)], shuffled_numbers(seed))
+    diagnosis = explain(message)
+    for parts in (block for block in flat(diagnosis.describe()) if isinstance(block, Parts)):
+        assert parts.total_bytes == parts.capacity_bytes == diagnosis.budget.capacity_bytes
+
+
+def test_a_combination_names_its_parts():
+    text = to_text(sample("en").describe(), width=10_000)
+    assert "recompute activations in the backward + LoRA of rank 16" in text
+
+
+def test_short_repr_and_language_are_kept():
+    assert repr(sample("en")) == "<Diagnosis: Out of memory: 1004.00 MiB did not fit>"
+    assert sample("zh").lang == "zh" and "显存不足" in repr(sample("zh"))
+    assert sample("zh").to_dict()["lang"] == "zh"
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+@given(text=st.text(max_size=200))
+def test_any_text_can_be_shown(lang, text):
+    diagnosis = explain(f"{text}\nMemoryError", lang=lang)
+    Page(to_html(diagnosis.describe()))
+    assert str(diagnosis)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["hello", "CUDA error: device-side assert triggered", "DataLoader worker (pid 1) is killed by signal: Bus error.",
+     "CUBLAS_STATUS_EXECUTION_FAILED", "MemoryError", "CUDA driver error: out of memory"],
+)  # fmt: skip
+def test_failures_of_other_kinds_are_shown(text):
+    for lang in ("en", "zh"):
+        assert_text_and_html_agree(explain(f"{text}\n", lang=lang).describe())

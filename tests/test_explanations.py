@@ -1,0 +1,156 @@
+"""%oom_explain in a shell: the last failure, files and pastes, options, first words before prices."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from traceback import walk_tb
+
+import pytest
+
+from oom_magic.explain import remedies
+from oom_magic.explain.causes import Cause
+from oom_magic.explain.diagnosis import Diagnosis
+from oom_magic.notebook import explanations
+
+MESSAGE = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 192.00 MiB. GPU 0 has a total capacity of"
+    " 9.77 GiB of which 53.81 MiB is free. Of the allocated memory 8.10 GiB is allocated by PyTorch, and 180.00"
+    " MiB is reserved by PyTorch but unallocated."
+)
+CARD = "%%gpumem --no-plot --gpu 'RTX 3060' --memory 1GiB\n"
+MODEL = (
+    CARD + "import torch\nhidden = 1024\nmodel = torch.nn.Sequential("
+    "*(torch.nn.Linear(hidden, hidden) for _ in range(4))).cuda()\n"
+)
+FAILING = (
+    CARD + "\nbatch_size = 16\ndata = torch.zeros(batch_size, 4096, hidden, device='cuda')\n"
+    "optimizer = torch.optim.SGD(model.parameters())\nfor _ in range(2):\n"
+    "    loss = model(data).square().mean()\n    loss.backward()\n    optimizer.step()\n"
+)
+
+
+@pytest.fixture(autouse=True)
+def _surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oom_magic.notebook.magics._has_gpu", lambda: False)
+    monkeypatch.setenv("OOM_MAGIC_LANG", "en")
+
+
+def run(shell, cell: str):
+    result = shell.run_cell(cell, store_history=True)
+    return result.result
+
+
+def fail(shell) -> None:
+    """Run a dry cell that runs out of memory (in the test itself: pytest clears sys.last_value before it)."""
+    run(shell, MODEL)
+    assert type(shell.run_cell(FAILING, store_history=True).error_in_exec).__name__ == "OutOfMemoryError"
+
+
+def test_pasted_text_and_files(shell, tmp_path):
+    (tmp_path / "train.log").write_text(MESSAGE)
+    pasted = run(shell, f"%%oom_explain\n{MESSAGE}")
+    read = run(shell, f"%oom_explain '{tmp_path / 'train.log'}'")
+    assert isinstance(pasted, Diagnosis) and pasted.failures == read.failures
+    assert pasted.lang == "en" and "What happened" in str(pasted)
+
+
+def test_language_stays(shell):
+    assert run(shell, f"%%oom_explain --lang zh\n{MESSAGE}").lang == "zh"
+    assert run(shell, f"%%oom_explain\n{MESSAGE}").lang == "zh"
+    assert run(shell, f"%%oom_explain --lang en\n{MESSAGE}").lang == "en"
+
+
+def test_options_describe_the_run(shell):
+    line = "--fast --model roberta-base --batch 4 --seq 1024 --precision fp32 --attention eager"
+    diagnosis = run(shell, f"%%oom_explain {line}\n{MESSAGE}")
+    assert diagnosis.cause == Cause.ATTENTION_SCORES
+    assert "RTX 3080 (9.77 GiB)" in diagnosis.setup_text and "batch 4 x 1024" in diagnosis.setup_text
+    assert "Taken for the run" in str(diagnosis)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("--batch 4", "--model"),
+        ("--model robert-base", "Did you mean"),
+        ("--model gpt2 --precision fp17", "fp17"),
+        ("--model gpt2 --gpu 'RTX 3061'", "RTX 3060"),
+        ("--lang fr", "--lang"),
+    ],
+)
+def test_wrong_options_say_what_is_allowed(shell, line, says):
+    error = shell.run_cell(f"%%oom_explain {line}\n{MESSAGE}").error_in_exec
+    assert type(error).__name__ == "UsageError" and says in str(error)
+
+
+def test_a_described_run_is_priced(shell, monkeypatch):
+    monkeypatch.setattr(remedies, "_candidates", lambda *_: [])  # only sizes: fewer dry runs
+    line = "--model distilgpt2 --batch 8 --seq 64 --gpu 'RTX 3060' --memory 2GiB"
+    diagnosis = run(shell, f"%%oom_explain {line}\n{MESSAGE}")
+    assert any(remedy.needed_bytes for remedy in diagnosis.remedies)
+    first = shell.display_pub.outputs[0]["data"]["text/plain"]
+    assert "What happened" in first  # before any price
+
+
+def test_the_last_dry_failure_is_explained_at_once(shell):
+    fail(shell)
+    diagnosis = run(shell, "%oom_explain --fast")
+    assert diagnosis.tensors[0].formula == "16 x 4096 x 1024 x float32 = 256.00 MiB"
+    assert diagnosis.tensors[0].expression.startswith("F.linear(input[16, 4096, 1024], ")
+    assert diagnosis.place.startswith("Cell In[")
+    assert {held.kind for held in diagnosis.held} == {"category", "line"}
+
+
+def test_the_failed_cell_is_rehearsed(shell, monkeypatch):
+    monkeypatch.setattr(remedies, "_candidates", lambda *_: [])
+    fail(shell)
+    diagnosis = run(shell, "%oom_explain")
+    keys = {remedy.key: remedy for remedy in diagnosis.remedies}
+    assert keys["smaller_batch"].fits
+    assert keys["smaller_batch"].values["after"] < 16
+    assert "batch_size" in keys["smaller_batch"].code
+    assert "batch_size" not in shell.user_ns
+
+
+def test_debugging_still_works(shell):
+    fail(shell)
+    error, trace = sys.last_value, sys.last_traceback
+    run(shell, "%oom_explain --fast")
+    assert sys.last_value is error and sys.last_traceback is trace
+    frames = [frame.f_code.co_name for frame, _ in walk_tb(error.__traceback__)]
+    assert "<module>" in frames and frames[-1] == "forward"
+
+
+def test_no_tensor_is_kept(shell):
+    fail(shell)
+    weight = next(
+        frame.f_locals["input"] for frame, _ in walk_tb(sys.last_value.__traceback__) if "input" in frame.f_locals
+    )
+    alive = weakref.ref(weight)
+    del weight
+    diagnosis = run(shell, "%oom_explain --fast")
+    for name in ("last_value", "last_traceback", "last_exc", "last_type"):
+        sys.__dict__.pop(name, None)
+    shell.run_cell("1/0")  # IPython lets go of the failed cell when another error comes
+    gc.collect()
+    assert diagnosis.tensors and alive() is None
+
+
+def test_an_interrupt_keeps_what_was_found(shell, monkeypatch):
+    def prices(diagnosis, setup):
+        yield diagnosis
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(explanations, "_prices_of_setup", prices)
+    assert isinstance(run(shell, f"%%oom_explain --model distilgpt2\n{MESSAGE}"), Diagnosis)
+
+
+def test_a_failed_cell_is_kept_as_text(shell):
+    fail(shell)
+    magics = shell.magics_manager.registry["OOMMagics"]
+    cell = magics.failures.failed_cell
+    assert cell.source == FAILING and cell.is_dry and cell.is_observed
+    shell.run_cell("raise RuntimeError('CUDA out of memory. Tried to allocate 1.00 GiB.')")
+    assert not magics.failures.failed_cell.is_observed

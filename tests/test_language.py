@@ -1,0 +1,134 @@
+"""The catalogue: both languages complete, with the same fields, and no sentence outside it."""
+
+from __future__ import annotations
+
+import ast
+import re
+import string
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from oom_templates import VERSIONS, render, shuffled_numbers
+
+from oom_magic.explain import catalogue, language
+from oom_magic.explain.budget import budget_of
+from oom_magic.explain.causes import Cause, Confidence
+from oom_magic.explain.diagnosis import explain
+from oom_magic.explain.failure import Failure
+from oom_magic.explain.language import SENTENCES, choose_language, say
+from oom_magic.explain.other_messages import KINDS, LINE_KINDS
+
+PACKAGE = Path(catalogue.__file__).parent
+
+
+def fields(sentence):
+    return sorted(name for _, name, _, _ in string.Formatter().parse(sentence) if name)
+
+
+@pytest.mark.parametrize("key", SENTENCES)
+def test_both_languages_say_it_with_the_same_fields(key):
+    english, chinese = SENTENCES[key]
+    assert english.strip() and chinese.strip()
+    assert fields(english) == fields(chinese)
+    assert english.isascii()
+    assert len(re.findall(r"\d+(?:\.\d+)?", english)) == len(re.findall(r"\d+(?:\.\d+)?", chinese))
+
+
+def test_no_sentence_twice():
+    counts = Counter(sentence for pair in SENTENCES.values() for sentence in set(pair))
+    assert [sentence for sentence, count in counts.items() if count > 1] == []
+
+
+def test_every_key_that_the_code_can_ask_for_exists():
+    keys = {f"cause_{cause.value}" for cause in Cause} | {f"confidence_{word.value}" for word in Confidence}
+    keys |= {f"meaning_{kind.format}" for kind in (*KINDS, *LINE_KINDS)}
+    keys |= set(re.findall(r'"(budget_\w+|tensor_\w+)"', (PACKAGE / "budget.py").read_text()))
+    keys |= {
+        *literal_keys(PACKAGE / "causes.py"),
+        *literal_keys(PACKAGE / "tip.py"),
+        *literal_keys(PACKAGE / "facts.py"),
+    }
+    assert keys - set(SENTENCES) == set()
+
+
+def literal_keys(path):
+    """The first arguments of Evidence(...) calls that are plain strings."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        is_evidence = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Evidence"
+        if is_evidence and isinstance(node.args[0], ast.Constant):
+            yield node.args[0].value
+
+
+OTHER_MODULES = [path for path in sorted(PACKAGE.glob("*.py")) if "catalogue" not in path.name]
+
+
+@pytest.mark.parametrize("path", OTHER_MODULES, ids=lambda path: path.name)
+def test_no_chinese_sentence_outside_the_catalogue(path):
+    strings = [
+        node.value
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    assert not [text for text in strings if re.search("[\u4e00-\u9fff]{2,}.*\u3002", text)]
+
+
+@pytest.mark.parametrize(
+    ("lang", "environment", "chosen"),
+    [
+        ("zh", {}, "zh"),
+        ("zh-CN", {"OOM_MAGIC_LANG": "en"}, "zh"),
+        (None, {"OOM_MAGIC_LANG": "zh"}, "zh"),
+        (None, {"OOM_MAGIC_LANG": "en", "LANG": "zh_CN.UTF-8"}, "en"),
+        (None, {"LANG": "zh_CN.UTF-8"}, "zh"),
+        (None, {"LC_ALL": "en_US.UTF-8", "LANG": "zh_CN.UTF-8"}, "en"),
+        (None, {"LANG": "C.UTF-8"}, "en"),
+        (None, {}, "en"),
+    ],
+)
+def test_choice_of_language(lang, environment, chosen, monkeypatch):
+    for name in ("OOM_MAGIC_LANG", "LC_ALL", "LC_MESSAGES", "LANG"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(language.locale, "getlocale", lambda: (None, None))
+    assert choose_language(lang) == chosen
+
+
+def test_unknown_language_is_refused():
+    with pytest.raises(ValueError, match="'fr'"):
+        choose_language("fr")
+
+
+def test_sizes_are_written_as_sizes():
+    values = {"stuck_bytes": 3 * 2**30, "requested_bytes": 500 * 2**20}
+    assert "3.00 GiB" in say("stuck_above_request", "en", **values)
+    assert "500.00 MiB" in say("stuck_above_request", "zh", **values)
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+@pytest.mark.parametrize("seed", range(60))
+def test_everything_a_diagnosis_says_can_be_said(seed, lang):
+    message, _ = render(VERSIONS[seed % len(VERSIONS)], shuffled_numbers(seed))
+    frames = [
+        "loss.backward()",
+        "optimizer.step()",
+        "attn = q @ k",
+        "x = model(x)",
+        "loss = F.cross_entropy(a, b)",
+    ]
+    diagnosis = explain(f"{frames[seed % 5]}\n{message}")
+    said = [say(item.key, lang, **item.values) for item in (*diagnosis.evidence, *diagnosis.facts)]
+    said += [
+        say(f"cause_{diagnosis.cause.value}", lang),
+        say(f"confidence_{diagnosis.confidence.value}", lang),
+    ]
+    said += [say(f"tensor_name_{candidate.name}", lang) for candidate in diagnosis.tensors]
+    said += [say(diagnosis.tensor_note, lang)] if diagnosis.tensor_note else []
+    said += [say(row.key, lang) for row in diagnosis.budget.rows] if diagnosis.budget else []
+    assert all(said)
+
+
+def test_budget_keys_exist():
+    failure = Failure("x", "cuda", total_bytes=2**34, free_bytes=2**30, allocated_bytes=2**33)
+    assert all(row.key in SENTENCES for row in budget_of(failure).rows)

@@ -1,0 +1,218 @@
+"""Live exceptions: the tensor that asked is read from the failing frames, and nothing of them is kept."""
+
+from __future__ import annotations
+
+import gc
+import json
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from oom_magic.explain.causes import Cause
+from oom_magic.explain.diagnosis import explain
+from oom_magic.explain.live import look_at
+from oom_magic.predict.one_call import follow, is_followed
+from oom_magic.predict.session import DrySession
+from oom_magic.units import format_bytes
+
+VOCAB = 50_000
+
+
+class Attention(nn.Module):
+    def __init__(self, hidden: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(hidden, 3 * hidden)
+
+    def forward(self, x):
+        batch, seq, hidden = x.shape
+        q, k, v = (y.view(batch, seq, self.heads, -1).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+        scores = q @ k.transpose(-1, -2) / 8
+        return (F.softmax(scores, dim=-1) @ v).transpose(1, 2).reshape(batch, seq, hidden)
+
+
+class Model(nn.Module):
+    def __init__(self, hidden: int = 512) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCAB, hidden)
+        self.attention = Attention(hidden, 8)
+        self.head = nn.Linear(hidden, VOCAB, bias=False)
+
+    def forward(self, ids):
+        return self.head(self.attention(self.embed(ids)))
+
+
+def train(batch: int, seq: int) -> None:
+    model = Model().cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    ids = torch.randint(0, 1000, (batch, seq), device="cuda")
+    for _ in range(2):
+        logits = model(ids)
+        loss = F.cross_entropy(logits.float().view(-1, VOCAB), ids.view(-1))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def failed(batch: int, seq: int, memory: str) -> tuple[BaseException, DrySession]:
+    session = DrySession("RTX 3060", memory, is_lasting=False, has_bar=False)
+    session.run(lambda: train(batch, seq))
+    error, session.exception = session.exception, None  # it would keep the frames
+    assert error is not None
+    return error, session
+
+
+CASES = [
+    (8, 512, "2GiB", "probabilities", "4096 x 50000 x float32", "F.cross_entropy(logits[8, 512, 50000]", Cause.LOGITS_OR_LOSS),
+    (8, 512, "1.3GiB", "logits", "8 x 512 x 50000 x float32", "F.linear(input[8, 512, 512], self.head.weight", Cause.LOGITS_OR_LOSS),
+    (4, 2048, "1GiB", "attention_scores", "4 x 8 x 2048 x 2048 x float32", "q[4, 8, 2048, 64] @ k[", Cause.ATTENTION_SCORES),
+    (1, 16, "0.9GiB", "optimizer_state", "50000 x 512 x float32", "torch.zeros_like(model.embed.weight", Cause.OPTIMIZER_STATE),
+    (1, 64, "0.53GiB", "parameter", "50000 x 512 x float32", "t[50000, 512].cuda(device)", Cause.WEIGHTS_TOO_BIG),
+    (1, 8, "0.7GiB", "gradient", "model.embed.weight: 50000 x 512", "loss.backward()", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("batch", "seq", "memory", "name", "formula", "expression", "cause"), CASES)
+def test_the_tensor_of_a_dry_run(batch, seq, memory, name, formula, expression, cause):
+    error, session = failed(batch, seq, memory)
+    for report in (None, session.report):
+        diagnosis = explain(error, report=report)
+        best = diagnosis.tensors[0]
+        assert best.name == name
+        assert best.formula.startswith(formula)
+        assert best.expression.replace("self.head", "model.head").startswith(
+            expression.replace("self.head", "model.head")
+        )
+        assert best.num_bytes == session.report.out_of_memory.tensor_bytes
+        assert cause is None or diagnosis.cause == cause
+        assert diagnosis.place.startswith("test_live.py:")
+        assert str(diagnosis)
+        json.dumps(diagnosis.to_dict())
+
+
+def test_the_report_says_what_frames_do_not():
+    error, session = failed(8, 512, "2.8GiB")
+    diagnosis = explain(error, report=session.report)
+    assert diagnosis.tensors[0].name == "logits_gradient"
+    assert diagnosis.tensors[0].num_bytes == session.report.out_of_memory.tensor_bytes
+    assert (diagnosis.phase, diagnosis.cause) == ("backward", Cause.LOGITS_OR_LOSS)
+    assert {one.kind for one in diagnosis.held} == {"category", "line"}
+
+
+def test_a_report_of_another_failure_is_not_believed():
+    _, session = failed(8, 512, "2GiB")
+    other, _ = failed(1, 16, "0.9GiB")
+    assert explain(other, report=session.report).tensors[0].name == "optimizer_state"
+
+
+def message(num_bytes: int) -> str:
+    return f"CUDA out of memory. Tried to allocate {format_bytes(num_bytes)}."
+
+
+def raises_with(size: int):
+    """A function of torch's that is followed, but fails when called for real."""
+    raise torch.OutOfMemoryError(message(size))
+
+
+def embed_and_fail(ids, weight, size):
+    rows = F.embedding(ids, weight)
+    return torch.cat([rows, rows], dim=-1) if size < 0 else raises_with(size)
+
+
+def test_copies_of_tensors_in_sight_on_real_tensors():
+    states = torch.zeros(64, 512, 512, dtype=torch.bfloat16)
+    try:
+        embed_and_fail(torch.zeros(2, 4, dtype=torch.long), states[0], 2 * states.nbytes)
+    except RuntimeError as error:
+        diagnosis = explain(error)
+    assert diagnosis.tensors[0].name == "copy"
+    assert "states: 64 x 512 x 512 x float32 = 64.00 MiB" in diagnosis.tensors[0].formula
+
+
+def test_nothing_of_the_frames_is_kept():
+    error, session = failed(8, 512, "2GiB")
+    frame = error.__traceback__
+    while "logits" not in frame.tb_frame.f_locals:
+        frame = frame.tb_next
+    alive = weakref.ref(frame.tb_frame.f_locals["logits"])
+    diagnosis = explain(error, report=session.report)
+    traceback = error.__traceback__
+    assert explain(error).tensors == diagnosis.tensors and error.__traceback__ is traceback
+    del error, frame, traceback, session
+    gc.collect()
+    assert alive() is None
+    assert diagnosis.tensors
+
+
+def test_the_users_code_is_not_run():
+    class Sly:
+        touched = 0
+
+        def __getattr__(self, name):
+            Sly.touched += 1
+            raise AttributeError(name)
+
+        @property
+        def size(self):
+            Sly.touched += 1
+
+    def fail(sly):
+        return F.relu(sly.size * 2)
+
+    def fail_by_name(sly):
+        return F.relu(sly.weight)
+
+    for function in (fail, fail_by_name):
+        with pytest.raises((TypeError, AttributeError)) as caught:
+            function(Sly())
+        before = Sly.touched
+        assert before and look_at(caught.value) is not None
+        assert Sly.touched == before
+
+
+def test_an_error_that_wraps_another_leads_to_its_origin():
+    def inner():
+        logits = torch.empty(2, 128, 32_000)
+        raise torch.OutOfMemoryError(message(logits.nbytes))
+
+    try:
+        try:
+            inner()
+        except RuntimeError as error:
+            raise RuntimeError(f"training failed: {error}") from error
+    except RuntimeError as outer:
+        live = look_at(outer)
+    assert "logits" in {one.name for one in live.tensors}
+
+
+@pytest.mark.parametrize(
+    ("function", "followed"),
+    [(F.linear, True), (torch.matmul, True), (torch.zeros(2).float, True), (torch.softmax, True), (torch._C._nn.gelu, True),
+     (torch.save, False), (torch.zeros(2).item, False), (torch.zeros(2).backward, False), (print, False), (train, False),
+     (torch.manual_seed, False), (nn.Linear, False)],
+)  # fmt: skip
+def test_only_computations_of_torch_are_followed(function, followed):
+    assert is_followed(function) is followed
+
+
+def test_a_call_is_followed_without_memory_or_randomness():
+    state = torch.get_rng_state()
+    result, made = follow(F.dropout, [torch.empty(2**20, 2**20, device="meta"), 0.5], {"training": True})
+    assert result.device.type == "meta" and made
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_locals_that_the_user_holds_are_left():
+    def fail():
+        rows = torch.zeros(4)
+        held = locals()
+        try:
+            raise torch.OutOfMemoryError(message(rows.nbytes + 2**30))
+        except RuntimeError as error:
+            look_at(error)
+        return held
+
+    assert "rows" in fail()

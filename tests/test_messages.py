@@ -1,0 +1,214 @@
+"""Reading messages: every version, every way of pasting, and texts nobody wrote on purpose."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oom_templates import MUTATIONS, VERSIONS, Numbers, render, shuffled_numbers
+
+from oom_magic.explain.messages import read
+
+DATA = Path(__file__).parent / "data" / "oom_messages.jsonl"
+SHARED = Path(__file__).parents[2] / "shared" / "oom_messages" / "dev.jsonl"
+SIZES = {
+    "requested_bytes": "requested_bytes", "total": "total_bytes", "free": "free_bytes",
+    "allocated": "allocated_bytes", "reserved": "reserved_bytes",
+    "reserved_unallocated": "reserved_unallocated_bytes", "process_in_use": "process_bytes",
+    "limit": "limit_bytes", "private_pools": "private_pool_bytes", "mps_other": "mps_other_bytes",
+}  # fmt: skip
+
+
+def rows(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def fullest(failures):
+    return max(failures, key=lambda failure: failure.num_sizes)
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_version_survives_every_paste(version, mutation):
+    for numbers in (
+        Numbers(),
+        Numbers(limit=5 * 2**30, pool=22 * 2**20, others=()),
+        *map(shuffled_numbers, range(4)),
+    ):
+        message, truth = render(version, numbers)
+        failures = read(MUTATIONS[mutation](message))
+        assert len(failures) == 1, (message, failures)
+        said = {name: getattr(failures[0], name) for name in truth}
+        assert said == truth, MUTATIONS[mutation](message)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_cut_message_says_less_but_nothing_wrong(version):
+    message, truth = render(version, Numbers(limit=5 * 2**30, pool=22 * 2**20))
+    for length in range(len(message)):
+        for failure in read(message[:length]):
+            for name, true in truth.items():
+                said = getattr(failure, name)
+                if name.endswith("_bytes"):
+                    assert said in (None, true), (message[:length], name)
+                elif name == "other_processes":
+                    assert said == true[: len(said)]
+
+
+def test_interleaved_ranks_are_read_apart():
+    messages = [render("T6", shuffled_numbers(seed)) for seed in (1, 2, 3)]
+    lines = [
+        [f"[rank{rank}]: {message[i : i + 60]}" for i in range(0, len(message), 60)]
+        for rank, (message, _) in enumerate(messages)
+    ]
+    draw = random.Random(0)
+    mixed = []
+    while any(lines):
+        mixed.append(draw.choice([part for part in lines if part]).pop(0))
+    failures = read("\n".join(mixed))
+    assert len(failures) == 3
+    for _, truth in messages:
+        assert truth in [{name: getattr(failure, name) for name in truth} for failure in failures]
+
+
+def test_several_messages_in_one_text():
+    texts = [render(version, shuffled_numbers(7)) for version in ("T1", "T3", "T8", "mps", "async")]
+    failures = read("\n\nthen\n\n".join(message for message, _ in texts))
+    assert [failure.requested_bytes for failure in failures] == [truth["requested_bytes"] for _, truth in texts]
+
+
+def test_own_process_under_its_host_pid():
+    numbers = Numbers(process=None, others=((562167, 7 * 2**30),))
+    failure = read(render("T6", numbers)[0])[0]
+    assert failure.self_listed_as_pid == 562167
+    assert failure.listed_other_bytes == 0
+    two = Numbers(process=None, others=((1, 7 * 2**30), (2, 7 * 2**30)))
+    assert read(render("T6", two)[0])[0].self_listed_as_pid is None
+
+
+def test_not_available_is_not_a_size():
+    message, _ = render("T6", Numbers(process=2**64, others=((9, 2**64),)))
+    failure = read(message)[0]
+    assert failure.process_bytes is None
+    assert failure.other_processes == ((9, None),)
+
+
+def test_reserved_and_cached_mean_different_things():
+    old = read(render("T1", Numbers())[0])[0]
+    new = read(render("T2", Numbers())[0])[0]
+    assert abs(old.stuck_bytes - new.stuck_bytes) < 2**24
+
+
+@pytest.mark.parametrize(
+    ("text", "template", "is_oom"),
+    [
+        (
+            "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 40.00 MiB. GPU \n",
+            "cuda_v2.3_nul_cut",
+            True,
+        ),
+        ("CUDA out of memory. Tried to allocate more than 1EB memory.", "cuda_absurd_size", True),
+        (
+            "CUDA out of memory. Allocation was preemptively rejected because it would exceed"
+            " per_process_memory_fraction limit. Requested size: 2.00 GiB",
+            "cuda_preempted",
+            True,
+        ),
+        (
+            "RuntimeError: CUDA error: out of memorySearch for `cudaErrorMemoryAllocation'",
+            "cuda_error_oom",
+            True,
+        ),
+        ("RuntimeError: HIP error: out of memory", "cuda_error_oom", True),
+        ("torch.OutOfMemoryError: Allocation on device \n", "cuda_malloc_async", True),
+        ("Last error:\nCuda failure 2 'out of memory'", "nccl", True),
+        ("Last error:\nCuda failure 1 'invalid argument'", "nccl", False),
+        ("ERROR: could not load: cannot allocate memory in static TLS block", "static_tls", False),
+        ("quantile() input tensor is too large", "int32_limit", False),
+        ("CUDA error: invalid device ordinal", "cuda_other_error", False),
+        ("[1]    4711 Killed                  python train.py", "sigkill", True),
+        ("exitcode  : -9 (pid: 17)", "sigkill", True),
+        ("ChildFailedError: exitcode  : -6 (pid: 17)", None, None),
+        ("OSError: [WinError 1455] The paging file is too small", "windows_paging_file", True),
+        ("Memory cgroup out of memory: Killed process 4711 (python)", "kernel_oom_killer", True),
+        (
+            "Out of memory allocating 1,024 bytes (allocated so far: 2,048 bytes)",
+            "third_party_cuda_oom",
+            True,
+        ),
+        ("DataLoader worker (pid(s) 1234, 5678) exited unexpectedly", "dataloader_other_signal", None),
+        ("$ Torch: not enough memory: you tried to allocate 12GB. Buy new RAM!", "cpu_allocator", True),
+        ("the weather is fine", None, None),
+        ("", None, None),
+    ],
+)
+def test_other_messages(text, template, is_oom):
+    failures = read(text)
+    assert [failure.format for failure in failures] == ([template] if template else [])
+    assert all(failure.is_oom is is_oom for failure in failures)
+
+
+@pytest.mark.parametrize("row", rows(DATA), ids=lambda row: row["id"])
+def test_real_messages(row):
+    failure = fullest(read(row["text"]))
+    assert {name: getattr(failure, name) for name in row["fields"]} == row["fields"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text())
+def test_any_text_is_read(text):
+    read(text)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_damaged_messages_are_read(data):
+    version = data.draw(st.sampled_from(VERSIONS))
+    text = render(version, shuffled_numbers(data.draw(st.integers(0, 1000))))[0]
+    for _ in range(data.draw(st.integers(1, 6))):
+        place = data.draw(st.integers(0, len(text)))
+        text = text[:place] + data.draw(st.text(max_size=4)) + text[place + data.draw(st.integers(0, 5)) :]
+    read(text)
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "1234567890", " ", "\n", "a\n", "Tried to allocate ", "Tried to allocate 2.00 GiB ",
+        "CUDA out of memory. ", "GPU 0 has a total capacity of ", "[rank0]: a\n[rank1]: b\n",
+        "Error", "a.b.", "enforce fail at ", "1 1 ",
+        "NVML_SUCCESS == ", "RuntimeError: CUDA error: out of memory\n", "\\n", "[", "\x1b[0m",
+        "DataLoader worker (pid ",
+    ],
+)  # fmt: skip
+def test_a_megabyte_of_anything_is_read(piece):
+    """How long it takes is measured by tests/benchmarks/bench_messages.py."""
+    failures = read(piece * (2**20 // len(piece)))
+    assert all(failure.start >= 0 for failure in failures)
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the shared corpus of real messages is not here")
+def test_goals_on_the_shared_corpus():
+    num_right = num_wrong = num_oom_right = num_oom = 0
+    for row in rows(SHARED):
+        failures = read(row["text"])
+        verdicts = {failure.is_oom for failure in failures}
+        if row["is_oom"] is not None:
+            num_oom += 1
+            num_oom_right += (True in verdicts) if row["is_oom"] else (verdicts == {False})
+        if not failures:
+            continue
+        failure = fullest(failures)
+        for theirs, ours in SIZES.items():
+            true = row["truth_bytes"].get(theirs)
+            true = None if true == 2**64 else true
+            said = getattr(failure, ours)
+            if theirs == "mps_other" or (true is None and said is None):
+                continue
+            num_right, num_wrong = num_right + (said == true), num_wrong + (said != true)
+    assert num_right / (num_right + num_wrong) >= 0.99
+    assert num_oom_right / num_oom >= 0.98
