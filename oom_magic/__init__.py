@@ -1,0 +1,98 @@
+"""oom_magic: explains, predicts and prevents CUDA out-of-memory errors of PyTorch training in notebooks.
+
+``%load_ext oom_magic`` adds the magics; the names below work in any Python program. Nothing heavy is
+imported before it is needed.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from oom_magic.explain.diagnosis import Diagnosis, explain
+    from oom_magic.measure.device import doctor
+    from oom_magic.measure.measurement import measure
+    from oom_magic.measure.release import release
+    from oom_magic.memory.categories import Breakdown, Category
+    from oom_magic.memory.report import Comparison, MemoryReport
+    from oom_magic.notebook.sliders import sliders
+    from oom_magic.predict.session import dry_run
+    from oom_magic.predict.setup import TrainingSetup
+    from oom_magic.predict.sizes import Sizes, size
+
+__all__ = [
+    "Breakdown",
+    "Category",
+    "Comparison",
+    "Diagnosis",
+    "MemoryReport",
+    "Sizes",
+    "TrainingSetup",
+    "doctor",
+    "dry_run",
+    "explain",
+    "load_ipython_extension",
+    "measure",
+    "release",
+    "size",
+    "sliders",
+    "unload_ipython_extension",
+]
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Breakdown": "memory.categories",
+    "Category": "memory.categories",
+    "Comparison": "memory.report",
+    "Diagnosis": "explain.diagnosis",
+    "MemoryReport": "memory.report",
+    "Sizes": "predict.sizes",
+    "TrainingSetup": "predict.setup",
+    "doctor": "measure.device",
+    "dry_run": "predict.session",
+    "explain": "explain.diagnosis",
+    "measure": "measure.measurement",
+    "release": "measure.release",
+    "size": "predict.sizes",
+    "sliders": "notebook.sliders",
+}
+
+
+class _Package(ModuleType):
+    """This package. Importing its parts ``measure`` and ``explain`` does not replace the functions."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+def load_ipython_extension(shell: InteractiveShell) -> None:
+    """What ``%load_ext oom_magic`` does: add the magics and the hint under out-of-memory errors."""
+    from oom_magic.notebook.extension import load
+
+    load(shell)
+
+
+def unload_ipython_extension(shell: InteractiveShell) -> None:
+    """What ``%unload_ext oom_magic`` does: remove what loading added."""
+    from oom_magic.notebook.extension import unload
+
+    unload(shell)

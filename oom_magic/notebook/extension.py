@@ -1,0 +1,45 @@
+"""What ``%load_ext oom_magic`` adds to a shell and ``%unload_ext oom_magic`` takes away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from IPython.core.interactiveshell import InteractiveShell
+
+from oom_magic.notebook.magics import OOMMagics
+
+_REPORT = ("oom_magic.memory.report", "MemoryReport")
+
+_loaded: dict[int, OOMMagics] = {}  # by identity of the shell: a shell may be embedded in another
+
+
+def load(shell: InteractiveShell) -> None:
+    """Add the magics, the hint under out-of-memory errors, and the picture to displayed reports."""
+    unload(shell)
+    magics = OOMMagics(shell)
+    shell.register_magics(magics)
+    shell.events.register("post_run_cell", magics.failures.after_cell)
+    if shell.display_formatter is not None:
+        shell.display_formatter.mimebundle_formatter.for_type_by_name(*_REPORT, _report_bundle)
+    _loaded[id(shell)] = magics
+
+
+def unload(shell: InteractiveShell) -> None:
+    """Take away what ``load`` added; nothing if it was not loaded."""
+    magics = _loaded.pop(id(shell), None)
+    if magics is None:
+        return
+    magics.stop_watching()
+    shell.events.unregister("post_run_cell", magics.failures.after_cell)
+    if shell.display_formatter is not None:
+        shell.display_formatter.mimebundle_formatter.pop(".".join(_REPORT), None)
+    for kind, names in OOMMagics.magics.items():
+        for name in names:
+            shell.magics_manager.magics[kind].pop(name, None)
+    shell.magics_manager.registry.pop(OOMMagics.__name__, None)
+
+
+def _report_bundle(report: Any, **_: Any) -> dict[str, str]:
+    from oom_magic.notebook.gpumem import describe_with_picture
+
+    return describe_with_picture(report)._repr_mimebundle_()

@@ -1,0 +1,73 @@
+"""One line under errors that oom_magic knows more about, above all that memory ran out.
+
+The error is kept as text, never as an exception: that would keep the failed cell's tensors alive.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+from typing import Any
+
+from IPython.core.interactiveshell import ExecutionResult
+
+HINT = "%oom_explain tells which tensor did not fit, why, and what to change (%oom_explain --off: not again)."
+
+_OUT_OF_MEMORY = re.compile(r"out of memory|not enough memory|_ALLOC_FAILED|NOT_ENOUGH_MEMORY", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class FailedCell:
+    """A cell that ran out of memory, as text; ``is_observed``: under ``%%gpumem``, ``is_dry``: in a dry run."""
+
+    source: str
+    is_observed: bool = False
+    is_dry: bool = False
+
+
+class FailureWatch:
+    """Keeps the text of the last out-of-memory error and hints at ``%oom_explain`` under it.
+
+    ``dry_names`` gives the names that exist in dry runs only, ``was_dry`` whether the last ``%%gpumem`` was one.
+    ``failed_cell`` is the cell of the last such error, as text.
+    """
+
+    def __init__(self, dry_names: Callable[[], Container[str]], was_dry: Callable[[], bool]) -> None:
+        self.dry_names = dry_names
+        self.was_dry = was_dry
+        self.last_text = ""
+        self.failed_cell: FailedCell | None = None
+        self.is_hinting = True
+
+    def after_cell(self, result: ExecutionResult) -> None:
+        """IPython's ``post_run_cell``."""
+        error = result.error_in_exec or result.error_before_exec
+        if isinstance(error, NameError) and error.name in self.dry_names():
+            print(f"{error.name} was assigned in a dry run; it can be used in %%gpumem cells only.")
+        if error is None or not is_out_of_memory(error):
+            return
+        self.last_text = text_of(error)
+        source = str(getattr(result.info, "raw_cell", "") or "")
+        is_observed = source.lstrip().startswith(("%%gpumem", "%gpumem"))
+        self.failed_cell = FailedCell(source, is_observed, is_observed and self.was_dry())
+        if self.is_hinting:
+            print(HINT)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the error, or one that it came from, says so."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        if type(cause).__name__ == "OutOfMemoryError" or _OUT_OF_MEMORY.search(str(cause)):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
+def text_of(error: Any) -> str:
+    """The traceback as Python prints it."""
+    return "".join(traceback.format_exception(type(error), error, error.__traceback__))

@@ -1,0 +1,215 @@
+"""The timeline as a picture: allocated memory over the run, stacked by category, steps and phases marked.
+
+Drawn on a ``Figure`` of its own, so that the user's matplotlib state is not touched. The SVG's colours
+become the style sheet's variables, which lets one picture follow light and dark themes.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from io import BytesIO
+from itertools import pairwise
+
+import matplotlib
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from oom_magic.description import Picture
+from oom_magic.memory.allocator import replay
+from oom_magic.memory.categories import CATEGORIES, Category
+from oom_magic.memory.report import MemoryReport
+from oom_magic.memory.report_description import place
+from oom_magic.memory.timeline import PHASES, MarkKind, Phase
+from oom_magic.rendering.palette import LIGHT
+from oom_magic.units import GIB, MIB, format_bytes
+
+_MOST_POINTS = 320
+_CARD_IN_VIEW = 0.3  # the card's limit is drawn when the peak reaches this share of it
+_STACK = (  # what stays longest at the bottom
+    Category.BEFORE, Category.WORKSPACE, Category.PARAMETER, Category.OPTIMIZER_STATE,
+    Category.GRADIENT, Category.ACTIVATION, Category.INPUT, Category.TEMPORARY,
+)  # fmt: skip
+_PHASE_SHADES = {Phase.FORWARD: 0.25, Phase.BACKWARD: 0.6, Phase.OPTIMIZER: 1.0}
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Points of a timeline: event positions, bytes by category (a column each), reserved bytes, phases."""
+
+    positions: npt.NDArray[np.int64]
+    by_category: npt.NDArray[np.int64]
+    reserved_bytes: npt.NDArray[np.int64]
+    phases: npt.NDArray[np.int64]
+
+
+def timeline_picture(report: MemoryReport) -> Picture:
+    """The timeline as an inline SVG."""
+    peak = format_bytes(report.peak_allocated_bytes)
+    alt = f"Allocated memory over the run, stacked by category; peak {peak}."
+    return Picture(alt, _themed_svg(timeline_figure(report)))
+
+
+def timeline_figure(report: MemoryReport) -> Figure:
+    """The timeline as a matplotlib figure in the colours of a light page."""
+    figure = Figure(figsize=(8.6, 3.1), facecolor="none", layout="constrained")
+    axes = figure.add_subplot(facecolor="none")
+    axes.set_xlim(0, max(report.timeline.num_events - 1, 1))
+    curve = sample(report)
+    _draw_curve(axes, curve)
+    _draw_peak(axes, report, curve)
+    _draw_card(axes, report)
+    _draw_phases(axes, curve)
+    _draw_steps(axes, report)
+    _draw_failure(axes, report, curve)
+    _dress(axes)
+    return figure
+
+
+def sample(report: MemoryReport, most_points: int = _MOST_POINTS) -> Curve:
+    """About ``most_points`` moments: the highest of each stretch, so that no peak is lost, and both ends."""
+    timeline = report.timeline
+    replayed = replay(timeline, settings=report.settings)
+    events = timeline.order
+    made = np.where(events >= 0, events, ~events)
+    sizes = np.where(events >= 0, 1, -1) * replayed.block_bytes[made]
+    changes = np.zeros((len(events), len(CATEGORIES)), dtype=np.int64)
+    changes[np.arange(len(events)), timeline.category[made]] = sizes
+    by_category = changes.cumsum(axis=0)
+    total = by_category.sum(axis=1)
+    edges = np.unique(np.linspace(0, len(events), min(most_points, len(events)) + 1).astype(np.int64))
+    highest = [start + int(total[start:end].argmax()) for start, end in pairwise(edges)]
+    positions = np.unique(np.array([0, *highest, len(events) - 1], dtype=np.int64)) if len(events) else edges[:0]
+    latest = np.maximum.accumulate(np.where(events >= 0, np.arange(len(events)), 0))  # a free has no phase
+    phases = timeline.phase[made[latest]][positions]
+    return Curve(positions, by_category[positions], replayed.reserved_bytes[positions], phases)
+
+
+def _draw_curve(axes: Axes, curve: Curve) -> None:
+    shown = [category for category in _STACK if curve.by_category[:, CATEGORIES.index(category)].any()]
+    if shown:
+        axes.stackplot(
+            curve.positions,
+            [curve.by_category[:, CATEGORIES.index(category)] for category in shown],
+            colors=[LIGHT[category.value] for category in shown],
+            labels=[category.label for category in shown],
+            edgecolor=LIGHT["paper"],
+            linewidth=0.4,
+        )
+    axes.plot(curve.positions, curve.reserved_bytes, color=LIGHT["quiet"], linewidth=1, label="reserved")
+
+
+def _draw_peak(axes: Axes, report: MemoryReport, curve: Curve) -> None:
+    if not len(curve.positions):
+        return
+    totals = curve.by_category.sum(axis=1)
+    at = int(totals.argmax())
+    position, height = curve.positions[at], int(totals[at])
+    text = f"peak {format_bytes(report.peak_allocated_bytes)}"
+    if report.peak_line is not None:
+        text += f"  {place(report.peak_line)}"
+    across = (position - curve.positions[0]) / max(curve.positions[-1] - curve.positions[0], 1)
+    side = "left" if across < 0.25 else "right" if across > 0.75 else "center"
+    axes.plot([position], [height], "o", color=LIGHT["fg"], markersize=5)
+    axes.annotate(
+        text, (float(position), float(max(height, curve.reserved_bytes[at]))), xytext=(0, 6),
+        textcoords="offset points", ha=side, color=LIGHT["fg"], fontsize=9, fontweight="bold",
+    )  # fmt: skip
+
+
+def _draw_card(axes: Axes, report: MemoryReport) -> None:
+    limit, top = report.device.usable_bytes, report.peak_reserved_bytes
+    text = f"PyTorch can have {format_bytes(limit)} of {format_bytes(report.device_total_bytes)}"
+    if top < _CARD_IN_VIEW * limit:
+        axes.set_ylim(0, max(top, MIB) * 1.25)
+        axes.text(1, 1.01, text, transform=axes.transAxes, ha="right", color=LIGHT["quiet"], fontsize=8)
+        return
+    axes.set_ylim(0, max(limit, top) * 1.12)
+    axes.axhline(limit, color=LIGHT["bad"], linewidth=1, linestyle=(0, (5, 3)))
+    axes.annotate(
+        text, (1, limit), xycoords=("axes fraction", "data"), xytext=(0, 3),
+        textcoords="offset points", ha="right", color=LIGHT["bad"], fontsize=8,
+    )  # fmt: skip
+
+
+def _draw_phases(axes: Axes, curve: Curve) -> None:
+    """A ribbon under the curve, darker from forward to optimizer, with names where there is room."""
+    changes = (np.flatnonzero(np.diff(curve.phases)) + 1).tolist()
+    for first, last in zip([0, *changes], [*changes, len(curve.positions) - 1], strict=True):
+        if last <= first or PHASES[curve.phases[first]] is Phase.OTHER:
+            continue
+        phase = PHASES[curve.phases[first]]
+        start, end = float(curve.positions[first]), float(curve.positions[last])
+        shade = _PHASE_SHADES[phase]
+        axes.axvspan(start, end, -0.05, -0.02, color=LIGHT["quiet"], alpha=shade, lw=0, clip_on=False)
+        _label_span(axes, start, end, phase.value, -0.06, 0.07)
+
+
+def _draw_steps(axes: Axes, report: MemoryReport) -> None:
+    start = 0
+    ends = [mark.position for mark in report.timeline.marks if mark.kind is MarkKind.STEP_END]
+    for number, end in enumerate(ends, 1):
+        axes.axvline(end, color=LIGHT["quiet"], linewidth=0.6, alpha=0.5)
+        _label_span(axes, start, end, f"step {number}", -0.13, 0.05)
+        start = end
+
+
+def _label_span(axes: Axes, start: float, end: float, text: str, height: float, least_share: float) -> None:
+    """A name under a stretch of the run, if the stretch is wide enough."""
+    left, right = axes.get_xlim()
+    if end - start >= least_share * (right - left):
+        axes.text(
+            (start + end) / 2, height, text, transform=axes.get_xaxis_transform(), ha="center", va="top",
+            color=LIGHT["quiet"], fontsize=8,
+        )  # fmt: skip
+
+
+def _draw_failure(axes: Axes, report: MemoryReport, curve: Curve) -> None:
+    if report.out_of_memory is None or not len(curve.positions):
+        return
+    position, height = float(curve.positions[-1]), float(curve.by_category[-1].sum())
+    wanted = height + report.out_of_memory.tensor_bytes
+    axes.plot([position, position], [height, wanted], color=LIGHT["bad"], linewidth=2, linestyle=":")
+    axes.plot([position], [wanted], "X", color=LIGHT["bad"], markersize=7, clip_on=False)
+    axes.set_ylim(0, max(axes.get_ylim()[1], wanted * 1.12))
+    text = f"asked for {format_bytes(report.out_of_memory.tensor_bytes)} more"
+    axes.annotate(
+        text, (position, wanted), xytext=(-8, -3), textcoords="offset points", ha="right",
+        color=LIGHT["bad"], fontsize=9, fontweight="bold",
+    )  # fmt: skip
+
+
+def _dress(axes: Axes) -> None:
+    unit, name = (GIB, "GiB") if axes.get_ylim()[1] >= GIB else (MIB, "MiB")
+    ticks = MaxNLocator(5, steps=[1, 2, 4, 5, 10]).tick_values(0, axes.get_ylim()[1] / unit)
+    axes.set_yticks([tick * unit for tick in ticks if tick * unit <= axes.get_ylim()[1]])
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / unit:g} {name}"))
+    axes.set_xticks([])
+    axes.tick_params(colors=LIGHT["quiet"], length=0, labelsize=8)
+    axes.grid(axis="y", color=LIGHT["line"], linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[:].set_visible(False)
+    axes.legend(
+        loc="lower center", bbox_to_anchor=(0.5, 1.03), ncols=9, frameon=False, fontsize=8,
+        labelcolor=LIGHT["quiet"], handlelength=1, handleheight=0.9, columnspacing=1.2, handletextpad=0.5,
+    )  # fmt: skip
+
+
+def _themed_svg(figure: Figure) -> str:
+    """The figure as an SVG element in the page's font and the style sheet's colours, without global style."""
+    file = BytesIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "oom_magic"}):
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    svg = file.getvalue().decode()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<defs>\s*</defs>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r' (?:d|x|y|transform)="[^"]*"', lambda found: re.sub(r"(\d\.\d)\d+", r"\1", found[0]), svg)
+    svg = re.sub(r"'DejaVu Sans'[^;\"]*?sans-serif", "system-ui, sans-serif", svg)
+    svg = re.sub(r'width="[^"]*" height="[^"]*" viewBox', 'width="100%" viewBox', svg, count=1)
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)
+    for hue, colour in LIGHT.items():
+        svg = svg.replace(colour, f"var(--oom-{hue},{colour})")
+    return re.sub(r"\s*\n\s*", " ", svg)

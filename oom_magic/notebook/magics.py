@@ -1,0 +1,187 @@
+"""The magics: their options, and what the user reads in ``%gpumem?``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import (
+    Magics,
+    line_cell_magic,
+    line_magic,
+    magics_class,
+    no_var_expand,
+    output_can_be_silenced,
+)
+from IPython.core.magic_arguments import argument, magic_arguments
+
+from oom_magic.notebook import gpumem
+from oom_magic.notebook.cells import compile_cell
+from oom_magic.notebook.explanations import explain_last, explain_pasted, explain_path
+from oom_magic.notebook.failures import FailureWatch
+from oom_magic.notebook.gpumem import Card, CellRunner
+from oom_magic.notebook.monitor import Monitor
+from oom_magic.notebook.options import parse_options, unquoted
+from oom_magic.notebook.setup_options import setup_arguments
+
+
+@magics_class
+class OOMMagics(Magics):
+    """What ``%load_ext oom_magic`` adds."""
+
+    shell: InteractiveShell
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        super().__init__(shell)
+        self.runner = CellRunner(shell)
+        self.failures = FailureWatch(lambda: self.runner.names.names, lambda: self.runner.was_dry)
+        self.monitor: Monitor | None = None
+
+    @output_can_be_silenced
+    @no_var_expand
+    @magic_arguments()
+    @argument("--dry-run", action="store_true", help="Follow the cell on a pretend GPU; nothing runs for real.")
+    @argument("--gpu", type=unquoted, help='The pretend GPU, such as "RTX 3060"; implies --dry-run.')
+    @argument(
+        "--memory",
+        type=unquoted,
+        help="Its memory, such as 12GiB, if not the catalogue's; implies --dry-run.",
+    )
+    @argument("--device", type=int, help="Number of the CUDA device to measure (default: the current one).")
+    @argument("--top", type=int, default=5, help="How many lines to list (default: 5).")
+    @argument("--no-plot", action="store_true", help="Leave out the timeline picture.")
+    @argument("-o", "--output", metavar="NAME", help="Bind the report to a variable.")
+    @argument("--json", type=unquoted, metavar="FILE", help="Write the report to a file as JSON.")
+    @line_cell_magic
+    def gpumem(self, line: str, cell: str | None = None) -> Any:
+        """Show what a cell or statement takes of GPU memory: when, on which line and for what.
+
+        With a CUDA device the code runs and is measured; without one it is followed on a pretend GPU.
+        ``%gpumem --gpu "A100 80GB"`` alone chooses the pretend GPU for the notebook.
+        """
+        __tracebackhide__ = True
+        options, statement = parse_options(self.gpumem, line)
+        card = Card.parse(options.gpu, options.memory)
+        self._check(options, statement, cell)
+        if cell is None and not statement:
+            return self._choose(card)
+        compiled = compile_cell(self.shell, statement if cell is None else cell, 0 if cell is None else 1)
+        self.runner.last_report = None
+        try:
+            if options.dry_run or card or not _has_gpu():
+                return self.runner.dry_run(compiled, card)
+            return self.runner.measure(compiled, options.device)
+        finally:
+            self._show(options)
+
+    def _check(self, options: Any, statement: str, cell: str | None) -> None:
+        if cell is not None and statement:
+            raise UsageError(f"%%gpumem takes options only; {statement!r} belongs into the cell.")
+        if options.top < 1:
+            raise UsageError(f"--top: {options.top} lines cannot be listed; use 1 or more.")
+        if options.output is not None and not options.output.isidentifier():
+            raise UsageError(f"-o: {options.output!r} is not a name for a variable.")
+
+    def _choose(self, card: Card) -> None:
+        if not card:
+            raise UsageError("%gpumem needs a statement to run, or --gpu or --memory to choose a pretend GPU.")
+        self.runner.card = card
+        print(f"Dry runs of this notebook now use {card}.")
+
+    def _show(self, options: Any) -> None:
+        report = self.runner.last_report
+        if report is None:
+            return
+        gpumem.show(report, options.top, not options.no_plot)
+        if options.output:
+            self.shell.user_ns[options.output] = report
+        if options.json:
+            gpumem.save(report, options.json)
+
+    @output_can_be_silenced
+    @no_var_expand
+    @magic_arguments()
+    @argument("--lang", choices=("en", "zh"), help="Language from now on (default: the locale's).")
+    @argument("--fast", action="store_true", help="Explain only; price no remedies.")
+    @setup_arguments
+    @argument("--off", action="store_true", help="No more hints under out-of-memory errors.")
+    @line_cell_magic
+    def oom_explain(self, line: str, cell: str | None = None) -> Any:
+        """Explain an out-of-memory error: the last one, one in a FILE, or the text under %%oom_explain.
+
+        Remedies of the last error are priced by dry runs of the cell that failed; those of others' errors by
+        dry runs of the run that --model and the options after it describe.
+        """
+        options, path = parse_options(self.oom_explain, line)
+        if options.off:
+            self.failures.is_hinting = False
+            return None
+        if cell is not None:
+            return explain_pasted(self.shell, cell, options)
+        if path:
+            return explain_path(self.shell, unquoted(path), options)
+        return explain_last(self.shell, self.failures, self.runner, options)
+
+    @line_magic
+    def oom_free(self, line: str) -> Any:
+        """Release what a failed cell still holds; say how much that was, what is left and who holds it."""
+        self._takes_nothing("oom_free", line)
+        from oom_magic.measure.release import release
+
+        held = self.runner.pretended_bytes
+        released = release()
+        if self.runner.session is None or _has_gpu():
+            return released
+        return self.runner.released(released, held)
+
+    @line_magic
+    def oom_doctor(self, line: str) -> Any:
+        """Check host, GPU, driver, processes and settings; say what to change."""
+        self._takes_nothing("oom_doctor", line)
+        from oom_magic.measure.device import doctor
+
+        return doctor()
+
+    @magic_arguments()
+    @argument("--device", type=int, help="Number of the CUDA device (default: the current one).")
+    @argument("--every", type=float, default=1.0, metavar="SECONDS", help="Time between two looks (default: 1).")
+    @argument("--off", action="store_true", help="Stop watching.")
+    @line_magic
+    def gpumem_watch(self, line: str) -> None:
+        """Show a device's memory live under this cell, until %gpumem_watch --off."""
+        options, rest = parse_options(self.gpumem_watch, line)
+        self._takes_nothing("gpumem_watch", rest)
+        self.stop_watching()
+        if options.off:
+            return
+        if not _has_gpu():
+            raise UsageError("%gpumem_watch: there is no CUDA device to watch.")
+        if options.every < 0.1:
+            raise UsageError(f"--every: {options.every} seconds is too often; use 0.1 or more.")
+        self.monitor = Monitor(options.device, options.every)
+        self.monitor.start()
+
+    @line_magic
+    def oom_sliders(self, line: str) -> Any:
+        """Open the sliders for a preset: %oom_sliders --model qwen2.5-7b --method qlora --gpu "RTX 3060"."""
+        from oom_magic.notebook.slider_magic import sliders_from_line
+
+        return sliders_from_line(line, self.shell)
+
+    def stop_watching(self) -> None:
+        """End the live monitor, if one runs."""
+        if self.monitor is not None:
+            self.monitor.stop()
+            self.monitor = None
+
+    @staticmethod
+    def _takes_nothing(magic: str, line: str) -> None:
+        if line.strip():
+            raise UsageError(f"%{magic} does not take {line.strip()!r}.")
+
+
+def _has_gpu() -> bool:
+    from oom_magic.measure.device_memory import is_available
+
+    return is_available()

@@ -1,0 +1,109 @@
+"""The widgets of the panel and where they are; contents are written in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import ipywidgets
+
+from oom_magic.description import Block, Code, Sentence
+from oom_magic.memory.report import Device
+from oom_magic.notebook.fit_map import Cells, FitMap, Grid
+from oom_magic.notebook.slider_controls import Control
+from oom_magic.notebook.slider_view import Estimate, assumption_blocks, live_blocks
+from oom_magic.notebook.step_chart import step_picture
+from oom_magic.rendering import style_element, to_fragment
+
+
+class Panel:
+    """Controls on the left; picture, map, timeline, code and assumptions. ``widget`` holds them all."""
+
+    def __init__(
+        self,
+        title: str,
+        controls: Mapping[str, Control],
+        grid: Grid | None,
+        go_to: Callable[[dict[str, int]], None],
+        style: str,
+    ) -> None:
+        self._progress = ipywidgets.Output()
+        self._status, self._picture, self._chart, self._code, self._assumptions = (ipywidgets.HTML() for _ in range(5))
+        self._map = FitMap(grid, go_to) if grid is not None else None
+        self._chart.add_class("oom-chart")
+        left = ipywidgets.VBox(_aligned(controls)).add_class("oom-controls")
+        right = ipywidgets.VBox([self._status, self._progress, self._picture]).add_class("oom-picture")
+        more = ipywidgets.Accordion(
+            [self._code, self._assumptions], titles=("Code to paste", "Assumptions"), selected_index=None
+        ).add_class("oom-more")
+        lower = ([self._map.widget] if self._map is not None else []) + [self._chart]
+        self._lower = ipywidgets.HBox(lower).add_class("oom-bottom")
+        self.children = [
+            ipywidgets.HTML(f"{style_element()}<style>{_style()}{style}</style>"),
+            ipywidgets.HTML(to_fragment([Sentence(title, "strong")])),
+            ipywidgets.HBox([left, right]).add_class("oom-top"),
+            self._lower,
+            more,
+        ]
+
+    def show(self, estimate: Estimate) -> None:
+        """The picture of a setting, and the cursor on the map."""
+        self._lower.remove_class("oom-stale")
+        _write(self._picture, live_blocks(estimate))
+        if self._map is not None:
+            self._map.mark(estimate.values)
+
+    def show_map(self, cells: Cells, device: Device) -> None:
+        """The numbers of the map."""
+        if self._map is not None:
+            self._map.show(cells, device)
+
+    def show_code(self, code: str) -> None:
+        """The code to paste."""
+        _write(self._code, (Code(code),))
+
+    def show_details(self, estimate: Estimate) -> None:
+        """The timeline and what was assumed."""
+        if estimate.report is not None:
+            _write(self._chart, (Sentence("One step", "strong"), step_picture(estimate.report)))
+        _write(self._assumptions, assumption_blocks(estimate.assumptions))
+
+    def show_failure(self, blocks: Sequence[Block]) -> None:
+        """An error where the picture was; the rest fades."""
+        _write(self._picture, blocks)
+        self._lower.add_class("oom-stale")
+        self._chart.value = self._code.value = self._assumptions.value = ""
+
+    @contextmanager
+    def tracing(self, text: str, is_shown: bool) -> Iterator[None]:
+        """Say that the function is traced, the picture faded. The progress bar goes into the panel once it is shown."""
+        _write(self._status, (Sentence(text, "strong"),))
+        for area in (self._picture, self._lower):
+            area.add_class("oom-stale")
+        with self._progress if is_shown else nullcontext():
+            yield
+        self._status.value, self._progress.outputs = "", ()
+        for area in (self._picture, self._lower):
+            area.remove_class("oom-stale")
+
+
+def _aligned(controls: Mapping[str, Control]) -> list[Control]:
+    """The controls with labels of one width."""
+    boxes = [name for name, control in controls.items() if isinstance(control, ipywidgets.Checkbox)]
+    longest = max(len(name) for name in controls if name not in boxes)
+    for control in controls.values():
+        control.layout.width = "100%"
+        control.style.description_width = f"{min(0.56 * longest + 0.8, 13):.1f}rem"
+    return list(controls.values())
+
+
+def _write(area: Any, blocks: Sequence[Block]) -> None:
+    area.value = to_fragment(blocks) if blocks else ""
+
+
+@cache
+def _style() -> str:
+    return Path(__file__).with_name("sliders.css").read_text(encoding="utf-8")

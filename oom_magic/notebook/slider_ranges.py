@@ -1,0 +1,102 @@
+"""Which arguments become controls, between which values, and where they start."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+
+from oom_magic.memory.timeline import IntArray
+
+BATCHES = ("microbatch_size", "batch_size", "micro_batch_size", "per_device_train_batch_size", "batch", "bs")
+LENGTHS = ("seq_len", "sequence_length", "max_seq_len", "max_length", "block_size", "context_length", "length", "seq")
+RANKS = ("rank", "lora_rank", "lora_r", "r")
+ACCUMULATIONS = ("gradient_accumulation_steps", "accumulation_steps", "grad_accum_steps", "grad_accum", "accumulation")
+
+_USUAL = {**dict.fromkeys(BATCHES, (1, 64)), **dict.fromkeys(LENGTHS, (128, 4096)), **dict.fromkeys(RANKS, (4, 128))}
+_STOPS_PER_OCTAVE = 8
+_MOST_EVEN_STOPS = 128
+_LEAST = 8  # a default below this is taken for a count, such as of layers, and varied by ones
+
+
+def inferred_ranges(fn: Callable[..., Any]) -> dict[str, Any]:
+    """Ranges for the arguments that a function names: usual ones for usual names, else round the defaults.
+
+    A switch becomes a choice; text and the rest keep their defaults.
+    """
+    found: dict[str, Any] = {}
+    for name, parameter in inspect.signature(fn).parameters.items():
+        default = parameter.default
+        if isinstance(default, bool):
+            found[name] = [default, not default]
+        elif name in _USUAL:
+            low, high = _USUAL[name]
+            known = default if isinstance(default, int) and default > 0 else low
+            found[name] = (min(low, known), max(high, known))
+        elif isinstance(default, int) and default > 0:
+            found[name] = (1, 4 * default) if default < _LEAST else (default // 4, 4 * default)
+    return found
+
+
+def as_choices(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Ranges in which a switch, ``True`` or ``False``, is a choice that starts there."""
+    return {name: [value, not value] if isinstance(value, bool) else value for name, value in given.items()}
+
+
+def start_of(axis: IntArray, default: Any) -> int:
+    """Where a slider starts: the function's own default if it is in range, else the middle in proportion."""
+    if isinstance(default, int) and default in axis:
+        return int(default)
+    stops = stops_of(axis)
+    middle = (stops[0] * stops[-1]) ** 0.5
+    return max(stop for stop in stops if stop <= max(middle, stops[0]))
+
+
+def is_even(axis: IntArray) -> bool:
+    """Whether an axis is short enough for a slider with all of its values."""
+    return len(axis) <= _MOST_EVEN_STOPS
+
+
+def stops_of(axis: IntArray, *wanted: int) -> list[int]:
+    """The values a slider stops at: all of a short axis, else eight per doubling; with both ends and ``wanted``."""
+    if is_even(axis):
+        return [int(value) for value in axis]
+    low, high = int(axis[0]), int(axis[-1])
+    stops = {low, high, *wanted}
+    step = 1
+    while step * _STOPS_PER_OCTAVE <= high:
+        eighths = range(_STOPS_PER_OCTAVE, 2 * _STOPS_PER_OCTAVE)
+        stops.update(_nearest(axis, step * eighth) for eighth in eighths if low <= step * eighth <= high)
+        step *= 2
+    return sorted(stops)
+
+
+def landmarks(axis: IntArray, most: int) -> list[int]:
+    """At most ``most`` values that span an axis in proportion: powers of two and the ends."""
+    low, high = int(axis[0]), int(axis[-1])
+    powers = {_nearest(axis, 2**power) for power in range(high.bit_length() + 1) if low <= 2**power <= high}
+    marks = sorted({low, high, *powers})
+    if len(marks) < min(4, len(axis)):
+        marks = sorted({_nearest(axis, round(value)) for value in np.linspace(low, high, min(most, len(axis)))})
+    while len(marks) > most:
+        del marks[-3:0:-2]
+    return marks
+
+
+def first_of(names: Iterable[str], known: Sequence[str]) -> str | None:
+    """The first of the names, by the order of ``known``."""
+    present = set(names)
+    return next((name for name in known if name in present), None)
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """An offer such as ``"; did you mean 'train'?"``, or nothing."""
+    close = get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _nearest(axis: IntArray, value: int) -> int:
+    return int(axis[np.abs(axis - value).argmin()])

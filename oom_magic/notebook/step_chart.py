@@ -1,0 +1,148 @@
+"""The timeline of one training step as a small picture, drawn in milliseconds."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from oom_magic.description import Picture
+from oom_magic.memory.categories import CATEGORIES, Category
+from oom_magic.memory.report import MemoryReport
+from oom_magic.memory.segments import MIN_BLOCK_BYTES
+from oom_magic.memory.timeline import PHASES, MarkKind, Phase, Timeline
+from oom_magic.units import GIB, MIB, format_bytes
+
+_WIDTH, _HEIGHT = 560, 150  # of the curve
+_LEFT, _TOP, _BELOW = 52, 14, 34
+_NUM_POINTS = 160
+_STACK = (  # what stays longest at the bottom
+    Category.BEFORE, Category.WORKSPACE, Category.PARAMETER, Category.OPTIMIZER_STATE,
+    Category.GRADIENT, Category.ACTIVATION, Category.INPUT, Category.TEMPORARY,
+)  # fmt: skip
+_CARD_IN_VIEW = 0.4  # the card's limit is drawn when the peak reaches this share of it
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.floating[Any]]
+
+
+def step_picture(report: MemoryReport) -> Picture:
+    """Allocated memory over the last whole step (the whole run if no step ended), stacked by category."""
+    start, end, name = _last_step(report.timeline)
+    positions, stacked, phases = _curve(report.timeline, start, end)
+    peak = report.steps[-1].peak_allocated_bytes if start else report.peak_allocated_bytes
+    limit = report.device.usable_bytes
+    shows_limit = peak >= _CARD_IN_VIEW * limit
+    top = max(peak, limit if shows_limit else 0, 1) * 1.06
+    x = _LEFT + (positions - start) * (_WIDTH / max(end - start - 1, 1))
+    y = _TOP + _HEIGHT - stacked * (_HEIGHT / top)
+    parts = [_grid(top), *_areas(x, y), _phase_ribbon(x, phases)]
+    if shows_limit:
+        parts.append(_limit(_TOP + _HEIGHT - limit * _HEIGHT / top, limit))
+    if len(x):
+        parts.append(_peak(x, y[:, -1], peak))
+    size = f"0 0 {_LEFT + _WIDTH + 8} {_TOP + _HEIGHT + _BELOW}"
+    start_tag = f'<svg viewBox="{size}" width="100%" style="max-width:40rem" font-size="10" fill="var(--oom-quiet)">'
+    svg = f"{start_tag}{''.join(parts)}</svg>"
+    return Picture(f"Allocated memory over {name}, stacked by category; peak {format_bytes(peak)}.", svg)
+
+
+def _last_step(timeline: Timeline) -> tuple[int, int, str]:
+    """First event, end and name of the stretch to draw."""
+    ends = [mark.position for mark in timeline.marks if mark.kind is MarkKind.STEP_END]
+    if len(ends) > 1:
+        return ends[-2], ends[-1], f"step {len(ends)}"
+    return 0, timeline.num_events, "the run"
+
+
+def _curve(timeline: Timeline, start: int, end: int) -> tuple[IntArray, IntArray, IntArray]:
+    """Positions, bytes stacked in the order of ``_STACK`` (a column each) and phases: the highest of each stretch."""
+    events = timeline.order[:end]
+    made = np.where(events >= 0, events, ~events)
+    blocks = -(-timeline.requested_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
+    changes = np.where(events >= 0, 1, -1) * blocks[made]
+    total = changes.cumsum()
+    edges = np.unique(np.linspace(start, end, min(_NUM_POINTS, end - start) + 1).astype(np.int64))
+    highest = [first + int(total[first:last].argmax()) for first, last in pairwise(edges)]
+    positions = np.unique(np.array([start, *highest, end - 1], dtype=np.int64)) if end > start else edges[:0]
+    categories = timeline.category[made]
+    columns = [
+        np.where(categories == CATEGORIES.index(category), changes, 0).cumsum()[positions] for category in _STACK
+    ]
+    first = start + int((events[start:] >= 0).argmax()) if end > start else 0
+    latest = np.maximum.accumulate(np.where(events >= 0, np.arange(end), first))  # a free has no phase
+    phases = timeline.phase[made[np.maximum(latest, first)]]
+    return positions, np.stack(columns, axis=1).cumsum(axis=1), phases[positions]
+
+
+def _areas(x: FloatArray, y: FloatArray) -> list[str]:
+    areas = []
+    floor: FloatArray = np.full(len(x), _TOP + _HEIGHT, dtype=np.float64)
+    for column, category in enumerate(_STACK):
+        if (np.abs(y[:, column] - floor) > 0.05).any():
+            there = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y[:, column], strict=True))
+            back = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x[::-1], floor[::-1], strict=True))
+            hue = category.value
+            areas.append(
+                f'<polygon points="{there} {back}" fill="var(--oom-{hue})" stroke="var(--oom-paper)"'
+                f' stroke-width=".5"><title>{category.label}</title></polygon>'
+            )
+        floor = y[:, column]
+    return areas
+
+
+def _grid(top: float) -> str:
+    unit, name = (GIB, "GiB") if top >= GIB else (MIB, "MiB")
+    rough = top / unit / 4
+    power = 10 ** np.floor(np.log10(rough))
+    step = next(float(factor * power) for factor in (1, 2, 5, 10) if factor * power >= rough * 0.8)
+    lines = []
+    for number in range(int(top / unit / step) + 1):
+        y = _TOP + _HEIGHT * (1 - number * step * unit / top)
+        lines.append(
+            f'<line x1="{_LEFT}" x2="{_LEFT + _WIDTH}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--oom-line)"/>'
+            f'<text x="{_LEFT - 6}" y="{y + 3:.1f}" text-anchor="end">{number * step:g} {name}</text>'
+        )
+    return "".join(lines)
+
+
+def _limit(y: float, limit: int) -> str:
+    right = _LEFT + _WIDTH
+    return (
+        f'<line x1="{_LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--oom-bad)"'
+        f' stroke-dasharray="5 3"/><text x="{right}" y="{y - 4:.1f}" text-anchor="end" fill="var(--oom-bad)">'
+        f"PyTorch can have {format_bytes(limit)}</text>"
+    )
+
+
+def _peak(x: FloatArray, y: FloatArray, peak: int) -> str:
+    at = int(y.argmin())
+    side = "start" if x[at] < _LEFT + 90 else "end" if x[at] > _LEFT + _WIDTH - 90 else "middle"
+    return (
+        f'<circle cx="{x[at]:.1f}" cy="{y[at]:.1f}" r="3" fill="var(--oom-fg)"/>'
+        f'<text x="{x[at]:.1f}" y="{y[at] - 6:.1f}" text-anchor="{side}" fill="var(--oom-fg)"'
+        f' font-weight="600">peak {format_bytes(peak)}</text>'
+    )
+
+
+def _phase_ribbon(x: FloatArray, phases: IntArray) -> str:
+    """The names of the phases under their stretches."""
+    if not len(x):
+        return ""
+    changes = (np.flatnonzero(np.diff(phases)) + 1).tolist()
+    shades = {Phase.FORWARD: 0.25, Phase.BACKWARD: 0.55, Phase.OPTIMIZER: 0.9}
+    parts = []
+    for first, last in zip([0, *changes], [*changes, len(x) - 1], strict=True):
+        phase, width = PHASES[phases[first]], float(x[last] - x[first])
+        if phase not in shades or width <= 0:
+            continue
+        y = _TOP + _HEIGHT + 6
+        parts.append(
+            f'<rect x="{x[first]:.1f}" y="{y}" width="{width:.1f}" height="5" fill="var(--oom-quiet)"'
+            f' opacity="{shades[phase]}"/>'
+        )
+        if width > 45:
+            parts.append(f'<text x="{x[first] + width / 2:.1f}" y="{y + 17}" text-anchor="middle">{phase.value}</text>')
+    return "".join(parts)

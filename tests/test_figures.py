@@ -1,0 +1,74 @@
+"""The timeline picture: no peak lost, no matplotlib state touched, one picture for both themes."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+import matplotlib
+import numpy as np
+import pytest
+from samples import RTX_3060, Recorder, failed, measured, predicted, training_timeline
+
+from oom_magic.memory.categories import Category
+from oom_magic.memory.report import MemoryReport
+from oom_magic.memory.timeline import Phase
+from oom_magic.notebook.figures import sample, timeline_figure, timeline_picture
+from oom_magic.rendering.palette import LIGHT
+from oom_magic.units import MIB
+
+
+@pytest.mark.parametrize("make", [predicted, measured, failed])
+def test_picture_is_a_themed_svg(make) -> None:
+    picture = timeline_picture(make())
+    ElementTree.fromstring(picture.svg)
+    assert "<style" not in picture.svg and "<script" not in picture.svg and "http://www.w3" in picture.svg
+    assert "peak 4.05 GiB" in picture.svg and "step 2" in picture.svg and "backward" in picture.svg
+    assert not [colour for colour in LIGHT.values() if re.search(rf"(?<!,){colour}", picture.svg)]
+    assert len(picture.svg) < 120_000
+
+
+def test_failure_is_marked() -> None:
+    assert "asked for 1.30 GiB more" in timeline_picture(failed()).svg
+    assert "asked for" not in timeline_picture(predicted()).svg
+
+
+def test_downsampling_keeps_the_peak_and_the_ends() -> None:
+    rng = np.random.default_rng(7)
+    recorder = Recorder()
+    live: list[int] = []
+    for size in rng.integers(1, 64, 20_000):
+        live.append(recorder.allocate(int(size) * MIB, Category.ACTIVATION, 8, Phase.FORWARD))
+        if len(live) > rng.integers(5, 50):
+            recorder.free(live.pop(int(rng.integers(len(live)))))
+    report = MemoryReport.from_timeline(recorder.timeline(), RTX_3060)
+    curve = sample(report, most_points=300)
+    assert len(curve.positions) <= 302
+    assert curve.by_category.sum(axis=1).max() == report.peak_allocated_bytes
+    assert report.peak_position in curve.positions
+    assert curve.positions[0] == 0 and curve.positions[-1] == report.timeline.num_events - 1
+
+
+@pytest.mark.parametrize("num_events", [0, 1, 2])
+def test_tiny_runs_can_be_drawn(num_events: int) -> None:
+    recorder = Recorder()
+    if num_events:
+        first = recorder.allocate(MIB, Category.INPUT, 8)
+        if num_events == 2:
+            recorder.free(first)
+    report = MemoryReport.from_timeline(recorder.timeline(), RTX_3060)
+    assert timeline_picture(report).svg.startswith("<svg")
+
+
+def test_matplotlib_is_left_as_it_was() -> None:
+    before = dict(matplotlib.rcParams)
+    timeline_figure(MemoryReport.from_timeline(training_timeline(), RTX_3060))
+    timeline_picture(predicted())
+    assert dict(matplotlib.rcParams) == before
+    import matplotlib.pyplot as plt
+
+    assert plt.get_fignums() == []
+
+
+def test_same_report_same_picture() -> None:
+    assert timeline_picture(predicted()).svg == timeline_picture(predicted()).svg

@@ -1,0 +1,221 @@
+"""The magics in a bare shell: values, errors, options, what is shown and in which order."""
+
+from __future__ import annotations
+
+import gc
+import json
+import weakref
+
+import pytest
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+
+from oom_magic.memory.report import MemoryReport
+from oom_magic.notebook.failures import HINT
+
+MODEL = """%%gpumem --no-plot
+import torch
+model = torch.nn.Linear(1024, 1024, device="cuda")
+def forward(rows):
+    return model(torch.zeros(rows, 1024, device="cuda"))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cells are dry runs here, also on a machine with a GPU."""
+    monkeypatch.setattr("oom_magic.notebook.magics._has_gpu", lambda: False)
+
+
+def run(shell: InteractiveShell, cell: str):
+    return shell.run_cell(cell, store_history=True)
+
+
+def shown(shell: InteractiveShell) -> list[str]:
+    return [output["data"]["text/plain"] for output in shell.display_pub.outputs if "text/html" in output["data"]]
+
+
+def test_value_of_the_cell_is_kept_and_can_be_silenced(shell) -> None:
+    assert run(shell, "%%gpumem --no-plot\nx = 20\nx + 1").result == 21
+    assert run(shell, "%%gpumem --no-plot\n20 + 1;").result is None
+    assert run(shell, "%gpumem --no-plot 20 + 1").result == 21
+    assert run(shell, "%%gpumem --no-plot\nx = 3").result is None
+
+
+def test_line_form_keeps_the_statement_as_written(shell) -> None:
+    assert run(shell, "%gpumem --no-plot --gpu 'A100 80GB' len('a  \"b')").result == 5
+    assert "A100" in shown(shell)[-1]
+
+
+def test_shell_commands_and_magics_work_inside(shell) -> None:
+    assert run(shell, "%%gpumem --no-plot\nx = !echo one\n%time y = x[0] + '!'\ny").result == "one!"
+
+
+def test_report_says_that_nothing_was_run(shell) -> None:
+    run(shell, MODEL)
+    (text,) = shown(shell)
+    assert "nothing was run for real" in text and "RTX 3060" in text
+
+
+def test_dry_names_stay_for_dry_cells_and_never_reach_the_users(shell) -> None:
+    shell.user_ns["rows"] = 8
+    run(shell, MODEL)
+    assert run(shell, "%%gpumem --no-plot\nrows = 16\nforward(rows).shape[0]").result == 16
+    assert run(shell, "%gpumem --no-plot rows").result == 16
+    assert shell.user_ns["rows"] == 8
+    assert "model" not in shell.user_ns and "forward" not in shell.user_ns
+    assert run(shell, "torch.__name__").result == "torch"  # an import pretends nothing
+    run(shell, "rows = 32")
+    assert run(shell, "%gpumem --no-plot forward(rows).shape[0]").result == 32
+
+
+def test_a_dry_name_in_a_real_cell_is_explained(shell, capsys) -> None:
+    run(shell, "%%gpumem --no-plot\nbatch = 3")
+    run(shell, "batch")
+    assert "batch was assigned in a dry run" in capsys.readouterr().out
+
+
+def test_functions_of_dry_cells_see_later_names(shell) -> None:
+    run(shell, "%%gpumem --no-plot\ndef read(): return later")
+    assert run(shell, "%%gpumem --no-plot\nlater = 5\nread()").result == 5
+
+
+def test_users_objects_are_not_kept_alive(shell) -> None:
+    shell.run_cell("class Thing: pass\nthing = Thing()")
+    alive = weakref.ref(shell.user_ns["thing"])
+    run(shell, "%gpumem --no-plot 1")
+    del shell.user_ns["thing"]
+    gc.collect()
+    assert alive() is None
+
+
+def test_simulated_failure_shows_report_then_the_error_once(shell, capsys) -> None:
+    run(shell, MODEL)
+    capsys.readouterr()
+    result = run(shell, "%%gpumem --no-plot\n\nforward(10**8)\nafter = 1")
+    assert type(result.error_in_exec).__name__ == "OutOfMemoryError"
+    assert not result.success
+    assert shown(shell)[-1].splitlines()[2].startswith("✗ Out of memory")
+    out = capsys.readouterr().out
+    assert out.count("OutOfMemoryError: CUDA out of memory. Tried to allocate") == 1
+    assert out.count(HINT) == 1
+    assert "line 3" in out and "oom_magic/predict" not in out
+    assert run(shell, "%gpumem --no-plot forward(8).shape[0]").result == 8
+
+
+def test_users_exception_passes_once_after_the_report(shell, capsys) -> None:
+    result = run(shell, "%%gpumem --no-plot\nimport torch\nx = torch.ones(4, device='cuda')\n1 / 0")
+    assert isinstance(result.error_in_exec, ZeroDivisionError)
+    assert len(shown(shell)) == 1
+    out = capsys.readouterr().out
+    assert out.count("ZeroDivisionError: division by zero") == 1
+    assert "line 4" in out and HINT not in out
+
+
+def test_interrupt_passes(shell) -> None:
+    assert isinstance(run(shell, "%%gpumem --no-plot\nraise KeyboardInterrupt").error_in_exec, KeyboardInterrupt)
+
+
+def test_syntax_error_shows_the_users_line(shell, capsys) -> None:
+    result = run(shell, "%%gpumem --no-plot\nx = 1\ny = = 2")
+    assert isinstance(result.error_in_exec, SyntaxError) and result.error_in_exec.lineno == 3
+    assert "y = = 2" in capsys.readouterr().out
+    assert shown(shell) == []
+
+
+def test_await_is_refused_with_a_sentence(shell) -> None:
+    error = run(shell, "%%gpumem\nimport asyncio\nawait asyncio.sleep(0)").error_in_exec
+    assert isinstance(error, UsageError) and "cannot await" in str(error)
+
+
+@pytest.mark.parametrize(
+    "cell", ["%%gpumem --no-plot\n\n", "%%gpumem --no-plot\n\n  \n", "%%gpumem --no-plot\n# nothing"]
+)
+def test_empty_cells(shell, cell: str) -> None:
+    result = run(shell, cell)
+    assert result.error_in_exec is None and result.result is None
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("--memory 12", "did you mean '12GiB'"),
+        ("--memory -1GiB", "not a positive size"),
+        ("--gpu 'RTX 3061'", "Did you mean NVIDIA GeForce RTX 3060"),
+        ("--device one", "invalid int"),
+        ("--colour red", "--no-plot"),
+        ("--top 0", "use 1 or more"),
+        ("-o 2x", "not a name"),
+    ],
+)
+def test_bad_options_say_what_is_allowed(shell, line: str, says: str) -> None:
+    error = run(shell, f"%%gpumem {line}\n1").error_in_exec
+    assert isinstance(error, UsageError) and says in str(error)
+    assert shown(shell) == []
+
+
+def test_statement_in_a_cells_first_line_is_refused(shell) -> None:
+    assert "belongs into the cell" in str(run(shell, "%%gpumem f(x)\n1").error_in_exec)
+    assert "needs a statement" in str(run(shell, "%gpumem").error_in_exec)
+
+
+def test_card_chosen_once_for_the_notebook(shell) -> None:
+    run(shell, '%gpumem --gpu "A100 80GB" --memory 40GiB')
+    run(shell, "%gpumem --no-plot 1")
+    assert "A100" in shown(shell)[-1] and "40.00 GiB" in shown(shell)[-1]
+
+
+def test_report_is_bound_and_written(shell, tmp_path) -> None:
+    file = tmp_path / "report.json"
+    run(
+        shell,
+        f"%%gpumem --no-plot -o report --json '{file}'\nimport torch\ntorch.ones(2**20, device='cuda').sum()",
+    )
+    report = shell.user_ns["report"]
+    assert isinstance(report, MemoryReport)
+    plain = json.loads(file.read_text())
+    assert plain["peak_allocated_bytes"] == report.peak_allocated_bytes
+    assert MemoryReport.from_dict(plain).breakdown == report.breakdown
+
+
+def test_picture_is_shown_unless_unwanted(shell) -> None:
+    cell = "\nimport torch\nx = torch.ones(2**20, device='cuda')"
+    run(shell, f"%%gpumem{cell}")
+    run(shell, f"%%gpumem --no-plot{cell}")
+    pictures = ["<svg" in output["data"]["text/html"] for output in shell.display_pub.outputs]
+    assert pictures == [True, False]
+
+
+def test_hint_under_any_out_of_memory_error_until_switched_off(shell, capsys) -> None:
+    cell = "raise RuntimeError('CUDA error: out of memory')"
+    run(shell, cell)
+    assert capsys.readouterr().out.count(HINT) == 1
+    run(shell, "try:\n    raise MemoryError('x') from RuntimeError('CUDA out of memory')\nfinally: pass")
+    assert capsys.readouterr().out.count(HINT) == 1
+    run(shell, "raise ValueError('no')")
+    assert HINT not in capsys.readouterr().out
+    run(shell, "%oom_explain --off")
+    run(shell, cell)
+    assert HINT not in capsys.readouterr().out
+
+
+def test_unloading_takes_everything_away_and_reloading_adds_nothing_twice(shell, capsys) -> None:
+    events = shell.events.callbacks["post_run_cell"]
+    before = len(events)
+    shell.run_line_magic("reload_ext", "oom_magic")
+    assert len(events) == before
+    run(shell, "raise RuntimeError('CUDA out of memory')")
+    assert capsys.readouterr().out.count(HINT) == 1
+    shell.run_line_magic("unload_ext", "oom_magic")
+    assert len(events) == before - 1
+    for kind in ("line", "cell"):
+        assert not [name for name in shell.magics_manager.magics[kind] if "oom" in name or "gpumem" in name]
+
+
+def test_missing_file_and_empty_paste_are_usage_errors(shell) -> None:
+    assert "no file 'none.log'" in str(run(shell, "%oom_explain none.log").error_in_exec)
+    assert "paste" in str(run(shell, "%%oom_explain\n ").error_in_exec)
+
+
+def test_watching_needs_a_gpu(shell) -> None:
+    assert "no CUDA device" in str(run(shell, "%gpumem_watch").error_in_exec)

@@ -1,0 +1,292 @@
+"""The sliders without a browser: controls, numbers, errors, what is saved."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from samples import RTX_3060
+from torch import nn
+
+import oom_magic as om
+from oom_magic.notebook.fit_map import Cells, Grid, state_of
+from oom_magic.notebook.slider_cards import offered_cards
+from oom_magic.notebook.slider_ranges import inferred_ranges, landmarks, start_of, stops_of
+from oom_magic.notebook.slider_view import Estimate, verdict
+from oom_magic.notebook.sliders import Sliders
+from oom_magic.units import GIB, MIB, format_bytes
+
+VIEW = "application/vnd.jupyter.widget-view+json"
+CARDS = ["A100 40GB", "A100 80GB", "RTX 3060"]
+RANGES = {"batch_size": (1, 16), "seq_len": (64, 512, 64), "kind": ["plain", "<b>wide</b>", "broken"]}
+
+
+def train(batch_size: int = 4, seq_len: int = 128, kind: str = "plain") -> None:
+    layer = nn.Linear(64, 64 if kind == "plain" else 256).to("cuda")
+    for _ in range(2):
+        rows = torch.randn(batch_size, seq_len, 64, device="cuda")
+        if kind == "broken":
+            raise ValueError("no such <i>kind</i>")
+        layer(rows).relu().mul(2)
+
+
+def tiny() -> nn.Module:
+    return nn.Sequential(nn.Embedding(500, 64), nn.Linear(64, 500))
+
+
+@pytest.fixture(scope="module")
+def panel() -> Sliders:
+    return om.sliders(train, gpu=CARDS, **RANGES)
+
+
+@pytest.fixture(autouse=True)
+def _back_to_the_start(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "panel" in request.fixturenames:
+        panel = request.getfixturevalue("panel")
+        panel.controls["kind"].value, panel.controls["gpu"].value = "plain", panel.controls["gpu"].options[0][1]
+        panel.controls["batch_size"].value, panel.controls["seq_len"].value = 4, 128
+
+
+def shown(panel: Sliders) -> str:
+    """The words of the live picture."""
+    return re.sub(r"<[^>]*>", " ", panel._panel._picture.value)
+
+
+def test_starts_at_the_functions_own_defaults(panel: Sliders) -> None:
+    assert panel.values == {"batch_size": 4, "seq_len": 128, "kind": "plain"}
+    assert panel.setup is None
+
+
+def test_report_follows_the_sliders_and_is_that_of_a_dry_run(panel: Sliders) -> None:
+    panel.controls["batch_size"].value = 13
+    panel.controls["seq_len"].value = 448
+    assert panel.values == {"batch_size": 13, "seq_len": 448, "kind": "plain"}
+    true = om.dry_run(train, **panel.values, gpu=CARDS[0])
+    assert panel.report.peak_allocated_bytes == true.peak_allocated_bytes
+    assert panel.report.peak_reserved_bytes == true.peak_reserved_bytes
+    assert panel.report.breakdown == true.breakdown
+
+
+def test_a_move_changes_the_picture_in_place(panel: Sliders) -> None:
+    children, before = panel.children, panel._panel._picture.value
+    panel.controls["batch_size"].value = 9
+    assert panel.children is children
+    assert panel._panel._picture.value != before
+    quick = panel._estimate.breakdown.total_bytes
+    assert format_bytes(quick) in shown(panel)
+    assert quick == pytest.approx(panel.report.peak_allocated_bytes, rel=1e-3)
+
+
+def test_text_and_html_show_the_same_numbers(panel: Sliders) -> None:
+    bundle = panel._repr_mimebundle_()
+    assert set(bundle) == {VIEW, "text/plain", "text/html"}
+    for number in (panel.report.peak_allocated_bytes, panel.report.peak_reserved_bytes):
+        assert format_bytes(number) in bundle["text/plain"]
+        assert format_bytes(number) in bundle["text/html"]
+    assert "train(batch_size=4, seq_len=128, kind='plain')" in bundle["text/plain"]
+    assert max(map(len, bundle["text/plain"].splitlines())) <= 80
+    assert "<script" not in bundle["text/html"]
+
+
+def test_repr_is_short(panel: Sliders) -> None:
+    assert repr(panel) == "<Sliders of train(): batch_size=4, seq_len=128, kind='plain'>"
+
+
+def test_an_error_in_the_function_is_shown_with_its_line(panel: Sliders) -> None:
+    panel.controls["kind"].value = "broken"
+    assert "ValueError: no such" in shown(panel)
+    assert "test_sliders.py:" in shown(panel)
+    assert "raise ValueError" in shown(panel)
+    assert "<i>kind" not in panel._panel._picture.value
+    with pytest.raises(RuntimeError, match="no such"):
+        _ = panel.report
+    panel.controls["batch_size"].value = 7
+    panel.controls["kind"].value = "plain"
+    assert panel.report.peak_allocated_bytes == om.dry_run(train, 7, 128, gpu=CARDS[0]).peak_allocated_bytes
+
+
+def test_names_are_escaped(panel: Sliders) -> None:
+    panel.controls["kind"].value = "<b>wide</b>"
+    bundle = panel._repr_mimebundle_()
+    assert "<b>wide" not in bundle["text/html"]
+    assert "<b>wide" not in panel._panel._code.value
+    assert "<b>wide</b>" in bundle["text/plain"]
+
+
+def test_a_click_on_the_map_goes_there(panel: Sliders) -> None:
+    grid, buttons = panel._estimator.grid, panel._panel._map._buttons
+    cell = len(grid.columns) + 2
+    buttons.value = cell
+    assert {name: panel.values[name] for name in grid.names} == grid.values(cell)
+    assert buttons.value is None
+    buttons.value = 0
+    assert panel.values["batch_size"] == grid.rows[0]
+
+
+def test_another_card_of_the_same_kind_needs_no_trace(panel: Sliders) -> None:
+    traced = len(panel._priced._traced)
+    panel.controls["gpu"].value = panel.controls["gpu"].options[1][1]
+    assert len(panel._priced._traced) == traced
+    assert panel.report.device.total_bytes == om.dry_run(train, gpu="A100 80GB").device_total_bytes
+
+
+def test_the_largest_batch_fits_and_one_more_does_not() -> None:
+    panel = om.sliders(train, memory="500MiB", batch_size=(1, 64), seq_len=4096, kind="plain")
+    estimate = panel._refined()
+    assert estimate.largest is not None
+    largest = estimate.largest.value
+    assert 0 < largest < 64
+    options = {"seq_len": 4096, "kind": "plain", "memory": "500MiB"}
+    assert om.dry_run(train, batch_size=largest, **options).out_of_memory is None
+    assert om.dry_run(train, batch_size=largest + 1, **options).out_of_memory is not None
+    panel.controls["batch_size"].value = 64
+    assert panel.report.out_of_memory is not None
+    assert "Does not fit" in str(panel)
+
+
+def test_the_latest_move_wins(panel: Sliders, monkeypatch: pytest.MonkeyPatch) -> None:
+    refined: list[int] = []
+    exact = panel._estimator.exact
+    monkeypatch.setattr(panel._estimator, "exact", lambda *args: refined.append(args[1]["batch_size"]) or exact(*args))
+
+    async def drag() -> None:
+        for batch_size in range(1, 15):
+            panel.controls["batch_size"].value = batch_size
+            await asyncio.sleep(0)
+        await panel._refining
+
+    asyncio.run(drag())
+    assert refined == [14]
+    assert panel._estimate.report is not None
+    assert format_bytes(panel._estimate.report.peak_reserved_bytes) in shown(panel)
+
+
+def test_a_setup() -> None:
+    setup = om.TrainingSetup(tiny, microbatch_size=2, seq_len=32, precision="fp32", gradient_accumulation_steps=3)
+    panel = om.sliders(setup, microbatch_size=(1, 8))
+    panel.controls["microbatch_size"].value = 5
+    assert panel.setup == setup.replace(microbatch_size=5)
+    assert panel.report.peak_allocated_bytes == panel.setup.dry_run().peak_allocated_bytes
+    text = str(panel)
+    assert panel.setup.code().splitlines()[0] in text
+    assert re.search(r"global batch +15 +5 x 3 accumulated", text)
+    assert re.search(r"tokens per step +480", text)
+
+
+@pytest.mark.parametrize(
+    ("ranges", "message"),
+    [
+        ({"batch_size": (8, 1)}, r"batch_size=\(8, 1\) is reversed; write \(1, 8\)"),
+        ({"batch_size": (0, 8)}, "starts at 0"),
+        ({"batch_size": (4, 4)}, "one value only"),
+        ({"batch_size": (1.5, 8)}, "whole numbers"),
+        ({"batch_sise": (1, 8)}, "did you mean 'batch_size'"),
+        ({"batch_size": (1, 8), "gpu": "RTX 3061"}, "RTX 3060"),
+        ({"batch_size": (1, 8), "memory": "12"}, "did you mean '12GiB'"),
+        ({"kind": []}, "no choices"),
+        ({"batch_size": 4}, "Nothing varies"),
+    ],
+)
+def test_bad_ranges(ranges: dict[str, object], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        om.sliders(train, **ranges)
+
+
+def test_bad_input_of_a_setup() -> None:
+    setup = om.TrainingSetup("gpt2", method="lora")
+    with pytest.raises(ValueError, match=r"rank reaches 4096.*larger than the layer"):
+        om.sliders(setup, rank=(4, 4096))
+    with pytest.raises(TypeError, match="did you mean 'microbatch_size'"):
+        om.sliders(setup, batch_size=(1, 8))
+    with pytest.raises(TypeError, match="needs a function or a TrainingSetup"):
+        om.sliders("gpt2")
+
+
+def test_ranges_are_inferred() -> None:
+    def run(batch_size: int, layers: int = 6, width: int = 256, flag: bool = True, name: str = "a") -> None: ...
+
+    assert inferred_ranges(run) == {
+        "batch_size": (1, 64), "layers": (1, 24), "width": (64, 1024), "flag": [True, False]
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("axis", [np.arange(1, 65), np.arange(128, 4097), np.arange(64, 100_000, 7), np.arange(5, 7)])
+def test_stops_span_the_axis(axis: np.ndarray) -> None:
+    stops = stops_of(axis)
+    assert (stops[0], stops[-1]) == (axis[0], axis[-1])
+    assert stops == sorted(set(stops)) and set(stops) <= set(axis.tolist()) and len(stops) <= 128
+    marks = landmarks(axis, 8)
+    assert (marks[0], marks[-1]) == (axis[0], axis[-1])
+    assert 2 <= len(marks) <= 8 and set(marks) <= set(axis.tolist())
+    assert start_of(axis, None) in stops and start_of(axis, int(axis[1])) == axis[1]
+
+
+def test_grid_without_usual_names() -> None:
+    assert Grid.of({}) is None
+    one = Grid.of({"width": np.arange(1, 9)})
+    assert one is not None and (one.across, one.down, one.names) == ("width", None, ("width",))
+    two = Grid.of({"width": np.arange(1, 9), "depth": np.arange(1, 5)})
+    assert two is not None and (two.down, two.across) == ("width", "depth")
+    assert two.values(len(two.columns) + 1) == {"width": two.rows[1], "depth": two.columns[1]}
+
+
+def test_states_by_the_thresholds_of_a_report() -> None:
+    total, context = RTX_3060.total_bytes, RTX_3060.context_bytes
+    for share, state, word in ((0.5, "safe", "Safe"), (0.87, "tight", "Tight"), (0.93, "danger", "Danger")):
+        held = int(share * total) - context
+        assert state_of(held, RTX_3060) == state
+        breakdown = om.Breakdown({"activation": held})
+        assert verdict(Estimate({}, RTX_3060, breakdown)).text.startswith(word)
+    assert state_of(total, RTX_3060) == "over"
+    cells = Cells(np.array([[GIB, 8 * GIB, 11 * GIB, 20 * GIB]]), np.zeros((1, 4), np.int64))
+    assert cells.doubtful(RTX_3060) == [2, 1]
+
+
+def test_cards() -> None:
+    cards = offered_cards("RTX 3060", None)
+    assert cards[0].gpu == "RTX 3060" and len(cards) == len(set(cards)) > 60
+    assert offered_cards("RTX 3060", "8GiB")[0].device.total_bytes == 8 * GIB
+    assert [card.gpu for card in offered_cards(["T4", "RTX 3060"], None)] == ["T4", "RTX 3060"]
+    assert offered_cards(None, "500MiB")[0].device.total_bytes == 500 * MIB
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", "needs a preset or a function"),
+        ("trian", "did you mean 'train'"),
+        ("number", "is int, not a function"),
+        ("--model gtp2", "Did you mean gpt2"),
+        ("--model gpt2 --method lroa", "did you mean 'lora'"),
+        ("--model gpt2 --gpu RTX3061", "RTX 3060"),
+        ("--model gpt2 --rank many --method lora", "--rank: 'many'"),
+        ("--model gpt2 --rank 64:4", "reversed"),
+        ("--model gpt2 --seq 4096", "1024 positions"),
+        ("--model gpt2 --memory 12", "12GiB"),
+        ("--model gpt2 train", "not both"),
+        ("--modle gpt2", "--model"),
+    ],
+)
+def test_the_magic_says_what_is_allowed(shell: InteractiveShell, line: str, message: str) -> None:
+    shell.user_ns.update(train=train, number=3)
+    with pytest.raises(UsageError, match=message):
+        shell.run_line_magic("oom_sliders", line)
+
+
+def test_the_magic_opens_the_sliders_of_a_function(shell: InteractiveShell) -> None:
+    def small(batch_size: int = 2) -> None:
+        torch.nn.Linear(8, 8).to("cuda")(torch.zeros(batch_size, 8, device="cuda"))
+
+    shell.user_ns["small"] = small
+    panel = shell.run_line_magic("oom_sliders", "--gpu T4 small")
+    assert panel.values == {"batch_size": 2} and panel.card.device.name == "Tesla T4"
+    panel._ipython_display_()
+    (output,) = shell.display_pub.outputs
+    assert "What small() takes on Tesla T4" in output["data"]["text/plain"]
