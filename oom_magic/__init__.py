@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from oom_magic.memory.report import Comparison, MemoryReport
     from oom_magic.notebook.sliders import sliders
     from oom_magic.predict.session import dry_run
-    from oom_magic.predict.setup import TrainingSetup
-    from oom_magic.predict.sizes import Sizes, size
+    from oom_magic.predict.setups.setup import TrainingSetup
+    from oom_magic.predict.sizing.sizes import Sizes, size
 
 __all__ = [
     "Breakdown",
@@ -51,14 +51,14 @@ _HOMES = {
     "Comparison": "memory.report",
     "Diagnosis": "explain.diagnosis",
     "MemoryReport": "memory.report",
-    "Sizes": "predict.sizes",
-    "TrainingSetup": "predict.setup",
+    "Sizes": "predict.sizing.sizes",
+    "TrainingSetup": "predict.setups.setup",
     "doctor": "measure.device",
     "dry_run": "predict.session",
     "explain": "explain.diagnosis",
     "measure": "measure.measurement",
     "release": "measure.release",
-    "size": "predict.sizes",
+    "size": "predict.sizing.sizes",
     "sliders": "notebook.sliders",
 }
 

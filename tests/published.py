@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from oom_magic.memory.report import MemoryReport
-from oom_magic.predict.setup import TrainingSetup
+from oom_magic.predict.setups.setup import TrainingSetup
 from oom_magic.units import GIB, MIB
 
 ROWS = Path(__file__).parents[2] / "shared" / "truth" / "public_dev.json"

@@ -9,8 +9,8 @@ import pytest
 
 from oom_magic.explain.causes import Cause
 from oom_magic.explain.diagnosis import explain
-from oom_magic.predict.models import find_model
-from oom_magic.predict.setup import TrainingSetup
+from oom_magic.predict.setups.models import find_model
+from oom_magic.predict.setups.setup import TrainingSetup
 from oom_magic.units import GIB, MIB
 
 MESSAGES = {case["name"]: case["text"] for case in json.loads((Path(__file__).parent / "data/cases.json").read_text())}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from oom_magic.predict.gpus import DEFAULT_GPU, find_gpu, list_gpus
+from oom_magic.predict.setups.gpus import DEFAULT_GPU, find_gpu, list_gpus
 from oom_magic.units import GIB
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from oom_magic.predict.models import config_for_hub_id, dims_of, find_model, list_models
+from oom_magic.predict.setups.models import config_for_hub_id, dims_of, find_model, list_models
 
 CONFIGURATIONS = Path(__file__).parents[2] / "shared" / "truth" / "model_configs.json"
 PRESETS = list_models()

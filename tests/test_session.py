@@ -17,8 +17,8 @@ from torch import nn
 
 import oom_magic as om
 from oom_magic.memory.timeline import Phase
-from oom_magic.predict import training
-from oom_magic.predict.live_objects import find_live_objects
+from oom_magic.predict.following import training
+from oom_magic.predict.following.live_objects import find_live_objects
 from oom_magic.predict.session import DrySession
 from oom_magic.units import GIB, MIB
 

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from oom_magic.predict.gpus import DEFAULT_GPU
-from oom_magic.predict.models import find_model
-from oom_magic.predict.setup import TrainingSetup
-from oom_magic.predict.training_code import OPTIMIZERS
+from oom_magic.predict.setups.gpus import DEFAULT_GPU
+from oom_magic.predict.setups.models import find_model
+from oom_magic.predict.setups.setup import TrainingSetup
+from oom_magic.predict.setups.training_code import OPTIMIZERS
 
 MODELS = ("gpt2", "bert-base-chinese", "t5-small", "qwen2.5-0.5b", "vit-base")
 PRECISIONS = ("fp32", "bf16", "fp16", "amp-bf16", "amp-fp16")

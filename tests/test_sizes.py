@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from oom_magic.memory.report import MemoryReport
 from oom_magic.predict.session import dry_run
-from oom_magic.predict.sizes import Sizes, size
+from oom_magic.predict.sizing.sizes import Sizes, size
 from oom_magic.units import MIB
 
 GPU = "A100 80GB"

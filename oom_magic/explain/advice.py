@@ -14,8 +14,8 @@ from oom_magic.explain.remedy_code import code_for
 if TYPE_CHECKING:
     from oom_magic.explain.diagnosis import Diagnosis
     from oom_magic.memory.report import MemoryReport
-    from oom_magic.predict.gpus import GPU
-    from oom_magic.predict.setup import TrainingSetup
+    from oom_magic.predict.setups.gpus import GPU
+    from oom_magic.predict.setups.setup import TrainingSetup
 
 _STYLES = {"transformers Trainer": "trainer", "accelerate": "accelerate", "deepspeed": "accelerate"}
 
@@ -72,7 +72,7 @@ def advise(
 
 def advise_setup(diagnosis: Diagnosis, setup: TrainingSetup) -> Iterator[Diagnosis]:
     """``advise`` for a run described by its settings."""
-    from oom_magic.predict.gpus import find_gpu
+    from oom_magic.predict.setups.gpus import find_gpu
 
     yield from advise(diagnosis, SetupRehearsal(setup), find_gpu(setup.gpu))
 

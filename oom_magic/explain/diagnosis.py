@@ -29,7 +29,7 @@ from oom_magic.explain.traceback_text import MACHINERY, Clues, find_clues
 if TYPE_CHECKING:
     from oom_magic.explain.remedies import Remedy
     from oom_magic.memory.report import MemoryReport
-    from oom_magic.predict.setup import TrainingSetup
+    from oom_magic.predict.setups.setup import TrainingSetup
 
 # The end of a log holds the failure; more is not read.
 _MAX_FILE_BYTES = 4 * 2**20

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from oom_magic.predict.models import list_models
+from oom_magic.predict.setups.models import list_models
 
 if TYPE_CHECKING:
-    from oom_magic.predict.setup import TrainingSetup
+    from oom_magic.predict.setups.setup import TrainingSetup
 
 Dims = Mapping[str, int | str]
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from oom_magic.memory.report import MemoryReport
     from oom_magic.predict.changes import Change
     from oom_magic.predict.session import DrySession
-    from oom_magic.predict.setup import TrainingSetup
+    from oom_magic.predict.setups.setup import TrainingSetup
 
 Inputs = tuple[tuple[tuple[int, ...], bool], ...]  # of the first model: shape, whether integer
 _STEPS = 2  # the first makes the optimizer's state, the second is like all others

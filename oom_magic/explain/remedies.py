@@ -12,7 +12,7 @@ from oom_magic.memory.allocator import minimum_device_bytes
 
 if TYPE_CHECKING:
     from oom_magic.memory.report import MemoryReport
-    from oom_magic.predict.gpus import GPU
+    from oom_magic.predict.setups.gpus import GPU
 
 
 @dataclass(frozen=True)
@@ -304,7 +304,7 @@ def _freeing(key: str, cost: int, freed: int, needed: int, usable: int) -> Remed
 
 def _other_cards(baseline: MemoryReport, needed: int, situation: Situation) -> Iterator[Remedy]:
     """The smallest card that would do, and sharding over several of this one (arithmetic, not rehearsed)."""
-    from oom_magic.predict.gpus import list_gpus
+    from oom_magic.predict.setups.gpus import list_gpus
 
     present = situation.gpu
     larger = [gpu for gpu in list_gpus() if gpu.total_bytes - gpu.context_bytes >= needed]

@@ -10,7 +10,7 @@ from oom_magic.explain.causes import Cause, Confidence, Evidence, Judgement
 if TYPE_CHECKING:
     from oom_magic.explain.diagnosis import Diagnosis
     from oom_magic.memory.report import MemoryReport
-    from oom_magic.predict.setup import TrainingSetup
+    from oom_magic.predict.setups.setup import TrainingSetup
 
 _CAUSES = {
     "parameter": Cause.WEIGHTS_TOO_BIG,

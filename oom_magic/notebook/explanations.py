@@ -19,7 +19,7 @@ from oom_magic.notebook.setup_options import setup_from
 if TYPE_CHECKING:
     from oom_magic.explain.diagnosis import Diagnosis
     from oom_magic.notebook.gpumem import CellRunner
-    from oom_magic.predict.setup import TrainingSetup
+    from oom_magic.predict.setups.setup import TrainingSetup
 
 
 def explain_pasted(shell: InteractiveShell, text: str, options: Any) -> Diagnosis:

@@ -22,7 +22,7 @@ from oom_magic.notebook.slider_view import DANGER, TIGHT
 from oom_magic.units import GIB, MIB
 
 if TYPE_CHECKING:
-    from oom_magic.predict.sizes import Sizes
+    from oom_magic.predict.sizing.sizes import Sizes
 
 _MOST_COLUMNS = _MOST_ROWS = 8
 _ROW_HEIGHT = 24

@@ -17,7 +17,7 @@ from oom_magic.notebook.cells import CompiledCell
 from oom_magic.notebook.dry_cells import DryNamespace
 from oom_magic.notebook.options import checked
 from oom_magic.notebook.tracebacks import trimmed
-from oom_magic.predict.gpus import DEFAULT_GPU, find_gpu
+from oom_magic.predict.setups.gpus import DEFAULT_GPU, find_gpu
 from oom_magic.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:

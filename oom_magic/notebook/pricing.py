@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.interactiveshell import InteractiveShell
 
 from oom_magic.notebook.setup_options import similar_card
-from oom_magic.predict.gpus import DEFAULT_GPU, GPU, find_gpu
+from oom_magic.predict.setups.gpus import DEFAULT_GPU, GPU, find_gpu
 
 if TYPE_CHECKING:
     from oom_magic.explain.diagnosis import Diagnosis

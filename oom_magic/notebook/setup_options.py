@@ -9,11 +9,11 @@ from IPython.core.error import UsageError
 from IPython.core.magic_arguments import argument
 
 from oom_magic.notebook.options import unquoted
-from oom_magic.predict.gpus import GPU, list_gpus
+from oom_magic.predict.setups.gpus import GPU, list_gpus
 
 if TYPE_CHECKING:
     from oom_magic.explain.failure import Failure
-    from oom_magic.predict.setup import TrainingSetup
+    from oom_magic.predict.setups.setup import TrainingSetup
 
 # Option, the field of TrainingSetup, what it is.
 _WORDS = (
@@ -55,7 +55,7 @@ def setup_from(options: Any, failure: Failure | None = None) -> TrainingSetup | 
         if given or options.checkpointing:
             raise UsageError("Options that describe a run need --model.")
         return None
-    from oom_magic.predict.setup import TrainingSetup
+    from oom_magic.predict.setups.setup import TrainingSetup
 
     if failure is not None and failure.total_bytes and not {"gpu", "memory"} & set(given):
         given.update(_card_of(failure.total_bytes))
@@ -80,8 +80,8 @@ def similar_card(total_bytes: int) -> GPU | None:
 
 def _long_enough(model: str, seq_len: int) -> Any:
     """The preset with more learned positions where the run needs them, as who trains it so must have made it."""
-    from oom_magic.predict.model_source import resolve_model
-    from oom_magic.predict.models import find_model
+    from oom_magic.predict.setups.model_source import resolve_model
+    from oom_magic.predict.setups.models import find_model
 
     try:
         source = resolve_model(model)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from oom_magic.memory.report import Device
-from oom_magic.predict.gpus import DEFAULT_GPU, find_gpu, list_gpus
+from oom_magic.predict.setups.gpus import DEFAULT_GPU, find_gpu, list_gpus
 from oom_magic.units import format_bytes, parse_bytes
 
 

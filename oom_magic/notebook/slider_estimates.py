@@ -9,7 +9,7 @@ from oom_magic.notebook.fit_map import OVER, Cells, Grid
 from oom_magic.notebook.slider_ranges import BATCHES, first_of
 from oom_magic.notebook.slider_source import Priced, Values
 from oom_magic.notebook.slider_view import Estimate, Largest
-from oom_magic.predict.sizes import Sizes
+from oom_magic.predict.sizing.sizes import Sizes
 
 
 class Estimator:

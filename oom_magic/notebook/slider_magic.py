@@ -56,7 +56,7 @@ def sliders_from_line(line: str, shell: InteractiveShell) -> Sliders:
 
 
 def _of_preset(options: Any) -> Sliders:
-    from oom_magic.predict.setup import TrainingSetup
+    from oom_magic.predict.setups.setup import TrainingSetup
 
     fields: dict[str, Any] = {name: getattr(options, name) for name in _FIELDS if getattr(options, name)}
     fields |= {name: getattr(options, name) for name in ("gpu", "memory") if getattr(options, name)}

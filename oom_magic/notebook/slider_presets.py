@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from oom_magic.predict.setup import TrainingSetup
+    from oom_magic.predict.setups.setup import TrainingSetup
 
 _PRECISIONS = ("bf16", "fp16", "fp32", "amp-bf16", "amp-fp16")
 _OPTIMIZERS = ("adamw", "adamw8bit", "paged-adamw8bit", "adafactor", "sgd", "sgd-momentum")

@@ -19,11 +19,11 @@ from oom_magic.notebook.slider_ranges import (
     inferred_ranges,
     start_of,
 )
-from oom_magic.predict.ranges import Ranges
+from oom_magic.predict.sizing.ranges import Ranges
 
 if TYPE_CHECKING:
-    from oom_magic.predict.setup import TrainingSetup
-    from oom_magic.predict.sizes import Sizes
+    from oom_magic.predict.setups.setup import TrainingSetup
+    from oom_magic.predict.sizing.sizes import Sizes
 
 Values = Mapping[str, Any]
 
@@ -137,7 +137,7 @@ class PricedFunction(Priced):
         return f"{self.label[:-1]}{', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
 
     def _size(self, card: SliderCard, ranges: dict[str, Any]) -> Sizes:
-        from oom_magic.predict.sizes import size
+        from oom_magic.predict.sizing.sizes import size
 
         return size(self.fn, gpu=card.gpu, memory=card.memory_bytes, **ranges)
 

@@ -24,8 +24,8 @@ from oom_magic.notebook.step_chart import step_picture
 from oom_magic.rendering import to_html, to_text
 
 if TYPE_CHECKING:
-    from oom_magic.predict.setup import TrainingSetup
-    from oom_magic.predict.sizes import Sizes
+    from oom_magic.predict.setups.setup import TrainingSetup
+    from oom_magic.predict.sizing.sizes import Sizes
 
 _IDLE_SECONDS = 0.12  # without a move, before the allocator is replayed
 _VIEW = "application/vnd.jupyter.widget-view+json"
@@ -48,7 +48,7 @@ def sliders(
     Raises ValueError or TypeError, naming argument, value and fix, for ranges that make no sense. An error inside
     the function is shown in the panel.
     """
-    from oom_magic.predict.setup import TrainingSetup
+    from oom_magic.predict.setups.setup import TrainingSetup
 
     if isinstance(fn_or_setup, TrainingSetup):
         cards = offered_cards(gpu or fn_or_setup.gpu, memory or fn_or_setup.memory)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from oom_magic.predict.live_objects import find_live_objects
+from oom_magic.predict.following.live_objects import find_live_objects
 
 
 class InapplicableError(Exception):

@@ -14,30 +14,30 @@ from oom_magic.memory.allocator import AllocatorOutOfMemory, CachingAllocator
 from oom_magic.memory.allocator_settings import AllocatorSettings
 from oom_magic.memory.report import Assumption, Device, MemoryReport, OutOfMemory
 from oom_magic.memory.timeline import Phase, SourceLine
-from oom_magic.predict import recurrent, transfers, values
-from oom_magic.predict.attribution import Attribution, is_users_file
-from oom_magic.predict.autocast import Autocast
 from oom_magic.predict.changes import Change
-from oom_magic.predict.cuda_api import accelerator_answers, cuda_answers
-from oom_magic.predict.cuda_build import cuda_build
-from oom_magic.predict.device_view import DeviceView, shown_without_values
 from oom_magic.predict.failure_message import failure_message
-from oom_magic.predict.foreach import grouped_by_place
-from oom_magic.predict.gpus import DEFAULT_GPU, find_gpu
-from oom_magic.predict.kernels import kernel_rules
-from oom_magic.predict.libraries import libraries_followed
-from oom_magic.predict.operators import cuda_operators
-from oom_magic.predict.patches import replaced
-from oom_magic.predict.pretend_gpu import PretendGPU
-from oom_magic.predict.recorder import Recorder
-from oom_magic.predict.surroundings import (
+from oom_magic.predict.following.attribution import Attribution, is_users_file
+from oom_magic.predict.following.patches import replaced
+from oom_magic.predict.following.recorder import Recorder
+from oom_magic.predict.following.surroundings import (
     checkpoints_compared_alike,
     garbage_collection_off,
     only_one,
     python_functions_followed,
 )
-from oom_magic.predict.training import Finished, Training
-from oom_magic.predict.user_state import UserState, process_state_kept
+from oom_magic.predict.following.training import Finished, Training
+from oom_magic.predict.following.user_state import UserState, process_state_kept
+from oom_magic.predict.kernels.rules import kernel_rules, recurrent
+from oom_magic.predict.libraries import libraries_followed
+from oom_magic.predict.pretend import transfers, values
+from oom_magic.predict.pretend.autocast import Autocast
+from oom_magic.predict.pretend.cuda_api import accelerator_answers, cuda_answers
+from oom_magic.predict.pretend.cuda_build import cuda_build
+from oom_magic.predict.pretend.device_view import DeviceView, shown_without_values
+from oom_magic.predict.pretend.foreach import grouped_by_place
+from oom_magic.predict.pretend.operators import cuda_operators
+from oom_magic.predict.pretend.pretend_gpu import PretendGPU
+from oom_magic.predict.setups.gpus import DEFAULT_GPU, find_gpu
 from oom_magic.units import parse_bytes
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from oom_magic.predict.session import dry_run
-from oom_magic.predict.sizes import Sizes, size
+from oom_magic.predict.sizing.sizes import Sizes, size
 
 GPU = "A100 80GB"
 NUM_POINTS = 5

@@ -18,7 +18,7 @@ from oom_magic.predict.libraries import (
     trainers,
 )
 from oom_magic.predict.libraries.adapters import Run, adapted
-from oom_magic.predict.pretend_gpu import PretendGPU
+from oom_magic.predict.pretend.pretend_gpu import PretendGPU
 
 _KINDS = (hugging_face, bitsandbytes_ops, trainers, data_loading, saving, flash_attention)
 

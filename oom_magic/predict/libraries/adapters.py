@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from oom_magic.predict.pretend_gpu import META, Place, PretendGPU
+from oom_magic.predict.pretend.pretend_gpu import META, Place, PretendGPU
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from oom_magic.predict.device_view import DeviceView
+from oom_magic.predict.following.patches import replaced
 from oom_magic.predict.libraries.adapters import Adapter, Run, pretend_on_host
-from oom_magic.predict.patches import replaced
-from oom_magic.predict.pretend_gpu import Handler, Place, PretendGPU, tensors_in
+from oom_magic.predict.pretend.device_view import DeviceView
+from oom_magic.predict.pretend.pretend_gpu import Handler, Place, PretendGPU, tensors_in
 
 _BACKENDS = ("bitsandbytes.backends.default.ops", "bitsandbytes.backends.cuda.ops")  # the second is preferred
 

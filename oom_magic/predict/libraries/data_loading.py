@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, dataloader
 
+from oom_magic.predict.following.patches import replaced
 from oom_magic.predict.libraries.adapters import Adapter, Run
-from oom_magic.predict.patches import replaced
 
 
 @contextmanager

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from oom_magic.predict.attention import flash_attend
+from oom_magic.predict.following.patches import replaced
 from oom_magic.predict.libraries.adapters import Adapter, Run
-from oom_magic.predict.patches import replaced
+from oom_magic.predict.pretend.attention import flash_attend
 
 _VERSION = "2.8.3"
 _CHECKS = ("_flash_attn_can_dispatch", "_flash_attn_2_can_dispatch", "_check_and_enable_flash_attn_2")

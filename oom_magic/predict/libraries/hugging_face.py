@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
+from oom_magic.predict.following.patches import replaced
 from oom_magic.predict.libraries.adapters import Adapter, Run, pretend_on_host
 from oom_magic.predict.libraries.saving import skipped, unwritten
-from oom_magic.predict.models import config_for_hub_id
-from oom_magic.predict.patches import replaced
+from oom_magic.predict.setups.models import config_for_hub_id
 
 # Arguments of a model's from_pretrained that its configuration's must not take.
 _LOADING = (

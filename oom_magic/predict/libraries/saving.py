@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from oom_magic.predict.following.patches import replaced
 from oom_magic.predict.libraries.adapters import Adapter, Run, pretend_on_host
-from oom_magic.predict.patches import replaced
 
 _READ_BYTES = 1 << 26  # a larger file is taken for its shapes
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from oom_magic.predict.following.patches import replaced
 from oom_magic.predict.libraries.adapters import Adapter, Run
 from oom_magic.predict.libraries.saving import skipped
-from oom_magic.predict.patches import replaced
 
 _CUDA = torch.device("cuda", 0)
 

@@ -1,0 +1,104 @@
+"""Where the running code is: the user's line, the module, the phase of the training step."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from oom_magic.memory.timeline import Phase, SourceLine
+
+_PACKAGE = str(Path(__file__).resolve().parents[2])
+_LIBRARIES = tuple(
+    {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    | {str(Path(torch.__file__).resolve().parents[1]), _PACKAGE}
+)
+
+
+class Attribution:
+    """Answers "where are we" at each allocation; the parts that need telling are told by the patches."""
+
+    def __init__(self) -> None:
+        self.modules: list[str] = []  # paths of the modules whose forward is running, outermost first
+        self.in_optimizer = False
+        self._root_name = ""
+        self._names: dict[int, str] = {}
+        self._is_users: dict[str, bool] = {}
+        self._known_lines: dict[tuple[str, int], SourceLine] = {}
+        self._forward_modules: dict[int, str] = {}  # autograd sequence number -> module path
+
+    def phase(self, is_differentiated: bool) -> Phase:
+        """The part of the training step that is running; autograd follows the operator if ``is_differentiated``."""
+        if self.in_optimizer:
+            return Phase.OPTIMIZER
+        if torch._C._current_graph_task_id() != -1:
+            return Phase.BACKWARD
+        return Phase.FORWARD if self.modules or is_differentiated else Phase.OTHER
+
+    @contextmanager
+    def inside(self, module: torch.nn.Module) -> Iterator[None]:
+        """While ``module`` runs."""
+        if not self.modules and id(module) not in self._names:
+            self._names = {id(child): name for name, child in module.named_modules()}
+            self._root_name = type(module).__name__
+        name = self._names.get(id(module), type(module).__name__)
+        self.modules.append(f"{self._root_name}.{name}" if name else self._root_name)
+        try:
+            yield
+        finally:
+            self.modules.pop()
+
+    def module(self, phase: Phase) -> str:
+        """Path of the innermost running module; in the backward, of the one whose forward is mirrored."""
+        if self.modules:
+            path = self.modules[-1]
+            if phase is Phase.FORWARD:
+                self._forward_modules[torch.autograd._get_sequence_nr() - 1] = path  # type: ignore[attr-defined]
+            return path
+        if phase is Phase.BACKWARD:
+            node = torch._C._current_autograd_node()
+            if node is not None:
+                return self._forward_modules.get(node._sequence_nr(), "")
+        return ""
+
+    def line(self) -> SourceLine | None:
+        """The innermost running line of the user's own code."""
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None:
+            file = frame.f_code.co_filename
+            is_users = self._is_users.get(file)
+            if is_users is None:
+                is_users = self._is_users[file] = is_users_file(file)
+            if is_users:
+                return self._source_line(frame)
+            frame = frame.f_back
+        return None
+
+    def _source_line(self, frame: FrameType) -> SourceLine:
+        key = (frame.f_code.co_filename, frame.f_lineno)
+        known = self._known_lines.get(key)
+        if known is None:
+            text = linecache.getline(*key, module_globals=frame.f_globals).strip()
+            known = self._known_lines[key] = SourceLine(cell_name(key[0]), key[1], text)
+        return known
+
+
+def is_users_file(file: str) -> bool:
+    """Whether a code object's file is the user's: a cell, a script, a package not installed."""
+    if file.startswith("<"):
+        return file.startswith(("<ipython-input", "<stdin>", "<training code"))
+    return not file.startswith(_LIBRARIES)
+
+
+def cell_name(file: str) -> str:
+    """``"Cell In[3]"`` for the file name that IPython gives to the third cell; other names as they are."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    numbers = getattr(getattr(shell, "compile", None), "_filename_map", {})
+    return f"Cell In[{numbers[file]}]" if file in numbers else file

@@ -1,0 +1,229 @@
+"""The user's own objects during a dry run: usable inside it, exactly as before after it.
+
+Every real tensor of the process is exchanged for a pretended double while the dry run lasts
+(``torch._C._swap_tensor_impl``, the mechanism under ``torch.utils.swap_tensors``), so whoever holds the tensor sees the
+double and no data is touched.
+What Python code may change besides (a module's mode, an optimizer's state, global variables) is noted and put back.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import random
+import weakref
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from oom_magic.memory.categories import Category
+from oom_magic.memory.timeline import Phase
+from oom_magic.predict.following.live_objects import LiveObjects, find_live_objects
+from oom_magic.predict.pretend.pretend_gpu import META, Place, PretendGPU, is_large
+
+_DICTS = (dict, OrderedDict, defaultdict)
+_CONTAINERS = (*_DICTS, list, set, deque)
+
+
+class Snapshot:
+    """What some containers hold, nested ones included, to be put back in place."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[Any, Any]] = []
+        self._seen: set[int] = {id(vars(builtins))}  # every module's globals lead there
+
+    def add(self, container: Any, depth: int) -> None:
+        """Note ``container`` and the containers in it, ``depth`` levels deep."""
+        if depth == 0 or type(container) not in _CONTAINERS or id(container) in self._seen:
+            return
+        self._seen.add(id(container))
+        contents = dict(container) if isinstance(container, dict) else list(container)
+        self._entries.append((container, contents))
+        for item in contents.values() if isinstance(contents, dict) else contents:
+            if type(item) in _CONTAINERS:
+                self.add(item, depth - 1)
+
+    def again(self) -> Snapshot:
+        """A snapshot of what the same containers hold now."""
+        other = Snapshot()
+        for container, _ in self._entries:
+            other.add(container, 1)
+        return other
+
+    def restore(self) -> None:
+        """Put back what was noted."""
+        for container, contents in self._entries:
+            container.clear()
+            container.update(contents) if isinstance(container, (dict, set)) else container.extend(contents)
+
+
+class UserState:
+    """Exchanges the user's tensors and notes the rest, around each run of a session.
+
+    What the pretended code did to the user's objects is kept, if ``lasting``, for the next run of the same session.
+    With an ``origin`` the first run starts from what that session left, which stays as it is.
+    """
+
+    def __init__(self, gpu: PretendGPU, lasting: bool, origin: UserState | None = None) -> None:
+        self.gpu = gpu
+        self._lasting = lasting
+        self._origin = origin
+        self._kept: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
+        self._pretended: Snapshot | None = None if origin is None else origin._pretended
+
+    @contextmanager
+    def exchanged(self, namespaces: list[dict[str, Any]]) -> Iterator[None]:
+        """While a dry run lasts. ``namespaces`` are the global variables that its code may change."""
+        live = find_live_objects()
+        real = _snapshot(live, namespaces)
+        if self._pretended is not None:
+            self._pretended.restore()
+        tensors = self._exchangeable(live.tensors)
+        del live
+        grads = [(tensor, tensor.grad) for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
+        tensors += self._exchangeable([grad for _, grad in grads], {id(tensor) for tensor in tensors})
+        doubles = _Doubles(self.gpu, self._origin, {id(grad) for _, grad in grads})
+        pairs = [(tensor, _held(self._kept, tensor, doubles.make)) for tensor in tensors]
+        for tensor, double in pairs:
+            # C++ alone may hold it, as a view its base: this hands it to Python; before 2.10 swapping loses the owner
+            tensor.requires_grad_(tensor.requires_grad)
+            torch._C._swap_tensor_impl(tensor, double)
+        for tensor, grad in grads:
+            if id(tensor) not in self._kept:
+                tensor.grad = grad
+        try:
+            yield
+        finally:
+            if self._lasting:
+                self._pretended = real.again()
+            real.restore()
+            for tensor, double in pairs:
+                torch._C._swap_tensor_impl(tensor, double)
+            if self._lasting:
+                # Small host tensors are copied anew each time: kept copies would be copied by other sessions.
+                self._kept = {id(tensor): (weakref.ref(tensor), double) for tensor, double in pairs if double.is_meta}
+            # An exception that somebody keeps holds this frame: its doubles would be doubled by every later run.
+            del tensors, doubles, pairs, grads, real
+
+    def template(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What stood for a tensor at the end of this session's last run: a double, or the tensor itself."""
+        return _held(self._kept, tensor, lambda itself: itself)
+
+    def _exchangeable(self, tensors: list[torch.Tensor], known: set[int] = frozenset()) -> list[torch.Tensor]:  # type: ignore[assignment]
+        origin = self._origin
+        doubles = {id(double) for _, double in self._kept.values()}
+        if origin is not None:
+            doubles |= {id(double) for _, double in origin._kept.values()}
+        return [
+            tensor
+            for tensor in tensors
+            if _is_plain(tensor)
+            and id(tensor) not in doubles
+            and id(tensor) not in known
+            and (not tensor.is_meta or (origin is not None and origin.gpu.place(tensor) is not None))
+        ]
+
+
+def _held(
+    kept: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]],
+    tensor: torch.Tensor,
+    otherwise: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    found = kept.get(id(tensor))
+    return found[1] if found is not None and found[0]() is tensor else otherwise(tensor)
+
+
+class _Doubles:
+    """Pretended doubles of real tensors; tensors that share a storage keep sharing one."""
+
+    def __init__(self, gpu: PretendGPU, origin: UserState | None, grads: set[int]) -> None:
+        self._gpu = gpu
+        self._origin = origin
+        self._grads = grads
+        self._storages: dict[int, torch.UntypedStorage] = {}
+
+    def make(self, tensor: torch.Tensor) -> torch.Tensor:
+        source = tensor if self._origin is None else self._origin.template(tensor)
+        storage = source.untyped_storage()
+        is_trained = tensor.requires_grad or id(tensor) in self._grads
+        is_pretended = is_trained or source.device.type != "cpu" or is_large(source)
+        double = self._storages.get(storage._cdata)
+        if double is None:
+            double = torch.UntypedStorage(storage.nbytes(), device=META) if is_pretended else storage.clone()
+            self._storages[storage._cdata] = double
+        made: torch.Tensor = torch.empty(0, dtype=source.dtype, device=double.device)
+        made = made.set_(double, source.storage_offset(), source.size(), source.stride())  # type: ignore[call-overload]
+        if made.is_meta:
+            self._adopt(made, source, isinstance(tensor, torch.nn.Parameter))
+        return made.requires_grad_(tensor.requires_grad)
+
+    def _adopt(self, made: torch.Tensor, source: torch.Tensor, is_weight: bool) -> None:
+        place = Place.HOST if source.device.type == "cpu" else Place.GPU
+        if source.is_meta and self._origin is not None:
+            place = self._origin.gpu.place(source) or Place.META
+            if place is Place.GPU and not self._origin.gpu.was_there_before(source):
+                place = Place.META  # made by the run that failed; a new run makes its own
+        self._gpu.adopt(made, place, "", Phase.OTHER)
+        self._gpu.assign(made, Category.PARAMETER if is_weight else Category.BEFORE)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has strides and no dispatch of its own."""
+    return (
+        type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+        and tensor.layout is torch.strided
+        and not tensor.is_quantized
+    )
+
+
+def _snapshot(live: LiveObjects, namespaces: list[dict[str, Any]]) -> Snapshot:
+    """What a dry run may change in the user's objects, and how deep it lies."""
+    snapshot = Snapshot()
+    for module in live.modules:
+        snapshot.add(vars(module), 2)
+        for value in vars(module).values():
+            if "config" in type(value).__name__.lower() and hasattr(value, "__dict__"):
+                snapshot.add(vars(value), 2)  # a Hugging Face model's configuration
+    for tool in live.tools:
+        snapshot.add(vars(tool), 4)
+    for namespace in namespaces:
+        snapshot.add(namespace, 3)
+    return snapshot
+
+
+@contextmanager
+def process_state_kept() -> Iterator[None]:
+    """Restore what is global to the process: random generators, default types, modes, the environment."""
+    environment = dict(os.environ)
+    python_random, numpy_random = random.getstate(), np.random.get_state()
+    dtype, grad = torch.get_default_dtype(), torch.is_grad_enabled()
+    autocast = {kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cuda", "cpu")}
+    is_cached = torch.is_autocast_cache_enabled()
+    deterministic = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    is_checked = torch.is_anomaly_enabled()
+    flags = {name: getattr(torch.backends.cuda, f"{name}_enabled")() for name in _ATTENTION_FLAGS}
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        os.environ.clear()
+        os.environ.update(environment)
+        random.setstate(python_random)
+        np.random.set_state(numpy_random)
+        torch.set_default_dtype(dtype)
+        torch.set_grad_enabled(grad)
+        for kind, (is_on, autocast_dtype) in autocast.items():
+            torch.set_autocast_enabled(kind, is_on)
+            torch.set_autocast_dtype(kind, autocast_dtype)
+        torch.set_autocast_cache_enabled(is_cached)
+        torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
+        torch.autograd.set_detect_anomaly(is_checked)
+        for name, is_on in flags.items():
+            getattr(torch.backends.cuda, f"enable_{name.removesuffix('_sdp')}_sdp")(is_on)
+
+
+_ATTENTION_FLAGS = ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")

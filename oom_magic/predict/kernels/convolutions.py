@@ -1,0 +1,83 @@
+"""How CUDA's convolutions take their memory: cuDNN's memory format, and the copies that bring arguments into it.
+
+Sources: aten/src/ATen/native/Convolution.cpp (``convolution_backward``), aten/src/ATen/native/cudnn/ConvShared.cpp.
+What cuDNN's engines take inside depends on the engine that it picks and is not known here: ``WORKSPACE_ASSUMPTION``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from oom_magic.predict.kernels.copies import make_outputs
+from oom_magic.predict.pretend.calls import Call
+from oom_magic.predict.pretend.pretend_gpu import Rule
+
+aten = torch.ops.aten
+WORKSPACE_ASSUMPTION = "convolutions: cuDNN's own workspace (none to hundreds of MiB, for a moment) is not counted"
+_FORMATS = {3: torch.contiguous_format, 4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def _is_in(tensor: torch.Tensor, memory_format: torch.memory_format) -> bool:
+    return tensor.is_contiguous(memory_format=memory_format)
+
+
+def memory_format_of(tensor: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
+    """The format that cuDNN computes in (``cudnn_conv_suggest_memory_format``): channels last if either is."""
+    last = _FORMATS.get(tensor.dim(), torch.contiguous_format)
+    for argument in (tensor, weight):
+        if _is_in(argument, last) and not argument.is_contiguous():
+            return last
+    return torch.contiguous_format
+
+
+def _take_copies(call: Call, memory_format: torch.memory_format, *tensors: torch.Tensor) -> list[int]:
+    return [call.take_like(tensor) for tensor in tensors if not _is_in(tensor, memory_format)]
+
+
+def _forward(call: Call) -> None:
+    tensor, weight = call.args[:2]
+    call.gpu.values.assume(WORKSPACE_ASSUMPTION)
+    copies = _take_copies(call, memory_format_of(tensor, weight), tensor, weight)
+    make_outputs(call)
+    call.give_back(*reversed(copies))
+
+
+def _backward(call: Call) -> None:
+    """The gradient is copied for both results, then each result is made by a cuDNN call of its own."""
+    gradient, tensor, weight = call.args[:3]
+    copies = _take_copies(call, memory_format_of(tensor, weight), gradient, tensor, weight)
+    call.output(0)
+    call.output(1)
+    call.give_back(*reversed(copies))
+    make_outputs(call)
+
+
+def outputs(tensor: torch.Tensor, weight: torch.Tensor, *args: Any) -> torch.Tensor:
+    """The output of ``convolution`` in cuDNN's memory format."""
+    made = aten.convolution.default(tensor, weight, *args)
+    return torch.empty_like(made, memory_format=memory_format_of(tensor, weight))
+
+
+def gradients(
+    gradient: torch.Tensor, tensor: torch.Tensor, weight: torch.Tensor, *args: Any
+) -> tuple[torch.Tensor | None, ...]:
+    """The outputs of ``convolution_backward``, likewise."""
+    memory_format = memory_format_of(tensor, weight)
+    mask = args[-1]
+    bias = weight.new_empty(gradient.shape[1]) if mask[2] else None
+    made = (torch.empty_like(t, memory_format=memory_format) for t in (tensor, weight))
+    return (*(t if wanted else None for t, wanted in zip(made, mask, strict=False)), bias)
+
+
+KERNELS: dict[OpOverload, Callable[..., Any]] = {
+    aten.convolution.default: outputs,
+    aten.convolution_backward.default: gradients,
+}
+RULES: dict[OpOverload, Rule] = {
+    aten.convolution.default: _forward,
+    aten.convolution_backward.default: _backward,
+}

@@ -1,0 +1,102 @@
+"""Copies that CUDA's kernels make of arguments whose layout they cannot read.
+
+The gradient of a sum is one number expanded, so a backward often begins with such a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch._ops import OpOverload
+
+from oom_magic.predict.pretend.calls import Call
+from oom_magic.predict.pretend.pretend_gpu import Rule
+
+aten = torch.ops.aten
+
+
+def copied(*positions: int, before_output: bool = False) -> Rule:
+    """The arguments there are read contiguous (``.contiguous()`` in the kernel), before or after the output is made."""
+
+    def rule(call: Call) -> None:
+        if not before_output:
+            make_outputs(call)
+        for position in positions:
+            tensor = call.argument(position)
+            if isinstance(tensor, torch.Tensor) and not is_readable(tensor):
+                call.take_like(tensor)
+
+    return rule
+
+
+def is_readable(tensor: torch.Tensor) -> bool:
+    """Contiguous in the memory format that it suggests."""
+    if tensor.is_contiguous():
+        return True
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    memory_format = formats.get(tensor.dim())
+    return memory_format is not None and tensor.is_contiguous(memory_format=memory_format)
+
+
+def make_outputs(call: Call) -> None:
+    """Make all outputs, in order."""
+    for position in range(len(call.outputs)):
+        call.output(position)
+
+
+def _complex_to_real(call: Call) -> None:
+    """aten/src/ATen/native/UnaryOps.cpp, ``unary_op_impl_with_complex_to_float_out``: complex numbers first."""
+    make_outputs(call)
+    if call.args[0].is_complex():
+        call.take_like(call.args[0])
+
+
+def _images_to_columns(call: Call) -> None:
+    """aten/src/ATen/native/cuda/Im2Col.cu: the output is first made like the input, then resized."""
+    images, made = call.args[0], call.outputs[0]
+    grows = made.numel() > images.numel()
+    first = call.take_like(images) if grows else -1
+    if not grows:
+        call.output(0, images.numel() * made.element_size())
+    if not images.is_contiguous():
+        call.take_like(images)
+    call.output(0)
+    call.give_back(first)
+
+
+def _columns_to_images(call: Call) -> None:
+    """aten/src/ATen/native/cuda/Col2Im.cu: likewise; the larger memory stays."""
+    columns, made = call.args[0], call.outputs[0]
+    call.output(0, max(columns.numel(), made.numel()) * made.element_size())
+    if not columns.is_contiguous():
+        call.take_like(columns)
+
+
+_GRADIENT_AFTER_OUTPUT = (
+    "nll_loss_backward", "nll_loss2d_backward",
+    "max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward",
+    "avg_pool2d_backward", "avg_pool3d_backward",
+    "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward", "adaptive_max_pool2d_backward",
+    "adaptive_max_pool3d_backward", "fractional_max_pool2d_backward", "fractional_max_pool3d_backward",
+    "upsample_nearest1d_backward", "upsample_nearest2d_backward", "upsample_nearest3d_backward",
+    "_upsample_nearest_exact1d_backward", "_upsample_nearest_exact2d_backward", "_upsample_nearest_exact3d_backward",
+    "upsample_linear1d_backward", "upsample_bilinear2d_backward", "upsample_trilinear3d_backward",
+    "upsample_bicubic2d_backward", "_upsample_bilinear2d_aa_backward", "_upsample_bicubic2d_aa_backward",
+    "reflection_pad1d_backward", "reflection_pad2d_backward", "reflection_pad3d_backward",
+)  # fmt: skip
+_FIRST_BEFORE_OUTPUT = ("_pdist_backward",)
+
+
+def _rules(names: tuple[str, ...], make: Callable[[], Rule]) -> dict[OpOverload, Rule]:
+    return {getattr(aten, name).default: make() for name in names if hasattr(aten, name)}
+
+
+RULES: dict[OpOverload, Rule] = {
+    **_rules(_GRADIENT_AFTER_OUTPUT, lambda: copied(0)),
+    **_rules(_FIRST_BEFORE_OUTPUT, lambda: copied(0, before_output=True)),
+    aten.abs.default: _complex_to_real,
+    aten.angle.default: _complex_to_real,
+    aten.im2col.default: _images_to_columns,
+    aten.col2im.default: _columns_to_images,
+}

@@ -1,0 +1,98 @@
+"""How CUDA's normalisations take their memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from oom_magic.predict.kernels.copies import make_outputs
+from oom_magic.predict.pretend.calls import Call
+from oom_magic.predict.pretend.pretend_gpu import Rule
+
+aten = torch.ops.aten
+
+
+def _group_norm(call: Call) -> None:
+    """aten/src/ATen/native/cuda/group_norm_kernel.cu, ``GroupNormKernelImplInternal``: scales and shifts."""
+    make_outputs(call)
+    mean = call.outputs[1]
+    batch, channels = call.argument(3), call.argument(4)
+    for _ in range(2):
+        call.take(batch * channels * mean.element_size())
+
+
+def _group_norm_backward(call: Call) -> None:
+    """The same file, ``GroupNormBackwardKernelImplInternal``."""
+    mean = call.args[2]
+    batch, channels, groups = call.argument(5), call.argument(6), call.argument(8)
+    make_outputs(call)
+    for count in (channels, channels, channels, groups, groups):
+        call.take(batch * count * mean.element_size())
+
+
+def _is_by_cudnn(tensor: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> bool:
+    """aten/src/ATen/native/Normalization.cpp, ``_batch_norm_impl_index``."""
+    if weight is None or bias is None or tensor.dim() < 3:
+        return False
+    is_mixed = tensor.dtype is torch.float16 and weight.dtype is torch.float32
+    return is_mixed or tensor.dtype in (torch.float32, torch.float64)
+
+
+def _batch_norm(call: Call) -> None:
+    """aten/src/ATen/native/cuda/Normalization.cu, ``batch_norm_cuda``: statistics are kept for a backward only."""
+    call.output(0)
+    if not call.argument(5) and _is_by_cudnn(*call.args[:3]):
+        call.output(1, 0)
+        call.output(2, 0)
+
+
+def _batch_norm_backward(call: Call) -> None:
+    """The same file, ``batch_norm_backward_cuda``; rows of features (and channels last) are first summed by channel."""
+    gradient, tensor = call.args[:2]
+    if tensor.dim() == 2 and call.argument(7):
+        for _ in range(2):
+            call.take(tensor.shape[1] * 4)
+        for position in (1, 2):
+            call.output(position)
+        return
+    memory_format = torch._prims_common.suggest_memory_format(tensor)
+    if not gradient.is_contiguous(memory_format=memory_format):
+        call.take_like(gradient)
+    make_outputs(call)
+
+
+def batch_norm_outputs(
+    tensor: torch.Tensor, weight: torch.Tensor | None, *args: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The outputs of ``native_batch_norm`` in the input's memory format, statistics in single precision at least."""
+    wide = torch.promote_types(tensor.dtype, torch.float32)
+    mean, deviation = (tensor.new_empty(tensor.shape[1], dtype=wide) for _ in range(2))
+    return torch.empty_like(tensor), mean, deviation
+
+
+def batch_norm_gradients(
+    gradient: torch.Tensor, tensor: torch.Tensor, weight: torch.Tensor | None, *args: Any
+) -> tuple[torch.Tensor | None, ...]:
+    """The outputs of ``native_batch_norm_backward`` in CUDA's memory format, which is the input's."""
+    mask = args[-1]
+    wide = tensor.new_empty(tensor.shape[1], dtype=torch.float32 if weight is None else weight.dtype)
+    return (
+        torch.empty_like(tensor, memory_format=torch.preserve_format) if mask[0] else None,
+        wide if mask[1] else None,
+        torch.empty_like(wide) if mask[2] else None,
+    )
+
+
+RULES: dict[OpOverload, Rule] = {
+    aten.native_group_norm.default: _group_norm,
+    aten.native_group_norm_backward.default: _group_norm_backward,
+    aten.native_batch_norm.default: _batch_norm,
+    aten.native_batch_norm_backward.default: _batch_norm_backward,
+}
+KERNELS: dict[OpOverload, Callable[..., Any]] = {
+    aten.native_batch_norm.default: batch_norm_outputs,
+    aten.native_batch_norm_backward.default: batch_norm_gradients,
+}

@@ -1,0 +1,242 @@
+"""Recurrent layers as CUDA runs them: one cuDNN operator for all steps, weights in one flat buffer, fused cells.
+
+Sources: aten/src/ATen/native/cudnn/RNN.cpp (``_cudnn_impl``, ``_cudnn_rnn``, ``_cudnn_rnn_backward``,
+``copy_weights_to_flat_buf_views``, ``_cudnn_rnn_cast_reflatten``) and aten/src/ATen/native/RNN.cpp.
+What cuDNN reserves for the backward and takes inside is estimated from the gates of every step: ``ASSUMPTION``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from oom_magic.predict.pretend.calls import Call
+from oom_magic.predict.pretend.pretend_gpu import Handler, Place, PretendGPU, Rule
+
+aten = torch.ops.aten
+ASSUMPTION = "recurrent layers: the memory that cuDNN reserves between forward and backward is estimated"
+RELU, TANH, LSTM, GRU = range(4)  # cudnnRNNMode_t
+_GATES = {RELU: 1, TANH: 1, LSTM: 4, GRU: 3}
+MODES = {"RNN_RELU": RELU, "RNN_TANH": TANH, "LSTM": LSTM, "GRU": GRU}
+Kernel = Callable[..., Any]
+
+
+def is_acceptable(gpu: PretendGPU, tensor: torch.Tensor) -> bool:
+    """``torch.backends.cudnn.is_acceptable``, for the pretend GPU."""
+    kinds = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    return torch.backends.cudnn.enabled and gpu.place(tensor) is Place.GPU and tensor.dtype in kinds
+
+
+def layer_kernels(gpu: PretendGPU, num_multiprocessors: int) -> dict[str, Kernel]:
+    """``lstm`` and its like, for input on the pretend GPU, by the name of their overload."""
+    dropout_states: list[torch.Tensor] = []
+
+    def dropout_state(dropout: float, train: bool) -> torch.Tensor | None:
+        """cuDNN's random state, made once (``cudnnDropoutGetStatesSize``)."""
+        if not train or not dropout:
+            return None
+        if not dropout_states:
+            with gpu.creating_on(Place.GPU):
+                torch.empty(1, dtype=torch.uint8, device="meta")
+                dropout_states.append(torch.empty(num_multiprocessors * 2048 * 16, dtype=torch.uint8, device="meta"))
+        return dropout_states[0]
+
+    def run(mode: int, tensor: Any, hx: Any, weights: Any, has_biases: bool, *options: Any) -> tuple[Any, Any, Any]:
+        num_layers, dropout, train, bidirectional, batch_first, lengths = options
+        hidden, cell = hx if mode == LSTM else (hx, None)
+        size, projected = hidden.shape[2], 0
+        if cell is not None and cell.shape[2] != size:
+            size, projected = cell.shape[2], size
+        stride = 4 if has_biases else 2
+        buffer, weights = _flat_buffer(weights), list(weights)
+        if torch.is_autocast_enabled("cuda"):
+            buffer, weights = _half_weights(weights)
+            cell = None if cell is None else cell.half()  # arguments are cast from the last to the first
+            hidden = hidden.half()
+            tensor = tensor.half()
+        out = aten._cudnn_rnn(
+            tensor, weights, stride, buffer, hidden, cell, mode, size, projected, num_layers, batch_first, dropout,
+            train, bidirectional, lengths, dropout_state(dropout, train),
+        )  # fmt: skip
+        return out[0], out[1], out[2]
+
+    def layer(mode: int) -> Kernel:
+        def on_steps(tensor: Any, hx: Any, weights: Any, has_biases: bool, *options: Any) -> Any:
+            out = run(mode, tensor, hx, weights, has_biases, *options, [])
+            return out if mode == LSTM else out[:2]
+
+        return on_steps
+
+    def packed_layer(mode: int) -> Kernel:
+        def on_packed(tensor: Any, sizes: Any, hx: Any, weights: Any, has_biases: bool, *options: Any) -> Any:
+            out = run(mode, tensor, hx, weights, has_biases, *options, False, sizes.tolist())
+            return out if mode == LSTM else out[:2]
+
+        return on_packed
+
+    names = {"lstm": LSTM, "gru": GRU, "rnn_tanh": TANH, "rnn_relu": RELU}
+    return {f"{name}.input": layer(mode) for name, mode in names.items()} | {
+        f"{name}.data": packed_layer(mode) for name, mode in names.items()
+    }
+
+
+def _flat_buffer(weights: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """The buffer that all weights are parts of (``try_get_weight_buf``); None if they are not."""
+    storage = weights[0].untyped_storage()
+    if any(weight.untyped_storage()._cdata != storage._cdata for weight in weights):
+        return None
+    count = sum(weight.numel() for weight in weights)
+    if count * weights[0].element_size() != storage.nbytes():
+        return None
+    return weights[0].detach().new_empty(0).set_(storage, 0, (count,), (1,))
+
+
+def _half_weights(weights: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+    """The weights cast into one flat buffer, as autocast does; those in half precision as they are."""
+    if weights[0].dtype is torch.float16:
+        return _flat_buffer(weights), list(weights)
+    flat = weights[0].detach().new_zeros(sum(weight.numel() for weight in weights), dtype=torch.float16)
+    parts = [part.copy_(weight) for part, weight in zip(_parts(flat, weights), weights, strict=True)]
+    return flat, parts
+
+
+def _parts(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Consecutive parts of ``flat`` with the shapes of ``like``, no views to autograd."""
+    parts, offset = [], flat.storage_offset()
+    for tensor in like:
+        strides = torch._prims_common.make_contiguous_strides_for(tensor.shape)
+        parts.append(flat.new_empty(0).set_(flat.untyped_storage(), offset, tensor.shape, strides))
+        offset += tensor.numel()
+    return parts
+
+
+# -- below autograd ------------------------------------------------------------------
+
+
+def _flatten(gpu: PretendGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
+    """``flatten_parameters``: the weights move into one buffer."""
+    weights = args[0]
+    with gpu:
+        flat = weights[0].new_zeros(sum(weight.numel() for weight in weights))
+    for weight, part in zip(weights, _parts(flat, weights), strict=True):
+        weight.set_(part)
+    return flat
+
+
+def _step_bytes(tensor: torch.Tensor, hidden_size: int, bidirectional: bool) -> int:
+    """One value of the hidden state for every step, direction and element of the batch."""
+    steps = tensor.numel() // max(tensor.shape[-1], 1)
+    return int(steps * hidden_size * (1 + bidirectional) * tensor.element_size())
+
+
+def _workspace_bytes(tensor: torch.Tensor, mode: int, hidden_size: int, bidirectional: bool) -> int:
+    return _step_bytes(tensor, hidden_size, bidirectional) * (_GATES[mode] + 1)
+
+
+def _time_first(gpu: PretendGPU, tensor: torch.Tensor, batch_first: bool, lengths: Sequence[int]) -> torch.Tensor:
+    """The input as cuDNN reads it, a copy if it lies otherwise."""
+    tensor = tensor.transpose(0, 1) if batch_first and not lengths else tensor
+    if tensor.is_contiguous():
+        return tensor
+    with gpu:
+        return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _forward(gpu: PretendGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
+    (tensor, weights, _, buffer, hx, cx, mode, size, projected, num_layers, batch_first, _, train, bidirectional,
+     lengths, _) = args  # fmt: skip
+    gpu.values.assume(ASSUMPTION)
+    x = _time_first(gpu, tensor, batch_first, lengths)
+    width = (projected or size) * (1 + bidirectional)
+    with gpu:
+        output = x.new_empty((*x.shape[:-1], width))
+        hy = torch.empty_like(hx)
+        cy = hx.new_empty(0) if cx is None else torch.empty_like(cx)
+        if buffer is None:
+            buffer = x.new_empty(sum(weight.numel() for weight in weights))
+        workspace = x.new_empty(_workspace_bytes(x, mode, size, bidirectional), dtype=torch.uint8)
+        kept = _step_bytes(x, size, bidirectional) * num_layers * (_GATES[mode] + 2) if train else 0
+        reserve = x.new_empty(kept, dtype=torch.uint8)
+    del workspace, x
+    return (output.transpose(0, 1) if batch_first and not lengths else output), hy, cy, reserve, buffer
+
+
+def _backward(gpu: PretendGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
+    (tensor, weights, _, buffer, hx, cx, output, grad_output, grad_hy, grad_cy, mode, size, _, _, batch_first, _, _,
+     bidirectional, lengths, _, _, mask) = args  # fmt: skip
+    workspace_bytes = _workspace_bytes(tensor, mode, size, bidirectional)
+    with gpu:
+        grad_output = torch.zeros_like(output) if grad_output is None else grad_output
+        given = [
+            torch.zeros_like(state) if gradient is None else gradient
+            for state, gradient in ((hx, grad_hy), (cx, grad_cy))
+            if state is not None
+        ]
+        x = _time_first(gpu, tensor, batch_first, lengths)
+        dy = _time_first(gpu, grad_output, batch_first, lengths)
+        dx, dhx = torch.empty_like(x), torch.empty_like(hx)
+        dcx = hx.new_empty(0) if cx is None else torch.empty_like(cx)
+        workspace = x.new_empty(workspace_bytes, dtype=torch.uint8)
+        del workspace, dy, x
+        parts: list[torch.Tensor] = []
+        if mask[3]:
+            x = _time_first(gpu, tensor, batch_first, lengths)
+            flat = torch.zeros_like(buffer)
+            workspace = x.new_empty(workspace_bytes, dtype=torch.uint8)
+            del workspace, x
+            parts = _parts(flat, weights)
+    del given
+    return (dx.transpose(0, 1) if batch_first and not lengths else dx), dhx, dcx, parts
+
+
+HANDLERS: dict[OpOverload, Handler] = {
+    aten._cudnn_rnn_flatten_weight.default: _flatten,
+    aten._cudnn_rnn.default: _forward,
+    aten._cudnn_rnn_backward.default: _backward,
+}
+
+
+# -- cells ----------------------------------------------------------------------------
+
+
+def lstm_cell(tensor: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
+    """aten/src/ATen/native/RNN.cpp, ``LSTMCell`` on CUDA: two products, then one kernel."""
+    hidden, cell = hx
+    gates = aten._thnn_fused_lstm_cell(tensor @ w_ih.t(), hidden @ w_hh.t(), cell, b_ih, b_hh)
+    return gates[0], gates[1]
+
+
+def gru_cell(tensor: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
+    """``GRUCell`` on CUDA, likewise."""
+    return aten._thnn_fused_gru_cell(tensor @ w_ih.t(), hx @ w_hh.t(), hx, b_ih, b_hh)[0]
+
+
+def fused_gru_cell(gates: Any, hidden_gates: Any, hx: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
+    """aten/src/ATen/native/cuda/RNN.cu: the gates are kept for the backward."""
+    workspace = hx.new_empty((hx.shape[0], 5 * hx.shape[1]))
+    return torch.empty_like(hx), workspace
+
+
+def fused_gru_cell_backward(gradient: Any, workspace: Any, has_bias: bool) -> Any:
+    """Gradients of both gates, of the state, and of the biases."""
+    batch, size = workspace.shape[0], 3 * workspace.shape[1] // 5
+    gates = [gradient.new_empty((batch, size)) for _ in range(2)]
+    biases = [gradient.new_empty(size) if has_bias else None for _ in range(2)]
+    return (*gates, torch.empty_like(gradient), *biases)
+
+
+def _gates_first(call: Call) -> None:
+    call.output(len(call.outputs) - 1)
+
+
+RULES: dict[OpOverload, Rule] = {
+    aten._thnn_fused_lstm_cell.default: _gates_first,
+    aten._thnn_fused_gru_cell.default: _gates_first,
+}
+KERNELS: dict[OpOverload, Kernel] = {
+    aten._thnn_fused_gru_cell.default: fused_gru_cell,
+    aten._thnn_fused_gru_cell_backward.default: fused_gru_cell_backward,
+}

@@ -1,0 +1,165 @@
+"""What CUDA's reductions (sum, mean, norm, max, ...) take inside: buffers for the results of thread blocks.
+
+Source: aten/src/ATen/native/cuda/Reduce.cuh (``setReduceConfig``, ``global_memory_size``) and, for the order of
+dimensions, aten/src/ATen/TensorIterator.cpp (``reorder_dimensions``, ``coalesce_dimensions``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch._ops import OpOverload
+
+from oom_magic.predict.pretend.calls import Call
+from oom_magic.predict.pretend.pretend_gpu import Rule
+from oom_magic.predict.setups.gpus import GPU
+
+aten = torch.ops.aten
+_WARP = 32
+_MAX_THREADS = 512
+_MIN_VALUES, _MAX_VALUES = 16, 256  # per thread
+_INPUT_VECTOR = _OUTPUT_VECTOR = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Multiprocessors:
+    """What a launch depends on."""
+
+    number: int
+    max_threads: int  # of each
+
+    @classmethod
+    def of(cls, gpu: GPU) -> Multiprocessors:
+        """Those of a card (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability")."""
+        by_capability = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536}
+        return cls(gpu.num_multiprocessors, by_capability.get(gpu.capability, 2048))
+
+
+def buffers(
+    tensor: torch.Tensor, dims: Iterable[int], item_bytes: int, chip: Multiprocessors, *, values: int = 4
+) -> tuple[int, int]:
+    """Bytes of the staging buffer and of the semaphores of a reduction over ``dims``; 0 if one block does it.
+
+    ``item_bytes`` is the size of the accumulator, ``values`` how many a thread has (``vt0``).
+    """
+    reduced, kept = _dimensions(tensor, set(dims))
+    num_inputs = prod(size for size, _ in reduced)
+    num_outputs = prod(size for size, _ in kept)
+    if num_inputs == 0 or num_outputs == 0:
+        return 0, 0
+    along = not kept or (bool(reduced) and reduced[0][1] < kept[0][1])
+    fastest = (reduced if along else kept)[:1]
+    is_dense = not fastest or fastest[0][1] == 1
+    first, second = (num_inputs, num_outputs) if along else (num_outputs, num_inputs)
+    vector = 1
+    if is_dense and along and first >= 128 and len(reduced) == 1 and not kept and values >= _INPUT_VECTOR:
+        first //= _INPUT_VECTOR
+    elif is_dense and not along:
+        vector = _output_vector(tensor, reduced, kept)
+        first //= vector
+    width, height = _block(first, second, _MAX_THREADS // vector)
+    step_input, step_output = (width, 1) if along else (1, width)
+    per_thread = -(-num_inputs // step_input)
+    splits_rows = per_thread >= height * _MIN_VALUES or per_thread >= _MAX_VALUES
+    if splits_rows:
+        per_thread = -(-num_inputs // (step_input * height))
+    else:
+        step_output *= height
+    grid = -(-(num_outputs // vector) // step_output)
+    target = chip.number * (chip.max_threads // (width * height))
+    if not splits_rows or per_thread < _MAX_VALUES or grid > target:
+        return 0, 0
+    blocks = max(min(-(-target // grid), -(-per_thread // _MIN_VALUES)), -(-per_thread // _MAX_VALUES))
+    if blocks <= 1:
+        return 0, 0
+    return item_bytes * num_outputs * blocks * (1 if along else width * vector), 4 * grid
+
+
+def _block(first: int, second: int, max_threads: int) -> tuple[int, int]:
+    """Width and height of a thread block (``set_block_dimension``)."""
+    first, second = (min(1 << max(number, 1).bit_length() - 1, max_threads) for number in (first, second))
+    height = min(second, max_threads // min(first, _WARP))
+    return min(first, max_threads // height), height
+
+
+def _dimensions(tensor: torch.Tensor, dims: set[int]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Sizes and strides of the reduced and of the kept dimensions, the fastest first, neighbours merged."""
+    found: tuple[list[tuple[int, int]], list[tuple[int, int]]] = [], []
+    for dim in range(tensor.dim() - 1, -1, -1):
+        if tensor.shape[dim] != 1:
+            found[dim not in dims].append((tensor.shape[dim], tensor.stride(dim)))
+    for group in found:
+        group.sort(key=lambda item: item[1])
+        for position in range(len(group) - 1, 0, -1):
+            (size, stride), (outer, outer_stride) = group[position - 1 : position + 1]
+            if size * stride == outer_stride:
+                group[position - 1 : position + 1] = [(size * outer, stride)]
+    return found
+
+
+def _output_vector(tensor: torch.Tensor, reduced: list[tuple[int, int]], kept: list[tuple[int, int]]) -> int:
+    """How many outputs a thread makes (``get_output_vec_size``)."""
+    vector = _OUTPUT_VECTOR
+    strides = [stride for _, stride in (*reduced, *kept[1:])]
+    for number in (tensor.storage_offset(), kept[0][0], *strides):
+        while number % vector:
+            vector //= 2
+    return vector
+
+
+def all_dims(tensor: torch.Tensor, dims: int | Iterable[int] | None) -> list[int]:
+    """The dimensions that a call's ``dim`` argument means, counted from 0; none given means all."""
+    named = [dims] if isinstance(dims, int) else list(dims or ())
+    return [dim % max(tensor.dim(), 1) for dim in named] or list(range(tensor.dim()))
+
+
+def reduction_rules(gpu: GPU) -> dict[OpOverload, Rule]:
+    """The rules of the reductions: outputs first, then the buffers, which go at the end."""
+    chip = Multiprocessors.of(gpu)
+
+    def reduces(item_bytes: int | None, dims_at: int, values: int) -> Rule:
+        def rule(call: Call) -> None:
+            tensor = call.args[0]
+            for position in range(len(call.outputs)):
+                call.output(position)
+            dims = all_dims(tensor, call.argument(dims_at) if dims_at >= 0 else None)
+            wide = item_bytes or _accumulator_bytes(tensor, call.outputs[0])
+            for size in buffers(_as_read(call, tensor), dims, wide, chip, values=values):
+                call.take(size)
+
+        return rule
+
+    return {op: reduces(*how) for ops, how in _REDUCTIONS for op in ops}
+
+
+# Operators with the same kind of reduction: bytes of the accumulator (None: the input's, of floats at least 4), the
+# position of the dimensions among the arguments (-1: all dimensions), values a thread has (``vt0``).
+_REDUCTIONS: tuple[tuple[tuple[OpOverload, ...], tuple[int | None, int, int]], ...] = (
+    ((aten.sum.default, aten.mean.default, aten.max.default, aten.min.default, aten.prod.default, aten.norm.Scalar,
+      aten.any.default, aten.all.default), (None, -1, 4)),
+    ((aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin.default, aten.prod.dim_int, aten.any.dim,
+      aten.all.dim), (None, 1, 4)),
+    ((aten.linalg_vector_norm.default, aten.norm.ScalarOpt_dim), (None, 2, 4)),
+    ((aten.argmax.default, aten.argmin.default), (16, 1, 4)),
+    ((aten.std.correction, aten.var.correction, aten.var_mean.correction), (16, 1, 2)),
+)  # fmt: skip
+
+
+def _as_read(call: Call, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that the kernel reads: cast first when the result has another type (``make_reduction``)."""
+    made = call.outputs[0]
+    is_position = tensor.is_floating_point() and made.dtype is torch.int64  # argmax
+    is_cast_inside = tensor.dtype in (torch.float16, torch.bfloat16) and made.dtype is torch.float32
+    if made.dtype is tensor.dtype or is_cast_inside or made.dtype in (torch.bool, torch.uint8) or is_position:
+        return tensor
+    call.take_like(tensor, made.dtype)
+    return torch.empty_like(tensor, dtype=made.dtype)
+
+
+def _accumulator_bytes(tensor: torch.Tensor, made: torch.Tensor) -> int:
+    if tensor.is_floating_point():
+        return max(tensor.element_size(), 4)
+    return max(made.element_size(), 1)

@@ -1,0 +1,30 @@
+"""How CUDA's kernels take memory: the rules of operators that do more than make their outputs in order."""
+
+from __future__ import annotations
+
+from torch._ops import OpOverload
+
+from oom_magic.predict.kernels import convolutions, copies, losses, normalization, recurrent, scratch
+from oom_magic.predict.kernels.fused_attention import attention_rules
+from oom_magic.predict.kernels.reductions import reduction_rules
+from oom_magic.predict.kernels.sorting import sorting_rules
+from oom_magic.predict.kernels.workspaces import workspace_rules
+from oom_magic.predict.pretend.pretend_gpu import Rule
+from oom_magic.predict.setups.gpus import GPU
+
+
+def kernel_rules(gpu: GPU) -> dict[OpOverload, Rule]:
+    """The rule of each operator that has one, on this card."""
+    return {
+        **copies.RULES,
+        **losses.RULES,
+        **normalization.RULES,
+        **convolutions.RULES,
+        **recurrent.RULES,
+        **scratch.RULES,
+        **workspace_rules(gpu),
+        **scratch.grouped_rules(gpu),
+        **reduction_rules(gpu),
+        **sorting_rules(gpu),
+        **attention_rules(gpu),
+    }

@@ -1,0 +1,89 @@
+"""The workspaces of matrix products.
+
+Sources: aten/src/ATen/cuda/CublasHandlePool.cpp (``parseChosenWorkspaceSize``, ``getWorkspaceAllocation``) and
+aten/src/ATen/native/cuda/Blas.cpp (``addmm_out_cuda_impl``, ``prepare_matrix_for_cublas``).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+import torch
+from torch._ops import OpOverload
+
+from oom_magic.memory.categories import Category
+from oom_magic.predict.pretend.calls import Call
+from oom_magic.predict.pretend.pretend_gpu import Rule
+from oom_magic.predict.setups.gpus import GPU
+from oom_magic.units import KIB, MIB
+
+aten = torch.ops.aten
+_VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
+_IS_KEPT = _VERSION < (2, 15)  # a workspace stays with the thread; later it goes when the product is done
+_LT_SHARES = (2, 12) <= _VERSION < (2, 15)  # cublasLt works in that of cuBLAS (seen: not in 2.11, but in 2.13 and 2.14)
+
+
+class _Workspaces:
+    """Workspaces by library and thread (the user's, and autograd's)."""
+
+    def __init__(self, gpu: GPU) -> None:
+        self._cublas_bytes = _cublas_bytes(gpu)
+        self._held: set[tuple[str, bool]] = set()
+
+    def product(self, call: Call) -> None:
+        """A product by cuBLAS."""
+        _copy_factors(call)
+        self._work(call, "cublas", self._cublas_bytes)
+
+    def biased_product(self, call: Call) -> None:
+        """``addmm``: a bias for each column is added inside cublasLt."""
+        bias = call.args[0]
+        has_epilogue = bias.dim() == 1 and bias.is_contiguous()
+        if not has_epilogue or _LT_SHARES:
+            self.product(call)
+            return
+        _copy_factors(call)
+        if _IS_KEPT:
+            self._work(call, "cublas", self._cublas_bytes)
+        self._work(call, "cublasLt", MIB)
+
+    def _work(self, call: Call, library: str, num_bytes: int) -> None:
+        thread = (library, torch._C._current_graph_task_id() != -1)
+        if not _IS_KEPT:
+            call.take(num_bytes)
+        elif thread not in self._held:
+            self._held.add(thread)
+            call.keep(num_bytes, library, Category.WORKSPACE)
+
+
+def workspace_rules(gpu: GPU) -> dict[OpOverload, Rule]:
+    """The rules of the products on this card."""
+    workspaces = _Workspaces(gpu)
+    products = (aten.mm, aten.bmm, aten.baddbmm, aten.mv, aten.addmv, aten.dot, aten.vdot)
+    rules: dict[OpOverload, Rule] = {packet.default: workspaces.product for packet in products}
+    return {**rules, aten.addmm.default: workspaces.biased_product}
+
+
+def _cublas_bytes(gpu: GPU) -> int:
+    """As ``CUBLAS_WORKSPACE_CONFIG`` says (":KiB:count" pairs), else by generation."""
+    pairs = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
+    if pairs:
+        return sum(int(size) * int(count) for size, count in pairs) * KIB
+    return 32 * MIB if gpu.capability >= (9, 0) else 8320 * KIB
+
+
+def _copy_factors(call: Call) -> None:
+    for position in range(len(call.outputs)):
+        call.output(position)
+    for tensor in call.args[:3]:
+        if isinstance(tensor, torch.Tensor) and not _is_readable(tensor):
+            call.take_like(tensor)
+
+
+def _is_readable(matrix: torch.Tensor) -> bool:
+    """Whether cuBLAS can read a matrix, or a batch, as it lies (cuda/Blas.cpp, ``prepare_matrix_for_cublas``)."""
+    if matrix.dim() < 2:
+        return matrix.numel() < 2 or matrix.stride(0) != 0
+    (rows, columns), (down, along) = matrix.shape[-2:], matrix.stride()[-2:]
+    return (along == 1 and down >= max(columns, 1)) or (down == 1 and along >= max(rows, 1))

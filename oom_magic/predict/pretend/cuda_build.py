@@ -1,0 +1,122 @@
+"""What only a CUDA build of PyTorch has, and what a dry run does otherwise: replaced while it lasts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.backends.cudnn.rnn
+import torch.nn.parallel.comm
+
+from oom_magic.predict.following.patches import replaced
+from oom_magic.predict.kernels import recurrent
+from oom_magic.predict.pretend.pretend_gpu import PretendGPU
+
+COMPILED = "torch.compile: run as eager code; compiled code fuses operators and keeps fewer activations"
+GRAPHS = "CUDA graphs: what is captured runs as eager code, without a memory pool of its own"
+
+
+@contextmanager
+def cuda_build(gpu: PretendGPU, assume: Callable[[str], None]) -> Iterator[None]:
+    """Let PyTorch answer as a build with CUDA and cuDNN does."""
+
+    def is_acceptable(tensor: torch.Tensor) -> bool:
+        return recurrent.is_acceptable(gpu, tensor)
+
+    cudnn = {"is_acceptable": is_acceptable, "is_available": lambda: True, "version": lambda: 91000}
+    with ExitStack() as stack:
+        stack.enter_context(replaced(torch.backends.cudnn, cudnn))
+        stack.enter_context(replaced(torch.backends.cudnn.rnn, {"get_cudnn_mode": recurrent.MODES.__getitem__}))
+        stack.enter_context(replaced(torch, {"_use_cudnn_rnn_flatten_weight": lambda: True}))
+        stack.enter_context(replaced(torch, {"compile": _compile(assume)}))
+        stack.enter_context(replaced(torch.nn.Module, {"compile": _compile_module(assume)}))
+        stack.enter_context(_compiled_code_is_eager(assume))
+        stack.enter_context(replaced(torch.cuda, _graphs(assume)))
+        stack.enter_context(replaced(torch.nn.parallel.comm, {"scatter": _scatter, "gather": _gather}))
+        stack.enter_context(_triton_kernels_skipped(assume))
+        yield
+
+
+@contextmanager
+def _triton_kernels_skipped(assume: Callable[[str], None]) -> Iterator[None]:
+    """A Triton kernel writes into tensors that are there already, so not running it takes no memory away."""
+
+    def run(kernel: Any, *_: Any, **__: Any) -> None:
+        name = getattr(kernel, "__name__", type(kernel).__name__)
+        assume(f"Triton kernel {name}: not run; what its launch takes inside is not counted")
+
+    with ExitStack() as stack:
+        for module, name in (("triton.runtime.jit", "JITFunction"), ("triton.runtime.autotuner", "Autotuner")):
+            if module in sys.modules:
+                stack.enter_context(replaced(getattr(sys.modules[module], name), {"run": run}))
+        yield
+
+
+def _compile(assume: Callable[[str], None]) -> Callable[..., Any]:
+    def compile(model: Any = None, **_: Any) -> Any:  # noqa: A001 (torch's own name)
+        assume(COMPILED)
+        return model if model is not None else lambda function: function
+
+    return compile
+
+
+def _compile_module(assume: Callable[[str], None]) -> Callable[..., None]:
+    def compile(*_: Any, **__: Any) -> None:  # noqa: A001
+        assume(COMPILED)
+
+    return compile
+
+
+@contextmanager
+def _compiled_code_is_eager(assume: Callable[[str], None]) -> Iterator[None]:
+    """What was compiled before the dry run began runs as it was written."""
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is None:
+        yield
+        return
+
+    def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        assume(COMPILED)
+        return module._orig_mod(*args, **kwargs)
+
+    with torch.compiler.set_stance("force_eager"), replaced(dynamo.OptimizedModule, {"__call__": __call__}):
+        yield
+
+
+def _graphs(assume: Callable[[str], None]) -> dict[str, Any]:
+    """CUDA graphs: what is captured runs once, and replays take no memory."""
+
+    class CUDAGraph:
+        def replay(self) -> None: ...
+
+        reset = enable_debug_mode = capture_begin = capture_end = replay
+
+        def pool(self) -> tuple[int, int]:
+            return (0, 1)
+
+    def graph(*_: Any, **__: Any) -> AbstractContextManager[None]:
+        assume(GRAPHS)
+        return nullcontext()
+
+    def make_graphed_callables(callables: Any, *_: Any, **__: Any) -> Any:
+        assume(GRAPHS)
+        return callables
+
+    return {
+        "CUDAGraph": CUDAGraph,
+        "graph": graph,
+        "make_graphed_callables": make_graphed_callables,
+        "graph_pool_handle": lambda: (0, 1),
+    }
+
+
+def _scatter(tensor: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, ...]:
+    """``DataParallel`` on its one device."""
+    return (tensor.cuda(),)
+
+
+def _gather(tensors: Sequence[torch.Tensor], dim: int = 0, *_: Any, **__: Any) -> torch.Tensor:
+    return torch.cat(list(tensors), dim)

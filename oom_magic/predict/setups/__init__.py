@@ -1,0 +1,1 @@
+"""Training runs described by settings: models, cards, and the code that is written for them."""

@@ -1,0 +1,148 @@
+"""Where a setup's model comes from: a preset, a folder, a configuration object or the user's own function."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from oom_magic.predict.setups.model_table import Task
+from oom_magic.predict.setups.models import auto_class, dims_of, find_model
+
+_HEADS = {
+    "ForCausalLM": "causal-lm",
+    "LMHeadModel": "causal-lm",
+    "ForSequenceClassification": "sequence-classification",
+    "ForMaskedLM": "sequence-classification",
+    "ForImageClassification": "image-classification",
+}  # ForConditionalGeneration is left out: speech and vision models end so too
+_TASKS: dict[str, Task] = {
+    **dict.fromkeys(
+        ("bert", "roberta", "distilbert", "xlm-roberta", "albert", "electra", "deberta-v2"),
+        "sequence-classification",
+    ),
+    **dict.fromkeys(("t5", "mt5", "bart", "mbart", "pegasus"), "seq2seq-lm"),
+    **dict.fromkeys(("vit", "deit", "swin"), "image-classification"),
+}
+
+# The linear layers of a block, with the sizes of what goes in and out; LoRA takes any of them.
+_LLAMA_LAYERS = {
+    "q_proj": ("hidden", "heads"), "k_proj": ("hidden", "key_values"),
+    "v_proj": ("hidden", "key_values"), "o_proj": ("heads", "hidden"),
+    "gate_proj": ("hidden", "intermediate"), "up_proj": ("hidden", "intermediate"),
+    "down_proj": ("intermediate", "hidden"),
+}  # fmt: skip
+_BERT_LAYERS = dict.fromkeys(("query", "key", "value", "dense"), ("hidden", "hidden"))
+_LINEAR_LAYERS: dict[str, dict[str, tuple[str, str]]] = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text"), _LLAMA_LAYERS),
+    **dict.fromkeys(("bert", "roberta"), _BERT_LAYERS),
+    "gpt2": dict.fromkeys(("c_attn", "c_proj", "c_fc"), ("hidden", "hidden")),
+    "distilbert": dict.fromkeys(("q_lin", "k_lin", "v_lin", "out_lin", "lin1", "lin2"), ("hidden", "hidden")),
+    "t5": {
+        **dict.fromkeys(("q", "k", "v"), ("hidden", "heads")),
+        "o": ("heads", "hidden"), "wi": ("hidden", "intermediate"), "wo": ("intermediate", "hidden"),
+    },
+    "phi": {
+        **{name: _LLAMA_LAYERS[name] for name in ("q_proj", "k_proj", "v_proj")},
+        "dense": ("heads", "hidden"), "fc1": ("hidden", "intermediate"), "fc2": ("intermediate", "hidden"),
+    },
+    "phi3": {
+        "qkv_proj": ("hidden", "heads"), "o_proj": ("heads", "hidden"),
+        "gate_up_proj": ("hidden", "intermediate"), "down_proj": ("intermediate", "hidden"),
+    },
+}  # fmt: skip
+# PEFT's own choice (peft.utils.constants), written out so that the code says what is trained.
+_LORA_TARGETS = {
+    "gpt2": ("c_attn",), "bert": ("query", "value"), "roberta": ("query", "value"),
+    "distilbert": ("q_lin", "v_lin"), "t5": ("q", "v"), "phi3": ("qkv_proj",),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """What a setup knows of its model before any library is loaded.
+
+    Exactly one of ``path`` (for ``from_pretrained``), ``config`` and ``factory`` is set.
+    """
+
+    label: str
+    task: Task | Literal["own"]
+    model_type: str = ""
+    dims: dict[str, int] = field(default_factory=dict)
+    path: str | None = None
+    config: Any = None
+    factory: Callable[[], Any] | None = None
+
+    @property
+    def auto_class(self) -> str:
+        """The transformers class that loads it ("" for the user's own function)."""
+        return "" if self.task == "own" else auto_class(self.task)
+
+    @property
+    def lora_targets(self) -> tuple[str, ...] | str:
+        """The layers that get an adapter when the user names none."""
+        if self.model_type in _LINEAR_LAYERS:
+            return _LORA_TARGETS.get(self.model_type, ("q_proj", "v_proj"))
+        return "all-linear"
+
+    @property
+    def linear_layers(self) -> dict[str, int]:
+        """Linear layers by name, each with its smaller side; empty if the architecture is not known."""
+        dims = self.dims
+        sizes = {
+            "hidden": dims.get("hidden_size", 0),
+            "heads": dims.get("num_attention_heads", 0) * dims.get("head_dim", 0),
+            "key_values": dims.get("num_key_value_heads", 0) * dims.get("head_dim", 0),
+            "intermediate": dims.get("intermediate_size", 0),
+        }
+        layers = _LINEAR_LAYERS.get(self.model_type, {})
+        return {name: min(sizes[side] for side in sides) for name, sides in layers.items()}
+
+    @property
+    def max_seq_len(self) -> int | None:
+        """The longest sequence that learned positions allow; None where positions are computed."""
+        if self.model_type not in ("gpt2", "bert", "roberta", "distilbert"):
+            return None
+        padding_positions = 2 if self.model_type == "roberta" else 0
+        positions = self.dims.get("num_positions")
+        return None if positions is None else positions - padding_positions
+
+
+def resolve_model(model: Any) -> ModelSource:
+    """The source meant by a setup's ``model``. Raises ValueError if it is none of the four kinds."""
+    if isinstance(model, (str, Path)):
+        return _from_name(str(model))
+    if hasattr(model, "model_type") and hasattr(model, "to_diff_dict"):
+        plain = model.to_dict()
+        label = f"{type(model).__name__} model"
+        return ModelSource(label, _task_of(plain), model.model_type, dims_of(plain), config=model)
+    name = getattr(model, "__name__", "")
+    if callable(model) and name.isidentifier():
+        return ModelSource(f"{name}()", "own", factory=model)
+    raise ValueError(
+        f"model {model!r} is not a preset's name, a folder with config.json, a transformers configuration"
+        " or a named function that returns an nn.Module."
+    )
+
+
+def _from_name(name: str) -> ModelSource:
+    file = Path(name).expanduser() / "config.json"
+    if not file.is_file():
+        preset = find_model(name)
+        return ModelSource(preset.name, preset.task, preset.model_type, preset.dims(), path=preset.hub_id)
+    try:
+        plain = json.loads(file.read_text())
+        model_type = plain["model_type"]
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"model {name!r}: {file} is not the configuration of a transformers model.") from None
+    return ModelSource(file.parent.name, _task_of(plain), model_type, dims_of(plain), path=name)
+
+
+def _task_of(plain: dict[str, Any]) -> Task:
+    for architecture in plain.get("architectures") or ():
+        for ending, task in _HEADS.items():
+            if architecture.endswith(ending):
+                return task  # type: ignore[return-value]
+    return _TASKS.get(plain.get("model_type", ""), "causal-lm")

@@ -1,0 +1,247 @@
+"""TrainingSetup: a training run described by its settings, the code for it, and what it takes."""
+
+from __future__ import annotations
+
+import linecache
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from oom_magic.predict.setups.gpus import DEFAULT_GPU, find_gpu
+from oom_magic.predict.setups.model_source import ModelSource, resolve_model
+from oom_magic.predict.setups.training_code import OPTIMIZERS, write_code
+from oom_magic.units import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from oom_magic.memory.report import MemoryReport
+    from oom_magic.predict.sizing.sizes import Sizes
+
+CODE_FILE = "TrainingSetup code"  # how its lines are named in a report
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "method": ("full", "lora", "qlora"),
+    "precision": ("fp32", "bf16", "fp16", "amp-bf16", "amp-fp16"),
+    "optimizer": tuple(OPTIMIZERS),
+    "attention": ("sdpa", "eager", "flash_attention_2"),
+    "loss": ("plain", "chunked"),
+    "data": ("packed", "padded"),
+}
+_COUNTS = ("rank", "microbatch_size", "gradient_accumulation_steps", "seq_len", "num_labels")
+_METHOD_NAMES = {"full": "full fine-tuning", "lora": "LoRA", "qlora": "QLoRA"}
+
+
+@dataclass(frozen=True)
+class TrainingSetup:
+    """A training run: the model, how it is trained, with what batches, on which card.
+
+    ``model``: a preset's name ("qwen2.5-7b"), a folder with ``config.json``, a transformers configuration, or
+    a named function that returns an ``nn.Module`` from token ids to logits. ``alpha`` is twice the ``rank``
+    and ``target_modules`` PEFT's choice unless given. ``precision``: type of the weights ("fp32", "bf16",
+    "fp16") or autocast over float32 weights ("amp-bf16", "amp-fp16"); weights that LoRA and QLoRA freeze are
+    16 bits wide in both. ``frozen``: parts of names of parameters that are not trained. ``data``: "packed"
+    (all sequences full) or "padded" (with an attention mask). ``memory`` overrides the capacity of ``gpu``.
+    Raises ValueError, naming field, value and what is allowed, if something does not go together.
+    """
+
+    model: Any
+    method: str = "full"
+    rank: int = 16
+    alpha: int | None = None
+    target_modules: tuple[str, ...] | str | None = None
+    dropout: float = 0.0
+    microbatch_size: int = 1
+    gradient_accumulation_steps: int = 1
+    seq_len: int = 512
+    target_seq_len: int | None = None
+    precision: str = "bf16"
+    optimizer: str = "adamw"
+    activation_checkpointing: bool = False
+    attention: str = "sdpa"
+    loss: str = "plain"
+    frozen: tuple[str, ...] = ()
+    data: str = "packed"
+    num_labels: int = 2
+    max_grad_norm: float | None = None
+    gpu: str = DEFAULT_GPU
+    memory: str | int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("target_modules", "frozen"):
+            value = getattr(self, name)
+            if isinstance(value, list):
+                object.__setattr__(self, name, tuple(value))
+        _check_fields(self)
+        _check_combination(self)
+
+    @cached_property
+    def source(self) -> ModelSource:
+        """Where the model comes from and the sizes known of it."""
+        return resolve_model(self.model)
+
+    @property
+    def lora_alpha(self) -> int:
+        """LoRA's scaling numerator: twice the rank unless given."""
+        return 2 * self.rank if self.alpha is None else self.alpha
+
+    @property
+    def lora_targets(self) -> tuple[str, ...] | str:
+        """The layers that get an adapter."""
+        return self.source.lora_targets if self.target_modules is None else self.target_modules
+
+    @property
+    def global_batch_size(self) -> int:
+        """Sequences per optimizer step on one GPU."""
+        return self.microbatch_size * self.gradient_accumulation_steps
+
+    def code(self) -> str:
+        """The training code, ready to paste: it is what ``dry_run`` runs."""
+        return write_code(self)
+
+    def train(self) -> None:
+        """Run the code."""
+        text = self.code()
+        linecache.cache[CODE_FILE] = (len(text), None, text.splitlines(keepends=True), CODE_FILE)
+        namespace: dict[str, Any] = {"__name__": "__main__"}
+        if self.source.factory is not None:
+            namespace[self.source.factory.__name__] = self.source.factory
+        exec(compile(text, CODE_FILE, "exec"), namespace)
+
+    def dry_run(self, **options: Any) -> MemoryReport:
+        """What the code would take on ``gpu``; ``options`` go to ``oom_magic.dry_run``."""
+        from oom_magic.predict.session import dry_run
+
+        return dry_run(self.train, gpu=self.gpu, memory=self.memory, **options)
+
+    def sizes(self, **ranges: Any) -> Sizes:
+        """The same as a function of fields: ``setup.sizes(microbatch_size=(1, 32), seq_len=(128, 4096))``."""
+        from oom_magic.predict.sizing.sizes import size
+
+        for name in ("gpu", "memory"):
+            if name in ranges:
+                raise ValueError(f"{name} is no size of the run: use setup.replace({name}=...).sizes(...).")
+        _check_names(ranges)
+
+        def train(**values: Any) -> None:
+            self.replace(**values).train()
+
+        return size(train, gpu=self.gpu, memory=self.memory, **ranges)
+
+    def replace(self, **changes: Any) -> TrainingSetup:
+        """The setup with some fields changed."""
+        _check_names(changes)
+        return replace(self, **changes)
+
+    def describe(self) -> str:
+        """The setup in one line."""
+        return ", ".join(_phrases(self))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain data; a configuration or function by what it is called."""
+        plain = {field.name: getattr(self, field.name) for field in fields(self)}
+        if not isinstance(self.model, str):
+            plain["model"] = self.source.label
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in plain.items()}
+
+    def __str__(self) -> str:
+        return self.describe()
+
+
+def _phrases(setup: TrainingSetup) -> list[str]:
+    method = _METHOD_NAMES[setup.method]
+    if setup.method != "full":
+        method += f" of rank {setup.rank}"
+    batch = f"batch {setup.microbatch_size}"
+    if setup.source.task != "image-classification":
+        batch += f" x {setup.seq_len} tokens"
+    if setup.gradient_accumulation_steps > 1:
+        batch += f", accumulated {setup.gradient_accumulation_steps} times"
+    phrases = [setup.source.label, method, setup.precision, setup.optimizer, batch]
+    phrases += ["activation checkpointing"] if setup.activation_checkpointing else []
+    phrases += [f"{setup.attention} attention"] if setup.attention != "sdpa" else []
+    phrases += ["chunked loss"] if setup.loss == "chunked" else []
+    card = find_gpu(setup.gpu)
+    total_bytes = card.total_bytes if setup.memory is None else parse_bytes(setup.memory)
+    return [*phrases, f"on {card.name} ({format_bytes(total_bytes)})"]
+
+
+def _check_names(names: Any) -> None:
+    known = [field.name for field in fields(TrainingSetup)]
+    for name in names:
+        if name not in known:
+            raise ValueError(f"TrainingSetup has no field {name!r}{_offer(name, known)}.")
+
+
+def _offer(value: Any, allowed: Any) -> str:
+    close = get_close_matches(str(value), allowed, n=1, cutoff=0.4)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _check_fields(setup: TrainingSetup) -> None:
+    for name, allowed in _CHOICES.items():
+        value = getattr(setup, name)
+        if value not in allowed:
+            raise ValueError(f"{name} {value!r} is not one of {', '.join(allowed)}{_offer(value, allowed)}")
+    for name in (*_COUNTS, *(n for n in ("alpha", "target_seq_len") if getattr(setup, n) is not None)):
+        value = getattr(setup, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{name} {value!r} is not a positive whole number.")
+    if not isinstance(setup.dropout, (int, float)) or not 0 <= setup.dropout < 1:
+        raise ValueError(f"dropout {setup.dropout!r} is not between 0 and 1.")
+    if setup.max_grad_norm is not None and not setup.max_grad_norm > 0:
+        raise ValueError(f"max_grad_norm {setup.max_grad_norm!r} is not positive; None turns clipping off.")
+    find_gpu(setup.gpu)
+    if setup.memory is not None:
+        parse_bytes(setup.memory)
+
+
+def _check_combination(setup: TrainingSetup) -> None:
+    source = setup.source
+    is_own = source.task == "own"
+    wrong = {
+        "method 'qlora' needs weights to quantize: a preset or a folder, not a configuration or a function.":
+            setup.method == "qlora" and source.path is None,
+        "method 'qlora' computes in 16 bits: precision must be bf16, fp16, amp-bf16 or amp-fp16.":
+            setup.method == "qlora" and setup.precision == "fp32",
+        f"frozen {setup.frozen!r} goes with method 'full'; adapters freeze all the rest anyway.":
+            bool(setup.frozen) and setup.method != "full",
+        "loss 'chunked' is for language models.":
+            setup.loss == "chunked" and source.task != "causal-lm",
+        "loss 'chunked' would leave out this model's soft cap on the logits.":
+            setup.loss == "chunked" and source.model_type == "gemma2",
+        "activation_checkpointing needs a transformers model; a function's model must do it itself.":
+            setup.activation_checkpointing and is_own,
+        "data 'padded' needs a transformers language model, not images or a function.":
+            setup.data == "padded" and source.task in ("own", "image-classification"),
+        "target_modules must be given for the model of a function.":
+            is_own and setup.method == "lora" and setup.target_modules is None,
+        "attention 'flash_attention_2' works in 16 bits only: precision 'fp32' does not go with it.":
+            setup.attention == "flash_attention_2" and setup.precision == "fp32",
+        f"attention 'flash_attention_2' needs compute capability 8.0, which {setup.gpu} does not have.":
+            setup.attention == "flash_attention_2" and find_gpu(setup.gpu).capability < (8, 0),
+        f"seq_len {setup.seq_len} is more than the {source.max_seq_len} positions of {source.label}.":
+            source.max_seq_len is not None and setup.seq_len > source.max_seq_len,
+    }  # fmt: skip
+    for message, is_wrong in wrong.items():
+        if is_wrong:
+            raise ValueError(message)
+    if setup.method != "full":
+        _check_adapter(setup)
+
+
+def _check_adapter(setup: TrainingSetup) -> None:
+    layers = setup.source.linear_layers
+    targets = setup.lora_targets
+    if targets == "all-linear":
+        targets = tuple(layers)
+    for name in (targets,) if isinstance(targets, str) else targets:
+        last = name.split(".")[-1]
+        if layers and last not in layers:
+            known = ", ".join(layers)
+            offer = _offer(last, layers)
+            raise ValueError(f"target_modules {name!r} is no layer of {setup.source.label}: {known}{offer}")
+        if layers and setup.rank > layers[last]:
+            raise ValueError(
+                f"rank {setup.rank} is larger than the layer it adapts: {last} of {setup.source.label}"
+                f" has {layers[last]}."
+            )

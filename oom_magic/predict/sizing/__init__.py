@@ -1,0 +1,1 @@
+"""Memory as exact functions of a training function's arguments."""

@@ -1,0 +1,249 @@
+"""A function's memory by pieces: where only sizes change, and each size is a polynomial."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from oom_magic.memory.allocator_settings import AllocatorSettings
+from oom_magic.memory.report import Assumption
+from oom_magic.memory.timeline import IntArray, Timeline
+from oom_magic.predict.sizing.laws import find_law
+from oom_magic.predict.sizing.peaks import Peaks
+from oom_magic.predict.sizing.polynomials import Polynomials, fit
+from oom_magic.predict.sizing.regions import Border, Point, Region, find_border
+from oom_magic.predict.sizing.structure import Structure
+
+_NUM_SPARE = 4  # points that a polynomial must hit beyond those that determine it
+_MANY_POINTS = 14  # traced in one piece: sizes without a polynomial by now may have several
+_MOST_POINTS = 24  # traced in one piece in search of polynomials
+_MOST_TRACES = 150  # after which no more borders are looked for
+_MOST_TRACES_FOR_LAWS = 75  # after which sizes without a polynomial are taken as they are
+_NUM_SAMPLES = 24  # replayed to learn what the allocator adds
+
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """A dry run at one point: its structure and its sizes, in bytes."""
+
+    structure: Structure
+    requested_bytes: IntArray
+    assumptions: tuple[Assumption, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """A region with one structure. Allocation ``a`` has the size of polynomial ``kind[a]``.
+
+    ``inexact`` are the allocations whose sizes follow no polynomial; theirs are close at best.
+    """
+
+    structure: Structure
+    kind: IntArray
+    polynomials: Polynomials
+    points: tuple[Point, ...]
+    inexact: IntArray
+    assumptions: tuple[Assumption, ...]
+    peaks: Peaks
+
+    def timeline(self, point: Point) -> Timeline:
+        """The timeline of a run at ``point``."""
+        sizes = self.polynomials(np.array([point], dtype=np.int64))[:, 0]
+        return self.structure.with_sizes(sizes[self.kind])
+
+
+@dataclass(frozen=True, eq=False)
+class Fork:
+    """Where a region divides."""
+
+    border: Border
+    inside: Piece | Fork
+    outside: Piece | Fork
+
+
+Node = Piece | Fork
+
+
+def pieces_at(node: Node, points: IntArray, among: BoolArray | None = None) -> Iterator[tuple[Piece, BoolArray]]:
+    """The pieces that ``points`` (one per row; those ``among`` them) lie in, and which points lie there."""
+    among = np.ones(len(points), dtype=bool) if among is None else among
+    if not among.any():
+        return
+    if isinstance(node, Piece):
+        yield node, among
+        return
+    holds = node.border.holds(points)
+    yield from pieces_at(node.inside, points, among & holds)
+    yield from pieces_at(node.outside, points, among & ~holds)
+
+
+def piece_at(node: Node, point: Point) -> Piece:
+    """The piece that ``point`` lies in."""
+    row = np.array([point], dtype=np.int64)
+    while isinstance(node, Fork):
+        node = node.inside if node.border.holds(row)[0] else node.outside
+    return node
+
+
+def all_pieces(node: Node) -> Iterator[Piece]:
+    """Every piece."""
+    if isinstance(node, Piece):
+        yield node
+    else:
+        yield from all_pieces(node.inside)
+        yield from all_pieces(node.outside)
+
+
+def all_borders(node: Node) -> Iterator[Border]:
+    """Every border, from the first division on."""
+    if isinstance(node, Fork):
+        yield node.border
+        yield from all_borders(node.inside)
+        yield from all_borders(node.outside)
+
+
+class Explorer:
+    """Finds the pieces of a function by tracing it at points of a lattice, of which ``axes`` are the values.
+
+    ``known`` are traces made before.
+    """
+
+    def __init__(
+        self,
+        trace: Callable[[Point], Trace],
+        axes: Sequence[IntArray],
+        settings: AllocatorSettings,
+        known: Mapping[Point, Trace],
+    ) -> None:
+        self._trace = trace
+        self._axes = axes
+        self._settings = settings
+        self._traces = dict(known)
+        self._borders: list[Border] = []
+        self._random = np.random.default_rng(0)
+
+    def explore(self) -> Node:
+        """The pieces, and the borders between them."""
+        region = Region(self._axes)
+        for point in region.sweep():
+            self._at(point)
+        return self._explore(region)
+
+    def _at(self, point: Point) -> Trace:
+        found = self._traces.get(point)
+        if found is None:
+            found = self._traces[point] = self._trace(point)
+        return found
+
+    def _key(self, point: Point) -> bytes:
+        return self._at(point).structure.key
+
+    def _explore(self, region: Region) -> Node:
+        known = [point for point in self._traces if point in region]
+        points = list(dict.fromkeys([*region.extremes(), *region.middles(), *known]))
+        while True:
+            if len({self._key(point) for point in points}) > 1:
+                return self._divide(region, points, self._key) or self._majority(region, points)
+            fitted = self._fit(points, _NUM_SPARE)
+            divided = self._divide_by_law(region, points, fitted)
+            if divided is not None:
+                return divided
+            if not len(fitted.left) or len(points) >= _MOST_POINTS:
+                return self._piece(region, points, fitted)
+            fresh = region.draw(self._random, set(points))
+            if fresh is None:
+                return self._piece(region, points, self._fit(points, 0))
+            points.append(fresh)
+
+    def _divide(
+        self, region: Region, points: list[Point], label: Callable[[Point], Hashable], guesses: Sequence[Border] = ()
+    ) -> Node | None:
+        """Both sides of a border between different labels; None if there is no simple one."""
+        if len(self._traces) >= _MOST_TRACES:
+            return None
+        border = find_border(region, points, label, [*self._borders, *guesses], self._random)
+        if border is None:
+            return None
+        if border not in self._borders:
+            self._borders.append(border)
+        inside, outside = region.within(border, True), region.within(border, False)
+        return Fork(border, self._explore(inside), self._explore(outside))
+
+    def _divide_by_law(self, region: Region, points: list[Point], fitted: _Fitted) -> Node | None:
+        """Both sides of a border at which one of the sizes begins to follow another polynomial."""
+        is_time = len(points) >= _MANY_POINTS and (len(points) - _MANY_POINTS) % 5 == 0
+        if not len(fitted.left) or not is_time or len(self._traces) >= _MOST_TRACES_FOR_LAWS:
+            return None
+        law = find_law(_rows(points), fitted.sizes[fitted.left], region.points)
+        if law is None:
+            return None
+        allocation = int((fitted.kind == fitted.left[law.row]).argmax())
+
+        def label(point: Point) -> Hashable:
+            trace = self._at(point)
+            if trace.structure.key != self._key(points[0]):
+                return trace.structure.key
+            return bool(law.polynomial(_rows([point]))[0, 0] == trace.requested_bytes[allocation])
+
+        return self._divide(region, points, label, law.guesses)
+
+    def _majority(self, region: Region, points: list[Point]) -> Piece:
+        """The piece of the most frequent structure, where no simple border divides it from the others."""
+        keys = [self._key(point) for point in points]
+        common = max(set(keys), key=keys.count)
+        ours = [point for point, key in zip(points, keys, strict=True) if key == common]
+        other = next(self._at(point) for point, key in zip(points, keys, strict=True) if key != common)
+        piece = self._piece(region, ours, self._fit(ours, _NUM_SPARE))
+        difference = piece.structure.difference(other.structure)
+        text = f"what the function does changes with its arguments in a way that is not followed ({difference})"
+        return replace(piece, assumptions=(*piece.assumptions, Assumption(text)))
+
+    def _fit(self, points: list[Point], num_spare: int) -> _Fitted:
+        columns = np.stack([self._at(point).requested_bytes for point in points], axis=1)
+        sizes, kind = np.unique(columns, axis=0, return_inverse=True)
+        polynomials, left = fit(_rows(points), sizes, num_spare)
+        highest = np.array([axis[-1] for axis in self._axes], dtype=np.int64)
+        return _Fitted(sizes, kind.reshape(-1), polynomials.narrowed(highest), left)
+
+    def _piece(self, region: Region, points: list[Point], fitted: _Fitted) -> Piece:
+        traces = [self._at(point) for point in points]
+        structure = traces[0].structure
+        samples = _rows(region.sample(self._random, _NUM_SAMPLES))
+        inexact = np.flatnonzero(np.isin(fitted.kind, fitted.left))
+        found = [assumption for trace in traces for assumption in trace.assumptions]
+        return Piece(
+            structure=structure,
+            kind=fitted.kind,
+            polynomials=fitted.polynomials,
+            points=tuple(points),
+            inexact=inexact,
+            assumptions=tuple(dict.fromkeys([*found, *_said(structure, inexact)])),
+            peaks=Peaks.learn(structure, fitted.kind, fitted.polynomials, samples, self._settings),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Fitted:
+    """The different rows of sizes (U x points), which each allocation has, and the polynomials of all but ``left``."""
+
+    sizes: IntArray
+    kind: IntArray
+    polynomials: Polynomials
+    left: IntArray
+
+
+def _rows(points: Sequence[Point]) -> IntArray:
+    return np.array(points, dtype=np.int64).reshape(len(points), -1)
+
+
+def _said(structure: Structure, inexact: IntArray) -> Iterator[Assumption]:
+    """Which sizes are not exact."""
+    timeline = structure.timeline
+    for operator, line in dict.fromkeys((int(timeline.operator[at]), int(timeline.line[at])) for at in inexact):
+        text = f"some sizes of {timeline.operators[operator]} follow no polynomial of the arguments and are close only"
+        yield Assumption(text, timeline.lines[line] if line else None)

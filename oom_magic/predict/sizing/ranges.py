@@ -1,0 +1,154 @@
+"""What the arguments of a function may be: ranges of whole numbers, choices, fixed values."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+
+from oom_magic.memory.timeline import IntArray
+from oom_magic.predict.sizing.regions import Point
+
+
+@dataclass(frozen=True, eq=False)
+class Ranges:
+    """``axes`` has the values of each number that varies, ascending; ``choices`` those of each argument that is chosen.
+
+    A setting is one value of each choice, in order; a point one value on each axis, in order.
+    """
+
+    axes: Mapping[str, IntArray]
+    choices: Mapping[str, tuple[Any, ...]]
+    fixed: Mapping[str, Any]
+
+    @classmethod
+    def parse(cls, fn: Callable[..., Any], given: Mapping[str, Any]) -> Ranges:
+        """From ``(low, high)``, ``(low, high, step)``, ``[choice, ...]`` or a value for each argument.
+
+        Raises ValueError or TypeError, naming argument, value and fix.
+        """
+        _check_names(fn, given)
+        axes = {name: _axis(name, value) for name, value in given.items() if _is_range(value)}
+        choices = {name: _choices(name, value) for name, value in given.items() if isinstance(value, list)}
+        fixed = {name: value for name, value in given.items() if name not in axes and name not in choices}
+        if not axes and not choices:
+            raise ValueError(f"Nothing varies in {label(fn)}; give a range such as batch_size=(1, 64).")
+        return cls(axes, choices, fixed)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All arguments that vary."""
+        return (*self.axes, *self.choices)
+
+    def locate(self, values: Mapping[str, Any]) -> tuple[tuple[int, ...], Point]:
+        """The setting (positions in ``choices``) and the point that named values mean; each must be in its range."""
+        self.check_names(values)
+        setting = tuple(_position(name, values[name], options) for name, options in self.choices.items())
+        return setting, tuple(_on_axis(name, values[name], axis) for name, axis in self.axes.items())
+
+    def arguments(self, setting: tuple[int, ...], point: Point) -> dict[str, Any]:
+        """The function's keyword arguments there."""
+        chosen = {name: options[at] for (name, options), at in zip(self.choices.items(), setting, strict=True)}
+        return {**self.fixed, **chosen, **dict(zip(self.axes, point, strict=True))}
+
+    def check_names(self, values: Mapping[str, Any], but: str = "") -> None:
+        """Raise TypeError unless all that varies, apart from ``but``, and nothing else has a value."""
+        for name in values:
+            if name not in self.names or name == but:
+                known = [other for other in self.names if other != but]
+                raise TypeError(f"{name!r} does not vary here{_offer(name, known)}; these do: {', '.join(known)}.")
+        missing = [name for name in self.names if name not in values and name != but]
+        if missing:
+            example = ", ".join(f"{name}={self.lowest(name)!r}" for name in missing)
+            raise TypeError(f"{', '.join(missing)} must be given too, such as {example}.")
+
+    def check_value(self, name: str, value: int) -> None:
+        """Raise ValueError unless ``value`` is on the axis ``name``."""
+        _on_axis(name, value, self.axes[name])
+
+    def lowest(self, name: str) -> Any:
+        """The first value of an argument."""
+        return int(self.axes[name][0]) if name in self.axes else self.choices[name][0]
+
+
+def label(fn: Callable[..., Any]) -> str:
+    """What to call a function in a sentence."""
+    return f"{getattr(fn, '__name__', type(fn).__name__)}()"
+
+
+def _is_range(value: Any) -> bool:
+    return isinstance(value, tuple)
+
+
+def _axis(name: str, given: tuple[Any, ...]) -> IntArray:
+    whole = all(isinstance(number, Integral) and not isinstance(number, bool) for number in given)
+    if len(given) not in (2, 3) or not whole:
+        raise TypeError(f"{name}={given!r} is not a range; write (low, high) or (low, high, step) in whole numbers.")
+    low, high, step = (*map(int, given), 1)[:3]
+    if low < 1:
+        raise ValueError(f"{name}={given!r} starts at {low}; sizes begin at 1.")
+    if step < 1:
+        raise ValueError(f"{name}={given!r} has step {step}; a step is at least 1.")
+    if high < low:
+        raise ValueError(f"{name}={given!r} is reversed; write ({high}, {low}).")
+    if high - low < step:
+        raise ValueError(f"{name}={given!r} has one value only; give {name}={low} to fix it, or a wider range.")
+    return np.arange(low, high + 1, step, dtype=np.int64)
+
+
+def _choices(name: str, given: list[Any]) -> tuple[Any, ...]:
+    if not given:
+        raise ValueError(f"{name}=[] has no choices; list at least one.")
+    return tuple(given)
+
+
+def _position(name: str, value: Any, options: Sequence[Any]) -> int:
+    for position, option in enumerate(options):
+        if type(option) is type(value) and option == value:
+            return position
+    offer = _offer(value, [option for option in options if isinstance(option, str)])
+    raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, options))}{offer}.")
+
+
+def _on_axis(name: str, value: Any, axis: IntArray) -> int:
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise TypeError(f"{name}={value!r} is not a whole number.")
+    at = int(np.searchsorted(axis, int(value)))
+    if at < len(axis) and axis[at] == value:
+        return int(value)
+    if not axis[0] <= value <= axis[-1]:
+        raise ValueError(f"{name}={value!r} is outside its range, {axis[0]} to {axis[-1]}; trace a wider one.")
+    closest = f"{axis[at - 1]} and {axis[at]}"
+    raise ValueError(f"{name}={value!r} is between the steps of its range; the closest are {closest}.")
+
+
+def _check_names(fn: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    if not callable(fn):
+        raise TypeError(f"size needs a function, not {type(fn).__name__} {fn!r}; wrap the code in one.")
+    try:
+        parameters = inspect.signature(fn).parameters
+    except ValueError:  # a builtin without a signature says for itself what it needs
+        return
+    kinds = {parameter.kind for parameter in parameters.values()}
+    known = [name for name, parameter in parameters.items() if parameter.kind not in _UNNAMED]
+    for name in given:
+        if name not in known and inspect.Parameter.VAR_KEYWORD not in kinds:
+            raise TypeError(f"{label(fn)} has no argument {name!r}{_offer(name, known)}.")
+    missing = [name for name in known if name not in given and parameters[name].default is inspect.Parameter.empty]
+    if missing:
+        example = ", ".join(f"{name}=..." for name in missing)
+        what = f"{label(fn)} needs {', '.join(missing)} too"
+        raise TypeError(f"{what}; give a range, a list of choices or a value: {example}.")
+
+
+_UNNAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def _offer(name: Any, known: Sequence[str]) -> str:
+    close = get_close_matches(str(name), known, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,303 @@
+"""Sizes as exact functions: a training function, dry-run at a few points, then known for all of its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm.auto import tqdm
+
+from oom_magic.description import Describable, Description
+from oom_magic.memory.allocator import Failure, Replay, replay
+from oom_magic.memory.categories import Breakdown
+from oom_magic.memory.report import Assumption, Device, MemoryReport, OutOfMemory, StepUsage
+from oom_magic.memory.timeline import PHASES, IntArray
+from oom_magic.predict.failure_message import failure_message
+from oom_magic.predict.following.live_objects import heap_set_aside
+from oom_magic.predict.session import DrySession, namespaces_of
+from oom_magic.predict.setups.gpus import find_gpu
+from oom_magic.predict.sizing.pieces import Explorer, Node, Piece, Trace, all_borders, all_pieces, piece_at, pieces_at
+from oom_magic.predict.sizing.ranges import Ranges, label
+from oom_magic.predict.sizing.regions import Point
+from oom_magic.predict.sizing.sizes_description import describe_sizes
+from oom_magic.predict.sizing.structure import Structure
+from oom_magic.units import parse_bytes
+
+_EXPECTED_TRACES = 10  # of a function with two arguments and one structure
+
+
+def size(
+    fn: Callable[..., Any],
+    *,
+    gpu: str | None = None,
+    memory: str | int | None = None,
+    stop_after_steps: int = 3,
+    **ranges: Any,
+) -> Sizes:
+    """The memory of ``fn`` as a function of its arguments; ``fn`` is ordinary training code for "cuda".
+
+    Each argument is given a range ``(low, high)`` or ``(low, high, step)`` of whole numbers, a list of choices, or a
+    fixed value: ``size(train, batch_size=(1, 64), seq_len=(128, 4096), precision=["fp32", "bf16"], layers=12)``.
+    ``fn`` is dry-run at some points of the ranges, once more where its course changes; the further choices when first
+    asked for. ``gpu``, ``memory`` and ``stop_after_steps`` are those of ``dry_run``.
+
+    Raises ValueError or TypeError, naming argument, value and fix, for ranges that make no sense, and ValueError for a
+    function that fails or does something else when run again.
+    """
+    sizes = Sizes(fn, Ranges.parse(fn, ranges), gpu, memory, stop_after_steps)
+    sizes.trace()
+    return sizes
+
+
+class Sizes(Describable):
+    """What ``fn`` takes at any point of ``ranges``. Made by ``size``; all sizes in bytes.
+
+    A point is given as keyword arguments: one value for each argument that varies. ``report`` is what ``dry_run`` would
+    find there; the other methods are parts of it, and faster.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        ranges: Ranges,
+        gpu: str | None,
+        memory: str | int | None,
+        stop_after_steps: int,
+    ) -> None:
+        self.label = label(fn)
+        self.ranges = ranges
+        self._fn = fn
+        self._options: dict[str, Any] = {"gpu": gpu, "memory": memory, "stop_after_steps": stop_after_steps}
+        session = self._session()
+        self.device = Device(
+            session.gpu.name, session.total_bytes, session.gpu.context_bytes, capability=session.gpu.capability
+        )
+        self.settings = session.settings
+        self.num_traces = 0
+        self._families: dict[tuple[int, ...], Node] = {}
+
+    def trace(self, **choices: Any) -> None:
+        """Trace ``fn`` with these choices (the first of each, where none is given) now rather than when first asked."""
+        lowest = {name: self.ranges.lowest(name) for name in self.ranges.names}
+        self._family(self.ranges.locate({**lowest, **choices})[0])
+
+    def peak_allocated_bytes(self, **point: Any) -> int:
+        """Peak allocated memory: sums of sizes and what the allocator typically adds, in well under a millisecond.
+
+        Exact, and within some milliseconds, where only few blocks are large.
+        """
+        setting, at = self.ranges.locate(point)
+        return self._piece(setting, at).peaks.at(_row(at))
+
+    def peak_reserved_bytes(self, **point: Any) -> int:
+        """Peak reserved memory, from the simulated allocator on the card."""
+        return self._replay(*self.ranges.locate(point), self.device).peak_reserved_bytes
+
+    def report(self, **point: Any) -> MemoryReport:
+        """What ``dry_run`` would report, without a run."""
+        setting, at = self.ranges.locate(point)
+        piece = self._piece(setting, at)
+        timeline = piece.timeline(at)
+        replayed = replay(timeline, capacity_bytes=self.device.usable_bytes, settings=self.settings)
+        failure = replayed.failure
+        if failure is not None:
+            timeline = timeline.until(failure.position)
+            replayed = replace(replayed, block_bytes=replayed.block_bytes[: timeline.num_allocations])
+        return MemoryReport.from_timeline(
+            timeline,
+            self.device,
+            settings=self.settings,
+            replayed=replayed,
+            out_of_memory=None if failure is None else self._out_of_memory(piece, failure),
+            assumptions=piece.assumptions,
+            torch_version=torch.__version__,
+        )
+
+    def steps(self, **point: Any) -> tuple[StepUsage, ...]:
+        """The peaks of each optimizer step."""
+        return self.report(**point).steps
+
+    def breakdown(self, **point: Any) -> Breakdown:
+        """The peak by category; sums to ``peak_allocated_bytes``."""
+        setting, at = self.ranges.locate(point)
+        return self._piece(setting, at).peaks.breakdown(_row(at))
+
+    def fits(self, memory: str | int | None = None, **point: Any) -> bool:
+        """Whether a run ends without running out of ``memory`` (``"12GiB"``, a GPU's name; default: the card's)."""
+        return self._fits(*self.ranges.locate(point), self._device(memory))
+
+    def largest(self, name: str, /, *, memory: str | int | None = None, **rest: Any) -> int:
+        """The largest value of argument ``name`` in its range that fits in ``memory``, or 0; one step more does not."""
+        self.ranges.check_names(rest, but=name)
+        if name not in self.ranges.axes:
+            raise TypeError(f"{name!r} has no range to search; these do: {', '.join(self.ranges.axes)}.")
+        axis = self.ranges.axes[name]
+        setting, at = self.ranges.locate({**rest, name: int(axis[0])})
+        position = list(self.ranges.axes).index(name)
+        device = self._device(memory)
+        fitting, too_large = -1, len(axis)
+        while too_large - fitting > 1:
+            middle = (fitting + too_large) // 2
+            if self._fits(setting, (*at[:position], int(axis[middle]), *at[position + 1 :]), device):
+                fitting = middle
+            else:
+                too_large = middle
+        return int(axis[fitting]) if fitting >= 0 else 0
+
+    def map(self, **values: Any) -> IntArray:
+        """``peak_allocated_bytes`` over a grid: one dimension for each argument that is given a sequence, in order."""
+        grids = {name: value for name, value in values.items() if isinstance(value, (Sequence, np.ndarray, range))
+                 and not isinstance(value, str) and name in self.ranges.axes}  # fmt: skip
+        setting, _ = self.ranges.locate({**values, **{name: int(value[0]) for name, value in grids.items()}})
+        for name, value in grids.items():
+            for number in value:
+                self.ranges.check_value(name, int(number))
+        mesh = dict(zip(grids, np.meshgrid(*grids.values(), indexing="ij"), strict=True))
+        shape = tuple(len(value) for value in grids.values())
+        columns = [np.broadcast_to(mesh.get(name, values[name]), shape).ravel() for name in self.ranges.axes]
+        return self._peaks(setting, np.stack(columns, axis=1).astype(np.int64)).reshape(shape)
+
+    @property
+    def assumptions(self) -> tuple[Assumption, ...]:
+        """What could not be followed exactly, anywhere that was traced."""
+        pieces = [piece for family in self._families.values() for piece in all_pieces(family)]
+        return tuple(dict.fromkeys(assumption for piece in pieces for assumption in piece.assumptions))
+
+    @property
+    def borders(self) -> tuple[str, ...]:
+        """Where the function changes its ways, in words such as ``"batch_size x seq_len <= 3072"``."""
+        names = list(self.ranges.axes)
+        found = [border for family in self._families.values() for border in all_borders(family)]
+        return tuple(dict.fromkeys(border.text(names) for border in found))
+
+    def ends(self) -> dict[str, dict[str, Any]]:
+        """The ``"lowest"`` and the ``"highest"`` point, with the first of all choices."""
+        lowest = {name: self.ranges.lowest(name) for name in self.ranges.names}
+        highest = {**lowest, **{name: int(axis[-1]) for name, axis in self.ranges.axes.items()}}
+        return {"lowest": lowest, "highest": highest}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The ranges, the borders, and the peak at the ends of the ranges, as plain data."""
+        return {
+            "function": self.label,
+            "device": asdict(self.device),
+            "ranges": {
+                name: [int(axis[0]), int(axis[-1]), int(axis[1] - axis[0])] for name, axis in self.ranges.axes.items()
+            },
+            "choices": {name: [str(option) for option in options] for name, options in self.ranges.choices.items()},
+            "num_traces": self.num_traces,
+            "borders": list(self.borders),
+            "peak_bytes": {name: self.peak_allocated_bytes(**point) for name, point in self.ends().items()},
+            "assumptions": [asdict(assumption) for assumption in self.assumptions],
+        }
+
+    def describe(self) -> Description:
+        """The ranges, what was found and the memory at the ends of the ranges."""
+        return describe_sizes(self)
+
+    # -- inside ---------------------------------------------------------------
+
+    def _peaks(self, setting: tuple[int, ...], points: IntArray) -> IntArray:
+        peaks = np.zeros(len(points), dtype=np.int64)
+        for piece, among in pieces_at(self._family(setting), points):
+            peaks[among] = piece.peaks.about(points[among])
+        return peaks
+
+    def _piece(self, setting: tuple[int, ...], point: Point) -> Piece:
+        return piece_at(self._family(setting), point)
+
+    def _replay(self, setting: tuple[int, ...], point: Point, device: Device) -> Replay:
+        timeline = self._piece(setting, point).timeline(point)
+        return replay(timeline, capacity_bytes=device.usable_bytes, settings=self.settings)
+
+    def _fits(self, setting: tuple[int, ...], point: Point, device: Device) -> bool:
+        at_least = self._piece(setting, point).peaks.at_least(_row(point))[0]
+        return bool(at_least <= device.usable_bytes) and self._replay(setting, point, device).failure is None
+
+    def _device(self, memory: str | int | None) -> Device:
+        if memory is None:
+            return self.device
+        try:
+            return Device(self.device.name, parse_bytes(memory), self.device.context_bytes)
+        except ValueError as error:
+            try:
+                card = find_gpu(str(memory))
+            except ValueError:
+                raise error from None
+            return Device(card.name, card.total_bytes, card.context_bytes)
+
+    def _out_of_memory(self, piece: Piece, failure: Failure) -> OutOfMemory:
+        timeline, at = piece.structure.timeline, failure.allocation
+        return OutOfMemory(
+            message=failure_message(failure, self.device.total_bytes, self.device.context_bytes),
+            requested_bytes=failure.segment_bytes,
+            tensor_bytes=failure.requested_bytes,
+            step=int(timeline.step[at]),
+            phase=PHASES[timeline.phase[at]],
+            operator=timeline.operators[timeline.operator[at]],
+            line=timeline.lines[timeline.line[at]],
+            module=timeline.modules[timeline.module[at]],
+        )
+
+    def _family(self, setting: tuple[int, ...]) -> Node:
+        found = self._families.get(setting)
+        if found is None:
+            found = self._families[setting] = self._explore(setting)
+        return found
+
+    def _explore(self, setting: tuple[int, ...]) -> Node:
+        options: dict[str, Any] = {"unit": "dry run", "delay": 2, "leave": False}
+        with heap_set_aside(), tqdm(total=_EXPECTED_TRACES, desc=f"sizes of {self.label}", **options) as bar:
+
+            def trace(point: Point) -> Trace:
+                found = self._trace(setting, point)
+                bar.total = max(bar.total, bar.n + 2)
+                bar.update()
+                return found
+
+            lowest = tuple(int(axis[0]) for axis in self.ranges.axes.values())
+            known = {lowest: trace(lowest)}
+            self._check_same(setting, lowest, known[lowest], trace(lowest))
+            found = Explorer(trace, list(self.ranges.axes.values()), self.settings, known).explore()
+            bar.total = bar.n  # in a notebook a bar that ends short of its total stays, in red
+            return found
+
+    def _session(self, **options: Any) -> DrySession:
+        return DrySession(**self._options, is_lasting=False, has_bar=False, **options)
+
+    def _trace(self, setting: tuple[int, ...], point: Point) -> Trace:
+        arguments = self.ranges.arguments(setting, point)
+        session = self._session(is_limited=False)
+        self.num_traces += 1
+        try:
+            report = session.run(lambda: self._fn(**arguments), namespaces_of(self._fn))
+        except Exception as error:
+            raise ValueError(f"{_call(self.label, arguments)} failed: {type(error).__name__}: {error}") from error
+        return Trace(
+            Structure.of(report.timeline),
+            report.timeline.requested_bytes,
+            report.assumptions,
+        )
+
+    def _check_same(self, setting: tuple[int, ...], point: Point, first: Trace, again: Trace) -> None:
+        if first.structure.key != again.structure.key:
+            difference = first.structure.difference(again.structure)
+        elif (first.requested_bytes != again.requested_bytes).any():
+            at = int((first.requested_bytes != again.requested_bytes).argmax())
+            sizes = f"{first.requested_bytes[at]} bytes, then {again.requested_bytes[at]}"
+            difference = f"{first.structure.place(at)} took {sizes}"
+        else:
+            return
+        call = _call(self.label, self.ranges.arguments(setting, point))
+        raise ValueError(f"{call} does not do the same twice ({difference}); make it deterministic, with a seed say.")
+
+
+def _call(function: str, arguments: dict[str, Any]) -> str:
+    return f"{function[:-1]}{', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
+
+
+def _row(point: Point) -> IntArray:
+    return np.array([point], dtype=np.int64)
