@@ -27,7 +27,8 @@ from oom_magic.predict.following.surroundings import (
 )
 from oom_magic.predict.following.training import Finished, Training
 from oom_magic.predict.following.user_state import UserState, process_state_kept
-from oom_magic.predict.kernels.rules import kernel_rules, recurrent
+from oom_magic.predict.kernels import recurrent
+from oom_magic.predict.kernels.rules import kernel_rules
 from oom_magic.predict.libraries import libraries_followed
 from oom_magic.predict.pretend import transfers, values
 from oom_magic.predict.pretend.autocast import Autocast
