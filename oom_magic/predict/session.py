@@ -48,8 +48,9 @@ class DrySession:
     ``gpu`` names a card of the catalogue, ``memory`` overrides its capacity (``"12GiB"``, or bytes). A run ends after
     ``stop_after_steps`` optimizer steps (None: when the code ends). ``is_lasting`` keeps what a run did to the user's
     objects (a model moved to the GPU, say) for the session's next run. Without ``is_limited`` the card never runs out,
-    whatever its capacity; without ``has_bar`` no progress is shown. ``changes`` are made to what is run. A session with
-    an ``origin`` starts from what was there before that session's last run, and leaves it alone.
+    whatever its capacity; ``keeps_empty`` is the recorder's; without ``has_bar`` no progress is shown. ``changes`` are
+    made to what is run. A session with an ``origin`` starts from what was there before that session's last run, and
+    leaves it alone.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class DrySession:
         stop_after_steps: int | None = 3,
         is_lasting: bool = True,
         is_limited: bool = True,
+        keeps_empty: bool = False,
         has_bar: bool = True,
         changes: Sequence[Change] = (),
         origin: DrySession | None = None,
@@ -68,7 +70,9 @@ class DrySession:
         self.settings = AllocatorSettings.parse(_allocator_options())
         self.total_bytes = self.gpu.total_bytes if memory is None else parse_bytes(memory)
         usable = max(self.total_bytes - self.gpu.context_bytes, 0)
-        self.recorder = Recorder(CachingAllocator(usable if is_limited else None, self.settings))
+        self.recorder = Recorder(
+            CachingAllocator(usable if is_limited else None, self.settings), keeps_empty=keeps_empty
+        )
         self.attribution = Attribution()
         self.report: MemoryReport | None = None
         self.exception: BaseException | None = None
@@ -77,7 +81,7 @@ class DrySession:
         self._allocated_before = 0
         rules = kernel_rules(self.gpu)
         handlers = {**transfers.HANDLERS, **values.HANDLERS, **recurrent.HANDLERS}
-        self.pretend_gpu = PretendGPU(self.recorder, self.attribution, handlers, rules, self._fail)
+        self.pretend_gpu = PretendGPU(self.recorder, self.attribution, self.gpu, handlers, rules, self._fail)
         self.pretend_gpu.values = values.Values(self.pretend_gpu, self.assume)
         self.training = Training(self.pretend_gpu, changes, stop_after_steps, has_bar)
         self._user_state: UserState = UserState(

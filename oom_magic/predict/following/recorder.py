@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Generic, TypeVar
 
@@ -20,6 +21,20 @@ _PASSING = {_CATEGORY_CODE[category] for category in (Category.TEMPORARY, Catego
 _ACTIVATION = _CATEGORY_CODE[Category.ACTIVATION]
 
 _T = TypeVar("_T", bound=Hashable)
+
+
+Law = Callable[..., int]
+
+
+@dataclass(frozen=True, slots=True)
+class Reckoning:
+    """How a kernel reckons with how much it takes inside: ``law(card, *numbers)`` bytes, or none.
+
+    The numbers are dimensions and what follows from the code; all else, such as a threshold, is the law's.
+    """
+
+    law: Law
+    numbers: tuple[int, ...]
 
 
 class _Table(Generic[_T]):
@@ -41,11 +56,14 @@ class Recorder:
     """Ordered allocations and frees on the pretend GPU.
 
     ``allocate`` returns the number of the allocation, by which it is freed and given its category later;
-    it raises the allocator's AllocatorOutOfMemory when the card is full.
+    it raises the allocator's AllocatorOutOfMemory when the card is full. With ``keeps_empty`` what laws say to be
+    nothing here, but may be something with other numbers, is an allocation of 0 bytes.
     """
 
-    def __init__(self, allocator: CachingAllocator) -> None:
+    def __init__(self, allocator: CachingAllocator, *, keeps_empty: bool = False) -> None:
         self.allocator = allocator
+        self.keeps_empty = keeps_empty
+        self.reckonings: dict[int, Reckoning] = {}
         self.order: list[int] = []
         self.columns: list[tuple[int, int, int, int, int, int]] = []  # bytes, phase, step, operator, line, module
         self.category: list[int] = []
@@ -68,12 +86,15 @@ class Recorder:
         line: SourceLine | None,
         module: str,
         category: Category = Category.TEMPORARY,
+        reckoning: Reckoning | None = None,
     ) -> int:
         """Take memory; the number of the allocation."""
-        block = self.allocator.allocate(num_bytes)
         number = len(self.columns)
-        self.blocks[number] = block
-        self.block_bytes.append(block.size_bytes)
+        if num_bytes or reckoning is None:
+            self.blocks[number] = self.allocator.allocate(num_bytes)
+        self.block_bytes.append(self.blocks[number].size_bytes if number in self.blocks else 0)
+        if reckoning is not None:
+            self.reckonings[number] = reckoning
         self.columns.append((
             num_bytes,
             _PHASE_CODE[phase],
@@ -88,7 +109,9 @@ class Recorder:
 
     def free(self, number: int) -> None:
         """Give an allocation back to the cache."""
-        self.allocator.free(self.blocks.pop(number))
+        block = self.blocks.pop(number, None)
+        if block is not None:
+            self.allocator.free(block)
         self._event(~number)
 
     def _event(self, event: int) -> None:
@@ -112,6 +135,7 @@ class Recorder:
         self.columns = [self.columns[old] for old in numbers]
         self.block_bytes = [self.block_bytes[old] for old in numbers]
         self.blocks = {new: self.blocks[old] for old, new in numbers.items()}
+        self.reckonings = {numbers[old]: by for old, by in self.reckonings.items() if old in numbers}
         self.order, self.marks, self.step = list(numbers.values()), [], 0
         self.num_before = len(numbers)
         self.allocated = list(accumulate(self.block_bytes))

@@ -9,6 +9,7 @@ sizes exist); and ATen/native/cudnn/MHA.cpp.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil
 
 import torch
@@ -24,33 +25,18 @@ _FLOAT = 4  # bytes
 _GRADIENT_ACCUMULATOR_LIMIT = 200  # thread blocks to which the splits of keys are held
 
 
-def attention_rules(gpu: GPU) -> dict[OpOverload, Rule]:
-    """The rules of the fused attention operators on this card."""
-
-    def flash_forward(call: Call) -> None:
-        call.output(0)
-        call.output(1)
-        splits = [call.take(size) for size in _split_buffers(call, gpu.num_multiprocessors)]
-        if _dropout(call, 3):
-            first_state = call.take(16)
-            call.output(7)
-            call.output(6)
-            call.give_back(first_state)
-        call.output(6)
+def _flash_forward(call: Call) -> None:
+    call.output(0)
+    call.output(1)
+    splits = _take_splits(call)
+    if _dropout(call, 3):
+        first_state = call.take(16)
         call.output(7)
-        call.give_back(*splits)
-
-    def efficient_backward(call: Call) -> None:
-        _efficient_backward(call, gpu.capability)
-
-    return {
-        aten._scaled_dot_product_flash_attention.default: flash_forward,
-        aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
-        aten._scaled_dot_product_efficient_attention.default: _efficient_forward,
-        aten._scaled_dot_product_efficient_attention_backward.default: efficient_backward,
-        aten._scaled_dot_product_cudnn_attention.default: _cudnn_forward,
-        aten._scaled_dot_product_cudnn_attention_backward.default: _cudnn_backward,
-    }
+        call.output(6)
+        call.give_back(first_state)
+    call.output(6)
+    call.output(7)
+    call.give_back(*splits)
 
 
 def _dropout(call: Call, position: int) -> float:
@@ -61,24 +47,34 @@ def _round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-def _split_buffers(call: Call, num_multiprocessors: int) -> tuple[int, ...]:
+def _take_splits(call: Call) -> list[int]:
     """Logsumexp and output of each split of the keys (``set_params_splitkv``)."""
     query, key = call.args[:2]
-    batch, heads, length, head_size = query.shape
     if _dropout(call, 3):
-        return ()
-    key_heads = key.shape[1]
+        return []
+    return [call.take_by(law, *query.shape, *key.shape[1:3]) for law in (_split_row_bytes, _split_output_bytes)]
+
+
+def _split_row_bytes(
+    card: GPU, batch: int, heads: int, length: int, head_size: int, key_heads: int, key_length: int
+) -> int:
     if length == 1 and heads > key_heads:  # seqlenq_ngroups_swapped
         length, heads = heads // key_heads, key_heads
     block = 256 if head_size <= 64 else 128 if head_size <= 128 else 64
-    num_blocks = ceil(key.shape[2] / block)
-    splits = _num_splits(batch * heads * ceil(length / 64), 2 * num_multiprocessors, num_blocks)
-    if splits <= 1:
-        return ()
-    rows = splits * batch * heads * length * _FLOAT
-    return rows, rows * _round_up(head_size, 32 if head_size <= 128 else 64)
+    num_tiles = batch * heads * ceil(length / 64)
+    splits = _num_splits(num_tiles, 2 * card.num_multiprocessors, ceil(key_length / block))
+    return splits * batch * heads * length * _FLOAT if splits > 1 else 0
 
 
+def _split_output_bytes(card: GPU, batch: int, heads: int, length: int, head_size: int, *key: int) -> int:
+    return _split_row_bytes(card, batch, heads, length, head_size, *key) * _padded_head(head_size)
+
+
+def _padded_head(head_size: int) -> int:
+    return _round_up(head_size, 32 if head_size <= 128 else 64)
+
+
+@lru_cache(maxsize=4096)
 def _num_splits(num_tiles: int, num_slots: int, num_blocks: int) -> int:
     """Into how many parts flash attention cuts the keys to keep a card busy (``num_splits_heuristic``)."""
     if num_tiles >= 0.8 * num_slots:
@@ -100,13 +96,16 @@ def _flash_backward(call: Call) -> None:
     for position in range(3):
         call.output(position)
     batch, heads, length, head_size = query.shape
-    rows = batch * heads * _round_up(length, 128) * _FLOAT
-    call.take(rows)
-    call.take(rows * _round_up(head_size, 32 if head_size <= 128 else 64))
+    call.take_by(_tiled_row_bytes, length, batch * heads)
+    call.take_by(_tiled_row_bytes, length, batch * heads * _padded_head(head_size))
     if key.shape[1] != heads:
         expanded = batch * key.shape[2] * heads * head_size * key.element_size()
         call.take(expanded)
         call.take(expanded)
+
+
+def _tiled_row_bytes(_: GPU, length: int, per_row: int) -> int:
+    return _round_up(length, 128) * per_row * _FLOAT
 
 
 def _efficient_forward(call: Call) -> None:
@@ -148,14 +147,14 @@ def _backward_tile(capability: Capability, head_size: int, is_half: bool, has_dr
     return _Tile(64, 64, sums_in_memory=True)
 
 
-def _efficient_backward(call: Call, capability: Capability) -> None:
+def _efficient_backward(call: Call) -> None:
     gradient, query, key, value, _, out = call.args[:6]
     is_half = query.dtype is not torch.float32
     if not gradient.transpose(1, 2).is_contiguous():
         call.take_like(gradient)
     for position in range(len(call.outputs)):
         call.output(position)
-    batch, heads, length, head_size = query.shape
+    batch, heads, length, _ = query.shape
     rows = batch * heads * length * _FLOAT
     if is_half:
         delta = call.take(rows)
@@ -166,20 +165,30 @@ def _efficient_backward(call: Call, capability: Capability) -> None:
             delta = call.take(rows)
             call.give_back(sums)
         call.give_back(product)
-    tile = _backward_tile(capability, max(head_size, value.shape[-1]), is_half, bool(_dropout(call, 9)))
-    workspace = call.take(_workspace_bytes(tile, query, key, value))
+    numbers = (*query.shape, key.shape[2], value.shape[-1], is_half, bool(_dropout(call, 9)))
+    workspace = call.take_by(_workspace_bytes, *numbers)
     call.give_back(delta, workspace)
 
 
-def _workspace_bytes(tile: _Tile, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> int:
+def _workspace_bytes(
+    card: GPU,
+    batch: int,
+    heads: int,
+    length: int,
+    head_size: int,
+    key_length: int,
+    value_size: int,
+    is_half: int,
+    has_dropout: int,
+) -> int:
     """``workspace_size``: partial gradients of the query with their locks, and of key and value if need be."""
-    batch, heads, length, head_size = query.shape
+    tile = _backward_tile(card.capability, max(head_size, value_size), bool(is_half), bool(has_dropout))
     num_tiles = ceil(length / tile.num_queries) * ceil(head_size / tile.num_columns)
     num_floats = num_tiles * (tile.num_queries * tile.num_columns + 4)
     if tile.sums_in_memory:
         most = _GRADIENT_ACCUMULATOR_LIMIT // (batch * heads)
-        splits = max(min(ceil(key.shape[2] / tile.num_keys), most), 1)
-        for size in (head_size, value.shape[-1]):
+        splits = max(min(ceil(key_length / tile.num_keys), most), 1)
+        for size in (head_size, value_size):
             num_floats += splits * tile.num_keys * _round_up(size, tile.num_queries)
     return batch * heads * _round_up(num_floats, 4) * _FLOAT
 
@@ -198,3 +207,13 @@ def _cudnn_backward(call: Call) -> None:
     query = call.args[1]
     batch, heads, length, head_size = query.shape
     call.take(batch * heads * length * (head_size + 1) * _FLOAT)
+
+
+RULES: dict[OpOverload, Rule] = {
+    aten._scaled_dot_product_flash_attention.default: _flash_forward,
+    aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
+    aten._scaled_dot_product_efficient_attention.default: _efficient_forward,
+    aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
+    aten._scaled_dot_product_cudnn_attention.default: _cudnn_forward,
+    aten._scaled_dot_product_cudnn_attention_backward.default: _cudnn_backward,
+}

@@ -7,7 +7,7 @@ dimensions, aten/src/ATen/TensorIterator.cpp (``reorder_dimensions``, ``coalesce
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 import torch
@@ -24,28 +24,36 @@ _MIN_VALUES, _MAX_VALUES = 16, 256  # per thread
 _INPUT_VECTOR = _OUTPUT_VECTOR = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Multiprocessors:
-    """What a launch depends on."""
-
-    number: int
-    max_threads: int  # of each
-
-    @classmethod
-    def of(cls, gpu: GPU) -> Multiprocessors:
-        """Those of a card (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability")."""
-        by_capability = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536}
-        return cls(gpu.num_multiprocessors, by_capability.get(gpu.capability, 2048))
+# Threads of a multiprocessor (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
+_MOST_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536}
 
 
-def buffers(
-    tensor: torch.Tensor, dims: Iterable[int], item_bytes: int, chip: Multiprocessors, *, values: int = 4
-) -> tuple[int, int]:
-    """Bytes of the staging buffer and of the semaphores of a reduction over ``dims``; 0 if one block does it.
+def take_buffers(call: Call, tensor: torch.Tensor, dims: Iterable[int], item_bytes: int, *, values: int = 4) -> None:
+    """Take the staging buffer and the semaphores of a reduction over ``dims``, where one block does not do it.
 
     ``item_bytes`` is the size of the accumulator, ``values`` how many a thread has (``vt0``).
     """
-    reduced, kept = _dimensions(tensor, set(dims))
+    reduced = set(dims)
+    order = sorted(range(tensor.dim() - 1, -1, -1), key=lambda dim: dim not in reduced)
+    layout = [int(number) for dim in order for number in (tensor.shape[dim], tensor.stride(dim))]
+    numbers = (item_bytes, values, int(tensor.storage_offset()), len(reduced), *layout)
+    call.take_by(_staging_bytes, *numbers)
+    call.take_by(_semaphore_bytes, *numbers)
+
+
+def _staging_bytes(card: GPU, *numbers: int) -> int:
+    return _buffers(card, *numbers)[0]
+
+
+def _semaphore_bytes(card: GPU, *numbers: int) -> int:
+    return _buffers(card, *numbers)[1]
+
+
+@lru_cache(maxsize=4096)
+def _buffers(card: GPU, item_bytes: int, values: int, offset: int, num_reduced: int, *layout: int) -> tuple[int, int]:
+    """Bytes of both, of a tensor that has these sizes and strides, first of the dimensions that are reduced."""
+    dims = list(zip(layout[::2], layout[1::2], strict=True))
+    reduced, kept = _merged(dims[:num_reduced]), _merged(dims[num_reduced:])
     num_inputs = prod(size for size, _ in reduced)
     num_outputs = prod(size for size, _ in kept)
     if num_inputs == 0 or num_outputs == 0:
@@ -58,7 +66,7 @@ def buffers(
     if is_dense and along and first >= 128 and len(reduced) == 1 and not kept and values >= _INPUT_VECTOR:
         first //= _INPUT_VECTOR
     elif is_dense and not along:
-        vector = _output_vector(tensor, reduced, kept)
+        vector = _output_vector(offset, reduced, kept)
         first //= vector
     width, height = _block(first, second, _MAX_THREADS // vector)
     step_input, step_output = (width, 1) if along else (1, width)
@@ -69,7 +77,7 @@ def buffers(
     else:
         step_output *= height
     grid = -(-(num_outputs // vector) // step_output)
-    target = chip.number * (chip.max_threads // (width * height))
+    target = card.num_multiprocessors * (_MOST_THREADS.get(card.capability, 2048) // (width * height))
     if not splits_rows or per_thread < _MAX_VALUES or grid > target:
         return 0, 0
     blocks = max(min(-(-target // grid), -(-per_thread // _MIN_VALUES)), -(-per_thread // _MAX_VALUES))
@@ -85,26 +93,21 @@ def _block(first: int, second: int, max_threads: int) -> tuple[int, int]:
     return min(first, max_threads // height), height
 
 
-def _dimensions(tensor: torch.Tensor, dims: set[int]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Sizes and strides of the reduced and of the kept dimensions, the fastest first, neighbours merged."""
-    found: tuple[list[tuple[int, int]], list[tuple[int, int]]] = [], []
-    for dim in range(tensor.dim() - 1, -1, -1):
-        if tensor.shape[dim] != 1:
-            found[dim not in dims].append((tensor.shape[dim], tensor.stride(dim)))
-    for group in found:
-        group.sort(key=lambda item: item[1])
-        for position in range(len(group) - 1, 0, -1):
-            (size, stride), (outer, outer_stride) = group[position - 1 : position + 1]
-            if size * stride == outer_stride:
-                group[position - 1 : position + 1] = [(size * outer, stride)]
-    return found
+def _merged(dims: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Sizes and strides of dimensions, the fastest first, neighbours merged."""
+    group = sorted(((size, stride) for size, stride in dims if size != 1), key=lambda item: item[1])
+    for position in range(len(group) - 1, 0, -1):
+        (size, stride), (outer, outer_stride) = group[position - 1 : position + 1]
+        if size * stride == outer_stride:
+            group[position - 1 : position + 1] = [(size * outer, stride)]
+    return group
 
 
-def _output_vector(tensor: torch.Tensor, reduced: list[tuple[int, int]], kept: list[tuple[int, int]]) -> int:
+def _output_vector(offset: int, reduced: list[tuple[int, int]], kept: list[tuple[int, int]]) -> int:
     """How many outputs a thread makes (``get_output_vec_size``)."""
     vector = _OUTPUT_VECTOR
     strides = [stride for _, stride in (*reduced, *kept[1:])]
-    for number in (tensor.storage_offset(), kept[0][0], *strides):
+    for number in (offset, kept[0][0], *strides):
         while number % vector:
             vector //= 2
     return vector
@@ -116,23 +119,18 @@ def all_dims(tensor: torch.Tensor, dims: int | Iterable[int] | None) -> list[int
     return [dim % max(tensor.dim(), 1) for dim in named] or list(range(tensor.dim()))
 
 
-def reduction_rules(gpu: GPU) -> dict[OpOverload, Rule]:
-    """The rules of the reductions: outputs first, then the buffers, which go at the end."""
-    chip = Multiprocessors.of(gpu)
+def _reduces(item_bytes: int | None, dims_at: int, values: int) -> Rule:
+    """Outputs first, then the buffers, which go at the end."""
 
-    def reduces(item_bytes: int | None, dims_at: int, values: int) -> Rule:
-        def rule(call: Call) -> None:
-            tensor = call.args[0]
-            for position in range(len(call.outputs)):
-                call.output(position)
-            dims = all_dims(tensor, call.argument(dims_at) if dims_at >= 0 else None)
-            wide = item_bytes or _accumulator_bytes(tensor, call.outputs[0])
-            for size in buffers(_as_read(call, tensor), dims, wide, chip, values=values):
-                call.take(size)
+    def rule(call: Call) -> None:
+        tensor = call.args[0]
+        for position in range(len(call.outputs)):
+            call.output(position)
+        dims = all_dims(tensor, call.argument(dims_at) if dims_at >= 0 else None)
+        wide = item_bytes or _accumulator_bytes(tensor, call.outputs[0])
+        take_buffers(call, _as_read(call, tensor), dims, wide, values=values)
 
-        return rule
-
-    return {op: reduces(*how) for ops, how in _REDUCTIONS for op in ops}
+    return rule
 
 
 # Operators with the same kind of reduction: bytes of the accumulator (None: the input's, of floats at least 4), the
@@ -163,3 +161,6 @@ def _accumulator_bytes(tensor: torch.Tensor, made: torch.Tensor) -> int:
     if tensor.is_floating_point():
         return max(tensor.element_size(), 4)
     return max(made.element_size(), 1)
+
+
+RULES: dict[OpOverload, Rule] = {op: _reduces(*how) for ops, how in _REDUCTIONS for op in ops}

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from torch._ops import OpOverload
 
-from oom_magic.predict.kernels import convolutions, copies, losses, normalization, recurrent, scratch
-from oom_magic.predict.kernels.fused_attention import attention_rules
-from oom_magic.predict.kernels.reductions import reduction_rules
-from oom_magic.predict.kernels.sorting import sorting_rules
+from oom_magic.predict.kernels import (
+    convolutions,
+    copies,
+    fused_attention,
+    losses,
+    normalization,
+    recurrent,
+    reductions,
+    scratch,
+    sorting,
+)
 from oom_magic.predict.kernels.workspaces import workspace_rules
 from oom_magic.predict.pretend.pretend_gpu import Rule
 from oom_magic.predict.setups.gpus import GPU
@@ -22,9 +29,9 @@ def kernel_rules(gpu: GPU) -> dict[OpOverload, Rule]:
         **convolutions.RULES,
         **recurrent.RULES,
         **scratch.RULES,
-        **workspace_rules(gpu),
+        **workspace_rules(),
         **scratch.grouped_rules(gpu),
-        **reduction_rules(gpu),
-        **sorting_rules(gpu),
-        **attention_rules(gpu),
+        **reductions.RULES,
+        **sorting.RULES,
+        **fused_attention.RULES,
     }

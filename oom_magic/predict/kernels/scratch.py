@@ -105,8 +105,11 @@ def _binary_cross_entropy_with_logits(call: Call) -> None:
 def _foreach_norm(call: Call) -> None:
     """aten/src/ATen/native/cuda/ForeachReduceOp.cu: first a partial norm of every chunk of 65,536 elements."""
     tensors = call.args[0]
-    most_chunks = max((-(-tensor.numel() // 65536) for tensor in tensors), default=0)
-    call.take(len(tensors) * most_chunks * max(tensors[0].element_size(), 4))
+    call.take_by(_partial_norm_bytes, max(tensors[0].element_size(), 4), *(tensor.numel() for tensor in tensors))
+
+
+def _partial_norm_bytes(_: GPU, item_bytes: int, *numels: int) -> int:
+    return len(numels) * max(-(-numel // 65536) for numel in numels) * item_bytes
 
 
 def _embedding(call: Call) -> None:

@@ -7,12 +7,15 @@ DeviceScan, with the tile sizes that CUB chooses for 64-bit keys and values.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, prod
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
+from oom_magic.predict.following.recorder import Law
 from oom_magic.predict.pretend.calls import Call
 from oom_magic.predict.pretend.pretend_gpu import Rule
 from oom_magic.predict.setups.gpus import GPU
@@ -34,115 +37,182 @@ def _aligned(num_bytes: int) -> int:
     return -(-num_bytes // 256) * 256
 
 
-def _radix_bytes(num_items: int, num_bits: int, tile: int) -> int:
+@dataclass(frozen=True, slots=True)
+class _Above:
+    """A law of what is taken only for more items than ``least``."""
+
+    law: Law
+    least: int
+
+    def __call__(self, card: GPU, num_items: int, *numbers: int) -> int:
+        return self.law(card, num_items, *numbers) if num_items > self.least else 0
+
+
+def _tile(tiles: dict[tuple[int, int], int], card: GPU) -> int:
+    return tiles[max(capability for capability in tiles if capability <= card.capability)]
+
+
+def _index_bytes(_: GPU, num_items: int) -> int:
+    return num_items * _INDEX
+
+
+def _one_index(*_: Any) -> int:
+    return _INDEX
+
+
+def _radix_bytes(card: GPU, num_items: int, num_bits: int) -> int:
     """Temporary storage of ``radix_sort_pairs``: bins of each pass, tile states, pairs, counters."""
     if num_items <= _SINGLE_TILE:
         return 1
     num_passes = ceil(num_bits / 8)
     copies = 2 * _aligned(num_items * _INDEX) if num_passes > 1 else 0
-    return num_passes * 256 * _INDEX + ceil(num_items / tile) * 1024 + copies + 256 + 255
+    return num_passes * 256 * _INDEX + ceil(num_items / _tile(_RADIX_TILE, card)) * 1024 + copies + 256 + 255
 
 
-def _scan_bytes(num_items: int, tile: int) -> int:
+def _index_radix_bytes(card: GPU, num_items: int, num_keys: int) -> int:
+    return _radix_bytes(card, num_items, num_keys.bit_length())
+
+
+def _scan_bytes(_: GPU, num_items: int, tile: int = _SCAN_TILE) -> int:
     """Temporary storage of a scan: the states of its tiles."""
     return 511 + _aligned((ceil(num_items / tile) + 32) * 16)
 
 
-def _sum_segments(call: Call, num_items: int, num_multiprocessors: int) -> None:
-    """The rest of ``embedding_backward_cuda_kernel``: parts of segments are summed up, then each segment.
+def _unique_bytes(card: GPU, num_items: int) -> int:
+    return _scan_bytes(card, num_items, _tile(_UNIQUE_TILE, card))
 
-    With few segments the parts are added atomically instead (``use_fused_kernel``).
-    """
+
+def _num_segments(num_items: int, num_weights: int) -> int:
+    return min(num_items, num_weights)
+
+
+def _num_parts(num_items: int, num_weights: int) -> int:
+    return num_items // _ROWS_PER_THREAD + _num_segments(num_items, num_weights)
+
+
+def _segment_bytes(_: GPU, num_items: int, num_weights: int) -> int:
+    return _num_segments(num_items, num_weights) * _INDEX
+
+
+def _segment_scan_bytes(card: GPU, num_items: int, num_weights: int) -> int:
+    return _scan_bytes(card, _num_segments(num_items, num_weights))
+
+
+def _part_index_bytes(_: GPU, num_items: int, num_weights: int) -> int:
+    return _num_parts(num_items, num_weights) * _INDEX
+
+
+def _adds_atomically(card: GPU, num_items: int, num_weights: int, width: int) -> bool:
+    """Whether there are so few segments that their parts are added atomically (``use_fused_kernel``)."""
+    threads = -(-width // 32) * 32
+    num_blocks = ceil(_num_segments(num_items, num_weights) * threads / min(threads, 1024))
+    is_few = num_blocks < _ATOMIC_BLOCKS * card.num_multiprocessors
+    return is_few and _num_parts(num_items, num_weights) > 4 * num_blocks
+
+
+def _atomic_index_bytes(card: GPU, num_items: int, num_weights: int, width: int) -> int:
+    return _part_index_bytes(card, num_items, num_weights) * _adds_atomically(card, num_items, num_weights, width)
+
+
+def _atomic_sum_bytes(card: GPU, num_items: int, num_weights: int, width: int, item_bytes: int) -> int:
+    is_wider = item_bytes < 4 and _adds_atomically(card, num_items, num_weights, width)
+    return num_weights * width * 4 * is_wider
+
+
+def _part_bytes(card: GPU, num_items: int, num_weights: int, width: int, item_bytes: int) -> int:
+    is_whole = not _adds_atomically(card, num_items, num_weights, width)
+    return _num_parts(num_items, num_weights) * width * max(item_bytes, 4) * is_whole
+
+
+def _sort_pairs(call: Call, num_items: int, num_keys: int, above: int = 0) -> None:
+    """``radix_sort_pairs`` of indices with their positions; both results stay to the end of the call."""
+    indices = _Above(_index_bytes, above)
+    for _ in ("sorted", "original"):
+        call.take_by(indices, num_items)
+    positions = call.take_by(indices, num_items)
+    storage = call.take_by(_Above(_index_radix_bytes, above), num_items, num_keys)
+    call.give_back(storage, positions)
+
+
+def _embedding_backward(call: Call) -> None:
+    """``embedding_dense_backward_cuda``: few indices are added up unsorted."""
+    gradient, indices, num_weights = call.args[:3]
+    for tensor in (gradient, indices):
+        if not tensor.is_contiguous():
+            call.take_like(tensor)
+    num_items = indices.numel()
+    scales = bool(call.argument(4))
+    least = 0 if scales else _UNSORTED_EMBEDDING_INDICES
+
+    def take(law: Law, *numbers: int) -> int:
+        return call.take_by(_Above(law, least), num_items, *numbers)
+
+    _sort_pairs(call, num_items, num_weights, least)
+    if scales:
+        take(_index_bytes)
+        for _ in range(2):
+            call.give_back(take(_scan_bytes))
+    call.output(0)
+    take(_index_bytes)  # where each segment of equal indices starts
+    take(_one_index)
+    unused_keys = take(_index_bytes)
+    call.give_back(take(_unique_bytes), unused_keys)
+    _sum_segments(take, call)
+
+
+def _sum_segments(take: Callable[..., int], call: Call) -> None:
+    """The rest of ``embedding_backward_cuda_kernel``: parts of segments are summed up, then each segment."""
     made = call.outputs[0]
     num_weights, width = made.shape
-    num_segments = min(num_items, num_weights)
     for _ in ("parts of each segment", "where they start"):
-        call.take(num_segments * _INDEX)
-    call.give_back(call.take(_scan_bytes(num_segments, _SCAN_TILE)))
-    call.take(_INDEX)
-    num_parts = num_items // _ROWS_PER_THREAD + num_segments
-    call.take(num_parts * _INDEX)
-    threads = -(-width // 32) * 32
-    num_blocks = ceil(num_segments * threads / min(threads, 1024))
-    if num_blocks < _ATOMIC_BLOCKS * num_multiprocessors and num_parts > 4 * num_blocks:
-        call.take(num_parts * _INDEX)
-        call.take(made.numel() * 4 if made.element_size() < 4 else 0)
-    else:
-        call.take(num_parts * width * max(made.element_size(), 4))
+        take(_segment_bytes, num_weights)
+    call.give_back(take(_segment_scan_bytes, num_weights))
+    take(_one_index)
+    take(_part_index_bytes, num_weights)
+    take(_atomic_index_bytes, num_weights, width)
+    take(_atomic_sum_bytes, num_weights, width, made.element_size())
+    take(_part_bytes, num_weights, width, made.element_size())
 
 
-@dataclass(frozen=True, slots=True)
-class _Sorting:
-    """The operators that sort or scan, on a card: tile sizes of CUB there, and how many multiprocessors it has."""
+def _index_put(call: Call) -> None:
+    """Accumulating values: indices are made linear, sorted, and each run of equal ones is added up."""
+    target, indices, values = call.args[:3]
+    call.output(0)
+    if not call.argument(3, False):
+        return
+    given = [index for index in indices if index is not None]
+    num_items = torch.broadcast_shapes(*(index.shape for index in given)).numel()
+    linear = -1
+    for index in given:
+        wrapped = call.take(index.numel() * _INDEX)
+        scaled = call.take(index.numel() * _INDEX)
+        call.give_back(wrapped)
+        linear, spare = (scaled, -1) if linear < 0 else (linear, scaled)
+        call.give_back(spare)
+    if not values.is_contiguous():
+        call.take_like(values)
+    num_rows = prod(target.shape[dim] for dim, index in enumerate(indices) if index is not None)
+    _sort_pairs(call, num_items, num_rows)
 
-    radix_tile: int
-    unique_tile: int
-    num_multiprocessors: int
 
-    def sort_pairs(self, call: Call, num_items: int, num_bits: int) -> None:
-        """``radix_sort_pairs`` of indices with their positions; both results stay to the end of the call."""
-        for _ in ("sorted", "original"):
-            call.take(num_items * _INDEX)
-        positions = call.take(num_items * _INDEX)
-        storage = call.take(_radix_bytes(num_items, num_bits, self.radix_tile))
-        call.give_back(storage, positions)
+def _sort(call: Call) -> None:
+    """``sort_stable``: slices that fit a thread block in place, a long row by radix."""
+    tensor = call.args[0]
+    for position in range(2):
+        call.output(position)
+    if not tensor.dim() or not tensor.is_contiguous():
+        call.take_like(tensor)
+    dim = call.kwargs.get("dim", call.argument(1, -1))
+    length = tensor.shape[dim] if tensor.dim() else 1
+    call.take_by(_slice_bytes, length)
+    if tensor.dim() == 1:
+        call.take_by(_Above(_index_bytes, _SMALL_SORT), length)
+        call.take_by(_Above(_radix_bytes, _SMALL_SORT), length, 8 * tensor.element_size())
 
-    def embedding_backward(self, call: Call) -> None:
-        """``embedding_dense_backward_cuda``: few indices are added up unsorted."""
-        gradient, indices, num_weights = call.args[:3]
-        for tensor in (gradient, indices):
-            if not tensor.is_contiguous():
-                call.take_like(tensor)
-        num_items = indices.numel()
-        scales = bool(call.argument(4))
-        if num_items <= _UNSORTED_EMBEDDING_INDICES and not scales:
-            return
-        self.sort_pairs(call, num_items, num_weights.bit_length())
-        if scales:
-            call.take(num_items * _INDEX)
-            for _ in range(2):
-                call.give_back(call.take(_scan_bytes(num_items, _SCAN_TILE)))
-        call.output(0)
-        call.take(num_items * _INDEX)  # where each segment of equal indices starts
-        call.take(_INDEX)
-        unused_keys = call.take(num_items * _INDEX)
-        call.give_back(call.take(_scan_bytes(num_items, self.unique_tile)), unused_keys)
-        _sum_segments(call, num_items, self.num_multiprocessors)
 
-    def index_put(self, call: Call) -> None:
-        """Accumulating values: indices are made linear, sorted, and each run of equal ones is added up."""
-        target, indices, values = call.args[:3]
-        call.output(0)
-        if not call.argument(3, False):
-            return
-        given = [index for index in indices if index is not None]
-        num_items = torch.broadcast_shapes(*(index.shape for index in given)).numel()
-        linear = -1
-        for index in given:
-            wrapped = call.take(index.numel() * _INDEX)
-            scaled = call.take(index.numel() * _INDEX)
-            call.give_back(wrapped)
-            linear, spare = (scaled, -1) if linear < 0 else (linear, scaled)
-            call.give_back(spare)
-        if not values.is_contiguous():
-            call.take_like(values)
-        num_rows = prod(target.shape[dim] for dim, index in enumerate(indices) if index is not None)
-        self.sort_pairs(call, num_items, num_rows.bit_length())
-
-    def sort(self, call: Call) -> None:
-        """``sort_stable``: slices that fit a thread block in place, a long row by radix."""
-        tensor = call.args[0]
-        for position in range(2):
-            call.output(position)
-        if not tensor.dim() or not tensor.is_contiguous():
-            call.take_like(tensor)
-        dim = call.kwargs.get("dim", call.argument(1, -1))
-        length = tensor.shape[dim] if tensor.dim() else 1
-        if length <= _SMALL_SORT:
-            call.take(length * _INDEX)  # the indices of one slice, copied to all
-        elif tensor.dim() == 1:
-            call.take(tensor.numel() * _INDEX)
-            call.take(_radix_bytes(tensor.numel(), 8 * tensor.element_size(), self.radix_tile))
+def _slice_bytes(_: GPU, length: int) -> int:
+    """The indices of one slice, copied to all."""
+    return length * _INDEX if length <= _SMALL_SORT else 0
 
 
 def _cumsum(call: Call) -> None:
@@ -151,22 +221,15 @@ def _cumsum(call: Call) -> None:
     if tensor.dtype is not made.dtype or not tensor.is_contiguous():
         call.take_like(tensor, made.dtype)
     if tensor.dim() == 1:
-        call.take(_scan_bytes(tensor.numel(), _SCAN_TILE))
+        call.take_by(_scan_bytes, tensor.numel())
 
 
-def sorting_rules(gpu: GPU) -> dict[OpOverload, Rule]:
-    """The rules of operators that sort or scan, on this card."""
-    radix_tile, unique_tile = (
-        tiles[max(capability for capability in tiles if capability <= gpu.capability)]
-        for tiles in (_RADIX_TILE, _UNIQUE_TILE)
-    )
-    sorting = _Sorting(radix_tile, unique_tile, gpu.num_multiprocessors)
-    return {
-        aten.embedding_dense_backward.default: sorting.embedding_backward,
-        aten.index_put.default: sorting.index_put,
-        aten.index_put_.default: sorting.index_put,
-        aten._index_put_impl_.default: sorting.index_put,
-        aten.sort.default: sorting.sort,
-        aten.sort.stable: sorting.sort,
-        aten.cumsum.default: _cumsum,
-    }
+RULES: dict[OpOverload, Rule] = {
+    aten.embedding_dense_backward.default: _embedding_backward,
+    aten.index_put.default: _index_put,
+    aten.index_put_.default: _index_put,
+    aten._index_put_impl_.default: _index_put,
+    aten.sort.default: _sort,
+    aten.sort.stable: _sort,
+    aten.cumsum.default: _cumsum,
+}

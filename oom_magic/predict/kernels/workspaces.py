@@ -13,6 +13,7 @@ import torch
 from torch._ops import OpOverload
 
 from oom_magic.memory.categories import Category
+from oom_magic.predict.following.recorder import Law
 from oom_magic.predict.pretend.calls import Call
 from oom_magic.predict.pretend.pretend_gpu import Rule
 from oom_magic.predict.setups.gpus import GPU
@@ -27,14 +28,13 @@ _LT_SHARES = (2, 12) <= _VERSION < (2, 15)  # cublasLt works in that of cuBLAS (
 class _Workspaces:
     """Workspaces by library and thread (the user's, and autograd's)."""
 
-    def __init__(self, gpu: GPU) -> None:
-        self._cublas_bytes = _cublas_bytes(gpu)
+    def __init__(self) -> None:
         self._held: set[tuple[str, bool]] = set()
 
     def product(self, call: Call) -> None:
         """A product by cuBLAS."""
         _copy_factors(call)
-        self._work(call, "cublas", self._cublas_bytes)
+        self._work(call, "cublas", _cublas_bytes)
 
     def biased_product(self, call: Call) -> None:
         """``addmm``: a bias for each column is added inside cublasLt."""
@@ -45,32 +45,36 @@ class _Workspaces:
             return
         _copy_factors(call)
         if _IS_KEPT:
-            self._work(call, "cublas", self._cublas_bytes)
-        self._work(call, "cublasLt", MIB)
+            self._work(call, "cublas", _cublas_bytes)
+        self._work(call, "cublasLt", _cublas_lt_bytes)
 
-    def _work(self, call: Call, library: str, num_bytes: int) -> None:
+    def _work(self, call: Call, library: str, law: Law) -> None:
         thread = (library, torch._C._current_graph_task_id() != -1)
         if not _IS_KEPT:
-            call.take(num_bytes)
+            call.take_by(law)
         elif thread not in self._held:
             self._held.add(thread)
-            call.keep(num_bytes, library, Category.WORKSPACE)
+            call.keep_by(law, operator=library, category=Category.WORKSPACE)
 
 
-def workspace_rules(gpu: GPU) -> dict[OpOverload, Rule]:
-    """The rules of the products on this card."""
-    workspaces = _Workspaces(gpu)
+def workspace_rules() -> dict[OpOverload, Rule]:
+    """The rules of the products, in one process."""
+    workspaces = _Workspaces()
     products = (aten.mm, aten.bmm, aten.baddbmm, aten.mv, aten.addmv, aten.dot, aten.vdot)
     rules: dict[OpOverload, Rule] = {packet.default: workspaces.product for packet in products}
     return {**rules, aten.addmm.default: workspaces.biased_product}
 
 
-def _cublas_bytes(gpu: GPU) -> int:
+def _cublas_bytes(card: GPU) -> int:
     """As ``CUBLAS_WORKSPACE_CONFIG`` says (":KiB:count" pairs), else by generation."""
     pairs = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
     if pairs:
         return sum(int(size) * int(count) for size, count in pairs) * KIB
-    return 32 * MIB if gpu.capability >= (9, 0) else 8320 * KIB
+    return 32 * MIB if card.capability >= (9, 0) else 8320 * KIB
+
+
+def _cublas_lt_bytes(_: GPU) -> int:
+    return MIB
 
 
 def _copy_factors(call: Call) -> None:

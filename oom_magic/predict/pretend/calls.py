@@ -8,6 +8,7 @@ import torch
 
 from oom_magic.memory.categories import Category
 from oom_magic.memory.timeline import Phase
+from oom_magic.predict.following.recorder import Law, Reckoning
 
 if TYPE_CHECKING:
     from oom_magic.predict.pretend.pretend_gpu import PretendGPU
@@ -49,6 +50,19 @@ class Call:
         self._scratch.append(number)
         return number
 
+    def take_by(self, law: Law, *numbers: int) -> int:
+        """``take`` of ``law(card, *numbers)`` bytes, perhaps none.
+
+        For sizes that are not sums of products of dimensions: with thresholds, rounding, or what a card has. ``size``
+        asks the law again with other numbers, so it must be a function of the module, and all that varies in them.
+        """
+        num_bytes = law(self.gpu.card, *numbers)
+        if num_bytes <= 0 and not self.gpu.recorder.keeps_empty:
+            return -1
+        number = self.gpu.take(num_bytes, self._operator, self._phase, reckoning=Reckoning(law, numbers))
+        self._scratch.append(number)
+        return number
+
     def take_like(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> int:
         """Take scratch for a tensor of this shape."""
         return self.take(tensor.numel() * (dtype or tensor.dtype).itemsize)
@@ -60,9 +74,10 @@ class Call:
                 self._scratch.remove(number)
                 self.gpu.recorder.free(number)
 
-    def keep(self, num_bytes: int, operator: str, category: Category) -> None:
-        """Take memory that outlives the call."""
-        self.gpu.take(num_bytes, operator, self._phase, category)
+    def keep_by(self, law: Law, *numbers: int, operator: str, category: Category) -> None:
+        """Take memory by a law that outlives the call."""
+        num_bytes = law(self.gpu.card, *numbers)
+        self.gpu.take(num_bytes, operator, self._phase, category, Reckoning(law, numbers))
 
     def output(self, position: int, num_bytes: int | None = None) -> None:
         """Make an output now; ``num_bytes`` where its storage is not what its shape needs (0: none)."""

@@ -22,10 +22,11 @@ from oom_magic.memory.allocator import AllocatorOutOfMemory
 from oom_magic.memory.categories import Category
 from oom_magic.memory.timeline import Phase
 from oom_magic.predict.following.attribution import Attribution
-from oom_magic.predict.following.recorder import Recorder
+from oom_magic.predict.following.recorder import Reckoning, Recorder
 from oom_magic.predict.pretend.calls import Call
 from oom_magic.predict.pretend.gradients import counts_when_unheld, reused_gradient
 from oom_magic.predict.pretend.unfollowed import run_without_kernel, storage_under
+from oom_magic.predict.setups.gpus import GPU
 
 if TYPE_CHECKING:
     from oom_magic.predict.pretend.autocast import Autocast
@@ -70,6 +71,7 @@ class PretendGPU(TorchDispatchMode):
         self,
         recorder: Recorder,
         attribution: Attribution,
+        card: GPU,
         handlers: dict[OpOverload, Handler],
         rules: dict[OpOverload, Rule],
         fail: Callable[[AllocatorOutOfMemory, str, Phase], BaseException],
@@ -77,6 +79,7 @@ class PretendGPU(TorchDispatchMode):
         super().__init__()
         self.recorder = recorder
         self.attribution = attribution
+        self.card = card
         self.creating: Place | None = None
         self.fused: dict[OpOverload, Callable[..., Any]] = {}  # outputs of what is one kernel on CUDA only
         self.kernels: dict[OpOverload, Callable[..., Any]] = {}  # for inference mode, which passes autograd by
@@ -158,11 +161,18 @@ class PretendGPU(TorchDispatchMode):
             entry.num_bytes = storage.nbytes()
             self._storages[entry.key] = entry
 
-    def take(self, num_bytes: int, operator: str, phase: Phase, category: Category = Category.TEMPORARY) -> int:
+    def take(
+        self,
+        num_bytes: int,
+        operator: str,
+        phase: Phase,
+        category: Category = Category.TEMPORARY,
+        reckoning: Reckoning | None = None,
+    ) -> int:
         """Take memory on the pretend GPU; the number of the allocation. Raises the simulated OutOfMemoryError."""
-        where = self.attribution
+        line, module = self.attribution.line(), self.attribution.module(phase)
         try:
-            return self.recorder.allocate(num_bytes, operator, phase, where.line(), where.module(phase), category)
+            return self.recorder.allocate(num_bytes, operator, phase, line, module, category, reckoning)
         except AllocatorOutOfMemory as error:
             raise self._fail(error, operator, phase) from None
 
