@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from oom_magic.measure.measurement import measure
     from oom_magic.measure.release import release
     from oom_magic.memory.categories import Breakdown, Category
+    from oom_magic.memory.memory_map import MemoryMap, memory_map
+    from oom_magic.memory.ratios import ratios
     from oom_magic.memory.report import Comparison, MemoryReport
+    from oom_magic.memory.side_by_side import compare
     from oom_magic.notebook.sliders import sliders
     from oom_magic.predict.session import dry_run
     from oom_magic.predict.setups.setup import TrainingSetup
@@ -30,14 +33,18 @@ __all__ = [
     "Category",
     "Comparison",
     "Diagnosis",
+    "MemoryMap",
     "MemoryReport",
     "Sizes",
     "TrainingSetup",
+    "compare",
     "doctor",
     "dry_run",
     "explain",
     "load_ipython_extension",
     "measure",
+    "memory_map",
+    "ratios",
     "release",
     "size",
     "sliders",
@@ -50,13 +57,17 @@ _HOMES = {
     "Category": "memory.categories",
     "Comparison": "memory.report",
     "Diagnosis": "explain.diagnosis",
+    "MemoryMap": "memory.memory_map",
     "MemoryReport": "memory.report",
     "Sizes": "predict.sizing.sizes",
     "TrainingSetup": "predict.setups.setup",
+    "compare": "memory.side_by_side",
     "doctor": "measure.device",
     "dry_run": "predict.session",
     "explain": "explain.diagnosis",
     "measure": "measure.measurement",
+    "memory_map": "memory.memory_map",
+    "ratios": "memory.ratios",
     "release": "measure.release",
     "size": "predict.sizing.sizes",
     "sliders": "notebook.sliders",

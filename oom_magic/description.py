@@ -82,7 +82,8 @@ class Parts:
 class Table:
     """Rows under headings; columns of byte counts and numbers are right-aligned.
 
-    ``shares``, one per row and from 0 to 1, adds a bar to each; ``total`` is a last row under a rule.
+    ``shares``, one per row and from 0 to 1, adds a bar to each; ``total`` is a last row under a rule; ``hues``,
+    one per row, are the colours by which rows explain those of parts beside them.
     """
 
     columns: tuple[str, ...]
@@ -90,6 +91,34 @@ class Table:
     title: str = ""
     shares: tuple[float, ...] = ()
     total: tuple[Cell, ...] = ()
+    hues: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A row of ``Bars``: its name, its parts from left to right, and what else is said of it."""
+
+    label: str
+    parts: tuple[Part, ...]
+    note: str = ""
+
+    @property
+    def total_bytes(self) -> int:
+        """The sum of the parts, in bytes."""
+        return sum(part.num_bytes for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """Stacked bars under each other on one scale. Labels of parts are read by pointing at them."""
+
+    bars: tuple[Bar, ...]
+    title: str = ""
+
+    @property
+    def scale_bytes(self) -> int:
+        """What a bar of full width stands for, in bytes."""
+        return max(1, *(bar.total_bytes for bar in self.bars))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +145,7 @@ class Details:
     blocks: tuple[Block, ...]
 
 
-Block = Sentence | Facts | Parts | Table | Code | Picture | Details
+Block = Sentence | Facts | Parts | Table | Bars | Code | Picture | Details
 
 
 class Describable:

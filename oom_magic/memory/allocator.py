@@ -12,6 +12,7 @@ stress does not.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 
@@ -41,6 +42,7 @@ __all__ = [
     "Replay",
     "minimum_device_bytes",
     "replay",
+    "state_at",
 ]
 
 _DEFAULT_SETTINGS = AllocatorSettings()
@@ -202,6 +204,11 @@ class CachingAllocator:
                     self._device.unmap(block, pool)
                 elif not block.is_split:
                     self._device.release(block)
+
+    def free_blocks(self) -> list[Block]:
+        """The blocks that are cached, in no order."""
+        pools = chain.from_iterable(self._pools.values())
+        return [block for pool in pools for block in pool.blocks.values()]
 
     def _round(self, requested_bytes: int) -> int:
         """Bytes of the block for a request, with ``roundup_power2_divisions`` (``round_size``)."""
@@ -395,6 +402,17 @@ def _run(
                 free(blocks[~event])
             note_allocated(allocator.allocated_bytes)
             note_reserved(allocator.reserved_bytes)
+
+
+def state_at(
+    timeline: Timeline, capacity_bytes: int | None, settings: AllocatorSettings = _DEFAULT_SETTINGS
+) -> tuple[CachingAllocator, list[Block]]:
+    """The allocator at the end of a timeline (or at its failure), and each allocation's block."""
+    allocator = CachingAllocator(capacity_bytes, settings)
+    blocks = [_NOWHERE] * timeline.num_allocations
+    with suppress(AllocatorOutOfMemory):
+        _run(timeline, allocator, [], [], blocks, [0] * timeline.num_allocations)
+    return allocator, blocks
 
 
 def minimum_device_bytes(timeline: Timeline, settings: AllocatorSettings = _DEFAULT_SETTINGS) -> int:

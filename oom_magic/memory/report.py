@@ -186,6 +186,23 @@ class MemoryReport(Describable):
             return None
         return minimum_device_bytes(self.timeline, self.settings)
 
+    @cached_property
+    def highest(self) -> Breakdown:
+        """The most bytes that each category held at any moment: not at the same one, so no sum of the peak."""
+        return _highest(self.timeline, replay(self.timeline, settings=self.settings))
+
+    def with_allocator(self, options: str) -> MemoryReport:
+        """The same run with other options in ``PYTORCH_CUDA_ALLOC_CONF``, such as ``"expandable_segments:True"``.
+
+        Its timeline is replayed on a card that is large enough: reserved memory changes, and by rounding what is
+        allocated. Of a run that failed it goes up to the failure. Raises
+        ValueError, naming the fix, for options that are unknown.
+        """
+        settings = AllocatorSettings.parse(options)
+        return MemoryReport.from_timeline(
+            self.timeline, self.device, source=self.source, settings=settings, torch_version=self.torch_version
+        )
+
     @property
     def used_fraction(self) -> float:
         """Peak reserved and all that is outside PyTorch, as a share of the card."""
@@ -265,6 +282,19 @@ def _kept_bytes(timeline: Timeline, replayed: Replay) -> int:
         return 0
     before = replayed.block_bytes[timeline.category == CATEGORIES.index(Category.BEFORE)].sum()
     return int(replayed.allocated_bytes[-1] - before)
+
+
+def _highest(timeline: Timeline, replayed: Replay) -> Breakdown:
+    events = timeline.order
+    made = np.where(events >= 0, events, ~events)
+    sizes = np.where(events >= 0, 1, -1) * replayed.block_bytes[made]
+    categories = timeline.category[made]
+    return Breakdown(
+        {
+            category.value: int(np.where(categories == number, sizes, 0).cumsum().max(initial=0))
+            for number, category in enumerate(CATEGORIES)
+        }
+    )
 
 
 def _sums(keys: IntArray, sizes: IntArray, length: int) -> IntArray:

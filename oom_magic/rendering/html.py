@@ -14,12 +14,14 @@ from html import escape
 from pathlib import Path
 
 from oom_magic.description import (
+    Bars,
     Block,
     Cell,
     Code,
     Description,
     Details,
     Facts,
+    Part,
     Parts,
     Picture,
     Sentence,
@@ -27,6 +29,7 @@ from oom_magic.description import (
 )
 from oom_magic.rendering.layout import (
     SIGNS,
+    bars_table,
     facts_table,
     numeric_columns,
     parts_table,
@@ -36,6 +39,7 @@ from oom_magic.rendering.layout import (
 )
 from oom_magic.rendering.palette import DARK, LIGHT, css_variables
 from oom_magic.rendering.text import to_text
+from oom_magic.units import format_bytes
 
 _SHORT = 28  # characters that a cell keeps on one line
 # JupyterLab and nbconvert, VS Code, Colab and others; then a bare page that follows the system.
@@ -94,6 +98,8 @@ def _block(block: Block) -> str:
             return _parts(block)
         case Table():
             return _table(block)
+        case Bars():
+            return _bars(block)
         case Code():
             return f"<pre><code>{escape(shown_code(block.text))}</code></pre>"
         case Picture():
@@ -109,42 +115,62 @@ def _fact(row: tuple[Cell, ...]) -> str:
 
 
 def _parts(parts: Parts) -> str:
-    scale = 100 / max(parts.whole_bytes, parts.total_bytes)
-    hues = [re.sub(r"\W", "", part.hue) for part in parts.parts]
-    stack = "".join(
-        f'<i class="hue-{hue}" style="width:{max(part.num_bytes, 0) * scale:.3f}%;{_colour(hue)}"></i>'
-        for part, hue in zip(parts.parts, hues, strict=True)
-    )
-    stack += "".join(f'<s style="left:{mark * parts.whole_bytes * scale:.2f}%"></s>' for mark in parts.marks)
+    scale = max(parts.whole_bytes, parts.total_bytes)
+    marks = "".join(f'<s style="left:{100 * mark * parts.whole_bytes / scale:.2f}%"></s>' for mark in parts.marks)
     title = f"<h5>{_text(parts.title)}</h5>" if parts.title else ""
-    rows = _table(replace(parts_table(parts), title=""), hues)
-    return f'{title}<div class="stack" aria-hidden="true">{stack}</div>{rows}'
+    rows = _table(replace(parts_table(parts), title="", shares=()))
+    return f"{title}{_stack(parts.parts, scale, marks)}{rows}"
+
+
+def _stack(parts: Sequence[Part], scale_bytes: int, marks: str = "") -> str:
+    """Parts side by side; a full width stands for ``scale_bytes``."""
+    pieces = ""
+    for part in parts:
+        hue, percent = _hue(part.hue), 100 * max(part.num_bytes, 0) / scale_bytes
+        about = f"{_text(part.label)}: {format_bytes(part.num_bytes)}"
+        pieces += f'<i class="hue-{hue}" title="{about}" style="width:{percent:.3f}%;{_colour(hue)}"></i>'
+    return f'<div class="stack" aria-hidden="true">{pieces}{marks}</div>'
+
+
+def _hue(hue: str) -> str:
+    return re.sub(r"\W", "", hue)
 
 
 def _colour(hue: str) -> str:
     return f"background-color:var(--oom-{hue})"
 
 
-def _table(table: Table, hues: Sequence[str] = ()) -> str:
+def _bars(bars: Bars) -> str:
+    table = bars_table(bars)
+    stacks = [f'<td class="stacks">{_stack(bar.parts, bars.scale_bytes)}</td>' for bar in bars.bars]
+    return _table(replace(table, shares=()), stacks)
+
+
+def _table(table: Table, ends: Sequence[str] = ()) -> str:
+    """A table; ``ends`` are cells to put after each row's own, by default a bar where it has ``shares``."""
     numeric = numeric_columns(table)
     title = f"<h5>{_text(table.title)}</h5>" if table.title else ""
+    ends = ends or [_bar(share) for share in table.shares]
     heading = ""
     if table.columns:
         cells = _cells("th", table.columns, numeric)
-        heading = f"<thead><tr>{''.join(cells)}{'<th></th>' if table.shares else ''}</tr></thead>"
+        heading = f"<thead><tr>{''.join(cells)}{'<th></th>' if ends else ''}</tr></thead>"
     rows = ""
     for position, row in enumerate(table.rows):
         cells = _cells("td", row, numeric)
-        if hues:
-            swatch = f'<i class="swatch hue-{hues[position]}" style="{_colour(hues[position])}"></i>'
+        if table.hues:
+            hue = _hue(table.hues[position])
+            swatch = f'<i class="swatch hue-{hue}" style="{_colour(hue)}"></i>'
             cells[0] = cells[0].replace(">", f">{swatch}", 1)
-        elif table.shares:
-            percent = 100 * min(max(table.shares[position], 0.0), 1.0)
-            cells.append(f'<td class="bar"><i style="width:{percent:.1f}%"></i></td>')
-        rows += f"<tr>{''.join(cells)}</tr>"
+        rows += f"<tr>{''.join(cells)}{ends[position] if ends else ''}</tr>"
     if table.total:
         rows += f'<tr class="total">{"".join(_cells("td", table.total, numeric))}</tr>'
     return f'{title}<div class="scroll"><table>{heading}<tbody>{rows}</tbody></table></div>'
+
+
+def _bar(share: float) -> str:
+    percent = 100 * min(max(share, 0.0), 1.0)
+    return f'<td class="bar"><i style="width:{percent:.1f}%"></i></td>'
 
 
 def _cells(tag: str, row: tuple[Cell, ...], numeric: Sequence[bool]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from oom_magic.description import Cell, Facts, Parts, Table, cell_text
+from oom_magic.description import Bars, Cell, Facts, Parts, Table, cell_text
 
 SIGNS = {"good": "✓ ", "warning": "▲ ", "bad": "✗ "}
 
@@ -53,6 +53,17 @@ def parts_table(parts: Parts) -> Table:
         shares=tuple(part.num_bytes / parts.whole_bytes for part in parts.parts),
         total=(parts.total_label, total, parts.share(total)),
         title=parts.title,
+        hues=tuple(part.hue for part in parts.parts),
+    )
+
+
+def bars_table(bars: Bars) -> Table:
+    """A row for each bar."""
+    return Table(
+        columns=(),
+        rows=tuple((bar.label, bar.total_bytes, bar.note) for bar in bars.bars),
+        shares=tuple(bar.total_bytes / bars.scale_bytes for bar in bars.bars),
+        title=bars.title,
     )
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterator, Sequence
 
-from oom_magic.description import Block, Code, Description, Details, Facts, Parts, Picture, Sentence, Table
+from oom_magic.description import Bars, Block, Code, Description, Details, Facts, Parts, Picture, Sentence, Table
 from oom_magic.rendering.layout import (
     SIGNS,
+    bars_table,
     facts_table,
     numeric_columns,
     parts_table,
@@ -109,6 +110,8 @@ def _block_lines(block: Block, width: int) -> list[str]:
             return _table_lines(parts_table(block), width)
         case Table():
             return _table_lines(block, width)
+        case Bars():
+            return _table_lines(bars_table(block), width)
         case Code():
             return [f"    {line}" for line in shown_code(block.text).split("\n")]
         case Picture():

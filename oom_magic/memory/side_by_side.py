@@ -1,0 +1,58 @@
+"""Several runs beside each other: what each takes at its peak, and for what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from oom_magic.description import Bar, Bars, Block, Cell, Describable, Description, Part, Sentence, Table
+from oom_magic.memory.categories import CATEGORIES, Category
+from oom_magic.memory.report import MemoryReport
+
+_WIDEST = 5  # runs whose categories fit beside each other into 80 columns
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SideBySide(Describable):
+    """Runs by name. Made by ``compare``."""
+
+    reports: Mapping[str, MemoryReport]
+
+    def describe(self) -> Description:
+        """A bar for each run, on one scale, and its categories in figures."""
+        blocks: list[Block] = [Bars(tuple(_bar(name, report) for name, report in self.reports.items()))]
+        names = list(self.reports)
+        blocks += [self._categories(names[start : start + _WIDEST]) for start in range(0, len(names), _WIDEST)]
+        failed = [name for name, report in self.reports.items() if report.out_of_memory is not None]
+        if failed:
+            verb = "shows" if len(failed) == 1 else "show"
+            blocks.append(Sentence(f"{', '.join(failed)}: out of memory; {verb} what was reached.", "bad"))
+        return Description("Peak allocated, by what it is for", tuple(blocks))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Each run's report as plain data."""
+        return {name: report.to_dict() for name, report in self.reports.items()}
+
+    def _categories(self, names: list[str]) -> Table:
+        shown = [part for part in CATEGORIES if any(report.breakdown[part] for report in self.reports.values())]
+        chosen = [self.reports[name] for name in names]
+        rows: list[tuple[Cell, ...]] = [(part.label, *(report.breakdown[part] for report in chosen)) for part in shown]
+        rows.append(("peak reserved", *(report.peak_reserved_bytes for report in chosen)))
+        hues = (*(part.value for part in shown), "free")
+        return Table(("", *names), tuple(rows), hues=hues)
+
+
+def compare(reports: Mapping[str, MemoryReport]) -> SideBySide:
+    """Runs beside each other: ``compare({"float32": report, "bfloat16": other})``.
+
+    Shows peak allocated of each, by category, and peak reserved. Raises ValueError without a run.
+    """
+    if not reports:
+        raise ValueError("compare() got no report; give it at least one: compare({'now': report}).")
+    return SideBySide(dict(reports))
+
+
+def _bar(name: str, report: MemoryReport) -> Bar:
+    parts = tuple(Part(Category(part).label, size, part) for part, size in report.breakdown.items())
+    return Bar(name, parts)

@@ -1,0 +1,55 @@
+"""Runs beside each other, and a calculation beside a run."""
+
+from __future__ import annotations
+
+import pytest
+from pages import assert_text_and_html_agree
+from samples import failed, predicted
+
+from oom_magic.memory.ratios import ratios
+from oom_magic.memory.side_by_side import compare
+from oom_magic.rendering import to_text
+from oom_magic.rendering.text import display_width
+from oom_magic.units import MIB
+
+
+@pytest.mark.parametrize("number", [1, 5, 7])
+def test_any_number_of_runs_fits_80_columns(number):
+    result = compare({f"batch {2**power}": predicted() for power in range(number)})
+    assert_text_and_html_agree(result.describe())
+    text = to_text(result.describe())
+    assert max(map(display_width, text.splitlines())) <= 80
+    assert all(f"batch {2**power}" in text for power in range(number))
+
+
+def test_runs_beside_each_other(golden):
+    result = compare({"batch 4": predicted(), "batch 16": failed()})
+    golden("side_by_side.txt", str(result))
+    golden("side_by_side.html", result._repr_mimebundle_()["text/html"])
+    assert result.to_dict()["batch 16"]["out_of_memory"]
+
+
+def test_no_run_is_refused():
+    with pytest.raises(ValueError, match="at least one"):
+        compare({})
+
+
+def test_a_ratio_is_by_hand_over_in_the_run():
+    report = predicted()
+    held = report.breakdown["activation"]
+    result = ratios({"activation": held // 2, "gradient": 5}, report.breakdown)
+    assert result["activation"] == pytest.approx(0.5)
+    assert result.to_dict()["activation"]["in_run"] == held
+    assert "0.500" in str(result)
+    assert_text_and_html_agree(result.describe())
+
+
+def test_a_name_that_the_run_does_not_have_is_named():
+    with pytest.raises(KeyError, match=r"'heads' is not in the run, which has: parameter"):
+        ratios({"heads": 1}, predicted().breakdown)
+
+
+def test_highest_is_at_least_what_the_peak_has():
+    report = predicted()
+    assert all(report.highest[part] >= size for part, size in report.breakdown.items())
+    assert report.highest["gradient"] >= (12 * 27 + 147) * MIB > report.breakdown["gradient"]
