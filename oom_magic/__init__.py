@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from oom_magic.memory.ratios import ratios
     from oom_magic.memory.report import Comparison, MemoryReport
     from oom_magic.memory.side_by_side import compare
+    from oom_magic.notebook.plots import plot
     from oom_magic.notebook.sliders import sliders
     from oom_magic.predict.session import dry_run
     from oom_magic.predict.setups.setup import TrainingSetup
@@ -44,6 +45,7 @@ __all__ = [
     "load_ipython_extension",
     "measure",
     "memory_map",
+    "plot",
     "ratios",
     "release",
     "size",
@@ -67,6 +69,7 @@ _HOMES = {
     "explain": "explain.diagnosis",
     "measure": "measure.measurement",
     "memory_map": "memory.memory_map",
+    "plot": "notebook.plots",
     "ratios": "memory.ratios",
     "release": "measure.release",
     "size": "predict.sizing.sizes",

@@ -14,6 +14,7 @@ from oom_magic.memory.categories import Category
 from oom_magic.memory.report import MemoryReport
 from oom_magic.memory.timeline import Phase
 from oom_magic.notebook.figures import sample, timeline_figure, timeline_picture
+from oom_magic.notebook.plots import plot
 from oom_magic.rendering.palette import LIGHT
 from oom_magic.units import MIB
 
@@ -72,3 +73,17 @@ def test_matplotlib_is_left_as_it_was() -> None:
 
 def test_same_report_same_picture() -> None:
     assert timeline_picture(predicted()).svg == timeline_picture(predicted()).svg
+
+
+def test_runs_are_plotted_under_each_other_on_one_scale() -> None:
+    shown = plot({"batch 4": predicted(), "batch 16": failed()})
+    first, second = shown.figure.axes
+    assert first.get_ylim() == second.get_ylim()
+    assert repr(shown).splitlines()[0] == "batch 4: peak 4.05 GiB (backward)"
+    assert shown._repr_png_().startswith(b"\x89PNG")
+
+
+def test_one_run_is_plotted_without_a_name() -> None:
+    assert repr(plot(predicted())) == "Allocated memory over the run, peak 4.05 GiB (backward)"
+    with pytest.raises(ValueError, match="no report"):
+        plot({})

@@ -56,7 +56,13 @@ def timeline_picture(report: MemoryReport) -> Picture:
 def timeline_figure(report: MemoryReport) -> Figure:
     """The timeline as a matplotlib figure in the colours of a light page."""
     figure = Figure(figsize=(8.6, 3.1), facecolor="none", layout="constrained")
-    axes = figure.add_subplot(facecolor="none")
+    draw_timeline(figure.add_subplot(), report)
+    return figure
+
+
+def draw_timeline(axes: Axes, report: MemoryReport) -> None:
+    """Draw the timeline into ``axes``."""
+    axes.set_facecolor("none")
     axes.set_xlim(0, max(report.timeline.num_events - 1, 1))
     curve = sample(report)
     _draw_curve(axes, curve)
@@ -65,8 +71,7 @@ def timeline_figure(report: MemoryReport) -> Figure:
     _draw_phases(axes, curve)
     _draw_steps(axes, report)
     _draw_failure(axes, report, curve)
-    _dress(axes)
-    return figure
+    dress(axes)
 
 
 def sample(report: MemoryReport, most_points: int = _MOST_POINTS) -> Curve:
@@ -182,7 +187,8 @@ def _draw_failure(axes: Axes, report: MemoryReport, curve: Curve) -> None:
     )  # fmt: skip
 
 
-def _dress(axes: Axes) -> None:
+def dress(axes: Axes) -> None:
+    """Ticks in round units, a quiet grid and the legend above."""
     unit, name = (GIB, "GiB") if axes.get_ylim()[1] >= GIB else (MIB, "MiB")
     ticks = MaxNLocator(5, steps=[1, 2, 4, 5, 10]).tick_values(0, axes.get_ylim()[1] / unit)
     axes.set_yticks([tick * unit for tick in ticks if tick * unit <= axes.get_ylim()[1]])
