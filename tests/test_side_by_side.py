@@ -53,3 +53,17 @@ def test_highest_is_at_least_what_the_peak_has():
     report = predicted()
     assert all(report.highest[part] >= size for part, size in report.breakdown.items())
     assert report.highest["gradient"] >= (12 * 27 + 147) * MIB > report.breakdown["gradient"]
+
+
+def test_operators_of_a_module_sum_to_what_it_holds():
+    report = predicted()
+    assert report.operators().total_bytes == report.peak_allocated_bytes
+    assert report.operators("h.3").total_bytes == report.modules["transformer.h.3"]
+    assert report.operators("h.33") == {}
+
+
+def test_repeated_blocks_fold_into_one():
+    modules = predicted().modules
+    folded = modules.folded()
+    assert folded.total_bytes == modules.total_bytes
+    assert folded["transformer.h.*"] == sum(size for name, size in modules.items() if ".h." in name)

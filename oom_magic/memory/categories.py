@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from enum import Enum
+
+_BLOCK_NUMBER = re.compile(r"\.\d+(?=\.|$)")
 
 
 class Category(str, Enum):
@@ -69,6 +73,13 @@ class Breakdown(Mapping[str, int]):
     def total_bytes(self) -> int:
         """The sum of all parts, in bytes."""
         return sum(self._parts.values())
+
+    def folded(self) -> Breakdown:
+        """Modules of repeated blocks as one part, ``h.3.mlp`` and ``h.4.mlp`` as ``h.*.mlp``; largest first."""
+        together: Counter[str] = Counter()
+        for name, size in self.items():
+            together[_BLOCK_NUMBER.sub(".*", name)] += size
+        return Breakdown(dict(together.most_common()))
 
     def to_dict(self) -> dict[str, int]:
         """The parts as a plain ``dict``."""

@@ -161,7 +161,7 @@ class MemoryReport(Describable):
             peak_reserved_bytes=known.pop("peak_reserved_bytes", replayed.peak_reserved_bytes),
             breakdown=_by_category(timeline.category[live], live_bytes),
             lines=_by_line(timeline, replayed, live, live_bytes),
-            modules=_by_module(timeline, live, live_bytes),
+            modules=_by_name(timeline.modules, timeline.module[live], live_bytes),
             steps=_by_step(timeline, replayed),
             timeline=timeline,
             peak_position=peak,
@@ -190,6 +190,19 @@ class MemoryReport(Describable):
     def highest(self) -> Breakdown:
         """The most bytes that each category held at any moment: not at the same one, so no sum of the peak."""
         return _highest(self.timeline, replay(self.timeline, settings=self.settings))
+
+    def operators(self, module: str = "") -> Breakdown:
+        """Bytes at the peak by the operator that asked for them, largest first; with ``module``, of that module alone.
+
+        A module is named as in ``modules``, or by the end of its name: ``"h.0.attn"``.
+        """
+        timeline = self.timeline
+        live = timeline.live_at(self.peak_position)
+        if module:
+            wanted = [name == module or name.endswith(f".{module}") for name in timeline.modules]
+            live = live[np.array(wanted)[timeline.module[live]]]
+        block_bytes = replay(timeline, settings=self.settings).block_bytes
+        return _by_name(timeline.operators, timeline.operator[live], block_bytes[live])
 
     def with_allocator(self, options: str) -> MemoryReport:
         """The same run with other options in ``PYTORCH_CUDA_ALLOC_CONF``, such as ``"expandable_segments:True"``.
@@ -308,9 +321,9 @@ def _by_category(categories: IntArray, sizes: IntArray) -> Breakdown:
     return Breakdown({category.value: int(total) for category, total in zip(CATEGORIES, totals, strict=True)})
 
 
-def _by_module(timeline: Timeline, live: IntArray, sizes: IntArray) -> Breakdown:
-    totals = _sums(timeline.module[live], sizes, len(timeline.modules))
-    ranked = sorted(zip(timeline.modules, totals.tolist(), strict=True), key=lambda item: -item[1])
+def _by_name(names: tuple[str, ...], numbers: IntArray, sizes: IntArray) -> Breakdown:
+    """Sizes by the name that ``numbers`` point at, largest first."""
+    ranked = sorted(zip(names, _sums(numbers, sizes, len(names)).tolist(), strict=True), key=lambda item: -item[1])
     return Breakdown(dict(ranked))
 
 

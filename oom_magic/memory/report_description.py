@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import groupby
 from pathlib import PurePath
@@ -22,7 +20,7 @@ from oom_magic.description import (
     Table,
     Tone,
 )
-from oom_magic.memory.categories import Breakdown, Category
+from oom_magic.memory.categories import Category
 from oom_magic.memory.timeline import Phase, SourceLine
 from oom_magic.units import format_bytes
 
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
     from oom_magic.memory.report import Comparison, MemoryReport, StepUsage
 
 _LONGEST_CODE = 60  # characters of a source line that are shown
-_BLOCK_NUMBER = re.compile(r"\.\d+(?=\.|$)")
 _MOST_ROWS = 12
 
 _VERDICTS: Mapping[str, tuple[Tone, str]] = {
@@ -191,21 +188,13 @@ def _card(report: MemoryReport) -> Details:
 def _modules(report: MemoryReport) -> Iterable[Block]:
     if not any(report.modules):
         return
-    modules = _repeated_together(report.modules)
+    modules = list(report.modules.folded().items())
     rows = [(name or "outside any module", size) for name, size in modules[:_MOST_ROWS]]
     if modules[_MOST_ROWS:]:
         rows.append((f"{len(modules) - _MOST_ROWS} more", sum(size for _, size in modules[_MOST_ROWS:])))
     total = report.modules.total_bytes
     shares = tuple(size / max(total, 1) for _, size in rows)
     yield Details("Modules at the peak", (Table(("module", "holds"), tuple(rows), "", shares, ("sum", total)),))
-
-
-def _repeated_together(modules: Breakdown) -> list[tuple[str, int]]:
-    """Equal places in repeated blocks as one row, ``h.*.mlp``; largest first."""
-    together: Counter[str] = Counter()
-    for name, size in modules.items():
-        together[_BLOCK_NUMBER.sub(".*", name)] += size
-    return together.most_common()
 
 
 def _message(report: MemoryReport) -> Iterable[Block]:
