@@ -206,7 +206,7 @@ def test_code_runs_in_a_dry_run(changes):
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "paged-adamw8bit"])
-def test_qlora_runs_in_a_dry_run(optimizer):
+def test_qlora_runs_in_a_dry_run(optimizer, recwarn):
     pytest.importorskip("bitsandbytes")
     setup = TrainingSetup(
         "qwen2.5-0.5b",
@@ -216,6 +216,7 @@ def test_qlora_runs_in_a_dry_run(optimizer):
         activation_checkpointing=True,
     )
     report = setup.dry_run()
+    assert not [warning for warning in recwarn if issubclass(warning.category, FutureWarning)]
     assert report.error == "" and len(report.steps) == 3
     # 358 million weights of linear layers in half a byte, 136 million of the embedding in four bytes
     assert 0.68e9 < report.breakdown["parameter"] < 0.80e9

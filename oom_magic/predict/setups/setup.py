@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import warnings
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import cached_property
@@ -105,7 +106,9 @@ class TrainingSetup:
         namespace: dict[str, Any] = {"__name__": "__main__"}
         if self.source.factory is not None:
             namespace[self.source.factory.__name__] = self.source.factory
-        exec(compile(text, CODE_FILE, "exec"), namespace)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of libraries, about names that the user did not write
+            exec(compile(text, CODE_FILE, "exec"), namespace)
 
     def dry_run(self, **options: Any) -> MemoryReport:
         """What the code would take on ``gpu``; ``options`` go to ``oom_magic.dry_run``."""
