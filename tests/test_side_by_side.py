@@ -41,6 +41,7 @@ def test_a_ratio_is_by_hand_over_in_the_run():
     assert result["activation"] == pytest.approx(0.5)
     assert result.to_dict()["activation"]["in_run"] == held
     assert "0.500" in str(result)
+    assert ratios({8: 6}, {8: 3})["8"] == 2
     assert_text_and_html_agree(result.describe())
 
 

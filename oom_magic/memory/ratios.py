@@ -34,15 +34,18 @@ class Ratios(Describable):
                 for name, size in self.by_hand.items()}  # fmt: skip
 
 
-def ratios(by_hand: Mapping[str, int], in_run: Mapping[str, int]) -> Ratios:
+def ratios(by_hand: Mapping[Any, int], in_run: Mapping[Any, int]) -> Ratios:
     """Bytes worked out by hand beside those of a run, by name: ``ratios({"parameter": 4 * n}, report.highest)``.
 
     ``in_run``: ``report.breakdown`` (at the peak), ``report.highest``, ``report.modules`` or a dict.
     Raises KeyError, naming what is there, for a name that the run does not have.
     """
-    by_hand = {str(getattr(name, "value", name)): size for name, size in by_hand.items()}
     try:
-        found = {name: int(in_run[name]) for name in by_hand}
+        found = {_label(name): int(in_run[name]) for name in by_hand}
     except KeyError as error:
         raise KeyError(f"{error.args[0]!r} is not in the run, which has: {', '.join(map(str, in_run))}.") from None
-    return Ratios(by_hand, found)
+    return Ratios({_label(name): size for name, size in by_hand.items()}, found)
+
+
+def _label(name: object) -> str:
+    return str(getattr(name, "value", name))
