@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from oom_magic.description import Cell, Describable, Description, Table
+from oom_magic.memory.categories import Category
 
 
 @dataclass(frozen=True, repr=False)
@@ -24,7 +25,7 @@ class Ratios(Describable):
         rows: list[tuple[Cell, ...]] = []
         for name, size in self.by_hand.items():
             ratio = f"{self[name]:.3f}" if self.in_run[name] else ""
-            rows.append((name.replace("_", " "), round(size), self.in_run[name], ratio))
+            rows.append((_shown(name), round(size), self.in_run[name], ratio))
         table = Table(("", "by hand", "in the run", "ratio"), tuple(rows))
         return Description("By hand against the run", (table,))
 
@@ -45,6 +46,10 @@ def ratios(by_hand: Mapping[Any, int], in_run: Mapping[Any, int]) -> Ratios:
     except KeyError as error:
         raise KeyError(f"{error.args[0]!r} is not in the run, which has: {', '.join(map(str, in_run))}.") from None
     return Ratios({_label(name): size for name, size in by_hand.items()}, found)
+
+
+def _shown(name: str) -> str:
+    return Category(name).label if name in Category._value2member_map_ else name
 
 
 def _label(name: object) -> str:

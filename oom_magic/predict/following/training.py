@@ -75,9 +75,7 @@ class Training:
         """A bar over the optimizer steps, for runs of more than two seconds."""
         self._last_step_at = time.monotonic()
         options: dict[str, Any] = {"desc": "dry run", "unit": "step", "delay": 2, "leave": False}
-        if not self._has_bar:
-            options["disable"] = True  # given only then, so that TQDM_DISABLE keeps its say
-        with tqdm(total=self._stop_after_steps, **options) as bar:
+        with tqdm(total=self._stop_after_steps, disable=not self._has_bar, **options) as bar:
             self._bar = bar
             try:
                 yield

@@ -34,6 +34,13 @@ def _offline(module: ModuleType, run: Run) -> Iterator[None]:
 
 
 @contextmanager
+def _no_bars(module: ModuleType, run: Run) -> Iterator[None]:
+    """No bar for the loading of weights that are not loaded."""
+    with replaced(module, {"_tqdm_active": False}):
+        yield
+
+
+@contextmanager
 def _hub(module: ModuleType, run: Run) -> Iterator[None]:
     """Nothing is uploaded or fetched: transformers before version 5 had copied huggingface_hub's switch."""
     known = {"_is_offline_mode": True} if hasattr(module, "_is_offline_mode") else {}
@@ -211,6 +218,7 @@ def _answers_forgotten(module: ModuleType, run: Run) -> Iterator[None]:
 
 ADAPTERS: dict[str, Adapter] = {
     "huggingface_hub.constants": _offline,
+    "transformers.utils.logging": _no_bars,
     "transformers.utils.hub": _hub,
     "transformers.configuration_utils": _configurations,
     "transformers.tokenization_utils_base": _tokenizers,
