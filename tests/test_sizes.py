@@ -207,7 +207,7 @@ def test_a_function_that_fails_says_where() -> None:
     def narrow(batch_size: int) -> None:
         torch.empty(4, device="cuda").view(batch_size, 4)
 
-    with pytest.raises(ValueError, match=r"narrow\(batch_size=2\) failed: RuntimeError: shape"):
+    with pytest.raises(ValueError, match=r"narrow\(batch_size=8\) failed: RuntimeError: shape"):
         size(narrow, batch_size=(1, 8))
 
 

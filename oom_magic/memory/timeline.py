@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int64]
+_COLUMNS = ("requested_bytes", "category", "phase", "step", "operator", "line", "module", "stream")  # by allocation
 
 
 class Phase(str, Enum):
@@ -103,10 +104,24 @@ class Timeline:
         """The part before event ``position``."""
         order = self.order[:position]
         num_made = int((order >= 0).sum())
-        columns = ("requested_bytes", "category", "phase", "step", "operator", "line", "module", "stream")
         marks = tuple(mark for mark in self.marks if mark.position <= position)
-        kept: dict[str, Any] = {name: getattr(self, name)[:num_made] for name in columns}
+        kept: dict[str, Any] = {name: getattr(self, name)[:num_made] for name in _COLUMNS}
         return replace(self, order=order, marks=marks, **kept)
+
+    def without_empty(self) -> Timeline:
+        """The same without allocations of no bytes."""
+        kept = self.requested_bytes > 0
+        if kept.all():
+            return self
+        numbers = np.cumsum(kept) - 1
+        is_made = self.order >= 0
+        allocations = np.where(is_made, self.order, ~self.order)
+        stays = kept[allocations]
+        renumbered = np.where(is_made, numbers[allocations], ~numbers[allocations])
+        before = np.append(0, np.cumsum(stays))
+        columns: dict[str, Any] = {name: getattr(self, name)[kept] for name in _COLUMNS}
+        marks = tuple(Mark(int(before[mark.position]), mark.kind) for mark in self.marks)
+        return replace(self, order=renumbered[stays], marks=marks, **columns)
 
     def num_steps(self) -> int:
         """How many optimizer steps ended."""

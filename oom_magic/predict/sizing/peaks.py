@@ -18,7 +18,7 @@ from oom_magic.memory.allocator import AllocatorSettings, CachingAllocator, repl
 from oom_magic.memory.categories import CATEGORIES, Breakdown
 from oom_magic.memory.segments import GRANULE_BYTES, MIN_BLOCK_BYTES, MIN_LARGE_BYTES, SMALL_BYTES, Block
 from oom_magic.memory.timeline import IntArray
-from oom_magic.predict.sizing.polynomials import Polynomials
+from oom_magic.predict.sizing.functions import SizeFunctions
 from oom_magic.predict.sizing.structure import Structure
 
 FloatArray = npt.NDArray[np.float64]
@@ -38,7 +38,7 @@ class Peaks:
 
     structure: Structure
     kind: IntArray
-    polynomials: Polynomials
+    functions: SizeFunctions
     positions: IntArray
     counts: FloatArray
     shares: FloatArray
@@ -52,20 +52,24 @@ class Peaks:
         cls,
         structure: Structure,
         kind: IntArray,
-        polynomials: Polynomials,
+        functions: SizeFunctions,
         samples: IntArray,
         settings: AllocatorSettings,
     ) -> Peaks:
         """From replays of the structure with the sizes at each of ``samples`` (one point per row)."""
         timeline = structure.timeline
-        sizes = polynomials(samples)
+        sizes = functions(samples)
         rounded, lacking = _blocks(sizes)
         excess = np.empty((timeline.num_allocations, len(samples)))
+        events, signs = np.where(timeline.order >= 0, timeline.order, ~timeline.order), np.sign(timeline.order + 0.5)
         may_peak = np.zeros(timeline.num_events, dtype=bool)
         for sample in range(len(samples)):
-            replayed = replay(structure.with_sizes(sizes[kind, sample]), settings=settings)
-            excess[:, sample] = replayed.block_bytes - rounded[kind, sample]
-            may_peak |= replayed.allocated_bytes >= _NEARLY * replayed.peak_allocated_bytes
+            requested = sizes[kind, sample]
+            blocks = np.zeros(len(kind), dtype=np.int64)
+            blocks[requested > 0] = replay(structure.with_sizes(requested), settings=settings).block_bytes
+            excess[:, sample] = blocks - rounded[kind, sample]
+            allocated = np.cumsum(signs * blocks[events])
+            may_peak |= allocated >= _NEARLY * allocated.max(initial=0)
         share, extra = _divide(excess, lacking[kind])
         is_top = (timeline.order >= 0) & (np.append(timeline.order[1:], -1) < 0)
         positions = np.flatnonzero(may_peak & is_top)
@@ -77,14 +81,14 @@ class Peaks:
         unique = np.unique(np.column_stack([counts, shares, extras]), axis=0, return_index=True)[1]
         keep = np.sort(unique)
         return cls(
-            structure, kind, polynomials, positions[keep],
+            structure, kind, functions, positions[keep],
             np.array(counts, dtype=np.float64)[keep], np.array(shares, dtype=np.float64)[keep], extras[keep],
             share, extra, settings,
         )  # fmt: skip
 
     def at_least(self, points: IntArray) -> IntArray:
         """The peak at each point without what the allocator adds: never too much."""
-        rounded, _ = _blocks(self.polynomials(points))
+        rounded, _ = _blocks(self.functions(points))
         peaks: IntArray = (self.counts @ rounded).max(axis=0, initial=0).astype(np.int64)
         return peaks
 
@@ -95,7 +99,7 @@ class Peaks:
 
     def at(self, point: IntArray) -> int:
         """The peak at one point: exact where few blocks are large."""
-        rounded = _blocks(self.polynomials(point))[0].astype(np.int64)[self.kind, 0]
+        rounded = _blocks(self.functions(point))[0].astype(np.int64)[self.kind, 0]
         events = self.structure.timeline.order
         is_large = (rounded > SMALL_BYTES)[self._allocations]
         if is_large.sum() > _FEW_EVENTS or max(self.settings.roundup_power2_divisions) > 1:
@@ -120,7 +124,7 @@ class Peaks:
         if not len(sums):
             return Breakdown({})
         live = timeline.live_at(int(self.positions[sums.argmax()]))
-        rounded, lacking = (blocks[self.kind[live], 0] for blocks in _blocks(self.polynomials(point)))
+        rounded, lacking = (blocks[self.kind[live], 0] for blocks in _blocks(self.functions(point)))
         parts = rounded + self.share[live] * lacking + self.extra[live]
         totals = np.bincount(timeline.category[live], parts, minlength=len(CATEGORIES)).round().astype(np.int64)
         totals[totals.argmax()] += self.at(point) - totals.sum()
@@ -128,7 +132,7 @@ class Peaks:
 
     def _sums(self, points: IntArray) -> FloatArray:
         """Bytes allocated at each moment (rows) and point (columns)."""
-        rounded, lacking = _blocks(self.polynomials(points))
+        rounded, lacking = _blocks(self.functions(points))
         sums: FloatArray = self.counts @ rounded + self.shares @ lacking + self.extras[:, None]
         return sums
 

@@ -11,17 +11,17 @@ import numpy.typing as npt
 from oom_magic.memory.allocator_settings import AllocatorSettings
 from oom_magic.memory.report import Assumption
 from oom_magic.memory.timeline import IntArray, Timeline
-from oom_magic.predict.sizing.laws import find_law
+from oom_magic.predict.setups.gpus import GPU
+from oom_magic.predict.sizing.functions import SizeFunctions
 from oom_magic.predict.sizing.peaks import Peaks
 from oom_magic.predict.sizing.polynomials import Polynomials, fit
 from oom_magic.predict.sizing.regions import Border, Point, Region, find_border
 from oom_magic.predict.sizing.structure import Structure
 
-_NUM_SPARE = 4  # points that a polynomial must hit beyond those that determine it
-_MANY_POINTS = 14  # traced in one piece: sizes without a polynomial by now may have several
+_NUM_SPARE = 2  # points that a polynomial must hit beyond those that determine it
+_FEWEST_POINTS = 6  # traced in one piece, so that its polynomials are not found by chance
 _MOST_POINTS = 24  # traced in one piece in search of polynomials
-_MOST_TRACES = 150  # after which no more borders are looked for
-_MOST_TRACES_FOR_LAWS = 75  # after which sizes without a polynomial are taken as they are
+_MOST_TRACES = 100  # after which no more borders are looked for
 _NUM_SAMPLES = 24  # replayed to learn what the allocator adds
 
 BoolArray = npt.NDArray[np.bool_]
@@ -29,23 +29,23 @@ BoolArray = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """A dry run at one point: its structure and its sizes, in bytes."""
+    """A dry run at one point: its structure, and the numbers that make the sizes, one allocation after another."""
 
     structure: Structure
-    requested_bytes: IntArray
+    numbers: IntArray
     assumptions: tuple[Assumption, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A region with one structure. Allocation ``a`` has the size of polynomial ``kind[a]``.
+    """A region with one structure. Allocation ``a`` has the size ``functions`` number ``kind[a]``.
 
     ``inexact`` are the allocations whose sizes follow no polynomial; theirs are close at best.
     """
 
     structure: Structure
     kind: IntArray
-    polynomials: Polynomials
+    functions: SizeFunctions
     points: tuple[Point, ...]
     inexact: IntArray
     assumptions: tuple[Assumption, ...]
@@ -53,7 +53,7 @@ class Piece:
 
     def timeline(self, point: Point) -> Timeline:
         """The timeline of a run at ``point``."""
-        sizes = self.polynomials(np.array([point], dtype=np.int64))[:, 0]
+        sizes = self.functions(np.array([point], dtype=np.int64))[:, 0]
         return self.structure.with_sizes(sizes[self.kind])
 
 
@@ -117,11 +117,13 @@ class Explorer:
         self,
         trace: Callable[[Point], Trace],
         axes: Sequence[IntArray],
+        card: GPU,
         settings: AllocatorSettings,
         known: Mapping[Point, Trace],
     ) -> None:
         self._trace = trace
         self._axes = axes
+        self._card = card
         self._settings = settings
         self._traces = dict(known)
         self._borders: list[Border] = []
@@ -129,10 +131,7 @@ class Explorer:
 
     def explore(self) -> Node:
         """The pieces, and the borders between them."""
-        region = Region(self._axes)
-        for point in region.sweep():
-            self._at(point)
-        return self._explore(region)
+        return self._explore(Region(self._axes))
 
     def _at(self, point: Point) -> Trace:
         found = self._traces.get(point)
@@ -150,47 +149,25 @@ class Explorer:
             if len({self._key(point) for point in points}) > 1:
                 return self._divide(region, points, self._key) or self._majority(region, points)
             fitted = self._fit(points, _NUM_SPARE)
-            divided = self._divide_by_law(region, points, fitted)
-            if divided is not None:
-                return divided
-            if not len(fitted.left) or len(points) >= _MOST_POINTS:
+            is_sure = not len(fitted.left) and len(points) >= _FEWEST_POINTS
+            if is_sure or len(points) >= _MOST_POINTS:
                 return self._piece(region, points, fitted)
             fresh = region.draw(self._random, set(points))
             if fresh is None:
                 return self._piece(region, points, self._fit(points, 0))
             points.append(fresh)
 
-    def _divide(
-        self, region: Region, points: list[Point], label: Callable[[Point], Hashable], guesses: Sequence[Border] = ()
-    ) -> Node | None:
+    def _divide(self, region: Region, points: list[Point], label: Callable[[Point], Hashable]) -> Node | None:
         """Both sides of a border between different labels; None if there is no simple one."""
         if len(self._traces) >= _MOST_TRACES:
             return None
-        border = find_border(region, points, label, [*self._borders, *guesses], self._random)
+        border = find_border(region, points, label, self._borders, self._random)
         if border is None:
             return None
         if border not in self._borders:
             self._borders.append(border)
         inside, outside = region.within(border, True), region.within(border, False)
         return Fork(border, self._explore(inside), self._explore(outside))
-
-    def _divide_by_law(self, region: Region, points: list[Point], fitted: _Fitted) -> Node | None:
-        """Both sides of a border at which one of the sizes begins to follow another polynomial."""
-        is_time = len(points) >= _MANY_POINTS and (len(points) - _MANY_POINTS) % 5 == 0
-        if not len(fitted.left) or not is_time or len(self._traces) >= _MOST_TRACES_FOR_LAWS:
-            return None
-        law = find_law(_rows(points), fitted.sizes[fitted.left], region.points)
-        if law is None:
-            return None
-        allocation = int((fitted.kind == fitted.left[law.row]).argmax())
-
-        def label(point: Point) -> Hashable:
-            trace = self._at(point)
-            if trace.structure.key != self._key(points[0]):
-                return trace.structure.key
-            return bool(law.polynomial(_rows([point]))[0, 0] == trace.requested_bytes[allocation])
-
-        return self._divide(region, points, label, law.guesses)
 
     def _majority(self, region: Region, points: list[Point]) -> Piece:
         """The piece of the most frequent structure, where no simple border divides it from the others."""
@@ -204,35 +181,37 @@ class Explorer:
         return replace(piece, assumptions=(*piece.assumptions, Assumption(text)))
 
     def _fit(self, points: list[Point], num_spare: int) -> _Fitted:
-        columns = np.stack([self._at(point).requested_bytes for point in points], axis=1)
-        sizes, kind = np.unique(columns, axis=0, return_inverse=True)
-        polynomials, left = fit(_rows(points), sizes, num_spare)
+        columns = np.stack([self._at(point).numbers for point in points], axis=1)
+        numbers, row = np.unique(columns, axis=0, return_inverse=True)
+        polynomials, left = fit(_rows(points), numbers, num_spare)
         highest = np.array([axis[-1] for axis in self._axes], dtype=np.int64)
-        return _Fitted(sizes, kind.reshape(-1), polynomials.narrowed(highest), left)
+        return _Fitted(row.reshape(-1), polynomials.narrowed(highest), left)
 
     def _piece(self, region: Region, points: list[Point], fitted: _Fitted) -> Piece:
         traces = [self._at(point) for point in points]
         structure = traces[0].structure
         samples = _rows(region.sample(self._random, _NUM_SAMPLES))
-        inexact = np.flatnonzero(np.isin(fitted.kind, fitted.left))
+        makers = structure.makers(fitted.row)
+        functions, kind = SizeFunctions.of(fitted.polynomials, makers, self._card)
+        unknown = set(fitted.left.tolist())
+        inexact = np.array([at for at, (_, rows) in enumerate(makers) if not unknown.isdisjoint(rows)], dtype=np.int64)
         found = [assumption for trace in traces for assumption in trace.assumptions]
         return Piece(
             structure=structure,
-            kind=fitted.kind,
-            polynomials=fitted.polynomials,
+            kind=kind,
+            functions=functions,
             points=tuple(points),
             inexact=inexact,
             assumptions=tuple(dict.fromkeys([*found, *_said(structure, inexact)])),
-            peaks=Peaks.learn(structure, fitted.kind, fitted.polynomials, samples, self._settings),
+            peaks=Peaks.learn(structure, kind, functions, samples, self._settings),
         )
 
 
 @dataclass(frozen=True, eq=False)
 class _Fitted:
-    """The different rows of sizes (U x points), which each allocation has, and the polynomials of all but ``left``."""
+    """The polynomial (row) of each number, and which of the polynomials are close only (``left``)."""
 
-    sizes: IntArray
-    kind: IntArray
+    row: IntArray
     polynomials: Polynomials
     left: IntArray
 

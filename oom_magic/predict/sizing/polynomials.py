@@ -102,15 +102,15 @@ class Polynomials:
 def fit(points: IntArray, sizes: IntArray, spare: int) -> tuple[Polynomials, IntArray]:
     """Polynomials through ``sizes`` (U x P) at ``points`` (P x k), and which rows found none.
 
-    Each row gets the simplest family that hits all points, ``spare`` of them beyond what determines it. A row
-    without one gets close (least squares).
+    Each row gets the simplest family that hits all points, ``spare`` of them and more for large families beyond what
+    determines it. A row without one gets close (least squares).
     """
     found: dict[int, dict[Monomial, Fraction]] = {}
     left = np.arange(len(sizes))
     for family in _families(points.shape[1]):
         if not len(left):
             break
-        if len(family) + spare > len(points):
+        if len(family) + spare + len(family) // 3 > len(points):
             continue
         hits = _through(family, points, sizes[left])
         found.update({int(left[row]): terms for row, terms in hits.items()})
@@ -207,7 +207,23 @@ def _families(num_arguments: int) -> tuple[tuple[Monomial, ...], ...]:
         for used in combinations(range(num_arguments), count)
         for family in _families_of(used, num_arguments)
     ]
-    return tuple(sorted(dict.fromkeys(families), key=len))
+    return tuple(sorted(dict.fromkeys([*_sparse(num_arguments), *families]), key=len))
+
+
+def _sparse(num_arguments: int) -> Iterator[tuple[Monomial, ...]]:
+    """One product of powers; two of which one is in the other, such as (seq_len - 1) * batch_size; one padded."""
+    powers = sorted(product(range(3), repeat=num_arguments), key=lambda exponents: (sum(exponents), exponents[::-1]))
+    for exponents in powers:
+        yield (Monomial(exponents),)
+    for part, whole in combinations(powers, 2):
+        if all(a <= b for a, b in zip(part, whole, strict=True)):
+            yield Monomial(part), Monomial(whole)
+    for modulus, argument in product(MODULI, range(num_arguments)):
+        padding = Padding(_unit(argument, num_arguments), modulus)
+        for exponents in (exponents for exponents in powers if exponents[argument] < 2):
+            more, most = (tuple(power + by * (at == argument) for at, power in enumerate(exponents)) for by in (1, 2))
+            yield Monomial(more), Monomial(exponents, padding, 1)
+            yield Monomial(most), Monomial(more, padding, 1), Monomial(exponents, padding, 2)
 
 
 def _families_of(used: tuple[int, ...], num_arguments: int) -> Iterator[tuple[Monomial, ...]]:

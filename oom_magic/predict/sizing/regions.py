@@ -66,40 +66,43 @@ class Region:
         return Region(self.axes, (*self.conditions, (border, holds)))
 
     def extremes(self) -> list[Point]:
-        """Its corners, as far as it has some: at most one per direction."""
+        """Its corners, as far as it has some: the lowest, the highest, and where one argument is high."""
         spans = np.maximum(self.points.max(axis=0) - self.points.min(axis=0), 1)
         scaled = self.points / spans
-        signs = product(*((-1, 1) for _ in self.axes))
-        return list(dict.fromkeys(self._at(int((scaled @ np.array(sign)).argmax())) for sign in signs))
-
-    def sweep(self) -> Iterator[Point]:
-        """Points along each axis from its beginning, about one between a number and its double.
-
-        Where all is small, launches do not fill the card, and kernels change their ways in short stretches.
-        """
-        for argument, axis in enumerate(self.axes):
-            middles = axis[0] * 1.45 * 2.0 ** np.arange(60)
-            for at in np.unique(np.searchsorted(axis, middles[middles < axis[-1]])):
-                yield tuple(int(other[at if argument == position else 0]) for position, other in enumerate(self.axes))
+        signs = [-np.ones(len(self.axes)), np.ones(len(self.axes)), *(2 * np.eye(len(self.axes)) - 1)]
+        return list(dict.fromkeys(self._at(int((scaled @ sign).argmax())) for sign in signs))
 
     def middles(self) -> list[Point]:
-        """Two points inside, in numbers as odd and as round as the region has them."""
-        logs = np.log(self.points)
-        off = np.abs(logs - (logs.min(axis=0) + logs.max(axis=0)) / 2).sum(axis=1)
-        oddness = (self.points % 2 == 1).sum(axis=1)
-        roundness = sum((self.points % unit == 0).sum(axis=1) for unit in (8, 64))
-        ranked = (np.lexsort((off, -evenness)) for evenness in (oddness, roundness))
-        return list(dict.fromkeys(self._at(int(order[0])) for order in ranked))
+        """Points inside: one below a round number, one above, one round.
+
+        They tell apart what a number may be padded to, which shows most just above a multiple.
+        """
+        logs = np.log2(self.points)
+        low, high = logs.min(axis=0), logs.max(axis=0)
+        found = []
+        for off, part in ((-1, 0.4), (1, 0.7), (0, 0.5)):
+            middle = low + part * (high - low)
+            columns = [_roundest(axis, off, 2**at) for axis, at in zip(self.axes, middle, strict=True)]
+            candidates = np.array(list(product(*columns)), dtype=np.int64).reshape(-1, len(self.axes))
+            candidates = np.concatenate([candidates[self._meets(candidates)], self.points])
+            score = sum(_roundness(column - off) for column in candidates.T) - np.abs(np.log2(candidates) - middle).sum(
+                axis=1
+            )
+            found.append(tuple(candidates[int(score.argmax())].tolist()))
+        return list(dict.fromkeys(found))
 
     def draw(self, random: np.random.Generator, known: Container[Point]) -> Point | None:
-        """A point that is not among the ``known``, in turn from everywhere and from the small; None: no more."""
+        """A point that is not among the ``known``, in turn from everywhere and from the small; None: no more.
+
+        In odd numbers if there are some: they show what is padded.
+        """
         small = 1 / np.prod(self.points.astype(np.float64), axis=1)
-        for _ in range(30):
-            self._draws_small = not self._draws_small
-            weights = small / small.sum() if self._draws_small else None
-            point = self._at(int(random.choice(len(self.points), p=weights)))
-            if point not in known:
-                return point
+        self._draws_small = not self._draws_small
+        weights = small / small.sum() if self._draws_small else None
+        drawn = random.choice(len(self.points), 30, p=weights)
+        fresh = [point for point in map(self._at, drawn.tolist()) if point not in known]
+        if fresh:
+            return max(fresh, key=lambda point: sum(number % 2 for number in point))
         return next((point for point in map(tuple, self.points.tolist()) if point not in known), None)
 
     def sample(self, random: np.random.Generator, count: int) -> list[Point]:
@@ -112,15 +115,19 @@ class Region:
     def between(
         self, border: Border, low: int, high: int, pair: tuple[Point, Point], known: Container[Point]
     ) -> Point | None:
-        """A point at which the border's feature lies strictly between: near the middle and the ``pair`` of points."""
-        candidates = np.concatenate([self.points, *self._near(border, (low + high) // 2)])
+        """A point at which the border's feature lies strictly between: near the middle and the ``pair`` of points.
+
+        A dimension of 1 often is a case of its own (it is broadcast, and always contiguous), so 2 is asked for first.
+        """
+        middle = 2 if low == 1 else (low + high) // 2
+        candidates = np.concatenate([self.points, *self._near(border, middle)])
         features = border.feature(candidates)
         inside = np.flatnonzero((features > low) & (features < high))
         if not len(inside):
             return None
         logs, ends = np.log(candidates[inside]), np.log(np.array(pair))
         away = np.abs(logs - np.clip(logs, ends.min(axis=0), ends.max(axis=0))).sum(axis=1)
-        off = np.abs(features[inside] - (low + high) / 2) / (high - low)
+        off = np.abs(features[inside] - middle) / (high - low)
         ranked = (tuple(candidates[inside[at]].tolist()) for at in np.argsort(away + off, kind="stable"))
         return next((point for point in ranked if point not in known), None)
 
@@ -164,6 +171,16 @@ class Region:
 
     def _at(self, index: int) -> Point:
         return tuple(self.points[index].tolist())
+
+
+def _roundness(numbers: IntArray) -> IntArray:
+    """How often 2 divides each number, up to 10 times."""
+    return sum((numbers % 2**power == 0) & (numbers > 0) for power in range(1, 11))
+
+
+def _roundest(axis: IntArray, off: int, middle: float) -> IntArray:
+    """Some values of ``axis`` that are ``off`` a round number, around ``middle``."""
+    return axis[np.argsort(np.abs(np.log2(axis / middle)) - _roundness(axis - off), kind="stable")[:4]]
 
 
 def _list_points(axes: tuple[IntArray, ...]) -> IntArray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from oom_magic.memory.report import Assumption, Device, MemoryReport, OutOfMemor
 from oom_magic.memory.timeline import PHASES, IntArray
 from oom_magic.predict.failure_message import failure_message
 from oom_magic.predict.following.live_objects import heap_set_aside
+from oom_magic.predict.following.recorder import Reckoning
 from oom_magic.predict.session import DrySession, namespaces_of
 from oom_magic.predict.setups.gpus import find_gpu
 from oom_magic.predict.sizing.pieces import Explorer, Node, Piece, Trace, all_borders, all_pieces, piece_at, pieces_at
@@ -72,6 +73,7 @@ class Sizes(Describable):
         self._fn = fn
         self._options: dict[str, Any] = {"gpu": gpu, "memory": memory, "stop_after_steps": stop_after_steps}
         session = self._session()
+        self._card = session.gpu
         self.device = Device(
             session.gpu.name, session.total_bytes, session.gpu.context_bytes, capability=session.gpu.capability
         )
@@ -261,7 +263,8 @@ class Sizes(Describable):
             lowest = tuple(int(axis[0]) for axis in self.ranges.axes.values())
             known = {lowest: trace(lowest)}
             self._check_same(setting, lowest, known[lowest], trace(lowest))
-            found = Explorer(trace, list(self.ranges.axes.values()), self.settings, known).explore()
+            axes = list(self.ranges.axes.values())
+            found = Explorer(trace, axes, self._card, self.settings, known).explore()
             bar.total = bar.n  # in a notebook a bar that ends short of its total stays, in red
             return found
 
@@ -270,25 +273,27 @@ class Sizes(Describable):
 
     def _trace(self, setting: tuple[int, ...], point: Point) -> Trace:
         arguments = self.ranges.arguments(setting, point)
-        session = self._session(is_limited=False)
+        session = self._session(is_limited=False, keeps_empty=True)
         self.num_traces += 1
         try:
             report = session.run(lambda: self._fn(**arguments), namespaces_of(self._fn))
         except Exception as error:
             raise ValueError(f"{_call(self.label, arguments)} failed: {type(error).__name__}: {error}") from error
+        reckonings = session.recorder.reckonings
         return Trace(
-            Structure.of(report.timeline),
-            report.timeline.requested_bytes,
+            Structure.of(report.timeline, reckonings),
+            _numbers(report.timeline.requested_bytes, reckonings),
             report.assumptions,
         )
 
     def _check_same(self, setting: tuple[int, ...], point: Point, first: Trace, again: Trace) -> None:
         if first.structure.key != again.structure.key:
             difference = first.structure.difference(again.structure)
-        elif (first.requested_bytes != again.requested_bytes).any():
-            at = int((first.requested_bytes != again.requested_bytes).argmax())
-            sizes = f"{first.requested_bytes[at]} bytes, then {again.requested_bytes[at]}"
-            difference = f"{first.structure.place(at)} took {sizes}"
+        elif (first.numbers != again.numbers).any():
+            at = int((first.numbers != again.numbers).argmax())
+            sizes = f"{first.numbers[at]} bytes, then {again.numbers[at]}"
+            allocation = int(np.searchsorted(np.cumsum(first.structure.counts), at, side="right"))
+            difference = f"{first.structure.place(allocation)} took {sizes}"
         else:
             return
         call = _call(self.label, self.ranges.arguments(setting, point))
@@ -297,6 +302,15 @@ class Sizes(Describable):
 
 def _call(function: str, arguments: dict[str, Any]) -> str:
     return f"{function[:-1]}{', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
+
+
+def _numbers(requested_bytes: IntArray, reckonings: Mapping[int, Reckoning]) -> IntArray:
+    """What makes the sizes: the numbers of a law, or the size itself."""
+    numbers: list[int] = []
+    for allocation, num_bytes in enumerate(requested_bytes.tolist()):
+        reckoning = reckonings.get(allocation)
+        numbers.extend((num_bytes,) if reckoning is None else reckoning.numbers)
+    return np.array(numbers, dtype=np.int64)
 
 
 def _row(point: Point) -> IntArray:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from oom_magic.memory.timeline import IntArray, Timeline
+from oom_magic.predict.following.recorder import Law, Reckoning
 
 _COLUMNS = ("order", "category", "phase", "step", "operator", "line", "module", "stream")
 _TABLES = ("operators", "lines", "modules", "marks")
@@ -16,14 +18,20 @@ _TABLES = ("operators", "lines", "modules", "marks")
 
 @dataclass(frozen=True, eq=False)
 class Structure:
-    """A timeline whose sizes do not count. Two are the same when their keys are."""
+    """A timeline whose sizes do not count. Two are the same when their keys are.
+
+    Allocation ``a`` has the size that law ``laws[a]`` makes of ``counts[a]`` numbers; without a law the one number is
+    the size. What may be empty is an allocation too.
+    """
 
     timeline: Timeline
+    laws: Mapping[int, Law]
+    counts: IntArray
     key: bytes
 
     @classmethod
-    def of(cls, timeline: Timeline) -> Structure:
-        """The structure of a run's timeline."""
+    def of(cls, timeline: Timeline, reckonings: Mapping[int, Reckoning]) -> Structure:
+        """The structure of a run's timeline, some of whose sizes were reckoned by laws."""
         timeline = replace(timeline, order=_canonical(timeline))
         digest = hashlib.sha256()
         for name in _COLUMNS:
@@ -32,11 +40,22 @@ class Structure:
             digest.update(column.tobytes())
         for name in _TABLES:
             digest.update(repr(getattr(timeline, name)).encode())
-        return cls(timeline, digest.digest())
+        laws = {allocation: reckoning.law for allocation, reckoning in sorted(reckonings.items())}
+        counts = np.ones(timeline.num_allocations, dtype=np.int64)
+        for allocation, reckoning in reckonings.items():
+            counts[allocation] = len(reckoning.numbers)
+        digest.update(repr(laws).encode())
+        digest.update(counts.tobytes())
+        return cls(timeline, laws, counts, digest.digest())
 
     def with_sizes(self, requested_bytes: IntArray) -> Timeline:
-        """The timeline of a run of this structure that asked for these sizes."""
-        return replace(self.timeline, requested_bytes=requested_bytes)
+        """The timeline of a run of this structure that asked for these sizes (0: not at all)."""
+        return replace(self.timeline, requested_bytes=requested_bytes).without_empty()
+
+    def makers(self, rows: IntArray) -> list[tuple[Law | None, tuple[int, ...]]]:
+        """The law of each allocation (None: none), and which of ``rows``, one for each number, it has."""
+        parts = np.split(rows, np.cumsum(self.counts)[:-1])
+        return [(self.laws.get(allocation), tuple(part.tolist())) for allocation, part in enumerate(parts)]
 
     def place(self, allocation: int) -> str:
         """Where an allocation is made, such as ``"aten::mm at train.py:12"``."""
