@@ -19,7 +19,6 @@ from oom_magic.predict.sizing.regions import Border, Point, Region, find_border
 from oom_magic.predict.sizing.structure import Structure
 
 _NUM_SPARE = 2  # points that a polynomial must hit beyond those that determine it
-_FEWEST_POINTS = 6  # traced in one piece, so that its polynomials are not found by chance
 _MOST_POINTS = 24  # traced in one piece in search of polynomials
 _MOST_TRACES = 100  # after which no more borders are looked for
 _NUM_SAMPLES = 24  # replayed to learn what the allocator adds
@@ -144,12 +143,15 @@ class Explorer:
 
     def _explore(self, region: Region) -> Node:
         known = [point for point in self._traces if point in region]
-        points = list(dict.fromkeys([*region.extremes(), *region.middles(), *known]))
+        ends, inside = region.extremes(), region.middles()
+        enough = 2 + 2 * region.num_free  # points, so that neither polynomials nor one structure are found by chance
+        points = list(dict.fromkeys([*ends[:2], *inside, *known]))
+        points += [point for point in ends[2:] if point not in points][: max(enough - len(points), 0)]
         while True:
             if len({self._key(point) for point in points}) > 1:
                 return self._divide(region, points, self._key) or self._majority(region, points)
             fitted = self._fit(points, _NUM_SPARE)
-            is_sure = not len(fitted.left) and len(points) >= _FEWEST_POINTS
+            is_sure = not len(fitted.left) and len(points) >= enough
             if is_sure or len(points) >= _MOST_POINTS:
                 return self._piece(region, points, fitted)
             fresh = region.draw(self._random, set(points))

@@ -65,6 +65,11 @@ class Region:
         """The part in which the border's condition holds, or does not."""
         return Region(self.axes, (*self.conditions, (border, holds)))
 
+    @property
+    def num_free(self) -> int:
+        """How many of the arguments have several values here."""
+        return int((self.points.max(axis=0) > self.points.min(axis=0)).sum())
+
     def extremes(self) -> list[Point]:
         """Its corners, as far as it has some: the lowest, the highest, and where one argument is high."""
         spans = np.maximum(self.points.max(axis=0) - self.points.min(axis=0), 1)
@@ -73,14 +78,11 @@ class Region:
         return list(dict.fromkeys(self._at(int((scaled @ sign).argmax())) for sign in signs))
 
     def middles(self) -> list[Point]:
-        """Points inside: one below a round number, one above, one round.
-
-        They tell apart what a number may be padded to, which shows most just above a multiple.
-        """
+        """Points inside: one just below round numbers and one just above, which tell apart what those are padded to."""
         logs = np.log2(self.points)
         low, high = logs.min(axis=0), logs.max(axis=0)
         found = []
-        for off, part in ((-1, 0.4), (1, 0.7), (0, 0.5)):
+        for off, part in ((-1, 0.4), (1, 0.7)):
             middle = low + part * (high - low)
             columns = [_roundest(axis, off, 2**at) for axis, at in zip(self.axes, middle, strict=True)]
             candidates = np.array(list(product(*columns)), dtype=np.int64).reshape(-1, len(self.axes))

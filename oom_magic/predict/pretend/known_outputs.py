@@ -1,0 +1,97 @@
+"""What operators made before from arguments of these shapes, so that it need not be found out again.
+
+Most kernels for ``meta`` tensors are Python and take longer than all else in a dry run, while a model repeats its
+layers and a training its steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+_PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+_Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+
+
+class _NotByShapeError(Exception):
+    """An argument that more than its shape matters of."""
+
+
+class KnownOutputs:
+    """Outputs of operators whose kernel depends on the shapes of its arguments only."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, Callable[[tuple[Any, ...]], Any] | None] = {}
+
+    def of(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], kernel: Callable[..., Any]) -> Any:
+        """What ``kernel(*args, **kwargs)`` returns."""
+        try:
+            key = (func, torch.get_default_dtype(), _key(args), _key(tuple(kwargs.items())))
+        except _NotByShapeError:
+            return kernel(*args, **kwargs)
+        if key in self._known:
+            make = self._known[key]
+            return kernel(*args, **kwargs) if make is None else make(args)
+        out = kernel(*args, **kwargs)
+        self._known[key] = _maker(out, args, kwargs) if key[2:] == (_key(args), _key(tuple(kwargs.items()))) else None
+        return out
+
+
+def _key(value: Any) -> Hashable:
+    """What a kernel may look at."""
+    if isinstance(value, torch.Tensor):
+        if not value.is_meta or value.layout is not torch.strided or value.is_complex():
+            raise _NotByShapeError
+        return tuple(value.shape), value.stride(), value.dtype, value.storage_offset()
+    if isinstance(value, (tuple, list)):
+        return tuple([_key(item) for item in value])
+    if isinstance(value, _PLAIN):
+        return type(value), value
+    raise _NotByShapeError
+
+
+def _maker(out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[tuple[Any, ...]], Any] | None:
+    """How to make the same again; None if it is made of the arguments' memory in a way of its own."""
+    if out is None:
+        return lambda args: None
+    if args and out is args[0] and isinstance(out, torch.Tensor):
+        return lambda args: args[0]
+    tensors = [out] if isinstance(out, torch.Tensor) else out
+    if not isinstance(tensors, (tuple, list)):
+        return None
+    made = _tensors(tensors)
+    layouts = [_layout(item) if isinstance(item, torch.Tensor) else item for item in tensors]
+    storages = [tensor.untyped_storage()._cdata for tensor in made]
+    given = {tensor.untyped_storage()._cdata for tensor in _tensors((args, tuple(kwargs.values())))}
+    is_own = len(set(storages)) == len(storages) and given.isdisjoint(storages)
+    if not is_own or len(made) != sum(layout is not None for layout in layouts):
+        return None
+    if isinstance(out, torch.Tensor):
+        return lambda args: _empty(layouts[0])
+    kind = type(out)
+    return lambda args: kind(map(_empty, layouts))
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [tensor for item in value for tensor in _tensors(item)] if isinstance(value, (tuple, list)) else []
+
+
+def _layout(tensor: torch.Tensor) -> _Layout | None:
+    """What a tensor is made from, if it has just the memory that its shape needs."""
+    layout = tuple(tensor.shape), tensor.stride(), tensor.dtype
+    is_plain = tensor.layout is torch.strided and not tensor.is_complex() and type(tensor) is torch.Tensor
+    made = _empty(layout) if is_plain and not tensor.storage_offset() else None
+    return layout if made is not None and made.untyped_storage().nbytes() == tensor.untyped_storage().nbytes() else None
+
+
+def _empty(layout: _Layout | None) -> torch.Tensor | None:
+    if layout is None:
+        return None
+    size, stride, dtype = layout
+    with torch._C._DisableTorchDispatch():  # the pretend GPU may be on twice
+        return torch.empty_strided(size, stride, dtype=dtype, device="meta")
