@@ -34,7 +34,7 @@ def test_an_empty_allocator_has_no_segments():
 @pytest.mark.parametrize("make", [predicted, failed])
 def test_sums_are_those_of_the_allocator(make, options):
     report = make().with_allocator(options)
-    shown = memory_map(report, report.peak_position)
+    shown = memory_map(report)
     assert shown.reserved_bytes - shown.free_bytes == report.peak_allocated_bytes
     assert shown.largest_free_bytes <= shown.free_bytes
     assert_text_and_html_agree(shown.describe())

@@ -71,7 +71,7 @@ class MemoryMap(Describable):
     def describe(self) -> Description:
         """What is held and free, then a bar for each segment."""
         facts = (
-            Fact("reserved", self.reserved_bytes, f"in {len(self.segments)} segments"),
+            Fact("reserved", self.reserved_bytes, f"in {_counted(len(self.segments), 'segment')}"),
             Fact("allocated", self.reserved_bytes - self.free_bytes),
             Fact("free in the cache", self.free_bytes),
             Fact("largest free block", self.largest_free_bytes),
@@ -94,10 +94,12 @@ class MemoryMap(Describable):
 
 
 def memory_map(report: MemoryReport, position: int | None = None) -> MemoryMap:
-    """The allocator's segments in a run, after event ``position`` of its timeline (default: at its end).
+    """The allocator's segments in a run, after event ``position`` of its timeline.
 
-    At ``report.peak_position`` it is the map of the peak; at the end of a run that is out of memory, of the failure.
+    Without a position: at the failure of a run that is out of memory, else at the peak.
     """
+    if position is None and report.out_of_memory is None:
+        position = report.peak_position
     timeline = report.timeline if position is None else report.timeline.until(position + 1)
     allocator, blocks = state_at(timeline, report.device.usable_bytes, report.settings)
     live = [
@@ -147,5 +149,8 @@ def _note(segment: tuple[MappedBlock, ...]) -> str:
     free = [block.num_bytes for block in segment if block.is_free]
     if not free:
         return "full"
-    pieces = "1 piece" if len(free) == 1 else f"{len(free)} pieces"
-    return f"{format_bytes(sum(free))} free in {pieces}"
+    return f"{format_bytes(sum(free))} free in {_counted(len(free), 'piece')}"
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"1 {thing}" if number == 1 else f"{number} {thing}s"
