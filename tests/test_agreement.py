@@ -13,7 +13,7 @@ import agreement
 _SELECTED = (
     "llama-fp32", "llama-amp-fp16-clip", "llama-h100-bf16", "llama-t4-bf16", "llama-freeze", "gpt2-reentrant",
     "gpt2-adagrad", "mixtral-amp", "gemma2", "bert-qa", "albert", "mt5", "deberta-amp", "lora-bf16-drop-ckpt",
-    "expandable", "oom-opt-step", "oom-gpt2-rtx3060-1800", "gpt2-clip-loop", "gpt2-oom-3060",
+    "convnext", "hubert", "patchtst", "qwen3next", "expandable", "oom-opt-step", "oom-gpt2-rtx3060-1800", "gpt2-clip-loop", "gpt2-oom-3060",
 )  # fmt: skip
 _TRUTHS = {truth.name: truth for truth in agreement.truths()}
 

@@ -36,6 +36,8 @@ def make_model(case: Case) -> tuple[Any, dict[str, torch.Tensor]]:
     config = getattr(transformers, spec["config_class"])(**spec.get("config", {}))
     options = {"attn_implementation": case["attn"]} if case.get("attn") else {}
     model = getattr(transformers, spec["model_class"])._from_config(config, **options)
+    if "inputs" in case:
+        return model, {name: make_input(case, *how) for name, how in case["inputs"].items()}
     rows: int = case.get("batch", 1)
     columns: int = case.get("seq", 128)
     vocabulary = getattr(config.get_text_config(), "vocab_size", 1000)
@@ -54,6 +56,15 @@ def make_model(case: Case) -> tuple[Any, dict[str, torch.Tensor]]:
     else:
         batch["labels"] = ids(rows, case.get("target_seq", columns))
     return model, batch
+
+
+def make_input(case: Case, kind: str, *shape: int) -> torch.Tensor:
+    """``["float", 4, 3, 224, 224]``: numbers in the weights' type; ``["int100", 4, 64]``: integers from 5 to 99."""
+    if kind == "float":
+        return torch.rand(shape, dtype=_WEIGHTS.get(case.get("precision", "fp32")), device="cpu")
+    if kind == "ones":
+        return torch.ones(shape, dtype=torch.long, device="cpu")
+    return torch.randint(5, int(kind.removeprefix("int")), shape, device="cpu")
 
 
 def move(module: torch.nn.Module, device: str, moved: dict[int, Any] | None = None) -> None:

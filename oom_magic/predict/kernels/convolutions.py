@@ -13,6 +13,7 @@ import torch
 from torch._ops import OpOverload
 
 from oom_magic.predict.kernels.copies import make_outputs
+from oom_magic.predict.kernels.reductions import take_buffers
 from oom_magic.predict.pretend.calls import Call
 from oom_magic.predict.pretend.pretend_gpu import Rule
 
@@ -39,21 +40,32 @@ def _take_copies(call: Call, memory_format: torch.memory_format, *tensors: torch
 
 
 def _forward(call: Call) -> None:
+    """``_convolution`` lays out the input, ``cudnn_convolution_forward_out`` the weight."""
     tensor, weight = call.args[:2]
     call.gpu.values.assume(WORKSPACE_ASSUMPTION)
-    copies = _take_copies(call, memory_format_of(tensor, weight), tensor, weight)
+    memory_format = memory_format_of(tensor, weight)
+    copies = _take_copies(call, memory_format, tensor)
     make_outputs(call)
+    copies += _take_copies(call, memory_format, weight)
     call.give_back(*reversed(copies))
 
 
 def _backward(call: Call) -> None:
-    """The gradient is copied for both results, then each result is made by a cuDNN call of its own."""
+    """The gradient of the input, that of the weight, then the gradient summed up for the bias."""
     gradient, tensor, weight = call.args[:3]
-    copies = _take_copies(call, memory_format_of(tensor, weight), gradient, tensor, weight)
+    memory_format = memory_format_of(tensor, weight)
+    is_one_dimensional = tensor.dim() == 3  # laid out before all else, to be seen as an image
+    if is_one_dimensional:
+        _take_copies(call, memory_format, tensor)
+    copies = _take_copies(call, memory_format, gradient, *(() if is_one_dimensional else (tensor,)))
     call.output(0)
+    call.give_back(*_take_copies(call, memory_format, weight))
     call.output(1)
     call.give_back(*reversed(copies))
-    make_outputs(call)
+    if call.outputs[2] is not None:
+        call.output(2)
+        dims = [dim for dim in range(gradient.dim()) if dim != 1]
+        take_buffers(call, gradient, dims, max(gradient.element_size(), 4))
 
 
 def outputs(tensor: torch.Tensor, weight: torch.Tensor, *args: Any) -> torch.Tensor:

@@ -57,6 +57,17 @@ def _margin_gradient(_gradient: torch.Tensor, scores: torch.Tensor, *_: Any) -> 
     return torch.empty_like(scores)
 
 
+def _contiguous_gradient(_gradient: torch.Tensor, tensor: torch.Tensor, *_: Any) -> torch.Tensor:
+    """aten/src/ATen/native/BinaryOps.cpp and Loss.cpp: ``zeros_like(input, LEGACY_CONTIGUOUS_MEMORY_FORMAT)``."""
+    return tensor.new_empty(tensor.shape)
+
+
+# Operators whose outputs lie otherwise in memory on CUDA.
+LAID_OUT: dict[OpOverload, Callable[..., Any]] = {
+    aten.mse_loss_backward.default: _contiguous_gradient,
+    aten.smooth_l1_loss_backward.default: _contiguous_gradient,
+    aten.huber_loss_backward.default: _contiguous_gradient,
+}
 KERNELS: dict[OpOverload, Callable[..., Any]] = {
     aten.multi_margin_loss_backward.default: _margin_gradient,
     aten.multilabel_margin_loss_backward.default: _margin_gradient,

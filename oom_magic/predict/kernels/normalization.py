@@ -29,11 +29,11 @@ def _group_norm_backward(call: Call) -> None:
     mean = call.args[2]
     batch, channels, groups = call.argument(5), call.argument(6), call.argument(8)
     make_outputs(call)
-    for count in (channels, channels, channels, groups, groups):
-        call.take(batch * count * mean.element_size())
+    sums = [call.take(batch * count * mean.element_size()) for count in (channels, channels, groups, groups, channels)]
+    call.give_back(*(sums[position] for position in (3, 2, 4, 1, 0)))
 
 
-def _is_by_cudnn(tensor: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> bool:
+def is_by_cudnn(tensor: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> bool:
     """aten/src/ATen/native/Normalization.cpp, ``_batch_norm_impl_index``."""
     if weight is None or bias is None or tensor.dim() < 3:
         return False
@@ -44,7 +44,7 @@ def _is_by_cudnn(tensor: torch.Tensor, weight: torch.Tensor | None, bias: torch.
 def _batch_norm(call: Call) -> None:
     """aten/src/ATen/native/cuda/Normalization.cu, ``batch_norm_cuda``: statistics are kept for a backward only."""
     call.output(0)
-    if not call.argument(5) and _is_by_cudnn(*call.args[:3]):
+    if not call.argument(5) and is_by_cudnn(*call.args[:3]):
         call.output(1, 0)
         call.output(2, 0)
 

@@ -8,6 +8,7 @@ from oom_magic.predict.kernels import (
     convolutions,
     copies,
     fused_attention,
+    indexing,
     losses,
     normalization,
     recurrent,
@@ -32,6 +33,7 @@ def kernel_rules(gpu: GPU) -> dict[OpOverload, Rule]:
         **workspace_rules(),
         **scratch.grouped_rules(gpu),
         **reductions.RULES,
+        **indexing.RULES,
         **sorting.RULES,
         **fused_attention.RULES,
     }

@@ -95,8 +95,13 @@ def _elementwise_loss(call: Call) -> None:
 
 
 def _binary_cross_entropy_with_logits(call: Call) -> None:
-    """aten/src/ATen/native/Loss.cpp: two temporaries as large as the input."""
+    """aten/src/ATen/native/Loss.cpp: two temporaries as large as the input; weights of positives are spread first."""
     call.take_like(call.args[0])
+    positives = call.argument(3)
+    if positives is not None:
+        less_one = call.take_like(positives)
+        spread = call.take_like(call.args[0])
+        call.give_back(less_one, spread)
     if call.argument(4, 1) == 0:
         call.output(0)
     call.take_like(call.args[0])
@@ -154,7 +159,6 @@ RULES: dict[OpOverload, Rule] = {
     aten._softmax.default: _copied(after=(0,)),
     aten._log_softmax.default: _copied(after=(0,)),
     aten._log_softmax_backward_data.default: _copied(after=(0, 1)),
-    aten.topk.default: _copied(after=(0,)),
     aten.logsumexp.default: _logsumexp,
     aten.mse_loss.default: _elementwise_loss,
     aten.smooth_l1_loss.default: _elementwise_loss,

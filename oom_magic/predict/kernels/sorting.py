@@ -1,218 +1,110 @@
-"""Sorts and scans inside CUDA's operators, and the operators that sort indices: gradients of embeddings and indexing.
+"""Sorts, largest values and running sums on CUDA.
 
-Sources: aten/src/ATen/native/cuda/Embedding.cu and EmbeddingBackwardKernel.cu, Indexing.cu
-(``index_put_with_sort_kernel``), Sort.cpp, ScanKernels.cpp; temporary storage: CUB's DeviceRadixSort (onesweep) and
-DeviceScan, with the tile sizes that CUB chooses for 64-bit keys and values.
+Sources, under aten/src/ATen/native/cuda: Sort.cpp and Sort.cu (``sort_cuda_kernel``, ``launch_stable_sort_kernel``),
+TensorTopK.cpp and .cu (``mbtopk::launch``), ScanKernels.cpp.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from math import ceil, prod
-from typing import Any
+from math import ceil
 
 import torch
 from torch._ops import OpOverload
 
-from oom_magic.predict.following.recorder import Law
+from oom_magic.predict.kernels.copies import make_outputs
+from oom_magic.predict.kernels.cub import radix_bytes, scan_bytes, segmented_bytes
 from oom_magic.predict.pretend.calls import Call
 from oom_magic.predict.pretend.pretend_gpu import Rule
 from oom_magic.predict.setups.gpus import GPU
 
 aten = torch.ops.aten
 _INDEX = 8  # bytes
-_UNSORTED_EMBEDDING_INDICES = 3072  # up to here one kernel adds gradients up without sorting
+_PAIR = 8  # bytes: a position and its row
 _SMALL_SORT = 4096  # elements of a slice that one thread block sorts
-_ROWS_PER_THREAD = 10
-_ATOMIC_BLOCKS = 4  # a multiprocessor
-_SINGLE_TILE = 2304  # items that one thread block sorts by radix
-_SCAN_TILE = 896
-# Items of a tile by compute capability; a card has that of the highest one that it reaches.
-_RADIX_TILE = {(0, 0): 2816, (8, 0): 3840, (9, 0): 4608}
-_UNIQUE_TILE = {(0, 0): 320, (8, 0): 1344, (8, 6): 320, (9, 0): 4864}
-
-
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // 256) * 256
-
-
-@dataclass(frozen=True, slots=True)
-class _Above:
-    """A law of what is taken only for more items than ``least``."""
-
-    law: Law
-    least: int
-
-    def __call__(self, card: GPU, num_items: int, *numbers: int) -> int:
-        return self.law(card, num_items, *numbers) if num_items > self.least else 0
-
-
-def _tile(tiles: dict[tuple[int, int], int], card: GPU) -> int:
-    return tiles[max(capability for capability in tiles if capability <= card.capability)]
-
-
-def _index_bytes(_: GPU, num_items: int) -> int:
-    return num_items * _INDEX
-
-
-def _one_index(*_: Any) -> int:
-    return _INDEX
-
-
-def _radix_bytes(card: GPU, num_items: int, num_bits: int) -> int:
-    """Temporary storage of ``radix_sort_pairs``: bins of each pass, tile states, pairs, counters."""
-    if num_items <= _SINGLE_TILE:
-        return 1
-    num_passes = ceil(num_bits / 8)
-    copies = 2 * _aligned(num_items * _INDEX) if num_passes > 1 else 0
-    return num_passes * 256 * _INDEX + ceil(num_items / _tile(_RADIX_TILE, card)) * 1024 + copies + 256 + 255
-
-
-def _index_radix_bytes(card: GPU, num_items: int, num_keys: int) -> int:
-    return _radix_bytes(card, num_items, num_keys.bit_length())
-
-
-def _scan_bytes(_: GPU, num_items: int, tile: int = _SCAN_TILE) -> int:
-    """Temporary storage of a scan: the states of its tiles."""
-    return 511 + _aligned((ceil(num_items / tile) + 32) * 16)
-
-
-def _unique_bytes(card: GPU, num_items: int) -> int:
-    return _scan_bytes(card, num_items, _tile(_UNIQUE_TILE, card))
-
-
-def _num_segments(num_items: int, num_weights: int) -> int:
-    return min(num_items, num_weights)
-
-
-def _num_parts(num_items: int, num_weights: int) -> int:
-    return num_items // _ROWS_PER_THREAD + _num_segments(num_items, num_weights)
-
-
-def _segment_bytes(_: GPU, num_items: int, num_weights: int) -> int:
-    return _num_segments(num_items, num_weights) * _INDEX
-
-
-def _segment_scan_bytes(card: GPU, num_items: int, num_weights: int) -> int:
-    return _scan_bytes(card, _num_segments(num_items, num_weights))
-
-
-def _part_index_bytes(_: GPU, num_items: int, num_weights: int) -> int:
-    return _num_parts(num_items, num_weights) * _INDEX
-
-
-def _adds_atomically(card: GPU, num_items: int, num_weights: int, width: int) -> bool:
-    """Whether there are so few segments that their parts are added atomically (``use_fused_kernel``)."""
-    threads = -(-width // 32) * 32
-    num_blocks = ceil(_num_segments(num_items, num_weights) * threads / min(threads, 1024))
-    is_few = num_blocks < _ATOMIC_BLOCKS * card.num_multiprocessors
-    return is_few and _num_parts(num_items, num_weights) > 4 * num_blocks
-
-
-def _atomic_index_bytes(card: GPU, num_items: int, num_weights: int, width: int) -> int:
-    return _part_index_bytes(card, num_items, num_weights) * _adds_atomically(card, num_items, num_weights, width)
-
-
-def _atomic_sum_bytes(card: GPU, num_items: int, num_weights: int, width: int, item_bytes: int) -> int:
-    is_wider = item_bytes < 4 and _adds_atomically(card, num_items, num_weights, width)
-    return num_weights * width * 4 * is_wider
-
-
-def _part_bytes(card: GPU, num_items: int, num_weights: int, width: int, item_bytes: int) -> int:
-    is_whole = not _adds_atomically(card, num_items, num_weights, width)
-    return _num_parts(num_items, num_weights) * width * max(item_bytes, 4) * is_whole
-
-
-def _sort_pairs(call: Call, num_items: int, num_keys: int, above: int = 0) -> None:
-    """``radix_sort_pairs`` of indices with their positions; both results stay to the end of the call."""
-    indices = _Above(_index_bytes, above)
-    for _ in ("sorted", "original"):
-        call.take_by(indices, num_items)
-    positions = call.take_by(indices, num_items)
-    storage = call.take_by(_Above(_index_radix_bytes, above), num_items, num_keys)
-    call.give_back(storage, positions)
-
-
-def _embedding_backward(call: Call) -> None:
-    """``embedding_dense_backward_cuda``: few indices are added up unsorted."""
-    gradient, indices, num_weights = call.args[:3]
-    for tensor in (gradient, indices):
-        if not tensor.is_contiguous():
-            call.take_like(tensor)
-    num_items = indices.numel()
-    scales = bool(call.argument(4))
-    least = 0 if scales else _UNSORTED_EMBEDDING_INDICES
-
-    def take(law: Law, *numbers: int) -> int:
-        return call.take_by(_Above(law, least), num_items, *numbers)
-
-    _sort_pairs(call, num_items, num_weights, least)
-    if scales:
-        take(_index_bytes)
-        for _ in range(2):
-            call.give_back(take(_scan_bytes))
-    call.output(0)
-    take(_index_bytes)  # where each segment of equal indices starts
-    take(_one_index)
-    unused_keys = take(_index_bytes)
-    call.give_back(take(_unique_bytes), unused_keys)
-    _sum_segments(take, call)
-
-
-def _sum_segments(take: Callable[..., int], call: Call) -> None:
-    """The rest of ``embedding_backward_cuda_kernel``: parts of segments are summed up, then each segment."""
-    made = call.outputs[0]
-    num_weights, width = made.shape
-    for _ in ("parts of each segment", "where they start"):
-        take(_segment_bytes, num_weights)
-    call.give_back(take(_segment_scan_bytes, num_weights))
-    take(_one_index)
-    take(_part_index_bytes, num_weights)
-    take(_atomic_index_bytes, num_weights, width)
-    take(_atomic_sum_bytes, num_weights, width, made.element_size())
-    take(_part_bytes, num_weights, width, made.element_size())
-
-
-def _index_put(call: Call) -> None:
-    """Accumulating values: indices are made linear, sorted, and each run of equal ones is added up."""
-    target, indices, values = call.args[:3]
-    call.output(0)
-    if not call.argument(3, False):
-        return
-    given = [index for index in indices if index is not None]
-    num_items = torch.broadcast_shapes(*(index.shape for index in given)).numel()
-    linear = -1
-    for index in given:
-        wrapped = call.take(index.numel() * _INDEX)
-        scaled = call.take(index.numel() * _INDEX)
-        call.give_back(wrapped)
-        linear, spare = (scaled, -1) if linear < 0 else (linear, scaled)
-        call.give_back(spare)
-    if not values.is_contiguous():
-        call.take_like(values)
-    num_rows = prod(target.shape[dim] for dim, index in enumerate(indices) if index is not None)
-    _sort_pairs(call, num_items, num_rows)
+_FEW_ROWS = 128  # fewer are sorted all together, then apart again
+_ROW_FILLS_CARD = 1_000_000
+_BLOCK = 256  # threads
+_DIGITS = 256
+_TOPK_BLOCKS = 65536 // (40 * _BLOCK)  # of a multiprocessor: its registers, and 40 for each thread
+# ``should_use_multiblock``: of so many slices or fewer, those from this length on are searched by several blocks each.
+_MULTIBLOCK = ((20, 20000), (40, 10000), (80, 8000), (199, 5000), (799, 3000), (4000, 800), (1 << 32, 400))
 
 
 def _sort(call: Call) -> None:
-    """``sort_stable``: slices that fit a thread block in place, a long row by radix."""
+    """``sort_stable``: slices that fit a thread block in place, longer ones by radix."""
+    make_outputs(call)
     tensor = call.args[0]
-    for position in range(2):
-        call.output(position)
-    if not tensor.dim() or not tensor.is_contiguous():
-        call.take_like(tensor)
     dim = call.kwargs.get("dim", call.argument(1, -1))
     length = tensor.shape[dim] if tensor.dim() else 1
-    call.take_by(_slice_bytes, length)
-    if tensor.dim() == 1:
-        call.take_by(_Above(_index_bytes, _SMALL_SORT), length)
-        call.take_by(_Above(_radix_bytes, _SMALL_SORT), length, 8 * tensor.element_size())
+    if length > _SMALL_SORT:
+        _sort_rows(call, tensor, length, is_turned=tensor.stride(dim) != 1)
+        return
+    if not tensor.dim() or not tensor.is_contiguous():
+        call.take_like(tensor)
+    call.take(length * _INDEX)  # the indices of one slice, copied to all
 
 
-def _slice_bytes(_: GPU, length: int) -> int:
-    """The indices of one slice, copied to all."""
-    return length * _INDEX if length <= _SMALL_SORT else 0
+def _sort_rows(call: Call, tensor: torch.Tensor, length: int, is_turned: bool = False) -> None:
+    """``launch_stable_sort_kernel``, on copies where the slices do not lie in rows."""
+    size, num_items = tensor.element_size(), tensor.numel()
+    num_rows = num_items // length
+    taken = [call.take(num_items * num_bytes) for num_bytes in (size, size, _INDEX)] if is_turned else []
+    if num_rows == 1 or length >= _ROW_FILLS_CARD:
+        taken.append(call.take(length * _INDEX))
+        for _ in range(num_rows):
+            call.give_back(call.take_by(radix_bytes, length, size, _INDEX))
+    elif num_rows < _FEW_ROWS:
+        taken += [call.take(num_items * _PAIR) for _ in ("pairs", "sorted pairs")]
+        values = call.take(num_items * size)
+        call.give_back(call.take_by(radix_bytes, num_items, size, _PAIR), values)
+        num_bits = (num_rows - 1).bit_length()
+        call.give_back(call.take_by(radix_bytes, num_items, _PAIR, 1, num_bits))
+    else:
+        taken.append(call.take(num_items * _INDEX))
+        call.give_back(call.take_by(segmented_bytes, num_items, size, _INDEX))
+    call.give_back(*reversed(taken))
+
+
+def _topk(call: Call) -> None:
+    """The largest values of each slice, then their order."""
+    make_outputs(call)
+    tensor, count = call.args[:2]
+    if not tensor.is_contiguous():
+        call.take_like(tensor)
+    length = tensor.shape[call.argument(2, -1)] if tensor.dim() else 1
+    num_slices = tensor.numel() // max(length, 1)
+    if length >= next(least for most, least in _MULTIBLOCK if num_slices <= most):
+        _search_by_blocks(call, num_slices, length, tensor.element_size())
+    if count > _SMALL_SORT and call.argument(4, True):
+        values = call.outputs[0]
+        order = call.take_like(values, torch.int64), call.take_like(values)
+        _sort_rows(call, values, count)
+        call.give_back(call.take_like(values, torch.int64), *reversed(order))
+
+
+def _search_by_blocks(call: Call, num_slices: int, length: int, item_bytes: int) -> None:
+    """``mbtopk::launch``: digits are counted by each block, then over all blocks of a slice."""
+    taken = [call.take(num_slices * each) for each in (item_bytes, 8, 8)]
+    taken.append(call.take_by(_counts_of_blocks, num_slices, length, _DIGITS * 2))
+    taken.append(call.take(num_slices * _DIGITS * 4))
+    taken += [call.take_by(_counts_of_blocks, num_slices, length, 4) for _ in ("above", "at the value sought")]
+    for _ in ("above", "at the value sought"):
+        call.give_back(call.take_by(_scan_of_blocks, num_slices, length))
+    call.give_back(*reversed(taken))
+
+
+def _num_blocks(card: GPU, num_slices: int, length: int) -> int:
+    threads = card.num_multiprocessors * _TOPK_BLOCKS * _BLOCK
+    each = max(4, min(64, ceil(num_slices * length / threads)))
+    return num_slices * ceil(length / (each * _BLOCK))
+
+
+def _counts_of_blocks(card: GPU, num_slices: int, length: int, item_bytes: int) -> int:
+    return _num_blocks(card, num_slices, length) * item_bytes
+
+
+def _scan_of_blocks(card: GPU, num_slices: int, length: int) -> int:
+    return scan_bytes(card, _num_blocks(card, num_slices, length))
 
 
 def _cumsum(call: Call) -> None:
@@ -221,15 +113,12 @@ def _cumsum(call: Call) -> None:
     if tensor.dtype is not made.dtype or not tensor.is_contiguous():
         call.take_like(tensor, made.dtype)
     if tensor.dim() == 1:
-        call.take_by(_scan_bytes, tensor.numel())
+        call.take_by(scan_bytes, tensor.numel())
 
 
 RULES: dict[OpOverload, Rule] = {
-    aten.embedding_dense_backward.default: _embedding_backward,
-    aten.index_put.default: _index_put,
-    aten.index_put_.default: _index_put,
-    aten._index_put_impl_.default: _index_put,
     aten.sort.default: _sort,
     aten.sort.stable: _sort,
+    aten.topk.default: _topk,
     aten.cumsum.default: _cumsum,
 }

@@ -122,6 +122,9 @@ def _at_request(module: ModuleType, run: Run) -> Iterator[None]:
             def dispatch(*args: Any, **kwargs: Any) -> Any:
                 if importlib.util.find_spec("flash_attn") is None:
                     stack.enter_context(_installed())
+                    known = getattr(utils, "PACKAGE_DISTRIBUTION_MAPPING", {})  # before 5.21: asked once, at import
+                    stack.enter_context(_restored(known))
+                    known["flash_attn"] = ["flash-attn"]
                     _forget_answers(utils)
                     if not hasattr(flash, "lazy_import_flash_attention"):  # then it looks only when imported
                         with _a_cuda_build():

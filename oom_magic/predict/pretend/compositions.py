@@ -7,19 +7,34 @@ from typing import Any
 
 import torch
 
+from oom_magic.predict.kernels.normalization import is_by_cudnn
+
 aten = torch.ops.aten
 
 
 def linear(usual: Callable[..., Any]) -> Callable[..., Any]:
-    """aten/src/ATen/native/Linear.cpp, ``linear``: a bias that no product takes in is added in place."""
+    """aten/src/ATen/native/Linear.cpp, ``linear``: one product of all rows, or the bias is added to it in place."""
 
     def in_place(tensor: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
-        is_fused = tensor.dim() == 2 or (tensor.dim() == 3 and tensor.is_contiguous())
-        if bias is None or is_fused:
+        if bias is None or tensor.dim() == 2:
             return usual(tensor, weight, bias)
+        if tensor.is_contiguous() and bias.dim() == 1:
+            rows = tensor.reshape(-1, tensor.shape[-1])
+            return aten.addmm(bias, rows, weight.t()).view(*tensor.shape[:-1], weight.shape[0])
         return aten.matmul(tensor, weight.t()).add_(bias)
 
     return in_place
+
+
+def batch_norm(usual: Callable[..., Any]) -> Callable[..., Any]:
+    """aten/src/ATen/native/Normalization.cpp, ``_batch_norm_impl_index``: cuDNN's input is contiguous, and kept so."""
+
+    def contiguous(tensor: torch.Tensor, weight: Any, bias: Any, *args: Any) -> Any:
+        if is_by_cudnn(tensor, weight, bias):
+            tensor = tensor.contiguous(memory_format=torch._prims_common.suggest_memory_format(tensor))
+        return usual(tensor, weight, bias, *args)
+
+    return contiguous
 
 
 def dropout(usual: Callable[..., Any]) -> Callable[..., Any]:

@@ -42,6 +42,7 @@ def _choices(gpu: PretendGPU, card: GPU) -> dict[str, Kernel]:
         "lstm_cell": recurrent.lstm_cell,
         "gru_cell": recurrent.gru_cell,
         "linear": compositions.linear(original(aten.linear.default)),
+        "batch_norm": compositions.batch_norm(original(aten.batch_norm.default)),
         "dropout": compositions.dropout(original(aten.dropout.default)),
         "softmax.int": compositions.softmax(aten._softmax, original(aten.softmax.int)),
         "log_softmax.int": compositions.softmax(aten._log_softmax, original(aten.log_softmax.int)),
@@ -105,6 +106,7 @@ _FUSED: dict[OpOverload, Kernel] = {
 
 # Operators whose outputs lie otherwise in memory on CUDA.
 _LAID_OUT: dict[OpOverload, Kernel] = {
+    **losses.LAID_OUT,
     aten.native_layer_norm_backward.default: _norm_backward,
     **existing({"_fused_rms_norm_backward": _norm_backward}),
 }

@@ -1,0 +1,171 @@
+"""Operators that sort indices inside CUDA's kernels: gradients of embeddings, and adding up by index.
+
+Sources: aten/src/ATen/native/cuda/Embedding.cu and EmbeddingBackwardKernel.cu, Indexing.cu
+(``index_put_with_sort_kernel``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil, prod
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from oom_magic.predict.following.recorder import Law
+from oom_magic.predict.kernels.cub import radix_bytes, scan_bytes, unique_bytes
+from oom_magic.predict.pretend.calls import Call
+from oom_magic.predict.pretend.pretend_gpu import Rule
+from oom_magic.predict.setups.gpus import GPU
+
+aten = torch.ops.aten
+_INDEX = 8  # bytes
+_UNSORTED_EMBEDDING_INDICES = 3072  # up to here one kernel adds gradients up without sorting
+_ROWS_PER_THREAD = 10
+_ATOMIC_BLOCKS = 4  # a multiprocessor
+
+
+@dataclass(frozen=True, slots=True)
+class _Above:
+    """A law of what is taken only for more items than ``least``."""
+
+    law: Law
+    least: int
+
+    def __call__(self, card: GPU, num_items: int, *numbers: int) -> int:
+        return self.law(card, num_items, *numbers) if num_items > self.least else 0
+
+
+def _index_bytes(_: GPU, num_items: int) -> int:
+    return num_items * _INDEX
+
+
+def _one_index(*_: Any) -> int:
+    return _INDEX
+
+
+def _index_radix_bytes(card: GPU, num_items: int, num_keys: int) -> int:
+    return radix_bytes(card, num_items, _INDEX, _INDEX, num_keys.bit_length())
+
+
+def _num_segments(num_items: int, num_weights: int) -> int:
+    return min(num_items, num_weights)
+
+
+def _num_parts(num_items: int, num_weights: int) -> int:
+    return num_items // _ROWS_PER_THREAD + _num_segments(num_items, num_weights)
+
+
+def _segment_bytes(_: GPU, num_items: int, num_weights: int) -> int:
+    return _num_segments(num_items, num_weights) * _INDEX
+
+
+def _segment_scan_bytes(card: GPU, num_items: int, num_weights: int) -> int:
+    return scan_bytes(card, _num_segments(num_items, num_weights))
+
+
+def _part_index_bytes(_: GPU, num_items: int, num_weights: int) -> int:
+    return _num_parts(num_items, num_weights) * _INDEX
+
+
+def _adds_atomically(card: GPU, num_items: int, num_weights: int, width: int) -> bool:
+    """Whether there are so few segments that their parts are added atomically (``use_fused_kernel``)."""
+    threads = -(-width // 32) * 32
+    num_blocks = ceil(_num_segments(num_items, num_weights) * threads / min(threads, 1024))
+    is_few = num_blocks < _ATOMIC_BLOCKS * card.num_multiprocessors
+    return is_few and _num_parts(num_items, num_weights) > 4 * num_blocks
+
+
+def _atomic_index_bytes(card: GPU, num_items: int, num_weights: int, width: int) -> int:
+    return _part_index_bytes(card, num_items, num_weights) * _adds_atomically(card, num_items, num_weights, width)
+
+
+def _atomic_sum_bytes(card: GPU, num_items: int, num_weights: int, width: int, item_bytes: int) -> int:
+    is_wider = item_bytes < 4 and _adds_atomically(card, num_items, num_weights, width)
+    return num_weights * width * 4 * is_wider
+
+
+def _part_bytes(card: GPU, num_items: int, num_weights: int, width: int, item_bytes: int) -> int:
+    is_whole = not _adds_atomically(card, num_items, num_weights, width)
+    return _num_parts(num_items, num_weights) * width * max(item_bytes, 4) * is_whole
+
+
+def _sort_pairs(call: Call, num_items: int, num_keys: int, above: int = 0) -> None:
+    """``radix_sort_pairs`` of indices with their positions; both results stay to the end of the call."""
+    indices = _Above(_index_bytes, above)
+    for _ in ("sorted", "original"):
+        call.take_by(indices, num_items)
+    positions = call.take_by(indices, num_items)
+    storage = call.take_by(_Above(_index_radix_bytes, above), num_items, num_keys)
+    call.give_back(storage, positions)
+
+
+def _embedding_backward(call: Call) -> None:
+    """``embedding_dense_backward_cuda``: few indices are added up unsorted."""
+    gradient, indices, num_weights = call.args[:3]
+    for tensor in (gradient, indices):
+        if not tensor.is_contiguous():
+            call.take_like(tensor)
+    num_items = indices.numel()
+    scales = bool(call.argument(4))
+    least = 0 if scales else _UNSORTED_EMBEDDING_INDICES
+
+    def take(law: Law, *numbers: int) -> int:
+        return call.take_by(_Above(law, least), num_items, *numbers)
+
+    _sort_pairs(call, num_items, num_weights, least)
+    if scales:
+        take(_index_bytes)
+        for _ in range(2):
+            call.give_back(take(scan_bytes))
+    call.output(0)
+    take(_index_bytes)  # where each segment of equal indices starts
+    take(_one_index)
+    unused_keys = take(_index_bytes)
+    call.give_back(take(unique_bytes), unused_keys)
+    _sum_segments(take, call)
+
+
+def _sum_segments(take: Callable[..., int], call: Call) -> None:
+    """The rest of ``embedding_backward_cuda_kernel``: parts of segments are summed up, then each segment."""
+    made = call.outputs[0]
+    num_weights, width = made.shape
+    for _ in ("parts of each segment", "where they start"):
+        take(_segment_bytes, num_weights)
+    call.give_back(take(_segment_scan_bytes, num_weights))
+    take(_one_index)
+    take(_part_index_bytes, num_weights)
+    take(_atomic_index_bytes, num_weights, width)
+    take(_atomic_sum_bytes, num_weights, width, made.element_size())
+    take(_part_bytes, num_weights, width, made.element_size())
+
+
+def _index_put(call: Call) -> None:
+    """Accumulating values: indices are made linear, sorted, and each run of equal ones is added up."""
+    target, indices, values = call.args[:3]
+    call.output(0)
+    if not call.argument(3, False):
+        return
+    given = [index for index in indices if index is not None]
+    num_items = torch.broadcast_shapes(*(index.shape for index in given)).numel()
+    linear = -1
+    for index in given:
+        wrapped = call.take(index.numel() * _INDEX)
+        scaled = call.take(index.numel() * _INDEX)
+        call.give_back(wrapped)
+        linear, spare = (scaled, -1) if linear < 0 else (linear, scaled)
+        call.give_back(spare)
+    if not values.is_contiguous():
+        call.take_like(values)
+    num_rows = prod(target.shape[dim] for dim, index in enumerate(indices) if index is not None)
+    _sort_pairs(call, num_items, num_rows)
+
+
+RULES: dict[OpOverload, Rule] = {
+    aten.embedding_dense_backward.default: _embedding_backward,
+    aten.index_put.default: _index_put,
+    aten.index_put_.default: _index_put,
+    aten._index_put_impl_.default: _index_put,
+}
