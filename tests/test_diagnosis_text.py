@@ -13,6 +13,7 @@ from oom_templates import GIB, MIB, VERSIONS, Numbers, render, shuffled_numbers
 from pages import Page, assert_text_and_html_agree
 
 from oom_magic.description import Code, Description, Details, Parts, Sentence, Table
+from oom_magic.explain.causes import Evidence
 from oom_magic.explain.diagnosis import Diagnosis, explain
 from oom_magic.explain.held import Held
 from oom_magic.explain.remedies import Remedy
@@ -39,7 +40,7 @@ REMEDIES = (
         code="model.gradient_checkpointing_enable()",
     ),
     Remedy("combination", 50, "combination", {"keys": ("checkpointing", "lora")}, 2 * GIB, 3 * GIB, GIB, False),
-    Remedy("lora", 70, "faster", {"rank": 16}, note="peft is <not> installed"),
+    Remedy("lora", 70, "faster", {"rank": 16}, note=Evidence("reason_failed", {"error": "<not> possible"})),
 )  # fmt: skip
 
 

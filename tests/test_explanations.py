@@ -9,7 +9,7 @@ from traceback import walk_tb
 
 import pytest
 
-from oom_magic.explain import remedies
+from oom_magic.explain import prices as pricing
 from oom_magic.explain.causes import Cause
 from oom_magic.explain.diagnosis import Diagnosis
 from oom_magic.notebook import explanations
@@ -86,10 +86,11 @@ def test_wrong_options_say_what_is_allowed(shell, line, says):
 
 
 def test_a_described_run_is_priced(shell, monkeypatch):
-    monkeypatch.setattr(remedies, "_candidates", lambda *_: [])  # only sizes: fewer dry runs
-    line = "--model distilgpt2 --batch 8 --seq 64 --gpu 'RTX 3060' --memory 2GiB"
+    monkeypatch.setattr(pricing, "candidates", lambda _: [])  # only sizes: fewer dry runs
+    line = "--model distilgpt2 --batch 16 --seq 128 --gpu 'RTX 3060' --memory 2.5GiB"
     diagnosis = run(shell, f"%%oom_explain {line}\n{MESSAGE}")
-    assert any(remedy.needed_bytes for remedy in diagnosis.remedies)
+    smaller = next(remedy for remedy in diagnosis.remedies if remedy.key == "smaller_batch")
+    assert smaller.fits and smaller.needed_bytes < 3 * 2**30  # of the card described, not the message's
     first = shell.display_pub.outputs[0]["data"]["text/plain"]
     assert "What happened" in first  # before any price
 
@@ -104,7 +105,7 @@ def test_the_last_dry_failure_is_explained_at_once(shell):
 
 
 def test_the_failed_cell_is_rehearsed(shell, monkeypatch):
-    monkeypatch.setattr(remedies, "_candidates", lambda *_: [])
+    monkeypatch.setattr(pricing, "candidates", lambda _: [])
     fail(shell)
     diagnosis = run(shell, "%oom_explain")
     keys = {remedy.key: remedy for remedy in diagnosis.remedies}

@@ -12,6 +12,7 @@ import pytest
 from oom_templates import VERSIONS, render, shuffled_numbers
 
 from oom_magic.explain import catalogue, language
+from oom_magic.explain.advice import _AGAINST
 from oom_magic.explain.budget import budget_of
 from oom_magic.explain.causes import Cause, Confidence
 from oom_magic.explain.diagnosis import explain
@@ -50,6 +51,36 @@ def test_every_key_that_the_code_can_ask_for_exists():
         *literal_keys(PACKAGE / "facts.py"),
     }
     assert keys - set(SENTENCES) == set()
+
+
+PREDICT = PACKAGE.parent / "predict"
+REFUSALS = ("InapplicableError", "MissingError")
+
+
+def test_every_reason_for_a_missing_price_exists():
+    """Those of the explaining room are keys of evidence, those of the changes are raised with a key."""
+    ours = {key for path in PACKAGE.glob("*.py") for key in literal_keys(path) if key.startswith("reason_")}
+    theirs = set()
+    for path in (PREDICT / "changes").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in REFUSALS:
+                theirs.add(f"reason_{node.args[0].value}")
+    assert len(ours) > 5 and len(theirs) > 10
+    assert ours | theirs == {key for key in SENTENCES if key.startswith("reason_")}
+
+
+def test_every_remedy_can_be_said():
+    makes = (node for path in PACKAGE.glob("*.py") for node in ast.walk(ast.parse(path.read_text())))
+    keys = {
+        node.args[0].value
+        for node in makes
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "id", "") in ("_made", "Remedy", "_freeing")
+        and isinstance(node.args[0], ast.Constant)
+    }
+    keys |= {key for against in _AGAINST.values() for key in against}
+    assert len(keys) > 25
+    assert {f"remedy_{key}" for key in keys} <= set(SENTENCES)
 
 
 def literal_keys(path):

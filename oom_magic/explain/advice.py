@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from oom_magic.explain.causes import Cause
+from oom_magic.explain.causes import Cause, Evidence
+from oom_magic.explain.prices import Prices
 from oom_magic.explain.rehearsal import NotPricedError, Rehearsal, SetupRehearsal
-from oom_magic.explain.remedies import Remedy, Situation, price, ranked
+from oom_magic.explain.remedies import Remedy, Situation, ranked
 from oom_magic.explain.remedy_code import code_for
+from oom_magic.units import parse_bytes
 
 if TYPE_CHECKING:
     from oom_magic.explain.diagnosis import Diagnosis
@@ -26,11 +28,11 @@ _AGAINST: Mapping[Cause, tuple[str, ...]] = {
         "mixed_precision",
         "sdpa",
         "checkpointing",
-        "shorter_any",
+        "shorter_sequences_any",
         "lora",
     ),
-    Cause.LOGITS_OR_LOSS: ("chunked_loss", "smaller_batch_any", "shorter_any"),
-    Cause.ATTENTION_SCORES: ("sdpa", "smaller_batch_any", "shorter_any", "checkpointing"),
+    Cause.LOGITS_OR_LOSS: ("chunked_loss", "smaller_batch_any", "shorter_sequences_any"),
+    Cause.ATTENTION_SCORES: ("sdpa", "smaller_batch_any", "shorter_sequences_any", "checkpointing"),
     Cause.OPTIMIZER_STATE: ("optimizer_8bit", "foreach", "adafactor", "lora", "half_weights"),
     Cause.WEIGHTS_TOO_BIG: ("half_weights", "qlora", "offload", "fsdp_any"),
     Cause.FRAGMENTATION: ("expandable_segments", "smaller_batch_any", "checkpointing"),
@@ -50,35 +52,52 @@ _VALUES: Mapping[str, Mapping[str, Any]] = {
     "lora": {"rank": 16},
     "qlora": {"rank": 16},
 }
-_UNPRICED = "no_run"
+_SAME_SIZE = 0.02  # cards of one kind differ by less
+_NO_RUN = Evidence("reason_no_run")
 
 
 def advise(
-    diagnosis: Diagnosis, rehearsal: Rehearsal, gpu: GPU, report: MemoryReport | None = None
+    diagnosis: Diagnosis,
+    rehearsal: Rehearsal,
+    gpu: GPU,
+    report: MemoryReport | None = None,
+    memory: int | None = None,
 ) -> Iterator[Diagnosis]:
     """The diagnosis with more and more remedies, ranked, as they are priced by rehearsing the run.
 
-    ``report`` is the MemoryReport of the run that failed, if there is one. Where the run cannot be rehearsed
+    ``report`` is the MemoryReport of the run that failed, if there is one, ``memory`` the card's bytes if it is not
+    certain that the message is of this card. Where the run cannot be rehearsed
     the remedies come named, not priced, with the reason.
     """
-    found: list[Remedy] = []
+    situation = situation_of(diagnosis, gpu, report, memory)
     try:
-        for remedy in price(rehearsal, situation_of(diagnosis, gpu, report)):
-            found.append(remedy)
-            yield replace(diagnosis, remedies=ranked(found))
-    except NotPricedError as reason:
-        yield replace(diagnosis, remedies=(*ranked(found), *named(diagnosis, str(reason))))
+        first = [key.removesuffix("_any") for key in _AGAINST.get(diagnosis.cause, ())]
+        prices = Prices(rehearsal, situation, first)
+    except NotPricedError as refusal:
+        yield replace(diagnosis, remedies=named(diagnosis, refusal.reason))
+        return
+    if prices.fits:
+        sizes = {"needed_bytes": prices.needed_bytes, "usable_bytes": situation.usable_bytes}
+        evidence = (*diagnosis.evidence, Evidence("rehearsal_fits", sizes))
+        diagnosis = replace(diagnosis, evidence=evidence, remedies=named(diagnosis, _NO_RUN))
+        yield diagnosis
+    found: list[Remedy] = []
+    for remedy in prices.remedies():
+        found.append(remedy)
+        yield replace(diagnosis, remedies=ranked(found))
 
 
 def advise_setup(diagnosis: Diagnosis, setup: TrainingSetup) -> Iterator[Diagnosis]:
     """``advise`` for a run described by its settings."""
     from oom_magic.predict.setups.gpus import find_gpu
 
-    yield from advise(diagnosis, SetupRehearsal(setup), find_gpu(setup.gpu))
+    gpu = find_gpu(setup.gpu)
+    memory = gpu.total_bytes if setup.memory is None else parse_bytes(setup.memory)
+    yield from advise(diagnosis, SetupRehearsal(setup), gpu, memory=memory)
 
 
-def named(diagnosis: Diagnosis, reason: str = _UNPRICED) -> tuple[Remedy, ...]:
-    """What helps against the cause, without prices; ``note`` says why (a key of the catalogue, or words)."""
+def named(diagnosis: Diagnosis, reason: Evidence = _NO_RUN) -> tuple[Remedy, ...]:
+    """What helps against the cause, without prices, for the reason given."""
     if diagnosis.is_oom is False:
         return ()
     style = _style(diagnosis)
@@ -90,20 +109,26 @@ def named(diagnosis: Diagnosis, reason: str = _UNPRICED) -> tuple[Remedy, ...]:
     return tuple(remedies)
 
 
-def situation_of(diagnosis: Diagnosis, gpu: GPU, report: MemoryReport | None = None) -> Situation:
-    """The card as the failed run found it: from its message where that says it, else as the catalogue has it."""
+def situation_of(
+    diagnosis: Diagnosis, gpu: GPU, report: MemoryReport | None = None, memory: int | None = None
+) -> Situation:
+    """The card as the failed run found it: from its message where that is of a card of this size, else empty."""
     failure = diagnosis.main_failure
-    usable, others = max(gpu.total_bytes - gpu.context_bytes, 0), 0
+    total = memory or gpu.total_bytes
+    usable, others = max(total - gpu.context_bytes, 0), 0
     if report is not None:
         usable, others = report.device.usable_bytes, report.device.other_bytes
     elif failure is not None and failure.free_bytes is not None and failure.pytorch_bytes is not None:
-        usable = failure.pytorch_bytes + failure.free_bytes
-        others = failure.listed_other_bytes or 0
+        is_this_card = memory is None or abs((failure.total_bytes or 0) - total) <= _SAME_SIZE * total
+        if is_this_card:
+            usable = failure.pytorch_bytes + failure.free_bytes
+            others = failure.listed_other_bytes or 0
     if failure is not None and failure.limit_bytes is not None:
         usable = min(usable, failure.limit_bytes)
     return Situation(
         usable_bytes=usable,
         gpu=gpu,
+        held_bytes=sum(one.num_bytes for one in diagnosis.held if one.kind == "frames"),
         other_bytes=others,
         style=_style(diagnosis),
         phase=diagnosis.phase,

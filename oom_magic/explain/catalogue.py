@@ -153,6 +153,12 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         " message does not say.",
         "PyTorch 占用了 {total_bytes} 中的 {held_bytes}；报错信息没有说明是权重、激活值还是优化器状态。",
     ),
+    "rehearsal_fits": (
+        "Rehearsed as it is, the run needs {needed_bytes} of the {usable_bytes} that can be had: it would fit."
+        " What failed was larger, or something else held memory then.",
+        "原样试运行需要 {needed_bytes}，而可用 {usable_bytes}：应当放得下。"
+        "失败的那次规模更大，或当时有别的东西占着显存。",
+    ),
     "no_message": ("The text holds no error message about memory.", "这段文字里没有关于内存的报错信息。"),
     # What a message without numbers means.
     "meaning_short": (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from oom_magic.description import Block, Code, Description, Details, Part, Parts, Sentence, Table
 from oom_magic.explain.causes import Cause, Confidence, Evidence
-from oom_magic.explain.language import Language, say
+from oom_magic.explain.language import Language, say, spoken
 from oom_magic.explain.remedy_description import best_remedy, remedies_details
 
 if TYPE_CHECKING:
@@ -42,14 +42,6 @@ def describe_diagnosis(diagnosis: Diagnosis) -> Description:
     blocks += [*_budget(diagnosis), *_tensors(diagnosis), *_evidence(diagnosis), *_numbers(diagnosis)]
     blocks += [*_held(diagnosis), *remedies_details(diagnosis.remedies, lang), *_message(diagnosis)]
     return Description(_title(diagnosis), tuple(blocks))
-
-
-def spoken(item: Evidence, lang: Language) -> str:
-    """A piece of evidence as a sentence; a value named ``x_key`` is said in the language, as ``x``."""
-    said = {
-        name.removesuffix("_key"): say(str(value), lang) for name, value in item.values.items() if name.endswith("_key")
-    }
-    return say(item.key, lang, **{**item.values, **said})
 
 
 def _title(diagnosis: Diagnosis) -> str:

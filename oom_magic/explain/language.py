@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from typing import Literal
 
 from oom_magic.explain.catalogue import CATALOGUE
+from oom_magic.explain.causes import Evidence
 from oom_magic.explain.page_catalogue import PAGE_CATALOGUE
+from oom_magic.explain.reason_catalogue import REASONS
 from oom_magic.units import format_bytes
 
 Language = Literal["en", "zh"]
 ENVIRONMENT_VARIABLE = "OOM_MAGIC_LANG"
-SENTENCES = {**CATALOGUE, **PAGE_CATALOGUE}
+SENTENCES = {**CATALOGUE, **PAGE_CATALOGUE, **REASONS}
 
 
 def choose_language(lang: str | None = None) -> Language:
@@ -45,6 +47,14 @@ def say(key: str, lang: Language = "en", /, **values: object) -> str:
     """The catalogue's sentence for ``key``; values named ``*_bytes`` are written as sizes."""
     english, chinese = SENTENCES[key]
     return (chinese if lang == "zh" else english).format_map(_written(values))
+
+
+def spoken(item: Evidence, lang: Language) -> str:
+    """A piece of evidence as a sentence; a value named ``x_key`` is said in the language, as ``x``."""
+    said = {
+        name.removesuffix("_key"): say(str(value), lang) for name, value in item.values.items() if name.endswith("_key")
+    }
+    return say(item.key, lang, **{**item.values, **said})
 
 
 def _written(values: Mapping[str, object]) -> dict[str, object]:

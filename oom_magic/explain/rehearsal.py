@@ -5,20 +5,26 @@ from __future__ import annotations
 import ast
 import contextlib
 import io
-from collections.abc import Callable, Mapping, Sequence
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from oom_magic.explain.causes import Evidence
 from oom_magic.explain.knobs import Knob, find_knobs
 
 if TYPE_CHECKING:
     from oom_magic.memory.report import MemoryReport
-    from oom_magic.predict.changes import Change
+    from oom_magic.predict.changes.change import Change
+    from oom_magic.predict.changes.inputs import Inputs
+    from oom_magic.predict.changes.survey import Survey
     from oom_magic.predict.session import DrySession
     from oom_magic.predict.setups.setup import TrainingSetup
 
-Inputs = tuple[tuple[tuple[int, ...], bool], ...]  # of the first model: shape, whether integer
 _STEPS = 2  # the first makes the optimizer's state, the second is like all others
+_MOST_KNOBS = 4
+_SIZES = ("batch", "seq")
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,12 @@ class Variation:
 
 
 class NotPricedError(Exception):
-    """Why a variation cannot be rehearsed, in words."""
+    """Why a variation cannot be rehearsed; ``applies`` is False where it would change nothing anyway."""
+
+    def __init__(self, reason: Evidence, applies: bool = True) -> None:
+        super().__init__(reason.key)
+        self.reason = reason
+        self.applies = applies
 
 
 class Rehearsal(Protocol):
@@ -46,8 +57,18 @@ class Rehearsal(Protocol):
     def sizes(self) -> Mapping[str, int]:
         """``"batch"`` and ``"seq"``, where they are known."""
 
+    @property
+    def accumulation(self) -> int:
+        """Forwards per optimizer step."""
+
+    def begin(self, changes: Sequence[Change]) -> MemoryReport:
+        """The report of the run as it is; finds which of ``changes`` it would allow. Raises NotPricedError."""
+
     def run(self, variation: Variation) -> MemoryReport:
         """The report of the run so changed. Raises NotPricedError."""
+
+    def label(self, what: str) -> str:
+        """How the user's code calls a size."""
 
 
 class SetupRehearsal:
@@ -61,26 +82,36 @@ class SetupRehearsal:
         """The microbatch and the length of its sequences."""
         return {"batch": self.setup.microbatch_size, "seq": self.setup.seq_len}
 
+    @property
+    def accumulation(self) -> int:
+        """As the setup has it."""
+        return self.setup.gradient_accumulation_steps
+
+    def label(self, what: str) -> str:
+        """The setup's name for a size."""
+        return {"batch": "microbatch_size", "seq": "seq_len"}[what]
+
+    def begin(self, changes: Sequence[Change]) -> MemoryReport:  # noqa: ARG002 - a setup says no by itself
+        """Dry-run the setup as it is."""
+        return self._dry_run(self.setup)
+
     def run(self, variation: Variation) -> MemoryReport:
         """Dry-run the setup with fields replaced."""
+        if variation.changes and not variation.fields:
+            raise NotPricedError(Evidence("reason_not_a_setting"))
+        sizes = {self.label(what): value for what, value in variation.sizes.items()}
+        try:
+            setup = self.setup.replace(**{**variation.fields, **sizes})
+        except ValueError as error:
+            raise NotPricedError(Evidence("reason_setup_refused", {"error": str(error)})) from None
+        if setup == self.setup:
+            raise NotPricedError(Evidence("reason_so_already"), applies=False)
+        return self._dry_run(setup)
+
+    def _dry_run(self, setup: TrainingSetup) -> MemoryReport:
         from oom_magic.predict.session import DrySession
 
-        if variation.changes and not variation.fields:
-            raise NotPricedError("a setup has no field for it")
-        names = {"batch": "microbatch_size", "seq": "seq_len"}
-        fields = {**variation.fields, **{names[key]: value for key, value in variation.sizes.items()}}
-        try:
-            setup = self.setup.replace(**fields)
-        except ValueError as error:
-            raise NotPricedError(str(error)) from None
-        session = DrySession(
-            setup.gpu,
-            setup.memory,
-            stop_after_steps=_STEPS,
-            is_lasting=False,
-            is_limited=False,
-            has_bar=False,
-        )
+        session = DrySession(setup.gpu, setup.memory, stop_after_steps=_STEPS, **_UNLIMITED)
         return _run(lambda: session.run(setup.train))
 
 
@@ -107,71 +138,66 @@ class CellRehearsal:
         self._card = (gpu, memory)
         self._origin = origin
         self._knobs: dict[str, Knob | None] = {}
-        self.inputs: Inputs = ()
+        self._survey: Survey | None = None
+        self.sizes: Mapping[str, int] = {}
+        self.accumulation = 1
 
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        """What the model was called with in the first rehearsal."""
-        return _sizes(self.inputs)
+    def begin(self, changes: Sequence[Change]) -> MemoryReport:
+        """Execute the cell again on a pretend card, as it is."""
+        from oom_magic.predict.changes.survey import Survey
 
-    def run(self, variation: Variation) -> MemoryReport:
-        """Execute the cell again on a pretend card."""
-        if variation.fields and not variation.changes and not variation.sizes:
-            raise NotPricedError("it changes how the model is loaded; give setup= to price it")
-        if variation.sizes:
-            return self._run_resized(variation)
-        report, inputs = self._execute(variation.changes, {})
-        self.inputs = self.inputs or inputs
+        self._survey = Survey(changes)
+        report, inputs = self._execute((self._survey,), {})
+        self.sizes, self.accumulation = _sizes(inputs), self._survey.forwards_per_step
         return report
 
-    def _run_resized(self, variation: Variation) -> MemoryReport:
-        """With other sizes: by the knob that sets them, else by cutting what the model is called with."""
-        from oom_magic.predict.changes import ShorterInputs
+    def run(self, variation: Variation) -> MemoryReport:
+        """Execute the cell again, changed; sizes by the knob that sets them, else by cutting the model's inputs."""
+        from oom_magic.predict.changes.inputs import ShorterInputs
 
+        for change in variation.changes:
+            self._check(change)
         turned: dict[Knob, int] = {}
         cut: list[Change] = []
         for what, value in variation.sizes.items():
-            knob = self._knob(what, value)
+            if what not in self._knobs:
+                knob, report = self._find_knob(what, value)
+                self._knobs[what] = knob
+                if report is not None and not variation.changes and len(variation.sizes) == 1:
+                    return report
+            knob = self._knobs[what]
             if knob is not None:
                 turned[knob] = value
             else:
-                cut.append(ShorterInputs(("batch", "seq").index(what), self.sizes[what], value))
+                cut.append(ShorterInputs(_SIZES.index(what), self.sizes[what], value))
         return self._execute((*variation.changes, *cut), turned)[0]
-
-    def _knob(self, what: str, value: int) -> Knob | None:
-        """The knob for a size, tried once with ``value``."""
-        if what not in self._knobs:
-            self._knobs[what] = self._find_knob(what, value)
-        return self._knobs[what]
-
-    def _find_knob(self, what: str, value: int) -> Knob | None:
-        before = self.sizes.get(what)
-        if before is None:
-            raise NotPricedError(f"the {what} size of the run is not known")
-        for knob in find_knobs(self._tree, self._names, what, before)[:4]:
-            with contextlib.suppress(NotPricedError):
-                _, inputs = self._execute((), {knob: value})
-                if _sizes(inputs).get(what) == value:
-                    return knob
-        return None
 
     def label(self, what: str) -> str:
         """How the user's code calls a size, as far as it is known."""
         knob = self._knobs.get(what)
         return knob.label if knob is not None and knob.is_named else {"batch": "batch_size", "seq": "seq_len"}[what]
 
+    def _check(self, change: Change) -> None:
+        """Raise NotPricedError if the survey found that no model allows the change."""
+        assert self._survey is not None, "begin comes first"
+        refusal = self._survey.refusal(change)
+        if refusal is not None:
+            raise NotPricedError(Evidence(f"reason_{refusal.key}", refusal.values), applies=False)
+
+    def _find_knob(self, what: str, value: int) -> tuple[Knob | None, MemoryReport | None]:
+        """The knob for a size, tried with ``value``, and the report of that trial."""
+        from oom_magic.predict.changes.inputs import ExpectedInputs
+
+        for knob in find_knobs(self._tree, self._names, what, self.sizes[what])[:_MOST_KNOBS]:
+            expected = ExpectedInputs(lambda inputs: _sizes(inputs).get(what) == value)
+            with contextlib.suppress(NotPricedError):
+                return knob, self._execute((expected,), {knob: value})[0]
+        return None, None
+
     def _execute(self, changes: Sequence[Change], turned: Mapping[Knob, int]) -> tuple[MemoryReport, Inputs]:
         from oom_magic.predict.session import DrySession
 
-        session = DrySession(
-            *self._card,
-            stop_after_steps=_STEPS,
-            is_lasting=False,
-            is_limited=False,
-            has_bar=False,
-            changes=changes,
-            origin=self._origin,
-        )
+        session = DrySession(*self._card, stop_after_steps=_STEPS, changes=changes, origin=self._origin, **_UNLIMITED)
 
         def call() -> None:
             with contextlib.ExitStack() as stack:
@@ -180,6 +206,9 @@ class CellRehearsal:
                 self._call(self._tree, self._names)
 
         return _run(lambda: session.run(call, [self._names])), session.training.model_inputs
+
+
+_UNLIMITED: Mapping[str, Any] = {"is_lasting": False, "is_limited": False, "has_bar": False}
 
 
 def _sizes(inputs: Inputs) -> dict[str, int]:
@@ -191,13 +220,31 @@ def _sizes(inputs: Inputs) -> dict[str, int]:
 
 
 def _run(run: Callable[[], MemoryReport]) -> MemoryReport:
-    """Run without letting the user's prints through; whatever goes wrong is a reason, not an error."""
-    from oom_magic.predict.changes import InapplicableError
+    """Run in silence; whatever goes wrong is a reason, not an error."""
+    from oom_magic.predict.changes.change import InapplicableError
 
     try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        with in_silence():
             return run()
     except InapplicableError as refusal:
-        raise NotPricedError(str(refusal)) from None
+        raise NotPricedError(Evidence(f"reason_{refusal.key}", refusal.values)) from None
     except Exception as error:
-        raise NotPricedError(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}") from None
+        words = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        raise NotPricedError(Evidence("reason_failed", {"error": words})) from None
+
+
+@contextlib.contextmanager
+def in_silence() -> Iterator[None]:
+    """Nothing that code or libraries print, log or warn of is seen: it was seen when the run itself was made."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)

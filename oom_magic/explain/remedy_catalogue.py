@@ -27,6 +27,14 @@ REMEDIES: dict[str, tuple[str, str]] = {
         "Run the optimizer without foreach: no temporary copies of all parameters.",
         "关闭优化器的 foreach：不再产生与全部参数等大的临时张量。",
     ),
+    "remedy_released_gradients": (
+        "Release gradients between steps: zero_grad() without set_to_none=False.",
+        "在两步之间释放梯度：调用 zero_grad() 时不要用 set_to_none=False。",
+    ),
+    "remedy_dropped_outputs": (
+        "Drop the model's outputs before the backward: the logits live no longer than the loss needs.",
+        "在反向传播之前丢弃模型输出：logits 不再多占显存。",
+    ),
     "remedy_mixed_precision": (
         "Compute the forward in {dtype} (autocast): most activations take half.",
         "前向传播使用 {dtype}（autocast）：大部分激活值减半。",
@@ -46,6 +54,10 @@ REMEDIES: dict[str, tuple[str, str]] = {
     "remedy_optimizer_8bit": (
         "AdamW with 8-bit state (bitsandbytes).",
         "使用 8 位状态的 AdamW（bitsandbytes）。",
+    ),
+    "remedy_offload_optimizer": (
+        "Keep the optimizer's state in RAM and step there.",
+        "把优化器状态放在内存中，并在 CPU 上更新。",
     ),
     "remedy_shorter_sequences": (
         "Sequences of {after} tokens instead of {before}.",
@@ -93,15 +105,18 @@ REMEDIES: dict[str, tuple[str, str]] = {
         "slower: weights are dequantized in each layer (Dettmers et al. 2023)",
         "更慢：每层都要反量化权重（Dettmers 等，2023）",
     ),
+    "speed_offload": (
+        "slower: gradients and weights cross the bus in each step (Ren et al. 2021)",
+        "更慢：每步都要在总线上传输梯度和权重（Ren 等，2021）",
+    ),
     "speed_fsdp": ("depends on the link between the GPUs", "取决于 GPU 之间的互连"),
     "speed_combination": ("the sum of its parts", "各项影响之和"),
-    "remedy_note_estimate": ("an estimate, not rehearsed", "估算值，未经试运行"),
     "remedy_not_priced": ("not priced: {reason}", "未能定价：{reason}"),
     "remedy_smaller_batch_any": (
         "A smaller microbatch; gradient accumulation keeps the global batch.",
         "减小微批，用梯度累积保持全局批大小。",
     ),
-    "remedy_shorter_any": ("Shorter sequences.", "缩短序列。"),
+    "remedy_shorter_sequences_any": ("Shorter sequences.", "缩短序列。"),
     "remedy_fsdp_any": (
         "Shard the model over several GPUs (FSDP or ZeRO-3).",
         "用 FSDP 或 ZeRO-3 把模型分到多块 GPU。",
@@ -146,9 +161,5 @@ REMEDIES: dict[str, tuple[str, str]] = {
     "remedy_shared_memory": (
         "Give the container more shared memory, or load data in the main process.",
         "给容器更多共享内存，或在主进程中加载数据。",
-    ),
-    "remedy_no_run": (
-        "nothing here to rehearse; give the run (setup= or --model ...)",
-        "这里没有可以试运行的训练；请给出训练设置（setup= 或 --model ...）",
     ),
 }

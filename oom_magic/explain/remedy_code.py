@@ -7,6 +7,10 @@ from typing import Any
 
 _PLAIN = {
     "sdpa": 'model.set_attn_implementation("sdpa")   # or from_pretrained(..., attn_implementation="sdpa")',
+    "released_gradients": "optimizer.zero_grad()           # set_to_none=True is the default",
+    "dropped_outputs": """\
+loss = model(**batch).loss      # instead of outputs = model(**batch), which keeps the logits
+loss.backward()""",
     "mixed_precision": """\
 with torch.autocast("cuda", dtype=torch.{torch_dtype}):
     loss = model(**batch).loss
@@ -29,6 +33,9 @@ model.gradient_checkpointing_enable(
     "optimizer_8bit": """\
 import bitsandbytes as bnb
 optimizer = bnb.optim.AdamW8bit(model.parameters(), lr=lr)""",
+    "offload_optimizer": """\
+from torchao.optim import CPUOffloadOptimizer   # pip install torchao
+optimizer = CPUOffloadOptimizer(model.parameters(), torch.optim.AdamW, lr=lr)""",
     "adafactor": "optimizer = torch.optim.Adafactor(model.parameters(), lr=lr)",
     "sgd": "optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.0)",
     "half_weights": "model = model.to(torch.{torch_dtype})   # before the optimizer is made",
@@ -42,7 +49,7 @@ from transformers import BitsAndBytesConfig
 quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
     bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.bfloat16)
 model = AutoModelForCausalLM.from_pretrained(name, quantization_config=quantization)
-model = prepare_model_for_kbit_training(model)
+model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
 model = get_peft_model(model, LoraConfig(r={rank}, lora_alpha={alpha}, target_modules="all-linear"))""",
     "no_grad": "with torch.no_grad():\n    outputs = model(**batch)",
     "smaller_batch": """\
@@ -86,6 +93,10 @@ TrainingArguments(..., gradient_checkpointing=True,
     "chunked_loss": "TrainingArguments(..., use_liger_kernel=True)   # pip install liger-kernel",
     "foreach": 'TrainingArguments(..., optim="adamw_torch_fused")',
     "optimizer_8bit": 'TrainingArguments(..., optim="adamw_bnb_8bit")',
+    "offload_optimizer": """\
+# ds.json: {{"zero_optimization": {{"stage": 2, "offload_optimizer": {{"device": "cpu"}}}},
+#           "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}}
+TrainingArguments(..., deepspeed="ds.json")""",
     "adafactor": 'TrainingArguments(..., optim="adafactor")',
     "sgd": 'TrainingArguments(..., optim="sgd")',
     "smaller_batch_any": """\

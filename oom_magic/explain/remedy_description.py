@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.description import Block, Cell, Code, Details, Sentence, Table
-from oom_magic.explain.language import SENTENCES, Language, say
+from oom_magic.explain.language import Language, say, spoken
 
 if TYPE_CHECKING:
     from oom_magic.explain.remedies import Remedy
 
 _FITS = {True: "fits_yes", False: "fits_no", None: "fits_open"}
 _COLUMNS = ("remedy", "peak", "saving", "fits", "speed", "batch")
-_NO_RUN = "no_run"  # the note of remedies that are only named
+_NO_RUN = "reason_no_run"  # the note of remedies that are only named
 _STOPS = ".。"
 
 
@@ -44,9 +44,9 @@ def remedies_details(remedies: Sequence[Remedy], lang: Language) -> list[Block]:
         blocks.append(Table(columns, tuple(_row(one, wording) for one in priced)))
     for one in remedies:
         if one.needed_bytes is None or one.note:
-            note = "" if one.note == _NO_RUN else _note(one.note, lang)
-            blocks.append(Sentence(f"• {wording.of(one)} {note}".strip(), "quiet" if priced else "plain"))
-    if any(one.note == _NO_RUN for one in remedies):
+            text = f"• {wording.of(one)} {_note(one, lang)}".strip()
+            blocks.append(Sentence(text, "quiet" if priced else "plain"))
+    if any(_is_only_named(one) for one in remedies):
         blocks.append(Sentence(say("how_to_price", lang), "quiet"))
     blocks += [_how(one, wording) for one in remedies if one.code and _is_worthwhile(one)]
     return [Details(say("heading_remedies", lang), tuple(blocks))]
@@ -54,7 +54,11 @@ def remedies_details(remedies: Sequence[Remedy], lang: Language) -> list[Block]:
 
 def _is_worthwhile(remedy: Remedy) -> bool:
     """Whether its code is worth showing: it fits, saves, or is named for want of a run to price it with."""
-    return bool(remedy.fits) or (remedy.saving_bytes or 0) > 0 or remedy.note == _NO_RUN
+    return bool(remedy.fits) or (remedy.saving_bytes or 0) > 0 or _is_only_named(remedy)
+
+
+def _is_only_named(remedy: Remedy) -> bool:
+    return remedy.note is not None and remedy.note.key == _NO_RUN
 
 
 def _how(remedy: Remedy, wording: _Wording) -> Details:
@@ -100,10 +104,10 @@ def _batch(before: int | None, after: int | None) -> str:
     return str(after) if before == after else f"{before} → {after}"
 
 
-def _note(note: str, lang: Language) -> str:
-    """Why something has no price: a sentence of the catalogue, or a library's words."""
-    if not note:
+def _note(remedy: Remedy, lang: Language) -> str:
+    """Why a remedy has no price, or one that is not rehearsed."""
+    if remedy.note is None or _is_only_named(remedy):
         return ""
-    key = f"remedy_note_{note}"
-    text = say(key, lang) if key in SENTENCES else say("remedy_not_priced", lang, reason=note)
+    reason = spoken(remedy.note, lang)
+    text = say("remedy_not_priced", lang, reason=reason) if remedy.needed_bytes is None else reason
     return f"({text.rstrip(_STOPS)})"

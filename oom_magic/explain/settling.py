@@ -6,32 +6,48 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from oom_magic.explain.causes import Cause, Confidence, Evidence, Judgement
+from oom_magic.explain.rehearsal import in_silence
 
 if TYPE_CHECKING:
     from oom_magic.explain.diagnosis import Diagnosis
     from oom_magic.memory.report import MemoryReport
     from oom_magic.predict.setups.setup import TrainingSetup
 
-_CAUSES = {
-    "parameter": Cause.WEIGHTS_TOO_BIG,
+_WEIGHTS = "parameter"
+# Weights alone are called the cause from this share of what was allocated: a step needs some room, too.
+_MOSTLY_WEIGHTS = 0.85
+# What grew beside the weights until memory ran out, and what it is called.
+_GROWN = {
+    "gradient": Cause.OPTIMIZER_STATE,
     "optimizer_state": Cause.OPTIMIZER_STATE,
     "activation": Cause.ACTIVATIONS,
+    "temporary": Cause.ACTIVATIONS,
 }
 
 
 def settled(judgement: Judgement, report: MemoryReport) -> Judgement:
-    """The judgement, settled where nothing else did by the category that filled most of the memory."""
+    """The judgement, settled where nothing else did by what had filled the memory when it failed."""
     if judgement.cause is not Cause.UNKNOWN:
         return judgement
-    allocated = report.breakdown.total_bytes
-    name, num_bytes = max(report.breakdown.items(), key=lambda item: item[1], default=("", 0))
-    if name not in _CAUSES or 2 * num_bytes < allocated:
+    parts = report.breakdown
+    allocated = parts.total_bytes
+    if parts[_WEIGHTS] >= _MOSTLY_WEIGHTS * allocated:
+        return _filled(judgement, Cause.WEIGHTS_TOO_BIG, _WEIGHTS, parts[_WEIGHTS], allocated)
+    grown = {cause: sum(parts[name] for name in _GROWN if _GROWN[name] is cause) for cause in _GROWN.values()}
+    cause = max(grown, key=lambda one: grown[one])
+    if 2 * grown[cause] < allocated - parts[_WEIGHTS] or not grown[cause]:
         return judgement
-    evidence = Evidence(
-        "category_fills",
-        {"category_key": f"category_{name}", "category_bytes": num_bytes, "allocated_bytes": allocated},
-    )
-    return Judgement(_CAUSES[name], (*judgement.evidence, evidence), Confidence.LIKELY)
+    largest = max((name for name in _GROWN if _GROWN[name] is cause), key=lambda name: parts[name])
+    return _filled(judgement, cause, largest, parts[largest], allocated)
+
+
+def _filled(judgement: Judgement, cause: Cause, category: str, num_bytes: int, allocated: int) -> Judgement:
+    values: dict[str, int | str] = {
+        "category_key": f"category_{category}",
+        "category_bytes": num_bytes,
+        "allocated_bytes": allocated,
+    }
+    return Judgement(cause, (*judgement.evidence, Evidence("category_fills", values)), Confidence.LIKELY)
 
 
 def settled_by_setup(diagnosis: Diagnosis, setup: TrainingSetup) -> Diagnosis:
@@ -39,7 +55,8 @@ def settled_by_setup(diagnosis: Diagnosis, setup: TrainingSetup) -> Diagnosis:
     if diagnosis.cause is not Cause.UNKNOWN:
         return diagnosis
     try:
-        report = setup.dry_run()
+        with in_silence():
+            report = setup.dry_run()
     except Exception:  # a library that is missing; the remedies then say why nothing is priced
         return diagnosis
     if report.out_of_memory is None:

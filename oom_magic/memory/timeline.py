@@ -123,6 +123,20 @@ class Timeline:
         marks = tuple(Mark(int(before[mark.position]), mark.kind) for mark in self.marks)
         return replace(self, order=renumbered[stays], marks=marks, **columns)
 
+    def since(self, position: int) -> Timeline:
+        """The part from event ``position`` on; what is alive before it comes first, in the order it was made."""
+        later = self.order[position:]
+        kept = np.union1d(self.live_at(position - 1), later[later >= 0])
+        numbers = np.full(self.num_allocations, -1, dtype=np.int64)
+        numbers[kept] = np.arange(len(kept))
+        num_before = len(kept) - int((later >= 0).sum())
+        renumbered = np.where(later >= 0, numbers[np.maximum(later, ~later)], ~numbers[np.maximum(later, ~later)])
+        order = np.concatenate([np.arange(num_before), renumbered])
+        moved = (replace(mark, position=mark.position - position + num_before) for mark in self.marks)
+        marks = tuple(mark for mark in moved if mark.position >= num_before)
+        taken: dict[str, Any] = {name: getattr(self, name)[kept] for name in _COLUMNS}
+        return replace(self, order=order, marks=marks, **taken)
+
     def num_steps(self) -> int:
         """How many optimizer steps ended."""
         return sum(mark.kind is MarkKind.STEP_END for mark in self.marks)

@@ -14,7 +14,7 @@ from oom_magic.memory.allocator import AllocatorOutOfMemory, CachingAllocator
 from oom_magic.memory.allocator_settings import AllocatorSettings
 from oom_magic.memory.report import Assumption, Device, MemoryReport, OutOfMemory
 from oom_magic.memory.timeline import Phase, SourceLine
-from oom_magic.predict.changes import Change
+from oom_magic.predict.changes.change import Change
 from oom_magic.predict.failure_message import failure_message
 from oom_magic.predict.following.attribution import Attribution, is_users_file
 from oom_magic.predict.following.patches import replaced
@@ -130,11 +130,12 @@ class DrySession:
 
     def _make_report(self, error: str) -> MemoryReport:
         device = Device(self.gpu.name, self.total_bytes, self.gpu.context_bytes, capability=self.gpu.capability)
+        timeline, begins_at = self.recorder.timeline(), self.training.begins_at
         return MemoryReport.from_timeline(
-            self.recorder.timeline(),
+            timeline.since(begins_at) if begins_at else timeline,
             device,
             settings=self.settings,
-            replayed=self.recorder.replayed(),
+            replayed=None if begins_at else self.recorder.replayed(),
             kept_bytes=self.recorder.allocator.allocated_bytes - self._allocated_before,
             out_of_memory=self._out_of_memory,
             assumptions=tuple(Assumption(text, line) for text, line in self._assumptions),

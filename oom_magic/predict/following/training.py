@@ -14,7 +14,8 @@ from tqdm.auto import tqdm
 
 from oom_magic.memory.categories import Category
 from oom_magic.memory.timeline import MarkKind
-from oom_magic.predict.changes import Change, InapplicableError
+from oom_magic.predict.changes.change import Change, InapplicableError
+from oom_magic.predict.changes.inputs import Inputs, inputs_of
 from oom_magic.predict.following.live_objects import find_live_objects
 from oom_magic.predict.following.patches import replaced
 from oom_magic.predict.pretend.pretend_gpu import PretendGPU
@@ -29,11 +30,13 @@ class Finished(BaseException):
 class Training:
     """The training loop of a dry run: counts its steps, names its memory, makes the ``changes`` asked for.
 
-    ``model_inputs`` are the tensors that the first model was called with: shape, and whether integer.
+    ``model_inputs`` are the tensors that the first model was called with: shape, and whether integer. ``begins_at``
+    is the event from which the run counts, where a change says that the model would be loaded so.
     """
 
     def __init__(self, gpu: PretendGPU, changes: Sequence[Change], stop_after_steps: int | None, has_bar: bool) -> None:
-        self.model_inputs: tuple[tuple[tuple[int, ...], bool], ...] = ()
+        self.model_inputs: Inputs = ()
+        self.begins_at = 0
         self._gpu = gpu
         self._changes = tuple(changes)
         self._refusals: dict[Change, InapplicableError | None] = {}
@@ -103,7 +106,10 @@ class Training:
                     args, kwargs = change.arguments(args, kwargs)
                     stack.enter_context(change.around_call())
                 stack.enter_context(where.inside(module))
-                return call(module, *args, **kwargs)
+                result = call(module, *args, **kwargs)
+            for change in self._changes:
+                result = change.result(result)
+            return result
 
         return __call__
 
@@ -112,8 +118,7 @@ class Training:
         self._check_time()
         self._prepare(module)
         if not self.model_inputs:
-            tensors = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, torch.Tensor)]
-            self.model_inputs = tuple((tuple(t.shape), not t.is_floating_point()) for t in tensors)
+            self.model_inputs = inputs_of(args, kwargs)
         for tensor in (*module.parameters(), *module.buffers()):
             self._gpu.assign(tensor, Category.PARAMETER)
         self._gpu.recorder.step = max(self._gpu.recorder.step, 1)
@@ -128,10 +133,13 @@ class Training:
 
     def _try(self, change: Change, module: torch.nn.Module) -> None:
         try:
+            change.check(module)
             change.prepare(module)
             self._refusals[change] = None
+            if change.is_placed_so and not self.begins_at:
+                self.begins_at = len(self._gpu.recorder.order)
         except InapplicableError as refusal:
-            self._refusals.setdefault(change, refusal)
+            self._refusals.setdefault(change, refusal.with_traceback(None))  # its frames hold the outputs
 
     @contextmanager
     def _optimizer_hooks(self) -> Iterator[None]:

@@ -1,0 +1,246 @@
+"""Pricing remedies: the user's own run rehearsed with each, the likely first, until the time is over."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+from oom_magic.explain.candidates import STEP, Candidate, candidates
+from oom_magic.explain.causes import Evidence
+from oom_magic.explain.making_room import growing_segments, making_room
+from oom_magic.explain.rehearsal import NotPricedError, Rehearsal, Variation
+from oom_magic.explain.remedies import Remedy, Situation
+from oom_magic.explain.remedy_code import code_for
+from oom_magic.explain.shrinking import largest_fitting
+from oom_magic.memory.allocator import minimum_device_bytes
+
+if TYPE_CHECKING:
+    from oom_magic.memory.report import MemoryReport
+
+# Rehearsals end before this many seconds, if a further one would take as long as the longest so far.
+PATIENCE_SECONDS = 55
+# A remedy that saves less than this share of what the run needs is not worth a line.
+_LEAST_SAVING = 0.01
+# What costs no more than this leaves model, data and training as they are; if one such fits, nothing is combined.
+_HARMLESS = 50
+_MOST_COMBINATIONS = 4
+_LIKELY = 1.05  # a combination expected to need up to this share of what there is may fit
+_SHRINKING = {"batch": ("smaller_batch", 30, "accumulation"), "seq": ("shorter_sequences", 55, "faster")}
+_SEGMENTS = "expandable_segments"
+_COMBINATION = Candidate("combination", 0, "combination", (), None, combines=False)
+_KEPT = ("parameter", "gradient", "optimizer_state", "before", "workspace")
+
+
+class Prices:
+    """The prices of one run's remedies. ``needed_bytes`` is the least memory for PyTorch with which it ends as it is.
+
+    ``first`` are the keys of remedies to rehearse first. Raises NotPricedError if the run cannot be rehearsed.
+    """
+
+    def __init__(self, rehearsal: Rehearsal, situation: Situation, first: Sequence[str] = ()) -> None:
+        self._rehearsal = rehearsal
+        self._situation = situation
+        self._first = tuple(first)
+        self._start = time.monotonic()
+        self._longest = 0.0
+        self._candidates = candidates(situation)
+        made = [change for one in self._candidates if one.variation for change in one.variation.changes]
+        self._baseline = self._timed(lambda: rehearsal.begin(made))
+        self.needed_bytes = _needed(self._baseline)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the run fits as it is."""
+        return self.needed_bytes <= self._situation.usable_bytes
+
+    def remedies(self) -> Iterator[Remedy]:
+        """Remedies as they are priced: harmless ones, combinations of them if none fits, then all others."""
+        yield from making_room(self._baseline, self.needed_bytes, self._situation)
+        if self.fits:
+            return
+        segments = growing_segments(self._baseline, self.needed_bytes, self._situation)
+        if _SEGMENTS in self._first:
+            yield from segments
+        ordered = self._in_order()
+        found: list[tuple[Candidate, Remedy]] = []
+        for is_harmless in (True, False):
+            for candidate in ordered:
+                if (candidate.cost <= _HARMLESS) is is_harmless:
+                    for remedy in self._priced(candidate):
+                        found.append((candidate, remedy))
+                        yield remedy
+            if not any(remedy.fits for _, remedy in found):
+                for remedy in self._combined(found):
+                    found.append((_COMBINATION, remedy))
+                    yield remedy
+        yield from segments
+
+    def _in_order(self) -> list[Candidate]:
+        """What is worth a rehearsal: first what helps against the cause, then by cost."""
+        worth = [one for one in self._candidates if one.helps(self._baseline)]
+        for what, (key, cost, speed) in _SHRINKING.items():
+            if self._rehearsal.sizes.get(what, 1) > 1:
+                worth.append(Candidate(key, cost, speed, STEP, Variation(sizes={what: 0}), slot=key))
+        return sorted(worth, key=lambda one: (one.key not in self._first, one.cost))
+
+    def _priced(self, candidate: Candidate) -> Iterator[Remedy]:
+        """The remedy of a candidate; none where it does not apply or saves nothing."""
+        remedy = self._unpriced(candidate)
+        if candidate.variation is None:
+            yield replace(remedy, note=candidate.reason)
+            return
+        if self._is_late():
+            yield replace(remedy, note=Evidence("reason_time", {"seconds": PATIENCE_SECONDS}))
+            return
+        try:
+            what = next(iter(candidate.variation.sizes), None)
+            if what is not None:
+                yield self._smaller(what, Variation())
+                return
+            report = self._run(candidate.variation)
+        except NotPricedError as refusal:
+            if refusal.applies:
+                yield replace(remedy, note=refusal.reason)
+            return
+        remedy = self._with_price(remedy, report.peak_allocated_bytes, _needed(report))
+        if remedy.fits or (remedy.saving_bytes or 0) >= _LEAST_SAVING * self.needed_bytes:
+            yield remedy
+
+    def _unpriced(self, candidate: Candidate) -> Remedy:
+        is_sized = bool(candidate.variation and candidate.variation.sizes)
+        key = f"{candidate.key}_any" if is_sized else candidate.key
+        return self._remedy(key, candidate.cost, candidate.speed, candidate.values)
+
+    def _remedy(self, key: str, cost: int, speed: str, values: Mapping[str, Any]) -> Remedy:
+        """A remedy that keeps the global batch, with its code."""
+        code, language = code_for(key, self._situation.style, values)
+        batch = self._global_batch
+        return Remedy(
+            key, cost, speed, values, code=code, language=language, global_batch_before=batch, global_batch_after=batch
+        )
+
+    def _with_price(self, remedy: Remedy, peak: int | None, now: int) -> Remedy:
+        return replace(
+            remedy,
+            peak_allocated_bytes=peak,
+            needed_bytes=now,
+            saving_bytes=self.needed_bytes - now,
+            fits=now <= self._situation.usable_bytes,
+        )
+
+    def _smaller(self, what: str, base: Variation) -> Remedy:
+        """The largest smaller batch (or length) that fits; where none does, the smallest. Raises NotPricedError."""
+        key, cost, speed = _SHRINKING[what]
+        before = self._rehearsal.sizes[what]
+        whole = self._global_batch or before
+        sizes = _divisors(whole, before) if what == "batch" else _parts(before)
+        reports: dict[int, MemoryReport] = {}
+
+        def need(size: int) -> int:
+            reports[size] = self._run(base.with_(Variation(sizes={what: size})))
+            return _needed(reports[size])
+
+        usable = self._situation.usable_bytes
+        after = largest_fitting(need, sizes, (before, self.needed_bytes), self._kept_bytes, usable) or min(reports)
+        values = {"before": before, "after": after, "accumulation": whole // after, "name": self._rehearsal.label(what)}
+        remedy = self._remedy(key, cost, speed, values)
+        return self._with_price(remedy, reports[after].peak_allocated_bytes, _needed(reports[after]))
+
+    def _combined(self, found: Sequence[tuple[Candidate, Remedy]]) -> Iterator[Remedy]:
+        """The cheapest combination that fits, of those that are likely to."""
+        pool = [(one, remedy) for one, remedy in found if one.combines and remedy.saving_bytes]
+        possible = [
+            chosen
+            for number in range(2, len(pool) + 1)
+            for chosen in combinations(pool, number)
+            if len({one.slot for one, _ in chosen}) == number
+            and self._expected(chosen) <= self._situation.usable_bytes * _LIKELY
+        ]
+        possible.sort(key=lambda chosen: sum(one.cost for one, _ in chosen))
+        for chosen in possible[:_MOST_COMBINATIONS]:
+            if self._is_late():
+                return
+            try:
+                together = self._together(chosen)
+            except NotPricedError:
+                continue
+            if together.fits:
+                yield together
+                return
+
+    def _expected(self, chosen: Sequence[tuple[Candidate, Remedy]]) -> float:
+        """About what a combination needs: each change leaves its share of a step's memory, or takes off what stays."""
+        step = max(self.needed_bytes - self._kept_bytes, 1)
+        share, kept = 1.0, self.needed_bytes - step
+        for one, remedy in chosen:
+            saving = remedy.saving_bytes or 0
+            if one.acts_on_step:
+                share *= max(0.0, 1 - saving / step)
+            else:
+                kept -= saving
+        return kept + step * share
+
+    def _together(self, chosen: Sequence[tuple[Candidate, Remedy]]) -> Remedy:
+        """Several changes in one run, the batch made as small as it then must be. Raises NotPricedError."""
+        cost = sum(one.cost for one, _ in chosen)
+        changed = Variation()
+        values: dict[str, Any] = {}
+        for one, remedy in chosen:
+            values |= remedy.values
+            changed = changed.with_(one.variation or Variation()) if one.key != "smaller_batch" else changed
+        values["keys"] = tuple(one.key for one, _ in chosen)
+        remedy = replace(
+            self._remedy("combination", cost, "combination", values),
+            code="\n\n".join(remedy.code for _, remedy in chosen if remedy.code and remedy.key != "smaller_batch"),
+        )
+        if "smaller_batch" not in values["keys"]:
+            report = self._run(changed)
+            return self._with_price(remedy, report.peak_allocated_bytes, _needed(report))
+        smaller = self._smaller("batch", changed)
+        return replace(
+            smaller, key="combination", cost=cost, speed="combination", values={**values, **smaller.values},
+            code=f"{remedy.code}\n\n{smaller.code}",
+        )  # fmt: skip
+
+    @property
+    def _kept_bytes(self) -> int:
+        """What stays between steps, at the peak of the run as it is."""
+        parts = self._baseline.breakdown
+        return sum(parts[name] for name in _KEPT)
+
+    @property
+    def _global_batch(self) -> int | None:
+        batch = self._rehearsal.sizes.get("batch")
+        return None if batch is None else batch * self._rehearsal.accumulation
+
+    def _run(self, variation: Variation) -> MemoryReport:
+        return self._timed(lambda: self._rehearsal.run(variation))
+
+    def _timed(self, run: Callable[[], MemoryReport]) -> MemoryReport:
+        start = time.monotonic()
+        try:
+            return run()
+        finally:
+            self._longest = max(self._longest, time.monotonic() - start)
+
+    def _is_late(self) -> bool:
+        return time.monotonic() - self._start + self._longest > PATIENCE_SECONDS
+
+
+def _needed(report: MemoryReport) -> int:
+    """The least memory for PyTorch's allocator with which the rehearsed run ends."""
+    return minimum_device_bytes(report.timeline, report.settings)
+
+
+def _divisors(whole: int, before: int) -> list[int]:
+    """The divisors of a global batch below ``before``, ascending: microbatches of one make up the same batch."""
+    return [number for number in range(1, before) if whole % number == 0]
+
+
+def _parts(length: int) -> list[int]:
+    """Shorter lengths, ascending, in sixteenths."""
+    grain = max(length // 16, 1)
+    return list(range(grain, length, grain))

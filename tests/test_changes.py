@@ -1,0 +1,195 @@
+"""Changes to a run: each does to the pretended run what the pasted code would do to the real one."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+from oom_magic.predict.changes import habits, models, optimizers
+from oom_magic.predict.changes.change import Change, InapplicableError
+from oom_magic.predict.changes.survey import Survey
+from oom_magic.predict.session import DrySession
+
+transformers = pytest.importorskip("transformers")
+
+
+def gpt2(**settings):
+    small = {"n_layer": 3, "n_embd": 256, "n_head": 4, "vocab_size": 20_000}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**{**small, **settings}))
+
+
+class Loop:
+    """A training loop that can also be written the way a change would have it."""
+
+    def __init__(self, **how):
+        self.how = how
+
+    def __call__(self):
+        how = self.how
+        model = gpt2(**how.get("settings", {})).to("cuda")
+        if how.get("checkpointing"):
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        optimizer = how.get("optimizer", torch.optim.AdamW)(model.parameters(), lr=1e-3, **how.get("options", {}))
+        outputs = None
+        for _ in range(3):
+            ids = torch.randint(0, 20_000, (4, 256), device="cuda")
+            with torch.autocast("cuda", dtype=torch.bfloat16, enabled=bool(how.get("autocast"))):
+                outputs = model(input_ids=ids, labels=ids)
+            loss = outputs.loss
+            if how.get("drops"):
+                del outputs
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=how.get("set_to_none", True))
+
+
+def run(loop, *changes):
+    session = DrySession(stop_after_steps=2, is_lasting=False, is_limited=False, has_bar=False, changes=changes)
+    return session.run(loop)
+
+
+@pytest.mark.parametrize(
+    ("change", "before", "after"),
+    [
+        (models.ActivationCheckpointing, {}, {"checkpointing": True}),
+        (lambda: models.MixedPrecision("bf16"), {}, {"autocast": True}),
+        (lambda: models.AttentionKernel("sdpa"), {"settings": {"attn_implementation": "eager"}}, {}),
+        (lambda: optimizers.OptimizerOptions(foreach=False), {}, {"options": {"foreach": False}}),
+        (optimizers.sgd, {}, {"optimizer": torch.optim.SGD}),
+        (optimizers.adafactor, {}, {"optimizer": torch.optim.Adafactor}),
+        (habits.DroppedOutputs, {}, {"drops": True}),
+        (habits.ReleasedGradients, {"set_to_none": False}, {"set_to_none": True}),
+    ],
+)
+def test_a_change_is_what_its_code_does(change, before, after):
+    plain, changed, written = run(Loop(**before)), run(Loop(**before), change()), run(Loop(**after))
+    assert changed.steps[-1].peak_allocated_bytes == written.steps[-1].peak_allocated_bytes
+    assert changed.steps[-1].peak_allocated_bytes <= plain.steps[-1].peak_allocated_bytes
+
+
+@pytest.mark.parametrize(
+    ("change", "how", "key"),
+    [
+        (models.ActivationCheckpointing, {"checkpointing": True}, "checkpointing_already"),
+        (lambda: models.MixedPrecision("fp16"), {"autocast": True}, "autocast_already"),
+        (lambda: models.AttentionKernel("sdpa"), {}, "attention_already"),
+        (optimizers.sgd, {"optimizer": torch.optim.SGD}, "optimizer_already"),
+        (lambda: optimizers.OptimizerOptions(fused=True), {"optimizer": torch.optim.Rprop}, "no_such_option"),
+        (habits.ReleasedGradients, {}, "gradients_released_already"),
+        (habits.DroppedOutputs, {"drops": True}, "outputs_dropped_already"),
+    ],
+)
+def test_a_survey_tells_what_does_not_apply(change, how, key):
+    one = change()
+    survey = Survey([one])
+    surveyed = run(Loop(**how), survey)
+    assert survey.refusal(one).key == key
+    assert surveyed.peak_allocated_bytes == run(Loop(**how)).peak_allocated_bytes
+
+
+def test_a_survey_changes_nothing_and_keeps_nothing():
+    """A refusal's traceback leads to the frames of the call, and so to the model's outputs."""
+    asked = [models.ActivationCheckpointing(), models.HalfWeights("bf16"), models.AttentionKernel("sdpa")]
+    survey = Survey(asked)
+    assert run(Loop(), survey).peak_allocated_bytes == run(Loop()).peak_allocated_bytes
+    assert [survey.refusal(one) for one in asked[:2]] == [None, None]
+    assert survey.keeps_outputs and not survey.keeps_gradients
+    assert survey.refusal(Change()).key == "no_model_ran"
+
+
+def test_forwards_per_step_are_counted():
+    def accumulate():
+        model = nn.Linear(8, 8).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            for _ in range(4):
+                model(torch.zeros(2, 8, device="cuda")).sum().backward()
+            optimizer.step()
+
+    survey = Survey([])
+    run(accumulate, survey)
+    assert survey.forwards_per_step == 4
+
+
+def test_an_offloaded_optimizer_takes_nothing():
+    report = run(Loop(), optimizers.offloaded_optimizer())
+    assert report.breakdown["optimizer_state"] == 0
+    assert report.peak_allocated_bytes < run(Loop(optimizer=torch.optim.Adam)).peak_allocated_bytes
+
+
+def test_quantized_adapters_are_as_if_loaded_so():
+    peft, bitsandbytes = pytest.importorskip("peft"), pytest.importorskip("bitsandbytes")
+    config = transformers.LlamaConfig(
+        hidden_size=256, intermediate_size=512, num_hidden_layers=3, num_attention_heads=4, vocab_size=1000
+    )
+
+    def train(model):
+        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+        for _ in range(2):
+            ids = torch.randint(0, 1000, (2, 64), device="cuda")
+            model(input_ids=ids, labels=ids).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def whole():
+        train(transformers.LlamaForCausalLM(config).to(torch.bfloat16).to("cuda"))
+
+    def quantized():
+        model = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
+        for name, layer in list(model.named_modules()):
+            if type(layer) is nn.Linear and name != "lm_head":
+                made = bitsandbytes.nn.Linear4bit(
+                    layer.in_features, layer.out_features, bias=False, compute_dtype=torch.bfloat16,
+                    compress_statistics=True, quant_type="nf4",
+                )  # fmt: skip
+                made.weight = bitsandbytes.nn.Params4bit(layer.weight.data, requires_grad=False, quant_type="nf4")
+                owner = model.get_submodule(name.rpartition(".")[0])
+                setattr(owner, name.rpartition(".")[2], made)
+        model.is_loaded_in_4bit = True
+        model = model.to("cuda")
+        model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+        train(peft.get_peft_model(model, peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear")))
+
+    changed, written = run(whole, models.QuantizedAdapters(4)), run(quantized)
+    assert changed.breakdown["parameter"] == pytest.approx(written.breakdown["parameter"], rel=0.01)
+    assert changed.peak_allocated_bytes == pytest.approx(written.peak_allocated_bytes, rel=0.01)
+
+
+def test_the_loss_in_chunks_reaches_the_head_under_adapters():
+    peft = pytest.importorskip("peft")
+
+    def train():
+        model = peft.get_peft_model(gpt2().to("cuda"), peft.LoraConfig(r=4, target_modules="all-linear"))
+        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+        ids = torch.randint(0, 20_000, (16, 256), device="cuda")
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+
+    assert run(train, models.ChunkedLoss()).peak_allocated_bytes < run(train).peak_allocated_bytes
+
+
+def test_the_users_model_is_as_before():
+    model = gpt2()
+    before = {name: id(value) for name, value in model.named_parameters()}
+
+    def train():
+        moved = model.to("cuda")
+        optimizer = torch.optim.AdamW(moved.parameters())
+        moved(input_ids=torch.zeros(1, 8, dtype=torch.long, device="cuda")).logits.sum().backward()
+        optimizer.step()
+
+    for change in (models.ActivationCheckpointing(), models.HalfWeights("bf16"), optimizers.sgd()):
+        run(train, change)
+    gc.collect()
+    assert {name: id(value) for name, value in model.named_parameters()} == before
+    assert all(p.dtype == torch.float32 and p.grad is None for p in model.parameters())
+    assert not model.is_gradient_checkpointing
+
+
+def test_a_model_without_repeated_blocks_cannot_be_checkpointed():
+    with pytest.raises(InapplicableError) as refusal:
+        models.ActivationCheckpointing().check(nn.Linear(2, 2))
+    assert refusal.value.key == "no_equal_blocks"

@@ -1,0 +1,150 @@
+"""Prices: which rehearsals are made, in which order, and what is said of what was left out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from samples import predicted, training_timeline
+
+from oom_magic.explain import prices as pricing
+from oom_magic.explain.causes import Evidence
+from oom_magic.explain.prices import Prices
+from oom_magic.explain.rehearsal import NotPricedError
+from oom_magic.explain.remedies import Situation, ranked
+from oom_magic.explain.shrinking import largest_fitting
+from oom_magic.memory.allocator import minimum_device_bytes
+from oom_magic.predict.setups.gpus import find_gpu
+
+GPU = find_gpu("RTX 3060")
+MIB = 2**20
+
+
+class Run:
+    """A training run; a smaller batch, checkpointing and mixed precision halve what a step takes."""
+
+    accumulation = 1
+
+    def __init__(self, batch=16, works=True):
+        self.sizes = {"batch": batch, "seq": 512}
+        self.works = works
+        self.variations = []
+
+    def begin(self, changes):
+        return self._report(16)
+
+    def label(self, what):
+        return what
+
+    def run(self, variation):
+        self.variations.append(variation)
+        kinds = {type(change).__name__ for change in variation.changes}
+        if not self.works or kinds - {"ActivationCheckpointing", "MixedPrecision"}:
+            raise NotPricedError(Evidence("reason_so_already"), applies=False)
+        share = variation.sizes.get("batch", self.sizes["batch"]) / self.sizes["batch"]
+        share *= variation.sizes.get("seq", 512) / 512
+        return self._report(int(16 * share) // 2 ** len(kinds))
+
+    def _report(self, scale):
+        return predicted_of(training_timeline(num_steps=2, scale=max(1, scale)))
+
+
+def predicted_of(timeline):
+    from oom_magic.memory.report import MemoryReport
+
+    return MemoryReport.from_timeline(timeline, predicted().device)
+
+
+def need(scale):
+    return minimum_device_bytes(training_timeline(num_steps=2, scale=scale))
+
+
+def priced(run, usable, **known):
+    return list(Prices(run, Situation(usable, GPU, **known)).remedies())
+
+
+def test_the_largest_microbatch_that_makes_up_the_batch():
+    run = Run()
+    remedies = {one.key: one for one in priced(run, need(6))}
+    smaller = remedies["smaller_batch"]
+    assert (smaller.values["after"], smaller.values["accumulation"], smaller.fits) == (4, 4, True)
+    assert smaller.needed_bytes == need(4)
+    assert smaller.saving_bytes == need(16) - need(4)
+    assert sum("batch" in one.sizes for one in run.variations) <= 3
+    assert "combination" not in remedies
+
+
+def test_combinations_are_found_where_nothing_alone_fits():
+    both = [one for one in priced(Run(batch=2), need(5)) if one.key == "combination"]
+    assert [one.values["keys"] for one in both] == [("mixed_precision", "smaller_batch")]
+    assert both[0].fits and both[0].needed_bytes == need(4) and both[0].values["accumulation"] == 2
+    assert both[0].code.count("accumulation") > 1 and "autocast" in both[0].code
+
+
+def test_what_costs_least_is_rehearsed_first_unless_the_cause_says_otherwise():
+    run = Run()
+    list(Prices(run, Situation(need(2), GPU), first=["checkpointing"]).remedies())
+    order = [type(one.changes[0]).__name__ for one in run.variations if one.changes]
+    assert order.index("ActivationCheckpointing") < order.index("MixedPrecision")
+
+
+def test_when_the_time_is_over_the_rest_is_named(monkeypatch):
+    monkeypatch.setattr(pricing, "PATIENCE_SECONDS", -1)
+    run = Run()
+    remedies = priced(run, need(2))
+    unpriced = [one for one in remedies if one.note and one.note.key == "reason_time"]
+    assert not run.variations
+    assert {"smaller_batch_any", "checkpointing", "mixed_precision"} <= {one.key for one in unpriced}
+
+
+def test_a_run_that_fits_needs_no_change():
+    prices = Prices(Run(), Situation(need(20), GPU))
+    assert prices.fits
+    assert {one.key for one in prices.remedies()} <= {"free_held", "close_processes"}
+
+
+def test_what_does_not_apply_or_saves_nothing_is_left_out():
+    keys = {one.key for one in priced(Run(works=False), need(2))}
+    assert not keys & {"sdpa", "lora", "checkpointing", "smaller_batch"}
+
+
+def test_ranking():
+    some = priced(Run(), need(6))
+    fits = [one.fits for one in ranked(some)]
+    assert fits == sorted(fits, key=lambda fit: (fit is not True, fit is None))
+
+
+@pytest.mark.parametrize("limit", [0.5, 3, 5.5, 6, 11.9, 15.9])
+def test_the_largest_fitting_size_in_few_tries(limit):
+    tried = []
+
+    def need_of(size):
+        tried.append(size)
+        return int(100 + 60 * size + size**1.2)
+
+    sizes = list(range(1, 16))
+    usable = int(100 + 60 * limit + limit**1.2)
+    found = largest_fitting(need_of, sizes, (16, need_of(16)), 100, usable)
+    assert found == max((size for size in sizes if need_of(size) <= usable), default=None)
+
+
+def test_few_tries():
+    tried = []
+    largest_fitting(lambda size: tried.append(size) or 10 * size, [1, 2, 4, 8], (16, 160), 0, 85)
+    assert tried == [8]
+
+
+def test_a_timeline_from_its_middle_on():
+    timeline = training_timeline(num_steps=2)
+    middle = timeline.marks[0].position
+    later = timeline.since(middle)
+    assert later.num_steps() == 2 and later.num_events < timeline.num_events
+    live = timeline.live_at(middle - 1)
+    assert later.requested_bytes[: len(live)].tolist() == timeline.requested_bytes[live].tolist()
+    assert levels(later)[len(live) :] == levels(timeline)[middle:]
+    assert timeline.since(0).order.tolist() == timeline.order.tolist()
+
+
+def levels(timeline):
+    """Bytes alive after each event."""
+    sizes = timeline.requested_bytes
+    return np.cumsum([sizes[event] if event >= 0 else -sizes[~event] for event in timeline.order]).tolist()
