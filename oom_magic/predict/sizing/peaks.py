@@ -3,7 +3,7 @@
 A block is larger than its request by up to 1 MiB, as what remains may be too small to split off. Where a
 request of 10 MiB or more gets a segment of its own, that is what it lacks to the next 2 MiB; otherwise it
 depends on what was cached. Replays at some points teach, for each allocation, which share of the first was
-added and how much else on average.
+added and how much else on average. Where that could be wrong by more than little, the large blocks are replayed.
 """
 
 from __future__ import annotations
@@ -14,17 +14,20 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from oom_magic.memory.allocator import AllocatorSettings, CachingAllocator, replay
+from oom_magic.memory.allocator import AllocatorSettings, replay
 from oom_magic.memory.categories import CATEGORIES, Breakdown
-from oom_magic.memory.segments import GRANULE_BYTES, MIN_BLOCK_BYTES, MIN_LARGE_BYTES, SMALL_BYTES, Block
-from oom_magic.memory.timeline import IntArray
+from oom_magic.memory.large_pool import allocated_bytes
+from oom_magic.memory.segments import GRANULE_BYTES, MIN_BLOCK_BYTES, MIN_LARGE_BYTES, SMALL_BYTES
+from oom_magic.memory.timeline import IntArray, MarkKind
 from oom_magic.predict.sizing.functions import SizeFunctions
 from oom_magic.predict.sizing.structure import Structure
 
 FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
 
-_FEW_EVENTS = 4000  # with blocks of the large pool: as many are replayed within some milliseconds
 _NEARLY = 0.97  # of the peak at some sample: moments below that at all of them are not looked at
+_FEW_EVENTS = 1000  # with large blocks: as many are replayed in any case
+_DOUBT = 0.006  # of the peak: if blocks in doubt could add no more, what was learned was seen to be right to 0.1 %
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +36,7 @@ class Peaks:
 
     At moment ``t``, after event ``positions[t]``, ``counts[t, u]`` allocations of kind ``u`` are alive; of what
     such a one lacks to a whole segment ``shares[t, u]`` is allocated too, and ``extras[t]`` bytes besides.
-    ``share`` and ``extra`` are the same by allocation. Where few blocks are large they are replayed after all.
+    ``share`` and ``extra`` are the same by allocation. What is added to ``doubts[t, u]`` of those alive varies.
     """
 
     structure: Structure
@@ -43,6 +46,7 @@ class Peaks:
     counts: FloatArray
     shares: FloatArray
     extras: FloatArray
+    doubts: FloatArray
     share: FloatArray
     extra: FloatArray
     settings: AllocatorSettings
@@ -70,7 +74,7 @@ class Peaks:
             excess[:, sample] = blocks - rounded[kind, sample]
             allocated = np.cumsum(signs * blocks[events])
             may_peak |= allocated >= _NEARLY * allocated.max(initial=0)
-        share, extra = _divide(excess, lacking[kind])
+        share, extra, varies = _divide(excess, lacking[kind])
         is_top = (timeline.order >= 0) & (np.append(timeline.order[1:], -1) < 0)
         positions = np.flatnonzero(may_peak & is_top)
         alive = [timeline.live_at(int(position)) for position in positions]
@@ -78,12 +82,13 @@ class Peaks:
         counts = [np.bincount(kind[live], minlength=num_kinds) for live in alive]
         shares = [np.bincount(kind[live], share[live], minlength=num_kinds) for live in alive]
         extras = np.array([extra[live].sum() for live in alive])
+        doubts = [np.bincount(kind[live], varies[live], minlength=num_kinds) for live in alive]
         unique = np.unique(np.column_stack([counts, shares, extras]), axis=0, return_index=True)[1]
         keep = np.sort(unique)
         return cls(
             structure, kind, functions, positions[keep],
             np.array(counts, dtype=np.float64)[keep], np.array(shares, dtype=np.float64)[keep], extras[keep],
-            share, extra, settings,
+            np.array(doubts, dtype=np.float64)[keep], share, extra, settings,
         )  # fmt: skip
 
     def at_least(self, points: IntArray) -> IntArray:
@@ -94,19 +99,30 @@ class Peaks:
 
     def about(self, points: IntArray) -> IntArray:
         """The peak at each point, nearly."""
-        peaks: IntArray = self._sums(points).max(axis=0, initial=0).round().astype(np.int64)
+        sums = self._sums(*_blocks(self.functions(points)))
+        peaks: IntArray = sums.max(axis=0, initial=0).round().astype(np.int64)
         return peaks
 
     def at(self, point: IntArray) -> int:
-        """The peak at one point: exact where few blocks are large."""
-        rounded = _blocks(self.functions(point))[0].astype(np.int64)[self.kind, 0]
-        events = self.structure.timeline.order
-        is_large = (rounded > SMALL_BYTES)[self._allocations]
-        if is_large.sum() > _FEW_EVENTS or max(self.settings.roundup_power2_divisions) > 1:
-            return int(self.about(point)[0])
+        """The peak at one point: as learned, or replayed where that is in doubt."""
+        rounded, lacking = _blocks(self.functions(point))
+        sums = self._sums(rounded, lacking)[:, 0]
+        if not len(sums):
+            return 0
+        is_large = rounded[:, 0] > SMALL_BYTES
+        in_doubt = SMALL_BYTES * (self.doubts[sums.argmax()] @ is_large)
+        is_sure = in_doubt <= _DOUBT * sums.max() and self._num_events @ is_large > _FEW_EVENTS
+        return round(sums.max()) if is_sure else self._replayed(rounded[self.kind, 0].astype(np.int64))
+
+    def _replayed(self, rounded: IntArray) -> int:
+        """The exact peak of allocations with these least blocks."""
+        empties = any(mark.kind is MarkKind.EMPTY_CACHE for mark in self.structure.timeline.marks)
+        if empties or self.settings != AllocatorSettings():
+            return replay(self.structure.with_sizes(rounded), settings=self.settings).peak_allocated_bytes
+        is_large = rounded[self._allocations] > SMALL_BYTES
         small = np.cumsum(np.where(is_large, 0, self._signs * rounded[self._allocations]))
-        large = _allocated(events[is_large].tolist(), rounded.tolist(), self.settings)
-        return int((small + np.append(large, 0)[np.cumsum(is_large) - 1]).max(initial=0))
+        large = allocated_bytes(self.structure.timeline.order[is_large].tolist(), rounded.tolist())
+        return int((small + np.array([*large, 0])[np.cumsum(is_large) - 1]).max())
 
     @cached_property
     def _allocations(self) -> IntArray:
@@ -117,38 +133,29 @@ class Peaks:
     def _signs(self) -> IntArray:
         return np.where(self.structure.timeline.order >= 0, 1, -1)
 
+    @cached_property
+    def _num_events(self) -> IntArray:
+        """How many events each kind has."""
+        return np.bincount(self.kind[self._allocations], minlength=self.counts.shape[1])
+
     def breakdown(self, point: IntArray) -> Breakdown:
         """The peak at ``point`` (one row) by category; sums to ``at``."""
         timeline = self.structure.timeline
-        sums = self._sums(point)[:, 0]
+        rounded, lacking = _blocks(self.functions(point))
+        sums = self._sums(rounded, lacking)[:, 0]
         if not len(sums):
             return Breakdown({})
         live = timeline.live_at(int(self.positions[sums.argmax()]))
-        rounded, lacking = (blocks[self.kind[live], 0] for blocks in _blocks(self.functions(point)))
+        rounded, lacking = rounded[self.kind[live], 0], lacking[self.kind[live], 0]
         parts = rounded + self.share[live] * lacking + self.extra[live]
         totals = np.bincount(timeline.category[live], parts, minlength=len(CATEGORIES)).round().astype(np.int64)
         totals[totals.argmax()] += self.at(point) - totals.sum()
         return Breakdown({category.value: int(total) for category, total in zip(CATEGORIES, totals, strict=True)})
 
-    def _sums(self, points: IntArray) -> FloatArray:
+    def _sums(self, rounded: FloatArray, lacking: FloatArray) -> FloatArray:
         """Bytes allocated at each moment (rows) and point (columns)."""
-        rounded, lacking = _blocks(self.functions(points))
         sums: FloatArray = self.counts @ rounded + self.shares @ lacking + self.extras[:, None]
         return sums
-
-
-def _allocated(events: list[int], sizes: list[int], settings: AllocatorSettings) -> IntArray:
-    """What is allocated after each of ``events``, which the small pool does not see."""
-    allocator = CachingAllocator(settings=settings)
-    blocks: dict[int, Block] = {}
-    allocated = []
-    for event in events:
-        if event >= 0:
-            blocks[event] = allocator.allocate(sizes[event])
-        else:
-            allocator.free(blocks.pop(~event))
-        allocated.append(allocator.allocated_bytes)
-    return np.array(allocated, dtype=np.int64)
 
 
 def _blocks(sizes: IntArray) -> tuple[FloatArray, FloatArray]:
@@ -159,8 +166,10 @@ def _blocks(sizes: IntArray) -> tuple[FloatArray, FloatArray]:
     return rounded.astype(np.float64), np.where(is_whole, lacking, 0).astype(np.float64)
 
 
-def _divide(excess: FloatArray, lacking: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """For each allocation, the share of ``lacking`` that explains ``excess`` best, and the mean of the rest."""
+def _divide(excess: FloatArray, lacking: FloatArray) -> tuple[FloatArray, FloatArray, BoolArray]:
+    """For each allocation, the share of ``lacking`` that explains ``excess`` best, the mean of the rest, and whether
+    that varies."""
     squares = (lacking**2).sum(axis=1)
     share = np.clip((excess * lacking).sum(axis=1) / np.maximum(squares, 1), 0, 1)
-    return share, (excess - share[:, None] * lacking).mean(axis=1)
+    rest = excess - share[:, None] * lacking
+    return share, rest.mean(axis=1), np.ptp(rest, axis=1) > MIN_BLOCK_BYTES

@@ -1,0 +1,29 @@
+"""The large pool alone: as the whole allocator has it."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oom_magic.memory.allocator import Block, CachingAllocator
+from oom_magic.memory.large_pool import allocated_bytes
+from oom_magic.units import MIB
+
+_SIZES = st.integers(2 * MIB // 512 + 1, 40 * MIB // 512).map(lambda blocks: blocks * 512)
+
+
+@given(st.lists(st.tuples(_SIZES, st.integers(0, 5)), max_size=60))
+def test_large_pool_is_the_allocators(requests: list[tuple[int, int]]) -> None:
+    """Each request is followed by the free of so many of the oldest allocations."""
+    allocator = CachingAllocator()
+    blocks: dict[int, Block] = {}
+    events, expected = [], []
+    for number, (size, num_frees) in enumerate(requests):
+        blocks[number] = allocator.allocate(size)
+        events.append(number)
+        expected.append(allocator.allocated_bytes)
+        for old in list(blocks)[: num_frees // 2]:
+            allocator.free(blocks.pop(old))
+            events.append(~old)
+            expected.append(allocator.allocated_bytes)
+    assert allocated_bytes(events, [size for size, _ in requests]) == expected
