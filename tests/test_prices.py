@@ -35,14 +35,16 @@ class Run:
     def label(self, what):
         return what
 
-    def run(self, variation):
-        self.variations.append(variation)
+    def check(self, variation):
         kinds = {type(change).__name__ for change in variation.changes}
         if not self.works or kinds - {"ActivationCheckpointing", "MixedPrecision"}:
             raise NotPricedError(Evidence("reason_so_already"), applies=False)
+
+    def run(self, variation):
+        self.variations.append(variation)
         share = variation.sizes.get("batch", self.sizes["batch"]) / self.sizes["batch"]
         share *= variation.sizes.get("seq", 512) / 512
-        return self._report(int(16 * share) // 2 ** len(kinds))
+        return self._report(int(16 * share) // 2 ** len(variation.changes))
 
     def _report(self, scale):
         return predicted_of(training_timeline(num_steps=2, scale=max(1, scale)))

@@ -46,6 +46,7 @@ _AGAINST: Mapping[Cause, tuple[str, ...]] = {
     Cause.DRIVER_LEVEL: ("close_processes_any", "smaller_batch_any"),
     Cause.UNKNOWN: ("smaller_batch_any", "mixed_precision", "checkpointing", "close_processes_any"),
 }
+_AT_EVALUATION = ("no_grad", "smaller_batch_any")
 _VALUES: Mapping[str, Mapping[str, Any]] = {
     "mixed_precision": {"dtype": "bf16"},
     "half_weights": {"dtype": "bf16"},
@@ -98,11 +99,14 @@ def advise_setup(diagnosis: Diagnosis, setup: TrainingSetup) -> Iterator[Diagnos
 
 def named(diagnosis: Diagnosis, reason: Evidence = _NO_RUN) -> tuple[Remedy, ...]:
     """What helps against the cause, without prices, for the reason given."""
-    if diagnosis.is_oom is False:
+    if diagnosis.is_oom is False or (diagnosis.main_failure is None and diagnosis.cause is Cause.UNKNOWN):
         return ()
     style = _style(diagnosis)
     remedies = []
-    for cost, key in enumerate(_AGAINST.get(diagnosis.cause, ())):
+    keys = _AGAINST.get(diagnosis.cause, ())
+    if diagnosis.phase == "evaluation" and diagnosis.cause is Cause.ACTIVATIONS:
+        keys = _AT_EVALUATION
+    for cost, key in enumerate(keys):
         values = _VALUES.get(key, {})
         code, language = code_for(key, style, values)
         remedies.append(Remedy(key, cost, "same", values, note=reason, code=code, language=language))

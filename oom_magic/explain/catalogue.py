@@ -149,9 +149,23 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     ),
     "memory_grows": ("The text says that memory keeps growing.", "文中提到显存持续增长。"),
     "own_tensors_fill": (
-        "PyTorch held {held_bytes} of {total_bytes}; whether weights, activations or optimizer state, the"
-        " message does not say.",
-        "PyTorch 占用了 {total_bytes} 中的 {held_bytes}；报错信息没有说明是权重、激活值还是优化器状态。",
+        "PyTorch itself held {held_bytes} of {total_bytes}.",
+        "PyTorch 自己占用了 {total_bytes} 中的 {held_bytes}。",
+    ),
+    "whose_not_said": (
+        "Whether that were weights, activations or optimizer state, the message does not say.",
+        "那是权重、激活值还是优化器状态，报错信息没有说明。",
+    ),
+    "calls_alive": (
+        "The model was called {count} times since the last optimizer step, and what the calls kept for a"
+        " backward is still alive ({kept_bytes}): some list, sum or variable holds their outputs or losses.",
+        "自上一次优化器更新以来模型被调用了 {count} 次，各次为反向传播保留的内容都还在（{kept_bytes}）："
+        "某个列表、累加或变量持有它们的输出或损失。",
+    ),
+    "earlier_steps_alive": (
+        "{kept_bytes} made in earlier steps are still alive, and are neither weights nor gradients nor"
+        " optimizer state: something keeps them.",
+        "之前步骤产生的 {kept_bytes} 仍未释放，而且不是权重、梯度或优化器状态：有对象持有它们。",
     ),
     "rehearsal_fits": (
         "Rehearsed as it is, the run needs {needed_bytes} of the {usable_bytes} that can be had: it would fit."
@@ -408,6 +422,12 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "对模型一无所知，也没有常见的形状符合这个大小。",
     ),
     # PyTorch's own tip, judged.
+    "tip_delays": (
+        "PyTorch's tip would only have delayed it: {stuck_bytes} stuck in its cache would have served these"
+        " {requested_bytes}, but are little beside the {held_bytes} held.",
+        "PyTorch 的提示只能推迟失败：滞留在缓存中的 {stuck_bytes} 够这次的 {requested_bytes}，"
+        "但与已占用的 {held_bytes} 相比很少。",
+    ),
     "tip_applies": (
         "PyTorch's tip applies: {stuck_bytes} stuck in its cache would have served the {requested_bytes}.",
         "PyTorch 的提示适用：滞留在缓存中的 {stuck_bytes} 本可满足这次 {requested_bytes} 的申请。",

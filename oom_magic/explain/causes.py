@@ -69,7 +69,7 @@ class Judgement:
 
 # Memory stuck in the cache is called the cause from this share of what PyTorch holds: below it,
 # freeing it all would only have delayed the failure.
-_MIN_STUCK_SHARE = 0.04
+MIN_STUCK_SHARE = 0.04
 # Others on the card are called the cause from this share of its capacity.
 _MIN_OTHERS_SHARE = 0.25
 # A training step's own tensors are called the cause from this share of the capacity.
@@ -261,7 +261,7 @@ def _fragmentation(failure: Failure) -> Judgement | None:
     stuck, requested, held = failure.stuck_bytes, failure.requested_bytes, failure.pytorch_bytes
     if stuck is None or requested is None or not held or stuck < requested:
         return None
-    if stuck < held * _MIN_STUCK_SHARE or requested == _NAMELESS_REQUESTS[0]:
+    if stuck < held * MIN_STUCK_SHARE or requested == _NAMELESS_REQUESTS[0]:
         return None
     evidence = Evidence("stuck_above_request", {"stuck_bytes": stuck, "requested_bytes": requested})
     return Judgement(Cause.FRAGMENTATION, (evidence,), Confidence.LIKELY)
@@ -360,6 +360,7 @@ def _observations(failure: Failure) -> Iterator[Evidence]:
     held, total, requested = failure.pytorch_bytes, failure.total_bytes, failure.requested_bytes
     if held is not None and total:
         yield Evidence("own_tensors_fill", {"held_bytes": held, "total_bytes": total})
+        yield Evidence("whose_not_said")
     if failure.free_bytes is not None and requested is not None and failure.free_bytes >= requested:
         yield _free_above_request(failure)
     if held is None:

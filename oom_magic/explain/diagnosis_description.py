@@ -101,7 +101,8 @@ def _change(diagnosis: Diagnosis) -> Iterator[Block]:
     if diagnosis.main_failure is None and diagnosis.cause is Cause.UNKNOWN:
         return
     best = best_remedy(diagnosis.remedies, lang)
-    text = best or say(f"advice_{diagnosis.cause.value}", lang)
+    is_evaluation = diagnosis.phase == "evaluation" and diagnosis.cause is Cause.ACTIVATIONS
+    text = best or say("advice_evaluation" if is_evaluation else f"advice_{diagnosis.cause.value}", lang)
     yield Sentence(say("line_best", lang, text=text), "good")
 
 
@@ -150,7 +151,7 @@ def _evidence(diagnosis: Diagnosis) -> Iterator[Block]:
 
 
 def _located(diagnosis: Diagnosis) -> Iterator[Evidence]:
-    """The evidence and the phase; the failing line is quoted once, with its place, and then only named."""
+    """The evidence and the phase. The user's own line is quoted once, with its place, and then only named."""
     items = list(diagnosis.evidence)
     if diagnosis.phase and not any(item.key.startswith("phase_") for item in items):
         items.append(Evidence(f"phase_{diagnosis.phase}", {"code": diagnosis.code or "..."}))
@@ -158,9 +159,11 @@ def _located(diagnosis: Diagnosis) -> Iterator[Evidence]:
     for item in items:
         code = item.values.get("code")
         if code is not None and diagnosis.place:
-            place = f"{code} ({diagnosis.place})"
-            item = Evidence(item.key, {**item.values, "code": diagnosis.place if is_quoted else place})
-            is_quoted = True
+            is_innermost = not item.key.startswith("phase_") and code != diagnosis.code
+            quoted = code if is_innermost else diagnosis.code
+            text = diagnosis.place if is_quoted and not is_innermost else f"{quoted} ({diagnosis.place})"
+            item = Evidence(item.key, {**item.values, "code": text})
+            is_quoted |= not is_innermost
         yield item
 
 

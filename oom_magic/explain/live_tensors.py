@@ -15,6 +15,7 @@ _POOLS = {2 * MIB: (1, MIB), 20 * MIB: (MIB + 1, 10 * MIB)}
 _SMALLEST_VOCABULARY = 16_000
 _LARGEST_HEAD = 512
 _COPIES = ("_to_copy", "clone", "contiguous", "copy_", "to")
+_WITH_RELATIVES = ("backward", "optimizer_step")
 _LOSSES = ("_log_softmax", "nll_loss_forward", "nll_loss2d_forward", "cross_entropy_loss")
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "_unsafe_view")
 _POINTWISE = ("_softmax", "softmax", "div", "mul", "add", "masked_fill", "where", "native_dropout", "dropout")
@@ -23,17 +24,23 @@ _OTHER_TYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def live_candidates(
-    live: LiveFailure, failure: Failure, exact_bytes: int | None = None, phase: str | None = None
+    live: LiveFailure,
+    failure: Failure,
+    phase: str | None = None,
+    exact_bytes: int | None = None,
+    operator: str = "",
 ) -> tuple[TensorCandidate, ...]:
     """The tensors in sight that the failed request fits, the call's own results first.
 
-    ``exact_bytes`` is the tensor's size where a report knows it; else it follows from the message.
+    ``exact_bytes`` is the tensor's size and ``operator`` what made it, where a report knows them; else the size
+    follows from the message.
     """
     window = (exact_bytes, exact_bytes) if exact_bytes else _window(failure)
     if window is None:
         return ()
     found = list(_results(live, window, phase))
-    if not found and failure.requested_bytes not in _POOLS:
+    is_copy = not operator or operator in _COPIES
+    if not found and failure.requested_bytes not in _POOLS and (is_copy or phase in _WITH_RELATIVES):
         found = list(_relatives(live, window, phase))
     return tuple({one.formula: one for one in reversed(found)}.values())[::-1][:3]
 
@@ -43,19 +50,28 @@ def _window(failure: Failure) -> tuple[int, int] | None:
 
 
 def _results(live: LiveFailure, window: tuple[int, int], phase: str | None) -> Iterator[TensorCandidate]:
-    """What the failing calls make, of a size that agrees; the last made first."""
-    for call in live.calls:
-        for made in reversed(call.made):
-            if window[0] <= made.tensor.num_bytes <= window[1]:
-                kind = _kind(made, call)
-                kind = "parameter" if (kind, phase) == ("copy", "loading") else kind
-                yield _candidate(kind, made.tensor, 1.0, call.expression)
+    """What the failing calls make, of a size that agrees; the last made first. Autocast may have halved it."""
+    for fit, types in ((1.0, _as_it_is), (0.95, _in_other_types)):
+        for call in live.calls:
+            for made in reversed(call.made):
+                fitting = (one for one in types(made.tensor) if window[0] <= one.num_bytes <= window[1])
+                tensor = next(fitting, None)
+                if tensor is not None:
+                    kind = _kind(made, call)
+                    kind = "parameter" if (kind, phase) == ("copy", "loading") else kind
+                    yield _candidate(kind, tensor, fit, call.expression)
+                    if fit < 1:
+                        return
+
+
+def _as_it_is(shape: TensorShape) -> tuple[TensorShape, ...]:
+    return (shape,)
 
 
 def _relatives(live: LiveFailure, window: tuple[int, int], phase: str | None) -> Iterator[TensorCandidate]:
     """In the backward and the optimizer gradients and state of parameters; else copies of tensors seen."""
     expression = live.calls[0].expression if live.calls else live.code
-    if phase in ("backward", "optimizer_step"):
+    if phase in _WITH_RELATIVES:
         kind, tensors = ("gradient" if phase == "backward" else "optimizer_state"), live.parameters
     else:
         kind, tensors = "copy", live.tensors

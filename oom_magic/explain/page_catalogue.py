@@ -67,6 +67,10 @@ PAGE_CATALOGUE: dict[str, tuple[str, str]] = {
         "Take a smaller microbatch with gradient accumulation, then activation checkpointing, then shorter sequences.",
         "先减小微批并用梯度累积补足，再开启激活检查点（gradient checkpointing），然后缩短序列。",
     ),
+    "advice_evaluation": (
+        "Evaluate under torch.no_grad() (or torch.inference_mode()), and move what is collected off the GPU.",
+        "评估时使用 torch.no_grad()（或 torch.inference_mode()），并把收集的结果移出 GPU。",
+    ),
     "advice_logits_or_loss": (
         "Do not make float32 logits for the whole vocabulary at once: use a chunked or fused loss, or a"
         " smaller microbatch.",

@@ -46,6 +46,7 @@ class Prices:
         self._first = tuple(first)
         self._start = time.monotonic()
         self._longest = 0.0
+        self._tried: set[frozenset[str]] = set()  # combinations
         self._candidates = candidates(situation)
         made = [change for one in self._candidates if one.variation for change in one.variation.changes]
         self._baseline = self._timed(lambda: rehearsal.begin(made))
@@ -64,27 +65,29 @@ class Prices:
         segments = growing_segments(self._baseline, self.needed_bytes, self._situation)
         if _SEGMENTS in self._first:
             yield from segments
-        ordered = self._in_order()
         found: list[tuple[Candidate, Remedy]] = []
-        for is_harmless in (True, False):
-            for candidate in ordered:
-                if (candidate.cost <= _HARMLESS) is is_harmless:
-                    for remedy in self._priced(candidate):
-                        found.append((candidate, remedy))
-                        yield remedy
+        for group in self._groups():
+            for candidate in group:
+                for remedy in self._priced(candidate):
+                    found.append((candidate, remedy))
+                    yield remedy
             if not any(remedy.fits for _, remedy in found):
                 for remedy in self._combined(found):
                     found.append((_COMBINATION, remedy))
                     yield remedy
         yield from segments
 
-    def _in_order(self) -> list[Candidate]:
-        """What is worth a rehearsal: first what helps against the cause, then by cost."""
+    def _groups(self) -> list[list[Candidate]]:
+        """What is worth a rehearsal: harmless changes against the cause, other harmless ones, all else; by cost."""
         worth = [one for one in self._candidates if one.helps(self._baseline)]
         for what, (key, cost, speed) in _SHRINKING.items():
             if self._rehearsal.sizes.get(what, 1) > 1:
                 worth.append(Candidate(key, cost, speed, STEP, Variation(sizes={what: 0}), slot=key))
-        return sorted(worth, key=lambda one: (one.key not in self._first, one.cost))
+        worth.sort(key=lambda one: one.cost)
+        groups: list[list[Candidate]] = [[], [], []]
+        for one in worth:
+            groups[2 if one.cost > _HARMLESS else 0 if one.key in self._first else 1].append(one)
+        return groups
 
     def _priced(self, candidate: Candidate) -> Iterator[Remedy]:
         """The remedy of a candidate; none where it does not apply or saves nothing."""
@@ -92,10 +95,11 @@ class Prices:
         if candidate.variation is None:
             yield replace(remedy, note=candidate.reason)
             return
-        if self._is_late():
-            yield replace(remedy, note=Evidence("reason_time", {"seconds": PATIENCE_SECONDS}))
-            return
         try:
+            self._rehearsal.check(candidate.variation)
+            if self._is_late():
+                yield replace(remedy, note=Evidence("reason_time", {"seconds": PATIENCE_SECONDS}))
+                return
             what = next(iter(candidate.variation.sizes), None)
             if what is not None:
                 yield self._smaller(what, Variation())
@@ -161,8 +165,12 @@ class Prices:
         ]
         possible.sort(key=lambda chosen: sum(one.cost for one, _ in chosen))
         for chosen in possible[:_MOST_COMBINATIONS]:
+            keys = frozenset(one.key for one, _ in chosen)
             if self._is_late():
                 return
+            if keys in self._tried:
+                continue
+            self._tried.add(keys)
             try:
                 together = self._together(chosen)
             except NotPricedError:

@@ -64,6 +64,9 @@ class Rehearsal(Protocol):
     def begin(self, changes: Sequence[Change]) -> MemoryReport:
         """The report of the run as it is; finds which of ``changes`` it would allow. Raises NotPricedError."""
 
+    def check(self, variation: Variation) -> None:
+        """Raise NotPricedError where it is known that the run has no place for it."""
+
     def run(self, variation: Variation) -> MemoryReport:
         """The report of the run so changed. Raises NotPricedError."""
 
@@ -95,18 +98,23 @@ class SetupRehearsal:
         """Dry-run the setup as it is."""
         return self._dry_run(self.setup)
 
+    def check(self, variation: Variation) -> None:
+        """Whether the setup takes other values for it."""
+        if not variation.sizes and self._changed(variation) == self.setup:
+            raise NotPricedError(Evidence("reason_so_already"), applies=False)
+
     def run(self, variation: Variation) -> MemoryReport:
         """Dry-run the setup with fields replaced."""
+        return self._dry_run(self._changed(variation))
+
+    def _changed(self, variation: Variation) -> TrainingSetup:
         if variation.changes and not variation.fields:
             raise NotPricedError(Evidence("reason_not_a_setting"))
-        sizes = {self.label(what): value for what, value in variation.sizes.items()}
+        sizes = {self.label(what): value for what, value in variation.sizes.items() if value}
         try:
-            setup = self.setup.replace(**{**variation.fields, **sizes})
+            return self.setup.replace(**{**variation.fields, **sizes})
         except ValueError as error:
             raise NotPricedError(Evidence("reason_setup_refused", {"error": str(error)})) from None
-        if setup == self.setup:
-            raise NotPricedError(Evidence("reason_so_already"), applies=False)
-        return self._dry_run(setup)
 
     def _dry_run(self, setup: TrainingSetup) -> MemoryReport:
         from oom_magic.predict.session import DrySession
@@ -151,12 +159,18 @@ class CellRehearsal:
         self.sizes, self.accumulation = _sizes(inputs), self._survey.forwards_per_step
         return report
 
+    def check(self, variation: Variation) -> None:
+        """Whether the survey found a model that allows the changes."""
+        assert self._survey is not None, "begin comes first"
+        for change in variation.changes:
+            refusal = self._survey.refusal(change)
+            if refusal is not None:
+                raise NotPricedError(Evidence(f"reason_{refusal.key}", refusal.values), applies=False)
+
     def run(self, variation: Variation) -> MemoryReport:
         """Execute the cell again, changed; sizes by the knob that sets them, else by cutting the model's inputs."""
         from oom_magic.predict.changes.inputs import ShorterInputs
 
-        for change in variation.changes:
-            self._check(change)
         turned: dict[Knob, int] = {}
         cut: list[Change] = []
         for what, value in variation.sizes.items():
@@ -176,13 +190,6 @@ class CellRehearsal:
         """How the user's code calls a size, as far as it is known."""
         knob = self._knobs.get(what)
         return knob.label if knob is not None and knob.is_named else {"batch": "batch_size", "seq": "seq_len"}[what]
-
-    def _check(self, change: Change) -> None:
-        """Raise NotPricedError if the survey found that no model allows the change."""
-        assert self._survey is not None, "begin comes first"
-        refusal = self._survey.refusal(change)
-        if refusal is not None:
-            raise NotPricedError(Evidence(f"reason_{refusal.key}", refusal.values), applies=False)
 
     def _find_knob(self, what: str, value: int) -> tuple[Knob | None, MemoryReport | None]:
         """The knob for a size, tried with ``value``, and the report of that trial."""

@@ -26,9 +26,23 @@ _GROWN = {
 
 
 def settled(judgement: Judgement, report: MemoryReport) -> Judgement:
-    """The judgement, settled where nothing else did by what had filled the memory when it failed."""
-    if judgement.cause is not Cause.UNKNOWN:
+    """The judgement, settled where nothing surer did by what had filled the memory when it failed."""
+    if judgement.confidence is Confidence.CERTAIN:
         return judgement
+    from oom_magic.explain.retained import retained  # loads NumPy
+
+    kept = retained(report)
+    if kept is not None:
+        is_evaluation = any(one.key == "phase_evaluation" for one in judgement.evidence)
+        cause = judgement.cause if is_evaluation else Cause.LEAK_OR_RETAINED_REFERENCE
+        return Judgement(cause, (kept, *_said(judgement)), Confidence.LIKELY)
+    if judgement.cause is not Cause.UNKNOWN and judgement.confidence is not Confidence.POSSIBLE:
+        return judgement
+    return _by_category(judgement, report)
+
+
+def _by_category(judgement: Judgement, report: MemoryReport) -> Judgement:
+    """The judgement settled by the category that filled most."""
     parts = report.breakdown
     allocated = parts.total_bytes
     if parts[_WEIGHTS] >= _MOSTLY_WEIGHTS * allocated:
@@ -47,7 +61,12 @@ def _filled(judgement: Judgement, cause: Cause, category: str, num_bytes: int, a
         "category_bytes": num_bytes,
         "allocated_bytes": allocated,
     }
-    return Judgement(cause, (*judgement.evidence, Evidence("category_fills", values)), Confidence.LIKELY)
+    return Judgement(cause, (*_said(judgement), Evidence("category_fills", values)), Confidence.LIKELY)
+
+
+def _said(judgement: Judgement) -> tuple[Evidence, ...]:
+    """The evidence without what it says is not known."""
+    return tuple(one for one in judgement.evidence if one.key != "whose_not_said")
 
 
 def settled_by_setup(diagnosis: Diagnosis, setup: TrainingSetup) -> Diagnosis:

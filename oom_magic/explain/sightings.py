@@ -54,9 +54,11 @@ def see(
     from oom_magic.explain.live_tensors import live_candidates
 
     exact_bytes = recorded.tensor_bytes if recorded is not None else None
+    operator = recorded.operator.rpartition("::")[2] if recorded is not None else ""
+    phase = phase or sighting.phase
     try:
         live = look_at(error, names)
-        found = () if live is None else live_candidates(live, failure, exact_bytes, phase or sighting.phase)
+        found = () if live is None else live_candidates(live, failure, phase, exact_bytes, operator)
     except Exception:  # whatever the user's objects do when they are looked at
         return sighting
     if live is None:

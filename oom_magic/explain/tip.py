@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oom_magic.explain.causes import Evidence
+from oom_magic.explain.causes import MIN_STUCK_SHARE, Evidence
 from oom_magic.explain.failure import Failure
 from oom_magic.explain.traceback_text import Clues
 
@@ -18,6 +18,9 @@ def judge_tip(failure: Failure, clues: Clues) -> Evidence | None:
     values = {"stuck_bytes": stuck, "requested_bytes": requested}
     if stuck < requested:
         return Evidence("tip_does_not_apply", values)
+    held = failure.pytorch_bytes or 0
+    if stuck < held * MIN_STUCK_SHARE:
+        return Evidence("tip_delays", {**values, "held_bytes": held})
     if clues.expandable_segments:
         return Evidence("tip_already_followed", values)
     unsupported = [system for system in clues.systems if system in _UNSUPPORTED_SYSTEMS]

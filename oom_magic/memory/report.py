@@ -73,7 +73,8 @@ class StepUsage:
 class OutOfMemory:
     """Why and where a run failed.
 
-    ``requested_bytes`` was asked of the driver for a tensor of ``tensor_bytes``.
+    ``requested_bytes`` was asked of the driver for a tensor of ``tensor_bytes``. ``num_calls`` counts the calls of
+    models that kept something for a backward since the last optimizer step (0: not known).
     """
 
     message: str
@@ -85,6 +86,7 @@ class OutOfMemory:
     line: SourceLine
     module: str
     category: Category = Category.TEMPORARY
+    num_calls: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,6 +188,7 @@ class DrySession:
             operator=operator,
             line=self.attribution.line() or SourceLine("", 0),
             module=self.attribution.module(phase),
+            num_calls=self.training.num_calls,
         )
         return torch.OutOfMemoryError(message)
 

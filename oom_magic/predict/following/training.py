@@ -31,12 +31,14 @@ class Training:
     """The training loop of a dry run: counts its steps, names its memory, makes the ``changes`` asked for.
 
     ``model_inputs`` are the tensors that the first model was called with: shape, and whether integer. ``begins_at``
-    is the event from which the run counts, where a change says that the model would be loaded so.
+    is the event from which the run counts, where a change says that the model would be loaded so. ``num_calls`` counts
+    the calls of models with gradients since the last optimizer step.
     """
 
     def __init__(self, gpu: PretendGPU, changes: Sequence[Change], stop_after_steps: int | None, has_bar: bool) -> None:
         self.model_inputs: Inputs = ()
         self.begins_at = 0
+        self.num_calls = 0
         self._gpu = gpu
         self._changes = tuple(changes)
         self._refusals: dict[Change, InapplicableError | None] = {}
@@ -51,6 +53,7 @@ class Training:
     def followed(self) -> Iterator[None]:
         """While the user's code runs."""
         self._steps_of.clear()
+        self.num_calls = 0
         with ExitStack() as stack:
             stack.enter_context(replaced(torch.nn.Module, {"__call__": self._module_call()}))
             stack.enter_context(self._optimizer_hooks())
@@ -115,6 +118,7 @@ class Training:
 
     def _begin(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The outermost module is about to run."""
+        self.num_calls += torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
         self._check_time()
         self._prepare(module)
         if not self.model_inputs:
@@ -175,6 +179,7 @@ class Training:
         number = self._steps_of[id(optimizer)] = self._steps_of.get(id(optimizer), 0) + 1
         if number < max(recorder.step, 1):
             return
+        self.num_calls = 0
         recorder.mark(MarkKind.STEP_END)
         recorder.step = number + 1
         self._last_step_at = time.monotonic()

@@ -1,0 +1,95 @@
+"""Causes settled by the record of the run: what filled the memory, and what of it should have gone before."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from oom_magic.explain.causes import Cause, Confidence
+from oom_magic.explain.diagnosis import explain
+from oom_magic.predict.session import DrySession
+
+MIB = 2**20
+
+
+def network(width=1024, depth=4):
+    return nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(depth))).cuda()
+
+
+def diagnosed(function, memory):
+    session = DrySession("RTX 3060", memory=memory + session_context(), stop_after_steps=None, has_bar=False)
+    report = session.run(function)
+    assert report.out_of_memory is not None
+    return explain(session.exception, report=report, lang="en")
+
+
+def session_context():
+    return DrySession("RTX 3060").gpu.context_bytes
+
+
+def keeps_losses():
+    model, losses = network(), []
+    while True:
+        losses.append(model(torch.zeros(2048, 1024, device="cuda")).sum())
+
+
+def keeps_outputs_over_steps():
+    model, kept = network(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    while True:
+        outputs = model(torch.zeros(8192, 1024, device="cuda"))
+        kept.append(outputs.detach())
+        outputs.sum().backward()
+        optimizer.step()
+
+
+def accumulates():
+    model = network()
+    for _ in range(8):
+        model(torch.zeros(2048, 1024, device="cuda")).sum().backward()
+    model(torch.zeros(16384, 1024, device="cuda")).sum().backward()
+
+
+def only_weights():
+    return network(depth=40)
+
+
+def adam():
+    model = network(depth=20)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.zeros(8, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("function", "memory", "cause", "key"),
+    [
+        (keeps_losses, 600 * MIB, Cause.LEAK_OR_RETAINED_REFERENCE, "calls_alive"),
+        (keeps_outputs_over_steps, 600 * MIB, Cause.LEAK_OR_RETAINED_REFERENCE, "earlier_steps_alive"),
+        (accumulates, 300 * MIB, Cause.ACTIVATIONS, "category_fills"),
+        (only_weights, 100 * MIB, Cause.WEIGHTS_TOO_BIG, None),
+        (adam, 200 * MIB, Cause.OPTIMIZER_STATE, None),
+    ],
+)
+def test_the_record_settles_the_cause(function, memory, cause, key):
+    diagnosis = diagnosed(function, memory)
+    assert (diagnosis.cause, diagnosis.confidence) == (cause, Confidence.LIKELY)
+    keys = [one.key for one in diagnosis.evidence]
+    assert key is None or key in keys
+    assert "whose_not_said" not in keys
+
+
+def test_the_result_under_autocast_is_named():
+    def halved():
+        layer = nn.Linear(1024, 65536).cuda()
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            layer(torch.zeros(4096, 1024, device="cuda"))
+
+    tensor = diagnosed(halved, 500 * MIB).tensors[0]
+    assert tensor.formula == "4096 x 65536 x bfloat16 = 512.00 MiB"
+
+
+def test_the_users_own_line_is_quoted():
+    text = str(diagnosed(adam, 200 * MIB))
+    assert "optimizer.step()" in text and "_init_group" not in text.split("Why we think so")[1].split("How to")[0]
