@@ -145,6 +145,25 @@ def test_out_of_memory_is_reported_as_the_dry_run_does() -> None:
     assert not sizes.fits(batch_size=64, seq_len=1000)
 
 
+def test_another_card_without_tracing_anew() -> None:
+    sizes = size(train_gpt2, gpu=GPU, batch_size=(2, 8), seq_len=(32, 256))
+    smaller = sizes.on("RTX 3060")
+    for point in ({"batch_size": 2, "seq_len": 33}, {"batch_size": 7, "seq_len": 255}):
+        assert same(smaller.report(**point), dry_run(train_gpt2, gpu="RTX 3060", **point))
+    assert smaller.num_traces == 2
+    assert smaller.device.name == "NVIDIA GeForce RTX 3060"
+
+
+def test_another_card_with_other_kernels_is_traced_anew() -> None:
+    def attend(seq_len: int) -> None:
+        query = torch.randn(1, 8, seq_len, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        functional.scaled_dot_product_attention(query, query, query).sum().backward()
+
+    sizes = size(attend, gpu=GPU, seq_len=(32, 512)).on("Tesla T4")
+    assert same(sizes.report(seq_len=77), dry_run(attend, gpu="Tesla T4", seq_len=77))
+    assert sizes.num_traces > 3
+
+
 def test_map_agrees_with_single_points(adapter: Sizes) -> None:
     grid = adapter.map(batch_size=[2, 9, 64], seq_len=range(100, 1001, 300), rank=8)
     assert grid.shape == (3, 4)

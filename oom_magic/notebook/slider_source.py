@@ -63,7 +63,8 @@ class Priced(ABC):
         if key in self._traced or key in self._failed:
             return
         try:
-            self._traced[key] = self._trace(values, card)
+            close = self.sizes_elsewhere(values, card)
+            self._traced[key] = self._trace(values, card) if close is None else close.on(card.gpu, card.memory_bytes)
         except Exception as error:
             self._failed[key] = error_blocks(error)
 

@@ -50,10 +50,18 @@ class Piece:
     assumptions: tuple[Assumption, ...]
     peaks: Peaks
 
+    def sizes(self, point: Point) -> IntArray:
+        """The size of each allocation at ``point``; 0 for none."""
+        return self.functions(np.array([point], dtype=np.int64))[self.kind, 0]
+
     def timeline(self, point: Point) -> Timeline:
         """The timeline of a run at ``point``."""
-        sizes = self.functions(np.array([point], dtype=np.int64))[:, 0]
-        return self.structure.with_sizes(sizes[self.kind])
+        return self.structure.with_sizes(self.sizes(point))
+
+    def explains(self, point: Point, trace: Trace) -> bool:
+        """Whether a run was as it would have it."""
+        same = self.structure.key == trace.structure.key
+        return same and bool((self.sizes(point) == trace.structure.timeline.requested_bytes).all())
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +104,14 @@ def all_pieces(node: Node) -> Iterator[Piece]:
     else:
         yield from all_pieces(node.inside)
         yield from all_pieces(node.outside)
+
+
+def on_card(node: Node, card: GPU) -> Node:
+    """The same pieces with the sizes that they have on another card, which goes the same ways."""
+    if isinstance(node, Fork):
+        return replace(node, inside=on_card(node.inside, card), outside=on_card(node.outside, card))
+    functions = replace(node.functions, card=card)
+    return replace(node, functions=functions, peaks=replace(node.peaks, functions=functions))
 
 
 def all_borders(node: Node) -> Iterator[Border]:

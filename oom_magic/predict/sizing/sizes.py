@@ -20,7 +20,17 @@ from oom_magic.predict.following.live_objects import heap_set_aside
 from oom_magic.predict.following.recorder import Reckoning
 from oom_magic.predict.session import DrySession, namespaces_of
 from oom_magic.predict.setups.gpus import find_gpu
-from oom_magic.predict.sizing.pieces import Explorer, Node, Piece, Trace, all_borders, all_pieces, piece_at, pieces_at
+from oom_magic.predict.sizing.pieces import (
+    Explorer,
+    Node,
+    Piece,
+    Trace,
+    all_borders,
+    all_pieces,
+    on_card,
+    piece_at,
+    pieces_at,
+)
 from oom_magic.predict.sizing.ranges import Ranges, label
 from oom_magic.predict.sizing.regions import Point
 from oom_magic.predict.sizing.sizes_description import describe_sizes
@@ -85,6 +95,19 @@ class Sizes(Describable):
         """Trace ``fn`` with these choices (the first of each, where none is given) now rather than when first asked."""
         lowest = {name: self.ranges.lowest(name) for name in self.ranges.names}
         self._family(self.ranges.locate({**lowest, **choices})[0])
+
+    def on(self, gpu: str | None, memory: str | int | None = None) -> Sizes:
+        """The same function on another card.
+
+        What was traced serves there too, with the sizes that depend on the card, if runs at both ends of the ranges go
+        the same way; else it is traced anew when first asked for.
+        """
+        other = Sizes(self._fn, self.ranges, gpu, memory, self._options["stop_after_steps"])
+        for setting, family in self._families.items():
+            moved = on_card(family, other._card)
+            if all(piece_at(moved, point).explains(point, other._trace(setting, point)) for point in self._ends()):
+                other._families[setting] = moved
+        return other
 
     def peak_allocated_bytes(self, **point: Any) -> int:
         """Peak allocated memory: sums of sizes and what the allocator typically adds, in well under a millisecond.
@@ -202,6 +225,10 @@ class Sizes(Describable):
 
     # -- inside ---------------------------------------------------------------
 
+    def _ends(self) -> tuple[Point, Point]:
+        axes = self.ranges.axes.values()
+        return tuple(int(axis[0]) for axis in axes), tuple(int(axis[-1]) for axis in axes)
+
     def _peaks(self, setting: tuple[int, ...], points: IntArray) -> IntArray:
         peaks = np.zeros(len(points), dtype=np.int64)
         for piece, among in pieces_at(self._family(setting), points):
@@ -260,7 +287,7 @@ class Sizes(Describable):
                 bar.update()
                 return found
 
-            lowest = tuple(int(axis[0]) for axis in self.ranges.axes.values())
+            lowest, _ = self._ends()
             known = {lowest: trace(lowest)}
             self._check_same(setting, lowest, known[lowest], trace(lowest))
             axes = list(self.ranges.axes.values())
