@@ -168,6 +168,24 @@ def test_the_latest_move_wins(panel: Sliders, monkeypatch: pytest.MonkeyPatch) -
     assert format_bytes(panel._estimate.report.peak_reserved_bytes) in shown(panel)
 
 
+def test_what_goes_wrong_when_the_hand_rests_is_shown(panel: Sliders, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("the allocator is <b>lost</b>")
+
+    monkeypatch.setattr(panel._estimator, "exact", fail)
+
+    async def rest() -> None:
+        panel.controls["batch_size"].value = 5
+        assert panel._refining is not None
+        await panel._refining
+
+    asyncio.run(rest())
+    assert "the allocator is &lt;b&gt;lost" in panel._panel._picture.value
+    monkeypatch.undo()
+    panel.controls["batch_size"].value = 6
+    assert "lost" not in shown(panel)
+
+
 def test_a_setup() -> None:
     setup = om.TrainingSetup(tiny, microbatch_size=2, seq_len=32, precision="fp32", gradient_accumulation_steps=3)
     panel = om.sliders(setup, microbatch_size=(1, 8))

@@ -63,6 +63,7 @@ class Priced(ABC):
         if key in self._traced or key in self._failed:
             return
         try:
+            self._check(values, card)
             close = self.sizes_elsewhere(values, card)
             self._traced[key] = self._trace(values, card) if close is None else close.on(card.gpu, card.memory_bytes)
         except Exception as error:
@@ -100,6 +101,10 @@ class Priced(ABC):
     def _size(self, card: SliderCard, ranges: dict[str, Any]) -> Sizes:
         """Trace it on a card."""
 
+    @abstractmethod
+    def _check(self, values: Values, card: SliderCard) -> None:
+        """Raise ValueError if these choices do not go with the card."""
+
     def _key(self, values: Values, card: SliderCard) -> tuple[Any, ...]:
         return (*(repr(values[name]) for name in self.ranges.choices), card.kind)
 
@@ -136,6 +141,9 @@ class PricedFunction(Priced):
         """The call."""
         arguments = {**self.ranges.fixed, **values}
         return f"{self.label[:-1]}{', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
+
+    def _check(self, values: Values, card: SliderCard) -> None:
+        """A run says for itself."""
 
     def _size(self, card: SliderCard, ranges: dict[str, Any]) -> Sizes:
         from oom_magic.predict.sizing.sizes import size
@@ -176,6 +184,9 @@ class PricedSetup(Priced):
     def setup(self, values: Values) -> TrainingSetup:
         """The setup with these values."""
         return self.base.replace(**{**self.ranges.fixed, **self.point(values)})
+
+    def _check(self, values: Values, card: SliderCard) -> None:
+        self.setup(values).replace(gpu=card.gpu, memory=card.memory_bytes)
 
     def _size(self, card: SliderCard, ranges: dict[str, Any]) -> Sizes:
         return self.base.replace(gpu=card.gpu, memory=card.memory_bytes).sizes(**ranges)

@@ -16,6 +16,7 @@ from oom_magic.memory.report import MemoryReport
 from oom_magic.notebook.fit_map import Grid
 from oom_magic.notebook.slider_cards import SliderCard, offered_cards
 from oom_magic.notebook.slider_controls import choice_control, number_control
+from oom_magic.notebook.slider_errors import error_blocks
 from oom_magic.notebook.slider_estimates import Estimator
 from oom_magic.notebook.slider_panel import Panel
 from oom_magic.notebook.slider_source import Priced, PricedFunction, PricedSetup, TraceFailed
@@ -134,13 +135,20 @@ class Sliders(ipywidgets.VBox):
             estimate = self._estimator.quick(sizes, values)
             self._show(sizes, estimate)
         except TraceFailed as failed:
-            self._estimate, self._failure = None, failed.blocks
-            self._panel.show_failure(failed.blocks)
+            self._fail(failed.blocks)
+            return
+        except Exception as error:
+            self._fail(error_blocks(error))
             return
         try:
             self._refining = asyncio.get_running_loop().create_task(self._refine(sizes, values, estimate))
         except RuntimeError:
             return  # no loop, no front end: what is asked for is computed then
+
+    def _fail(self, blocks: tuple[Block, ...]) -> None:
+        """Show an error in place of the picture; the sliders stay usable."""
+        self._estimate, self._failure = None, blocks
+        self._panel.show_failure(blocks)
 
     def _sizes(self, values: Mapping[str, Any], card: SliderCard) -> Sizes:
         """The sizes of a setting. While they are traced, those of another card are shown."""
@@ -165,8 +173,15 @@ class Sliders(ipywidgets.VBox):
     # -- when the hand rests --------------------------------------------------
 
     async def _refine(self, sizes: Sizes, values: Mapping[str, Any], estimate: Estimate) -> None:
-        """Replay in a thread, one thing after the other; each is shown when known."""
+        """Replay in a thread, and show in the panel what goes wrong there."""
         await asyncio.sleep(_IDLE_SECONDS)
+        try:
+            await self._replay(sizes, values, estimate)
+        except Exception as error:
+            self._fail(error_blocks(error))
+
+    async def _replay(self, sizes: Sizes, values: Mapping[str, Any], estimate: Estimate) -> None:
+        """One thing after the other; each is shown when known."""
         loop, estimator = asyncio.get_running_loop(), self._estimator
         for step in (estimator.exact, estimator.with_largest):
             estimate = await loop.run_in_executor(_worker, step, sizes, values, estimate)
