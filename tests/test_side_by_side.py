@@ -34,6 +34,12 @@ def test_no_run_is_refused():
         compare({})
 
 
+def test_a_note_stands_beside_its_run():
+    assert "4.05 GiB  theirs: 9 GB" in str(compare({"now": predicted()}, notes={"now": "theirs: 9 GB"}))
+    with pytest.raises(KeyError, match="'then' has a note and no report; there are: now"):
+        compare({"now": predicted()}, notes={"then": "9 GB"})
+
+
 def test_a_ratio_is_by_hand_over_in_the_run():
     report = predicted()
     held = report.breakdown["activation"]

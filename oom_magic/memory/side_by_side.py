@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from oom_magic.description import Bar, Bars, Block, Cell, Describable, Description, Part, Sentence, Table
@@ -15,13 +15,14 @@ _WIDEST = 5  # runs whose categories fit beside each other into 80 columns
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SideBySide(Describable):
-    """Runs by name. Made by ``compare``."""
+    """Runs by name, with what is noted of them. Made by ``compare``."""
 
     reports: Mapping[str, MemoryReport]
+    notes: Mapping[str, str] = field(default_factory=dict)
 
     def describe(self) -> Description:
         """A bar for each run, on one scale, and its categories in figures."""
-        blocks: list[Block] = [Bars(tuple(_bar(name, report) for name, report in self.reports.items()))]
+        blocks: list[Block] = [Bars(tuple(map(self._bar, self.reports)))]
         names = list(self.reports)
         blocks += [self._categories(names[start : start + _WIDEST]) for start in range(0, len(names), _WIDEST)]
         failed = [name for name, report in self.reports.items() if report.out_of_memory is not None]
@@ -34,6 +35,11 @@ class SideBySide(Describable):
         """Each run's report as plain data."""
         return {name: report.to_dict() for name, report in self.reports.items()}
 
+    def _bar(self, name: str) -> Bar:
+        parts = self.reports[name].breakdown.items()
+        shown = tuple(Part(Category(part).label, size, part) for part, size in parts)
+        return Bar(name, shown, self.notes.get(name, ""))
+
     def _categories(self, names: list[str]) -> Table:
         shown = [part for part in CATEGORIES if any(report.breakdown[part] for report in self.reports.values())]
         chosen = [self.reports[name] for name in names]
@@ -43,16 +49,16 @@ class SideBySide(Describable):
         return Table(("", *names), tuple(rows), hues=hues)
 
 
-def compare(reports: Mapping[str, MemoryReport]) -> SideBySide:
+def compare(reports: Mapping[str, MemoryReport], notes: Mapping[str, str] | None = None) -> SideBySide:
     """Runs beside each other: ``compare({"float32": report, "bfloat16": other})``.
 
-    Shows peak allocated of each, by category, and peak reserved. Raises ValueError without a run.
+    Shows peak allocated of each, by category, and peak reserved; ``notes`` has a word to put beside a run's bar.
+    Raises ValueError without a run, KeyError for a note on a run that is not there.
     """
     if not reports:
         raise ValueError("compare() got no report; give it at least one: compare({'now': report}).")
-    return SideBySide(dict(reports))
-
-
-def _bar(name: str, report: MemoryReport) -> Bar:
-    parts = tuple(Part(Category(part).label, size, part) for part, size in report.breakdown.items())
-    return Bar(name, parts)
+    notes = notes or {}
+    for name in notes:
+        if name not in reports:
+            raise KeyError(f"{name!r} has a note and no report; there are: {', '.join(reports)}.")
+    return SideBySide(dict(reports), dict(notes))
