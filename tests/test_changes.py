@@ -158,6 +158,26 @@ def test_quantized_adapters_are_as_if_loaded_so():
     assert changed.peak_allocated_bytes == pytest.approx(written.peak_allocated_bytes, rel=0.01)
 
 
+@pytest.mark.parametrize("change", [optimizers.sgd, lambda: models.LowRankAdapters(4)])
+def test_what_wraps_the_optimizer_stays(change):
+    accelerate = pytest.importorskip("accelerate")
+
+    def train():
+        model = gpt2()
+        groups = [{"params": [p]} for p in model.parameters()]
+        optimizer = torch.optim.AdamW(groups, lr=1e-3)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda step: 1.0] * len(groups))
+        prepared = accelerate.Accelerator().prepare(model, optimizer, scheduler)
+        for _ in range(2):
+            ids = torch.zeros(2, 64, dtype=torch.long, device="cuda")
+            prepared[0](input_ids=ids, labels=ids).loss.backward()
+            prepared[1].step()
+            prepared[2].step()
+            prepared[1].zero_grad()
+
+    assert run(train, change()).peak_allocated_bytes < run(train).peak_allocated_bytes
+
+
 def test_the_loss_in_chunks_reaches_the_head_under_adapters():
     peft = pytest.importorskip("peft")
 

@@ -75,7 +75,8 @@ class Prices:
                 for remedy in self._combined(found):
                     found.append((_COMBINATION, remedy))
                     yield remedy
-        yield from segments
+        for remedy in segments:
+            yield from self._if_useful(remedy)
 
     def _groups(self) -> list[list[Candidate]]:
         """What is worth a rehearsal: harmless changes against the cause, other harmless ones, all else; by cost."""
@@ -102,14 +103,20 @@ class Prices:
                 return
             what = next(iter(candidate.variation.sizes), None)
             if what is not None:
-                yield self._smaller(what, Variation())
+                yield from self._if_useful(self._smaller(what, Variation()))
                 return
             report = self._run(candidate.variation)
         except NotPricedError as refusal:
             if refusal.applies:
                 yield replace(remedy, note=refusal.reason)
             return
-        remedy = self._with_price(remedy, report.peak_allocated_bytes, _needed(report))
+        way = candidate.variation.changes[0].way
+        if way:
+            code, _ = code_for(f"{candidate.key}_{way}", self._situation.style, candidate.values)
+            remedy = replace(remedy, code=code)
+        yield from self._if_useful(self._with_price(remedy, report.peak_allocated_bytes, _needed(report)))
+
+    def _if_useful(self, remedy: Remedy) -> Iterator[Remedy]:
         if remedy.fits or (remedy.saving_bytes or 0) >= _LEAST_SAVING * self.needed_bytes:
             yield remedy
 

@@ -29,6 +29,11 @@ loss = sum(checkpoint(chunk_loss, h, t, use_reentrant=False) for h, t in parts) 
     "checkpointing": """\
 model.gradient_checkpointing_enable(
     gradient_checkpointing_kwargs={{"use_reentrant": False}})""",
+    "checkpointing_blocks": """\
+from torch.utils.checkpoint import checkpoint
+
+for block in self.blocks:       # in the model's forward
+    x = checkpoint(block, x, use_reentrant=False)""",
     "foreach": "optimizer = torch.optim.AdamW(model.parameters(), lr=lr, foreach=False)   # or fused=True",
     "optimizer_8bit": """\
 import bitsandbytes as bnb
@@ -104,6 +109,7 @@ TrainingArguments(..., per_device_train_batch_size=1, gradient_accumulation_step
     "smaller_batch": """\
 TrainingArguments(..., per_device_train_batch_size={after},
     gradient_accumulation_steps={accumulation})""",
+    "shorter_sequences": "tokenizer(..., truncation=True, max_length={after})",
     "fsdp": """\
 TrainingArguments(..., fsdp="full_shard auto_wrap")
 # torchrun --nproc-per-node {gpus} train.py""",

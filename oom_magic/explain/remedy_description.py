@@ -43,8 +43,8 @@ def remedies_details(remedies: Sequence[Remedy], lang: Language) -> list[Block]:
         columns = tuple(say(f"column_{name}", lang) for name in _COLUMNS)
         blocks.append(Table(columns, tuple(_row(one, wording) for one in priced)))
     for one in remedies:
-        if one.needed_bytes is None or one.note:
-            text = f"• {wording.of(one)} {_note(one, lang)}".strip()
+        if one.needed_bytes is None:
+            text = f"• {wording.of(one)}{_note(one, lang)}"
             blocks.append(Sentence(text, "quiet" if priced else "plain"))
     if any(_is_only_named(one) for one in remedies):
         blocks.append(Sentence(say("how_to_price", lang), "quiet"))
@@ -89,7 +89,7 @@ class _Wording:
 def _row(remedy: Remedy, wording: _Wording) -> tuple[Cell, ...]:
     peak, saving = remedy.peak_allocated_bytes, remedy.saving_bytes
     return (
-        wording.of(remedy),
+        wording.of(remedy) + _note(remedy, wording.lang),
         "" if peak is None else peak,
         "" if saving is None else saving,
         say(_FITS[remedy.fits], wording.lang),
@@ -105,9 +105,9 @@ def _batch(before: int | None, after: int | None) -> str:
 
 
 def _note(remedy: Remedy, lang: Language) -> str:
-    """Why a remedy has no price, or one that is not rehearsed."""
+    """Why a remedy has no price, or one that is not rehearsed; with a blank before it."""
     if remedy.note is None or _is_only_named(remedy):
         return ""
     reason = spoken(remedy.note, lang)
     text = say("remedy_not_priced", lang, reason=reason) if remedy.needed_bytes is None else reason
-    return f"({text.rstrip(_STOPS)})"
+    return f" ({text.rstrip(_STOPS)})"

@@ -29,10 +29,11 @@ class Change:
     """The base of all changes: nothing is changed.
 
     ``is_placed_so`` says that the model would be loaded so in the first place: what it took before the change does
-    not count.
+    not count. ``way`` tells apart ways of making one change, where models differ in the code for it.
     """
 
     is_placed_so = False
+    way = ""
 
     def check(self, model: torch.nn.Module) -> None:
         """Raise InapplicableError where the change cannot be made to this model. Changes nothing."""

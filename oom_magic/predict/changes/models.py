@@ -29,6 +29,7 @@ class ActivationCheckpointing(Change):
 
     def prepare(self, model: torch.nn.Module) -> None:
         switch = _checkpointing_switch(model)
+        self.way = "" if switch is not None else "blocks"
         if switch is not None:
             switch.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
             return
@@ -142,8 +143,9 @@ class LowRankAdapters(Change):
                 parameter.data = parameter.data.float()
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         for optimizer in optimizers:
+            for group in optimizer.param_groups:  # as many as a scheduler knows
+                group["params"] = []
             optimizer.param_groups[0]["params"] = trained
-            del optimizer.param_groups[1:]
             optimizer.state.clear()
 
 

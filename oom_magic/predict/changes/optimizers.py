@@ -14,12 +14,16 @@ from oom_magic.predict.following.live_objects import find_live_objects
 
 
 def optimizers_of(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
-    """The live optimizers that train parameters of ``model``. Raises InapplicableError when there is none."""
+    """The live optimizers that train parameters of ``model``, not what wraps them (accelerate does).
+
+    Raises InapplicableError when there is none.
+    """
     own = {id(parameter) for parameter in model.parameters()}
     found = [
         obj
         for obj in find_live_objects().tools
         if isinstance(obj, torch.optim.Optimizer)
+        and not isinstance(vars(obj).get("optimizer"), torch.optim.Optimizer)
         and any(id(parameter) in own for group in obj.param_groups for parameter in group["params"])
     ]
     if not found:
