@@ -207,7 +207,8 @@ def test_unloading_takes_everything_away_and_reloading_adds_nothing_twice(shell,
     run(shell, "raise RuntimeError('CUDA out of memory')")
     assert capsys.readouterr().out.count(HINT) == 1
     shell.run_line_magic("unload_ext", "oom_magic")
-    assert len(events) == before - 1
+    assert len(events) == before - 2
+    assert not [call for call in shell.events.callbacks["pre_run_cell"] if "oom_magic" in call.__module__]
     for kind in ("line", "cell"):
         assert not [name for name in shell.magics_manager.magics[kind] if "oom" in name or "gpumem" in name]
 

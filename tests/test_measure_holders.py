@@ -1,10 +1,8 @@
-"""Which names hold memory, and what release lets go, with CPU tensors in the place of CUDA ones."""
+"""Which names hold memory, with CPU tensors in the place of CUDA ones."""
 
 from __future__ import annotations
 
 import gc
-import sys
-import traceback
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -14,14 +12,11 @@ import torch
 from IPython.core.interactiveshell import InteractiveShell
 from torch import nn
 
-import oom_magic as om
-from oom_magic.measure import holders, ownership
-from oom_magic.measure import release as releasing
-from oom_magic.measure.holders import holders_in, storages_in
-from oom_magic.measure.ownership import Owners, find_owners, gradient_owners, workspace_sizes
+from oom_magic.measure import ownership
+from oom_magic.measure.holders import holders_in
+from oom_magic.measure.ownership import Owners, find_owners, gradient_owners, storage_of, workspace_sizes
+from oom_magic.measure.reach import reach
 from oom_magic.memory.categories import Category
-
-HERE: Any = None  # the device index of CPU tensors
 
 
 @pytest.fixture(autouse=True)
@@ -29,8 +24,7 @@ def _cpu_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     def address(tensor: torch.Tensor) -> int:
         return 0 if tensor.is_meta else tensor.untyped_storage().data_ptr()
 
-    for module in (holders, ownership):
-        monkeypatch.setattr(module, "storage_address", address)
+    monkeypatch.setattr(ownership, "storage_address", address)
 
 
 @dataclass
@@ -48,11 +42,13 @@ def test_names_hold_what_they_reach() -> None:
         "nested": {"a": [(Thing(torch.zeros(500)),)]},
         "loop": loop,
         "number": 3,
-        "_hidden": torch.zeros(9999),
+        "_own": torch.zeros(5),
+        "_": torch.zeros(9999),
+        "_i3": torch.zeros(9999),
         "Out": {4: torch.zeros(20)},
     }
-    found = {holder.name: holder.num_bytes for holder in holders_in(names, HERE)}
-    assert found == {"tensor": 4000, "view": 4000, "nested": 2000, "Out[4]": 80, "loop": 40}
+    found = {holder.name: holder.num_bytes for holder in holders_in(names, storage_of)}
+    assert found == {"tensor": 4000, "view": 4000, "nested": 2000, "Out[4]": 80, "loop": 40, "_own": 20}
 
 
 def test_modules_and_optimizers_are_reached() -> None:
@@ -60,19 +56,20 @@ def test_modules_and_optimizers_are_reached() -> None:
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.ones(1, 10)).sum().backward()
     optimizer.step()
-    assert sum(storages_in(model, HERE).values()) == 800
-    assert sum(storages_in(optimizer, HERE).values()) == 4 * 400 + 4
+    reached = reach([model], storage_of)
+    assert [sum(one.num_bytes for one in part) for part in (reached.own, reached.gradients)] == [400, 400]
+    assert sum(one.num_bytes for one in reach([optimizer], storage_of).everything()) == 4 * 400 + 4
 
 
 def test_the_notebooks_own_objects_hold_nothing(shell: InteractiveShell) -> None:
     shell.user_ns["mine"] = torch.zeros(10)
-    assert [holder.name for holder in holders_in(shell.user_ns, HERE)] == ["mine"]
+    assert [holder.name for holder in holders_in(shell.user_ns, storage_of)] == ["mine"]
 
 
 def test_only_what_is_asked_for() -> None:
     first, second = torch.zeros(10), torch.zeros(20)
     among = {first.untyped_storage().data_ptr()}
-    assert holders_in({"both": [first, second]}, HERE, among=among)[0].num_bytes == 40
+    assert holders_in({"both": [first, second]}, storage_of, among=among)[0].num_bytes == 40
 
 
 def test_owners_by_identity() -> None:
@@ -136,48 +133,3 @@ def test_workspaces(
 ) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", setting)
     assert workspace_sizes(capability) == expected
-
-
-def test_release_empties_failed_frames_and_cached_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(releasing, "storages_in", lambda value, _: storages_in(value, HERE))
-    monkeypatch.setattr(releasing, "holders_in", lambda names, _: holders_in(names, HERE))
-    shown = torch.zeros(30)
-    names: dict[str, Any] = {"mine": torch.zeros(10), "Out": {1: "text", 2: shown}, "_2": shown, "_": shown}
-    ghosts = [weakref.ref(shown)]
-    del shown
-
-    def fail() -> None:
-        held = torch.zeros(100)
-        ghosts.append(weakref.ref(held))
-        raise ValueError(f"{held.shape}")
-
-    def handle() -> None:
-        try:
-            fail()
-        except ValueError as error:
-            raise KeyError("second") from error
-
-    try:
-        handle()
-    except KeyError as error:
-        monkeypatch.setattr(sys, "last_value", error, raising=False)
-        monkeypatch.setattr(sys, "last_exc", error, raising=False)
-        monkeypatch.setattr(sys, "last_traceback", error.__traceback__, raising=False)
-        for frame, _ in traceback.walk_tb(error.__cause__.__traceback__):
-            assert frame.f_locals is not None  # as IPython does to show values
-    released = om.release(names)
-    assert [ghost() for ghost in ghosts] == [None, None]
-    assert names["Out"] == {1: "text"}
-    assert "_2" not in names
-    assert names["mine"].sum() == 0
-    assert [holder.name for holder in released.holders] == ["mine"]
-    assert "Out[2]" in released.actions[1]
-    assert "mine" in str(released)
-    assert released.to_dict()["freed_allocated_bytes"] == 0
-
-
-def test_release_with_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("last_value", "last_exc", "last_traceback"):
-        monkeypatch.delattr(sys, name, raising=False)
-    released = om.release({})
-    assert released.holders == released.actions == ()

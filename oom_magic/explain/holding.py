@@ -41,8 +41,9 @@ def _in_notebook(names: Mapping[str, Any], device: int) -> Iterator[Held]:
 
     from oom_magic.measure.device import doctor
     from oom_magic.measure.holders import holders_in
+    from oom_magic.measure.ownership import on_cuda
 
-    holders = holders_in(names, device)
+    holders = holders_in(names, on_cuda(device))
     for holder in holders:
         yield Held("output" if holder.name.startswith("Out[") else "name", holder.name, holder.num_bytes)
     for card in doctor().cards:

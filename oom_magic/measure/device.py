@@ -122,7 +122,7 @@ def current_device(index: int | None = None) -> Device:
     its own process numbers; WSL and Windows do not say), all that is outside PyTorch is counted as context.
     """
     index = torch.cuda.current_device() if index is None else index
-    return _device(index, _reading(index))
+    return _device(index, driver_reading(index))
 
 
 def _device(index: int, reading: CardReading) -> Device:
@@ -137,7 +137,7 @@ def _device(index: int, reading: CardReading) -> Device:
     return Device(properties.name, total, context, outside - context, (properties.major, properties.minor))
 
 
-def _reading(index: int) -> CardReading:
+def driver_reading(index: int) -> CardReading:
     """What the driver says of torch's device ``index``."""
     properties = torch.cuda.get_device_properties(index)
     parts = ("domain", "bus", "device")
@@ -156,7 +156,7 @@ def _own_process(reading: CardReading, used_bytes: int) -> DeviceProcess | None:
 
 
 def _read_card(index: int) -> Card:
-    reading = _reading(index)
+    reading = driver_reading(index)
     return Card(
         index,
         _device(index, reading),

@@ -1,92 +1,153 @@
-"""Which of the user's names hold GPU memory."""
+"""Who holds device memory: the user's names, results that IPython keeps, and what is held out of sight."""
 
 from __future__ import annotations
 
-import types
+import functools
+import re
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._C import DisableTorchFunctionSubclass
 
-from oom_magic.measure.ownership import inner_tensors, storage_address
+from oom_magic.measure.live_objects import live_objects
+from oom_magic.measure.ownership import Storage, inner_tensors
+from oom_magic.measure.reach import Locate, Reached, namespaces_of_modules, reach
+from oom_magic.measure.referrers import referrers
 from oom_magic.memory.report import Holder
 
-_MAX_DEPTH = 6
-_MACHINERY = frozenset({"IPython", "ipykernel", "traitlets", "oom_magic"})
-_OPAQUE = (
-    str, bytes, int, float, type,
-    types.ModuleType, types.FunctionType, types.MethodType, types.FrameType, types.TracebackType,
-)  # fmt: skip
+_NOT_GIVEN_BY_THE_USER = re.compile(r"_{1,3}|_i{1,3}|_i?\d+|_[iod]h|__\w+__")
+_MOST_KINDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """Memory by who holds it, in bytes that no other row counts; ``also`` holds (part of) it, too.
+
+    ``what`` says what kind of object ``name`` is; a holding without a name is out of the notebook's sight.
+    """
+
+    name: str
+    what: str
+    num_bytes: int
+    also: tuple[str, ...] = ()
 
 
 def holders_in(
-    namespace: Mapping[str, Any], device: int, *, among: Collection[int] | None = None
+    namespace: Mapping[str, Any], locate: Locate, *, among: Collection[int] | None = None
 ) -> tuple[Holder, ...]:
-    """The names whose values reach memory on ``device``, largest first; what two names share counts for both.
+    """The names whose values reach memory, largest first; what two names share counts for both.
 
     ``among`` limits it to storages at these addresses. IPython's ``_``, ``__`` and the like are left out, as
     ``Out`` holds the same values; its entries are named ``Out[3]``.
     """
-    found = []
-    for name, value in _named_values(namespace):
-        storages = storages_in(value, device)
-        num_bytes = sum(size for address, size in storages.items() if among is None or address in among)
-        if num_bytes:
-            found.append(Holder(name, num_bytes))
-    return tuple(sorted(found, key=lambda holder: -holder.num_bytes))
+    sizes: Counter[str] = Counter()
+    for (name, _), storages in held_in(namespace, locate).rows.items():
+        sizes[name] += sum(one.num_bytes for one in storages if among is None or one.address in among)
+    return tuple(Holder(name, num_bytes) for name, num_bytes in sizes.most_common() if num_bytes)
 
 
-def storages_in(value: Any, device: int) -> dict[int, int]:
-    """Bytes by address of the storages on ``device`` that a value reaches: through modules, optimizers,
-    containers and the attributes of objects, six levels deep."""
-    storages = {}
-    for tensor in _reachable(value, _MAX_DEPTH, set()):
-        if tensor.device.index == device and (address := storage_address(tensor)):
-            storages[address] = tensor.untyped_storage().nbytes()
-    return storages
+@dataclass(slots=True)
+class Held:
+    """Storages by the name that holds them and as what; and the tensors that names lead to, by identity."""
+
+    rows: dict[tuple[str, str], set[Storage]] = field(default_factory=dict)
+    tensors: set[int] = field(default_factory=set)
+
+    def without(self, names: Collection[str]) -> Held:
+        """What the other names hold."""
+        return Held({key: storages for key, storages in self.rows.items() if key[0] not in names}, self.tensors)
+
+    def storages(self) -> set[Storage]:
+        """All that is held."""
+        return set().union(*self.rows.values())
 
 
-def _named_values(namespace: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def held_in(namespace: Mapping[str, Any], locate: Locate, borders: Collection[int] = frozenset()) -> Held:
+    """What each name holds; objects with the identities ``borders`` are not entered.
+
+    Names that share come in this order: modules, tensors, optimizers, others, kept results.
+    """
+    around = {id(namespace), *namespaces_of_modules(), *borders}
+    held = Held()
+    for name, value in sorted(named_values(namespace), key=_rank):
+        reached = reach([value], locate, around)
+        held.rows.update({(name, what): storages for what, storages in _shares(name, value, reached) if storages})
+        held.tensors |= reached.tensors
+    return held
+
+
+def holdings(held: Held, locate: Locate) -> tuple[Holding, ...]:
+    """Who holds what in tensors that Python can see, each byte once (for the first row), largest first."""
+    found = [*_counted_once(held.rows), *_out_of_sight(held, locate)]
+    return tuple(sorted(found, key=lambda holding: -holding.num_bytes))
+
+
+def named_values(namespace: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The user's names and the entries of ``Out``, with their values."""
     for name, value in list(namespace.items()):
-        if name == "Out" and isinstance(value, dict):
+        if name == "Out" and issubclass(type(value), dict):
             yield from ((f"Out[{number}]", result) for number, result in list(value.items()))
-        elif not name.startswith("_"):
+        elif not _NOT_GIVEN_BY_THE_USER.fullmatch(name):
             yield name, value
 
 
-def _reachable(value: Any, depth: int, seen: set[int]) -> Iterator[torch.Tensor]:
-    if depth < 0 or isinstance(value, _OPAQUE) or id(value) in seen or _is_machinery(value):
-        return
-    seen.add(id(value))
-    if isinstance(value, torch.Tensor):
-        yield from _of_tensor(value)
-        return
-    for part in _parts(value):
-        yield from _reachable(part, depth - 1, seen)
+def _rank(item: tuple[str, Any]) -> int:
+    name, value = item
+    if name.startswith("Out["):
+        return 4
+    kinds = torch.nn.Module, torch.Tensor, torch.optim.Optimizer
+    return next((at for at, kind in enumerate(kinds) if issubclass(type(value), kind)), 3)
 
 
-def _is_machinery(value: Any) -> bool:
-    """Whether it is the notebook's, such as ``exit``, or ours: those reach all variables."""
-    return type(value).__module__.partition(".")[0] in _MACHINERY
+def _shares(name: str, value: Any, reached: Reached) -> Iterator[tuple[str, set[Storage]]]:
+    """What an object holds, by what it is for."""
+    kind = type(value)
+    what = "shown result" if name.startswith("Out[") else kind.__name__
+    if kind is functools._lru_cache_wrapper:
+        what = "functools cache"
+    if issubclass(kind, torch.nn.Module):
+        what = f"module {kind.__name__}"
+    elif issubclass(kind, torch.optim.Optimizer):
+        what = f"optimizer {kind.__name__}, its state"
+    yield what, reached.own
+    yield "gradients", reached.gradients - reached.own
+    yield "autograd graph", reached.graph - reached.own - reached.gradients
 
 
-def _of_tensor(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    for part in inner_tensors(tensor):
-        yield part
-        if part.is_leaf and part.grad is not None:
-            yield part.grad
+def _counted_once(rows: Mapping[tuple[str, str], set[Storage]]) -> list[Holding]:
+    """A holding for each row that is the first to hold something."""
+    owners: dict[Storage, tuple[str, str]] = {}
+    own_bytes: Counter[tuple[str, str]] = Counter()
+    others: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
+    for key, storages in rows.items():
+        for storage in storages:
+            owner = owners.setdefault(storage, key)
+            if owner == key:
+                own_bytes[key] += storage.num_bytes
+            elif owner[0] != key[0]:
+                others[owner][key[0]] = None
+    return [Holding(*key, num_bytes, tuple(others[key])) for key, num_bytes in own_bytes.items()]
 
 
-def _parts(value: Any) -> list[Any]:
-    """What to look at inside a value."""
-    if isinstance(value, torch.nn.Module):
-        tensors = [*value.parameters(), *value.buffers()]
-        attributes = [item for name, item in vars(value).items() if not name.startswith("_")]
-        return [*tensors, *attributes]
-    if isinstance(value, torch.optim.Optimizer):
-        return [value.state, value.param_groups]
-    if isinstance(value, Mapping):
-        return list(value.values())
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return list(value)
-    return list(getattr(value, "__dict__", {}).values())
+def _out_of_sight(held: Held, locate: Locate) -> list[Holding]:
+    """Tensors that live but are reached from no name, by what refers to them."""
+    known = held.storages()
+    storages: dict[int, set[Storage]] = {}
+    lost = []
+    for tensor in live_objects(lambda kind: issubclass(kind, torch.Tensor)):
+        if id(tensor) in held.tensors:
+            continue
+        with DisableTorchFunctionSubclass():
+            parts = {place for part in inner_tensors(tensor) if (place := locate(part)) is not None} - known
+        if parts:
+            storages[id(tensor)] = parts
+            lost.append(tensor)
+    kinds = referrers(lost) if lost else {}
+    rows: dict[tuple[str, str], set[Storage]] = defaultdict(set)
+    for tensor in lost:
+        words = ", ".join(sorted(kinds.get(id(tensor), ()))[:_MOST_KINDS])
+        rows["", words or "a running function, or C++"] |= storages[id(tensor)]
+    return _counted_once(rows)

@@ -16,7 +16,7 @@ from oom_magic.measure.collection import without_collection
 from oom_magic.measure.device import current_device
 from oom_magic.measure.failure import describe_error, find_out_of_memory
 from oom_magic.measure.holders import holders_in
-from oom_magic.measure.ownership import find_owners, gradient_owners, workspace_sizes
+from oom_magic.measure.ownership import find_owners, gradient_owners, on_cuda, workspace_sizes
 from oom_magic.measure.shell import users_names
 from oom_magic.memory.report import Assumption, MemoryReport
 
@@ -118,7 +118,7 @@ class Measurement:
             peak_allocated_bytes=_peak(replayed.peak_allocated_bytes, self._start.allocated, end.allocated),
             peak_reserved_bytes=_peak(replayed.peak_reserved_bytes, self._start.reserved, end.reserved),
             kept_bytes=end.allocated.current - self._start.allocated.current,
-            kept_by=holders_in(self._namespace, self.device, among=self._assembler.new_addresses()),
+            kept_by=holders_in(self._namespace, on_cuda(self.device), among=self._assembler.new_addresses()),
             out_of_memory=find_out_of_memory(error, self._assembler.failed, self._settings),
             assumptions=tuple(map(Assumption, self._doubts(end))),
             torch_version=str(torch.__version__),

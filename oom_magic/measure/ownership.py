@@ -6,14 +6,14 @@ are looked up and let go at once; nothing here keeps one alive.
 
 from __future__ import annotations
 
-import gc
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from oom_magic.measure.live_objects import live_objects
 from oom_magic.memory.categories import Category
 from oom_magic.units import KIB, MIB
 
@@ -25,6 +25,25 @@ GUESSES = (Category.INPUT, Category.ACTIVATION)
 _NOBODY: Owner = (Category.INPUT, "")
 
 
+class Storage(NamedTuple):
+    """Where bytes lie; tensors that share them have the same one."""
+
+    device: int | str
+    address: int
+    num_bytes: int
+
+
+_ROWS = torch.Tensor.crow_indices, torch.Tensor.col_indices, torch.Tensor.values
+_COLUMNS = torch.Tensor.ccol_indices, torch.Tensor.row_indices, torch.Tensor.values
+_SPARSE_PARTS: dict[torch.layout, tuple[Callable[[torch.Tensor], torch.Tensor], ...]] = {
+    torch.sparse_coo: (torch.Tensor._indices, torch.Tensor._values),
+    torch.sparse_csr: _ROWS,
+    torch.sparse_bsr: _ROWS,
+    torch.sparse_csc: _COLUMNS,
+    torch.sparse_bsc: _COLUMNS,
+}
+
+
 @dataclass
 class Owners:
     """Owners by storage address, and whether a tensor with an autograd graph is alive."""
@@ -33,22 +52,38 @@ class Owners:
     has_graph: bool = False
 
 
+def storage_of(tensor: torch.Tensor) -> Storage | None:
+    """Where the bytes of a plain tensor lie; None where there are none."""
+    try:
+        storage = tensor.untyped_storage()
+        address = storage.data_ptr()
+        return Storage(tensor.get_device(), address, storage.nbytes()) if address else None
+    except (RuntimeError, NotImplementedError, AttributeError):  # fake, functorch and wrapper tensors
+        return None
+
+
+def on_cuda(index: int) -> Callable[[torch.Tensor], Storage | None]:
+    """Finds storages on one CUDA device."""
+    return lambda tensor: storage_of(tensor) if tensor.is_cuda and tensor.device.index == index else None
+
+
 def storage_address(tensor: torch.Tensor) -> int:
     """The device address of a CUDA tensor's storage; 0 for any other tensor and where there is none."""
     try:
         return tensor.untyped_storage().data_ptr() if tensor.is_cuda else 0
-    except (RuntimeError, NotImplementedError, AttributeError):  # fake, functorch and wrapper tensors
+    except (RuntimeError, NotImplementedError, AttributeError):
         return 0
 
 
-def inner_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The plain tensors of a tensor: itself, or the parts of a wrapper such as a DTensor."""
+def inner_tensors(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
+    """The plain tensors of a tensor: itself, or the parts of a sparse one or of a wrapper such as a DTensor."""
+    if tensor.layout is not torch.strided:
+        return [part(tensor) for part in _SPARSE_PARTS.get(tensor.layout, ())]
     flatten = getattr(type(tensor), "__tensor_flatten__", None)
     if flatten is None:
-        yield tensor
-        return
-    for name in flatten(tensor)[0]:
-        yield from inner_tensors(getattr(tensor, name))
+        return (tensor,)
+    parts = [getattr(tensor, name) for name in flatten(tensor)[0]]  # a DTensor lists its mesh, too
+    return [inner for part in parts if isinstance(part, torch.Tensor) for inner in inner_tensors(part)]
 
 
 def tensors_in(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:
@@ -113,17 +148,12 @@ def workspace_sizes(capability: tuple[int, int] | None) -> frozenset[int]:
 
 
 def _live_objects() -> tuple[list[torch.nn.Module], list[torch.optim.Optimizer], list[torch.Tensor]]:
-    """All modules, optimizers and CUDA tensors. Types are asked, not objects: a proxy answers for another."""
+    """All modules, optimizers and CUDA tensors; of parameters, their modules are asked."""
     sought = (torch.nn.Module, torch.optim.Optimizer, torch.Tensor)
+    live = live_objects(lambda kind: issubclass(kind, sought) and kind is not torch.nn.Parameter)
     found: dict[type, list[Any]] = {kind: [] for kind in sought}
-    lists: dict[type, list[Any] | None] = {torch.nn.Parameter: None}  # their modules are asked
-    for one in gc.get_objects():
-        kind = type(one)
-        if kind not in lists:
-            lists[kind] = next((found[base] for base in sought if issubclass(kind, base)), None)
-        matching = lists[kind]
-        if matching is not None:
-            matching.append(one)
+    for one in live:
+        found[next(kind for kind in sought if issubclass(type(one), kind))].append(one)
     tensors = [tensor for tensor in found[torch.Tensor] if storage_address(tensor)]
     return found[torch.nn.Module], found[torch.optim.Optimizer], tensors
 

@@ -1,147 +1,140 @@
-"""``release``: free what a failed cell still holds, and say who holds the rest."""
+"""``release``: free what failures still hold, and say who holds the rest."""
 
 from __future__ import annotations
 
 import gc
-import sys
-import traceback
-from collections.abc import Iterator, MutableMapping
-from dataclasses import asdict, dataclass
-from types import TracebackType
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from difflib import get_close_matches
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from oom_magic.description import Block as DescriptionBlock
-from oom_magic.description import Describable, Description, Fact, Facts, Sentence, Table
-from oom_magic.measure.holders import holders_in, storages_in
+from oom_magic.measure.accelerator import Levels, Memory, find_accelerators
+from oom_magic.measure.dead_frames import KeptFrames, clear, find_kept_frames
+from oom_magic.measure.holders import Held, held_in, holdings, named_values
+from oom_magic.measure.last_error import forget_last_error
+from oom_magic.measure.live_objects import collector_off
+from oom_magic.measure.ownership import Storage
+from oom_magic.measure.reach import Locate, namespaces_of_modules, reach, referents
+from oom_magic.measure.released import DeviceChange, Gone, Released
+from oom_magic.measure.results import drop_name, drop_results
 from oom_magic.measure.shell import running_shell, users_names
-from oom_magic.memory.report import Holder
-from oom_magic.memory.segments import MIN_BLOCK_BYTES, round_up
-
-_LAST_RESULTS = ("_", "__", "___")
 
 
-@dataclass(frozen=True, repr=False)
-class Released(Describable):
-    """What ``release`` freed and what is left, in bytes, of one device.
+def release(
+    namespace: MutableMapping[str, Any] | None = None,
+    *,
+    names: Sequence[str] = (),
+    out: bool = False,
+    dry_run: bool = False,
+) -> Released:
+    """Free what errors still hold on torch's accelerator and empty its cache; what went, and who holds the rest.
 
-    ``freed_allocated_bytes`` were in tensors, ``freed_reserved_bytes`` went back to the driver, cache
-    included. ``unnamed_bytes`` are allocated but reached from no name: workspaces, threads, what lies deep.
+    Of yours only the variables in ``names`` are deleted and, with ``out``, all results that IPython keeps.
+    ``namespace`` is where names are looked up (default: the notebook's, or the caller's globals). ``dry_run`` changes
+    nothing and tells what would go. Afterwards ``%debug`` finds the frames of earlier errors empty, and says so.
     """
-
-    freed_allocated_bytes: int
-    freed_reserved_bytes: int
-    allocated_bytes: int
-    reserved_bytes: int
-    unnamed_bytes: int
-    actions: tuple[str, ...]
-    holders: tuple[Holder, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, strings, lists and dicts, ready for JSON."""
-        return asdict(self)
-
-    def describe(self) -> Description:
-        """What was freed, what was done, and the names that hold the rest."""
-        blocks: list[DescriptionBlock] = [
-            Facts(
-                (
-                    Fact("freed from tensors", self.freed_allocated_bytes),
-                    Fact("given back to the driver", self.freed_reserved_bytes),
-                    Fact("still allocated", self.allocated_bytes),
-                )
-            )
-        ]
-        blocks += [Sentence(action) for action in self.actions]
-        if self.holders:
-            rows = tuple((holder.name, holder.num_bytes) for holder in self.holders)
-            title = "Your variables that hold memory (del frees them)"
-            blocks.append(Table(("name", "memory"), rows, title=title))
-        if self.unnamed_bytes:
-            rest = ("no name: workspaces, rounding, threads", self.unnamed_bytes)
-            blocks.append(Table(("", "memory"), (rest,)))
-        return Description("Released", tuple(blocks))
+    found = users_names(1) if namespace is None else namespace
+    return release_from(find_accelerators(), found, names=names, out=out, dry_run=dry_run)
 
 
-def release(namespace: MutableMapping[str, Any] | None = None) -> Released:
-    """Free what the last failed cell's frames and IPython's cached results hold, then empty torch's cache.
+def release_from(
+    memories: Sequence[Memory],
+    namespace: MutableMapping[str, Any],
+    *,
+    names: Sequence[str] = (),
+    out: bool = False,
+    dry_run: bool = False,
+    usual: Mapping[str, int] = MappingProxyType({}),
+) -> Released:
+    """``release`` on the devices of ``memories``; without any, errors are left as they are.
 
-    No variable of yours is deleted; those that hold memory are named. ``namespace`` is where names are
-    looked up (default: the notebook's, or the caller's globals). The traceback stays printable, but
-    ``%debug`` finds its frames empty. Works on the current CUDA device; without one it only collects garbage.
+    ``usual`` is what was allocated before the error (bytes by device), where that is known.
     """
-    names = users_names(1) if namespace is None else namespace
-    has_cuda = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    device = torch.cuda.current_device() if has_cuda else 0
-    before = _levels(has_cuda)
-    actions = [_clear_failed_frames(), _clear_cached_results(names, device)]
-    gc.collect()
-    if has_cuda:
-        torch.cuda.empty_cache()
-    allocated, reserved = _levels(has_cuda)
-    named: dict[int, int] = {}
-    for value in list(names.values()):
-        named.update(storages_in(value, device))
-    return Released(
-        freed_allocated_bytes=before[0] - allocated,
-        freed_reserved_bytes=before[1] - reserved,
-        allocated_bytes=allocated,
-        reserved_bytes=reserved,
-        unnamed_bytes=max(allocated - sum(round_up(size, MIN_BLOCK_BYTES) for size in named.values()), 0),
-        actions=tuple(action for action in actions if action),
-        holders=holders_in(names, device),
-    )
+    _check(names, namespace)
+    with collector_off():
+        return _release(memories, namespace, names, out, dry_run, usual)
 
 
-def _levels(has_cuda: bool) -> tuple[int, int]:
-    return (torch.cuda.memory_allocated(), torch.cuda.memory_reserved()) if has_cuda else (0, 0)
+def _release(
+    memories: Sequence[Memory],
+    namespace: MutableMapping[str, Any],
+    names: Sequence[str],
+    out: bool,
+    dry_run: bool,
+    usual: Mapping[str, int],
+) -> Released:
+    before = _levels(memories)
+    kept = find_kept_frames() if before else []
+    locate = _locate(memories)
+    held = held_in(namespace, locate, {id(frame) for one in kept for frame in one.frames}) if before else Held()
+    leaving = {*names, *_results(namespace, out)}
+    staying = held.without(leaving)
+    gone = tuple(_going(kept, held, staying, locate))
+    if not dry_run:
+        _delete(namespace, names, out)
+        if before:
+            forget_last_error(running_shell())
+        for one in kept:
+            clear(one.frames)
+        kept.clear()
+        gc.collect()
+        for memory in memories:
+            memory.give_back(usual)
+    after = _levels(memories)
+    changes = tuple(DeviceChange(device, before.get(device, now), now) for device, now in after.items())
+    return Released(changes, gone, holdings(held if dry_run else staying, locate), dry_run)
 
 
-def _clear_failed_frames() -> str:
-    """Empty the frames of the last error and of those that led to it; what still runs is left alone."""
-    num_cleared = 0
-    for trace in _last_tracebacks():
-        traceback.clear_frames(trace)
-        for frame, _line in traceback.walk_tb(trace):
-            num_cleared += 1
-            # up to Python 3.12 whoever formatted the traceback left a copy of the locals in the frame, which
-            # reading them again brings up to date: empty
-            _ = frame.f_locals
-    return f"Emptied {num_cleared} frames that the last error kept alive." if num_cleared else ""
+def _delete(namespace: MutableMapping[str, Any], names: Sequence[str], out: bool) -> None:
+    shell = running_shell()
+    for name in names:
+        drop_name(name, namespace, shell)
+    if out:
+        drop_results(namespace, shell)
 
 
-def _last_tracebacks() -> Iterator[TracebackType]:
-    found = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-    last = getattr(sys, "last_traceback", None)
-    if last is not None:
-        yield last
-    pending, seen = [found], set()
-    while pending:
-        error = pending.pop()
-        if error is None or id(error) in seen:
-            continue
-        seen.add(id(error))
-        if error.__traceback__ is not None:
-            yield error.__traceback__
-        pending += [error.__cause__, error.__context__]
+def _levels(memories: Sequence[Memory]) -> dict[str, Levels]:
+    return {device: levels for memory in memories for device, levels in memory.levels().items()}
 
 
-def _clear_cached_results(names: MutableMapping[str, Any], device: int) -> str:
-    """Drop entries of ``Out`` and ``_`` that hold GPU memory: IPython keeps every result shown, for ever."""
-    cached = names.get("Out")
-    cached = cached if isinstance(cached, dict) else {}
-    cleared = [number for number, value in cached.items() if storages_in(value, device)]
-    for number in cleared:
-        del cached[number]
-        names.pop(f"_{number}", None)
-    display = getattr(running_shell(), "displayhook", None)
-    for name in _LAST_RESULTS:
-        if storages_in(names.get(name), device):
-            names[name] = ""
-        if storages_in(getattr(display, name, None), device):
-            setattr(display, name, "")
-    if not cleared:
-        return ""
-    listed = ", ".join(f"Out[{number}]" for number in cleared)
-    return f"Dropped {listed}: IPython keeps each result that it shows. End a line with ; to show none."
+def _locate(memories: Sequence[Memory]) -> Locate:
+    if len(memories) == 1:
+        return memories[0].storage
+
+    def locate(tensor: torch.Tensor) -> Storage | None:
+        for memory in memories:
+            place = memory.storage(tensor)
+            if place is not None:
+                return place
+        return None
+
+    return locate
+
+
+def _check(names: Sequence[str], namespace: MutableMapping[str, Any]) -> None:
+    """Raise for a name that does not exist, before anything is deleted."""
+    for name in names:
+        if name not in namespace:
+            close = get_close_matches(name, [one for one in namespace if not one.startswith("_")], n=1)
+            offer = f"; did you mean {close[0]!r}?" if close else "."
+            raise ValueError(f"names: there is no variable {name!r}{offer}")
+
+
+def _results(namespace: Mapping[str, Any], out: bool) -> list[str]:
+    return [name for name, _ in named_values(namespace) if name.startswith("Out[")] if out else []
+
+
+def _going(kept: Sequence[KeptFrames], held: Held, staying: Held, locate: Locate) -> Iterator[Gone]:
+    """What errors hold, and names that are to go, without what stays or was counted before."""
+    known = staying.storages()
+    borders = {*namespaces_of_modules(), *(id(frame) for one in kept for frame in one.frames)}
+    found = [(one.title, [value for frame in one.frames for value in referents(frame)]) for one in kept]
+    parts = [(title, reach(roots, locate, borders).everything()) for title, roots in found]
+    parts += [(key[0], storages) for key, storages in held.rows.items() if key not in staying.rows]
+    for what, storages in parts:
+        num_bytes = sum(storage.num_bytes for storage in storages - known)
+        known |= storages
+        if num_bytes:
+            yield Gone(what, num_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
@@ -18,7 +19,8 @@ def load(shell: InteractiveShell) -> None:
     unload(shell)
     magics = OOMMagics(shell)
     shell.register_magics(magics)
-    shell.events.register("post_run_cell", magics.failures.after_cell)
+    for event, callback in _callbacks(magics):
+        shell.events.register(event, callback)
     if shell.display_formatter is not None:
         shell.display_formatter.mimebundle_formatter.for_type_by_name(*_REPORT, _report_bundle)
     _loaded[id(shell)] = magics
@@ -30,13 +32,22 @@ def unload(shell: InteractiveShell) -> None:
     if magics is None:
         return
     magics.stop_watching()
-    shell.events.unregister("post_run_cell", magics.failures.after_cell)
+    for event, callback in _callbacks(magics):
+        shell.events.unregister(event, callback)
     if shell.display_formatter is not None:
         shell.display_formatter.mimebundle_formatter.pop(".".join(_REPORT), None)
     for kind, names in OOMMagics.magics.items():
         for name in names:
             shell.magics_manager.magics[kind].pop(name, None)
     shell.magics_manager.registry.pop(OOMMagics.__name__, None)
+
+
+def _callbacks(magics: OOMMagics) -> list[tuple[str, Callable[..., None]]]:
+    return [
+        ("pre_run_cell", magics.levels.before_cell),
+        ("post_run_cell", magics.levels.after_cell),
+        ("post_run_cell", magics.failures.after_cell),
+    ]
 
 
 def _report_bundle(report: Any, **_: Any) -> dict[str, str]:

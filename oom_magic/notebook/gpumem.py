@@ -21,7 +21,6 @@ from oom_magic.predict.setups.gpus import DEFAULT_GPU, find_gpu
 from oom_magic.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from oom_magic.measure.release import Released
     from oom_magic.memory.report import MemoryReport
     from oom_magic.predict.session import DrySession
 
@@ -105,28 +104,6 @@ class CellRunner:
             simulated, session.exception = session.exception, None  # it would keep the cell's frames
             raise trimmed(simulated)
         return values[0] if values else None
-
-    @property
-    def pretended_bytes(self) -> tuple[int, int]:
-        """What is allocated and reserved on the pretend GPU."""
-        if self.session is None:
-            return 0, 0
-        allocator = self.session.recorder.allocator
-        return allocator.allocated_bytes, allocator.reserved_bytes
-
-    def released(self, released: Released, held: tuple[int, int]) -> Released:
-        """What was released on the pretend GPU, which held so much (allocated, reserved) before."""
-        assert self.session is not None
-        self.session.recorder.empty_cache()
-        allocated, reserved = self.pretended_bytes
-        return replace(
-            released,
-            freed_allocated_bytes=held[0] - allocated,
-            freed_reserved_bytes=held[1] - reserved,
-            allocated_bytes=allocated,
-            reserved_bytes=reserved,
-            actions=(*released.actions, "These are the numbers of the pretend GPU."),
-        )
 
     def _session_for(self, card: Card) -> DrySession:
         """The pretend GPU of the last dry cell, or a new and empty one if the card is another."""

@@ -14,13 +14,14 @@ from IPython.core.magic import (
     no_var_expand,
     output_can_be_silenced,
 )
-from IPython.core.magic_arguments import argument, magic_arguments
+from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
 from oom_magic.notebook import gpumem
 from oom_magic.notebook.cells import compile_cell
 from oom_magic.notebook.explanations import explain_last, explain_pasted, explain_path
 from oom_magic.notebook.failures import FailureWatch
 from oom_magic.notebook.gpumem import Card, CellRunner
+from oom_magic.notebook.levels import LevelWatch
 from oom_magic.notebook.monitor import Monitor
 from oom_magic.notebook.options import parse_options, unquoted
 from oom_magic.notebook.setup_options import setup_arguments
@@ -35,6 +36,7 @@ class OOMMagics(Magics):
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
         self.runner = CellRunner(shell)
+        self.levels = LevelWatch(self.runner)
         self.failures = FailureWatch(lambda: self.runner.names.names, lambda: self.runner.was_dry)
         self.monitor: Monitor | None = None
 
@@ -123,17 +125,22 @@ class OOMMagics(Magics):
             return explain_path(self.shell, unquoted(path), options)
         return explain_last(self.shell, self.failures, self.runner, options)
 
+    @output_can_be_silenced
+    @magic_arguments()
+    @argument("--names", nargs="+", default=[], metavar="NAME", help="Delete these variables, too.")
+    @argument("--out", action="store_true", help="Forget the results that IPython keeps (Out, _, _3), too.")
+    @argument("--dry-run", action="store_true", help="Change nothing; tell what would go.")
     @line_magic
     def oom_free(self, line: str) -> Any:
-        """Release what a failed cell still holds; say how much that was, what is left and who holds it."""
-        self._takes_nothing("oom_free", line)
-        from oom_magic.measure.release import release
+        """Release what failed cells still hold; say how much that was, what is left and who holds it.
 
-        held = self.runner.pretended_bytes
-        released = release()
-        if self.runner.session is None or _has_gpu():
-            return released
-        return self.runner.released(released, held)
+        Your variables stay unless --names lists them. Afterwards %debug finds the frames of earlier errors empty.
+        """
+        from oom_magic.notebook.releasing import release_in
+
+        options = parse_argstring(self.oom_free, line)
+        wishes = {"names": options.names, "out": options.out, "dry_run": options.dry_run}
+        return release_in(self.shell, self.runner, usual=self.levels.before_failure, **wishes)
 
     @line_magic
     def oom_doctor(self, line: str) -> Any:

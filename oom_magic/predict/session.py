@@ -122,6 +122,11 @@ class DrySession:
         self.training.check_changes()
         return self.report
 
+    def storage_of(self, tensor: torch.Tensor) -> tuple[int, int] | None:
+        """Identity and bytes of what a tensor, or its double, has on the pretend GPU; None if it is not there."""
+        found = self.pretend_gpu.storage_of(self._user_state.template(tensor))
+        return None if found is None or found.allocation < 0 else (found.key, found.num_bytes)
+
     def _restart(self) -> None:
         self.pretend_gpu.restart()
         self._allocated_before = self.recorder.allocator.allocated_bytes

@@ -19,7 +19,6 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 from oom_magic.measure import assembly, history
 from oom_magic.measure.device import current_device, doctor
 from oom_magic.measure.measurement import measure
-from oom_magic.measure.release import release
 from oom_magic.memory.allocator import replay
 from oom_magic.memory.categories import Category
 from oom_magic.memory.report import MemoryReport
@@ -422,29 +421,6 @@ y.sum().backward()
     large = timeline.requested_bytes == 512 * 4096 * 4
     assert {Phase.FORWARD, Phase.BACKWARD} == {list(Phase)[phase] for phase in timeline.phase[large]}
     assert report.peak_allocated_bytes == torch.cuda.max_memory_allocated()
-
-
-def test_release_frees_what_a_failed_cell_holds() -> None:
-    names: dict[str, Any] = {"torch": torch, "nn": nn, "allocate": allocate, "Out": {3: allocate(4 * MIB)}}
-    names["_"] = names["_3"] = names["Out"][3]
-    cell = """\
-kept = allocate(2**20)
-def fail():
-    held = allocate(2**24)
-    raise ValueError(held.shape)
-fail()
-"""
-    try:
-        run_cell(cell, names)
-    except ValueError as error:
-        sys.last_value, sys.last_traceback = error, error.__traceback__
-    released = release(names)
-    del sys.last_value, sys.last_traceback
-    assert released.freed_allocated_bytes == 16 * MIB + 4 * MIB
-    assert [holder.name for holder in released.holders] == ["kept"]
-    assert names["kept"].nbytes == released.allocated_bytes == MIB
-    assert len(released.actions) == 2
-    assert released.unnamed_bytes == 0
 
 
 def test_the_card_and_the_system_check() -> None:

@@ -26,10 +26,7 @@ _LT_SHARES = (2, 12) <= _VERSION < (2, 15)  # cublasLt works in that of cuBLAS (
 
 
 class _Workspaces:
-    """Workspaces by library and thread (the user's, and autograd's)."""
-
-    def __init__(self) -> None:
-        self._held: set[tuple[str, bool]] = set()
+    """One workspace for each library and thread (the user's, and autograd's)."""
 
     def product(self, call: Call) -> None:
         """A product by cuBLAS."""
@@ -52,9 +49,8 @@ class _Workspaces:
         thread = (library, torch._C._current_graph_task_id() != -1)
         if not _IS_KEPT:
             call.take_by(law)
-        elif thread not in self._held:
-            self._held.add(thread)
-            call.keep_by(law, operator=library, category=Category.WORKSPACE)
+        elif thread not in call.gpu.workspaces:
+            call.gpu.workspaces[thread] = call.keep_by(law, operator=library, category=Category.WORKSPACE)
 
 
 def workspace_rules() -> dict[OpOverload, Rule]:

@@ -74,10 +74,10 @@ class Call:
                 self._scratch.remove(number)
                 self.gpu.recorder.free(number)
 
-    def keep_by(self, law: Law, *numbers: int, operator: str, category: Category) -> None:
-        """Take memory by a law that outlives the call."""
+    def keep_by(self, law: Law, *numbers: int, operator: str, category: Category) -> int:
+        """Take memory by a law that outlives the call; the number of the allocation."""
         num_bytes = law(self.gpu.card, *numbers)
-        self.gpu.take(num_bytes, operator, self._phase, category, Reckoning(law, numbers))
+        return self.gpu.take(num_bytes, operator, self._phase, category, Reckoning(law, numbers))
 
     def output(self, position: int, num_bytes: int | None = None) -> None:
         """Make an output now; ``num_bytes`` where its storage is not what its shape needs (0: none)."""

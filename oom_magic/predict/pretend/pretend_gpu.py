@@ -8,7 +8,7 @@ every operator below autograd, on any build of PyTorch, and notes each new stora
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -88,6 +88,7 @@ class PretendGPU(TorchDispatchMode):
         self._rules = rules
         self._known_outputs = KnownOutputs()
         self._fail = fail
+        self.workspaces: dict[Hashable, int] = {}  # allocations of libraries, by owner
         self._storages: dict[int, _Storage] = {}
         self._composite: dict[OpOverload, bool] = {}
         counts_when_unheld()  # looked up now, before the modes are on
@@ -113,6 +114,13 @@ class PretendGPU(TorchDispatchMode):
         numbers = self.recorder.restart()
         for storage in self.live_storages():
             storage.allocation = numbers[storage.allocation]
+        self.workspaces = {owner: numbers[number] for owner, number in self.workspaces.items()}
+
+    def clear_workspaces(self) -> None:
+        """Give back what libraries keep between their calls; it is taken again at need."""
+        for number in self.workspaces.values():
+            self.recorder.free(number)
+        self.workspaces.clear()
 
     def was_there_before(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor's memory was taken before the trace began."""

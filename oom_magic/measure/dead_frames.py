@@ -1,0 +1,107 @@
+"""Frames that run no more but are kept, with their variables, by an error: whoever holds the error holds them.
+
+Python's last error and IPython's are the common ones; futures, tasks and loggers keep others. So all errors of the
+process are looked at, wherever they are held.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from oom_magic.measure.frames import is_library, source_line
+from oom_magic.measure.live_objects import live_objects
+
+_GENERATORS = {types.GeneratorType: "gi_frame", types.CoroutineType: "cr_frame", types.AsyncGeneratorType: "ag_frame"}
+_TRACEBACK = BaseException.__dict__["__traceback__"]  # read so, no code of the user's own exceptions runs
+_OWN_REFERENCES = 3  # to a frame's copy of its variables: the frame's, a variable's and that of the call that counts
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFrames:
+    """The dead frames that one error keeps. Let go of it at once: it keeps them as well."""
+
+    title: str
+    frames: tuple[types.FrameType, ...]
+
+
+def find_kept_frames() -> list[KeptFrames]:
+    """The dead frames by the error that keeps them; each frame is with the first."""
+    kept = []
+    live = live_objects(_is_sought)
+    seen = {id(frame) for frame in (*running_frames(), *_suspended_frames(live))}
+    for name, trace in _tracebacks(live):
+        mine: list[types.FrameType] = []
+        for frame in _around(trace):
+            if id(frame) not in seen:
+                seen.add(id(frame))
+                mine.append(frame)
+        if mine:
+            kept.append(KeptFrames(_title(name, mine), tuple(mine)))
+    return kept
+
+
+def running_frames() -> Iterator[types.FrameType]:
+    """The frames of all threads that run now."""
+    for innermost in sys._current_frames().values():
+        frame: types.FrameType | None = innermost
+        while frame is not None:
+            yield frame
+            frame = frame.f_back
+
+
+def clear(frames: Iterable[types.FrameType]) -> None:
+    """Let frames go of their variables. A dictionary that the user got from ``locals()`` stays as it is."""
+    for frame in frames:
+        copied = frame.f_locals if frame.f_code.co_flags & inspect.CO_OPTIMIZED else None
+        try:
+            frame.clear()
+        except RuntimeError:  # it is suspended where nobody sees it, as greenlets are
+            continue
+        # up to Python 3.12 whoever formatted the traceback left a copy of the variables in the frame
+        if type(copied) is dict and sys.getrefcount(copied) <= _OWN_REFERENCES:
+            copied.clear()
+
+
+def _is_sought(kind: type) -> bool:
+    return kind in _GENERATORS or kind is types.TracebackType or issubclass(kind, BaseException)
+
+
+def _suspended_frames(live: Iterable[Any]) -> Iterator[types.FrameType]:
+    """Frames of generators and coroutines that can go on: emptying them would end them."""
+    for one in live:
+        frame = getattr(one, _GENERATORS[type(one)]) if type(one) in _GENERATORS else None
+        if frame is not None:
+            yield frame
+
+
+def _tracebacks(live: Iterable[Any]) -> Iterator[tuple[str, types.TracebackType]]:
+    """All tracebacks: those of errors with the error's name, then those without an error."""
+    for one in live:
+        trace = _TRACEBACK.__get__(one) if issubclass(type(one), BaseException) else None
+        if trace is not None:
+            yield type(one).__name__, trace
+    yield from (("an error", one) for one in live if type(one) is types.TracebackType)
+
+
+def _around(trace: types.TracebackType | None) -> Iterator[types.FrameType]:
+    """The frames of a traceback and those that called them: a shortened traceback leaves some out."""
+    while trace is not None:
+        frame: types.FrameType | None = trace.tb_frame
+        while frame is not None:
+            yield frame
+            frame = frame.f_back
+        trace = trace.tb_next
+
+
+def _title(error: str, frames: list[types.FrameType]) -> str:
+    """The error and the innermost call of the user's that it ended."""
+    users = [frame for frame in frames if not is_library(frame.f_code.co_filename)]
+    frame = (users or frames)[-1]
+    name = frame.f_code.co_name
+    place = source_line(frame.f_code.co_filename, frame.f_lineno)
+    return f"{error} in {place}" if name == "<module>" else f"{error} in {name}, {place}"

@@ -1,0 +1,161 @@
+"""Which storages an object reaches: through modules, optimizers, containers, closures, generators, caches, graphs.
+
+References are read as the garbage collector reads them, so none of the user's code runs: objects whose
+properties, ``__eq__`` or ``__repr__`` raise or allocate do no harm, and no depth is too deep.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._C import DisableTorchFunctionSubclass
+
+from oom_magic.measure.ownership import Storage, inner_tensors
+
+Locate = Callable[[torch.Tensor], Storage | None]
+
+_MACHINERY = frozenset({"IPython", "ipykernel", "traitlets", "oom_magic"})  # they lead to all of the user's names
+_RAW_SAVED = "_raw_saved_"
+
+
+@dataclass(slots=True)
+class Reached:
+    """Storages of the tensors themselves, of their gradients, and of what autograd saved behind them."""
+
+    tensors: set[int] = field(default_factory=set)  # by identity
+    own: set[Storage] = field(default_factory=set)
+    gradients: set[Storage] = field(default_factory=set)
+    graph: set[Storage] = field(default_factory=set)
+
+    def everything(self) -> set[Storage]:
+        """All three."""
+        return self.own | self.gradients | self.graph
+
+
+def reach(roots: Iterable[Any], locate: Locate, borders: Collection[int] = frozenset()) -> Reached:
+    """The storages that some objects reach. Objects with these identities (``borders``) are not entered."""
+    walk = _Walk(locate, borders)
+    with DisableTorchFunctionSubclass():
+        walk.enter(roots)
+    return walk.reached
+
+
+def namespaces_of_modules() -> dict[int, str]:
+    """Names of all modules by the identity of their variables: who reaches a module does not hold what is in it."""
+    modules = [(name, one) for name, one in list(sys.modules.items()) if issubclass(type(one), types.ModuleType)]
+    return {id(object.__getattribute__(module, "__dict__")): name for name, module in modules}
+
+
+def is_tensor(value: Any) -> bool:
+    """By its type: a proxy that is asked for its class answers for another object."""
+    return issubclass(type(value), torch.Tensor)
+
+
+def referents(value: Any) -> Iterable[Any]:
+    """What an object holds, but for its code's global variables and the calls around a frame."""
+    kind = type(value)
+    if kind is types.FunctionType:
+        return [*(value.__closure__ or ()), value.__defaults__, value.__kwdefaults__, value.__dict__]
+    if issubclass(kind, type):
+        return _of_class(value)
+    if kind is types.FrameType:
+        around = {id(one) for one in (value.f_back, value.f_globals, value.f_builtins)}
+        return [one for one in gc.get_referents(value) if id(one) not in around]
+    return gc.get_referents(value)
+
+
+def module_of(kind: type) -> str:
+    """The name of the module that a class says it is from, without running a metaclass's code."""
+    name = type.__dict__["__module__"].__get__(kind)
+    return name if type(name) is str else ""
+
+
+def _of_class(kind: type) -> list[Any]:
+    """What the user's own classes keep in class variables; libraries' classes lead everywhere."""
+    return list(type.__dict__["__dict__"].__get__(kind).values()) if module_of(kind) == "__main__" else []
+
+
+class _Walk:
+    """Visits each object once."""
+
+    def __init__(self, locate: Locate, borders: Collection[int]) -> None:
+        self.reached = Reached()
+        self._locate = locate
+        self._borders = borders
+        self._seen: dict[int, Any] = {}  # with the objects: an identity is unique as long as they live
+        self._opaque: dict[type, bool] = {}
+
+    def enter(self, roots: Iterable[Any]) -> None:
+        """Visit all that the roots lead to."""
+        pending = list(roots)
+        while pending:
+            value = pending.pop()
+            if not gc.is_tracked(value) or id(value) in self._seen or id(value) in self._borders:
+                continue  # what is not tracked holds nothing
+            if self._is_opaque(type(value)):
+                continue
+            self._seen[id(value)] = value
+            if is_tensor(value):
+                pending.extend(self._of_tensor(value))
+            else:
+                pending.extend(referents(value))
+
+    def _is_opaque(self, kind: type) -> bool:
+        found = self._opaque.get(kind)
+        if found is None:
+            root = module_of(kind).partition(".")[0]
+            found = self._opaque[kind] = root in _MACHINERY or issubclass(kind, types.ModuleType)
+        return found
+
+    def _of_tensor(self, tensor: torch.Tensor) -> list[Any]:
+        """Note a tensor's storages; the Python objects that it holds."""
+        self.reached.tensors.add(id(tensor))
+        self._note(tensor, self.reached.own)
+        node = tensor.grad_fn
+        if node is not None:
+            return [*gc.get_referents(tensor), *self._of_graph(node)]
+        gradient = tensor.grad
+        if gradient is not None:
+            self.reached.tensors.add(id(gradient))
+            self._note(gradient, self.reached.gradients)
+        return gc.get_referents(tensor)
+
+    def _note(self, tensor: torch.Tensor, found: set[Storage]) -> None:
+        for part in inner_tensors(tensor):
+            place = self._locate(part)
+            if place is not None:
+                found.add(place)
+
+    def _of_graph(self, last: Any) -> list[Any]:
+        """Note what the nodes behind a result saved; what hooks on saved tensors keep instead of tensors."""
+        others: list[Any] = []
+        pending = [last]
+        while pending:
+            node = pending.pop()
+            if node is None or id(node) in self._seen:
+                continue
+            self._seen[id(node)] = node
+            pending.extend(before for before, _ in node.next_functions)
+            others.extend(gc.get_referents(node))
+            for saved in (*_saved_by(node), getattr(node, "variable", None)):
+                if is_tensor(saved):
+                    self.reached.tensors.add(id(saved))
+                    self._note(saved, self.reached.graph)
+                else:
+                    others.append(saved)
+        return others
+
+
+def _saved_by(node: Any) -> Iterator[Any]:
+    """What a node saved, as it is kept: unpacking would call the user's hooks, and recompute under checkpointing."""
+    for name in dir(type(node)):
+        if name.startswith(_RAW_SAVED):
+            raw = getattr(node, name)
+            for saved in raw if isinstance(raw, (tuple, list)) else (raw,):
+                yield getattr(saved, "data", None)  # torch 2.6 does not say

@@ -1,0 +1,92 @@
+"""What ``%oom_free`` releases: the GPU's memory or, after dry cells, the pretend GPU's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+
+from oom_magic.measure.accelerator import Levels, Memory, find_accelerators
+from oom_magic.measure.ownership import Storage
+from oom_magic.measure.release import release_from
+
+if TYPE_CHECKING:
+    from oom_magic.measure.released import Released
+    from oom_magic.notebook.dry_cells import DryNamespace
+    from oom_magic.notebook.gpumem import CellRunner
+    from oom_magic.predict.session import DrySession
+
+
+class PretendMemory:
+    """The memory of a dry session."""
+
+    def __init__(self, session: DrySession) -> None:
+        self._session = session
+        self._device = f"pretend {session.gpu.name}"
+
+    def allocated(self) -> dict[str, int]:
+        """Bytes in tensors now on the pretend GPU."""
+        return {self._device: self._session.recorder.allocator.allocated_bytes}
+
+    def levels(self) -> dict[str, Levels]:
+        """What is taken now on the pretend GPU."""
+        allocator = self._session.recorder.allocator
+        return {self._device: Levels(allocator.allocated_bytes, allocator.reserved_bytes)}
+
+    def storage(self, tensor: Any) -> Storage | None:
+        """Where a tensor lies there; None if it does not."""
+        found = self._session.storage_of(tensor)
+        return None if found is None else Storage(self._device, *found)
+
+    def give_back(self, usual: Mapping[str, int]) -> None:
+        """What ``torch.cuda.empty_cache`` does; workspaces if more than ``usual`` is allocated."""
+        if any(num_bytes > usual.get(device, 0) for device, num_bytes in self.allocated().items()):
+            self._session.pretend_gpu.clear_workspaces()
+        self._session.recorder.empty_cache()
+
+
+class DryAndUsersNames(MutableMapping[str, Any]):
+    """The names that dry cells see: their own above the user's. Deleting one uncovers the user's."""
+
+    def __init__(self, dry: DryNamespace, users: dict[str, Any]) -> None:
+        self._dry = dry
+        self._users = users
+
+    def __getitem__(self, name: str) -> Any:
+        return self._dry.names[name] if name in self._dry.names else self._users[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._users[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        if name in self._dry.names:
+            self._dry.forget(name)
+        else:
+            del self._users[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._users, **self._dry.names})
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def release_in(shell: InteractiveShell, runner: CellRunner, **wishes: Any) -> Released:
+    """``release_from`` the GPU and the pretend GPU; names may be those of dry cells."""
+    found = DryAndUsersNames(runner.names, shell.user_ns)
+    try:
+        return release_from(_memories(runner), found, **wishes)
+    except ValueError as error:
+        raise UsageError(f"%oom_free: {error}") from None
+
+
+def _memories(runner: CellRunner) -> list[Memory]:
+    pretended: list[Memory] = [] if runner.session is None else [PretendMemory(runner.session)]
+    return [*find_accelerators(), *pretended]
+
+
+def allocated_now(runner: CellRunner) -> dict[str, int]:
+    """Bytes in tensors now, by device; the pretend GPU is one."""
+    return {device: num_bytes for memory in _memories(runner) for device, num_bytes in memory.allocated().items()}
