@@ -118,6 +118,22 @@ def test_padding_and_a_branch_on_size() -> None:
     assert all(agrees(sizes, train_padded, seq_len=seq_len) for seq_len in (17, 64, 299, 300, 301, 302, 1001, 1024))
 
 
+def test_the_number_of_layers_is_an_argument() -> None:
+    def train(batch_size: int, num_layers: int) -> None:
+        model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(num_layers))).cuda()
+        model(torch.randn(batch_size, 64, device="cuda")).sum().backward()
+
+    sizes = size(train, gpu=GPU, batch_size=(2, 40_000), num_layers=(1, 24))
+    assert sizes.borders == ("num_layers: with each value, traced when it is first asked for",)
+    before = sizes.num_traces
+    assert all(agrees(sizes, train, batch_size=batch_size, num_layers=7) for batch_size in (3, 1001, 39_999))
+    assert before < 12
+    assert sizes.num_traces < before + 8
+    largest = sizes.largest("num_layers", memory="600MiB", batch_size=40_000)
+    assert dry_run(train, 40_000, largest, gpu=GPU, memory="600MiB").out_of_memory is None
+    assert dry_run(train, 40_000, largest + 1, gpu=GPU, memory="600MiB").out_of_memory is not None
+
+
 def test_language_model_to_the_byte() -> None:
     sizes = size(train_gpt2, gpu=GPU, batch_size=(1, 8), seq_len=(32, 256))
     points = [(1, 33), (1, 256), (2, 255), (4, 255), (4, 256), (7, 146), (8, 256), (8, 129)]

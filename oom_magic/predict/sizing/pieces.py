@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -69,11 +71,29 @@ class Fork:
     """Where a region divides."""
 
     border: Border
-    inside: Piece | Fork
-    outside: Piece | Fork
+    inside: Node
+    outside: Node
 
 
-Node = Piece | Fork
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """An argument, by position, that changes the structure with each value, as a number of layers does.
+
+    ``explore`` finds what is at a value, when it is first asked for.
+    """
+
+    argument: int
+    explore: Callable[[int], Node]
+    nodes: dict[int, Node]
+
+    def at(self, value: int) -> Node:
+        """What is at a value of the argument."""
+        if value not in self.nodes:
+            self.nodes[value] = self.explore(value)
+        return self.nodes[value]
+
+
+Node = Piece | Fork | Steps
 
 
 def pieces_at(node: Node, points: IntArray, among: BoolArray | None = None) -> Iterator[tuple[Piece, BoolArray]]:
@@ -84,6 +104,11 @@ def pieces_at(node: Node, points: IntArray, among: BoolArray | None = None) -> I
     if isinstance(node, Piece):
         yield node, among
         return
+    if isinstance(node, Steps):
+        column = points[:, node.argument]
+        for value in np.unique(column[among]).tolist():
+            yield from pieces_at(node.at(value), points, among & (column == value))
+        return
     holds = node.border.holds(points)
     yield from pieces_at(node.inside, points, among & holds)
     yield from pieces_at(node.outside, points, among & ~holds)
@@ -92,24 +117,28 @@ def pieces_at(node: Node, points: IntArray, among: BoolArray | None = None) -> I
 def piece_at(node: Node, point: Point) -> Piece:
     """The piece that ``point`` lies in."""
     row = np.array([point], dtype=np.int64)
-    while isinstance(node, Fork):
-        node = node.inside if node.border.holds(row)[0] else node.outside
+    while not isinstance(node, Piece):
+        if isinstance(node, Steps):
+            node = node.at(point[node.argument])
+        else:
+            node = node.inside if node.border.holds(row)[0] else node.outside
     return node
 
 
 def all_pieces(node: Node) -> Iterator[Piece]:
-    """Every piece."""
+    """Every piece that is known."""
     if isinstance(node, Piece):
         yield node
-    else:
-        yield from all_pieces(node.inside)
-        yield from all_pieces(node.outside)
+    for part in _parts(node):
+        yield from all_pieces(part)
 
 
 def on_card(node: Node, card: GPU) -> Node:
     """The same pieces with the sizes that they have on another card, which goes the same ways."""
     if isinstance(node, Fork):
         return replace(node, inside=on_card(node.inside, card), outside=on_card(node.outside, card))
+    if isinstance(node, Steps):
+        return replace(node, nodes={value: on_card(part, card) for value, part in node.nodes.items()})
     functions = replace(node.functions, card=card)
     return replace(node, functions=functions, peaks=replace(node.peaks, functions=functions))
 
@@ -118,25 +147,41 @@ def all_borders(node: Node) -> Iterator[Border]:
     """Every border, from the first division on."""
     if isinstance(node, Fork):
         yield node.border
-        yield from all_borders(node.inside)
-        yield from all_borders(node.outside)
+    for part in _parts(node):
+        yield from all_borders(part)
+
+
+def all_steps(node: Node) -> Iterator[Steps]:
+    """Every argument that changes the structure with each value."""
+    if isinstance(node, Steps):
+        yield node
+    for part in _parts(node):
+        yield from all_steps(part)
+
+
+def _parts(node: Node) -> list[Node]:
+    if isinstance(node, Fork):
+        return [node.inside, node.outside]
+    return list(node.nodes.values()) if isinstance(node, Steps) else []
 
 
 class Explorer:
     """Finds the pieces of a function by tracing it at points of a lattice, of which ``axes`` are the values.
 
-    ``known`` are traces made before.
+    All traces are made inside a ``tracing()``; ``known`` were made before.
     """
 
     def __init__(
         self,
         trace: Callable[[Point], Trace],
+        tracing: Callable[[], AbstractContextManager[None]],
         axes: Sequence[IntArray],
         card: GPU,
         settings: AllocatorSettings,
         known: Mapping[Point, Trace],
     ) -> None:
         self._trace = trace
+        self._tracing = tracing
         self._axes = axes
         self._card = card
         self._settings = settings
@@ -146,7 +191,11 @@ class Explorer:
 
     def explore(self) -> Node:
         """The pieces, and the borders between them."""
-        return self._explore(Region(self._axes))
+        return self._enter(Region(self._axes))
+
+    def _enter(self, region: Region) -> Node:
+        with self._tracing():
+            return self._explore(region)
 
     def _at(self, point: Point) -> Trace:
         found = self._traces.get(point)
@@ -165,7 +214,8 @@ class Explorer:
         points += [point for point in ends[2:] if point not in points][: max(enough - len(points), 0)]
         while True:
             if len({self._key(point) for point in points}) > 1:
-                return self._divide(region, points, self._key) or self._majority(region, points)
+                steps = self._find_steps(region)
+                return steps or self._divide(region, points, self._key) or self._majority(region, points)
             fitted = self._fit(points, _NUM_SPARE)
             is_sure = not len(fitted.left) and len(points) >= enough
             if is_sure or len(points) >= _MOST_POINTS:
@@ -174,6 +224,24 @@ class Explorer:
             if fresh is None:
                 return self._piece(region, points, self._fit(points, 0))
             points.append(fresh)
+
+    def _at_step(self, region: Region, argument: int, value: int) -> Node:
+        return self._enter(region.at(argument, value))
+
+    def _find_steps(self, region: Region) -> Steps | None:
+        """An argument whose first values, and the last, all make other structures at the lowest point."""
+        lowest = region.extremes()[0]
+        for argument in range(len(self._axes)):
+            values = np.unique(region.points[:, argument]).tolist()
+            keys: set[bytes] = set()
+            for value in (values[0], values[-1], *values[1:3]):
+                key = self._key((*lowest[:argument], value, *lowest[argument + 1 :]))
+                if key in keys:
+                    break
+                keys.add(key)
+            if len(keys) == 4:
+                return Steps(argument, partial(self._at_step, region, argument), {})
+        return None
 
     def _divide(self, region: Region, points: list[Point], label: Callable[[Point], Hashable]) -> Node | None:
         """Both sides of a border between different labels; None if there is no simple one."""

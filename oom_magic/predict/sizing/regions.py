@@ -65,10 +65,19 @@ class Region:
         """The part in which the border's condition holds, or does not."""
         return Region(self.axes, (*self.conditions, (border, holds)))
 
+    def at(self, argument: int, value: int) -> Region:
+        """The part in which an argument has this value."""
+        unit = tuple(int(argument == other) for other in range(len(self.axes)))
+        return self.within(Border(unit, threshold=value), True).within(Border(unit, threshold=value - 1), False)
+
+    def num_values(self, argument: int) -> int:
+        """How many values an argument has here."""
+        return len(np.unique(self.points[:, argument]))
+
     @property
     def num_free(self) -> int:
         """How many of the arguments have several values here."""
-        return int((self.points.max(axis=0) > self.points.min(axis=0)).sum())
+        return sum(self.num_values(argument) > 1 for argument in range(len(self.axes)))
 
     def extremes(self) -> list[Point]:
         """Its corners, as far as it has some: the lowest, the highest, and where one argument is high."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -27,6 +28,7 @@ from oom_magic.predict.sizing.pieces import (
     Trace,
     all_borders,
     all_pieces,
+    all_steps,
     on_card,
     piece_at,
     pieces_at,
@@ -89,6 +91,7 @@ class Sizes(Describable):
         )
         self.settings = session.settings
         self.num_traces = 0
+        self._bar: Any = None
         self._families: dict[tuple[int, ...], Node] = {}
 
     def trace(self, **choices: Any) -> None:
@@ -105,6 +108,8 @@ class Sizes(Describable):
         other = Sizes(self._fn, self.ranges, gpu, memory, self._options["stop_after_steps"])
         for setting, family in self._families.items():
             moved = on_card(family, other._card)
+            if any(all_steps(family)):
+                continue
             if all(piece_at(moved, point).explains(point, other._trace(setting, point)) for point in self._ends()):
                 other._families[setting] = moved
         return other
@@ -196,7 +201,9 @@ class Sizes(Describable):
         """Where the function changes its ways, in words such as ``"batch_size x seq_len <= 3072"``."""
         names = list(self.ranges.axes)
         found = [border for family in self._families.values() for border in all_borders(family)]
-        return tuple(dict.fromkeys(border.text(names) for border in found))
+        steps = [names[step.argument] for family in self._families.values() for step in all_steps(family)]
+        texts = [f"{name}: with each value, traced when it is first asked for" for name in steps]
+        return tuple(dict.fromkeys([*texts, *(border.text(names) for border in found)]))
 
     def ends(self) -> dict[str, dict[str, Any]]:
         """The ``"lowest"`` and the ``"highest"`` point, with the first of all choices."""
@@ -278,22 +285,29 @@ class Sizes(Describable):
         return found
 
     def _explore(self, setting: tuple[int, ...]) -> Node:
-        options: dict[str, Any] = {"unit": "dry run", "delay": 2, "leave": False}
-        with heap_set_aside(), tqdm(total=_EXPECTED_TRACES, desc=f"sizes of {self.label}", **options) as bar:
+        def trace(point: Point) -> Trace:
+            return self._trace(setting, point)
 
-            def trace(point: Point) -> Trace:
-                found = self._trace(setting, point)
-                bar.total = max(bar.total, bar.n + 2)
-                bar.update()
-                return found
-
-            lowest, _ = self._ends()
+        lowest, _ = self._ends()
+        with self._tracing():
             known = {lowest: trace(lowest)}
             self._check_same(setting, lowest, known[lowest], trace(lowest))
             axes = list(self.ranges.axes.values())
-            found = Explorer(trace, axes, self._card, self.settings, known).explore()
-            bar.total = bar.n  # in a notebook a bar that ends short of its total stays, in red
-            return found
+            return Explorer(trace, self._tracing, axes, self._card, self.settings, known).explore()
+
+    @contextmanager
+    def _tracing(self) -> Iterator[None]:
+        """Dry runs inside advance a bar."""
+        if self._bar is not None:
+            yield
+            return
+        options: dict[str, Any] = {"unit": "dry run", "delay": 2, "leave": False}
+        try:
+            with heap_set_aside(), tqdm(total=_EXPECTED_TRACES, desc=f"sizes of {self.label}", **options) as self._bar:
+                yield
+                self._bar.total = self._bar.n  # in a notebook a bar that ends short of its total stays, in red
+        finally:
+            self._bar = None
 
     def _session(self, **options: Any) -> DrySession:
         return DrySession(**self._options, is_lasting=False, has_bar=False, **options)
@@ -306,6 +320,9 @@ class Sizes(Describable):
             report = session.run(lambda: self._fn(**arguments), namespaces_of(self._fn))
         except Exception as error:
             raise ValueError(f"{_call(self.label, arguments)} failed: {type(error).__name__}: {error}") from error
+        if self._bar is not None:
+            self._bar.total = max(self._bar.total, self._bar.n + 2)
+            self._bar.update()
         reckonings = session.recorder.reckonings
         return Trace(
             Structure.of(report.timeline, reckonings),
