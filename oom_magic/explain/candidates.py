@@ -108,7 +108,7 @@ def _made(
 
     variation, reason = None, None
     try:
-        variation = Variation((make(),), fields=fields or {})
+        variation = Variation(((make(), fields or {}),))
     except MissingError as missing:
         reason = Evidence(f"reason_{missing.key}", missing.values)
     return Candidate(key, cost, speed, against, variation, values or {}, slot or key, reason, combines)

@@ -92,8 +92,9 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     "phase_saving": ("It failed while saving a checkpoint: {code}", "失败发生在保存检查点时：{code}"),
     # Evidence: the numbers and lines that a judgement rests on.
     "allocated_above_capacity": (
-        "PyTorch held {held_bytes} on a device of {total_bytes}: the rest lay in system memory.",
-        "PyTorch 占用了 {held_bytes}，而设备只有 {total_bytes}：多出的部分在系统内存里。",
+        "PyTorch held {held_bytes} on a device of {total_bytes}. That is no misprint: the driver had put the"
+        " rest into the computer's RAM.",
+        "PyTorch 占用了 {held_bytes}，而设备只有 {total_bytes}。这不是显示错误：驱动把多出的部分放进了系统内存。",
     ),
     "limit_binds": (
         "{held_bytes} held and {requested_bytes} asked for, under a limit of {limit_bytes}.",
@@ -455,6 +456,11 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     "fact_process_size_unknown": (
         "A size of 17179869184.00 GiB means that the driver does not tell.",
         "17179869184.00 GiB 表示驱动没有提供这个数字。",
+    ),
+    "fact_accumulation": (
+        "Gradient accumulation leaves the memory of a step as it is: microbatches run one after the other, so"
+        " only the size of one counts.",
+        "梯度累积不改变每一步的显存：各个微批先后运行，因此只有单个微批的大小起作用。",
     ),
     "fact_device_zero": (
         "The text ends at the device's number, which PyTorch 2.3 does for device 0 only.",

@@ -161,7 +161,7 @@ def _diagnose(
         tensors=answer.candidates,
         tensor_note=answer.note,
         budget=budget_of(main) if main is not None else None,
-        facts=facts_about(main) if main is not None else (),
+        facts=facts_about(main, clues) if main is not None else (),
         tip=judge_tip(main, clues) if main is not None else None,
         held=held,
         frameworks=clues.frameworks,

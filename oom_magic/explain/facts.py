@@ -6,11 +6,13 @@ from collections.abc import Iterator
 
 from oom_magic.explain.causes import Evidence
 from oom_magic.explain.failure import Failure
+from oom_magic.explain.traceback_text import Clues
 
 
-def facts_about(failure: Failure) -> tuple[Evidence, ...]:
-    """Facts that keep a reader of this message from a wrong conclusion."""
-    return tuple(_facts(failure))
+def facts_about(failure: Failure, clues: Clues) -> tuple[Evidence, ...]:
+    """Facts that keep a reader of this message, and of the text around it, from a wrong conclusion."""
+    accumulation = (Evidence("fact_accumulation"),) if clues.names_accumulation and failure.is_oom else ()
+    return (*_facts(failure), *accumulation)
 
 
 def _facts(failure: Failure) -> Iterator[Evidence]:

@@ -17,7 +17,6 @@ REASONS: dict[str, tuple[str, str]] = {
     ),
     "reason_failed": ("its rehearsal failed: {error}", "试运行时出错：{error}"),
     "reason_setup_refused": ("these settings do not go together: {error}", "这些设置不能同时使用：{error}"),
-    "reason_not_a_setting": ("a setup has no field for it", "训练设置中没有对应的字段"),
     "reason_so_already": ("the run is so already", "训练已经如此"),
     "reason_changes_loading": (
         "how much it saves is decided where the model is loaded",

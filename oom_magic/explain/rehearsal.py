@@ -29,16 +29,19 @@ _SIZES = ("batch", "seq")
 
 @dataclass(frozen=True)
 class Variation:
-    """What is different in a rehearsal: changes to model and optimizer, other sizes, a setup's fields."""
+    """What is different in a rehearsal: changes, each with the fields of a setup that mean it, and other sizes."""
 
-    changes: tuple[Change, ...] = ()
+    parts: tuple[tuple[Change, Mapping[str, Any]], ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
-    fields: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """The changes to model, optimizer and loop."""
+        return tuple(change for change, _ in self.parts)
 
     def with_(self, other: Variation) -> Variation:
         """Both together."""
-        sizes, fields = {**self.sizes, **other.sizes}, {**self.fields, **other.fields}
-        return Variation((*self.changes, *other.changes), sizes, fields)
+        return Variation((*self.parts, *other.parts), {**self.sizes, **other.sizes})
 
 
 class NotPricedError(Exception):
@@ -79,6 +82,7 @@ class SetupRehearsal:
 
     def __init__(self, setup: TrainingSetup) -> None:
         self.setup = setup
+        self._survey: Survey | None = None
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -94,33 +98,55 @@ class SetupRehearsal:
         """The setup's name for a size."""
         return {"batch": "microbatch_size", "seq": "seq_len"}[what]
 
-    def begin(self, changes: Sequence[Change]) -> MemoryReport:  # noqa: ARG002 - a setup says no by itself
+    def begin(self, changes: Sequence[Change]) -> MemoryReport:
         """Dry-run the setup as it is."""
-        return self._dry_run(self.setup)
+        from oom_magic.predict.changes.survey import Survey
+
+        self._survey = Survey(changes)
+        return self._dry_run(self.setup, (self._survey,))
 
     def check(self, variation: Variation) -> None:
-        """Whether the setup takes other values for it."""
-        if not variation.sizes and self._changed(variation) == self.setup:
+        """Whether the setup takes other values for it, or its run allows the change."""
+        setup, changes = self._changed(variation)
+        _check_surveyed(self._survey, changes)
+        if setup == self.setup and not changes and not variation.sizes:
             raise NotPricedError(Evidence("reason_so_already"), applies=False)
 
     def run(self, variation: Variation) -> MemoryReport:
-        """Dry-run the setup with fields replaced."""
-        return self._dry_run(self._changed(variation))
+        """Dry-run the setup with fields replaced; what it has no field for is changed in its run."""
+        return self._dry_run(*self._changed(variation))
 
-    def _changed(self, variation: Variation) -> TrainingSetup:
-        if variation.changes and not variation.fields:
-            raise NotPricedError(Evidence("reason_not_a_setting"))
+    def _changed(self, variation: Variation) -> tuple[TrainingSetup, tuple[Change, ...]]:
+        setup, changes = self.setup, []
+        for change, fields in variation.parts:
+            if fields:
+                setup = _replaced(setup, fields)
+            else:
+                changes.append(change)
         sizes = {self.label(what): value for what, value in variation.sizes.items() if value}
-        try:
-            return self.setup.replace(**{**variation.fields, **sizes})
-        except ValueError as error:
-            raise NotPricedError(Evidence("reason_setup_refused", {"error": str(error)})) from None
+        return _replaced(setup, sizes), tuple(changes)
 
-    def _dry_run(self, setup: TrainingSetup) -> MemoryReport:
+    def _dry_run(self, setup: TrainingSetup, changes: tuple[Change, ...]) -> MemoryReport:
         from oom_magic.predict.session import DrySession
 
-        session = DrySession(setup.gpu, setup.memory, stop_after_steps=_STEPS, **_UNLIMITED)
+        session = DrySession(setup.gpu, setup.memory, stop_after_steps=_STEPS, changes=changes, **_UNLIMITED)
         return _run(lambda: session.run(setup.train))
+
+
+def _replaced(setup: TrainingSetup, fields: Mapping[str, Any]) -> TrainingSetup:
+    try:
+        return setup.replace(**fields)
+    except ValueError as error:
+        raise NotPricedError(Evidence("reason_setup_refused", {"error": str(error)})) from None
+
+
+def _check_surveyed(survey: Survey | None, changes: Sequence[Change]) -> None:
+    """Raise NotPricedError for the first change that the run has no place for."""
+    assert survey is not None, "begin comes first"
+    for change in changes:
+        refusal = survey.refusal(change)
+        if refusal is not None:
+            raise NotPricedError(Evidence(f"reason_{refusal.key}", refusal.values), applies=False)
 
 
 class CellRehearsal:
@@ -161,11 +187,7 @@ class CellRehearsal:
 
     def check(self, variation: Variation) -> None:
         """Whether the survey found a model that allows the changes."""
-        assert self._survey is not None, "begin comes first"
-        for change in variation.changes:
-            refusal = self._survey.refusal(change)
-            if refusal is not None:
-                raise NotPricedError(Evidence(f"reason_{refusal.key}", refusal.values), applies=False)
+        _check_surveyed(self._survey, variation.changes)
 
     def run(self, variation: Variation) -> MemoryReport:
         """Execute the cell again, changed; sizes by the knob that sets them, else by cutting the model's inputs."""

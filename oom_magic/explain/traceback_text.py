@@ -127,6 +127,7 @@ _EXPANDABLE = _any(
     r"ALLOC_CONF[\"'\]]{0,3}\s?[=:]\s?[\"']?[\w:,.]{0,80}expandable_segments:True",
     r"expandable_segments is enabled",
 )
+_ACCUMULATION = re.compile(r"gradient[_ -]accumulation|grad_accum|梯度累[积计]", re.I)
 # Vendors' GB of a GPU are GiB.
 _CARD = re.compile(
     r"\b(?:RTX|GTX|GPU|Tesla|Quadro|A\d{2,3}|V100|T4|P100)\b[^\n\d]{0,12}(?:\d{4}[^\n\d]{0,12})?"
@@ -160,6 +161,7 @@ class Clues:
     ``phase`` is one of loading, forward, loss, backward, optimizer_step, evaluation, saving, or None;
     ``tensor`` names the kind of tensor being made (attention_scores, logits_or_loss), or None.
     ``code`` is the innermost line shown. ``expandable_segments`` is True where the text sets it.
+    ``names_accumulation``: it speaks of gradient accumulation.
     ``stated_total_bytes`` is the GPU's memory where the author names it ("RTX 3060 12GB").
     """
 
@@ -173,6 +175,7 @@ class Clues:
     frameworks: tuple[str, ...] = ()
     systems: tuple[str, ...] = ()
     expandable_segments: bool = False
+    names_accumulation: bool = False
     stated_total_bytes: int | None = None
 
 
@@ -196,6 +199,7 @@ def find_clues(text: str, failure_start: int | None = None) -> Clues:
         frameworks=tuple(name for name, pattern in _FRAMEWORKS.items() if pattern.search(head)),
         systems=tuple(name for name, pattern in _SYSTEMS.items() if pattern.search(head)),
         expandable_segments=bool(_EXPANDABLE.search(_TIP.sub("", head))),
+        names_accumulation=bool(_ACCUMULATION.search(head)),
         stated_total_bytes=int(card.group(1)) * GIB if card else None,
     )
 

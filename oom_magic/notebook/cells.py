@@ -35,6 +35,13 @@ def compile_cell(shell: InteractiveShell, text: str, lines_above: int = 0) -> Co
     ``lines_above`` is how many lines of the cell stand before ``text``: line numbers are those of the editor.
     """
     __tracebackhide__ = True
+    try:
+        return _compiled(shell, text, lines_above)
+    except SyntaxError as error:
+        raise error.with_traceback(None) from None  # the compiler's own frames say nothing of the user's line
+
+
+def _compiled(shell: InteractiveShell, text: str, lines_above: int) -> CompiledCell:
     blank = takewhile(lambda line: not line.strip(), text.splitlines())
     source = "\n" * (lines_above + sum(1 for _ in blank)) + shell.transform_cell(text)
     name = shell.compile.cache(source, _cell_number(shell), raw_code="\n" * lines_above + text)

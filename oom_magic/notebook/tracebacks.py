@@ -6,7 +6,8 @@ from pathlib import Path
 from types import TracebackType
 
 _OURS = str(Path(__file__).parents[1])
-_WRAPPERS = ("/torch/_dynamo/", "/torch/_compile.py")  # around every function that follows a dispatch mode
+# around functions that follow a dispatch mode, and operators called from Python
+_WRAPPERS = ("/torch/_dynamo/", "/torch/_compile.py", "/torch/_ops.py")
 
 
 def trimmed(error: BaseException) -> BaseException:
