@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
 
 import pytest
@@ -12,25 +13,26 @@ from operator_cases import OPERATORS, Case, measure
 
 from oom_magic.predict.session import DrySession
 
-TRUTH = json.loads((Path(__file__).parent / "data" / "ops_truth.json").read_text())
+DATA = Path(__file__).parent / "data"
 VERSION = torch.__version__.partition("+")[0]
-pytestmark = pytest.mark.skipif(
-    TRUTH["torch"] != VERSION, reason=f"the truth was recorded with torch {TRUTH['torch']}, this is {VERSION}"
+RECORDED = {path.stem.removeprefix("ops_truth_"): path for path in sorted(DATA.glob("ops_truth_*.json"))}
+TRUTH = json.loads(RECORDED.get(VERSION, min(RECORDED.values())).read_text())
+recorded_here = pytest.mark.skipif(
+    VERSION not in RECORDED, reason=f"the truth was recorded with torch {' and '.join(RECORDED)}, this is {VERSION}"
 )
 
-# Not followed exactly: kernels whose temporary storage is not modelled, and in evaluation PyTorch's fused attention.
+# Not followed exactly: kernels whose temporary storage is not modelled, derivatives that go another way without data, and
+# encoder_masked, whose mask the stub that was measured on cannot read (a card sees that it is causal, and drops it).
 INEXACT = set(
     """
-affine_grid attention_module attention_module_bf16 attention_module_weightless bce_pos_weight
-bilinear bilinear_module bincount cdist cdist_large cdist_one combinations conj count_nonzero cov
-ctc_loss cumprod embedding_bag embedding_bag_max embedding_bag_offsets embedding_bag_sum
-embedding_max_norm encoder encoder_amp encoder_layer encoder_layer_gelu encoder_masked histc
-index_host index_put_accumulate irfft isin linear_vector logcumsumexp masked_scatter max_all
-median_all multi_margin_loss multilabel_margin_loss multinomial multinomial_many
-multinomial_replacement one_hot pdist prod randperm randperm_large scatter_reduce_mean sort_flat
-sort_long_rows topk_flat topk_large transformer unfold unique var_mean
+affine_grid bilinear bilinear_module bincount cdist_one combinations conj count_nonzero cov
+embedding_max_norm encoder_amp encoder_masked histc index_put_accumulate irfft isin logcumsumexp
+masked_scatter max_all median_all multi_margin_loss multilabel_margin_loss pdist prod randperm
+randperm_large scatter_reduce_mean unfold unique var_mean
 """.split()  # noqa: SIM905
 )
+if VERSION.startswith("2.15"):  # in evaluation: products inside the fused layer; three copies that live to the end
+    INEXACT |= {"encoder", "encoder_layer", "encoder_layer_gelu", "transformer", "multinomial_replacement"}
 
 
 def dry_numbers(cases: dict[str, Case]) -> dict[str, list[int]]:
@@ -51,16 +53,26 @@ def modules() -> dict[str, list[int]]:
     return dry_numbers(MODULES)
 
 
+@recorded_here
 @pytest.mark.parametrize("name", [name for name in OPERATORS if name not in INEXACT])
 def test_operator_equals_cuda(name: str, operators: dict[str, list[int]]) -> None:
     assert operators[name] == TRUTH["operators"][name]
 
 
+@recorded_here
 @pytest.mark.parametrize("name", [name for name in MODULES if name not in INEXACT])
 def test_module_equals_cuda(name: str, modules: dict[str, list[int]]) -> None:
     assert modules[name] == TRUTH["modules"][name]
 
 
+def test_any_version_runs_what_one_runs(operators: dict[str, list[int]], modules: dict[str, list[int]]) -> None:
+    """Other versions take somewhat more or less, and their workspaces may stay or go; no case fails in them."""
+    found, true = {**operators, **modules}, {**TRUTH["operators"], **TRUTH["modules"]}
+    assert [name for name, numbers in found.items() if len(numbers) != len(true[name])] == []
+    errors = [abs(numbers[2] / true[name][2] - 1) for name, numbers in found.items() if name not in INEXACT]
+    assert statistics.median(errors) < 0.02  # in the number of allocations
+
+
 def test_inexact_are_few_and_known() -> None:
     assert {*OPERATORS, *MODULES} >= INEXACT
-    assert len(INEXACT) < 0.2 * len({**OPERATORS, **MODULES})
+    assert len(INEXACT) < 0.1 * len({**OPERATORS, **MODULES})

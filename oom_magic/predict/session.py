@@ -27,7 +27,7 @@ from oom_magic.predict.following.surroundings import (
 )
 from oom_magic.predict.following.training import Finished, Training
 from oom_magic.predict.following.user_state import UserState, process_state_kept
-from oom_magic.predict.kernels import recurrent
+from oom_magic.predict.kernels import composed, recurrent
 from oom_magic.predict.kernels.rules import kernel_rules
 from oom_magic.predict.libraries import libraries_followed
 from oom_magic.predict.pretend import transfers, values
@@ -80,7 +80,7 @@ class DrySession:
         self._out_of_memory: OutOfMemory | None = None
         self._allocated_before = 0
         rules = kernel_rules(self.gpu)
-        handlers = {**transfers.HANDLERS, **values.HANDLERS, **recurrent.HANDLERS}
+        handlers = {**transfers.HANDLERS, **values.HANDLERS, **recurrent.HANDLERS, **composed.HANDLERS}
         self.pretend_gpu = PretendGPU(self.recorder, self.attribution, self.gpu, handlers, rules, self._fail)
         self.pretend_gpu.values = values.Values(self.pretend_gpu, self.assume)
         self.training = Training(self.pretend_gpu, changes, stop_after_steps, has_bar)

@@ -1,6 +1,6 @@
 """Measure the cases of test_operators.py and test_optimizers.py on CUDA: python tests/data/record_truth.py.
 
-What PyTorch's counters say of each goes to ops_truth.json beside this file.
+What PyTorch's counters say of each goes to ops_truth_VERSION.json beside this file.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> None:
     text = json.dumps(found, sort_keys=True, indent=1)
     for spread, joined in ((",\n   ", ", "), ("[\n   ", "["), ("\n  ]", "]")):
         text = text.replace(spread, joined)
-    Path(__file__).with_name("ops_truth.json").write_text(text + "\n")
+    Path(__file__).with_name(f"ops_truth_{found['torch']}.json").write_text(text + "\n")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import torch
 from torch._ops import OpOverload
 
 from oom_magic.predict.pretend.calls import Call
+from oom_magic.predict.pretend.overloads import TORCH
 from oom_magic.predict.pretend.pretend_gpu import Rule
 from oom_magic.predict.setups.gpus import GPU
 
@@ -109,7 +110,10 @@ def _tiled_row_bytes(_: GPU, length: int, per_row: int) -> int:
 
 
 def _efficient_forward(call: Call) -> None:
-    """Seed and offset are on the host; heads above 128 are summed up in float32 first."""
+    """Seed and offset, from 2.15 on without dropout; heads above 128 are summed up in float32 first."""
+    if TORCH >= (2, 15) and not _dropout(call, 5):
+        call.output(2)
+        call.output(3)
     call.output(0)
     call.output(1)
     for position in (2, 3):

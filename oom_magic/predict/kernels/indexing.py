@@ -24,6 +24,7 @@ aten = torch.ops.aten
 _INDEX = 8  # bytes
 _UNSORTED_EMBEDDING_INDICES = 3072  # up to here one kernel adds gradients up without sorting
 _ROWS_PER_THREAD = 10
+_MAX_OF_BAG = 2  # at::native::EmbeddingBagMode
 _ATOMIC_BLOCKS = 4  # a multiprocessor
 
 
@@ -104,13 +105,26 @@ def _sort_pairs(call: Call, num_items: int, num_keys: int, above: int = 0) -> No
 
 def _embedding_backward(call: Call) -> None:
     """``embedding_dense_backward_cuda``: few indices are added up unsorted."""
-    gradient, indices, num_weights = call.args[:3]
+    gradient, indices = call.args[:2]
     for tensor in (gradient, indices):
         if not tensor.is_contiguous():
             call.take_like(tensor)
-    num_items = indices.numel()
     scales = bool(call.argument(4))
-    least = 0 if scales else _UNSORTED_EMBEDDING_INDICES
+    _add_up(call, indices.numel(), scales, least=0 if scales else _UNSORTED_EMBEDDING_INDICES)
+
+
+def _embedding_bag_backward(call: Call) -> None:
+    """``_embedding_bag_dense_backward_cuda``: a maximum's gradients are added atomically, others sorted."""
+    gradient, indices = call.args[:2]
+    if not gradient.is_contiguous():
+        call.take_like(gradient)
+    if call.argument(8) != _MAX_OF_BAG:
+        _add_up(call, indices.numel(), bool(call.argument(7)), least=0)
+
+
+def _add_up(call: Call, num_items: int, scales: bool, least: int) -> None:
+    """``embedding_backward_cuda_kernel`` on sorted indices."""
+    num_weights = call.outputs[0].shape[0]
 
     def take(law: Law, *numbers: int) -> int:
         return call.take_by(_Above(law, least), num_items, *numbers)
@@ -126,6 +140,20 @@ def _embedding_backward(call: Call) -> None:
     unused_keys = take(_index_bytes)
     call.give_back(take(unique_bytes), unused_keys)
     _sum_segments(take, call)
+
+
+def _embedding_bag(call: Call) -> None:
+    """aten/src/ATen/native/cuda/EmbeddingBag.cu, ``_embedding_bag_cuda``: sizes of bags, bags of indices, sums."""
+    for position in (2, 1, 0):
+        call.output(position)
+
+
+def _masked_scatter(call: Call) -> None:
+    """aten/src/ATen/native/cuda/IndexKernel.cpp, ``masked_scatter__cuda``: set elements before each, as integers."""
+    call.output(0)
+    num_items = call.outputs[0].numel()
+    call.take(num_items * _INDEX)
+    call.take_by(scan_bytes, num_items)
 
 
 def _sum_segments(take: Callable[..., int], call: Call) -> None:
@@ -164,6 +192,12 @@ def _index_put(call: Call) -> None:
 
 
 RULES: dict[OpOverload, Rule] = {
+    aten._embedding_bag.default: _embedding_bag,
+    aten._embedding_bag_forward_only.default: _embedding_bag,
+    aten._embedding_bag_dense_backward.default: _embedding_bag_backward,
+    aten._embedding_bag_backward.default: _embedding_bag_backward,
+    aten.masked_scatter.default: _masked_scatter,
+    aten.masked_scatter_.default: _masked_scatter,
     aten.embedding_dense_backward.default: _embedding_backward,
     aten.index_put.default: _index_put,
     aten.index_put_.default: _index_put,

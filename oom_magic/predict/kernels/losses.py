@@ -53,6 +53,44 @@ def _log_sigmoid(call: Call) -> None:
     call.output(1, 0)
 
 
+def _longest(targets: torch.Tensor, lengths: Any) -> int:
+    """Of the targets; where only the GPU knows their lengths, as long as there is room for."""
+    is_known = not isinstance(lengths, torch.Tensor) or not lengths.is_meta
+    return max(map(int, lengths), default=0) if is_known else targets.shape[-1]
+
+
+def _ctc_loss(
+    scores: torch.Tensor, targets: torch.Tensor, input_lengths: Any, target_lengths: Any, *_: Any, **__: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """aten/src/ATen/native/cuda/LossCTC.cu, ``ctc_loss_gpu_template``: the losses, and sums over alignments."""
+    length, batch = scores.shape[:2]
+    return scores.new_empty(batch), scores.new_empty(batch, length, 2 * _longest(targets, target_lengths) + 1)
+
+
+def _ctc_loss_backward(_gradient: torch.Tensor, scores: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    return torch.empty_like(scores, memory_format=torch.contiguous_format)
+
+
+def _take_lengths(call: Call, batch: int) -> tuple[int, int, int]:
+    """Lengths of inputs and targets, and where each target begins; in the order in which they go."""
+    first, second, third = (call.take(batch * torch.int64.itemsize) for _ in range(3))
+    return second, first, third
+
+
+def _ctc_memory(call: Call) -> None:
+    lengths = _take_lengths(call, call.args[0].shape[1])
+    call.output(1)
+    call.output(0)
+    call.give_back(*lengths)
+
+
+def _ctc_backward_memory(call: Call) -> None:
+    lengths = _take_lengths(call, call.args[1].shape[1])
+    sums = call.take_like(call.args[6])
+    call.output(0)
+    call.give_back(sums, *lengths)
+
+
 def _margin_gradient(_gradient: torch.Tensor, scores: torch.Tensor, *_: Any) -> torch.Tensor:
     return torch.empty_like(scores)
 
@@ -69,6 +107,10 @@ LAID_OUT: dict[OpOverload, Callable[..., Any]] = {
     aten.huber_loss_backward.default: _contiguous_gradient,
 }
 KERNELS: dict[OpOverload, Callable[..., Any]] = {
+    aten._ctc_loss.default: _ctc_loss,
+    aten._ctc_loss.Tensor: _ctc_loss,
+    aten._ctc_loss_backward.default: _ctc_loss_backward,
+    aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
     aten.multi_margin_loss_backward.default: _margin_gradient,
     aten.multilabel_margin_loss_backward.default: _margin_gradient,
 }
@@ -78,4 +120,8 @@ RULES: dict[OpOverload, Rule] = {
     aten.soft_margin_loss_backward.default: _soft_margin_backward,
     aten.huber_loss.default: _reduced,
     aten.log_sigmoid_forward.default: _log_sigmoid,
+    aten._ctc_loss.default: _ctc_memory,
+    aten._ctc_loss.Tensor: _ctc_memory,
+    aten._ctc_loss_backward.default: _ctc_backward_memory,
+    aten._ctc_loss_backward.Tensor: _ctc_backward_memory,
 }

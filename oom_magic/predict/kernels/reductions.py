@@ -145,6 +145,7 @@ _REDUCTIONS: tuple[tuple[tuple[OpOverload, ...], tuple[int | None, int, int]], .
     ((aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin.default, aten.prod.dim_int, aten.any.dim,
       aten.all.dim), (None, 1, 4)),
     ((aten.linalg_vector_norm.default, aten.norm.ScalarOpt_dim), (None, 2, 4)),
+    ((aten.aminmax.default,), (8, -1, 4)),
     ((aten.argmax.default, aten.argmin.default), (16, 1, 4)),
     ((aten.std.correction, aten.var.correction, aten.var_mean.correction), (16, 1, 2)),
 )  # fmt: skip

@@ -22,8 +22,8 @@ from oom_magic.predict.setups.gpus import GPU
 
 
 def kernel_rules(gpu: GPU) -> dict[OpOverload, Rule]:
-    """The rule of each operator that has one, on this card."""
-    return {
+    """The rule of each operator that has one, on this card; a variant that writes into given outputs has the same."""
+    rules = {
         **copies.RULES,
         **losses.RULES,
         **normalization.RULES,
@@ -37,3 +37,13 @@ def kernel_rules(gpu: GPU) -> dict[OpOverload, Rule]:
         **sorting.RULES,
         **fused_attention.RULES,
     }
+    return {**_into_given(rules), **rules}
+
+
+def _into_given(rules: dict[OpOverload, Rule]) -> dict[OpOverload, Rule]:
+    found = {}
+    for operator, rule in rules.items():
+        if operator._overloadname == "default":
+            names = {"out", "values"} & set(operator.overloadpacket.overloads())
+            found.update({getattr(operator.overloadpacket, name): rule for name in names})
+    return found

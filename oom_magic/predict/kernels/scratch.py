@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch._ops import OpOverload
 
+from oom_magic.predict.kernels.copies import make_outputs
 from oom_magic.predict.pretend.calls import Call
-from oom_magic.predict.pretend.overloads import existing
+from oom_magic.predict.pretend.overloads import TORCH, existing
 from oom_magic.predict.pretend.pretend_gpu import Rule
 from oom_magic.predict.setups.gpus import GPU
 
@@ -108,13 +109,27 @@ def _binary_cross_entropy_with_logits(call: Call) -> None:
 
 
 def _foreach_norm(call: Call) -> None:
-    """aten/src/ATen/native/cuda/ForeachReduceOp.cu: first a partial norm of every chunk of 65,536 elements."""
+    """aten/src/ATen/native/cuda/ForeachReduceOp.cu: first a partial norm of every chunk of 65,536 elements.
+
+    From 2.15 on only the chunks that there are have room, and 64-bit offsets say where each tensor's begin.
+    """
     tensors = call.args[0]
-    call.take_by(_partial_norm_bytes, max(tensors[0].element_size(), 4), *(tensor.numel() for tensor in tensors))
+    numbers = (max(tensors[0].element_size(), 4), *(tensor.numel() for tensor in tensors))
+    if TORCH < (2, 15):
+        call.take_by(_partial_norm_bytes, *numbers)
+        return
+    offsets = call.take((len(tensors) + 1) * 8)
+    partial = call.take_by(_packed_norm_bytes, *numbers)
+    make_outputs(call)
+    call.give_back(partial, offsets)
 
 
 def _partial_norm_bytes(_: GPU, item_bytes: int, *numels: int) -> int:
     return len(numels) * max(-(-numel // 65536) for numel in numels) * item_bytes
+
+
+def _packed_norm_bytes(_: GPU, item_bytes: int, *numels: int) -> int:
+    return sum(-(-numel // 65536) for numel in numels) * item_bytes
 
 
 def _embedding(call: Call) -> None:

@@ -15,14 +15,14 @@ from torch._ops import OpOverload
 from oom_magic.memory.categories import Category
 from oom_magic.predict.following.recorder import Law
 from oom_magic.predict.pretend.calls import Call
+from oom_magic.predict.pretend.overloads import TORCH
 from oom_magic.predict.pretend.pretend_gpu import Rule
 from oom_magic.predict.setups.gpus import GPU
 from oom_magic.units import KIB, MIB
 
 aten = torch.ops.aten
-_VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
-_IS_KEPT = _VERSION < (2, 15)  # a workspace stays with the thread; later it goes when the product is done
-_LT_SHARES = (2, 12) <= _VERSION < (2, 15)  # cublasLt works in that of cuBLAS (seen: not in 2.11, but in 2.13 and 2.14)
+_IS_KEPT = TORCH < (2, 15)  # a workspace stays with the thread; later it goes when the product is done
+_LT_SHARES = (2, 12) <= TORCH < (2, 15)  # cublasLt works in that of cuBLAS (seen: not in 2.11, but in 2.13 and 2.14)
 
 
 class _Workspaces:

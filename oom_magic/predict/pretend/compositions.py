@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from oom_magic.predict.kernels.normalization import is_by_cudnn
+from oom_magic.predict.pretend.overloads import TORCH
 
 aten = torch.ops.aten
 
@@ -20,7 +21,9 @@ def linear(usual: Callable[..., Any]) -> Callable[..., Any]:
             return usual(tensor, weight, bias)
         if tensor.is_contiguous() and bias.dim() == 1:
             rows = tensor.reshape(-1, tensor.shape[-1])
-            return aten.addmm(bias, rows, weight.t()).view(*tensor.shape[:-1], weight.shape[0])
+            shape = (*tensor.shape[:-1], weight.shape[0])
+            out = aten.addmm(bias, rows, weight.t())
+            return aten._unsafe_view(out, shape) if TORCH >= (2, 15) else out.view(shape)
         return aten.matmul(tensor, weight.t()).add_(bias)
 
     return in_place
@@ -70,3 +73,51 @@ def rms_norm(usual: Callable[..., Any]) -> Callable[..., Any]:
         return aten._fused_rms_norm(tensor, shape, weight, eps)[0]
 
     return fused
+
+
+def one_hot(usual: Callable[..., Any]) -> Callable[..., Any]:
+    """aten/src/ATen/native/Onehot.cpp: ones are written into zeros, where tensors without data compare."""
+
+    def scattered(tensor: torch.Tensor, num_classes: int = -1) -> Any:
+        if num_classes <= 0 or not tensor.numel():
+            return usual(tensor, num_classes)
+        return tensor.new_zeros((*tensor.shape, num_classes)).scatter_(-1, tensor.unsqueeze(-1), 1)
+
+    return scattered
+
+
+def ctc_loss(usual: Callable[..., Any]) -> Callable[..., Any]:
+    """aten/src/ATen/native/LossCTC.cpp, ``ctc_loss``: for the mean, the lengths of the targets go to the GPU."""
+
+    def averaged(
+        scores: torch.Tensor, targets: Any, lengths: Any, target_lengths: Any, blank: int = 0, reduction: int = 1,
+        zero_infinity: bool = False,
+    ) -> Any:  # fmt: skip
+        is_mean = reduction == 1
+        losses = usual(scores, targets, lengths, target_lengths, blank, 0 if is_mean else reduction, zero_infinity)
+        if not is_mean:
+            return losses
+        there = aten._to_copy.default(target_lengths, dtype=losses.dtype, device=losses.device)
+        at_least_one = there.clamp_min(1)
+        del there
+        return losses.div(at_least_one).mean()
+
+    return averaged
+
+
+def cumprod_backward(usual: Callable[..., Any]) -> Callable[..., Any]:
+    """torch/csrc/autograd/FunctionsManual.cpp: no element is taken to be zero."""
+
+    def without_zeros(gradient: torch.Tensor, tensor: torch.Tensor, dim: int, output: torch.Tensor) -> Any:
+        if tensor.numel() <= 1 or tensor.size(dim) == 1:
+            return gradient
+        product = output * gradient
+        zeros = tensor == 0
+        zeros.any()
+        backwards = product.flip(dim)
+        sums = backwards.cumsum(dim)
+        forwards = sums.flip(dim)
+        del sums, backwards
+        return forwards.div(tensor)
+
+    return without_zeros

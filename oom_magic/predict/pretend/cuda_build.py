@@ -35,6 +35,7 @@ def cuda_build(gpu: PretendGPU, assume: Callable[[str], None]) -> Iterator[None]
         stack.enter_context(replaced(torch.nn.Module, {"compile": _compile_module(assume)}))
         stack.enter_context(_compiled_code_is_eager(assume))
         stack.enter_context(replaced(torch.cuda, _graphs(assume)))
+        stack.enter_context(_fast_paths(assume))
         stack.enter_context(replaced(torch.nn.parallel.comm, {"scatter": _scatter, "gather": _gather}))
         stack.enter_context(_triton_kernels_skipped(assume))
         yield
@@ -83,6 +84,23 @@ def _compiled_code_is_eager(assume: Callable[[str], None]) -> Iterator[None]:
         return module._orig_mod(*args, **kwargs)
 
     with torch.compiler.set_stance("force_eager"), replaced(dynamo.OptimizedModule, {"__call__": __call__}):
+        yield
+
+
+@contextmanager
+def _fast_paths(assume: Callable[[str], None]) -> Iterator[None]:
+    """In evaluation ``nn.TransformerEncoder`` and its parts run fused, unless a mode such as ours watches them."""
+
+    def has_torch_function(tensors: Sequence[Any]) -> bool:
+        plain = torch._C._disabled_torch_function_impl, torch.Tensor.__torch_function__
+        return any(getattr(type(tensor), "__torch_function__", plain[0]) not in plain for tensor in tensors)
+
+    def _nested_tensor_from_mask_left_aligned(*_: Any) -> bool:
+        assume("nn.TransformerEncoder: padding is computed too; PyTorch leaves it out in evaluation (nested tensors)")
+        return False
+
+    nested = {"_nested_tensor_from_mask_left_aligned": _nested_tensor_from_mask_left_aligned}
+    with replaced(torch.overrides, {"has_torch_function": has_torch_function}), replaced(torch, nested):
         yield
 
 

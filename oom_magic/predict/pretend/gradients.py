@@ -14,6 +14,8 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from oom_magic.predict.pretend.overloads import TORCH
+
 aten = torch.ops.aten
 
 # Operators that a derivative runs in place on its first argument, with the nodes that do so.
@@ -28,6 +30,10 @@ _IN_PLACE_NODES = {
     aten.sub.Tensor: {"BinaryCrossEntropyWithLogitsBackward0"},
     aten.mul.Tensor: {"BinaryCrossEntropyWithLogitsBackward0"},
 }  # fmt: skip
+if TORCH >= (2, 15):
+    _IN_PLACE_NODES[aten.masked_fill.Scalar] = {
+        "MaximumBackward0", "MinimumBackward0", "ClampBackward0", "ClampMinBackward1", "ClampMaxBackward1",
+    }  # fmt: skip
 _BROADCASTING = {aten.sub.Tensor, aten.mul.Tensor}  # in place only where the result is as large as the argument
 
 

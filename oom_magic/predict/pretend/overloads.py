@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 aten = torch.ops.aten
 Kernel = Callable[..., Any]
 T = TypeVar("T")
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))  # (2, 13)
 
 
 def find_overload(name: str) -> OpOverload | None:

@@ -35,7 +35,11 @@ if TYPE_CHECKING:
 
 META = torch.device("meta")
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-_WITH_HOST_LENGTHS = {torch.ops.aten._pack_padded_sequence.default}
+_WITH_HOST_LENGTHS = {
+    torch.ops.aten._pack_padded_sequence.default,
+    torch.ops.aten._ctc_loss.Tensor,
+    torch.ops.aten._ctc_loss_backward.Tensor,
+}
 HOST_REAL_BYTES = 1 << 20  # a host tensor above this is pretended too
 HOST_REAL_INTEGER_BYTES = 1 << 24  # integers and booleans decide branches, so more of them are real
 
@@ -206,8 +210,9 @@ class PretendGPU(TorchDispatchMode):
 
     def run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator on pretended tensors, taking the memory that CUDA's would."""
-        if func.is_view or func.overloadpacket is torch.ops.aten.set_:  # type: ignore[attr-defined]
-            return func(*args, **kwargs)
+        is_composite = self._is_composite(func)
+        if (func.is_view and not is_composite) or func.overloadpacket is torch.ops.aten.set_:  # type: ignore[attr-defined]
+            return func(*args, **kwargs)  # a composite one, such as reshape, may copy
         tensors = tensors_in(args, kwargs)
         if not tensors:
             return self.create(func, args, kwargs)
@@ -215,7 +220,6 @@ class PretendGPU(TorchDispatchMode):
         if not pretended and not (self.creating and kwargs.get("device") == META):
             return func(*args, **kwargs)
         kernel = self.kernels.get(func)
-        is_composite = self._is_composite(func)
         if kernel is not None and (is_composite or self.autocast.is_on):
             with self:
                 return kernel(*args, **kwargs)

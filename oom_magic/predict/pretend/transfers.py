@@ -18,7 +18,8 @@ def _to_copy(gpu: PretendGPU, func: OpOverload, args: Any, kwargs: dict[str, Any
     source = args[0]
     origin = gpu.place(source)
     device = kwargs.get("device")
-    place = gpu.creating if device is not None and device.type == "meta" else origin
+    # C++ code takes the device from another tensor, "meta" where nobody named a place: that tensor is on the GPU.
+    place = gpu.creating or Place.GPU if device is not None and device.type == "meta" else origin
     if device is not None and device.type == "cpu" and gpu.creating is None:
         place = Place.HOST
     if origin is None and place in (None, Place.HOST):

@@ -1,0 +1,147 @@
+"""Operators whose CUDA kernel is made of other operators: these run in its place, each taking its own memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from oom_magic.predict.pretend.overloads import existing
+from oom_magic.predict.pretend.pretend_gpu import Handler, Place, PretendGPU, tensors_in
+
+aten = torch.ops.aten
+
+
+def _multinomial(weights: torch.Tensor, num_samples: int, replacement: bool = False, **_: Any) -> torch.Tensor:
+    """aten/src/ATen/native/Distributions.cpp, ``multinomial_out``, and cuda/MultinomialKernel.cu."""
+    result = weights.new_empty((*weights.shape[:-1], num_samples), dtype=torch.int64)
+    if replacement and num_samples > 1:
+        scratch = [torch.empty_like(weights) for _ in ("distribution", "normalized", "running sums")]
+        while scratch:
+            scratch.pop()
+        return result
+    least, most = torch.aminmax(weights)
+    not_negative = least >= 0
+    is_finite = most < torch.inf
+    _is_valid = not_negative & is_finite
+    del is_finite, not_negative
+    sums = weights.sum(-1)
+    are_zero = sums == 0
+    is_any_zero = are_zero.any() if weights.dim() > 1 else are_zero
+    del are_zero, sums
+    torch.logical_not(is_any_zero)
+    chances = torch.empty_like(weights).exponential_(1)
+    torch.div(weights, chances, out=chances)
+    if num_samples == 1:
+        return torch.argmax(chances, dim=-1, keepdim=True, out=result)
+    torch.topk(chances, num_samples, out=(weights.new_empty(result.shape), result))
+    return result
+
+
+def _euclidean_distance(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """aten/src/ATen/native/Distance.cpp, ``_euclidean_dist``: one product of rows with their norms beside them."""
+    first_norm = first.pow(2).sum(-1, keepdim=True)
+    first_ones = torch.ones_like(first_norm)
+    second_norm = second.pow(2).sum(-1, keepdim=True)
+    second_ones = torch.ones_like(second_norm)
+    left = torch.cat([first.mul(-2), first_norm, first_ones], -1)
+    del first_ones, first_norm
+    right = torch.cat([second, second_ones, second_norm], -1)
+    del second_norm, second_ones
+    return left.matmul(right.mT).clamp_min_(0).sqrt_()
+
+
+def _masked_scatter_backward(gradient: torch.Tensor, mask: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+    """aten/src/ATen/native/TensorAdvancedIndexing.cpp: what the mask left out is filled up with zeros."""
+    selected = gradient.masked_select(mask)
+    rest = torch.Size(sizes).numel() - selected.numel()
+    if rest > 0:
+        selected = torch.cat([selected, gradient.new_zeros(rest)])
+    return selected.view(sizes)
+
+
+def _attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, width: int, heads: int, weight: torch.Tensor,
+    bias: torch.Tensor, out_weight: torch.Tensor, out_bias: torch.Tensor, mask: torch.Tensor | None = None,
+    need_weights: bool = True, average_attn_weights: bool = True, mask_type: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+    """aten/src/ATen/native/transformers/cuda/attention.cu, ``native_multi_head_attention_cuda``."""
+    batch, length = query.shape[:2]
+    size = width // heads
+    if query is key is value and size % 8 == 0 and not need_weights and mask is None:
+        packed = torch.nn.functional.linear(query, weight, bias)
+        q, k, v = (part.view(batch, -1, heads, size).transpose(1, 2) for part in packed.chunk(3, -1))
+        rows = aten.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, -1, width)
+        out = torch.nn.functional.linear(rows, out_weight, out_bias)
+        del rows
+        return out, None
+    if query is key is value:
+        packed = aten.mm(query.reshape(-1, width), weight.t()).view(batch, length, 3 * width)
+    else:
+        packed = _projected((query, key, value), weight.chunk(3))
+    parts = list(packed.new_empty(3, batch, heads, length, size).unbind())  # ``transform_bias_rescale_qkv``
+    del packed
+    scores = torch.bmm(parts[0].flatten(0, 1), parts[1].flatten(0, 1).mT).view(batch, heads, length, -1)
+    weights = scores if mask is None else torch.empty_like(scores)
+    del scores
+    torch.bmm(weights.flatten(0, 1), parts[2].flatten(0, 1), out=parts[0].flatten(0, 1))  # over the query
+    rows = parts[0].transpose(1, 2).reshape(batch * length, width)
+    out = torch.addmm(out_bias, rows, out_weight.t()).view(batch, length, width)
+    del rows
+    if not need_weights:
+        return out, None
+    return out, weights.sum(1).div_(heads) if average_attn_weights else weights
+
+
+def _projected(inputs: tuple[torch.Tensor, ...], weights: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """``qkv_projection`` of several inputs, one after the other, joined."""
+    parts = [torch.mm(tensor.flatten(0, 1), part.t()) for tensor, part in zip(inputs, weights, strict=True)]
+    return torch.cat([part.view(*inputs[0].shape[:2], -1) for part in parts], -1)
+
+
+def _encoder_layer(
+    src: torch.Tensor, width: int, heads: int, weight: torch.Tensor, bias: torch.Tensor, out_weight: torch.Tensor,
+    out_bias: torch.Tensor, use_gelu: bool, norm_first: bool, eps: float, norm_weight_1: torch.Tensor,
+    norm_bias_1: torch.Tensor, norm_weight_2: torch.Tensor, norm_bias_2: torch.Tensor, ffn_weight_1: torch.Tensor,
+    ffn_bias_1: torch.Tensor, ffn_weight_2: torch.Tensor, ffn_bias_2: torch.Tensor, mask: torch.Tensor | None = None,
+    mask_type: int | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """aten/src/ATen/native/transformers/transformer.cpp, ``transformer_encoder_layer_forward``."""
+
+    def normed(tensor: torch.Tensor, norm_weight: torch.Tensor, norm_bias: torch.Tensor) -> torch.Tensor:
+        return torch.layer_norm(tensor, (width,), norm_weight, norm_bias, eps)
+
+    hidden = normed(src, norm_weight_1, norm_bias_1) if norm_first else src
+    hidden = _attention(hidden, hidden, hidden, width, heads, weight, bias, out_weight, out_bias, mask, False)[0]
+    hidden = hidden.add_(src)
+    if not norm_first:
+        hidden = normed(hidden, norm_weight_1, norm_bias_1)
+    before = hidden
+    if norm_first:
+        hidden = normed(hidden, norm_weight_2, norm_bias_2)
+    wide = aten._addmm_activation(ffn_bias_1, hidden.flatten(0, 1), ffn_weight_1.t(), use_gelu=use_gelu)
+    hidden = torch.addmm(ffn_bias_2, wide, ffn_weight_2.t()).view(src.shape)
+    del wide
+    hidden = hidden.add_(before)
+    return hidden if norm_first else normed(hidden, norm_weight_2, norm_bias_2)
+
+
+def _handler(compose: Callable[..., Any]) -> Handler:
+    def handle(gpu: PretendGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
+        if not any(gpu.place(tensor) is Place.GPU for tensor in tensors_in(args, kwargs)):
+            return gpu.run(func, args, kwargs)
+        with gpu:
+            return compose(*args, **kwargs)
+
+    return handle
+
+
+HANDLERS: dict[OpOverload, Handler] = existing({
+    "multinomial": _handler(_multinomial),
+    "masked_scatter_backward": _handler(_masked_scatter_backward),
+    "_euclidean_dist": _handler(_euclidean_distance),
+    "_native_multi_head_attention": _handler(_attention),
+    "_transformer_encoder_layer_fwd": _handler(_encoder_layer),
+})  # fmt: skip
