@@ -13,7 +13,7 @@ from typing import Any
 
 from IPython.core.interactiveshell import ExecutionResult
 
-HINT = "%oom_explain tells which tensor did not fit, why, and what to change (%oom_explain --off: not again)."
+HINT = "%oom_explain says which tensor did not fit, why, and what to change (--off: no more hints)."
 
 _OUT_OF_MEMORY = re.compile(r"out of memory|not enough memory|_ALLOC_FAILED|NOT_ENOUGH_MEMORY", re.IGNORECASE)
 

@@ -11,6 +11,7 @@ import torch
 
 from oom_magic.predict.changes.change import Change, InapplicableError, MissingError
 from oom_magic.predict.following.live_objects import find_live_objects
+from oom_magic.predict.libraries.bitsandbytes_ops import complaints_muted
 
 
 def optimizers_of(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
@@ -84,7 +85,8 @@ class OtherOptimizer(Change):
 def eight_bit_adamw() -> OtherOptimizer:
     """bitsandbytes' AdamW with 8-bit state. Raises MissingError where it is not installed."""
     try:
-        adamw: Any = import_module("bitsandbytes.optim").AdamW8bit
+        with complaints_muted():
+            adamw: Any = import_module("bitsandbytes.optim").AdamW8bit
     except ImportError:
         raise MissingError("library_missing", name="bitsandbytes") from None
     return OtherOptimizer(adamw)

@@ -6,7 +6,6 @@ is there, be it before the dry run or during it, and put back when the run ends.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -27,17 +26,5 @@ _KINDS = (hugging_face, bitsandbytes_ops, trainers, data_loading, saving, flash_
 @contextmanager
 def libraries_followed(gpu: PretendGPU, assume: Callable[[str], None]) -> Iterator[None]:
     """While a dry run lasts, libraries believe in the pretend GPU and read and write no files of weights."""
-    with _host_complaints_muted(), adapted([kind.ADAPTERS for kind in _KINDS], Run(gpu, assume)):
+    with bitsandbytes_ops.complaints_muted(), adapted([kind.ADAPTERS for kind in _KINDS], Run(gpu, assume)):
         yield
-
-
-@contextmanager
-def _host_complaints_muted() -> Iterator[None]:
-    """bitsandbytes warns of kernels that it lacks for the host's processor; the pretend GPU needs none."""
-    logger = logging.getLogger("bitsandbytes")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import ModuleType
@@ -19,6 +20,18 @@ from oom_magic.predict.pretend.pretend_gpu import Handler, Place, PretendGPU, te
 _BACKENDS = ("bitsandbytes.backends.default.ops", "bitsandbytes.backends.cuda.ops")  # the second is preferred
 
 Kernel = Callable[..., Any]
+
+
+@contextmanager
+def complaints_muted() -> Iterator[None]:
+    """bitsandbytes warns, when imported, of kernels that it lacks for the host's processor: nothing a GPU needs."""
+    logger = logging.getLogger("bitsandbytes")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 class _Kernels:
