@@ -159,6 +159,27 @@ def test_arguments_made_before_the_run_train_on_the_pretend_gpu(tmp_path: Path, 
     assert not (tmp_path / "out").exists()
 
 
+def test_an_adapter_is_loaded_without_its_weights(
+    model_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
+    settings = {"peft_type": "LORA", "r": 4, "target_modules": ["c_attn"], "fan_in_fan_out": True}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
+    trained: list[int] = []
+
+    def load() -> None:
+        model = transformers.GPT2LMHeadModel.from_pretrained(model_folder).to("cuda")
+        model = peft.PeftModel.from_pretrained(model, tmp_path, is_trainable=True)
+        model(input_ids=torch.ones(1, 8, dtype=torch.long, device="cuda")).logits.sum().backward()
+        trained.extend(parameter.grad.numel() for parameter in model.parameters() if parameter.grad is not None)
+
+    report = om.dry_run(load)
+    assert trained == [4 * 64, 4 * 3 * 64]
+    assert "no file of the adapter's weights" in texts(report)
+    assert "torch.compile" not in texts(report)
+    assert "Loading weights" not in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("batch", ["full", "padded"])
 def test_flash_attention_is_stood_in_for(model_folder: Path, batch: str) -> None:
     transformers = pytest.importorskip("transformers", "5")

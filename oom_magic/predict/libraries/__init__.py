@@ -14,13 +14,14 @@ from oom_magic.predict.libraries import (
     data_loading,
     flash_attention,
     hugging_face,
+    peft_adapters,
     saving,
     trainers,
 )
 from oom_magic.predict.libraries.adapters import Run, adapted
 from oom_magic.predict.pretend.pretend_gpu import PretendGPU
 
-_KINDS = (hugging_face, bitsandbytes_ops, trainers, data_loading, saving, flash_attention)
+_KINDS = (hugging_face, bitsandbytes_ops, trainers, data_loading, saving, flash_attention, peft_adapters)
 
 
 @contextmanager

@@ -23,6 +23,7 @@ _LOADING = (
     "dtype", "torch_dtype", "device_map", "max_memory", "quantization_config", "attn_implementation",
     "output_loading_info", "adapter_kwargs",
 )  # fmt: skip
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # a configuration's count
 _SMALLEST_VOCABULARY = 128  # transformers 5 makes tokenizers without their files, of a few special tokens
 
 
@@ -180,6 +181,8 @@ def _weights_of(cls: Any, config: Any, args: Any, run: Run) -> dict[str, torch.T
     }
     shown = str(dtype).removeprefix("torch.")
     run.assume(f"{cls.__name__}: weights are not read; {shown} was taken as their type on disk")
+    if any(getattr(config, name, None) for name in _EXPERTS):
+        run.assume(f"{cls.__name__}: experts are taken to be joined on disk; joining them while they load takes more")
     return weights
 
 

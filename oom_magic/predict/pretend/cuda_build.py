@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from types import FrameType
 from typing import Any
 
 import torch
 import torch.backends.cudnn.rnn
 import torch.nn.parallel.comm
 
+from oom_magic.predict.following.attribution import is_users_file
 from oom_magic.predict.following.patches import replaced
 from oom_magic.predict.kernels import recurrent
 from oom_magic.predict.pretend.pretend_gpu import PretendGPU
@@ -58,10 +60,20 @@ def _triton_kernels_skipped(assume: Callable[[str], None]) -> Iterator[None]:
 
 def _compile(assume: Callable[[str], None]) -> Callable[..., Any]:
     def compile(model: Any = None, **_: Any) -> Any:  # noqa: A001 (torch's own name)
-        assume(COMPILED)
+        if not _is_import(sys._getframe(1)):
+            assume(COMPILED)
         return model if model is not None else lambda function: function
 
     return compile
+
+
+def _is_import(frame: FrameType | None) -> bool:
+    """Whether a library is being imported, which compiles for later what may never run."""
+    while frame is not None and not is_users_file(frame.f_code.co_filename):
+        if frame.f_code.co_name == "<module>":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _compile_module(assume: Callable[[str], None]) -> Callable[..., None]:
