@@ -17,7 +17,7 @@ from torch import nn
 
 import oom_magic as om
 from oom_magic.memory.timeline import Phase
-from oom_magic.predict.following import training
+from oom_magic.predict.following import recorder
 from oom_magic.predict.following.live_objects import find_live_objects
 from oom_magic.predict.session import DrySession
 from oom_magic.units import GIB, MIB
@@ -180,7 +180,7 @@ def test_what_is_refused_is_said_in_words() -> None:
 
 
 def test_a_loop_without_steps_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "STEP_LIMIT_SECONDS", -1)
+    monkeypatch.setattr(recorder, "STEP_LIMIT_SECONDS", -1)
     refuse("No optimizer step in", lambda: om.dry_run(train), TimeoutError)
 
 

@@ -34,7 +34,7 @@ from oom_magic.predict.pretend import transfers, values
 from oom_magic.predict.pretend.autocast import Autocast
 from oom_magic.predict.pretend.cuda_api import accelerator_answers, cuda_answers
 from oom_magic.predict.pretend.cuda_build import cuda_build
-from oom_magic.predict.pretend.device_view import DeviceView, shown_without_values
+from oom_magic.predict.pretend.device_view import DeviceView, saved_tensor_hooks_followed, shown_without_values
 from oom_magic.predict.pretend.foreach import grouped_by_place
 from oom_magic.predict.pretend.operators import cuda_operators
 from oom_magic.predict.pretend.pretend_gpu import PretendGPU
@@ -177,6 +177,7 @@ class DrySession:
             stack.enter_context(libraries_followed(self.pretend_gpu, self.assume))
             view = DeviceView(self.pretend_gpu)
             stack.enter_context(replaced(torch._tensor_str, shown_without_values(view)))
+            stack.enter_context(replaced(torch._C._autograd, saved_tensor_hooks_followed(view)))
             stack.enter_context(view)
             stack.enter_context(self.pretend_gpu)
             yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from itertools import accumulate
@@ -12,6 +13,8 @@ import numpy as np
 from oom_magic.memory.allocator import Block, CachingAllocator, Replay
 from oom_magic.memory.categories import CATEGORIES, Category
 from oom_magic.memory.timeline import PHASES, Mark, MarkKind, Phase, SourceLine, Timeline
+
+STEP_LIMIT_SECONDS = 300
 
 _CATEGORY_CODE = {category: code for code, category in enumerate(CATEGORIES)}
 _PHASE_CODE = {phase: code for code, phase in enumerate(PHASES)}
@@ -76,6 +79,7 @@ class Recorder:
         self.lines = _Table(SourceLine("", 0))
         self.modules = _Table("")
         self.step = 0
+        self._step_due = float("inf")
         self.num_before = 0  # so many allocations were there when the trace began
 
     def allocate(
@@ -88,7 +92,12 @@ class Recorder:
         category: Category = Category.TEMPORARY,
         reckoning: Reckoning | None = None,
     ) -> int:
-        """Take memory; the number of the allocation."""
+        """Take memory; the number of the allocation. Raises TimeoutError when no step has ended for too long."""
+        if time.monotonic() > self._step_due:
+            raise TimeoutError(
+                f"No optimizer step in {STEP_LIMIT_SECONDS} seconds of this dry run. Does the loop call "
+                "optimizer.step()? A smaller model, fewer layers or a shorter loop before it also help."
+            )
         number = len(self.columns)
         if num_bytes or reckoning is None:
             self.blocks[number] = self.allocator.allocate(num_bytes)
@@ -141,6 +150,10 @@ class Recorder:
         self.allocated = list(accumulate(self.block_bytes))
         self.reserved = [self.allocator.reserved_bytes] * len(self.order)
         return numbers
+
+    def expect_step(self) -> None:
+        """The time until the next optimizer step is counted from now on."""
+        self._step_due = time.monotonic() + STEP_LIMIT_SECONDS
 
     def mark(self, kind: MarkKind) -> None:
         """Note a moment that allocates nothing."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,8 +18,6 @@ from oom_magic.predict.changes.inputs import Inputs, inputs_of
 from oom_magic.predict.following.live_objects import find_live_objects
 from oom_magic.predict.following.patches import replaced
 from oom_magic.predict.pretend.pretend_gpu import PretendGPU
-
-STEP_LIMIT_SECONDS = 300
 
 
 class Finished(BaseException):
@@ -45,7 +42,6 @@ class Training:
         self._prepared: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._stop_after_steps = stop_after_steps
         self._steps_of: dict[int, int] = {}
-        self._last_step_at = 0.0
         self._has_bar = has_bar
         self._bar: Any = None
 
@@ -79,7 +75,7 @@ class Training:
     @contextmanager
     def _progress(self) -> Iterator[None]:
         """A bar over the optimizer steps, for runs of more than two seconds."""
-        self._last_step_at = time.monotonic()
+        self._gpu.recorder.expect_step()
         options: dict[str, Any] = {"desc": "dry run", "unit": "step", "delay": 2, "leave": False}
         with tqdm(total=self._stop_after_steps, disable=not self._has_bar, **options) as bar:
             self._bar = bar
@@ -87,13 +83,6 @@ class Training:
                 yield
             finally:
                 self._bar = None
-
-    def _check_time(self) -> None:
-        if time.monotonic() - self._last_step_at > STEP_LIMIT_SECONDS:
-            raise TimeoutError(
-                f"No optimizer step in {STEP_LIMIT_SECONDS} seconds of this dry run. Does the loop call "
-                "optimizer.step()? A smaller model, fewer layers or a shorter loop before it also help."
-            )
 
     def _module_call(self) -> Callable[..., Any]:
         call = torch.nn.Module.__call__
@@ -119,7 +108,6 @@ class Training:
     def _begin(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The outermost module is about to run."""
         self.num_calls += torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
-        self._check_time()
         self._prepare(module)
         if not self.model_inputs:
             self.model_inputs = inputs_of(args, kwargs)
@@ -182,7 +170,7 @@ class Training:
         self.num_calls = 0
         recorder.mark(MarkKind.STEP_END)
         recorder.step = number + 1
-        self._last_step_at = time.monotonic()
+        self._gpu.recorder.expect_step()
         if self._bar is not None:
             self._bar.update()
         if self._stop_after_steps is not None and number >= self._stop_after_steps:

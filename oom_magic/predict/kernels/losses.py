@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from oom_magic.predict.kernels.reductions import take_sum_buffers
 from oom_magic.predict.pretend.calls import Call
 from oom_magic.predict.pretend.pretend_gpu import Rule
 
@@ -31,6 +32,7 @@ def _shrunk(call: Call) -> None:
     if _is_reduced(call, 3 if len(call.args) > 3 else 2):
         call.output(0, _element_bytes(call))
         call.take(call.outputs[0].element_size())
+        take_sum_buffers(call, call.args[0])
 
 
 def _reduced(call: Call) -> None:
@@ -38,6 +40,7 @@ def _reduced(call: Call) -> None:
     if _is_reduced(call, 2):
         call.take(_element_bytes(call))
         call.output(0)
+        take_sum_buffers(call, call.args[0])
 
 
 def _soft_margin_backward(call: Call) -> None:

@@ -45,6 +45,12 @@ def take_buffers(call: Call, tensor: torch.Tensor, dims: Iterable[int], item_byt
     call.take_by(_semaphore_bytes, *numbers)
 
 
+def take_sum_buffers(call: Call, elements: torch.Tensor) -> None:
+    """Those of the sum or mean of a dense tensor with as many elements of this type."""
+    flat = torch.empty(elements.numel(), dtype=elements.dtype, device="meta")
+    take_buffers(call, flat, (0,), _accumulator_bytes(flat, flat))
+
+
 def _staging_bytes(card: GPU, *numbers: int) -> int:
     return _buffers(card, *numbers)[0]
 

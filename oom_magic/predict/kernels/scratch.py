@@ -6,6 +6,7 @@ import torch
 from torch._ops import OpOverload
 
 from oom_magic.predict.kernels.copies import make_outputs
+from oom_magic.predict.kernels.reductions import take_sum_buffers
 from oom_magic.predict.pretend.calls import Call
 from oom_magic.predict.pretend.overloads import TORCH, existing
 from oom_magic.predict.pretend.pretend_gpu import Rule
@@ -88,11 +89,13 @@ def _logsumexp(call: Call) -> None:
 
 def _elementwise_loss(call: Call) -> None:
     """aten/src/ATen/native/BinaryOps.cpp, ``mse_loss``: the mean keeps the storage that was made for all elements."""
-    elements = call.args[0]
     if call.argument(2, 1) == 0:
         return
+    shape = torch.broadcast_shapes(call.args[0].shape, call.args[1].shape)
+    elements = torch.empty(shape, dtype=call.outputs[0].dtype, device="meta")
     call.output(0, elements.numel() * elements.element_size())
     call.take_like(elements)
+    take_sum_buffers(call, elements)
 
 
 def _binary_cross_entropy_with_logits(call: Call) -> None:
@@ -105,7 +108,11 @@ def _binary_cross_entropy_with_logits(call: Call) -> None:
         call.give_back(less_one, spread)
     if call.argument(4, 1) == 0:
         call.output(0)
+        call.take_like(call.args[0])
+        return
     call.take_like(call.args[0])
+    call.output(0)
+    take_sum_buffers(call, call.args[0])
 
 
 def _foreach_norm(call: Call) -> None:

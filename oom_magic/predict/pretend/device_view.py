@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from oom_magic.predict.pretend.pretend_gpu import META, Place, PretendGPU
 
@@ -46,6 +46,17 @@ class DeviceView(TorchFunctionMode):
         with self.gpu.creating_on(place):
             return func(*args, **{**kwargs, "device": META, "pin_memory": False} if "pin_memory" in kwargs
                         else {**kwargs, "device": META})  # fmt: skip
+
+    def around(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """User code that autograd calls, where this mode is off as in all that operators do."""
+
+        def followed(*args: Any) -> Any:
+            if self in _get_current_function_mode_stack():
+                return hook(*args)
+            with self:
+                return hook(*args)
+
+        return followed
 
     def place_named(self, device: Any) -> Place:
         """The place meant by what the user's code passed as a device."""
@@ -121,11 +132,10 @@ def _to(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     device, dtype, non_blocking, memory_format = _parsed_to(view, torch._C._nn._parse_to, tuple(rest), options)
     here = view.place(tensor)
     there = here if device is None else view.place_named(device)
-    if there is here:
-        layout = {} if memory_format is None else {"memory_format": memory_format}
-        return func(tensor, dtype or tensor.dtype, non_blocking, copy, **layout)
     layout = {} if memory_format is None else {"memory_format": memory_format}
-    return view.move(tensor, there, dtype, **layout)
+    if there is here:
+        return func(tensor, dtype or tensor.dtype, non_blocking, copy, **layout)
+    return view.move(tensor, there, dtype, non_blocking=non_blocking, **layout)
 
 
 def _cuda(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -224,11 +234,11 @@ def _numpy(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _tolist(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    tensor = args[0]
+    tensor = _cpu(view, func, args, kwargs)
     if tensor.is_meta:
         with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
             return view.gpu.values.read(tensor).tolist()
-    return func(*args, **kwargs)
+    return func(tensor)
 
 
 def shown_without_values(view: DeviceView) -> dict[str, Any]:
@@ -242,6 +252,12 @@ def shown_without_values(view: DeviceView) -> dict[str, Any]:
         return f"tensor(..., device='{_DEVICES[place]}', size={tuple(tensor.shape)}, dtype={tensor.dtype})"
 
     return {"_str": _str}
+
+
+def saved_tensor_hooks_followed(view: DeviceView) -> dict[str, Any]:
+    """A replacement in ``torch._C._autograd``: what ``saved_tensors_hooks`` calls sees devices, too."""
+    push = torch._C._autograd._push_saved_tensors_default_hooks
+    return {"_push_saved_tensors_default_hooks": lambda pack, unpack: push(view.around(pack), view.around(unpack))}
 
 
 def _backward(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

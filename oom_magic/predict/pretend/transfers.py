@@ -8,6 +8,7 @@ import torch
 from torch._ops import OpOverload
 
 from oom_magic.memory.categories import Category
+from oom_magic.predict.pretend.calls import Call
 from oom_magic.predict.pretend.pretend_gpu import META, Handler, Place, PretendGPU, is_large
 
 aten = torch.ops.aten
@@ -26,21 +27,62 @@ def _to_copy(gpu: PretendGPU, func: OpOverload, args: Any, kwargs: dict[str, Any
         return func(*args, **kwargs)
     if place is Place.GPU and origin is Place.GPU:
         return gpu.run(func, args, {**kwargs, "device": META})
+    place = place or Place.GPU
     out = func(*args, **{**kwargs, "device": META, "non_blocking": False})
-    if place is Place.HOST and not is_large(out):
+    is_real = place is Place.HOST and not is_large(out)
+    if not is_real:
+        gpu.adopt(out, place, func.name())
+    if (place is Place.GPU) != (origin is Place.GPU):
+        _stage(gpu, func, out, source, place is Place.GPU, kwargs.get("non_blocking", False))
+    if is_real:
         values = gpu.values.read(source)
         return torch.empty_strided(out.size(), out.stride(), dtype=out.dtype, device="cpu").copy_(values)
-    gpu.adopt(out, place or Place.GPU, func.name())
     gpu.values.copy(source, out)
     if place is Place.GPU:
         gpu.assign(out, Category.INPUT)
     return out
 
 
+def _stage(
+    gpu: PretendGPU, func: OpOverload, target: torch.Tensor, source: torch.Tensor, to_gpu: bool, non_blocking: bool
+) -> None:
+    """Take what a copy between host and GPU needs on the GPU for a moment, where the layouts or types differ.
+
+    Source: aten/src/ATen/native/cuda/Copy.cu, ``copy_kernel_cuda``. Types are converted on the host, but on the GPU
+    when the copy does not block.
+    """
+    source = source.expand_as(target)
+    is_same_type = target.dtype is source.dtype
+    if is_same_type and _is_one_run(target, source):
+        return
+    call = Call(gpu, (), {}, None, func.name(), gpu.attribution.phase(False))
+    is_converted = non_blocking and not is_same_type
+    if to_gpu:
+        if is_converted or not target.is_contiguous():
+            call.take_like(target, source.dtype if is_converted else target.dtype)
+    else:
+        if is_converted:
+            source = torch.empty_like(source, dtype=target.dtype)
+            call.take_like(source)
+        if not source.is_contiguous():
+            call.take_like(source)
+    call.end()
+
+
+def _is_one_run(target: torch.Tensor, source: torch.Tensor) -> bool:
+    """Whether both lie in memory without gaps, their elements in the same order."""
+    laid_out = torch.empty_like(target, device=META)  # like target's strides if it has no gaps
+    longer = [dim for dim, size in enumerate(target.shape) if size > 1]
+    return all(target.stride(dim) == source.stride(dim) == laid_out.stride(dim) for dim in longer)
+
+
 def _copy(gpu: PretendGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
     """``Tensor.copy_`` within and between host and GPU."""
     target, source = args[0], args[1]
     if gpu.place(target) is not None or gpu.place(source) is not None:
+        to_gpu, from_gpu = (gpu.place(tensor) is Place.GPU for tensor in (target, source))
+        if to_gpu != from_gpu:
+            _stage(gpu, func, target, source, to_gpu, bool(args[2]) if len(args) > 2 else False)
         gpu.values.copy(source.expand(target.shape), target)
         return target
     return func(*args, **kwargs)

@@ -11,6 +11,16 @@ from torch._ops import OpOverload
 if TYPE_CHECKING:
     from oom_magic.predict.pretend.pretend_gpu import PretendGPU
 
+aten = torch.ops.aten
+
+# Samplers of torch.distributions and their gradients (aten/src/ATen/native/Distributions.cpp).
+_LIKE_THEIR_FIRST = {
+    aten._sample_dirichlet.default,
+    aten._standard_gamma_grad.default,
+    aten._dirichlet_grad.default,
+    aten.binomial.default,
+}
+
 
 def run_without_kernel(gpu: PretendGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What an operator without a kernel for pretended tensors returns. Raises NotImplementedError for PyTorch's own."""
@@ -18,6 +28,8 @@ def run_without_kernel(gpu: PretendGPU, func: OpOverload, args: tuple[Any, ...],
     if decomposition is not None:
         with gpu:
             return decomposition(*args, **kwargs)
+    if func in _LIKE_THEIR_FIRST:
+        return torch.empty_like(args[0], memory_format=torch.contiguous_format)
     name = func.name()
     if not func._schema.returns:
         return None  # it writes into its arguments only, such as a fused optimizer

@@ -29,10 +29,12 @@ class Values:
         self._gpu = gpu
         self.assume = assume
         self._shadows: dict[int, torch.UntypedStorage] = {}
+        self._passed: set[int] = set()  # storages with the outcome of a check of unknown values
 
     def forget(self, key: int) -> None:
         """A storage died."""
         self._shadows.pop(key, None)
+        self._passed.discard(key)
 
     def get(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The true values of a tensor (itself when it is real); None when they are not known."""
@@ -67,7 +69,7 @@ class Values:
         """The values that host code gets to see, as a real tensor of the same shape, without its memory."""
         value = self.get(tensor)
         if value is None:
-            default = UNKNOWN_NUMBER if tensor.dtype != torch.bool else False
+            default = UNKNOWN_NUMBER if tensor.dtype != torch.bool else self._has_passed(tensor)
             self.assume(f"a value computed on the pretend GPU is read; {default} was taken")
             value = torch.full((), default, dtype=tensor.dtype, device="cpu").expand(tensor.shape)
         return value
@@ -87,6 +89,8 @@ class Values:
         self, func: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor], out: Any
     ) -> None:
         """Repeat an operator that just ran on the shadows, or forget what it overwrote."""
+        if _is_check(func, args) or (func in _CONJUNCTIONS and all(map(self._has_passed, tensors))):
+            self._passed.add(out.untyped_storage()._cdata)
         if not self._shadows:
             return
         is_written = not is_random(func) and not is_empty(func)
@@ -97,6 +101,9 @@ class Values:
             values = self._repeat(func, args, kwargs)
             for made, value in zip(tensors_in((out,), {}), tensors_in((values,), {}), strict=False):
                 self.put(made, value)
+
+    def _has_passed(self, tensor: torch.Tensor) -> bool:
+        return tensor.is_meta and tensor.untyped_storage()._cdata in self._passed
 
     def _repeat(self, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
         """An operator on the shadows; nothing where the CPU has no kernel for these types."""
@@ -126,7 +133,16 @@ class Values:
             self.forget(target.untyped_storage()._cdata)
 
 
+_CHECKS = {aten.all.default, aten.all.dim, aten._is_all_true.default}
+_CONJUNCTIONS = {aten.bitwise_and.Tensor, aten.logical_and.default, aten.mul.Tensor}
 _OVERWRITES = {aten.fill_.Scalar, aten.zero_.default}
+
+
+def _is_check(func: OpOverload, args: Any) -> bool:
+    """Whether code that asks this expects a yes: ``all``, and the parts of ``isfinite``: ``x == x``, ``x != inf``."""
+    is_self = func is aten.eq.Tensor and args[0] is args[1]
+    is_bounded = func is aten.ne.Scalar and args[1] == float("inf")
+    return func in _CHECKS or is_self or is_bounded
 
 
 def is_small(tensor: torch.Tensor) -> bool:

@@ -1,0 +1,135 @@
+"""Small programs for "cuda" as users write them: losses, copies, hooks and loops beyond one module and one optimizer."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd.graph import save_on_cpu
+
+CUDA = "cuda"
+
+
+def images() -> torch.Tensor:
+    return torch.randn(8, 64, 32, 32, device=CUDA, requires_grad=True)
+
+
+def of_loss(loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[[], None]:
+    """Forward and backward of a loss that reduces half a million elements."""
+
+    def program() -> None:
+        x = images()
+        loss(x, x.detach()).backward()
+
+    return program
+
+
+def of_copy(move: Callable[[torch.Tensor], object]) -> Callable[[], None]:
+    """A copy between host and GPU."""
+
+    def program() -> None:
+        move(torch.randn(1024, 1024, device=CUDA))
+
+    return program
+
+
+def diffusion() -> None:
+    """Convolutions, group norms, skip connections, and a moving average of the weights."""
+
+    def block(inputs: int, outputs: int) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1), nn.GroupNorm(8, outputs), nn.SiLU())
+
+    down, middle, up = block(3, 32).to(CUDA), block(32, 64).to(CUDA), block(96, 32).to(CUDA)
+    last = nn.Conv2d(32, 3, 1).to(CUDA)
+    model = nn.ModuleList([down, middle, up, last])
+    average = copy.deepcopy(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(3):
+        x = torch.randn(8, 3, 128, 128, device=CUDA)
+        high = down(x)
+        low = F.interpolate(middle(F.avg_pool2d(high, 2)), scale_factor=2, mode="bilinear", align_corners=False)
+        loss = F.mse_loss(last(up(torch.cat([low, high], 1))), x)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            for kept, new in zip(average.parameters(), model.parameters(), strict=True):
+                kept.lerp_(new, 0.01)
+
+
+def adversarial() -> None:
+    """Two optimizers, and a penalty on a gradient (``create_graph``)."""
+    maker = nn.Sequential(nn.ConvTranspose2d(64, 64, 4), nn.BatchNorm2d(64), nn.ReLU(), nn.ConvTranspose2d(64, 3, 4, 4))
+    critic = nn.Sequential(nn.Conv2d(3, 64, 4, 2, 1), nn.LeakyReLU(0.2), nn.Flatten(), nn.Linear(64 * 64, 1))
+    maker, critic = maker.to(CUDA), critic.to(CUDA)
+    optimizers = [torch.optim.Adam(model.parameters()) for model in (maker, critic)]
+    for _ in range(3):
+        fake = maker(torch.randn(64, 64, 1, 1, device=CUDA))
+        mixed = fake.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(critic(mixed).sum(), mixed, create_graph=True)
+        penalty = ((gradient.flatten(1).norm(dim=1) - 1) ** 2).mean()
+        optimizers[1].zero_grad()
+        (F.softplus(critic(fake.detach())).mean() + 10 * penalty).backward()
+        optimizers[1].step()
+        optimizers[0].zero_grad()
+        F.softplus(-critic(fake)).mean().backward()
+        optimizers[0].step()
+
+
+def offloaded() -> None:
+    """Saved tensors kept on the host, gradients kept as zeros."""
+    blocks = [nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)) for _ in range(4)]
+    model = nn.Sequential(*blocks).to(CUDA)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    for _ in range(3):
+        with save_on_cpu():
+            loss = model(torch.randn(512, 512, device=CUDA)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+
+
+def graph() -> None:
+    """Messages along edges: gathers, ``index_add``, ``scatter_add``."""
+    num_nodes, num_edges = 5000, 40000
+    first, second = nn.Linear(128, 256).to(CUDA), nn.Linear(256, 40).to(CUDA)
+    optimizer = torch.optim.Adam([*first.parameters(), *second.parameters()])
+    source, target = (torch.randint(0, num_nodes, (num_edges,)).to(CUDA) for _ in range(2))
+    labels = torch.randint(0, 40, (num_nodes,), device=CUDA)
+    for _ in range(3):
+        hidden = first(torch.randn(num_nodes, 128, device=CUDA))
+        hidden = torch.zeros(num_nodes, 256, device=CUDA).index_add(0, target, hidden[source]).relu()
+        out = second(hidden)
+        out = torch.zeros(num_nodes, 40, device=CUDA).scatter_add(0, target[:, None].expand(-1, 40), out[source])
+        F.cross_entropy(out, labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+PROGRAMS: dict[str, Callable[[], None]] = {
+    "diffusion": diffusion,
+    "adversarial": adversarial,
+    "offloaded": offloaded,
+    "graph": graph,
+    "mse_loss": of_loss(F.mse_loss),
+    "mse_loss_mixed": of_loss(lambda x, y: F.mse_loss(x.half(), y)),
+    "smooth_l1_loss": of_loss(F.smooth_l1_loss),
+    "huber_loss": of_loss(F.huber_loss),
+    "soft_margin_loss": of_loss(F.soft_margin_loss),
+    "bce": of_loss(F.binary_cross_entropy),
+    "bce_with_logits": of_loss(F.binary_cross_entropy_with_logits),
+    "to_host": of_copy(lambda x: x.cpu()),
+    "to_host_transposed": of_copy(lambda x: x.t().cpu()),
+    "to_host_strided": of_copy(lambda x: x[:, ::2].cpu()),
+    "to_host_expanded": of_copy(lambda x: x[:1].expand(2048, -1).cpu()),
+    "to_host_converted": of_copy(lambda x: x.to("cpu", torch.half)),
+    "to_host_converted_async": of_copy(lambda x: x.t().to("cpu", torch.half, non_blocking=True)),
+    "to_list": of_copy(lambda x: x[:, 0].tolist()),
+    "into_host": of_copy(lambda x: torch.empty(1024, 512).copy_(x[:, ::2])),
+    "from_host_into_columns": of_copy(lambda x: x[:, ::2].copy_(torch.zeros(1024, 512))),
+    "from_host_converted_async": of_copy(lambda x: torch.zeros(1024, 1024).to(CUDA, torch.half, non_blocking=True)),
+    "from_host_channels_last": of_copy(lambda x: torch.zeros(4, 8, 64, 64).to(CUDA, memory_format=torch.channels_last)),
+}

@@ -1,0 +1,59 @@
+"""Dry runs of small programs against PyTorch's own counters (tests/data/record_programs.py)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from program_cases import PROGRAMS
+
+import oom_magic as om
+
+TRUTH = json.loads((Path(__file__).parent / "data" / "programs_truth.json").read_text())
+VERSION = torch.__version__.partition("+")[0]
+
+
+@pytest.mark.skipif(
+    TRUTH["torch"] != VERSION, reason=f"the truth was recorded with torch {TRUTH['torch']}, this is {VERSION}"
+)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program_equals_cuda(name: str) -> None:
+    report = om.dry_run(PROGRAMS[name], gpu="RTX 3060")
+    assert [report.peak_allocated_bytes, report.peak_reserved_bytes] == TRUTH["peaks"][name]
+
+
+def test_checks_of_unknown_values_pass() -> None:
+    """Code that verifies what it computed goes on: torch.distributions, isfinite, asserts."""
+
+    def program() -> None:
+        x = torch.randn(64, 10, device="cuda")
+        assert torch.isfinite(x).all()
+        assert torch.isfinite(x.sum())
+        assert not torch.isnan(x).any()
+        assert not torch.zeros(3, device="cuda").all()
+        for distribution in (
+            torch.distributions.Categorical(logits=x),
+            torch.distributions.Categorical(probs=x.softmax(-1)),
+            torch.distributions.Normal(x, x.exp()),
+            torch.distributions.Beta(x.exp(), x.exp()),
+            torch.distributions.Binomial(10, x.sigmoid()),
+        ):
+            distribution.log_prob(distribution.sample())
+
+    report = om.dry_run(program)
+    assert any("True was taken" in assumption.text for assumption in report.assumptions)
+
+
+def test_endless_loop_of_operators_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    from oom_magic.predict.following import recorder
+
+    monkeypatch.setattr(recorder, "STEP_LIMIT_SECONDS", 0.2)
+
+    def program() -> None:
+        while True:
+            torch.zeros(10, device="cuda")
+
+    with pytest.raises(TimeoutError, match="No optimizer step"):
+        om.dry_run(program)
