@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+    from oom_magic.explain.checkup import doctor
     from oom_magic.explain.diagnosis import Diagnosis, explain
-    from oom_magic.measure.device import doctor
     from oom_magic.measure.measurement import measure
     from oom_magic.measure.release import release
     from oom_magic.memory.categories import Breakdown, Category
@@ -64,7 +64,7 @@ _HOMES = {
     "Sizes": "predict.sizing.sizes",
     "TrainingSetup": "predict.setups.setup",
     "compare": "memory.side_by_side",
-    "doctor": "measure.device",
+    "doctor": "explain.checkup",
     "dry_run": "predict.session",
     "explain": "explain.diagnosis",
     "measure": "measure.measurement",

@@ -1,31 +1,17 @@
-"""The driver's answers and the system check, without a driver."""
+"""The driver's answers, and failures of it, without a driver; whose notebook it is."""
 
 from __future__ import annotations
 
-import json
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-import oom_magic as om
 from oom_magic.measure import host
-from oom_magic.measure.advice import advise, recommend
-from oom_magic.measure.device import Card
-from oom_magic.measure.nvml import CardReading, DeviceProcess, read_card
-from oom_magic.memory.report import Device
-from oom_magic.units import GIB, MIB
-
-WELL: dict[str, Any] = {
-    "platform": "Linux",
-    "torch_build": "cuda 13.0",
-    "host_available_bytes": 16 * GIB,
-    "shared_memory_bytes": 8 * GIB,
-    "disk_free_bytes": 100 * GIB,
-    "cards": (Card(0, Device("RTX 3060", 12 * GIB, 300 * MIB, 0, (8, 6)), 0, (), "580.0", ""),),
-    "settings": (),
-}
+from oom_magic.measure.nvml import CardReading, DeviceProcess, name_cards, read_card
+from oom_magic.units import GIB
 
 
 class FakeError(Exception):
@@ -49,6 +35,13 @@ def fake_nvml(**functions: Any) -> ModuleType:
         "nvmlDeviceGetHandleByPciBusId": lambda address: address,
         "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(total=12 * GIB, used=2 * GIB),
         "nvmlSystemGetDriverVersion": lambda: b"580.00",
+        "nvmlDeviceGetCount": lambda: 1,
+        "nvmlDeviceGetHandleByIndex": lambda index: index,
+        "nvmlDeviceGetName": lambda _: b"RTX 3060",
+        "nvmlDeviceGetTemperature": lambda *_: 61,
+        "nvmlDeviceGetEnforcedPowerLimit": lambda _: 170_000,
+        "nvmlDeviceGetEccMode": lambda _: [0, 1],
+        "nvmlDeviceGetMigMode": fails,
         "nvmlSystemGetProcessName": lambda pid: f"python-{pid}",
         "nvmlDeviceGetComputeRunningProcesses": lambda _: [
             SimpleNamespace(pid=7, usedGpuMemory=GIB),
@@ -68,7 +61,8 @@ def fails(*_: Any) -> Any:
 def test_a_card_by_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml())
     processes = (DeviceProcess(7, "python-7", GIB), DeviceProcess(8, "python-8", None))
-    assert read_card("abc") == CardReading(12 * GIB, 2 * GIB, processes, "580.00")
+    assert read_card("abc") == CardReading(12 * GIB, 2 * GIB, processes, "580.00", 61, 170, False)
+    assert name_cards() == ("RTX 3060",)
     assert read_card("unknown", "00000000:01:00.0").total_bytes == 12 * GIB
 
 
@@ -85,44 +79,25 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "pip install" in read_card("abc").problem
 
 
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("nvmlDeviceGetTemperature", "temperature"),
+        ("nvmlDeviceGetEnforcedPowerLimit", "power_limit_watts"),
+        ("nvmlDeviceGetEccMode", "has_ecc"),
+    ],
+)
+def test_what_a_card_does_not_know_costs_nothing_else(monkeypatch: pytest.MonkeyPatch, name: str, field: str) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(**{name: fails}))
+    reading = read_card("abc")
+    assert getattr(reading, field) is None
+    assert reading.total_bytes == 12 * GIB
+
+
 def test_processes_that_may_not_be_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden = fake_nvml(nvmlDeviceGetComputeRunningProcesses=fails, nvmlSystemGetProcessName=fails)
     monkeypatch.setitem(sys.modules, "pynvml", hidden)
     assert read_card("abc").processes == (DeviceProcess(7, "", GIB),)
-
-
-def test_nothing_to_change_on_a_good_system() -> None:
-    assert advise(**WELL) == ()
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        ({"cards": ()}, "no GPU"),
-        ({"cards": (), "torch_build": "CPU only"}, "CPU build"),
-        ({"platform": "WSL"}, "Sysmem Fallback"),
-        ({"host_available_bytes": GIB}, "host memory"),
-        ({"shared_memory_bytes": 64 * MIB}, "--shm-size"),
-        ({"disk_free_bytes": GIB}, "disk"),
-        ({"settings": (("CUDA_LAUNCH_BLOCKING", "1"),)}, "CUDA_LAUNCH_BLOCKING"),
-        ({"settings": (("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),)}, "unset"),
-        ({"settings": (("PYTORCH_ALLOC_CONF", "a"), ("PYTORCH_CUDA_ALLOC_CONF", "b"))}, "keep one"),
-        ({"cards": (Card(0, Device("A", 12 * GIB, 0, GIB), 0, (), "", ""),)}, "Other processes"),
-        ({"cards": (Card(0, Device("A", 12 * GIB), 0, (), "", "no library"),)}, "no library"),
-    ],
-)
-def test_advice(change: dict[str, Any], expected: str) -> None:
-    (sentence,) = advise(**{**WELL, **change})
-    assert expected in sentence
-
-
-def test_a_recommended_configuration_is_code() -> None:
-    for platform, capability in (("Linux", (8, 6)), ("Colab", (7, 5)), ("WSL", (8, 9))):
-        code = recommend(platform, [Device("card", 12 * GIB, capability=capability)])
-        compile(code, "recommended", "exec")
-        assert ("expandable_segments" in code) == (platform != "WSL")
-        assert ('bfloat16"' in code or "torch.bfloat16" in code) == (capability >= (8, 0))
-    compile(recommend("Linux", []), "recommended", "exec")
 
 
 @pytest.mark.parametrize(
@@ -133,18 +108,23 @@ def test_whose_notebook_it_is(environment: dict[str, str], expected: str) -> Non
     assert host.notebook_platform(environment) == expected
 
 
-def test_a_containers_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "_meminfo", lambda: {"MemTotal": 64 * GIB, "MemAvailable": 32 * GIB})
-    numbers = {host._CGROUP_LIMITS: 12 * GIB, host._CGROUP_USES: 4 * GIB}
-    monkeypatch.setattr(host, "_first_number", numbers.get)
-    assert host.host_memory() == (12 * GIB, 8 * GIB)
-    numbers[host._CGROUP_LIMITS] = None
+def test_limits_of_the_control_groups_around_this_process_count(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    inner = tmp_path / "slice" / "job"
+    inner.mkdir(parents=True)
+    monkeypatch.setattr(host, "meminfo", lambda: {"MemTotal": 64 * GIB, "MemAvailable": 32 * GIB})
+    monkeypatch.setattr(host, "_control_groups", lambda: [inner, inner.parent, tmp_path])
     assert host.host_memory() == (64 * GIB, 32 * GIB)
+    assert host.num_oom_kills() == 0
+    (inner / "memory.max").write_text("max\n")
+    (inner.parent / "memory.max").write_text(f"{12 * GIB}\n")
+    (inner.parent / "memory.current").write_text(f"{4 * GIB}\n")
+    (inner / "memory.events").write_text("low 0\noom 3\noom_kill 2\noom_group_kill 0\n")
+    assert host.host_memory() == (12 * GIB, 8 * GIB)
+    assert host.num_oom_kills() == 2
 
 
-def test_doctor_works_anywhere() -> None:
-    check = om.doctor()
-    assert check.host_total_bytes is None or check.host_total_bytes > GIB
-    json.dumps(check.to_dict())
-    assert check.torch_version in str(check)
-    assert all(len(line) <= 80 for line in str(check).splitlines() if not line.startswith("    "))
+def test_control_groups_are_those_of_the_process() -> None:
+    for folder in host._control_groups():
+        assert folder == host._CGROUPS or host._CGROUPS in folder.parents

@@ -39,14 +39,14 @@ def _in_notebook(names: Mapping[str, Any], device: int) -> Iterator[Held]:
         return
     import os
 
-    from oom_magic.measure.device import doctor
+    from oom_magic.measure.device import read_cards
     from oom_magic.measure.holders import holders_in
     from oom_magic.measure.ownership import on_cuda
 
     holders = holders_in(names, on_cuda(device))
     for holder in holders:
         yield Held("output" if holder.name.startswith("Out[") else "name", holder.name, holder.num_bytes)
-    for card in doctor().cards:
+    for card in read_cards():
         if card.index == device:
             for process in card.processes:
                 if process.pid != os.getpid() and process.num_bytes:

@@ -1,26 +1,14 @@
-"""The card that torch uses, and the check of the whole system."""
+"""The cards that torch uses."""
 
 from __future__ import annotations
 
 import os
-import platform
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
-from oom_magic.description import Block as DescriptionBlock
-from oom_magic.description import Code, Describable, Description, Sentence, Table
-from oom_magic.measure import host
-from oom_magic.measure.advice import advise, recommend
 from oom_magic.measure.nvml import CardReading, DeviceProcess, read_card
 from oom_magic.memory.report import Device
-from oom_magic.units import format_bytes
-
-SETTINGS = (
-    "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING", "CUDA_VISIBLE_DEVICES",
-    "CUDA_LAUNCH_BLOCKING", "CUBLAS_WORKSPACE_CONFIG", "CUDA_MODULE_LOADING",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,79 +28,9 @@ class Card:
         return max(self.device.usable_bytes - self.reserved_bytes, 0)
 
 
-@dataclass(frozen=True, repr=False)
-class SystemCheck(Describable):
-    """What decides how much memory a training run can have here. Sizes in bytes; None means not known."""
-
-    platform: str
-    python_version: str
-    torch_version: str
-    torch_build: str
-    host_total_bytes: int | None
-    host_available_bytes: int | None
-    shared_memory_bytes: int | None
-    disk_free_bytes: int
-    cards: tuple[Card, ...]
-    settings: tuple[tuple[str, str], ...]
-    advice: tuple[str, ...]
-    recommended: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, strings, lists and dicts, ready for JSON."""
-        return asdict(self)
-
-    def describe(self) -> Description:
-        """The check as a table, what to change, and a configuration to paste."""
-        blocks: list[DescriptionBlock] = [Table(("what", "value"), self._rows())]
-        for card in self.cards:
-            rows = tuple((str(one.pid), one.name, _size(one.num_bytes)) for one in card.processes)
-            title = f"Processes on GPU {card.index}"
-            blocks += [Table(("pid", "process", "memory"), rows, title=title)] if rows else []
-        blocks += [Sentence(text, "warning") for text in self.advice]
-        if not self.advice:
-            blocks.append(Sentence("Nothing to change.", "good"))
-        blocks.append(Code(self.recommended))
-        return Description("System check", tuple(blocks))
-
-    def _rows(self) -> tuple[tuple[str, str], ...]:
-        rows = [
-            ("platform", self.platform),
-            ("Python", self.python_version),
-            ("torch", f"{self.torch_version} ({self.torch_build})"),
-            ("host memory", f"{_size(self.host_available_bytes)} free of {_size(self.host_total_bytes)}"),
-            ("shared memory (/dev/shm)", _size(self.shared_memory_bytes)),
-            ("disk, free", _size(self.disk_free_bytes)),
-        ]
-        for card in self.cards:
-            total, free = format_bytes(card.device.total_bytes), format_bytes(card.free_bytes)
-            driver = card.problem or f"driver {card.driver_version}"
-            rows.append((f"GPU {card.index}", f"{card.device.name}, {free} free of {total}, {driver}"))
-        return tuple(rows + list(self.settings))
-
-
-def doctor() -> SystemCheck:
-    """Check the machine, the GPUs, the driver, torch and its settings. Works without a GPU, too."""
-    index = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
-    cards = tuple(map(_read_card, index))
-    settings = tuple((name, os.environ[name]) for name in SETTINGS if name in os.environ)
-    total, available = host.host_memory()
-    known: dict[str, Any] = {
-        "platform": host.notebook_platform(),
-        "torch_build": _torch_build(),
-        "host_available_bytes": available,
-        "shared_memory_bytes": host.shared_memory_bytes(),
-        "disk_free_bytes": host.disk_free_bytes(),
-        "cards": cards,
-        "settings": settings,
-    }
-    return SystemCheck(
-        **known,
-        python_version=platform.python_version(),
-        torch_version=str(torch.__version__),
-        host_total_bytes=total,
-        advice=advise(**known),
-        recommended=recommend(known["platform"], [card.device for card in cards]),
-    )
+def read_cards() -> tuple[Card, ...]:
+    """The CUDA devices that torch sees, as they are now."""
+    return tuple(map(_read_card, range(torch.cuda.device_count() if torch.cuda.is_available() else 0)))
 
 
 def current_device(index: int | None = None) -> Device:
@@ -165,15 +83,3 @@ def _read_card(index: int) -> Card:
         reading.driver_version,
         reading.problem,
     )
-
-
-def _torch_build() -> str:
-    for name in ("cuda", "hip", "xpu"):
-        version = getattr(torch.version, name, None)
-        if version:
-            return f"{name} {version}"
-    return "CPU only"
-
-
-def _size(num_bytes: int | None) -> str:
-    return "not known" if num_bytes is None else format_bytes(num_bytes)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from oom_magic.units import KIB
 
-_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-_CGROUP_USES = ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes")
+_CGROUPS = Path("/sys/fs/cgroup")
+# Versions 2 and 1 of control groups.
+_LIMITS = ("memory.max", "memory.limit_in_bytes")
+_USES = ("memory.current", "memory.usage_in_bytes")
+_EVENTS = ("memory.events", "memory.oom_control")
 
 
 def notebook_platform(environment: Mapping[str, str] = os.environ) -> str:
@@ -28,13 +32,23 @@ def host_memory() -> tuple[int | None, int | None]:
 
     A container's limit counts where it is below what the machine has.
     """
-    known = _meminfo()
+    known = meminfo()
     total, available = known.get("MemTotal"), known.get("MemAvailable")
-    limit, used = _first_number(_CGROUP_LIMITS), _first_number(_CGROUP_USES)
-    if total is None or limit is None or limit >= total:
-        return total, available
-    free = limit - (used or 0)
-    return limit, free if available is None else min(free, available)
+    for limit, used in _limits():
+        if total is None or limit < total:
+            total = limit
+        free = max(limit - used, 0)
+        available = free if available is None else min(free, available)
+    return total, available
+
+
+def num_oom_kills() -> int:
+    """How many processes of this control group the kernel has killed for lack of memory."""
+    for folder in _control_groups():
+        words = _read(folder, _EVENTS).split()
+        if "oom_kill" in words[:-1]:
+            return int(words[words.index("oom_kill") + 1])
+    return 0
 
 
 def shared_memory_bytes() -> int | None:
@@ -47,7 +61,7 @@ def disk_free_bytes() -> int:
     return shutil.disk_usage(Path.cwd()).free
 
 
-def _meminfo() -> dict[str, int]:
+def meminfo() -> dict[str, int]:
     """``/proc/meminfo`` in bytes; empty where there is none."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -57,11 +71,30 @@ def _meminfo() -> dict[str, int]:
     return {words[0].rstrip(":"): int(words[1]) * KIB for words in fields if words[-1] == "kB"}
 
 
-def _first_number(paths: tuple[str, ...]) -> int | None:
-    for path in paths:
-        try:
-            text = Path(path).read_text().strip()
-        except OSError:
-            continue
-        return int(text) if text.isdigit() else None  # "max": no limit
-    return None
+def _limits() -> Iterator[tuple[int, int]]:
+    """Limit and use in bytes of each control group around this process that limits memory."""
+    for folder in _control_groups():
+        limit, used = _read(folder, _LIMITS), _read(folder, _USES)
+        if limit.isdigit():  # "max": none
+            yield int(limit), int(used) if used.isdigit() else 0
+
+
+def _control_groups() -> Iterator[Path]:
+    """Folders of the control groups around this process, the innermost first; in a container it is the root."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", "memory"):
+            root = _CGROUPS / controllers
+            folder = root / path.lstrip("/")
+            yield from (one for one in (folder, *folder.parents) if one == root or root in one.parents)
+
+
+def _read(folder: Path, names: tuple[str, ...]) -> str:
+    for name in names:
+        with suppress(OSError):
+            return (folder / name).read_text().strip()
+    return ""

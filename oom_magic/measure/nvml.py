@@ -25,6 +25,10 @@ class CardReading:
     used_bytes: int | None = None
     processes: tuple[DeviceProcess, ...] = ()
     driver_version: str = ""
+    temperature: int | None = None  # degrees Celsius
+    power_limit_watts: int | None = None
+    has_ecc: bool | None = None
+    has_mig: bool | None = None
     problem: str = ""
 
 
@@ -42,11 +46,25 @@ def read_card(uuid: str = "", pci_bus_id: str = "") -> CardReading:
                 int(memory.used),
                 _processes(nvml, handle),
                 _text(nvml.nvmlSystemGetDriverVersion()),
+                _asked(nvml.nvmlDeviceGetTemperature, handle, 0),
+                _power_limit(nvml, handle),
+                _is_on(nvml.nvmlDeviceGetEccMode, handle),
+                _is_on(nvml.nvmlDeviceGetMigMode, handle),
             )
     except ImportError:
         return CardReading(problem="nvidia-ml-py is not installed (pip install nvidia-ml-py)")
     except Exception as error:  # NVML's own exception type can only be named once it is imported
         return CardReading(problem=f"the driver does not answer: {error}")
+
+
+def name_cards() -> tuple[str, ...]:
+    """Names of the NVIDIA cards that the driver knows, in its order; none if it cannot be asked."""
+    try:
+        with _library() as nvml:
+            handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
+            return tuple(_text(nvml.nvmlDeviceGetName(handle)) for handle in handles)
+    except Exception:  # as in read_card
+        return ()
 
 
 @contextmanager
@@ -80,6 +98,24 @@ def _processes(nvml: Any, handle: Any) -> tuple[DeviceProcess, ...]:
             name = _process_name(nvml, process.pid)
             found[process.pid] = DeviceProcess(process.pid, name, None if used is None else int(used))
     return tuple(found.values())
+
+
+def _asked(function: Any, *args: Any) -> Any:
+    """The driver's answer, or None: many cards do not know everything."""
+    try:
+        return function(*args)
+    except Exception:  # as in read_card
+        return None
+
+
+def _is_on(function: Any, handle: Any) -> bool | None:
+    current_and_pending = _asked(function, handle)
+    return None if current_and_pending is None else bool(current_and_pending[0])
+
+
+def _power_limit(nvml: Any, handle: Any) -> int | None:
+    milliwatts = _asked(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+    return None if milliwatts is None else int(milliwatts) // 1000
 
 
 def _process_name(nvml: Any, pid: int) -> str:

@@ -142,13 +142,30 @@ class OOMMagics(Magics):
         wishes = {"names": options.names, "out": options.out, "dry_run": options.dry_run}
         return release_in(self.shell, self.runner, usual=self.levels.before_failure, **wishes)
 
+    @output_can_be_silenced
+    @magic_arguments()
+    @argument(
+        "--model",
+        type=unquoted,
+        nargs="*",
+        metavar="NAME",
+        help="Find the largest comfortable training setup of these models by dry runs (no name: three typical ones).",
+    )
+    @argument("--gpu", type=unquoted, help='For this card, such as "RTX 3060" (default: the one here).')
+    @argument("--memory", type=unquoted, help="Its memory, if not the catalogue's: 10GiB.")
     @line_magic
     def oom_doctor(self, line: str) -> Any:
-        """Check host, GPU, driver, processes and settings; say what to change."""
-        self._takes_nothing("oom_doctor", line)
-        from oom_magic.measure.device import doctor
+        """Check host, GPU, driver, processes and settings; say what to change and, for a model, how to train it."""
+        from oom_magic.explain.checkup import doctor
+        from oom_magic.explain.recommendation import TYPICAL_MODELS
 
-        return doctor()
+        options = parse_argstring(self.oom_doctor, line)
+        models = TYPICAL_MODELS if options.model == [] else options.model or ()
+        card = self.runner.card
+        try:
+            return doctor(models, gpu=options.gpu or card.gpu, memory=options.memory or card.memory_bytes)
+        except ValueError as error:
+            raise UsageError(f"%oom_doctor: {error}") from None
 
     @magic_arguments()
     @argument("--device", type=int, help="Number of the CUDA device (default: the current one).")

@@ -16,8 +16,9 @@ import torch
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
+from oom_magic.explain.checkup import doctor
 from oom_magic.measure import assembly, history
-from oom_magic.measure.device import current_device, doctor
+from oom_magic.measure.device import current_device
 from oom_magic.measure.measurement import measure
 from oom_magic.memory.allocator import replay
 from oom_magic.memory.categories import Category

@@ -1,0 +1,176 @@
+"""The largest comfortable training setup for a card, found by dry runs."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from oom_magic.description import Block, Code, Sentence
+from oom_magic.units import format_bytes
+
+if TYPE_CHECKING:
+    from oom_magic.memory.report import MemoryReport
+    from oom_magic.predict.setups.gpus import GPU
+    from oom_magic.predict.setups.setup import TrainingSetup
+
+TYPICAL_MODELS = ("bert-base-uncased", "llama-3.2-1b", "qwen2.5-7b")
+GLOBAL_BATCH_SIZE = 16
+_LENGTHS = (1024, 512, 256, 128)
+_METHODS = ("full", "lora", "qlora")
+_MICROBATCHES = (1, 2, 4, 8, 16)
+_ENOUGH = 4  # sequences at once, from which on recomputing activations is not worth its time
+_STEPS = 2  # the first makes the optimizer's state, the second is like all others
+
+_Found = tuple["TrainingSetup", "MemoryReport"]
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """A setup that fits with room to spare (None: none was found), its peak in bytes, and how many runs it took."""
+
+    model: str
+    setup: TrainingSetup | None
+    peak_reserved_bytes: int
+    num_dry_runs: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        setup = None if self.setup is None else self.setup.to_dict()
+        return {
+            "model": self.model,
+            "setup": setup,
+            "peak_reserved_bytes": self.peak_reserved_bytes,
+            "num_dry_runs": self.num_dry_runs,
+        }
+
+    def blocks(self) -> list[Block]:
+        """The setup in words, and the options to paste."""
+        if self.setup is None:
+            return [Sentence(f"{self.model}: not even QLoRA with short sequences fits; choose a smaller model.", "bad")]
+        words = f"{self.setup.describe()}: peak {format_bytes(self.peak_reserved_bytes)} (dry run)"
+        return [Sentence(words, "good"), Code(training_arguments(self.setup))]
+
+
+def recommend(model: str, gpu: str, memory: int | str | None = None) -> Recommendation:
+    """The largest comfortable setup of a model: below 85 % of the card, for a global batch of 16 sequences.
+
+    First long sequences are kept, then full training before LoRA before QLoRA, then activations rather than
+    recomputing them, then large microbatches. Shows a progress bar.
+    """
+    from tqdm.auto import tqdm
+
+    with tqdm(desc=f"dry runs of {model}", unit="run", leave=False) as bar:
+        search = _Search(model, gpu, memory, bar)
+        setup, report = search.best()
+    peak = 0 if report is None else report.peak_reserved_bytes
+    return Recommendation(model, setup, peak, search.num_runs)
+
+
+class _Search:
+    """Dry runs of one model on one card, each once."""
+
+    def __init__(self, model: str, gpu: str, memory: int | str | None, bar: Any) -> None:
+        from oom_magic.predict.setups.gpus import find_gpu
+        from oom_magic.predict.setups.model_source import resolve_model
+
+        self.num_runs = 0
+        self._model = model
+        self._source = resolve_model(model)
+        self._card: GPU = find_gpu(gpu)
+        self._memory = memory
+        self._bar = bar
+        self._known: dict[tuple[int, str, int, bool], _Found | None] = {}
+
+    def best(self) -> tuple[TrainingSetup | None, MemoryReport | None]:
+        """The setup wanted most of those that fit comfortably, and its report; None and None without one."""
+        for length in self._lengths():
+            for method in _METHODS:
+                if self._safe(length, method, 1, True) is not None:
+                    found = self._largest(length, method)
+                    accumulation = GLOBAL_BATCH_SIZE // found[0].microbatch_size
+                    return found[0].replace(gradient_accumulation_steps=accumulation), found[1]
+        return None, None
+
+    def _lengths(self) -> Sequence[int]:
+        longest = self._source.max_seq_len or _LENGTHS[0]
+        return [length for length in _LENGTHS if length <= longest] or [longest]
+
+    def _largest(self, length: int, method: str) -> _Found:
+        """The largest microbatch, with recomputed activations only if without them it stays small."""
+        plain = self._bisect(length, method, False, -1)
+        if plain is not None and plain[0].microbatch_size >= _ENOUGH:
+            return plain
+        found = self._bisect(length, method, True, 0)
+        assert found is not None  # a microbatch of one fits
+        is_larger = plain is None or found[0].microbatch_size > plain[0].microbatch_size
+        return found if is_larger or plain is None else plain
+
+    def _bisect(self, length: int, method: str, checkpointing: bool, fits: int) -> _Found | None:
+        """The largest microbatch that fits; ``fits`` is the place in the list of one that does (-1: none known)."""
+        low, high = fits, len(_MICROBATCHES)
+        found = None if fits < 0 else self._safe(length, method, _MICROBATCHES[fits], checkpointing)
+        while high - low > 1:
+            middle = (low + high) // 2
+            tried = self._safe(length, method, _MICROBATCHES[middle], checkpointing)
+            low, high, found = (low, middle, found) if tried is None else (middle, high, tried)
+        return found
+
+    def _safe(self, length: int, method: str, microbatch: int, checkpointing: bool) -> _Found | None:
+        """The setup and its report if the run stays below the line where it gets tight."""
+        key = (length, method, microbatch, checkpointing)
+        if key not in self._known:
+            self._known[key] = self._tried(*key)
+        return self._known[key]
+
+    def _tried(self, length: int, method: str, microbatch: int, checkpointing: bool) -> _Found | None:
+        from oom_magic.predict.session import DrySession
+        from oom_magic.predict.setups.setup import TrainingSetup
+
+        try:
+            setup = TrainingSetup(
+                self._model,
+                method=method,
+                microbatch_size=microbatch,
+                gradient_accumulation_steps=2,  # gradients are there in the second forward, as in all that follow
+                seq_len=length,
+                precision="amp-bf16" if self._card.capability >= (8, 0) else "amp-fp16",
+                activation_checkpointing=checkpointing,
+                gpu=self._card.name,
+                memory=self._memory,
+            )
+        except ValueError:  # such as checkpointing of a model that is the user's own
+            return None
+        session = DrySession(setup.gpu, setup.memory, stop_after_steps=_STEPS, is_lasting=False, has_bar=False)
+        self._bar.set_postfix_str(f"{method}, {microbatch} x {length} tokens")
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            report = session.run(setup.train)
+        self.num_runs += 1
+        self._bar.update()
+        return (setup, report) if report.verdict == "safe" else None
+
+
+def training_arguments(setup: TrainingSetup) -> str:
+    """The setup as options of Hugging Face's Trainer, to paste."""
+    precision = setup.precision.removeprefix("amp-")
+    lines = [
+        "TrainingArguments(",
+        '    output_dir="out",',
+        f"    per_device_train_batch_size={setup.microbatch_size},",
+        f"    gradient_accumulation_steps={setup.gradient_accumulation_steps},",
+        f"    {precision}=True,",
+        *(["    gradient_checkpointing=True,"] if setup.activation_checkpointing else []),
+        '    optim="adamw_torch",',
+        f")  # sequences of {setup.seq_len} tokens: tokenizer(..., truncation=True, max_length={setup.seq_len})",
+    ]
+    dtype = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}[precision]
+    if setup.method == "qlora":
+        quantized = f'load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype={dtype}'
+        lines.append(f"BitsAndBytesConfig({quantized})")
+    if setup.method != "full":
+        targets = setup.lora_targets
+        named = repr(targets) if isinstance(targets, str) else repr(list(targets))
+        lines.append(f"LoraConfig(r={setup.rank}, lora_alpha={setup.lora_alpha}, target_modules={named})")
+    return "\n".join(lines)

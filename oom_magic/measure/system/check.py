@@ -1,0 +1,117 @@
+"""The check of the whole system: what decides how much memory a training run can have here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from oom_magic.description import Block, Describable, Description, Sentence, Table
+from oom_magic.measure.device import Card, driver_reading, read_cards
+from oom_magic.measure.system.findings import Finding, Seen
+from oom_magic.measure.system.gpu_probe import probe_card, probe_fallback, probe_order, probe_torch, torch_build
+from oom_magic.measure.system.host_probe import (
+    probe_disk,
+    probe_kills,
+    probe_memory,
+    probe_platform,
+    probe_shared_memory,
+)
+from oom_magic.measure.system.packages_probe import probe_packages
+from oom_magic.measure.system.settings_probe import probe_settings
+from oom_magic.units import format_bytes
+
+_Probe = tuple[str, Callable[[], Seen]]
+
+
+@dataclass(frozen=True, repr=False)
+class SystemCheck(Describable):
+    """Facts as text, cards, and findings, the worst first. ``failed``: probes that could not look, and why."""
+
+    facts: tuple[tuple[str, str], ...]
+    cards: tuple[Card, ...]
+    findings: tuple[Finding, ...]
+    failed: tuple[tuple[str, str], ...]
+    torch_version: str
+    torch_build: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings, lists and dicts, ready for JSON."""
+        return asdict(self)
+
+    def describe(self) -> Description:
+        """Findings with what to do; then the facts, and who is on the cards."""
+        return Description("System check", tuple(self._blocks()))
+
+    def _blocks(self) -> list[Block]:
+        blocks: list[Block] = []
+        for one in self.findings:
+            blocks += [Sentence(one.what, one.tone), Sentence(f"{one.why} {one.fix}")]
+        if not self.findings:
+            blocks.append(Sentence("Nothing to change.", "good"))
+        blocks.append(Table(("what", "value"), self.facts))
+        for card in self.cards:
+            rows = tuple((str(one.pid), one.name or "not known", _size(one.num_bytes)) for one in card.processes)
+            title = f"Processes on GPU {card.index}"
+            blocks += [Table(("pid", "process", "memory"), rows, title=title)] if rows else []
+        blocks += [Sentence(f"Not looked at: {name} ({why}).", "quiet") for name, why in self.failed]
+        return blocks
+
+
+def check_system() -> SystemCheck:
+    """Look at the machine, the GPUs, the driver, torch and its settings; takes well under a second."""
+    failed: list[tuple[str, str]] = []
+    cards: tuple[Card, ...] = ()
+    try:
+        cards = read_cards()
+    except Exception as error:  # a GPU may fall off the bus at any moment
+        failed.append(("the cards", _reason(error)))
+    seen = [_looked(name, probe, failed) for name, probe in _probes(cards)]
+    findings = [finding for one in seen for finding in one.findings]
+    return SystemCheck(
+        facts=tuple(row for one in seen for row in one.rows),
+        cards=cards,
+        findings=tuple(sorted(findings, key=lambda finding: finding.tone)),
+        failed=tuple(failed),
+        torch_version=str(torch.__version__),
+        torch_build=torch_build(),
+    )
+
+
+def _probes(cards: tuple[Card, ...]) -> Iterable[_Probe]:
+    yield "the platform", probe_platform
+    yield "torch", probe_torch
+    for card in cards:
+        yield f"GPU {card.index}", partial(_probe_card, card)
+    yield "the order of the cards", partial(probe_order, cards)
+    yield "the driver's fallback", probe_fallback
+    yield "host memory", probe_memory
+    yield "processes killed", probe_kills
+    yield "shared memory", probe_shared_memory
+    yield "the disk", probe_disk
+    yield "settings", probe_settings
+    yield "packages", probe_packages
+
+
+def _probe_card(card: Card) -> Seen:
+    return probe_card(card, driver_reading(card.index))
+
+
+def _looked(name: str, probe: Callable[[], Seen], failed: list[tuple[str, str]]) -> Seen:
+    """What a probe saw; nothing, and a reason in ``failed``, if it fails: one must not cost the others."""
+    try:
+        return probe()
+    except Exception as error:
+        failed.append((name, _reason(error)))
+        return Seen()
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+def _size(num_bytes: int | None) -> str:
+    return "not known" if num_bytes is None else format_bytes(num_bytes)

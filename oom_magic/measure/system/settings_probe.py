@@ -1,0 +1,69 @@
+"""Environment variables that decide how much memory a run can have, and how they contradict each other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from oom_magic.measure.host import notebook_platform
+from oom_magic.measure.system.findings import Finding, Seen
+from oom_magic.memory.allocator_settings import AllocatorSettings
+
+_NEW, _OLD = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
+SETTINGS = (
+    _NEW, _OLD, "PYTORCH_NO_CUDA_MEMORY_CACHING", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER",
+    "CUDA_LAUNCH_BLOCKING", "CUBLAS_WORKSPACE_CONFIG", "CUDA_MODULE_LOADING",
+)  # fmt: skip
+_KNOWS_NEW = (2, 9)  # the version of torch from which on it reads PYTORCH_ALLOC_CONF
+
+
+def probe_settings(environment: Mapping[str, str] = os.environ) -> Seen:
+    """The variables that are set, and what is wrong with them."""
+    found = {name: environment[name] for name in SETTINGS if name in environment}
+    version = tuple(map(int, torch.__version__.split(".")[:2]))
+    return Seen(list(found.items()), [*_about_allocator(found, version), *_about_others(found)])
+
+
+def _about_allocator(found: Mapping[str, str], version: tuple[int, ...]) -> Iterator[Finding]:
+    why = "The allocator's options decide how much memory is lost between tensors."
+    if _NEW in found and _OLD in found:
+        yield Finding(f"Both {_NEW} and {_OLD} are set.", why, "Keep one.")
+    if _NEW in found and version < _KNOWS_NEW:
+        yield Finding(f"torch {torch.__version__} does not read {_NEW}.", why, f"Set {_OLD} instead.")
+    for name in (_NEW, _OLD):
+        if name not in found:
+            continue
+        try:
+            settings = AllocatorSettings.parse(found[name])
+        except ValueError as error:
+            yield Finding(f"{name}={found[name]}: {error}", "torch may refuse to start with it.", "Correct it.", "bad")
+            continue
+        if settings.expandable_segments and notebook_platform() == "Windows":
+            yield Finding(f"{name} asks for expandable_segments.", "Windows has none.", "Leave it out.")
+        if settings.expandable_segments and settings.max_split_size_bytes is not None:
+            both = "Both are against fragmentation; the limit keeps large blocks from being used for smaller tensors."
+            yield Finding(f"{name} sets expandable_segments and max_split_size_mb.", both, "Keep expandable_segments.")
+        if not _was_there_at_start(name):
+            late = "It counts only if that was before torch first used the GPU."
+            yield Finding(f"{name} was set after this kernel had started.", late, "Set it in the first cell.")
+
+
+def _about_others(found: Mapping[str, str]) -> Iterator[Finding]:
+    if found.get("PYTORCH_NO_CUDA_MEMORY_CACHING", "0") not in ("", "0"):
+        why = "Every tensor is asked of the driver: slow, and torch's reserved memory means nothing."
+        yield Finding("PYTORCH_NO_CUDA_MEMORY_CACHING is set.", why, "Unset it.")
+    if found.get("CUDA_LAUNCH_BLOCKING") == "1":
+        why = "Training is slow; memory does not change."
+        yield Finding("CUDA_LAUNCH_BLOCKING=1 is set.", why, "Unset it when you do not debug.")
+
+
+def _was_there_at_start(name: str) -> bool:
+    """Whether this process began with the variable; yes where that is not known."""
+    with suppress(OSError):
+        variables = Path("/proc/self/environ").read_bytes().split(b"\0")
+        return any(one.startswith(name.encode() + b"=") for one in variables)
+    return True

@@ -1,0 +1,230 @@
+"""The system check: every probe alone, all together, and the setups that dry runs find for a card."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+import torch
+from test_measure_device import fails, fake_nvml
+
+import oom_magic as om
+from oom_magic.explain import recommendation
+from oom_magic.explain.recommendation import GLOBAL_BATCH_SIZE, Recommendation, recommend
+from oom_magic.measure import host
+from oom_magic.measure.device import Card
+from oom_magic.measure.nvml import CardReading, DeviceProcess
+from oom_magic.measure.system import check, gpu_probe, host_probe, packages_probe, settings_probe
+from oom_magic.measure.system.findings import Seen
+from oom_magic.memory.report import Device
+from oom_magic.predict.setups.gpus import find_gpu
+from oom_magic.units import GIB, MIB
+
+SILENT = CardReading()
+CARD = Device("RTX 3060", 12 * GIB, 300 * MIB, 0, (8, 6))
+
+
+def seen_on(device: Device = CARD, reading: CardReading = SILENT, **card: Any) -> Seen:
+    known: dict[str, Any] = {"reserved_bytes": 0, "processes": (), "driver_version": "580", "problem": "", **card}
+    return gpu_probe.probe_card(Card(0, device, **known), reading)
+
+
+def whats(seen: Seen) -> list[str]:
+    return [finding.what for finding in seen.findings]
+
+
+def test_a_good_card_has_no_findings() -> None:
+    seen = seen_on(reading=CardReading(12 * GIB, 300 * MIB, (), "580.00", 61, 170, True, False))
+    assert not seen.findings
+    rows = dict(seen.rows)
+    assert (rows["GPU 0, temperature"], rows["GPU 0, power limit"], rows["GPU 0, ECC"]) == ("61 °C", "170 W", "on")
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        (lambda: seen_on(Device("A", 12 * GIB, 0, 2 * GIB)), "Other processes hold 2.00 GiB"),
+        (lambda: seen_on(problem="nvidia-ml-py is not installed"), "not installed"),
+        (lambda: seen_on(reading=CardReading(used_bytes=9 * GIB)), "does not name here"),
+        (lambda: seen_on(reading=CardReading(temperature=91)), "91 °C"),
+    ],
+)
+def test_findings_about_a_card(seen: Any, expected: str) -> None:
+    (what,) = whats(seen())
+    assert expected in what
+
+
+def test_a_cpu_build_beside_a_card_is_said_loudly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    monkeypatch.setattr(gpu_probe, "torch_build", lambda: "CPU only")
+    monkeypatch.setitem(__import__("sys").modules, "pynvml", fake_nvml())
+    (finding,) = gpu_probe.probe_torch().findings
+    assert finding.tone == "bad"
+    assert "CPU-only build beside RTX 3060" in finding.what
+    monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
+    monkeypatch.setattr(gpu_probe, "_has_driver", lambda: False)
+    (finding,) = gpu_probe.probe_torch().findings
+    assert "No GPU" in finding.what
+
+
+def test_why_a_cuda_build_sees_no_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040).\nUpdate it.")
+
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    monkeypatch.setattr(gpu_probe, "torch_build", lambda: "cuda 13.0")
+    monkeypatch.setattr(torch.cuda, "init", refuse)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert whats(gpu_probe.probe_torch()) == [
+        "torch sees no GPU: The NVIDIA driver on your system is too old (found version 11040)."
+    ]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert "hides all" in whats(gpu_probe.probe_torch())[0]
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"CUDA_LAUNCH_BLOCKING": "1"}, ["CUDA_LAUNCH_BLOCKING=1"]),
+        ({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, ["PYTORCH_NO_CUDA_MEMORY_CACHING"]),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, []),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segment:True"}, ["is not an option"]),
+        (
+            {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True,max_split_size_mb:64"},
+            ["expandable_segments and max_split_size_mb"],
+        ),
+        ({"CUDA_VISIBLE_DEVICES": "1,0"}, []),
+    ],
+)
+def test_settings(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: list[str]) -> None:
+    monkeypatch.setattr(settings_probe, "_was_there_at_start", lambda _: True)
+    seen = settings_probe.probe_settings(environment)
+    assert dict(seen.rows) == environment
+    assert len(seen.findings) == len(expected)
+    assert all(text in what for text, what in zip(expected, whats(seen), strict=True))
+
+
+def test_settings_that_contradict_or_come_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    monkeypatch.setattr(settings_probe, "_was_there_at_start", lambda _: True)
+    assert "Both" in whats(settings_probe.probe_settings(both))[0]
+    monkeypatch.undo()
+    late = settings_probe.probe_settings({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
+    assert ("after this kernel had started" in str(whats(late))) == settings_probe.Path("/proc/self/environ").exists()
+
+
+def test_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "host_memory", lambda: (8 * GIB, GIB))
+    monkeypatch.setattr(host, "meminfo", lambda: {"MemTotal": 64 * GIB, "SwapTotal": 0, "SwapFree": 0})
+    monkeypatch.setattr(host, "shared_memory_bytes", lambda: 64 * MIB)
+    monkeypatch.setattr(host, "disk_free_bytes", lambda: GIB)
+    monkeypatch.setattr(host, "num_oom_kills", lambda: 2)
+    memory = host_probe.probe_memory()
+    assert ("limit of the container", "8.00 GiB of the machine's 64.00 GiB") in memory.rows
+    findings = [*whats(memory), *whats(host_probe.probe_shared_memory()), *whats(host_probe.probe_disk())]
+    findings += whats(host_probe.probe_kills())
+    assert [text.split()[0] for text in findings] == ["Only", "/dev/shm", "Only", "The"]
+
+
+def test_versions_that_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {"transformers": "4.57.1", "peft": "0.17.0", "accelerate": "1.2", "bitsandbytes": "0.45.0.dev0"}
+    monkeypatch.setattr(packages_probe, "version", versions.__getitem__)
+    assert whats(packages_probe.probe_packages()) == [
+        "transformers 4.57.1 is older than 5.0.",
+        "bitsandbytes 0.45.0.dev0 is older than 0.46.1.",
+    ]
+
+
+def test_every_probe_may_fail_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = om.doctor()
+    assert not whole.failed
+    names = [name for name in vars(check) if name.startswith("probe_")]
+    for name in names:
+        with monkeypatch.context() as patched:
+            patched.setattr(check, name, fails)
+            one_less = om.doctor()
+        if name != "probe_card":
+            assert [reason for _, reason in one_less.failed] == ["FakeError: Driver Not Loaded"]
+        assert set(one_less.facts) <= set(whole.facts) | {fact for fact in one_less.facts if "free" in fact[1]}
+        assert "Not looked at" in str(one_less) or name == "probe_card"
+
+
+def test_doctor_works_anywhere_and_at_once() -> None:
+    start = time.perf_counter()
+    found = om.doctor()
+    assert time.perf_counter() - start < 1
+    json.dumps(found.to_dict())
+    text = str(found)
+    assert found.torch_version in text
+    assert all(len(line) <= 80 for line in text.splitlines())
+    html = found._repr_mimebundle_()["text/html"]
+    assert all(name in html for name, _ in found.facts)
+
+
+def fake_runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """Dry runs by arithmetic: the search is tested, not the engine."""
+    runs: list[tuple[Any, ...]] = []
+
+    def tried(self: Any, length: int, method: str, microbatch: int, checkpointing: bool) -> Any:
+        runs.append((length, method, microbatch, checkpointing))
+        weights = {"full": 30, "lora": 15, "qlora": 6}[method] * GIB
+        tokens = length * microbatch
+        if weights + tokens * (MIB if checkpointing else 4 * MIB) > 0.8 * self._card.total_bytes:
+            return None
+        setup = om.TrainingSetup("gpt2", method=method, microbatch_size=microbatch, seq_len=length)
+        return setup.replace(activation_checkpointing=checkpointing), report
+
+    report = type("Report", (), {"peak_reserved_bytes": GIB})
+    monkeypatch.setattr(recommendation._Search, "_tried", tried)
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("gpu", "expected"),
+    [
+        ("GTX 1650", None),
+        ("RTX 3080", (1024, "qlora", 1, True)),
+        ("RTX 3060", (1024, "qlora", 2, True)),
+        ("RTX 3090", (1024, "lora", 2, True)),
+        ("A100 40GB", (1024, "full", 1, True)),
+        ("A100 80GB", (1024, "full", 8, False)),
+    ],
+)
+def test_the_search_keeps_length_then_method_then_activations(
+    monkeypatch: pytest.MonkeyPatch, gpu: str, expected: Any
+) -> None:
+    runs = fake_runs(monkeypatch)
+    found = recommend("gpt2", gpu).setup
+    if expected is None:
+        assert found is None
+    else:
+        assert found is not None
+        found_is = (found.seq_len, found.method, found.microbatch_size, found.activation_checkpointing)
+        assert found_is == expected
+        assert found.global_batch_size == GLOBAL_BATCH_SIZE
+    assert len(runs) == len(set(runs)) <= 12
+
+
+def test_setups_found_by_dry_runs_grow_with_the_card() -> None:
+    found = [recommend("distilbert-base-uncased", "RTX 3060", memory) for memory in ("1GiB", "4GiB")]
+    small, large = (one.setup for one in found)
+    assert small is not None and large is not None
+    assert (small.method, large.method) == ("lora", "full")
+    assert all(one.peak_reserved_bytes + find_gpu("RTX 3060").context_bytes < 0.85 * 4 * GIB for one in found)
+    assert large.dry_run(stop_after_steps=2).verdict == "safe"
+
+
+def test_options_to_paste_are_code() -> None:
+    setup = om.TrainingSetup("qwen2.5-7b", method="qlora", precision="amp-bf16", activation_checkpointing=True)
+    text = recommendation.training_arguments(setup)
+    compile(text, "options", "exec")
+    assert "load_in_4bit" in text and "gradient_checkpointing=True" in text and "LoraConfig(r=16" in text
+    assert Recommendation("x", None, 0, 3).blocks()
+
+
+def test_processes_are_listed() -> None:
+    card = Card(0, CARD, 0, (DeviceProcess(7, "python", GIB), DeviceProcess(8, "", None)), "580", "")
+    found = check.SystemCheck((("what", "value"),), (card,), (), (("the disk", "no"),), "2.13", "cuda 13")
+    assert "Processes on GPU 0" in str(found) and "not known" in str(found)
