@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import weakref
 
 import pytest
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
+import oom_magic
 from oom_magic.memory.report import MemoryReport
 from oom_magic.notebook.failures import HINT
 
@@ -220,3 +222,15 @@ def test_missing_file_and_empty_paste_are_usage_errors(shell) -> None:
 
 def test_watching_needs_a_gpu(shell) -> None:
     assert "no CUDA device" in str(run(shell, "%gpumem_watch").error_in_exec)
+
+
+@pytest.mark.parametrize("name", ["gpumem", "oom_explain", "oom_free", "oom_doctor", "gpumem_watch", "oom_sliders"])
+def test_help_has_two_examples(shell, name) -> None:
+    text = shell.find_line_magic(name).__doc__
+    examples = re.findall(rf"^ +%%?{name}\b", text.partition("Examples::")[2], flags=re.M)
+    assert len(examples) == 2
+
+
+@pytest.mark.parametrize("name", oom_magic.__all__)
+def test_every_public_name_is_documented(name) -> None:
+    assert len((getattr(oom_magic, name).__doc__ or "").split()) >= 8

@@ -61,6 +61,13 @@ class OOMMagics(Magics):
 
         With a CUDA device the code runs and is measured; without one it is followed on a pretend GPU.
         ``%gpumem --gpu "A100 80GB"`` alone chooses the pretend GPU for the notebook.
+
+        Examples::
+
+            %%gpumem --gpu "RTX 3060" -o report
+            train(batch_size=4)
+
+            %gpumem train(batch_size=4)
         """
         __tracebackhide__ = True
         options, statement = parse_options(self.gpumem, line)
@@ -114,6 +121,13 @@ class OOMMagics(Magics):
 
         Remedies of the last error are priced by dry runs of the cell that failed; those of others' errors by
         dry runs of the run that --model and the options after it describe.
+
+        Examples::
+
+            %oom_explain train.log --lang en
+
+            %%oom_explain --model roberta-base --batch 4 --seq 512
+            RuntimeError: CUDA out of memory. Tried to allocate 192.00 MiB (GPU 0; ...
         """
         options, path = parse_options(self.oom_explain, line)
         if options.off:
@@ -135,6 +149,11 @@ class OOMMagics(Magics):
         """Release what failed cells still hold; say how much that was, what is left and who holds it.
 
         Your variables stay unless --names lists them. Afterwards %debug finds the frames of earlier errors empty.
+
+        Examples::
+
+            %oom_free
+            %oom_free --names model optimizer --dry-run
         """
         from oom_magic.notebook.releasing import release_in
 
@@ -155,7 +174,13 @@ class OOMMagics(Magics):
     @argument("--memory", type=unquoted, help="Its memory, if not the catalogue's: 10GiB.")
     @line_magic
     def oom_doctor(self, line: str) -> Any:
-        """Check host, GPU, driver, processes and settings; say what to change and, for a model, how to train it."""
+        """Check host, GPU, driver, processes and settings; say what to change and, for a model, how to train it.
+
+        Examples::
+
+            %oom_doctor
+            %oom_doctor --model qwen2.5-1.5b --gpu "RTX 3060"
+        """
         from oom_magic.explain.checkup import doctor
         from oom_magic.explain.recommendation import TYPICAL_MODELS
 
@@ -173,7 +198,13 @@ class OOMMagics(Magics):
     @argument("--off", action="store_true", help="Stop watching.")
     @line_magic
     def gpumem_watch(self, line: str) -> None:
-        """Show a device's memory live under this cell, until %gpumem_watch --off."""
+        """Show a device's memory live under this cell, until %gpumem_watch --off.
+
+        Examples::
+
+            %gpumem_watch --every 0.5
+            %gpumem_watch --off
+        """
         options, rest = parse_options(self.gpumem_watch, line)
         self._takes_nothing("gpumem_watch", rest)
         self.stop_watching()
@@ -188,7 +219,13 @@ class OOMMagics(Magics):
 
     @line_magic
     def oom_sliders(self, line: str) -> Any:
-        """Open the sliders for a preset: %oom_sliders --model qwen2.5-7b --method qlora --gpu "RTX 3060"."""
+        """Open the sliders for a preset, or for a function of the notebook.
+
+        Examples::
+
+            %oom_sliders --model qwen2.5-7b --method qlora --gpu "RTX 3060"
+            %oom_sliders train
+        """
         from oom_magic.notebook.slider_magic import sliders_from_line
 
         return sliders_from_line(line, self.shell)
