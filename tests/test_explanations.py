@@ -101,7 +101,7 @@ def test_the_last_dry_failure_is_explained_at_once(shell):
     assert diagnosis.tensors[0].formula == "16 x 4096 x 1024 x float32 = 256.00 MiB"
     assert diagnosis.tensors[0].expression.startswith("F.linear(input[16, 4096, 1024], ")
     assert diagnosis.place.startswith("Cell In[")
-    assert {held.kind for held in diagnosis.held} == {"category", "line"}
+    assert {held.kind for held in diagnosis.held} == {"category", "line", "name", "frames"}
 
 
 def test_the_failed_cell_is_rehearsed(shell, monkeypatch):
@@ -155,3 +155,42 @@ def test_a_failed_cell_is_kept_as_text(shell):
     assert cell.source == FAILING and cell.is_dry and cell.is_observed
     shell.run_cell("raise RuntimeError('CUDA out of memory. Tried to allocate 1.00 GiB.')")
     assert not magics.failures.failed_cell.is_observed
+
+
+HOLDING = (
+    CARD + "import torch\ndef work():\n    held = torch.zeros(100, 2**20, device='cuda')\n"
+    "    return torch.zeros(2**30, device='cuda')\nwork()\n"
+)
+
+
+def test_what_earlier_failures_hold_is_named_and_the_cause(shell):
+    run(shell, HOLDING)
+    run(shell, CARD + "torch.zeros(120, 2**20, device='cuda')\n")
+    diagnosis = run(shell, "%oom_explain --fast")
+    frames = [one for one in diagnosis.held if one.kind == "frames"]
+    assert [one.num_bytes for one in frames] == [400 * 2**20]
+    assert diagnosis.cause == Cause.LEAK_OR_RETAINED_REFERENCE
+    assert diagnosis.evidence[0].values == {"held_bytes": 400 * 2**20}
+    assert "oom_magic" not in "".join(one.name for one in diagnosis.held)
+
+
+def test_a_model_loaded_twice_is_noticed(shell):
+    run(shell, MODEL.replace("range(4)", "range(60)"))
+    run(shell, CARD + "import copy\ntwin = copy.deepcopy(model)\nmore = torch.zeros(80, 2**20, device='cuda')\n")
+    diagnosis = run(shell, "%oom_explain --fast")
+    assert diagnosis.cause == Cause.LEAK_OR_RETAINED_REFERENCE
+    assert "model, twin" in str(diagnosis)
+
+
+def test_rehearsals_are_silent(shell, capfd, monkeypatch):
+    monkeypatch.setattr(pricing, "candidates", lambda _: [])
+    cell = FAILING.replace("\nbatch_size", "\nimport warnings, logging\nfrom tqdm.auto import tqdm\nbatch_size")
+    cell = cell.replace(
+        "in range(2):", "in tqdm(range(2)):\n    print('noise'); logging.error('noise'); warnings.warn('noise')"
+    )
+    run(shell, MODEL)
+    run(shell, cell)
+    capfd.readouterr()
+    run(shell, "%oom_explain")
+    said = "".join(capfd.readouterr())
+    assert "noise" not in said and "it/s" not in said

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.causes import Cause, Evidence
+from oom_magic.explain.holding import earlier_bytes
 from oom_magic.explain.prices import Prices
 from oom_magic.explain.rehearsal import NotPricedError, Rehearsal, SetupRehearsal
 from oom_magic.explain.remedies import Remedy, Situation, ranked
@@ -132,7 +133,7 @@ def situation_of(
     return Situation(
         usable_bytes=usable,
         gpu=gpu,
-        held_bytes=sum(one.num_bytes for one in diagnosis.held if one.kind == "frames"),
+        held_bytes=earlier_bytes(diagnosis.held, report),
         other_bytes=others,
         style=_style(diagnosis),
         phase=diagnosis.phase,

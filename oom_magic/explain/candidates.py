@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.causes import Evidence
-from oom_magic.explain.rehearsal import Variation
+from oom_magic.explain.rehearsal import Variation, in_silence
 
 if TYPE_CHECKING:
     from oom_magic.explain.remedies import Situation
@@ -108,7 +108,9 @@ def _made(
 
     variation, reason = None, None
     try:
-        variation = Variation(((make(), fields or {}),))
+        with in_silence():
+            change = make()
+        variation = Variation(((change, fields or {}),))
     except MissingError as missing:
         reason = Evidence(f"reason_{missing.key}", missing.values)
     return Candidate(key, cost, speed, against, variation, values or {}, slot or key, reason, combines)

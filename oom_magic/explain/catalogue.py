@@ -43,8 +43,8 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "优化器状态放不下；它在第一步时创建，之后一直占用显存。",
     ),
     "cause_leak_or_retained_reference": (
-        "Something keeps tensors of earlier steps alive, so memory grows until it runs out.",
-        "有对象一直持有之前步骤的张量，显存不断增长直到耗尽。",
+        "Something keeps alive what is no longer needed: tensors of earlier steps or failures, an older copy.",
+        "有对象一直持有不再需要的显存：之前步骤或失败留下的张量，或旧的副本。",
     ),
     "cause_memory_fraction_limit": (
         "A limit set for this process was reached, not the end of the device's memory.",

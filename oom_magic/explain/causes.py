@@ -63,6 +63,11 @@ class Judgement:
     evidence: tuple[Evidence, ...]
     confidence: Confidence
 
+    @property
+    def without_doubts(self) -> tuple[Evidence, ...]:
+        """The evidence but for what it says is not known."""
+        return tuple(one for one in self.evidence if one.key != "whose_not_said")
+
     def __iter__(self) -> Iterator[Cause | tuple[Evidence, ...] | Confidence]:
         return iter((self.cause, self.evidence, self.confidence))
 

@@ -16,7 +16,7 @@ from oom_magic.explain.diagnosis_description import describe_diagnosis
 from oom_magic.explain.facts import facts_about
 from oom_magic.explain.failure import Failure
 from oom_magic.explain.held import Held
-from oom_magic.explain.holding import who_holds
+from oom_magic.explain.holding import earlier_bytes, who_holds
 from oom_magic.explain.language import Language, choose_language
 from oom_magic.explain.messages import read
 from oom_magic.explain.model_dims import Dims, dims_of_setup, preset_dims
@@ -28,6 +28,7 @@ from oom_magic.explain.traceback_text import MACHINERY, Clues, find_clues
 
 if TYPE_CHECKING:
     from oom_magic.explain.remedies import Remedy
+    from oom_magic.measure.released import Released
     from oom_magic.memory.report import MemoryReport
     from oom_magic.predict.setups.setup import TrainingSetup
 
@@ -105,20 +106,22 @@ def explain(
     lang: str | None = None,
     report: MemoryReport | None = None,
     names: Mapping[str, Any] | None = None,
+    released: Released | None = None,
     fast: bool = False,
 ) -> Diagnosis:
     """Explains an exception, a pasted text, a log file, or (None) the last failure of this interpreter.
 
     ``setup``, a TrainingSetup or the model's dimensions (batch, seq, heads, hidden, vocab, intermediate,
     dtype), says what was trained; without it a preset that the text names is used (or one of ``models``).
-    ``report`` is the MemoryReport of the run that failed, ``names`` the variables that may hold memory,
+    ``report`` is the MemoryReport of the run that failed, ``names`` the variables of dry cells, ``released`` what
+    ``release(dry_run=True)`` says holds memory,
     ``lang`` "en" or "zh" (default: ``OOM_MAGIC_LANG``, then the locale). Remedies are priced by dry runs of
     a TrainingSetup (not if ``fast``), else only named. Raises ValueError when nothing is given and nothing
     has failed yet, FileNotFoundError for a Path that is not a file.
     """
     from oom_magic.explain.advice import advise_setup, named  # these load NumPy
 
-    diagnosis = _diagnose(problem, setup, models, lang, report, names)
+    diagnosis = _diagnose(problem, setup, models, lang, report, names, released)
     if setup is None or isinstance(setup, Mapping) or fast or not diagnosis.is_oom:
         return replace(diagnosis, remedies=named(diagnosis))
     diagnosis = settled_by_setup(diagnosis, setup)
@@ -133,6 +136,7 @@ def _diagnose(
     lang: str | None,
     report: MemoryReport | None,
     names: Mapping[str, Any] | None,
+    released: Released | None,
 ) -> Diagnosis:
     """All of a diagnosis but its remedies."""
     language = choose_language(lang)
@@ -150,12 +154,13 @@ def _diagnose(
     judgement = _refined(judgement, answer)
     if report is not None and sighting.is_exact:
         judgement = settled(judgement, report)
-    held, evidence = who_holds(names, report, main)
+    held, evidence = who_holds(released, report, main)
+    judgement = _kept_needlessly(judgement, evidence, earlier_bytes(held, report), main)
     return Diagnosis(
         failures=failures,
         is_oom=_is_oom(failures),
         cause=judgement.cause,
-        evidence=(*judgement.evidence, *evidence),
+        evidence=judgement.evidence,
         confidence=judgement.confidence,
         phase=clues.phase or sighting.phase,
         tensors=answer.candidates,
@@ -212,8 +217,25 @@ def _refined(judgement: Judgement, answer: TensorAnswer) -> Judgement:
     if not is_open:
         return judgement
     key = "tensor_seen" if is_seen else "tensor_matches"
-    evidence = (*judgement.evidence, Evidence(key, {"formula": best.formula}))
+    evidence = (*judgement.without_doubts, Evidence(key, {"formula": best.formula}))
     return Judgement(_CAUSE_OF_TENSOR[best.name], evidence, Confidence.LIKELY)
+
+
+def _kept_needlessly(
+    judgement: Judgement, twins: tuple[Evidence, ...], earlier: int, failure: Failure | None
+) -> Judgement:
+    """The judgement with what is held for nothing; that is the cause if without it the request had fitted."""
+    kept = [*twins]
+    if earlier:
+        kept.insert(0, Evidence("earlier_failures", {"held_bytes": earlier}))
+    if not kept or failure is None or not failure.requested_bytes:
+        return judgement
+    freed = earlier + sum(int(one.values["twin_bytes"]) for one in twins)
+    is_enough = freed >= failure.requested_bytes - (failure.free_bytes or 0)
+    if judgement.confidence is Confidence.CERTAIN or not is_enough:
+        return replace(judgement, evidence=(*judgement.evidence, *kept))
+    evidence = (*kept, *judgement.without_doubts)
+    return Judgement(Cause.LEAK_OR_RETAINED_REFERENCE, evidence, Confidence.LIKELY)
 
 
 def _is_oom(failures: Sequence[Failure]) -> bool | None:

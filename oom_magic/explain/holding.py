@@ -1,16 +1,17 @@
-"""What else holds memory: the notebook's variables, other processes, a model loaded twice; lines of the run."""
+"""What else holds memory: variables, frames of failures, other processes, a model loaded twice; lines of the run."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from oom_magic.explain.causes import Evidence
 from oom_magic.explain.failure import Failure
 from oom_magic.explain.held import Held
 
 if TYPE_CHECKING:
+    from oom_magic.measure.released import Released
     from oom_magic.memory.report import MemoryReport
 
 _MOST_LINES = 5
@@ -18,21 +19,40 @@ _LEAST_BYTES = 2**20
 
 
 def who_holds(
-    names: Mapping[str, Any] | None, report: MemoryReport | None, failure: Failure | None
+    released: Released | None, report: MemoryReport | None, failure: Failure | None
 ) -> tuple[tuple[Held, ...], tuple[Evidence, ...]]:
-    """Holders of memory, largest first within a kind, and what about them is worth a sentence."""
+    """Holders of memory, largest first within a kind, and what about them is worth a sentence.
+
+    ``released`` is what ``release`` would do now, in a dry run: what failures hold, and who holds the rest.
+    """
     held: list[Held] = []
     evidence: list[Evidence] = []
-    if names is not None and "torch" in sys.modules:
-        held += _in_notebook(names, 0 if failure is None else failure.device_index or 0)
-        evidence += _twins(names)
+    if released is not None:
+        held += _in_notebook(released)
+        held += _of_processes(0 if failure is None else failure.device_index or 0)
+        evidence += _twins(released)
     if report is not None and report.out_of_memory is not None:
         held += _in_report(report)
     return tuple(held), tuple(evidence)
 
 
-def _in_notebook(names: Mapping[str, Any], device: int) -> Iterator[Held]:
-    """On a real GPU: the variables that hold memory, and other processes."""
+def earlier_bytes(held: Sequence[Held], report: MemoryReport | None) -> int:
+    """Bytes that failures hold; of a recorded run's own frames only what was there before it counts."""
+    total = sum(one.num_bytes for one in held if one.kind == "frames")
+    return total if report is None else min(total, report.breakdown["before"])
+
+
+def _in_notebook(released: Released) -> Iterator[Held]:
+    for gone in released.gone:
+        yield Held("frames", gone.what, gone.num_bytes)
+    for one in released.holders:
+        if one.name and one.num_bytes >= _LEAST_BYTES:
+            shown = f"{one.name} ({one.what})" if one.what else one.name
+            yield Held("output" if one.name.startswith("Out[") else "name", shown, one.num_bytes)
+
+
+def _of_processes(device: int) -> Iterator[Held]:
+    """Other processes on a real GPU."""
     from oom_magic.measure.device_memory import is_available
 
     if not is_available():
@@ -40,12 +60,7 @@ def _in_notebook(names: Mapping[str, Any], device: int) -> Iterator[Held]:
     import os
 
     from oom_magic.measure.device import read_cards
-    from oom_magic.measure.holders import holders_in
-    from oom_magic.measure.ownership import on_cuda
 
-    holders = holders_in(names, on_cuda(device))
-    for holder in holders:
-        yield Held("output" if holder.name.startswith("Out[") else "name", holder.name, holder.num_bytes)
     for card in read_cards():
         if card.index == device:
             for process in card.processes:
@@ -53,11 +68,16 @@ def _in_notebook(names: Mapping[str, Any], device: int) -> Iterator[Held]:
                     yield Held("process", f"{process.pid} {process.name}".strip(), process.num_bytes)
 
 
-def _twins(names: Mapping[str, Any]) -> Iterator[Evidence]:
-    from oom_magic.measure.twins import twin_models
-
-    for twins, num_bytes in twin_models(names):
-        yield Evidence("same_model_twice", {"names": ", ".join(twins), "twin_bytes": num_bytes})
+def _twins(released: Released) -> Iterator[Evidence]:
+    """Names of models of one class that hold equally much: a model loaded twice."""
+    alike: dict[tuple[str, int], list[str]] = defaultdict(list)
+    for one in released.holders:
+        if one.name and one.what.startswith("module ") and one.num_bytes >= _LEAST_BYTES:
+            alike[one.what, one.num_bytes].append(one.name)
+    for (_, num_bytes), names in alike.items():
+        if len(names) > 1:
+            twin_bytes = num_bytes * (len(names) - 1)
+            yield Evidence("same_model_twice", {"names": ", ".join(names), "twin_bytes": twin_bytes})
 
 
 def _in_report(report: MemoryReport) -> Iterator[Held]:

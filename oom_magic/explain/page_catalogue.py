@@ -87,8 +87,9 @@ PAGE_CATALOGUE: dict[str, tuple[str, str]] = {
     ),
     "advice_leak_or_retained_reference": (
         "Keep numbers, not tensors: loss.item() or .detach() for what is collected over steps; free what"
-        " failed cells still hold with %oom_free.",
-        "保存数字而不是张量：跨步收集的内容用 loss.item() 或 .detach()；用 %oom_free 释放失败单元格仍持有的显存。",
+        " failed cells still hold with %oom_free; del an older copy.",
+        "保存数字而不是张量：跨步收集的内容用 loss.item() 或 .detach()；用 %oom_free 释放失败单元格仍持有的显存；"
+        "用 del 删除旧的副本。",
     ),
     "advice_memory_fraction_limit": (
         "Raise the limit (set_per_process_memory_fraction, gpu_memory_utilization) or ask for less below it.",
@@ -178,7 +179,7 @@ PAGE_CATALOGUE: dict[str, tuple[str, str]] = {
     # Who else holds memory.
     "held_by_name": ("variable {name}", "变量 {name}"),
     "held_by_output": ("result kept by the notebook: {name}", "笔记本保留的结果：{name}"),
-    "held_by_frames": ("the failed cell's frames", "失败单元格的调用帧"),
+    "held_by_frames": ("frames that a failure keeps: {name}", "失败保留的调用帧：{name}"),
     "held_by_process": ("process {name}", "进程 {name}"),
     "held_by_category": ("all of kind {name}", "类别：{name}"),
     "held_by_line": ("made at {name}", "产生于 {name}"),
@@ -206,8 +207,8 @@ PAGE_CATALOGUE: dict[str, tuple[str, str]] = {
         "{names} 是形状相同的模型，都在 GPU 上：可以释放 {twin_bytes}。",
     ),
     "earlier_failures": (
-        "{count} cells failed for lack of memory before this one; %oom_free releases what they still hold.",
-        "在此之前已有 {count} 个单元格因显存不足失败；%oom_free 可释放它们仍持有的显存。",
+        "Cells that failed earlier still hold {held_bytes}; %oom_free releases them.",
+        "之前失败的单元格仍持有 {held_bytes}；%oom_free 可以释放。",
     ),
     "free_what_is_held": (
         "del a name and run %oom_free to get its memory back.",

@@ -108,7 +108,7 @@ class SetupRehearsal:
     def check(self, variation: Variation) -> None:
         """Whether the setup takes other values for it, or its run allows the change."""
         setup, changes = self._changed(variation)
-        _check_surveyed(self._survey, changes)
+        _check_surveyed(self._survey, variation.changes)
         if setup == self.setup and not changes and not variation.sizes:
             raise NotPricedError(Evidence("reason_so_already"), applies=False)
 

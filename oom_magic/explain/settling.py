@@ -35,7 +35,7 @@ def settled(judgement: Judgement, report: MemoryReport) -> Judgement:
     if kept is not None:
         is_evaluation = any(one.key == "phase_evaluation" for one in judgement.evidence)
         cause = judgement.cause if is_evaluation else Cause.LEAK_OR_RETAINED_REFERENCE
-        return Judgement(cause, (kept, *_said(judgement)), Confidence.LIKELY)
+        return Judgement(cause, (kept, *judgement.without_doubts), Confidence.LIKELY)
     if judgement.cause is not Cause.UNKNOWN and judgement.confidence is not Confidence.POSSIBLE:
         return judgement
     return _by_category(judgement, report)
@@ -61,12 +61,7 @@ def _filled(judgement: Judgement, cause: Cause, category: str, num_bytes: int, a
         "category_bytes": num_bytes,
         "allocated_bytes": allocated,
     }
-    return Judgement(cause, (*_said(judgement), Evidence("category_fills", values)), Confidence.LIKELY)
-
-
-def _said(judgement: Judgement) -> tuple[Evidence, ...]:
-    """The evidence without what it says is not known."""
-    return tuple(one for one in judgement.evidence if one.key != "whose_not_said")
+    return Judgement(cause, (*judgement.without_doubts, Evidence("category_fills", values)), Confidence.LIKELY)
 
 
 def settled_by_setup(diagnosis: Diagnosis, setup: TrainingSetup) -> Diagnosis:

@@ -48,10 +48,12 @@ def explain_last(shell: InteractiveShell, failures: FailureWatch, runner: CellRu
         return _explain_text(shell, problem, options)
     from oom_magic.explain.diagnosis import explain
     from oom_magic.notebook.pricing import prices
+    from oom_magic.notebook.releasing import release_in
 
     cell = failures.failed_cell
     report = runner.last_report if cell is not None and cell.is_observed else None
-    diagnosis = explain(problem, lang=_language(options), report=report, names=shell.user_ns)
+    released = release_in(shell, runner, dry_run=True)
+    diagnosis = explain(problem, lang=_language(options), report=report, names=shell.user_ns, released=released)
     if cell is None or options.fast or not diagnosis.is_oom:
         return diagnosis
     return _show(shell, diagnosis, prices(shell, runner, cell, diagnosis, report))

@@ -188,7 +188,8 @@ class PretendGPU(TorchDispatchMode):
         try:
             return self.recorder.allocate(num_bytes, operator, phase, line, module, category, reckoning)
         except AllocatorOutOfMemory as error:
-            raise self._fail(error, operator, phase) from None
+            failure = self._fail(error, operator, phase)
+        raise failure  # outside of the except: the allocator's own error is no part of what the user sees
 
     def _forget(self, entry: _Storage) -> None:
         if self._storages.get(entry.key) is entry:
