@@ -220,10 +220,6 @@ def test_missing_file_and_empty_paste_are_usage_errors(shell) -> None:
     assert "paste" in str(run(shell, "%%oom_explain\n ").error_in_exec)
 
 
-def test_watching_needs_a_gpu(shell) -> None:
-    assert "no CUDA device" in str(run(shell, "%gpumem_watch").error_in_exec)
-
-
 @pytest.mark.parametrize("name", ["gpumem", "oom_explain", "oom_free", "oom_doctor", "gpumem_watch", "oom_sliders"])
 def test_help_has_two_examples(shell, name) -> None:
     text = shell.find_line_magic(name).__doc__

@@ -57,10 +57,15 @@ def _device(index: int, reading: CardReading) -> Device:
 
 def driver_reading(index: int) -> CardReading:
     """What the driver says of torch's device ``index``."""
+    return read_card(*driver_address(index))
+
+
+def driver_address(index: int) -> tuple[str, str]:
+    """The UUID and the PCI address of torch's device ``index``, by which the driver knows it."""
     properties = torch.cuda.get_device_properties(index)
     parts = ("domain", "bus", "device")
     domain, bus, slot = (int(getattr(properties, f"pci_{part}_id", 0)) for part in parts)
-    return read_card(str(getattr(properties, "uuid", "")), f"{domain:08X}:{bus:02X}:{slot:02X}.0")
+    return str(getattr(properties, "uuid", "")), f"{domain:08X}:{bus:02X}:{slot:02X}.0"
 
 
 def _own_process(reading: CardReading, used_bytes: int) -> DeviceProcess | None:

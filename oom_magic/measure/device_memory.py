@@ -1,14 +1,43 @@
-"""What a device's memory is doing at this moment: for the live monitor."""
+"""What a device's memory is doing at this moment, read so that nothing is disturbed: for the live monitor."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
-from oom_magic.description import Describable, Description, Part, Parts
-from oom_magic.measure.device import current_device
-from oom_magic.memory.report import Device
+from oom_magic.measure.device import driver_address
+from oom_magic.measure.host import host_memory
+from oom_magic.measure.nvml import CardReading, open_card
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One look at a device, or at the host where there is none. Sizes in bytes.
+
+    ``outside_bytes`` are this process's besides what torch reserved, ``other_bytes`` those of all others. ``problem``
+    says why only torch's own counters are known.
+    """
+
+    total_bytes: int
+    allocated_bytes: int = 0
+    reserved_bytes: int = 0
+    outside_bytes: int = 0
+    other_bytes: int = 0
+    problem: str = ""
+
+    @property
+    def used_bytes(self) -> int:
+        """What is not free."""
+        return self.reserved_bytes + self.outside_bytes + self.other_bytes
+
+    @property
+    def used_fraction(self) -> float:
+        """The share of the device that is not free, from 0 to 1."""
+        return self.used_bytes / max(self.total_bytes, 1)
 
 
 def is_available() -> bool:
@@ -16,33 +45,39 @@ def is_available() -> bool:
     return torch.cuda.is_available()
 
 
-@dataclass(frozen=True, repr=False)
-class DeviceMemory(Describable):
-    """One look at a device. Sizes in bytes."""
-
-    device: Device
-    allocated_bytes: int
-    reserved_bytes: int
-
-    def describe(self) -> Description:
-        """The card's memory in parts that add up to its capacity."""
-        device = self.device
-        known = self.reserved_bytes + device.context_bytes + device.other_bytes
-        parts = (
-            Part("allocated", self.allocated_bytes, "parameter"),
-            Part("reserved beyond it", self.reserved_bytes - self.allocated_bytes, "cached"),
-            Part("outside PyTorch", device.context_bytes, "outside"),
-            Part("other processes", device.other_bytes, "other"),
-            Part("free", max(device.total_bytes - known, 0), "free"),
-        )
-        return Description(f"{device.name} now", (Parts("", parts, "capacity", device.total_bytes),))
+def default_device() -> int:
+    """The number of torch's current CUDA device."""
+    return torch.cuda.current_device()
 
 
-def read_device_memory(index: int | None = None) -> DeviceMemory:
-    """Look at a CUDA device (default: the current one); nothing is reset, emptied or waited for."""
-    index = torch.cuda.current_device() if index is None else index
-    return DeviceMemory(
-        current_device(index),
-        torch.cuda.memory_allocated(index),
-        torch.cuda.memory_reserved(index),
-    )
+@contextmanager
+def looking_at(index: int) -> Iterator[tuple[str, Callable[[], Look]]]:
+    """A CUDA device's name, and a function that looks at it; the driver's library is open as long.
+
+    The look takes no memory, waits for no kernel and may be called in another thread.
+    """
+    properties = torch.cuda.get_device_properties(index)
+    with open_card(*driver_address(index)) as read:
+        yield properties.name, lambda: _look(index, properties.total_memory, read())
+
+
+def look_at_host() -> Look:
+    """The host's memory, or what the container may have of it."""
+    total, available = host_memory()
+    return Look(total or 0, other_bytes=max((total or 0) - (available or 0), 0))
+
+
+def _look(index: int, total_bytes: int, reading: CardReading) -> Look:
+    allocated, reserved = _counters(index)
+    used = reading.used_bytes or reserved
+    listed = {process.pid: process.num_bytes for process in reading.processes}
+    own = max(listed.get(os.getpid()) or 0, reserved)
+    return Look(total_bytes, allocated, reserved, own - reserved, max(used - own, 0), reading.problem)
+
+
+def _counters(index: int) -> tuple[int, int]:
+    """Bytes allocated and reserved. torch's own functions are not asked: a dry run lets them speak for its GPU."""
+    if not torch.cuda._initialized:
+        return 0, 0
+    stats = torch._C._cuda_memoryStats(index)
+    return stats["allocated_bytes"]["all"]["current"], stats["reserved_bytes"]["all"]["current"]

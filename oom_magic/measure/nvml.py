@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,10 +51,33 @@ def read_card(uuid: str = "", pci_bus_id: str = "") -> CardReading:
                 _is_on(nvml.nvmlDeviceGetEccMode, handle),
                 _is_on(nvml.nvmlDeviceGetMigMode, handle),
             )
-    except ImportError:
-        return CardReading(problem="nvidia-ml-py is not installed (pip install nvidia-ml-py)")
     except Exception as error:  # NVML's own exception type can only be named once it is imported
-        return CardReading(problem=f"the driver does not answer: {error}")
+        return CardReading(problem=_problem(error))
+
+
+@contextmanager
+def open_card(uuid: str = "", pci_bus_id: str = "") -> Iterator[Callable[[], CardReading]]:
+    """A function that reads memory and processes of a card again and again, the library being open as long.
+
+    It never raises: a GPU may fall off the bus between two calls.
+    """
+    with ExitStack() as stack:
+        try:
+            nvml = stack.enter_context(_library())
+            handle = _find(nvml, uuid, pci_bus_id)
+        except Exception as error:  # as in read_card
+            problem = CardReading(problem=_problem(error))
+            yield lambda: problem
+        else:
+            yield lambda: _reading_of_memory(nvml, handle)
+
+
+def _reading_of_memory(nvml: Any, handle: Any) -> CardReading:
+    try:
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        return CardReading(int(memory.total), int(memory.used), _processes(nvml, handle))
+    except Exception as error:  # as in read_card
+        return CardReading(problem=_problem(error))
 
 
 def name_cards() -> tuple[str, ...]:
@@ -98,6 +121,12 @@ def _processes(nvml: Any, handle: Any) -> tuple[DeviceProcess, ...]:
             name = _process_name(nvml, process.pid)
             found[process.pid] = DeviceProcess(process.pid, name, None if used is None else int(used))
     return tuple(found.values())
+
+
+def _problem(error: Exception) -> str:
+    if isinstance(error, ImportError):
+        return "nvidia-ml-py is not installed (pip install nvidia-ml-py)"
+    return f"the driver does not answer: {error}"
 
 
 def _asked(function: Any, *args: Any) -> Any:

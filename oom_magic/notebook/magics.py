@@ -22,7 +22,7 @@ from oom_magic.notebook.explanations import explain_last, explain_pasted, explai
 from oom_magic.notebook.failures import FailureWatch
 from oom_magic.notebook.gpumem import Card, CellRunner
 from oom_magic.notebook.levels import LevelWatch
-from oom_magic.notebook.monitor import Monitor
+from oom_magic.notebook.monitor import Monitor, can_update
 from oom_magic.notebook.options import parse_options, unquoted
 from oom_magic.notebook.setup_options import setup_arguments
 
@@ -193,28 +193,25 @@ class OOMMagics(Magics):
             raise UsageError(f"%oom_doctor: {error}") from None
 
     @magic_arguments()
+    @argument("what", nargs="?", choices=("stop",), help="End the monitor that runs.")
     @argument("--device", type=int, help="Number of the CUDA device (default: the current one).")
     @argument("--every", type=float, default=1.0, metavar="SECONDS", help="Time between two looks (default: 1).")
-    @argument("--off", action="store_true", help="Stop watching.")
     @line_magic
     def gpumem_watch(self, line: str) -> None:
-        """Show a device's memory live under this cell, until %gpumem_watch --off.
+        """Show a device's memory live under this cell while others run, until %gpumem_watch stop.
 
         Examples::
 
             %gpumem_watch --every 0.5
-            %gpumem_watch --off
+            %gpumem_watch stop
         """
-        options, rest = parse_options(self.gpumem_watch, line)
-        self._takes_nothing("gpumem_watch", rest)
+        options = parse_argstring(self.gpumem_watch, line)
         self.stop_watching()
-        if options.off:
+        if options.what == "stop":
             return
-        if not _has_gpu():
-            raise UsageError("%gpumem_watch: there is no CUDA device to watch.")
         if options.every < 0.1:
             raise UsageError(f"--every: {options.every} seconds is too often; use 0.1 or more.")
-        self.monitor = Monitor(options.device, options.every)
+        self.monitor = Monitor(_watched(options.device), options.every, can_update(self.shell))
         self.monitor.start()
 
     @line_magic
@@ -246,3 +243,14 @@ def _has_gpu() -> bool:
     from oom_magic.measure.device_memory import is_available
 
     return is_available()
+
+
+def _watched(device: int | None) -> int | None:
+    """The device asked for, else the current one; None where there is none."""
+    from oom_magic.measure.device_memory import default_device
+
+    if not _has_gpu():
+        if device is not None:
+            raise UsageError(f"--device: there is no CUDA device {device} here.")
+        return None
+    return default_device() if device is None else device

@@ -1,42 +1,131 @@
-"""The live monitor: a device's memory under the cell that asked, refreshed while other cells run."""
+"""The live monitor: a device's memory under the cell that asked, brought up to date while other cells run."""
 
 from __future__ import annotations
 
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import ExitStack
 from threading import Event, Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from IPython.display import display
 
-if TYPE_CHECKING:
-    from IPython.core.display_functions import DisplayHandle
+from oom_magic.description import Block, Description, Fact, Facts, Part, Parts, Sentence
 
-    from oom_magic.description import Describable
+if TYPE_CHECKING:
+    from oom_magic.measure.device_memory import Look
+
+TIGHT, DANGER = 0.85, 0.90  # shares of the card: the lines across the bar
+_NUM_LOOKS = 120  # that the sparkline shows at most
+_WIDTH = 60  # characters of the sparkline
+_LEVELS = "▁▂▃▄▅▆▇█"
+_PATIENCE = 5.0  # seconds that stopping waits for the thread
 
 
 class Monitor:
-    """Looks at a device every few seconds, in a daemon thread: the main one is busy while a cell computes."""
+    """Looks at a device every second or so, in a daemon thread: the main one is busy while a cell computes.
 
-    def __init__(self, device: int | None, every_seconds: float) -> None:
-        self.device = device
-        self.every_seconds = every_seconds
+    Without a device it looks at the host's memory. The thread keeps the driver's library open until ``stop``.
+    """
+
+    def __init__(self, device: int | None, every_seconds: float, can_update: bool = True) -> None:
+        self._device = device
+        self._every_seconds = every_seconds
+        self._can_update = can_update
+        self._record = Record()
         self._stopped = Event()
-        self._thread = Thread(target=self._watch, name="gpumem_watch", daemon=True)
-        self._handle: DisplayHandle | None = None
+        self._thread: Thread | None = None
 
     def start(self) -> None:
         """Show the memory now, then keep it up to date."""
-        self._handle = display(self._look(), display_id=True)
+        from oom_magic.measure.device_memory import look_at_host, looking_at
+
+        stack = ExitStack()
+        name, look = "This machine", look_at_host
+        if self._device is not None:
+            name, look = stack.enter_context(looking_at(self._device))
+        self._record = Record(name, is_host=self._device is None)
+        self._record.add(look())
+        handle = display(self._record.describe(), display_id=True)
+        self._thread = Thread(target=self._watch, args=(look, handle, stack), name="gpumem_watch", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Leave what is shown as it is."""
+        """Leave what is shown as it is; the thread is gone afterwards, and what it had open is closed."""
         self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(_PATIENCE)
+            self._thread = None
 
-    def _watch(self) -> None:
-        while self._handle is not None and not self._stopped.wait(self.every_seconds):
-            self._handle.update(self._look())
+    def _watch(self, look: Callable[[], Look], handle: Any, stack: ExitStack) -> None:
+        with stack:
+            while not self._stopped.wait(self._every_seconds):
+                has_passed = self._record.add(look())
+                if handle is not None and (self._can_update or has_passed):
+                    handle.update(self._record.describe())
 
-    def _look(self) -> Describable:
-        from oom_magic.measure.device_memory import read_device_memory
 
-        return read_device_memory(self.device)
+class Record:
+    """The last looks, the highest levels, and when the device was first nearly full."""
+
+    def __init__(self, name: str = "", is_host: bool = False) -> None:
+        self._name = name
+        self._is_host = is_host
+        self._looks: deque[Look] = deque(maxlen=_NUM_LOOKS)
+        self._peak_used = 0
+        self._peak_allocated = 0
+        self._passed_at = ""
+
+    def add(self, look: Look) -> bool:
+        """Note a look; whether the device passed 90 % for the first time."""
+        self._looks.append(look)
+        self._peak_used = max(self._peak_used, look.used_bytes)
+        self._peak_allocated = max(self._peak_allocated, look.allocated_bytes)
+        if self._passed_at or look.used_fraction <= DANGER:
+            return False
+        self._passed_at = time.strftime("%H:%M:%S")
+        return True
+
+    def describe(self) -> Description:
+        """The memory in parts that add up to the capacity, its peaks, and how it went."""
+        look = self._looks[-1]
+        blocks: list[Block] = []
+        if self._is_host:
+            blocks.append(Sentence("There is no CUDA device here; this is the host's memory."))
+        if self._passed_at:
+            blocks.append(Sentence(f"Passed {DANGER:.0%} at {self._passed_at}: the next peak may not fit.", "warning"))
+        blocks.append(Parts("", self._parts(look), "capacity", look.total_bytes, (TIGHT, DANGER)))
+        facts = [Fact("peak in use", self._peak_used)]
+        facts += [] if self._is_host else [Fact("peak allocated", self._peak_allocated)]
+        blocks += [Facts(tuple(facts)), Sentence(f"in use lately  {_sparkline(self._looks)}")]
+        if look.problem:
+            blocks.append(Sentence(f"Other processes are not known: {look.problem}.", "quiet"))
+        return Description(f"{self._name} now", tuple(blocks))
+
+    def _parts(self, look: Look) -> tuple[Part, ...]:
+        free = Part("free", max(look.total_bytes - look.used_bytes, 0), "free")
+        if self._is_host:
+            return Part("in use", look.used_bytes, "other"), free
+        return (
+            Part("allocated", look.allocated_bytes, "parameter"),
+            Part("reserved beyond it", look.reserved_bytes - look.allocated_bytes, "cached"),
+            Part("this process, outside PyTorch", look.outside_bytes, "outside"),
+            Part("other processes", look.other_bytes, "other"),
+            free,
+        )
+
+
+def can_update(shell: Any) -> bool:
+    """Whether output can be updated in place: a terminal would print all of it again."""
+    terminal = sys.modules.get("IPython.terminal.interactiveshell")
+    return terminal is None or not isinstance(shell, terminal.TerminalInteractiveShell)
+
+
+def _sparkline(looks: deque[Look]) -> str:
+    """The share in use over the last looks, the highest of neighbours where there are too many."""
+    shares = [look.used_fraction for look in looks]
+    step = -(-len(shares) // _WIDTH)
+    highest = [max(shares[at : at + step]) for at in range(0, len(shares), step)]
+    return "".join(_LEVELS[min(int(share * len(_LEVELS)), len(_LEVELS) - 1)] for share in highest)

@@ -53,11 +53,12 @@ def offered_cards(gpu: str | Iterable[str] | None, memory: str | int | None) -> 
 
 
 def _own_card() -> SliderCard | None:
-    from oom_magic.measure.device_memory import is_available, read_device_memory
+    from oom_magic.measure.device import current_device
+    from oom_magic.measure.device_memory import is_available
 
     if not is_available():
         return None
-    device = read_device_memory().device
+    device = current_device()
     try:
         return SliderCard(find_gpu(device.name).name, device.total_bytes, is_own=True)
     except ValueError:  # not in the catalogue: a card of the same generation with its memory

@@ -55,6 +55,6 @@ def test_repeated_cells_do_not_grow_memory(shell) -> None:
 def test_watching(shell) -> None:
     shell.run_cell("%gpumem_watch --every 0.1")
     shell.run_cell("import time; time.sleep(0.35)")
-    shell.run_cell("%gpumem_watch --off")
+    shell.run_cell("%gpumem_watch stop")
     assert "now" in shell.display_pub.outputs[0]["data"]["text/plain"]
     assert len(shell.display_pub.outputs) >= 2
