@@ -106,6 +106,43 @@ def dora(folder: Path) -> None:
     loop(model, [torch.optim.AdamW(model.parameters())])
 
 
+def adapters_everywhere(folder: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    model = load(folder, "qwen", dtype=torch.bfloat16).to("cuda")
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.enable_input_require_grads()
+    config = LoraConfig(r=8, target_modules="all-linear", use_rslora=True, lora_dropout=0.1, bias="lora_only")
+    model = get_peft_model(model, config)
+    loop(model, [torch.optim.AdamW(model.parameters(), lr=1e-4)], clip=1.0)
+
+
+def selective_checkpointing(folder: Path) -> None:
+    """Products are kept, all else is computed again."""
+    from functools import partial
+
+    from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+    products = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default}
+
+    def policy(_: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        return CheckpointPolicy.MUST_SAVE if operator in products else CheckpointPolicy.PREFER_RECOMPUTE
+
+    contexts = partial(create_selective_checkpoint_contexts, policy)
+    layers = nn.ModuleList(
+        nn.Sequential(nn.LayerNorm(256), nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)) for _ in range(4)
+    ).cuda()
+    optimizer = torch.optim.AdamW(layers.parameters())
+    for _ in range(4):
+        hidden = torch.rand(16, 128, 256, device="cuda", requires_grad=True)
+        with torch.autocast("cuda", torch.bfloat16):
+            for layer in layers:
+                hidden = hidden + checkpoint(layer, hidden, use_reentrant=False, context_fn=contexts)
+        hidden.float().pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def prompt_tuning(folder: Path) -> None:
     from peft import PromptTuningConfig, get_peft_model
 
@@ -226,6 +263,7 @@ def accelerate_loop(folder: Path) -> None:
 
 CASES: dict[str, Callable[[Path], None]] = {
     case.__name__: case
-    for case in (plain, device_map, qlora, lora_on_8_bits, dora, prompt_tuning, optimizers_of_8_bits, linear_layers,
+    for case in (plain, device_map, qlora, lora_on_8_bits, dora, adapters_everywhere,
+                 selective_checkpointing, prompt_tuning, optimizers_of_8_bits, linear_layers,
                  trainer_bf16, trainer_fp16, preference_trainer, accelerate_loop)
 }  # fmt: skip

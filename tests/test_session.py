@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import random
+import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -177,6 +178,46 @@ def test_what_is_refused_is_said_in_words() -> None:
     mixed = lambda: torch.ones(3, device="cuda") + torch.ones(3)  # noqa: E731
     refuse("same device.*cuda:0 and cpu", lambda: om.dry_run(mixed), RuntimeError)
     refuse("invalid device ordinal", lambda: om.dry_run(lambda: torch.ones(3, device="cuda:1")), RuntimeError)
+
+
+def test_what_the_code_leaves_on_ends_with_the_run() -> None:
+    hooks = torch.nn.modules.module._global_forward_hooks
+    before = dict(hooks)
+
+    def leave_on() -> None:
+        torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+        torch.set_default_device("cuda")
+        assert torch.ones(3).is_cuda
+
+    om.dry_run(leave_on)
+    assert torch.ones(3).device.type == "cpu"
+    assert dict(hooks) == before
+
+
+def test_what_cuda_would_refuse_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="same dtype, but got: float != c10::Half"):
+        om.dry_run(lambda: torch.rand(3, 3, device="cuda") @ torch.rand(3, 3, device="cuda").half())
+
+
+def test_a_generator_on_the_gpu_draws_there() -> None:
+    generator = torch.Generator("cpu")
+
+    def draw() -> None:
+        drawn = torch.rand(8, device="cuda", generator=torch.Generator(device="cuda").manual_seed(1))
+        assert drawn.normal_(generator=torch.Generator("cuda")).is_cuda
+
+    om.dry_run(draw)
+    assert type(generator) is torch.Generator
+
+
+def test_threads_are_noted() -> None:
+    thread = threading.Thread(target=lambda: None, name="loader")
+
+    def start() -> None:
+        thread.start()
+        thread.join()
+
+    assert "loader: threads see no GPU" in om.dry_run(start).assumptions[0].text
 
 
 def test_a_loop_without_steps_ends(monkeypatch: pytest.MonkeyPatch) -> None:

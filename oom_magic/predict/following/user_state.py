@@ -9,8 +9,10 @@ What Python code may change besides (a module's mode, an optimizer's state, glob
 from __future__ import annotations
 
 import builtins
+import itertools
 import os
 import random
+import sys
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -206,10 +208,17 @@ def process_state_kept() -> Iterator[None]:
     deterministic = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     is_checked = torch.is_anomaly_enabled()
     flags = {name: getattr(torch.backends.cuda, f"{name}_enabled")() for name in _ATTENTION_FLAGS}
+    device = _default_device()
+    hooks = Snapshot()
+    for owner, name in itertools.product((torch.nn.modules.module, _OPTIMIZER), _GLOBAL_HOOKS):
+        hooks.add(getattr(owner, name, None), 1)
     try:
         with torch.random.fork_rng(devices=[]):
             yield
     finally:
+        hooks.restore()
+        if _default_device() != device:
+            torch.set_default_device(device)
         os.environ.clear()
         os.environ.update(environment)
         random.setstate(python_random)
@@ -226,4 +235,16 @@ def process_state_kept() -> Iterator[None]:
             getattr(torch.backends.cuda, f"enable_{name.removesuffix('_sdp')}_sdp")(is_on)
 
 
+def _default_device() -> torch.device | None:
+    """What ``torch.set_default_device`` named; None: nothing."""
+    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)  # type: ignore[attr-defined]
+    return None if context is None else context.device
+
+
+_OPTIMIZER = sys.modules[torch.optim.Optimizer.__module__]  # torch.optim hides the name of the module
+_GLOBAL_HOOKS = (
+    "_global_buffer_registration_hooks", "_global_module_registration_hooks", "_global_parameter_registration_hooks",
+    "_global_forward_pre_hooks", "_global_forward_hooks", "_global_backward_pre_hooks", "_global_backward_hooks",
+    "_global_forward_hooks_always_called", "_global_optimizer_pre_hooks", "_global_optimizer_post_hooks",
+)  # fmt: skip
 _ATTENTION_FLAGS = ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")

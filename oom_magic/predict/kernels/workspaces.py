@@ -74,11 +74,28 @@ def _cublas_lt_bytes(_: GPU) -> int:
 
 
 def _copy_factors(call: Call) -> None:
+    tensors = [tensor for tensor in call.args[:3] if isinstance(tensor, torch.Tensor)]
+    _check_types(*tensors[-2:])
     for position in range(len(call.outputs)):
         call.output(position)
-    for tensor in call.args[:3]:
-        if isinstance(tensor, torch.Tensor) and not _is_readable(tensor):
+    for tensor in tensors:
+        if tensor.is_conj() or not _is_readable(tensor):
             call.take_like(tensor)
+
+
+def _check_types(first: torch.Tensor, second: torch.Tensor) -> None:
+    """Raise what CUDA does, where tensors without data are multiplied whatever they are."""
+    if first.dtype is not second.dtype:
+        names = (_C_NAMES.get(tensor.dtype, str(tensor.dtype)) for tensor in (first, second))
+        raise RuntimeError(f"expected mat1 and mat2 to have the same dtype, but got: {' != '.join(names)}")
+
+
+_C_NAMES = {
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.float16: "c10::Half",
+    torch.bfloat16: "c10::BFloat16",
+}
 
 
 def _is_readable(matrix: torch.Tensor) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import FrameType
@@ -38,6 +39,8 @@ def cuda_build(gpu: PretendGPU, assume: Callable[[str], None]) -> Iterator[None]
         stack.enter_context(_compiled_code_is_eager(assume))
         stack.enter_context(replaced(torch.cuda, _graphs(assume)))
         stack.enter_context(_fast_paths(assume))
+        stack.enter_context(replaced(torch, {"Generator": _Generator}))
+        stack.enter_context(_threads_noted(assume))
         stack.enter_context(replaced(torch.nn.parallel.comm, {"scatter": _scatter, "gather": _gather}))
         stack.enter_context(_triton_kernels_skipped(assume))
         yield
@@ -113,6 +116,28 @@ def _fast_paths(assume: Callable[[str], None]) -> Iterator[None]:
 
     nested = {"_nested_tensor_from_mask_left_aligned": _nested_tensor_from_mask_left_aligned}
     with replaced(torch.overrides, {"has_torch_function": has_torch_function}), replaced(torch, nested):
+        yield
+
+
+class _Generator(torch.Generator):
+    """A generator of the host, whatever device is named: the pretend GPU draws nothing."""
+
+    def __new__(cls, device: Any = "cpu") -> _Generator:
+        return super().__new__(cls, "cpu")  # type: ignore[call-arg]
+
+
+@contextmanager
+def _threads_noted(assume: Callable[[str], None]) -> Iterator[None]:
+    """PyTorch's modes belong to one thread, so what others do on the GPU is not seen."""
+    usual = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        code = getattr(getattr(thread, "_target", None), "__code__", None)
+        if code is not None and is_users_file(code.co_filename):
+            assume(f"{thread.name}: threads see no GPU in a dry run; call their code from the main thread instead")
+        usual(thread)
+
+    with replaced(threading.Thread, {"start": start}):
         yield
 
 

@@ -21,12 +21,11 @@ aten = torch.ops.aten
 
 
 class DeviceView(TorchFunctionMode):
-    """The mode; ``default_device`` is what ``torch.set_default_device`` named (None: the host)."""
+    """The mode. ``torch.set_default_device`` has one of its own above it, which names the device."""
 
     def __init__(self, gpu: PretendGPU) -> None:
         super().__init__()
         self.gpu = gpu
-        self.default_device: torch.device | None = None
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -37,9 +36,7 @@ class DeviceView(TorchFunctionMode):
             return answer(self, func, args, kwargs)
         device = kwargs.get("device")
         if device is None:
-            if self.default_device is None or func not in _FACTORIES:
-                return func(*args, **kwargs)
-            device = self.default_device
+            return func(*args, **kwargs)
         place = self.place_named(device)
         if place is Place.HOST:
             return func(*args, **kwargs)
@@ -191,7 +188,7 @@ def _yes(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
 
 def _from_data(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``torch.tensor`` and its like: built on the host, then moved, so that the values are known."""
-    device = kwargs.get("device", view.default_device)
+    device = kwargs.get("device")
     source = args[0] if args else kwargs.get("data")
     if isinstance(source, torch.Tensor):
         device = device or view.place(source).value
@@ -299,7 +296,3 @@ _ANSWERS: dict[Any, Answer] = {
     _T.tolist: _tolist,
     _T.backward: _backward,
 }
-_FACTORIES = {getattr(torch, name) for name in (
-    "empty", "zeros", "ones", "full", "rand", "randn", "randint", "randperm", "arange", "linspace", "logspace", "eye",
-    "empty_strided", "tril_indices", "triu_indices",
-)}  # fmt: skip
