@@ -160,6 +160,8 @@ def test_what_is_refused(changes, message):
 def test_replace():
     setup = TrainingSetup("gpt2", rank=8).replace(microbatch_size=4, gradient_accumulation_steps=2)
     assert (setup.rank, setup.global_batch_size) == (8, 8)
+    with pytest.raises(ValueError, match=r"no field 'modle'; did you mean 'model'\?"):
+        TrainingSetup(modle="gpt2")  # type: ignore[call-arg]
     with pytest.raises(ValueError, match=r"no field 'batch_size'; did you mean 'microbatch_size'\?"):
         setup.replace(batch_size=4)
 

@@ -40,7 +40,8 @@ def step_picture(report: MemoryReport) -> Picture:
     y = _TOP + _HEIGHT - stacked * (_HEIGHT / top)
     parts = [_grid(top), *_areas(x, y), _phase_ribbon(x, phases)]
     if shows_limit:
-        parts.append(_limit(_TOP + _HEIGHT - limit * _HEIGHT / top, limit))
+        peak_x = float(x[y[:, -1].argmin()]) if len(x) else _LEFT
+        parts.append(_limit(_TOP + _HEIGHT - limit * _HEIGHT / top, limit, peak_x))
     if len(x):
         parts.append(_peak(x, y[:, -1], peak))
     size = f"0 0 {_LEFT + _WIDTH + 8} {_TOP + _HEIGHT + _BELOW}"
@@ -108,11 +109,13 @@ def _grid(top: float) -> str:
     return "".join(lines)
 
 
-def _limit(y: float, limit: int) -> str:
+def _limit(y: float, limit: int, peak_x: float) -> str:
+    """The card's line; its words are away from the peak's."""
     right = _LEFT + _WIDTH
+    x, anchor = (_LEFT, "start") if peak_x > _LEFT + _WIDTH / 2 else (right, "end")
     return (
         f'<line x1="{_LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--oom-bad)"'
-        f' stroke-dasharray="5 3"/><text x="{right}" y="{y - 4:.1f}" text-anchor="end" fill="var(--oom-bad)">'
+        f' stroke-dasharray="5 3"/><text x="{x}" y="{y - 4:.1f}" text-anchor="{anchor}" fill="var(--oom-bad)">'
         f"PyTorch can have {format_bytes(limit)}</text>"
     )
 

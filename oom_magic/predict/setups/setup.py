@@ -6,8 +6,8 @@ import linecache
 import warnings
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, wraps
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, find_gpu
 from oom_magic.predict.setups.model_source import ModelSource, resolve_model
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from oom_magic.memory.report import MemoryReport
     from oom_magic.predict.sizing.sizes import Sizes
 
+_T = TypeVar("_T")
 CODE_FILE = "TrainingSetup code"  # how its lines are named in a report
 
 _CHOICES: dict[str, tuple[str, ...]] = {
@@ -32,6 +33,20 @@ _COUNTS = ("rank", "microbatch_size", "gradient_accumulation_steps", "seq_len", 
 _METHOD_NAMES = {"full": "full fine-tuning", "lora": "LoRA", "qlora": "QLoRA"}
 
 
+def _naming_the_closest(cls: type[_T]) -> type[_T]:
+    """The class with a ``__init__`` that, for a name that is no field, offers the closest one."""
+    init: Any = cls.__init__
+
+    @wraps(init)
+    def checked(self: _T, *args: Any, **given: Any) -> None:
+        _check_names(given)
+        init(self, *args, **given)
+
+    cls.__init__ = checked  # type: ignore[method-assign, assignment]
+    return cls
+
+
+@_naming_the_closest
 @dataclass(frozen=True)
 class TrainingSetup:
     """A training run: the model, how it is trained, with what batches, on which card.

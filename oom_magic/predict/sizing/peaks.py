@@ -78,17 +78,20 @@ class Peaks:
         is_top = (timeline.order >= 0) & (np.append(timeline.order[1:], -1) < 0)
         positions = np.flatnonzero(may_peak & is_top)
         alive = [timeline.live_at(int(position)) for position in positions]
-        num_kinds = len(sizes)
-        counts = [np.bincount(kind[live], minlength=num_kinds) for live in alive]
-        shares = [np.bincount(kind[live], share[live], minlength=num_kinds) for live in alive]
+
+        def by_kind(weights: FloatArray) -> FloatArray:
+            sums = [np.bincount(kind[live], weights[live], minlength=len(sizes)) for live in alive]
+            return np.array(sums, dtype=np.float64).reshape(len(alive), len(sizes))
+
+        counts, shares, doubts = (
+            by_kind(weights) for weights in (np.ones(len(kind)), share, varies.astype(np.float64))
+        )
         extras = np.array([extra[live].sum() for live in alive])
-        doubts = [np.bincount(kind[live], varies[live], minlength=num_kinds) for live in alive]
-        unique = np.unique(np.column_stack([counts, shares, extras]), axis=0, return_index=True)[1]
-        keep = np.sort(unique)
+        columns = np.column_stack([counts, shares, extras])
+        keep = np.sort(np.unique(columns, axis=0, return_index=True)[1])
         return cls(
-            structure, kind, functions, positions[keep],
-            np.array(counts, dtype=np.float64)[keep], np.array(shares, dtype=np.float64)[keep], extras[keep],
-            np.array(doubts, dtype=np.float64)[keep], share, extra, settings,
+            structure, kind, functions, positions[keep], counts[keep], shares[keep], extras[keep], doubts[keep],
+            share, extra, settings,
         )  # fmt: skip
 
     def at_least(self, points: IntArray) -> IntArray:

@@ -54,8 +54,9 @@ class Structure:
 
     def makers(self, rows: IntArray) -> list[tuple[Law | None, tuple[int, ...]]]:
         """The law of each allocation (None: none), and which of ``rows``, one for each number, it has."""
-        parts = np.split(rows, np.cumsum(self.counts)[:-1])
-        return [(self.laws.get(allocation), tuple(part.tolist())) for allocation, part in enumerate(parts)]
+        ends = np.cumsum(self.counts).tolist()
+        parts = [tuple(rows[end - count : end].tolist()) for end, count in zip(ends, self.counts.tolist(), strict=True)]
+        return [(self.laws.get(allocation), part) for allocation, part in enumerate(parts)]
 
     def place(self, allocation: int) -> str:
         """Where an allocation is made, such as ``"aten::mm at train.py:12"``."""
