@@ -271,3 +271,10 @@ def test_presets_run_in_a_dry_run(name):
 def test_without_transformers_the_code_is_written_all_the_same(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     assert "from_pretrained" in TrainingSetup("gpt2").code()
+
+
+def test_a_classifier_under_adapters_is_trained_in_float32_where_gradients_are_scaled() -> None:
+    setup = TrainingSetup("distilbert-base-uncased", method="lora", precision="amp-fp16", seq_len=64)
+    assert "parameter.data.float()" in setup.code()
+    assert setup.dry_run(stop_after_steps=2).error == ""
+    assert "parameter.data.float()" not in setup.replace(precision="amp-bf16").code()

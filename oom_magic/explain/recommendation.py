@@ -141,7 +141,7 @@ class _Search:
                 gpu=self._card.name,
                 memory=self._memory,
             )
-        except ValueError:  # such as checkpointing of a model that is the user's own
+        except ValueError:  # such as QLoRA of a model that is given by a configuration
             return None
         session = DrySession(setup.gpu, setup.memory, stop_after_steps=_STEPS, is_lasting=False, has_bar=False)
         self._bar.set_postfix_str(f"{method}, {microbatch} x {length} tokens")

@@ -29,6 +29,13 @@ _PEFT_TASKS = {"causal-lm": "CAUSAL_LM", "sequence-classification": "SEQ_CLS", "
 _NUM_STEPS = 100
 _WIDTH = 100
 
+# PEFT makes its adapters float32, but a classifier stays as it was loaded; GradScaler refuses float16 gradients.
+_TRAINED_IN_FLOAT32 = [
+    "for parameter in model.parameters():",
+    "    if parameter.requires_grad:",
+    "        parameter.data = parameter.data.float()",
+]
+
 _CHUNKED_LOSS = '''
 head = model.get_output_embeddings()
 
@@ -159,7 +166,10 @@ class _Writer:
         settings += [f'task_type="{task}"'] if task else []
         settings += ['modules_to_save=["classifier"]'] if self.source.task == "image-classification" else []
         lines += _call("lora = LoraConfig", settings)
-        return [*lines, "model = get_peft_model(model, lora)"]
+        lines.append("model = get_peft_model(model, lora)")
+        if setup.precision == "amp-fp16" and "classification" in self.source.task:
+            lines += _TRAINED_IN_FLOAT32
+        return lines
 
     def frozen(self) -> list[str]:
         if not self.setup.frozen:
