@@ -1,0 +1,76 @@
+"""``%oom_free`` on the pretend GPU: what failed dry cells hold goes, to the byte, and names of dry cells can go."""
+
+from __future__ import annotations
+
+import pytest
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+
+from oom_magic.measure.released import Released
+from oom_magic.units import GIB, MIB
+
+DEFINE = """%%gpumem --no-plot
+import torch
+from torch import nn
+model = nn.Linear(1024, 1024, bias=False, device="cuda")
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(1024, 1024)
+        self.kept = []
+
+    def forward(self, x):
+        self.kept.append(self.layer(x).relu())
+        return self.kept[-1]
+
+def train(rows, blocks=20):
+    own = nn.Sequential(*[Block() for _ in range(blocks)]).to("cuda")
+    own(torch.randn(rows, 1024, device="cuda")).sum().backward()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cells are dry runs here, also on a machine with a GPU."""
+    monkeypatch.setattr("oom_magic.notebook.magics._has_gpu", lambda: False)
+    monkeypatch.setattr("oom_magic.notebook.releasing.find_accelerators", list)
+
+
+def release(shell: InteractiveShell, line: str = "%oom_free") -> Released:
+    result: Released = shell.run_cell(line, store_history=True).result
+    return result
+
+
+def test_a_failed_dry_cell_leaves_nothing(shell: InteractiveShell) -> None:
+    shell.run_cell(DEFINE, store_history=True)
+    before = release(shell).allocated_bytes
+    assert before == 4 * MIB
+    assert not shell.run_cell("%%gpumem --no-plot\ntrain(100_000)", store_history=True).success
+    released = release(shell)
+    assert released.allocated_bytes == before
+    assert released.freed_allocated_bytes > 8 * GIB
+    assert released.gone[0].what.startswith("OutOfMemoryError in")
+    assert released.gone[0].num_bytes > 8 * GIB
+    assert [(one.name, one.num_bytes) for one in released.holders] == [("model", 4 * MIB)]
+    assert shell.run_cell("%%gpumem --no-plot\ntrain(8)", store_history=True).success
+
+
+def test_names_of_dry_cells_can_go(shell: InteractiveShell) -> None:
+    shell.run_cell("model = 'mine'")
+    shell.run_cell(DEFINE, store_history=True)
+    released = release(shell, "%oom_free --names model")
+    assert released.allocated_bytes == 0
+    assert shell.user_ns["model"] == "mine"
+    error = shell.run_cell("%oom_free --names trian").error_in_exec
+    assert isinstance(error, UsageError) and "did you mean 'train'" in str(error)
+
+
+def test_a_model_that_a_dry_cell_moved_is_named(shell: InteractiveShell) -> None:
+    shell.run_cell("import torch\nhost = torch.nn.Linear(1024, 1024, bias=False)")
+    shell.run_cell("%%gpumem --no-plot\nhost.to('cuda')\nNone", store_history=True)
+    assert [(one.name, one.num_bytes) for one in release(shell).holders] == [("host", 4 * MIB)]
+
+
+def test_without_a_gpu_or_dry_cells_there_is_nothing_to_free(shell: InteractiveShell) -> None:
+    assert release(shell).describe().title == "Nothing to free"
