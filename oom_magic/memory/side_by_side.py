@@ -27,8 +27,7 @@ class SideBySide(Describable):
         blocks += [self._categories(names[start : start + _WIDEST]) for start in range(0, len(names), _WIDEST)]
         failed = [name for name, report in self.reports.items() if report.out_of_memory is not None]
         if failed:
-            verb = "shows" if len(failed) == 1 else "show"
-            blocks.append(Sentence(f"{', '.join(failed)}: out of memory; {verb} what was reached.", "bad"))
+            blocks.append(Sentence(f"Out of memory, shown up to there: {', '.join(failed)}.", "bad"))
         return Description("Peak allocated, by what it is for", tuple(blocks))
 
     def to_dict(self) -> dict[str, Any]:
