@@ -1,0 +1,81 @@
+"""How long prices take: the first words, each price, the last (goals: under 1 s; all within a minute for a 7B model).
+
+    python tests/benchmarks/bench_prices.py [gpt2] [lora-7b]
+
+A cell runs out of memory on a pretend GPU, then %oom_explain rehearses it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from IPython.core.interactiveshell import InteractiveShell
+
+from oom_magic.notebook import explanations
+
+LOOP = """
+for step in range(3):
+    ids = torch.randint(0, config.vocab_size, (batch_size, seq_len), device="cuda")
+    loss = model(input_ids=ids, labels=ids).loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+CELLS = {
+    "gpt2": """%%gpumem --no-plot --gpu "RTX 3060"
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+config = GPT2Config()
+batch_size, seq_len = 16, 1024
+model = GPT2LMHeadModel(config).cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+""",
+    "lora-7b": """%%gpumem --no-plot --gpu "RTX 4090"
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import Qwen2Config, Qwen2ForCausalLM
+config = Qwen2Config(vocab_size=151936, hidden_size=4096, intermediate_size=11008, num_hidden_layers=32)
+batch_size, seq_len = 4, 1024
+model = get_peft_model(
+    Qwen2ForCausalLM(config).to(torch.bfloat16).cuda(), LoraConfig(r=32, target_modules="all-linear"))
+optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=1e-4)
+""",
+}
+
+
+def quietly(shell: InteractiveShell, cell: str) -> Any:
+    """The value of a cell whose output is not shown."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        return shell.run_cell(cell).result
+
+
+def main(names: list[str]) -> None:
+    """Print when the words came, when each price, and what it says."""
+    shell = InteractiveShell.instance()
+    shell.run_line_magic("load_ext", "oom_magic")
+    for name in names:
+        quietly(shell, CELLS[name] + LOOP)
+        start = time.perf_counter()
+        times: list[float] = []
+
+        def timed(_shell: Any, diagnosis: Any, prices: Iterator[Any], start: float = start, times: Any = times) -> Any:
+            times.append(time.perf_counter() - start)
+            for diagnosis in prices:  # noqa: B007 - the last is the whole
+                times.append(time.perf_counter() - start)
+            return diagnosis
+
+        explanations._show = timed
+        diagnosis = quietly(shell, "%oom_explain")
+        fits = [remedy.key for remedy in diagnosis.remedies if remedy.fits]
+        unpriced = [remedy.key for remedy in diagnosis.remedies if remedy.needed_bytes is None]
+        print(f"{name}: words {times[0]:.1f} s, first price {times[1]:.1f} s, {len(times) - 1} by {times[-1]:.1f} s")
+        print(f"  fit: {', '.join(fits) or 'none'}; not priced: {', '.join(unpriced) or 'none'}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:] or list(CELLS))
