@@ -12,7 +12,7 @@ import torch
 
 from oom_magic.measure.accelerator import Levels, Memory, find_accelerators
 from oom_magic.measure.dead_frames import KeptFrames, clear, find_kept_frames
-from oom_magic.measure.holders import Held, held_in, holdings, named_values
+from oom_magic.measure.holders import Held, held_in, holdings, named_holdings, named_values
 from oom_magic.measure.last_error import forget_last_error
 from oom_magic.measure.live_objects import collector_off
 from oom_magic.measure.ownership import Storage
@@ -85,6 +85,14 @@ def _release(
     after = _levels(memories)
     changes = tuple(DeviceChange(device, before.get(device, now), now) for device, now in after.items())
     return Released(changes, gone, holdings(held if dry_run else staying, locate), dry_run)
+
+
+def glance_at(memories: Sequence[Memory], namespace: MutableMapping[str, Any]) -> Released:
+    """What ``release`` would let go and which names hold the rest; what has no name is left out, nothing changes."""
+    with collector_off():
+        kept, locate = find_kept_frames(), _locate(memories)
+        held = held_in(namespace, locate, {id(frame) for one in kept for frame in one.frames})
+        return Released((), tuple(_going(kept, held, held, locate)), named_holdings(held), is_dry_run=True)
 
 
 def _delete(namespace: MutableMapping[str, Any], names: Sequence[str], out: bool) -> None:

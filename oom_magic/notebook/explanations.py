@@ -48,11 +48,11 @@ def explain_last(shell: InteractiveShell, failures: FailureWatch, runner: CellRu
         return _explain_text(shell, problem, options)
     from oom_magic.explain.diagnosis import explain
     from oom_magic.notebook.pricing import prices
-    from oom_magic.notebook.releasing import release_in
+    from oom_magic.notebook.releasing import glance_in
 
     cell = failures.failed_cell
     report = runner.last_report if cell is not None and cell.is_observed else None
-    released = release_in(shell, runner, dry_run=True)
+    released = glance_in(shell, runner)
     diagnosis = explain(problem, lang=_language(options), report=report, names=shell.user_ns, released=released)
     if cell is None or options.fast or not diagnosis.is_oom:
         return diagnosis

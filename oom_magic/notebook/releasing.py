@@ -10,7 +10,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from oom_magic.measure.accelerator import Levels, Memory, find_accelerators
 from oom_magic.measure.ownership import Storage
-from oom_magic.measure.release import release_from
+from oom_magic.measure.release import glance_at, release_from
 
 if TYPE_CHECKING:
     from oom_magic.measure.released import Released
@@ -80,6 +80,12 @@ def release_in(shell: InteractiveShell, runner: CellRunner, **wishes: Any) -> Re
         return release_from(_memories(runner), found, **wishes)
     except ValueError as error:
         raise UsageError(f"%oom_free: {error}") from None
+
+
+def glance_in(shell: InteractiveShell, runner: CellRunner) -> Released | None:
+    """Who holds memory now, without changing anything; None where no device was used."""
+    memories = [memory for memory in _memories(runner) if memory.allocated()]
+    return glance_at(memories, DryAndUsersNames(runner.names, shell.user_ns)) if memories else None
 
 
 def _memories(runner: CellRunner) -> list[Memory]:
