@@ -89,7 +89,7 @@ class _Walk:
         self._locate = locate
         self._borders = borders
         self._seen: dict[int, Any] = {}  # with the objects: an identity is unique as long as they live
-        self._opaque: dict[type, bool] = {}
+        self._looks: dict[type, Callable[[Any], Iterable[Any]]] = {}
 
     def enter(self, roots: Iterable[Any]) -> None:
         """Visit all that the roots lead to."""
@@ -98,20 +98,18 @@ class _Walk:
             value = pending.pop()
             if not gc.is_tracked(value) or id(value) in self._seen or id(value) in self._borders:
                 continue  # what is not tracked holds nothing
-            if self._is_opaque(type(value)):
-                continue
+            kind = type(value)
+            look = self._looks.get(kind) or self._looks.setdefault(kind, self._look_for(kind))
             self._seen[id(value)] = value
-            if is_tensor(value):
-                pending.extend(self._of_tensor(value))
-            else:
-                pending.extend(referents(value))
+            pending.extend(look(value))
 
-    def _is_opaque(self, kind: type) -> bool:
-        found = self._opaque.get(kind)
-        if found is None:
-            root = module_of(kind).partition(".")[0]
-            found = self._opaque[kind] = root in _MACHINERY or issubclass(kind, types.ModuleType)
-        return found
+    def _look_for(self, kind: type) -> Callable[[Any], Iterable[Any]]:
+        """What gives the objects that one of this kind leads to."""
+        if issubclass(kind, torch.Tensor):
+            return self._of_tensor
+        if issubclass(kind, types.ModuleType) or module_of(kind).partition(".")[0] in _MACHINERY:
+            return lambda _: ()
+        return referents
 
     def _of_tensor(self, tensor: torch.Tensor) -> list[Any]:
         """Note a tensor's storages; the Python objects that it holds."""
