@@ -12,15 +12,17 @@ import torch
 
 from oom_magic.predict.session import dry_run
 from oom_magic.predict.sizing.sizes import Sizes, size
+from oom_magic.units import GIB, MIB
 
 GPU = "A100 80GB"
-NUM_POINTS = 5
+NUM_POINTS = 5  # dry-run, to compare
+NUM_REPLAYS = 60  # to compare the quick peak with
 
 
 def train_gpt2(batch_size: int, seq_len: int) -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config()
+    config = GPT2Config(n_positions=4096)
     train(GPT2LMHeadModel(config).cuda(), config.vocab_size, batch_size, seq_len)
 
 
@@ -47,8 +49,8 @@ def train(model: torch.nn.Module, vocab_size: int, batch_size: int, seq_len: int
 
 
 CASES: dict[str, tuple[Callable[..., None], dict[str, tuple[int, int]]]] = {
-    "gpt2": (train_gpt2, {"batch_size": (1, 32), "seq_len": (64, 1024)}),
-    "lora-7b": (train_lora_7b, {"batch_size": (1, 32), "seq_len": (64, 2048), "rank": (4, 128)}),
+    "gpt2": (train_gpt2, {"batch_size": (1, 64), "seq_len": (128, 4096)}),
+    "lora-7b": (train_lora_7b, {"batch_size": (1, 64), "seq_len": (128, 4096), "rank": (4, 128)}),
 }
 
 
@@ -70,6 +72,30 @@ def print_exactness(sizes: Sizes, function: Callable[..., None], points: list[di
         print(f"  {point}: allocated {allocated:.6f}, reserved {reserved:.6f}, quick {quick:.4f} of the dry run's")
 
 
+def print_quick_errors(sizes: Sizes, points: list[dict[str, int]]) -> None:
+    reports = [sizes.report(**point).peak_allocated_bytes for point in points]
+    errors = [
+        abs(sizes.peak_allocated_bytes(**point) / exact - 1) for point, exact in zip(points, reports, strict=True)
+    ]
+    print(f"  quick peak against the replayed one: median {np.median(errors):.5%}, worst {max(errors):.5%}")
+
+
+def print_border(sizes: Sizes, function: Callable[..., None], rest: dict[str, int]) -> None:
+    """The largest batch, and what a dry run of it and of one more says."""
+    memory = sizes.report(batch_size=9, **rest).minimum_device_bytes + sizes.device.context_bytes + 100 * MIB
+    largest = sizes.largest("batch_size", memory=memory, **rest)
+    runs = [dry_run(function, gpu=GPU, memory=memory, batch_size=batch, **rest) for batch in (largest, largest + 1)]
+    said = ["fails" if run.out_of_memory else "passes" for run in runs]
+    print(f"  largest batch in {memory / GIB:.2f} GiB: {largest} {said[0]}, {largest + 1} {said[1]}")
+
+
+def print_card(sizes: Sizes) -> None:
+    start = time.perf_counter()
+    other = sizes.on("RTX 3060", "1000GiB")
+    other.peak_allocated_bytes(**sizes.ends()["highest"])
+    print(f"  another card: {other.num_traces} dry runs in {time.perf_counter() - start:.0f} s")
+
+
 def print_case(name: str) -> None:
     function, ranges = CASES[name]
     start = time.perf_counter()
@@ -78,11 +104,12 @@ def print_case(name: str) -> None:
     for assumption in sizes.assumptions:
         print(f"  {assumption.text}")
     random = np.random.default_rng(3)
-    points = [
+    many = [
         {argument: int(low * (high / low) ** random.random()) for argument, (low, high) in ranges.items()}
-        for _ in range(NUM_POINTS)
+        for _ in range(NUM_REPLAYS)
     ]
-    print(f"  peak allocated {median_ms(sizes.peak_allocated_bytes, points, 20):.3f} ms")
+    points = many[:NUM_POINTS]
+    print(f"  peak allocated {median_ms(sizes.peak_allocated_bytes, many, 5):.3f} ms")
     print(f"  peak reserved {median_ms(sizes.peak_reserved_bytes, points, 2):.1f} ms")
     print(f"  report {median_ms(sizes.report, points, 2):.1f} ms")
     grid = {argument: np.linspace(*ranges[argument], 32, dtype=int) for argument in ("batch_size", "seq_len")}
@@ -90,7 +117,10 @@ def print_case(name: str) -> None:
     start = time.perf_counter()
     sizes.map(**grid, **rest)
     print(f"  map of 32 x 32 {1e3 * (time.perf_counter() - start):.1f} ms")
+    print_quick_errors(sizes, many)
     print_exactness(sizes, function, points)
+    print_border(sizes, function, {**rest, "seq_len": 512})
+    print_card(sizes)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ BoolArray = np.ndarray  # of bool
 
 _MOST_LISTED = 300_000  # points of a lattice that are listed; larger ones are sampled
 _NUM_SAMPLED = 60_000
-_BORDER_MODULI = (2, 4, 8, 16, 32, 64, 128)
+_BORDER_MODULI = (8, 16, 4, 2, 32, 64, 128)  # 8 first: what attention and 16-bit products are aligned to
 _MOST_QUESTIONS = 60  # traces spent on one border
 _NUM_CONFIRMATIONS = 2
 
@@ -233,7 +233,7 @@ def find_border(
         question = None if is_exact else region.between(border, low, high, pair, labels)
         if question is None:
             question = region.beside(border, num_confirmed % 2 == 0, set(labels), random)
-            if question is None or num_confirmed == _NUM_CONFIRMATIONS * (1 + is_exact):
+            if question is None or num_confirmed == _NUM_CONFIRMATIONS * (1 + (border.modulus > 0)):
                 return border
             num_confirmed += 1
         labels[question] = label_of(question)
