@@ -179,6 +179,8 @@ def main() -> None:
             text, allocated, reserved = row(truth, predict(truth.case), tracked)
             print(text, flush=True)
             errors.append((abs(allocated), abs(reserved)))
+    if not errors:
+        parser.error(f"no case's name matches {options.pattern!r}")
     for name, found in zip(("allocated", "reserved"), zip(*errors, strict=True), strict=True):
         print(f"{name}: median {statistics.median(found):.4f} %, worst {max(found):.4f} %, "
               f"equal to the byte {sum(error == 0 for error in found)} of {len(found)}")  # fmt: skip
