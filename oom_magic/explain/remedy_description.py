@@ -91,7 +91,7 @@ def _row(remedy: Remedy, wording: _Wording) -> tuple[Cell, ...]:
     return (
         wording.of(remedy) + _note(remedy, wording.lang),
         "" if peak is None else peak,
-        "" if saving is None else saving,
+        saving or "",
         say(_FITS[remedy.fits], wording.lang),
         say(f"pace_{remedy.speed}", wording.lang),
         _batch(remedy.global_batch_before, remedy.global_batch_after),

@@ -29,7 +29,7 @@ def describe_sizes(sizes: Sizes) -> Description:
         blocks.append(Sentence(f"Even the smallest does not fit on {sizes.device.name} ({capacity}).", "bad"))
     if sizes.borders:
         known = tuple(Sentence(text) for text in sizes.borders)
-        blocks.append(Details(f"It changes its ways at {len(known)} borders", known))
+        blocks.append(Details("Where it changes its ways", known))
     if sizes.assumptions:
         said = (f"{item.line}: {item.text}" if item.line else item.text for item in sizes.assumptions)
         blocks.append(Details("Assumed", tuple(Sentence(text) for text in said)))
