@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from math import ceil
 
-from oom_magic.predict.kernels.reductions import most_threads
 from oom_magic.predict.setups.gpus import GPU
 
 _SCAN_TILE = 896  # items
@@ -52,7 +51,7 @@ def _radix_tile(card: GPU, key_bytes: int, value_bytes: int) -> int:
 
 def _spine_bytes(card: GPU) -> int:
     """Keys of 16 bits are counted first: bins of five times as many blocks as the card can run at once."""
-    num_blocks = 5 * card.num_multiprocessors * (most_threads(card) // 256)
+    num_blocks = 5 * card.num_multiprocessors * (card.threads_per_multiprocessor // 256)
     return (num_blocks * 128 + 5632) * 8
 
 

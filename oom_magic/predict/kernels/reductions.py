@@ -24,14 +24,6 @@ _MIN_VALUES, _MAX_VALUES = 16, 256  # per thread
 _INPUT_VECTOR = _OUTPUT_VECTOR = 4
 
 
-_MOST_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536}
-
-
-def most_threads(card: GPU) -> int:
-    """Of a multiprocessor (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability")."""
-    return _MOST_THREADS.get(card.capability, 2048)
-
-
 def take_buffers(call: Call, tensor: torch.Tensor, dims: Iterable[int], item_bytes: int, *, values: int = 4) -> None:
     """Take the staging buffer and the semaphores of a reduction over ``dims``, where one block does not do it.
 
@@ -87,7 +79,7 @@ def _buffers(card: GPU, item_bytes: int, values: int, offset: int, num_reduced: 
     else:
         step_output *= height
     grid = -(-(num_outputs // vector) // step_output)
-    target = card.num_multiprocessors * (most_threads(card) // (width * height))
+    target = card.num_multiprocessors * (card.threads_per_multiprocessor // (width * height))
     if not splits_rows or per_thread < _MAX_VALUES or grid > target:
         return 0, 0
     blocks = max(min(-(-target // grid), -(-per_thread // _MIN_VALUES)), -(-per_thread // _MAX_VALUES))

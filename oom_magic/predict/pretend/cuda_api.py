@@ -118,10 +118,9 @@ def _is_available(is_really: bool) -> Callable[[], bool]:
     return is_available
 
 
-def cuda_answers(gpu: GPU, recorder: Recorder, total_bytes: int, outside_bytes: int) -> dict[str, Any]:
-    """Replacements for attributes of ``torch.cuda``. ``outside_bytes`` is taken on the card outside PyTorch."""
-    counters = CudaCounters(recorder)
-    properties = SimpleNamespace(
+def _properties(gpu: GPU, total_bytes: int) -> SimpleNamespace:
+    """What ``get_device_properties`` returns."""
+    return SimpleNamespace(
         name=gpu.name,
         major=gpu.capability[0],
         minor=gpu.capability[1],
@@ -131,11 +130,16 @@ def cuda_answers(gpu: GPU, recorder: Recorder, total_bytes: int, outside_bytes: 
         is_integrated=False,
         is_multi_gpu_board=False,
         gcnArchName="",
-        max_threads_per_multi_processor=1536 if gpu.capability[0] == 8 and gpu.capability[1] else 2048,
+        max_threads_per_multi_processor=gpu.threads_per_multiprocessor,
         regs_per_multiprocessor=65536,
         shared_memory_per_block=49152,
         L2_cache_size=4 * MIB,
     )
+
+
+def cuda_answers(gpu: GPU, recorder: Recorder, total_bytes: int, outside_bytes: int) -> dict[str, Any]:
+    """Replacements for attributes of ``torch.cuda``. ``outside_bytes`` is taken on the card outside PyTorch."""
+    counters = CudaCounters(recorder)
 
     def answer(value: Any) -> Any:
         return lambda *args, **kwargs: value
@@ -150,7 +154,7 @@ def cuda_answers(gpu: GPU, recorder: Recorder, total_bytes: int, outside_bytes: 
             "_lazy_init": None, "synchronize": None, "set_device": None, "manual_seed": None, "manual_seed_all": None,
             "seed": None, "seed_all": None, "initial_seed": 0, "ipc_collect": None,
             "reset_accumulated_memory_stats": None,
-            "get_device_name": gpu.name, "get_device_capability": gpu.capability, "get_device_properties": properties,
+            "get_device_name": gpu.name, "get_device_capability": gpu.capability,
             "is_bf16_supported": gpu.capability >= (8, 0), "is_tf32_supported": gpu.capability >= (8, 0),
             "is_current_stream_capturing": False, "get_arch_list": [f"sm_{gpu.capability[0]}{gpu.capability[1]}"],
             "can_device_access_peer": False, "utilization": 0, "set_rng_state": None, "set_rng_state_all": None,
@@ -158,6 +162,7 @@ def cuda_answers(gpu: GPU, recorder: Recorder, total_bytes: int, outside_bytes: 
         }.items()
     }  # fmt: skip
     answers.update(
+        get_device_properties=answer(_properties(gpu, total_bytes)),
         is_available=_is_available(torch.cuda.is_available()),
         get_rng_state=lambda *args: torch.zeros(16, dtype=torch.uint8, device="cpu"),
         get_rng_state_all=lambda *args: [torch.zeros(16, dtype=torch.uint8, device="cpu")],

@@ -32,6 +32,14 @@ class GPU:
     context_bytes: int
     is_read: bool
 
+    @property
+    def threads_per_multiprocessor(self) -> int:
+        """How many can be resident (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability")."""
+        return _MOST_THREADS.get(self.capability, 2048)
+
+
+_MOST_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536}
+
 
 # One group per chip generation: compute capability and context in MiB, then a line per card: name as CUDA
 # gives it; total in MiB ("~": taken from a sister card); multiprocessors; other names. The first card with
