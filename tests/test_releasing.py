@@ -46,7 +46,7 @@ def test_a_failed_dry_cell_leaves_nothing(shell: InteractiveShell) -> None:
     shell.run_cell(DEFINE, store_history=True)
     before = release(shell).allocated_bytes
     assert before == 4 * MIB
-    assert not shell.run_cell("%%gpumem --no-plot\ntrain(100_000)", store_history=True).success
+    assert not shell.run_cell("%%gpumem --no-plot\ntrain(200_000)", store_history=True).success
     released = release(shell)
     assert released.allocated_bytes == before
     assert released.freed_allocated_bytes > 8 * GIB
