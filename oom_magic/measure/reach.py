@@ -89,7 +89,7 @@ class _Walk:
         self._locate = locate
         self._borders = borders
         self._seen: dict[int, Any] = {}  # with the objects: an identity is unique as long as they live
-        self._looks: dict[type, Callable[[Any], Iterable[Any]]] = {}
+        self._looks: dict[type, Callable[[_Walk, Any], Iterable[Any]]] = {}  # unbound: a walk must not hold itself
 
     def enter(self, roots: Iterable[Any]) -> None:
         """Visit all that the roots lead to."""
@@ -99,19 +99,11 @@ class _Walk:
             if not gc.is_tracked(value) or id(value) in self._seen or id(value) in self._borders:
                 continue  # what is not tracked holds nothing
             kind = type(value)
-            look = self._looks.get(kind) or self._looks.setdefault(kind, self._look_for(kind))
+            look = self._looks.get(kind) or self._looks.setdefault(kind, _look_for(kind))
             self._seen[id(value)] = value
-            pending.extend(look(value))
+            pending.extend(look(self, value))
 
-    def _look_for(self, kind: type) -> Callable[[Any], Iterable[Any]]:
-        """What gives the objects that one of this kind leads to."""
-        if issubclass(kind, torch.Tensor):
-            return self._of_tensor
-        if issubclass(kind, types.ModuleType) or module_of(kind).partition(".")[0] in _MACHINERY:
-            return lambda _: ()
-        return referents
-
-    def _of_tensor(self, tensor: torch.Tensor) -> list[Any]:
+    def of_tensor(self, tensor: torch.Tensor) -> list[Any]:
         """Note a tensor's storages; the Python objects that it holds."""
         self.reached.tensors.add(id(tensor))
         self._note(tensor, self.reached.own)
@@ -148,6 +140,19 @@ class _Walk:
                 else:
                     others.append(saved)
         return others
+
+
+def _nothing(_walk: _Walk, _value: Any) -> Iterable[Any]:
+    return ()
+
+
+def _look_for(kind: type) -> Callable[[_Walk, Any], Iterable[Any]]:
+    """What gives the objects that one of this kind leads to."""
+    if issubclass(kind, torch.Tensor):
+        return _Walk.of_tensor
+    if issubclass(kind, types.ModuleType) or module_of(kind).partition(".")[0] in _MACHINERY:
+        return _nothing
+    return lambda _, value: referents(value)
 
 
 def _saved_by(node: Any) -> Iterator[Any]:
