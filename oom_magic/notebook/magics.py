@@ -233,11 +233,6 @@ class OOMMagics(Magics):
             self.monitor.stop()
             self.monitor = None
 
-    @staticmethod
-    def _takes_nothing(magic: str, line: str) -> None:
-        if line.strip():
-            raise UsageError(f"%{magic} does not take {line.strip()!r}.")
-
 
 def _has_gpu() -> bool:
     from oom_magic.measure.device_memory import is_available
