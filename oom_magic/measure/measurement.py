@@ -28,7 +28,8 @@ def measure(
 
     ``device`` is a CUDA device (default: the current one). ``namespace`` is where the names that keep memory
     are looked up (default: the notebook's, or the caller's globals). An exception in the block passes
-    unchanged and the report is made all the same. Raises RuntimeError if there is no CUDA device.
+    unchanged and the report is made all the same. Raises RuntimeError if there is no CUDA device, and ValueError or
+    TypeError for a ``device`` that is none.
     """
     if not torch.cuda.is_available():
         raise RuntimeError(
@@ -184,7 +185,17 @@ def _peak(seen: int, start: _Level, end: _Level) -> int:
 
 
 def _index_of(device: int | str | torch.device | None) -> int:
-    if isinstance(device, int):
-        return device
-    index = None if device is None else torch.device(device).index
-    return torch.cuda.current_device() if index is None else index
+    if callable(device):
+        raise TypeError("om.measure observes a block: `with om.measure() as measured: train()`, then measured.report.")
+    try:
+        asked = torch.device("cuda" if device is None else device)
+    except (RuntimeError, TypeError):
+        raise ValueError(f'{device!r} is no device; give "cuda:0" or 0, or nothing for the current one.') from None
+    if asked.type != "cuda":
+        raise ValueError(f"om.measure observes CUDA devices, and {asked} is none; leave it out for the current one.")
+    count = torch.cuda.device_count()
+    if asked.index is not None and asked.index >= count:
+        raise ValueError(
+            f"There is no {asked}: this machine shows {count} CUDA device{'s' * (count > 1)}, from cuda:0 on."
+        )
+    return torch.cuda.current_device() if asked.index is None else asked.index

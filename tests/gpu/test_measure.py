@@ -247,6 +247,21 @@ def test_nested_blocks_on_two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [step.step for step in first.report.steps] == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize(
+    ("device", "says"),
+    [
+        (print, "observes a block"),
+        ("gpu0", "'gpu0' is no device"),
+        ("cpu", "cpu is none"),
+        (99, "no cuda:99"),
+        (-1, "-1 is no"),
+    ],
+)
+def test_devices_that_cannot_be_measured(device: Any, says: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=says):
+        measure(device)
+
+
 def test_counts_that_the_user_resets() -> None:
     def work() -> None:
         first = allocate(2 * MIB)
