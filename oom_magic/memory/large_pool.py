@@ -6,7 +6,7 @@ For sizes that are asked for while a slider is dragged: blocks are lists, and no
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from oom_magic.memory.segments import ADDRESS_BITS, GRANULE_BYTES, MIN_LARGE_BYTES, SMALL_BYTES, round_up
@@ -16,17 +16,22 @@ _SEGMENT_BYTES = 20 * MIB  # kLargeBuffer: of blocks below ``MIN_LARGE_BYTES``
 _ADDRESS, _SIZE, _PREVIOUS, _NEXT, _IS_FREE = range(5)
 
 
-def allocated_bytes(events: Iterable[int], block_bytes: Sequence[int]) -> list[int]:
+def allocated_bytes(
+    events: Sequence[int], block_bytes: Sequence[int], empties: Collection[int] = frozenset()
+) -> list[int]:
     """Bytes allocated after each of ``events`` (``a``: allocation ``a`` is made, ``~a``: it is freed).
 
-    ``block_bytes[a]`` is the least block for allocation ``a``, more than 1 MiB.
+    ``block_bytes[a]`` is the least block for allocation ``a``, more than 1 MiB. The cache is emptied before each of
+    the events whose positions are ``empties``.
     """
     keys: list[int] = []
     free: dict[int, list[Any]] = {}
     given: dict[int, list[Any]] = {}
     end = allocated = 0
     after: list[int] = []
-    for event in events:
+    for position, event in enumerate(events):
+        if position in empties:
+            _empty(keys, free)
         if event >= 0:
             size = block_bytes[event]
             at = bisect_left(keys, size << ADDRESS_BITS)
@@ -75,3 +80,11 @@ def _give(keys: list[int], free: dict[int, list[Any]], block: list[Any]) -> None
     key = block[_SIZE] << ADDRESS_BITS | block[_ADDRESS]
     insort(keys, key)
     free[key] = block
+
+
+def _empty(keys: list[int], free: dict[int, list[Any]]) -> None:
+    """Segments that are free as a whole go back to the device."""
+    whole = [key for key, block in free.items() if block[_PREVIOUS] is None and block[_NEXT] is None]
+    for key in whole:
+        del free[key]
+    keys[:] = sorted(free)

@@ -119,18 +119,24 @@ class Peaks:
 
     def _replayed(self, rounded: IntArray) -> int:
         """The exact peak of allocations with these least blocks."""
-        empties = any(mark.kind is MarkKind.EMPTY_CACHE for mark in self.structure.timeline.marks)
-        if empties or self.settings != AllocatorSettings():
+        if self.settings != AllocatorSettings():
             return replay(self.structure.with_sizes(rounded), settings=self.settings).peak_allocated_bytes
         is_large = rounded[self._allocations] > SMALL_BYTES
         small = np.cumsum(np.where(is_large, 0, self._signs * rounded[self._allocations]))
-        large = allocated_bytes(self.structure.timeline.order[is_large].tolist(), rounded.tolist())
-        return int((small + np.array([*large, 0])[np.cumsum(is_large) - 1]).max())
+        num_large = np.cumsum(is_large)
+        empties = set(np.append(0, num_large)[self._empties].tolist())
+        large = allocated_bytes(self.structure.timeline.order[is_large].tolist(), rounded.tolist(), empties)
+        return int((small + np.array([*large, 0])[num_large - 1]).max())
 
     @cached_property
     def _allocations(self) -> IntArray:
         order = self.structure.timeline.order
         return np.where(order >= 0, order, ~order)
+
+    @cached_property
+    def _empties(self) -> list[int]:
+        """The events before which the cache is emptied."""
+        return [mark.position for mark in self.structure.timeline.marks if mark.kind is MarkKind.EMPTY_CACHE]
 
     @cached_property
     def _signs(self) -> IntArray:
