@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from oom_templates import GIB, MIB, Numbers, render
 
+from oom_magic.explain.advice import named
 from oom_magic.explain.causes import Cause, Confidence, judge
+from oom_magic.explain.diagnosis import explain
 from oom_magic.explain.messages import read
 from oom_magic.explain.traceback_text import find_clues
 
@@ -97,6 +99,29 @@ def test_evidence_carries_the_numbers():
     cause, evidence, confidence = judged(rendered(allocated=12 * GIB, stuck=3 * GIB))
     assert (cause, confidence) == (Cause.FRAGMENTATION, Confidence.LIKELY)
     assert evidence[0].values == {"stuck_bytes": 3 * GIB, "requested_bytes": 500 * MIB}
+
+
+def test_what_is_known_is_said_although_the_cause_is_not():
+    keys = {one.key for one in judged(rendered(free=600 * MIB, allocated=12 * GIB, process=13 * GIB)).evidence}
+    assert {"own_tensors_fill", "whose_not_said", "rest_unlisted", "free_above_request", "why_not_granted"} == keys
+    others = dict(allocated=13 * GIB, process=13 * GIB + 600 * MIB, others=((17, 2 * GIB),))
+    assert "others_listed" in {one.key for one in judged(rendered(**others)).evidence}
+
+
+@pytest.mark.parametrize(
+    ("text", "is_shown"),
+    [
+        (rendered(), False),
+        (rendered(allocated=12 * GIB, process=13 * GIB), True),
+        ("CUDA out of memory. Tried to allocate 40.00 MiB.", False),
+        ("CUDA driver error: out of memory", True),
+    ],
+)
+def test_other_programs_are_looked_for_only_where_the_numbers_leave_room(text, is_shown):
+    keys = [one.key for one in named(explain(text))]
+    assert ("check_processes" in keys) is is_shown
+    assert not is_shown or keys[-1] == "check_processes"
+    assert "close_processes_any" not in keys
 
 
 def test_a_megabyte_of_traceback_is_judged():

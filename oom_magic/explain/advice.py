@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from oom_magic.explain.causes import Cause, Evidence
+from oom_magic.explain.causes import Cause, Evidence, unlisted_bytes
 from oom_magic.explain.holding import earlier_bytes
 from oom_magic.explain.prices import Prices
 from oom_magic.explain.rehearsal import NotPricedError, Rehearsal, SetupRehearsal
@@ -44,8 +44,8 @@ _AGAINST: Mapping[Cause, tuple[str, ...]] = {
     Cause.SYSMEM_FALLBACK: ("fallback_policy", "half_weights", "qlora", "smaller_batch_any"),
     Cause.HOST_RAM: ("fewer_workers", "stream_data"),
     Cause.SHARED_MEMORY: ("shared_memory", "fewer_workers"),
-    Cause.DRIVER_LEVEL: ("close_processes_any", "smaller_batch_any"),
-    Cause.UNKNOWN: ("smaller_batch_any", "mixed_precision", "checkpointing", "close_processes_any"),
+    Cause.DRIVER_LEVEL: ("smaller_batch_any",),
+    Cause.UNKNOWN: ("smaller_batch_any", "mixed_precision", "checkpointing"),
 }
 _AT_EVALUATION = ("no_grad", "smaller_batch_any")
 _VALUES: Mapping[str, Mapping[str, Any]] = {
@@ -107,11 +107,21 @@ def named(diagnosis: Diagnosis, reason: Evidence = _NO_RUN) -> tuple[Remedy, ...
     keys = _AGAINST.get(diagnosis.cause, ())
     if diagnosis.phase == "evaluation" and diagnosis.cause is Cause.ACTIVATIONS:
         keys = _AT_EVALUATION
+    if _may_be_shared(diagnosis):
+        keys = (*keys, "check_processes")
     for cost, key in enumerate(keys):
         values = _VALUES.get(key, {})
         code, language = code_for(key, style, values)
         remedies.append(Remedy(key, cost, "same", values, note=reason, code=code, language=language))
     return tuple(remedies)
+
+
+def _may_be_shared(diagnosis: Diagnosis) -> bool:
+    """Whether numbers that do not add up, or that the driver does not give, leave room for other programs."""
+    if diagnosis.cause is Cause.DRIVER_LEVEL:
+        return True
+    failure = diagnosis.main_failure
+    return diagnosis.cause is Cause.UNKNOWN and failure is not None and unlisted_bytes(failure) > 0
 
 
 def situation_of(

@@ -154,8 +154,20 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "PyTorch 自己占用了 {total_bytes} 中的 {held_bytes}。",
     ),
     "whose_not_said": (
-        "Whether that were weights, activations or optimizer state, the message does not say.",
-        "那是权重、激活值还是优化器状态，报错信息没有说明。",
+        "Whether that were weights, activations or optimizer state, the message does not say; in training it is"
+        " most often activations, which grow with batch and length.",
+        "那是权重、激活值还是优化器状态，报错信息没有说明；训练时多半是激活值，它随批大小和序列长度增长。",
+    ),
+    "rest_unlisted": (
+        "{other_bytes} of {total_bytes} belong neither to PyTorch nor to a process listed: CUDA's libraries,"
+        " NCCL, or programs that the message does not show.",
+        "{total_bytes} 中有 {other_bytes} 既不属于 PyTorch，也不属于列出的进程：可能是 CUDA 的库、NCCL，"
+        "或报错没有显示的程序。",
+    ),
+    "why_not_granted": (
+        "Memory that is free and yet refused: another program held it at that moment, a driver sets a limit"
+        " (Windows, WSL, Jetson), or its address space is in pieces.",
+        "有空闲却被拒绝：当时别的程序占着它，驱动设有上限（Windows、WSL、Jetson），或地址空间不连续。",
     ),
     "calls_alive": (
         "The model was called {count} times since the last optimizer step, and what the calls kept for a"

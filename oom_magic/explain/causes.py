@@ -66,17 +66,21 @@ class Judgement:
     @property
     def without_doubts(self) -> tuple[Evidence, ...]:
         """The evidence but for what it says is not known."""
-        return tuple(one for one in self.evidence if one.key != "whose_not_said")
+        return tuple(one for one in self.evidence if one.key not in _DOUBTS)
 
     def __iter__(self) -> Iterator[Cause | tuple[Evidence, ...] | Confidence]:
         return iter((self.cause, self.evidence, self.confidence))
 
 
+# Evidence that only says what is open; a cause that is found makes it void.
+_DOUBTS = ("whose_not_said", "why_not_granted")
 # Memory stuck in the cache is called the cause from this share of what PyTorch holds: below it,
 # freeing it all would only have delayed the failure.
 MIN_STUCK_SHARE = 0.04
 # Others on the card are called the cause from this share of its capacity.
 _MIN_OTHERS_SHARE = 0.25
+# From this share of the capacity others, or a rest that nobody listed, are worth a look.
+_NOTEWORTHY_SHARE = 0.05
 # A training step's own tensors are called the cause from this share of the capacity.
 _MIN_OWN_SHARE = 0.6
 # CUDA context and libraries of one process, where the message does not tell them apart from others.
@@ -224,18 +228,23 @@ def _others(failure: Failure) -> Judgement | None:
         return None
     if requested is not None and others < requested - (failure.free_bytes or 0):
         return None
-    listed = failure.listed_other_bytes
-    if listed >= total * _MIN_OTHERS_SHARE:
-        pids = [pid for pid, _ in failure.other_processes if pid != failure.self_listed_as_pid]
-        values: dict[str, int | str] = {
-            "pids": ", ".join(map(str, pids)),
-            "other_bytes": listed,
-            "total_bytes": total,
-        }
-        return Judgement(Cause.OTHER_PROCESS, (Evidence("others_listed", values),), Confidence.CERTAIN)
+    if failure.listed_other_bytes >= total * _MIN_OTHERS_SHARE:
+        return Judgement(Cause.OTHER_PROCESS, (_others_listed(failure),), Confidence.CERTAIN)
     values = {"other_bytes": others, "total_bytes": total, "held_bytes": failure.pytorch_bytes or 0}
     confidence = Confidence.LIKELY if failure.backend == "cuda" else Confidence.POSSIBLE
     return Judgement(Cause.OTHER_PROCESS, (Evidence("others_unlisted", values),), confidence)
+
+
+def _others_listed(failure: Failure) -> Evidence:
+    pids = ", ".join(str(pid) for pid, _ in failure.other_processes if pid != failure.self_listed_as_pid)
+    sizes = {"other_bytes": failure.listed_other_bytes, "total_bytes": failure.total_bytes or 0}
+    return Evidence("others_listed", {"pids": pids, **sizes})
+
+
+def unlisted_bytes(failure: Failure) -> int:
+    """Bytes that the message's numbers leave to nobody it lists; 0 where that is little or cannot be told."""
+    rest = (others_bytes(failure) or 0) - failure.listed_other_bytes
+    return rest if rest >= (failure.total_bytes or 0) * _NOTEWORTHY_SHARE else 0
 
 
 def others_bytes(failure: Failure) -> int | None:
@@ -365,8 +374,14 @@ def _observations(failure: Failure) -> Iterator[Evidence]:
     held, total, requested = failure.pytorch_bytes, failure.total_bytes, failure.requested_bytes
     if held is not None and total:
         yield Evidence("own_tensors_fill", {"held_bytes": held, "total_bytes": total})
-        yield Evidence("whose_not_said")
+        if held >= total * _MIN_OWN_SHARE:
+            yield Evidence("whose_not_said")
+    if total and failure.listed_other_bytes >= total * _NOTEWORTHY_SHARE:
+        yield _others_listed(failure)
+    if unlisted_bytes(failure):
+        yield Evidence("rest_unlisted", {"other_bytes": unlisted_bytes(failure), "total_bytes": total or 0})
     if failure.free_bytes is not None and requested is not None and failure.free_bytes >= requested:
         yield _free_above_request(failure)
+        yield Evidence("why_not_granted")
     if held is None:
         yield _meaning(failure)

@@ -129,6 +129,10 @@ REMEDIES: dict[str, tuple[str, str]] = {
         "Close what else uses this card; nvidia-smi lists it.",
         "关闭占用这块显卡的其他程序；nvidia-smi 会列出它们。",
     ),
+    "remedy_check_processes": (
+        "Check with nvidia-smi whether other programs use this card.",
+        "用 nvidia-smi 检查是否有其他程序在用这块显卡。",
+    ),
     "remedy_free_held_any": (
         "Release what earlier cells still hold, or restart the kernel.",
         "释放之前的单元格仍然占用的显存，或重启内核。",

@@ -137,6 +137,7 @@ export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 # PowerShell (effective under Linux only): $env:PYTORCH_CUDA_ALLOC_CONF = "expandable_segments:True\"""",
     "shared_memory": "docker run --shm-size=8g ...   # or DataLoader(..., num_workers=0)",
     "close_processes_any": "nvidia-smi   # then close the notebooks and programs it lists: kill <PID>",
+    "check_processes": "nvidia-smi",
     "close_processes": "nvidia-smi   # then close the notebooks and programs it lists: kill <PID>",
 }
 _STYLES = {"plain": _PLAIN, "trainer": _TRAINER, "accelerate": _ACCELERATE}
