@@ -104,7 +104,7 @@ def test_evidence_carries_the_numbers():
 def test_what_is_known_is_said_although_the_cause_is_not():
     keys = {one.key for one in judged(rendered(free=600 * MIB, allocated=12 * GIB, process=13 * GIB)).evidence}
     assert {"own_tensors_fill", "whose_not_said", "rest_unlisted", "free_above_request", "why_not_granted"} == keys
-    others = dict(allocated=13 * GIB, process=13 * GIB + 600 * MIB, others=((17, 2 * GIB),))
+    others = {"allocated": 13 * GIB, "process": 13 * GIB + 600 * MIB, "others": ((17, 2 * GIB),)}
     assert "others_listed" in {one.key for one in judged(rendered(**others)).evidence}
 
 

@@ -6,11 +6,13 @@ import ast
 import re
 import string
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from oom_templates import VERSIONS, render, shuffled_numbers
 
+from oom_magic.description import Details, Sentence, Table
 from oom_magic.explain import catalogue, language
 from oom_magic.explain.advice import _AGAINST
 from oom_magic.explain.budget import budget_of
@@ -19,6 +21,9 @@ from oom_magic.explain.diagnosis import explain
 from oom_magic.explain.failure import Failure
 from oom_magic.explain.language import SENTENCES, choose_language, say
 from oom_magic.explain.other_messages import KINDS, LINE_KINDS
+from oom_magic.explain.rehearsal import NotPricedError, _replaced
+from oom_magic.explain.remedies import Remedy
+from oom_magic.predict.setups.setup import TrainingSetup
 
 PACKAGE = Path(catalogue.__file__).parent
 
@@ -158,6 +163,33 @@ def test_everything_a_diagnosis_says_can_be_said(seed, lang):
     said += [say(diagnosis.tensor_note, lang)] if diagnosis.tensor_note else []
     said += [say(row.key, lang) for row in diagnosis.budget.rows] if diagnosis.budget else []
     assert all(said)
+
+
+def english_in(blocks):
+    """What a description says in English: four words in a row, but for code and the message itself."""
+    for block in blocks:
+        if isinstance(block, Details) and block.title != say("heading_message", "zh"):
+            yield from english_in(block.blocks)
+            yield from re.findall(r"(?:[a-z]{2,}[ ,]+){3,}[a-z]+", block.title)
+        texts = [block.text] if isinstance(block, Sentence) else []
+        texts += [str(cell) for row in block.rows for cell in row] if isinstance(block, Table) else []
+        for text in texts:
+            yield from re.findall(r"(?:[a-z]{2,}[ ,]+){3,}[a-z]+", text)
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_a_chinese_page_has_no_english_sentence(lang):
+    message, _ = render("T6", shuffled_numbers(1))
+    setup = TrainingSetup("roberta-base", precision="fp32", gradient_accumulation_steps=2, gpu="RTX 3060")
+    diagnosis = explain(message, setup, lang=lang, fast=True)
+    refused = []
+    for changes in ({"method": "qlora"}, {"loss": "chunked"}, {"method": "lora", "rank": 4096}, {"seq_len": 4096}):
+        with pytest.raises(NotPricedError) as error:
+            _replaced(setup, changes)
+        refused.append(Remedy("qlora", 1, "same", {"rank": 16}, note=error.value.reason))
+    page = replace(diagnosis, remedies=tuple(refused)).describe()
+    assert bool(list(english_in(page.blocks))) is (lang == "en")
+    assert "roberta-base" in str(diagnosis)
 
 
 def test_budget_keys_exist():

@@ -115,6 +115,11 @@ def test_ranking():
     assert fits == sorted(fits, key=lambda fit: (fit is not True, fit is None))
 
 
+def test_other_hardware_comes_after_whatever_else_fits():
+    keys = [one.key for one in ranked(priced(Run(batch=2), need(5)))]
+    assert keys.index("combination") < keys.index("larger_card")
+
+
 @pytest.mark.parametrize("limit", [0.5, 3, 5.5, 6, 11.9, 15.9])
 def test_the_largest_fitting_size_in_few_tries(limit):
     tried = []

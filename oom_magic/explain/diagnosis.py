@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from oom_magic.measure.released import Released
     from oom_magic.memory.report import MemoryReport
     from oom_magic.predict.setups.setup import TrainingSetup
+    from oom_magic.predict.setups.wording import Phrase
 
 # The end of a log holds the failure; more is not read.
 _MAX_FILE_BYTES = 4 * 2**20
@@ -79,7 +80,7 @@ class Diagnosis(Describable):
     expandable_segments: bool = False
     place: str = ""
     code: str = ""
-    setup_text: str = ""
+    setup_phrases: tuple[Phrase, ...] = ()
     lang: Language = "en"
 
     @property
@@ -174,7 +175,7 @@ def _diagnose(
         expandable_segments=clues.expandable_segments,
         place=sighting.place or _place(clues),
         code=sighting.code or clues.code,
-        setup_text="" if setup is None or isinstance(setup, Mapping) else setup.describe(),
+        setup_phrases=() if setup is None or isinstance(setup, Mapping) else tuple(setup.phrases()),
         lang=language,
     )
 

@@ -143,8 +143,9 @@ def _evidence(diagnosis: Diagnosis) -> Iterator[Block]:
     if diagnosis.frameworks or diagnosis.systems:
         names = ", ".join((*diagnosis.frameworks, *diagnosis.systems))
         sentences.append(say("frameworks_seen", lang, names=names))
-    if diagnosis.setup_text:
-        sentences.append(say("setup_said", lang, setup=diagnosis.setup_text))
+    if diagnosis.setup_phrases:
+        setup = ", ".join(say(f"setup_{key}", lang, **values) for key, values in diagnosis.setup_phrases)
+        sentences.append(say("setup_said", lang, setup=setup))
     if sentences:
         blocks = tuple(Sentence(f"• {text}") for text in sentences)
         yield Details(say("heading_evidence", lang), blocks)

@@ -11,11 +11,12 @@ from oom_magic.explain.catalogue import CATALOGUE
 from oom_magic.explain.causes import Evidence
 from oom_magic.explain.page_catalogue import PAGE_CATALOGUE
 from oom_magic.explain.reason_catalogue import REASONS
+from oom_magic.explain.setup_catalogue import SETUPS
 from oom_magic.units import format_bytes
 
 Language = Literal["en", "zh"]
 ENVIRONMENT_VARIABLE = "OOM_MAGIC_LANG"
-SENTENCES = {**CATALOGUE, **PAGE_CATALOGUE, **REASONS}
+SENTENCES = {**CATALOGUE, **PAGE_CATALOGUE, **REASONS, **SETUPS}
 
 
 def choose_language(lang: str | None = None) -> Language:
@@ -51,9 +52,8 @@ def say(key: str, lang: Language = "en", /, **values: object) -> str:
 
 def spoken(item: Evidence, lang: Language) -> str:
     """A piece of evidence as a sentence; a value named ``x_key`` is said in the language, as ``x``."""
-    said = {
-        name.removesuffix("_key"): say(str(value), lang) for name, value in item.values.items() if name.endswith("_key")
-    }
+    keys = {name.removesuffix("_key"): str(key) for name, key in item.values.items() if name.endswith("_key")}
+    said = {name: say(key, lang, **item.values) for name, key in keys.items()}
     return say(item.key, lang, **{**item.values, **said})
 
 

@@ -14,6 +14,9 @@ from oom_magic.memory.allocator import minimum_device_bytes
 if TYPE_CHECKING:
     from oom_magic.memory.report import MemoryReport
 
+# Other hardware costs more than any change to the run, or all of them together.
+_BOUGHT = 1000
+
 
 def making_room(report: MemoryReport, needed: int, situation: Situation) -> Iterator[Remedy]:
     """What makes room for a run that needs so many bytes, or finds it elsewhere."""
@@ -56,7 +59,7 @@ def _larger_card(needed: int, situation: Situation) -> Iterator[Remedy]:
     if larger and present.total_bytes - present.context_bytes < needed:
         gpu = min(larger, key=lambda card: (card.total_bytes, -card.capability[0]))
         values = {"gpu": gpu.name, "total_bytes": gpu.total_bytes}
-        yield Remedy("larger_card", 90, "same", values, needed_bytes=needed, saving_bytes=0, fits=True)
+        yield Remedy("larger_card", _BOUGHT, "same", values, needed_bytes=needed, saving_bytes=0, fits=True)
 
 
 def _several_cards(report: MemoryReport, needed: int, situation: Situation) -> Iterator[Remedy]:
@@ -68,7 +71,7 @@ def _several_cards(report: MemoryReport, needed: int, situation: Situation) -> I
         if needed - saving <= situation.usable_bytes:
             code, language = code_for("fsdp", situation.style, {"gpus": number})
             yield Remedy(
-                "fsdp", 95, "fsdp", {"gpus": number, "saving_bytes": saving}, needed_bytes=needed - saving,
+                "fsdp", _BOUGHT, "fsdp", {"gpus": number, "saving_bytes": saving}, needed_bytes=needed - saving,
                 saving_bytes=saving, fits=None, note=Evidence("reason_estimate"), code=code, language=language,
             )  # fmt: skip
             return

@@ -134,10 +134,15 @@ class SetupRehearsal:
 
 
 def _replaced(setup: TrainingSetup, fields: Mapping[str, Any]) -> TrainingSetup:
+    from oom_magic.predict.setups.wording import SettingsError
+
     try:
         return setup.replace(**fields)
-    except ValueError as error:
-        raise NotPricedError(Evidence("reason_setup_refused", {"error": str(error)})) from None
+    except SettingsError as error:
+        values = {name: str(value) for name, value in error.values.items()}
+        raise NotPricedError(
+            Evidence("reason_setup_refused", {"error_key": f"refusal_{error.key}", **values})
+        ) from None
 
 
 def _check_surveyed(survey: Survey | None, changes: Sequence[Change]) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, find_gpu
 from oom_magic.predict.setups.model_source import ModelSource, resolve_model
 from oom_magic.predict.setups.training_code import OPTIMIZERS, write_code
+from oom_magic.predict.setups.wording import Phrase, SettingsError, in_english
 from oom_magic.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "data": ("packed", "padded"),
 }
 _COUNTS = ("rank", "microbatch_size", "gradient_accumulation_steps", "seq_len", "num_labels")
-_METHOD_NAMES = {"full": "full fine-tuning", "lora": "LoRA", "qlora": "QLoRA"}
 
 
 def _naming_the_closest(cls: type[_T]) -> type[_T]:
@@ -152,7 +152,27 @@ class TrainingSetup:
 
     def describe(self) -> str:
         """The setup in one line."""
-        return ", ".join(_phrases(self))
+        return in_english(self.phrases())
+
+    def phrases(self) -> list[Phrase]:
+        """What ``describe`` says, as keys of ``wording.PHRASES`` with their values, for other languages."""
+        batch = {"batch": self.microbatch_size, "seq": self.seq_len}
+        has_tokens = self.source.task != "image-classification"
+        card = find_gpu(self.gpu)
+        total_bytes = card.total_bytes if self.memory is None else parse_bytes(self.memory)
+        said: list[tuple[bool, str, dict[str, Any]]] = [
+            (True, "setting", {"value": self.source.label}),
+            (True, self.method, {"rank": self.rank}),
+            (True, "setting", {"value": self.precision}),
+            (True, "setting", {"value": self.optimizer}),
+            (True, "batch_of_tokens" if has_tokens else "batch", batch),
+            (self.gradient_accumulation_steps > 1, "accumulation", {"times": self.gradient_accumulation_steps}),
+            (self.activation_checkpointing, "checkpointing", {}),
+            (self.attention != "sdpa", "attention", {"name": self.attention}),
+            (self.loss == "chunked", "chunked_loss", {}),
+            (True, "card", {"gpu": card.name, "total": format_bytes(total_bytes)}),
+        ]
+        return [(key, values) for is_said, key, values in said if is_said]
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain data; a configuration or function by what it is called."""
@@ -163,24 +183,6 @@ class TrainingSetup:
 
     def __str__(self) -> str:
         return self.describe()
-
-
-def _phrases(setup: TrainingSetup) -> list[str]:
-    method = _METHOD_NAMES[setup.method]
-    if setup.method != "full":
-        method += f" of rank {setup.rank}"
-    batch = f"batch {setup.microbatch_size}"
-    if setup.source.task != "image-classification":
-        batch += f" x {setup.seq_len} tokens"
-    if setup.gradient_accumulation_steps > 1:
-        batch += f", accumulated {setup.gradient_accumulation_steps} times"
-    phrases = [setup.source.label, method, setup.precision, setup.optimizer, batch]
-    phrases += ["activation checkpointing"] if setup.activation_checkpointing else []
-    phrases += [f"{setup.attention} attention"] if setup.attention != "sdpa" else []
-    phrases += ["chunked loss"] if setup.loss == "chunked" else []
-    card = find_gpu(setup.gpu)
-    total_bytes = card.total_bytes if setup.memory is None else parse_bytes(setup.memory)
-    return [*phrases, f"on {card.name} ({format_bytes(total_bytes)})"]
 
 
 def _check_names(names: Any) -> None:
@@ -216,33 +218,31 @@ def _check_fields(setup: TrainingSetup) -> None:
 def _check_combination(setup: TrainingSetup) -> None:
     source = setup.source
     is_own = source.task == "own"
+    is_flash = setup.attention == "flash_attention_2"
+    positions = source.max_seq_len
     wrong = {
-        "method 'qlora' needs weights to quantize: a preset or a folder, not a configuration or a function.":
-            setup.method == "qlora" and source.path is None,
-        "method 'qlora' computes in 16 bits: precision must be bf16, fp16, amp-bf16 or amp-fp16.":
-            setup.method == "qlora" and setup.precision == "fp32",
-        f"frozen {setup.frozen!r} goes with method 'full'; adapters freeze all the rest anyway.":
-            bool(setup.frozen) and setup.method != "full",
-        "loss 'chunked' is for language models.":
-            setup.loss == "chunked" and source.task != "causal-lm",
-        "loss 'chunked' would leave out this model's soft cap on the logits.":
-            setup.loss == "chunked" and source.model_type == "gemma2",
-        "activation_checkpointing needs a transformers model; a function's model must do it itself.":
-            setup.activation_checkpointing and is_own,
-        "data 'padded' needs a transformers language model, not images or a function.":
-            setup.data == "padded" and source.task in ("own", "image-classification"),
-        "target_modules must be given for the model of a function.":
-            is_own and setup.method == "lora" and setup.target_modules is None,
-        "attention 'flash_attention_2' works in 16 bits only: precision 'fp32' does not go with it.":
-            setup.attention == "flash_attention_2" and setup.precision == "fp32",
-        f"attention 'flash_attention_2' needs compute capability 8.0, which {setup.gpu} does not have.":
-            setup.attention == "flash_attention_2" and find_gpu(setup.gpu).capability < (8, 0),
-        f"seq_len {setup.seq_len} is more than the {source.max_seq_len} positions of {source.label}.":
-            source.max_seq_len is not None and setup.seq_len > source.max_seq_len,
-    }  # fmt: skip
-    for message, is_wrong in wrong.items():
+        "qlora_of_no_file": setup.method == "qlora" and source.path is None,
+        "qlora_in_32_bits": setup.method == "qlora" and setup.precision == "fp32",
+        "frozen_and_adapters": bool(setup.frozen) and setup.method != "full",
+        "chunked_loss_without_logits": setup.loss == "chunked" and source.task != "causal-lm",
+        "chunked_loss_and_soft_cap": setup.loss == "chunked" and source.model_type == "gemma2",
+        "checkpointing_of_own_model": setup.activation_checkpointing and is_own,
+        "padded_without_mask": setup.data == "padded" and source.task in ("own", "image-classification"),
+        "no_target_modules": is_own and setup.method == "lora" and setup.target_modules is None,
+        "flash_in_32_bits": is_flash and setup.precision == "fp32",
+        "flash_on_old_card": is_flash and find_gpu(setup.gpu).capability < (8, 0),
+        "longer_than_positions": positions is not None and setup.seq_len > positions,
+    }
+    values: dict[str, Any] = {
+        "frozen": setup.frozen,
+        "gpu": setup.gpu,
+        "seq": setup.seq_len,
+        "positions": positions,
+        "model": source.label,
+    }
+    for key, is_wrong in wrong.items():
         if is_wrong:
-            raise ValueError(message)
+            raise SettingsError(key, **values)
     if setup.method != "full":
         _check_adapter(setup)
 
@@ -250,16 +250,13 @@ def _check_combination(setup: TrainingSetup) -> None:
 def _check_adapter(setup: TrainingSetup) -> None:
     layers = setup.source.linear_layers
     targets = setup.lora_targets
+    model = setup.source.label
     if targets == "all-linear":
         targets = tuple(layers)
     for name in (targets,) if isinstance(targets, str) else targets:
         last = name.split(".")[-1]
         if layers and last not in layers:
             known = ", ".join(layers)
-            offer = _offer(last, layers)
-            raise ValueError(f"target_modules {name!r} is no layer of {setup.source.label}: {known}{offer}")
+            raise SettingsError("no_such_layer", name=name, model=model, known=known, offer=_offer(last, layers))
         if layers and setup.rank > layers[last]:
-            raise ValueError(
-                f"rank {setup.rank} is larger than the layer it adapts: {last} of {setup.source.label}"
-                f" has {layers[last]}."
-            )
+            raise SettingsError("rank_above_layer", rank=setup.rank, layer=last, model=model, width=layers[last])
