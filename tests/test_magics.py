@@ -59,6 +59,17 @@ def test_report_says_that_nothing_was_run(shell) -> None:
     assert "nothing was run for real" in text and "RTX 3060" in text
 
 
+def test_steps_of_a_dry_run_are_chosen(shell, capsys) -> None:
+    loop = "w = torch.ones(3, device='cuda', requires_grad=True)\nopt = torch.optim.SGD([w], 0.1)\nn = 0\n"
+    loop += "for _ in range(5):\n    w.sum().backward()\n    opt.step()\n    n += 1\n'end'"
+    for steps, result in (("2", None), ("all", "end")):
+        assert run(shell, f"%%gpumem --dry-run --no-plot --steps {steps}\nimport torch\n{loop}").result == result
+    partial, whole = (" ".join(page.split()) for page in shown(shell))
+    assert "after 2 optimizer steps" in partial and "is not counted" not in whole
+    run(shell, "%%gpumem --steps none\n1")
+    assert "'none' is no number of optimizer steps" in capsys.readouterr().err
+
+
 def test_dry_names_stay_for_dry_cells_and_never_reach_the_users(shell) -> None:
     shell.user_ns["rows"] = 8
     run(shell, MODEL)

@@ -21,6 +21,7 @@ from oom_magic.memory.timeline import Phase
 from oom_magic.predict.following import recorder
 from oom_magic.predict.following.live_objects import find_live_objects
 from oom_magic.predict.session import DrySession
+from oom_magic.rendering.text import to_text
 from oom_magic.units import GIB, MIB
 
 counters: list[float] = []
@@ -54,7 +55,20 @@ def test_it_stops_after_the_steps_asked_for() -> None:
     assert len(om.dry_run(train, stop_after_steps=2).steps) == 2
     report = om.dry_run(train, steps=1, stop_after_steps=5)
     assert [step.step for step in report.steps] == [1]
+    assert not report.timeline.was_left and "is not counted" not in to_text(report.describe())
     assert report.steps[0].peak_phase in (Phase.BACKWARD, Phase.OPTIMIZER)
+
+
+def test_what_comes_after_the_last_step_is_said_to_be_missing() -> None:
+    def train_and_evaluate() -> None:
+        train()
+        with torch.no_grad():
+            torch.empty(256 * MIB, device="cuda", dtype=torch.uint8)
+
+    partial, whole = om.dry_run(train_and_evaluate), om.dry_run(train_and_evaluate, stop_after_steps=None)
+    assert partial.peak_allocated_bytes < 256 * MIB < whole.peak_allocated_bytes
+    assert "after 3 optimizer steps" in " ".join(to_text(partial.describe()).split())
+    assert "is not counted" not in to_text(whole.describe())
 
 
 def test_a_card_too_small_ends_the_run_with_pytorchs_message() -> None:

@@ -21,7 +21,7 @@ from oom_magic.description import (
     Tone,
 )
 from oom_magic.memory.categories import Category
-from oom_magic.memory.timeline import Phase, SourceLine
+from oom_magic.memory.timeline import Phase, SourceLine, Timeline
 from oom_magic.units import format_bytes
 
 if TYPE_CHECKING:
@@ -76,7 +76,14 @@ def _verdict(report: MemoryReport) -> Iterable[Block]:
     if report.device.other_bytes:
         yield Sentence(f"Other processes hold {format_bytes(report.device.other_bytes)} of the card.", "warning")
     if report.source == "predicted":
-        yield Sentence("A dry run on a pretend GPU: nothing was run for real.", "quiet")
+        yield Sentence(f"A dry run on a pretend GPU: nothing was run for real.{_left(report.timeline)}", "quiet")
+
+
+def _left(timeline: Timeline) -> str:
+    if not timeline.was_left:
+        return ""
+    steps = f"{timeline.num_steps()} optimizer step{'s' if timeline.num_steps() > 1 else ''}"
+    return f" It ended after {steps}: what the code does later, such as evaluation, is not counted."
 
 
 def _peaks(report: MemoryReport) -> Facts:

@@ -35,6 +35,7 @@ class MarkKind(str, Enum):
     STEP_END = "step_end"  # an optimizer step ended
     EMPTY_CACHE = "empty_cache"  # torch.cuda.empty_cache()
     RESET_PEAK = "reset_peak"  # torch.cuda.reset_peak_memory_stats()
+    LEFT = "left"  # enough steps were seen: the user's code would have gone on
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,11 @@ class Timeline:
     def num_steps(self) -> int:
         """How many optimizer steps ended."""
         return sum(mark.kind is MarkKind.STEP_END for mark in self.marks)
+
+    @property
+    def was_left(self) -> bool:
+        """Whether the user's code would have gone on after the last step."""
+        return any(mark.kind is MarkKind.LEFT for mark in self.marks)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and strings, ready for JSON."""

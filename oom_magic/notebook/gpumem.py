@@ -87,11 +87,12 @@ class CellRunner:
         finally:
             self.last_report = measurement.report
 
-    def dry_run(self, cell: CompiledCell, card: Card) -> Any:
+    def dry_run(self, cell: CompiledCell, card: Card, stop_after_steps: int | None) -> Any:
         """Follow the cell on the pretend GPU; its value. Raises the cell's exception or the simulated one."""
         __tracebackhide__ = True
         self.was_dry = True
         session = self._session_for(card or self.card)
+        session.training.stop_after_steps = stop_after_steps
         values: list[Any] = []
         with self.names.entered(self.shell) as names:
             try:
@@ -114,6 +115,15 @@ class CellRunner:
             self._session_card = card
             self.names = DryNamespace()
         return self.session
+
+
+def parse_steps(text: str) -> int | None:
+    """How many optimizer steps a dry run follows; None for ``"all"``. Raises ValueError for what is neither."""
+    if text == "all":
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{text!r} is no number of optimizer steps; give 1 or more, or all.")
+    return int(text)
 
 
 def show(report: MemoryReport, top: int, with_picture: bool) -> None:

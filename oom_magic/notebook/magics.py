@@ -23,7 +23,7 @@ from oom_magic.notebook.failures import FailureWatch
 from oom_magic.notebook.gpumem import Card, CellRunner
 from oom_magic.notebook.levels import LevelWatch
 from oom_magic.notebook.monitor import Monitor, can_update
-from oom_magic.notebook.options import parse_options, unquoted
+from oom_magic.notebook.options import checked, parse_options, unquoted
 from oom_magic.notebook.setup_options import setup_arguments
 
 
@@ -50,6 +50,7 @@ class OOMMagics(Magics):
         type=unquoted,
         help="Its memory, such as 12GiB, if not the catalogue's; implies --dry-run.",
     )
+    @argument("--steps", default="3", metavar="N", help="Optimizer steps that a dry run follows, or all (default: 3).")
     @argument("--device", type=int, help="Number of the CUDA device to measure (default: the current one).")
     @argument("--top", type=int, default=5, help="How many lines to list (default: 5).")
     @argument("--no-plot", action="store_true", help="Leave out the timeline picture.")
@@ -72,6 +73,7 @@ class OOMMagics(Magics):
         __tracebackhide__ = True
         options, statement = parse_options(self.gpumem, line)
         card = Card.parse(options.gpu, options.memory)
+        stop_after_steps = checked("--steps", gpumem.parse_steps, options.steps)
         self._check(options, statement, cell)
         if cell is None and not statement:
             return self._choose(card)
@@ -79,7 +81,7 @@ class OOMMagics(Magics):
         self.runner.last_report = None
         try:
             if options.dry_run or card or not _has_gpu():
-                return self.runner.dry_run(compiled, card)
+                return self.runner.dry_run(compiled, card, stop_after_steps)
             return self.runner.measure(compiled, options.device)
         finally:
             self._show(options)

@@ -204,14 +204,14 @@ def dry_run(
     *args: Any,
     gpu: str | None = None,
     memory: str | int | None = None,
-    stop_after_steps: int = 3,
+    stop_after_steps: int | None = 3,
     **kwargs: Any,
 ) -> MemoryReport:
     """Run ``fn(*args, **kwargs)``, ordinary code written for "cuda", on a pretend GPU; its MemoryReport.
 
-    No GPU is needed and no device memory used. The run ends after ``stop_after_steps`` optimizer
-    steps. ``gpu`` names a card (default RTX 3060), ``memory`` overrides its capacity. A simulated out-of-memory
-    ends the run and is in ``report.out_of_memory``; other exceptions of ``fn`` are the caller's.
+    No GPU is needed and no device memory used. The run ends after ``stop_after_steps`` optimizer steps (None: when
+    ``fn`` ends). ``gpu`` names a card (default RTX 3060), ``memory`` overrides its capacity. A simulated
+    out-of-memory ends the run and is in ``report.out_of_memory``; other exceptions of ``fn`` are the caller's.
     """
     _check_call(fn, args, kwargs)
     session = DrySession(gpu, memory, stop_after_steps=stop_after_steps, is_lasting=False)

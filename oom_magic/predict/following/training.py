@@ -29,7 +29,8 @@ class Training:
 
     ``model_inputs`` are the tensors that the first model was called with: shape, and whether integer. ``begins_at``
     is the event from which the run counts, where a change says that the model would be loaded so. ``num_calls`` counts
-    the calls of models with gradients since the last optimizer step.
+    the calls of models with gradients since the last optimizer step. ``stop_after_steps`` of them
+    end a run (None: its own end does).
     """
 
     def __init__(self, gpu: PretendGPU, changes: Sequence[Change], stop_after_steps: int | None, has_bar: bool) -> None:
@@ -40,7 +41,7 @@ class Training:
         self._changes = tuple(changes)
         self._refusals: dict[Change, InapplicableError | None] = {}
         self._prepared: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        self._stop_after_steps = stop_after_steps
+        self.stop_after_steps = stop_after_steps
         self._steps_of: dict[int, int] = {}
         self._has_bar = has_bar
         self._bar: Any = None
@@ -77,7 +78,7 @@ class Training:
         """A bar over the optimizer steps, for runs of more than two seconds."""
         self._gpu.recorder.expect_step()
         options: dict[str, Any] = {"desc": "dry run", "unit": "step", "delay": 2, "leave": False}
-        with tqdm(total=self._stop_after_steps, disable=not self._has_bar, **options) as bar:
+        with tqdm(total=self.stop_after_steps, disable=not self._has_bar, **options) as bar:
             self._bar = bar
             try:
                 yield
@@ -173,7 +174,8 @@ class Training:
         self._gpu.recorder.expect_step()
         if self._bar is not None:
             self._bar.update()
-        if self._stop_after_steps is not None and number >= self._stop_after_steps:
+        if self.stop_after_steps is not None and number >= self.stop_after_steps:
+            recorder.mark(MarkKind.LEFT)
             raise Finished
 
 
