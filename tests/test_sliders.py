@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import itertools
+import json
 import re
+import zlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -92,7 +96,35 @@ def test_text_and_html_show_the_same_numbers(panel: Sliders) -> None:
         assert format_bytes(number) in bundle["text/html"]
     assert "train(batch_size=4, seq_len=128, kind='plain')" in bundle["text/plain"]
     assert max(map(len, bundle["text/plain"].splitlines())) <= 80
-    assert "<script" not in bundle["text/html"]
+
+
+def saved(html: str) -> tuple[dict[str, list[int]], dict[tuple[int, ...], str]]:
+    """The stops of each dial that a page's script makes, and the words of its picture at each combination."""
+    packed = re.search(r'firstElementChild, "([^"]+)"\)', html)
+    assert packed is not None
+    told = json.loads(zlib.decompress(base64.b64decode(packed[1])))
+    stops = {dial["name"]: dial["stops"] for dial in told["dials"]}
+    pictures = [re.sub(r"<[^>]*>", " ", picture) for picture in told["pictures"]]
+    return stops, dict(zip(itertools.product(*stops.values()), pictures, strict=True))
+
+
+def test_sliders_of_a_page_without_a_kernel_say_what_the_sizes_are(panel: Sliders) -> None:
+    panel.controls["batch_size"].value, panel.controls["seq_len"].value = 11, 448
+    html = panel._repr_mimebundle_()["text/html"]
+    stops, pictures = saved(html)
+    assert list(stops) == ["batch_size", "seq_len"] and (11, 448) in pictures
+    assert all({axis[0], axis[-1]} <= set(stops[name]) for name, axis in panel._priced.ranges.axes.items())
+    sizes = om.size(train, gpu=CARDS[0], **{**RANGES, "kind": "plain"})
+    for (batch_size, seq_len), words in pictures.items():
+        peak = sizes.peak_allocated_bytes(batch_size=batch_size, seq_len=seq_len)
+        assert re.search(rf"peak allocated +{format_bytes(peak)}", words)
+    assert "src=" not in html and "http" not in html
+    assert len(html) < 200_000
+
+
+def test_a_failure_is_saved_without_sliders(panel: Sliders) -> None:
+    panel.controls["kind"].value = "broken"
+    assert "<script" not in panel._repr_mimebundle_()["text/html"]
 
 
 def test_repr_is_short(panel: Sliders) -> None:

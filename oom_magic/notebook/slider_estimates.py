@@ -41,7 +41,7 @@ class Estimator:
         name = self._searched(values)
         if name is None:
             return estimate
-        key = self._rest(values, sizes, name)
+        key = self.key(sizes, values, name)
         if key not in self._largest:
             rest = {other: value for other, value in self.priced.point(values).items() if other != name}
             value = sizes.largest(name, **rest)
@@ -52,7 +52,7 @@ class Estimator:
         """The map; it changes only with what is not on it."""
         if self.grid is None:
             return None
-        key = self._rest(values, sizes, *self.grid.names)
+        key = self.key(sizes, values, *self.grid.names)
         if key not in self._cells:
             self._cells = {key: self.grid.cells(sizes, self.priced.point(values))}
         return self._cells[key]
@@ -65,12 +65,17 @@ class Estimator:
         report = sizes.report(**{**self.priced.point(values), **self.grid.values(cell)})
         cells.held.flat[cell] = OVER if report.out_of_memory is not None else report.peak_reserved_bytes
 
+    def key(self, sizes: Sizes, values: Values, *but: str) -> tuple[Any, ...]:
+        """What decides the sizes, ``but`` for some arguments."""
+        rest = [(name, repr(value)) for name, value in self.priced.point(values).items() if name not in but]
+        return (*rest, sizes.device)
+
     def _quick_largest(self, sizes: Sizes, values: Values) -> Largest | None:
         """What was searched for before, else the last value whose sum of sizes is within the card."""
         name = self._searched(values)
         if name is None:
             return None
-        known = self._largest.get(self._rest(values, sizes, name))
+        known = self._largest.get(self.key(sizes, values, name))
         if known is not None:
             return known
         axis = self.priced.ranges.axes[name]
@@ -82,7 +87,3 @@ class Estimator:
         """The argument whose largest value is looked for: the batch, else the first number."""
         axes = self.priced.axes(values)
         return first_of(axes, BATCHES) or next(iter(axes), None)
-
-    def _rest(self, values: Values, sizes: Sizes, *but: str) -> tuple[Any, ...]:
-        rest = [(name, repr(value)) for name, value in self.priced.point(values).items() if name not in but]
-        return (*rest, sizes.device)

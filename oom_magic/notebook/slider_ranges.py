@@ -64,14 +64,25 @@ def stops_of(axis: IntArray, *wanted: int) -> list[int]:
     """The values a slider stops at: all of a short axis, else eight per doubling; with both ends and ``wanted``."""
     if is_even(axis):
         return [int(value) for value in axis]
+    return sorted({*_per_octave(axis, _STOPS_PER_OCTAVE), *wanted})
+
+
+def few_stops(axis: IntArray, most: int, wanted: int) -> list[int]:
+    """At most ``most`` stops in proportion, and ``wanted``."""
+    finer = (_per_octave(axis, count) for count in (_STOPS_PER_OCTAVE, 4, 2))
+    return sorted({*next((stops for stops in finer if len(stops) <= most), landmarks(axis, most)), wanted})
+
+
+def _per_octave(axis: IntArray, count: int) -> set[int]:
+    """The ends of an axis, and ``count`` values per doubling."""
     low, high = int(axis[0]), int(axis[-1])
-    stops = {low, high, *wanted}
+    stops = {low, high}
     step = 1
-    while step * _STOPS_PER_OCTAVE <= high:
-        eighths = range(_STOPS_PER_OCTAVE, 2 * _STOPS_PER_OCTAVE)
-        stops.update(_nearest(axis, step * eighth) for eighth in eighths if low <= step * eighth <= high)
+    while step * count <= high:
+        parts = range(count, 2 * count)
+        stops.update(_nearest(axis, step * part) for part in parts if low <= step * part <= high)
         step *= 2
-    return sorted(stops)
+    return stops
 
 
 def landmarks(axis: IntArray, most: int) -> list[int]:

@@ -18,6 +18,7 @@ from oom_magic.notebook.slider_cards import SliderCard, offered_cards
 from oom_magic.notebook.slider_controls import choice_control, number_control
 from oom_magic.notebook.slider_errors import error_blocks
 from oom_magic.notebook.slider_estimates import Estimator
+from oom_magic.notebook.slider_page import SavedSliders
 from oom_magic.notebook.slider_panel import Panel
 from oom_magic.notebook.slider_source import Priced, PricedFunction, PricedSetup, TraceFailed
 from oom_magic.notebook.slider_view import Estimate, assumption_details, live_blocks, settings_table
@@ -68,6 +69,7 @@ class Sliders(ipywidgets.VBox):
         self._priced = priced
         grid = Grid.of(priced.ranges.axes)
         self._estimator = Estimator(priced, grid)
+        self._saved = SavedSliders(self._estimator)
         self._refining: asyncio.Task[None] | None = None
         self._estimate: Estimate | None = None  # None: the function failed, and ``_failure`` says how
         self._failure: tuple[Block, ...] = ()
@@ -188,6 +190,8 @@ class Sliders(ipywidgets.VBox):
             self._estimate = estimate
             self._panel.show(estimate)
             self._panel.show_details(estimate)
+        for point in self._saved.missing(sizes, values):
+            await loop.run_in_executor(_worker, self._saved.draw, sizes, point)
         self._save()
         cells = estimator.cells(sizes, values)
         if cells is None:
@@ -260,7 +264,11 @@ class Sliders(ipywidgets.VBox):
 
     def _still(self) -> dict[str, str]:
         description = self.describe()
-        html = f'<div class="{self._still_class}">{to_html(description)}</div>'
+        html = to_html(description)
+        if self._estimate is not None:
+            values = self._estimate.values
+            html += self._saved.html(self._priced.sizes(values, self.card), values)
+        html = f'<div class="{self._still_class}">{html}</div>'
         return {"text/plain": to_text(description), "text/html": html}
 
 

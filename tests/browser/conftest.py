@@ -47,10 +47,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def notebook() -> nbformat.NotebookNode:
+    """What the tests drag sliders in, not yet run."""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell.strip()) for cell in CELLS])
+    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
+    return notebook
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory: pytest.TempPathFactory, notebook: nbformat.NotebookNode) -> Iterator[str]:
     """The address of a JupyterLab whose folder holds the notebook."""
     folder = tmp_path_factory.mktemp("lab")
-    write_notebook(folder / NOTEBOOK)
+    nbformat.write(notebook, folder / NOTEBOOK)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -72,24 +80,30 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def page(lab: str) -> Iterator[Any]:
-    """The notebook, run, with the panel shown."""
+def browser() -> Iterator[Any]:
+    """A headless Chromium."""
     from playwright.sync_api import sync_playwright
 
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     assert chromium, "there is no chromium on the path; apt-get install chromium"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1300, "height": 1400})
-        page.goto(f"{lab}/doc/tree/{NOTEBOOK}")
-        page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=120_000)
-        page.wait_for_selector("text=Python 3 (ipykernel) | Idle", timeout=120_000)
-        page.locator(".jp-Cell").first.click()
-        for _ in CELLS:
-            page.keyboard.press("Shift+Enter")
-        page.wait_for_selector(".oom-live .oom dl", timeout=300_000)
-        yield page
+        yield browser
         browser.close()
+
+
+@pytest.fixture(scope="session")
+def page(lab: str, browser: Any) -> Any:
+    """The notebook, run, with the panel shown."""
+    page = browser.new_page(viewport={"width": 1300, "height": 1400})
+    page.goto(f"{lab}/doc/tree/{NOTEBOOK}")
+    page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=120_000)
+    page.wait_for_selector("text=Python 3 (ipykernel) | Idle", timeout=120_000)
+    page.locator(".jp-Cell").first.click()
+    for _ in CELLS:
+        page.keyboard.press("Shift+Enter")
+    page.wait_for_selector(".oom-live .oom dl", timeout=300_000)
+    return page
 
 
 @pytest.fixture(scope="session")
@@ -98,13 +112,6 @@ def train() -> Callable[..., None]:
     namespace: dict[str, Any] = {}
     exec(CELLS[0], namespace)
     return namespace["train"]  # type: ignore[no-any-return]
-
-
-def write_notebook(file: Path) -> None:
-    """The notebook that the tests drag sliders in."""
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell.strip()) for cell in CELLS])
-    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
-    nbformat.write(notebook, file)
 
 
 def _wait_for(address: str, server: subprocess.Popen[bytes]) -> None:
