@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from oom_magic.predict.changes import habits, models, optimizers
+from oom_magic.predict.changes import habits, loading, models, optimizers
 from oom_magic.predict.changes.change import Change, InapplicableError
 from oom_magic.predict.changes.survey import Survey
 from oom_magic.predict.session import DrySession
@@ -176,6 +176,63 @@ def test_what_wraps_the_optimizer_stays(change):
             prepared[1].zero_grad()
 
     assert run(train, change()).peak_allocated_bytes < run(train).peak_allocated_bytes
+
+
+def load(**how):
+    transformers.AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", device_map="cuda", **how)
+
+
+def load_and_move():
+    transformers.AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", dtype=torch.float32).to("cuda")
+
+
+def build_and_move():
+    config = transformers.AutoConfig.from_pretrained("Qwen/Qwen2.5-0.5B")
+    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(torch.device("cuda", 0))
+
+
+def quantization(bits):
+    double = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+    return transformers.BitsAndBytesConfig(load_in_8bit=bits == 8, load_in_4bit=bits == 4, **double)
+
+
+@pytest.mark.parametrize("code", [load_and_move, build_and_move, lambda: load(dtype=torch.float32)])
+@pytest.mark.parametrize(
+    ("change", "written"),
+    [
+        (lambda: loading.LoadedInHalf("bf16"), lambda: {"dtype": torch.bfloat16}),
+        (
+            lambda: loading.LoadedQuantized(8),
+            lambda: {"quantization_config": quantization(8), "dtype": torch.float16},
+        ),
+        (
+            lambda: loading.LoadedQuantized(4),
+            lambda: {"quantization_config": quantization(4), "dtype": torch.bfloat16},
+        ),
+    ],
+)
+def test_a_model_loaded_otherwise_is_what_its_code_loads(code, change, written):
+    pytest.importorskip("bitsandbytes")
+    changed, meant, plain = run(code, change()), run(lambda: load(**written())), run(code)
+    assert changed.peak_allocated_bytes == pytest.approx(meant.peak_allocated_bytes, rel=0.02)
+    assert changed.peak_allocated_bytes < 0.6 * plain.peak_allocated_bytes
+
+
+def test_weights_that_are_trained_are_not_loaded_quantized():
+    pytest.importorskip("bitsandbytes")
+    quantized, half = loading.LoadedQuantized(4), loading.LoadedInHalf("bf16")
+    survey = Survey([quantized, half])
+    run(Loop(), survey)
+    assert survey.refusal(quantized).key == "weights_are_trained" and survey.refusal(half) is None
+
+
+def test_own_models_are_loaded_in_16_bits_only():
+    pytest.importorskip("bitsandbytes")
+    half = loading.LoadedInHalf("fp16")
+    assert run(lambda: nn.Linear(1024, 1024).cuda(), half).peak_allocated_bytes < 3 * 2**20
+    assert half.way == "own"
+    with pytest.raises(InapplicableError):
+        run(lambda: nn.Linear(1024, 1024).cuda(), loading.LoadedQuantized(4))
 
 
 def test_the_loss_in_chunks_reaches_the_head_under_adapters():

@@ -115,6 +115,20 @@ def test_the_failed_cell_is_rehearsed(shell, monkeypatch):
     assert "batch_size" not in shell.user_ns
 
 
+def test_a_cell_that_only_loads_is_rehearsed_with_the_loading_changed(shell):
+    pytest.importorskip("bitsandbytes")
+    load = 'net = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", dtype=torch.float32).to("cuda")'
+    shell.run_cell("import torch\nfrom transformers import AutoModelForCausalLM")
+    shell.run_cell(f"%%gpumem --dry-run --no-plot --memory 1.4GiB\n{load}")
+    diagnosis = run(shell, "%oom_explain")
+    assert (diagnosis.cause, diagnosis.remedies[0].key) == (Cause.WEIGHTS_TOO_BIG, "loaded_half")
+    remedies = {one.key: one for one in diagnosis.remedies}
+    peaks = [remedies[f"loaded_{how}"].peak_allocated_bytes for how in ("half", "8bit", "4bit")]
+    assert peaks == sorted(peaks, reverse=True) and all(remedies[f"loaded_{how}"].fits for how in ("half", "4bit"))
+    assert remedies["loaded_4bit"].code.count('net = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", q') == 1
+    assert not {"half_weights", "qlora", "smaller_batch"} & set(remedies)
+
+
 def test_debugging_still_works(shell):
     fail(shell)
     error, trace = sys.last_value, sys.last_traceback

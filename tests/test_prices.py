@@ -23,6 +23,7 @@ class Run:
     """A training run; a smaller batch, checkpointing and mixed precision halve what a step takes."""
 
     accumulation = 1
+    names: dict[str, str] = {}  # noqa: RUF012
 
     def __init__(self, batch=16, works=True):
         self.sizes = {"batch": batch, "seq": 512}

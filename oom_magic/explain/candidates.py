@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.causes import Evidence
@@ -54,7 +55,7 @@ class Candidate:
 
 def candidates(situation: Situation) -> list[Candidate]:
     """All changes to code that could help some run on this card, the cheapest first."""
-    from oom_magic.predict.changes import habits, models, optimizers
+    from oom_magic.predict.changes import habits, loading, models, optimizers
 
     dtype = "bf16" if situation.gpu.capability >= (8, 0) else "fp16"
     half, rank = {"dtype": dtype}, {"rank": 16}
@@ -84,7 +85,14 @@ def candidates(situation: Situation) -> list[Candidate]:
               "trained"),
         _made("sgd", 80, "same", _STATE, optimizers.sgd, {"optimizer": "sgd"}, slot="optimizer", combines=False),
     ]  # fmt: skip
+    for bits, cost, speed in ((8, 72, "int8"), (4, 76, "qlora")):
+        found.append(
+            _made(f"loaded_{bits}bit", cost, speed, every[:1], partial(loading.LoadedQuantized, bits), slot="trained")
+        )
     if situation.phase == "loading":
+        found = [one for one in found if one.key != "half_weights"]
+        found.append(_made("loaded_half", 60, "same", every[:1], lambda: loading.LoadedInHalf(dtype),
+                           {"precision": dtype}, half, "precision", combines=False))  # fmt: skip
         reason = Evidence("reason_changes_loading")
         found.append(Candidate("offload", 77, "offload", every[:1], None, reason=reason, combines=False))
     if situation.phase == "evaluation":

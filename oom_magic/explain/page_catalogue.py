@@ -198,6 +198,7 @@ PAGE_CATALOGUE: dict[str, tuple[str, str]] = {
     "pace_checkpointing": ("1/3 slower", "慢 1/3"),
     "pace_optimizer_loop": ("slower step", "优化器步变慢"),
     "pace_qlora": ("slower", "较慢"),
+    "pace_int8": ("slower layers", "各层变慢"),
     "pace_offload": ("much slower", "明显更慢"),
     "pace_fsdp": ("depends", "视情况"),
     "pace_combination": ("sum", "叠加"),

@@ -112,7 +112,8 @@ class Prices:
             return
         way = candidate.variation.changes[0].way
         if way:
-            code, _ = code_for(f"{candidate.key}_{way}", self._situation.style, candidate.values)
+            values = {**self._rehearsal.names, **candidate.values}
+            code, _ = code_for(f"{candidate.key}_{way}", self._situation.style, values)
             remedy = replace(remedy, code=code)
         yield from self._if_useful(self._with_price(remedy, report.peak_allocated_bytes, _needed(report)))
 
@@ -127,7 +128,7 @@ class Prices:
 
     def _remedy(self, key: str, cost: int, speed: str, values: Mapping[str, Any]) -> Remedy:
         """A remedy that keeps the global batch, with its code."""
-        code, language = code_for(key, self._situation.style, values)
+        code, language = code_for(key, self._situation.style, {**self._rehearsal.names, **values})
         batch = self._global_batch
         return Remedy(
             key, cost, speed, values, code=code, language=language, global_batch_before=batch, global_batch_after=batch

@@ -49,6 +49,14 @@ REASONS: dict[str, tuple[str, str]] = {
     "reason_gradients_released_already": ("gradients are released already", "梯度已经释放"),
     "reason_outputs_dropped_already": ("the outputs are dropped already", "模型输出已经释放"),
     "reason_no_language_head": ("the model has no plain language model head", "模型没有普通的语言模型输出层"),
+    "reason_weights_are_trained": (
+        "weights so loaded cannot be trained, adapters on top of them can",
+        "这样加载的权重不能训练，只能训练其上的适配器",
+    ),
+    "reason_no_quantized_loading": (
+        "only Hugging Face models are loaded quantized",
+        "只有 Hugging Face 模型可以量化加载",
+    ),
     "reason_no_model_ran": ("no model ran in the rehearsal", "试运行中没有模型运行"),
     "reason_size_not_set_there": ("the size is set elsewhere", "这个大小在别处设置"),
 }

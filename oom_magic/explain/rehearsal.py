@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from oom_magic.explain.causes import Evidence
 from oom_magic.explain.knobs import Knob, find_knobs
+from oom_magic.explain.own_names import own_names
 
 if TYPE_CHECKING:
     from oom_magic.memory.report import MemoryReport
@@ -76,6 +77,10 @@ class Rehearsal(Protocol):
     def label(self, what: str) -> str:
         """How the user's code calls a size."""
 
+    @property
+    def names(self) -> Mapping[str, str]:
+        """How the user's code calls other things, for code to paste; see ``own_names``."""
+
 
 class SetupRehearsal:
     """The training code that a TrainingSetup writes."""
@@ -97,6 +102,11 @@ class SetupRehearsal:
     def label(self, what: str) -> str:
         """The setup's name for a size."""
         return {"batch": "microbatch_size", "seq": "seq_len"}[what]
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """There is no code of the user's."""
+        return {}
 
     def begin(self, changes: Sequence[Change]) -> MemoryReport:
         """Dry-run the setup as it is."""
@@ -217,6 +227,11 @@ class CellRehearsal:
         """How the user's code calls a size, as far as it is known."""
         knob = self._knobs.get(what)
         return knob.label if knob is not None and knob.is_named else {"batch": "batch_size", "seq": "seq_len"}[what]
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """Those that the cell shows."""
+        return own_names(self._tree)
 
     def _find_knob(self, what: str, value: int) -> tuple[Knob | None, MemoryReport | None]:
         """The knob for a size, tried with ``value``, and the report of that trial."""

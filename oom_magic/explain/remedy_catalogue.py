@@ -80,6 +80,18 @@ REMEDIES: dict[str, tuple[str, str]] = {
         "QLoRA of rank {rank}: frozen weights in 4 bits.",
         "秩为 {rank} 的 QLoRA：冻结的权重以 4 位存储。",
     ),
+    "remedy_loaded_half": (
+        "Load the weights in {dtype} from the start.",
+        "一开始就以 {dtype} 加载权重。",
+    ),
+    "remedy_loaded_8bit": (
+        "Load the weights in 8 bits (bitsandbytes); to train, add adapters (LoRA).",
+        "以 8 位加载权重（bitsandbytes）；要训练就加上适配器（LoRA）。",
+    ),
+    "remedy_loaded_4bit": (
+        "Load the weights in 4 bits (bitsandbytes, nf4); to train, add adapters (QLoRA).",
+        "以 4 位加载权重（bitsandbytes，nf4）；要训练就加上适配器（QLoRA）。",
+    ),
     "remedy_larger_card": (
         "A larger card: {gpu} ({total_bytes}) is the smallest that would do.",
         "换用更大的显卡：满足要求的最小型号是 {gpu}（{total_bytes}）。",
@@ -104,6 +116,10 @@ REMEDIES: dict[str, tuple[str, str]] = {
     "speed_qlora": (
         "slower: weights are dequantized in each layer (Dettmers et al. 2023)",
         "更慢：每层都要反量化权重（Dettmers 等，2023）",
+    ),
+    "speed_int8": (
+        "slower: columns with outliers are computed apart (Dettmers et al. 2022)",
+        "更慢：含离群值的列单独计算（Dettmers 等，2022）",
     ),
     "speed_offload": (
         "slower: gradients and weights cross the bus in each step (Ren et al. 2021)",

@@ -56,6 +56,21 @@ quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
 model = AutoModelForCausalLM.from_pretrained(name, quantization_config=quantization)
 model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
 model = get_peft_model(model, LoraConfig(r={rank}, lora_alpha={alpha}, target_modules="all-linear"))""",
+    "loaded_half": """\
+{model} = {loader}.from_pretrained({source}, dtype=torch.{torch_dtype},
+    device_map="cuda")          # torch_dtype= before transformers 4.56""",
+    "loaded_half_own": '{model} = {model}.to(torch.{torch_dtype}).to("cuda")   # cast, then move',
+    "loaded_8bit": """\
+from transformers import BitsAndBytesConfig
+quantization = BitsAndBytesConfig(load_in_8bit=True)
+{model} = {loader}.from_pretrained({source}, quantization_config=quantization,
+    device_map="cuda")          # and no .to("cuda") behind it""",
+    "loaded_4bit": """\
+from transformers import BitsAndBytesConfig
+quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
+    bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.bfloat16)
+{model} = {loader}.from_pretrained({source}, quantization_config=quantization,
+    device_map="cuda")          # and no .to("cuda") behind it""",
     "no_grad": "with torch.no_grad():\n    outputs = model(**batch)",
     "smaller_batch": """\
 {name} = {after}
@@ -83,7 +98,7 @@ for number, batch in enumerate(loader, 1):
         optimizer.step()
         optimizer.zero_grad()""",
     "offload": """\
-model = AutoModelForCausalLM.from_pretrained(name, device_map="auto",
+{model} = {loader}.from_pretrained({source}, device_map="auto",
     max_memory={{0: "8GiB", "cpu": "30GiB"}})""",
     "detach": "losses.append(loss.item())      # not losses.append(loss)",
     "raise_limit": "torch.cuda.set_per_process_memory_fraction(1.0)",
@@ -142,6 +157,8 @@ export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 }
 _STYLES = {"plain": _PLAIN, "trainer": _TRAINER, "accelerate": _ACCELERATE}
 _TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16"}
+# How the user's code calls things, where that is not known.
+_NAMES = {"model": "model", "loader": "AutoModelForCausalLM", "source": "name"}
 _SCALER = "; scale it with torch.amp.GradScaler"
 
 
@@ -152,7 +169,7 @@ def code_for(key: str, style: str, values: Mapping[str, Any]) -> tuple[str, str]
     template = _STYLES[style].get(key) or _PLAIN.get(key, "")
     dtype = str(values.get("dtype", ""))
     filled = template.format(
-        **values,
+        **{**_NAMES, **values},
         torch_dtype=_TORCH_NAMES.get(dtype, dtype),
         alpha=2 * int(values.get("rank", 0)),
         scaler=_SCALER if dtype == "fp16" else "",

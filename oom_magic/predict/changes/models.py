@@ -123,7 +123,7 @@ class LowRankAdapters(Change):
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        self._peft = _library("peft")
+        self._peft = library("peft")
 
     def check(self, model: torch.nn.Module) -> None:
         if any("lora_" in name for name, _ in model.named_parameters()):
@@ -156,19 +156,19 @@ class QuantizedAdapters(LowRankAdapters):
 
     def __init__(self, rank: int) -> None:
         super().__init__(rank)
-        self._layers = _library("bitsandbytes").nn
+        self._layers = library("bitsandbytes").nn
 
     def check(self, model: torch.nn.Module) -> None:
         if any(isinstance(module, self._layers.Linear4bit) for module in model.modules()):
             raise InapplicableError("quantized_already")
-        if not any(True for _ in _plain_linears(model)):
+        if not plain_linears(model):
             raise InapplicableError("no_linear_layers")
         if not _has_adapters(model):
             super().check(model)
 
     def prepare(self, model: torch.nn.Module) -> None:
-        for owner, name, layer in list(_plain_linears(model)):
-            setattr(owner, name, self._quantized(layer))
+        for owner, name, layer in plain_linears(model):
+            setattr(owner, name, quantized(layer, 4).to("cuda"))
         for name, parameter in model.named_parameters():  # as peft.prepare_model_for_kbit_training does
             if parameter.dtype in DTYPES.values() and "lora_" not in name:
                 parameter.data = parameter.data.float()
@@ -176,24 +176,33 @@ class QuantizedAdapters(LowRankAdapters):
             vars(model)["is_loaded_in_4bit"] = True
             super().prepare(model)
 
-    def _quantized(self, layer: torch.nn.Linear) -> torch.nn.Module:
-        made: torch.nn.Module = self._layers.Linear4bit(
-            layer.in_features, layer.out_features, bias=layer.bias is not None, compute_dtype=torch.bfloat16,
-            compress_statistics=True, quant_type="nf4", device="meta",
-        )  # fmt: skip
-        made.weight = self._layers.Params4bit(
+
+def quantized(layer: torch.nn.Linear, bits: int) -> torch.nn.Module:
+    """A linear layer that bitsandbytes brings to 8 or 4 bits when it is moved to the GPU."""
+    nn = library("bitsandbytes").nn
+    size = (layer.in_features, layer.out_features, layer.bias is not None)
+    made: torch.nn.Module
+    if bits == 4:
+        made = nn.Linear4bit(
+            *size, compute_dtype=torch.bfloat16, compress_statistics=True, quant_type="nf4", device="meta"
+        )
+        made.weight = nn.Params4bit(
             layer.weight.detach().to(torch.bfloat16), requires_grad=False, compress_statistics=True, quant_type="nf4",
             module=made,
         )  # fmt: skip
-        made.bias = layer.bias
-        return made.to("cuda")
+    else:
+        made = nn.Linear8bitLt(*size, has_fp16_weights=False, threshold=6.0, device="meta")
+        weight = layer.weight.detach().to(torch.float16)
+        made.weight = nn.Int8Params(weight, requires_grad=False, has_fp16_weights=False)
+    made.bias = layer.bias
+    return made
 
 
 def _has_adapters(model: torch.nn.Module) -> bool:
     return any("lora_" in name for name, _ in model.named_parameters())
 
 
-def _plain_linears(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str, torch.nn.Linear]]:
+def plain_linears(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str, torch.nn.Linear]]:
     """The linear layers that are quantized, with who owns them: all but adapters and the output layer."""
     found = []
     for path, owner in model.named_modules():
@@ -204,7 +213,8 @@ def _plain_linears(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str, t
     return found
 
 
-def _library(name: str) -> ModuleType:
+def library(name: str) -> ModuleType:
+    """An optional library. Raises MissingError where it is not installed."""
     try:
         return import_module(name)
     except ImportError:

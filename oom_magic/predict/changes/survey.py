@@ -12,6 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from oom_magic.predict.changes.change import Change, InapplicableError
 from oom_magic.predict.changes.habits import DroppedOutputs, ReleasedGradients, has_outputs
+from oom_magic.predict.changes.loading import LoadedSo
 from oom_magic.predict.following.patches import replaced
 
 
@@ -43,6 +44,9 @@ class Survey(Change):
             return None if self.keeps_gradients else InapplicableError("gradients_released_already")
         if isinstance(change, DroppedOutputs):
             return None if self.keeps_outputs else InapplicableError("outputs_dropped_already")
+        if isinstance(change, LoadedSo):
+            is_trained = self._has_stepped or self._num_forwards > 0
+            return InapplicableError("weights_are_trained") if change.is_frozen and is_trained else None
         return self._refusals.get(change, InapplicableError("no_model_ran"))
 
     def prepare(self, model: torch.nn.Module) -> None:
