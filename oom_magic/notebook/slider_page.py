@@ -1,4 +1,7 @@
-"""The saved sliders: they move on a page without a kernel, between stops whose pictures were made beforehand."""
+"""Scripts beside the panel: names for its handles, and sliders that move on a page without a kernel.
+
+The saved ones move between stops whose pictures were made beforehand.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,9 @@ class SavedSliders:
         dials = [{"name": name, "stops": at, "at": at.index(values[name])} for name, at in stops.items()]
         pictures = [self.draw(sizes, point) for point in self._points(values)]
         told = json.dumps({"dials": dials, "pictures": pictures})
-        return _template().replace("PACKED", base64.b64encode(zlib.compress(told.encode(), 9)).decode())
+        return _template("slider_page.html").replace(
+            "PACKED", base64.b64encode(zlib.compress(told.encode(), 9)).decode()
+        )
 
     def _stops(self, values: Values) -> dict[str, list[int]]:
         priced = self._estimator.priced
@@ -79,6 +84,11 @@ class SavedSliders:
         return self._maps[key]
 
 
+def naming_script(live_class: str) -> str:
+    """Gives the handles of the sliders in the panel of this class a name and a value that screen readers can tell."""
+    return _template("slider_names.html").replace("PANEL", live_class)
+
+
 @cache
-def _template() -> str:
-    return Path(__file__).with_name("slider_page.html").read_text(encoding="utf-8")
+def _template(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")

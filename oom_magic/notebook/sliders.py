@@ -18,7 +18,7 @@ from oom_magic.notebook.slider_cards import SliderCard, offered_cards
 from oom_magic.notebook.slider_controls import choice_control, number_control
 from oom_magic.notebook.slider_errors import error_blocks
 from oom_magic.notebook.slider_estimates import Estimator
-from oom_magic.notebook.slider_page import SavedSliders
+from oom_magic.notebook.slider_page import SavedSliders, naming_script
 from oom_magic.notebook.slider_panel import Panel
 from oom_magic.notebook.slider_source import Priced, PricedFunction, PricedSetup, TraceFailed
 from oom_magic.notebook.slider_view import Estimate, assumption_details, live_blocks, settings_table
@@ -76,11 +76,11 @@ class Sliders(ipywidgets.VBox):
         self._is_shown = self._is_moving_many = False
         gpu = ipywidgets.Dropdown(description="GPU", options=[(str(card), card) for card in cards], value=cards[0])
         self.controls: dict[str, Any] = {"gpu": gpu, **_controls(priced)}
-        self._still_class = f"oom-still-{gpu.model_id}"
+        self._live_class, self._still_class = f"oom-live-{gpu.model_id}", f"oom-still-{gpu.model_id}"
         hidden = f"body:not(.jp-Notebook) .{self._still_class}{{display:none}}"
         self._panel = Panel(f"What {priced.label} takes", self.controls, grid, self._go_to, hidden)
         super().__init__(self._panel.children)
-        self.add_class("oom-live")
+        self.add_class("oom-live").add_class(self._live_class)
         for control in self.controls.values():
             control.observe(self._moved, names="value")
         self._update()
@@ -268,7 +268,7 @@ class Sliders(ipywidgets.VBox):
         if self._estimate is not None:
             values = self._estimate.values
             html += self._saved.html(self._priced.sizes(values, self.card), values)
-        html = f'<div class="{self._still_class}">{html}</div>'
+        html = f'<div class="{self._still_class}">{html}{naming_script(self._live_class)}</div>'
         return {"text/plain": to_text(description), "text/html": html}
 
 

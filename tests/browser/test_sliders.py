@@ -117,6 +117,18 @@ def test_an_error_is_shown_and_the_sliders_stay_usable(page: Any, train: Callabl
     assert_page_is_true(page, train)
 
 
+def test_screen_readers_are_told_names_and_values(page: Any) -> None:
+    settle(page)
+    for name in ("batch_size", "seq_len"):
+        slider = page.get_by_role("slider", name=name, exact=True)
+        slider.focus()
+        page.keyboard.press("ArrowRight")
+        settle(page)
+        assert slider.get_attribute("aria-valuetext").replace(",", "") == str(values(page)[name])
+    for name in ("GPU", "kind"):
+        assert page.get_by_role("combobox", name=name, exact=True).count() == 1
+
+
 def test_nothing_on_the_page_is_without_a_name(page: Any) -> None:
     assert page.locator(".oom-live button:not([title])").count() == 0
     assert page.locator(".oom-live figure:not([aria-label])").count() == 0
