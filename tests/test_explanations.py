@@ -129,6 +129,18 @@ def test_a_cell_that_only_loads_is_rehearsed_with_the_loading_changed(shell):
     assert not {"half_weights", "qlora", "smaller_batch"} & set(remedies)
 
 
+def test_a_list_that_keeps_graphs_is_named_and_mended(shell, monkeypatch):
+    shell.run_cell("import torch\nnet = torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.GELU())")
+    lines = ["net.cuda()", "losses = []", "for _ in range(100):",
+             "    loss = net(torch.zeros(4096, 1024, device='cuda')).sum()", "    losses.append(loss)"]  # fmt: skip
+    shell.run_cell("\n".join(["%%gpumem --dry-run --no-plot --memory 1GiB", *lines]))
+    diagnosis = run(shell, "%oom_explain")
+    assert diagnosis.cause == Cause.LEAK_OR_RETAINED_REFERENCE
+    assert diagnosis.evidence[0].values["name"] == "losses" and "losses grows in the loop" in str(diagnosis)
+    best = diagnosis.remedies[0]
+    assert (best.key, best.fits) == ("detach", True) and best.code.startswith("losses.append(loss.item())")
+
+
 def test_debugging_still_works(shell):
     fail(shell)
     error, trace = sys.last_value, sys.last_traceback

@@ -8,6 +8,7 @@ from torch import nn
 
 from oom_magic.explain.causes import Cause, Confidence
 from oom_magic.explain.diagnosis import explain
+from oom_magic.notebook.releasing import PretendMemory
 from oom_magic.predict.session import DrySession
 
 MIB = 2**20
@@ -60,6 +61,62 @@ def adam():
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.zeros(8, 1024, device="cuda")).sum().backward()
     optimizer.step()
+
+
+def sums_losses():
+    model, total = network(), 0
+    while True:
+        total += model(torch.zeros(2048, 1024, device="cuda")).sum()
+
+
+def keeps_tensors():
+    history = {}
+    for step in range(1000):
+        history[step] = torch.empty(16, 1024, 1024, device="cuda")
+
+
+def joins():
+    cache = torch.empty(1, 1024, 1024, device="cuda")
+    while True:
+        cache = torch.cat([cache, torch.empty(8, 1024, 1024, device="cuda")])
+
+
+def keeps_numbers_and_host_tensors():
+    model, losses, outputs = network(), [], []
+    while len(losses) < 1000:
+        output = model(torch.zeros(128 << len(losses), 1024, device="cuda"))
+        outputs.append(output.detach().cpu())
+        loss = output.sum()
+        loss.backward()
+        losses.append(loss)
+
+
+@pytest.mark.parametrize(
+    ("function", "key", "name", "fixed"),
+    [
+        (keeps_losses, "name_grows_with_graphs", "losses", ").sum().item())"),
+        (keeps_outputs_over_steps, "name_grows", "kept", "kept.append(outputs.detach().cpu())"),
+        (sums_losses, "name_grows_with_graphs", "total", ".sum().item()"),
+        (keeps_tensors, "name_grows", "history", "device='cuda').cpu()"),
+        (joins, "name_is_joined", "cache", ""),
+        (keeps_numbers_and_host_tensors, None, None, None),
+    ],
+)
+def test_what_grows_in_the_loop_is_named_with_its_line(function, key, name, fixed):
+    session = DrySession("RTX 3060", memory=600 * MIB + session_context(), stop_after_steps=None, has_bar=False)
+    report = session.run(function)
+    diagnosis = explain(session.exception, report=report, locate=PretendMemory(session).storage, lang="en")
+    growing = [one for one in diagnosis.evidence if one.key.startswith("name_")]
+    if key is None:
+        assert not growing and diagnosis.cause == Cause.ACTIVATIONS
+        return
+    (evidence,) = growing
+    assert (evidence.key, evidence.values["name"]) == (key, name)
+    assert evidence.values["kept_bytes"] > 150 * MIB
+    assert evidence.values["place"].startswith("test_settling.py:")
+    assert diagnosis.growth.fixed.endswith(fixed)
+    is_cause = diagnosis.cause == Cause.LEAK_OR_RETAINED_REFERENCE
+    assert is_cause is (function is not joins)
 
 
 @pytest.mark.parametrize(

@@ -109,8 +109,12 @@ def named(diagnosis: Diagnosis, reason: Evidence = _NO_RUN) -> tuple[Remedy, ...
         keys = _AT_EVALUATION
     if _may_be_shared(diagnosis):
         keys = (*keys, "check_processes")
+    growth = diagnosis.growth
+    if growth is not None and growth.fixed and not growth.has_graph:
+        keys = ("keep_on_host", *(key for key in keys if key not in ("detach", "no_grad")))
+    own = {} if growth is None or not growth.fixed else {"fixed": growth.fixed, "code": growth.code}
     for cost, key in enumerate(keys):
-        values = _VALUES.get(key, {})
+        values = _VALUES.get(key, own if key in ("detach", "keep_on_host") else {})
         code, language = code_for(key, style, values)
         remedies.append(Remedy(key, cost, "same", values, note=reason, code=code, language=language))
     return tuple(remedies)
@@ -144,6 +148,7 @@ def situation_of(
         usable_bytes=usable,
         gpu=gpu,
         held_bytes=earlier_bytes(diagnosis.held, report),
+        growth=diagnosis.growth,
         other_bytes=others,
         style=_style(diagnosis),
         phase=diagnosis.phase,

@@ -95,6 +95,11 @@ def candidates(situation: Situation) -> list[Candidate]:
                            {"precision": dtype}, half, "precision", combines=False))  # fmt: skip
         reason = Evidence("reason_changes_loading")
         found.append(Candidate("offload", 77, "offload", every[:1], None, reason=reason, combines=False))
+    growth = situation.growth
+    if growth is not None and growth.fixed:
+        key = "detach" if growth.has_graph else "keep_on_host"
+        values = {"fixed": growth.fixed, "code": growth.code}
+        found.insert(0, Candidate(key, 2, "same", STEP, Variation(mended=growth), values, key))
     if situation.phase == "evaluation":
         found.insert(0, _made("no_grad", 1, "faster", STEP, models.NoGradients))
     return found

@@ -15,19 +15,22 @@ from oom_magic.explain.causes import Cause, Confidence, Evidence, Judgement, jud
 from oom_magic.explain.diagnosis_description import describe_diagnosis
 from oom_magic.explain.facts import facts_about
 from oom_magic.explain.failure import Failure
+from oom_magic.explain.growing import what_grew
 from oom_magic.explain.held import Held
 from oom_magic.explain.holding import earlier_bytes, who_holds
 from oom_magic.explain.language import Language, choose_language
 from oom_magic.explain.messages import read
 from oom_magic.explain.model_dims import Dims, dims_of_setup, preset_dims
-from oom_magic.explain.settling import settled, settled_by_setup
+from oom_magic.explain.settling import settled, settled_by_growth, settled_by_setup
 from oom_magic.explain.sightings import NO_SIGHTING, Sighting, see
 from oom_magic.explain.tensors import TensorAnswer, TensorCandidate, dims_in_text, name_tensor
 from oom_magic.explain.tip import judge_tip
 from oom_magic.explain.traceback_text import MACHINERY, Clues, find_clues
 
 if TYPE_CHECKING:
+    from oom_magic.explain.growing import Growth
     from oom_magic.explain.remedies import Remedy
+    from oom_magic.measure.reach import Locate
     from oom_magic.measure.released import Released
     from oom_magic.memory.report import MemoryReport
     from oom_magic.predict.setups.setup import TrainingSetup
@@ -58,8 +61,9 @@ class Diagnosis(Describable):
     ``cause`` with its ``evidence`` and ``confidence`` the judgement, ``phase`` where in training it
     happened (``place`` and ``code``: the line), ``tensors`` what may have asked (``tensor_note``, a key of
     the catalogue, where nothing did), ``budget`` who held the device, ``held`` what else holds memory,
-    ``remedies`` what to change, ``facts`` how to read the numbers, ``tip`` what PyTorch's own tip against
-    fragmentation is worth here. ``lang`` is the language that it is shown in.
+    ``growth`` what grew in the loop that failed, ``remedies`` what to change, ``facts`` how to read the
+    numbers, ``tip`` what PyTorch's own tip against fragmentation is worth here. ``lang`` is the language that
+    it is shown in.
     """
 
     failures: tuple[Failure, ...] = ()
@@ -71,6 +75,7 @@ class Diagnosis(Describable):
     tensors: tuple[TensorCandidate, ...] = ()
     tensor_note: str = ""
     budget: Budget | None = None
+    growth: Growth | None = None
     remedies: tuple[Remedy, ...] = ()
     facts: tuple[Evidence, ...] = ()
     tip: Evidence | None = None
@@ -108,6 +113,7 @@ def explain(
     report: MemoryReport | None = None,
     names: Mapping[str, Any] | None = None,
     released: Released | None = None,
+    locate: Locate | None = None,
     fast: bool = False,
 ) -> Diagnosis:
     """Explains an exception, a pasted text, a log file, or (None) the last failure of this interpreter.
@@ -115,14 +121,14 @@ def explain(
     ``setup``, a TrainingSetup or the model's dimensions (batch, seq, heads, hidden, vocab, intermediate,
     dtype), says what was trained; without it a preset that the text names is used (or one of ``models``).
     ``report`` is the MemoryReport of the run that failed, ``names`` the variables of dry cells, ``released`` what
-    ``release(dry_run=True)`` says holds memory,
+    ``release(dry_run=True)`` says holds memory, ``locate`` where tensors of dry cells lie,
     ``lang`` "en" or "zh" (default: ``OOM_MAGIC_LANG``, then the locale). Remedies are priced by dry runs of
     a TrainingSetup (not if ``fast``), else only named. Raises ValueError when nothing is given and nothing
     has failed yet, FileNotFoundError for a Path that is not a file.
     """
     from oom_magic.explain.advice import advise_setup, named  # these load NumPy
 
-    diagnosis = _diagnose(problem, setup, models, lang, report, names, released)
+    diagnosis = _diagnose(problem, setup, models, lang, report, names, released, locate)
     if setup is None or isinstance(setup, Mapping) or fast or not diagnosis.is_oom:
         return replace(diagnosis, remedies=named(diagnosis))
     diagnosis = settled_by_setup(diagnosis, setup)
@@ -138,6 +144,7 @@ def _diagnose(
     report: MemoryReport | None,
     names: Mapping[str, Any] | None,
     released: Released | None,
+    locate: Locate | None,
 ) -> Diagnosis:
     """All of a diagnosis but its remedies."""
     language = choose_language(lang)
@@ -147,14 +154,16 @@ def _diagnose(
     main = main_failure(failures)
     clues = find_clues(text, main.start if main else None)
     judgement = judge(failures, text, clues)
-    sighting, answer = NO_SIGHTING, TensorAnswer()
+    sighting, answer, growth = NO_SIGHTING, TensorAnswer(), None
     if main is not None and main.is_oom:
         error = problem if isinstance(problem, BaseException) else None
+        growth = what_grew(error, names, locate, main)
         sighting = see(error, report, main, clues.phase, names)
         answer = _tensors(main, _dims(text, setup, models), sighting)
     judgement = _refined(judgement, answer)
     if report is not None and sighting.is_exact:
         judgement = settled(judgement, report)
+    judgement = settled_by_growth(judgement, growth, main)
     held, evidence = who_holds(released, report, main)
     judgement = _kept_needlessly(judgement, evidence, earlier_bytes(held, report), main)
     return Diagnosis(
@@ -167,6 +176,7 @@ def _diagnose(
         tensors=answer.candidates,
         tensor_note=answer.note,
         budget=budget_of(main) if main is not None else None,
+        growth=growth,
         facts=facts_about(main, clues) if main is not None else (),
         tip=judge_tip(main, clues) if main is not None else None,
         held=held,

@@ -87,7 +87,7 @@ def look_at(error: BaseException, names: Mapping[str, Any] | None = None) -> Liv
     identities: dict[int, str] = {}
     parameters: dict[str, LiveTensor] = {}
     for seen, _ in users:
-        for identity, name, shape in named_parameters(_names_of(seen)):
+        for identity, name, shape in named_parameters(names_of(seen)):
             identities.setdefault(identity, name)
             parameters.setdefault(name, LiveTensor(name, shape))
     sights = [frames[0], *users[:3]]
@@ -119,7 +119,8 @@ def _frames(error: BaseException) -> list[tuple[FrameType, TracebackType]]:
     return found[-_MOST_FRAMES:][::-1]
 
 
-def _names_of(frame: FrameType) -> dict[str, Any]:
+def names_of(frame: FrameType) -> dict[str, Any]:
+    """The names that a frame sees, with their values."""
     return {**frame.f_globals, **_locals_of(frame)}
 
 
@@ -148,7 +149,7 @@ def _call(
     node = _failing_expression(frame, trace)
     if node is None:
         return None
-    reader = _Reader({**known, **_names_of(frame)}, identities)
+    reader = _Reader({**known, **names_of(frame)}, identities)
     with suppress(Exception):  # whatever torch says of shapes that do not go together
         reader.value(node)
     if not reader.made:

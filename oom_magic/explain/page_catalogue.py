@@ -207,6 +207,21 @@ PAGE_CATALOGUE: dict[str, tuple[str, str]] = {
         "{names} are models of the same shape, both on the GPU: {twin_bytes} could be freed.",
         "{names} 是形状相同的模型，都在 GPU 上：可以释放 {twin_bytes}。",
     ),
+    "name_grows": (
+        "{name} grows in the loop, {growing_code} ({place}): it keeps {count} tensors, {kept_bytes}.",
+        "{name} 在循环中不断增长，{growing_code}（{place}）：它保留了 {count} 个张量，共 {kept_bytes}。",
+    ),
+    "name_grows_with_graphs": (
+        "{name} grows in the loop, {growing_code} ({place}): it keeps {count} tensors with their graphs, and so"
+        " {kept_bytes} that their forwards saved.",
+        "{name} 在循环中不断增长，{growing_code}（{place}）：它保留了 {count} 个带计算图的张量，"
+        "也就保留了前向传播保存的 {kept_bytes}。",
+    ),
+    "name_is_joined": (
+        "{name} is made anew from itself in the loop, {growing_code} ({place}), and has {kept_bytes} now; while that"
+        " happens the old and the new one are both there.",
+        "{name} 在循环中由自身重新拼接而成，{growing_code}（{place}），现在有 {kept_bytes}；拼接时新旧两份同时存在。",
+    ),
     "earlier_failures": (
         "Cells that failed earlier still hold {held_bytes}; %oom_free releases them.",
         "之前失败的单元格仍持有 {held_bytes}；%oom_free 可以释放。",

@@ -110,7 +110,7 @@ class Prices:
             if refusal.applies:
                 yield replace(remedy, note=refusal.reason)
             return
-        way = candidate.variation.changes[0].way
+        way = next((change.way for change in candidate.variation.changes), "")
         if way:
             values = {**self._rehearsal.names, **candidate.values}
             code, _ = code_for(f"{candidate.key}_{way}", self._situation.style, values)

@@ -58,5 +58,6 @@ REASONS: dict[str, tuple[str, str]] = {
         "只有 Hugging Face 模型可以量化加载",
     ),
     "reason_no_model_ran": ("no model ran in the rehearsal", "试运行中没有模型运行"),
+    "reason_line_elsewhere": ("that line is not in this cell", "这一行不在这个单元格里"),
     "reason_size_not_set_there": ("the size is set elsewhere", "这个大小在别处设置"),
 }

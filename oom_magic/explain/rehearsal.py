@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from oom_magic.explain.causes import Evidence
+from oom_magic.explain.growing import Growth, is_in, mended
 from oom_magic.explain.knobs import Knob, find_knobs
 from oom_magic.explain.own_names import own_names
 
@@ -30,10 +31,12 @@ _SIZES = ("batch", "seq")
 
 @dataclass(frozen=True)
 class Variation:
-    """What is different in a rehearsal: changes, each with the fields of a setup that mean it, and other sizes."""
+    """What is different in a rehearsal: changes, each with the fields of a setup that mean it, other sizes, and a line
+    of the user's so that what it makes grow keeps less."""
 
     parts: tuple[tuple[Change, Mapping[str, Any]], ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
+    mended: Growth | None = None
 
     @property
     def changes(self) -> tuple[Change, ...]:
@@ -42,7 +45,8 @@ class Variation:
 
     def with_(self, other: Variation) -> Variation:
         """Both together."""
-        return Variation((*self.parts, *other.parts), {**self.sizes, **other.sizes})
+        mended = self.mended or other.mended
+        return Variation((*self.parts, *other.parts), {**self.sizes, **other.sizes}, mended)
 
 
 class NotPricedError(Exception):
@@ -201,8 +205,10 @@ class CellRehearsal:
         return report
 
     def check(self, variation: Variation) -> None:
-        """Whether the survey found a model that allows the changes."""
+        """Whether the survey found a model that allows the changes, and the cell has the line to mend."""
         _check_surveyed(self._survey, variation.changes)
+        if variation.mended is not None and not is_in(variation.mended, self._tree):
+            raise NotPricedError(Evidence("reason_line_elsewhere"))
 
     def run(self, variation: Variation) -> MemoryReport:
         """Execute the cell again, changed; sizes by the knob that sets them, else by cutting the model's inputs."""
@@ -221,7 +227,7 @@ class CellRehearsal:
                 turned[knob] = value
             else:
                 cut.append(ShorterInputs(_SIZES.index(what), self.sizes[what], value))
-        return self._execute((*variation.changes, *cut), turned)[0]
+        return self._execute((*variation.changes, *cut), turned, variation.mended)[0]
 
     def label(self, what: str) -> str:
         """How the user's code calls a size, as far as it is known."""
@@ -243,13 +249,17 @@ class CellRehearsal:
                 return knob, self._execute((expected,), {knob: value})[0]
         return None, None
 
-    def _execute(self, changes: Sequence[Change], turned: Mapping[Knob, int]) -> tuple[MemoryReport, Inputs]:
+    def _execute(
+        self, changes: Sequence[Change], turned: Mapping[Knob, int], growth: Growth | None = None
+    ) -> tuple[MemoryReport, Inputs]:
         from oom_magic.predict.session import DrySession
 
         session = DrySession(*self._card, stop_after_steps=_STEPS, changes=changes, origin=self._origin, **_UNLIMITED)
 
         def call() -> None:
             with contextlib.ExitStack() as stack:
+                if growth is not None:
+                    stack.enter_context(mended(growth, self._tree))
                 for knob, value in turned.items():
                     stack.enter_context(knob.turn(self._tree, self._names, value))
                 self._call(self._tree, self._names)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from oom_magic.explain.causes import Evidence
 
 if TYPE_CHECKING:
+    from oom_magic.explain.growing import Growth
     from oom_magic.predict.setups.gpus import GPU
 
 
@@ -42,14 +43,15 @@ class Situation:
     """What the remedies are judged against. Sizes in bytes.
 
     ``usable_bytes`` is what PyTorch can have on the card now, ``other_bytes`` what other processes hold,
-    ``held_bytes`` what only failed cells still hold. ``style`` is how the user trains ("plain", "trainer",
-    "accelerate").
+    ``held_bytes`` what only failed cells still hold, ``growth`` what grew in the loop that failed. ``style`` is how
+    the user trains ("plain", "trainer", "accelerate").
     """
 
     usable_bytes: int
     gpu: GPU
     other_bytes: int = 0
     held_bytes: int = 0
+    growth: Growth | None = None
     style: str = "plain"
     phase: str | None = None
     expandable_segments: bool = False

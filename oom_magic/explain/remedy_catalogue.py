@@ -157,6 +157,10 @@ REMEDIES: dict[str, tuple[str, str]] = {
         "Keep numbers, not tensors, between steps: loss.item() or loss.detach().",
         "步与步之间只保留数值，不保留张量：loss.item() 或 loss.detach()。",
     ),
+    "remedy_keep_on_host": (
+        "Collect on the host, not on the GPU: {fixed}",
+        "把收集的张量放在内存里，而不是显存里：{fixed}",
+    ),
     "remedy_raise_limit": (
         "Raise the limit set for this process.",
         "提高为本进程设置的显存上限。",

@@ -100,7 +100,8 @@ for number, batch in enumerate(loader, 1):
     "offload": """\
 {model} = {loader}.from_pretrained({source}, device_map="auto",
     max_memory={{0: "8GiB", "cpu": "30GiB"}})""",
-    "detach": "losses.append(loss.item())      # not losses.append(loss)",
+    "detach": "{fixed}\n# instead of {code}",
+    "keep_on_host": "{fixed}\n# instead of {code}",
     "raise_limit": "torch.cuda.set_per_process_memory_fraction(1.0)",
     "fewer_workers": "loader = DataLoader(dataset, batch_size=batch_size, num_workers=2)",
 }
@@ -158,7 +159,10 @@ export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 _STYLES = {"plain": _PLAIN, "trainer": _TRAINER, "accelerate": _ACCELERATE}
 _TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16"}
 # How the user's code calls things, where that is not known.
-_NAMES = {"model": "model", "loader": "AutoModelForCausalLM", "source": "name"}
+_NAMES = {
+    "model": "model", "loader": "AutoModelForCausalLM", "source": "name",
+    "fixed": "losses.append(loss.item())", "code": "losses.append(loss)",
+}  # fmt: skip
 _SCALER = "; scale it with torch.amp.GradScaler"
 
 

@@ -10,12 +10,16 @@ from oom_magic.explain.rehearsal import in_silence
 
 if TYPE_CHECKING:
     from oom_magic.explain.diagnosis import Diagnosis
+    from oom_magic.explain.failure import Failure
+    from oom_magic.explain.growing import Growth
     from oom_magic.memory.report import MemoryReport
     from oom_magic.predict.setups.setup import TrainingSetup
 
 _WEIGHTS = "parameter"
 # Weights alone are called the cause from this share of what was allocated: a step needs some room, too.
 _MOSTLY_WEIGHTS = 0.85
+# What a loop collected is called the cause from this share of what PyTorch held.
+LEAST_SHARE = 0.2
 # What grew beside the weights until memory ran out, and what it is called.
 _GROWN = {
     "gradient": Cause.OPTIMIZER_STATE,
@@ -62,6 +66,27 @@ def _filled(judgement: Judgement, cause: Cause, category: str, num_bytes: int, a
         "allocated_bytes": allocated,
     }
     return Judgement(cause, (*judgement.without_doubts, Evidence("category_fills", values)), Confidence.LIKELY)
+
+
+def settled_by_growth(judgement: Judgement, growth: Growth | None, failure: Failure | None) -> Judgement:
+    """The judgement with what grew in the loop; the cause, if that is a good part of what PyTorch held."""
+    held = 0 if failure is None or failure.pytorch_bytes is None else failure.pytorch_bytes
+    if growth is None or not held:
+        return judgement
+    key = "name_is_joined" if growth.is_joined else "name_grows_with_graphs" if growth.has_graph else "name_grows"
+    values: dict[str, int | str] = {
+        "name": growth.name,
+        "growing_code": growth.code,
+        "place": growth.place,
+        "count": growth.num_tensors,
+        "kept_bytes": growth.num_bytes,
+    }
+    evidence = Evidence(key, values)
+    is_evaluation = any(one.key == "phase_evaluation" for one in judgement.evidence)
+    is_cause = growth.num_bytes >= LEAST_SHARE * held and not growth.is_joined and not is_evaluation
+    if judgement.confidence is Confidence.CERTAIN or not is_cause:
+        return replace(judgement, evidence=(*judgement.evidence, evidence))
+    return Judgement(Cause.LEAK_OR_RETAINED_REFERENCE, (evidence, *judgement.without_doubts), Confidence.LIKELY)
 
 
 def settled_by_setup(diagnosis: Diagnosis, setup: TrainingSetup) -> Diagnosis:

@@ -67,7 +67,7 @@ def _release(
 ) -> Released:
     before = _levels(memories)
     kept = find_kept_frames() if before else []
-    locate = _locate(memories)
+    locate = locating(memories)
     held = held_in(namespace, locate, {id(frame) for one in kept for frame in one.frames}) if before else Held()
     leaving = {*names, *_results(namespace, out)}
     staying = held.without(leaving)
@@ -90,7 +90,7 @@ def _release(
 def glance_at(memories: Sequence[Memory], namespace: MutableMapping[str, Any]) -> Released:
     """What ``release`` would let go and which names hold the rest; what has no name is left out, nothing changes."""
     with collector_off():
-        kept, locate = find_kept_frames(), _locate(memories)
+        kept, locate = find_kept_frames(), locating(memories)
         held = held_in(namespace, locate, {id(frame) for one in kept for frame in one.frames})
         return Released((), tuple(_going(kept, held, held, locate)), named_holdings(held), is_dry_run=True)
 
@@ -107,7 +107,8 @@ def _levels(memories: Sequence[Memory]) -> dict[str, Levels]:
     return {device: levels for memory in memories for device, levels in memory.levels().items()}
 
 
-def _locate(memories: Sequence[Memory]) -> Locate:
+def locating(memories: Sequence[Memory]) -> Locate:
+    """Finds storages on any of these memories."""
     if len(memories) == 1:
         return memories[0].storage
 

@@ -48,12 +48,13 @@ def explain_last(shell: InteractiveShell, failures: FailureWatch, runner: CellRu
         return _explain_text(shell, problem, options)
     from oom_magic.explain.diagnosis import explain
     from oom_magic.notebook.pricing import prices
-    from oom_magic.notebook.releasing import glance_in
+    from oom_magic.notebook.releasing import glance_in, names_and_places
 
     cell = failures.failed_cell
     report = runner.last_report if cell is not None and cell.is_observed else None
     released = glance_in(shell, runner)
-    diagnosis = explain(problem, lang=_language(options), report=report, names=shell.user_ns, released=released)
+    names, locate = names_and_places(shell, runner)
+    diagnosis = explain(problem, lang=_language(options), report=report, names=names, released=released, locate=locate)
     if cell is None or options.fast or not diagnosis.is_oom:
         return diagnosis
     return _show(shell, diagnosis, prices(shell, runner, cell, diagnosis, report))

@@ -10,7 +10,8 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from oom_magic.measure.accelerator import Levels, Memory, find_accelerators
 from oom_magic.measure.ownership import Storage
-from oom_magic.measure.release import glance_at, release_from
+from oom_magic.measure.reach import Locate
+from oom_magic.measure.release import glance_at, locating, release_from
 
 if TYPE_CHECKING:
     from oom_magic.measure.released import Released
@@ -86,6 +87,11 @@ def glance_in(shell: InteractiveShell, runner: CellRunner) -> Released | None:
     """Who holds memory now, without changing anything; None where no device was used."""
     memories = [memory for memory in _memories(runner) if memory.allocated()]
     return glance_at(memories, DryAndUsersNames(runner.names, shell.user_ns)) if memories else None
+
+
+def names_and_places(shell: InteractiveShell, runner: CellRunner) -> tuple[Mapping[str, Any], Locate]:
+    """The names that dry cells see, and where their tensors lie, on the GPU or the pretend GPU."""
+    return DryAndUsersNames(runner.names, shell.user_ns), locating(_memories(runner))
 
 
 def _memories(runner: CellRunner) -> list[Memory]:

@@ -1,0 +1,216 @@
+"""Names that grow while a loop runs: a list of losses, a running sum, results put together; by line, with the fix."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from oom_magic.explain.failure import Failure
+    from oom_magic.measure.reach import Locate
+
+_ADDING = ("append", "extend", "add", "insert", "appendleft")
+_JOINING = ("cat", "concat", "concatenate", "stack", "vstack", "hstack")
+_BODIES = ("body", "orelse", "finalbody")
+_NOTHING = object()
+_NOTEWORTHY_SHARE = 0.05
+
+
+@dataclass(frozen=True)
+class Growth:
+    """A name that grew in the loop that failed, as plain data.
+
+    ``code`` at ``place`` makes it grow; ``fixed`` is that line so that it keeps numbers, or tensors on the host (""
+    where no such line is known). ``has_graph``: what it keeps holds the graphs of the steps. ``is_joined``: each turn
+    makes it anew from itself.
+    """
+
+    name: str
+    code: str
+    place: str
+    num_tensors: int
+    num_bytes: int
+    has_graph: bool
+    is_joined: bool = False
+    fixed: str = ""
+
+
+def what_grew(
+    error: BaseException | None, names: Mapping[str, Any] | None, locate: Locate | None, failure: Failure
+) -> Growth | None:
+    """The largest of ``growths`` that is worth a sentence: a noteworthy share of what PyTorch held."""
+    if error is None or error.__traceback__ is None or "torch" not in sys.modules:
+        return None
+    try:
+        found = growths(error, dict(names or {}), locate or _on_accelerators())
+    except Exception:  # whatever the user's objects do when they are looked at
+        return None
+    least = _NOTEWORTHY_SHARE * (failure.pytorch_bytes or 0)
+    return next((one for one in found if one.num_bytes > least), None)
+
+
+def _on_accelerators() -> Locate:
+    from oom_magic.measure.accelerator import find_accelerators  # these load torch
+    from oom_magic.measure.release import locating
+
+    return locating(find_accelerators())
+
+
+def growths(error: BaseException, names: Mapping[str, Any], locate: Locate) -> tuple[Growth, ...]:
+    """What grew in the loops that were running when the error came, largest first.
+
+    ``names`` are the notebook's, for frames whose globals were emptied since; ``locate`` finds device memory.
+    """
+    from oom_magic.explain.live import deepest_frames, names_of  # loads torch
+    from oom_magic.measure.frames import is_library
+
+    found: dict[tuple[str, str], Growth] = {}
+    for frame, trace in deepest_frames(error):
+        file = frame.f_code.co_filename
+        if is_library(file):
+            continue
+        known = {**names, **names_of(frame)}
+        for statement in _in_running_loops(file, frame.f_globals, trace.tb_lineno):
+            growth = _growth(statement, file, known, locate)
+            if growth is not None:
+                found.setdefault((growth.name, growth.place), growth)
+    return tuple(sorted(found.values(), key=lambda one: (-one.num_bytes, -one.num_tensors)))
+
+
+def _in_running_loops(file: str, variables: dict[str, Any], line: int) -> Iterator[ast.stmt]:
+    """The statements of the loops around a line, in the function that it is in."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file, variables)))
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.For, ast.While)) and node.lineno <= line <= (node.end_lineno or 0):
+            yield from _statements(node.body)
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    for statement in body:
+        yield statement
+        if not isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+            for name in _BODIES:
+                yield from _statements(getattr(statement, name, []))
+
+
+def _growth(statement: ast.stmt, file: str, names: Mapping[str, Any], locate: Locate) -> Growth | None:
+    """What a statement makes grow, if that holds tensors."""
+    grown = _grown(statement)
+    value = _NOTHING if grown is None else _value(grown, names)
+    if grown is None or value is _NOTHING:
+        return None
+    from oom_magic.measure.frames import source_line
+    from oom_magic.measure.kept import kept_by  # loads torch
+
+    kept = kept_by(value, locate, names.values())
+    is_sum = isinstance(statement, ast.AugAssign) or not _added(statement)
+    if not kept.num_tensors or (is_sum and not (kept.has_graph or _is_joined(statement))):
+        return None  # a running number takes nothing
+    line = source_line(file, statement.lineno)
+    return Growth(
+        ast.unparse(grown),
+        ast.unparse(statement),
+        f"{line.file.rpartition('/')[2]}:{line.line}",
+        kept.num_tensors,
+        kept.num_bytes,
+        kept.has_graph,
+        _is_joined(statement),
+        _fixed(statement, kept.are_numbers, kept.has_graph),
+    )
+
+
+def _grown(statement: ast.stmt) -> ast.expr | None:
+    """What a statement adds to: a container, a sum, or what is put together with itself."""
+    match statement:
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=owner, attr=attr), args=[*_])) if attr in _ADDING:
+            return owner
+        case ast.AugAssign(target=target, op=ast.Add()):
+            return target
+        case ast.Assign(targets=[ast.Subscript(value=owner)]):
+            return owner
+        case ast.Assign(targets=[ast.Name() | ast.Attribute() as target], value=value):
+            is_sum = isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add)
+            return target if (is_sum or _is_joined(statement)) and _names(target, value) else None
+    return None
+
+
+def _is_joined(statement: ast.stmt) -> bool:
+    value = getattr(statement, "value", None)
+    is_call = isinstance(statement, ast.Assign) and isinstance(value, ast.Call)
+    return is_call and ast.unparse(value.func).rpartition(".")[2] in _JOINING  # type: ignore[union-attr]
+
+
+def _names(target: ast.expr, value: ast.expr) -> bool:
+    text = ast.unparse(target)
+    return any(ast.unparse(node) == text for node in ast.walk(value) if isinstance(node, (ast.Name, ast.Attribute)))
+
+
+def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    """What a dotted name stands for; nothing of the user's is run."""
+    if isinstance(node, ast.Name):
+        return names.get(node.id, _NOTHING)
+    if isinstance(node, ast.Attribute):
+        with suppress(TypeError, KeyError):
+            return vars(_value(node.value, names))[node.attr]
+    if isinstance(node, ast.Subscript):
+        return _value(node.value, names)
+    return _NOTHING
+
+
+def _added(statement: ast.stmt) -> ast.expr | None:
+    """The expression that a statement adds to a container or a sum."""
+    match statement:
+        case ast.Expr(value=ast.Call(args=[*_, added])):
+            return added
+        case ast.AugAssign(value=added):
+            return added
+        case ast.Assign(targets=[ast.Subscript()], value=added):
+            return added
+    return None
+
+
+def _fixed(statement: ast.stmt, are_numbers: bool, has_graph: bool) -> str:
+    """The statement with what it adds as a number, or without its graph and on the host."""
+    added = _added(statement)
+    if added is None or not isinstance(added, (ast.Name, ast.Attribute, ast.Subscript, ast.Call)):
+        return ""
+    text = ast.unparse(added)
+    end = ".item()" if are_numbers and has_graph else ".detach().cpu()" if has_graph else ".cpu()"
+    whole = ast.unparse(statement)
+    return end.join((whole[: whole.rindex(text) + len(text)], whole[whole.rindex(text) + len(text) :]))
+
+
+def is_in(growth: Growth, tree: ast.Module) -> bool:
+    """Whether the line is in a cell."""
+    return any(True for _ in _places(growth, tree))
+
+
+@contextmanager
+def mended(growth: Growth, tree: ast.Module) -> Iterator[None]:
+    """The fixed line in the cell, for a while."""
+    fixed = ast.parse(growth.fixed).body[0]
+    before = [(body, at, body[at]) for body, at in _places(growth, tree)]
+    for body, at, statement in before:
+        body[at] = ast.copy_location(fixed, statement)
+    try:
+        yield
+    finally:
+        for body, at, statement in before:
+            body[at] = statement
+
+
+def _places(growth: Growth, tree: ast.Module) -> Iterator[tuple[list[ast.stmt], int]]:
+    """Where the line stands: lists of statements and positions in them."""
+    for node in ast.walk(tree):
+        for name in _BODIES:
+            body = getattr(node, name, None)
+            if isinstance(body, list):
+                yield from ((body, at) for at, one in enumerate(body) if ast.unparse(one) == growth.code)
