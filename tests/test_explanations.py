@@ -10,9 +10,11 @@ from traceback import walk_tb
 import pytest
 
 from oom_magic.explain import prices as pricing
+from oom_magic.explain import rehearsal
 from oom_magic.explain.causes import Cause
 from oom_magic.explain.diagnosis import Diagnosis
 from oom_magic.notebook import explanations
+from oom_magic.units import MIB
 
 MESSAGE = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 192.00 MiB. GPU 0 has a total capacity of"
@@ -113,6 +115,36 @@ def test_the_failed_cell_is_rehearsed(shell, monkeypatch):
     assert keys["smaller_batch"].values["after"] < 16
     assert "batch_size" in keys["smaller_batch"].code
     assert "batch_size" not in shell.user_ns
+
+
+EVALUATING = """%%gpumem --dry-run --no-plot --memory 1400MiB --steps all
+import torch
+from torch import nn
+net = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(8))).cuda()
+optimizer = torch.optim.SGD(net.parameters())
+for _ in range(3):
+    net(torch.rand(1024, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+def evaluate():
+    return [net(torch.rand(8192, 1024, device="cuda")).sum() for _ in range(8)]
+losses = evaluate()
+"""
+
+
+def test_an_evaluation_after_the_training_is_rehearsed_with_it(shell):
+    shell.run_cell(EVALUATING)
+    diagnosis = run(shell, "%oom_explain")
+    (remedy,) = (one for one in diagnosis.remedies if one.key == "no_grad")
+    assert diagnosis.remedies[0] is remedy and remedy.fits
+    assert remedy.peak_allocated_bytes < 200 * MIB
+
+
+def test_a_rehearsal_that_ends_before_the_failure_says_so(shell, monkeypatch):
+    monkeypatch.setattr(rehearsal, "_MOST_STEPS", 2)
+    shell.run_cell(EVALUATING)
+    diagnosis = run(shell, "%oom_explain")
+    assert "first_steps_fit" in {evidence.key for evidence in diagnosis.evidence}
+    assert all(remedy.fits is None for remedy in diagnosis.remedies)
 
 
 def test_a_cell_that_only_loads_is_rehearsed_with_the_loading_changed(shell):

@@ -80,7 +80,9 @@ def advise(
         return
     if prices.fits:
         sizes = {"needed_bytes": prices.needed_bytes, "usable_bytes": situation.usable_bytes}
-        evidence = (*diagnosis.evidence, Evidence("rehearsal_fits", sizes))
+        steps = {"num_steps": prices.steps_left_after} if prices.steps_left_after else {}
+        fits = Evidence("first_steps_fit" if steps else "rehearsal_fits", {**sizes, **steps})
+        evidence = (*diagnosis.evidence, fits)
         diagnosis = replace(diagnosis, evidence=evidence, remedies=named(diagnosis, _NO_RUN))
         yield diagnosis
     found: list[Remedy] = []

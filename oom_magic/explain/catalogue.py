@@ -186,6 +186,12 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "原样试运行需要 {needed_bytes}，而可用 {usable_bytes}：应当放得下。"
         "失败的那次规模更大，或当时有别的东西占着显存。",
     ),
+    "first_steps_fit": (
+        "Rehearsed as it is for {num_steps} optimizer steps, the run needs {needed_bytes} of the {usable_bytes} that"
+        " can be had: they would fit. What failed came later or was larger, or something else held memory then.",
+        "原样试运行 {num_steps} 个优化器步需要 {needed_bytes}，而可用 {usable_bytes}：这几步应当放得下。"
+        "失败发生得更晚，或规模更大，或当时有别的东西占着显存。",
+    ),
     "no_message": ("The text holds no error message about memory.", "这段文字里没有关于内存的报错信息。"),
     # What a message without numbers means.
     "meaning_short": (

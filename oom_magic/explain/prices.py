@@ -53,6 +53,12 @@ class Prices:
         self.needed_bytes = _needed(self._baseline)
 
     @property
+    def steps_left_after(self) -> int:
+        """After how many optimizer steps the rehearsal left the run, which would have gone on; 0: it did not."""
+        timeline = self._baseline.timeline
+        return timeline.num_steps() if timeline.was_left else 0
+
+    @property
     def fits(self) -> bool:
         """Whether the run fits as it is."""
         return self.needed_bytes <= self._situation.usable_bytes

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from oom_magic.predict.setups.setup import TrainingSetup
 
 _STEPS = 2  # the first makes the optimizer's state, the second is like all others
+_MOST_STEPS = 20  # followed to a failure that came later, in an evaluation say
 _MOST_KNOBS = 4
 _SIZES = ("batch", "seq")
 
@@ -172,7 +173,8 @@ class CellRehearsal:
     """A cell of the notebook with the names it sees, or any function.
 
     ``origin`` is the dry session the cell failed in, if it did; the cell then starts from what that held
-    before. ``call(tree, names)`` executes the cell; what it does to ``names`` is undone each time.
+    before. ``call(tree, names)`` executes the cell; what it does to ``names`` is undone each time. It failed in
+    optimizer step ``failed_in_step``, as far as that is known.
     """
 
     def __init__(
@@ -184,12 +186,14 @@ class CellRehearsal:
         gpu: str | None = None,
         memory: int | None = None,
         origin: DrySession | None = None,
+        failed_in_step: int = 0,
     ) -> None:
         self._call = call
         self._tree = tree
         self._names = names
         self._card = (gpu, memory)
         self._origin = origin
+        self._num_steps = min(max(failed_in_step, _STEPS), _MOST_STEPS)
         self._knobs: dict[str, Knob | None] = {}
         self._survey: Survey | None = None
         self.sizes: Mapping[str, int] = {}
@@ -254,7 +258,9 @@ class CellRehearsal:
     ) -> tuple[MemoryReport, Inputs]:
         from oom_magic.predict.session import DrySession
 
-        session = DrySession(*self._card, stop_after_steps=_STEPS, changes=changes, origin=self._origin, **_UNLIMITED)
+        session = DrySession(
+            *self._card, stop_after_steps=self._num_steps, changes=changes, origin=self._origin, **_UNLIMITED
+        )
 
         def call() -> None:
             with contextlib.ExitStack() as stack:

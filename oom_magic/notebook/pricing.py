@@ -39,7 +39,11 @@ def prices(
         if cell.is_dry:
             names = stack.enter_context(runner.names.entered(shell))
         origin = runner.session if cell.is_dry else None
-        rehearsal = CellRehearsal(_execute, tree, names, gpu=gpu.name, memory=memory, origin=origin)
+        failed = None if report is None else report.out_of_memory
+        step = 0 if failed is None else failed.step
+        rehearsal = CellRehearsal(
+            _execute, tree, names, gpu=gpu.name, memory=memory, origin=origin, failed_in_step=step
+        )
         yield from advise(diagnosis, rehearsal, gpu, report)
 
 

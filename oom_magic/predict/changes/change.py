@@ -49,8 +49,8 @@ class Change:
         """What the outermost module returns instead."""
         return result
 
-    def around_call(self) -> AbstractContextManager[Any]:
-        """A context for each call of the outermost module."""
+    def around_call(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+        """A context for each call of the outermost module, ``model``."""
         return nullcontext()
 
     def around_run(self) -> AbstractContextManager[Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -71,7 +71,7 @@ class MixedPrecision(Change):
         if torch.is_autocast_enabled("cuda"):
             raise InapplicableError("autocast_already")
 
-    def around_call(self) -> AbstractContextManager[Any]:
+    def around_call(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         return torch.autocast("cuda", self.dtype)
 
 
@@ -222,14 +222,27 @@ def library(name: str) -> ModuleType:
 
 
 class NoGradients(Change):
-    """``torch.no_grad()`` around the model, as in an evaluation."""
+    """``torch.no_grad()`` around models that evaluate: in evaluation mode, or called when all training was done.
+
+    ``num_training_calls`` models were called until the last optimizer step of the run as it is; a survey tells.
+    """
+
+    num_training_calls = 0
+    _num_calls = 0
 
     def check(self, model: torch.nn.Module) -> None:
         if not torch.is_grad_enabled():
             raise InapplicableError("gradients_off_already")
 
-    def around_call(self) -> AbstractContextManager[Any]:
-        return torch.no_grad()
+    @contextmanager
+    def around_run(self) -> Iterator[None]:
+        self._num_calls = 0
+        yield
+
+    def around_call(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+        self._num_calls += 1
+        evaluates = not model.training or self._num_calls > self.num_training_calls
+        return torch.no_grad() if evaluates else nullcontext()
 
 
 class ChunkedLoss(Change):

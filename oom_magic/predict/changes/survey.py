@@ -13,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from oom_magic.predict.changes.change import Change, InapplicableError
 from oom_magic.predict.changes.habits import DroppedOutputs, ReleasedGradients, has_outputs
 from oom_magic.predict.changes.loading import LoadedSo
+from oom_magic.predict.changes.models import NoGradients
 from oom_magic.predict.following.patches import replaced
 
 
@@ -31,6 +32,8 @@ class Survey(Change):
         self._changes = tuple(changes)
         self._num_models = 0
         self._num_forwards = 0
+        self._num_calls = 0
+        self._num_training_calls = 0
         self._has_stepped = False
         self._logits: weakref.ref[torch.Tensor] | None = None
 
@@ -62,6 +65,7 @@ class Survey(Change):
             self._refusals.setdefault(change, refusal.with_traceback(None))  # its frames hold the outputs
 
     def result(self, result: Any) -> Any:
+        self._num_calls += 1
         self._num_forwards += torch.is_grad_enabled() and not self._has_stepped
         if has_outputs(result):
             self._logits = weakref.ref(result["logits"])
@@ -71,6 +75,7 @@ class Survey(Change):
     def around_run(self) -> Iterator[None]:
         def before_step(*_: Any) -> None:
             self._has_stepped = True
+            self._num_training_calls = self._num_calls
             self.keeps_outputs |= self._logits is not None and self._logits() is not None
 
         handle = register_optimizer_step_pre_hook(before_step)
@@ -82,6 +87,9 @@ class Survey(Change):
                 yield
         finally:
             handle.remove()
+            for change in self._changes:
+                if isinstance(change, NoGradients):
+                    change.num_training_calls = self._num_training_calls
 
     def _noting(self, zero_grad: Callable[..., None]) -> Callable[..., None]:
         def run(owner: Any, set_to_none: bool = True) -> None:

@@ -97,7 +97,7 @@ class Training:
             with ExitStack() as stack:
                 for change in self._changes:
                     args, kwargs = change.arguments(args, kwargs)
-                    stack.enter_context(change.around_call())
+                    stack.enter_context(change.around_call(module))
                 stack.enter_context(where.inside(module))
                 result = call(module, *args, **kwargs)
             for change in self._changes:
