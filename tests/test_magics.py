@@ -88,6 +88,18 @@ def test_a_dry_name_in_a_real_cell_is_explained(shell, capsys) -> None:
     assert "batch was assigned in a dry run" in capsys.readouterr().out
 
 
+def test_a_name_that_a_dry_run_never_came_to_is_explained(shell, capsys) -> None:
+    train = "def train():\n    for _ in range(9):\n        w.sum().backward()\n        opt.step()\n    return 7\n"
+    setup = "import torch\nw = torch.ones(3, device='cuda', requires_grad=True)\nopt = torch.optim.SGD([w], 0.1)\n"
+    run(shell, f"%%gpumem --dry-run --no-plot\n{setup}{train}curve = train()")
+    run(shell, "%%gpumem --dry-run --no-plot\ncurve")
+    assert "curve would be assigned in a cell whose dry run ended before" in capsys.readouterr().out
+    run(shell, "%%gpumem --dry-run --no-plot --steps all\ncurve = train()")
+    assert run(shell, "%gpumem --dry-run --no-plot curve").result == 7
+    run(shell, "nothing")
+    assert "nothing would be" not in capsys.readouterr().out
+
+
 def test_functions_of_dry_cells_see_later_names(shell) -> None:
     run(shell, "%%gpumem --no-plot\ndef read(): return later")
     assert run(shell, "%%gpumem --no-plot\nlater = 5\nread()").result == 5

@@ -16,10 +16,14 @@ from IPython.core.interactiveshell import InteractiveShell
 
 @dataclass(frozen=True, slots=True)
 class CompiledCell:
-    """Code of a cell: its statements and, if the last of them is an expression, that one apart."""
+    """Code of a cell: its statements and, if the last of them is an expression, that one apart.
+
+    ``assigned`` are the names that the statements assign in the notebook.
+    """
 
     statements: CodeType | None
     value: CodeType | None
+    assigned: frozenset[str]
 
     def run(self, namespace: dict[str, Any]) -> Any:
         """Execute in ``namespace``; the value of a final expression, else None."""
@@ -50,7 +54,12 @@ def _compiled(shell: InteractiveShell, text: str, lines_above: int) -> CompiledC
     final = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     statements = compile(tree, name, "exec", dont_inherit=True) if tree.body else None
     value = compile(ast.Expression(final.value), name, "eval", dont_inherit=True) if final else None
-    return CompiledCell(statements, value)
+    return CompiledCell(statements, value, _assigned(tree, statements))
+
+
+def _assigned(tree: ast.Module, statements: CodeType | None) -> frozenset[str]:
+    stored = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return frozenset() if statements is None else frozenset(stored.intersection(statements.co_names))
 
 
 def _refuse_await(source: str, name: str) -> None:

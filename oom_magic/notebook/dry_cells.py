@@ -24,6 +24,7 @@ class DryNamespace:
     def __init__(self) -> None:
         self.names: dict[str, Any] = {}
         self._hidden: dict[str, int] = {}  # for each own name: identity of the user's object at that time
+        self._unassigned: set[str] = set()  # by cells that were left before they did
 
     @contextmanager
     def entered(self, shell: InteractiveShell) -> Iterator[dict[str, Any]]:
@@ -40,6 +41,21 @@ class DryNamespace:
         finally:
             shell.user_ns = users
             self._keep_own(users)
+
+    def leave_out(self, names: frozenset[str]) -> None:
+        """Remember which ``names`` a cell that was left after its optimizer steps would have assigned."""
+        self._unassigned |= names
+
+    def hint(self, name: str) -> str:
+        """Why a cell does not find ``name``, if that is because of dry runs; else an empty text."""
+        if name in self.names:
+            return f"{name} was assigned in a dry run; it can be used in %%gpumem cells only."
+        if name in self._unassigned:
+            return (
+                f"{name} would be assigned in a cell whose dry run ended before, with the last optimizer step it was to"
+                " follow; %%gpumem --steps all follows that cell to its end."
+            )
+        return ""
 
     def forget(self, name: str) -> None:
         """Drop one own name."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,12 +30,12 @@ class FailedCell:
 class FailureWatch:
     """Keeps the text of the last out-of-memory error and hints at ``%oom_explain`` under it.
 
-    ``dry_names`` gives the names that exist in dry runs only, ``was_dry`` whether the last ``%%gpumem`` was one.
+    ``hint_at`` says why a name is not found that dry runs assigned, ``was_dry`` whether the last ``%%gpumem`` was one.
     ``failed_cell`` is the cell of the last such error, as text.
     """
 
-    def __init__(self, dry_names: Callable[[], Container[str]], was_dry: Callable[[], bool]) -> None:
-        self.dry_names = dry_names
+    def __init__(self, hint_at: Callable[[str], str], was_dry: Callable[[], bool]) -> None:
+        self.hint_at = hint_at
         self.was_dry = was_dry
         self.last_text = ""
         self.failed_cell: FailedCell | None = None
@@ -44,8 +44,8 @@ class FailureWatch:
     def after_cell(self, result: ExecutionResult) -> None:
         """IPython's ``post_run_cell``."""
         error = result.error_in_exec or result.error_before_exec
-        if isinstance(error, NameError) and error.name in self.dry_names():
-            print(f"{error.name} was assigned in a dry run; it can be used in %%gpumem cells only.")
+        if isinstance(error, NameError) and (hint := self.hint_at(error.name or "")):
+            print(hint)
         if error is None or not is_out_of_memory(error):
             return
         self.last_text = text_of(error)

@@ -101,6 +101,8 @@ class CellRunner:
                 raise trimmed(error)  # noqa: B904 - the same exception, not one that follows from it
             finally:
                 self.last_report = session.report
+        if session.report is not None and session.report.timeline.was_left:
+            self.names.leave_out(cell.assigned)
         if session.exception is not None:
             simulated, session.exception = session.exception, None  # it would keep the cell's frames
             raise trimmed(simulated)
