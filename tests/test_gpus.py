@@ -29,6 +29,15 @@ from oom_magic.units import GIB
         ("1080 Ti", "NVIDIA GeForce GTX 1080 Ti"),
         ("Kaggle P100", "Tesla P100-PCIE-16GB"),
         ("GH200", "NVIDIA GH200 480GB"),
+        ("a100_80g", "NVIDIA A100-SXM4-80GB"),
+        ("A100 PCIe", "NVIDIA A100-PCIE-40GB"),
+        ("1060", "NVIDIA GeForce GTX 1060 6GB"),
+        ("3050 ti", "NVIDIA GeForce RTX 3050 Ti Laptop GPU"),
+        ("2060 12GB", "NVIDIA GeForce RTX 2060 12GB"),
+        ("RTX 3060 8GB", "NVIDIA GeForce RTX 3060 8GB"),
+        ("Kaggle T4 x2", "Tesla T4"),
+        ("RTX PRO 6000 Blackwell", "NVIDIA RTX PRO 6000 Blackwell Workstation Edition"),
+        ("H100 SXM5", "NVIDIA H100 80GB HBM3"),
     ],
 )
 def test_spellings(spelling, name):
