@@ -7,11 +7,16 @@ import json
 import pytest
 
 from oom_magic.predict.setups.gpus import DEFAULT_GPU
+from oom_magic.predict.setups.model_source import resolve_model
 from oom_magic.predict.setups.models import find_model
 from oom_magic.predict.setups.setup import TrainingSetup
 from oom_magic.predict.setups.training_code import OPTIMIZERS
 
 MODELS = ("gpt2", "bert-base-chinese", "t5-small", "qwen2.5-0.5b", "vit-base")
+FAMILIES = (
+    "gpt2", "bert-base-uncased", "roberta-base", "distilbert-base-uncased", "t5-small", "llama-3.2-1b", "mistral-7b",
+    "qwen2.5-0.5b", "qwen3-0.6b", "gemma-2-2b", "gemma-3-270m", "gemma-3-4b", "phi-1.5", "phi-3-mini", "vit-base",
+)  # fmt: skip
 PRECISIONS = ("fp32", "bf16", "fp16", "amp-bf16", "amp-fp16")
 
 
@@ -145,10 +150,14 @@ def test_qlora_code_is_what_users_write():
         ({"model": build_perceptron, "method": "qlora"}, "needs weights to quantize"),
         ({"model": build_perceptron, "method": "lora"}, "target_modules must be given"),
         ({"model": build_perceptron, "activation_checkpointing": True}, "needs a transformers model"),
-        ({"model": "bert-base-uncased", "loss": "chunked"}, "loss 'chunked' is for language models"),
+        (
+            {"model": "bert-base-uncased", "loss": "chunked"},
+            "is for decoders .* not for bert-base-uncased: use 'plain'",
+        ),
         ({"model": "gemma-2-2b", "loss": "chunked"}, "soft cap"),
         ({"model": "vit-base", "data": "padded"}, "not images"),
         ({"attention": "flash_attention_2", "precision": "fp32"}, "16 bits only"),
+        ({"attention": "flash_attention_2", "model": "t5-small"}, "transformers has none for t5-small"),
         ({"attention": "flash_attention_2", "gpu": "T4"}, "compute capability 8.0, which T4 does not have"),
     ],
 )
@@ -205,6 +214,34 @@ def test_code_runs_in_a_dry_run(changes):
     assert report.breakdown["parameter"] > 0
     assert {line.line.file for line in report.lines if line.line.line} == {"TrainingSetup code"}
     assert any(line.line.text.startswith("loss") for line in report.lines)
+
+
+@pytest.mark.parametrize("method", ["full", "qlora"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_trains_with_every_method(family, method, tmp_path, recwarn):
+    """Two layers of it, from a folder. The code says nothing when it runs."""
+    pytest.importorskip("bitsandbytes")
+    config = find_model(family).config()
+    for part in (config, getattr(config, "text_config", config), getattr(config, "vision_config", config)):
+        for name in ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers", "n_layers"):
+            if hasattr(part, name):
+                setattr(part, name, 2)
+        if getattr(part, "layer_types", None):
+            part.layer_types = part.layer_types[:2]
+    config.save_pretrained(tmp_path)
+    setup = TrainingSetup(str(tmp_path), method=method, rank=2, seq_len=33, activation_checkpointing=True, gpu="A100")
+    report = setup.dry_run()
+    assert report.out_of_memory is None and len(report.steps) == 3
+    assert (report.breakdown["optimizer_state"] < report.breakdown["parameter"]) == (method != "full")
+    assert not [str(warning.message) for warning in recwarn if "peft" in warning.filename]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_adapters_go_where_peft_puts_them(family):
+    constants = pytest.importorskip("peft.utils.constants")
+    source = resolve_model(family)
+    usual = constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(source.model_type)
+    assert usual is None or list(source.lora_targets) == list(usual)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "paged-adamw8bit"])

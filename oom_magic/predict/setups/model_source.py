@@ -56,7 +56,8 @@ _LINEAR_LAYERS: dict[str, dict[str, tuple[str, str]]] = {
 # PEFT's own choice (peft.utils.constants), written out so that the code says what is trained.
 _LORA_TARGETS = {
     "gpt2": ("c_attn",), "bert": ("query", "value"), "roberta": ("query", "value"),
-    "distilbert": ("q_lin", "v_lin"), "t5": ("q", "v"), "phi3": ("qkv_proj",),
+    "distilbert": ("q_lin", "v_lin"), "t5": ("q", "v"), "phi": ("q_proj", "v_proj", "fc1", "fc2"),
+    "phi3": ("qkv_proj",),
 }  # fmt: skip
 
 
@@ -86,6 +87,11 @@ class ModelSource:
         if self.model_type in _LINEAR_LAYERS:
             return _LORA_TARGETS.get(self.model_type, ("q_proj", "v_proj"))
         return "all-linear"
+
+    @property
+    def attention(self) -> str:
+        """What transformers 5 computes attention with unless told; in Gemma 2 "sdpa" would leave out the soft cap."""
+        return "eager" if self.model_type == "gemma2" else "sdpa"
 
     @property
     def linear_layers(self) -> dict[str, int]:

@@ -29,6 +29,14 @@ _DECODER = _BLOCKS + " num_key_value_heads vocab_size"
 _UNTIED = {"tie_word_embeddings": False, "torch_dtype": "bfloat16"}
 _TIED = {"tie_word_embeddings": True, "torch_dtype": "bfloat16"}
 
+
+def _gemma3_text(*sizes: int) -> dict[str, Any]:
+    columns = (_BLOCKS + " num_key_value_heads head_dim query_pre_attn_scalar").split()
+    rest = {"vocab_size": 262208, "max_position_embeddings": 131072, "sliding_window": 1024,
+            "tie_word_embeddings": True, "model_type": "gemma3_text"}  # fmt: skip
+    return {**dict(zip(columns, sizes, strict=True)), **rest}
+
+
 FAMILIES = (
     Family(
         "gpt2", "causal-lm", "n_embd n_layer n_head",
@@ -185,6 +193,21 @@ FAMILIES = (
             ("gemma-3-1b", "google/gemma-3-1b-pt", 999_885_952, 1152, 6912, 26, 4, 1, 262144, 512),
         ),
         {**_TIED, "head_dim": 256, "query_pre_attn_scalar": 256, "max_position_embeddings": 32768},
+    ),
+    Family(  # with the vision tower that comes with them
+        "gemma3", "causal-lm", "text_config",
+        (
+            ("gemma-3-4b", "google/gemma-3-4b-pt", 4_300_079_472, _gemma3_text(2560, 10240, 34, 8, 4, 256, 256)),
+            ("gemma-3-12b", "google/gemma-3-12b-pt", 12_187_325_040, _gemma3_text(3840, 15360, 48, 16, 8, 256, 256)),
+            ("gemma-3-27b", "google/gemma-3-27b-pt", 27_432_406_640, _gemma3_text(5376, 21504, 62, 32, 16, 128, 168)),
+        ),
+        {
+            "mm_tokens_per_image": 256, "torch_dtype": "bfloat16",
+            "vision_config": {
+                "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16,
+                "image_size": 896, "patch_size": 14, "vision_use_head": False, "model_type": "siglip_vision_model",
+            },
+        },
     ),
     Family(
         "phi", "causal-lm", _BLOCKS + " partial_rotary_factor resid_pdrop",

@@ -52,11 +52,11 @@ class TrainingSetup:
     """A training run: the model, how it is trained, with what batches, on which card.
 
     ``model``: a preset's name ("qwen2.5-7b"), a folder with ``config.json``, a transformers configuration, or
-    a named function that returns an ``nn.Module`` from token ids to logits. ``alpha`` is twice the ``rank``
-    and ``target_modules`` PEFT's choice unless given. ``precision``: type of the weights ("fp32", "bf16",
-    "fp16") or autocast over float32 weights ("amp-bf16", "amp-fp16"); weights that LoRA and QLoRA freeze are
-    16 bits wide in both. ``frozen``: parts of names of parameters that are not trained. ``data``: "packed"
-    (all sequences full) or "padded" (with an attention mask). ``memory`` overrides the capacity of ``gpu``.
+    a named function that returns an ``nn.Module`` from token ids to logits. ``alpha`` is twice the ``rank``,
+    ``target_modules`` PEFT's choice and ``attention`` transformers' unless given. ``precision``: type of the
+    weights ("fp32", "bf16", "fp16") or autocast over float32 weights ("amp-bf16", "amp-fp16"); weights that LoRA
+    and QLoRA freeze are 16 bits wide in both. ``frozen``: parts of names of parameters that are not trained.
+    ``data``: "packed" (all sequences full) or "padded" (with an attention mask). ``memory`` overrides the capacity of ``gpu``.
     Raises ValueError, naming field, value and what is allowed, if something does not go together.
     """
 
@@ -73,7 +73,7 @@ class TrainingSetup:
     precision: str = "bf16"
     optimizer: str = "adamw"
     activation_checkpointing: bool = False
-    attention: str = "sdpa"
+    attention: str = ""
     loss: str = "plain"
     frozen: tuple[str, ...] = ()
     data: str = "packed"
@@ -87,6 +87,8 @@ class TrainingSetup:
             value = getattr(self, name)
             if isinstance(value, list):
                 object.__setattr__(self, name, tuple(value))
+        if not self.attention:
+            object.__setattr__(self, "attention", self.source.attention)
         _check_fields(self)
         _check_combination(self)
 
@@ -231,6 +233,7 @@ def _check_combination(setup: TrainingSetup) -> None:
         "no_target_modules": is_own and setup.method == "lora" and setup.target_modules is None,
         "flash_in_32_bits": is_flash and setup.precision == "fp32",
         "flash_on_old_card": is_flash and find_gpu(setup.gpu).capability < (8, 0),
+        "flash_of_t5": is_flash and source.model_type == "t5",
         "longer_than_positions": positions is not None and setup.seq_len > positions,
     }
     values: dict[str, Any] = {

@@ -144,6 +144,8 @@ class _Writer:
         self.use("transformers", "BitsAndBytesConfig")
         settings = ["load_in_4bit=True", 'bnb_4bit_quant_type="nf4"', "bnb_4bit_use_double_quant=True",
                     f"bnb_4bit_compute_dtype={self.compute_dtype}"]  # fmt: skip
+        if "classification" in self.source.task:  # the head is trained; transformers 5 would quantize it
+            settings.append('llm_int8_skip_modules=["classifier", "score"]')
         return _call("quantization = BitsAndBytesConfig", settings)
 
     def adapter(self) -> list[str]:
@@ -164,6 +166,7 @@ class _Writer:
                     f"target_modules={shown}"]  # fmt: skip
         task = _PEFT_TASKS.get(self.source.task)
         settings += [f'task_type="{task}"'] if task else []
+        settings += ["fan_in_fan_out=True"] if self.source.model_type == "gpt2" else []  # its Conv1D is transposed
         settings += ['modules_to_save=["classifier"]'] if self.source.task == "image-classification" else []
         lines += _call("lora = LoraConfig", settings)
         lines.append("model = get_peft_model(model, lora)")
