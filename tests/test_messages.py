@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oom_templates import MUTATIONS, VERSIONS, Numbers, render, shuffled_numbers
 
+from oom_magic.explain.causes import judge, main_failure
 from oom_magic.explain.messages import read
 
 DATA = Path(__file__).parent / "data" / "oom_messages.jsonl"
@@ -25,6 +26,9 @@ SIZES = {
 
 def rows(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+PASTES = json.loads((DATA.parent / "pastes.json").read_text())
 
 
 def fullest(failures):
@@ -158,6 +162,20 @@ def test_real_messages(row):
     assert {name: getattr(failure, name) for name in row["fields"]} == row["fields"]
 
 
+@pytest.mark.parametrize("row", PASTES, ids=lambda row: row["name"])
+def test_pastes_from_everywhere(row):
+    failures = read(row["text"])
+    assert len(failures) == row["num_failures"]
+    main, expected = main_failure(failures), dict(row["expected"])
+    assert judge(failures, row["text"]).cause == expected.pop("cause", judge(failures, row["text"]).cause)
+    assert {name: getattr(main, name) for name in expected} == expected
+
+
+def test_a_process_that_holds_less_than_its_pytorch_is_not_believed():
+    text = render("T6", Numbers(process=0, others=()))[0]
+    assert read(text)[0].process_bytes == 0 and read(text)[0].own_process_bytes is None
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.text())
 def test_any_text_is_read(text):
@@ -182,7 +200,8 @@ def test_damaged_messages_are_read(data):
         "CUDA out of memory. ", "GPU 0 has a total capacity of ", "[rank0]: a\n[rank1]: b\n",
         "Error", "a.b.", "enforce fail at ", "1 1 ",
         "NVML_SUCCESS == ", "RuntimeError: CUDA error: out of memory\n", "\\n", "[", "\x1b[0m",
-        "DataLoader worker (pid ",
+        "DataLoader worker (pid ", "&gt;", "May  1 10:00:00 gpu07 x: ", "BFCArena::AllocateRawInternal ", "1: ",
+        "[Stage-0] ", "1 killed ", "inline_container.cc", "allocating 1 MiB on device 0:",
     ],
 )  # fmt: skip
 def test_a_megabyte_of_anything_is_read(piece):

@@ -87,6 +87,8 @@ _MIN_OWN_SHARE = 0.6
 _OWN_OUTSIDE_BYTES = 3 * GIB // 4
 # The CUDA context takes the rest even of an empty card.
 _MOST_USABLE_SHARE = 0.97
+# The largest block of Level Zero without UR_L0_USE_RELAXED_ALLOCATION_LIMITS=1.
+_XPU_BLOCK_BYTES = 4 * GIB
 # Sizes that the allocator asks for whatever small tensor needs room.
 _NAMELESS_REQUESTS = (2 * 2**20, 20 * 2**20)
 
@@ -109,6 +111,9 @@ _FIXED: dict[str, tuple[Cause, Confidence]] = {
     "shared_memory_full": (Cause.SHARED_MEMORY, Confidence.CERTAIN),
     "dataloader_killed": (Cause.HOST_RAM, Confidence.LIKELY),
     "slurm_oom_kill": (Cause.HOST_RAM, Confidence.CERTAIN),
+    "scheduler_oom_kill": (Cause.HOST_RAM, Confidence.CERTAIN),
+    "ray_oom_kill": (Cause.HOST_RAM, Confidence.CERTAIN),
+    "sglang": (Cause.MEMORY_FRACTION_LIMIT, Confidence.CERTAIN),
     "kernel_oom_killer": (Cause.HOST_RAM, Confidence.CERTAIN),
     "sigkill": (Cause.HOST_RAM, Confidence.LIKELY),
     "notebook_host": (Cause.HOST_RAM, Confidence.LIKELY),
@@ -218,6 +223,18 @@ def _too_big_tensor(failure: Failure, clues: Clues) -> Judgement | None:
         evidence.append(Evidence(f"tensor_{clues.tensor}", _where(clues)))
         return Judgement(Cause(clues.tensor), tuple(evidence), Confidence.LIKELY)
     return Judgement(Cause.REQUEST_ALONE_TOO_BIG, tuple(evidence), Confidence.CERTAIN)
+
+
+def _above_block_limit(failure: Failure) -> Judgement | None:
+    """Intel's driver gives no block of 4 GiB or more unless told to, whatever is free."""
+    requested, total = failure.requested_bytes, failure.total_bytes
+    free = failure.free_bytes
+    if free is None and total is not None and failure.pytorch_bytes is not None:
+        free = total - failure.pytorch_bytes
+    if failure.backend != "xpu" or not requested or requested < _XPU_BLOCK_BYTES or free is None or free < requested:
+        return None
+    values = {"requested_bytes": requested, "free_bytes": free, "limit_bytes": _XPU_BLOCK_BYTES}
+    return Judgement(Cause.REQUEST_ALONE_TOO_BIG, (Evidence("above_block_limit", values),), Confidence.LIKELY)
 
 
 def _others(failure: Failure) -> Judgement | None:
@@ -358,6 +375,7 @@ def _verdicts(failure: Failure, clues: Clues) -> Iterator[Judgement | None]:
     yield _limit(failure)
     yield _private_pools(failure)
     yield _too_big_tensor(failure, clues)
+    yield _above_block_limit(failure)
     yield _others(failure)
     yield _mps_others(failure)
     yield _fragmentation(failure)

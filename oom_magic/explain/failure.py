@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from oom_magic.units import GIB, KIB, MIB
@@ -79,8 +80,9 @@ class Failure:
     @property
     def own_process_bytes(self) -> int | None:
         """Bytes that this process holds on the device, PyTorch or not, where the message says so."""
-        if self.process_bytes is not None:
-            return self.process_bytes
+        held = self.pytorch_bytes or 0
+        if self.process_bytes is not None:  # some drivers print less than PyTorch alone holds, or 0 bytes
+            return self.process_bytes if self.process_bytes + 2 * rounding_bytes(held) >= held else None
         own = self.self_listed_as_pid
         return dict(self.other_processes).get(own) if own is not None else None
 
@@ -93,7 +95,7 @@ class Failure:
     @property
     def num_sizes(self) -> int:
         """How many sizes the message prints; the fullest message of a text explains it best."""
-        sizes = [value for name, value in vars(self).items() if name.endswith("_bytes")]
+        sizes = _sizes_of(self)
         return len(sizes) - sizes.count(None) + len(self.other_processes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -102,6 +104,9 @@ class Failure:
             "stuck_bytes": self.stuck_bytes,
             "self_listed_as_pid": self.self_listed_as_pid,
         }
+
+
+_sizes_of = attrgetter(*(one.name for one in dataclasses.fields(Failure) if one.name.endswith("_bytes")))
 
 
 def rounding_bytes(printed_bytes: int) -> int:

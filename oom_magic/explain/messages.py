@@ -109,7 +109,8 @@ def _found_from(draft: Draft, squeezed: str) -> _Found:
         **draft.sizes,
     }
     num_sizes = len(draft.sizes) + len(draft.processes)
-    is_faint = not (num_sizes or draft.is_refused_as_absurd) or draft.clauses <= {"head", "isalloc"}
+    is_clear = num_sizes or draft.is_refused_as_absurd or draft.is_block_limited
+    is_faint = not is_clear or draft.clauses <= {"head", "isalloc"}
     return _Found(values, num_sizes, is_faint, draft.start, draft.end)
 
 
@@ -119,6 +120,8 @@ def _format_of(draft: Draft, backend: str, squeezed: str) -> str:
         return "cuda_malloc_async"
     if draft.is_preempted:
         return "cuda_preempted"
+    if draft.is_block_limited:
+        return "ipex_4gb"
     if draft.is_refused_as_absurd:
         return "cuda_absurd_size"
     if backend != "cuda":

@@ -6,7 +6,11 @@ import re
 from collections.abc import Iterable, Iterator
 
 _ANSI = re.compile(r"(?:\x1b|\\x1b|\\u001b|\\033|\\e)\[[0-9;?]{0,20}[A-Za-z]|\[\d{1,3}(?:;\d{1,3}){0,4}m")
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u200b-\u200f\u2060\ufeff]|<br */?>")
+_CONTROL = re.compile(
+    r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u200b-\u200f\u2060\ufeff]|<br */?>|&(?:gt|lt|nbsp|quot|amp|#\d{1,6});"
+)
+# Chinese keyboards and pages write punctuation, digits and letters twice as wide.
+_FULL_WIDTH = {0xFF01 + offset: 0x21 + offset for offset in range(94)} | {0x3000: 0x20, 0x3002: 0x2E}
 _RAY = r"\([\w.]{1,40} pid=\d{1,10}[^)\n]{0,60}\)"
 _RANK = re.compile(rf"^[ \t>#|]{{0,8}}(\[(?:rank ?|default)?\d{{1,4}}\](?=:| )|{_RAY})", re.M)
 _CLOCK = r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
@@ -20,6 +24,10 @@ _PREFIX = re.compile(
     r"|//"
     r"|\[(?:rank ?|default)?\d{1,4}\]:?"
     r"|\[[\w./-]{1,60}:\d{1,6}\]"
+    r"|\[[A-Za-z]{1,20}-\d{1,4}\]"
+    rf"|[A-Z][a-z]{{2}} [ \d]\d {_CLOCK} [\w.-]{{1,60}} [\w./-]{{1,60}}(?:\[\d{{1,10}}\])?: "  # syslog
+    r"|\d{1,4}: "  # srun --label
+    r"|wandb: "
     rf"|\[?{_DATE}(?:[T ]{_CLOCK})?(?:Z|[+-]\d\d:?\d\d)?[\],]?(?=[\s|:-])"
     rf"|\[?{_CLOCK}(?:Z|[+-]\d\d:?\d\d)?[\],]?(?=[\s|:-])"
     r"|\[[IWEF]\d{4}[^\]\n]{0,60}\]"
@@ -44,7 +52,7 @@ _GAP_MARK = "~"
 def clean(text: str) -> str:
     """The text without colour codes, control characters and line prefixes, each rank's lines together."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
-    text = _CONTROL.sub("", _ANSI.sub("", text))
+    text = _CONTROL.sub("", _ANSI.sub("", text.translate(_FULL_WIDTH)))
     return _PREFIX.sub("", _untangle(text))
 
 

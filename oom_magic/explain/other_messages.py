@@ -48,6 +48,15 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("nccl", "cuda", True, r"cudafailure2?outofmemory"),
     ("nccl", "cuda", False, r"cudafailure(?!2?outofmemory)\d{0,4}[a-z]"),
     ("third_party_cuda_oom", "cuda", True, r"cudafailedwitherror2outofmemory"),
+    (
+        "third_party_cuda_oom", "cuda", True,
+        rf"(?:allocating(?P<requested>{SIZE})ondevice\d{{0,3}}:)?cudamallocfailed:outofmemory",
+    ),
+    (
+        "third_party_cuda_oom", "cuda", True,
+        r"bfcarena::allocaterawinternal.{0,120}?(?:requestedbytesof|bufferofsize)(?P<requested_bytes>\d{1,22})",
+    ),
+    ("third_party_cuda_oom", "cuda", True, r"outofmemory\(requestedsizewas(?P<requested_bytes>\d{1,22})bytes"),
     ("third_party_cuda_oom", "cuda", True, r"outofmemoryallocating(?P<requested_bytes>[\d,]{1,24})bytes"),
     ("bitsandbytes", "cuda", True, r"erroroutofmemoryatline\d{1,6}infile"),
     ("bitsandbytes", "cuda", False, r"errorinvaliddeviceordinalatline\d{1,6}infile"),
@@ -75,12 +84,16 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("shared_memory_full", "cpu", True, r"nospaceleftondevice.{0,80}/dev/shm"),
     ("slurm_oom_kill", "cpu", True, r"detected\d{1,6}oom[-_]?killevent"),
     ("slurm_oom_kill", "cpu", True, r"slurm.{0,60}exceeded(?:job|step)memorylimit"),
+    ("scheduler_oom_kill", "cpu", True, r"pbs:jobkilled:[vp]{0,2}mem|term_memlimit"),
     ("kernel_oom_killer", "cpu", True, r"outofmemory:kill(?:ed)?process"),
+    ("ray_oom_kill", "cpu", True, r"duetothenoderunninglowonmemory|killedduetomemorypressure\(oom\)"),
     ("notebook_host", "cpu", True, r"crashedafterusingallavailableram"),
     ("notebook_host", "cpu", True, r"notebooktriedtoallocatemorememorythanisavailable"),
     # Other frameworks and what they wrap.
     ("vllm", "cuda", True, r"noavailablememoryforthecacheblocks|largerthantheavailablekvcachememory"),
     ("vllm", "cuda", True, r"largerthanthemaximumnumberoftokensthatcanbestoredinkvcache"),
+    ("sglang", "cuda", True, r"notenoughmemory\.pleasetrytoincrease--mem-fraction-static"),
+    ("paddle", "cuda", True, rf"outofmemoryerrorongpu\d{{0,3}}\.cannotallocate(?P<requested>{SIZE})memory"),
     ("vllm_startup", "cuda", True, r"freememoryondevice.{0,80}islessthandesiredgpumemoryutilization"),
     ("hf_offload", "cuda", True, r"somemodulesaredispatchedonthecpuorthedisk"),
     ("hf_auto_batch", "cuda", True, r"noexecutablebatchsizefound"),
@@ -93,7 +106,7 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
         rf"oomwhenallocatingtensorwithshape\[(?P<shape>[\d,]{{0,80}})\](?:andtype{_DTYPE})?",
     ),
     ("mps_invalid_buffer", "mps", True, rf"invalidbuffersize:(?P<requested>{SIZE})"),
-    ("ipex_4gb", "xpu", True, r"cannotallocatememoryblockwithsizelargerthan4gb"),
+    ("mps_command_buffer", "mps", True, r"kiogpucommandbuffercallbackerroroutofmemory"),
     # Look-alikes: limits, bugs and refusals that no amount of device memory cures.
     ("triton", "cuda", False, r"outofresources?:(?:sharedmemory|tensormemory|registers)"),
     ("inductor_triton", "cuda", False, r"(?:novalidtritonconfigs(?:.{0,60}?))?outofresource:triton_"),
@@ -124,7 +137,10 @@ _FAINT_ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("nccl", "cuda", None, r"unhandledcudaerror"),
     ("cpu_allocator", "cpu", True, r"defaultcpuallocator:(?:can.{0,3}tallocate|notenough)memory"),
     ("dataloader", "cpu", True, r"unexpectedbuserrorencounteredinworker"),
-    ("kernel_oom_killer", "cpu", True, r"oomkilled"),
+    ("kernel_oom_killer", "cpu", True, r"oomkilled|oom-kill:constraint"),
+    ("ray_oom_kill", "cpu", True, r"exceedsthememoryusagethreshold"),
+    ("disk_full", None, False, r"nospaceleftondevice|storagefull|pytorchstreamwriterfailed"),
+    ("disk_full", None, False, r"inline_container\.cc.{0,20}unexpectedpos"),
     ("sigkill", "cpu", True, r"exitcode:?=?(?:-9|137)(?!\d)|signal9\(sigkill\)|signals\.sigkill"),
     ("notebook_host", "cpu", True, r"tcmalloc:largealloc(?P<requested_bytes>\d{1,22})bytes"),
     ("notebook_host", "cpu", None, r"kernelrestarter:restartingkernel"),
@@ -142,6 +158,7 @@ _KILLED = (
     r"^(?:[^\n]{0,200}: line \d{1,6}: +\d{0,9} ?)?(?:\d{1,9} +)?"
     r"(?:\[\d{1,4}\][ \t+-]{0,8}\d{0,9}[ \t]{1,8})?"
     r"Killed(?:[ \t]*$|[ \t]{2,}\S|[ \t]+\S{0,60}python)"
+    r"|^(?:zsh: |\d{1,9} {1,8})killed {1,8}\S"
 )
 LINE_KINDS = (
     # cudaMallocAsync's message ends here where a NUL byte cut it (2.3 and later, device 0).

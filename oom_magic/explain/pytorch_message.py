@@ -28,6 +28,7 @@ _BACKENDS = {
 _NAME = "|".join(_BACKENDS)
 _CLAUSE = re.compile(
     rf"(?P<head>(?:{_NAME})(?:backend)?outofmemory(?!:?killedprocess))"
+    r"|(?P<block_limit>cannotallocatememoryblockwithsizelargerthan4gb)"
     rf"|(?<!you)triedtoallocate:?(?P<requested>{SIZE}|morethan1eb)"
     rf"|requestedsize:(?P<rejected>{SIZE})"
     rf"|allocationondevice(?P<async_device>\d{{0,3}})wouldexceed"
@@ -67,7 +68,7 @@ _FIELDS = {
 }  # fmt: skip
 # Clauses with which a message, or what a paste left of it, may begin.
 _OPENING = (
-    "head", "requested", "rejected", "async_device", "device", "old_device", "capacity", "mps_allocated",
+    "head", "block_limit", "requested", "rejected", "async_device", "device", "old_device", "capacity", "mps_allocated",
     "isalloc",
 )  # fmt: skip
 
@@ -83,6 +84,7 @@ class Draft:
     device_index: int | None = None
     is_refused_as_absurd: bool = False
     is_preempted: bool = False
+    is_block_limited: bool = False
     sizes: dict[str, int | None] = field(default_factory=dict)
     processes: list[tuple[int, int | None]] = field(default_factory=list)
     clauses: set[str] = field(default_factory=set)
@@ -123,7 +125,7 @@ def _opens_message(clause: str, start: int, draft: Draft) -> bool:
     """Whether a clause belongs to another message than the one being gathered."""
     if start - draft.end > _MAX_CLAUSE_GAP:
         return True
-    if clause in ("head", "async_device"):
+    if clause in ("head", "async_device", "block_limit"):
         return True
     if clause in ("requested", "device", "old_device", "capacity"):
         later = {"device", "old_device"} & draft.clauses if clause == "requested" else set()
@@ -147,6 +149,8 @@ def _add_clause(draft: Draft, clause: str, match: re.Match[str]) -> None:
         draft.style = {"device": "of_which", "old_device": "total_capacity", "async_device": "async"}[clause]
         if clause == "old_device":
             draft.sizes["total_bytes"] = parse_size(match.group("old_capacity"))
+    elif clause == "block_limit":
+        draft.backend, draft.is_block_limited = "xpu", True
     elif match.group().endswith("morethan1eb"):
         draft.is_refused_as_absurd = True
     else:
