@@ -56,7 +56,8 @@ class TrainingSetup:
     ``target_modules`` PEFT's choice and ``attention`` transformers' unless given. ``precision``: type of the
     weights ("fp32", "bf16", "fp16") or autocast over float32 weights ("amp-bf16", "amp-fp16"); weights that LoRA
     and QLoRA freeze are 16 bits wide in both. ``frozen``: parts of names of parameters that are not trained.
-    ``data``: "packed" (all sequences full) or "padded" (with an attention mask). ``memory`` overrides the capacity of ``gpu``.
+    ``data``: "packed" (all sequences full) or "padded" (with an attention mask). ``memory`` overrides the capacity
+    of ``gpu``.
     Raises ValueError, naming field, value and what is allowed, if something does not go together.
     """
 
