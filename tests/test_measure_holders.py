@@ -57,8 +57,8 @@ def test_modules_and_optimizers_are_reached() -> None:
     model(torch.ones(1, 10)).sum().backward()
     optimizer.step()
     reached = reach([model], storage_of)
-    assert [sum(one.num_bytes for one in part) for part in (reached.own, reached.gradients)] == [400, 400]
-    assert sum(one.num_bytes for one in reach([optimizer], storage_of).everything()) == 4 * 400 + 4
+    assert [sum(part.values()) for part in (reached.own, reached.gradients)] == [400, 400]
+    assert sum(reach([optimizer], storage_of).everything().values()) == 4 * 400 + 4
 
 
 def test_the_notebooks_own_objects_hold_nothing(shell: InteractiveShell) -> None:

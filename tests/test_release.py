@@ -35,23 +35,23 @@ class HostMemory:
     """Stands for a GPU: the large tensors of this process."""
 
     def allocated(self) -> dict[str, int]:
-        return {"host": sum(storage.num_bytes for storage in self._storages())}
+        return {"host": sum(self._storages().values())}
 
     def levels(self) -> dict[str, Levels]:
         return {device: Levels(num_bytes, num_bytes) for device, num_bytes in self.allocated().items()}
 
     def storage(self, tensor: torch.Tensor) -> Storage | None:
         found = storage_of(tensor)
-        return found if found is not None and found.num_bytes >= LARGE else None
+        return found if found is not None and found[1] >= LARGE else None
 
     def give_back(self, usual: Mapping[str, int]) -> None:
         pass
 
-    def _storages(self) -> set[Storage]:
+    def _storages(self) -> dict[int, int]:
         gc.collect()
         tensors = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]
         with torch._C.DisableTorchFunctionSubclass():
-            return {place for tensor in tensors if (place := self.storage(tensor)) is not None}
+            return dict(filter(None, map(self.storage, tensors)))
 
 
 MEMORY: list[Memory] = [HostMemory()]

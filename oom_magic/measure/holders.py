@@ -7,14 +7,15 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any
 
 import torch
 from torch._C import DisableTorchFunctionSubclass
 
 from oom_magic.measure.live_objects import live_objects
-from oom_magic.measure.ownership import Storage, inner_tensors
-from oom_magic.measure.reach import Locate, Reached, namespaces_of_modules, reach
+from oom_magic.measure.ownership import inner_tensors
+from oom_magic.measure.reach import Locate, Reached, Storages, namespaces_of_modules, reach, without
 from oom_magic.measure.referrers import referrers
 from oom_magic.memory.report import Holder
 
@@ -45,24 +46,27 @@ def holders_in(
     """
     sizes: Counter[str] = Counter()
     for (name, _), storages in held_in(namespace, locate).rows.items():
-        sizes[name] += sum(one.num_bytes for one in storages if among is None or one.address in among)
+        sizes[name] += sum(num_bytes for address, num_bytes in storages.items() if among is None or address in among)
     return tuple(Holder(name, num_bytes) for name, num_bytes in sizes.most_common() if num_bytes)
 
 
 @dataclass(slots=True)
 class Held:
-    """Storages by the name that holds them and as what; and the tensors that names lead to, by identity."""
+    """Storages by the name that holds them and as what; and the objects that names lead to, by identity."""
 
-    rows: dict[tuple[str, str], set[Storage]] = field(default_factory=dict)
-    tensors: set[int] = field(default_factory=set)
+    rows: dict[tuple[str, str], Storages] = field(default_factory=dict)
+    objects: set[int] = field(default_factory=set)
 
     def without(self, names: Collection[str]) -> Held:
         """What the other names hold."""
-        return Held({key: storages for key, storages in self.rows.items() if key[0] not in names}, self.tensors)
+        return Held({key: storages for key, storages in self.rows.items() if key[0] not in names}, self.objects)
 
-    def storages(self) -> set[Storage]:
+    def storages(self) -> Storages:
         """All that is held."""
-        return set().union(*self.rows.values())
+        found: Storages = {}
+        for storages in self.rows.values():
+            found |= storages
+        return found
 
 
 def held_in(namespace: Mapping[str, Any], locate: Locate, borders: Collection[int] = frozenset()) -> Held:
@@ -75,7 +79,7 @@ def held_in(namespace: Mapping[str, Any], locate: Locate, borders: Collection[in
     for name, value in sorted(named_values(namespace), key=_rank):
         reached = reach([value], locate, around)
         held.rows.update({(name, what): storages for what, storages in _shares(name, value, reached) if storages})
-        held.tensors |= reached.tensors
+        held.objects |= reached.objects
     return held
 
 
@@ -107,7 +111,7 @@ def _rank(item: tuple[str, Any]) -> int:
     return next((at for at, kind in enumerate(kinds) if issubclass(type(value), kind)), 3)
 
 
-def _shares(name: str, value: Any, reached: Reached) -> Iterator[tuple[str, set[Storage]]]:
+def _shares(name: str, value: Any, reached: Reached) -> Iterator[tuple[str, Storages]]:
     """What an object holds, by what it is for."""
     kind = type(value)
     what = "shown result" if name.startswith("Out[") else kind.__name__
@@ -118,40 +122,41 @@ def _shares(name: str, value: Any, reached: Reached) -> Iterator[tuple[str, set[
     elif issubclass(kind, torch.optim.Optimizer):
         what = f"optimizer {kind.__name__}, its state"
     yield what, reached.own
-    yield "gradients", reached.gradients - reached.own
-    yield "autograd graph", reached.graph - reached.own - reached.gradients
+    yield "gradients", without(reached.gradients, reached.own)
+    yield "autograd graph", without(reached.graph, reached.own | reached.gradients)
 
 
-def _counted_once(rows: Mapping[tuple[str, str], set[Storage]]) -> list[Holding]:
+def _counted_once(rows: Mapping[tuple[str, str], Storages]) -> list[Holding]:
     """A holding for each row that is the first to hold something."""
-    owners: dict[Storage, tuple[str, str]] = {}
-    own_bytes: Counter[tuple[str, str]] = Counter()
+    owners: dict[int, tuple[str, str]] = {}
+    own_bytes: dict[tuple[str, str], int] = {}
     others: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
     for key, storages in rows.items():
-        for storage in storages:
-            owner = owners.setdefault(storage, key)
-            if owner == key:
-                own_bytes[key] += storage.num_bytes
-            elif owner[0] != key[0]:
+        for owner in {owners[address] for address in storages.keys() & owners.keys()}:
+            if owner[0] != key[0]:
                 others[owner][key[0]] = None
+        own = without(storages, owners)
+        if own:
+            own_bytes[key] = sum(own.values())
+            owners.update(zip(own, repeat(key)))
     return [Holding(*key, num_bytes, tuple(others[key])) for key, num_bytes in own_bytes.items()]
 
 
 def _out_of_sight(held: Held, locate: Locate) -> list[Holding]:
     """Tensors that live but are reached from no name, by what refers to them."""
     known = held.storages()
-    storages: dict[int, set[Storage]] = {}
+    storages: dict[int, Storages] = {}
     lost = []
     for tensor in live_objects(lambda kind: issubclass(kind, torch.Tensor)):
-        if id(tensor) in held.tensors:
+        if id(tensor) in held.objects:
             continue
         with DisableTorchFunctionSubclass():
-            parts = {place for part in inner_tensors(tensor) if (place := locate(part)) is not None} - known
+            parts = without(dict(filter(None, map(locate, inner_tensors(tensor)))), known)
         if parts:
             storages[id(tensor)] = parts
             lost.append(tensor)
     kinds = referrers(lost) if lost else {}
-    rows: dict[tuple[str, str], set[Storage]] = defaultdict(set)
+    rows: dict[tuple[str, str], Storages] = defaultdict(dict)
     for tensor in lost:
         words = ", ".join(sorted(kinds.get(id(tensor), ()))[:_MOST_KINDS])
         rows["", words or "a running function, or C++"] |= storages[id(tensor)]

@@ -10,7 +10,7 @@ import torch
 
 from oom_magic.measure.live_objects import collector_off
 from oom_magic.measure.ownership import tensors_in
-from oom_magic.measure.reach import Locate, reach
+from oom_magic.measure.reach import Locate, reach, without
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +28,10 @@ def kept_by(value: Any, locate: Locate, around: Iterable[Any] = ()) -> Kept:
     with collector_off():
         tensors = list(tensors_in(value))
         models = reach([one for one in around if issubclass(type(one), torch.nn.Module)], locate)
-        storages = reach([value], locate).everything() - models.everything()
+        storages = without(reach([value], locate).everything(), models.everything())
         return Kept(
             len(tensors),
-            sum(one.num_bytes for one in storages),
+            sum(storages.values()),
             any(tensor.grad_fn is not None for tensor in tensors),
             bool(tensors) and all(tensor.numel() == 1 for tensor in tensors),
         )

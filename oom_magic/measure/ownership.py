@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -25,14 +25,10 @@ GUESSES = (Category.INPUT, Category.ACTIVATION)
 _NOBODY: Owner = (Category.INPUT, "")
 
 
-class Storage(NamedTuple):
-    """Where bytes lie; tensors that share them have the same one."""
+Storage = tuple[int, int]
+"""Where bytes lie, and how many. Tensors that share them have one address; no two devices have the same."""
 
-    device: int | str
-    address: int
-    num_bytes: int
-
-
+_NO_WRAPPERS = frozenset({torch.Tensor, torch.nn.Parameter})
 _ROWS = torch.Tensor.crow_indices, torch.Tensor.col_indices, torch.Tensor.values
 _COLUMNS = torch.Tensor.ccol_indices, torch.Tensor.row_indices, torch.Tensor.values
 _SPARSE_PARTS: dict[torch.layout, tuple[Callable[[torch.Tensor], torch.Tensor], ...]] = {
@@ -53,11 +49,11 @@ class Owners:
 
 
 def storage_of(tensor: torch.Tensor) -> Storage | None:
-    """Where the bytes of a plain tensor lie; None where there are none."""
+    """The bytes of a plain tensor; None where there are none."""
     try:
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
-        return Storage(tensor.get_device(), address, storage.nbytes()) if address else None
+        return (address, storage.nbytes()) if address else None
     except (RuntimeError, NotImplementedError, AttributeError):  # fake, functorch and wrapper tensors
         return None
 
@@ -79,6 +75,8 @@ def inner_tensors(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
     """The plain tensors of a tensor: itself, or the parts of a sparse one or of a wrapper such as a DTensor."""
     if tensor.layout is not torch.strided:
         return [part(tensor) for part in _SPARSE_PARTS.get(tensor.layout, ())]
+    if type(tensor) in _NO_WRAPPERS:  # asking a class for what it lacks takes a microsecond
+        return (tensor,)
     flatten = getattr(type(tensor), "__tensor_flatten__", None)
     if flatten is None:
         return (tensor,)

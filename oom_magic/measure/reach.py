@@ -19,6 +19,8 @@ from torch._C import DisableTorchFunctionSubclass
 from oom_magic.measure.ownership import Storage, inner_tensors
 
 Locate = Callable[[torch.Tensor], Storage | None]
+Storages = dict[int, int]
+"""Bytes by address: numbers, as a million objects more would be looked at by each collection."""
 
 _MACHINERY = frozenset({"IPython", "ipykernel", "traitlets", "oom_magic"})  # they lead to all of the user's names
 _RAW_SAVED = "_raw_saved_"
@@ -26,16 +28,16 @@ _RAW_SAVED = "_raw_saved_"
 
 @dataclass(slots=True)
 class Reached:
-    """Storages of the tensors themselves, of their gradients, and of what autograd saved behind them."""
+    """Bytes by address of the tensors themselves, of their gradients, and of what autograd saved behind them."""
 
-    tensors: set[int] = field(default_factory=set)  # by identity
-    own: set[Storage] = field(default_factory=set)
-    gradients: set[Storage] = field(default_factory=set)
-    graph: set[Storage] = field(default_factory=set)
+    objects: set[int] = field(default_factory=set)  # by identity
+    own: Storages = field(default_factory=dict)
+    gradients: Storages = field(default_factory=dict)
+    graph: Storages = field(default_factory=dict)
 
-    def everything(self) -> set[Storage]:
+    def everything(self) -> Storages:
         """All three."""
-        return self.own | self.gradients | self.graph
+        return self.graph | self.gradients | self.own
 
 
 def reach(roots: Iterable[Any], locate: Locate, borders: Collection[int] = frozenset()) -> Reached:
@@ -43,7 +45,12 @@ def reach(roots: Iterable[Any], locate: Locate, borders: Collection[int] = froze
     walk = _Walk(locate, borders)
     with DisableTorchFunctionSubclass():
         walk.enter(roots)
-    return walk.reached
+    return walk.finish()
+
+
+def without(storages: Storages, others: Collection[int]) -> Storages:
+    """Those at other addresses."""
+    return {address: num_bytes for address, num_bytes in storages.items() if address not in others}
 
 
 def namespaces_of_modules() -> dict[int, str]:
@@ -92,35 +99,44 @@ class _Walk:
         self._looks: dict[type, Callable[[_Walk, Any], Iterable[Any]]] = {}  # unbound: a walk must not hold itself
 
     def enter(self, roots: Iterable[Any]) -> None:
-        """Visit all that the roots lead to."""
-        pending = list(roots)
-        while pending:
-            value = pending.pop()
-            if not gc.is_tracked(value) or id(value) in self._seen or id(value) in self._borders:
-                continue  # what is not tracked holds nothing
-            kind = type(value)
-            look = self._looks.get(kind) or self._looks.setdefault(kind, _look_for(kind))
-            self._seen[id(value)] = value
-            pending.extend(look(self, value))
+        """Visit all that the roots lead to, one step further each time."""
+        step = self._unseen(roots)
+        while step:
+            self._seen |= step
+            found: list[Any] = []
+            for value in step.values():
+                kind = type(value)
+                look = self._looks.get(kind) or self._looks.setdefault(kind, _look_for(kind))
+                found.extend(look(self, value))
+            step = self._unseen(found)
+
+    def _unseen(self, values: Iterable[Any]) -> dict[int, Any]:
+        """Those not visited yet, once each, by identity. What the collector does not track holds nothing."""
+        seen, borders = self._seen, self._borders
+        return {id(one): one for one in values if id(one) not in seen and gc.is_tracked(one) and id(one) not in borders}
+
+    def finish(self) -> Reached:
+        """What was reached, with the objects on the way."""
+        self.reached.objects.update(self._seen)
+        return self.reached
 
     def of_tensor(self, tensor: torch.Tensor) -> list[Any]:
         """Note a tensor's storages; the Python objects that it holds."""
-        self.reached.tensors.add(id(tensor))
         self._note(tensor, self.reached.own)
         node = tensor.grad_fn
         if node is not None:
             return [*gc.get_referents(tensor), *self._of_graph(node)]
         gradient = tensor.grad
         if gradient is not None:
-            self.reached.tensors.add(id(gradient))
+            self.reached.objects.add(id(gradient))
             self._note(gradient, self.reached.gradients)
         return gc.get_referents(tensor)
 
-    def _note(self, tensor: torch.Tensor, found: set[Storage]) -> None:
+    def _note(self, tensor: torch.Tensor, found: Storages) -> None:
         for part in inner_tensors(tensor):
             place = self._locate(part)
             if place is not None:
-                found.add(place)
+                found[place[0]] = place[1]
 
     def _of_graph(self, last: Any) -> list[Any]:
         """Note what the nodes behind a result saved; what hooks on saved tensors keep instead of tensors."""
@@ -135,7 +151,7 @@ class _Walk:
             others.extend(gc.get_referents(node))
             for saved in (*_saved_by(node), getattr(node, "variable", None)):
                 if is_tensor(saved):
-                    self.reached.tensors.add(id(saved))
+                    self.reached.objects.add(id(saved))
                     self._note(saved, self.reached.graph)
                 else:
                     others.append(saved)

@@ -16,7 +16,7 @@ from oom_magic.measure.holders import Held, held_in, holdings, named_holdings, n
 from oom_magic.measure.last_error import forget_last_error
 from oom_magic.measure.live_objects import collector_off
 from oom_magic.measure.ownership import Storage
-from oom_magic.measure.reach import Locate, namespaces_of_modules, reach, referents
+from oom_magic.measure.reach import Locate, namespaces_of_modules, reach, referents, without
 from oom_magic.measure.released import DeviceChange, Gone, Released
 from oom_magic.measure.results import drop_name, drop_results
 from oom_magic.measure.shell import running_shell, users_names
@@ -143,7 +143,7 @@ def _going(kept: Sequence[KeptFrames], held: Held, staying: Held, locate: Locate
     parts = [(title, reach(roots, locate, borders).everything()) for title, roots in found]
     parts += [(key[0], storages) for key, storages in held.rows.items() if key not in staying.rows]
     for what, storages in parts:
-        num_bytes = sum(storage.num_bytes for storage in storages - known)
-        known |= storages
-        if num_bytes:
-            yield Gone(what, num_bytes)
+        going = without(storages, known)
+        known |= going
+        if going:
+            yield Gone(what, sum(going.values()))

@@ -38,8 +38,7 @@ class PretendMemory:
 
     def storage(self, tensor: Any) -> Storage | None:
         """Where a tensor lies there; None if it does not."""
-        found = self._session.storage_of(tensor)
-        return None if found is None else Storage(self._device, *found)
+        return self._session.storage_of(tensor)
 
     def give_back(self, usual: Mapping[str, int]) -> None:
         """What ``torch.cuda.empty_cache`` does; workspaces if more than ``usual`` is allocated."""
