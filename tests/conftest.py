@@ -62,6 +62,7 @@ def shell(monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
     yield shell
     shell.extension_manager.unload_extension("oom_magic")
     shell.restore_sys_module_state()
+    shell.reset(new_session=False)  # IPython registers each shell with atexit; what its cells made shall not live on
     InteractiveShell.clear_instance()
     sys.__dict__.pop("last_value", None)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
@@ -70,6 +73,44 @@ def test_a_model_that_a_dry_cell_moved_is_named(shell: InteractiveShell) -> None
     shell.run_cell("import torch\nhost = torch.nn.Linear(1024, 1024, bias=False)")
     shell.run_cell("%%gpumem --no-plot\nhost.to('cuda')\nNone", store_history=True)
     assert [(one.name, one.num_bytes) for one in release(shell).holders] == [("host", 4 * MIB)]
+
+
+def test_what_a_dry_cell_used_is_not_kept_alive(shell: InteractiveShell) -> None:
+    shell.run_cell(
+        "import torch\nhost = torch.nn.Linear(64, 64)\nhost.parent = [host]\n"
+        "sgd = torch.optim.SGD(host.parameters(), lr=1, momentum=0.9)\n"
+        "def step():\n    host.train(not host.training)\n    host(torch.ones(64)).sum().backward()\n    sgd.step()\n"
+        "step()"
+    )
+    users = shell.user_ns
+    tensors = [users["host"].weight, users["host"].weight.grad, users["sgd"].state[users["host"].weight]]
+    ghosts = [weakref.ref(one) for one in (*tensors[:2], tensors[2]["momentum_buffer"])]
+    del tensors
+    for _ in range(2):
+        assert shell.run_cell("%%gpumem --no-plot\nstep()", store_history=True).success
+    assert not users["host"].training
+    shell.run_cell("del host, sgd, step")
+    gc.collect()
+    assert [ghost() for ghost in ghosts] == [None] * 3
+
+
+def test_what_the_user_changed_since_a_dry_cell_is_seen_by_the_next(shell: InteractiveShell) -> None:
+    shell.run_cell("import torch\nhost = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))")
+    shell.run_cell("%%gpumem --no-plot\nhost.eval()\nhost.note = 'dry'\nhost[1] = None", store_history=True)
+    assert shell.user_ns["host"].training and not hasattr(shell.user_ns["host"], "note")
+    shell.run_cell("host[0] = torch.nn.Linear(8, 8)")
+    shell.run_cell("%%gpumem --no-plot\nseen = host[0].in_features, host.training, host.note, host[1]")
+    assert shell.run_cell("%gpumem --no-plot seen").result == (8, False, "dry", None)
+    assert shell.user_ns["host"][1] is not None
+
+
+def test_an_unloaded_extension_keeps_no_dry_run(shell: InteractiveShell) -> None:
+    from oom_magic.predict.session import DrySession
+
+    shell.run_cell("%%gpumem --no-plot\nimport torch\nkept = torch.ones(1024, device='cuda')", store_history=True)
+    shell.run_line_magic("reload_ext", "oom_magic")
+    gc.collect()
+    assert not [one for one in gc.get_objects() if type(one) is DrySession]
 
 
 def test_without_a_gpu_or_dry_cells_there_is_nothing_to_free(shell: InteractiveShell) -> None:

@@ -40,6 +40,8 @@ def unload(shell: InteractiveShell) -> None:
         for name in names:
             shell.magics_manager.magics[kind].pop(name, None)
     shell.magics_manager.registry.pop(OOMMagics.__name__, None)
+    # It leads to the dry session. By identity: configurables compare as their owners like.
+    shell.configurables[:] = [one for one in shell.configurables if id(one) != id(magics)]
 
 
 def _callbacks(magics: OOMMagics) -> list[tuple[str, Callable[..., None]]]:

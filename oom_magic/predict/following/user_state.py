@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import builtins
 import itertools
+import operator
 import os
 import random
 import sys
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,36 +33,91 @@ _DICTS = (dict, OrderedDict, defaultdict)
 _CONTAINERS = (*_DICTS, list, set, deque)
 
 
+@dataclass(frozen=True, slots=True)
+class _Noted:
+    """A container, where it lies in which object, and what it held."""
+
+    owner: Any
+    path: tuple[Hashable, ...]
+    container: Any
+    contents: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """What a container of an object held afterwards that it did not hold before, and which keys it lacked."""
+
+    owner: weakref.ref[Any]
+    changed: Any  # of a dict only what differs: more would keep the user's objects alive
+    lacking: frozenset[Any] = frozenset()
+
+    def apply(self, container: Any) -> None:
+        """Make it so."""
+        if isinstance(container, dict):
+            for key in self.lacking:
+                container.pop(key, None)
+            container.update(self.changed)
+        else:
+            _fill(container, self.changed)
+
+
+Changes = dict[tuple[int, tuple[Hashable, ...]], _Change]  # by the identity of the owner, and the path in it
+
+
 class Snapshot:
     """What some containers hold, nested ones included, to be put back in place."""
 
     def __init__(self) -> None:
-        self._entries: list[tuple[Any, Any]] = []
+        self._entries: list[_Noted] = []
         self._seen: set[int] = {id(vars(builtins))}  # every module's globals lead there
 
-    def add(self, container: Any, depth: int) -> None:
-        """Note ``container`` and the containers in it, ``depth`` levels deep."""
+    def add(self, container: Any, depth: int, owner: Any = None, path: tuple[Hashable, ...] = ()) -> None:
+        """Note ``container`` and the containers in it, ``depth`` levels deep. ``owner`` is the object it is part of."""
         if depth == 0 or type(container) not in _CONTAINERS or id(container) in self._seen:
             return
         self._seen.add(id(container))
         contents = dict(container) if isinstance(container, dict) else list(container)
-        self._entries.append((container, contents))
-        for item in contents.values() if isinstance(contents, dict) else contents:
+        self._entries.append(_Noted(owner, path, container, contents))
+        for key, item in contents.items() if isinstance(contents, dict) else enumerate(contents):
             if type(item) in _CONTAINERS:
-                self.add(item, depth - 1)
+                self.add(item, depth - 1, owner, (*path, key if type(key) in (str, int) else id(key)))
 
-    def again(self) -> Snapshot:
-        """A snapshot of what the same containers hold now."""
-        other = Snapshot()
-        for container, _ in self._entries:
-            other.add(container, 1)
-        return other
+    def changes(self) -> Changes:
+        """What the containers that have an owner hold now and did not. The owners are not kept alive."""
+        found = {}
+        for one in self._entries:
+            change = _change(one) if one.owner is not None else None
+            if change is not None:
+                found[id(one.owner), one.path] = change
+        return found
+
+    def apply(self, changes: Changes) -> None:
+        """Make changes that were found between two other moments."""
+        for one in self._entries:
+            change = changes.get((id(one.owner), one.path))
+            if change is not None and change.owner() is one.owner:
+                change.apply(one.container)
 
     def restore(self) -> None:
         """Put back what was noted."""
-        for container, contents in self._entries:
-            container.clear()
-            container.update(contents) if isinstance(container, (dict, set)) else container.extend(contents)
+        for one in self._entries:
+            _fill(one.container, one.contents)
+
+
+def _fill(container: Any, contents: Any) -> None:
+    container.clear()
+    container.update(contents) if isinstance(container, (dict, set)) else container.extend(contents)
+
+
+def _change(noted: _Noted) -> _Change | None:
+    before, now = noted.contents, noted.container
+    if isinstance(now, dict):
+        changed = {key: value for key, value in now.items() if key not in before or before[key] is not value}
+        lacking = frozenset(before.keys() - now.keys())
+        return _Change(weakref.ref(noted.owner), changed, lacking) if changed or lacking else None
+    kept = list(now)
+    is_same = len(kept) == len(before) and all(map(operator.is_, kept, before))
+    return None if is_same else _Change(weakref.ref(noted.owner), kept)
 
 
 class UserState:
@@ -75,15 +132,14 @@ class UserState:
         self._lasting = lasting
         self._origin = origin
         self._kept: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
-        self._pretended: Snapshot | None = None if origin is None else origin._pretended
+        self._pretended: Changes = {} if origin is None else origin._pretended
 
     @contextmanager
     def exchanged(self, namespaces: list[dict[str, Any]]) -> Iterator[None]:
         """While a dry run lasts. ``namespaces`` are the global variables that its code may change."""
         live = find_live_objects()
         real = _snapshot(live, namespaces)
-        if self._pretended is not None:
-            self._pretended.restore()
+        real.apply(self._pretended)
         tensors = self._exchangeable(live.tensors)
         del live
         grads = [(tensor, tensor.grad) for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
@@ -101,7 +157,7 @@ class UserState:
             yield
         finally:
             if self._lasting:
-                self._pretended = real.again()
+                self._pretended = real.changes()
             real.restore()
             for tensor, double in pairs:
                 torch._C._swap_tensor_impl(tensor, double)
@@ -186,12 +242,12 @@ def _snapshot(live: LiveObjects, namespaces: list[dict[str, Any]]) -> Snapshot:
     """What a dry run may change in the user's objects, and how deep it lies."""
     snapshot = Snapshot()
     for module in live.modules:
-        snapshot.add(vars(module), 2)
+        snapshot.add(vars(module), 2, module)
         for value in vars(module).values():
             if "config" in type(value).__name__.lower() and hasattr(value, "__dict__"):
-                snapshot.add(vars(value), 2)  # a Hugging Face model's configuration
+                snapshot.add(vars(value), 2, value)  # a Hugging Face model's configuration
     for tool in live.tools:
-        snapshot.add(vars(tool), 4)
+        snapshot.add(vars(tool), 4, tool)
     for namespace in namespaces:
         snapshot.add(namespace, 3)
     return snapshot

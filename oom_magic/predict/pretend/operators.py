@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -124,15 +125,16 @@ def _differentiable(op: OpOverload) -> Kernel:
 def cuda_operators(gpu: PretendGPU, card: GPU, autocast: Autocast) -> Iterator[None]:
     """Register CUDA's compositions and autocast rules for pretended tensors; take them back at the end."""
     library = torch.library.Library("aten", "IMPL")
+    kernels: dict[str, Kernel] = {}
     try:
         gpu.fused.update(_FUSED | _LAID_OUT)
-        kernels = {op.name().removeprefix("aten::"): _differentiable(op) for op in _FUSED}
+        kernels |= {op.name().removeprefix("aten::"): _differentiable(op) for op in _FUSED}
         kernels.update(_choices(gpu, card))
         for op, rule in autocast.rules().items():
             name = op.name().removeprefix("aten::")
             kernels[name] = rule(kernels.get(name) or original(op))
         for name, kernel in kernels.items():
-            library.impl(name, kernel, "AutogradMeta")
+            library.impl(name, partial(_call, kernels, name), "AutogradMeta")
             overload = find_overload(name)
             assert overload is not None
             if overload not in _FUSED:
@@ -140,3 +142,12 @@ def cuda_operators(gpu: PretendGPU, card: GPU, autocast: Autocast) -> Iterator[N
         yield
     finally:
         library._destroy()
+        kernels.clear()
+
+
+def _call(kernels: dict[str, Kernel], name: str, *args: Any, **kwargs: Any) -> Any:
+    """Call a kernel by its name: what was registered PyTorch keeps for good, and a kernel leads to the whole dry run.
+
+    Source: ``python_registrations_`` in torch/csrc/utils/python_dispatch.cpp.
+    """
+    return kernels[name](*args, **kwargs)
