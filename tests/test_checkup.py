@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from typing import Any
 
@@ -36,10 +37,11 @@ def whats(seen: Seen) -> list[str]:
 
 
 def test_a_good_card_has_no_findings() -> None:
-    seen = seen_on(reading=CardReading(12 * GIB, 300 * MIB, (), "580.00", 61, 170, True, False))
+    seen = seen_on(reading=CardReading(12 * GIB, 300 * MIB, (), "580.00", 61, 170, False, True))
     assert not seen.findings
     rows = dict(seen.rows)
-    assert (rows["GPU 0, temperature"], rows["GPU 0, power limit"], rows["GPU 0, ECC"]) == ("61 °C", "170 W", "on")
+    assert (rows["GPU 0, temperature"], rows["GPU 0, power limit"], rows["GPU 0, ECC"]) == ("61 °C", "170 W", "off")
+    assert "one instance" in rows["GPU 0, MIG"]
 
 
 @pytest.mark.parametrize(
@@ -49,11 +51,57 @@ def test_a_good_card_has_no_findings() -> None:
         (lambda: seen_on(problem="nvidia-ml-py is not installed"), "not installed"),
         (lambda: seen_on(reading=CardReading(used_bytes=9 * GIB)), "does not name here"),
         (lambda: seen_on(reading=CardReading(temperature=91)), "91 °C"),
+        (lambda: seen_on(reading=CardReading(has_ecc=True)), "error-correcting"),
     ],
 )
 def test_findings_about_a_card(seen: Any, expected: str) -> None:
     (what,) = whats(seen())
     assert expected in what
+
+
+@pytest.mark.parametrize(
+    ("processes", "expected"),
+    [
+        ((), 1.5),  # a container: not even this process is listed; its 6 GiB and its context are known
+        ((DeviceProcess(os.getpid(), "python", 6 * GIB),), 2.0),
+        ((DeviceProcess(7, "", 1 * GIB),), 0.5),
+        ((DeviceProcess(7, "python", None),), 0),  # WSL names them without their sizes
+        ((DeviceProcess(os.getpid(), "python", 7 * GIB), DeviceProcess(9, "", GIB)), 0),
+    ],
+)
+def test_only_others_memory_is_hidden(processes: tuple[DeviceProcess, ...], expected: float) -> None:
+    reading = CardReading(12 * GIB, 8 * GIB, processes)
+    found = whats(seen_on(reading=reading, reserved_bytes=6 * GIB, processes=processes))
+    assert found == (
+        [f"GPU 0: {expected:.2f} GiB are held by processes that the driver does not name here."] * (expected > 0.5)
+    )
+
+
+@pytest.mark.parametrize(
+    ("visible", "order", "numbers", "expected"),
+    [
+        (None, "", (0, 1), []),
+        (None, "", (1, 0), ["torch's GPU 0 (RTX 3060) is nvidia-smi's GPU 1, not 0."]),
+        ("1", "PCI_BUS_ID", (1,), []),
+        ("1,0", "PCI_BUS_ID", (1, 0), []),
+        ("1", "", (0,), ["torch's GPU 0 (RTX 3060) is nvidia-smi's GPU 0, not 1."]),
+        ("GPU-8932f937,GPU-aa", "", (1, 0), []),
+        ("MIG-8932f937", "", (3,), []),
+        ("0,7,1", "", (0,), ["CUDA_VISIBLE_DEVICES names 3 GPUs; torch sees 1."]),
+        (None, "", (None, None), []),
+        ("0,0", "", (), []),  # probe_torch says why there is none
+    ],
+)
+def test_numbers_of_the_cards(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, order: str, numbers: tuple[int | None, ...], expected: Any
+) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", order)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
+    monkeypatch.setattr(gpu_probe, "driver_reading", lambda index: CardReading(number=numbers[index]))
+    cards = tuple(Card(at, CARD, 0, (), "580", "") for at in range(len(numbers)))
+    seen = gpu_probe.probe_order(cards)
+    assert whats(seen) == expected
+    assert len(seen.rows) == sum(number not in (at, None) for at, number in enumerate(numbers))
 
 
 def test_a_cpu_build_beside_a_card_is_said_loudly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,6 +121,9 @@ def test_why_a_cuda_build_sees_no_card(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040).\nUpdate it.")
 
+    def none_left() -> None:
+        raise RuntimeError("No CUDA GPUs are available")
+
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     monkeypatch.setattr(gpu_probe, "torch_build", lambda: "cuda 13.0")
     monkeypatch.setattr(torch.cuda, "init", refuse)
@@ -82,6 +133,10 @@ def test_why_a_cuda_build_sees_no_card(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert "hides all" in whats(gpu_probe.probe_torch())[0]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,0")
+    assert "too old" in whats(gpu_probe.probe_torch())[0]
+    monkeypatch.setattr(torch.cuda, "init", none_left)
+    assert whats(gpu_probe.probe_torch()) == ['torch sees no GPU: CUDA_VISIBLE_DEVICES="0,0" hides all.']
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,8 @@ def fake_nvml(**functions: Any) -> ModuleType:
         "nvmlDeviceGetEnforcedPowerLimit": lambda _: 170_000,
         "nvmlDeviceGetEccMode": lambda _: [0, 1],
         "nvmlDeviceGetMigMode": fails,
+        "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": fails,
+        "nvmlDeviceGetIndex": lambda _: 1,
         "nvmlSystemGetProcessName": lambda pid: f"python-{pid}",
         "nvmlDeviceGetComputeRunningProcesses": lambda _: [
             SimpleNamespace(pid=7, usedGpuMemory=GIB),
@@ -61,7 +63,7 @@ def fails(*_: Any) -> Any:
 def test_a_card_by_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml())
     processes = (DeviceProcess(7, "python-7", GIB), DeviceProcess(8, "python-8", None))
-    assert read_card("abc") == CardReading(12 * GIB, 2 * GIB, processes, "580.00", 61, 170, False)
+    assert read_card("abc") == CardReading(12 * GIB, 2 * GIB, processes, "580.00", 61, 170, False, number=1)
     assert name_cards() == ("RTX 3060",)
     assert read_card("unknown", "00000000:01:00.0").total_bytes == 12 * GIB
 
@@ -94,6 +96,54 @@ def test_what_a_card_does_not_know_costs_nothing_else(monkeypatch: pytest.Monkey
     assert reading.total_bytes == 12 * GIB
 
 
+@pytest.mark.parametrize(
+    ("visible", "uuid", "expected_gib"),
+    [
+        ("", "card", 5),  # torch says the card's UUID: CUDA uses the first instance
+        ("0", "card", 5),
+        ("MIG-two", "card", 10),
+        ("MIG-tw", "card", 10),
+        ("MIG-two,MIG-one", "card", 10),
+        ("", "two", 10),  # torch says the instance's
+        ("MIG-two", "unknown", 10),  # found by its PCI address
+    ],
+)
+def test_of_a_divided_card_the_instance_in_use_is_read(
+    monkeypatch: pytest.MonkeyPatch, visible: str, uuid: str, expected_gib: int
+) -> None:
+    sizes = {"GPU-card": 80, "MIG-one": 5, "MIG-two": 10}
+
+    def by_uuid(asked: bytes) -> str:
+        return asked.decode() if asked.decode() in sizes else fails()
+
+    def on_card(answer: Any) -> Any:
+        return lambda handle, *_: answer if handle == "GPU-card" else fails()
+
+    def instance(card: str, place: int) -> str:
+        return {0: "MIG-one", 3: "MIG-two"}[place] if place in (0, 3) else fails()
+
+    answers = {
+        "nvmlDeviceGetHandleByUUID": by_uuid,
+        "nvmlDeviceGetHandleByPciBusId": lambda _: "GPU-card",
+        "nvmlDeviceGetMigMode": on_card([1, 1]),
+        "nvmlDeviceGetMaxMigDeviceCount": on_card(7),
+        "nvmlDeviceGetMigDeviceHandleByIndex": instance,
+        "nvmlDeviceGetUUID": lambda handle: handle,
+        "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": lambda one: "GPU-card" if one[:3] == "MIG" else fails(),
+        "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=sizes[handle] * GIB, used=GIB),
+        "nvmlDeviceGetTemperature": on_card(50),
+        "nvmlDeviceGetEnforcedPowerLimit": on_card(300_000),
+        "nvmlDeviceGetEccMode": on_card([1, 1]),
+    }
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(**answers))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    reading = read_card(uuid, "00000000:01:00.0")
+    assert (reading.total_bytes, reading.is_instance) == (expected_gib * GIB, True)
+    assert (reading.temperature, reading.power_limit_watts, reading.has_ecc) == (50, 300, True)
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(**{**answers, "nvmlDeviceGetMaxMigDeviceCount": fails}))
+    assert read_card("card").total_bytes == 80 * GIB  # no instance may be seen: the card is better than nothing
+
+
 def test_processes_that_may_not_be_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden = fake_nvml(nvmlDeviceGetComputeRunningProcesses=fails, nvmlSystemGetProcessName=fails)
     monkeypatch.setitem(sys.modules, "pynvml", hidden)
@@ -122,6 +172,14 @@ def test_limits_of_the_control_groups_around_this_process_count(
     (inner.parent / "memory.current").write_text(f"{4 * GIB}\n")
     (inner / "memory.events").write_text("low 0\noom 3\noom_kill 2\noom_group_kill 0\n")
     assert host.host_memory() == (12 * GIB, 8 * GIB)
+    (inner.parent / "memory.stat").write_text(f"anon 5\ninactive_file {GIB}\nactive_file 7\n")
+    assert host.host_memory() == (12 * GIB, 9 * GIB)  # files that were read give way
+    (inner.parent / "memory.max").unlink()
+    (inner.parent / "memory.current").unlink()
+    (inner.parent / "memory.limit_in_bytes").write_text(f"{10 * GIB}\n")  # version 1
+    (inner.parent / "memory.usage_in_bytes").write_text(f"{4 * GIB}\n")
+    (inner.parent / "memory.stat").write_text(f"inactive_file 0\ntotal_inactive_file {2 * GIB}\n")
+    assert host.host_memory() == (10 * GIB, 8 * GIB)
     assert host.num_oom_kills() == 2
 
 

@@ -48,7 +48,7 @@ def _device(index: int, reading: CardReading) -> Device:
     free, total = torch.cuda.mem_get_info(index)
     reserved = torch.cuda.memory_reserved(index)
     outside = max(total - free - reserved, 0)
-    own = _own_process(reading, total - free)
+    own = own_process(reading, total - free)
     context = outside
     if own is not None and own.num_bytes is not None:
         context = min(max(own.num_bytes - reserved, 0), outside)
@@ -68,7 +68,7 @@ def driver_address(index: int) -> tuple[str, str]:
     return str(getattr(properties, "uuid", "")), f"{domain:08X}:{bus:02X}:{slot:02X}.0"
 
 
-def _own_process(reading: CardReading, used_bytes: int) -> DeviceProcess | None:
+def own_process(reading: CardReading, used_bytes: int) -> DeviceProcess | None:
     """This process on the card: by its number, or the only one there if it accounts for what is used."""
     by_number = [process for process in reading.processes if process.pid == os.getpid()]
     if by_number:

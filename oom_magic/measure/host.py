@@ -76,7 +76,14 @@ def _limits() -> Iterator[tuple[int, int]]:
     for folder in _control_groups():
         limit, used = _read(folder, _LIMITS), _read(folder, _USES)
         if limit.isdigit():  # "max": none
-            yield int(limit), int(used) if used.isdigit() else 0
+            yield int(limit), max(int(used) - _reclaimable(folder), 0) if used.isdigit() else 0
+
+
+def _reclaimable(folder: Path) -> int:
+    """Bytes of files read before, which count as used but are given up for a process that needs memory."""
+    words = _read(folder, ("memory.stat",)).split()
+    known = dict(zip(words[::2], words[1::2], strict=False))
+    return int(known.get("total_inactive_file", known.get("inactive_file", 0)))  # version 1 has both, the first in all
 
 
 def _control_groups() -> Iterator[Path]:

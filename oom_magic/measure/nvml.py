@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -28,7 +29,8 @@ class CardReading:
     temperature: int | None = None  # degrees Celsius
     power_limit_watts: int | None = None
     has_ecc: bool | None = None
-    has_mig: bool | None = None
+    is_instance: bool = False  # of a card that is divided (MIG): memory and processes are those of one part
+    number: int | None = None  # in the driver's order, which is that of nvidia-smi
     problem: str = ""
 
 
@@ -40,16 +42,18 @@ def read_card(uuid: str = "", pci_bus_id: str = "") -> CardReading:
     try:
         with _library() as nvml:
             handle = _find(nvml, uuid, pci_bus_id)
+            card = _asked(nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle) or handle
             memory = nvml.nvmlDeviceGetMemoryInfo(handle)
             return CardReading(
                 int(memory.total),
                 int(memory.used),
                 _processes(nvml, handle),
                 _text(nvml.nvmlSystemGetDriverVersion()),
-                _asked(nvml.nvmlDeviceGetTemperature, handle, 0),
-                _power_limit(nvml, handle),
-                _is_on(nvml.nvmlDeviceGetEccMode, handle),
-                _is_on(nvml.nvmlDeviceGetMigMode, handle),
+                _asked(nvml.nvmlDeviceGetTemperature, card, 0),
+                _power_limit(nvml, card),
+                _is_on(nvml.nvmlDeviceGetEccMode, card),
+                card is not handle,
+                _asked(nvml.nvmlDeviceGetIndex, card),
             )
     except Exception as error:  # NVML's own exception type can only be named once it is imported
         return CardReading(problem=_problem(error))
@@ -104,8 +108,20 @@ def _library() -> Iterator[Any]:
 def _find(nvml: Any, uuid: str, pci_bus_id: str) -> Any:
     for prefix in ("GPU-", "MIG-") if uuid else ():
         with suppress(nvml.NVMLError):
-            return nvml.nvmlDeviceGetHandleByUUID((prefix + uuid).encode())
-    return nvml.nvmlDeviceGetHandleByPciBusId(pci_bus_id.encode())
+            return _instance(nvml, nvml.nvmlDeviceGetHandleByUUID((prefix + uuid).encode()))
+    return _instance(nvml, nvml.nvmlDeviceGetHandleByPciBusId(pci_bus_id.encode()))
+
+
+def _instance(nvml: Any, card: Any) -> Any:
+    """Of a divided card (MIG) the instance that this process uses, as CUDA chooses it: the one named, or the first."""
+    if not _is_on(nvml.nvmlDeviceGetMigMode, card):
+        return card
+    places = range(_asked(nvml.nvmlDeviceGetMaxMigDeviceCount, card) or 0)
+    found = [_asked(nvml.nvmlDeviceGetMigDeviceHandleByIndex, card, place) for place in places]
+    instances = [one for one in found if one is not None]
+    wanted = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
+    named = [one for one in instances if wanted and _text(_asked(nvml.nvmlDeviceGetUUID, one) or "").startswith(wanted)]
+    return (named or instances or [card])[0]
 
 
 def _processes(nvml: Any, handle: Any) -> tuple[DeviceProcess, ...]:

@@ -9,13 +9,18 @@ from pathlib import Path
 
 import torch
 
-from oom_magic.measure.device import Card
+from oom_magic.measure.device import Card, driver_reading, own_process
 from oom_magic.measure.host import notebook_platform
 from oom_magic.measure.nvml import CardReading, name_cards
 from oom_magic.measure.system.findings import Finding, Seen
 from oom_magic.units import MIB, format_bytes
 
 _NOTICEABLE_BYTES = 512 * MIB
+_CONTEXT_BYTES = 512 * MIB  # at most what a process holds outside of torch's allocator
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_NONE_LEFT = "No CUDA GPUs are available"  # torch/csrc/cuda/Module.cpp, c10/cuda/CUDAFunctions.cpp
+# Compute capabilities of P100, V100, A100, H100, B200 and B300, whose memory has room of its own for the codes.
+_WITH_HBM = {(6, 0), (7, 0), (8, 0), (9, 0), (10, 0), (10, 3)}
 _HOT = 85  # degrees Celsius; consumer cards slow down from here
 
 
@@ -69,18 +74,28 @@ def probe_card(card: Card, reading: CardReading) -> Seen:
 
 def probe_order(cards: tuple[Card, ...]) -> Seen:
     """Whether torch numbers the cards as nvidia-smi does."""
-    drivers = name_cards()
-    ours = tuple(card.device.name for card in cards)
-    seen = Seen()
-    if len(drivers) > 1 and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID" and ours != drivers[: len(ours)]:
-        seen.findings.append(
-            Finding(
-                f"torch's GPU 0 ({ours[0] if ours else 'none'}) is not nvidia-smi's GPU 0 ({drivers[0]}).",
-                "CUDA puts the fastest card first, so a number may mean another card, with other memory.",
-                'os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID" before torch is first used numbers alike.',
-            )
-        )
+    numbers = [driver_reading(card.index).number for card in cards]
+    others = [(card, number) for card, number in zip(cards, numbers, strict=True) if number not in (card.index, None)]
+    seen = Seen([(f"GPU {card.index}, in nvidia-smi", f"GPU {number}") for card, number in others])
+    wished = [one.strip() for one in os.environ.get(_VISIBLE, "").split(",") if one.strip()]
+    if 0 < len(cards) < len(wished):
+        what = f"{_VISIBLE} names {len(wished)} GPUs; torch sees {len(cards)}."
+        why = "CUDA goes no further than the first entry that is none of its GPUs."
+        seen.findings.append(Finding(what, why, "nvidia-smi -L lists their numbers and UUIDs."))
+    named = wished if wished else [str(card.index) for card in cards]
+    for card, number, name in zip(cards, numbers, named, strict=False):
+        if number is not None and name.isdigit() and int(name) != number:
+            seen.findings.append(_other_number(card, number, name))
+            break
     return seen
+
+
+def _other_number(card: Card, number: int, name: str) -> Finding:
+    return Finding(
+        f"torch's GPU {card.index} ({card.device.name}) is nvidia-smi's GPU {number}, not {name}.",
+        "CUDA puts the fastest card first, so a number may mean another card, with other memory.",
+        'os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID" before torch is first used numbers alike.',
+    )
 
 
 def probe_fallback() -> Seen:
@@ -101,7 +116,7 @@ def _state(reading: CardReading) -> Iterator[tuple[str, str]]:
         yield "power limit", f"{reading.power_limit_watts} W"
     if reading.has_ecc is not None:
         yield "ECC", "on" if reading.has_ecc else "off"
-    if reading.has_mig:
+    if reading.is_instance:
         yield "MIG", "on: the memory is that of one instance"
 
 
@@ -113,19 +128,32 @@ def _findings(name: str, card: Card, reading: CardReading) -> Iterator[Finding]:
     if card.problem:
         fix = "pip install nvidia-ml-py" if "not installed" in card.problem else "Restart the machine or its driver."
         yield Finding(f"{name}: {card.problem}.", "Other processes' memory is not known.", fix)
-    listed = sum(process.num_bytes or 0 for process in card.processes)
-    hidden = (reading.used_bytes or 0) - listed
-    if not card.problem and hidden > card.device.context_bytes + _NOTICEABLE_BYTES:
+    hidden = _hidden_bytes(card, reading)
+    if hidden > _NOTICEABLE_BYTES:
         yield Finding(
             f"{name}: {format_bytes(hidden)} are held by processes that the driver does not name here.",
             "A container sees its own processes only; what others hold is not free all the same.",
             "Look at nvidia-smi on the host.",
         )
+    if reading.has_ecc and card.device.capability not in _WITH_HBM:
+        why = "On cards without HBM the codes are kept in the memory itself and take up to 6 % of it."
+        fix = "nvidia-smi -e 0 and a restart give it back; errors of the memory then pass unnoticed."
+        yield Finding(f"{name} keeps error-correcting codes (ECC) in its memory.", why, fix)
     if reading.temperature is not None and reading.temperature >= _HOT:
         why = "The card slows down; a machine may switch off under load, which looks like a crash for memory."
         yield Finding(
             f"{name} has {reading.temperature} °C.", why, "Check its fans, or lower its power: nvidia-smi -pl."
         )
+
+
+def _hidden_bytes(card: Card, reading: CardReading) -> int:
+    """What processes hold that the driver does not list; 0 where it lists some without their sizes (Windows, WSL)."""
+    if reading.used_bytes is None or any(process.num_bytes is None for process in reading.processes):
+        return 0
+    hidden = reading.used_bytes - sum(process.num_bytes or 0 for process in reading.processes)
+    if own_process(reading, reading.used_bytes) is None:
+        hidden -= card.reserved_bytes + _CONTEXT_BYTES
+    return hidden
 
 
 def _has_driver() -> bool:
@@ -134,10 +162,11 @@ def _has_driver() -> bool:
 
 
 def _why_none() -> str:
-    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
-        return "CUDA_VISIBLE_DEVICES hides all."
+    visible = os.environ.get(_VISIBLE)
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except Exception as error:  # whatever torch says
-        return (str(error).strip().splitlines() or ["no reason given"])[0]
+        if visible is not None and (visible in ("", "-1") or _NONE_LEFT in str(error)):
+            return f'{_VISIBLE}="{visible}" hides all.'
+        return (str(error).strip().splitlines() or ["no reason given."])[0]
     return "no reason given."

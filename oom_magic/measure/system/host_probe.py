@@ -39,7 +39,8 @@ def probe_kills() -> Seen:
     kills = host.num_oom_kills()
     if not kills:
         return Seen()
-    what = f"The system has killed {kills} processes here for lack of host memory."
+    processes = "a process" if kills == 1 else f"{kills} processes"
+    what = f"The system has killed {processes} here for lack of host memory."
     why = "A kernel that dies without a message has most likely been killed so; the GPU had no part in it."
     return Seen(findings=[Finding(what, why, "Use fewer DataLoader workers, stream the data, or raise the limit.")])
 
