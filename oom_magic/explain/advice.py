@@ -47,8 +47,9 @@ _AGAINST: Mapping[Cause, tuple[str, ...]] = {
     Cause.DRIVER_LEVEL: ("smaller_batch_any",),
     Cause.UNKNOWN: ("smaller_batch_any", "mixed_precision", "checkpointing"),
 }
-_AT_EVALUATION = ("no_grad", "smaller_batch_any")
+_AT_EVALUATION = ("no_grad", "smaller_evaluation_any")
 _VALUES: Mapping[str, Mapping[str, Any]] = {
+    "detach": {"fixed": "losses.append(loss.item())", "code": "losses.append(loss)"},
     "mixed_precision": {"dtype": "bf16"},
     "half_weights": {"dtype": "bf16"},
     "lora": {"rank": 16},
@@ -116,7 +117,7 @@ def named(diagnosis: Diagnosis, reason: Evidence = _NO_RUN) -> tuple[Remedy, ...
         keys = ("keep_on_host", *(key for key in keys if key not in ("detach", "no_grad")))
     own = {} if growth is None or not growth.fixed else {"fixed": growth.fixed, "code": growth.code}
     for cost, key in enumerate(keys):
-        values = _VALUES.get(key, own if key in ("detach", "keep_on_host") else {})
+        values = {**_VALUES.get(key, {}), **(own if key in ("detach", "keep_on_host") else {})}
         code, language = code_for(key, style, values)
         remedies.append(Remedy(key, cost, "same", values, note=reason, code=code, language=language))
     return tuple(remedies)

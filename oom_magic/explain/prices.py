@@ -29,6 +29,7 @@ _HARMLESS = 50
 _MOST_COMBINATIONS = 4
 _LIKELY = 1.05  # a combination expected to need up to this share of what there is may fit
 _SHRINKING = {"batch": ("smaller_batch", 30, "accumulation"), "seq": ("shorter_sequences", 55, "faster")}
+_AT_EVALUATION = ("smaller_evaluation", 30, "same")  # nothing is accumulated there
 _SEGMENTS = "expandable_segments"
 _COMBINATION = Candidate("combination", 0, "combination", (), None, combines=False)
 _KEPT = ("parameter", "gradient", "optimizer_state", "before", "workspace")
@@ -87,14 +88,22 @@ class Prices:
     def _groups(self) -> list[list[Candidate]]:
         """What is worth a rehearsal: harmless changes against the cause, other harmless ones, all else; by cost."""
         worth = [one for one in self._candidates if one.helps(self._baseline)]
-        for what, (key, cost, speed) in _SHRINKING.items():
+        for what in _SHRINKING:
+            key, cost, speed = self._shrinking(what)
             if self._rehearsal.sizes.get(what, 1) > 1:
-                worth.append(Candidate(key, cost, speed, STEP, Variation(sizes={what: 0}), slot=key))
+                worth.append(
+                    Candidate(key, cost, speed, STEP, Variation(sizes={what: 0}), slot=key, combines=what == "batch")
+                )
         worth.sort(key=lambda one: one.cost)
         groups: list[list[Candidate]] = [[], [], []]
         for one in worth:
             groups[2 if one.cost > _HARMLESS else 0 if one.key in self._first else 1].append(one)
         return groups
+
+    def _shrinking(self, what: str) -> tuple[str, int, str]:
+        """Key, cost and effect on speed of making a size smaller."""
+        is_evaluation = what == "batch" and self._situation.phase == "evaluation"
+        return _AT_EVALUATION if is_evaluation else _SHRINKING[what]
 
     def _priced(self, candidate: Candidate) -> Iterator[Remedy]:
         """The remedy of a candidate; none where it does not apply or saves nothing."""
@@ -135,6 +144,8 @@ class Prices:
     def _remedy(self, key: str, cost: int, speed: str, values: Mapping[str, Any]) -> Remedy:
         """A remedy that keeps the global batch, with its code."""
         code, language = code_for(key, self._situation.style, {**self._rehearsal.names, **values})
+        if self._situation.style == "plain":
+            code = self._rehearsal.own_code(key, values) or code
         batch = self._global_batch
         return Remedy(
             key, cost, speed, values, code=code, language=language, global_batch_before=batch, global_batch_after=batch
@@ -151,7 +162,7 @@ class Prices:
 
     def _smaller(self, what: str, base: Variation) -> Remedy:
         """The largest smaller batch (or length) that fits; where none does, the smallest. Raises NotPricedError."""
-        key, cost, speed = _SHRINKING[what]
+        key, cost, speed = self._shrinking(what)
         before = self._rehearsal.sizes[what]
         whole = self._global_batch or before
         sizes = _divisors(whole, before) if what == "batch" else _parts(before)
@@ -212,13 +223,16 @@ class Prices:
         values: dict[str, Any] = {}
         for one, remedy in chosen:
             values |= remedy.values
-            changed = changed.with_(one.variation or Variation()) if one.key != "smaller_batch" else changed
+            if one.variation is not None and not one.variation.sizes:
+                changed = changed.with_(one.variation)
         values["keys"] = tuple(one.key for one, _ in chosen)
         remedy = replace(
             self._remedy("combination", cost, "combination", values),
-            code="\n\n".join(remedy.code for _, remedy in chosen if remedy.code and remedy.key != "smaller_batch"),
+            code="\n\n".join(
+                remedy.code for _, remedy in chosen if remedy.code and "accumulation" not in remedy.values
+            ),
         )
-        if "smaller_batch" not in values["keys"]:
+        if not any(one.variation and one.variation.sizes for one, _ in chosen):
             report = self._run(changed)
             return self._with_price(remedy, report.peak_allocated_bytes, _needed(report))
         smaller = self._smaller("batch", changed)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from oom_magic.explain.causes import Evidence
 from oom_magic.explain.growing import Growth, is_in, mended
 from oom_magic.explain.knobs import Knob, find_knobs
+from oom_magic.explain.own_code import own_code
 from oom_magic.explain.own_names import own_names
 
 if TYPE_CHECKING:
@@ -86,6 +87,9 @@ class Rehearsal(Protocol):
     def names(self) -> Mapping[str, str]:
         """How the user's code calls other things, for code to paste; see ``own_names``."""
 
+    def own_code(self, key: str, values: Mapping[str, Any], /) -> str:
+        """The user's own statements with a remedy written into them; "" where they cannot be shown."""
+
 
 class SetupRehearsal:
     """The training code that a TrainingSetup writes."""
@@ -112,6 +116,10 @@ class SetupRehearsal:
     def names(self) -> Mapping[str, str]:
         """There is no code of the user's."""
         return {}
+
+    def own_code(self, _key: str, _values: Mapping[str, Any], /) -> str:
+        """There is no code of the user's."""
+        return ""
 
     def begin(self, changes: Sequence[Change]) -> MemoryReport:
         """Dry-run the setup as it is."""
@@ -242,6 +250,10 @@ class CellRehearsal:
     def names(self) -> Mapping[str, str]:
         """Those that the cell shows."""
         return own_names(self._tree)
+
+    def own_code(self, key: str, values: Mapping[str, Any], /) -> str:
+        """The cell's statements."""
+        return own_code(self._tree, self._names, key, values)
 
     def _find_knob(self, what: str, value: int) -> tuple[Knob | None, MemoryReport | None]:
         """The knob for a size, tried with ``value``, and the report of that trial."""

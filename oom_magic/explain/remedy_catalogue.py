@@ -47,6 +47,11 @@ REMEDIES: dict[str, tuple[str, str]] = {
         "Microbatch {after} instead of {before}, accumulated {accumulation} times.",
         "微批大小由 {before} 减为 {after}，梯度累积 {accumulation} 次。",
     ),
+    "remedy_smaller_evaluation": (
+        "Batches of {after} instead of {before}.",
+        "批大小由 {before} 减为 {after}。",
+    ),
+    "remedy_smaller_evaluation_any": ("Smaller batches.", "减小批大小。"),
     "remedy_checkpointing": (
         "Activation checkpointing: recompute activations in the backward.",
         "激活检查点（梯度检查点）：反向传播时重新计算激活值。",
@@ -154,8 +159,8 @@ REMEDIES: dict[str, tuple[str, str]] = {
         "释放之前的单元格仍然占用的显存，或重启内核。",
     ),
     "remedy_detach": (
-        "Keep numbers, not tensors, between steps: loss.item() or loss.detach().",
-        "步与步之间只保留数值，不保留张量：loss.item() 或 loss.detach()。",
+        "Keep results between steps without their graphs: {fixed}",
+        "步与步之间保留结果，但不保留计算图：{fixed}",
     ),
     "remedy_keep_on_host": (
         "Collect on the host, not on the GPU: {fixed}",

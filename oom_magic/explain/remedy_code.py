@@ -81,6 +81,7 @@ for number, batch in enumerate(loader, 1):
     if number % accumulation == 0:
         optimizer.step()
         optimizer.zero_grad()""",
+    "smaller_evaluation": "{name} = {after}",
     "shorter_sequences": "{name} = {after}",
     "fsdp": """\
 from torch.distributed.fsdp import fully_shard
@@ -122,6 +123,7 @@ TrainingArguments(..., deepspeed="ds.json")""",
     "sgd": 'TrainingArguments(..., optim="sgd")',
     "smaller_batch_any": """\
 TrainingArguments(..., per_device_train_batch_size=1, gradient_accumulation_steps=4)""",
+    "smaller_evaluation": "TrainingArguments(..., per_device_eval_batch_size={after})",
     "smaller_batch": """\
 TrainingArguments(..., per_device_train_batch_size={after},
     gradient_accumulation_steps={accumulation})""",
@@ -161,7 +163,6 @@ _TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16"}
 # How the user's code calls things, where that is not known.
 _NAMES = {
     "model": "model", "loader": "AutoModelForCausalLM", "source": "name",
-    "fixed": "losses.append(loss.item())", "code": "losses.append(loss)",
 }  # fmt: skip
 _SCALER = "; scale it with torch.amp.GradScaler"
 

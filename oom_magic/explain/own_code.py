@@ -1,0 +1,157 @@
+"""Code to paste that is the user's own: the cell's training loop or optimizer, with a remedy written into it."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_UPDATES = ("step", "update", "unscale_", "zero_grad", "clip_grad_norm_", "clip_grad_value_")
+# What takes the place of the optimizer's class, and what is imported for it.
+_OPTIMIZERS = {
+    "foreach": "",
+    "optimizer_8bit": "bnb.optim.AdamW8bit",
+    "adafactor": "torch.optim.Adafactor",
+    "sgd": "torch.optim.SGD",
+    "offload_optimizer": "CPUOffloadOptimizer",
+}
+_IMPORTS = {
+    "optimizer_8bit": "import bitsandbytes as bnb\n",
+    "offload_optimizer": "from torchao.optim import CPUOffloadOptimizer   # pip install torchao\n",
+}
+_OPTIMIZER_NAMES = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "SGD")
+_KEPT_OPTIONS = ("lr", "weight_decay")
+
+
+def own_code(tree: ast.Module, names: Mapping[str, Any], key: str, values: Mapping[str, Any]) -> str:
+    """The statements of a cell as a remedy would have them; "" where the cell does not show them plainly.
+
+    ``names`` are those that the cell sees: which of them are models decides what is computed under autocast.
+    """
+    if key in _OPTIMIZERS:
+        return _with_optimizer(tree, key)
+    loops = [loop for loop in ast.walk(tree) if isinstance(loop, ast.For) and len(list(_backwards(loop))) == 1]
+    if len(loops) != 1:
+        return ""
+    loop = copy.deepcopy(loops[0])
+    if key == "smaller_batch":
+        return _accumulating(loop, values)
+    if key == "mixed_precision" and values.get("dtype") == "bf16":
+        return _under_autocast(loop, {name for name, value in names.items() if _is_module(value)})
+    return ""
+
+
+def _with_optimizer(tree: ast.Module, key: str) -> str:
+    """The assignments of optimizers, each with another class or option."""
+    lines = []
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and node.value.args):
+            continue
+        call = node.value
+        if ast.unparse(call.func).rpartition(".")[2] not in _OPTIMIZER_NAMES:
+            continue
+        options = [f"{one.arg}={ast.unparse(one.value)}" for one in call.keywords if one.arg in _KEPT_OPTIONS]
+        if key == "foreach":
+            options = [*map(ast.unparse, call.keywords), "foreach=False"]
+        if key == "offload_optimizer":
+            options.insert(0, ast.unparse(call.func))
+        arguments = ", ".join([ast.unparse(call.args[0]), *options])
+        target = " = ".join(map(ast.unparse, node.targets))
+        lines.append(f"{target} = {_OPTIMIZERS[key] or ast.unparse(call.func)}({arguments})")
+    return _IMPORTS.get(key, "") + "\n".join(lines) if lines else ""
+
+
+def _backwards(loop: ast.For) -> Iterator[ast.Expr]:
+    """The statements of a loop, not of loops in it, that begin a backward."""
+    for statement in loop.body:
+        call = statement.value if isinstance(statement, ast.Expr) else None
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "backward":
+            yield statement  # type: ignore[misc]
+
+
+def _accumulating(loop: ast.For, values: Mapping[str, Any]) -> str:
+    """The loop with smaller batches: the optimizer steps after so many of them."""
+    updates = [one for one in loop.body if _is_update(one)]
+    if not any(_called(one) == "step" for one in updates):
+        return ""
+    (backward,) = _backwards(loop)
+    _divide(backward, "accumulation")
+    updates.sort(key=lambda one: _called(one) == "zero_grad")  # at the end, else as they were
+    condition = ast.parse(f"{_counter(loop)} % accumulation == 0", mode="eval").body
+    stepping = ast.If(condition, updates, [])
+    body: list[ast.stmt] = []
+    for statement in loop.body:
+        if statement is backward:
+            body += [statement, stepping]
+        elif not _is_update(statement):
+            body.append(statement)
+    loop.body = body
+    setting = f"{values['name']} = {values['after']}\naccumulation = {values['accumulation']}\n"
+    return setting + ast.unparse(ast.fix_missing_locations(loop))
+
+
+def _divide(backward: ast.Expr, by: str) -> None:
+    """``loss.backward()`` becomes ``(loss / by).backward()``, a scaler's the same inside."""
+    call = backward.value
+    assert isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
+    loss = call.func.value
+    if isinstance(loss, ast.Call) and len(loss.args) == 1 and ast.unparse(loss.func).endswith("scale"):
+        loss.args[0] = ast.BinOp(loss.args[0], ast.Div(), ast.Name(by))
+    else:
+        call.func.value = ast.BinOp(loss, ast.Div(), ast.Name(by))
+
+
+def _counter(loop: ast.For) -> str:
+    """An expression that counts the turns from 1; the loop is made to count where it does not."""
+    call = ast.unparse(loop.iter.func) if isinstance(loop.iter, ast.Call) else ""
+    if call == "range" and isinstance(loop.target, ast.Name) and len(loop.iter.args) == 1:  # type: ignore[attr-defined]
+        return f"({loop.target.id} + 1)"
+    counts = call == "enumerate" and len(loop.iter.args) == 1  # type: ignore[attr-defined]
+    if counts and isinstance(loop.target, ast.Tuple) and isinstance(loop.target.elts[0], ast.Name):
+        return f"({loop.target.elts[0].id} + 1)"
+    loop.target = ast.Tuple([ast.Name("number"), loop.target])
+    loop.iter = ast.parse(f"enumerate({ast.unparse(loop.iter)}, 1)", mode="eval").body
+    return "number"
+
+
+def _under_autocast(loop: ast.For, models: set[str]) -> str:
+    """The loop with all from the model's call to the loss under autocast, and the backward outside."""
+    (backward,) = _backwards(loop)
+    end = loop.body.index(backward)
+    start = next((at for at, one in enumerate(loop.body[: end + 1]) if _calls(one, models)), None)
+    if start is None:
+        return ""
+    covered = loop.body[start:end]
+    if not covered:  # model(x).sum().backward()
+        call = backward.value
+        assert isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
+        covered = [ast.Assign([ast.Name("loss")], call.func.value)]
+        call.func.value = ast.Name("loss")
+    if any(_is_update(one) for one in covered):
+        return ""
+    context = ast.parse('with torch.autocast("cuda", dtype=torch.bfloat16):\n    pass').body[0]
+    assert isinstance(context, ast.With)
+    context.body = covered
+    loop.body[start:end] = [context]
+    return ast.unparse(ast.fix_missing_locations(loop))
+
+
+def _is_update(statement: ast.stmt) -> bool:
+    return _called(statement) in _UPDATES
+
+
+def _called(statement: ast.stmt) -> str:
+    """The last name of the function that a statement calls, and nothing else."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    return ast.unparse(call.func).rpartition(".")[2] if isinstance(call, ast.Call) else ""
+
+
+def _calls(statement: ast.stmt, models: set[str]) -> bool:
+    calls = (node for node in ast.walk(statement) if isinstance(node, ast.Call))
+    return any(isinstance(call.func, ast.Name) and call.func.id in models for call in calls)
+
+
+def _is_module(value: Any) -> bool:
+    """Whether an object is a module, by its class alone."""
+    return any(kind.__module__ == "torch.nn.modules.module" for kind in type(value).__mro__)

@@ -1,0 +1,101 @@
+"""Code to paste in the user's own words: what it is made of, and that it runs."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+import torch
+
+from oom_magic.explain.own_code import own_code
+from oom_magic.explain.own_names import own_names
+
+LOOP = """\
+net = make()
+opt = torch.optim.Adam(net.parameters(), lr=1e-3, betas=(0.9, 0.99))
+losses = []
+for images, labels in loader:
+    opt.zero_grad()
+    out = net(images)
+    loss = torch.nn.functional.mse_loss(out, labels)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+    opt.step()
+    losses.append(loss.item())
+"""
+VALUES = {"name": "batch_size", "after": 2, "accumulation": 3, "dtype": "bf16"}
+
+
+def make():
+    torch.manual_seed(0)
+    return torch.nn.Linear(4, 2)
+
+
+def trained(code, batches):
+    names = {"torch": torch, "make": make, "loader": batches, "net": make()}
+    exec(code, names)
+    return names["net"].weight.detach(), names["losses"]
+
+
+def rewritten(key, source=LOOP, **names):
+    return own_code(ast.parse(source), {"net": make(), **names}, key, VALUES)
+
+
+def test_an_accumulating_loop_trains_the_same():
+    data = [(torch.randn(2, 4), torch.randn(2, 2)) for _ in range(6)]
+    whole = [tuple(map(torch.cat, zip(*data[at : at + 3], strict=True))) for at in (0, 3)]
+    head = LOOP[: LOOP.index("for ")]
+    code = rewritten("smaller_batch")
+    assert code.startswith("batch_size = 2\naccumulation = 3\nfor number, (images, labels) in enumerate(loader, 1):")
+    weight, losses = trained(head + code, data)
+    assert torch.allclose(weight, trained(LOOP, whole)[0], atol=1e-6) and len(losses) == 6
+
+
+@pytest.mark.parametrize(
+    ("turns", "counted"),
+    [("for i in range(9):", "if (i + 1) % "), ("for i, (images, labels) in enumerate(loader):", "if (i + 1) % ")],
+)
+def test_a_loop_that_counts_keeps_its_counter(turns, counted):
+    code = rewritten("smaller_batch", LOOP.replace("for images, labels in loader:", turns))
+    assert turns in code and counted in code
+
+
+def test_the_forward_and_the_loss_go_under_autocast():
+    code = rewritten("mixed_precision")
+    block = "    with torch.autocast('cuda', dtype=torch.bfloat16):\n        out = net(images)\n        loss = "
+    assert block in code and "\n    loss.backward()" in code
+    short = rewritten("mixed_precision", "for x in loader:\n    net(x).sum().backward()\n    opt.step()")
+    assert "        loss = net(x).sum()\n    loss.backward()" in short
+
+
+@pytest.mark.parametrize(
+    ("key", "line"),
+    [
+        ("optimizer_8bit", "opt = bnb.optim.AdamW8bit(net.parameters(), lr=0.001)"),
+        ("foreach", "opt = torch.optim.Adam(net.parameters(), lr=0.001, betas=(0.9, 0.99), foreach=False)"),
+        ("sgd", "opt = torch.optim.SGD(net.parameters(), lr=0.001)"),
+        ("offload_optimizer", "opt = CPUOffloadOptimizer(net.parameters(), torch.optim.Adam, lr=0.001)"),
+    ],
+)
+def test_another_optimizer_takes_the_place_of_the_users(key, line):
+    assert rewritten(key).splitlines()[-1] == line
+
+
+@pytest.mark.parametrize(
+    ("key", "source"),
+    [
+        ("smaller_batch", "train()"),
+        ("smaller_batch", "for x in y:\n    a.backward()\n    b.backward()\n    o.step()"),
+        ("smaller_batch", "for x in y:\n    a.backward()"),
+        ("mixed_precision", "for x in y:\n    loss = unknown(x)\n    loss.backward()"),
+        ("sgd", "net.cuda()"),
+        ("checkpointing", LOOP),
+    ],
+)
+def test_what_the_cell_does_not_show_is_not_rewritten(key, source):
+    assert rewritten(key, source) == ""
+
+
+def test_the_names_of_a_load():
+    tree = ast.parse("tok = AutoTokenizer.from_pretrained('a')\nlm = hf.AutoModel.from_pretrained(NAME).to('cuda')")
+    assert own_names(tree) == {"model": "lm", "loader": "hf.AutoModel", "source": "NAME"}
