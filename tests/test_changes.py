@@ -270,3 +270,16 @@ def test_a_model_without_repeated_blocks_cannot_be_checkpointed():
     with pytest.raises(InapplicableError) as refusal:
         models.ActivationCheckpointing().check(nn.Linear(2, 2))
     assert refusal.value.key == "no_equal_blocks"
+
+
+def test_a_loss_module_is_no_forward_of_the_model():
+    def train():
+        model, criterion = nn.Linear(8, 8).cuda(), nn.MSELoss()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            criterion(model(torch.zeros(4, 8, device="cuda")), torch.zeros(4, 8, device="cuda")).backward()
+            optimizer.step()
+
+    survey = Survey([])
+    run(train, survey)
+    assert survey.forwards_per_step == 1

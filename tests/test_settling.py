@@ -69,6 +69,15 @@ def sums_losses():
         total += model(torch.zeros(2048, 1024, device="cuda")).sum()
 
 
+def sums_before_a_backward():
+    model, total = network(), 0
+    for step in range(100):
+        loss = model(torch.zeros(2048, 1024, device="cuda")).sum()
+        total = total + loss
+        if step == 64:
+            total.backward()
+
+
 def keeps_tensors():
     history = {}
     for step in range(1000):
@@ -97,6 +106,7 @@ def keeps_numbers_and_host_tensors():
         (keeps_losses, "name_grows_with_graphs", "losses", ").sum().item())"),
         (keeps_outputs_over_steps, "name_grows", "kept", "kept.append(outputs.detach().cpu())"),
         (sums_losses, "name_grows_with_graphs", "total", ".sum().item()"),
+        (sums_before_a_backward, "name_grows_with_graphs", "total", "loss.backward()"),
         (keeps_tensors, "name_grows", "history", "device='cuda').cpu()"),
         (joins, "name_is_joined", "cache", ""),
         (keeps_numbers_and_host_tensors, None, None, None),

@@ -113,11 +113,11 @@ def named(diagnosis: Diagnosis, reason: Evidence = _NO_RUN) -> tuple[Remedy, ...
     if _may_be_shared(diagnosis):
         keys = (*keys, "check_processes")
     growth = diagnosis.growth
-    if growth is not None and growth.fixed and not growth.has_graph:
-        keys = ("keep_on_host", *(key for key in keys if key not in ("detach", "no_grad")))
+    if growth is not None and growth.fixed and growth.remedy != "detach":
+        keys = (growth.remedy, *(key for key in keys if key not in ("detach", "no_grad")))
     own = {} if growth is None or not growth.fixed else {"fixed": growth.fixed, "code": growth.code}
     for cost, key in enumerate(keys):
-        values = {**_VALUES.get(key, {}), **(own if key in ("detach", "keep_on_host") else {})}
+        values = {**_VALUES.get(key, {}), **(own if growth is not None and key == growth.remedy else {})}
         code, language = code_for(key, style, values)
         remedies.append(Remedy(key, cost, "same", values, note=reason, code=code, language=language))
     return tuple(remedies)

@@ -97,7 +97,7 @@ def candidates(situation: Situation) -> list[Candidate]:
         found.append(Candidate("offload", 77, "offload", every[:1], None, reason=reason, combines=False))
     growth = situation.growth
     if growth is not None and growth.fixed:
-        key = "detach" if growth.has_graph else "keep_on_host"
+        key = growth.remedy
         values = {"fixed": growth.fixed, "code": growth.code}
         found.insert(0, Candidate(key, 2, "same", STEP, Variation(mended=growth), values, key))
     if situation.phase == "evaluation":

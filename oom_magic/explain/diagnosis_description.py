@@ -33,6 +33,7 @@ _HUES = {
 _LONGEST_MESSAGE = 1200
 _MOST_HOLDERS = 12
 _LIKELY_FIT = 0.7
+_STATE_ON_HOST = "{name: value.cpu() for name, value in model.state_dict().items()}"
 
 
 def describe_diagnosis(diagnosis: Diagnosis) -> Description:
@@ -100,10 +101,16 @@ def _change(diagnosis: Diagnosis) -> Iterator[Block]:
     lang = diagnosis.lang
     if diagnosis.main_failure is None and diagnosis.cause is Cause.UNKNOWN:
         return
-    best = best_remedy(diagnosis.remedies, lang)
-    is_evaluation = diagnosis.phase == "evaluation" and diagnosis.cause is Cause.ACTIVATIONS
-    text = best or say("advice_evaluation" if is_evaluation else f"advice_{diagnosis.cause.value}", lang)
+    text = best_remedy(diagnosis.remedies, lang) or _advice(diagnosis, lang)
     yield Sentence(say("line_best", lang, text=text), "good")
+
+
+def _advice(diagnosis: Diagnosis, lang: Language) -> str:
+    """What helps first against the cause, where nothing is priced."""
+    if diagnosis.phase == "saving" and diagnosis.cause is Cause.WEIGHTS_TOO_BIG:
+        return say("advice_saving", lang, code=_STATE_ON_HOST)
+    is_evaluation = diagnosis.phase == "evaluation" and diagnosis.cause is Cause.ACTIVATIONS
+    return say("advice_evaluation" if is_evaluation else f"advice_{diagnosis.cause.value}", lang)
 
 
 def _budget(diagnosis: Diagnosis) -> Iterator[Block]:

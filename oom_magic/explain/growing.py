@@ -27,7 +27,8 @@ class Growth:
 
     ``code`` at ``place`` makes it grow; ``fixed`` is that line so that it keeps numbers, or tensors on the host (""
     where no such line is known). ``has_graph``: what it keeps holds the graphs of the steps. ``is_joined``: each turn
-    makes it anew from itself.
+    makes it anew from itself. ``remedy`` is what the fixed line does: "detach", "keep_on_host", or "backward_each"
+    where the sum of losses was to be walked back.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Growth:
     has_graph: bool
     is_joined: bool = False
     fixed: str = ""
+    remedy: str = "detach"
 
 
 def what_grew(
@@ -75,22 +77,22 @@ def growths(error: BaseException, names: Mapping[str, Any], locate: Locate) -> t
         if is_library(file):
             continue
         known = {**names, **names_of(frame)}
-        for statement in _in_running_loops(file, frame.f_globals, trace.tb_lineno):
-            growth = _growth(statement, file, known, locate)
+        for statement, loop in _in_running_loops(file, frame.f_globals, trace.tb_lineno):
+            growth = _growth(statement, loop, file, known, locate)
             if growth is not None:
                 found.setdefault((growth.name, growth.place), growth)
     return tuple(sorted(found.values(), key=lambda one: (-one.num_bytes, -one.num_tensors)))
 
 
-def _in_running_loops(file: str, variables: dict[str, Any], line: int) -> Iterator[ast.stmt]:
-    """The statements of the loops around a line, in the function that it is in."""
+def _in_running_loops(file: str, variables: dict[str, Any], line: int) -> Iterator[tuple[ast.stmt, ast.stmt]]:
+    """The statements of the loops around a line, each with its loop."""
     try:
         tree = ast.parse("".join(linecache.getlines(file, variables)))
     except (SyntaxError, ValueError):
         return
     for node in ast.walk(tree):
         if isinstance(node, (ast.For, ast.While)) and node.lineno <= line <= (node.end_lineno or 0):
-            yield from _statements(node.body)
+            yield from ((statement, node) for statement in _statements(node.body))
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -101,7 +103,7 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
                 yield from _statements(getattr(statement, name, []))
 
 
-def _growth(statement: ast.stmt, file: str, names: Mapping[str, Any], locate: Locate) -> Growth | None:
+def _growth(statement: ast.stmt, loop: ast.stmt, file: str, names: Mapping[str, Any], locate: Locate) -> Growth | None:
     """What a statement makes grow, if that holds tensors."""
     grown = _grown(statement)
     value = _NOTHING if grown is None else _value(grown, names)
@@ -111,19 +113,26 @@ def _growth(statement: ast.stmt, file: str, names: Mapping[str, Any], locate: Lo
     from oom_magic.measure.kept import kept_by  # loads torch
 
     kept = kept_by(value, locate, names.values())
-    is_sum = isinstance(statement, ast.AugAssign) or not _added(statement)
+    is_sum = isinstance(statement, ast.AugAssign) or isinstance(getattr(statement, "targets", [None])[0], ast.Name)
     if not kept.num_tensors or (is_sum and not (kept.has_graph or _is_joined(statement))):
         return None  # a running number takes nothing
     line = source_line(file, statement.lineno)
+    name = ast.unparse(grown)
+    remedy = "detach" if kept.has_graph else "keep_on_host"
+    fixed = _fixed(statement, kept.are_numbers, kept.has_graph)
+    if is_sum and f"{name}.backward(" in ast.unparse(loop):
+        added = _added(statement)
+        remedy, fixed = "backward_each", f"{ast.unparse(added)}.backward()" if added is not None else ""
     return Growth(
-        ast.unparse(grown),
+        name,
         ast.unparse(statement),
         f"{line.file.rpartition('/')[2]}:{line.line}",
         kept.num_tensors,
         kept.num_bytes,
         kept.has_graph,
         _is_joined(statement),
-        _fixed(statement, kept.are_numbers, kept.has_graph),
+        fixed,
+        remedy,
     )
 
 
@@ -174,6 +183,8 @@ def _added(statement: ast.stmt) -> ast.expr | None:
             return added
         case ast.Assign(targets=[ast.Subscript()], value=added):
             return added
+        case ast.Assign(targets=[target], value=ast.BinOp(left=left, right=right)):
+            return right if _names(target, left) else left
     return None
 
 

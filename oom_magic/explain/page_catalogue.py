@@ -71,6 +71,10 @@ PAGE_CATALOGUE: dict[str, tuple[str, str]] = {
         "Evaluate under torch.no_grad() (or torch.inference_mode()), and move what is collected off the GPU.",
         "评估时使用 torch.no_grad()（或 torch.inference_mode()），并把收集的结果移出 GPU。",
     ),
+    "advice_saving": (
+        "Copy the state to the host before it is kept or saved: {code}",
+        "先把状态复制到内存，再保留或保存：{code}",
+    ),
     "advice_logits_or_loss": (
         "Do not make float32 logits for the whole vocabulary at once: use a chunked or fused loss, or a"
         " smaller microbatch.",
@@ -208,12 +212,12 @@ PAGE_CATALOGUE: dict[str, tuple[str, str]] = {
         "{names} 是形状相同的模型，都在 GPU 上：可以释放 {twin_bytes}。",
     ),
     "name_grows": (
-        "{name} grows in the loop, {growing_code} ({place}): it keeps {count} tensors, {kept_bytes}.",
-        "{name} 在循环中不断增长，{growing_code}（{place}）：它保留了 {count} 个张量，共 {kept_bytes}。",
+        "{name} grows in the loop, {growing_code} ({place}): it keeps {kept_bytes} in {count} tensor(s).",
+        "{name} 在循环中不断增长，{growing_code}（{place}）：它在 {count} 个张量里保留了 {kept_bytes}。",
     ),
     "name_grows_with_graphs": (
-        "{name} grows in the loop, {growing_code} ({place}): it keeps {count} tensors with their graphs, and so"
-        " {kept_bytes} that their forwards saved.",
+        "{name} grows in the loop, {growing_code} ({place}): it keeps {count} tensor(s) with their graphs, and so"
+        " {kept_bytes} that forwards saved.",
         "{name} 在循环中不断增长，{growing_code}（{place}）：它保留了 {count} 个带计算图的张量，"
         "也就保留了前向传播保存的 {kept_bytes}。",
     ),

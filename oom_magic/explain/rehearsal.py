@@ -304,10 +304,14 @@ def _run(run: Callable[[], MemoryReport]) -> MemoryReport:
         with in_silence():
             return run()
     except InapplicableError as refusal:
-        raise NotPricedError(Evidence(f"reason_{refusal.key}", refusal.values)) from None
+        raise NotPricedError(Evidence(f"reason_{refusal.key}", refusal.values), applies=False) from None
     except Exception as error:
-        words = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        words = f"{type(error).__name__}: {_first_sentence(str(error))}"
         raise NotPricedError(Evidence("reason_failed", {"error": words})) from None
+
+
+def _first_sentence(text: str) -> str:
+    return (text.splitlines() or [""])[0].partition(". ")[0]
 
 
 @contextlib.contextmanager

@@ -162,6 +162,10 @@ REMEDIES: dict[str, tuple[str, str]] = {
         "Keep results between steps without their graphs: {fixed}",
         "步与步之间保留结果，但不保留计算图：{fixed}",
     ),
+    "remedy_backward_each": (
+        "Walk back each loss, not their sum: gradients add up, and each graph is released: {fixed}",
+        "对每个损失分别反向传播，而不是对它们的和：梯度会累加，各个计算图随即释放：{fixed}",
+    ),
     "remedy_keep_on_host": (
         "Collect on the host, not on the GPU: {fixed}",
         "把收集的张量放在内存里，而不是显存里：{fixed}",

@@ -102,6 +102,7 @@ for number, batch in enumerate(loader, 1):
 {model} = {loader}.from_pretrained({source}, device_map="auto",
     max_memory={{0: "8GiB", "cpu": "30GiB"}})""",
     "detach": "{fixed}\n# instead of {code}",
+    "backward_each": "{fixed}\n# instead of {code}",
     "keep_on_host": "{fixed}\n# instead of {code}",
     "raise_limit": "torch.cuda.set_per_process_memory_fraction(1.0)",
     "fewer_workers": "loader = DataLoader(dataset, batch_size=batch_size, num_workers=2)",

@@ -26,7 +26,8 @@ def best_remedy(remedies: Sequence[Remedy], lang: Language) -> str:
             return say("best_makes_room", lang, text=wording.of(best))
         sizes = {"peak_allocated_bytes": best.peak_allocated_bytes, "saving_bytes": best.saving_bytes}
         return say("best_fits", lang, text=wording.of(best), **sizes)
-    saving = max(remedies, key=lambda one: one.saving_bytes or 0, default=None)
+    rehearsed = [one for one in remedies if one.fits is not None]
+    saving = max(rehearsed, key=lambda one: one.saving_bytes or 0, default=None)
     if saving is None or (saving.saving_bytes or 0) <= 0:
         return ""
     return say("best_does_not_fit", lang, text=wording.of(saving), saving_bytes=saving.saving_bytes)
@@ -42,10 +43,13 @@ def remedies_details(remedies: Sequence[Remedy], lang: Language) -> list[Block]:
     if priced:
         columns = tuple(say(f"column_{name}", lang) for name in _COLUMNS)
         blocks.append(Table(columns, tuple(_row(one, wording) for one in priced)))
-    for one in remedies:
-        if one.needed_bytes is None:
-            text = f"• {wording.of(one)}{_note(one, lang)}"
-            blocks.append(Sentence(text, "quiet" if priced else "plain"))
+    unpriced = [one for one in remedies if one.needed_bytes is None]
+    notes = [_note(one, lang) for one in unpriced]
+    is_shared = len(notes) > 1 and len(set(notes)) == 1
+    for one, note in zip(unpriced, notes, strict=True):
+        blocks.append(Sentence(f"• {wording.of(one)}{'' if is_shared else note}", "quiet" if priced else "plain"))
+    if is_shared and notes[0]:
+        blocks.append(Sentence(notes[0].strip(" ()"), "quiet"))
     if any(_is_only_named(one) for one in remedies):
         blocks.append(Sentence(say("how_to_price", lang), "quiet"))
     blocks += [_how(one, wording) for one in remedies if one.code and _is_worthwhile(one)]

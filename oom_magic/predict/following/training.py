@@ -100,7 +100,7 @@ class Training:
                     stack.enter_context(change.around_call(module))
                 stack.enter_context(where.inside(module))
                 result = call(module, *args, **kwargs)
-            for change in self._changes:
+            for change in self._changes if _is_model(module) else ():  # a loss is no model
                 result = change.result(result)
             return result
 
@@ -118,7 +118,7 @@ class Training:
 
     def _prepare(self, module: torch.nn.Module) -> None:
         """Make the changes to a model that is about to run first."""
-        if module in self._prepared or next(module.parameters(), None) is None:
+        if module in self._prepared or not _is_model(module):
             return
         self._prepared.add(module)
         for change in self._changes:
@@ -177,6 +177,10 @@ class Training:
         if self.stop_after_steps is not None and number >= self.stop_after_steps:
             recorder.mark(MarkKind.LEFT)
             raise Finished
+
+
+def _is_model(module: torch.nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
 
 
 def _weights_of(module: torch.nn.Module) -> list[torch.Tensor]:
