@@ -155,6 +155,16 @@ def test_the_frame_of_a_cell_magic_quotes_no_phase():
     assert find_clues(lines + rendered()).phase == "forward"
 
 
+def test_a_forward_in_the_line_of_the_backward():
+    lines = (
+        'File "a.py", line 6, in train\n    net(x).sum().backward()\n'
+        'File "/x/torch/nn/modules/linear.py", line 1, in forward\n    return F.linear(x, w)\n'
+    )
+    assert find_clues(lines + rendered()).phase == "forward"
+    lines = lines.replace("net(x).sum()", "loss")
+    assert find_clues(lines + rendered()).phase == "backward"
+
+
 def test_a_compiled_graph_that_trains():
     line = "  4840   # Topologically Sorted Source Nodes: [out], Original ATen: [aten._native_batch_norm_legit_functional]\n"
     assert judged(line + rendered()).cause == Cause.ACTIVATIONS

@@ -114,6 +114,7 @@ def test_the_failed_cell_is_rehearsed(shell, monkeypatch):
     assert keys["smaller_batch"].fits
     assert keys["smaller_batch"].values["after"] < 16
     assert "batch_size" in keys["smaller_batch"].code
+    assert "% accumulation == 0" in keys["smaller_batch"].code and "for " in keys["smaller_batch"].code
     assert "batch_size" not in shell.user_ns
 
 

@@ -87,7 +87,8 @@ def _accumulating(loop: ast.For, values: Mapping[str, Any]) -> str:
         elif not _is_update(statement):
             body.append(statement)
     loop.body = body
-    setting = f"{values['name']} = {values['after']}\naccumulation = {values['accumulation']}\n"
+    batch = f"{values['name']} = {values['after']}" if values["name"] else f"# batches of {values['after']}"
+    setting = f"{batch}\naccumulation = {values['accumulation']}\n"
     return setting + ast.unparse(ast.fix_missing_locations(loop))
 
 

@@ -252,8 +252,11 @@ class CellRehearsal:
         return own_names(self._tree)
 
     def own_code(self, key: str, values: Mapping[str, Any], /) -> str:
-        """The cell's statements."""
-        return own_code(self._tree, self._names, key, values)
+        """The cell's statements; a batch size that is written there as it then is."""
+        knob = self._knobs.get("batch") if key == "smaller_batch" else None
+        named = {**values, "name": knob.label if knob is not None and knob.is_named else ""}
+        with knob.turn(self._tree, self._names, values["after"]) if knob is not None else contextlib.nullcontext():
+            return own_code(self._tree, self._names, key, named)
 
     def _find_knob(self, what: str, value: int) -> tuple[Knob | None, MemoryReport | None]:
         """The knob for a size, tried with ``value``, and the report of that trial."""

@@ -70,6 +70,9 @@ _PHASES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("forward", _any(r"\bin forward\b", r"_call_impl", r"\bF\.\w+\(", r"torch\._C\._nn\.", r"_conv_forward",
                      r"Original ATen:")),
 )  # fmt: skip
+# What a forward can happen inside of. "net(x).sum().backward()" is not yet in its backward.
+_AROUND = (*_PHASES[:2], ("backward", _any(r"\bloss\w*\.backward\(", r"run_backward", r"\bin backward\b",
+                                           r"autograd[/\\]__init__")))  # fmt: skip
 _EVALUATION = re.compile(r"\bin (?:evaluat\w*|validat\w*|eval\w*|test(?!_)\w*|predict\w*|prediction_step|inference)\b")
 _TRAINING = _any(
     r"\.backward\(", r"run_backward", r"training_step", r"_inner_training_loop", r"\bin train\w*\b",
@@ -230,7 +233,7 @@ def _phase(lines: list[str]) -> str | None:
     for line in reversed(lines):
         phase = next((name for name, pattern in _PHASES if pattern.search(line)), None)
         if phase == "forward":
-            outer = (name for other in lines for name, pattern in _PHASES[:3] if pattern.search(other))
+            outer = (name for other in lines for name, pattern in _AROUND if pattern.search(other))
             phase = next(outer, phase)
         if phase is not None:
             break
