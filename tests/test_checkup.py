@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import time
@@ -262,6 +263,19 @@ def test_the_search_keeps_length_then_method_then_activations(
     assert len(runs) == len(set(runs)) <= 12
 
 
+def test_a_larger_card_never_gets_a_worse_setup(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_runs(monkeypatch)
+    found = [recommend("gpt2", "RTX 3060", num_gib * GIB).setup for num_gib in range(4, 97)]
+    methods = ("qlora", "lora", "full")
+    ranks = [(0, -1) if one is None else (one.seq_len, methods.index(one.method)) for one in found]
+    assert ranks == sorted(ranks)
+    for smaller, larger in itertools.pairwise(found):
+        if smaller is not None and larger is not None and smaller.method == larger.method:
+            alike = smaller.activation_checkpointing == larger.activation_checkpointing
+            assert larger.microbatch_size >= smaller.microbatch_size or not alike
+            assert smaller.activation_checkpointing or not larger.activation_checkpointing
+
+
 def test_setups_found_by_dry_runs_grow_with_the_card() -> None:
     found = [recommend("distilbert-base-uncased", "RTX 3060", memory) for memory in ("1GiB", "4GiB")]
     small, large = (one.setup for one in found)
@@ -280,6 +294,8 @@ def test_options_to_paste_are_code() -> None:
 
 
 def test_processes_are_listed() -> None:
-    card = Card(0, CARD, 0, (DeviceProcess(7, "python", GIB), DeviceProcess(8, "", None)), "580", "")
+    own = DeviceProcess(os.getpid(), "python", GIB)
+    card = Card(0, CARD, 0, (DeviceProcess(7, "python", GIB), DeviceProcess(8, "", None), own), "580", "")
     found = check.SystemCheck((("what", "value"),), (card,), (), (("the disk", "no"),), "2.13", "cuda 13")
     assert "Processes on GPU 0" in str(found) and "not known" in str(found)
+    assert "python, this kernel" in str(found)

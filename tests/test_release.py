@@ -309,6 +309,12 @@ def test_named_variables_go_with_the_results_that_are_the_same(shell: Interactiv
     names = {"model": value, "again": [value], "Out": {1: value, 2: 5}, "_1": value, "_": value, "other": large()}
     shell.user_ns_hidden["_1"] = shell.displayhook.__ = value
     del value
+    names["small"] = [large(), torch.ones(LARGE, requires_grad=True).exp()]
+    told = release(names, names=["small"], dry_run=True)
+    assert told.gone == (Gone("small", 9 * LARGE),)  # one row a name, its graphs included
+    told = release(names, names=["small", "model", "other"], dry_run=True)
+    assert [(gone.what, gone.num_bytes) for gone in told.gone] == [("small", 9 * LARGE), ("other", LARGE)]
+    del names["small"]
     told = release(names, names=["model", "other"], dry_run=True)
     assert set(names) == {"model", "again", "Out", "_1", "_", "other"}
     assert [(gone.what, gone.num_bytes) for gone in told.gone] == [("other", LARGE)]

@@ -105,12 +105,13 @@ def test_what_the_user_changed_since_a_dry_cell_is_seen_by_the_next(shell: Inter
 
 
 def test_an_unloaded_extension_keeps_no_dry_run(shell: InteractiveShell) -> None:
-    from oom_magic.predict.session import DrySession
-
     shell.run_cell("%%gpumem --no-plot\nimport torch\nkept = torch.ones(1024, device='cuda')", store_history=True)
+    session = shell.magics_manager.registry["OOMMagics"].runner.session
+    ghost = weakref.ref(session)
+    del session
     shell.run_line_magic("reload_ext", "oom_magic")
     gc.collect()
-    assert not [one for one in gc.get_objects() if type(one) is DrySession]
+    assert ghost() is None
 
 
 def test_without_a_gpu_or_dry_cells_there_is_nothing_to_free(shell: InteractiveShell) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from difflib import get_close_matches
 from types import MappingProxyType
@@ -136,14 +137,16 @@ def _results(namespace: Mapping[str, Any], out: bool) -> list[str]:
 
 
 def _going(kept: Sequence[KeptFrames], held: Held, staying: Held, locate: Locate) -> Iterator[Gone]:
-    """What errors hold, and names that are to go, without what stays or was counted before."""
+    """What errors hold, then names that are to go, without what stays or was counted before; largest first."""
     known = staying.storages()
     borders = {*namespaces_of_modules(), *(id(frame) for one in kept for frame in one.frames)}
     found = [(one.title, [value for frame in one.frames for value in referents(frame)]) for one in kept]
-    parts = [(title, reach(roots, locate, borders).everything()) for title, roots in found]
-    parts += [(key[0], storages) for key, storages in held.rows.items() if key not in staying.rows]
-    for what, storages in parts:
-        going = without(storages, known)
-        known |= going
-        if going:
-            yield Gone(what, sum(going.values()))
+    of_errors = [(title, reach(roots, locate, borders).everything()) for title, roots in found]
+    of_names = [(key[0], storages) for key, storages in held.rows.items() if key not in staying.rows]
+    for parts in of_errors, of_names:
+        sizes: Counter[str] = Counter()
+        for what, storages in parts:
+            going = without(storages, known)
+            known |= going
+            sizes[what] += sum(going.values())
+        yield from (Gone(what, num_bytes) for what, num_bytes in sizes.most_common() if num_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -11,6 +12,7 @@ import torch
 
 from oom_magic.description import Block, Describable, Description, Sentence, Table
 from oom_magic.measure.device import Card, driver_reading, read_cards
+from oom_magic.measure.nvml import DeviceProcess
 from oom_magic.measure.system.findings import Finding, Seen
 from oom_magic.measure.system.gpu_probe import probe_card, probe_fallback, probe_order, probe_torch, torch_build
 from oom_magic.measure.system.host_probe import (
@@ -54,7 +56,7 @@ class SystemCheck(Describable):
             blocks.append(Sentence("Nothing to change.", "good"))
         blocks.append(Table(("what", "value"), self.facts))
         for card in self.cards:
-            rows = tuple((str(one.pid), one.name or "not known", _size(one.num_bytes)) for one in card.processes)
+            rows = tuple((str(one.pid), _name(one), _size(one.num_bytes)) for one in card.processes)
             title = f"Processes on GPU {card.index}"
             blocks += [Table(("pid", "process", "memory"), rows, title=title)] if rows else []
         blocks += [Sentence(f"Not looked at: {name} ({why}).", "quiet") for name, why in self.failed]
@@ -111,6 +113,11 @@ def _looked(name: str, probe: Callable[[], Seen], failed: list[tuple[str, str]])
 
 def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+def _name(process: DeviceProcess) -> str:
+    own = "this kernel" if process.pid == os.getpid() else ""
+    return ", ".join(filter(None, (process.name, own))) or "not known"
 
 
 def _size(num_bytes: int | None) -> str:
