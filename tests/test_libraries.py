@@ -98,6 +98,26 @@ def test_no_files_are_written(tmp_path: Path, model_folder: Path, monkeypatch: p
     assert torch.load("after.pt")["kept"].sum() == 3
 
 
+@pytest.mark.parametrize("how", [{}, {"do_sample": True, "top_p": 0.9}, {"num_beams": 3}], ids=str)
+def test_generation_runs_to_its_length(model_folder: Path, how: dict[str, Any]) -> None:
+    generation = pytest.importorskip("transformers.generation")
+    if "num_beams" in how and not hasattr(generation.GenerationMixin, "_beam_search_has_unfinished_sequences"):
+        pytest.skip("beams of this version of transformers are scored on the host")
+    from transformers import AutoModelForCausalLM
+
+    calls: list[int] = []
+
+    def generate() -> None:
+        model = AutoModelForCausalLM.from_pretrained(model_folder).to("cuda")
+        model.register_forward_hook(lambda *_: calls.append(1))
+        prompt = torch.ones(2, 5, dtype=torch.long, device="cuda")
+        model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=12, **how)
+
+    report = om.dry_run(generate)
+    assert len(calls) == 12
+    assert "no sequence ends before the greatest length" in texts(report)
+
+
 def test_files_are_read_to_the_pretend_gpu(tmp_path: Path) -> None:
     weight = torch.arange(12.0).reshape(3, 4)
     torch.save({"weight": weight, "row": weight[1], "nested": [weight, 3]}, tmp_path / "file.pt")

@@ -13,6 +13,7 @@ from oom_magic.predict.libraries import (
     bitsandbytes_ops,
     data_loading,
     flash_attention,
+    generation,
     hugging_face,
     peft_adapters,
     saving,
@@ -21,7 +22,7 @@ from oom_magic.predict.libraries import (
 from oom_magic.predict.libraries.adapters import Run, adapted
 from oom_magic.predict.pretend.pretend_gpu import PretendGPU
 
-_KINDS = (hugging_face, bitsandbytes_ops, trainers, data_loading, saving, flash_attention, peft_adapters)
+_KINDS = (hugging_face, bitsandbytes_ops, trainers, data_loading, saving, flash_attention, peft_adapters, generation)
 
 
 @contextmanager

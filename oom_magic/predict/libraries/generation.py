@@ -1,0 +1,63 @@
+"""Generation runs to its greatest length: which token ends a sequence is unknown, and the longest takes the most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch._C import DisableTorchFunction  # type: ignore[attr-defined]
+
+from oom_magic.predict.following.patches import replaced
+from oom_magic.predict.libraries.adapters import Adapter, Run
+
+
+@contextmanager
+def _criteria(module: ModuleType, run: Run) -> Iterator[None]:
+    """A stopping criterion that looks at tokens never says that a sequence is done."""
+    with ExitStack() as stack:
+        for found in vars(module).values():
+            if isinstance(found, type) and issubclass(found, module.StoppingCriteria) and "__call__" in vars(found):
+                stack.enter_context(replaced(found, {"__call__": _not_done(found.__call__, run)}))
+        yield
+
+
+def _not_done(criterion: Callable[..., Any], run: Run) -> Callable[..., Any]:
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        done = criterion(self, *args, **kwargs)
+        with DisableTorchFunction():
+            if isinstance(done, torch.Tensor) and run.gpu.values.get(done) is None:
+                run.assume("generation: no sequence ends before the greatest length")
+                run.gpu.values.put(done, torch.zeros(done.shape, dtype=done.dtype))
+        return done
+
+    return __call__
+
+
+@contextmanager
+def _beams(module: ModuleType, run: Run) -> Iterator[None]:
+    """Beams are improved on until all of them have the greatest length."""
+    name = "_beam_search_has_unfinished_sequences"
+    if not hasattr(module.GenerationMixin, name):  # older versions score beams on the host
+        yield
+        return
+    usual = getattr(module.GenerationMixin, name)
+
+    def has_unfinished(improvable: Any, finished: Any, at_their_end: Any, *args: Any, **kwargs: Any) -> Any:
+        goes_on = usual(improvable, finished, at_their_end, *args, **kwargs)
+        with DisableTorchFunction():
+            ends = run.gpu.values.get(at_their_end)
+            if ends is not None:
+                run.gpu.values.put(goes_on, ~ends.all())
+        return goes_on
+
+    with replaced(module.GenerationMixin, {name: staticmethod(has_unfinished)}):
+        yield
+
+
+ADAPTERS: dict[str, Adapter] = {
+    "transformers.generation.stopping_criteria": _criteria,
+    "transformers.generation.utils": _beams,
+}
