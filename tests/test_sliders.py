@@ -21,6 +21,7 @@ from torch import nn
 import oom_magic as om
 from oom_magic.notebook.fit_map import Cells, Grid, state_of
 from oom_magic.notebook.slider_cards import offered_cards
+from oom_magic.notebook.slider_controls import NumberControl
 from oom_magic.notebook.slider_ranges import inferred_ranges, landmarks, start_of, stops_of
 from oom_magic.notebook.slider_view import Estimate, verdict
 from oom_magic.notebook.sliders import Sliders
@@ -160,6 +161,21 @@ def test_a_click_on_the_map_goes_there(panel: Sliders) -> None:
     assert buttons.value is None
     buttons.value = 0
     assert panel.values["batch_size"] == grid.rows[0]
+
+
+def test_a_value_between_the_stops_can_be_typed() -> None:
+    control = NumberControl("seq_len", np.arange(128, 4097), 512)
+    moves: list[int] = []
+    control.observe(lambda change: moves.append(change["new"]), names="value")
+    control.field.value = 777
+    assert (control.value, control.slider.value, moves) == (777, 768, [777])
+    control.slider.value = 1024
+    assert (control.value, control.field.value, moves) == (1024, 1024, [777, 1024])
+    stepped = NumberControl("seq_len", np.arange(64, 513, 64), 64)
+    stepped.field.value = 90
+    assert (stepped.value, stepped.field.value) == (64, 64)
+    control.disabled = True
+    assert control.slider.disabled
 
 
 def test_another_card_of_the_same_kind_needs_no_trace(panel: Sliders) -> None:

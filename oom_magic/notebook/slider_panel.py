@@ -13,7 +13,7 @@ import ipywidgets
 from oom_magic.description import Block, Code, Sentence
 from oom_magic.memory.report import Device
 from oom_magic.notebook.fit_map import Cells, FitMap, Grid
-from oom_magic.notebook.slider_controls import Control
+from oom_magic.notebook.slider_controls import Control, NumberControl
 from oom_magic.notebook.slider_view import Estimate, assumption_blocks, live_blocks
 from oom_magic.notebook.step_chart import step_picture
 from oom_magic.rendering import style_element, to_fragment
@@ -96,7 +96,8 @@ def _aligned(controls: Mapping[str, Control]) -> list[Control]:
     longest = max(len(name) for name in controls if name not in boxes)
     for control in controls.values():
         control.layout.width = "100%"
-        control.style.description_width = f"{min(0.56 * longest + 0.8, 13):.1f}rem"
+        labelled = control.field if isinstance(control, NumberControl) else control
+        labelled.style.description_width = f"{min(0.56 * longest + 0.8, 13):.1f}rem"
     return list(controls.values())
 
 

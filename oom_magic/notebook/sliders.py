@@ -15,7 +15,7 @@ from oom_magic.description import Block, Code, Description, Details
 from oom_magic.memory.report import MemoryReport
 from oom_magic.notebook.fit_map import Grid
 from oom_magic.notebook.slider_cards import SliderCard, offered_cards
-from oom_magic.notebook.slider_controls import choice_control, number_control
+from oom_magic.notebook.slider_controls import NumberControl, choice_control
 from oom_magic.notebook.slider_errors import error_blocks
 from oom_magic.notebook.slider_estimates import Estimator
 from oom_magic.notebook.slider_page import SavedSliders, naming_script
@@ -255,7 +255,9 @@ class Sliders(ipywidgets.VBox):
             return
         words = f"Sliders of {self._priced.label}; what they were last set to:"
         display({_VIEW: super()._repr_mimebundle_()[_VIEW], "text/plain": words}, raw=True)
-        display(self._still(), raw=True, display_id=self.model_id)
+        script = {"text/plain": "", "text/html": naming_script(self._live_class)}
+        display(script, raw=True, display_id=self.model_id)  # at once; what the allocator says comes behind it
+        self._save()
 
     def _save(self) -> None:
         """Renew the still picture."""
@@ -274,7 +276,7 @@ class Sliders(ipywidgets.VBox):
 
 def _controls(priced: Priced) -> dict[str, Any]:
     """A control for each argument that varies."""
-    numbers = {name: number_control(name, axis, priced.starts[name]) for name, axis in priced.ranges.axes.items()}
+    numbers = {name: NumberControl(name, axis, priced.starts[name]) for name, axis in priced.ranges.axes.items()}
     choices = {
         name: choice_control(name, options, priced.starts[name]) for name, options in priced.ranges.choices.items()
     }
