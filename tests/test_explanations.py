@@ -241,6 +241,19 @@ def test_a_model_loaded_twice_is_noticed(shell):
     assert "model, twin" in str(diagnosis)
 
 
+def test_a_model_loaded_over_an_older_one_is_noticed(shell, monkeypatch):
+    monkeypatch.setattr(pricing, "candidates", lambda _: [])
+    card = "%%gpumem --no-plot --gpu 'RTX 3060' --memory 1GiB\n"
+    shell.run_cell("import torch")
+    run(shell, f"{card}old = torch.nn.Linear(12000, 10000).cuda()")
+    run(shell, f"{card}new = torch.nn.Linear(12000, 10000).cuda()")
+    diagnosis = run(shell, "%oom_explain")
+    assert diagnosis.cause == Cause.LEAK_OR_RETAINED_REFERENCE
+    assert diagnosis.evidence[0].key == "model_loaded_before"
+    best = diagnosis.remedies[0]
+    assert (best.key, best.fits, best.code) == ("drop_copy", True, "del old\n%oom_free")
+
+
 def test_rehearsals_are_silent(shell, capfd, monkeypatch):
     monkeypatch.setattr(pricing, "candidates", lambda _: [])
     cell = FAILING.replace("\nbatch_size", "\nimport warnings, logging\nfrom tqdm.auto import tqdm\nbatch_size")

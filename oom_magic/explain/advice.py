@@ -152,6 +152,7 @@ def situation_of(
         gpu=gpu,
         held_bytes=earlier_bytes(diagnosis.held, report),
         growth=diagnosis.growth,
+        copy=next((one for one in diagnosis.evidence if one.key == "model_loaded_before"), None),
         other_bytes=others,
         style=_style(diagnosis),
         phase=diagnosis.phase,

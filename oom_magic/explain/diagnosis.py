@@ -164,7 +164,7 @@ def _diagnose(
     if report is not None and sighting.is_exact:
         judgement = settled(judgement, report)
     judgement = settled_by_growth(judgement, growth, main)
-    held, evidence = who_holds(released, report, main)
+    held, evidence = who_holds(released, report, main, problem if isinstance(problem, BaseException) else None, names)
     judgement = _kept_needlessly(judgement, evidence, earlier_bytes(held, report), main)
     return Diagnosis(
         failures=failures,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.causes import Evidence
 from oom_magic.explain.failure import Failure
@@ -19,18 +19,23 @@ _LEAST_BYTES = 2**20
 
 
 def who_holds(
-    released: Released | None, report: MemoryReport | None, failure: Failure | None
+    released: Released | None,
+    report: MemoryReport | None,
+    failure: Failure | None,
+    error: BaseException | None = None,
+    names: Mapping[str, Any] | None = None,
 ) -> tuple[tuple[Held, ...], tuple[Evidence, ...]]:
     """Holders of memory, largest first within a kind, and what about them is worth a sentence.
 
     ``released`` is what ``release`` would do now, in a dry run: what failures hold, and who holds the rest.
+    ``error`` may show a model on its way to the device, ``names`` are the notebook's.
     """
     held: list[Held] = []
     evidence: list[Evidence] = []
     if released is not None:
         held += _in_notebook(released)
         held += _of_processes(0 if failure is None else failure.device_index or 0)
-        evidence += _twins(released)
+        evidence += _twins(released) or _loaded_before(released, error, names or {})
     if report is not None and report.out_of_memory is not None:
         held += _in_report(report)
     return tuple(held), tuple(evidence)
@@ -68,16 +73,34 @@ def _of_processes(device: int) -> Iterator[Held]:
                     yield Held("process", f"{process.pid} {process.name}".strip(), process.num_bytes)
 
 
-def _twins(released: Released) -> Iterator[Evidence]:
+def _loaded_before(released: Released, error: BaseException | None, names: Mapping[str, Any]) -> Iterator[Evidence]:
+    """A name that holds a model of the class that is being loaded: the new one finds the old one there."""
+    if error is None or error.__traceback__ is None:
+        return
+    from oom_magic.explain.live import model_on_the_way  # loads torch
+
+    kind, identity = model_on_the_way(error) or ("", 0)
+    for one in released.holders:
+        is_other = id(names.get(one.name)) != identity
+        if one.what == f"module {kind}" and is_other and one.num_bytes >= _LEAST_BYTES:
+            yield Evidence("model_loaded_before", {"names": one.name, "model": kind, "twin_bytes": one.num_bytes})
+
+
+def _twins(released: Released) -> list[Evidence]:
     """Names of models of one class that hold equally much: a model loaded twice."""
+    return [
+        Evidence("same_model_twice", {"names": ", ".join(names), "twin_bytes": num_bytes * (len(names) - 1)})
+        for (_, num_bytes), names in _alike(released).items()
+        if len(names) > 1
+    ]
+
+
+def _alike(released: Released) -> dict[tuple[str, int], list[str]]:
     alike: dict[tuple[str, int], list[str]] = defaultdict(list)
     for one in released.holders:
         if one.name and one.what.startswith("module ") and one.num_bytes >= _LEAST_BYTES:
             alike[one.what, one.num_bytes].append(one.name)
-    for (_, num_bytes), names in alike.items():
-        if len(names) > 1:
-            twin_bytes = num_bytes * (len(names) - 1)
-            yield Evidence("same_model_twice", {"names": ", ".join(names), "twin_bytes": twin_bytes})
+    return alike
 
 
 def _in_report(report: MemoryReport) -> Iterator[Held]:

@@ -19,6 +19,7 @@ from itertools import islice
 from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
+from oom_magic.explain.own_code import is_module
 from oom_magic.explain.traceback_text import MACHINERY
 from oom_magic.measure.frames import is_library, source_line
 from oom_magic.predict.one_call import (
@@ -96,6 +97,15 @@ def look_at(error: BaseException, names: Mapping[str, Any] | None = None) -> Liv
     calls = tuple(filter(None, (_call(seen, at, known, identities) for seen, at in frames[:3])))
     place = f"{line.file.rpartition('/')[2]}:{line.line}"
     return LiveFailure(place, line.text.strip(), calls, tuple(tensors.values()), tuple(parameters.values()))
+
+
+def model_on_the_way(error: BaseException) -> tuple[str, int] | None:
+    """Class and identity of the model that was being moved to the device, or None."""
+    for frame, _ in reversed(deepest_frames(error)):
+        owner = _locals_of(frame).get("self")
+        if frame.f_code.co_name in ("to", "cuda", "_apply") and is_module(owner):
+            return type(owner).__name__, id(owner)
+    return None
 
 
 def deepest_frames(error: BaseException) -> list[tuple[FrameType, TracebackType]]:

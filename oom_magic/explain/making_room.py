@@ -22,6 +22,8 @@ def making_room(report: MemoryReport, needed: int, situation: Situation) -> Iter
     """What makes room for a run that needs so many bytes, or finds it elsewhere."""
     if situation.held_bytes:
         yield _freeing("free_held", 2, situation.held_bytes, needed, situation)
+    if situation.copy is not None:
+        yield _dropped(situation.copy, needed, situation)
     if situation.other_bytes:
         yield _freeing("close_processes", 3, situation.other_bytes, needed, situation)
     if needed > situation.usable_bytes:
@@ -34,6 +36,16 @@ def _freeing(key: str, cost: int, freed: int, needed: int, situation: Situation)
     return Remedy(
         key, cost, "same", {"freed_bytes": freed}, needed_bytes=needed, saving_bytes=0,
         fits=needed <= situation.usable_bytes + freed, code=code, language=language,
+    )  # fmt: skip
+
+
+def _dropped(copy: Evidence, needed: int, situation: Situation) -> Remedy:
+    freed = int(copy.values["twin_bytes"])
+    values = {"names": copy.values["names"], "freed_bytes": freed}
+    code, language = code_for("drop_copy", "plain", values)
+    return Remedy(
+        "drop_copy", 1, "same", values, needed_bytes=needed - freed, saving_bytes=freed,
+        fits=needed - freed <= situation.usable_bytes, code=code, language=language,
     )  # fmt: skip
 
 

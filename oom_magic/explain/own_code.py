@@ -38,7 +38,7 @@ def own_code(tree: ast.Module, names: Mapping[str, Any], key: str, values: Mappi
     if key == "smaller_batch":
         return _accumulating(loop, values)
     if key == "mixed_precision" and values.get("dtype") == "bf16":
-        return _under_autocast(loop, {name for name, value in names.items() if _is_module(value)})
+        return _under_autocast(loop, {name for name, value in names.items() if is_module(value)})
     return ""
 
 
@@ -153,6 +153,6 @@ def _calls(statement: ast.stmt, models: set[str]) -> bool:
     return any(isinstance(call.func, ast.Name) and call.func.id in models for call in calls)
 
 
-def _is_module(value: Any) -> bool:
+def is_module(value: Any) -> bool:
     """Whether an object is a module, by its class alone."""
     return any(kind.__module__ == "torch.nn.modules.module" for kind in type(value).__mro__)

@@ -226,6 +226,10 @@ PAGE_CATALOGUE: dict[str, tuple[str, str]] = {
         " happens the old and the new one are both there.",
         "{name} 在循环中由自身重新拼接而成，{growing_code}（{place}），现在有 {kept_bytes}；拼接时新旧两份同时存在。",
     ),
+    "model_loaded_before": (
+        "{names} holds a {model} already on the GPU while another one is loaded: {twin_bytes} could be freed.",
+        "加载新模型时，{names} 已经在 GPU 上持有一个 {model}：可以释放 {twin_bytes}。",
+    ),
     "earlier_failures": (
         "Cells that failed earlier still hold {held_bytes}; %oom_free releases them.",
         "之前失败的单元格仍持有 {held_bytes}；%oom_free 可以释放。",

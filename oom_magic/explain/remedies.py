@@ -43,7 +43,8 @@ class Situation:
     """What the remedies are judged against. Sizes in bytes.
 
     ``usable_bytes`` is what PyTorch can have on the card now, ``other_bytes`` what other processes hold,
-    ``held_bytes`` what only failed cells still hold, ``growth`` what grew in the loop that failed. ``style`` is how
+    ``held_bytes`` what only failed cells still hold, ``growth`` what grew in the loop that failed, ``copy`` what
+    was loaded twice. ``style`` is how
     the user trains ("plain", "trainer", "accelerate").
     """
 
@@ -52,6 +53,7 @@ class Situation:
     other_bytes: int = 0
     held_bytes: int = 0
     growth: Growth | None = None
+    copy: Evidence | None = None
     style: str = "plain"
     phase: str | None = None
     expandable_segments: bool = False

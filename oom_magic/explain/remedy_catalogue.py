@@ -7,6 +7,10 @@ REMEDIES: dict[str, tuple[str, str]] = {
         "Release what earlier cells still hold ({freed_bytes}).",
         "释放之前的单元格仍然占用的显存（{freed_bytes}）。",
     ),
+    "remedy_drop_copy": (
+        "Delete the copy loaded before: {names} ({freed_bytes}).",
+        "删除之前加载的副本：{names}（{freed_bytes}）。",
+    ),
     "remedy_close_processes": (
         "Close the other processes on this card ({freed_bytes}).",
         "关闭这块显卡上的其他进程（{freed_bytes}）。",

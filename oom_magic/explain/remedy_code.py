@@ -88,6 +88,7 @@ from torch.distributed.fsdp import fully_shard
 for layer in model.model.layers:
     fully_shard(layer)
 fully_shard(model)   # run with: torchrun --nproc-per-node {gpus} train.py""",
+    "drop_copy": "del {names}\n%oom_free",
     "free_held": "%oom_free",
     "free_held_any": "%oom_free",
     "smaller_batch_any": """\
