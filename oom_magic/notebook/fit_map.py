@@ -132,12 +132,12 @@ class FitMap:
         self._style = ipywidgets.HTML()
         self._cells = self._cursor = ""
         self.widget = ipywidgets.VBox([ipywidgets.HTML(self._heading()), self._buttons, self._style])
-        self.widget.add_class("oom-map-box")
+        self.widget.add_class("oom-map-box").add_class(f"{self._class}-box")
 
     def show(self, cells: Cells, device: Device) -> None:
         """New numbers in the cells."""
-        unit, _ = _unit(cells)
-        rules = []
+        unit, name = _unit(cells)
+        rules = [f'.{self._class}-box .oom-unit::after{{content:"{name}"}}']
         for number, (peak, held) in enumerate(zip(cells.peaks.flat, cells.held.flat, strict=True), 1):
             state = state_of(int(held), device)
             rules.append(
@@ -172,7 +172,7 @@ class FitMap:
         columns = "".join(f"<span>{column}</span>" for column in grid.columns)
         rows = "".join(f"<span>{row}</span>" for row in grid.rows) if grid.down else "<span></span>"
         names = f"{escape(grid.down)} ↓, {escape(grid.across)} →" if grid.down else f"{escape(grid.across)} →"
-        names += "; peak allocated. Click to go there."
+        names += '; peak allocated in <span class="oom-unit"></span>. Click to go there.'
         return (
             f'<div class="oom oom-map-heading"><b>What fits</b> <small>{names}</small>'
             f'<div class="columns" style="--columns:{len(grid.columns)}">{columns}</div>'

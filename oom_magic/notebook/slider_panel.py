@@ -36,9 +36,8 @@ class Panel:
         self._chart.add_class("oom-chart")
         left = ipywidgets.VBox(_aligned(controls)).add_class("oom-controls")
         right = ipywidgets.VBox([self._status, self._progress, self._picture]).add_class("oom-picture")
-        more = ipywidgets.Accordion(
-            [self._code, self._assumptions], titles=("Code to paste", "Assumptions"), selected_index=None
-        ).add_class("oom-more")
+        folded = [*_folded("Code to paste", self._code), *_folded("Assumptions", self._assumptions)]
+        more = ipywidgets.VBox(folded).add_class("oom-more")
         lower = ([self._map.widget] if self._map is not None else []) + [self._chart]
         self._lower = ipywidgets.HBox(lower).add_class("oom-bottom")
         self.children = [
@@ -88,6 +87,19 @@ class Panel:
         self._status.value, self._progress.outputs = "", ()
         for area in (self._picture, self._lower):
             area.remove_class("oom-stale")
+
+
+def _folded(title: str, content: Any) -> tuple[Any, Any]:
+    """A button, and the content that it shows and hides; an accordion's headings cannot be reached with keys."""
+    button = ipywidgets.ToggleButton(description=title, icon="caret-right", tooltip=f"Show or hide: {title}")
+    button.add_class("oom-fold")
+    content.layout.display = "none"
+
+    def turn(change: Mapping[str, Any]) -> None:
+        button.icon, content.layout.display = ("caret-down", "") if change["new"] else ("caret-right", "none")
+
+    button.observe(turn, names="value")
+    return button, content
 
 
 def _aligned(controls: Mapping[str, Control]) -> list[Control]:

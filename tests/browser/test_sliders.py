@@ -138,6 +138,17 @@ def test_screen_readers_are_told_names_and_values(page: Any) -> None:
         assert page.get_by_role("combobox", name=name, exact=True).count() == 1
 
 
+def test_code_is_shown_with_keys(page: Any) -> None:
+    code = page.locator(".oom-more pre")
+    assert not code.first.is_visible()
+    page.get_by_role("button", name="Code to paste").focus()
+    page.keyboard.press("Space")
+    code.first.wait_for(state="visible")
+    assert code.first.inner_text().startswith("train(batch_size=")
+    page.keyboard.press("Space")
+    code.first.wait_for(state="hidden")
+
+
 def test_nothing_on_the_page_is_without_a_name(page: Any) -> None:
     assert page.locator(".oom-live button:not([title])").count() == 0
     assert page.locator(".oom-live figure:not([aria-label])").count() == 0
