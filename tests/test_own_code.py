@@ -7,6 +7,7 @@ import ast
 import pytest
 import torch
 
+from oom_magic.explain.knobs import find_knobs
 from oom_magic.explain.own_code import own_code
 from oom_magic.explain.own_names import own_names
 
@@ -99,3 +100,10 @@ def test_what_the_cell_does_not_show_is_not_rewritten(key, source):
 def test_the_names_of_a_load():
     tree = ast.parse("tok = AutoTokenizer.from_pretrained('a')\nlm = hf.AutoModel.from_pretrained(NAME).to('cuda')")
     assert own_names(tree) == {"model": "lm", "loader": "hf.AutoModel", "source": "NAME"}
+
+
+def test_the_batch_size_of_a_loader_is_not_assigned_to_it():
+    """DataLoader refuses another ``batch_size`` once it is made."""
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(8, 4)), batch_size=8)
+    labels = {knob.label for knob in find_knobs(ast.parse(LOOP), {"loader": loader}, "batch", 8)}
+    assert labels == {"batch_size"}

@@ -138,7 +138,7 @@ def _attributes(names: Mapping[str, Any], pattern: re.Pattern[str], value: int) 
             continue
         sampler = getattr(holder, "batch_sampler", None)
         if pattern is _BATCH and getattr(sampler, "batch_size", None) == value:
-            yield Knob(f"{name}.batch_size", True, _turn_item("batch_size", vars(sampler)))
+            yield Knob("batch_size", True, _turn_item("batch_size", vars(sampler)))  # a loader's own cannot be set
         elif hasattr(holder, "__dict__") and not inspect.isclass(holder) and not inspect.ismodule(holder):
             for key, held in list(vars(holder).items()):
                 if type(held) is int and held == value and pattern.search(key) and not key.startswith("_"):
