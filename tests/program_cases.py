@@ -60,6 +60,23 @@ def diffusion() -> None:
                 kept.lerp_(new, 0.01)
 
 
+def best_weights() -> None:
+    """Copies of a model with buffers and of its state, as those make who keep the best weights or an average."""
+    model = nn.Sequential(nn.Linear(512, 512), nn.BatchNorm1d(512), nn.Linear(512, 2048, bias=False)).to(CUDA)
+    average = torch.optim.swa_utils.AveragedModel(model)
+    optimizer = torch.optim.NAdam(model.parameters())
+    best = copy.deepcopy(model.state_dict())
+    for _ in range(3):
+        model(torch.rand(64, 512, device=CUDA)).logsumexp(1).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        average.update_parameters(model)
+        best = copy.deepcopy(model.state_dict())
+    model.load_state_dict(best)
+    pair = torch.rand(1000, device=CUDA)
+    copy.deepcopy([pair, pair[:10], pair.untyped_storage()])
+
+
 def adversarial() -> None:
     """Two optimizers, and a penalty on a gradient (``create_graph``)."""
     maker = nn.Sequential(nn.ConvTranspose2d(64, 64, 4), nn.BatchNorm2d(64), nn.ReLU(), nn.ConvTranspose2d(64, 3, 4, 4))
@@ -112,6 +129,7 @@ def graph() -> None:
 PROGRAMS: dict[str, Callable[[], None]] = {
     "diffusion": diffusion,
     "adversarial": adversarial,
+    "best_weights": best_weights,
     "offloaded": offloaded,
     "graph": graph,
     "mse_loss": of_loss(F.mse_loss),

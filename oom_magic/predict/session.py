@@ -178,6 +178,7 @@ class DrySession:
             view = DeviceView(self.pretend_gpu)
             stack.enter_context(replaced(torch._tensor_str, shown_without_values(view)))
             stack.enter_context(replaced(torch._C._autograd, saved_tensor_hooks_followed(view)))
+            stack.enter_context(replaced(torch.UntypedStorage, transfers.storages_copied(self.pretend_gpu)))
             stack.enter_context(view)
             stack.enter_context(self.pretend_gpu)
             yield

@@ -88,6 +88,21 @@ def _copy(gpu: PretendGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) 
     return func(*args, **kwargs)
 
 
+def storages_copied(gpu: PretendGPU) -> dict[str, Any]:
+    """A replacement in ``torch.UntypedStorage``: ``copy.deepcopy`` of tensors copies their storages, by no operator."""
+    usual = torch.UntypedStorage.clone
+
+    def clone(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+            if storage.device != META:
+                return usual(storage)
+            whole = torch.empty(0, dtype=torch.uint8, device=META).set_(storage)  # type: ignore[call-overload]
+            place = gpu.place(whole)
+            return usual(storage) if place is None else gpu.copy_to(whole, place, "aten::copy_").untyped_storage()
+
+    return {"clone": clone}
+
+
 HANDLERS: dict[OpOverload, Handler] = {
     aten._to_copy.default: _to_copy,
     aten.copy_.default: _copy,
