@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -236,6 +237,15 @@ def test_what_differs_from_run_to_run_is_named() -> None:
 
     with pytest.raises(ValueError, match=r"does not do the same twice \(aten::empty.* at .*test_sizes.py:\d+ took 404"):
         size(forgetful, batch_size=(1, 8))
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand, lambda: torch.rand(()).item()])
+def test_a_function_that_draws_lots_is_not_sized(draw: Callable[[], float]) -> None:
+    def lucky(batch_size: int) -> None:
+        torch.empty(batch_size, int(1000 * draw()), device="cuda").add_(1)
+
+    with pytest.raises(ValueError, match="does not do the same twice"):
+        size(lucky, batch_size=(1, 8))
 
 
 def test_a_function_that_fails_says_where() -> None:

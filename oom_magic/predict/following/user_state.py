@@ -30,6 +30,7 @@ from oom_magic.predict.following.live_objects import LiveObjects, find_live_obje
 from oom_magic.predict.pretend.pretend_gpu import META, Place, PretendGPU, is_large
 
 _DICTS = (dict, OrderedDict, defaultdict)
+_ANOTHER_SEED = 104_729  # nobody's
 _CONTAINERS = (*_DICTS, list, set, deque)
 
 
@@ -251,6 +252,15 @@ def _snapshot(live: LiveObjects, namespaces: list[dict[str, Any]]) -> Snapshot:
     for namespace in namespaces:
         snapshot.add(namespace, 3)
     return snapshot
+
+
+@contextmanager
+def other_random_numbers() -> Iterator[None]:
+    """Draw other numbers than the code would: shows whether it depends on them. A dry run puts generators back."""
+    with process_state_kept():
+        for seed in (random.seed, np.random.seed, torch.manual_seed):
+            seed(_ANOTHER_SEED)
+        yield
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from oom_magic.memory.timeline import PHASES, IntArray
 from oom_magic.predict.failure_message import failure_message
 from oom_magic.predict.following.live_objects import heap_set_aside
 from oom_magic.predict.following.recorder import Reckoning
+from oom_magic.predict.following.user_state import other_random_numbers
 from oom_magic.predict.session import DrySession, namespaces_of
 from oom_magic.predict.setups.gpus import find_gpu
 from oom_magic.predict.sizing.pieces import (
@@ -291,7 +292,8 @@ class Sizes(Describable):
         lowest, _ = self._ends()
         with self._tracing():
             known = {lowest: trace(lowest)}
-            self._check_same(setting, lowest, known[lowest], trace(lowest))
+            with other_random_numbers():
+                self._check_same(setting, lowest, known[lowest], trace(lowest))
             axes = list(self.ranges.axes.values())
             return Explorer(trace, self._tracing, axes, self._card, self.settings, known).explore()
 
