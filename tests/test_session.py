@@ -280,6 +280,36 @@ def test_known_values_decide_and_unknown_ones_are_stated() -> None:
     assert assumption.line is not None and 'seen["loss"]' in assumption.line.text
 
 
+@torch.library.custom_op("oom_magic_tests::keep_best", mutates_args=())
+def keep_best(boxes: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    return scores.nonzero().flatten()
+
+
+@keep_best.register_fake
+def _(boxes: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    return boxes.new_empty(torch.library.get_ctx().new_dynamic_size(max=300), dtype=torch.long)
+
+
+@torch.library.custom_op("oom_magic_tests::sharpen", mutates_args=())
+def sharpen(boxes: torch.Tensor) -> torch.Tensor:
+    return boxes * 2
+
+
+def test_operators_of_libraries_that_do_not_tell_their_shapes_are_guessed_and_said() -> None:
+    seen: list[torch.Size] = []
+
+    def detect() -> None:
+        for count in (200, 500):
+            boxes = torch.rand(count, 4, device="cuda")
+            seen.append(boxes[keep_best(boxes, boxes[:, 0])].shape)
+        seen.append(sharpen(boxes).shape)
+
+    by_values, like_first = om.dry_run(detect).assumptions
+    assert seen == [(200, 4), (300, 4), (500, 4)]
+    assert by_values.text.startswith("oom_magic_tests::keep_best: its result's size depends on values")
+    assert like_first.text.startswith("oom_magic_tests::sharpen has no fake kernel")
+
+
 def test_autocast_follows_cudas_rules_in_every_mode() -> None:
     seen: list[torch.dtype] = []
 

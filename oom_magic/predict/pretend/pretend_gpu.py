@@ -26,7 +26,7 @@ from oom_magic.predict.following.recorder import Reckoning, Recorder
 from oom_magic.predict.pretend.calls import Call
 from oom_magic.predict.pretend.gradients import counts_when_unheld, reused_gradient
 from oom_magic.predict.pretend.known_outputs import KnownOutputs
-from oom_magic.predict.pretend.unfollowed import run_without_kernel, storage_under
+from oom_magic.predict.pretend.unfollowed import storage_under, substitute
 from oom_magic.predict.setups.gpus import GPU
 
 if TYPE_CHECKING:
@@ -260,9 +260,10 @@ class PretendGPU(TorchDispatchMode):
         try:
             return self._known_outputs.of(func, args, kwargs, self.fused.get(func, func))
         except (NotImplementedError, RuntimeError) as error:
-            if not isinstance(error, NotImplementedError) and "no fake impl" not in str(error):
+            run = substitute(error)
+            if run is None:
                 raise
-            return run_without_kernel(self, func, args, kwargs)
+            return run(self, func, args, kwargs)
 
     def copy_to(self, tensor: torch.Tensor, place: Place, operator: str) -> torch.Tensor:
         """A tensor like ``tensor`` on the pretend device ``place``, with its values where they are known."""

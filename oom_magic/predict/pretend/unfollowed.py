@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._decomp import decomposition_table
+from torch._library.fake_impl import set_ctx_getter
+from torch._library.simple_registry import singleton
 from torch._ops import OpOverload
+from torch.utils._pytree import tree_leaves
 
 if TYPE_CHECKING:
     from oom_magic.predict.pretend.pretend_gpu import PretendGPU
@@ -22,7 +26,30 @@ _LIKE_THEIR_FIRST = {
 }
 
 
-def run_without_kernel(gpu: PretendGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+_Substitute = Callable[["PretendGPU", OpOverload, tuple[Any, ...], dict[str, Any]], Any]
+
+
+def substitute(error: Exception) -> _Substitute | None:
+    """What to run in the place of an operator that failed for want of data; None: it failed for another reason.
+
+    The words are those of ``torch/_library/custom_ops.py`` and ``fake_impl.py``, for operators that libraries define.
+    """
+    if "output Tensor with data-dependent shape" in str(error):
+        return _run_sized_by_values
+    if isinstance(error, NotImplementedError) or "no fake impl" in str(error):
+        return _run_without_kernel
+    return None
+
+
+def _run_sized_by_values(gpu: PretendGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The outputs of an operator such as ``torchvision::nms``, as long as its first tensor."""
+    name = func.name()
+    gpu.values.assume(f"{name}: its result's size depends on values; taken to be that of its first tensor")
+    with set_ctx_getter(lambda: _AsLongAs(_first_tensor(args, kwargs))):
+        return singleton.find(name).fake_impl.kernel(*args, **kwargs)
+
+
+def _run_without_kernel(gpu: PretendGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What an operator without a kernel for pretended tensors returns. Raises NotImplementedError for PyTorch's own."""
     decomposition = decomposition_table.get(func)
     if decomposition is not None:
@@ -38,7 +65,7 @@ def run_without_kernel(gpu: PretendGPU, func: OpOverload, args: tuple[Any, ...],
             f"{name} cannot be dry-run: PyTorch does not tell the shape of its result without data. "
             f'Tell it with @torch.library.register_fake("{name}"), or leave the operator out of the dry run.'
         )
-    first = next((arg for arg in (*args, *kwargs.values()) if isinstance(arg, torch.Tensor)), None)
+    first = _first_tensor(args, kwargs)
     gpu.values.assume(
         f"{name} has no fake kernel; its results were taken to be like its first tensor "
         f'(@torch.library.register_fake("{name}") tells their true shape)'
@@ -48,6 +75,23 @@ def run_without_kernel(gpu: PretendGPU, func: OpOverload, args: tuple[Any, ...],
         for result in func._schema.returns
     ]
     return None if not made else made[0] if len(made) == 1 else tuple(made)
+
+
+def _first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    return next((leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)), None)
+
+
+class _AsLongAs:
+    """What ``torch.library.get_ctx()`` gives to a fake kernel here: numbers for sizes that depend on values."""
+
+    def __init__(self, tensor: torch.Tensor | None) -> None:
+        self._length = tensor.shape[0] if tensor is not None and tensor.dim() else 1
+
+    def new_dynamic_size(self, **limits: int) -> int:
+        """The tensor's length, or the greatest that the kernel allows."""
+        return min(self._length, limits.get("max", self._length))
+
+    create_unbacked_symint = new_dynamic_size
 
 
 def storage_under(tensor: torch.Tensor) -> torch.UntypedStorage:
