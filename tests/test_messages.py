@@ -13,6 +13,7 @@ from oom_templates import MUTATIONS, VERSIONS, Numbers, render, shuffled_numbers
 
 from oom_magic.explain.causes import judge, main_failure
 from oom_magic.explain.messages import read
+from oom_magic.explain.other_messages import MOST_OF_A_KIND
 
 DATA = Path(__file__).parent / "data" / "oom_messages.jsonl"
 SHARED = Path(__file__).parents[2] / "shared" / "oom_messages" / "dev.jsonl"
@@ -231,3 +232,9 @@ def test_goals_on_the_shared_corpus():
             num_right, num_wrong = num_right + (said == true), num_wrong + (said != true)
     assert num_right / (num_right + num_wrong) >= 0.99
     assert num_oom_right / num_oom >= 0.98
+
+
+def test_a_phrase_without_end_leaves_other_messages_to_be_read():
+    failures = read("CUDA error: out of memory\n" * (MOST_OF_A_KIND + 10) + "CUBLAS_STATUS_ALLOC_FAILED")
+    formats = [failure.format for failure in failures]
+    assert formats.count("cuda_error_oom") == MOST_OF_A_KIND and formats[-1] == "cublas"

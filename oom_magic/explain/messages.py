@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from oom_magic.explain.failure import Failure
 from oom_magic.explain.normalize import Squeezed, clean
-from oom_magic.explain.other_messages import Kind, line_messages, other_messages
+from oom_magic.explain.other_messages import MOST_OF_A_KIND, Kind, line_messages, other_messages
 from oom_magic.explain.pytorch_message import Draft, drafts, parse_size
 from oom_magic.explain.versions import guess_version, stated_version
 
@@ -66,7 +67,7 @@ def read(text: str) -> tuple[Failure, ...]:
 def _squeezed_messages(text: str) -> list[_Found]:
     """The messages whose wording alone tells, wherever the text was wrapped; offsets are squeezed."""
     return [
-        *(_found_from(draft, text) for draft in drafts(text)),
+        *(_found_from(draft, text) for draft in islice(drafts(text), MOST_OF_A_KIND)),
         *(_found_of(kind, match) for kind, match in other_messages(text)),
     ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 
 _ANSI = re.compile(r"(?:\x1b|\\x1b|\\u001b|\\033|\\e)\[[0-9;?]{0,20}[A-Za-z]|\[\d{1,3}(?:;\d{1,3}){0,4}m")
 _CONTROL = re.compile(
@@ -19,7 +20,7 @@ _LEVEL = r"(?:INFO|WARNING|WARN|ERROR|DEBUG|CRITICAL|FATAL|TRACE|stdout|stderr|r
 # A logger's name after its level has a point or dash; exceptions and words of messages are none.
 _LOGGER = r"(?![\w.]{0,60}(?:Error|Exception|Warning))[\w]{0,40}[._-][\w.-]{0,60}"
 _PREFIX = re.compile(
-    r"^(?:"
+    r"^(?=.)(?:"
     r"[ \t>#│┃|╭╰*•+]"
     r"|//"
     r"|\[(?:rank ?|default)?\d{1,4}\]:?"
@@ -49,6 +50,7 @@ _DIGIT_GAP = re.compile(r"(?<=\d)[ \t]{1,8}(?=\d)")
 _GAP_MARK = "~"
 
 
+@lru_cache(maxsize=1)  # the message and the traceback around it are read from one text
 def clean(text: str) -> str:
     """The text without colour codes, control characters and line prefixes, each rank's lines together."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from oom_magic.explain.pytorch_message import SIZE
 
@@ -24,6 +25,8 @@ class Kind:
     is_faint: bool = False
 
 
+# More than a log of several megabytes holds; a phrase repeated without end shall not take seconds.
+MOST_OF_A_KIND = 5_000
 _LIBRARY = r"(?:cublas|cusolver|cusparse|curand)_status_"
 _WORKER = r"dataloaderworker(?:\(pid(?:\(s\))?[^)]{0,60}\))?"
 _DTYPE = r"(?P<dtype>[a-z_]{1,12}\d{0,3})"
@@ -50,8 +53,9 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("third_party_cuda_oom", "cuda", True, r"cudafailedwitherror2outofmemory"),
     (
         "third_party_cuda_oom", "cuda", True,
-        rf"(?:allocating(?P<requested>{SIZE})ondevice\d{{0,3}}:)?cudamallocfailed:outofmemory",
+        rf"allocating(?P<requested>{SIZE})ondevice\d{{0,3}}:cudamallocfailed:outofmemory",
     ),
+    ("third_party_cuda_oom", "cuda", True, r"cudamallocfailed:outofmemory"),
     (
         "third_party_cuda_oom", "cuda", True,
         r"bfcarena::allocaterawinternal.{0,120}?(?:requestedbytesof|bufferofsize)(?P<requested_bytes>\d{1,22})",
@@ -109,7 +113,8 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("mps_command_buffer", "mps", True, r"kiogpucommandbuffercallbackerroroutofmemory"),
     # Look-alikes: limits, bugs and refusals that no amount of device memory cures.
     ("triton", "cuda", False, r"outofresources?:(?:sharedmemory|tensormemory|registers)"),
-    ("inductor_triton", "cuda", False, r"(?:novalidtritonconfigs(?:.{0,60}?))?outofresource:triton_"),
+    ("inductor_triton", "cuda", False, r"novalidtritonconfigs.{0,60}?outofresource:triton_"),
+    ("inductor_triton", "cuda", False, r"outofresource:triton_"),
     ("device_side_assert", "cuda", False, r"device-sideasserttriggered"),
     ("illegal_memory_access", "cuda", False, r"illegalmemoryaccess"),
     ("cuda_invalid_config", "cuda", False, r"invalidconfigurationargument"),
@@ -155,7 +160,7 @@ KINDS = (
 
 # "Killed" after what a shell puts before it: "script: line 34: 1657575", "1657575", "[1]  + 1657575".
 _KILLED = (
-    r"^(?:[^\n]{0,200}: line \d{1,6}: +\d{0,9} ?)?(?:\d{1,9} +)?"
+    r"^(?=.)(?:[^\n]{0,200}: line \d{1,6}: +\d{0,9} ?)?(?:\d{1,9} +)?"
     r"(?:\[\d{1,4}\][ \t+-]{0,8}\d{0,9}[ \t]{1,8})?"
     r"Killed(?:[ \t]*$|[ \t]{2,}\S|[ \t]+\S{0,60}python)"
     r"|^(?:zsh: |\d{1,9} {1,8})killed {1,8}\S"
@@ -169,14 +174,15 @@ LINE_KINDS = (
 
 
 def other_messages(squeezed: str) -> Iterator[tuple[Kind, re.Match[str]]]:
-    """Every match of every kind in a squeezed text."""
+    """The matches of every kind in a squeezed text, up to MOST_OF_A_KIND of each."""
     for kind in KINDS:
-        for match in kind.pattern.finditer(squeezed):
+        for match in islice(kind.pattern.finditer(squeezed), MOST_OF_A_KIND):
             yield kind, match
 
 
 def line_messages(cleaned: str) -> Iterator[tuple[Kind, re.Match[str]]]:
-    """The messages that only their place on a line gives away; offsets are in the cleaned text."""
+    """The first message of each kind that only its place on a line gives away; offsets are in the cleaned text."""
     for kind in LINE_KINDS:
-        for match in kind.pattern.finditer(cleaned):
+        match = kind.pattern.search(cleaned)
+        if match is not None:
             yield kind, match

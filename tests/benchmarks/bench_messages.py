@@ -12,6 +12,12 @@ PIECES = (
     "CUDA out of memory. ",
     "[rank0]: a\n[rank1]: b\n",
     "RuntimeError: CUDA error: out of memory\n",
+    "Killed\n",
+    "\n",
+    "1 2 3 ",
+    "\u0130",
+    '  File "/a/b.py", line 3, in f\n    x = y(z)\n',
+    "\x1b[31mx\x1b[0m",
 )
 
 
