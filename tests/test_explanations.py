@@ -266,3 +266,24 @@ def test_rehearsals_are_silent(shell, capfd, monkeypatch):
     run(shell, "%oom_explain")
     said = "".join(capfd.readouterr()).replace("'noise'", "")  # the code to paste is the user's own loop
     assert "noise" not in said and "it/s" not in said
+
+
+CHOOSING_A_DEVICE = (
+    CARD + "import torch\ndevice = 'cuda' if torch.cuda.is_available() else 'cpu'\nbatch_size = 64\n"
+    "net = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(4))).to(device)\n"
+    "optimizer = torch.optim.SGD(net.parameters())\n"
+    "for _ in range(2):\n"
+    "    with torch.autocast(device, dtype=torch.bfloat16):\n"
+    "        loss = net(torch.zeros(batch_size, 1024, 1024, device=device)).square().mean()\n"
+    "    loss.backward()\n    optimizer.step()\n"
+)
+
+
+def test_a_rehearsed_cell_finds_the_gpu_it_asks_for(shell, monkeypatch):
+    every = pricing.candidates
+    monkeypatch.setattr(pricing, "candidates", lambda it: [one for one in every(it) if one.key == "mixed_precision"])
+    shell.run_cell(CHOOSING_A_DEVICE)
+    diagnosis = run(shell, "%oom_explain")
+    assert "rehearsal_fits" not in {one.key for one in diagnosis.evidence}
+    keys = {remedy.key: remedy for remedy in diagnosis.remedies}
+    assert keys["smaller_batch"].fits and "mixed_precision" not in keys  # it is there already

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from oom_magic.notebook.failures import FailedCell
     from oom_magic.notebook.gpumem import CellRunner
 
-_FILE = "<rehearsed cell>"
+_FILE = "<ipython-input-rehearsed>"  # a cell by its name: the user's code, no library's
 
 
 def prices(
