@@ -269,7 +269,7 @@ def check_segment(blocks: list[Block]) -> None:
 
 
 @given(PROGRAMS, SETTINGS, st.sampled_from([None, 60 * MIB, 120 * MIB]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_invariants(program, text, capacity):
     allocator = CachingAllocator(capacity, AllocatorSettings.parse(text))
     live: list[Block] = []
@@ -308,7 +308,7 @@ def timeline_of(program) -> Timeline:
 
 
 @given(PROGRAMS, SETTINGS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_minimum_device_bytes_is_enough_and_less_is_not(program, text):
     run, options = timeline_of(program), AllocatorSettings.parse(text)
     least = minimum_device_bytes(run, options)

@@ -131,7 +131,10 @@ def test_simulated_failure_shows_report_then_the_error_once(shell, capsys) -> No
 def test_users_exception_passes_once_after_the_report(shell, capsys) -> None:
     result = run(shell, "%%gpumem --no-plot\nimport torch\nx = torch.ones(4, device='cuda')\n1 / 0")
     assert isinstance(result.error_in_exec, ZeroDivisionError)
-    assert len(shown(shell)) == 1
+    (report,) = shown(shell)
+    assert "▲ The run ended with ZeroDivisionError: division by zero." in report
+    assert "What the rest would take" in report  # a part of a run is never called safe
+    assert "Safe" not in report and "least memory" not in report
     out = capsys.readouterr().out
     assert out.count("ZeroDivisionError: division by zero") == 1
     assert "line 4" in out and HINT not in out

@@ -177,13 +177,13 @@ def test_a_process_that_holds_less_than_its_pytorch_is_not_believed():
     assert read(text)[0].process_bytes == 0 and read(text)[0].own_process_bytes is None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.text())
 def test_any_text_is_read(text):
     read(text)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_damaged_messages_are_read(data):
     version = data.draw(st.sampled_from(VERSIONS))

@@ -102,13 +102,13 @@ def adapter() -> Sizes:
     return size(train_adapter, gpu=GPU, batch_size=(2, 64), seq_len=(16, 1024), rank=(4, 64))
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.integers(1, 1000), st.integers(1, 64), st.sampled_from(["relu", "gelu"]))
 def test_mlp_to_the_byte(mlp: Sizes, batch_size: int, width: int, activation: str) -> None:
     assert agrees(mlp, train_mlp, batch_size=batch_size, width=8 * width, activation=activation)
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.integers(2, 64), st.integers(16, 1024), st.integers(4, 64))
 def test_adapter_to_the_byte(adapter: Sizes, batch_size: int, seq_len: int, rank: int) -> None:
     assert agrees(adapter, train_adapter, batch_size=batch_size, seq_len=seq_len, rank=rank)

@@ -184,7 +184,7 @@ class MemoryReport(Describable):
 
         Found by replaying the allocator with its own rule: free cached blocks, try again, then fail.
         """
-        if self.out_of_memory is not None:
+        if self.error or self.out_of_memory is not None:
             return None
         return minimum_device_bytes(self.timeline, self.settings)
 

@@ -68,11 +68,13 @@ def _verdict(report: MemoryReport) -> Iterable[Block]:
         yield Sentence(f"{text}{format_bytes(failure.tensor_bytes)} more did not fit.", "bad")
         if failure.line.text:
             yield Code(failure.line.text)
+    elif report.error:
+        until_there = f"Until there {100 * report.used_fraction:.1f} % of the card was in use at the peak."
+        yield Sentence(f"The run ended with {report.error.rstrip('.')}.", "warning")
+        yield Sentence(f"{until_there} What the rest would take is not known.", "warning")
     else:
         tone, word = _VERDICTS[report.verdict]
         yield Sentence(f"{word}{100 * report.used_fraction:.1f} % of the card is in use at the peak.", tone)
-    if report.error and report.out_of_memory is None:
-        yield Sentence(f"The run ended with {report.error}; the numbers go up to there.", "warning")
     if report.device.other_bytes:
         yield Sentence(f"Other processes hold {format_bytes(report.device.other_bytes)} of the card.", "warning")
     if report.source == "predicted":
@@ -219,7 +221,8 @@ def _assumptions(report: MemoryReport) -> Iterable[Block]:
 
 def _footnote(report: MemoryReport) -> Sentence:
     torch = f"torch {report.torch_version}, " if report.torch_version else ""
-    events = f"{report.timeline.num_allocations:,} allocations followed"
+    num_allocations = report.timeline.num_allocations
+    events = f"{num_allocations:,} allocation{'s' * (num_allocations != 1)} followed"
     return Sentence(f"{torch}{events}.", "quiet")
 
 
