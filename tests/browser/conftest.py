@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="needs JupyterLab and Chromium: --require-browser runs it"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def notebook() -> nbformat.NotebookNode:
     """What the tests drag sliders in, not yet run."""
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell.strip()) for cell in CELLS])
@@ -54,7 +54,7 @@ def notebook() -> nbformat.NotebookNode:
     return notebook
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory, notebook: nbformat.NotebookNode) -> Iterator[str]:
     """The address of a JupyterLab whose folder holds the notebook."""
     folder = tmp_path_factory.mktemp("lab")
@@ -79,9 +79,9 @@ def lab(tmp_path_factory: pytest.TempPathFactory, notebook: nbformat.NotebookNod
             server.wait(20)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """A headless Chromium."""
+    """A headless Chromium. Playwright leaves its event loop set while it runs: not beyond a module, others have theirs."""
     from playwright.sync_api import sync_playwright
 
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -92,7 +92,7 @@ def browser() -> Iterator[Any]:
         browser.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def page(lab: str, browser: Any) -> Any:
     """The notebook, run, with the panel shown."""
     page = browser.new_page(viewport={"width": 1300, "height": 1400})
@@ -106,7 +106,7 @@ def page(lab: str, browser: Any) -> Any:
     return page
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def train() -> Callable[..., None]:
     """The notebook's function."""
     namespace: dict[str, Any] = {}
