@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -119,6 +120,58 @@ def test_padding_and_a_branch_on_size() -> None:
     assert all(agrees(sizes, train_padded, seq_len=seq_len) for seq_len in (17, 64, 299, 300, 301, 302, 1001, 1024))
 
 
+def train_pooled(batch_size: int, side: int) -> None:
+    """Two poolings, and parts of an image that attend to each other and to one more."""
+    mix = nn.Conv2d(3, 8, 3, padding=1).cuda()
+    cut = nn.Conv2d(8, 16, 14, 14).cuda()
+    images = torch.randn(batch_size, 3, side, side, device="cuda")
+    parts = functional.pad(cut(functional.avg_pool2d(mix(images), 1)).flatten(2), (1, 0))
+    scores = (parts.transpose(1, 2) @ parts).softmax(-1)
+    pooled = functional.max_pool2d(functional.max_pool2d(mix(images), 2), 2)
+    (scores.sum() + pooled.square().sum()).backward()
+
+
+def test_pooled_and_cut_images_of_any_side() -> None:
+    sizes = size(train_pooled, gpu=GPU, batch_size=(1, 16), side=(28, 300))
+    assert not any("polynomial" in assumption.text for assumption in sizes.assumptions)
+    traces = sizes.num_traces
+    points = [(1, 28), (3, 31), (7, 54), (2, 97), (16, 225), (5, 226), (5, 227), (11, 300)]
+    assert all(agrees(sizes, train_pooled, batch_size=batch, side=side) for batch, side in points)
+    assert sizes.num_traces == traces
+
+
+def test_a_length_that_is_cut() -> None:
+    def train(batch_size: int, seq_len: int) -> None:
+        torch.randn(batch_size, min(seq_len, 512), 64, device="cuda", requires_grad=True).square().sum().backward()
+
+    sizes = size(train, gpu=GPU, batch_size=(1, 64), seq_len=(16, 2048))
+    assert sizes.borders in [("seq_len <= 511",), ("seq_len <= 512",)]
+    assert all(agrees(sizes, train, batch_size=7, seq_len=seq_len) for seq_len in (100, 511, 512, 513, 2001))
+
+
+def test_a_loop_over_chunks() -> None:
+    def train(batch_size: int, seq_len: int) -> None:
+        head = nn.Linear(64, 500).cuda()
+        rows = torch.randn(batch_size, seq_len, 64, device="cuda", requires_grad=True)
+        sum(head(part).logsumexp(-1).sum() for part in rows.split(128, 1)).backward()
+
+    sizes = size(train, gpu=GPU, batch_size=(1, 32), seq_len=(64, 2048))
+    assert "seq_len: with each 128 values, traced when it is first asked for" in sizes.borders
+    assert all(agrees(sizes, train, batch_size=7, seq_len=seq_len) for seq_len in (100, 128, 129, 1279, 1281, 2048))
+
+
+def test_what_follows_no_polynomial_is_run_where_a_report_is_asked_for() -> None:
+    def train(batch_size: int) -> None:
+        torch.ones(10_000 * int(batch_size**0.5), 1000, device="cuda").square().add(1)
+
+    sizes = size(train, gpu=GPU, batch_size=(1, 500))
+    assert any("follow no polynomial" in assumption.text for assumption in sizes.assumptions)
+    assert not sizes.is_exact(batch_size=77)
+    assert same(sizes.report(batch_size=77), dry_run(train, 77, gpu=GPU))
+    memory = dry_run(train, 200, gpu=GPU).minimum_device_bytes + sizes.device.context_bytes
+    assert sizes.largest("batch_size", memory=memory) == 224  # 15 * 15 - 1
+
+
 def test_the_number_of_layers_is_an_argument() -> None:
     def train(batch_size: int, num_layers: int) -> None:
         model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(num_layers))).cuda()
@@ -202,14 +255,16 @@ def test_map_agrees_with_single_points(adapter: Sizes) -> None:
         ({"batch_size": (1, 2, 3, 4)}, TypeError, "not a range"),
         ({"batch_size": []}, ValueError, "no choices"),
         ({"batch_size": 8}, ValueError, "Nothing varies"),
-        ({"batchsize": (1, 8)}, TypeError, "did you mean 'batch_size'?"),
-        ({"width": (1, 8)}, TypeError, "needs batch_size too"),
+        ({"batchsize": (1, 8)}, TypeError, "train_mlp() has no argument 'batchsize'; did you mean 'batch_size'?"),
+        ({"colour": (1, 8)}, TypeError, "train_mlp() has no argument 'colour'."),
+        ({"width": (1, 8)}, TypeError, "needs batch_size too; give a range such as batch_size=(1, 64), a list"),
     ],
 )
 def test_ranges_that_make_no_sense(ranges: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error) as caught:
         size(train_mlp, gpu=GPU, **ranges)
     assert words in str(caught.value)
+    assert not re.search(r"[?.]\.$", str(caught.value))
 
 
 def test_points_that_make_no_sense(mlp: Sizes) -> None:

@@ -37,9 +37,9 @@ class Estimator:
         return replace(estimate, report=report, assumptions=report.assumptions)
 
     def with_largest(self, sizes: Sizes, values: Values, estimate: Estimate) -> Estimate:
-        """With the largest batch found by replaying the allocator."""
+        """With the largest batch found by replaying the allocator; not where each point would have to be run."""
         name = self._searched(values)
-        if name is None:
+        if name is None or not sizes.is_exact(**self.priced.point(values)):
             return estimate
         key = self.key(sizes, values, name)
         if key not in self._largest:
@@ -58,11 +58,12 @@ class Estimator:
         return self._cells[key]
 
     def check_cell(self, sizes: Sizes, values: Values, cells: Cells, cell: int) -> None:
-        """Replay the allocator for a cell of the map, unless that was done."""
-        if cells.held.flat[cell] != cells.peaks.flat[cell]:
-            return
+        """Replay the allocator for a cell of the map, unless that was done, or the cell would have to be run."""
         assert self.grid is not None
-        report = sizes.report(**{**self.priced.point(values), **self.grid.values(cell)})
+        point = {**self.priced.point(values), **self.grid.values(cell)}
+        if cells.held.flat[cell] != cells.peaks.flat[cell] or not sizes.is_exact(**point):
+            return
+        report = sizes.report(**point)
         cells.held.flat[cell] = OVER if report.out_of_memory is not None else report.peak_reserved_bytes
 
     def key(self, sizes: Sizes, values: Values, *but: str) -> tuple[Any, ...]:

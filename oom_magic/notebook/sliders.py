@@ -185,8 +185,12 @@ class Sliders(ipywidgets.VBox):
     async def _replay(self, sizes: Sizes, values: Mapping[str, Any], estimate: Estimate) -> None:
         """One thing after the other; each is shown when known."""
         loop, estimator = asyncio.get_running_loop(), self._estimator
+        is_replay = sizes.is_exact(**self._priced.point(values))
         for step in (estimator.exact, estimator.with_largest):
-            estimate = await loop.run_in_executor(_worker, step, sizes, values, estimate)
+            if is_replay:
+                estimate = await loop.run_in_executor(_worker, step, sizes, values, estimate)
+            else:  # a dry run: in the thread of all others
+                estimate = step(sizes, values, estimate)
             self._estimate = estimate
             self._panel.show(estimate)
             self._panel.show_details(estimate)

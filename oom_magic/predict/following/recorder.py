@@ -67,6 +67,7 @@ class Recorder:
         self.allocator = allocator
         self.keeps_empty = keeps_empty
         self.reckonings: dict[int, Reckoning] = {}
+        self.dims: list[int] = []  # of all tensors that came, one after another
         self.order: list[int] = []
         self.columns: list[tuple[int, int, int, int, int, int]] = []  # bytes, phase, step, operator, line, module
         self.category: list[int] = []

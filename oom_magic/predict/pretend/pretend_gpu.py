@@ -161,6 +161,7 @@ class PretendGPU(TorchDispatchMode):
         known = self._storages.get(storage._cdata)
         if known is None:
             num_bytes = storage.nbytes() if num_bytes is None else num_bytes
+            self.recorder.dims.extend(tensor.shape)
             self._list(storage, Place.GPU, self.take(num_bytes, operator, phase) if num_bytes else -1)
         elif storage.nbytes() > known.num_bytes and known.place is Place.GPU:
             before, known.num_bytes = known.allocation, storage.nbytes()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
+from math import gcd
 
 import numpy as np
 import numpy.typing as npt
@@ -16,24 +17,43 @@ from oom_magic.memory.timeline import IntArray, Timeline
 from oom_magic.predict.setups.gpus import GPU
 from oom_magic.predict.sizing.functions import SizeFunctions
 from oom_magic.predict.sizing.peaks import Peaks
-from oom_magic.predict.sizing.polynomials import Polynomials, fit
+from oom_magic.predict.sizing.polynomials import (
+    Polynomials,
+    assemble,
+    families,
+    families_with,
+    plain_families,
+    solve,
+)
+from oom_magic.predict.sizing.quotients import Dimension, Found, find_quotients
 from oom_magic.predict.sizing.regions import Border, Point, Region, find_border
 from oom_magic.predict.sizing.structure import Structure
 
 _NUM_SPARE = 2  # points that a polynomial must hit beyond those that determine it
+_NUM_CONFIRMATIONS = 3  # of polynomials with quotients: remainders can be alike by chance
+_FEW_POINTS = 10  # through fewer of them polynomials go by chance
+_MANY_POINTS = 16  # traced in one piece; if no polynomials go through them, those through some are looked for
 _MOST_POINTS = 24  # traced in one piece in search of polynomials
-_MOST_TRACES = 100  # after which no more borders are looked for
+_MOST_TRACES = 100  # at once, after which no more borders are looked for
+_MOST_COMPARED = 2000  # points of a region at which explanations are compared
+_FEW_ENDS = 3  # of runs of values, from which on equal distances are no chance
+_MOST_RUNS = 64
 _NUM_SAMPLES = 24  # replayed to learn what the allocator adds
+_RUN = "reports are of dry runs made there, maps and quick peaks close only"
 
 BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """A dry run at one point: its structure, and the numbers that make the sizes, one allocation after another."""
+    """A dry run at one point: its structure, and the numbers that make the sizes, one allocation after another.
+
+    ``dims`` are the dimensions of all tensors, one tensor after another.
+    """
 
     structure: Structure
     numbers: IntArray
+    dims: IntArray
     assumptions: tuple[Assumption, ...]
 
 
@@ -41,7 +61,8 @@ class Trace:
 class Piece:
     """A region with one structure. Allocation ``a`` has the size ``functions`` number ``kind[a]``.
 
-    ``inexact`` are the allocations whose sizes follow no polynomial; theirs are close at best.
+    ``inexact`` are the allocations whose sizes follow no polynomial; theirs are close at best. Where not
+    ``is_followed``, even the structure is one of several.
     """
 
     structure: Structure
@@ -51,6 +72,12 @@ class Piece:
     inexact: IntArray
     assumptions: tuple[Assumption, ...]
     peaks: Peaks
+    is_followed: bool = True
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether a run at any of its points is known to the byte."""
+        return self.is_followed and not len(self.inexact)
 
     def sizes(self, point: Point) -> IntArray:
         """The size of each allocation at ``point``; 0 for none."""
@@ -77,20 +104,32 @@ class Fork:
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """An argument, by position, that changes the structure with each value, as a number of layers does.
+    """An argument, by position, that changes the structure with each value, as a number of layers does, or with each
+    ``width`` of them from ``start`` on, as a loop over chunks does.
 
-    ``explore`` finds what is at a value, when it is first asked for.
+    ``explore`` finds what is from a value on, when it is first asked for.
     """
 
     argument: int
     explore: Callable[[int], Node]
     nodes: dict[int, Node]
+    width: int = 1
+    start: int = 0
 
-    def at(self, value: int) -> Node:
-        """What is at a value of the argument."""
-        if value not in self.nodes:
-            self.nodes[value] = self.explore(value)
-        return self.nodes[value]
+    def first(self, values: IntArray) -> IntArray:
+        """Where the steps begin that these values of the argument are in."""
+        return values - (values - self.start) % self.width
+
+    def at(self, first: int) -> Node:
+        """What is in the step that begins there."""
+        if first not in self.nodes:
+            self.nodes[first] = self.explore(first)
+        return self.nodes[first]
+
+    def text(self, names: Sequence[str]) -> str:
+        """What it does, in words."""
+        values = "each value" if self.width == 1 else f"each {self.width} values"
+        return f"{names[self.argument]}: with {values}, traced when it is first asked for"
 
 
 Node = Piece | Fork | Steps
@@ -105,9 +144,9 @@ def pieces_at(node: Node, points: IntArray, among: BoolArray | None = None) -> I
         yield node, among
         return
     if isinstance(node, Steps):
-        column = points[:, node.argument]
-        for value in np.unique(column[among]).tolist():
-            yield from pieces_at(node.at(value), points, among & (column == value))
+        firsts = node.first(points[:, node.argument])
+        for first in np.unique(firsts[among]).tolist():
+            yield from pieces_at(node.at(first), points, among & (firsts == first))
         return
     holds = node.border.holds(points)
     yield from pieces_at(node.inside, points, among & holds)
@@ -119,7 +158,7 @@ def piece_at(node: Node, point: Point) -> Piece:
     row = np.array([point], dtype=np.int64)
     while not isinstance(node, Piece):
         if isinstance(node, Steps):
-            node = node.at(point[node.argument])
+            node = node.at(int(node.first(row[0, node.argument])))
         else:
             node = node.inside if node.border.holds(row)[0] else node.outside
     return node
@@ -188,6 +227,7 @@ class Explorer:
         self._traces = dict(known)
         self._borders: list[Border] = []
         self._random = np.random.default_rng(0)
+        self._most_traces = _MOST_TRACES
 
     def explore(self) -> Node:
         """The pieces, and the borders between them."""
@@ -195,6 +235,7 @@ class Explorer:
 
     def _enter(self, region: Region) -> Node:
         with self._tracing():
+            self._most_traces = len(self._traces) + _MOST_TRACES
             return self._explore(region)
 
     def _at(self, point: Point) -> Trace:
@@ -212,21 +253,26 @@ class Explorer:
         enough = 2 + 2 * region.num_free  # points, so that neither polynomials nor one structure are found by chance
         points = list(dict.fromkeys([*ends[:2], *inside, *known]))
         points += [point for point in ends[2:] if point not in points][: max(enough - len(points), 0)]
+        num_confirmed = 0
         while True:
             if len({self._key(point) for point in points}) > 1:
-                steps = self._find_steps(region)
+                steps = self._find_steps(region) or self._find_runs(region)
                 return steps or self._divide(region, points, self._key) or self._majority(region, points)
-            fitted = self._fit(points, _NUM_SPARE)
-            is_sure = not len(fitted.left) and len(points) >= enough
-            if is_sure or len(points) >= _MOST_POINTS:
+            fitted = self._fit(region, points, _NUM_SPARE)
+            if fitted.is_sure and len(points) >= enough and num_confirmed >= fitted.num_wanted:
                 return self._piece(region, points, fitted)
-            fresh = region.draw(self._random, set(points))
+            if len(points) == _MANY_POINTS or len(points) >= _MOST_POINTS:
+                parts = self._divide_by_sizes(region, points)
+                if parts is not None or len(points) >= _MOST_POINTS:
+                    return parts or self._piece(region, points, fitted)
+            fresh = fitted.doubt or region.draw(self._random, set(points))
             if fresh is None:
-                return self._piece(region, points, self._fit(points, 0))
+                return self._piece(region, points, self._fit(region, points, 0))
             points.append(fresh)
+            num_confirmed = num_confirmed + 1 if fitted.is_sure and self._follows(fitted, fresh) is True else 0
 
-    def _at_step(self, region: Region, argument: int, value: int) -> Node:
-        return self._enter(region.at(argument, value))
+    def _at_step(self, region: Region, argument: int, width: int, first: int) -> Node:
+        return self._enter(region.at(argument, first, width))
 
     def _find_steps(self, region: Region) -> Steps | None:
         """An argument whose first values, and the last, all make other structures at the lowest point."""
@@ -240,12 +286,25 @@ class Explorer:
                     break
                 keys.add(key)
             if len(keys) == 4:
-                return Steps(argument, partial(self._at_step, region, argument), {})
+                return Steps(argument, partial(self._at_step, region, argument, 1), {})
+        return None
+
+    def _find_runs(self, region: Region) -> Steps | None:
+        """An argument that changes the structure at equal distances, going by the borders that were found."""
+        for argument in range(len(self._axes)):
+            unit = tuple(int(argument == other) for other in range(len(self._axes)))
+            ends = sorted(border.threshold for border in self._borders if border == Border(unit, border.threshold))
+            if len(ends) < _FEW_ENDS:
+                continue
+            width = gcd(*np.diff(ends).tolist())
+            steps = Steps(argument, partial(self._at_step, region, argument, width), {}, width, ends[0] + 1)
+            if 1 < len(np.unique(steps.first(region.points[:, argument]))) <= _MOST_RUNS:
+                return steps
         return None
 
     def _divide(self, region: Region, points: list[Point], label: Callable[[Point], Hashable]) -> Node | None:
         """Both sides of a border between different labels; None if there is no simple one."""
-        if len(self._traces) >= _MOST_TRACES:
+        if len(self._traces) >= self._most_traces:
             return None
         border = find_border(region, points, label, self._borders, self._random)
         if border is None:
@@ -255,23 +314,67 @@ class Explorer:
         inside, outside = region.within(border, True), region.within(border, False)
         return Fork(border, self._explore(inside), self._explore(outside))
 
+    def _divide_by_sizes(self, region: Region, points: list[Point]) -> Node | None:
+        """Both sides of a border where sizes follow other polynomials: a length that is cut, a batch of one."""
+        for argument in range(len(self._axes)):
+            ascending = sorted(points, key=lambda point: point[argument])
+            higher = [point for point in ascending if point[argument] > ascending[0][argument]]
+            for some in (higher, ascending[: len(points) // 2], ascending[len(points) // 2 :]):
+                if len(some) < _FEW_POINTS:
+                    continue
+                label = partial(self._follows, self._fit(region, some, 2 * _NUM_SPARE))
+                if all(label(point) is True for point in some) and any(label(point) is False for point in points):
+                    return self._divide(region, points, label)
+        return None
+
+    def _follows(self, fitted: _Fitted, point: Point) -> bool | bytes:
+        """Whether a point is as was fitted; where the structure is another one, that."""
+        trace = self._at(point)
+        if len(trace.numbers) != len(fitted.row):
+            return trace.structure.key
+        return bool((fitted.polynomials(_rows([point]))[fitted.row, 0] == trace.numbers).all())
+
     def _majority(self, region: Region, points: list[Point]) -> Piece:
         """The piece of the most frequent structure, where no simple border divides it from the others."""
         keys = [self._key(point) for point in points]
         common = max(set(keys), key=keys.count)
         ours = [point for point, key in zip(points, keys, strict=True) if key == common]
         other = next(self._at(point) for point, key in zip(points, keys, strict=True) if key != common)
-        piece = self._piece(region, ours, self._fit(ours, _NUM_SPARE))
+        piece = self._piece(region, ours, self._fit(region, ours, _NUM_SPARE))
         difference = piece.structure.difference(other.structure)
-        text = f"what the function does changes with its arguments in a way that is not followed ({difference})"
-        return replace(piece, assumptions=(*piece.assumptions, Assumption(text)))
+        text = f"what the function does changes with its arguments in a way that is not followed ({difference}); {_RUN}"
+        return replace(piece, assumptions=(*piece.assumptions, Assumption(text)), is_followed=False)
 
-    def _fit(self, points: list[Point], num_spare: int) -> _Fitted:
+    def _fit(self, region: Region, points: list[Point], num_spare: int) -> _Fitted:
+        rows = _rows(points)
         columns = np.stack([self._at(point).numbers for point in points], axis=1)
         numbers, row = np.unique(columns, axis=0, return_inverse=True)
-        polynomials, left = fit(_rows(points), numbers, num_spare)
+        found = solve(rows, numbers, num_spare, families(len(self._axes)))
+        doubt, num_wanted = None, 0
+        if len(found) < len(numbers):
+            lattice = region.points[:: max(len(region.points) // _MOST_COMPARED, 1)]
+            hidden = self._quotients(points, num_spare, lattice)
+            left = [at for at in range(len(numbers)) if at not in found]
+            more = solve(rows, numbers[left], num_spare, families_with(hidden.quotients, len(self._axes)))
+            found.update({left[at]: terms for at, terms in more.items()})
+            doubt = None if hidden.doubt is None else tuple(lattice[hidden.doubt].tolist())
+            num_wanted = _NUM_CONFIRMATIONS
+        polynomials, unknown = assemble(rows, numbers, found)
         highest = np.array([axis[-1] for axis in self._axes], dtype=np.int64)
-        return _Fitted(row.reshape(-1), polynomials.narrowed(highest), left)
+        return _Fitted(row.reshape(-1), polynomials.narrowed(highest), unknown, doubt, num_wanted)
+
+    def _quotients(self, points: list[Point], num_spare: int, lattice: IntArray) -> Found:
+        """What the dimensions of tensors are made of besides products of arguments."""
+        columns = [self._at(point).dims for point in points]
+        if len({len(column) for column in columns}) > 1:
+            return Found((), None)
+        rows = _rows(points)
+        dims = np.unique(np.concatenate([rows.T, np.stack(columns, axis=1)]), axis=0)
+        solved = sorted(
+            solve(rows, dims, num_spare, plain_families(len(self._axes))).items(), key=lambda item: len(item[1])
+        )
+        known = [Dimension(terms, dims[row]) for row, terms in solved]
+        return find_quotients(known, np.delete(dims, [row for row, _ in solved], axis=0), lattice)
 
     def _piece(self, region: Region, points: list[Point], fitted: _Fitted) -> Piece:
         traces = [self._at(point) for point in points]
@@ -295,11 +398,18 @@ class Explorer:
 
 @dataclass(frozen=True, eq=False)
 class _Fitted:
-    """The polynomial (row) of each number, and which of the polynomials are close only (``left``)."""
+    """The polynomial (row) of each number, which of the polynomials are close only (``left``), a point at which
+    another explanation would have other sizes (None: there is none), and how many more points it should foresee."""
 
     row: IntArray
     polynomials: Polynomials
     left: IntArray
+    doubt: Point | None
+    num_wanted: int
+
+    @property
+    def is_sure(self) -> bool:
+        return not len(self.left) and self.doubt is None
 
 
 def _rows(points: Sequence[Point]) -> IntArray:
@@ -310,5 +420,5 @@ def _said(structure: Structure, inexact: IntArray) -> Iterator[Assumption]:
     """Which sizes are not exact."""
     timeline = structure.timeline
     for operator, line in dict.fromkeys((int(timeline.operator[at]), int(timeline.line[at])) for at in inexact):
-        text = f"some sizes of {timeline.operators[operator]} follow no polynomial of the arguments and are close only"
+        text = f"some sizes of {timeline.operators[operator]} follow no polynomial of the arguments; {_RUN}"
         yield Assumption(text, timeline.lines[line] if line else None)

@@ -1,13 +1,13 @@
 """Sizes as exact polynomials in the arguments of a function.
 
 A size is a product of dimensions and a dimension an affine term of the arguments, so a size is a polynomial of small
-degree with whole coefficients. Kernels that pad a dimension to a multiple, or cut it into tiles, add one term: what is
-missing to the next multiple. All arithmetic is exact.
+degree with whole coefficients. Where a dimension is padded to a multiple, pooled or cut into tiles, a quotient takes
+its place. All arithmetic is exact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, cached_property
@@ -17,47 +17,14 @@ from math import lcm
 import numpy as np
 
 from oom_magic.memory.timeline import IntArray
+from oom_magic.predict.sizing.monomials import Monomial, Quotient
+
+Family = tuple[Monomial, ...]
 
 MODULI = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _LARGEST = 2**62  # of what int64 holds
 _LARGEST_DENOMINATOR = 4 * MODULI[-1]
 _FLOAT_ERROR = 1e-7  # of a size; a family that misses by more is not tried exactly
-
-
-@dataclass(frozen=True, slots=True)
-class Padding:
-    """What the product of some arguments (by their exponents) lacks to a multiple of ``modulus``."""
-
-    exponents: tuple[int, ...]
-    modulus: int
-
-    def values(self, points: IntArray) -> IntArray:
-        """At each of ``points`` (one per row)."""
-        lacking: IntArray = -np.prod(points ** np.array(self.exponents, dtype=np.int64), axis=1) % self.modulus
-        return lacking
-
-
-@dataclass(frozen=True, slots=True)
-class Monomial:
-    """A product of powers of the arguments and, at most, of one padding."""
-
-    exponents: tuple[int, ...]
-    padding: Padding | None = None
-    padding_exponent: int = 0
-
-    def values(self, points: IntArray) -> IntArray:
-        """At each of ``points`` (one per row)."""
-        values: IntArray = np.prod(points ** np.array(self.exponents, dtype=np.int64), axis=1)
-        if self.padding is not None:
-            values = values * self.padding.values(points) ** self.padding_exponent
-        return values
-
-    def bound(self, highest: IntArray) -> int:
-        """At least its value anywhere up to the point ``highest``."""
-        value = 1
-        for argument, exponent in zip(highest.tolist(), self.exponents, strict=True):
-            value *= argument**exponent
-        return value if self.padding is None else value * self.padding.modulus**self.padding_exponent
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,8 +38,8 @@ class Polynomials:
     def __call__(self, points: IntArray) -> IntArray:
         """The sizes (U x P) at P points, one per row."""
         points = points.astype(self.numerators.dtype)
-        paddings = [padding.values(points) for padding in self._paddings]
-        variables = np.column_stack([points, *paddings]) if paddings else points
+        quotients = [quotient.values(points) for quotient in self._quotients]
+        variables = np.column_stack([points, *quotients]) if quotients else points
         values = np.prod(variables[None] ** self._exponents[:, None], axis=2)
         sizes: IntArray = (self.numerators @ values // self.denominators[:, None]).astype(np.int64)
         return sizes
@@ -86,28 +53,30 @@ class Polynomials:
         return Polynomials(self.monomials, self.numerators.astype(np.int64), self.denominators.astype(np.int64))
 
     @cached_property
-    def _paddings(self) -> tuple[Padding, ...]:
-        return tuple(dict.fromkeys(monomial.padding for monomial in self.monomials if monomial.padding is not None))
+    def _quotients(self) -> tuple[Quotient, ...]:
+        return tuple(dict.fromkeys(quotient for monomial in self.monomials for quotient, _ in monomial.quotients))
 
     @cached_property
     def _exponents(self) -> IntArray:
-        """For each monomial, the power of each argument and padding (M x variables)."""
+        """For each monomial, the power of each argument and quotient (M x variables)."""
         rows = []
         for monomial in self.monomials:
-            of_paddings = [monomial.padding_exponent * (padding == monomial.padding) for padding in self._paddings]
-            rows.append([*monomial.exponents, *of_paddings])
+            powers = dict(monomial.quotients)
+            rows.append([*monomial.exponents, *(powers.get(quotient, 0) for quotient in self._quotients)])
         return np.array(rows, dtype=self.numerators.dtype)
 
 
-def fit(points: IntArray, sizes: IntArray, spare: int) -> tuple[Polynomials, IntArray]:
-    """Polynomials through ``sizes`` (U x P) at ``points`` (P x k), and which rows found none.
+def solve(
+    points: IntArray, sizes: IntArray, spare: int, families: Iterable[Family]
+) -> dict[int, dict[Monomial, Fraction]]:
+    """The terms of polynomials through ``sizes`` (U x P) at ``points`` (P x k), by row; rows without one are left out.
 
-    Each row gets the simplest family that hits all points, ``spare`` of them and more for large families beyond what
-    determines it. A row without one gets close (least squares).
+    Each row gets the first of the ``families`` that hits all points, ``spare`` of them and more for large families
+    beyond what determines it.
     """
     found: dict[int, dict[Monomial, Fraction]] = {}
     left = np.arange(len(sizes))
-    for family in _families(points.shape[1]):
+    for family in families:
         if not len(left):
             break
         if len(family) + spare + len(family) // 3 > len(points):
@@ -115,8 +84,16 @@ def fit(points: IntArray, sizes: IntArray, spare: int) -> tuple[Polynomials, Int
         hits = _through(family, points, sizes[left])
         found.update({int(left[row]): terms for row, terms in hits.items()})
         left = np.array([row for position, row in enumerate(left) if position not in hits], dtype=np.int64)
-    found.update({int(row): _close(points, sizes[row]) for row in left})
-    return _assemble(found, len(sizes), points.shape[1]), left
+    return found
+
+
+def assemble(
+    points: IntArray, sizes: IntArray, found: Mapping[int, Mapping[Monomial, Fraction]]
+) -> tuple[Polynomials, IntArray]:
+    """The polynomials of all rows of ``sizes``, and which were not ``found``: those come close (least squares)."""
+    left = np.array([row for row in range(len(sizes)) if row not in found], dtype=np.int64)
+    close = {int(row): _close(points, sizes[row]) for row in left}
+    return _assemble({**found, **close}, len(sizes), points.shape[1]), left
 
 
 def _close(points: IntArray, sizes: IntArray) -> dict[Monomial, Fraction]:
@@ -185,7 +162,7 @@ def _cleared(row: list[Fraction], by: list[Fraction], column: int) -> list[Fract
     return [a - factor * b for a, b in zip(row, by, strict=True)] if factor else row
 
 
-def _assemble(found: dict[int, dict[Monomial, Fraction]], num_rows: int, num_arguments: int) -> Polynomials:
+def _assemble(found: Mapping[int, Mapping[Monomial, Fraction]], num_rows: int, num_arguments: int) -> Polynomials:
     constant = Monomial((0,) * num_arguments)
     monomials = tuple(dict.fromkeys([constant, *(monomial for terms in found.values() for monomial in terms)]))
     column = {monomial: position for position, monomial in enumerate(monomials)}
@@ -199,34 +176,56 @@ def _assemble(found: dict[int, dict[Monomial, Fraction]], num_rows: int, num_arg
 
 
 @cache
-def _families(num_arguments: int) -> tuple[tuple[Monomial, ...], ...]:
+def plain_families(num_arguments: int) -> tuple[Family, ...]:
+    """What a dimension may be made of that is not padded, pooled or cut up, the fewest monomials first."""
+    return tuple(family for family in families(num_arguments) if not any(monomial.quotients for monomial in family))
+
+
+@cache
+def families(num_arguments: int) -> tuple[Family, ...]:
     """What a size may be made of, the fewest monomials first."""
-    families = [
+    found = [
         family
         for count in range(num_arguments + 1)
         for used in combinations(range(num_arguments), count)
         for family in _families_of(used, num_arguments)
     ]
-    return tuple(sorted(dict.fromkeys([*_sparse(num_arguments), *families]), key=len))
+    return tuple(sorted(dict.fromkeys([*_sparse(num_arguments), *found]), key=len))
 
 
-def _sparse(num_arguments: int) -> Iterator[tuple[Monomial, ...]]:
-    """One product of powers; two of which one is in the other, such as (seq_len - 1) * batch_size; one padded."""
+def _sparse(num_arguments: int) -> Iterator[Family]:
+    """One product of powers; two of which one is in the other, such as (seq_len - 1) * batch_size; attention between
+    the parts of an image and one more; one padded."""
     powers = sorted(product(range(3), repeat=num_arguments), key=lambda exponents: (sum(exponents), exponents[::-1]))
     for exponents in powers:
         yield (Monomial(exponents),)
     for part, whole in combinations(powers, 2):
         if all(a <= b for a, b in zip(part, whole, strict=True)):
             yield Monomial(part), Monomial(whole)
+    for exponents, argument in product(powers, range(num_arguments)):
+        if exponents[argument] == 0:
+            yield tuple(_raised(exponents, argument, by) for by in (0, 2, 4))
     for modulus, argument in product(MODULI, range(num_arguments)):
-        padding = Padding(_unit(argument, num_arguments), modulus)
+        padded = Quotient.up(_unit(argument, num_arguments), modulus)
         for exponents in (exponents for exponents in powers if exponents[argument] < 2):
-            more, most = (tuple(power + by * (at == argument) for at, power in enumerate(exponents)) for by in (1, 2))
-            yield Monomial(more), Monomial(exponents, padding, 1)
-            yield Monomial(most), Monomial(more, padding, 1), Monomial(exponents, padding, 2)
+            yield (Monomial(exponents).times(padded, 1),)
+            yield (Monomial(exponents).times(padded, 2),)
 
 
-def _families_of(used: tuple[int, ...], num_arguments: int) -> Iterator[tuple[Monomial, ...]]:
+def families_with(quotients: Sequence[Quotient], num_arguments: int) -> list[Family]:
+    """What a size may be made of besides: one of the quotients, as length or as side of an image, or two."""
+    powers = sorted(product(range(3), repeat=num_arguments), key=lambda exponents: (sum(exponents), exponents[::-1]))
+    found: list[Family] = []
+    for rest, one in product(map(Monomial, powers), quotients):
+        sums = ((1,), (2,), (1, 0), (2, 0), (2, 1, 0), (4, 2, 0))
+        found += [tuple(rest.times(one, exponent) for exponent in exponents) for exponents in sums]
+    for rest, (one, other) in product(map(Monomial, powers), combinations(quotients, 2)):
+        both = rest.times(one, 1).times(other, 1)
+        found += [(both,), (both, rest.times(one, 1), rest.times(other, 1), rest)]
+    return sorted(found, key=len)
+
+
+def _families_of(used: tuple[int, ...], num_arguments: int) -> Iterator[Family]:
     """Families in which exactly the arguments ``used`` may occur."""
     ones = dict.fromkeys(used, 1)
     yield _box(ones, num_arguments)
@@ -238,14 +237,14 @@ def _families_of(used: tuple[int, ...], num_arguments: int) -> Iterator[tuple[Mo
         yield _box({**ones, argument: 3}, num_arguments)
     for modulus in MODULI:
         for argument in used:
-            padding = Padding(_unit(argument, num_arguments), modulus)
+            padded = Quotient.up(_unit(argument, num_arguments), modulus)
             rest = {other: 1 for other in used if other != argument}
             linear, square, others = (_box(degrees, num_arguments) for degrees in (ones, {**ones, argument: 2}, rest))
-            yield _padded(linear, others, padding)
-            yield _padded(square, linear, padding, others)
+            yield _padded(linear, others, padded)
+            yield _padded(square, linear, padded, others)
         if len(used) > 1:
-            padding = Padding(tuple(int(argument in used) for argument in range(num_arguments)), modulus)
-            yield _padded(_box(ones, num_arguments), _box({}, num_arguments), padding)
+            padded = Quotient.up(tuple(int(argument in used) for argument in range(num_arguments)), modulus)
+            yield _padded(_box(ones, num_arguments), _box({}, num_arguments), padded)
 
 
 def _box(degrees: dict[int, int], num_arguments: int) -> tuple[Monomial, ...]:
@@ -255,14 +254,18 @@ def _box(degrees: dict[int, int], num_arguments: int) -> tuple[Monomial, ...]:
 
 
 def _padded(
-    plain: tuple[Monomial, ...], once: tuple[Monomial, ...], padding: Padding, twice: tuple[Monomial, ...] = ()
+    plain: tuple[Monomial, ...], once: tuple[Monomial, ...], padded: Quotient, twice: tuple[Monomial, ...] = ()
 ) -> tuple[Monomial, ...]:
-    """A family with some of its monomials times the padding, and some times its square."""
+    """A family with some of its monomials times what is padded, and some times its square."""
     return (
         *plain,
-        *(Monomial(monomial.exponents, padding, 1) for monomial in once),
-        *(Monomial(monomial.exponents, padding, 2) for monomial in twice),
+        *(monomial.times(padded, 1) for monomial in once),
+        *(monomial.times(padded, 2) for monomial in twice),
     )
+
+
+def _raised(exponents: tuple[int, ...], argument: int, by: int) -> Monomial:
+    return Monomial(tuple(power + by * (at == argument) for at, power in enumerate(exponents)))
 
 
 def _unit(argument: int, num_arguments: int) -> tuple[int, ...]:

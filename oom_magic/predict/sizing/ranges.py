@@ -61,7 +61,7 @@ class Ranges:
         for name in values:
             if name not in self.names or name == but:
                 known = [other for other in self.names if other != but]
-                raise TypeError(f"{name!r} does not vary here{_offer(name, known)}; these do: {', '.join(known)}.")
+                raise TypeError(f"{name!r} does not vary here; these do: {', '.join(known)}{_offer(name, known)}")
         missing = [name for name in self.names if name not in values and name != but]
         if missing:
             example = ", ".join(f"{name}={self.lowest(name)!r}" for name in missing)
@@ -112,7 +112,7 @@ def _position(name: str, value: Any, options: Sequence[Any]) -> int:
         if type(option) is type(value) and option == value:
             return position
     offer = _offer(value, [option for option in options if isinstance(option, str)])
-    raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, options))}{offer}.")
+    raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, options))}{offer}")
 
 
 def _on_axis(name: str, value: Any, axis: IntArray) -> int:
@@ -138,17 +138,17 @@ def _check_names(fn: Callable[..., Any], given: Mapping[str, Any]) -> None:
     known = [name for name, parameter in parameters.items() if parameter.kind not in _UNNAMED]
     for name in given:
         if name not in known and inspect.Parameter.VAR_KEYWORD not in kinds:
-            raise TypeError(f"{label(fn)} has no argument {name!r}{_offer(name, known)}.")
+            raise TypeError(f"{label(fn)} has no argument {name!r}{_offer(name, known)}")
     missing = [name for name in known if name not in given and parameters[name].default is inspect.Parameter.empty]
     if missing:
-        example = ", ".join(f"{name}=..." for name in missing)
         what = f"{label(fn)} needs {', '.join(missing)} too"
-        raise TypeError(f"{what}; give a range, a list of choices or a value: {example}.")
+        raise TypeError(f"{what}; give a range such as {missing[0]}=(1, 64), a list of choices, or a value.")
 
 
 _UNNAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def _offer(name: Any, known: Sequence[str]) -> str:
+    """The end of a sentence: the closest name, if one is close."""
     close = get_close_matches(str(name), known, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    return f"; did you mean {close[0]!r}?" if close else "."

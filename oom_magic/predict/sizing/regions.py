@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 from math import prod
@@ -65,10 +65,10 @@ class Region:
         """The part in which the border's condition holds, or does not."""
         return Region(self.axes, (*self.conditions, (border, holds)))
 
-    def at(self, argument: int, value: int) -> Region:
-        """The part in which an argument has this value."""
+    def at(self, argument: int, first: int, width: int) -> Region:
+        """The part in which an argument has one of ``width`` values from the ``first`` on."""
         unit = tuple(int(argument == other) for other in range(len(self.axes)))
-        return self.within(Border(unit, threshold=value), True).within(Border(unit, threshold=value - 1), False)
+        return self.within(Border(unit, first + width - 1), True).within(Border(unit, first - 1), False)
 
     def num_values(self, argument: int) -> int:
         """How many values an argument has here."""
@@ -102,10 +102,10 @@ class Region:
             found.append(tuple(candidates[int(score.argmax())].tolist()))
         return list(dict.fromkeys(found))
 
-    def draw(self, random: np.random.Generator, known: Container[Point]) -> Point | None:
+    def draw(self, random: np.random.Generator, known: Collection[Point]) -> Point | None:
         """A point that is not among the ``known``, in turn from everywhere and from the small; None: no more.
 
-        In odd numbers if there are some: they show what is padded.
+        With remainders that they do not have, which show what is padded or pooled, and odd if there is a choice.
         """
         small = 1 / np.prod(self.points.astype(np.float64), axis=1)
         self._draws_small = not self._draws_small
@@ -113,7 +113,8 @@ class Region:
         drawn = random.choice(len(self.points), 30, p=weights)
         fresh = [point for point in map(self._at, drawn.tolist()) if point not in known]
         if fresh:
-            return max(fresh, key=lambda point: sum(number % 2 for number in point))
+            seen = {remainder for point in known for remainder in _remainders(point)}
+            return max(fresh, key=lambda point: (len(_remainders(point) - seen), sum(number % 2 for number in point)))
         return next((point for point in map(tuple, self.points.tolist()) if point not in known), None)
 
     def sample(self, random: np.random.Generator, count: int) -> list[Point]:
@@ -182,6 +183,11 @@ class Region:
 
     def _at(self, index: int) -> Point:
         return tuple(self.points[index].tolist())
+
+
+def _remainders(point: Point) -> set[tuple[int, int, int]]:
+    """Each argument's remainder (argument, modulus, remainder) modulo small powers of 2."""
+    return {(argument, modulus, number % modulus) for argument, number in enumerate(point) for modulus in (2, 4, 8)}
 
 
 def _roundness(numbers: IntArray) -> IntArray:

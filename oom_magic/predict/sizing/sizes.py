@@ -94,6 +94,9 @@ class Sizes(Describable):
         self.num_traces = 0
         self._bar: Any = None
         self._families: dict[tuple[int, ...], Node] = {}
+        self._alone: dict[
+            tuple[tuple[int, ...], Point], Piece
+        ] = {}  # runs at single points of pieces that are not exact
 
     def trace(self, **choices: Any) -> None:
         """Trace ``fn`` with these choices (the first of each, where none is given) now rather than when first asked."""
@@ -128,9 +131,9 @@ class Sizes(Describable):
         return self._replay(*self.ranges.locate(point), self.device).peak_reserved_bytes
 
     def report(self, **point: Any) -> MemoryReport:
-        """What ``dry_run`` would report, without a run."""
+        """What ``dry_run`` would report, without a run where the sizes are known exactly (``is_exact``)."""
         setting, at = self.ranges.locate(point)
-        piece = self._piece(setting, at)
+        piece = self._exact_piece(setting, at)
         timeline = piece.timeline(at)
         replayed = replay(timeline, capacity_bytes=self.device.usable_bytes, settings=self.settings)
         failure = replayed.failure
@@ -159,6 +162,11 @@ class Sizes(Describable):
     def fits(self, memory: str | int | None = None, **point: Any) -> bool:
         """Whether a run ends without running out of ``memory`` (``"12GiB"``, a GPU's name; default: the card's)."""
         return self._fits(*self.ranges.locate(point), self._device(memory))
+
+    def is_exact(self, **point: Any) -> bool:
+        """Whether all around a point is known to the byte; if not, ``report`` runs the function there."""
+        setting, at = self.ranges.locate(point)
+        return piece_at(self._family(setting), at).is_exact
 
     def largest(self, name: str, /, *, memory: str | int | None = None, **rest: Any) -> int:
         """The largest value of argument ``name`` in its range that fits in ``memory``, or 0; one step more does not."""
@@ -202,8 +210,7 @@ class Sizes(Describable):
         """Where the function changes its ways, in words such as ``"batch_size x seq_len <= 3072"``."""
         names = list(self.ranges.axes)
         found = [border for family in self._families.values() for border in all_borders(family)]
-        steps = [names[step.argument] for family in self._families.values() for step in all_steps(family)]
-        texts = [f"{name}: with each value, traced when it is first asked for" for name in steps]
+        texts = [step.text(names) for family in self._families.values() for step in all_steps(family)]
         return tuple(dict.fromkeys([*texts, *(border.text(names) for border in found)]))
 
     def ends(self) -> dict[str, dict[str, Any]]:
@@ -244,14 +251,26 @@ class Sizes(Describable):
         return peaks
 
     def _piece(self, setting: tuple[int, ...], point: Point) -> Piece:
-        return piece_at(self._family(setting), point)
+        """The piece, or a run at the point where what the function does there is not known."""
+        piece = self._alone.get((setting, point)) or piece_at(self._family(setting), point)
+        return piece if piece.is_followed else self._run_at(setting, point)
+
+    def _exact_piece(self, setting: tuple[int, ...], point: Point) -> Piece:
+        """The piece, or a run at the point where that would not be exact."""
+        piece = self._piece(setting, point)
+        return piece if piece.is_exact else self._run_at(setting, point)
+
+    def _run_at(self, setting: tuple[int, ...], point: Point) -> Piece:
+        alone = self._explorer(setting, [np.array([value]) for value in point], {}).explore()
+        self._alone[setting, point] = piece_at(alone, point)
+        return self._alone[setting, point]
 
     def _replay(self, setting: tuple[int, ...], point: Point, device: Device) -> Replay:
-        timeline = self._piece(setting, point).timeline(point)
+        timeline = self._exact_piece(setting, point).timeline(point)
         return replay(timeline, capacity_bytes=device.usable_bytes, settings=self.settings)
 
     def _fits(self, setting: tuple[int, ...], point: Point, device: Device) -> bool:
-        at_least = self._piece(setting, point).peaks.at_least(_row(point))[0]
+        at_least = self._exact_piece(setting, point).peaks.at_least(_row(point))[0]
         return bool(at_least <= device.usable_bytes) and self._replay(setting, point, device).failure is None
 
     def _device(self, memory: str | int | None) -> Device:
@@ -286,16 +305,18 @@ class Sizes(Describable):
         return found
 
     def _explore(self, setting: tuple[int, ...]) -> Node:
+        lowest, _ = self._ends()
+        with self._tracing():
+            known = {lowest: self._trace(setting, lowest)}
+            with other_random_numbers():
+                self._check_same(setting, lowest, known[lowest], self._trace(setting, lowest))
+            return self._explorer(setting, list(self.ranges.axes.values()), known).explore()
+
+    def _explorer(self, setting: tuple[int, ...], axes: list[IntArray], known: dict[Point, Trace]) -> Explorer:
         def trace(point: Point) -> Trace:
             return self._trace(setting, point)
 
-        lowest, _ = self._ends()
-        with self._tracing():
-            known = {lowest: trace(lowest)}
-            with other_random_numbers():
-                self._check_same(setting, lowest, known[lowest], trace(lowest))
-            axes = list(self.ranges.axes.values())
-            return Explorer(trace, self._tracing, axes, self._card, self.settings, known).explore()
+        return Explorer(trace, self._tracing, axes, self._card, self.settings, known)
 
     @contextmanager
     def _tracing(self) -> Iterator[None]:
@@ -329,6 +350,7 @@ class Sizes(Describable):
         return Trace(
             Structure.of(report.timeline, reckonings),
             _numbers(report.timeline.requested_bytes, reckonings),
+            np.array(session.recorder.dims, dtype=np.int64),
             report.assumptions,
         )
 
