@@ -19,7 +19,8 @@ from oom_magic.explain.budget import budget_of
 from oom_magic.explain.causes import Cause, Confidence
 from oom_magic.explain.diagnosis import explain
 from oom_magic.explain.failure import Failure
-from oom_magic.explain.language import SENTENCES, choose_language, say
+from oom_magic.explain.holding import _in_words
+from oom_magic.explain.language import SENTENCES, choose_language, say, spoken
 from oom_magic.explain.other_messages import KINDS, LINE_KINDS
 from oom_magic.explain.rehearsal import NotPricedError, _replaced
 from oom_magic.explain.remedies import Remedy
@@ -129,6 +130,19 @@ def test_choice_of_language(lang, environment, chosen, monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(language.locale, "getlocale", lambda: (None, None))
     assert choose_language(lang) == chosen
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "module GPT2Model", "optimizer AdamW, its state", "gradients", "autograd graph", "shown result",
+        "functools cache", "OutOfMemoryError in forward, Cell In[1]:10",
+    ],
+)  # fmt: skip
+def test_what_holds_memory_is_said_in_both_languages(what):
+    words = _in_words(what)
+    assert spoken(words, "en") == what
+    assert re.search("[\u4e00-\u9fff]", spoken(words, "zh"))
 
 
 def test_unknown_language_is_refused():

@@ -196,7 +196,8 @@ def _held(diagnosis: Diagnosis) -> Iterator[Block]:
 
 def _holder(held: Held, lang: Language) -> str:
     name = say(f"category_{held.name}", lang) if held.kind == "category" else held.name
-    return say(f"held_by_{held.kind}", lang, name=name)
+    what = "" if held.what is None else spoken(held.what, lang)
+    return say(f"held_by_{held.kind}", lang, name=name, what=what)
 
 
 def _message(diagnosis: Diagnosis) -> Iterator[Block]:

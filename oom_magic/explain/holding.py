@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.causes import Evidence
 from oom_magic.explain.failure import Failure
-from oom_magic.explain.held import Held
+from oom_magic.explain.held import Held, Kind
 
 if TYPE_CHECKING:
     from oom_magic.measure.released import Released
     from oom_magic.memory.report import MemoryReport
 
 _MOST_LINES = 5
+# What measure.holders and measure.dead_frames say, by the sentence that says the same in both languages.
+_WORDS = {
+    "held_as_module": re.compile(r"module (?P<kind>.+)"),
+    "held_as_optimizer": re.compile(r"optimizer (?P<kind>.+), its state"),
+    "held_as_gradients": re.compile("gradients"),
+    "held_as_graph": re.compile("autograd graph"),
+    "held_as_shown": re.compile("shown result"),
+    "held_as_cache": re.compile("functools cache"),
+    "held_by_error": re.compile(r"(?P<kind>\S+) in (?P<place>.+)"),
+}
 _LEAST_BYTES = 2**20
 
 
@@ -49,11 +60,20 @@ def earlier_bytes(held: Sequence[Held], report: MemoryReport | None) -> int:
 
 def _in_notebook(released: Released) -> Iterator[Held]:
     for gone in released.gone:
-        yield Held("frames", gone.what, gone.num_bytes)
+        yield Held("frames", gone.what, gone.num_bytes, _in_words(gone.what))
     for one in released.holders:
         if one.name and one.num_bytes >= _LEAST_BYTES:
-            shown = f"{one.name} ({one.what})" if one.what else one.name
-            yield Held("output" if one.name.startswith("Out[") else "name", shown, one.num_bytes)
+            kind: Kind = "output" if one.name.startswith("Out[") else "name"
+            yield Held(kind, one.name, one.num_bytes, _in_words(one.what))
+
+
+def _in_words(what: str) -> Evidence:
+    """What ``release`` says of a holder, as a sentence of the catalogue."""
+    for key, pattern in _WORDS.items():
+        match = pattern.fullmatch(what)
+        if match is not None:
+            return Evidence(key, match.groupdict())
+    return Evidence("held_as", {"kind": what})
 
 
 def _of_processes(device: int) -> Iterator[Held]:
