@@ -48,7 +48,11 @@ REMEDIES = (
 def sample(lang: str) -> Diagnosis:
     """A diagnosis with everything in it."""
     log = LOG.format(message=render("T6", NUMBERS)[0])
-    held = (Held("name", "model", 900 * MIB, Evidence("held_as_gradients")), Held("category", "activation", 9 * GIB), Held("line", "a.py:3", GIB))
+    held = (
+        Held("name", "model", 900 * MIB, Evidence("held_as_gradients")),
+        Held("category", "activation", 9 * GIB),
+        Held("line", "a.py:3", GIB),
+    )
     return replace(explain(log, lang=lang), remedies=REMEDIES, held=held)
 
 

@@ -97,6 +97,7 @@ def test_the_report_says_what_frames_do_not():
     error, session = failed(8, 512, "2.8GiB")
     diagnosis = explain(error, report=session.report)
     assert diagnosis.tensors[0].name == "logits_gradient"
+    assert diagnosis.tensors[0].formula == "8 x 512 x 50000 x float32 = 781.25 MiB"
     assert diagnosis.tensors[0].num_bytes == session.report.out_of_memory.tensor_bytes
     assert (diagnosis.phase, diagnosis.cause) == ("backward", Cause.LOGITS_OR_LOSS)
     assert {one.kind for one in diagnosis.held} == {"category", "line"}
@@ -216,3 +217,31 @@ def test_locals_that_the_user_holds_are_left():
         return held
 
     assert "rows" in fail()
+
+
+def grows_a_cache():
+    keys = torch.zeros(8, 8, 1024, 64, device="cuda")
+    key_cache = keys
+    while True:
+        key_cache = torch.cat([key_cache, keys], dim=2)
+
+
+def attends_with_options():
+    q, k = torch.zeros(4, 16, 1024, 64, device="cuda"), torch.zeros(4, 2, 1024, 64, device="cuda")
+    options = {"enable_gqa": True}  # in float32 no fused kernel shares heads
+    return F.scaled_dot_product_attention(q, k, k, **options)
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "cause"),
+    [
+        (grows_a_cache, "kv_cache", Cause.ACTIVATIONS),
+        (attends_with_options, "attention_scores", Cause.ATTENTION_SCORES),
+    ],
+)
+def test_caches_and_scores_inside_a_call_are_named(function, name, cause):
+    session = DrySession("RTX 3060", "0.75GiB", is_lasting=False, has_bar=False)
+    session.run(function)
+    diagnosis = explain(session.exception, report=session.report)
+    assert diagnosis.tensors[0].name == name
+    assert diagnosis.cause == cause

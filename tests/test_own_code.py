@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from oom_magic.explain.knobs import find_knobs
-from oom_magic.explain.own_code import own_code
+from oom_magic.explain.own_code import own_arguments, own_code
 from oom_magic.explain.own_names import own_names
+from oom_magic.explain.remedy_code import _ACCELERATE, _PLAIN, _TRAINER, code_for
 
 LOOP = """\
 net = make()
@@ -99,7 +100,7 @@ def test_what_the_cell_does_not_show_is_not_rewritten(key, source):
 
 def test_the_names_of_a_load():
     tree = ast.parse("tok = AutoTokenizer.from_pretrained('a')\nlm = hf.AutoModel.from_pretrained(NAME).to('cuda')")
-    assert own_names(tree) == {"model": "lm", "loader": "hf.AutoModel", "source": "NAME"}
+    assert own_names(tree, {}) == {"model": "lm", "loader": "hf.AutoModel", "source": "NAME"}
 
 
 def test_the_batch_size_of_a_loader_is_not_assigned_to_it():
@@ -107,3 +108,52 @@ def test_the_batch_size_of_a_loader_is_not_assigned_to_it():
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(8, 4)), batch_size=8)
     labels = {knob.label for knob in find_knobs(ast.parse(LOOP), {"loader": loader}, "batch", 8)}
     assert labels == {"batch_size"}
+
+
+def test_the_model_is_called_as_the_user_calls_it():
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem = torch.nn.Linear(4, 4)
+            self.stages = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(3))
+
+    wrapped = type("DistributedDataParallel", (torch.nn.Module,), {})()
+    wrapped.module = Net()
+    tree = ast.parse("loss = criterion(net(x), y)")
+    names = {"net": Net(), "criterion": torch.nn.MSELoss(), "other": Net()}
+    assert own_names(tree, names) == {"model": "net", "inner": "net", "layers": "net.stages", "blocks": "stages"}
+    assert own_names(tree, {**names, "net": wrapped})["layers"] == "net.module.stages"
+    assert own_names(tree, {**names, "criterion": Net()}) == {}  # which of the two is not seen
+
+
+TRAINER = """\
+args = TrainingArguments(output_dir="out", per_device_train_batch_size=8, gradient_accumulation_steps=2, optim="sgd")
+trainer = Trainer(model, args)
+"""
+
+
+def test_the_users_own_arguments_are_rewritten():
+    tree = ast.parse(TRAINER)
+    smaller = code_for("smaller_batch", "trainer", {"after": 1, "accumulation": 16, "name": "b"})[0]
+    recomputed = code_for("checkpointing", "trainer", {})[0]
+    first = own_arguments(tree, recomputed)
+    assert first.startswith("args = TrainingArguments(\n    output_dir='out',\n    per_device_train_batch_size=8,")
+    both = own_arguments(tree, first + "\n\n" + own_arguments(tree, smaller))
+    made = {}
+    exec(both, {"TrainingArguments": lambda **given: made.update(given)})
+    assert made == {
+        "output_dir": "out", "per_device_train_batch_size": 1, "gradient_accumulation_steps": 16, "optim": "sgd",
+        "gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False},
+    }  # fmt: skip
+    assert own_arguments(ast.parse("trainer = Trainer(model)"), smaller) == ""
+    assert own_arguments(tree, "accelerate launch --use_fsdp train.py") == ""
+
+
+@pytest.mark.parametrize("key", [*_PLAIN, *_TRAINER, *_ACCELERATE])
+def test_all_code_to_paste_is_python(key):
+    values = {"rank": 8, "dtype": "fp16", "after": 2, "accumulation": 4, "name": "b", "gpus": 2, "names": "old",
+              "fixed": "a", "code": "b"}  # fmt: skip
+    for style in ("plain", "trainer", "accelerate"):
+        code, _ = code_for(key, style, values)
+        lines = [line for line in code.splitlines() if not line.startswith(("%", "accelerate launch"))]
+        ast.parse("\n".join(lines))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -84,6 +86,26 @@ def keeps_tensors():
         history[step] = torch.empty(16, 1024, 1024, device="cuda")
 
 
+def keeps_weights():
+    model, best = network(), []
+    while True:
+        best.append({key: value.clone() for key, value in model.state_dict().items()})
+
+
+def keeps_copies_of_weights():
+    model, best = network(), []
+    while True:
+        best.append(copy.deepcopy(model.state_dict()))
+
+
+def keeps_a_replay_buffer():
+    model, buffer = network(), []
+    while True:
+        states = torch.rand(2048, 1024, device="cuda")
+        values = model(states)
+        buffer.append((states, values, 0.5))
+
+
 def joins():
     cache = torch.empty(1, 1024, 1024, device="cuda")
     while True:
@@ -108,6 +130,24 @@ def keeps_numbers_and_host_tensors():
         (sums_losses, "name_grows_with_graphs", "total", ".sum().item()"),
         (sums_before_a_backward, "name_grows_with_graphs", "total", "loss.backward()"),
         (keeps_tensors, "name_grows", "history", "device='cuda').cpu()"),
+        (
+            keeps_weights,
+            "name_grows",
+            "best",
+            "{key: value.clone().cpu() for key, value in model.state_dict().items()})",
+        ),
+        (
+            keeps_copies_of_weights,
+            "name_grows",
+            "best",
+            "{key: value.cpu() for key, value in model.state_dict().items()})",
+        ),
+        (
+            keeps_a_replay_buffer,
+            "name_grows_with_graphs",
+            "buffer",
+            "((states.detach().cpu(), values.detach().cpu(), 0.5))",
+        ),
         (joins, "name_is_joined", "cache", ""),
         (keeps_numbers_and_host_tensors, None, None, None),
     ],

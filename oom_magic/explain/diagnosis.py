@@ -221,6 +221,8 @@ def _place(clues: Clues) -> str:
 def _refined(judgement: Judgement, answer: TensorAnswer) -> Judgement:
     """The judgement, settled by the tensor where nothing surer did and it is known which one asked."""
     best = answer.candidates[0] if answer.candidates else None
+    if best is not None and best.name == "kv_cache":
+        return _with_cache(judgement)
     if best is None or best.fit < _TELLING_FIT or best.name not in _CAUSE_OF_TENSOR:
         return judgement
     is_seen = best.fit >= 1 and bool(best.expression)
@@ -230,6 +232,14 @@ def _refined(judgement: Judgement, answer: TensorAnswer) -> Judgement:
     key = "tensor_seen" if is_seen else "tensor_matches"
     evidence = (*judgement.without_doubts, Evidence(key, {"formula": best.formula}))
     return Judgement(_CAUSE_OF_TENSOR[best.name], evidence, Confidence.LIKELY)
+
+
+def _with_cache(judgement: Judgement) -> Judgement:
+    """The judgement where a cache of keys and values asked: a forward's growing tensors, if nothing surer is known."""
+    evidence = (Evidence("kv_cache_grows"), *judgement.without_doubts)
+    if judgement.cause is Cause.UNKNOWN:
+        return Judgement(Cause.ACTIVATIONS, evidence, Confidence.LIKELY)
+    return replace(judgement, evidence=evidence)
 
 
 def _kept_needlessly(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import linecache
 import sys
 from collections.abc import Iterator, Mapping
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from oom_magic.explain.failure import Failure
+    from oom_magic.measure.kept import Kept
     from oom_magic.measure.reach import Locate
 
 _ADDING = ("append", "extend", "add", "insert", "appendleft")
@@ -119,7 +121,7 @@ def _growth(statement: ast.stmt, loop: ast.stmt, file: str, names: Mapping[str, 
     line = source_line(file, statement.lineno)
     name = ast.unparse(grown)
     remedy = "detach" if kept.has_graph else "keep_on_host"
-    fixed = _fixed(statement, kept.are_numbers, kept.has_graph)
+    fixed = _fixed(statement, kept, names)
     if is_sum and f"{name}.backward(" in ast.unparse(loop):
         added = _added(statement)
         remedy, fixed = "backward_each", f"{ast.unparse(added)}.backward()" if added is not None else ""
@@ -188,15 +190,51 @@ def _added(statement: ast.stmt) -> ast.expr | None:
     return None
 
 
-def _fixed(statement: ast.stmt, are_numbers: bool, has_graph: bool) -> str:
-    """The statement with what it adds as a number, or without its graph and on the host."""
+def _fixed(statement: ast.stmt, kept: Kept, names: Mapping[str, Any]) -> str:
+    """The statement with what it adds as a number, or without its graph and on the host; "" if it is not plain how."""
+    ending = "item()" if kept.are_numbers and kept.has_graph else "detach().cpu()" if kept.has_graph else "cpu()"
     added = _added(statement)
-    if added is None or not isinstance(added, (ast.Name, ast.Attribute, ast.Subscript, ast.Call)):
+    ended = None if added is None else _ended(added, ending, names)
+    if added is None or ended is None:
         return ""
-    text = ast.unparse(added)
-    end = ".item()" if are_numbers and has_graph else ".detach().cpu()" if has_graph else ".cpu()"
-    whole = ast.unparse(statement)
-    return end.join((whole[: whole.rindex(text) + len(text)], whole[whole.rindex(text) + len(text) :]))
+    text, whole = ast.unparse(added), ast.unparse(statement)
+    at = whole.rindex(text)
+    return whole[:at] + ended + whole[at + len(text) :]
+
+
+def _ended(node: ast.expr, ending: str, names: Mapping[str, Any]) -> str | None:
+    """The code of an expression with ``ending`` behind each tensor in it; None where it is not seen which those are."""
+    match node:
+        case ast.Call() if "state_dict" in (calls := _calls(node)) and set(calls) <= {"state_dict", "deepcopy", "copy"}:
+            innermost = next(one for one in ast.walk(node) if _calls(one)[:1] == ["state_dict"])
+            return f"{{key: value.{ending} for key, value in {ast.unparse(innermost)}.items()}}"
+        case ast.Name() | ast.Attribute() | ast.Subscript() | ast.Call():
+            return f"{ast.unparse(node)}.{ending}"
+        case ast.DictComp(value=part) | ast.ListComp(elt=part):
+            inner = _ended(part, ending, names)
+            whole, text = ast.unparse(node), ast.unparse(part)
+            return None if inner is None else whole.replace(text, inner, 1)
+        case ast.Tuple(elts=parts) | ast.List(elts=parts) | ast.Dict(values=parts):
+            new = copy.deepcopy(node)
+            for at, part in enumerate(parts):
+                if _is_tensor(_value(part, names)):
+                    getattr(new, "values" if isinstance(node, ast.Dict) else "elts")[at] = ast.parse(
+                        f"{ast.unparse(part)}.{ending}", mode="eval"
+                    ).body
+            return None if ast.dump(new) == ast.dump(node) else ast.unparse(new)
+    return None
+
+
+def _calls(node: ast.AST) -> list[str]:
+    """The last names of a call's function and of the calls that are its only arguments, outermost first."""
+    if not isinstance(node, ast.Call):
+        return []
+    name = ast.unparse(node.func).rpartition(".")[2]
+    return [name, *(_calls(node.args[0]) if len(node.args) == 1 else [])]
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, sys.modules["torch"].Tensor)
 
 
 def is_in(growth: Growth, tree: ast.Module) -> bool:

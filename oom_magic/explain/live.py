@@ -35,6 +35,8 @@ from oom_magic.predict.one_call import (
 )
 
 _OPTIMIZER_FILE = re.compile(r"[/\\](?:optim|optimizers?|bitsandbytes)[/\\]")
+_CACHE_FILE = re.compile(r"[/\\]transformers[/\\](?:cache_utils|.*_cache)\.py$")
+_CACHE_NAME = re.compile(r"\b(?:past_(?:k|v|key|value|kv)|(?:k|v|kv|key|value)_?cache|cache_(?:k|v|key|value))")
 _OUT_OF_MEMORY = re.compile(r"out of memory|not enough memory|alloc", re.IGNORECASE)
 _MOST_FRAMES = 60
 _NOTHING = object()
@@ -51,12 +53,16 @@ class LiveTensor:
 
 @dataclass(frozen=True)
 class LiveCall:
-    """The call that a frame was in: its code with the shapes written in, and the tensors it makes."""
+    """The call that a frame was in: its code with the shapes written in, and the tensors it makes.
+
+    ``is_in_cache``: it belongs to a cache of keys and values.
+    """
 
     expression: str
     made: tuple[Made, ...]
     inputs: tuple[LiveTensor, ...]
     is_in_optimizer: bool
+    is_in_cache: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,7 @@ def look_at(error: BaseException, names: Mapping[str, Any] | None = None) -> Liv
     identities: dict[int, str] = {}
     parameters: dict[str, LiveTensor] = {}
     for seen, _ in users:
-        for identity, name, shape in named_parameters(names_of(seen)):
+        for identity, name, shape in named_parameters({**(names or {}), **names_of(seen)}):
             identities.setdefault(identity, name)
             parameters.setdefault(name, LiveTensor(name, shape))
     sights = [frames[0], *users[:3]]
@@ -166,7 +172,9 @@ def _call(
         return None
     text = ast.unparse(_Written(reader).visit(node))
     inputs = tuple(reader.inputs.values())
-    return LiveCall(text, tuple(reader.made), inputs, bool(_OPTIMIZER_FILE.search(frame.f_code.co_filename)))
+    file = frame.f_code.co_filename
+    is_in_cache = bool(_CACHE_FILE.search(file) or _CACHE_NAME.search(text))
+    return LiveCall(text, tuple(reader.made), inputs, bool(_OPTIMIZER_FILE.search(file)), is_in_cache)
 
 
 def _failing_expression(frame: FrameType, trace: TracebackType) -> ast.expr | None:
@@ -292,6 +300,9 @@ class _Reader:
             raise ValueError(f"{ast.unparse(node.func)} is not followed")
         args = [self.value(item) for item in node.args]
         kwargs = {item.arg: self.value(item.value) for item in node.keywords if item.arg}
+        for item in node.keywords:
+            held = self._raw(item.value) if item.arg is None else {}
+            kwargs |= weightless(held) if type(held) is dict else {}
         return self._followed(function, args, kwargs)
 
     def _computed(self, node: ast.BinOp) -> Any:

@@ -18,7 +18,18 @@ _COPIES = ("_to_copy", "clone", "contiguous", "copy_", "to")
 _WITH_RELATIVES = ("backward", "optimizer_step")
 _LOSSES = ("_log_softmax", "nll_loss_forward", "nll_loss2d_forward", "cross_entropy_loss")
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "_unsafe_view")
-_POINTWISE = ("_softmax", "softmax", "div", "mul", "add", "masked_fill", "where", "native_dropout", "dropout")
+_POINTWISE = (
+    "_softmax",
+    "_safe_softmax",
+    "softmax",
+    "div",
+    "mul",
+    "add",
+    "masked_fill",
+    "where",
+    "native_dropout",
+    "dropout",
+)
 _KINDS = {"cat": "concatenation", "stack": "concatenation", "embedding": "embeddings"}
 _OTHER_TYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -43,6 +54,23 @@ def live_candidates(
     if not found and failure.requested_bytes not in _POOLS and (is_copy or phase in _WITH_RELATIVES):
         found = list(_relatives(live, window, phase))
     return tuple({one.formula: one for one in reversed(found)}.values())[::-1][:3]
+
+
+def formula_over_vocabulary(live: LiveFailure, num_bytes: int) -> str:
+    """Shape and size of a tensor of so many bytes with a value for each word of a vocabulary; "" if none is in sight.
+
+    Its shape is that of logits which a frame holds, else its rows follow from the width of the model's largest layer.
+    """
+    for tensor in live.tensors:
+        for other in _in_other_types(tensor.shape):
+            if other.num_bytes == num_bytes and _is_vocabulary(other):
+                return _formula(other)
+    for one in live.parameters:
+        words = one.shape.shape[0] if len(one.shape.shape) == 2 else 0
+        rows, rest = divmod(num_bytes, 4 * words) if words >= _SMALLEST_VOCABULARY else (0, 0)
+        if rows and not rest:
+            return _formula(TensorShape((rows, words), "float32", num_bytes))
+    return ""
 
 
 def _window(failure: Failure) -> tuple[int, int] | None:
@@ -100,6 +128,8 @@ def _kind(made: Made, call: LiveCall) -> str:
     operator = made.operator
     if operator in _LOSSES:
         return "probabilities"
+    if call.is_in_cache and operator == "cat":
+        return "kv_cache"
     if _is_vocabulary(made.tensor) and operator in (*_PRODUCTS, *_COPIES, *_POINTWISE):
         return "logits"
     if _is_scores(made, call.inputs):
@@ -125,8 +155,12 @@ def _is_scores(made: Made, inputs: tuple[LiveTensor, ...]) -> bool:
 def _candidate(
     name: str, tensor: TensorShape, fit: float, expression: str, source: LiveTensor | None = None
 ) -> TensorCandidate:
-    sizes = " x ".join(map(str, tensor.shape)) or "1"
-    formula = f"{sizes} x {tensor.dtype} = {format_bytes(tensor.num_bytes)}"
+    formula = _formula(tensor)
     if source is not None:
         formula = f"{source.name}: {formula}"
     return TensorCandidate(name, formula, tensor.num_bytes, fit, expression)
+
+
+def _formula(tensor: TensorShape) -> str:
+    sizes = " x ".join(map(str, tensor.shape)) or "1"
+    return f"{sizes} x {tensor.dtype} = {format_bytes(tensor.num_bytes)}"

@@ -21,6 +21,7 @@ _IMPORTS = {
     "offload_optimizer": "from torchao.optim import CPUOffloadOptimizer   # pip install torchao\n",
 }
 _OPTIMIZER_NAMES = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "SGD")
+_TRAINER_ARGUMENTS = {"output_dir", "per_device_train_batch_size", "num_train_epochs"}  # SFTConfig, DPOConfig, ...
 _KEPT_OPTIONS = ("lr", "weight_decay")
 
 
@@ -40,6 +41,44 @@ def own_code(tree: ast.Module, names: Mapping[str, Any], key: str, values: Mappi
     if key == "mixed_precision" and values.get("dtype") == "bf16":
         return _under_autocast(loop, {name for name, value in names.items() if is_module(value)})
     return ""
+
+
+def own_arguments(tree: ast.Module, code: str) -> str:
+    """The cell's own ``TrainingArguments(...)`` with what calls of it in ``code`` set otherwise; "" where it has none.
+
+    Lines of ``code`` that only comment come first.
+    """
+    own = next(((target, call) for target, call in _assigned_calls(tree) if _is_arguments(call)), None)
+    try:
+        wanted = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call) and _is_arguments(node)]
+    except SyntaxError:  # a command for the shell
+        return ""
+    if own is None or not wanted:
+        return ""
+    target, call = own[0], copy.deepcopy(own[1])
+    before = {one.arg: ast.unparse(one.value) for one in call.keywords}
+    changed = {one.arg: one for new in wanted for one in new.keywords if before.get(one.arg) != ast.unparse(one.value)}
+    call.keywords = [changed.pop(one.arg, one) for one in call.keywords] + list(changed.values())
+    lines = [line for line in code.splitlines() if line.startswith("#")]
+    first, *others = [*map(ast.unparse, [*call.args, *call.keywords])]
+    written = "".join(f",\n    {one}" for one in others)
+    return "\n".join([*lines, f"{target}{ast.unparse(call.func)}(\n    {first}{written},\n)"])
+
+
+def _assigned_calls(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
+    """The calls in a cell, each with the ``"name = "`` that it is assigned by, or ""."""
+    assigned = {id(node.value): node for node in ast.walk(tree) if isinstance(node, ast.Assign)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            targets = assigned[id(node)].targets if id(node) in assigned else []
+            yield "".join(f"{ast.unparse(one)} = " for one in targets), node
+
+
+def _is_arguments(call: ast.Call) -> bool:
+    """Whether a call makes a Trainer's arguments: TrainingArguments, or a configuration such as SFTConfig."""
+    name = ast.unparse(call.func).rpartition(".")[2]
+    sets = {one.arg for one in call.keywords}
+    return name.endswith("TrainingArguments") or bool(name.endswith("Config") and sets & _TRAINER_ARGUMENTS)
 
 
 def _with_optimizer(tree: ast.Module, key: str) -> str:

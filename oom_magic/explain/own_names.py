@@ -4,13 +4,43 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
+from typing import Any
+
+from oom_magic.explain.own_code import is_module
 
 _LOADS = ("from_pretrained", "from_config")
+_WRAPPERS = ("DistributedDataParallel", "DataParallel")
 _NO_MODELS = ("Tokenizer", "Config", "Processor", "FeatureExtractor")
 
 
-def own_names(tree: ast.Module) -> Mapping[str, str]:
-    """The words of ``remedy_code``'s templates that a cell shows: ``loader`` loads ``source`` as ``model``."""
+def own_names(tree: ast.Module, names: Mapping[str, Any]) -> Mapping[str, str]:
+    """The words of ``remedy_code``'s templates that a cell shows: ``loader`` loads ``source`` as ``model``.
+
+    Of ``names``, those that the cell sees, the one model that it calls tells ``inner``, what a wrapper for several GPUs
+    has inside, and the ``layers`` that it repeats, of the attribute ``blocks``.
+    """
+    return {**_of_the_model(tree, names), **_of_the_load(tree)}
+
+
+def _of_the_model(tree: ast.Module, names: Mapping[str, Any]) -> dict[str, str]:
+    used = dict.fromkeys(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
+    models = [name for name in used if is_module(names.get(name)) and any(True for _ in names[name].parameters())]
+    if len(models) != 1:
+        return {}
+    name, model = models[0], names[models[0]]
+    inner = name
+    if type(model).__name__ in _WRAPPERS:
+        inner, model = f"{name}.module", model.module
+    found = {"model": name, "inner": inner}
+    if type(model).__module__.startswith("transformers."):
+        found["loader"] = type(model).__name__
+    from oom_magic.predict.changes.models import path_of_blocks  # loads torch
+
+    path = path_of_blocks(model)
+    return {**found, "layers": f"{inner}.{path}", "blocks": path.rpartition(".")[2]} if path else found
+
+
+def _of_the_load(tree: ast.Module) -> dict[str, str]:
     for target, call in _loads(tree):
         found = {"loader": ast.unparse(call.func.value)}  # type: ignore[attr-defined]
         if target:

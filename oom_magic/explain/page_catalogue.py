@@ -176,6 +176,7 @@ PAGE_CATALOGUE: dict[str, tuple[str, str]] = {
     "tensor_name_gradient": ("a gradient", "某个梯度"),
     "tensor_name_optimizer_state": ("state of the optimizer", "某个优化器状态"),
     "tensor_name_concatenation": ("tensors put together", "拼接得到的张量"),
+    "tensor_name_kv_cache": ("the cache of keys and values", "键值缓存（KV cache）"),
     "tensor_name_embeddings": ("embeddings", "嵌入向量"),
     "tensor_name_probabilities": ("log-probabilities of the loss", "损失中的对数概率"),
     "tensor_name_parameter": ("a parameter of the model", "模型的参数"),

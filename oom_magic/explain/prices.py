@@ -94,10 +94,13 @@ class Prices:
                 worth.append(
                     Candidate(key, cost, speed, STEP, Variation(sizes={what: 0}), slot=key, combines=what == "batch")
                 )
-        worth.sort(key=lambda one: one.cost)
+        # What stays between steps has to shrink first where it alone does not fit.
+        is_full = self._kept_bytes > self._situation.usable_bytes
+        worth.sort(key=lambda one: (is_full and one.acts_on_step, one.cost))
         groups: list[list[Candidate]] = [[], [], []]
         for one in worth:
-            groups[2 if one.cost > _HARMLESS else 0 if one.key in self._first else 1].append(one)
+            is_first = not one.acts_on_step if is_full else one.key in self._first
+            groups[2 if one.cost > _HARMLESS else 0 if is_first else 1].append(one)
         return groups
 
     def _shrinking(self, what: str) -> tuple[str, int, str]:
@@ -146,6 +149,8 @@ class Prices:
         code, language = code_for(key, self._situation.style, {**self._rehearsal.names, **values})
         if self._situation.style == "plain":
             code = self._rehearsal.own_code(key, values) or code
+        if self._situation.style == "trainer":
+            code = self._rehearsal.own_arguments(code) or code
         batch = self._global_batch
         return Remedy(
             key, cost, speed, values, code=code, language=language, global_batch_before=batch, global_batch_after=batch
@@ -226,20 +231,22 @@ class Prices:
             if one.variation is not None and not one.variation.sizes:
                 changed = changed.with_(one.variation)
         values["keys"] = tuple(one.key for one, _ in chosen)
-        remedy = replace(
-            self._remedy("combination", cost, "combination", values),
-            code="\n\n".join(
-                remedy.code for _, remedy in chosen if remedy.code and "accumulation" not in remedy.values
-            ),
-        )
+        codes = [remedy.code for _, remedy in chosen if remedy.code and "accumulation" not in remedy.values]
+        remedy = replace(self._remedy("combination", cost, "combination", values), code=self._joined(codes))
         if not any(one.variation and one.variation.sizes for one, _ in chosen):
             report = self._run(changed)
             return self._with_price(remedy, report.peak_allocated_bytes, _needed(report))
         smaller = self._smaller("batch", changed)
         return replace(
             smaller, key="combination", cost=cost, speed="combination", values={**values, **smaller.values},
-            code=f"{remedy.code}\n\n{smaller.code}",
+            code=self._joined([remedy.code, smaller.code]),
         )  # fmt: skip
+
+    def _joined(self, codes: Sequence[str]) -> str:
+        """The code of several changes; of Trainer's arguments there is but one call."""
+        joined = "\n\n".join(filter(None, codes))
+        is_trainer = self._situation.style == "trainer"
+        return (self._rehearsal.own_arguments(joined) if is_trainer else "") or joined
 
     @property
     def _kept_bytes(self) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from oom_magic.explain.causes import Evidence
 from oom_magic.explain.growing import Growth, is_in, mended
 from oom_magic.explain.knobs import Knob, find_knobs
-from oom_magic.explain.own_code import own_code
+from oom_magic.explain.own_code import own_arguments, own_code
 from oom_magic.explain.own_names import own_names
 
 if TYPE_CHECKING:
@@ -90,6 +90,9 @@ class Rehearsal(Protocol):
     def own_code(self, key: str, values: Mapping[str, Any], /) -> str:
         """The user's own statements with a remedy written into them; "" where they cannot be shown."""
 
+    def own_arguments(self, code: str, /) -> str:
+        """The user's own TrainingArguments with what ``code`` sets in them; "" where there are none."""
+
 
 class SetupRehearsal:
     """The training code that a TrainingSetup writes."""
@@ -118,6 +121,10 @@ class SetupRehearsal:
         return {}
 
     def own_code(self, _key: str, _values: Mapping[str, Any], /) -> str:
+        """There is no code of the user's."""
+        return ""
+
+    def own_arguments(self, _code: str, /) -> str:
         """There is no code of the user's."""
         return ""
 
@@ -249,7 +256,7 @@ class CellRehearsal:
     @property
     def names(self) -> Mapping[str, str]:
         """Those that the cell shows."""
-        return own_names(self._tree)
+        return own_names(self._tree, self._names)
 
     def own_code(self, key: str, values: Mapping[str, Any], /) -> str:
         """The cell's statements; a batch size that is written there as it then is."""
@@ -257,6 +264,10 @@ class CellRehearsal:
         named = {**values, "name": knob.label if knob is not None and knob.is_named else ""}
         with knob.turn(self._tree, self._names, values["after"]) if knob is not None else contextlib.nullcontext():
             return own_code(self._tree, self._names, key, named)
+
+    def own_arguments(self, code: str, /) -> str:
+        """Those that the cell makes."""
+        return own_arguments(self._tree, code)
 
     def _find_knob(self, what: str, value: int) -> tuple[Knob | None, MemoryReport | None]:
         """The knob for a size, tried with ``value``, and the report of that trial."""

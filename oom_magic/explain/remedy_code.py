@@ -6,56 +6,56 @@ from collections.abc import Mapping
 from typing import Any
 
 _PLAIN = {
-    "sdpa": 'model.set_attn_implementation("sdpa")   # or from_pretrained(..., attn_implementation="sdpa")',
+    "sdpa": '{inner}.set_attn_implementation("sdpa")   # or from_pretrained(..., attn_implementation="sdpa")',
     "released_gradients": "optimizer.zero_grad()           # set_to_none=True is the default",
     "dropped_outputs": """\
-loss = model(**batch).loss      # instead of outputs = model(**batch), which keeps the logits
+loss = {model}(**batch).loss      # instead of outputs = {model}(**batch), which keeps the logits
 loss.backward()""",
     "mixed_precision": """\
 with torch.autocast("cuda", dtype=torch.{torch_dtype}):
-    loss = model(**batch).loss
+    loss = {model}(**batch).loss
 loss.backward()                 # outside the block{scaler}""",
     "chunked_loss": """\
 from torch.utils.checkpoint import checkpoint
 
 def chunk_loss(hidden, targets):
-    logits = model.lm_head(hidden).float()
+    logits = {inner}.lm_head(hidden).float()
     return torch.nn.functional.cross_entropy(logits, targets, reduction="sum")
 
-hidden = model.base_model(**batch).last_hidden_state[:, :-1].flatten(0, 1)
+hidden = {inner}.base_model(**batch).last_hidden_state[:, :-1].flatten(0, 1)
 targets = labels[:, 1:].flatten()
 parts = zip(hidden.split(1024), targets.split(1024))
 loss = sum(checkpoint(chunk_loss, h, t, use_reentrant=False) for h, t in parts) / targets.numel()""",
     "checkpointing": """\
-model.gradient_checkpointing_enable(
+{inner}.gradient_checkpointing_enable(
     gradient_checkpointing_kwargs={{"use_reentrant": False}})""",
     "checkpointing_blocks": """\
 from torch.utils.checkpoint import checkpoint
 
-for block in self.blocks:       # in the model's forward
+for block in self.{blocks}:       # in the model's forward
     x = checkpoint(block, x, use_reentrant=False)""",
-    "foreach": "optimizer = torch.optim.AdamW(model.parameters(), lr=lr, foreach=False)   # or fused=True",
+    "foreach": "optimizer = torch.optim.AdamW({model}.parameters(), lr=lr, foreach=False)   # or fused=True",
     "optimizer_8bit": """\
 import bitsandbytes as bnb
-optimizer = bnb.optim.AdamW8bit(model.parameters(), lr=lr)""",
+optimizer = bnb.optim.AdamW8bit({model}.parameters(), lr=lr)""",
     "offload_optimizer": """\
 from torchao.optim import CPUOffloadOptimizer   # pip install torchao
-optimizer = CPUOffloadOptimizer(model.parameters(), torch.optim.AdamW, lr=lr)""",
-    "adafactor": "optimizer = torch.optim.Adafactor(model.parameters(), lr=lr)",
-    "sgd": "optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.0)",
-    "half_weights": "model = model.to(torch.{torch_dtype})   # before the optimizer is made",
+optimizer = CPUOffloadOptimizer({model}.parameters(), torch.optim.AdamW, lr=lr)""",
+    "adafactor": "optimizer = torch.optim.Adafactor({model}.parameters(), lr=lr)",
+    "sgd": "optimizer = torch.optim.SGD({model}.parameters(), lr=lr, momentum=0.0)",
+    "half_weights": "{model} = {model}.to(torch.{torch_dtype})   # before the optimizer is made",
     "lora": """\
 from peft import LoraConfig, get_peft_model
 config = LoraConfig(r={rank}, lora_alpha={alpha}, target_modules="all-linear")
-model = get_peft_model(model, config)""",
+{model} = get_peft_model({inner}, config)""",
     "qlora": """\
 from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 from transformers import BitsAndBytesConfig
 quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
     bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.bfloat16)
-model = AutoModelForCausalLM.from_pretrained(name, quantization_config=quantization)
-model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
-model = get_peft_model(model, LoraConfig(r={rank}, lora_alpha={alpha}, target_modules="all-linear"))""",
+{model} = {loader}.from_pretrained({source}, quantization_config=quantization)
+{model} = prepare_model_for_kbit_training({model}, use_gradient_checkpointing=False)
+{model} = get_peft_model({model}, LoraConfig(r={rank}, lora_alpha={alpha}, target_modules="all-linear"))""",
     "loaded_half": """\
 {model} = {loader}.from_pretrained({source}, dtype=torch.{torch_dtype},
     device_map="cuda")          # torch_dtype= before transformers 4.56""",
@@ -71,12 +71,12 @@ quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
     bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.bfloat16)
 {model} = {loader}.from_pretrained({source}, quantization_config=quantization,
     device_map="cuda")          # and no .to("cuda") behind it""",
-    "no_grad": "with torch.no_grad():\n    outputs = model(**batch)",
+    "no_grad": "with torch.no_grad():\n    outputs = {model}(**batch)",
     "smaller_batch": """\
 {name} = {after}
 accumulation = {accumulation}
 for number, batch in enumerate(loader, 1):
-    loss = model(**batch).loss / accumulation
+    loss = {model}(**batch).loss / accumulation
     loss.backward()
     if number % accumulation == 0:
         optimizer.step()
@@ -85,16 +85,16 @@ for number, batch in enumerate(loader, 1):
     "shorter_sequences": "{name} = {after}",
     "fsdp": """\
 from torch.distributed.fsdp import fully_shard
-for layer in model.model.layers:
+for layer in {layers}:
     fully_shard(layer)
-fully_shard(model)   # run with: torchrun --nproc-per-node {gpus} train.py""",
+fully_shard({model})   # run with: torchrun --nproc-per-node {gpus} train.py""",
     "drop_copy": "del {names}\n%oom_free",
     "free_held": "%oom_free",
     "free_held_any": "%oom_free",
     "smaller_batch_any": """\
 accumulation = 4                # with a batch size a fourth of before
 for number, batch in enumerate(loader, 1):
-    loss = model(**batch).loss / accumulation
+    loss = {model}(**batch).loss / accumulation
     loss.backward()
     if number % accumulation == 0:
         optimizer.step()
@@ -141,8 +141,8 @@ _ACCELERATE = {
 accelerator = Accelerator(gradient_accumulation_steps={accumulation})
 {name} = {after}
 for batch in loader:
-    with accelerator.accumulate(model):
-        loss = model(**batch).loss
+    with accelerator.accumulate({model}):
+        loss = {model}(**batch).loss
         accelerator.backward(loss)
         optimizer.step()
         optimizer.zero_grad()""",
@@ -164,7 +164,8 @@ _STYLES = {"plain": _PLAIN, "trainer": _TRAINER, "accelerate": _ACCELERATE}
 _TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16"}
 # How the user's code calls things, where that is not known.
 _NAMES = {
-    "model": "model", "loader": "AutoModelForCausalLM", "source": "name",
+    "model": "model", "loader": "AutoModelForCausalLM", "source": "name", "layers": "model.model.layers",
+    "blocks": "blocks",
 }  # fmt: skip
 _SCALER = "; scale it with torch.amp.GradScaler"
 
@@ -175,8 +176,9 @@ def code_for(key: str, style: str, values: Mapping[str, Any]) -> tuple[str, str]
         return _SHELL[key], "shell"
     template = _STYLES[style].get(key) or _PLAIN.get(key, "")
     dtype = str(values.get("dtype", ""))
+    names = {**_NAMES, **values}
     filled = template.format(
-        **{**_NAMES, **values},
+        **{"inner": names["model"], **names},
         torch_dtype=_TORCH_NAMES.get(dtype, dtype),
         alpha=2 * int(values.get("rank", 0)),
         scaler=_SCALER if dtype == "fp16" else "",

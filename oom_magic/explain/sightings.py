@@ -12,6 +12,7 @@ from oom_magic.explain.tensors import TensorCandidate
 from oom_magic.units import format_bytes
 
 if TYPE_CHECKING:
+    from oom_magic.explain.live import LiveFailure
     from oom_magic.memory.report import MemoryReport, OutOfMemory
 
 _KINDS = {
@@ -63,8 +64,19 @@ def see(
         return sighting
     if live is None:
         return sighting
+    if not found:
+        found = tuple(_with_shape(one, live) for one in sighting.candidates)
     place, code = sighting.place or live.place, sighting.code or live.code
     return replace(sighting, candidates=found or sighting.candidates, place=place, code=code)
+
+
+def _with_shape(candidate: TensorCandidate, live: LiveFailure) -> TensorCandidate:
+    """A loss's tensor, of which a report has only the size, with the shape that follows from the frames."""
+    from oom_magic.explain.live_tensors import formula_over_vocabulary
+
+    is_of_the_loss = candidate.name in _KINDS.values()
+    formula = formula_over_vocabulary(live, candidate.num_bytes) if is_of_the_loss else ""
+    return replace(candidate, formula=formula or candidate.formula)
 
 
 def _agrees(recorded: OutOfMemory, failure: Failure) -> bool:

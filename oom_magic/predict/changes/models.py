@@ -47,11 +47,20 @@ def _checkpointing_switch(model: torch.nn.Module) -> Any:
 
 def repeated_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
     """The blocks that a model repeats: its longest list of modules of one class. Raises InapplicableError."""
-    lists = [list(m.children()) for m in model.modules() if isinstance(m, (torch.nn.ModuleList, torch.nn.Sequential))]
-    alike = [blocks for blocks in lists if len(blocks) > 1 and len({type(block) for block in blocks}) == 1]
-    if not alike:
+    path = path_of_blocks(model)
+    if path is None:
         raise InapplicableError("no_equal_blocks")
-    return max(alike, key=lambda blocks: (len(blocks), sum(1 for block in blocks for _ in block.modules())))
+    return list(model.get_submodule(path).children())
+
+
+def path_of_blocks(model: torch.nn.Module) -> str | None:
+    """Where a model has the blocks that it repeats: the path of its longest list of modules of one class; or None."""
+    sizes: dict[str, tuple[int, int]] = {}
+    for path, module in model.named_modules():
+        blocks = list(module.children()) if isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential)) else []
+        if len(blocks) > 1 and len({type(block) for block in blocks}) == 1:
+            sizes[path] = len(blocks), sum(1 for block in blocks for _ in block.modules())
+    return max(sizes, key=lambda path: sizes[path], default=None)
 
 
 def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
