@@ -168,3 +168,13 @@ def test_a_forward_in_the_line_of_the_backward():
 def test_a_compiled_graph_that_trains():
     line = "  4840   # Topologically Sorted Source Nodes: [out], Original ATen: [aten._native_batch_norm_legit_functional]\n"
     assert judged(line + rendered()).cause == Cause.ACTIVATIONS
+
+
+def test_a_cache_that_a_traceback_shows_is_named():
+    text = (
+        "File /x/transformers/cache_utils.py:460, in DynamicCache.update(self, key_states, value_states, layer_idx)\n"
+        "--> 460 self.key_cache[layer_idx] = torch.cat([self.key_cache[layer_idx], key_states], dim=-2)\n"
+    ) + rendered(requested=130 * MIB)
+    cause, evidence, confidence = judged(text)
+    assert (cause, confidence) == (Cause.ACTIVATIONS, Confidence.LIKELY)
+    assert evidence[0].key == "tensor_kv_cache" and "torch.cat" in evidence[0].values["code"]

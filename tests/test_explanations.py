@@ -104,7 +104,7 @@ def test_the_last_dry_failure_is_explained_at_once(shell):
     assert diagnosis.tensors[0].formula == "16 x 4096 x 1024 x float32 = 256.00 MiB"
     assert diagnosis.tensors[0].expression.startswith("F.linear(input[16, 4096, 1024], ")
     assert diagnosis.place.startswith("Cell In[")
-    assert {held.kind for held in diagnosis.held} == {"category", "line", "name", "frames"}
+    assert {held.kind for held in diagnosis.held} == {"category", "line", "name", "own_frames"}
     words = {one.what.key: spoken(one.what, "zh") for one in diagnosis.held if one.what is not None}
     assert words["held_as_module"] == "模块 Sequential" and words["held_by_error"].endswith("处的 OutOfMemoryError")
 
@@ -290,3 +290,12 @@ def test_a_rehearsed_cell_finds_the_gpu_it_asks_for(shell, monkeypatch):
     assert "rehearsal_fits" not in {one.key for one in diagnosis.evidence}
     keys = {remedy.key: remedy for remedy in diagnosis.remedies}
     assert keys["smaller_batch"].fits and "mixed_precision" not in keys  # it is there already
+
+
+def test_running_out_of_the_computers_memory_is_explained_too(shell):
+    shell.run_cell("raise RuntimeError('CUDA out of memory. Tried to allocate 1.00 GiB.')")
+    shell.run_cell("import torch\nx = torch.empty(2**58, dtype=torch.uint8)")
+    diagnosis = run(shell, "%oom_explain")
+    assert diagnosis.cause == Cause.HOST_RAM
+    assert diagnosis.main_failure.requested_bytes == 2**58
+    assert all(remedy.needed_bytes is None for remedy in diagnosis.remedies)

@@ -24,7 +24,7 @@ import oom_magic as om
 from oom_magic.measure.accelerator import Levels, Memory
 from oom_magic.measure.holders import Holding
 from oom_magic.measure.ownership import Storage, storage_of
-from oom_magic.measure.release import release_from
+from oom_magic.measure.release import glance_at, release_from
 from oom_magic.measure.released import DeviceChange, Gone, Released
 
 LARGE = 100_003  # elements: tensors of this size are this file's
@@ -381,3 +381,17 @@ def test_both_encodings_show_the_same_rows() -> None:
     for shown in ("9.00 GiB", "6.00 GiB", "5.00 GiB", "trainer", "helpers_of_somebody", "--names"):
         assert shown in bundle["text/plain"] and shown in bundle["text/html"]
     assert "<model>" not in bundle["text/html"]
+
+
+def test_what_an_error_itself_holds_is_told_from_what_earlier_ones_do() -> None:
+    def wrapped() -> None:
+        try:
+            fail_with_locals([])
+        except ValueError as error:
+            raise KeyError("wrapped") from error
+
+    earlier, error = kept_error(lambda: fail_with_locals([])), kept_error(wrapped)
+    gone = glance_at(MEMORY, {}, error).gone
+    assert [(one.is_own, one.num_bytes) for one in gone] == [(False, LARGE), (True, LARGE)]
+    assert not any(one.is_own for one in glance_at(MEMORY, {}).gone)
+    del earlier

@@ -8,8 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from oom_magic.explain.causes import Cause, Confidence
+from oom_magic.explain.causes import Cause, Confidence, Evidence, Judgement
 from oom_magic.explain.diagnosis import explain
+from oom_magic.explain.failure import Failure
+from oom_magic.explain.held import Held
+from oom_magic.explain.settling import settled_by_call
 from oom_magic.notebook.releasing import PretendMemory
 from oom_magic.predict.session import DrySession
 
@@ -200,3 +203,19 @@ def test_the_result_under_autocast_is_named():
 def test_the_users_own_line_is_quoted():
     text = str(diagnosed(adam, 200 * MIB))
     assert "optimizer.step()" in text and "_init_group" not in text.split("Why we think so")[1].split("How to")[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "phase", "cause"),
+    [
+        ("own_frames", "forward", Cause.ACTIVATIONS),
+        ("frames", "forward", Cause.UNKNOWN),
+        ("own_frames", None, Cause.UNKNOWN),
+    ],
+)
+def test_what_only_the_failed_call_holds_are_its_activations(kind, phase, cause):
+    failure = Failure("cuda_v2.2+", "cuda", allocated_bytes=1000 * MIB)
+    open_ = Judgement(Cause.UNKNOWN, (Evidence("whose_not_said"),), Confidence.OPEN)
+    settled = settled_by_call(open_, phase, (Held(kind, "OutOfMemoryError in f", 600 * MIB),), failure)
+    assert settled.cause == cause
+    assert (settled is open_) is (cause is Cause.UNKNOWN)

@@ -131,11 +131,15 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "The size asked for is that of one tensor of this model: {formula}.",
         "申请的大小正好是这个模型的一个张量：{formula}。",
     ),
-    "kv_cache_grows": (
-        "The cache of keys and values asked for it. It grows with batch, length and layers, by each token, and joining"
-        " it anew holds the old and the new one for a moment: a cache of fixed size, in fewer bits or in RAM takes less"
-        ' (cache_implementation="static", "quantized" or "offloaded" in model.generate).',
-        "申请显存的是键值缓存（KV cache）。它随批大小、长度和层数逐词元增长，每次拼接时新旧两份会短暂并存："
+    "alive_in_call": (
+        "Of the {allocated_bytes} allocated, {own_bytes} were alive in the failed call alone: what its forward keeps.",
+        "已分配的 {allocated_bytes} 中，有 {own_bytes} 只在失败的这次调用中存活：即前向传播保留的张量。",
+    ),
+    "tensor_kv_cache": (
+        "The failing line makes the cache of keys and values longer: {code} It grows with batch, length and layers by"
+        " each token, and joining it anew holds the old and the new one for a moment. One of fixed size, of fewer bits"
+        ' or in RAM takes less (cache_implementation="static", "quantized" or "offloaded" in model.generate).',
+        "出错的代码在加长键值缓存（KV cache）：{code} 它随批大小、长度和层数逐词元增长，每次拼接时新旧两份会短暂并存。"
         '固定大小、低位数或放在内存中的缓存占用更少（model.generate 的 cache_implementation="static"、"quantized"'
         ' 或 "offloaded"）。',
     ),

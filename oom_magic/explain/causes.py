@@ -92,6 +92,11 @@ _XPU_BLOCK_BYTES = 4 * GIB
 # Sizes that the allocator asks for whatever small tensor needs room.
 _NAMELESS_REQUESTS = (2 * 2**20, 20 * 2**20)
 
+_OF_TENSORS = {
+    "attention_scores": Cause.ATTENTION_SCORES,
+    "logits_or_loss": Cause.LOGITS_OR_LOSS,
+    "kv_cache": Cause.ACTIVATIONS,  # a forward's, which grows with batch and length
+}
 _FIXED: dict[str, tuple[Cause, Confidence]] = {
     "cuda_preempted": (Cause.MEMORY_FRACTION_LIMIT, Confidence.CERTAIN),
     "cuda_absurd_size": (Cause.REQUEST_ALONE_TOO_BIG, Confidence.CERTAIN),
@@ -221,7 +226,7 @@ def _too_big_tensor(failure: Failure, clues: Clues) -> Judgement | None:
     evidence = [Evidence("request_above_capacity", {"requested_bytes": requested, "total_bytes": capacity})]
     if clues.tensor:
         evidence.append(Evidence(f"tensor_{clues.tensor}", _where(clues)))
-        return Judgement(Cause(clues.tensor), tuple(evidence), Confidence.LIKELY)
+        return Judgement(_OF_TENSORS[clues.tensor], tuple(evidence), Confidence.LIKELY)
     return Judgement(Cause.REQUEST_ALONE_TOO_BIG, tuple(evidence), Confidence.CERTAIN)
 
 
@@ -303,7 +308,7 @@ def _shown_tensor(failure: Failure, clues: Clues) -> Judgement | None:
     if clues.tensor is None or failure.requested_bytes in _NAMELESS_REQUESTS:
         return None
     evidence = Evidence(f"tensor_{clues.tensor}", _where(clues))
-    return Judgement(Cause(clues.tensor), (evidence,), Confidence.LIKELY)
+    return Judgement(_OF_TENSORS[clues.tensor], (evidence,), Confidence.LIKELY)
 
 
 _BY_PHASE = {

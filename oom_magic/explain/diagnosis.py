@@ -21,7 +21,7 @@ from oom_magic.explain.holding import earlier_bytes, who_holds
 from oom_magic.explain.language import Language, choose_language
 from oom_magic.explain.messages import read
 from oom_magic.explain.model_dims import Dims, dims_of_setup, preset_dims
-from oom_magic.explain.settling import settled, settled_by_growth, settled_by_setup
+from oom_magic.explain.settling import settled, settled_by_call, settled_by_growth, settled_by_setup
 from oom_magic.explain.sightings import NO_SIGHTING, Sighting, see
 from oom_magic.explain.tensors import TensorAnswer, TensorCandidate, dims_in_text, name_tensor
 from oom_magic.explain.tip import judge_tip
@@ -166,6 +166,7 @@ def _diagnose(
     judgement = settled_by_growth(judgement, growth, main)
     held, evidence = who_holds(released, report, main, problem if isinstance(problem, BaseException) else None, names)
     judgement = _kept_needlessly(judgement, evidence, earlier_bytes(held, report), main)
+    judgement = settled_by_call(judgement, clues.phase or sighting.phase, held, main)
     return Diagnosis(
         failures=failures,
         is_oom=_is_oom(failures),
@@ -222,7 +223,7 @@ def _refined(judgement: Judgement, answer: TensorAnswer) -> Judgement:
     """The judgement, settled by the tensor where nothing surer did and it is known which one asked."""
     best = answer.candidates[0] if answer.candidates else None
     if best is not None and best.name == "kv_cache":
-        return _with_cache(judgement)
+        return _with_cache(judgement, best)
     if best is None or best.fit < _TELLING_FIT or best.name not in _CAUSE_OF_TENSOR:
         return judgement
     is_seen = best.fit >= 1 and bool(best.expression)
@@ -234,9 +235,11 @@ def _refined(judgement: Judgement, answer: TensorAnswer) -> Judgement:
     return Judgement(_CAUSE_OF_TENSOR[best.name], evidence, Confidence.LIKELY)
 
 
-def _with_cache(judgement: Judgement) -> Judgement:
+def _with_cache(judgement: Judgement, cache: TensorCandidate) -> Judgement:
     """The judgement where a cache of keys and values asked: a forward's growing tensors, if nothing surer is known."""
-    evidence = (Evidence("kv_cache_grows"), *judgement.without_doubts)
+    if any(one.key == "tensor_kv_cache" for one in judgement.evidence):
+        return judgement
+    evidence = (Evidence("tensor_kv_cache", {"code": cache.expression}), *judgement.without_doubts)
     if judgement.cause is Cause.UNKNOWN:
         return Judgement(Cause.ACTIVATIONS, evidence, Confidence.LIKELY)
     return replace(judgement, evidence=evidence)

@@ -189,7 +189,7 @@ def _held(diagnosis: Diagnosis) -> Iterator[Block]:
         return
     rows = tuple((_holder(one, lang), one.num_bytes) for one in held[:_MOST_HOLDERS])
     blocks: list[Block] = [Table((say("column_holder", lang), say("column_bytes", lang)), rows)]
-    if any(one.kind in ("name", "output", "frames") for one in held):
+    if any(one.kind in ("name", "output", "frames", "own_frames") for one in held):
         blocks.append(Sentence(say("free_what_is_held", lang), "quiet"))
     yield Details(say("heading_holders", lang), tuple(blocks))
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from oom_magic.explain.causes import Evidence
 
-Kind = Literal["name", "output", "frames", "process", "category", "line"]
+Kind = Literal["name", "output", "frames", "own_frames", "process", "category", "line"]
 
 
 @dataclass(frozen=True)

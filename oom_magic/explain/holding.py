@@ -53,14 +53,14 @@ def who_holds(
 
 
 def earlier_bytes(held: Sequence[Held], report: MemoryReport | None) -> int:
-    """Bytes that failures hold; of a recorded run's own frames only what was there before it counts."""
+    """Bytes that earlier failures hold; where the run was recorded, no more than was there before it."""
     total = sum(one.num_bytes for one in held if one.kind == "frames")
     return total if report is None else min(total, report.breakdown["before"])
 
 
 def _in_notebook(released: Released) -> Iterator[Held]:
     for gone in released.gone:
-        yield Held("frames", gone.what, gone.num_bytes, _in_words(gone.what))
+        yield Held("own_frames" if gone.is_own else "frames", gone.what, gone.num_bytes, _in_words(gone.what))
     for one in released.holders:
         if one.name and one.num_bytes >= _LEAST_BYTES:
             kind: Kind = "output" if one.name.startswith("Out[") else "name"

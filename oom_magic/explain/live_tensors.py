@@ -79,17 +79,21 @@ def _window(failure: Failure) -> tuple[int, int] | None:
 
 def _results(live: LiveFailure, window: tuple[int, int], phase: str | None) -> Iterator[TensorCandidate]:
     """What the failing calls make, of a size that agrees; the last made first. Autocast may have halved it."""
+    seen: set[tuple[str, int]] = set()
     for fit, types in ((1.0, _as_it_is), (0.95, _in_other_types)):
         for call in live.calls:
             for made in reversed(call.made):
                 fitting = (one for one in types(made.tensor) if window[0] <= one.num_bytes <= window[1])
                 tensor = next(fitting, None)
-                if tensor is not None:
-                    kind = _kind(made, call)
-                    kind = "parameter" if (kind, phase) == ("copy", "loading") else kind
+                if tensor is None:
+                    continue
+                kind = _kind(made, call)
+                kind = "parameter" if (kind, phase) == ("copy", "loading") else kind
+                if (kind, tensor.num_bytes) not in seen:  # scores before the softmax are as large as those after it
                     yield _candidate(kind, tensor, fit, call.expression)
                     if fit < 1:
                         return
+                seen.add((kind, tensor.num_bytes))
 
 
 def _as_it_is(shape: TensorShape) -> tuple[TensorShape, ...]:

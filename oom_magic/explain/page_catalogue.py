@@ -184,7 +184,8 @@ PAGE_CATALOGUE: dict[str, tuple[str, str]] = {
     # Who else holds memory.
     "held_by_name": ("variable {name} ({what})", "变量 {name}（{what}）"),
     "held_by_output": ("result kept by the notebook: {name} ({what})", "笔记本保留的结果：{name}（{what}）"),
-    "held_by_frames": ("frames that a failure keeps: {what}", "失败保留的调用帧：{what}"),
+    "held_by_frames": ("frames that an earlier failure keeps: {what}", "之前的失败保留的调用帧：{what}"),
+    "held_by_own_frames": ("what was alive in the failed call: {what}", "失败的调用中仍存活的：{what}"),
     "held_by_error": ("{kind} in {place}", "{place} 处的 {kind}"),
     "held_as": ("{kind}", "{kind}"),
     "held_as_module": ("module {kind}", "模块 {kind}"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from oom_magic.explain.diagnosis import Diagnosis
     from oom_magic.explain.failure import Failure
     from oom_magic.explain.growing import Growth
+    from oom_magic.explain.held import Held
     from oom_magic.memory.report import MemoryReport
     from oom_magic.predict.setups.setup import TrainingSetup
 
@@ -87,6 +89,19 @@ def settled_by_growth(judgement: Judgement, growth: Growth | None, failure: Fail
     if judgement.confidence is Confidence.CERTAIN or not is_cause:
         return replace(judgement, evidence=(*judgement.evidence, evidence))
     return Judgement(Cause.LEAK_OR_RETAINED_REFERENCE, (evidence, *judgement.without_doubts), Confidence.LIKELY)
+
+
+def settled_by_call(
+    judgement: Judgement, phase: str | None, held: Sequence[Held], failure: Failure | None
+) -> Judgement:
+    """The judgement, settled where nothing else did by what was alive in the failed call alone: its activations."""
+    allocated = 0 if failure is None else failure.allocated_bytes or 0
+    own = sum(one.num_bytes for one in held if one.kind == "own_frames")
+    is_open = judgement.cause is Cause.UNKNOWN and phase in ("forward", "loss", "backward")
+    if not is_open or 2 * own < allocated or not own:
+        return judgement
+    evidence = Evidence("alive_in_call", {"own_bytes": own, "allocated_bytes": allocated})
+    return Judgement(Cause.ACTIVATIONS, (*judgement.without_doubts, evidence), Confidence.LIKELY)
 
 
 def settled_by_setup(diagnosis: Diagnosis, setup: TrainingSetup) -> Diagnosis:

@@ -92,6 +92,8 @@ _LOGITS = _any(
     r"logits\.(?:float|clone|to)\(", r"cross_entropy", r"CrossEntropy", r"log_softmax", r"compute_log_probs",
     r"lm_head\(", r"prompt_logprobs", r"nll_loss",
 )  # fmt: skip
+_CACHE = _any(r"transformers[/\\]cache_utils\.py", r"\b(?:key|value|k|v|kv)_cache\b[^\n]{0,80}= ?torch\.cat\(",
+              r"\.cat\([^\n]{0,20}(?:past_(?:key|value|k\b|v\b)|(?:key|value|k|v)_cache)")  # fmt: skip
 _KEEPS_GRAPH = _any(
     r"\b\w*loss\w* ?\+= ?(?:\w+\.)?loss\w*\s*$",
     r"\b(?:losses|outputs|history)\w*\.append\(\w*(?:loss|output)\w*\)",
@@ -162,7 +164,7 @@ class Clues:
     """What the text around a message tells.
 
     ``phase`` is one of loading, forward, loss, backward, optimizer_step, evaluation, saving, or None;
-    ``tensor`` names the kind of tensor being made (attention_scores, logits_or_loss), or None.
+    ``tensor`` names the kind of tensor being made (attention_scores, logits_or_loss, kv_cache), or None.
     ``code`` is the innermost line shown. ``expandable_segments`` is True where the text sets it.
     ``names_accumulation``: it speaks of gradient accumulation.
     ``stated_total_bytes`` is the GPU's memory where the author names it ("RTX 3060 12GB").
@@ -245,6 +247,8 @@ def _phase(lines: list[str]) -> str | None:
 
 def _tensor(inner_text: str) -> str | None:
     """The kind of tensor that the innermost lines make."""
+    if _CACHE.search(inner_text):
+        return "kv_cache"
     if _LOGITS.search(inner_text):
         return "logits_or_loss"
     return "attention_scores" if _ATTENTION.search(inner_text) else None

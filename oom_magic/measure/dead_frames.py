@@ -23,10 +23,14 @@ _OWN_REFERENCES = 3  # to a frame's copy of its variables: the frame's, a variab
 
 @dataclass(frozen=True, slots=True)
 class KeptFrames:
-    """The dead frames that one error keeps. Let go of it at once: it keeps them as well."""
+    """The dead frames that one error keeps. Let go of it at once: it keeps them as well.
+
+    ``is_own``: they are those of the error that was asked about, or of what it came from.
+    """
 
     title: str
     frames: tuple[types.FrameType, ...]
+    is_own: bool = False
 
 
 def find_kept_frames() -> list[KeptFrames]:
@@ -43,6 +47,20 @@ def find_kept_frames() -> list[KeptFrames]:
         if mine:
             kept.append(KeptFrames(_title(name, mine), tuple(mine)))
     return kept
+
+
+def told_apart(kept: Iterable[KeptFrames], error: BaseException | None) -> list[KeptFrames]:
+    """The same frames, those of ``error`` and of what it came from apart and last."""
+    own: set[int] = set()
+    while error is not None and _TRACEBACK.__get__(error) is not None:
+        own |= {id(frame) for frame in _around(_TRACEBACK.__get__(error))}
+        error = error.__cause__ or error.__context__
+    parts = [
+        KeptFrames(one.title, tuple(frame for frame in one.frames if (id(frame) in own) is is_own), is_own)
+        for is_own in (False, True)
+        for one in kept
+    ]
+    return [one for one in parts if one.frames]
 
 
 def running_frames() -> Iterator[types.FrameType]:

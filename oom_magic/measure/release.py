@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from oom_magic.measure.accelerator import Levels, Memory, find_accelerators
-from oom_magic.measure.dead_frames import KeptFrames, clear, find_kept_frames
+from oom_magic.measure.dead_frames import KeptFrames, clear, find_kept_frames, told_apart
 from oom_magic.measure.holders import Held, held_in, holdings, named_holdings, named_values
 from oom_magic.measure.last_error import forget_last_error
 from oom_magic.measure.live_objects import collector_off
@@ -88,10 +88,15 @@ def _release(
     return Released(changes, gone, holdings(held if dry_run else staying, locate), dry_run)
 
 
-def glance_at(memories: Sequence[Memory], namespace: MutableMapping[str, Any]) -> Released:
-    """What ``release`` would let go and which names hold the rest; what has no name is left out, nothing changes."""
+def glance_at(
+    memories: Sequence[Memory], namespace: MutableMapping[str, Any], error: BaseException | None = None
+) -> Released:
+    """What ``release`` would let go and which names hold the rest; what has no name is left out, nothing changes.
+
+    What ``error`` itself holds is told apart from what others do.
+    """
     with collector_off():
-        kept, locate = find_kept_frames(), locating(memories)
+        kept, locate = told_apart(find_kept_frames(), error), locating(memories)
         held = held_in(namespace, locate, {id(frame) for one in kept for frame in one.frames})
         return Released((), tuple(_going(kept, held, held, locate)), named_holdings(held), is_dry_run=True)
 
@@ -140,13 +145,13 @@ def _going(kept: Sequence[KeptFrames], held: Held, staying: Held, locate: Locate
     """What errors hold, then names that are to go, without what stays or was counted before; largest first."""
     known = staying.storages()
     borders = {*namespaces_of_modules(), *(id(frame) for one in kept for frame in one.frames)}
-    found = [(one.title, [value for frame in one.frames for value in referents(frame)]) for one in kept]
+    found = [((one.title, one.is_own), [value for frame in one.frames for value in referents(frame)]) for one in kept]
     of_errors = [(title, reach(roots, locate, borders).everything()) for title, roots in found]
-    of_names = [(key[0], storages) for key, storages in held.rows.items() if key not in staying.rows]
+    of_names = [((key[0], False), storages) for key, storages in held.rows.items() if key not in staying.rows]
     for parts in of_errors, of_names:
-        sizes: Counter[str] = Counter()
+        sizes: Counter[tuple[str, bool]] = Counter()
         for what, storages in parts:
             going = without(storages, known)
             known |= going
             sizes[what] += sum(going.values())
-        yield from (Gone(what, num_bytes) for what, num_bytes in sizes.most_common() if num_bytes)
+        yield from (Gone(what, num_bytes, is_own) for (what, is_own), num_bytes in sizes.most_common() if num_bytes)

@@ -22,10 +22,11 @@ class DeviceChange:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """Something that was let go, and the bytes that nothing else held."""
+    """Something that was let go, and the bytes that nothing else held; ``is_own``: the error that was asked about."""
 
     what: str
     num_bytes: int
+    is_own: bool = False
 
 
 @dataclass(frozen=True, repr=False)

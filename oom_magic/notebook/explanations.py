@@ -52,10 +52,12 @@ def explain_last(shell: InteractiveShell, failures: FailureWatch, runner: CellRu
 
     cell = failures.failed_cell
     report = runner.last_report if cell is not None and cell.is_observed else None
-    released = glance_in(shell, runner)
+    released = glance_in(shell, runner, problem if isinstance(problem, BaseException) else None)
     names, locate = names_and_places(shell, runner)
     diagnosis = explain(problem, lang=_language(options), report=report, names=names, released=released, locate=locate)
-    if cell is None or options.fast or not diagnosis.is_oom:
+    failure = diagnosis.main_failure
+    is_on_host = failure is not None and failure.backend == "cpu"  # rehearsals are of the GPU's memory
+    if cell is None or options.fast or not diagnosis.is_oom or is_on_host:
         return diagnosis
     return _show(shell, diagnosis, prices(shell, runner, cell, diagnosis, report))
 

@@ -15,7 +15,11 @@ from IPython.core.interactiveshell import ExecutionResult
 
 HINT = "%oom_explain says which tensor did not fit, why, and what to change (--off: no more hints)."
 
-_OUT_OF_MEMORY = re.compile(r"out of memory|not enough memory|_ALLOC_FAILED|NOT_ENOUGH_MEMORY", re.IGNORECASE)
+_OUT_OF_MEMORY = re.compile(
+    r"out of memory|not enough memory|(?:can't|cannot|unable to) allocate|_ALLOC_FAILED|NOT_ENOUGH_MEMORY|bad_alloc",
+    re.IGNORECASE,
+)
+_CLASSES = ("OutOfMemoryError", "MemoryError")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
         seen.add(id(cause))
-        if type(cause).__name__ == "OutOfMemoryError" or _OUT_OF_MEMORY.search(str(cause)):
+        if type(cause).__name__ in _CLASSES or _OUT_OF_MEMORY.search(str(cause)):
             return True
         cause = cause.__cause__ or cause.__context__
     return False

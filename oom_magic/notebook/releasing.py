@@ -82,10 +82,10 @@ def release_in(shell: InteractiveShell, runner: CellRunner, **wishes: Any) -> Re
         raise UsageError(f"%oom_free: {error}") from None
 
 
-def glance_in(shell: InteractiveShell, runner: CellRunner) -> Released | None:
-    """Who holds memory now, without changing anything; None where no device was used."""
+def glance_in(shell: InteractiveShell, runner: CellRunner, error: BaseException | None) -> Released | None:
+    """Who holds memory now, ``error`` apart, without changing anything; None where no device was used."""
     memories = [memory for memory in _memories(runner) if memory.allocated()]
-    return glance_at(memories, DryAndUsersNames(runner.names, shell.user_ns)) if memories else None
+    return glance_at(memories, DryAndUsersNames(runner.names, shell.user_ns), error) if memories else None
 
 
 def names_and_places(shell: InteractiveShell, runner: CellRunner) -> tuple[Mapping[str, Any], Locate]:
