@@ -37,6 +37,10 @@ def complaints_muted() -> Iterator[None]:
 class _Kernels:
     """Stands for the compiled library: every function is there and does nothing."""
 
+    def stream(self, device_index: int) -> int:
+        """The stream on which kernels run: the default one."""
+        return 0
+
     def __getattr__(self, name: str) -> Kernel:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -106,7 +110,7 @@ def _cuda_kernels(library: _Kernels) -> dict[str, Kernel]:
     with (
         replaced(bitsandbytes._ops, {"register_kernel": register_kernel}),
         replaced(bitsandbytes.cextension, {"lib": library}),
-        replaced(torch._C, {"_cuda_getCurrentRawStream": lambda index: 0}),
+        replaced(torch._C, {"_cuda_getCurrentRawStream": library.stream}),  # a method, so that the copies keep it
         replaced(torch, {"compile": lambda function=None, **options: function or (lambda same: same)}),
     ):
         for name in _BACKENDS:

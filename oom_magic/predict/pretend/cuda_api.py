@@ -107,7 +107,7 @@ def _is_available(is_really: bool) -> Callable[[], bool]:
     """True, save to a library that is being imported: what it sets up then outlives the dry run."""
 
     def is_available() -> bool:
-        frame = sys._getframe(1)
+        frame = sys._getframe(2)  # past the call that stands in torch.cuda
         while frame.f_code.co_name != "<module>" and frame.f_globals.get("__name__", "").startswith("torch."):
             if frame.f_back is None:
                 break

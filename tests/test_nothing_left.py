@@ -1,0 +1,92 @@
+"""What dry runs leave behind in a process that imports its libraries inside them: nothing, and nothing replaced."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_CODE = r"""
+import gc, json, sys, types
+import torch
+from IPython.core.interactiveshell import InteractiveShell
+import oom_magic as om
+from oom_magic.explain import prices
+from oom_magic.predict.pretend.pretend_gpu import PretendGPU
+from oom_magic.predict.session import DrySession
+
+def trains(rows):
+    model = torch.nn.Linear(64, 64, device="cuda")
+    model(torch.zeros(rows, 64, device="cuda")).sum().backward()
+    torch.optim.AdamW(model.parameters()).step()
+
+prices.PATIENCE_SECONDS = 5
+CARD = "%%gpumem --dry-run --no-plot --memory 2GiB\nimport torch\n"
+
+def in_cells():
+    shell = InteractiveShell.instance(history_manager=None)
+    shell.run_line_magic("load_ext", "oom_magic")
+    shell.run_cell(CARD + "model = torch.nn.Linear(1024, 1024, device='cuda')", store_history=True)
+    failing = "batch_size = 64\nmodel(torch.zeros(batch_size, 4096, 1024, device='cuda')).square().mean().backward()"
+    assert not shell.run_cell(CARD + failing, store_history=True).success
+    for line in ("%oom_explain", "%oom_free"):
+        assert shell.run_cell(line, store_history=True).success
+    shell.run_line_magic("unload_ext", "oom_magic")
+    shell.reset(new_session=False)
+
+entries = {
+    "fits": lambda: om.dry_run(trains, 8),
+    "does not fit": lambda: om.dry_run(trains, 2**30),
+    "size": lambda: om.size(trains, rows=(8, 64)),
+    "cells": in_cells,
+    "setup": om.TrainingSetup("distilbert-base-uncased", method="lora", seq_len=64).dry_run,
+    "doctor": lambda: om.doctor(model="distilbert-base-uncased", gpu="RTX 3060", memory="4GiB"),
+}
+
+def alive():
+    gc.collect()
+    kinds = (DrySession, PretendGPU, BaseException, types.FrameType, types.TracebackType)
+    live = [one for one in gc.get_objects() if issubclass(type(one), (torch.Tensor, *kinds))]
+    with torch._C.DisableTorchFunctionSubclass():  # libraries keep small tables of real tensors
+        return {id(one): type(one).__name__ for one in live if not isinstance(one, torch.Tensor) or one.is_meta}
+
+known, left = alive(), {}
+for name, run in entries.items():
+    run()
+    left[name] = [kind for key, kind in alive().items() if key not in known]
+
+def is_replaced(value):
+    return str(getattr(value, "__module__", "")).startswith("oom_magic.predict")
+
+def values(module):
+    for name, value in vars(module).items():
+        yield name, value
+        if type(value) is type:
+            yield from vars(value).items()
+
+left["replaced"] = [
+    f"{module.__name__}.{name}"
+    for module in list(sys.modules.values())
+    if type(module) is types.ModuleType and not module.__name__.startswith(("oom_magic", "__main__"))
+    for name, value in values(module) if is_replaced(value)
+]
+import peft, transformers
+model = transformers.BertModel(transformers.BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1))
+peft.get_peft_model(model, peft.LoraConfig(target_modules=["query"])).save_pretrained(sys.argv[1])
+model.save_pretrained(sys.argv[1])
+print(json.dumps(left), file=sys.stderr)
+"""
+
+
+def test_dry_runs_leave_nothing_alive_and_nothing_replaced(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("peft")
+    done = subprocess.run([sys.executable, "-c", _CODE, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
+    left = json.loads(done.stderr.splitlines()[-1])
+    assert not any(left.values()), left
+    # libraries that were first imported in a dry run, which writes no files, write them afterwards
+    assert {file.name for file in tmp_path.glob("*.safetensors")} == {"adapter_model.safetensors", "model.safetensors"}
