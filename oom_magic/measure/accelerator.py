@@ -22,7 +22,9 @@ class Levels:
 
 
 class Memory(Protocol):
-    """Devices whose memory can be released: real ones, or the pretend GPU."""
+    """Devices whose memory can be released: real ones, or (``is_pretended``) the pretend GPU."""
+
+    is_pretended: bool
 
     def allocated(self) -> dict[str, int]:
         """Bytes in tensors now, by device."""
@@ -39,6 +41,8 @@ class Memory(Protocol):
 
 class AcceleratorMemory:
     """The devices of torch's accelerator. Nothing is initialized by looking: a context takes memory itself."""
+
+    is_pretended = False
 
     def __init__(self, kind: str) -> None:
         self._kind = kind

@@ -85,7 +85,8 @@ def _release(
             memory.give_back(usual)
     after = _levels(memories)
     changes = tuple(DeviceChange(device, before.get(device, now), now) for device, now in after.items())
-    return Released(changes, gone, holdings(held if dry_run else staying, locate), dry_run)
+    has_gpu = not all(memory.is_pretended for memory in memories)
+    return Released(changes, gone, holdings(held if dry_run else staying, locate), dry_run, has_gpu)
 
 
 def glance_at(

@@ -10,6 +10,9 @@ from oom_magic.description import Block, Cell, Describable, Description, Sentenc
 from oom_magic.measure.accelerator import Levels
 from oom_magic.measure.holders import Holding
 
+_UNUSED = "torch has taken no GPU memory in this process."
+_NO_GPU = "torch finds no GPU here, so there is nothing to give back (%oom_doctor says why)."
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceChange:
@@ -33,13 +36,15 @@ class Gone:
 class Released(Describable):
     """What ``release`` freed, or in a dry run would free, and who holds the rest. Sizes in bytes.
 
-    ``devices`` is empty where there is none, or none was used yet. ``holders`` count each byte once.
+    ``devices`` is empty where there is none, or none was used yet. ``holders`` count each byte once. Without
+    ``has_gpu`` torch finds no accelerator: what is told is the pretend GPU's memory, if any.
     """
 
     devices: tuple[DeviceChange, ...] = ()
     gone: tuple[Gone, ...] = ()
     holders: tuple[Holding, ...] = ()
     is_dry_run: bool = False
+    has_gpu: bool = True
 
     @property
     def freed_allocated_bytes(self) -> int:
@@ -72,10 +77,11 @@ class Released(Describable):
 
     def describe(self) -> Description:
         """Before and after by device, what went, and who holds the rest, largest first."""
+        blocks: list[Block] = [] if self.has_gpu else [Sentence(_NO_GPU)]
         if not self.devices:
-            return Description("Nothing to free", (Sentence("torch has taken no GPU memory in this process."),))
+            return Description("Nothing to free", tuple(blocks or [Sentence(_UNUSED)]))
         used = [one for one in self.devices if one.before.reserved_bytes or one.after.reserved_bytes]
-        blocks: list[Block] = [_before_and_after(one) for one in used or self.devices[:1]]
+        blocks += [_before_and_after(one) for one in used or self.devices[:1]]
         rows: list[tuple[Cell, ...]] = [(one.what, one.num_bytes) for one in self.gone]
         rest = self.freed_allocated_bytes - sum(one.num_bytes for one in self.gone)
         if rest > 0:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 class PretendMemory:
     """The memory of a dry session."""
 
+    is_pretended = True
+
     def __init__(self, session: DrySession) -> None:
         self._session = session
         self._device = f"pretend {session.gpu.name}"
