@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -285,12 +286,32 @@ def test_setups_found_by_dry_runs_grow_with_the_card() -> None:
     assert large.dry_run(stop_after_steps=2).verdict == "safe"
 
 
-def test_options_to_paste_are_code() -> None:
+def test_options_to_paste_name_all_that_the_dry_runs_did() -> None:
     setup = om.TrainingSetup("qwen2.5-7b", method="qlora", precision="amp-bf16", activation_checkpointing=True)
     text = recommendation.training_arguments(setup)
     compile(text, "options", "exec")
-    assert "load_in_4bit" in text and "gradient_checkpointing=True" in text and "LoraConfig(r=16" in text
+    for option in ("bnb_4bit_use_double_quant=True", "dtype=torch.bfloat16", "gradient_checkpointing=True", "r=16"):
+        assert option in text
+    assert setup.code().startswith(text.partition("from transformers import TrainingArguments")[0].rstrip())
     assert Recommendation("x", None, 0, 3).blocks()
+
+
+def test_what_is_pasted_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    monkeypatch.chdir(tmp_path)
+    setup = om.TrainingSetup("distilbert-base-uncased", method="lora", microbatch_size=2, seq_len=128)
+    setup = setup.replace(precision="amp-bf16", activation_checkpointing=True)
+
+    def pasted() -> None:
+        names: dict[str, Any] = {}
+        exec(recommendation.training_arguments(setup), names)  # as the user would
+        row = {"input_ids": [5] * 128, "attention_mask": [1] * 128, "labels": 0}
+        transformers.Trainer(names["model"], names["args"], train_dataset=[row] * 8).train()
+
+    report = om.dry_run(pasted, stop_after_steps=2)
+    assert report.verdict == "safe" and len(report.steps) >= 2
+    assert report.peak_allocated_bytes == pytest.approx(setup.dry_run().peak_allocated_bytes, rel=0.02)
 
 
 def test_processes_are_listed() -> None:

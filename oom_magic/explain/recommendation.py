@@ -153,24 +153,23 @@ class _Search:
 
 
 def training_arguments(setup: TrainingSetup) -> str:
-    """The setup as options of Hugging Face's Trainer, to paste."""
-    precision = setup.precision.removeprefix("amp-")
+    """The setup for Hugging Face's Trainer, to paste: the model as the dry runs made it, then the arguments."""
+    from oom_magic.predict.setups.training_code import write_model_code
+
+    checkpointing = [
+        "    gradient_checkpointing=True,",
+        '    gradient_checkpointing_kwargs={"use_reentrant": False},',
+    ]
     lines = [
-        "TrainingArguments(",
+        write_model_code(setup),
+        "from transformers import TrainingArguments\n",
+        "args = TrainingArguments(",
         '    output_dir="out",',
         f"    per_device_train_batch_size={setup.microbatch_size},",
         f"    gradient_accumulation_steps={setup.gradient_accumulation_steps},",
-        f"    {precision}=True,",
-        *(["    gradient_checkpointing=True,"] if setup.activation_checkpointing else []),
+        f"    {setup.precision.removeprefix('amp-')}=True,",
+        *(checkpointing if setup.activation_checkpointing else []),
         '    optim="adamw_torch",',
         f")  # sequences of {setup.seq_len} tokens: tokenizer(..., truncation=True, max_length={setup.seq_len})",
     ]
-    dtype = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}[precision]
-    if setup.method == "qlora":
-        quantized = f'load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype={dtype}'
-        lines.append(f"BitsAndBytesConfig({quantized})")
-    if setup.method != "full":
-        targets = setup.lora_targets
-        named = repr(targets) if isinstance(targets, str) else repr(list(targets))
-        lines.append(f"LoraConfig(r={setup.rank}, lora_alpha={setup.lora_alpha}, target_modules={named})")
     return "\n".join(lines)

@@ -54,13 +54,14 @@ def chunked_loss(hidden, labels, tokens=1024):
 def write_code(setup: TrainingSetup) -> str:
     """The code of ``setup``, ending with a newline."""
     writer = _Writer(setup)
-    model = [writer.model(), writer.adapter(), writer.frozen()]
-    rest = [writer.loss_function(), writer.optimizer(), writer.data(), writer.loop()]
-    parts = [lines for lines in model if lines]
-    parts[-1].append("model.train()")
-    parts += [lines for lines in rest if lines]
-    body = "\n\n".join("\n".join(lines) for lines in parts)
-    return "\n".join(writer.import_lines()) + "\n\n" + body + "\n"
+    model = writer.ready_model()
+    return writer.joined([*model, writer.loss_function(), writer.optimizer(), writer.data(), writer.loop()])
+
+
+def write_model_code(setup: TrainingSetup) -> str:
+    """The part of the code that makes the model and its adapters, ready to be trained."""
+    writer = _Writer(setup)
+    return writer.joined(writer.ready_model())
 
 
 class _Writer:
@@ -77,6 +78,17 @@ class _Writer:
         self.num_labels = getattr(self.source.config, "num_labels", setup.num_labels)
         self.imports: dict[str, set[str]] = {}  # module -> names ("": the module itself)
         self.needs_functional = False
+
+    def ready_model(self) -> list[list[str]]:
+        """The parts that make the model."""
+        parts = [lines for lines in (self.model(), self.adapter(), self.frozen()) if lines]
+        parts[-1].append("model.train()")
+        return parts
+
+    def joined(self, parts: list[list[str]]) -> str:
+        """Parts that are there, under the imports that they need."""
+        body = "\n\n".join("\n".join(lines) for lines in parts if lines)
+        return "\n".join(self.import_lines()) + "\n\n" + body + "\n"
 
     def import_lines(self) -> list[str]:
         self.use("torch")
