@@ -16,6 +16,7 @@ from oom_magic.memory.report import Assumption
 from oom_magic.memory.timeline import IntArray, Timeline
 from oom_magic.predict.setups.gpus import GPU
 from oom_magic.predict.sizing.functions import SizeFunctions
+from oom_magic.predict.sizing.monomials import Quotient
 from oom_magic.predict.sizing.peaks import Peaks
 from oom_magic.predict.sizing.polynomials import (
     Polynomials,
@@ -370,11 +371,17 @@ class Explorer:
             return Found((), None)
         rows = _rows(points)
         dims = np.unique(np.concatenate([rows.T, np.stack(columns, axis=1)]), axis=0)
-        solved = sorted(
-            solve(rows, dims, num_spare, plain_families(len(self._axes))).items(), key=lambda item: len(item[1])
-        )
-        known = [Dimension(terms, dims[row]) for row, terms in solved]
-        return find_quotients(known, np.delete(dims, [row for row, _ in solved], axis=0), lattice)
+        known = solve(rows, dims, num_spare, plain_families(len(self._axes)))
+        quotients: tuple[Quotient, ...] = ()
+        while True:  # what is made of quotients, as the parts of an image are, may be padded again
+            simple = sorted(known.items(), key=lambda item: len(item[1]))
+            left = [row for row in range(len(dims)) if row not in known]
+            found = find_quotients([Dimension(terms, dims[row]) for row, terms in simple], dims[left], lattice)
+            quotients = (*quotients, *found.quotients)
+            made = solve(rows, dims[left], num_spare, families_with(found.quotients, len(self._axes)))
+            known.update({left[at]: terms for at, terms in made.items()})
+            if found.doubt is not None or not made:
+                return Found(quotients, found.doubt)
 
     def _piece(self, region: Region, points: list[Point], fitted: _Fitted) -> Piece:
         traces = [self._at(point) for point in points]
