@@ -121,14 +121,15 @@ def test_padding_and_a_branch_on_size() -> None:
 
 
 def train_pooled(batch_size: int, side: int) -> None:
-    """Two poolings, and parts of an image that attend to each other and to one more."""
+    """Two poolings, and parts of an image that attend to each other and to one more, padded to 32."""
     mix = nn.Conv2d(3, 8, 3, padding=1).cuda()
     cut = nn.Conv2d(8, 16, 14, 14).cuda()
     images = torch.randn(batch_size, 3, side, side, device="cuda")
     parts = functional.pad(cut(functional.avg_pool2d(mix(images), 1)).flatten(2), (1, 0))
     scores = (parts.transpose(1, 2) @ parts).softmax(-1)
+    scores = scores.sum() + torch.ones(batch_size, -(-parts.shape[-1] // 32) * 32, device="cuda").sum()
     pooled = functional.max_pool2d(functional.max_pool2d(mix(images), 2), 2)
-    (scores.sum() + pooled.square().sum()).backward()
+    (scores + pooled.square().sum()).backward()
 
 
 def test_pooled_and_cut_images_of_any_side() -> None:
