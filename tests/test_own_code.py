@@ -10,6 +10,7 @@ import torch
 from oom_magic.explain.knobs import find_knobs
 from oom_magic.explain.own_code import own_arguments, own_code
 from oom_magic.explain.own_names import own_names
+from oom_magic.explain.rehearsal import CellRehearsal
 from oom_magic.explain.remedy_code import _ACCELERATE, _PLAIN, _TRAINER, code_for
 
 LOOP = """\
@@ -51,6 +52,15 @@ def test_an_accumulating_loop_trains_the_same():
     assert code.startswith("batch_size = 2\naccumulation = 3\nfor number, (images, labels) in enumerate(loader, 1):")
     weight, losses = trained(head + code, data)
     assert torch.allclose(weight, trained(LOOP, whole)[0], atol=1e-6) and len(losses) == 6
+
+
+def test_the_statement_that_sets_the_batch_is_shown_as_it_then_is():
+    tree = ast.parse("loader = DataLoader(data, shuffle=True, batch_size=6)\n" + LOOP)
+    rehearsal = CellRehearsal(exec, tree, {"net": make()})
+    rehearsal._knobs["batch"] = find_knobs(tree, {}, "batch", 6)[0]
+    code = rehearsal.own_code("smaller_batch", VALUES)
+    assert code.startswith("loader = DataLoader(data, shuffle=True, batch_size=2)\naccumulation = 3\nfor number, ")
+    assert "batch_size=6" in ast.unparse(tree)
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,8 @@ def _accumulating(loop: ast.For, values: Mapping[str, Any]) -> str:
         elif not _is_update(statement):
             body.append(statement)
     loop.body = body
-    batch = f"{values['name']} = {values['after']}" if values["name"] else f"# batches of {values['after']}"
+    named = f"{values['name']} = {values['after']}" if values["name"] else f"# batches of {values['after']}"
+    batch = values.get("setting") or named
     setting = f"{batch}\naccumulation = {values['accumulation']}\n"
     return setting + ast.unparse(ast.fix_missing_locations(loop))
 

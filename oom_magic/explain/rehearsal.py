@@ -262,8 +262,11 @@ class CellRehearsal:
         """The cell's statements; a batch size that is written there as it then is."""
         knob = self._knobs.get("batch") if key == "smaller_batch" else None
         named = {**values, "name": knob.label if knob is not None and knob.is_named else ""}
+        before = list(map(ast.unparse, self._tree.body))
         with knob.turn(self._tree, self._names, values["after"]) if knob is not None else contextlib.nullcontext():
-            return own_code(self._tree, self._names, key, named)
+            plain = (one for one in zip(self._tree.body, before, strict=True) if isinstance(one[0], ast.Assign))
+            turned = [ast.unparse(one) for one, old in plain if ast.unparse(one) != old]
+            return own_code(self._tree, self._names, key, {**named, "setting": "\n".join(turned)})
 
     def own_arguments(self, code: str, /) -> str:
         """Those that the cell makes."""
