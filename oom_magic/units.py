@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 
+from oom_magic.refusals import RefusedError
+
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 _FACTORS = {
@@ -45,14 +47,14 @@ def parse_bytes(text: str | int) -> int:
     else:
         match = _AMOUNT.fullmatch(str(text))
         if match is None:
-            raise ValueError(f"{text!r} is not a size; write it like '12GiB' or '500MB'.")
+            raise RefusedError("no_size", text=text)
         number, unit = match.groups()
         if not unit:
-            raise ValueError(f"{text!r} has no unit; did you mean '{number}GiB'?")
+            raise RefusedError("size_without_unit", text=text, number=number)
         factor = _FACTORS.get(unit.upper())
         if factor is None:
-            raise ValueError(f"{unit!r} in {text!r} is not a unit; use GiB, MiB, KiB, GB, MB, KB or B.")
+            raise RefusedError("unknown_unit", text=text, unit=unit)
         amount = round(float(number) * factor)
     if amount <= 0:
-        raise ValueError(f"{text!r} is not a positive size; write it like '12GiB'.")
+        raise RefusedError("size_not_positive", text=text)
     return amount

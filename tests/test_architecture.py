@@ -10,13 +10,14 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "oom_magic"
 ALLOWED = {
-    "units": set(),
+    "refusals": set(),
+    "units": {"refusals"},
     "description": {"units", "rendering"},  # a result's own text and HTML, asked for late
     "rendering": {"units", "description"},
     "memory": {"units", "description"},
     "measure": {"units", "description", "memory"},
-    "predict": {"units", "description", "memory"},
-    "explain": {"units", "description", "memory", "measure", "predict"},
+    "predict": {"refusals", "units", "description", "memory"},
+    "explain": {"refusals", "units", "description", "memory", "measure", "predict"},
     "notebook": {"units", "description", "rendering", "memory", "measure", "predict", "explain"},
     "__init__": {"memory", "measure", "predict", "explain", "notebook"},  # the public names
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import sys
 import weakref
 from traceback import walk_tb
@@ -86,6 +87,23 @@ def test_options_describe_the_run(shell):
 def test_wrong_options_say_what_is_allowed(shell, line, says):
     error = shell.run_cell(f"%%oom_explain {line}\n{MESSAGE}").error_in_exec
     assert type(error).__name__ == "UsageError" and says in str(error)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("%%oom_explain --lang zh --batch 4", "--model"),
+        ("%%oom_explain --lang zh --model robert-base", "roberta-base"),
+        ("%%oom_explain --lang zh --model gpt2 --precision fp17", "fp16"),
+        ("%%oom_explain --lang zh --model gpt2 --gpu 'RTX 3061'", "RTX 3060"),
+        ("%%oom_explain --lang zh --model gpt2 --memory 12", "'12GiB'"),
+        ("%oom_explain --lang zh nothing.log", "'nothing.log'"),
+    ],
+)
+def test_wrong_options_are_refused_in_chinese(shell, line, says):
+    said = str(shell.run_cell(f"{line}\n{MESSAGE if line.startswith('%%') else ''}").error_in_exec)
+    assert says in said and re.search("[\u4e00-\u9fff]{3}", said)
+    assert not re.search(r"(?:[a-z]{2,}[ ,]+){3,}[a-z]+", said)
 
 
 def test_a_described_run_is_priced(shell, monkeypatch):

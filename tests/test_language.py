@@ -25,6 +25,7 @@ from oom_magic.explain.other_messages import KINDS, LINE_KINDS
 from oom_magic.explain.rehearsal import NotPricedError, _replaced
 from oom_magic.explain.remedies import Remedy
 from oom_magic.predict.setups.setup import TrainingSetup
+from oom_magic.refusals import REFUSALS
 
 PACKAGE = Path(catalogue.__file__).parent
 
@@ -60,7 +61,7 @@ def test_every_key_that_the_code_can_ask_for_exists():
 
 
 PREDICT = PACKAGE.parent / "predict"
-REFUSALS = ("InapplicableError", "MissingError")
+INAPPLICABLE = ("InapplicableError", "MissingError")
 
 
 def test_every_reason_for_a_missing_price_exists():
@@ -69,7 +70,7 @@ def test_every_reason_for_a_missing_price_exists():
     theirs = set()
     for path in (PREDICT / "changes").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in REFUSALS:
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in INAPPLICABLE:
                 theirs.add(f"reason_{node.args[0].value}")
     assert len(ours) > 5 and len(theirs) > 10
     assert ours | theirs == {key for key in SENTENCES if key.startswith("reason_")}
@@ -89,11 +90,29 @@ def test_every_remedy_can_be_said():
     assert {f"remedy_{key}" for key in keys} <= set(SENTENCES)
 
 
-def literal_keys(path):
-    """The first arguments of Evidence(...) calls that are plain strings."""
+def test_every_refusal_of_a_setting_and_of_the_magic_exists():
+    files = [file for room in ("predict", "notebook") for file in (PACKAGE.parent / room).rglob("*.py")]
+    files.append(PACKAGE.parent / "units.py")
+    refused = {key for file in files for key in literal_keys(file, "RefusedError")}
+    magic = {key for file in files for key in literal_keys(file, "_usage_error")}
+    assert len(refused) > 10 and len(magic) > 2
+    assert refused | combinations_refused() | {"did_you_mean"} == set(REFUSALS)
+    assert magic | {"usage_no_model"} == {key for key in SENTENCES if key.startswith("usage_")}
+
+
+def combinations_refused():
+    """The keys of the table of settings that do not go together."""
+    tree = ast.parse((PREDICT / "setups" / "setup.py").read_text())
+    check = next(node for node in tree.body if getattr(node, "name", "") == "_check_combination")
+    table = next(node.value for node in check.body if isinstance(node, ast.Assign) and node.targets[0].id == "wrong")
+    return {key.value for key in table.keys}
+
+
+def literal_keys(path, name="Evidence"):
+    """The first arguments of calls of ``name`` that are plain strings."""
     for node in ast.walk(ast.parse(path.read_text())):
-        is_evidence = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Evidence"
-        if is_evidence and isinstance(node.args[0], ast.Constant):
+        is_meant = isinstance(node, ast.Call) and getattr(node.func, "id", "") == name
+        if is_meant and isinstance(node.args[0], ast.Constant):
             yield node.args[0].value
 
 

@@ -125,12 +125,12 @@ def test_qlora_code_is_what_users_write():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "qwen2.5-8b"}, r"'qwen2\.5-8b' is not a model preset\. Did you mean .*qwen2\.5-7b"),
+        ({"model": "qwen2.5-8b"}, r"'qwen2\.5-8b' is not a model preset\..* Did you mean .*qwen2\.5-7b"),
         ({"model": 7}, "model 7 is not a preset's name, a folder"),
-        ({"method": "lorra"}, r"method 'lorra' is not one of full, lora, qlora; did you mean 'lora'\?"),
-        ({"precision": "bfloat16"}, r"precision 'bfloat16' is not one of fp32, bf16.*did you mean"),
-        ({"optimizer": "adamw_8bit"}, r"optimizer 'adamw_8bit' .*did you mean 'adamw8bit'\?"),
-        ({"attention": "flash"}, r"attention 'flash' .*did you mean 'flash_attention_2'\?"),
+        ({"method": "lorra"}, r"method 'lorra' is not one of full, lora, qlora\. Did you mean lora\?"),
+        ({"precision": "bfloat16"}, r"precision 'bfloat16' is not one of fp32, bf16.*Did you mean"),
+        ({"optimizer": "adamw_8bit"}, r"optimizer 'adamw_8bit' .*Did you mean adamw8bit\?"),
+        ({"attention": "flash"}, r"attention 'flash' .*Did you mean flash_attention_2\?"),
         ({"microbatch_size": 0}, "microbatch_size 0 is not a positive whole number"),
         ({"seq_len": -1}, "seq_len -1 is not"),
         ({"rank": 1.5}, "rank 1.5 is not"),
@@ -144,7 +144,7 @@ def test_qlora_code_is_what_users_write():
         ({"model": "roberta-base", "seq_len": 513}, "more than the 512 positions"),
         ({"method": "lora", "rank": 1000}, "rank 1000 is larger than .*: c_attn of gpt2 has 768"),
         ({"model": "llama-3.2-1b", "method": "lora", "rank": 600}, "v_proj of llama-3.2-1b has 512"),
-        ({"method": "lora", "target_modules": ["c_atn"]}, r"'c_atn' is no layer of gpt2: .*mean 'c_attn'\?"),
+        ({"method": "lora", "target_modules": ["c_atn"]}, r"'c_atn' is no layer of gpt2: .*mean c_attn\?"),
         ({"method": "lora", "frozen": ["wte"]}, "goes with method 'full'"),
         ({"method": "qlora", "precision": "fp32"}, "computes in 16 bits"),
         ({"model": build_perceptron, "method": "qlora"}, "needs weights to quantize"),
@@ -169,9 +169,9 @@ def test_what_is_refused(changes, message):
 def test_replace():
     setup = TrainingSetup("gpt2", rank=8).replace(microbatch_size=4, gradient_accumulation_steps=2)
     assert (setup.rank, setup.global_batch_size) == (8, 8)
-    with pytest.raises(ValueError, match=r"no field 'modle'; did you mean 'model'\?"):
+    with pytest.raises(ValueError, match=r"no field 'modle'\. Did you mean model\?"):
         TrainingSetup(modle="gpt2")  # type: ignore[call-arg]
-    with pytest.raises(ValueError, match=r"no field 'batch_size'; did you mean 'microbatch_size'\?"):
+    with pytest.raises(ValueError, match=r"no field 'batch_size'\. Did you mean microbatch_size\?"):
         setup.replace(batch_size=4)
 
 

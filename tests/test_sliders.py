@@ -330,7 +330,7 @@ def test_cards() -> None:
         ("trian", "did you mean 'train'"),
         ("number", "is int, not a function"),
         ("--model gtp2", "Did you mean gpt2"),
-        ("--model gpt2 --method lroa", "did you mean 'lora'"),
+        ("--model gpt2 --method lroa", "Did you mean lora"),
         ("--model gpt2 --gpu RTX3061", "RTX 3060"),
         ("--model gpt2 --rank many --method lora", "--rank: 'many'"),
         ("--model gpt2 --rank 64:4", "reversed"),

@@ -12,6 +12,7 @@ from oom_magic.explain.causes import Evidence
 from oom_magic.explain.page_catalogue import PAGE_CATALOGUE
 from oom_magic.explain.reason_catalogue import REASONS
 from oom_magic.explain.setup_catalogue import SETUPS
+from oom_magic.refusals import RefusedError
 from oom_magic.units import format_bytes
 
 Language = Literal["en", "zh"]
@@ -55,6 +56,15 @@ def spoken(item: Evidence, lang: Language) -> str:
     keys = {name.removesuffix("_key"): str(key) for name, key in item.values.items() if name.endswith("_key")}
     said = {name: say(key, lang, **item.values) for name, key in keys.items()}
     return say(item.key, lang, **{**item.values, **said})
+
+
+def refused(error: ValueError, lang: Language) -> str:
+    """What the error says, in the language; an error of a library says it in its own."""
+    if not isinstance(error, RefusedError):
+        return str(error)
+    sentence = say(f"refusal_{error.key}", lang, **error.values)
+    offer = say("refusal_did_you_mean", lang, names=error.offer) if error.offer else ""
+    return f"{sentence} {offer}".rstrip()
 
 
 def _written(values: Mapping[str, object]) -> dict[str, object]:

@@ -256,5 +256,18 @@ PAGE_CATALOGUE: dict[str, tuple[str, str]] = {
         "{count} remedies rehearsed in {seconds} s; they are in the table below.",
         "已试运行 {count} 种办法，用时 {seconds} 秒；结果见下表。",
     ),
+    "usage_no_paste": (
+        "%%oom_explain explains the text below it; paste an error message there.",
+        "%%oom_explain 解释它下面的文字；请把报错信息粘贴在那里。",
+    ),
+    "usage_no_file": (
+        "%oom_explain: there is no file '{path}'; to explain pasted text use %%oom_explain.",
+        "%oom_explain：没有文件 '{path}'；要解释粘贴的文字，请用 %%oom_explain。",
+    ),
+    "usage_nothing_failed": (
+        "No error happened here yet; %oom_explain FILE and %%oom_explain read others' errors.",
+        "这里还没有出过错；%oom_explain 文件名 和 %%oom_explain 可以读取别处的报错。",
+    ),
+    "usage_no_model": ("Options that describe a run need --model.", "描述训练的选项需要同时给出 --model。"),
     "setup_said": ("Taken for the run: {setup}.", "所依据的训练设置：{setup}。"),
 }

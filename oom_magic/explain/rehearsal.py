@@ -16,6 +16,7 @@ from oom_magic.explain.growing import Growth, is_in, mended
 from oom_magic.explain.knobs import Knob, find_knobs
 from oom_magic.explain.own_code import own_arguments, own_code
 from oom_magic.explain.own_names import own_names
+from oom_magic.refusals import RefusedError
 
 if TYPE_CHECKING:
     from oom_magic.memory.report import MemoryReport
@@ -164,15 +165,11 @@ class SetupRehearsal:
 
 
 def _replaced(setup: TrainingSetup, fields: Mapping[str, Any]) -> TrainingSetup:
-    from oom_magic.predict.setups.wording import SettingsError
-
     try:
         return setup.replace(**fields)
-    except SettingsError as error:
-        values = {name: str(value) for name, value in error.values.items()}
-        raise NotPricedError(
-            Evidence("reason_setup_refused", {"error_key": f"refusal_{error.key}", **values})
-        ) from None
+    except RefusedError as error:
+        values = {"error_key": f"refusal_{error.key}", **error.values}
+        raise NotPricedError(Evidence("reason_setup_refused", values)) from None
 
 
 def _check_surveyed(survey: Survey | None, changes: Sequence[Change]) -> None:

@@ -1,11 +1,12 @@
 """A TrainingSetup's settings, and why some do not go together, in Simplified Chinese beside their English.
 
-``language.SENTENCES`` includes them; the English is that of ``predict.setups.wording``.
+``language.SENTENCES`` includes them; the English is that of ``predict.setups.wording`` and ``refusals``.
 """
 
 from __future__ import annotations
 
-from oom_magic.predict.setups.wording import PHRASES, REFUSALS
+from oom_magic.predict.setups.wording import PHRASES
+from oom_magic.refusals import REFUSALS
 
 _PHRASES = {
     "setting": "{value}",
@@ -33,8 +34,25 @@ _REFUSALS = {
     "flash_on_old_card": "attention 'flash_attention_2' 需要计算能力 8.0，{gpu} 不具备：请用 'sdpa'。",
     "flash_of_t5": "attention 'flash_attention_2'：transformers 没有为 {model} 实现；请用 'sdpa' 或 'eager'。",
     "longer_than_positions": "seq_len {seq} 超过了 {model} 的 {positions} 个位置：最多只能用这么多。",
-    "no_such_layer": "target_modules '{name}' 不是 {model} 的层：{known}",
+    "no_such_layer": "target_modules '{name}' 不是 {model} 的层：{known}。",
     "rank_above_layer": "秩 {rank} 大于它要适配的层：{model} 的 {layer} 只有 {width}：最多只能用这么多。",
+    "no_field": "TrainingSetup 没有字段 '{name}'。",
+    "not_one_of": "{name} '{value}' 不在可选值之中：{allowed}。",
+    "not_a_count": "{name} {value} 不是正整数。",
+    "not_a_fraction": "{name} {value} 不在 0 和 1 之间。",
+    "not_positive": "{name} {value} 不是正数；None 表示不裁剪。",
+    "unknown_card": "显卡目录中没有 '{name}'。其他显卡请给出显存大小：'12GiB'。",
+    "unknown_model": "'{name}' 不是预设模型。也可以给出含 config.json 的文件夹或 transformers 配置。",
+    "no_model": (
+        "model {model} 不是预设模型的名字、含 config.json 的文件夹、transformers 配置，"
+        "也不是返回 nn.Module 的具名函数。"
+    ),
+    "no_configuration": "model '{name}'：{file} 不是 transformers 模型的配置。",
+    "no_size": "'{text}' 不是大小；请写成 '12GiB' 或 '500MB' 这样。",
+    "size_without_unit": "'{text}' 没有单位；您是不是想写 '{number}GiB'？",
+    "unknown_unit": "'{text}' 中的 '{unit}' 不是单位；请用 GiB、MiB、KiB、GB、MB、KB 或 B。",
+    "size_not_positive": "'{text}' 不是正的大小；请写成 '12GiB' 这样。",
+    "did_you_mean": "您是不是想写 {names}？",
 }
 SETUPS: dict[str, tuple[str, str]] = {
     **{f"setup_{key}": (english, _PHRASES[key]) for key, english in PHRASES.items()},

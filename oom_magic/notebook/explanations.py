@@ -18,6 +18,7 @@ from oom_magic.notebook.setup_options import setup_from
 
 if TYPE_CHECKING:
     from oom_magic.explain.diagnosis import Diagnosis
+    from oom_magic.explain.language import Language
     from oom_magic.notebook.gpumem import CellRunner
     from oom_magic.predict.setups.setup import TrainingSetup
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 def explain_pasted(shell: InteractiveShell, text: str, options: Any) -> Diagnosis:
     """Explain a message that came from elsewhere."""
     if not text.strip():
-        raise UsageError("%%oom_explain explains the text below it; paste an error message there.")
+        raise _usage_error("usage_no_paste", options)
     return _explain_text(shell, text, options)
 
 
@@ -33,7 +34,7 @@ def explain_path(shell: InteractiveShell, path: str, options: Any) -> Diagnosis:
     """Explain what a log file says."""
     file = Path(path).expanduser()
     if not file.is_file():
-        raise UsageError(f"%oom_explain: there is no file {path!r}; to explain pasted text use %%oom_explain.")
+        raise _usage_error("usage_no_file", options, path=path)
     return _explain_text(shell, file, options)
 
 
@@ -43,7 +44,7 @@ def explain_last(shell: InteractiveShell, failures: FailureWatch, runner: CellRu
     is_live = error is not None and (is_out_of_memory(error) or not failures.last_text)
     problem = error if is_live else failures.last_text
     if not problem:
-        raise UsageError("No error happened here yet; %oom_explain FILE and %%oom_explain read others' errors.")
+        raise _usage_error("usage_nothing_failed", options)
     if options.model is not None:
         return _explain_text(shell, problem, options)
     from oom_magic.explain.diagnosis import explain
@@ -67,7 +68,8 @@ def _explain_text(shell: InteractiveShell, problem: Any, options: Any) -> Diagno
     from oom_magic.explain.diagnosis import explain
 
     language = _language(options)
-    setup = setup_from(options, explain(problem, lang=language).main_failure if options.model else None)
+    failure = explain(problem, lang=language).main_failure if options.model else None
+    setup = setup_from(options, language, failure)
     diagnosis = explain(problem, setup, lang=language, fast=True)
     if setup is None or options.fast or not diagnosis.is_oom:
         return diagnosis
@@ -83,11 +85,19 @@ def _prices_of_setup(diagnosis: Diagnosis, setup: TrainingSetup) -> Iterator[Dia
     yield from advise_setup(diagnosis, setup)
 
 
-def _language(options: Any) -> str | None:
-    """The language asked for; it stays that of the session."""
+def _language(options: Any) -> Language:
+    """The language to speak; one that is asked for stays that of the session."""
+    from oom_magic.explain.language import ENVIRONMENT_VARIABLE, choose_language
+
     if options.lang:
-        os.environ["OOM_MAGIC_LANG"] = options.lang
-    return options.lang or None
+        os.environ[ENVIRONMENT_VARIABLE] = options.lang
+    return choose_language(options.lang)
+
+
+def _usage_error(key: str, options: Any, **values: object) -> UsageError:
+    from oom_magic.explain.language import say
+
+    return UsageError(say(key, _language(options), **values))
 
 
 def _show(shell: InteractiveShell, diagnosis: Diagnosis, prices: Iterator[Diagnosis]) -> Diagnosis:

@@ -13,6 +13,7 @@ from oom_magic.predict.setups.gpus import GPU, list_gpus
 
 if TYPE_CHECKING:
     from oom_magic.explain.failure import Failure
+    from oom_magic.explain.language import Language
     from oom_magic.predict.setups.setup import TrainingSetup
 
 # Option, the field of TrainingSetup, what it is.
@@ -47,13 +48,18 @@ def setup_arguments(magic: Callable[..., Any]) -> Callable[..., Any]:
     return decorated
 
 
-def setup_from(options: Any, failure: Failure | None = None) -> TrainingSetup | None:
-    """The run that the options describe, on the card of the failure unless they name one; None without a model."""
+def setup_from(options: Any, lang: Language, failure: Failure | None) -> TrainingSetup | None:
+    """The run that the options describe, on the card of the failure unless they name one; None without a model.
+
+    A UsageError says in the language what is wrong with them.
+    """
+    from oom_magic.explain.language import refused, say
+
     given = {field: getattr(options, field) for _, field, _ in (*_WORDS, *_NUMBERS)}
     given = {field: value for field, value in given.items() if value is not None}
     if "model" not in given:
         if given or options.checkpointing:
-            raise UsageError("Options that describe a run need --model.")
+            raise UsageError(say("usage_no_model", lang))
         return None
     from oom_magic.predict.setups.setup import TrainingSetup
 
@@ -63,7 +69,7 @@ def setup_from(options: Any, failure: Failure | None = None) -> TrainingSetup | 
     try:
         return TrainingSetup(activation_checkpointing=options.checkpointing, **given)
     except ValueError as error:
-        raise UsageError(str(error)) from None
+        raise UsageError(refused(error, lang)) from None
 
 
 def _card_of(total_bytes: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 
+from oom_magic.refusals import RefusedError
 from oom_magic.units import MIB
 
 DEFAULT_GPU = "RTX 3060"
@@ -216,8 +217,7 @@ def find_gpu(name: str) -> GPU:
         return known[key]
     spellings = {spelling: card.name for spelling, card in known.items()}
     close = dict.fromkeys(spellings[match] for match in get_close_matches(key, spellings, n=6, cutoff=0.5))
-    offer = f" Did you mean {', '.join(list(close)[:3])}?" if close else ""
-    raise ValueError(f"{name!r} is not in the catalogue of GPUs.{offer} For another card give its memory: '12GiB'.")
+    raise RefusedError("unknown_card", name=name, offer=list(close)[:3])
 
 
 @cache

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from oom_magic.predict.setups.model_table import Task
 from oom_magic.predict.setups.models import auto_class, dims_of, find_model
+from oom_magic.refusals import RefusedError
 
 _HEADS = {
     "ForCausalLM": "causal-lm",
@@ -127,10 +128,7 @@ def resolve_model(model: Any) -> ModelSource:
     name = getattr(model, "__name__", "")
     if callable(model) and name.isidentifier():
         return ModelSource(f"{name}()", "own", factory=model)
-    raise ValueError(
-        f"model {model!r} is not a preset's name, a folder with config.json, a transformers configuration"
-        " or a named function that returns an nn.Module."
-    )
+    raise RefusedError("no_model", model=repr(model))
 
 
 def _from_name(name: str) -> ModelSource:
@@ -142,7 +140,7 @@ def _from_name(name: str) -> ModelSource:
         plain = json.loads(file.read_text())
         model_type = plain["model_type"]
     except (ValueError, KeyError, TypeError):
-        raise ValueError(f"model {name!r}: {file} is not the configuration of a transformers model.") from None
+        raise RefusedError("no_configuration", name=name, file=file) from None
     return ModelSource(file.parent.name, _task_of(plain), model_type, dims_of(plain), path=name)
 
 

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from oom_magic.predict.setups.model_table import FAMILIES, Task
+from oom_magic.refusals import RefusedError
 
 NEEDS_TRANSFORMERS = 'Model presets need transformers: pip install "oom_magic[hf]".'
 
@@ -92,10 +93,7 @@ def find_model(name: str) -> ModelPreset:
         return preset
     close = get_close_matches(_key(name), known, n=6, cutoff=0.5)
     offered = list(dict.fromkeys(known[match].name for match in close))[:3]
-    hint = f" Did you mean {', '.join(offered)}?" if offered else ""
-    raise ValueError(
-        f"{name!r} is not a model preset.{hint} A folder with config.json or a transformers configuration works too."
-    )
+    raise RefusedError("unknown_model", name=name, offer=offered)
 
 
 @cache

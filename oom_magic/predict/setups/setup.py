@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, find_gpu
 from oom_magic.predict.setups.model_source import ModelSource, resolve_model
 from oom_magic.predict.setups.training_code import OPTIMIZERS, write_code
-from oom_magic.predict.setups.wording import Phrase, SettingsError, in_english
+from oom_magic.predict.setups.wording import Phrase, in_english
+from oom_magic.refusals import RefusedError
 from oom_magic.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -192,27 +193,27 @@ def _check_names(names: Any) -> None:
     known = [field.name for field in fields(TrainingSetup)]
     for name in names:
         if name not in known:
-            raise ValueError(f"TrainingSetup has no field {name!r}{_offer(name, known)}.")
+            raise RefusedError("no_field", name=name, offer=_closest(name, known))
 
 
-def _offer(value: Any, allowed: Any) -> str:
-    close = get_close_matches(str(value), allowed, n=1, cutoff=0.4)
-    return f"; did you mean {close[0]!r}?" if close else ""
+def _closest(value: Any, allowed: Any) -> list[str]:
+    return get_close_matches(str(value), allowed, n=1, cutoff=0.4)
 
 
 def _check_fields(setup: TrainingSetup) -> None:
     for name, allowed in _CHOICES.items():
         value = getattr(setup, name)
         if value not in allowed:
-            raise ValueError(f"{name} {value!r} is not one of {', '.join(allowed)}{_offer(value, allowed)}")
+            offer = _closest(value, allowed)
+            raise RefusedError("not_one_of", name=name, value=value, allowed=", ".join(allowed), offer=offer)
     for name in (*_COUNTS, *(n for n in ("alpha", "target_seq_len") if getattr(setup, n) is not None)):
         value = getattr(setup, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{name} {value!r} is not a positive whole number.")
+            raise RefusedError("not_a_count", name=name, value=repr(value))
     if not isinstance(setup.dropout, (int, float)) or not 0 <= setup.dropout < 1:
-        raise ValueError(f"dropout {setup.dropout!r} is not between 0 and 1.")
+        raise RefusedError("not_a_fraction", name="dropout", value=repr(setup.dropout))
     if setup.max_grad_norm is not None and not setup.max_grad_norm > 0:
-        raise ValueError(f"max_grad_norm {setup.max_grad_norm!r} is not positive; None turns clipping off.")
+        raise RefusedError("not_positive", name="max_grad_norm", value=repr(setup.max_grad_norm))
     find_gpu(setup.gpu)
     if setup.memory is not None:
         parse_bytes(setup.memory)
@@ -246,7 +247,7 @@ def _check_combination(setup: TrainingSetup) -> None:
     }
     for key, is_wrong in wrong.items():
         if is_wrong:
-            raise SettingsError(key, **values)
+            raise RefusedError(key, **values)
     if setup.method != "full":
         _check_adapter(setup)
 
@@ -261,6 +262,6 @@ def _check_adapter(setup: TrainingSetup) -> None:
         last = name.split(".")[-1]
         if layers and last not in layers:
             known = ", ".join(layers)
-            raise SettingsError("no_such_layer", name=name, model=model, known=known, offer=_offer(last, layers))
+            raise RefusedError("no_such_layer", name=name, model=model, known=known, offer=_closest(last, layers))
         if layers and setup.rank > layers[last]:
-            raise SettingsError("rank_above_layer", rank=setup.rank, layer=last, model=model, width=layers[last])
+            raise RefusedError("rank_above_layer", rank=setup.rank, layer=last, model=model, width=layers[last])
