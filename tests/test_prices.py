@@ -144,6 +144,13 @@ def test_few_tries():
     assert tried == [8]
 
 
+def test_a_size_without_effect_is_seen_in_two_tries():
+    tried = []
+    sizes = [2**power for power in range(22)]
+    assert largest_fitting(lambda size: tried.append(size) or 16_000, sizes, (2**22, 16_000), 4, 11_000) is None
+    assert tried == [2**21, 1]
+
+
 def test_a_timeline_from_its_middle_on():
     timeline = training_timeline(num_steps=2)
     middle = timeline.marks[0].position

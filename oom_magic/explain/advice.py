@@ -57,6 +57,13 @@ _VALUES: Mapping[str, Mapping[str, Any]] = {
 }
 _SAME_SIZE = 0.02  # cards of one kind differ by less
 _NO_RUN = Evidence("reason_no_run")
+_NOT_YET = Evidence("reason_not_yet")
+_NOTHING_SAVES = Evidence("reason_nothing_saves")
+
+
+def before_prices(diagnosis: Diagnosis) -> Diagnosis:
+    """The diagnosis as it is shown until the first price is known."""
+    return replace(diagnosis, remedies=named(diagnosis, _NOT_YET))
 
 
 def advise(
@@ -90,6 +97,9 @@ def advise(
     for remedy in prices.remedies():
         found.append(remedy)
         yield replace(diagnosis, remedies=ranked(found))
+    if not found and not prices.fits:
+        left = [one for one in named(diagnosis, _NOTHING_SAVES) if one.key.removesuffix("_any") not in prices.keys]
+        yield replace(diagnosis, remedies=tuple(left))
 
 
 def advise_setup(diagnosis: Diagnosis, setup: TrainingSetup) -> Iterator[Diagnosis]:

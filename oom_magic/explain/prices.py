@@ -60,6 +60,12 @@ class Prices:
         return timeline.num_steps() if timeline.was_left else 0
 
     @property
+    def keys(self) -> frozenset[str]:
+        """The remedies that a rehearsal can price; those that it does not yield change nothing in this run."""
+        sizes = {self._shrinking(what)[0] for what in self._rehearsal.sizes}
+        return frozenset({one.key for one in self._candidates} | sizes)
+
+    @property
     def fits(self) -> bool:
         """Whether the run fits as it is."""
         return self.needed_bytes <= self._situation.usable_bytes

@@ -10,6 +10,11 @@ REASONS: dict[str, tuple[str, str]] = {
         "nothing here to rehearse; give the run (setup= or --model ...)",
         "这里没有可以试运行的训练；请给出训练设置（setup= 或 --model ...）",
     ),
+    "reason_not_yet": ("not rehearsed yet", "尚未试运行"),
+    "reason_nothing_saves": (
+        "the cell was rehearsed with every change that fits it, and none of them saves much",
+        "已对该单元格试运行所有适用的更改，都省不了多少显存",
+    ),
     "reason_estimate": ("an estimate, not rehearsed", "估算值，未经试运行"),
     "reason_time": (
         "the {seconds} seconds for rehearsals were over",

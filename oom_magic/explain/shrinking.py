@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 # Memory grows almost in proportion to a size: what interpolation puts this far above the limit is not tried.
 _CLEARLY_ABOVE = 1.03
+_NOT_IN_PROPORTION = 1.25  # times what was expected
 
 
 def largest_fitting(
@@ -18,13 +19,16 @@ def largest_fitting(
     """
     known = {0: min(fixed, before[1]), before[0]: before[1]}
     low, high = -1, len(sizes)
+    is_off = False
     while high - low > 1:
         guess = next((at for at in range(high - 1, low, -1) if _expected(known, sizes[at]) <= usable), None)
-        if guess is None:
+        if guess is None or (low < 0 and is_off):  # then the smallest tells whether any fits
             guess = low + 1
             if low >= 0 and _expected(known, sizes[guess]) > usable * _CLEARLY_ABOVE:
                 break
+        expected = _expected(known, sizes[guess])
         known[sizes[guess]] = need(sizes[guess])
+        is_off = known[sizes[guess]] > expected * _NOT_IN_PROPORTION
         low, high = (guess, high) if known[sizes[guess]] <= usable else (low, guess)
     return sizes[low] if low >= 0 else None
 

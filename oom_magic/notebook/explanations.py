@@ -47,6 +47,7 @@ def explain_last(shell: InteractiveShell, failures: FailureWatch, runner: CellRu
         raise _usage_error("usage_nothing_failed", options)
     if options.model is not None:
         return _explain_text(shell, problem, options)
+    from oom_magic.explain.advice import before_prices
     from oom_magic.explain.diagnosis import explain
     from oom_magic.notebook.pricing import prices
     from oom_magic.notebook.releasing import glance_in, names_and_places
@@ -60,11 +61,13 @@ def explain_last(shell: InteractiveShell, failures: FailureWatch, runner: CellRu
     is_on_host = failure is not None and failure.backend == "cpu"  # rehearsals are of the GPU's memory
     if cell is None or options.fast or not diagnosis.is_oom or is_on_host:
         return diagnosis
+    diagnosis = before_prices(diagnosis)
     return _show(shell, diagnosis, prices(shell, runner, cell, diagnosis, report))
 
 
 def _explain_text(shell: InteractiveShell, problem: Any, options: Any) -> Diagnosis:
     """Explain a failure that cannot be rehearsed itself; prices are those of the run that options describe."""
+    from oom_magic.explain.advice import before_prices
     from oom_magic.explain.diagnosis import explain
 
     language = _language(options)
@@ -73,6 +76,7 @@ def _explain_text(shell: InteractiveShell, problem: Any, options: Any) -> Diagno
     diagnosis = explain(problem, setup, lang=language, fast=True)
     if setup is None or options.fast or not diagnosis.is_oom:
         return diagnosis
+    diagnosis = before_prices(diagnosis)
     return _show(shell, diagnosis, _prices_of_setup(diagnosis, setup))
 
 
