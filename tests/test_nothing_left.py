@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+import oom_magic as om
 
 _CODE = r"""
 import gc, json, sys, types
@@ -90,3 +93,37 @@ def test_dry_runs_leave_nothing_alive_and_nothing_replaced(tmp_path: Path) -> No
     assert not any(left.values()), left
     # libraries that were first imported in a dry run, which writes no files, write them afterwards
     assert {file.name for file in tmp_path.glob("*.safetensors")} == {"adapter_model.safetensors", "model.safetensors"}
+
+
+_LIBRARY = """\
+import torch
+from huggingface_hub.constants import HF_HUB_OFFLINE as is_offline
+from torch import Generator
+from torch.cuda import CUDAGraph, Event, Stream, current_stream, is_available
+"""
+
+
+def test_what_a_library_copies_in_a_dry_run_is_the_original_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "a_library_that_copies.py").write_text(_LIBRARY)
+
+    def train() -> None:
+        import a_library_that_copies as library  # type: ignore[import-not-found]
+
+        assert library.is_offline and library.is_available()
+        stream = library.Stream()
+        assert isinstance(stream, library.Stream)
+        library.current_stream().wait_stream(stream)
+
+    om.dry_run(train)
+    library = sys.modules.pop("a_library_that_copies")
+    for name in ("CUDAGraph", "Event", "Stream"):
+        assert getattr(library, name) is getattr(torch.cuda, name)
+    assert library.Generator is torch.Generator
+    assert not library.is_offline
+    assert library.is_available() == torch.cuda.is_available()
+    assert library.current_stream.__wrapped__ is torch.cuda.current_stream

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 _ABSENT = object()
@@ -15,18 +16,17 @@ _ABSENT = object()
 def replaced(owner: Any, values: Mapping[str, Any]) -> Iterator[None]:
     """Set attributes of a module or class; at the end each is what it was, absent ones are removed.
 
-    A library that is imported meanwhile may copy a function (``from safetensors.torch import save_file``). Its copy
-    does from then on what the original does, and keeps nothing of the replacement alive.
+    A library that is imported meanwhile may copy a function, a class or a switch (``from safetensors.torch import
+    save_file``). Its copy is from then on what the original is, and keeps nothing of the replacement alive.
     """
     before = {name: vars(owner).get(name, _ABSENT) for name in values}
     returns = []
     try:
         for name, value in values.items():
             original = getattr(owner, name, None)
-            if type(value) is FunctionType and original is not None:
-                value, give_back = _lent(value, original)
-                returns.append(give_back)
-            setattr(owner, name, value)
+            lent, give_back = _lent(value, original)
+            returns.append(give_back)
+            setattr(owner, name, lent)
         yield
     finally:
         for name, value in before.items():
@@ -39,7 +39,19 @@ def replaced(owner: Any, values: Mapping[str, Any]) -> Iterator[None]:
             give_back()
 
 
-def _lent(replacement: Callable[..., Any], original: Any) -> tuple[Callable[..., Any], Callable[[], None]]:
+def _lent(replacement: Any, original: Any) -> tuple[Any, Callable[[], None]]:
+    """What to set in place of the original, and what makes the original of its copies."""
+    if isinstance(original, type) and isinstance(replacement, type):
+        return replacement, functools.partial(_put_back, replacement, original, frozenset(sys.modules))
+    if isinstance(original, bool):
+        flag = _LentFlag(replacement)
+        return flag, functools.partial(setattr, flag, "value", original)
+    if original is not None and isinstance(replacement, (FunctionType, type)):
+        return _lent_function(replacement, original)
+    return replacement, lambda: None
+
+
+def _lent_function(replacement: Callable[..., Any], original: Any) -> tuple[Callable[..., Any], Callable[[], None]]:
     """A function that is the replacement until it is given back, then the original; and what gives it back."""
     current = replacement
 
@@ -52,3 +64,22 @@ def _lent(replacement: Callable[..., Any], original: Any) -> tuple[Callable[...,
         current = original
 
     return lent, give_back
+
+
+class _LentFlag:
+    """Is true as long as its value is: ``datasets`` and transformers before version 5 copy huggingface_hub's switch."""
+
+    def __init__(self, value: bool) -> None:
+        self.value = value
+
+    def __bool__(self) -> bool:
+        return self.value
+
+
+def _put_back(replacement: type, original: type, known: frozenset[str]) -> None:
+    """Let modules imported since have the class itself: a function in its place could be no base, nor asked of."""
+    for name in sys.modules.keys() - known:
+        module = sys.modules[name]
+        copies = vars(module).items() if isinstance(module, ModuleType) else ()
+        for copy in [copy for copy, value in copies if value is replacement]:
+            setattr(module, copy, original)
