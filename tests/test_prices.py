@@ -7,7 +7,9 @@ import pytest
 from samples import predicted, training_timeline
 
 from oom_magic.explain import prices as pricing
+from oom_magic.explain.advice import advise
 from oom_magic.explain.causes import Evidence
+from oom_magic.explain.diagnosis import explain
 from oom_magic.explain.prices import Prices
 from oom_magic.explain.rehearsal import NotPricedError
 from oom_magic.explain.remedies import Situation, ranked
@@ -166,3 +168,12 @@ def levels(timeline):
     """Bytes alive after each event."""
     sizes = timeline.requested_bytes
     return np.cumsum([sizes[event] if event >= 0 else -sizes[~event] for event in timeline.order]).tolist()
+
+
+def test_changes_that_save_nothing_are_not_named_after_all(monkeypatch):
+    message = "CUDA out of memory. Tried to allocate 16.00 GiB. GPU 0 has a total capacity of 11.76 GiB of which "
+    diagnosis = explain(message + "11.37 GiB is free.")
+    monkeypatch.setattr(Prices, "remedies", lambda _: iter(()))
+    assert {"sdpa", "find_tensor"} <= {one.key for one in diagnosis.remedies}
+    *_, last = advise(diagnosis, Run(), GPU, memory=need(1))
+    assert [(one.key, one.note.key) for one in last.remedies] == [("find_tensor", "reason_nothing_saves")]
