@@ -14,7 +14,7 @@ import torch
 from test_measure_device import fails, fake_nvml
 
 import oom_magic as om
-from oom_magic.explain import recommendation
+from oom_magic.explain import checkup, recommendation
 from oom_magic.explain.recommendation import GLOBAL_BATCH_SIZE, Recommendation, recommend
 from oom_magic.measure import host
 from oom_magic.measure.device import Card
@@ -77,6 +77,16 @@ def test_only_others_memory_is_hidden(processes: tuple[DeviceProcess, ...], expe
     assert found == (
         [f"GPU 0: {expected:.2f} GiB are held by processes that the driver does not name here."] * (expected > 0.5)
     )
+
+
+def test_memory_of_others_is_named_or_hidden_and_not_both() -> None:
+    listed = (DeviceProcess(os.getpid(), "python", 3 * GIB), DeviceProcess(9, "python", GIB))
+    reading = CardReading(12 * GIB, 8 * GIB, listed)
+    found = whats(seen_on(Device("A", 12 * GIB, 0, 5 * GIB), reading, reserved_bytes=3 * GIB, processes=listed))
+    assert found == [
+        "Other processes hold 1024.00 MiB of GPU 0.",
+        "GPU 0: 4.00 GiB are held by processes that the driver does not name here.",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -231,7 +241,8 @@ def fake_runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         if weights + tokens * (MIB if checkpointing else 4 * MIB) > 0.8 * self._card.total_bytes:
             return None
         setup = om.TrainingSetup("gpt2", method=method, microbatch_size=microbatch, seq_len=length)
-        return setup.replace(activation_checkpointing=checkpointing), report
+        card = {"gpu": self._card.name, "memory": self._memory}
+        return setup.replace(activation_checkpointing=checkpointing, **card), report
 
     report = type("Report", (), {"peak_reserved_bytes": GIB})
     monkeypatch.setattr(recommendation._Search, "_tried", tried)
@@ -262,6 +273,19 @@ def test_the_search_keeps_length_then_method_then_activations(
         assert found_is == expected
         assert found.global_batch_size == GLOBAL_BATCH_SIZE
     assert len(runs) == len(set(runs)) <= 12
+
+
+def test_part_of_a_card_gets_setups_of_its_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_runs(monkeypatch)
+    part = Device("NVIDIA T4 MIG 1g.40gb", 40 * GIB, 0, 0, (7, 5))
+    here = check.SystemCheck((("torch", "2.13"),), (Card(0, part, 0, (), "580", ""),), (), (), "2.13", "cuda 13")
+    monkeypatch.setattr(checkup, "check_system", lambda: here)
+    found = om.doctor("gpt2")
+    assert found.card == part.name
+    (setup,) = (one.setup for one in found.recommended)
+    assert setup is not None
+    assert find_gpu(setup.gpu).capability == part.capability and setup.memory == part.total_bytes
+    assert f"Recommended for {part.name}" in str(found)
 
 
 def test_a_larger_card_never_gets_a_worse_setup(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from oom_magic.predict.setups.gpus import DEFAULT_GPU, find_gpu, list_gpus
+from oom_magic.predict.setups.gpus import DEFAULT_GPU, closest_gpu, find_gpu, list_gpus
 from oom_magic.units import GIB
 
 
@@ -81,6 +81,21 @@ def test_unknown_card_offers_the_closest():
 def test_nothing_close():
     with pytest.raises(ValueError, match="For another card give its memory"):
         find_gpu("")
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "closest"),
+    [
+        ("NVIDIA RTX A2000", (8, 6), "NVIDIA RTX A2000"),
+        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", (8, 0), "NVIDIA A100-SXM4-80GB"),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", (9, 0), "NVIDIA H100 80GB HBM3"),
+        ("NVIDIA GB10", (12, 1), (12, 0)),
+        ("Tesla K80", (3, 7), (6, 0)),
+    ],
+)
+def test_a_card_that_is_not_known_is_taken_for_one_of_its_generation(name, capability, closest):
+    card = closest_gpu(name, capability)
+    assert closest in (card.name, card.capability)
 
 
 def test_default_is_the_plain_12_gb_card():

@@ -9,7 +9,7 @@ from typing import Any
 from oom_magic.description import Block, Description, Sentence
 from oom_magic.explain.recommendation import Recommendation, recommend
 from oom_magic.measure.system.check import SystemCheck, check_system
-from oom_magic.predict.setups.gpus import DEFAULT_GPU, find_gpu
+from oom_magic.predict.setups.gpus import DEFAULT_GPU, GPU, closest_gpu, find_gpu
 
 _MORE = "For a training setup that fits: %oom_doctor --model NAME (--model alone: three typical models)."
 
@@ -46,22 +46,18 @@ def doctor(model: str | Sequence[str] = (), *, gpu: str | None = None, memory: i
     models = (model,) if isinstance(model, str) else tuple(model)
     if not models:
         return Checkup(**_fields(check))
-    name, capacity = _card(check, gpu, memory)
-    found = tuple(recommend(one, name, capacity) for one in models)
+    name, card, capacity = _card(check, gpu, memory)
+    found = tuple(recommend(one, card.name, capacity) for one in models)
     return Checkup(**_fields(check), recommended=found, card=name)
 
 
-def _card(check: SystemCheck, gpu: str | None, memory: int | str | None) -> tuple[str, int | str | None]:
-    """The card to recommend for: the one asked for, the one here, or the default; and its memory."""
-    if gpu is not None:
-        return find_gpu(gpu).name, memory
-    if not check.cards:
-        return find_gpu(DEFAULT_GPU).name, memory
-    device = check.cards[0].device
-    try:
-        return find_gpu(device.name).name, memory or device.total_bytes
-    except ValueError:  # a card that the catalogue does not have: one like it, with this one's memory
-        return find_gpu(DEFAULT_GPU).name, memory or device.total_bytes
+def _card(check: SystemCheck, gpu: str | None, memory: int | str | None) -> tuple[str, GPU, int | str | None]:
+    """The card asked for, the one here or the default: its name, what stands for it in dry runs, and its memory."""
+    if gpu is None and check.cards:
+        device = check.cards[0].device
+        return device.name, closest_gpu(device.name, device.capability or (0, 0)), memory or device.total_bytes
+    card = find_gpu(gpu or DEFAULT_GPU)
+    return card.name, card, memory
 
 
 def _fields(check: SystemCheck) -> dict[str, Any]:

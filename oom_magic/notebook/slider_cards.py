@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from oom_magic.memory.report import Device
-from oom_magic.predict.setups.gpus import DEFAULT_GPU, find_gpu, list_gpus
+from oom_magic.predict.setups.gpus import DEFAULT_GPU, closest_gpu, find_gpu, list_gpus
 from oom_magic.units import format_bytes, parse_bytes
 
 
@@ -59,8 +59,5 @@ def _own_card() -> SliderCard | None:
     if not is_available():
         return None
     device = current_device()
-    try:
-        return SliderCard(find_gpu(device.name).name, device.total_bytes, is_own=True)
-    except ValueError:  # not in the catalogue: a card of the same generation with its memory
-        alike = [card for card in list_gpus() if card.capability == device.capability]
-        return SliderCard(alike[0].name, device.total_bytes, is_own=True) if alike else None
+    card = closest_gpu(device.name, device.capability or (0, 0))
+    return SliderCard(card.name, device.total_bytes, is_own=True)

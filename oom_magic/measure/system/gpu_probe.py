@@ -121,14 +121,14 @@ def _state(reading: CardReading) -> Iterator[tuple[str, str]]:
 
 
 def _findings(name: str, card: Card, reading: CardReading) -> Iterator[Finding]:
-    if card.device.other_bytes > _NOTICEABLE_BYTES:
-        others = format_bytes(card.device.other_bytes)
+    hidden = _hidden_bytes(card, reading)
+    if card.device.other_bytes - hidden > _NOTICEABLE_BYTES:
+        others = format_bytes(card.device.other_bytes - hidden)
         fix = "Shut down idle kernels and other programs; the table of processes says which."
         yield Finding(f"Other processes hold {others} of {name}.", "That much less is left for training.", fix)
     if card.problem:
         fix = "pip install nvidia-ml-py" if "not installed" in card.problem else "Restart the machine or its driver."
         yield Finding(f"{name}: {card.problem}.", "Other processes' memory is not known.", fix)
-    hidden = _hidden_bytes(card, reading)
     if hidden > _NOTICEABLE_BYTES:
         yield Finding(
             f"{name}: {format_bytes(hidden)} are held by processes that the driver does not name here.",
@@ -153,7 +153,7 @@ def _hidden_bytes(card: Card, reading: CardReading) -> int:
     hidden = reading.used_bytes - sum(process.num_bytes or 0 for process in reading.processes)
     if own_process(reading, reading.used_bytes) is None:
         hidden -= card.reserved_bytes + _CONTEXT_BYTES
-    return hidden
+    return max(hidden, 0)
 
 
 def _has_driver() -> bool:

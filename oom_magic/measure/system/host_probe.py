@@ -29,7 +29,7 @@ def probe_memory() -> Seen:
         seen.rows.append(("limit of the container", f"{_size(total)} of the machine's {_size(known['MemTotal'])}"))
     if available is not None and available < _LEAST_HOST_BYTES:
         why = "A checkpoint passes through host memory when it is loaded; the kernel may be killed then."
-        fix = "Close other programs, or load with low_cpu_mem_usage and fewer DataLoader workers."
+        fix = "Close other programs, or use fewer DataLoader workers."
         seen.findings.append(Finding(f"Only {_size(available)} of host memory are free.", why, fix))
     return seen
 

@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
+from itertools import takewhile
 
 from oom_magic.refusals import RefusedError
 from oom_magic.units import MIB
@@ -218,6 +219,24 @@ def find_gpu(name: str) -> GPU:
     spellings = {spelling: card.name for spelling, card in known.items()}
     close = dict.fromkeys(spellings[match] for match in get_close_matches(key, spellings, n=6, cutoff=0.5))
     raise RefusedError("unknown_card", name=name, offer=list(close)[:3])
+
+
+def closest_gpu(name: str, capability: tuple[int, int]) -> GPU:
+    """The card of this name; else, as for an instance of a divided card (MIG), one of its generation or an older one.
+
+    Its kernels are those of the card here; its memory is not.
+    """
+    try:
+        return find_gpu(name)
+    except ValueError:
+        older = [card for card in list_gpus() if card.capability <= capability]
+        return max(older or list_gpus()[:1], key=lambda card: (card.capability, _num_alike(card.name, name)))
+
+
+def _num_alike(name: str, other: str) -> int:
+    """With how many characters both names begin."""
+    pairs = zip(_key(name), _key(other), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 @cache
