@@ -83,6 +83,7 @@ class DrySession:
         handlers = {**transfers.HANDLERS, **values.HANDLERS, **recurrent.HANDLERS, **composed.HANDLERS}
         self.pretend_gpu = PretendGPU(self.recorder, self.attribution, self.gpu, handlers, rules, self._fail)
         self.pretend_gpu.values = values.Values(self.pretend_gpu, self.assume)
+        self.pretend_gpu.process_group = None if origin is None else origin.pretend_gpu.process_group
         self.training = Training(self.pretend_gpu, changes, stop_after_steps, has_bar)
         self._user_state: UserState = UserState(
             self.pretend_gpu, is_lasting, origin=None if origin is None else origin._user_state

@@ -16,13 +16,24 @@ from oom_magic.predict.libraries import (
     generation,
     hugging_face,
     peft_adapters,
+    process_groups,
     saving,
     trainers,
 )
 from oom_magic.predict.libraries.adapters import Run, adapted
 from oom_magic.predict.pretend.pretend_gpu import PretendGPU
 
-_KINDS = (hugging_face, bitsandbytes_ops, trainers, data_loading, saving, flash_attention, peft_adapters, generation)
+_KINDS = (
+    hugging_face,
+    bitsandbytes_ops,
+    trainers,
+    data_loading,
+    saving,
+    flash_attention,
+    peft_adapters,
+    generation,
+    process_groups,
+)
 
 
 @contextmanager

@@ -93,6 +93,7 @@ class PretendGPU(TorchDispatchMode):
         self._known_outputs = KnownOutputs()
         self._fail = fail
         self.workspaces: dict[Hashable, int] = {}  # allocations of libraries, by owner
+        self.process_group: tuple[int, int] | None = None  # rank and size of the one that code on it made
         self._storages: dict[int, _Storage] = {}
         self._composite: dict[OpOverload, bool] = {}
         counts_when_unheld()  # looked up now, before the modes are on
