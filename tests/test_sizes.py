@@ -248,6 +248,7 @@ def test_map_agrees_with_single_points(adapter: Sizes) -> None:
     ("ranges", "error", "words"),
     [
         ({"batch_size": (64, 1)}, ValueError, "batch_size=(64, 1) is reversed; write (1, 64)"),
+        ({"batch_size": (1, 10**12)}, ValueError, "has over 1,000,000 values; write (1, 1000000000000, 1000000)"),
         ({"batch_size": (0, 8)}, ValueError, "starts at 0"),
         ({"batch_size": (-4, 8)}, ValueError, "starts at -4"),
         ({"batch_size": (8, 8)}, ValueError, "one value only"),

@@ -14,6 +14,8 @@ import numpy as np
 from oom_magic.memory.timeline import IntArray
 from oom_magic.predict.sizing.regions import Point
 
+_MOST_VALUES = 1_000_000  # of a range: each is a number in memory
+
 
 @dataclass(frozen=True, eq=False)
 class Ranges:
@@ -98,6 +100,9 @@ def _axis(name: str, given: tuple[Any, ...]) -> IntArray:
         raise ValueError(f"{name}={given!r} is reversed; write ({high}, {low}).")
     if high - low < step:
         raise ValueError(f"{name}={given!r} has one value only; give {name}={low} to fix it, or a wider range.")
+    if (high - low) // step >= _MOST_VALUES:
+        fewer = 10 ** len(str((high - low) // _MOST_VALUES))
+        raise ValueError(f"{name}={given!r} has over {_MOST_VALUES:,} values; write ({low}, {high}, {fewer}).")
     return np.arange(low, high + 1, step, dtype=np.int64)
 
 
