@@ -160,3 +160,21 @@ def test_any_text_can_be_shown(lang, text):
 def test_failures_of_other_kinds_are_shown(text):
     for lang in ("en", "zh"):
         assert_text_and_html_agree(explain(f"{text}\n", lang=lang).describe())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "AssertionError: Torch not compiled with CUDA enabled",
+        "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU",
+        "RuntimeError: No CUDA GPUs are available",
+    ],
+)
+def test_a_machine_without_a_gpu_is_told_of_the_pretend_one(text):
+    diagnosis = explain(text)
+    assert diagnosis.is_oom is False
+    assert "PyTorch can use no GPU here" in str(diagnosis) and "%%gpumem" in str(diagnosis)
+
+
+def test_a_text_without_an_error_has_no_cause():
+    assert "Why:" not in str(explain("ZeroDivisionError: division by zero"))

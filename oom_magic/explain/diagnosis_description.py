@@ -39,7 +39,9 @@ _STATE_ON_HOST = "{name: value.cpu() for name, value in model.state_dict().items
 def describe_diagnosis(diagnosis: Diagnosis) -> Description:
     """What happened, why and what to change, each in a line; below them everything that is known."""
     lang = diagnosis.lang
-    blocks: list[Block] = [*_what(diagnosis), _why(diagnosis), *_change(diagnosis)]
+    blocks: list[Block] = []
+    if diagnosis.main_failure is not None or diagnosis.cause is not Cause.UNKNOWN:
+        blocks += [*_what(diagnosis), _why(diagnosis), *_change(diagnosis)]
     blocks += [*_budget(diagnosis), *_tensors(diagnosis), *_evidence(diagnosis), *_numbers(diagnosis)]
     blocks += [*_held(diagnosis), *remedies_details(diagnosis.remedies, lang), *_message(diagnosis)]
     return Description(_title(diagnosis), tuple(blocks))
@@ -99,8 +101,6 @@ def _why(diagnosis: Diagnosis) -> Block:
 
 def _change(diagnosis: Diagnosis) -> Iterator[Block]:
     lang = diagnosis.lang
-    if diagnosis.main_failure is None and diagnosis.cause is Cause.UNKNOWN:
-        return
     text = best_remedy(diagnosis.remedies, lang) or _advice(diagnosis, lang)
     yield Sentence(say("line_best", lang, text=text), "good")
 

@@ -202,6 +202,10 @@ MEANINGS: dict[str, tuple[str, str]] = {
         "A kernel found a wrong value, most often an index or a label out of range.",
         "GPU 内核发现了错误的值，多半是索引或标签越界。",
     ),
+    "meaning_no_gpu": (
+        "PyTorch can use no GPU here (%oom_doctor tells why); %%gpumem rehearses the cell on a pretend one.",
+        "PyTorch 在这里用不了 GPU（原因见 %oom_doctor）；用 %%gpumem 可在模拟的 GPU 上试运行该单元格。",
+    ),
     "meaning_illegal_memory_access": (
         "A kernel touched memory that is not its own: a bug, not a lack of memory.",
         "GPU 内核访问了不属于它的内存：这是程序错误，不是显存不足。",

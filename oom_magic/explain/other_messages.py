@@ -125,6 +125,11 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
         r"|unspecifiedlaunchfailure|anillegalinstruction|uncorrectableecc|allcuda-capabledevicesarebusy"
         r"|initializationerror)",
     ),
+    (
+        "no_gpu", "cuda", False,
+        r"torchnotcompiledwithcudaenabled|foundnonvidiadriver|nocuda(?:gpusareavailable|-capabledeviceisdetected)"
+        r"|nvidiadriveronyoursystemistooold",
+    ),
     ("int32_limit", "cuda", False, r"tensorswithmorethanint_max|canuse32bitindexmath"),
     ("int32_limit", "cuda", False, r"quantile\(\)inputtensoris"),
     ("mps_2e32_elements", "mps", False, r"needstobelessthan2\^?32elements"),
