@@ -76,6 +76,18 @@ def test_a_failing_driver_is_a_reason_and_no_error(monkeypatch: pytest.MonkeyPat
     assert "Driver Not Loaded" in reading.problem
 
 
+def test_processes_whose_names_cannot_be_read_are_listed_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def name(pid: int) -> str:
+        if pid == 7:  # it ended meanwhile
+            fails()
+        return b"caf\xe9".decode()
+
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(nvmlSystemGetProcessName=name))
+    reading = read_card("abc")
+    assert [(one.pid, one.name, one.num_bytes) for one in reading.processes] == [(7, "", GIB), (8, "", None)]
+    assert not reading.problem
+
+
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert "pip install" in read_card("abc").problem

@@ -80,6 +80,21 @@ def test_a_card_is_watched_by_its_driver_and_torchs_counters(card: dict[str, Any
     assert card["open"] == 0
 
 
+def test_a_terminal_is_told_of_a_full_card_only(
+    card: dict[str, Any], shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monitor = Monitor(0, 0.05, can_update=False)
+    monitor.start()
+    assert "Shown once" in capsys.readouterr().out
+    time.sleep(0.3)
+    assert len(shown(shell)) == 1
+    card["used"] = 11 * GIB
+    time.sleep(0.3)
+    monitor.stop()
+    _, full = shown(shell)
+    assert "Passed 90%" in full
+
+
 def test_nothing_is_left_after_fifty_starts_and_stops(card: dict[str, Any], shell: InteractiveShell) -> None:
     ghosts = []
     for _ in range(50):

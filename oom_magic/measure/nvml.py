@@ -134,7 +134,7 @@ def _processes(nvml: Any, handle: Any) -> tuple[DeviceProcess, ...]:
             if process.pid in found:
                 continue
             used = process.usedGpuMemory
-            name = _process_name(nvml, process.pid)
+            name = _text(_asked(nvml.nvmlSystemGetProcessName, process.pid) or "")  # another user's, or ended
             found[process.pid] = DeviceProcess(process.pid, name, None if used is None else int(used))
     return tuple(found.values())
 
@@ -161,13 +161,6 @@ def _is_on(function: Any, handle: Any) -> bool | None:
 def _power_limit(nvml: Any, handle: Any) -> int | None:
     milliwatts = _asked(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
     return None if milliwatts is None else int(milliwatts) // 1000
-
-
-def _process_name(nvml: Any, pid: int) -> str:
-    try:
-        return _text(nvml.nvmlSystemGetProcessName(pid))
-    except nvml.NVMLError:  # another container's or user's
-        return ""
 
 
 def _text(value: str | bytes) -> str:

@@ -21,6 +21,7 @@ TIGHT, DANGER = 0.85, 0.90  # shares of the card: the lines across the bar
 _NUM_LOOKS = 120  # that the sparkline shows at most
 _WIDTH = 60  # characters of the sparkline
 _LEVELS = "▁▂▃▄▅▆▇█"
+_IN_TERMINAL = f"Shown once: a terminal is not redrawn. Only passing {DANGER:.0%} is told; %gpumem_watch looks again."
 _PATIENCE = 5.0  # seconds that stopping waits for the thread
 
 
@@ -49,6 +50,8 @@ class Monitor:
         self._record = Record(name, is_host=self._device is None)
         self._record.add(look())
         handle = display(self._record.describe(), display_id=True)
+        if not self._can_update:
+            print(_IN_TERMINAL)
         self._thread = Thread(target=self._watch, args=(look, handle, stack), name="gpumem_watch", daemon=True)
         self._thread.start()
 
