@@ -74,10 +74,15 @@ def shell(monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """``golden(name, text)``: ``text`` is what tests/golden/``name`` holds; ``--update-golden`` writes it."""
+    """``golden(name, text)``: ``text`` is what tests/golden/``name`` holds; ``--update-golden`` writes it.
+
+    The style sheet of HTML is left out: it is a file of its own.
+    """
+    from oom_magic.rendering.html import style_element
 
     def compare(name: str, text: str) -> None:
         file = GOLDEN / name
+        text = text.replace(style_element(), "<style></style>")
         if request.config.getoption("--update-golden"):
             file.write_text(text + "\n", encoding="utf-8")
         assert file.read_text(encoding="utf-8") == text + "\n"
