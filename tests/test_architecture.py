@@ -11,12 +11,13 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "oom_magic"
 ALLOWED = {
     "refusals": set(),
+    "collection": set(),
     "units": {"refusals"},
     "description": {"units", "rendering"},  # a result's own text and HTML, asked for late
     "rendering": {"units", "description"},
     "memory": {"units", "description"},
-    "measure": {"units", "description", "memory"},
-    "predict": {"refusals", "units", "description", "memory"},
+    "measure": {"collection", "units", "description", "memory"},
+    "predict": {"collection", "refusals", "units", "description", "memory"},
     "explain": {"refusals", "units", "description", "memory", "measure", "predict"},
     "notebook": {"units", "description", "rendering", "memory", "measure", "predict", "explain"},
     "__init__": {"memory", "measure", "predict", "explain", "notebook"},  # the public names

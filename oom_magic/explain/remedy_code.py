@@ -5,6 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+_ACCUMULATING = """\
+for number, batch in enumerate(loader, 1):
+    loss = {model}(**batch).loss / accumulation
+    loss.backward()
+    if number % accumulation == 0:
+        optimizer.step()
+        optimizer.zero_grad()"""
 _PLAIN = {
     "sdpa": '{inner}.set_attn_implementation("sdpa")   # or from_pretrained(..., attn_implementation="sdpa")',
     "released_gradients": "optimizer.zero_grad()           # set_to_none=True is the default",
@@ -72,15 +79,7 @@ quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
 {model} = {loader}.from_pretrained({source}, quantization_config=quantization,
     device_map="cuda")          # and no .to("cuda") behind it""",
     "no_grad": "with torch.no_grad():\n    outputs = {model}(**batch)",
-    "smaller_batch": """\
-{name} = {after}
-accumulation = {accumulation}
-for number, batch in enumerate(loader, 1):
-    loss = {model}(**batch).loss / accumulation
-    loss.backward()
-    if number % accumulation == 0:
-        optimizer.step()
-        optimizer.zero_grad()""",
+    "smaller_batch": "{name} = {after}\naccumulation = {accumulation}\n" + _ACCUMULATING,
     "smaller_evaluation": "{name} = {after}",
     "shorter_sequences": "{name} = {after}",
     "fsdp": """\
@@ -91,14 +90,7 @@ fully_shard({model})   # run with: torchrun --nproc-per-node {gpus} train.py""",
     "drop_copy": "del {names}\n%oom_free",
     "free_held": "%oom_free",
     "free_held_any": "%oom_free",
-    "smaller_batch_any": """\
-accumulation = 4                # with a batch size a fourth of before
-for number, batch in enumerate(loader, 1):
-    loss = {model}(**batch).loss / accumulation
-    loss.backward()
-    if number % accumulation == 0:
-        optimizer.step()
-        optimizer.zero_grad()""",
+    "smaller_batch_any": "accumulation = 4                # with a batch size a fourth of before\n" + _ACCUMULATING,
     "offload": """\
 {model} = {loader}.from_pretrained({source}, device_map="auto",
     max_memory={{0: "8GiB", "cpu": "30GiB"}})""",

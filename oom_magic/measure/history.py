@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from oom_magic.measure.collection import without_collection
+from oom_magic.collection import without_collection
 from oom_magic.measure.frames import Frame
 from oom_magic.memory.allocator_settings import AllocatorSettings
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from oom_magic.measure.live_objects import collector_off
+from oom_magic.collection import without_collection
 from oom_magic.measure.ownership import tensors_in
 from oom_magic.measure.reach import Locate, reach, without
 
@@ -25,7 +25,7 @@ class Kept:
 
 def kept_by(value: Any, locate: Locate, around: Iterable[Any] = ()) -> Kept:
     """What a value keeps. Weights of the models among ``around`` do not count, though graphs lead to them."""
-    with collector_off():
+    with without_collection():
         tensors = list(tensors_in(value))
         models = reach([one for one in around if issubclass(type(one), torch.nn.Module)], locate)
         storages = without(reach([value], locate).everything(), models.everything())

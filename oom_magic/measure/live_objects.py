@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 
@@ -23,15 +22,3 @@ def live_objects(is_wanted: Callable[[type], bool]) -> list[Any]:
         if answer:
             found.append(one)
     return found
-
-
-@contextmanager
-def collector_off() -> Iterator[None]:
-    """No collection begins by itself: with a million objects each takes a second, and looking at them makes many."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from oom_magic.collection import without_collection
 from oom_magic.measure import history
 from oom_magic.measure.assembly import Assembler
-from oom_magic.measure.collection import without_collection
 from oom_magic.measure.device import current_device
 from oom_magic.measure.failure import describe_error, find_out_of_memory
 from oom_magic.measure.holders import holders_in

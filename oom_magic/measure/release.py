@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
+from oom_magic.collection import without_collection
 from oom_magic.measure.accelerator import Levels, Memory, find_accelerators
 from oom_magic.measure.dead_frames import KeptFrames, clear, find_kept_frames, told_apart
 from oom_magic.measure.holders import Held, held_in, holdings, named_holdings, named_values
 from oom_magic.measure.last_error import forget_last_error
-from oom_magic.measure.live_objects import collector_off
 from oom_magic.measure.ownership import Storage
 from oom_magic.measure.reach import Locate, namespaces_of_modules, reach, referents, without
 from oom_magic.measure.released import DeviceChange, Gone, Released
@@ -54,7 +54,7 @@ def release_from(
     ``usual`` is what was allocated before the error (bytes by device), where that is known.
     """
     _check(names, namespace)
-    with collector_off():
+    with without_collection():
         return _release(memories, namespace, names, out, dry_run, usual)
 
 
@@ -96,7 +96,7 @@ def glance_at(
 
     What ``error`` itself holds is told apart from what others do.
     """
-    with collector_off():
+    with without_collection():
         kept, locate = told_apart(find_kept_frames(), error), locating(memories)
         held = held_in(namespace, locate, {id(frame) for one in kept for frame in one.frames})
         return Released((), tuple(_going(kept, held, held, locate)), named_holdings(held), is_dry_run=True)

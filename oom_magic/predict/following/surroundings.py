@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
+from oom_magic.collection import without_collection
 from oom_magic.predict.following.patches import replaced
 
 _running = threading.Lock()
@@ -34,13 +35,8 @@ def only_one() -> Iterator[None]:
 def garbage_collection_off() -> Iterator[None]:
     """Cycles are collected before the run, so that nothing dead is taken for the user's, but not inside."""
     gc.collect()
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
+    with without_collection():
         yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 @contextmanager
