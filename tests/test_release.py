@@ -6,6 +6,7 @@ import concurrent.futures
 import functools
 import gc
 import json
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import oom_magic as om
 from oom_magic.measure.accelerator import Levels, Memory
+from oom_magic.measure.dead_frames import find_kept_frames, told_apart
 from oom_magic.measure.holders import Holding
 from oom_magic.measure.ownership import Storage, storage_of
 from oom_magic.measure.release import glance_at, release_from
@@ -130,6 +132,36 @@ def test_frames_are_emptied_wherever_their_error_is_kept() -> None:
     assert released.holders == (Holding("mine", "Tensor", 3 * LARGE),)
     assert str(errors[0]) == "'second'"
     json.dumps(released.to_dict())
+
+
+def test_a_deep_recursion_and_errors_that_came_from_each_other_are_walked_once() -> None:
+    ghosts: list[Any] = []
+
+    def recurse(depth: int) -> None:
+        if depth:
+            recurse(depth - 1)
+        fail_with_locals(ghosts)
+
+    def circle() -> None:
+        try:
+            recurse(10)
+        except ValueError as error:
+            error.__context__ = other = KeyError()
+            other.__context__ = error
+            raise
+
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(10_000)
+    try:
+        errors = [kept_error(lambda: recurse(3000)), kept_error(circle)]
+        kept = told_apart(find_kept_frames(), errors[1])
+    finally:
+        sys.setrecursionlimit(limit)
+    assert sorted(len(one.frames) > 3000 for one in kept if "fail_with_locals" in one.title) == [False, True]
+    assert [one.is_own for one in kept if "fail_with_locals" in one.title] == [False, True]
+    del kept
+    release({"errors": errors})
+    assert [ghost() for ghost in ghosts] == [None] * 2
 
 
 def test_what_can_go_on_is_not_ended_and_locals_that_the_user_has_stay() -> None:

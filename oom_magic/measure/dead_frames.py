@@ -39,11 +39,7 @@ def find_kept_frames() -> list[KeptFrames]:
     live = live_objects(_is_sought)
     seen = {id(frame) for frame in (*running_frames(), *_suspended_frames(live))}
     for name, trace in _tracebacks(live):
-        mine: list[types.FrameType] = []
-        for frame in _around(trace):
-            if id(frame) not in seen:
-                seen.add(id(frame))
-                mine.append(frame)
+        mine = list(_around(trace, seen))
         if mine:
             kept.append(KeptFrames(_title(name, mine), tuple(mine)))
     return kept
@@ -52,8 +48,9 @@ def find_kept_frames() -> list[KeptFrames]:
 def told_apart(kept: Iterable[KeptFrames], error: BaseException | None) -> list[KeptFrames]:
     """The same frames, those of ``error`` and of what it came from apart and last."""
     own: set[int] = set()
-    while error is not None and _TRACEBACK.__get__(error) is not None:
-        own |= {id(frame) for frame in _around(_TRACEBACK.__get__(error))}
+    while error is not None and id(error) not in own:  # two errors may have come from each other
+        own.add(id(error))
+        own |= {id(frame) for frame in _around(_TRACEBACK.__get__(error), own)}
         error = error.__cause__ or error.__context__
     parts = [
         KeptFrames(one.title, tuple(frame for frame in one.frames if (id(frame) in own) is is_own), is_own)
@@ -106,11 +103,16 @@ def _tracebacks(live: Iterable[Any]) -> Iterator[tuple[str, types.TracebackType]
     yield from (("an error", one) for one in live if type(one) is types.TracebackType)
 
 
-def _around(trace: types.TracebackType | None) -> Iterator[types.FrameType]:
-    """The frames of a traceback and those that called them: a shortened traceback leaves some out."""
-    while trace is not None:
+def _around(trace: types.TracebackType | None, seen: set[int]) -> Iterator[types.FrameType]:
+    """The frames of a traceback and those that called them, which a shortened one leaves out; none that was ``seen``.
+
+    Each link is followed once: after a deep recursion there are thousands of tracebacks, each the tail of another.
+    """
+    while trace is not None and id(trace) not in seen:
+        seen.add(id(trace))
         frame: types.FrameType | None = trace.tb_frame
-        while frame is not None:
+        while frame is not None and id(frame) not in seen:
+            seen.add(id(frame))
             yield frame
             frame = frame.f_back
         trace = trace.tb_next
