@@ -14,6 +14,7 @@ from torch import nn
 from oom_magic.explain.causes import Cause
 from oom_magic.explain.diagnosis import explain
 from oom_magic.explain.live import look_at
+from oom_magic.notebook.failures import is_out_of_memory
 from oom_magic.predict.one_call import follow, is_followed
 from oom_magic.predict.session import DrySession
 from oom_magic.units import format_bytes
@@ -187,6 +188,28 @@ def test_an_error_that_wraps_another_leads_to_its_origin():
     except RuntimeError as outer:
         live = look_at(outer)
     assert "logits" in {one.name for one in live.tensors}
+
+
+def test_an_error_that_cannot_be_printed_or_compared_leads_to_its_origin():
+    class HostileError(Exception):
+        __hash__ = None
+
+        def __str__(self):
+            raise TypeError("no words")
+
+        __repr__ = __eq__ = __str__
+
+    def fails():
+        logits = torch.empty(2, 128, 32_000)
+        try:
+            raises_with(logits.nbytes)
+        except torch.OutOfMemoryError as error:
+            raise HostileError from error
+
+    with pytest.raises(HostileError) as caught:
+        fails()
+    assert is_out_of_memory(caught.value)
+    assert "logits" in {one.name for one in look_at(caught.value).tensors}
 
 
 @pytest.mark.parametrize(

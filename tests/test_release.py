@@ -282,7 +282,7 @@ def test_objects_that_misbehave_do_no_harm() -> None:
     deep: list[Any] = [large()]
     for _ in range(50_000):
         deep = [deep]
-    names = {"hostile": Hostile(), "deep": deep, "late": late, "dying": Dying()}
+    names: dict[Any, Any] = {"hostile": Hostile(), "deep": deep, "late": late, "dying": Dying(), 1: None}
     names["sub"] = torch.Tensor._make_subclass(Subclassed, large())
     released = release(names, names=["dying"])
     assert {one.name for one in released.holders} == {"hostile", "deep", "sub", ""}  # "": came while releasing

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
+from traceback import format_exception_only
 from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
@@ -118,10 +119,10 @@ def deepest_frames(error: BaseException) -> list[tuple[FrameType, TracebackType]
     """The frames, innermost first and without machinery, of the error or the origin of it that ran out."""
     chain: list[BaseException] = []
     current: BaseException | None = error
-    while current is not None and current not in chain:
+    while current is not None and not any(one is current for one in chain):
         chain.append(current)
         current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
-    telling = [_frames(one) for one in chain if _OUT_OF_MEMORY.search(str(one))]
+    telling = [_frames(one) for one in chain if _OUT_OF_MEMORY.search("".join(format_exception_only(one)))]
     return max(telling or [_frames(error)], key=len)
 
 

@@ -99,7 +99,7 @@ def named_values(namespace: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in list(namespace.items()):
         if name == "Out" and issubclass(type(value), dict):
             yield from ((f"Out[{number}]", result) for number, result in list(value.items()))
-        elif not _NOT_GIVEN_BY_THE_USER.fullmatch(name):
+        elif isinstance(name, str) and not _NOT_GIVEN_BY_THE_USER.fullmatch(name):  # globals()[1] = ... is no name
             yield name, value
 
 

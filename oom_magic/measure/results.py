@@ -42,5 +42,5 @@ def _drop_names(names: MutableMapping[str, Any], is_meant: Callable[[Any], bool]
     for name in list(names):
         if name in _LAST and is_meant(names[name]):
             names[name] = ""
-        elif _NUMBERED.fullmatch(name) and is_meant(names[name]):
+        elif isinstance(name, str) and _NUMBERED.fullmatch(name) and is_meant(names[name]):
             del names[name]

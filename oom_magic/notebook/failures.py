@@ -66,7 +66,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
         seen.add(id(cause))
-        if type(cause).__name__ in _CLASSES or _OUT_OF_MEMORY.search(str(cause)):
+        message = "".join(traceback.format_exception_only(cause))  # str() of it may itself raise
+        if type(cause).__name__ in _CLASSES or _OUT_OF_MEMORY.search(message):
             return True
         cause = cause.__cause__ or cause.__context__
     return False
