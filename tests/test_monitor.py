@@ -80,6 +80,20 @@ def test_a_card_is_watched_by_its_driver_and_torchs_counters(card: dict[str, Any
     assert card["open"] == 0
 
 
+def test_a_lost_card_ends_the_monitor_in_words(
+    card: dict[str, Any], shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monitor = Monitor(0, 0.05)
+    monitor.start()
+    monkeypatch.setattr(device_memory, "_counters", fails)
+    (thread,) = threads()
+    thread.join(10)
+    last = shown(shell)[-1]
+    assert "✗ The monitor ended, this is its last look: FakeError: Driver Not Loaded." in last
+    assert "500.00 MiB" in last
+    assert card["open"] == 0
+
+
 def test_a_terminal_is_told_of_a_full_card_only(
     card: dict[str, Any], shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
 ) -> None:

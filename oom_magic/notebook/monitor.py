@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.display import display
 
 from oom_magic.description import Block, Description, Fact, Facts, Part, Parts, Sentence
+from oom_magic.measure.failure import describe_error
 
 if TYPE_CHECKING:
     from oom_magic.measure.device_memory import Look
@@ -65,7 +66,11 @@ class Monitor:
     def _watch(self, look: Callable[[], Look], handle: Any, stack: ExitStack) -> None:
         with stack:
             while not self._stopped.wait(self._every_seconds):
-                has_passed = self._record.add(look())
+                try:
+                    has_passed = self._record.add(look())
+                except Exception as error:  # of a device that is lost, PyTorch's own calls fail too
+                    has_passed = self._record.end(describe_error(error))
+                    self._stopped.set()
                 if handle is not None and (self._can_update or has_passed):
                     handle.update(self._record.describe())
 
@@ -80,6 +85,7 @@ class Record:
         self._peak_used = 0
         self._peak_allocated = 0
         self._passed_at = ""
+        self._ended_with = ""
 
     def add(self, look: Look) -> bool:
         """Note a look; whether the device passed 90 % for the first time."""
@@ -89,6 +95,11 @@ class Record:
         if self._passed_at or look.used_fraction <= DANGER:
             return False
         self._passed_at = time.strftime("%H:%M:%S")
+        return True
+
+    def end(self, reason: str) -> bool:
+        """Note why there are no more looks; it is to be shown, as passing 90 % is."""
+        self._ended_with = reason
         return True
 
     def describe(self) -> Description:
@@ -103,6 +114,8 @@ class Record:
         facts = [Fact("peak in use", self._peak_used)]
         facts += [] if self._is_host else [Fact("peak allocated", self._peak_allocated)]
         blocks += [Facts(tuple(facts)), Sentence(f"in use lately  {_sparkline(self._looks)}")]
+        if self._ended_with:
+            blocks.insert(0, Sentence(f"The monitor ended, this is its last look: {self._ended_with}.", "bad"))
         if look.problem:
             blocks.append(Sentence(f"Other processes are not known: {look.problem}.", "quiet"))
         return Description(f"{self._name} now", tuple(blocks))
