@@ -127,6 +127,48 @@ def test_the_last_dry_failure_is_explained_at_once(shell):
     assert words["held_as_module"] == "模块 Sequential" and words["held_by_error"].endswith("处的 OutOfMemoryError")
 
 
+WIDE = (
+    CARD.replace("1GiB", "1.5GiB") + "import torch\n"
+    "model = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096) for _ in range(4))).cuda()\n"
+    "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)\n"
+    "for _ in range(2):\n    loss = model(torch.randn(8, 4096, device='cuda')).sum()\n    loss.backward()\n"
+    "    optimizer.step()\n    optimizer.zero_grad()\n"
+)
+
+
+def pasted_peak(shell, cell):
+    """The peak of a cell in a fresh session: a dry run on another card."""
+    cell = re.sub(r"%%gpumem .*", "%%gpumem --no-plot -o pasted --gpu 'RTX 3080'", cell)
+    run(shell, "%gpumem --gpu 'RTX 4090' pass")
+    assert shell.run_cell(cell, store_history=True).success
+    return shell.user_ns["pasted"].peak_allocated_bytes
+
+
+def test_code_to_paste_takes_what_was_promised(shell):
+    """Word for word in the place of the statements that it changes."""
+    failed = shell.run_cell(WIDE, store_history=True)
+    assert type(failed.error_in_exec).__name__ == "OutOfMemoryError"
+    remedies = {one.key: one for one in run(shell, "%oom_explain").remedies}
+    optimizer = WIDE.splitlines()[-6]
+    assert optimizer.startswith("optimizer = ")
+    for key in ("foreach", "sgd"):
+        assert pasted_peak(shell, WIDE.replace(optimizer, remedies[key].code)) == remedies[key].peak_allocated_bytes
+
+
+def test_accumulation_takes_what_was_promised(shell, monkeypatch):
+    """Gradients are there in the second of the smaller batches; the rehearsal has to have seen that."""
+    monkeypatch.setattr(pricing, "candidates", lambda _: [])
+    cell = WIDE.replace("randn(8,", "randn(batch_size,").replace("for _ in range(2)", "for _ in range(4)")
+    cell = cell.replace("\nfor _", "\nbatch_size = 16384\nfor _").replace(
+        "'RTX 3060' --memory 1.5GiB", "'RTX 3060' --memory 2.6GiB"
+    )
+    failed = shell.run_cell(cell, store_history=True)
+    assert type(failed.error_in_exec).__name__ == "OutOfMemoryError"
+    (smaller,) = [one for one in run(shell, "%oom_explain").remedies if one.key == "smaller_batch"]
+    assert smaller.fits
+    assert pasted_peak(shell, cell[: cell.index("batch_size = ")] + smaller.code) == smaller.peak_allocated_bytes
+
+
 def test_the_failed_cell_is_rehearsed(shell, monkeypatch):
     monkeypatch.setattr(pricing, "candidates", lambda _: [])
     fail(shell)

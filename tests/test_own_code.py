@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from oom_magic.explain.knobs import find_knobs
-from oom_magic.explain.own_code import own_arguments, own_code
+from oom_magic.explain.own_code import copied, own_arguments, own_code
 from oom_magic.explain.own_names import own_names
 from oom_magic.explain.rehearsal import CellRehearsal
 from oom_magic.explain.remedy_code import _ACCELERATE, _PLAIN, _TRAINER, code_for
@@ -167,3 +167,16 @@ def test_all_code_to_paste_is_python(key):
         code, _ = code_for(key, style, values)
         lines = [line for line in code.splitlines() if not line.startswith(("%", "accelerate launch"))]
         ast.parse("\n".join(lines))
+
+
+def test_a_copy_leaves_behind_what_tools_hang_on_nodes():
+    """IPython's tracebacks (executing) give nodes a ``parent``; copying with it took seconds."""
+
+    class Uncopied:
+        def __deepcopy__(self, memo):
+            raise AssertionError
+
+    loop = ast.parse("for x in f(a):\n    g(x)").body[0]
+    loop.parent = Uncopied()
+    made = copied(loop)
+    assert ast.unparse(made) == ast.unparse(loop) and not hasattr(made, "parent")

@@ -15,6 +15,7 @@ from oom_magic.explain.rehearsal import NotPricedError
 from oom_magic.explain.remedies import Situation, ranked
 from oom_magic.explain.shrinking import largest_fitting
 from oom_magic.memory.allocator import minimum_device_bytes
+from oom_magic.predict.changes.habits import AccumulatedGradients
 from oom_magic.predict.setups.gpus import find_gpu
 
 GPU = find_gpu("RTX 3060")
@@ -50,7 +51,8 @@ class Run:
         self.variations.append(variation)
         share = variation.sizes.get("batch", self.sizes["batch"]) / self.sizes["batch"]
         share *= variation.sizes.get("seq", 512) / 512
-        return self._report(int(16 * share) // 2 ** len(variation.changes))
+        halving = [one for one in variation.changes if not isinstance(one, AccumulatedGradients)]
+        return self._report(int(16 * share) // 2 ** len(halving))
 
     def _report(self, scale):
         return predicted_of(training_timeline(num_steps=2, scale=max(1, scale)))

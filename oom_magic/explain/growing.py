@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
-import copy
 import linecache
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from oom_magic.explain.own_code import copied
 
 if TYPE_CHECKING:
     from oom_magic.explain.failure import Failure
@@ -215,7 +216,7 @@ def _ended(node: ast.expr, ending: str, names: Mapping[str, Any]) -> str | None:
             whole, text = ast.unparse(node), ast.unparse(part)
             return None if inner is None else whole.replace(text, inner, 1)
         case ast.Tuple(elts=parts) | ast.List(elts=parts) | ast.Dict(values=parts):
-            new = copy.deepcopy(node)
+            new = copied(node)
             for at, part in enumerate(parts):
                 if _is_tensor(_value(part, names)):
                     getattr(new, "values" if isinstance(node, ast.Dict) else "elts")[at] = ast.parse(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
-import copy
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
+
+Node = TypeVar("Node", ast.stmt, ast.expr, ast.For, ast.Call)
 
 _UPDATES = ("step", "update", "unscale_", "zero_grad", "clip_grad_norm_", "clip_grad_value_")
 # What takes the place of the optimizer's class, and what is imported for it.
@@ -35,7 +36,7 @@ def own_code(tree: ast.Module, names: Mapping[str, Any], key: str, values: Mappi
     loops = [loop for loop in ast.walk(tree) if isinstance(loop, ast.For) and len(list(_backwards(loop))) == 1]
     if len(loops) != 1:
         return ""
-    loop = copy.deepcopy(loops[0])
+    loop = copied(loops[0])
     if key == "smaller_batch":
         return _accumulating(loop, values)
     if key == "mixed_precision" and values.get("dtype") == "bf16":
@@ -55,7 +56,7 @@ def own_arguments(tree: ast.Module, code: str) -> str:
         return ""
     if own is None or not wanted:
         return ""
-    target, call = own[0], copy.deepcopy(own[1])
+    target, call = own[0], copied(own[1])
     before = {one.arg: ast.unparse(one.value) for one in call.keywords}
     changed = {one.arg: one for new in wanted for one in new.keywords if before.get(one.arg) != ast.unparse(one.value)}
     call.keywords = [changed.pop(one.arg, one) for one in call.keywords] + list(changed.values())
@@ -63,6 +64,17 @@ def own_arguments(tree: ast.Module, code: str) -> str:
     first, *others = [*map(ast.unparse, [*call.args, *call.keywords])]
     written = "".join(f",\n    {one}" for one in others)
     return "\n".join([*lines, f"{target}{ast.unparse(call.func)}(\n    {first}{written},\n)"])
+
+
+def copied(node: Node) -> Node:
+    """The same code as a new tree.
+
+    ``copy.deepcopy`` follows what tools hang on nodes: after a traceback of IPython's even the contexts that all trees
+    share (``ast.Load()``) have a ``parent`` in some library's source, which is copied as a whole.
+    """
+    text = ast.unparse(node)
+    made: Any = ast.parse(text, mode="eval").body if isinstance(node, ast.expr) else ast.parse(text).body[0]
+    return made  # type: ignore[no-any-return]
 
 
 def _assigned_calls(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:

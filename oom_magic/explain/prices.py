@@ -176,18 +176,28 @@ class Prices:
         key, cost, speed = self._shrinking(what)
         before = self._rehearsal.sizes[what]
         whole = self._global_batch or before
+        base = base.with_(self._accumulated(key))
         sizes = _divisors(whole, before) if what == "batch" else _parts(before)
-        reports: dict[int, MemoryReport] = {}
+        peaks: dict[int, tuple[int, int]] = {}  # of tensors, and what that needs
 
         def need(size: int) -> int:
-            reports[size] = self._run(base.with_(Variation(sizes={what: size})))
-            return _needed(reports[size])
+            report = self._run(base.with_(Variation(sizes={what: size})))
+            peaks[size] = report.peak_allocated_bytes, _needed(report)
+            return peaks[size][1]
 
         usable = self._situation.usable_bytes
-        after = largest_fitting(need, sizes, (before, self.needed_bytes), self._kept_bytes, usable) or min(reports)
+        after = largest_fitting(need, sizes, (before, self.needed_bytes), self._kept_bytes, usable) or min(peaks)
         values = {"before": before, "after": after, "accumulation": whole // after, "name": self._rehearsal.label(what)}
         remedy = self._remedy(key, cost, speed, values)
-        return self._with_price(remedy, reports[after].peak_allocated_bytes, _needed(reports[after]))
+        return self._with_price(remedy, *peaks[after])
+
+    def _accumulated(self, key: str) -> Variation:
+        """What smaller batches that make up the same batch hold besides, unless the run accumulates already."""
+        if key != "smaller_batch" or self._rehearsal.accumulation > 1:
+            return Variation()
+        from oom_magic.predict.changes.habits import AccumulatedGradients  # loads torch
+
+        return Variation(((AccumulatedGradients(), {"gradient_accumulation_steps": 2}),))
 
     def _combined(self, found: Sequence[tuple[Candidate, Remedy]]) -> Iterator[Remedy]:
         """The cheapest combination that fits, of those that are likely to."""

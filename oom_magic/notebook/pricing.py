@@ -31,6 +31,7 @@ def prices(
     """The diagnosis with remedies as they are priced by dry runs of the cell."""
     from oom_magic.explain.advice import advise
     from oom_magic.explain.rehearsal import CellRehearsal
+    from oom_magic.predict.following.live_objects import heap_set_aside
 
     tree = _tree(shell, cell.source)
     gpu, memory = _card(diagnosis, report)
@@ -38,6 +39,7 @@ def prices(
         names: dict[str, Any] = shell.user_ns
         if cell.is_dry:
             names = stack.enter_context(runner.names.entered(shell))
+        stack.enter_context(heap_set_aside())
         origin = runner.session if cell.is_dry else None
         failed = None if report is None else report.out_of_memory
         step = 0 if failed is None else failed.step

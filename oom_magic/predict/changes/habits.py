@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -22,6 +22,72 @@ class ReleasedGradients(Change):
             replaced(torch.nn.Module, {"zero_grad": _releasing(torch.nn.Module.zero_grad)}),
         ):
             yield
+
+
+class AccumulatedGradients(Change):
+    """Smaller batches make up a step: after the first step each takes two, the fewest that show what all of them hold.
+
+    A call of ``step`` with a closure, which computes the gradients itself, is made each time.
+    """
+
+    @contextmanager
+    def around_run(self) -> Iterator[None]:
+        turns = _Turns()
+        with ExitStack() as stack:
+            for kind in _subclasses(torch.optim.Optimizer):
+                if "step" in vars(kind):
+                    stack.enter_context(replaced(kind, {"step": turns.stepping(kind.step)}))
+            for kind in (torch.optim.Optimizer, torch.nn.Module):
+                stack.enter_context(replaced(kind, {"zero_grad": turns.clearing(kind.zero_grad)}))
+            stack.enter_context(replaced(torch.Tensor, {"backward": _of_its_part(torch.Tensor.backward)}))
+            yield
+
+
+class _Turns:
+    """Which calls of an optimizer are left out: the second and every second one after it, with what clears after it."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}
+        self._is_left_out = False
+        self._is_inside = False  # of one optimizer that wraps another, as accelerate's does
+
+    def stepping(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        def run(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._is_inside or args or kwargs:
+                return step(optimizer, *args, **kwargs)
+            number = self._numbers[id(optimizer)] = self._numbers.get(id(optimizer), 0) + 1
+            self._is_left_out = number % 2 == 0
+            if self._is_left_out:
+                return None
+            self._is_inside = True
+            try:
+                return step(optimizer)
+            finally:
+                self._is_inside = False
+
+        return run
+
+    def clearing(self, zero_grad: Callable[..., None]) -> Callable[..., None]:
+        def run(owner: Any, set_to_none: bool = True) -> None:
+            if not self._is_left_out:
+                zero_grad(owner, set_to_none)
+
+        return run
+
+
+def _of_its_part(backward: Callable[..., None]) -> Callable[..., None]:
+    """The backward of a loss that is divided by the number of batches."""
+
+    def run(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        backward(loss / 2, *args, **kwargs)
+
+    return run
+
+
+def _subclasses(kind: Any) -> Iterator[Any]:
+    for one in kind.__subclasses__():
+        yield one
+        yield from _subclasses(one)
 
 
 def _releasing(zero_grad: Callable[..., None]) -> Callable[..., None]:
