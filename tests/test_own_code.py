@@ -180,3 +180,11 @@ def test_a_copy_leaves_behind_what_tools_hang_on_nodes():
     loop.parent = Uncopied()
     made = copied(loop)
     assert ast.unparse(made) == ast.unparse(loop) and not hasattr(made, "parent")
+
+
+def test_one_batch_in_several_shapes_is_turned_together():
+    tree = ast.parse("x = torch.randint(0, 9, (24, 500))\ny = torch.ones(24, 8)\nn = net(layers=24)")
+    (knob,) = [one for one in find_knobs(tree, {}, "batch", 24) if one.label == "24"][-1:]
+    with knob.turn(tree, {}, 12):
+        assert ast.unparse(tree).count("12") == 2 and "layers=24" in ast.unparse(tree)
+    assert "12" not in ast.unparse(tree)

@@ -9,7 +9,7 @@ import ast
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,7 @@ def find_knobs(tree: ast.Module, names: Mapping[str, Any], what: str, value: int
     """Places that hold ``value`` and may set ``what`` ("batch" or "seq"), the best named first."""
     pattern = NAMES[what]
     found = [*_literals(tree, pattern, value), *_variables(tree, names, pattern, value)]
+    found += _shapes(tree, what, value)
     found += _defaults(names, pattern, value)
     found += _attributes(names, pattern, value)
     return sorted(found, key=lambda knob: not knob.is_named)
@@ -44,6 +45,27 @@ def _literals(tree: ast.Module, pattern: re.Pattern[str], value: int) -> Iterato
         for label, constant in _labelled(node):
             if isinstance(constant, ast.Constant) and type(constant.value) is int and constant.value == value:
                 yield Knob(label or str(value), bool(pattern.search(label)), _turn_literal(constant))
+
+
+def _shapes(tree: ast.Module, what: str, value: int) -> Iterator[Knob]:
+    """One size in several shapes, such as those of inputs and labels: a batch stands first in each."""
+    parts = [node.elts[:1] for node in ast.walk(tree) if isinstance(node, (ast.Tuple, ast.List))]
+    parts += [node.args[:1] for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    constants = [one for part in parts for one in part if isinstance(one, ast.Constant)]
+    firsts = [one for one in constants if type(one.value) is int and one.value == value]
+    if what == "batch" and len(firsts) > 1:
+        yield Knob(str(value), False, _turn_literals(firsts))
+
+
+def _turn_literals(constants: list[ast.Constant]) -> Turn:
+    @contextmanager
+    def turn(tree: ast.Module, names: dict[str, Any], value: int) -> Iterator[None]:
+        with ExitStack() as stack:
+            for constant in constants:
+                stack.enter_context(_turn_literal(constant)(tree, names, value))
+            yield
+
+    return turn
 
 
 def _labelled(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
