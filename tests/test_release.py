@@ -237,8 +237,9 @@ def test_graphs_caches_closures_and_class_variables_are_looked_into(shell: Inter
     del weight
     found = {(one.name, one.what): one.num_bytes for one in release(names).holders}
     del registry.cache
+    tells_results = hasattr(torch._C._autograd.SavedTensor, "data")  # PyTorch 2.6 does not: the weight alone is found
     assert found == {
-        ("loss", "autograd graph"): 8 * LARGE,
+        ("loss", "autograd graph"): 8 * LARGE if tells_results else 4 * LARGE,
         ("cached", "functools cache"): 4 * LARGE,
         ("Registry", "type"): 5 * LARGE,
         ("function", "function"): 6 * LARGE,

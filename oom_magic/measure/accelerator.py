@@ -87,7 +87,7 @@ class AcceleratorMemory:
 
 def find_accelerators() -> list[Memory]:
     """The accelerator that torch was built for and finds here; none if tensors can only be on the CPU."""
-    kind = torch.accelerator.current_accelerator()
-    if kind is None or not torch.accelerator.is_available() or not hasattr(torch, kind.type):
+    if not torch.accelerator.is_available():  # first: of none, PyTorch 2.6 refuses to tell the kind
         return []
-    return [AcceleratorMemory(kind.type)]
+    kind = torch.accelerator.current_accelerator()
+    return [AcceleratorMemory(kind.type)] if kind is not None and hasattr(torch, kind.type) else []

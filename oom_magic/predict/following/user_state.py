@@ -285,6 +285,8 @@ def process_state_kept() -> Iterator[None]:
         hooks.restore()
         if _default_device() != device:
             torch.set_default_device(device)
+            if device is None:  # as if none had ever been named: PyTorch 2.6 asks None for its device
+                del torch._GLOBAL_DEVICE_CONTEXT.device_context  # type: ignore[attr-defined]
         os.environ.clear()
         os.environ.update(environment)
         random.setstate(python_random)
