@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from IPython.display import display
 
 from oom_magic.description import Block, Description, Fact, Facts, Part, Parts, Sentence
-from oom_magic.measure.failure import describe_error
 
 if TYPE_CHECKING:
     from oom_magic.measure.device_memory import Look
@@ -64,6 +63,8 @@ class Monitor:
             self._thread = None
 
     def _watch(self, look: Callable[[], Look], handle: Any, stack: ExitStack) -> None:
+        from oom_magic.measure.failure import describe_error
+
         with stack:
             while not self._stopped.wait(self._every_seconds):
                 try:
