@@ -208,6 +208,19 @@ def test_what_the_code_leaves_on_ends_with_the_run() -> None:
     assert dict(hooks) == before
 
 
+def test_a_checkpointed_forward_that_runs_out_leaves_no_hooks() -> None:
+    def fill() -> None:
+        weight = torch.ones(2**20, device="cuda", requires_grad=True)
+        torch.utils.checkpoint.checkpoint(lambda x: x.expand(2**14, -1) * 2, weight, use_reentrant=False)
+
+    session = DrySession("RTX 3060", has_bar=False)
+    assert session.run(fill).out_of_memory is not None
+    assert session.exception is not None and session.exception.__traceback__ is not None
+    weight = torch.ones(3, requires_grad=True)
+    weight.exp().sum().backward()
+    assert weight.grad is not None
+
+
 def test_what_cuda_would_refuse_is_refused() -> None:
     with pytest.raises(RuntimeError, match="same dtype, but got: float != c10::Half"):
         om.dry_run(lambda: torch.rand(3, 3, device="cuda") @ torch.rand(3, 3, device="cuda").half())

@@ -21,6 +21,7 @@ from oom_magic.predict.following.patches import replaced
 from oom_magic.predict.following.recorder import Recorder
 from oom_magic.predict.following.surroundings import (
     checkpoints_compared_alike,
+    checkpoints_ended,
     garbage_collection_off,
     only_one,
     python_functions_followed,
@@ -172,6 +173,7 @@ class DrySession:
             stack.enter_context(python_functions_followed())
             stack.enter_context(replaced(torch.jit, {"script": lambda function, *_, **__: function}))
             stack.enter_context(checkpoints_compared_alike())
+            stack.enter_context(checkpoints_ended())
             stack.enter_context(cuda_build(self.pretend_gpu, self.assume))
             stack.enter_context(cuda_operators(self.pretend_gpu, self.gpu, autocast))
             stack.enter_context(self.training.followed())

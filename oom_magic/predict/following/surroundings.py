@@ -40,6 +40,27 @@ def garbage_collection_off() -> Iterator[None]:
 
 
 @contextmanager
+def checkpoints_ended() -> Iterator[None]:
+    """A checkpointed forward that an error broke off ends with the run.
+
+    In PyTorch 2.6 its hooks on saved tensors else stay on for as long as the error's traceback lives.
+    """
+    make = torch.utils.checkpoint._checkpoint_without_reentrant_generator
+    made: list[Any] = []
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        made.append(make(*args, **kwargs))
+        return made[-1]
+
+    try:
+        with replaced(torch.utils.checkpoint, {"_checkpoint_without_reentrant_generator": noted}):
+            yield
+    finally:
+        for generator in reversed(made):
+            generator.close()
+
+
+@contextmanager
 def checkpoints_compared_alike() -> Iterator[None]:
     """Activation checkpointing compares devices of saved and recomputed tensors; show it the same view of both."""
     checks = torch.utils.checkpoint._allowed_determinism_checks_to_fns
