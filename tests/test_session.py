@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import random
 import threading
@@ -19,7 +20,7 @@ from torch import nn
 import oom_magic as om
 from oom_magic.memory.timeline import Phase
 from oom_magic.predict.following import recorder
-from oom_magic.predict.following.live_objects import find_live_objects
+from oom_magic.predict.following.live_objects import find_live_objects, heap_set_aside
 from oom_magic.predict.session import DrySession
 from oom_magic.rendering.text import to_text
 from oom_magic.units import GIB, MIB
@@ -235,6 +236,19 @@ def test_a_generator_on_the_gpu_draws_there() -> None:
 
     om.dry_run(draw)
     assert type(generator) is torch.Generator
+
+
+def test_what_the_user_froze_stays_frozen() -> None:
+    with heap_set_aside():
+        assert gc.get_freeze_count() > 0
+    assert gc.get_freeze_count() == 0
+    gc.freeze()
+    try:
+        with heap_set_aside():
+            pass
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
 
 
 def test_threads_are_noted() -> None:

@@ -27,8 +27,11 @@ _aside: list[LiveObjects] = []  # what ``heap_set_aside`` found
 
 @contextmanager
 def heap_set_aside() -> Iterator[None]:
-    """For many dry runs in a row: what is alive now is looked at once, and not again by each run."""
-    if _aside:
+    """For many dry runs in a row: what is alive now is looked at once, and not again by each run.
+
+    Where the user froze objects (``gc.freeze``) nothing is set aside: thawing would thaw theirs too.
+    """
+    if _aside or gc.get_freeze_count():
         yield
         return
     gc.collect()

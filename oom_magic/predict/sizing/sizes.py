@@ -94,9 +94,8 @@ class Sizes(Describable):
         self.num_traces = 0
         self._bar: Any = None
         self._families: dict[tuple[int, ...], Node] = {}
-        self._alone: dict[
-            tuple[tuple[int, ...], Point], Piece
-        ] = {}  # runs at single points of pieces that are not exact
+        # Runs at single points of pieces that are not exact.
+        self._alone: dict[tuple[tuple[int, ...], Point], Piece] = {}
 
     def trace(self, **choices: Any) -> None:
         """Trace ``fn`` with these choices (the first of each, where none is given) now rather than when first asked."""
