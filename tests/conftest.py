@@ -24,9 +24,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="Write what tests/golden should hold.")
     parser.addoption("--require-browser", action="store_true", help="Run tests/browser; fail if that cannot be.")
     parser.addoption("--notebooks", action="store_true", help="Execute every notebook; takes minutes.")
+    parser.addoption("--slow", action="store_true", help="Run the tests marked slow too; takes many minutes.")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--slow"):
+        for item in items:
+            if item.get_closest_marker("slow"):
+                item.add_marker(pytest.mark.skip(reason="takes long; run with --slow, as CI does"))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return
