@@ -14,17 +14,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from oom_magic.explain.checkup import doctor
-    from oom_magic.explain.diagnosis import Diagnosis, explain
+    from oom_magic.explain.doctor import doctor
+    from oom_magic.explain.explainer import Diagnosis, explain
+    from oom_magic.measure.holders.release import release
     from oom_magic.measure.measurement import measure
-    from oom_magic.measure.release import release
     from oom_magic.memory.categories import Breakdown, Category
+    from oom_magic.memory.comparison import compare, ratios
     from oom_magic.memory.memory_map import MemoryMap, memory_map
-    from oom_magic.memory.ratios import ratios
     from oom_magic.memory.report import Comparison, MemoryReport
-    from oom_magic.memory.side_by_side import compare
-    from oom_magic.notebook.plots import plot
-    from oom_magic.notebook.sliders import sliders
+    from oom_magic.notebook.figures import plot
+    from oom_magic.notebook.sliders.controller import sliders
     from oom_magic.predict.session import dry_run
     from oom_magic.predict.setups.setup import TrainingSetup
     from oom_magic.predict.sizing.sizes import Sizes, size
@@ -58,22 +57,22 @@ _HOMES = {
     "Breakdown": "memory.categories",
     "Category": "memory.categories",
     "Comparison": "memory.report",
-    "Diagnosis": "explain.diagnosis",
+    "Diagnosis": "explain.explainer",
     "MemoryMap": "memory.memory_map",
     "MemoryReport": "memory.report",
     "Sizes": "predict.sizing.sizes",
     "TrainingSetup": "predict.setups.setup",
-    "compare": "memory.side_by_side",
-    "doctor": "explain.checkup",
+    "compare": "memory.comparison",
+    "doctor": "explain.doctor",
     "dry_run": "predict.session",
-    "explain": "explain.diagnosis",
+    "explain": "explain.explainer",
     "measure": "measure.measurement",
     "memory_map": "memory.memory_map",
-    "plot": "notebook.plots",
-    "ratios": "memory.ratios",
-    "release": "measure.release",
+    "plot": "notebook.figures",
+    "ratios": "memory.comparison",
+    "release": "measure.holders.release",
     "size": "predict.sizing.sizes",
-    "sliders": "notebook.sliders",
+    "sliders": "notebook.sliders.controller",
 }
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def without_collection() -> Iterator[None]:
+def gc_disabled() -> Iterator[None]:
     """No collection begins by itself meanwhile.
 
     A full one walks all of torch's objects: 0.1 s, with a million objects a second, each time that many were made.

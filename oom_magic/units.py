@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from oom_magic.refusals import RefusedError
+from oom_magic.errors import InvalidSettingError
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
@@ -47,14 +47,14 @@ def parse_bytes(text: str | int) -> int:
     else:
         match = _AMOUNT.fullmatch(str(text))
         if match is None:
-            raise RefusedError("no_size", text=text)
+            raise InvalidSettingError("no_size", text=text)
         number, unit = match.groups()
         if not unit:
-            raise RefusedError("size_without_unit", text=text, number=number)
+            raise InvalidSettingError("size_without_unit", text=text, number=number)
         factor = _FACTORS.get(unit.upper())
         if factor is None:
-            raise RefusedError("unknown_unit", text=text, unit=unit)
+            raise InvalidSettingError("unknown_unit", text=text, unit=unit)
         amount = round(float(number) * factor)
     if amount <= 0:
-        raise RefusedError("size_not_positive", text=text)
+        raise InvalidSettingError("size_not_positive", text=text)
     return amount

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 
-from oom_magic.description import Description
-from oom_magic.rendering import to_html, to_text
+from oom_magic.views import to_html, to_text
+from oom_magic.views.blocks import Description
 
 _BARS = re.compile("[─ ▏▎▍▌▋▊▉█]+")
 _UNSEEN = {"style", "svg"}

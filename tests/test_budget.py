@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oom_templates import GIB, MIB, VERSIONS, Numbers, render, shuffled_numbers
 
-from oom_magic.explain.budget import budget_of
-from oom_magic.explain.messages import read
+from oom_magic.explain.evidence.budget import budget_of
+from oom_magic.explain.messages.reading import read
 
 
 def rows_of(version, **changes):

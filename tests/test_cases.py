@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from oom_magic.explain.causes import Cause
-from oom_magic.explain.diagnosis import explain
+from oom_magic.explain.evidence.causes import Cause
+from oom_magic.explain.explainer import explain
 from oom_magic.predict.setups.models import find_model
 from oom_magic.predict.setups.setup import TrainingSetup
 from oom_magic.units import GIB, MIB

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from oom_templates import GIB, MIB, Numbers, render
 
-from oom_magic.explain.advice import named
-from oom_magic.explain.causes import Cause, Confidence, judge
-from oom_magic.explain.diagnosis import explain
-from oom_magic.explain.messages import read
-from oom_magic.explain.traceback_text import find_clues
+from oom_magic.explain.advice import unpriced_remedies
+from oom_magic.explain.evidence.causes import Cause, Confidence, judge
+from oom_magic.explain.evidence.traceback import find_clues
+from oom_magic.explain.explainer import explain
+from oom_magic.explain.messages.reading import read
 
 SHARED = Path(__file__).parents[2] / "shared" / "oom_messages" / "dev.jsonl"
 FULL = Numbers(
@@ -118,7 +118,7 @@ def test_what_is_known_is_said_although_the_cause_is_not():
     ],
 )
 def test_other_programs_are_looked_for_only_where_the_numbers_leave_room(text, is_shown):
-    keys = [one.key for one in named(explain(text))]
+    keys = [one.key for one in unpriced_remedies(explain(text))]
     assert ("check_processes" in keys) is is_shown
     assert not is_shown or keys[-1] == "check_processes"
     assert "close_processes_any" not in keys

@@ -8,10 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from oom_magic.predict.changes import habits, loading, models, optimizers
-from oom_magic.predict.changes.change import Change, InapplicableError
-from oom_magic.predict.changes.survey import Survey
 from oom_magic.predict.session import DrySession
+from oom_magic.predict.what_if import load_changes as loading
+from oom_magic.predict.what_if import loop_changes as habits
+from oom_magic.predict.what_if import model_changes as models
+from oom_magic.predict.what_if import optimizer_changes as optimizers
+from oom_magic.predict.what_if.change import Change, InapplicableError
+from oom_magic.predict.what_if.survey import Survey
 
 transformers = pytest.importorskip("transformers")
 

@@ -14,11 +14,12 @@ import torch
 from test_measure_device import fails, fake_nvml
 
 import oom_magic as om
-from oom_magic.explain import checkup, recommendation
-from oom_magic.explain.recommendation import GLOBAL_BATCH_SIZE, Recommendation, recommend
-from oom_magic.measure import host
-from oom_magic.measure.device import Card
-from oom_magic.measure.nvml import CardReading, DeviceProcess
+from oom_magic.explain import doctor as checkup
+from oom_magic.explain import doctor as recommendation
+from oom_magic.explain.doctor import GLOBAL_BATCH_SIZE, Recommendation, recommend
+from oom_magic.measure.device import host
+from oom_magic.measure.device.cards import Card
+from oom_magic.measure.device.nvml import CardReading, DeviceProcess
 from oom_magic.measure.system import check, gpu_probe, host_probe, packages_probe, settings_probe
 from oom_magic.measure.system.findings import Seen
 from oom_magic.memory.report import Device

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oom_templates import GIB, Numbers, render
 
-from oom_magic.explain.causes import Cause
-from oom_magic.explain.diagnosis import explain
+from oom_magic.explain.evidence.causes import Cause
+from oom_magic.explain.explainer import explain
 
 CASES = Path(__file__).parents[2] / "shared" / "cases"
 MESSAGE = render("T6", Numbers(requested=2 * GIB, allocated=4 * GIB, stuck=3 * GIB))[0]

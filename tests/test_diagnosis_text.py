@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from oom_templates import GIB, MIB, VERSIONS, Numbers, render, shuffled_numbers
 from pages import Page, assert_text_and_html_agree
 
-from oom_magic.description import Code, Description, Details, Parts, Sentence, Table
-from oom_magic.explain.causes import Evidence
-from oom_magic.explain.diagnosis import Diagnosis, explain
-from oom_magic.explain.held import Held
-from oom_magic.explain.remedies import Remedy
-from oom_magic.rendering import to_html
-from oom_magic.rendering.text import display_width, to_text
+from oom_magic.explain.evidence.causes import Evidence
+from oom_magic.explain.evidence.holders import Holder
+from oom_magic.explain.explainer import Diagnosis, explain
+from oom_magic.explain.remedies.remedy import Remedy
+from oom_magic.views import to_html
+from oom_magic.views.blocks import Code, Description, Details, Parts, Sentence, Table
+from oom_magic.views.text import display_width, to_text
 
 LOG = """(train) $ python train.py --model t5-small --batch_size 32 --max_length 256
 Traceback (most recent call last):
@@ -49,9 +49,9 @@ def sample(lang: str) -> Diagnosis:
     """A diagnosis with everything in it."""
     log = LOG.format(message=render("T6", NUMBERS)[0])
     held = (
-        Held("name", "model", 900 * MIB, Evidence("held_as_gradients")),
-        Held("category", "activation", 9 * GIB),
-        Held("line", "a.py:3", GIB),
+        Holder("name", "model", 900 * MIB, Evidence("held_as_gradients")),
+        Holder("category", "activation", 9 * GIB),
+        Holder("line", "a.py:3", GIB),
     )
     return replace(explain(log, lang=lang), remedies=REMEDIES, held=held)
 

@@ -10,12 +10,12 @@ from traceback import walk_tb
 
 import pytest
 
-from oom_magic.explain import prices as pricing
-from oom_magic.explain import rehearsal
-from oom_magic.explain.causes import Cause
-from oom_magic.explain.diagnosis import Diagnosis
-from oom_magic.explain.language import spoken
-from oom_magic.notebook import explanations
+from oom_magic.explain.evidence.causes import Cause
+from oom_magic.explain.explainer import Diagnosis
+from oom_magic.explain.language import render_evidence
+from oom_magic.explain.remedies import evaluation as pricing
+from oom_magic.explain.remedies import rehearsal
+from oom_magic.notebook.cells import explanations
 from oom_magic.units import MIB
 
 MESSAGE = (
@@ -123,7 +123,7 @@ def test_the_last_dry_failure_is_explained_at_once(shell):
     assert diagnosis.tensors[0].expression.startswith("F.linear(input[16, 4096, 1024], ")
     assert diagnosis.place.startswith("Cell In[")
     assert {held.kind for held in diagnosis.held} == {"category", "line", "name", "own_frames"}
-    words = {one.what.key: spoken(one.what, "zh") for one in diagnosis.held if one.what is not None}
+    words = {one.what.key: render_evidence(one.what, "zh") for one in diagnosis.held if one.what is not None}
     assert words["held_as_module"] == "模块 Sequential" and words["held_by_error"].endswith("处的 OutOfMemoryError")
 
 

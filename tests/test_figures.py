@@ -13,10 +13,9 @@ from samples import RTX_3060, Recorder, failed, measured, predicted, training_ti
 from oom_magic.memory.categories import Category
 from oom_magic.memory.report import MemoryReport
 from oom_magic.memory.timeline import Phase
-from oom_magic.notebook.figures import sample, timeline_figure, timeline_picture
-from oom_magic.notebook.plots import plot
-from oom_magic.rendering.palette import LIGHT
+from oom_magic.notebook.figures import plot, sample, timeline_figure, timeline_picture
 from oom_magic.units import MIB
+from oom_magic.views.palette import LIGHT
 
 
 @pytest.mark.parametrize("make", [predicted, measured, failed])

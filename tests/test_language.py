@@ -12,20 +12,21 @@ from pathlib import Path
 import pytest
 from oom_templates import VERSIONS, render, shuffled_numbers
 
-from oom_magic.description import Details, Sentence, Table
-from oom_magic.explain import catalogue, language
+from oom_magic.errors import REFUSALS
+from oom_magic.explain import language
 from oom_magic.explain.advice import _AGAINST
-from oom_magic.explain.budget import budget_of
-from oom_magic.explain.causes import Cause, Confidence
-from oom_magic.explain.diagnosis import explain
-from oom_magic.explain.failure import Failure
-from oom_magic.explain.holding import _in_words
-from oom_magic.explain.language import SENTENCES, choose_language, say, spoken
-from oom_magic.explain.other_messages import KINDS, LINE_KINDS
-from oom_magic.explain.rehearsal import NotPricedError, _replaced
-from oom_magic.explain.remedies import Remedy
+from oom_magic.explain.evidence.budget import budget_of
+from oom_magic.explain.evidence.causes import Cause, Confidence
+from oom_magic.explain.evidence.holders import _in_words
+from oom_magic.explain.explainer import explain
+from oom_magic.explain.language import SENTENCES, choose_language, render_evidence, translate
+from oom_magic.explain.messages.failure import Failure
+from oom_magic.explain.messages.others import KINDS, LINE_KINDS
+from oom_magic.explain.remedies.rehearsal import NotPricedError, _replaced
+from oom_magic.explain.remedies.remedy import Remedy
+from oom_magic.explain.sentences import catalogue
 from oom_magic.predict.setups.setup import TrainingSetup
-from oom_magic.refusals import REFUSALS
+from oom_magic.views.blocks import Details, Sentence, Table
 
 PACKAGE = Path(catalogue.__file__).parent
 
@@ -160,8 +161,8 @@ def test_choice_of_language(lang, environment, chosen, monkeypatch):
 )  # fmt: skip
 def test_what_holds_memory_is_said_in_both_languages(what):
     words = _in_words(what)
-    assert spoken(words, "en") == what
-    assert re.search("[\u4e00-\u9fff]", spoken(words, "zh"))
+    assert render_evidence(words, "en") == what
+    assert re.search("[\u4e00-\u9fff]", render_evidence(words, "zh"))
 
 
 def test_unknown_language_is_refused():
@@ -171,8 +172,8 @@ def test_unknown_language_is_refused():
 
 def test_sizes_are_written_as_sizes():
     values = {"stuck_bytes": 3 * 2**30, "requested_bytes": 500 * 2**20}
-    assert "3.00 GiB" in say("stuck_above_request", "en", **values)
-    assert "500.00 MiB" in say("stuck_above_request", "zh", **values)
+    assert "3.00 GiB" in translate("stuck_above_request", "en", **values)
+    assert "500.00 MiB" in translate("stuck_above_request", "zh", **values)
 
 
 @pytest.mark.parametrize("lang", ["en", "zh"])
@@ -187,21 +188,21 @@ def test_everything_a_diagnosis_says_can_be_said(seed, lang):
         "loss = F.cross_entropy(a, b)",
     ]
     diagnosis = explain(f"{frames[seed % 5]}\n{message}")
-    said = [say(item.key, lang, **item.values) for item in (*diagnosis.evidence, *diagnosis.facts)]
+    said = [translate(item.key, lang, **item.values) for item in (*diagnosis.evidence, *diagnosis.facts)]
     said += [
-        say(f"cause_{diagnosis.cause.value}", lang),
-        say(f"confidence_{diagnosis.confidence.value}", lang),
+        translate(f"cause_{diagnosis.cause.value}", lang),
+        translate(f"confidence_{diagnosis.confidence.value}", lang),
     ]
-    said += [say(f"tensor_name_{candidate.name}", lang) for candidate in diagnosis.tensors]
-    said += [say(diagnosis.tensor_note, lang)] if diagnosis.tensor_note else []
-    said += [say(row.key, lang) for row in diagnosis.budget.rows] if diagnosis.budget else []
+    said += [translate(f"tensor_name_{candidate.name}", lang) for candidate in diagnosis.tensors]
+    said += [translate(diagnosis.tensor_note, lang)] if diagnosis.tensor_note else []
+    said += [translate(row.key, lang) for row in diagnosis.budget.rows] if diagnosis.budget else []
     assert all(said)
 
 
 def english_in(blocks):
     """What a description says in English: four words in a row, but for code and the message itself."""
     for block in blocks:
-        if isinstance(block, Details) and block.title != say("heading_message", "zh"):
+        if isinstance(block, Details) and block.title != translate("heading_message", "zh"):
             yield from english_in(block.blocks)
             yield from re.findall(r"(?:[a-z]{2,}[ ,]+){3,}[a-z]+", block.title)
         texts = [block.text] if isinstance(block, Sentence) else []

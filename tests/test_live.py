@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from oom_magic.explain.causes import Cause
-from oom_magic.explain.diagnosis import explain
-from oom_magic.explain.live import look_at
-from oom_magic.notebook.failures import is_out_of_memory
-from oom_magic.predict.one_call import follow, is_followed
+from oom_magic.explain.evidence.causes import Cause
+from oom_magic.explain.evidence.live_frames import inspect_failure
+from oom_magic.explain.explainer import explain
+from oom_magic.notebook.cells.hints import is_out_of_memory
 from oom_magic.predict.session import DrySession
+from oom_magic.predict.shape_inference import infer, is_followed
 from oom_magic.units import format_bytes
 
 VOCAB = 50_000
@@ -171,7 +171,7 @@ def test_the_users_code_is_not_run():
         with pytest.raises((TypeError, AttributeError)) as caught:
             function(Sly())
         before = Sly.touched
-        assert before and look_at(caught.value) is not None
+        assert before and inspect_failure(caught.value) is not None
         assert Sly.touched == before
 
 
@@ -186,7 +186,7 @@ def test_an_error_that_wraps_another_leads_to_its_origin():
         except RuntimeError as error:
             raise RuntimeError(f"training failed: {error}") from error
     except RuntimeError as outer:
-        live = look_at(outer)
+        live = inspect_failure(outer)
     assert "logits" in {one.name for one in live.tensors}
 
 
@@ -209,7 +209,7 @@ def test_an_error_that_cannot_be_printed_or_compared_leads_to_its_origin():
     with pytest.raises(HostileError) as caught:
         fails()
     assert is_out_of_memory(caught.value)
-    assert "logits" in {one.name for one in look_at(caught.value).tensors}
+    assert "logits" in {one.name for one in inspect_failure(caught.value).tensors}
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_only_computations_of_torch_are_followed(function, followed):
 
 def test_a_call_is_followed_without_memory_or_randomness():
     state = torch.get_rng_state()
-    result, made = follow(F.dropout, [torch.empty(2**20, 2**20, device="meta"), 0.5], {"training": True})
+    result, made = infer(F.dropout, [torch.empty(2**20, 2**20, device="meta"), 0.5], {"training": True})
     assert result.device.type == "meta" and made
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -236,7 +236,7 @@ def test_locals_that_the_user_holds_are_left():
         try:
             raise torch.OutOfMemoryError(message(rows.nbytes + 2**30))
         except RuntimeError as error:
-            look_at(error)
+            inspect_failure(error)
         return held
 
     assert "rows" in fail()

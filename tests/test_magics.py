@@ -13,7 +13,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import oom_magic
 from oom_magic.memory.report import MemoryReport
-from oom_magic.notebook.failures import HINT
+from oom_magic.notebook.cells.hints import HINT
 
 MODEL = """%%gpumem --no-plot
 import torch

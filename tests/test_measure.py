@@ -12,12 +12,11 @@ import pytest
 import torch
 
 import oom_magic as om
-from oom_magic.measure.assembly import Assembler
-from oom_magic.measure.event_log import EventLog
-from oom_magic.measure.failure import describe_error, find_out_of_memory
-from oom_magic.measure.history import AllocatorState, Batch, LiveBlock, newest, read_state
-from oom_magic.memory.allocator import replay
-from oom_magic.memory.allocator_settings import AllocatorSettings
+from oom_magic.measure.history.assembly import Assembler
+from oom_magic.measure.history.recording import AllocatorState, Batch, EventLog, LiveBlock, newest, read_state
+from oom_magic.measure.measurement import describe_error, find_out_of_memory
+from oom_magic.memory.allocator.replay import replay
+from oom_magic.memory.allocator.settings import AllocatorSettings
 from oom_magic.memory.categories import Category
 from oom_magic.memory.report import Device, MemoryReport
 from oom_magic.memory.timeline import MarkKind, Phase

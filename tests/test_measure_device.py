@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from oom_magic.measure import host
-from oom_magic.measure.nvml import CardReading, DeviceProcess, name_cards, read_card
+from oom_magic.measure.device import host
+from oom_magic.measure.device.nvml import CardReading, DeviceProcess, name_cards, read_card
 from oom_magic.units import GIB
 
 

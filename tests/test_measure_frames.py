@@ -10,8 +10,8 @@ import pytest
 import torch
 from IPython.core.interactiveshell import InteractiveShell
 
-from oom_magic.measure.classification import Allocation, classify, mirrored_operators
-from oom_magic.measure.frames import AUTOGRAD_SITE, Frame, Site, is_library, site_of, source_line
+from oom_magic.measure.history.attribution import Allocation, classify, mirrored_operators
+from oom_magic.measure.history.frames import AUTOGRAD_SITE, Frame, Site, is_library, site_of, source_line
 from oom_magic.memory.categories import Category
 from oom_magic.memory.timeline import Phase, SourceLine
 

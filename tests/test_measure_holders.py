@@ -12,10 +12,10 @@ import torch
 from IPython.core.interactiveshell import InteractiveShell
 from torch import nn
 
-from oom_magic.measure import ownership
-from oom_magic.measure.holders import holders_in
-from oom_magic.measure.ownership import Owners, find_owners, gradient_owners, storage_of, workspace_sizes
-from oom_magic.measure.reach import reach
+from oom_magic.measure.history import attribution as ownership
+from oom_magic.measure.history.attribution import Owners, find_owners, gradient_owners, storage_of, workspace_sizes
+from oom_magic.measure.holders.inventory import holders_in
+from oom_magic.measure.holders.reach import reach
 from oom_magic.memory.categories import Category
 
 

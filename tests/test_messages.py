@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oom_templates import MUTATIONS, VERSIONS, Numbers, render, shuffled_numbers
 
-from oom_magic.explain.causes import judge, main_failure
-from oom_magic.explain.messages import read
-from oom_magic.explain.other_messages import MOST_OF_A_KIND
+from oom_magic.explain.evidence.causes import judge, main_failure
+from oom_magic.explain.messages.others import MOST_OF_A_KIND
+from oom_magic.explain.messages.reading import read
 
 DATA = Path(__file__).parent / "data" / "oom_messages.jsonl"
 SHARED = Path(__file__).parents[2] / "shared" / "oom_messages" / "dev.jsonl"

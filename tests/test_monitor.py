@@ -15,8 +15,8 @@ import torch
 from IPython.core.interactiveshell import InteractiveShell
 from test_measure_device import fails, fake_nvml
 
-from oom_magic.measure import device_memory
-from oom_magic.measure.device_memory import Look
+from oom_magic.measure.device import memory_sample as device_memory
+from oom_magic.measure.device.memory_sample import MemorySample
 from oom_magic.notebook.monitor import Monitor, Record
 from oom_magic.units import GIB, MIB
 
@@ -127,7 +127,12 @@ def test_nothing_is_left_after_fifty_starts_and_stops(card: dict[str, Any], shel
 def test_a_card_is_said_to_be_nearly_full_once() -> None:
     record = Record("card")
     levels = [5, 11.5, 5, 11.5]
-    assert [record.add(Look(12 * GIB, other_bytes=int(level * GIB))) for level in levels] == [False, True, False, False]
+    assert [record.add(MemorySample(12 * GIB, other_bytes=int(level * GIB))) for level in levels] == [
+        False,
+        True,
+        False,
+        False,
+    ]
     description = record.describe()
     text = str(description)
     assert text.count("Passed 90%") == 1
@@ -136,7 +141,7 @@ def test_a_card_is_said_to_be_nearly_full_once() -> None:
     html = description._repr_mimebundle_()["text/html"]
     assert "Passed 90%" in html and "peak in use" in html
     for _ in range(500):
-        record.add(Look(12 * GIB))
+        record.add(MemorySample(12 * GIB))
     assert max(map(len, str(record.describe()).splitlines())) <= 80
 
 

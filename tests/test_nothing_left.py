@@ -18,7 +18,7 @@ import torch
 from IPython.core.interactiveshell import InteractiveShell
 import oom_magic as om
 from oom_magic.explain import prices
-from oom_magic.predict.pretend.pretend_gpu import PretendGPU
+from oom_magic.predict.pretend.fake_gpu import FakeGPU
 from oom_magic.predict.session import DrySession
 
 def trains(rows):
@@ -51,7 +51,7 @@ entries = {
 
 def alive():
     gc.collect()
-    kinds = (DrySession, PretendGPU, BaseException, types.FrameType, types.TracebackType)
+    kinds = (DrySession, FakeGPU, BaseException, types.FrameType, types.TracebackType)
     live = [one for one in gc.get_objects() if issubclass(type(one), (torch.Tensor, *kinds))]
     with torch._C.DisableTorchFunctionSubclass():  # libraries keep small tables of real tensors
         return {id(one): type(one).__name__ for one in live if not isinstance(one, torch.Tensor) or one.is_meta}

@@ -7,11 +7,10 @@ import ast
 import pytest
 import torch
 
-from oom_magic.explain.knobs import find_knobs
-from oom_magic.explain.own_code import copied, own_arguments, own_code
-from oom_magic.explain.own_names import own_names
-from oom_magic.explain.rehearsal import CellRehearsal
-from oom_magic.explain.remedy_code import _ACCELERATE, _PLAIN, _TRAINER, code_for
+from oom_magic.explain.remedies.code import _ACCELERATE, _PLAIN, _TRAINER, code_for
+from oom_magic.explain.remedies.own_code import copied, own_arguments, own_code, own_names
+from oom_magic.explain.remedies.rehearsal import CellRehearsal
+from oom_magic.explain.remedies.size_parameters import find_size_parameters
 
 LOOP = """\
 net = make()
@@ -57,7 +56,7 @@ def test_an_accumulating_loop_trains_the_same():
 def test_the_statement_that_sets_the_batch_is_shown_as_it_then_is():
     tree = ast.parse("loader = DataLoader(data, shuffle=True, batch_size=6)\n" + LOOP)
     rehearsal = CellRehearsal(exec, tree, {"net": make()})
-    rehearsal._knobs["batch"] = find_knobs(tree, {}, "batch", 6)[0]
+    rehearsal._knobs["batch"] = find_size_parameters(tree, {}, "batch", 6)[0]
     code = rehearsal.own_code("smaller_batch", VALUES)
     assert code.startswith("loader = DataLoader(data, shuffle=True, batch_size=2)\naccumulation = 3\nfor number, ")
     assert "batch_size=6" in ast.unparse(tree)
@@ -116,7 +115,7 @@ def test_the_names_of_a_load():
 def test_the_batch_size_of_a_loader_is_not_assigned_to_it():
     """DataLoader refuses another ``batch_size`` once it is made."""
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(8, 4)), batch_size=8)
-    labels = {knob.label for knob in find_knobs(ast.parse(LOOP), {"loader": loader}, "batch", 8)}
+    labels = {parameter.label for parameter in find_size_parameters(ast.parse(LOOP), {"loader": loader}, "batch", 8)}
     assert labels == {"batch_size"}
 
 
@@ -184,7 +183,7 @@ def test_a_copy_leaves_behind_what_tools_hang_on_nodes():
 
 def test_one_batch_in_several_shapes_is_turned_together():
     tree = ast.parse("x = torch.randint(0, 9, (24, 500))\ny = torch.ones(24, 8)\nn = net(layers=24)")
-    (knob,) = [one for one in find_knobs(tree, {}, "batch", 24) if one.label == "24"][-1:]
-    with knob.turn(tree, {}, 12):
+    (parameter,) = [one for one in find_size_parameters(tree, {}, "batch", 24) if one.label == "24"][-1:]
+    with parameter.turn(tree, {}, 12):
         assert ast.unparse(tree).count("12") == 2 and "layers=24" in ast.unparse(tree)
     assert "12" not in ast.unparse(tree)

@@ -6,17 +6,16 @@ import numpy as np
 import pytest
 from samples import predicted, training_timeline
 
-from oom_magic.explain import prices as pricing
 from oom_magic.explain.advice import advise
-from oom_magic.explain.causes import Evidence
-from oom_magic.explain.diagnosis import explain
-from oom_magic.explain.prices import Prices
-from oom_magic.explain.rehearsal import NotPricedError
-from oom_magic.explain.remedies import Situation, ranked
-from oom_magic.explain.shrinking import largest_fitting
-from oom_magic.memory.allocator import minimum_device_bytes
-from oom_magic.predict.changes.habits import AccumulatedGradients
+from oom_magic.explain.evidence.causes import Evidence
+from oom_magic.explain.explainer import explain
+from oom_magic.explain.remedies import evaluation as pricing
+from oom_magic.explain.remedies.evaluation import RemedyEvaluator, largest_fitting
+from oom_magic.explain.remedies.rehearsal import NotPricedError
+from oom_magic.explain.remedies.remedy import Situation, ranked
+from oom_magic.memory.allocator.replay import minimum_device_bytes
 from oom_magic.predict.setups.gpus import find_gpu
+from oom_magic.predict.what_if.loop_changes import AccumulatedGradients
 
 GPU = find_gpu("RTX 3060")
 MIB = 2**20
@@ -69,7 +68,7 @@ def need(scale):
 
 
 def priced(run, usable, **known):
-    return list(Prices(run, Situation(usable, GPU, **known)).remedies())
+    return list(RemedyEvaluator(run, Situation(usable, GPU, **known)).remedies())
 
 
 def test_the_largest_microbatch_that_makes_up_the_batch():
@@ -92,7 +91,7 @@ def test_combinations_are_found_where_nothing_alone_fits():
 
 def test_what_costs_least_is_rehearsed_first_unless_the_cause_says_otherwise():
     run = Run()
-    list(Prices(run, Situation(need(2), GPU), first=["checkpointing"]).remedies())
+    list(RemedyEvaluator(run, Situation(need(2), GPU), first=["checkpointing"]).remedies())
     order = [type(one.changes[0]).__name__ for one in run.variations if one.changes]
     assert order.index("ActivationCheckpointing") < order.index("MixedPrecision")
 
@@ -107,7 +106,7 @@ def test_when_the_time_is_over_the_rest_is_named(monkeypatch):
 
 
 def test_a_run_that_fits_needs_no_change():
-    prices = Prices(Run(), Situation(need(20), GPU))
+    prices = RemedyEvaluator(Run(), Situation(need(20), GPU))
     assert prices.fits
     assert {one.key for one in prices.remedies()} <= {"free_held", "close_processes"}
 
@@ -175,7 +174,7 @@ def levels(timeline):
 def test_changes_that_save_nothing_are_not_named_after_all(monkeypatch):
     message = "CUDA out of memory. Tried to allocate 16.00 GiB. GPU 0 has a total capacity of 11.76 GiB of which "
     diagnosis = explain(message + "11.37 GiB is free.")
-    monkeypatch.setattr(Prices, "remedies", lambda _: iter(()))
+    monkeypatch.setattr(RemedyEvaluator, "remedies", lambda _: iter(()))
     assert {"sdpa", "find_tensor"} <= {one.key for one in diagnosis.remedies}
     *_, last = advise(diagnosis, Run(), GPU, memory=need(1))
     assert [(one.key, one.note.key) for one in last.remedies] == [("find_tensor", "reason_nothing_saves")]

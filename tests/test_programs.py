@@ -47,7 +47,7 @@ def test_checks_of_unknown_values_pass() -> None:
 
 
 def test_endless_loop_of_operators_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    from oom_magic.predict.following import recorder
+    from oom_magic.predict.instrumentation import recorder
 
     monkeypatch.setattr(recorder, "STEP_LIMIT_SECONDS", 0.2)
 

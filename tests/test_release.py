@@ -22,12 +22,11 @@ from torch.distributed.tensor import distribute_tensor
 from torch.testing._internal.two_tensor import TwoTensor
 
 import oom_magic as om
-from oom_magic.measure.accelerator import Levels, Memory
-from oom_magic.measure.dead_frames import find_kept_frames, told_apart
-from oom_magic.measure.holders import Holding
-from oom_magic.measure.ownership import Storage, storage_of
-from oom_magic.measure.release import glance_at, release_from
-from oom_magic.measure.released import DeviceChange, Gone, Released
+from oom_magic.measure.device.accelerators import Levels, Memory
+from oom_magic.measure.history.attribution import Storage, storage_of
+from oom_magic.measure.holders.failed_frames import find_kept_frames, told_apart
+from oom_magic.measure.holders.inventory import Holding
+from oom_magic.measure.holders.release import DeviceChange, Gone, Released, find_all_holders, release_from
 
 LARGE = 100_003  # elements: tensors of this size are this file's
 
@@ -426,7 +425,7 @@ def test_what_an_error_itself_holds_is_told_from_what_earlier_ones_do() -> None:
             raise KeyError("wrapped") from error
 
     earlier, error = kept_error(lambda: fail_with_locals([])), kept_error(wrapped)
-    gone = glance_at(MEMORY, {}, error).gone
+    gone = find_all_holders(MEMORY, {}, error).gone
     assert [(one.is_own, one.num_bytes) for one in gone] == [(False, LARGE), (True, LARGE)]
-    assert not any(one.is_own for one in glance_at(MEMORY, {}).gone)
+    assert not any(one.is_own for one in find_all_holders(MEMORY, {}).gone)
     del earlier

@@ -9,7 +9,7 @@ import pytest
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
-from oom_magic.measure.released import Released
+from oom_magic.measure.holders.release import Released
 from oom_magic.units import GIB, MIB
 
 DEFINE = """%%gpumem --no-plot
@@ -37,7 +37,7 @@ def train(rows, blocks=20):
 def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cells are dry runs here, also on a machine with a GPU."""
     monkeypatch.setattr("oom_magic.notebook.magics._has_gpu", lambda: False)
-    monkeypatch.setattr("oom_magic.notebook.releasing.find_accelerators", list)
+    monkeypatch.setattr("oom_magic.notebook.cells.releasing.find_accelerators", list)
 
 
 def release(shell: InteractiveShell, line: str = "%oom_free") -> Released:

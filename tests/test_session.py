@@ -19,11 +19,11 @@ from torch import nn
 
 import oom_magic as om
 from oom_magic.memory.timeline import Phase
-from oom_magic.predict.following import recorder
-from oom_magic.predict.following.live_objects import find_live_objects, heap_set_aside
+from oom_magic.predict.instrumentation import recorder
+from oom_magic.predict.isolation.live_objects import find_live_objects, heap_set_aside
 from oom_magic.predict.session import DrySession
-from oom_magic.rendering.text import to_text
 from oom_magic.units import GIB, MIB
+from oom_magic.views.text import to_text
 
 counters: list[float] = []
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from oom_magic.explain.causes import Cause, Confidence, Evidence, Judgement
-from oom_magic.explain.diagnosis import explain
-from oom_magic.explain.failure import Failure
-from oom_magic.explain.held import Held
-from oom_magic.explain.settling import settled_by_call
-from oom_magic.notebook.releasing import PretendMemory
+from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, Judgement
+from oom_magic.explain.evidence.holders import Holder
+from oom_magic.explain.evidence.refinement import refine_with_call
+from oom_magic.explain.explainer import explain
+from oom_magic.explain.messages.failure import Failure
+from oom_magic.notebook.cells.releasing import FakeGPUMemory
 from oom_magic.predict.session import DrySession
 
 MIB = 2**20
@@ -158,7 +158,7 @@ def keeps_numbers_and_host_tensors():
 def test_what_grows_in_the_loop_is_named_with_its_line(function, key, name, fixed):
     session = DrySession("RTX 3060", memory=600 * MIB + session_context(), stop_after_steps=None, has_bar=False)
     report = session.run(function)
-    diagnosis = explain(session.exception, report=report, locate=PretendMemory(session).storage, lang="en")
+    diagnosis = explain(session.exception, report=report, locate=FakeGPUMemory(session).storage, lang="en")
     growing = [one for one in diagnosis.evidence if one.key.startswith("name_")]
     if key is None:
         assert not growing and diagnosis.cause == Cause.ACTIVATIONS
@@ -216,6 +216,6 @@ def test_the_users_own_line_is_quoted():
 def test_what_only_the_failed_call_holds_are_its_activations(kind, phase, cause):
     failure = Failure("cuda_v2.2+", "cuda", allocated_bytes=1000 * MIB)
     open_ = Judgement(Cause.UNKNOWN, (Evidence("whose_not_said"),), Confidence.OPEN)
-    settled = settled_by_call(open_, phase, (Held(kind, "OutOfMemoryError in f", 600 * MIB),), failure)
+    settled = refine_with_call(open_, phase, (Holder(kind, "OutOfMemoryError in f", 600 * MIB),), failure)
     assert settled.cause == cause
     assert (settled is open_) is (cause is Cause.UNKNOWN)

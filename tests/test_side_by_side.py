@@ -6,11 +6,10 @@ import pytest
 from pages import assert_text_and_html_agree
 from samples import failed, predicted
 
-from oom_magic.memory.ratios import ratios
-from oom_magic.memory.side_by_side import compare
-from oom_magic.rendering import to_text
-from oom_magic.rendering.text import display_width
+from oom_magic.memory.comparison import compare, ratios
 from oom_magic.units import MIB
+from oom_magic.views import to_text
+from oom_magic.views.text import display_width
 
 
 @pytest.mark.parametrize("number", [1, 5, 7])

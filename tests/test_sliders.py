@@ -19,12 +19,12 @@ from samples import RTX_3060
 from torch import nn
 
 import oom_magic as om
-from oom_magic.notebook.fit_map import Cells, Grid, state_of
-from oom_magic.notebook.slider_cards import offered_cards
-from oom_magic.notebook.slider_controls import NumberControl
-from oom_magic.notebook.slider_ranges import inferred_ranges, landmarks, start_of, stops_of
-from oom_magic.notebook.slider_view import Estimate, verdict
-from oom_magic.notebook.sliders import Sliders
+from oom_magic.notebook.sliders.cards import offered_cards
+from oom_magic.notebook.sliders.controller import Sliders
+from oom_magic.notebook.sliders.fit_map import Cells, Grid, state_of
+from oom_magic.notebook.sliders.panel import NumberControl
+from oom_magic.notebook.sliders.ranges import inferred_ranges, landmarks, start_of, stops_of
+from oom_magic.notebook.sliders.view import Estimate, verdict
 from oom_magic.units import GIB, MIB, format_bytes
 
 VIEW = "application/vnd.jupyter.widget-view+json"

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from oom_magic.explain.messages import read
-from oom_magic.explain.tensors import dims_in_text, name_tensor, requested_window
+from oom_magic.explain.evidence.tensors import dims_in_text, name_tensor, requested_window
+from oom_magic.explain.messages.reading import read
 from oom_magic.units import MIB, format_bytes
 
 ROBERTA = {"batch": 4, "seq": 1024, "heads": 12, "hidden": 768, "vocab": 50265, "intermediate": 3072}

@@ -6,16 +6,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from oom_magic.explain.causes import Cause, Evidence, unlisted_bytes
-from oom_magic.explain.holding import earlier_bytes
-from oom_magic.explain.prices import Prices
-from oom_magic.explain.rehearsal import NotPricedError, Rehearsal, SetupRehearsal
-from oom_magic.explain.remedies import Remedy, Situation, ranked
-from oom_magic.explain.remedy_code import code_for
+from oom_magic.explain.evidence.causes import Cause, Evidence, unlisted_bytes
+from oom_magic.explain.evidence.holders import earlier_bytes
+from oom_magic.explain.remedies.code import code_for
+from oom_magic.explain.remedies.evaluation import RemedyEvaluator
+from oom_magic.explain.remedies.rehearsal import NotPricedError, Rehearsal, SetupRehearsal
+from oom_magic.explain.remedies.remedy import Remedy, Situation, ranked
 from oom_magic.units import parse_bytes
 
 if TYPE_CHECKING:
-    from oom_magic.explain.diagnosis import Diagnosis
+    from oom_magic.explain.explainer import Diagnosis
     from oom_magic.memory.report import MemoryReport
     from oom_magic.predict.setups.gpus import GPU
     from oom_magic.predict.setups.setup import TrainingSetup
@@ -63,7 +63,7 @@ _NOTHING_SAVES = Evidence("reason_nothing_saves")
 
 def before_prices(diagnosis: Diagnosis) -> Diagnosis:
     """The diagnosis as it is shown until the first price is known."""
-    return replace(diagnosis, remedies=named(diagnosis, _NOT_YET))
+    return replace(diagnosis, remedies=unpriced_remedies(diagnosis, _NOT_YET))
 
 
 def advise(
@@ -82,23 +82,27 @@ def advise(
     situation = situation_of(diagnosis, gpu, report, memory)
     try:
         first = [key.removesuffix("_any") for key in _AGAINST.get(diagnosis.cause, ())]
-        prices = Prices(rehearsal, situation, first)
+        prices = RemedyEvaluator(rehearsal, situation, first)
     except NotPricedError as refusal:
-        yield replace(diagnosis, remedies=named(diagnosis, refusal.reason))
+        yield replace(diagnosis, remedies=unpriced_remedies(diagnosis, refusal.reason))
         return
     if prices.fits:
         sizes = {"needed_bytes": prices.needed_bytes, "usable_bytes": situation.usable_bytes}
         steps = {"num_steps": prices.steps_left_after} if prices.steps_left_after else {}
         fits = Evidence("first_steps_fit" if steps else "rehearsal_fits", {**sizes, **steps})
         evidence = (*diagnosis.evidence, fits)
-        diagnosis = replace(diagnosis, evidence=evidence, remedies=named(diagnosis, _NO_RUN))
+        diagnosis = replace(diagnosis, evidence=evidence, remedies=unpriced_remedies(diagnosis, _NO_RUN))
         yield diagnosis
     found: list[Remedy] = []
     for remedy in prices.remedies():
         found.append(remedy)
         yield replace(diagnosis, remedies=ranked(found))
     if not found and not prices.fits:
-        left = [one for one in named(diagnosis, _NOTHING_SAVES) if one.key.removesuffix("_any") not in prices.keys]
+        left = [
+            one
+            for one in unpriced_remedies(diagnosis, _NOTHING_SAVES)
+            if one.key.removesuffix("_any") not in prices.keys
+        ]
         yield replace(diagnosis, remedies=tuple(left))
 
 
@@ -111,7 +115,7 @@ def advise_setup(diagnosis: Diagnosis, setup: TrainingSetup) -> Iterator[Diagnos
     yield from advise(diagnosis, SetupRehearsal(setup), gpu, memory=memory)
 
 
-def named(diagnosis: Diagnosis, reason: Evidence = _NO_RUN) -> tuple[Remedy, ...]:
+def unpriced_remedies(diagnosis: Diagnosis, reason: Evidence = _NO_RUN) -> tuple[Remedy, ...]:
     """What helps against the cause, without prices, for the reason given."""
     if diagnosis.is_oom is False or (diagnosis.main_failure is None and diagnosis.cause is Cause.UNKNOWN):
         return ()

@@ -7,12 +7,12 @@ import os
 from collections.abc import Mapping
 from typing import Literal
 
-from oom_magic.explain.catalogue import CATALOGUE
-from oom_magic.explain.causes import Evidence
-from oom_magic.explain.page_catalogue import PAGE_CATALOGUE
-from oom_magic.explain.reason_catalogue import REASONS
-from oom_magic.explain.setup_catalogue import SETUPS
-from oom_magic.refusals import RefusedError
+from oom_magic.errors import InvalidSettingError
+from oom_magic.explain.evidence.causes import Evidence
+from oom_magic.explain.sentences.catalogue import CATALOGUE
+from oom_magic.explain.sentences.pages import PAGE_CATALOGUE
+from oom_magic.explain.sentences.reasons import REASONS
+from oom_magic.explain.sentences.setups import SETUPS
 from oom_magic.units import format_bytes
 
 Language = Literal["en", "zh"]
@@ -45,25 +45,25 @@ def _recognised(name: str) -> Language | None:
     return "en" if lowered.startswith("en") else None
 
 
-def say(key: str, lang: Language = "en", /, **values: object) -> str:
+def translate(key: str, lang: Language = "en", /, **values: object) -> str:
     """The catalogue's sentence for ``key``; values named ``*_bytes`` are written as sizes."""
     english, chinese = SENTENCES[key]
     return (chinese if lang == "zh" else english).format_map(_written(values))
 
 
-def spoken(item: Evidence, lang: Language) -> str:
+def render_evidence(item: Evidence, lang: Language) -> str:
     """A piece of evidence as a sentence; a value named ``x_key`` is said in the language, as ``x``."""
     keys = {name.removesuffix("_key"): str(key) for name, key in item.values.items() if name.endswith("_key")}
-    said = {name: say(key, lang, **item.values) for name, key in keys.items()}
-    return say(item.key, lang, **{**item.values, **said})
+    said = {name: translate(key, lang, **item.values) for name, key in keys.items()}
+    return translate(item.key, lang, **{**item.values, **said})
 
 
-def refused(error: ValueError, lang: Language) -> str:
+def translate_error(error: ValueError, lang: Language) -> str:
     """What the error says, in the language; an error of a library says it in its own."""
-    if not isinstance(error, RefusedError):
+    if not isinstance(error, InvalidSettingError):
         return str(error)
-    sentence = say(f"refusal_{error.key}", lang, **error.values)
-    offer = say("refusal_did_you_mean", lang, names=error.offer) if error.offer else ""
+    sentence = translate(f"refusal_{error.key}", lang, **error.values)
+    offer = translate("refusal_did_you_mean", lang, names=error.offer) if error.offer else ""
     return f"{sentence} {offer}".rstrip()
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from oom_magic.description import Bar, Bars, Describable, Description, Fact, Facts, Part, Sentence
-from oom_magic.description import Block as DescriptionBlock
-from oom_magic.memory.allocator import Block, CachingAllocator, state_at
+from oom_magic.memory.allocator.replay import Block, CachingAllocator, state_at
 from oom_magic.memory.categories import CATEGORIES
 from oom_magic.units import format_bytes
+from oom_magic.views.blocks import Bar, Bars, Describable, Description, Fact, Facts, Part, Sentence
+from oom_magic.views.blocks import Block as DescriptionBlock
 
 if TYPE_CHECKING:
     from oom_magic.memory.report import MemoryReport

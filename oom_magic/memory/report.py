@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from oom_magic.description import Describable, Description
-from oom_magic.memory.allocator import AllocatorSettings, Replay, minimum_device_bytes, replay
+from oom_magic.memory.allocator.replay import AllocatorSettings, Replay, minimum_device_bytes, replay
 from oom_magic.memory.categories import CATEGORIES, Breakdown, Category
-from oom_magic.memory.report_description import describe_comparison, describe_report
 from oom_magic.memory.timeline import PHASES, IntArray, MarkKind, Phase, SourceLine, Timeline
+from oom_magic.views.blocks import Describable, Description
+from oom_magic.views.report import describe_comparison, describe_report
 
 _PLAIN_FIELDS = (
     "source",

@@ -53,6 +53,6 @@ def _callbacks(magics: OOMMagics) -> list[tuple[str, Callable[..., None]]]:
 
 
 def _report_bundle(report: Any, **_: Any) -> dict[str, str]:
-    from oom_magic.notebook.gpumem import describe_with_picture
+    from oom_magic.notebook.cells.gpumem import describe_with_picture
 
     return describe_with_picture(report)._repr_mimebundle_()

@@ -1,12 +1,9 @@
-"""The timeline as a picture: allocated memory over the run, stacked by category, steps and phases marked.
-
-Drawn on a ``Figure`` of its own, so that the user's matplotlib state is not touched. The SVG's colours
-become the style sheet's variables, which lets one picture follow light and dark themes.
-"""
+"""Timelines as a plain picture, which every notebook page shows: one run, or several on one scale."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import pairwise
@@ -18,14 +15,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from oom_magic.description import Picture
-from oom_magic.memory.allocator import replay
+from oom_magic.memory.allocator.replay import replay
 from oom_magic.memory.categories import CATEGORIES, Category
 from oom_magic.memory.report import MemoryReport
-from oom_magic.memory.report_description import place
 from oom_magic.memory.timeline import PHASES, MarkKind, Phase
-from oom_magic.rendering.palette import LIGHT
 from oom_magic.units import GIB, MIB, format_bytes
+from oom_magic.views.blocks import Picture
+from oom_magic.views.palette import LIGHT
+from oom_magic.views.report import place
 
 _MOST_POINTS = 320
 _CARD_IN_VIEW = 0.3  # the card's limit is drawn when the peak reaches this share of it
@@ -219,3 +216,49 @@ def _themed_svg(figure: Figure) -> str:
     for hue, colour in LIGHT.items():
         svg = svg.replace(colour, f"var(--oom-{hue},{colour})")
     return re.sub(r"\s*\n\s*", " ", svg)
+
+
+_WIDTH, _HEIGHT = 8.6, 3.1  # inches, a run
+_DOTS_PER_INCH = 110
+
+
+class Plot:
+    """A matplotlib ``figure`` that shows itself as a PNG; its text is what it shows, in words."""
+
+    def __init__(self, figure: Figure, words: str) -> None:
+        self.figure = figure
+        self.words = words
+
+    def __repr__(self) -> str:
+        return self.words
+
+    def _repr_png_(self) -> bytes:
+        file = BytesIO()
+        self.figure.savefig(file, format="png", dpi=_DOTS_PER_INCH)
+        return file.getvalue()
+
+
+def plot(runs: MemoryReport | Mapping[str, MemoryReport]) -> Plot:
+    """Allocated memory over a run, stacked by category; of runs by name, one under the other on one scale.
+
+    Raises ValueError without a run.
+    """
+    named = {"": runs} if isinstance(runs, MemoryReport) else dict(runs)
+    if not named:
+        raise ValueError("plot() got no report; give it one, or several by name: plot({'now': report}).")
+    figure = Figure(figsize=(_WIDTH, _HEIGHT * len(named)), facecolor=LIGHT["paper"], layout="constrained")
+    all_axes = figure.subplots(len(named), squeeze=False)[:, 0]
+    for axes, (name, report) in zip(all_axes, named.items(), strict=True):
+        draw_timeline(axes, report)
+        if name:
+            axes.set_title(name, loc="left", fontsize=10, fontweight="bold", color=LIGHT["fg"], pad=24)
+    highest = max(axes.get_ylim()[1] for axes in all_axes)
+    for axes in all_axes:
+        axes.set_ylim(0, highest)
+        dress(axes)
+    return Plot(figure, "\n".join(_words(name, report) for name, report in named.items()))
+
+
+def _words(name: str, report: MemoryReport) -> str:
+    peak = f"peak {format_bytes(report.peak_allocated_bytes)} ({report.peak_phase.value})"
+    return f"{name}: {peak}" if name else f"Allocated memory over the run, {peak}"

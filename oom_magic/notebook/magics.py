@@ -6,25 +6,17 @@ from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
-from IPython.core.magic import (
-    Magics,
-    line_cell_magic,
-    line_magic,
-    magics_class,
-    no_var_expand,
-    output_can_be_silenced,
-)
+from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand, output_can_be_silenced
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
-from oom_magic.notebook import gpumem
-from oom_magic.notebook.cells import compile_cell
-from oom_magic.notebook.explanations import explain_last, explain_pasted, explain_path
-from oom_magic.notebook.failures import FailureWatch
-from oom_magic.notebook.gpumem import Card, CellRunner
-from oom_magic.notebook.levels import LevelWatch
+from oom_magic.notebook.cells import gpumem
+from oom_magic.notebook.cells.explanations import explain_last, explain_pasted, explain_path
+from oom_magic.notebook.cells.gpumem import CardOptions, CellRunner
+from oom_magic.notebook.cells.hints import FailureWatch
+from oom_magic.notebook.cells.levels import LevelWatch
+from oom_magic.notebook.cells.running import compile_cell
 from oom_magic.notebook.monitor import Monitor, can_update
-from oom_magic.notebook.options import checked, parse_options, unquoted
-from oom_magic.notebook.setup_options import setup_arguments
+from oom_magic.notebook.options import checked, parse_options, setup_arguments, unquoted
 
 
 @magics_class
@@ -72,7 +64,7 @@ class OOMMagics(Magics):
         """
         __tracebackhide__ = True
         options, statement = parse_options(self.gpumem, line)
-        card = Card.parse(options.gpu, options.memory)
+        card = CardOptions.parse(options.gpu, options.memory)
         stop_after_steps = checked("--steps", gpumem.parse_steps, options.steps)
         self._check(options, statement, cell)
         if cell is None and not statement:
@@ -94,7 +86,7 @@ class OOMMagics(Magics):
         if options.output is not None and not options.output.isidentifier():
             raise UsageError(f"-o: {options.output!r} is not a name for a variable.")
 
-    def _choose(self, card: Card) -> None:
+    def _choose(self, card: CardOptions) -> None:
         if not card:
             raise UsageError("%gpumem needs a statement to run, or --gpu or --memory to choose a pretend GPU.")
         self.runner.card = card
@@ -157,7 +149,7 @@ class OOMMagics(Magics):
             %oom_free
             %oom_free --names model optimizer --dry-run
         """
-        from oom_magic.notebook.releasing import release_in
+        from oom_magic.notebook.cells.releasing import release_in
 
         options = parse_argstring(self.oom_free, line)
         wishes = {"names": options.names, "out": options.out, "dry_run": options.dry_run}
@@ -183,8 +175,7 @@ class OOMMagics(Magics):
             %oom_doctor
             %oom_doctor --model qwen2.5-1.5b --gpu "RTX 3060"
         """
-        from oom_magic.explain.checkup import doctor
-        from oom_magic.explain.recommendation import TYPICAL_MODELS
+        from oom_magic.explain.doctor import TYPICAL_MODELS, doctor
 
         options = parse_argstring(self.oom_doctor, line)
         models = TYPICAL_MODELS if options.model == [] else options.model or ()
@@ -225,7 +216,7 @@ class OOMMagics(Magics):
             %oom_sliders --model qwen2.5-7b --method qlora --gpu "RTX 3060"
             %oom_sliders train
         """
-        from oom_magic.notebook.slider_magic import sliders_from_line
+        from oom_magic.notebook.sliders.magic import sliders_from_line
 
         return sliders_from_line(line, self.shell)
 
@@ -237,14 +228,14 @@ class OOMMagics(Magics):
 
 
 def _has_gpu() -> bool:
-    from oom_magic.measure.device_memory import is_available
+    from oom_magic.measure.device.memory_sample import is_available
 
     return is_available()
 
 
 def _watched(device: int | None) -> int | None:
     """The device asked for, else the current one; None where there is none."""
-    from oom_magic.measure.device_memory import default_device
+    from oom_magic.measure.device.memory_sample import default_device
 
     if not _has_gpu():
         if device is not None:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.display import display
 
-from oom_magic.description import Block, Description, Fact, Facts, Part, Parts, Sentence
+from oom_magic.views.blocks import Block, Description, Fact, Facts, Part, Parts, Sentence
 
 if TYPE_CHECKING:
-    from oom_magic.measure.device_memory import Look
+    from oom_magic.measure.device.memory_sample import MemorySample
 
 TIGHT, DANGER = 0.85, 0.90  # shares of the card: the lines across the bar
 _NUM_LOOKS = 120  # that the sparkline shows at most
@@ -41,12 +41,12 @@ class Monitor:
 
     def start(self) -> None:
         """Show the memory now, then keep it up to date."""
-        from oom_magic.measure.device_memory import look_at_host, looking_at
+        from oom_magic.measure.device.memory_sample import open_sampler, sample_host
 
         stack = ExitStack()
-        name, look = "This machine", look_at_host
+        name, look = "This machine", sample_host
         if self._device is not None:
-            name, look = stack.enter_context(looking_at(self._device))
+            name, look = stack.enter_context(open_sampler(self._device))
         self._record = Record(name, is_host=self._device is None)
         self._record.add(look())
         handle = display(self._record.describe(), display_id=True)
@@ -62,8 +62,8 @@ class Monitor:
             self._thread.join(_PATIENCE)
             self._thread = None
 
-    def _watch(self, look: Callable[[], Look], handle: Any, stack: ExitStack) -> None:
-        from oom_magic.measure.failure import describe_error
+    def _watch(self, look: Callable[[], MemorySample], handle: Any, stack: ExitStack) -> None:
+        from oom_magic.measure.measurement import describe_error
 
         with stack:
             while not self._stopped.wait(self._every_seconds):
@@ -82,13 +82,13 @@ class Record:
     def __init__(self, name: str = "", is_host: bool = False) -> None:
         self._name = name
         self._is_host = is_host
-        self._looks: deque[Look] = deque(maxlen=_NUM_LOOKS)
+        self._looks: deque[MemorySample] = deque(maxlen=_NUM_LOOKS)
         self._peak_used = 0
         self._peak_allocated = 0
         self._passed_at = ""
         self._ended_with = ""
 
-    def add(self, look: Look) -> bool:
+    def add(self, look: MemorySample) -> bool:
         """Note a look; whether the device passed 90 % for the first time."""
         self._looks.append(look)
         self._peak_used = max(self._peak_used, look.used_bytes)
@@ -121,7 +121,7 @@ class Record:
             blocks.append(Sentence(f"Other processes are not known: {look.problem}.", "quiet"))
         return Description(f"{self._name} now", tuple(blocks))
 
-    def _parts(self, look: Look) -> tuple[Part, ...]:
+    def _parts(self, look: MemorySample) -> tuple[Part, ...]:
         free = Part("free", max(look.total_bytes - look.used_bytes, 0), "free")
         if self._is_host:
             return Part("in use", look.used_bytes, "other"), free
@@ -140,7 +140,7 @@ def can_update(shell: Any) -> bool:
     return terminal is None or not isinstance(shell, terminal.TerminalInteractiveShell)
 
 
-def _sparkline(looks: deque[Look]) -> str:
+def _sparkline(looks: deque[MemorySample]) -> str:
     """The share in use over the last looks, the highest of neighbours where there are too many."""
     shares = [look.used_fraction for look in looks]
     step = -(-len(shares) // _WIDTH)

@@ -1,13 +1,20 @@
-"""Options of the magics, split from the statement that follows them; errors name what is allowed."""
+"""Options that describe a training run: ``--model roberta-base --batch 4 --seq 1024 --precision fp16 ...``."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from IPython.core.error import UsageError
-from IPython.core.magic_arguments import MagicArgumentParser, parse_argstring
+from IPython.core.magic_arguments import MagicArgumentParser, argument, parse_argstring
+
+from oom_magic.predict.setups.gpus import GPU, list_gpus
+
+if TYPE_CHECKING:
+    from oom_magic.explain.language import Language
+    from oom_magic.explain.messages.failure import Failure
+    from oom_magic.predict.setups.setup import TrainingSetup
 
 Value = TypeVar("Value")
 
@@ -51,3 +58,89 @@ def _split(parser: MagicArgumentParser, line: str) -> tuple[str, str]:
             is_negative = value[1].startswith("-") and token[1].startswith("--")
             options.append(f"{options.pop()}={value[1]}" if is_negative else value[1])
     return " ".join(options), line[end:].strip()
+
+
+# Option, the field of TrainingSetup, what it is.
+_WORDS = (
+    ("model", "model", 'The model: a preset such as roberta-base, or a folder with "config.json".'),
+    ("precision", "precision", "fp32, bf16, fp16 (weights) or amp-bf16, amp-fp16 (autocast)."),
+    ("method", "method", "full, lora or qlora."),
+    ("optimizer", "optimizer", "Such as adamw, adamw8bit, adafactor, sgd."),
+    ("attention", "attention", "sdpa, eager or flash_attention_2."),
+    ("loss", "loss", "plain or chunked."),
+    ("gpu", "gpu", 'The card, such as "RTX 3080" (default: one of the size that the message names).'),
+    ("memory", "memory", "Its memory, if not the catalogue's: 10GiB."),
+)
+_NUMBERS = (
+    ("batch", "microbatch_size", "Sequences per forward."),
+    ("seq", "seq_len", "Tokens per sequence."),
+    ("target-seq", "target_seq_len", "Tokens per target sequence, for encoder-decoder models."),
+    ("rank", "rank", "Rank of LoRA."),
+    ("accumulation", "gradient_accumulation_steps", "Forwards per optimizer step."),
+)
+_SIMILAR = 0.02  # cards of one size differ by less
+
+
+def setup_arguments(magic: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: the options of ``setup_from`` for a magic."""
+    for name, field, text in reversed(_WORDS):
+        magic = argument(f"--{name}", dest=field, type=unquoted, help=text)(magic)
+    for name, field, text in reversed(_NUMBERS):
+        magic = argument(f"--{name}", dest=field, type=int, help=text)(magic)
+    flag = argument("--checkpointing", action="store_true", help="With activation checkpointing.")
+    decorated: Callable[..., Any] = flag(magic)
+    return decorated
+
+
+def setup_from(options: Any, lang: Language, failure: Failure | None) -> TrainingSetup | None:
+    """The run that the options describe, on the card of the failure unless they name one; None without a model.
+
+    A UsageError says in the language what is wrong with them.
+    """
+    from oom_magic.explain.language import translate, translate_error
+
+    given = {field: getattr(options, field) for _, field, _ in (*_WORDS, *_NUMBERS)}
+    given = {field: value for field, value in given.items() if value is not None}
+    if "model" not in given:
+        if given or options.checkpointing:
+            raise UsageError(translate("usage_no_model", lang))
+        return None
+    from oom_magic.predict.setups.setup import TrainingSetup
+
+    if failure is not None and failure.total_bytes and not {"gpu", "memory"} & set(given):
+        given.update(_card_of(failure.total_bytes))
+    given["model"] = _long_enough(given["model"], given.get("seq_len", 0))
+    try:
+        return TrainingSetup(activation_checkpointing=options.checkpointing, **given)
+    except ValueError as error:
+        raise UsageError(translate_error(error, lang)) from None
+
+
+def _card_of(total_bytes: int) -> dict[str, Any]:
+    """A card of the catalogue of this size, with exactly this memory."""
+    card = similar_card(total_bytes)
+    return {"memory": total_bytes} | ({} if card is None else {"gpu": card.name})
+
+
+def similar_card(total_bytes: int) -> GPU | None:
+    """The card of the catalogue whose memory is nearest, if it is about this."""
+    card = min(list_gpus(), key=lambda one: abs(one.total_bytes - total_bytes))
+    return card if abs(card.total_bytes - total_bytes) <= _SIMILAR * total_bytes else None
+
+
+def _long_enough(model: str, seq_len: int) -> Any:
+    """The preset with more learned positions where the run needs them, as who trains it so must have made it."""
+    from oom_magic.predict.setups.model_source import resolve_model
+    from oom_magic.predict.setups.models import find_model
+
+    try:
+        source = resolve_model(model)
+        if source.max_seq_len is None or seq_len <= source.max_seq_len:
+            return model
+        padding = source.dims["num_positions"] - source.max_seq_len
+        names = ("max_position_embeddings", "n_positions")
+        preset = find_model(model)
+        name = next(name for name in names if name in preset.settings)
+        return preset.config(**{name: seq_len + padding})
+    except ValueError:
+        return model  # TrainingSetup says what is wrong

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from oom_magic.description import Picture
+from oom_magic.memory.allocator.segments import MIN_BLOCK_BYTES
 from oom_magic.memory.categories import CATEGORIES, Category
 from oom_magic.memory.report import MemoryReport
-from oom_magic.memory.segments import MIN_BLOCK_BYTES
 from oom_magic.memory.timeline import PHASES, MarkKind, Phase, Timeline
 from oom_magic.units import GIB, MIB, format_bytes
+from oom_magic.views.blocks import Picture
 
 _WIDTH, _HEIGHT = 560, 150  # of the curve
 _LEFT, _TOP, _BELOW = 52, 14, 34

@@ -10,37 +10,57 @@ from typing import Any
 
 import torch
 
-from oom_magic.memory.allocator import AllocatorOutOfMemory, CachingAllocator
-from oom_magic.memory.allocator_settings import AllocatorSettings
+from oom_magic.memory.allocator.replay import AllocatorOutOfMemory, CachingAllocator, ReplayFailure
+from oom_magic.memory.allocator.settings import AllocatorSettings
 from oom_magic.memory.report import Assumption, Device, MemoryReport, OutOfMemory
 from oom_magic.memory.timeline import Phase, SourceLine
-from oom_magic.predict.changes.change import Change
-from oom_magic.predict.failure_message import failure_message
-from oom_magic.predict.following.attribution import Attribution, is_users_file
-from oom_magic.predict.following.patches import replaced
-from oom_magic.predict.following.recorder import Recorder
-from oom_magic.predict.following.surroundings import (
+from oom_magic.predict.fake_cuda import transfers, values
+from oom_magic.predict.fake_cuda.autocast import Autocast
+from oom_magic.predict.fake_cuda.cuda_build import cuda_build, grouped_by_place
+from oom_magic.predict.fake_cuda.device_view import DeviceView, saved_tensor_hooks_followed, shown_without_values
+from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
+from oom_magic.predict.fake_cuda.operators import cuda_operators
+from oom_magic.predict.fake_cuda.torch_cuda import accelerator_answers, cuda_answers
+from oom_magic.predict.instrumentation.attribution import Attribution, is_users_file
+from oom_magic.predict.instrumentation.recorder import Recorder
+from oom_magic.predict.instrumentation.training import Finished, Training
+from oom_magic.predict.isolation.context import (
     checkpoints_compared_alike,
     checkpoints_ended,
     garbage_collection_off,
     only_one,
     python_functions_followed,
 )
-from oom_magic.predict.following.training import Finished, Training
-from oom_magic.predict.following.user_state import UserState, process_state_kept
+from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.isolation.tensor_exchange import TensorExchange, process_state_kept
 from oom_magic.predict.kernels import composed, recurrent
 from oom_magic.predict.kernels.rules import kernel_rules
 from oom_magic.predict.libraries import libraries_followed
-from oom_magic.predict.pretend import transfers, values
-from oom_magic.predict.pretend.autocast import Autocast
-from oom_magic.predict.pretend.cuda_api import accelerator_answers, cuda_answers
-from oom_magic.predict.pretend.cuda_build import cuda_build
-from oom_magic.predict.pretend.device_view import DeviceView, saved_tensor_hooks_followed, shown_without_values
-from oom_magic.predict.pretend.foreach import grouped_by_place
-from oom_magic.predict.pretend.operators import cuda_operators
-from oom_magic.predict.pretend.pretend_gpu import PretendGPU
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, find_gpu
-from oom_magic.units import parse_bytes
+from oom_magic.predict.what_if.change import Change
+from oom_magic.units import format_bytes, parse_bytes
+
+
+def failure_message(
+    error: AllocatorOutOfMemory | ReplayFailure,
+    total_bytes: int,
+    context_bytes: int,
+    limit_bytes: int | None = None,
+) -> str:
+    """PyTorch's own wording (c10/cuda/CUDACachingAllocator.cpp, ``malloc``); ``limit_bytes`` is that of a fraction."""
+    cached = error.reserved_bytes - error.allocated_bytes
+    allowed = "" if limit_bytes is None else f"{format_bytes(limit_bytes)} allowed; "
+    return (
+        f"CUDA out of memory. Tried to allocate {format_bytes(error.segment_bytes)}. GPU 0 has a total capacity of "
+        f"{format_bytes(total_bytes)} of which {format_bytes(error.free_bytes)} is free. Including non-PyTorch memory, "
+        f"this process has {format_bytes(error.reserved_bytes + context_bytes)} memory in use. "
+        f"{allowed}Of the allocated memory {format_bytes(error.allocated_bytes)} is allocated by PyTorch, "
+        f"and {format_bytes(cached)} is reserved by PyTorch but unallocated. "
+        "If reserved but unallocated memory is large try setting "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for Memory "
+        "Management  (https://docs.pytorch.org/docs/stable/notes/cuda.html"
+        "#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)"
+    )
 
 
 class DrySession:
@@ -82,12 +102,12 @@ class DrySession:
         self._allocated_before = 0
         rules = kernel_rules(self.gpu)
         handlers = {**transfers.HANDLERS, **values.HANDLERS, **recurrent.HANDLERS, **composed.HANDLERS}
-        self.pretend_gpu = PretendGPU(self.recorder, self.attribution, self.gpu, handlers, rules, self._fail)
-        self.pretend_gpu.values = values.Values(self.pretend_gpu, self.assume)
-        self.pretend_gpu.process_group = None if origin is None else origin.pretend_gpu.process_group
-        self.training = Training(self.pretend_gpu, changes, stop_after_steps, has_bar)
-        self._user_state: UserState = UserState(
-            self.pretend_gpu, is_lasting, origin=None if origin is None else origin._user_state
+        self.fake_gpu = FakeGPU(self.recorder, self.attribution, self.gpu, handlers, rules, self._fail)
+        self.fake_gpu.values = values.Values(self.fake_gpu, self.assume)
+        self.fake_gpu.process_group = None if origin is None else origin.fake_gpu.process_group
+        self.training = Training(self.fake_gpu, changes, stop_after_steps, has_bar)
+        self._user_state: TensorExchange = TensorExchange(
+            self.fake_gpu, is_lasting, origin=None if origin is None else origin._user_state
         )
 
     def assume(self, text: str) -> None:
@@ -126,11 +146,11 @@ class DrySession:
 
     def storage_of(self, tensor: torch.Tensor) -> tuple[int, int] | None:
         """Identity and bytes of what a tensor, or its double, has on the pretend GPU; None if it is not there."""
-        found = self.pretend_gpu.storage_of(self._user_state.template(tensor))
+        found = self.fake_gpu.storage_of(self._user_state.template(tensor))
         return None if found is None or found.allocation < 0 else (found.key, found.num_bytes)
 
     def _restart(self) -> None:
-        self.pretend_gpu.restart()
+        self.fake_gpu.restart()
         self._allocated_before = self.recorder.allocator.allocated_bytes
         self._assumptions.clear()
         self._out_of_memory = self.exception = self.report = None
@@ -153,37 +173,37 @@ class DrySession:
     @contextmanager
     def _active(self, namespaces: list[dict[str, Any]]) -> Iterator[None]:
         """Everything that makes the pretend GPU, for as long as it lasts."""
-        autocast = self.pretend_gpu.autocast = Autocast(self.pretend_gpu)
+        autocast = self.fake_gpu.autocast = Autocast(self.fake_gpu)
         with ExitStack() as stack:
             stack.enter_context(only_one())
             stack.enter_context(garbage_collection_off())
             stack.enter_context(process_state_kept())
             stack.enter_context(self._user_state.exchanged(namespaces))
             answers = cuda_answers(self.gpu, self.recorder, self.total_bytes, self.gpu.context_bytes)
-            stack.enter_context(replaced(torch.cuda, answers))
+            stack.enter_context(patched(torch.cuda, answers))
             if hasattr(torch, "accelerator"):
-                stack.enter_context(replaced(torch.accelerator, accelerator_answers()))
+                stack.enter_context(patched(torch.accelerator, accelerator_answers()))
             stack.enter_context(
-                replaced(
+                patched(
                     torch,
                     {"clear_autocast_cache": autocast.clear, "set_autocast_enabled": autocast.set_enabled},
                 )
             )
-            stack.enter_context(grouped_by_place(self.pretend_gpu))
+            stack.enter_context(grouped_by_place(self.fake_gpu))
             stack.enter_context(python_functions_followed())
-            stack.enter_context(replaced(torch.jit, {"script": lambda function, *_, **__: function}))
+            stack.enter_context(patched(torch.jit, {"script": lambda function, *_, **__: function}))
             stack.enter_context(checkpoints_compared_alike())
             stack.enter_context(checkpoints_ended())
-            stack.enter_context(cuda_build(self.pretend_gpu, self.assume))
-            stack.enter_context(cuda_operators(self.pretend_gpu, self.gpu, autocast))
+            stack.enter_context(cuda_build(self.fake_gpu, self.assume))
+            stack.enter_context(cuda_operators(self.fake_gpu, self.gpu, autocast))
             stack.enter_context(self.training.followed())
-            stack.enter_context(libraries_followed(self.pretend_gpu, self.assume))
-            view = DeviceView(self.pretend_gpu)
-            stack.enter_context(replaced(torch._tensor_str, shown_without_values(view)))
-            stack.enter_context(replaced(torch._C._autograd, saved_tensor_hooks_followed(view)))
-            stack.enter_context(replaced(torch.UntypedStorage, transfers.storages_copied(self.pretend_gpu)))
+            stack.enter_context(libraries_followed(self.fake_gpu, self.assume))
+            view = DeviceView(self.fake_gpu)
+            stack.enter_context(patched(torch._tensor_str, shown_without_values(view)))
+            stack.enter_context(patched(torch._C._autograd, saved_tensor_hooks_followed(view)))
+            stack.enter_context(patched(torch.UntypedStorage, transfers.storages_copied(self.fake_gpu)))
             stack.enter_context(view)
-            stack.enter_context(self.pretend_gpu)
+            stack.enter_context(self.fake_gpu)
             yield
 
     def _fail(self, error: AllocatorOutOfMemory, operator: str, phase: Phase) -> BaseException:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from oom_magic.explain.messages import read
+from oom_magic.explain.messages.reading import read
 
 PIECES = (
     "1234567890",

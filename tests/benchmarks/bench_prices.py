@@ -16,7 +16,7 @@ from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from oom_magic.notebook import explanations
+from oom_magic.notebook.cells import explanations
 
 LOOP = """
 for step in range(3):

@@ -16,9 +16,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from oom_magic.measure.accelerator import Levels
-from oom_magic.measure.ownership import Storage, storage_of
-from oom_magic.measure.release import release_from
+from oom_magic.measure.device.accelerators import Levels
+from oom_magic.measure.history.attribution import Storage, storage_of
+from oom_magic.measure.holders.release import release_from
 
 _NUM_TENSORS = 1_000_000
 

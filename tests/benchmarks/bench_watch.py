@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from oom_magic.measure.device_memory import default_device, is_available, look_at_host, looking_at
+from oom_magic.measure.device.memory_sample import default_device, is_available, open_sampler, sample_host
 from oom_magic.notebook.monitor import Record
 
 _REPEATS = 200
@@ -35,10 +35,10 @@ def main() -> None:
     """Print the costs."""
     if not is_available():
         record = Record("This machine", is_host=True)
-        record.add(look_at_host())
-        measure(look_at_host, record)
+        record.add(sample_host())
+        measure(sample_host, record)
         return
-    with looking_at(default_device()) as (name, look):
+    with open_sampler(default_device()) as (name, look):
         record = Record(name)
         for _ in range(120):
             record.add(look())

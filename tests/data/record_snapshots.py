@@ -18,11 +18,12 @@ from typing import Any
 
 import torch
 
-from oom_magic.measure import history, measurement
-from oom_magic.measure.assembly import Assembler
-from oom_magic.measure.history import AllocatorState
-from oom_magic.measure.ownership import Owner
-from oom_magic.memory.allocator_settings import AllocatorSettings
+from oom_magic.measure import measurement
+from oom_magic.measure.history import recording as history
+from oom_magic.measure.history.assembly import Assembler
+from oom_magic.measure.history.attribution import Owner
+from oom_magic.measure.history.recording import AllocatorState
+from oom_magic.memory.allocator.settings import AllocatorSettings
 
 OUT = Path(__file__).parent / "snapshots"
 CELL_FILE = "/tmp/ipykernel_7/1234567.py"

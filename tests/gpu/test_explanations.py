@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oom_magic.explain.causes import Cause
+from oom_magic.explain.evidence.causes import Cause
 
 pytestmark = pytest.mark.gpu
 

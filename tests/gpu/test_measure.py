@@ -16,11 +16,12 @@ import torch
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
-from oom_magic.explain.checkup import doctor
-from oom_magic.measure import assembly, history
-from oom_magic.measure.device import current_device
+from oom_magic.explain.doctor import doctor
+from oom_magic.measure.device.cards import current_device
+from oom_magic.measure.history import assembly
+from oom_magic.measure.history import recording as history
 from oom_magic.measure.measurement import measure
-from oom_magic.memory.allocator import replay
+from oom_magic.memory.allocator.replay import replay
 from oom_magic.memory.categories import Category
 from oom_magic.memory.report import MemoryReport
 from oom_magic.memory.timeline import Phase

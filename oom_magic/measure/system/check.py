@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-from oom_magic.description import Block, Describable, Description, Sentence, Table
-from oom_magic.measure.device import Card, driver_reading, read_cards
-from oom_magic.measure.nvml import DeviceProcess
+from oom_magic.measure.device.cards import Card, driver_reading, read_cards
+from oom_magic.measure.device.nvml import DeviceProcess
 from oom_magic.measure.system.findings import Finding, Seen
 from oom_magic.measure.system.gpu_probe import probe_card, probe_fallback, probe_order, probe_torch, torch_build
 from oom_magic.measure.system.host_probe import (
@@ -25,6 +24,7 @@ from oom_magic.measure.system.host_probe import (
 from oom_magic.measure.system.packages_probe import probe_packages
 from oom_magic.measure.system.settings_probe import probe_settings
 from oom_magic.units import format_bytes
+from oom_magic.views.blocks import Block, Describable, Description, Sentence, Table
 
 _Probe = tuple[str, Callable[[], Seen]]
 

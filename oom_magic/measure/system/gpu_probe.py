@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
-from oom_magic.measure.device import Card, driver_reading, own_process
-from oom_magic.measure.host import notebook_platform
-from oom_magic.measure.nvml import CardReading, name_cards
+from oom_magic.measure.device.cards import Card, driver_reading, own_process
+from oom_magic.measure.device.host import notebook_platform
+from oom_magic.measure.device.nvml import CardReading, name_cards
 from oom_magic.measure.system.findings import Finding, Seen
 from oom_magic.units import MIB, format_bytes
 

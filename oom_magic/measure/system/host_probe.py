@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 
-from oom_magic.measure import host
+from oom_magic.measure.device import host
 from oom_magic.measure.system.findings import Finding, Seen
 from oom_magic.units import GIB, MIB, format_bytes
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
-from oom_magic.measure.host import notebook_platform
+from oom_magic.measure.device.host import notebook_platform
 from oom_magic.measure.system.findings import Finding, Seen
-from oom_magic.memory.allocator_settings import AllocatorSettings
+from oom_magic.memory.allocator.settings import AllocatorSettings
 
 _NEW, _OLD = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
 SETTINGS = (

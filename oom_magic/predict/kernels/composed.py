@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from oom_magic.predict.pretend.overloads import existing
-from oom_magic.predict.pretend.pretend_gpu import Handler, Place, PretendGPU, tensors_in
+from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU, Handler, Place, tensors_in
+from oom_magic.predict.fake_cuda.overloads import existing
 
 aten = torch.ops.aten
 
@@ -129,7 +129,7 @@ def _encoder_layer(
 
 
 def _handler(compose: Callable[..., Any]) -> Handler:
-    def handle(gpu: PretendGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
+    def handle(gpu: FakeGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
         if not any(gpu.place(tensor) is Place.GPU for tensor in tensors_in(args, kwargs)):
             return gpu.run(func, args, kwargs)
         with gpu:

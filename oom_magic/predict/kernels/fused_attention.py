@@ -15,9 +15,9 @@ from math import ceil
 import torch
 from torch._ops import OpOverload
 
-from oom_magic.predict.pretend.calls import Call
-from oom_magic.predict.pretend.overloads import TORCH
-from oom_magic.predict.pretend.pretend_gpu import Rule
+from oom_magic.predict.fake_cuda.calls import Call
+from oom_magic.predict.fake_cuda.fake_gpu import Rule
+from oom_magic.predict.fake_cuda.overloads import TORCH
 from oom_magic.predict.setups.gpus import GPU
 
 aten = torch.ops.aten
@@ -53,7 +53,9 @@ def _take_splits(call: Call) -> list[int]:
     query, key = call.args[:2]
     if _dropout(call, 3):
         return []
-    return [call.take_by(law, *query.shape, *key.shape[1:3]) for law in (_split_row_bytes, _split_output_bytes)]
+    return [
+        call.allocate_scratch(law, *query.shape, *key.shape[1:3]) for law in (_split_row_bytes, _split_output_bytes)
+    ]
 
 
 def _split_row_bytes(
@@ -97,8 +99,8 @@ def _flash_backward(call: Call) -> None:
     for position in range(3):
         call.output(position)
     batch, heads, length, head_size = query.shape
-    call.take_by(_tiled_row_bytes, length, batch * heads)
-    call.take_by(_tiled_row_bytes, length, batch * heads * _padded_head(head_size))
+    call.allocate_scratch(_tiled_row_bytes, length, batch * heads)
+    call.allocate_scratch(_tiled_row_bytes, length, batch * heads * _padded_head(head_size))
     if key.shape[1] != heads:
         expanded = batch * key.shape[2] * heads * head_size * key.element_size()
         call.take(expanded)
@@ -170,7 +172,7 @@ def _efficient_backward(call: Call) -> None:
             call.give_back(sums)
         call.give_back(product)
     numbers = (*query.shape, key.shape[2], value.shape[-1], is_half, bool(_dropout(call, 9)))
-    workspace = call.take_by(_workspace_bytes, *numbers)
+    workspace = call.allocate_scratch(_workspace_bytes, *numbers)
     call.give_back(delta, workspace)
 
 

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from oom_magic.predict.following.recorder import Law
-from oom_magic.predict.kernels.cub import radix_bytes, scan_bytes, unique_bytes
-from oom_magic.predict.pretend.calls import Call
-from oom_magic.predict.pretend.pretend_gpu import Rule
+from oom_magic.predict.fake_cuda.calls import Call
+from oom_magic.predict.fake_cuda.fake_gpu import Rule
+from oom_magic.predict.instrumentation.recorder import SizeFunction
+from oom_magic.predict.kernels.sorting import radix_bytes, scan_bytes, unique_bytes
 from oom_magic.predict.setups.gpus import GPU
 
 aten = torch.ops.aten
@@ -32,7 +32,7 @@ _ATOMIC_BLOCKS = 4  # a multiprocessor
 class _Above:
     """A law of what is taken only for more items than ``least``."""
 
-    law: Law
+    law: SizeFunction
     least: int
 
     def __call__(self, card: GPU, num_items: int, *numbers: int) -> int:
@@ -97,9 +97,9 @@ def _sort_pairs(call: Call, num_items: int, num_keys: int, above: int = 0) -> No
     """``radix_sort_pairs`` of indices with their positions; both results stay to the end of the call."""
     indices = _Above(_index_bytes, above)
     for _ in ("sorted", "original"):
-        call.take_by(indices, num_items)
-    positions = call.take_by(indices, num_items)
-    storage = call.take_by(_Above(_index_radix_bytes, above), num_items, num_keys)
+        call.allocate_scratch(indices, num_items)
+    positions = call.allocate_scratch(indices, num_items)
+    storage = call.allocate_scratch(_Above(_index_radix_bytes, above), num_items, num_keys)
     call.give_back(storage, positions)
 
 
@@ -126,8 +126,8 @@ def _add_up(call: Call, num_items: int, scales: bool, least: int) -> None:
     """``embedding_backward_cuda_kernel`` on sorted indices."""
     num_weights = call.outputs[0].shape[0]
 
-    def take(law: Law, *numbers: int) -> int:
-        return call.take_by(_Above(law, least), num_items, *numbers)
+    def take(law: SizeFunction, *numbers: int) -> int:
+        return call.allocate_scratch(_Above(law, least), num_items, *numbers)
 
     _sort_pairs(call, num_items, num_weights, least)
     if scales:
@@ -153,7 +153,7 @@ def _masked_scatter(call: Call) -> None:
     call.output(0)
     num_items = call.outputs[0].numel()
     call.take(num_items * _INDEX)
-    call.take_by(scan_bytes, num_items)
+    call.allocate_scratch(scan_bytes, num_items)
 
 
 def _sum_segments(take: Callable[..., int], call: Call) -> None:

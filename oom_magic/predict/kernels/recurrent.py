@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from oom_magic.predict.pretend.calls import Call
-from oom_magic.predict.pretend.pretend_gpu import Handler, Place, PretendGPU, Rule
+from oom_magic.predict.fake_cuda.calls import Call
+from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU, Handler, Place, Rule
 
 aten = torch.ops.aten
 ASSUMPTION = "recurrent layers: the memory that cuDNN reserves between forward and backward is estimated"
@@ -24,13 +24,13 @@ MODES = {"RNN_RELU": RELU, "RNN_TANH": TANH, "LSTM": LSTM, "GRU": GRU}
 Kernel = Callable[..., Any]
 
 
-def is_acceptable(gpu: PretendGPU, tensor: torch.Tensor) -> bool:
+def is_acceptable(gpu: FakeGPU, tensor: torch.Tensor) -> bool:
     """``torch.backends.cudnn.is_acceptable``, for the pretend GPU."""
     kinds = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
     return torch.backends.cudnn.enabled and gpu.place(tensor) is Place.GPU and tensor.dtype in kinds
 
 
-def layer_kernels(gpu: PretendGPU, num_multiprocessors: int) -> dict[str, Kernel]:
+def layer_kernels(gpu: FakeGPU, num_multiprocessors: int) -> dict[str, Kernel]:
     """``lstm`` and its like, for input on the pretend GPU, by the name of their overload."""
     dropout_states: list[torch.Tensor] = []
 
@@ -116,7 +116,7 @@ def _parts(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tenso
 # -- below autograd ------------------------------------------------------------------
 
 
-def _flatten(gpu: PretendGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
+def _flatten(gpu: FakeGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
     """``flatten_parameters``: the weights move into one buffer."""
     weights = args[0]
     with gpu:
@@ -136,7 +136,7 @@ def _workspace_bytes(tensor: torch.Tensor, mode: int, hidden_size: int, bidirect
     return _step_bytes(tensor, hidden_size, bidirectional) * (_GATES[mode] + 1)
 
 
-def _time_first(gpu: PretendGPU, tensor: torch.Tensor, batch_first: bool, lengths: Sequence[int]) -> torch.Tensor:
+def _time_first(gpu: FakeGPU, tensor: torch.Tensor, batch_first: bool, lengths: Sequence[int]) -> torch.Tensor:
     """The input as cuDNN reads it, a copy if it lies otherwise."""
     tensor = tensor.transpose(0, 1) if batch_first and not lengths else tensor
     if tensor.is_contiguous():
@@ -145,7 +145,7 @@ def _time_first(gpu: PretendGPU, tensor: torch.Tensor, batch_first: bool, length
         return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _forward(gpu: PretendGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
+def _forward(gpu: FakeGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
     (tensor, weights, _, buffer, hx, cx, mode, size, projected, num_layers, batch_first, _, train, bidirectional,
      lengths, _) = args  # fmt: skip
     gpu.values.assume(ASSUMPTION)
@@ -164,7 +164,7 @@ def _forward(gpu: PretendGPU, func: OpOverload, args: Any, kwargs: dict[str, Any
     return (output.transpose(0, 1) if batch_first and not lengths else output), hy, cy, reserve, buffer
 
 
-def _backward(gpu: PretendGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
+def _backward(gpu: FakeGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
     (tensor, weights, _, buffer, hx, cx, output, grad_output, grad_hy, grad_cy, mode, size, _, _, batch_first, _, _,
      bidirectional, lengths, _, _, mask) = args  # fmt: skip
     workspace_bytes = _workspace_bytes(tensor, mode, size, bidirectional)

@@ -13,8 +13,8 @@ from math import prod
 import torch
 from torch._ops import OpOverload
 
-from oom_magic.predict.pretend.calls import Call
-from oom_magic.predict.pretend.pretend_gpu import Rule
+from oom_magic.predict.fake_cuda.calls import Call
+from oom_magic.predict.fake_cuda.fake_gpu import Rule
 from oom_magic.predict.setups.gpus import GPU
 
 aten = torch.ops.aten
@@ -33,8 +33,8 @@ def take_buffers(call: Call, tensor: torch.Tensor, dims: Iterable[int], item_byt
     order = sorted(range(tensor.dim() - 1, -1, -1), key=lambda dim: dim not in reduced)
     layout = [int(number) for dim in order for number in (tensor.shape[dim], tensor.stride(dim))]
     numbers = (item_bytes, values, int(tensor.storage_offset()), len(reduced), *layout)
-    call.take_by(_staging_bytes, *numbers)
-    call.take_by(_semaphore_bytes, *numbers)
+    call.allocate_scratch(_staging_bytes, *numbers)
+    call.allocate_scratch(_semaphore_bytes, *numbers)
 
 
 def take_sum_buffers(call: Call, elements: torch.Tensor) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch._ops import OpOverload
 
+from oom_magic.predict.fake_cuda.fake_gpu import Rule
 from oom_magic.predict.kernels import (
     convolutions,
     copies,
@@ -17,7 +18,6 @@ from oom_magic.predict.kernels import (
     sorting,
 )
 from oom_magic.predict.kernels.workspaces import workspace_rules
-from oom_magic.predict.pretend.pretend_gpu import Rule
 from oom_magic.predict.setups.gpus import GPU
 
 

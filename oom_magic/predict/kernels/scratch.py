@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch._ops import OpOverload
 
+from oom_magic.predict.fake_cuda.calls import Call
+from oom_magic.predict.fake_cuda.fake_gpu import Rule
+from oom_magic.predict.fake_cuda.overloads import TORCH, existing
 from oom_magic.predict.kernels.copies import make_outputs
 from oom_magic.predict.kernels.reductions import take_sum_buffers
-from oom_magic.predict.pretend.calls import Call
-from oom_magic.predict.pretend.overloads import TORCH, existing
-from oom_magic.predict.pretend.pretend_gpu import Rule
 from oom_magic.predict.setups.gpus import GPU
 
 aten = torch.ops.aten
@@ -123,10 +123,10 @@ def _foreach_norm(call: Call) -> None:
     tensors = call.args[0]
     numbers = (max(tensors[0].element_size(), 4), *(tensor.numel() for tensor in tensors))
     if TORCH < (2, 15):
-        call.take_by(_partial_norm_bytes, *numbers)
+        call.allocate_scratch(_partial_norm_bytes, *numbers)
         return
     offsets = call.take((len(tensors) + 1) * 8)
-    partial = call.take_by(_packed_norm_bytes, *numbers)
+    partial = call.allocate_scratch(_packed_norm_bytes, *numbers)
     make_outputs(call)
     call.give_back(partial, offsets)
 

@@ -13,10 +13,10 @@ import torch
 from torch._ops import OpOverload
 
 from oom_magic.memory.categories import Category
-from oom_magic.predict.following.recorder import Law
-from oom_magic.predict.pretend.calls import Call
-from oom_magic.predict.pretend.overloads import TORCH
-from oom_magic.predict.pretend.pretend_gpu import Rule
+from oom_magic.predict.fake_cuda.calls import Call
+from oom_magic.predict.fake_cuda.fake_gpu import Rule
+from oom_magic.predict.fake_cuda.overloads import TORCH
+from oom_magic.predict.instrumentation.recorder import SizeFunction
 from oom_magic.predict.setups.gpus import GPU
 from oom_magic.units import KIB, MIB
 
@@ -45,10 +45,10 @@ class _Workspaces:
             self._work(call, "cublas", _cublas_bytes)
         self._work(call, "cublasLt", _cublas_lt_bytes)
 
-    def _work(self, call: Call, library: str, law: Law) -> None:
+    def _work(self, call: Call, library: str, law: SizeFunction) -> None:
         thread = (library, torch._C._current_graph_task_id() != -1)
         if not _IS_KEPT:
-            call.take_by(law)
+            call.allocate_scratch(law)
         elif thread not in call.gpu.workspaces:
             call.gpu.workspaces[thread] = call.keep_by(law, operator=library, category=Category.WORKSPACE)
 

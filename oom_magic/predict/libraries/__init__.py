@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from oom_magic.predict.distributed import process_groups
+from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
+from oom_magic.predict.isolation import saving
 from oom_magic.predict.libraries import (
     bitsandbytes_ops,
     data_loading,
@@ -16,12 +19,9 @@ from oom_magic.predict.libraries import (
     generation,
     hugging_face,
     peft_adapters,
-    process_groups,
-    saving,
     trainers,
 )
 from oom_magic.predict.libraries.adapters import Run, adapted
-from oom_magic.predict.pretend.pretend_gpu import PretendGPU
 
 _KINDS = (
     hugging_face,
@@ -37,7 +37,7 @@ _KINDS = (
 
 
 @contextmanager
-def libraries_followed(gpu: PretendGPU, assume: Callable[[str], None]) -> Iterator[None]:
+def libraries_followed(gpu: FakeGPU, assume: Callable[[str], None]) -> Iterator[None]:
     """While a dry run lasts, libraries believe in the pretend GPU and read and write no files of weights."""
     with bitsandbytes_ops.complaints_muted(), adapted([kind.ADAPTERS for kind in _KINDS], Run(gpu, assume)):
         yield

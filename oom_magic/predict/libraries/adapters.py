@@ -14,18 +14,18 @@ from typing import Any
 
 import torch
 
-from oom_magic.predict.pretend.pretend_gpu import META, Place, PretendGPU
+from oom_magic.predict.fake_cuda.fake_gpu import META, FakeGPU, Place
 
 
 @dataclass(frozen=True)
 class Run:
     """The dry run that an adapter serves: its GPU, and where it notes what could not be followed exactly."""
 
-    gpu: PretendGPU
+    gpu: FakeGPU
     assume: Callable[[str], None]
 
 
-def pretend_on_host(gpu: PretendGPU, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+def pretend_on_host(gpu: FakeGPU, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """A tensor in host memory that takes none and whose values nobody knows."""
     with gpu.creating_on(Place.HOST), torch._C.DisableTorchFunction():
         return torch.empty(tuple(shape), dtype=dtype, device=META)

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from oom_magic.predict.following.patches import replaced
+from oom_magic.predict.fake_cuda.device_view import DeviceView
+from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU, Handler, Place, tensors_in
+from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.libraries.adapters import Adapter, Run, pretend_on_host
-from oom_magic.predict.pretend.device_view import DeviceView
-from oom_magic.predict.pretend.pretend_gpu import Handler, Place, PretendGPU, tensors_in
 
 _BACKENDS = ("bitsandbytes.backends.default.ops", "bitsandbytes.backends.cuda.ops")  # the second is preferred
 
@@ -61,9 +61,9 @@ def _kernels_left_out(module: ModuleType, run: Run) -> Iterator[None]:
     handler = _handler(_cuda_kernels(library))
     handlers = run.gpu.handlers
     with ExitStack() as stack:
-        stack.enter_context(replaced(functional, {"lib": library, "get_paged": _get_paged(run)}))
+        stack.enter_context(patched(functional, {"lib": library, "get_paged": _get_paged(run)}))
         for singleton in (functional.CUBLAS_Context, functional.GlobalPageManager):
-            stack.enter_context(replaced(singleton, {"_instance": None}))
+            stack.enter_context(patched(singleton, {"_instance": None}))
         for cache in (functional.name2qmap, getattr(utils, "_code_4bit_cache", {})):
             stack.enter_context(_emptied(cache))
         stack.enter_context(_emptied(handlers, keep=True))
@@ -108,10 +108,10 @@ def _cuda_kernels(library: _Kernels) -> dict[str, Kernel]:
         return keep
 
     with (
-        replaced(bitsandbytes._ops, {"register_kernel": register_kernel}),
-        replaced(bitsandbytes.cextension, {"lib": library}),
-        replaced(torch._C, {"_cuda_getCurrentRawStream": library.stream}),  # a method, so that the copies keep it
-        replaced(torch, {"compile": lambda function=None, **options: function or (lambda same: same)}),
+        patched(bitsandbytes._ops, {"register_kernel": register_kernel}),
+        patched(bitsandbytes.cextension, {"lib": library}),
+        patched(torch._C, {"_cuda_getCurrentRawStream": library.stream}),  # a method, so that the copies keep it
+        patched(torch, {"compile": lambda function=None, **options: function or (lambda same: same)}),
     ):
         for name in _BACKENDS:
             spec = importlib.util.find_spec(name)
@@ -123,7 +123,7 @@ def _cuda_kernels(library: _Kernels) -> dict[str, Kernel]:
 def _handler(kernels: dict[str, Kernel]) -> Handler:
     outside = _as_user_code()
 
-    def run_operator(gpu: PretendGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run_operator(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         overload = func._schema.overload_name
         kernel = kernels.get(f"{func._schema.name}.{overload}" if overload else func._schema.name)
         if kernel is None or not any(gpu.place(tensor) is Place.GPU for tensor in tensors_in(args, kwargs)):
@@ -136,7 +136,7 @@ def _handler(kernels: dict[str, Kernel]) -> Handler:
 
 
 @contextmanager
-def _autocast_off(gpu: PretendGPU) -> Iterator[None]:
+def _autocast_off(gpu: FakeGPU) -> Iterator[None]:
     """Autocast does not reach the operators inside a kernel."""
     before, gpu.autocast.is_on = gpu.autocast.is_on, False
     try:

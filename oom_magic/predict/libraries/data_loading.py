@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, dataloader
 
-from oom_magic.predict.following.patches import replaced
+from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.libraries.adapters import Adapter, Run
 
 
@@ -19,15 +19,15 @@ def _one_process(module: ModuleType, run: Run) -> Iterator[None]:
     """Batches are made where they are asked for; pinned memory is host memory like any other."""
 
     def _get_iterator(loader: DataLoader[Any]) -> Any:
-        with replaced(loader, {"num_workers": 0, "timeout": 0, "prefetch_factor": None}):
+        with patched(loader, {"num_workers": 0, "timeout": 0, "prefetch_factor": None}):
             return dataloader._SingleProcessDataLoaderIter(loader)
 
     def pin_memory(data: Any, device: Any = None) -> Any:
         return data
 
     with (
-        replaced(DataLoader, {"_get_iterator": _get_iterator}),
-        replaced(torch.utils.data._utils.pin_memory, {"pin_memory": pin_memory}),
+        patched(DataLoader, {"_get_iterator": _get_iterator}),
+        patched(torch.utils.data._utils.pin_memory, {"pin_memory": pin_memory}),
     ):
         yield
 

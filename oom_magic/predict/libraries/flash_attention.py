@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from oom_magic.predict.following.patches import replaced
+from oom_magic.predict.fake_cuda.attention import flash_attend
+from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.libraries.adapters import Adapter, Run
-from oom_magic.predict.pretend.attention import flash_attend
 
 _VERSION = "2.8.3"
 _CHECKS = ("_flash_attn_can_dispatch", "_flash_attn_2_can_dispatch", "_check_and_enable_flash_attn_2")
@@ -103,7 +103,7 @@ def _installed() -> Iterator[None]:
     modules = _stand_ins()
     sys.modules.update(modules)
     try:
-        with replaced(importlib.metadata, {"version": version_of, "packages_distributions": packages}):
+        with patched(importlib.metadata, {"version": version_of, "packages_distributions": packages}):
             yield
     finally:
         for name in modules:
@@ -137,14 +137,14 @@ def _at_request(module: ModuleType, run: Run) -> Iterator[None]:
 
         stack.enter_context(_restored(vars(flash)))  # it keeps the functions that it finds
         checks = {name: owner.__dict__[name] for name in _CHECKS if name in owner.__dict__}
-        stack.enter_context(replaced(owner, {name: _like(check, checked) for name, check in checks.items()}))
+        stack.enter_context(patched(owner, {name: _like(check, checked) for name, check in checks.items()}))
         yield
     _forget_answers(utils)
 
 
 def _a_cuda_build() -> AbstractContextManager[None]:
     """transformers before version 5 asks for CUDA's version and remembers the answer."""
-    return replaced(torch.version, {"cuda": torch.version.cuda or "12.8"})
+    return patched(torch.version, {"cuda": torch.version.cuda or "12.8"})
 
 
 @contextmanager

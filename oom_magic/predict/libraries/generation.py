@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch._C import DisableTorchFunction  # type: ignore[attr-defined]
 
-from oom_magic.predict.following.patches import replaced
+from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.libraries.adapters import Adapter, Run
 
 
@@ -20,7 +20,7 @@ def _criteria(module: ModuleType, run: Run) -> Iterator[None]:
     with ExitStack() as stack:
         for found in vars(module).values():
             if isinstance(found, type) and issubclass(found, module.StoppingCriteria) and "__call__" in vars(found):
-                stack.enter_context(replaced(found, {"__call__": _not_done(found.__call__, run)}))
+                stack.enter_context(patched(found, {"__call__": _not_done(found.__call__, run)}))
         yield
 
 
@@ -53,7 +53,7 @@ def _beams(module: ModuleType, run: Run) -> Iterator[None]:
                 run.gpu.values.put(goes_on, ~ends.all())
         return goes_on
 
-    with replaced(module.GenerationMixin, {name: staticmethod(has_unfinished)}):
+    with patched(module.GenerationMixin, {name: staticmethod(has_unfinished)}):
         yield
 
 

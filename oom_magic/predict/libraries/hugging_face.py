@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from oom_magic.predict.following.patches import replaced
+from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.isolation.saving import skipped, unwritten
 from oom_magic.predict.libraries.adapters import Adapter, Run, pretend_on_host
-from oom_magic.predict.libraries.saving import skipped, unwritten
 from oom_magic.predict.setups.models import config_for_hub_id
 
 # Arguments of a model's from_pretrained that its configuration's must not take.
@@ -30,14 +30,14 @@ _SMALLEST_VOCABULARY = 128  # transformers 5 makes tokenizers without their file
 @contextmanager
 def _offline(module: ModuleType, run: Run) -> Iterator[None]:
     """Only files on this machine are found."""
-    with replaced(module, {"HF_HUB_OFFLINE": True}):
+    with patched(module, {"HF_HUB_OFFLINE": True}):
         yield
 
 
 @contextmanager
 def _no_bars(module: ModuleType, run: Run) -> Iterator[None]:
     """No bar for the loading of weights that are not loaded."""
-    with replaced(module, {"_tqdm_active": False}):
+    with patched(module, {"_tqdm_active": False}):
         yield
 
 
@@ -45,7 +45,7 @@ def _no_bars(module: ModuleType, run: Run) -> Iterator[None]:
 def _hub(module: ModuleType, run: Run) -> Iterator[None]:
     """Nothing is uploaded or fetched: transformers before version 5 had copied huggingface_hub's switch."""
     known = {"_is_offline_mode": True} if hasattr(module, "_is_offline_mode") else {}
-    with replaced(module, known), unwritten("PushToHubMixin.push_to_hub")(module, run):
+    with patched(module, known), unwritten("PushToHubMixin.push_to_hub")(module, run):
         yield
 
 
@@ -71,7 +71,7 @@ def _configurations(module: ModuleType, run: Run) -> Iterator[None]:
             Path(folder, "config.json").write_text(json.dumps(preset))
             return original(cls, folder, **kwargs)
 
-    with replaced(owner, {"get_config_dict": _classmethod(get_config_dict), **_unsaved(run)}):
+    with patched(owner, {"get_config_dict": _classmethod(get_config_dict), **_unsaved(run)}):
         yield
 
 
@@ -111,7 +111,7 @@ def _tokenizers(module: ModuleType, run: Run) -> Iterator[None]:
             f"it once outside the dry run (a few MB): transformers.AutoTokenizer.from_pretrained({str(name)!r})."
         ) from error
 
-    with replaced(owner, {"from_pretrained": _classmethod(from_pretrained), **_unsaved(run)}):
+    with patched(owner, {"from_pretrained": _classmethod(from_pretrained), **_unsaved(run)}):
         yield
 
 
@@ -127,7 +127,7 @@ def _models(module: ModuleType, run: Run) -> Iterator[None]:
         with _loaded_in_order():
             return _load(cls, original, run, name, args, kwargs)
 
-    with replaced(owner, {"from_pretrained": _classmethod(from_pretrained), **_unsaved(run)}):
+    with patched(owner, {"from_pretrained": _classmethod(from_pretrained), **_unsaved(run)}):
         yield
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from oom_magic.predict.following.patches import replaced
+from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.libraries.adapters import Adapter, Run
 
 
@@ -38,7 +38,7 @@ def _weights(module: ModuleType, run: Run) -> Iterator[None]:
         state = module.get_peft_model_state_dict(model, adapter_name=name)
         return {key: torch.empty_like(tensor, device=device or "cuda") for key, tensor in state.items()}
 
-    with replaced(owner, {"load_adapter": load_adapter}), replaced(module, {"load_peft_weights": load_peft_weights}):
+    with patched(owner, {"load_adapter": load_adapter}), patched(module, {"load_peft_weights": load_peft_weights}):
         yield
 
 

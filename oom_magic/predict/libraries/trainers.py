@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from oom_magic.predict.following.patches import replaced
+from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.isolation.saving import skipped
 from oom_magic.predict.libraries.adapters import Adapter, Run
-from oom_magic.predict.libraries.saving import skipped
 
 _CUDA = torch.device("cuda", 0)
 
@@ -49,7 +49,7 @@ def _training_arguments(module: ModuleType, run: Run) -> Iterator[None]:
         "n_gpu": property(lambda arguments: int(device(arguments).type == "cuda")),
         "should_save": property(lambda arguments: False),
     }
-    with replaced(owner, changes):
+    with patched(owner, changes):
         yield
 
 
@@ -61,8 +61,8 @@ def _trainer(module: ModuleType, run: Run) -> Iterator[None]:
     known = [name for name in writes if hasattr(module.Trainer, name)]
     changes = {name: skipped(f"Trainer.{name.strip('_')}", run) for name in known}
     with (
-        replaced(module.Trainer, changes),
-        replaced(module, {"get_reporting_integration_callbacks": lambda report_to: []}),
+        patched(module.Trainer, changes),
+        patched(module, {"get_reporting_integration_callbacks": lambda report_to: []}),
     ):
         yield
 
@@ -74,7 +74,7 @@ def _lightning_loggers(module: ModuleType, run: Run) -> Iterator[None]:
     def configure_logger(connector: Any, logger: Any) -> None:
         connector.trainer.loggers = []
 
-    with replaced(module._LoggerConnector, {"configure_logger": configure_logger}):
+    with patched(module._LoggerConnector, {"configure_logger": configure_logger}):
         yield
 
 

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from functools import cache
 from itertools import takewhile
 
-from oom_magic.refusals import RefusedError
+from oom_magic.errors import InvalidSettingError
 from oom_magic.units import MIB
 
 DEFAULT_GPU = "RTX 3060"
@@ -218,7 +218,7 @@ def find_gpu(name: str) -> GPU:
         return known[key]
     spellings = {spelling: card.name for spelling, card in known.items()}
     close = dict.fromkeys(spellings[match] for match in get_close_matches(key, spellings, n=6, cutoff=0.5))
-    raise RefusedError("unknown_card", name=name, offer=list(close)[:3])
+    raise InvalidSettingError("unknown_card", name=name, offer=list(close)[:3])
 
 
 def closest_gpu(name: str, capability: tuple[int, int]) -> GPU:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from oom_magic.errors import InvalidSettingError
 from oom_magic.predict.setups.model_table import Task
 from oom_magic.predict.setups.models import auto_class, dims_of, find_model
-from oom_magic.refusals import RefusedError
 
 _HEADS = {
     "ForCausalLM": "causal-lm",
@@ -128,7 +128,7 @@ def resolve_model(model: Any) -> ModelSource:
     name = getattr(model, "__name__", "")
     if callable(model) and name.isidentifier():
         return ModelSource(f"{name}()", "own", factory=model)
-    raise RefusedError("no_model", model=repr(model))
+    raise InvalidSettingError("no_model", model=repr(model))
 
 
 def _from_name(name: str) -> ModelSource:
@@ -140,7 +140,7 @@ def _from_name(name: str) -> ModelSource:
         plain = json.loads(file.read_text())
         model_type = plain["model_type"]
     except (ValueError, KeyError, TypeError):
-        raise RefusedError("no_configuration", name=name, file=file) from None
+        raise InvalidSettingError("no_configuration", name=name, file=file) from None
     return ModelSource(file.parent.name, _task_of(plain), model_type, dims_of(plain), path=name)
 
 

@@ -9,8 +9,8 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
+from oom_magic.errors import InvalidSettingError
 from oom_magic.predict.setups.model_table import FAMILIES, Task
-from oom_magic.refusals import RefusedError
 
 NEEDS_TRANSFORMERS = 'Model presets need transformers: pip install "oom_magic[hf]".'
 
@@ -93,7 +93,7 @@ def find_model(name: str) -> ModelPreset:
         return preset
     close = get_close_matches(_key(name), known, n=6, cutoff=0.5)
     offered = list(dict.fromkeys(known[match].name for match in close))[:3]
-    raise RefusedError("unknown_model", name=name, offer=offered)
+    raise InvalidSettingError("unknown_model", name=name, offer=offered)
 
 
 @cache

@@ -4,21 +4,43 @@ from __future__ import annotations
 
 import linecache
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from oom_magic.errors import InvalidSettingError
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, find_gpu
 from oom_magic.predict.setups.model_source import ModelSource, resolve_model
 from oom_magic.predict.setups.training_code import OPTIMIZERS, write_code
-from oom_magic.predict.setups.wording import Phrase, in_english
-from oom_magic.refusals import RefusedError
 from oom_magic.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from oom_magic.memory.report import MemoryReport
     from oom_magic.predict.sizing.sizes import Sizes
+
+Phrase = tuple[str, dict[str, Any]]  # a key of PHRASES and the values that it names
+
+PHRASES: dict[str, str] = {
+    "setting": "{value}",
+    "full": "full fine-tuning",
+    "lora": "LoRA of rank {rank}",
+    "qlora": "QLoRA of rank {rank}",
+    "batch": "batch {batch}",
+    "batch_of_tokens": "batch {batch} x {seq} tokens",
+    "accumulation": "accumulated {times} times",
+    "checkpointing": "activation checkpointing",
+    "attention": "{name} attention",
+    "chunked_loss": "chunked loss",
+    "card": "on {gpu} ({total})",
+}
+
+
+def in_english(phrases: Sequence[Phrase]) -> str:
+    """The phrases in one line."""
+    return ", ".join(PHRASES[key].format(**values) for key, values in phrases)
+
 
 _T = TypeVar("_T")
 CODE_FILE = "TrainingSetup code"  # how its lines are named in a report
@@ -193,7 +215,7 @@ def _check_names(names: Any) -> None:
     known = [field.name for field in fields(TrainingSetup)]
     for name in names:
         if name not in known:
-            raise RefusedError("no_field", name=name, offer=_closest(name, known))
+            raise InvalidSettingError("no_field", name=name, offer=_closest(name, known))
 
 
 def _closest(value: Any, allowed: Any) -> list[str]:
@@ -205,15 +227,15 @@ def _check_fields(setup: TrainingSetup) -> None:
         value = getattr(setup, name)
         if value not in allowed:
             offer = _closest(value, allowed)
-            raise RefusedError("not_one_of", name=name, value=value, allowed=", ".join(allowed), offer=offer)
+            raise InvalidSettingError("not_one_of", name=name, value=value, allowed=", ".join(allowed), offer=offer)
     for name in (*_COUNTS, *(n for n in ("alpha", "target_seq_len") if getattr(setup, n) is not None)):
         value = getattr(setup, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise RefusedError("not_a_count", name=name, value=repr(value))
+            raise InvalidSettingError("not_a_count", name=name, value=repr(value))
     if not isinstance(setup.dropout, (int, float)) or not 0 <= setup.dropout < 1:
-        raise RefusedError("not_a_fraction", name="dropout", value=repr(setup.dropout))
+        raise InvalidSettingError("not_a_fraction", name="dropout", value=repr(setup.dropout))
     if setup.max_grad_norm is not None and not setup.max_grad_norm > 0:
-        raise RefusedError("not_positive", name="max_grad_norm", value=repr(setup.max_grad_norm))
+        raise InvalidSettingError("not_positive", name="max_grad_norm", value=repr(setup.max_grad_norm))
     find_gpu(setup.gpu)
     if setup.memory is not None:
         parse_bytes(setup.memory)
@@ -247,7 +269,7 @@ def _check_combination(setup: TrainingSetup) -> None:
     }
     for key, is_wrong in wrong.items():
         if is_wrong:
-            raise RefusedError(key, **values)
+            raise InvalidSettingError(key, **values)
     if setup.method != "full":
         _check_adapter(setup)
 
@@ -262,6 +284,8 @@ def _check_adapter(setup: TrainingSetup) -> None:
         last = name.split(".")[-1]
         if layers and last not in layers:
             known = ", ".join(layers)
-            raise RefusedError("no_such_layer", name=name, model=model, known=known, offer=_closest(last, layers))
+            raise InvalidSettingError(
+                "no_such_layer", name=name, model=model, known=known, offer=_closest(last, layers)
+            )
         if layers and setup.rank > layers[last]:
-            raise RefusedError("rank_above_layer", rank=setup.rank, layer=last, model=model, width=layers[last])
+            raise InvalidSettingError("rank_above_layer", rank=setup.rank, layer=last, model=model, width=layers[last])

@@ -11,15 +11,15 @@ from math import gcd
 import numpy as np
 import numpy.typing as npt
 
-from oom_magic.memory.allocator_settings import AllocatorSettings
+from oom_magic.memory.allocator.settings import AllocatorSettings
 from oom_magic.memory.report import Assumption
 from oom_magic.memory.timeline import IntArray, Timeline
 from oom_magic.predict.setups.gpus import GPU
-from oom_magic.predict.sizing.functions import SizeFunctions
-from oom_magic.predict.sizing.monomials import Quotient
 from oom_magic.predict.sizing.peaks import Peaks
 from oom_magic.predict.sizing.polynomials import (
     Polynomials,
+    Quotient,
+    SizeFunctions,
     assemble,
     families,
     families_with,

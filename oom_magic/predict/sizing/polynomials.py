@@ -1,9 +1,4 @@
-"""Sizes as exact polynomials in the arguments of a function.
-
-A size is a product of dimensions and a dimension an affine term of the arguments, so a size is a polynomial of small
-degree with whole coefficients. Where a dimension is padded to a multiple, pooled or cut into tiles, a quotient takes
-its place. All arithmetic is exact.
-"""
+"""The sizes of a piece as functions of a point: polynomials, and what kernels' laws make of polynomials."""
 
 from __future__ import annotations
 
@@ -17,7 +12,64 @@ from math import lcm
 import numpy as np
 
 from oom_magic.memory.timeline import IntArray
-from oom_magic.predict.sizing.monomials import Monomial, Quotient
+from oom_magic.predict.instrumentation.recorder import SizeFunction
+from oom_magic.predict.setups.gpus import GPU
+
+
+@dataclass(frozen=True, slots=True)
+class Monomial:
+    """A product of powers of the arguments, and of powers of quotients."""
+
+    exponents: tuple[int, ...]
+    quotients: tuple[tuple[Quotient, int], ...] = ()
+
+    def values(self, points: IntArray) -> IntArray:
+        """At each of ``points`` (one per row)."""
+        values: IntArray = np.prod(points ** np.array(self.exponents, dtype=np.int64), axis=1)
+        for quotient, exponent in self.quotients:
+            values = values * quotient.values(points) ** exponent
+        return values
+
+    def bound(self, highest: IntArray) -> int:
+        """At least its value anywhere up to the point ``highest``."""
+        value = 1
+        for argument, exponent in zip(highest.tolist(), self.exponents, strict=True):
+            value *= argument**exponent
+        for quotient, exponent in self.quotients:
+            value *= quotient.bound(highest) ** exponent
+        return value
+
+    def times(self, quotient: Quotient, exponent: int) -> Monomial:
+        """The same with powers of a quotient."""
+        return Monomial(self.exponents, (*self.quotients, (quotient, exponent))) if exponent else self
+
+
+@dataclass(frozen=True, slots=True)
+class Quotient:
+    """How often ``modulus`` goes into a sum of ``terms`` (monomials and their factors).
+
+    Padding to multiples of 8 is ``(n + 7) // 8``, pooling by 2 ``n // 2``, a convolution with a stride likewise.
+    """
+
+    terms: tuple[tuple[Monomial, int], ...]
+    modulus: int
+
+    @classmethod
+    def up(cls, exponents: tuple[int, ...], modulus: int) -> Quotient:
+        """How many multiples of ``modulus`` a product of powers is padded to."""
+        constant = Monomial((0,) * len(exponents))
+        return cls(((Monomial(exponents), 1), (constant, modulus - 1)), modulus)
+
+    def values(self, points: IntArray) -> IntArray:
+        """At each of ``points`` (one per row)."""
+        parts = [factor * monomial.values(points) for monomial, factor in self.terms]
+        values: IntArray = np.sum(parts, axis=0) // self.modulus
+        return values
+
+    def bound(self, highest: IntArray) -> int:
+        """At least its magnitude anywhere up to the point ``highest``."""
+        return sum(abs(factor) * monomial.bound(highest) for monomial, factor in self.terms) // self.modulus + 1
+
 
 Family = tuple[Monomial, ...]
 
@@ -270,3 +322,39 @@ def _raised(exponents: tuple[int, ...], argument: int, by: int) -> Monomial:
 
 def _unit(argument: int, num_arguments: int) -> tuple[int, ...]:
     return tuple(int(argument == other) for other in range(num_arguments))
+
+
+@dataclass(frozen=True, eq=False)
+class SizeFunctions:
+    """Sizes in bytes on ``card``: first the polynomials ``plain`` themselves, then what each law makes of its rows."""
+
+    polynomials: Polynomials
+    plain: IntArray
+    laws: tuple[tuple[SizeFunction, tuple[int, ...]], ...]
+    card: GPU
+
+    @classmethod
+    def of(
+        cls, polynomials: Polynomials, makers: Sequence[tuple[SizeFunction | None, tuple[int, ...]]], card: GPU
+    ) -> tuple[SizeFunctions, IntArray]:
+        """The functions of allocations made so (by a law, or None, from polynomials), and which of them each has."""
+        plain = dict.fromkeys(rows[0] for law, rows in makers if law is None)
+        lawful = dict.fromkeys((law, rows) for law, rows in makers if law is not None)
+        number: dict[tuple[SizeFunction | None, tuple[int, ...]], int] = {
+            (None, (row,)): at for at, row in enumerate(plain)
+        }
+        number.update({maker: at for at, maker in enumerate(lawful, len(plain))})
+        functions = cls(polynomials, np.array(list(plain), dtype=np.int64), tuple(lawful), card)
+        return functions, np.array([number[maker] for maker in makers], dtype=np.int64)
+
+    def __call__(self, points: IntArray) -> IntArray:
+        """The sizes (functions x points) at points, one per row."""
+        values = self.polynomials(points)
+        lawful = [self._by_law(law, values[list(rows)]) for law, rows in self.laws]
+        return np.concatenate([values[self.plain], *(row[None] for row in lawful)])
+
+    def _by_law(self, law: SizeFunction, numbers: IntArray) -> IntArray:
+        """A law's sizes for each column of ``numbers``."""
+        columns = list(zip(*numbers.tolist(), strict=True)) or [()] * numbers.shape[1]
+        known = {column: max(law(self.card, *column), 0) for column in dict.fromkeys(columns)}
+        return np.array([known[column] for column in columns], dtype=np.int64)

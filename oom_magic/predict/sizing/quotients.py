@@ -14,7 +14,7 @@ from math import lcm
 import numpy as np
 
 from oom_magic.memory.timeline import IntArray
-from oom_magic.predict.sizing.monomials import Monomial, Quotient
+from oom_magic.predict.sizing.polynomials import Monomial, Quotient
 
 Terms = Mapping[Monomial, Fraction]
 

@@ -11,16 +11,14 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from oom_magic.description import Describable, Description
-from oom_magic.memory.allocator import Failure, Replay, replay
+from oom_magic.memory.allocator.replay import Replay, ReplayFailure, replay
 from oom_magic.memory.categories import Breakdown
 from oom_magic.memory.report import Assumption, Device, MemoryReport, OutOfMemory, StepUsage
 from oom_magic.memory.timeline import PHASES, IntArray
-from oom_magic.predict.failure_message import failure_message
-from oom_magic.predict.following.live_objects import heap_set_aside
-from oom_magic.predict.following.recorder import Reckoning
-from oom_magic.predict.following.user_state import other_random_numbers
-from oom_magic.predict.session import DrySession, namespaces_of
+from oom_magic.predict.instrumentation.recorder import SizeExpression
+from oom_magic.predict.isolation.live_objects import heap_set_aside
+from oom_magic.predict.isolation.tensor_exchange import other_random_numbers
+from oom_magic.predict.session import DrySession, failure_message, namespaces_of
 from oom_magic.predict.setups.gpus import find_gpu
 from oom_magic.predict.sizing.pieces import (
     Explorer,
@@ -36,9 +34,10 @@ from oom_magic.predict.sizing.pieces import (
 )
 from oom_magic.predict.sizing.ranges import Ranges, label
 from oom_magic.predict.sizing.regions import Point
-from oom_magic.predict.sizing.sizes_description import describe_sizes
 from oom_magic.predict.sizing.structure import Structure
 from oom_magic.units import parse_bytes
+from oom_magic.views.blocks import Describable, Description
+from oom_magic.views.sizes import describe_sizes
 
 _EXPECTED_TRACES = 10  # of a function with two arguments and one structure
 
@@ -284,7 +283,7 @@ class Sizes(Describable):
                 raise error from None
             return Device(card.name, card.total_bytes, card.context_bytes)
 
-    def _out_of_memory(self, piece: Piece, failure: Failure) -> OutOfMemory:
+    def _out_of_memory(self, piece: Piece, failure: ReplayFailure) -> OutOfMemory:
         timeline, at = piece.structure.timeline, failure.allocation
         return OutOfMemory(
             message=failure_message(failure, self.device.total_bytes, self.device.context_bytes),
@@ -371,7 +370,7 @@ def _call(function: str, arguments: dict[str, Any]) -> str:
     return f"{function[:-1]}{', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
 
 
-def _numbers(requested_bytes: IntArray, reckonings: Mapping[int, Reckoning]) -> IntArray:
+def _numbers(requested_bytes: IntArray, reckonings: Mapping[int, SizeExpression]) -> IntArray:
     """What makes the sizes: the numbers of a law, or the size itself."""
     numbers: list[int] = []
     for allocation, num_bytes in enumerate(requested_bytes.tolist()):

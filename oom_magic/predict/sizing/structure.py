@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from oom_magic.memory.timeline import IntArray, Timeline
-from oom_magic.predict.following.recorder import Law, Reckoning
+from oom_magic.predict.instrumentation.recorder import SizeExpression, SizeFunction
 
 _COLUMNS = ("order", "category", "phase", "step", "operator", "line", "module", "stream")
 _TABLES = ("operators", "lines", "modules", "marks")
@@ -25,12 +25,12 @@ class Structure:
     """
 
     timeline: Timeline
-    laws: Mapping[int, Law]
+    laws: Mapping[int, SizeFunction]
     counts: IntArray
     key: bytes
 
     @classmethod
-    def of(cls, timeline: Timeline, reckonings: Mapping[int, Reckoning]) -> Structure:
+    def of(cls, timeline: Timeline, reckonings: Mapping[int, SizeExpression]) -> Structure:
         """The structure of a run's timeline, some of whose sizes were reckoned by laws."""
         timeline = replace(timeline, order=_canonical(timeline))
         digest = hashlib.sha256()
@@ -52,7 +52,7 @@ class Structure:
         """The timeline of a run of this structure that asked for these sizes (0: not at all)."""
         return replace(self.timeline, requested_bytes=requested_bytes).without_empty()
 
-    def makers(self, rows: IntArray) -> list[tuple[Law | None, tuple[int, ...]]]:
+    def makers(self, rows: IntArray) -> list[tuple[SizeFunction | None, tuple[int, ...]]]:
         """The law of each allocation (None: none), and which of ``rows``, one for each number, it has."""
         ends = np.cumsum(self.counts).tolist()
         parts = [tuple(rows[end - count : end].tolist()) for end, count in zip(ends, self.counts.tolist(), strict=True)]

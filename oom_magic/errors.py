@@ -1,0 +1,71 @@
+"""Why a value or a setting is refused: one table of sentences and the one error that says them.
+
+The sentences here are English; ``explain.setup_catalogue`` has them in Simplified Chinese too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+REFUSALS: dict[str, str] = {
+    "qlora_of_no_file": (
+        "method 'qlora' needs weights to quantize: a preset or a folder, not a configuration or a function."
+    ),
+    "qlora_in_32_bits": ("method 'qlora' computes in 16 bits: precision must be bf16, fp16, amp-bf16 or amp-fp16."),
+    "frozen_and_adapters": (
+        "frozen {frozen} goes with method 'full'; adapters freeze all the rest anyway: leave it out."
+    ),
+    "chunked_loss_without_logits": (
+        "loss 'chunked' is for decoders such as GPT-2 and Llama, not for {model}: use 'plain'."
+    ),
+    "chunked_loss_and_soft_cap": "loss 'chunked' would leave out this model's soft cap on the logits: use 'plain'.",
+    "checkpointing_of_own_model": (
+        "activation_checkpointing needs a transformers model; a function's model must do it itself."
+    ),
+    "padded_without_mask": "data 'padded' needs a transformers language model, not images or a function.",
+    "no_target_modules": "target_modules must be given for the model of a function.",
+    "flash_in_32_bits": ("attention 'flash_attention_2' works in 16 bits only: with precision 'fp32' use 'sdpa'."),
+    "flash_on_old_card": (
+        "attention 'flash_attention_2' needs compute capability 8.0, which {gpu} does not have: use 'sdpa'."
+    ),
+    "flash_of_t5": "attention 'flash_attention_2': transformers has none for {model}; use 'sdpa' or 'eager'.",
+    "longer_than_positions": "seq_len {seq} is more than the {positions} positions of {model}: give at most that.",
+    "no_such_layer": "target_modules '{name}' is no layer of {model}: {known}.",
+    "rank_above_layer": (
+        "rank {rank} is larger than the layer it adapts: {layer} of {model} has {width}; give at most that."
+    ),
+    "no_field": "TrainingSetup has no field '{name}'.",
+    "not_one_of": "{name} '{value}' is not one of {allowed}.",
+    "not_a_count": "{name} {value} is not a positive whole number.",
+    "not_a_fraction": "{name} {value} is not between 0 and 1.",
+    "not_positive": "{name} {value} is not positive; None turns clipping off.",
+    "unknown_card": "'{name}' is not in the catalogue of GPUs. For another card give its memory: '12GiB'.",
+    "unknown_model": (
+        "'{name}' is not a model preset. A folder with config.json or a transformers configuration works too."
+    ),
+    "no_model": (
+        "model {model} is not a preset's name, a folder with config.json, a transformers configuration"
+        " or a named function that returns an nn.Module."
+    ),
+    "no_configuration": "model '{name}': {file} is not the configuration of a transformers model.",
+    "no_size": "'{text}' is not a size; write it like '12GiB' or '500MB'.",
+    "size_without_unit": "'{text}' has no unit; did you mean '{number}GiB'?",
+    "unknown_unit": "'{unit}' in '{text}' is not a unit; use GiB, MiB, KiB, GB, MB, KB or B.",
+    "size_not_positive": "'{text}' is not a positive size; write it like '12GiB'.",
+    "did_you_mean": "Did you mean {names}?",
+}
+
+
+class InvalidSettingError(ValueError):
+    """A value that is not allowed: a key of REFUSALS and the values that its sentence names, as text.
+
+    ``offer``: what may have been meant, the likeliest first.
+    """
+
+    def __init__(self, key: str, *, offer: Sequence[str] = (), **values: Any) -> None:
+        self.key = key
+        self.values = {name: str(value) for name, value in values.items()}
+        self.offer = ", ".join(offer)
+        sentence = REFUSALS[key].format(**self.values)
+        super().__init__(f"{sentence} {REFUSALS['did_you_mean'].format(names=self.offer)}" if offer else sentence)

@@ -1,0 +1,229 @@
+"""``doctor``: the system check and, for given models, the training setup to use on this card."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from oom_magic.measure.system.check import SystemCheck, check_system
+from oom_magic.predict.setups.gpus import DEFAULT_GPU, GPU, closest_gpu, find_gpu
+from oom_magic.units import format_bytes
+from oom_magic.views.blocks import Block, Code, Description, Sentence
+
+if TYPE_CHECKING:
+    from oom_magic.memory.report import MemoryReport
+    from oom_magic.predict.setups.setup import TrainingSetup
+
+TYPICAL_MODELS = ("bert-base-uncased", "llama-3.2-1b", "qwen2.5-7b")
+GLOBAL_BATCH_SIZE = 16
+_LENGTHS = (1024, 512, 256, 128)
+_METHODS = ("full", "lora", "qlora")
+_MICROBATCHES = (1, 2, 4, 8, 16)
+_ENOUGH = 4  # sequences at once, from which on recomputing activations is not worth its time
+_STEPS = 2  # the first makes the optimizer's state, the second is like all others
+
+_Found = tuple["TrainingSetup", "MemoryReport"]
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """A setup that fits with room to spare (None: none was found), its peak in bytes, and how many runs it took."""
+
+    model: str
+    setup: TrainingSetup | None
+    peak_reserved_bytes: int
+    num_dry_runs: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        setup = None if self.setup is None else self.setup.to_dict()
+        return {
+            "model": self.model,
+            "setup": setup,
+            "peak_reserved_bytes": self.peak_reserved_bytes,
+            "num_dry_runs": self.num_dry_runs,
+        }
+
+    def blocks(self) -> list[Block]:
+        """The setup in words, and the options to paste."""
+        if self.setup is None:
+            return [Sentence(f"{self.model}: not even QLoRA with short sequences fits; choose a smaller model.", "bad")]
+        words = f"{self.setup.describe()}: peak {format_bytes(self.peak_reserved_bytes)} (dry run)"
+        return [Sentence(words, "good"), Code(training_arguments(self.setup))]
+
+
+def recommend(model: str, gpu: str, memory: int | str | None = None) -> Recommendation:
+    """The largest comfortable setup of a model: below 85 % of the card, for a global batch of 16 sequences.
+
+    First long sequences are kept, then full training before LoRA before QLoRA, then activations rather than
+    recomputing them, then large microbatches. Shows a progress bar.
+    """
+    from tqdm.auto import tqdm
+
+    with tqdm(desc=f"dry runs of {model}", unit="run", leave=False) as bar:
+        search = _Search(model, gpu, memory, bar)
+        setup, report = search.best()
+    peak = 0 if report is None else report.peak_reserved_bytes
+    return Recommendation(model, setup, peak, search.num_runs)
+
+
+class _Search:
+    """Dry runs of one model on one card, each once."""
+
+    def __init__(self, model: str, gpu: str, memory: int | str | None, bar: Any) -> None:
+        from oom_magic.predict.setups.gpus import find_gpu
+        from oom_magic.predict.setups.model_source import resolve_model
+
+        self.num_runs = 0
+        self._model = model
+        self._source = resolve_model(model)
+        self._card: GPU = find_gpu(gpu)
+        self._memory = memory
+        self._bar = bar
+        self._known: dict[tuple[int, str, int, bool], _Found | None] = {}
+
+    def best(self) -> tuple[TrainingSetup | None, MemoryReport | None]:
+        """The setup wanted most of those that fit comfortably, and its report; None and None without one."""
+        for length in self._lengths():
+            for method in _METHODS:
+                if self._safe(length, method, 1, True) is not None:
+                    found = self._largest(length, method)
+                    accumulation = GLOBAL_BATCH_SIZE // found[0].microbatch_size
+                    return found[0].replace(gradient_accumulation_steps=accumulation), found[1]
+        return None, None
+
+    def _lengths(self) -> Sequence[int]:
+        longest = self._source.max_seq_len or _LENGTHS[0]
+        return [length for length in _LENGTHS if length <= longest] or [longest]
+
+    def _largest(self, length: int, method: str) -> _Found:
+        """The largest microbatch, with recomputed activations only if without them it stays small."""
+        plain = self._bisect(length, method, False, -1)
+        if plain is not None and plain[0].microbatch_size >= _ENOUGH:
+            return plain
+        found = self._bisect(length, method, True, 0)
+        assert found is not None  # a microbatch of one fits
+        is_larger = plain is None or found[0].microbatch_size > plain[0].microbatch_size
+        return found if is_larger or plain is None else plain
+
+    def _bisect(self, length: int, method: str, checkpointing: bool, fits: int) -> _Found | None:
+        """The largest microbatch that fits; ``fits`` is the place in the list of one that does (-1: none known)."""
+        low, high = fits, len(_MICROBATCHES)
+        found = None if fits < 0 else self._safe(length, method, _MICROBATCHES[fits], checkpointing)
+        while high - low > 1:
+            middle = (low + high) // 2
+            tried = self._safe(length, method, _MICROBATCHES[middle], checkpointing)
+            low, high, found = (low, middle, found) if tried is None else (middle, high, tried)
+        return found
+
+    def _safe(self, length: int, method: str, microbatch: int, checkpointing: bool) -> _Found | None:
+        """The setup and its report if the run stays below the line where it gets tight."""
+        key = (length, method, microbatch, checkpointing)
+        if key not in self._known:
+            self._known[key] = self._tried(*key)
+        return self._known[key]
+
+    def _tried(self, length: int, method: str, microbatch: int, checkpointing: bool) -> _Found | None:
+        from oom_magic.predict.session import DrySession
+        from oom_magic.predict.setups.setup import TrainingSetup
+
+        try:
+            setup = TrainingSetup(
+                self._model,
+                method=method,
+                microbatch_size=microbatch,
+                gradient_accumulation_steps=2,  # gradients are there in the second forward, as in all that follow
+                seq_len=length,
+                precision="amp-bf16" if self._card.capability >= (8, 0) else "amp-fp16",
+                activation_checkpointing=checkpointing,
+                gpu=self._card.name,
+                memory=self._memory,
+            )
+        except ValueError:  # such as QLoRA of a model that is given by a configuration
+            return None
+        session = DrySession(setup.gpu, setup.memory, stop_after_steps=_STEPS, is_lasting=False, has_bar=False)
+        self._bar.set_postfix_str(f"{method}, {microbatch} x {length} tokens")
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            report = session.run(setup.train)
+        self.num_runs += 1
+        self._bar.update()
+        return (setup, report) if report.verdict == "safe" else None
+
+
+def training_arguments(setup: TrainingSetup) -> str:
+    """The setup for Hugging Face's Trainer, to paste: the model as the dry runs made it, then the arguments."""
+    from oom_magic.predict.setups.training_code import write_model_code
+
+    checkpointing = [
+        "    gradient_checkpointing=True,",
+        '    gradient_checkpointing_kwargs={"use_reentrant": False},',
+    ]
+    lines = [
+        write_model_code(setup),
+        "from transformers import TrainingArguments\n",
+        "args = TrainingArguments(",
+        '    output_dir="out",',
+        f"    per_device_train_batch_size={setup.microbatch_size},",
+        f"    gradient_accumulation_steps={setup.gradient_accumulation_steps},",
+        f"    {setup.precision.removeprefix('amp-')}=True,",
+        *(checkpointing if setup.activation_checkpointing else []),
+        '    optim="adamw_torch",',
+        f")  # sequences of {setup.seq_len} tokens: tokenizer(..., truncation=True, max_length={setup.seq_len})",
+    ]
+    return "\n".join(lines)
+
+
+_MORE = "For a training setup that fits: %oom_doctor --model NAME (--model alone: three typical models)."
+
+
+@dataclass(frozen=True, repr=False)
+class Checkup(SystemCheck):
+    """A system check with recommended setups for ``card``; none were asked for where there are none."""
+
+    recommended: tuple[Recommendation, ...] = ()
+    card: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings, lists and dicts, ready for JSON."""
+        recommended = [one.to_dict() for one in self.recommended]
+        return {**SystemCheck(**_fields(self)).to_dict(), "recommended": recommended, "card": self.card}
+
+    def describe(self) -> Description:
+        """Findings, facts, and setups to paste."""
+        blocks: list[Block] = self._blocks()
+        if self.recommended:
+            blocks.append(Sentence(f"Recommended for {self.card}:", "strong"))
+        for one in self.recommended:
+            blocks += one.blocks()
+        return Description("System check", (*blocks, *([] if self.recommended else [Sentence(_MORE, "quiet")])))
+
+
+def doctor(model: str | Sequence[str] = (), *, gpu: str | None = None, memory: int | str | None = None) -> Checkup:
+    """Check the machine, the GPUs, the driver, torch and its settings; works without a GPU, too.
+
+    For each ``model`` (a preset's name or several) the largest comfortable training setup on ``gpu`` (default: the card
+    here) is found by dry runs, which takes some seconds each. ``memory`` overrides the card's capacity.
+    """
+    check = check_system()
+    models = (model,) if isinstance(model, str) else tuple(model)
+    if not models:
+        return Checkup(**_fields(check))
+    name, card, capacity = _card(check, gpu, memory)
+    found = tuple(recommend(one, card.name, capacity) for one in models)
+    return Checkup(**_fields(check), recommended=found, card=name)
+
+
+def _card(check: SystemCheck, gpu: str | None, memory: int | str | None) -> tuple[str, GPU, int | str | None]:
+    """The card asked for, the one here or the default: its name, what stands for it in dry runs, and its memory."""
+    if gpu is None and check.cards:
+        device = check.cards[0].device
+        return device.name, closest_gpu(device.name, device.capability or (0, 0)), memory or device.total_bytes
+    card = find_gpu(gpu or DEFAULT_GPU)
+    return card.name, card, memory
+
+
+def _fields(check: SystemCheck) -> dict[str, Any]:
+    return {name: getattr(check, name) for name in SystemCheck.__dataclass_fields__}

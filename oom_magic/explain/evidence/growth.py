@@ -1,0 +1,269 @@
+"""Names that grow while a loop runs: a list of losses, a running sum, results put together; by line, with the fix."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from oom_magic.explain.remedies.own_code import copied
+
+if TYPE_CHECKING:
+    from oom_magic.explain.messages.failure import Failure
+    from oom_magic.measure.holders.inventory import Kept
+    from oom_magic.measure.holders.reach import Locate
+
+_ADDING = ("append", "extend", "add", "insert", "appendleft")
+_JOINING = ("cat", "concat", "concatenate", "stack", "vstack", "hstack")
+_BODIES = ("body", "orelse", "finalbody")
+_NOTHING = object()
+_NOTEWORTHY_SHARE = 0.05
+
+
+@dataclass(frozen=True)
+class Growth:
+    """A name that grew in the loop that failed, as plain data.
+
+    ``code`` at ``place`` makes it grow; ``fixed`` is that line so that it keeps numbers, or tensors on the host (""
+    where no such line is known). ``has_graph``: what it keeps holds the graphs of the steps. ``is_joined``: each turn
+    makes it anew from itself. ``remedy`` is what the fixed line does: "detach", "keep_on_host", or "backward_each"
+    where the sum of losses was to be walked back.
+    """
+
+    name: str
+    code: str
+    place: str
+    num_tensors: int
+    num_bytes: int
+    has_graph: bool
+    is_joined: bool = False
+    fixed: str = ""
+    remedy: str = "detach"
+
+
+def find_growing_containers(
+    error: BaseException | None, names: Mapping[str, Any] | None, locate: Locate | None, failure: Failure
+) -> Growth | None:
+    """The largest of ``growths`` that is worth a sentence: a noteworthy share of what PyTorch held."""
+    if error is None or error.__traceback__ is None or "torch" not in sys.modules:
+        return None
+    try:
+        found = growths(error, dict(names or {}), locate or _on_accelerators())
+    except Exception:  # whatever the user's objects do when they are looked at
+        return None
+    least = _NOTEWORTHY_SHARE * (failure.pytorch_bytes or 0)
+    return next((one for one in found if one.num_bytes > least), None)
+
+
+def _on_accelerators() -> Locate:
+    from oom_magic.measure.device.accelerators import find_accelerators  # these load torch
+    from oom_magic.measure.holders.release import locating
+
+    return locating(find_accelerators())
+
+
+def growths(error: BaseException, names: Mapping[str, Any], locate: Locate) -> tuple[Growth, ...]:
+    """What grew in the loops that were running when the error came, largest first.
+
+    ``names`` are the notebook's, for frames whose globals were emptied since; ``locate`` finds device memory.
+    """
+    from oom_magic.explain.evidence.live_frames import (
+        deepest_frames,
+        names_of,  # loads torch
+    )
+    from oom_magic.measure.history.frames import is_library
+
+    found: dict[tuple[str, str], Growth] = {}
+    for frame, trace in deepest_frames(error):
+        file = frame.f_code.co_filename
+        if is_library(file):
+            continue
+        known = {**names, **names_of(frame)}
+        for statement, loop in _in_running_loops(file, frame.f_globals, trace.tb_lineno):
+            growth = _growth(statement, loop, file, known, locate)
+            if growth is not None:
+                found.setdefault((growth.name, growth.place), growth)
+    return tuple(sorted(found.values(), key=lambda one: (-one.num_bytes, -one.num_tensors)))
+
+
+def _in_running_loops(file: str, variables: dict[str, Any], line: int) -> Iterator[tuple[ast.stmt, ast.stmt]]:
+    """The statements of the loops around a line, each with its loop."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file, variables)))
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.For, ast.While)) and node.lineno <= line <= (node.end_lineno or 0):
+            yield from ((statement, node) for statement in _statements(node.body))
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    for statement in body:
+        yield statement
+        if not isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+            for name in _BODIES:
+                yield from _statements(getattr(statement, name, []))
+
+
+def _growth(statement: ast.stmt, loop: ast.stmt, file: str, names: Mapping[str, Any], locate: Locate) -> Growth | None:
+    """What a statement makes grow, if that holds tensors."""
+    grown = _grown(statement)
+    value = _NOTHING if grown is None else _value(grown, names)
+    if grown is None or value is _NOTHING:
+        return None
+    from oom_magic.measure.history.frames import source_line
+    from oom_magic.measure.holders.inventory import kept_by  # loads torch
+
+    kept = kept_by(value, locate, names.values())
+    is_sum = isinstance(statement, ast.AugAssign) or isinstance(getattr(statement, "targets", [None])[0], ast.Name)
+    if not kept.num_tensors or (is_sum and not (kept.has_graph or _is_joined(statement))):
+        return None  # a running number takes nothing
+    line = source_line(file, statement.lineno)
+    name = ast.unparse(grown)
+    remedy = "detach" if kept.has_graph else "keep_on_host"
+    fixed = _fixed(statement, kept, names)
+    if is_sum and f"{name}.backward(" in ast.unparse(loop):
+        added = _added(statement)
+        remedy, fixed = "backward_each", f"{ast.unparse(added)}.backward()" if added is not None else ""
+    return Growth(
+        name,
+        ast.unparse(statement),
+        f"{line.file.rpartition('/')[2]}:{line.line}",
+        kept.num_tensors,
+        kept.num_bytes,
+        kept.has_graph,
+        _is_joined(statement),
+        fixed,
+        remedy,
+    )
+
+
+def _grown(statement: ast.stmt) -> ast.expr | None:
+    """What a statement adds to: a container, a sum, or what is put together with itself."""
+    match statement:
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=owner, attr=attr), args=[*_])) if attr in _ADDING:
+            return owner
+        case ast.AugAssign(target=target, op=ast.Add()):
+            return target
+        case ast.Assign(targets=[ast.Subscript(value=owner)]):
+            return owner
+        case ast.Assign(targets=[ast.Name() | ast.Attribute() as target], value=value):
+            is_sum = isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add)
+            return target if (is_sum or _is_joined(statement)) and _names(target, value) else None
+    return None
+
+
+def _is_joined(statement: ast.stmt) -> bool:
+    value = getattr(statement, "value", None)
+    is_call = isinstance(statement, ast.Assign) and isinstance(value, ast.Call)
+    return is_call and ast.unparse(value.func).rpartition(".")[2] in _JOINING  # type: ignore[union-attr]
+
+
+def _names(target: ast.expr, value: ast.expr) -> bool:
+    text = ast.unparse(target)
+    return any(ast.unparse(node) == text for node in ast.walk(value) if isinstance(node, (ast.Name, ast.Attribute)))
+
+
+def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    """What a dotted name stands for; nothing of the user's is run."""
+    if isinstance(node, ast.Name):
+        return names.get(node.id, _NOTHING)
+    if isinstance(node, ast.Attribute):
+        with suppress(TypeError, KeyError):
+            return vars(_value(node.value, names))[node.attr]
+    if isinstance(node, ast.Subscript):
+        return _value(node.value, names)
+    return _NOTHING
+
+
+def _added(statement: ast.stmt) -> ast.expr | None:
+    """The expression that a statement adds to a container or a sum."""
+    match statement:
+        case ast.Expr(value=ast.Call(args=[*_, added])):
+            return added
+        case ast.AugAssign(value=added):
+            return added
+        case ast.Assign(targets=[ast.Subscript()], value=added):
+            return added
+        case ast.Assign(targets=[target], value=ast.BinOp(left=left, right=right)):
+            return right if _names(target, left) else left
+    return None
+
+
+def _fixed(statement: ast.stmt, kept: Kept, names: Mapping[str, Any]) -> str:
+    """The statement with what it adds as a number, or without its graph and on the host; "" if it is not plain how."""
+    ending = "item()" if kept.are_numbers and kept.has_graph else "detach().cpu()" if kept.has_graph else "cpu()"
+    added = _added(statement)
+    ended = None if added is None else _ended(added, ending, names)
+    if added is None or ended is None:
+        return ""
+    text, whole = ast.unparse(added), ast.unparse(statement)
+    at = whole.rindex(text)
+    return whole[:at] + ended + whole[at + len(text) :]
+
+
+def _ended(node: ast.expr, ending: str, names: Mapping[str, Any]) -> str | None:
+    """The code of an expression with ``ending`` behind each tensor in it; None where it is not seen which those are."""
+    match node:
+        case ast.Call() if "state_dict" in (calls := _calls(node)) and set(calls) <= {"state_dict", "deepcopy", "copy"}:
+            innermost = next(one for one in ast.walk(node) if _calls(one)[:1] == ["state_dict"])
+            return f"{{key: value.{ending} for key, value in {ast.unparse(innermost)}.items()}}"
+        case ast.Name() | ast.Attribute() | ast.Subscript() | ast.Call():
+            return f"{ast.unparse(node)}.{ending}"
+        case ast.DictComp(value=part) | ast.ListComp(elt=part):
+            inner = _ended(part, ending, names)
+            whole, text = ast.unparse(node), ast.unparse(part)
+            return None if inner is None else whole.replace(text, inner, 1)
+        case ast.Tuple(elts=parts) | ast.List(elts=parts) | ast.Dict(values=parts):
+            new = copied(node)
+            for at, part in enumerate(parts):
+                if _is_tensor(_value(part, names)):
+                    getattr(new, "values" if isinstance(node, ast.Dict) else "elts")[at] = ast.parse(
+                        f"{ast.unparse(part)}.{ending}", mode="eval"
+                    ).body
+            return None if ast.dump(new) == ast.dump(node) else ast.unparse(new)
+    return None
+
+
+def _calls(node: ast.AST) -> list[str]:
+    """The last names of a call's function and of the calls that are its only arguments, outermost first."""
+    if not isinstance(node, ast.Call):
+        return []
+    name = ast.unparse(node.func).rpartition(".")[2]
+    return [name, *(_calls(node.args[0]) if len(node.args) == 1 else [])]
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, sys.modules["torch"].Tensor)
+
+
+def is_in(growth: Growth, tree: ast.Module) -> bool:
+    """Whether the line is in a cell."""
+    return any(True for _ in _places(growth, tree))
+
+
+@contextmanager
+def mended(growth: Growth, tree: ast.Module) -> Iterator[None]:
+    """The fixed line in the cell, for a while."""
+    fixed = ast.parse(growth.fixed).body[0]
+    before = [(body, at, body[at]) for body, at in _places(growth, tree)]
+    for body, at, statement in before:
+        body[at] = ast.copy_location(fixed, statement)
+    try:
+        yield
+    finally:
+        for body, at, statement in before:
+            body[at] = statement
+
+
+def _places(growth: Growth, tree: ast.Module) -> Iterator[tuple[list[ast.stmt], int]]:
+    """Where the line stands: lists of statements and positions in them."""
+    for node in ast.walk(tree):
+        for name in _BODIES:
+            body = getattr(node, name, None)
+            if isinstance(body, list):
+                yield from ((body, at) for at, one in enumerate(body) if ast.unparse(one) == growth.code)

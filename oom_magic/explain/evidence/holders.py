@@ -1,0 +1,145 @@
+"""What else holds memory: variables, frames of failures, other processes, a model loaded twice; lines of the run."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from oom_magic.explain.evidence.causes import Evidence
+from oom_magic.explain.messages.failure import Failure
+
+if TYPE_CHECKING:
+    from oom_magic.measure.holders.release import Released
+    from oom_magic.memory.report import MemoryReport
+
+Kind = Literal["name", "output", "frames", "own_frames", "process", "category", "line"]
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A variable, a kept result, a process, a category or a line of code, and the bytes it holds; ``what`` it is."""
+
+    kind: Kind
+    name: str
+    num_bytes: int
+    what: Evidence | None = None
+
+
+_MOST_LINES = 5
+# What measure.holders and measure.dead_frames say, by the sentence that says the same in both languages.
+_WORDS = {
+    "held_as_module": re.compile(r"module (?P<kind>.+)"),
+    "held_as_optimizer": re.compile(r"optimizer (?P<kind>.+), its state"),
+    "held_as_gradients": re.compile("gradients"),
+    "held_as_graph": re.compile("autograd graph"),
+    "held_as_shown": re.compile("shown result"),
+    "held_as_cache": re.compile("functools cache"),
+    "held_by_error": re.compile(r"(?P<kind>\S+) in (?P<place>.+)"),
+}
+_LEAST_BYTES = 2**20
+
+
+def find_holders(
+    released: Released | None,
+    report: MemoryReport | None,
+    failure: Failure | None,
+    error: BaseException | None = None,
+    names: Mapping[str, Any] | None = None,
+) -> tuple[tuple[Holder, ...], tuple[Evidence, ...]]:
+    """Holders of memory, largest first within a kind, and what about them is worth a sentence.
+
+    ``released`` is what ``release`` would do now, in a dry run: what failures hold, and who holds the rest.
+    ``error`` may show a model on its way to the device, ``names`` are the notebook's.
+    """
+    held: list[Holder] = []
+    evidence: list[Evidence] = []
+    if released is not None:
+        held += _in_notebook(released)
+        held += _of_processes(0 if failure is None else failure.device_index or 0)
+        evidence += _twins(released) or _loaded_before(released, error, names or {})
+    if report is not None and report.out_of_memory is not None:
+        held += _in_report(report)
+    return tuple(held), tuple(evidence)
+
+
+def earlier_bytes(held: Sequence[Holder], report: MemoryReport | None) -> int:
+    """Bytes that earlier failures hold; where the run was recorded, no more than was there before it."""
+    total = sum(one.num_bytes for one in held if one.kind == "frames")
+    return total if report is None else min(total, report.breakdown["before"])
+
+
+def _in_notebook(released: Released) -> Iterator[Holder]:
+    for gone in released.gone:
+        yield Holder("own_frames" if gone.is_own else "frames", gone.what, gone.num_bytes, _in_words(gone.what))
+    for one in released.holders:
+        if one.name and one.num_bytes >= _LEAST_BYTES:
+            kind: Kind = "output" if one.name.startswith("Out[") else "name"
+            yield Holder(kind, one.name, one.num_bytes, _in_words(one.what))
+
+
+def _in_words(what: str) -> Evidence:
+    """What ``release`` says of a holder, as a sentence of the catalogue."""
+    for key, pattern in _WORDS.items():
+        match = pattern.fullmatch(what)
+        if match is not None:
+            return Evidence(key, match.groupdict())
+    return Evidence("held_as", {"kind": what})
+
+
+def _of_processes(device: int) -> Iterator[Holder]:
+    """Other processes on a real GPU."""
+    from oom_magic.measure.device.memory_sample import is_available
+
+    if not is_available():
+        return
+    import os
+
+    from oom_magic.measure.device.cards import read_cards
+
+    for card in read_cards():
+        if card.index == device:
+            for process in card.processes:
+                if process.pid != os.getpid() and process.num_bytes:
+                    yield Holder("process", f"{process.pid} {process.name}".strip(), process.num_bytes)
+
+
+def _loaded_before(released: Released, error: BaseException | None, names: Mapping[str, Any]) -> Iterator[Evidence]:
+    """A name that holds a model of the class that is being loaded: the new one finds the old one there."""
+    if error is None or error.__traceback__ is None:
+        return
+    from oom_magic.explain.evidence.live_frames import model_on_the_way  # loads torch
+
+    kind, identity = model_on_the_way(error) or ("", 0)
+    for one in released.holders:
+        is_other = id(names.get(one.name)) != identity
+        if one.what == f"module {kind}" and is_other and one.num_bytes >= _LEAST_BYTES:
+            yield Evidence("model_loaded_before", {"names": one.name, "model": kind, "twin_bytes": one.num_bytes})
+
+
+def _twins(released: Released) -> list[Evidence]:
+    """Names of models of one class that hold equally much: a model loaded twice."""
+    return [
+        Evidence("same_model_twice", {"names": ", ".join(names), "twin_bytes": num_bytes * (len(names) - 1)})
+        for (_, num_bytes), names in _alike(released).items()
+        if len(names) > 1
+    ]
+
+
+def _alike(released: Released) -> dict[tuple[str, int], list[str]]:
+    alike: dict[tuple[str, int], list[str]] = defaultdict(list)
+    for one in released.holders:
+        if one.name and one.what.startswith("module ") and one.num_bytes >= _LEAST_BYTES:
+            alike[one.what, one.num_bytes].append(one.name)
+    return alike
+
+
+def _in_report(report: MemoryReport) -> Iterator[Holder]:
+    """Of the run that failed: categories at the peak, and the lines that made most of it."""
+    for name, num_bytes in sorted(report.breakdown.items(), key=lambda item: -item[1]):
+        yield Holder("category", name, num_bytes)
+    for usage in report.lines[:_MOST_LINES]:
+        if usage.live_bytes >= _LEAST_BYTES and usage.line.file:
+            yield Holder("line", f"{usage.line.file.rpartition('/')[2]}:{usage.line.line}", usage.live_bytes)

@@ -1,0 +1,97 @@
+"""What was seen of a failure beyond its message: the frames of a live exception, the report of the run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from oom_magic.explain.evidence.tensors import TensorCandidate
+from oom_magic.explain.messages.failure import Failure
+from oom_magic.units import format_bytes
+
+if TYPE_CHECKING:
+    from oom_magic.explain.evidence.live_frames import LiveFailure
+    from oom_magic.memory.report import MemoryReport, OutOfMemory
+
+_KINDS = {
+    "_log_softmax": "probabilities",
+    "nll_loss_backward": "logits_gradient",
+    "_log_softmax_backward_data": "logits_gradient",
+}
+_PHASES = {"forward": "forward", "backward": "backward", "optimizer": "optimizer_step"}
+
+
+@dataclass(frozen=True)
+class FailureLocation:
+    """Candidates for the tensor, best first, and the user's line; ``is_exact`` where a report has its size."""
+
+    candidates: tuple[TensorCandidate, ...] = ()
+    place: str = ""
+    code: str = ""
+    phase: str | None = None
+    is_exact: bool = False
+
+
+UNKNOWN_LOCATION = FailureLocation()
+
+
+def locate_failure(
+    error: BaseException | None,
+    report: MemoryReport | None,
+    failure: Failure,
+    phase: str | None,
+    names: Mapping[str, Any] | None = None,
+) -> FailureLocation:
+    """What exception and report show of the failure that a message tells; ``names`` are the notebook's."""
+    recorded = None if report is None else report.out_of_memory
+    if recorded is not None and not _agrees(recorded, failure):
+        recorded = None
+    sighting = _from_report(recorded) if recorded is not None else UNKNOWN_LOCATION
+    if error is None or error.__traceback__ is None or "torch" not in sys.modules:
+        return sighting
+    from oom_magic.explain.evidence.live_frames import inspect_failure  # these import torch
+    from oom_magic.explain.evidence.live_tensors import live_candidates
+
+    exact_bytes = recorded.tensor_bytes if recorded is not None else None
+    operator = recorded.operator.rpartition("::")[2] if recorded is not None else ""
+    phase = phase or sighting.phase
+    try:
+        live = inspect_failure(error, names)
+        found = () if live is None else live_candidates(live, failure, phase, exact_bytes, operator)
+    except Exception:  # whatever the user's objects do when they are looked at
+        return sighting
+    if live is None:
+        return sighting
+    if not found:
+        found = tuple(_with_shape(one, live) for one in sighting.candidates)
+    place, code = sighting.place or live.place, sighting.code or live.code
+    return replace(sighting, candidates=found or sighting.candidates, place=place, code=code)
+
+
+def _with_shape(candidate: TensorCandidate, live: LiveFailure) -> TensorCandidate:
+    """A loss's tensor, of which a report has only the size, with the shape that follows from the frames."""
+    from oom_magic.explain.evidence.live_tensors import formula_over_vocabulary
+
+    is_of_the_loss = candidate.name in _KINDS.values()
+    formula = formula_over_vocabulary(live, candidate.num_bytes) if is_of_the_loss else ""
+    return replace(candidate, formula=formula or candidate.formula)
+
+
+def _agrees(recorded: OutOfMemory, failure: Failure) -> bool:
+    """Whether a report is of this very failure."""
+    return failure.requested_bytes is None or format_bytes(recorded.requested_bytes) == format_bytes(
+        failure.requested_bytes
+    )
+
+
+def _from_report(recorded: OutOfMemory) -> FailureLocation:
+    operator = recorded.operator.rpartition("::")[2]
+    phase = _PHASES.get(recorded.phase.value)
+    where = f"{recorded.module}: " if recorded.module else ""
+    formula = f"{where}{operator or '?'} = {format_bytes(recorded.tensor_bytes)}"
+    kind = "optimizer_state" if phase == "optimizer_step" else _KINDS.get(operator, "result")
+    candidate = TensorCandidate(kind, formula, recorded.tensor_bytes, 1.0, recorded.line.text)
+    place = f"{recorded.line.file.rpartition('/')[2]}:{recorded.line.line}" if recorded.line.file else ""
+    return FailureLocation((candidate,), place, recorded.line.text.strip(), phase, is_exact=True)

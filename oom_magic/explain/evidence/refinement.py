@@ -1,0 +1,120 @@
+"""Settling a cause by a run that is known: what filled the memory when it failed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, Judgement
+from oom_magic.explain.remedies.rehearsal import in_silence
+
+if TYPE_CHECKING:
+    from oom_magic.explain.evidence.growth import Growth
+    from oom_magic.explain.evidence.holders import Holder
+    from oom_magic.explain.explainer import Diagnosis
+    from oom_magic.explain.messages.failure import Failure
+    from oom_magic.memory.report import MemoryReport
+    from oom_magic.predict.setups.setup import TrainingSetup
+
+_WEIGHTS = "parameter"
+# Weights alone are called the cause from this share of what was allocated: a step needs some room, too.
+_MOSTLY_WEIGHTS = 0.85
+# What a loop collected is called the cause from this share of what PyTorch held.
+LEAST_SHARE = 0.2
+# What grew beside the weights until memory ran out, and what it is called.
+_GROWN = {
+    "gradient": Cause.OPTIMIZER_STATE,
+    "optimizer_state": Cause.OPTIMIZER_STATE,
+    "activation": Cause.ACTIVATIONS,
+    "temporary": Cause.ACTIVATIONS,
+}
+
+
+def refine_with_report(judgement: Judgement, report: MemoryReport) -> Judgement:
+    """The judgement, settled where nothing surer did by what had filled the memory when it failed."""
+    if judgement.confidence is Confidence.CERTAIN:
+        return judgement
+    from oom_magic.explain.evidence.outputs import find_kept_outputs  # loads NumPy
+
+    kept = find_kept_outputs(report)
+    if kept is not None:
+        is_evaluation = any(one.key == "phase_evaluation" for one in judgement.evidence)
+        cause = judgement.cause if is_evaluation else Cause.LEAK_OR_RETAINED_REFERENCE
+        return Judgement(cause, (kept, *judgement.without_doubts), Confidence.LIKELY)
+    if judgement.cause is not Cause.UNKNOWN and judgement.confidence is not Confidence.POSSIBLE:
+        return judgement
+    return _by_category(judgement, report)
+
+
+def _by_category(judgement: Judgement, report: MemoryReport) -> Judgement:
+    """The judgement settled by the category that filled most."""
+    parts = report.breakdown
+    allocated = parts.total_bytes
+    if parts[_WEIGHTS] >= _MOSTLY_WEIGHTS * allocated:
+        return _filled(judgement, Cause.WEIGHTS_TOO_BIG, _WEIGHTS, parts[_WEIGHTS], allocated)
+    grown = {cause: sum(parts[name] for name in _GROWN if _GROWN[name] is cause) for cause in _GROWN.values()}
+    cause = max(grown, key=lambda one: grown[one])
+    if 2 * grown[cause] < allocated - parts[_WEIGHTS] or not grown[cause]:
+        return judgement
+    largest = max((name for name in _GROWN if _GROWN[name] is cause), key=lambda name: parts[name])
+    return _filled(judgement, cause, largest, parts[largest], allocated)
+
+
+def _filled(judgement: Judgement, cause: Cause, category: str, num_bytes: int, allocated: int) -> Judgement:
+    values: dict[str, int | str] = {
+        "category_key": f"category_{category}",
+        "category_bytes": num_bytes,
+        "allocated_bytes": allocated,
+    }
+    return Judgement(cause, (*judgement.without_doubts, Evidence("category_fills", values)), Confidence.LIKELY)
+
+
+def refine_with_loop(judgement: Judgement, growth: Growth | None, failure: Failure | None) -> Judgement:
+    """The judgement with what grew in the loop; the cause, if that is a good part of what PyTorch held."""
+    held = 0 if failure is None or failure.pytorch_bytes is None else failure.pytorch_bytes
+    if growth is None or not held:
+        return judgement
+    key = "name_is_joined" if growth.is_joined else "name_grows_with_graphs" if growth.has_graph else "name_grows"
+    values: dict[str, int | str] = {
+        "name": growth.name,
+        "growing_code": growth.code,
+        "place": growth.place,
+        "count": growth.num_tensors,
+        "kept_bytes": growth.num_bytes,
+    }
+    evidence = Evidence(key, values)
+    is_evaluation = any(one.key == "phase_evaluation" for one in judgement.evidence)
+    is_cause = growth.num_bytes >= LEAST_SHARE * held and not growth.is_joined and not is_evaluation
+    if judgement.confidence is Confidence.CERTAIN or not is_cause:
+        return replace(judgement, evidence=(*judgement.evidence, evidence))
+    return Judgement(Cause.LEAK_OR_RETAINED_REFERENCE, (evidence, *judgement.without_doubts), Confidence.LIKELY)
+
+
+def refine_with_call(
+    judgement: Judgement, phase: str | None, held: Sequence[Holder], failure: Failure | None
+) -> Judgement:
+    """The judgement, settled where nothing else did by what was alive in the failed call alone: its activations."""
+    allocated = 0 if failure is None else failure.allocated_bytes or 0
+    own = sum(one.num_bytes for one in held if one.kind == "own_frames")
+    is_open = judgement.cause is Cause.UNKNOWN and phase in ("forward", "loss", "backward")
+    if not is_open or 2 * own < allocated or not own:
+        return judgement
+    evidence = Evidence("alive_in_call", {"own_bytes": own, "allocated_bytes": allocated})
+    return Judgement(Cause.ACTIVATIONS, (*judgement.without_doubts, evidence), Confidence.LIKELY)
+
+
+def refine_with_setup(diagnosis: Diagnosis, setup: TrainingSetup) -> Diagnosis:
+    """The diagnosis, its cause settled by a dry run of the setup if that runs out of memory too."""
+    if diagnosis.cause is not Cause.UNKNOWN:
+        return diagnosis
+    try:
+        with in_silence():
+            report = setup.dry_run()
+    except Exception:  # a library that is missing; the remedies then say why nothing is priced
+        return diagnosis
+    if report.out_of_memory is None:
+        return diagnosis
+    judgement = refine_with_report(Judgement(diagnosis.cause, diagnosis.evidence, diagnosis.confidence), report)
+    cause, evidence, confidence = judgement.cause, judgement.evidence, judgement.confidence
+    return replace(diagnosis, cause=cause, evidence=evidence, confidence=confidence)

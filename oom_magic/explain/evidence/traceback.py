@@ -1,0 +1,280 @@
+"""What a pasted traceback tells: the phase of training, the line that failed, the surroundings."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from oom_magic.explain.messages.normalization import clean
+from oom_magic.units import GIB
+
+_MAX_LINES = 400
+_MAX_LINE = 400
+# So many of the innermost lines decide which tensor was being made.
+_NUM_INNERMOST = 8
+
+_FRAME = re.compile(
+    r'File "?(?P<path>[^"\n]{1,300}?)"?, line (?P<line>\d{1,7})(?:, in (?P<function>[\w<>.]{1,120}))?'
+    r"|File (?P<new_path>[^\n]{1,300}?):(?P<new_line>\d{1,7}),? in (?P<new_function>[\w<>.]{1,120})"
+    r"|Cell In ?\[(?P<cell>\d{1,6})\], line (?P<cell_line>\d{1,7})"
+    r"|(?P<rich_path>[\w:./\\~ -]{1,300}\.py):(?P<rich_line>\d{1,7}) in (?P<rich_function>[\w<>.]{1,120})"
+    r"|(?P<old_path>[\w:./\\~-]{1,300}\.py|<ipython-input-[\w-]{1,60}>) in (?P<old_function>[\w<>.]{1,120})"
+)
+_BLANKS = re.compile(r"[ \t\xa0]{2,}|\xa0")
+_ARROW = re.compile(r"^\s*(?:-{2,6}>|❱|->)\s*(?P<line>\d{1,7})\s+(?P<code>.{1,300})")
+_RULES = re.compile(r"[\u2500-\u257f]|^\s*\^+\s*$")
+
+
+def _any(*patterns: str, flags: int = 0) -> re.Pattern[str]:
+    return re.compile("|".join(patterns), flags)
+
+
+_PHASES: tuple[tuple[str, re.Pattern[str]], ...] = (
+    (
+        "optimizer_step",
+        _any(
+            r"torch[/\\.]optim[/\\.]", r"\boptim(?:izer)?s?\.step\(", r"exp_avg", r"_init_group",
+            r"momentum_buffer", r"_multi_tensor_\w+", r"_single_tensor_\w*adam",
+            r"bitsandbytes[/\\]optim", r"apex[/\\]optimizers",
+        ),
+    ),
+    (
+        "saving",
+        _any(
+            r"torch\.save\(", r"save_pretrained", r"\bstate_dict\(", r"save_checkpoint", r"save_model",
+            r"Failed to clone\(\) tensor",
+        ),
+    ),
+    (
+        "backward",
+        _any(r"\.backward\(", r"run_backward", r"\bin backward\b", r"autograd[/\\]__init__"),
+    ),
+    (
+        "loss",
+        _any(
+            r"cross_entropy", r"CrossEntropy", r"logits\.(?:float|clone)\(", r"log_softmax", r"log_?probs?\b",
+            r"\bloss_fct\(", r"\bcriterion\(", r"\bloss_func(?:tion)?\(", r"nll_loss",
+        ),
+    ),
+    (
+        "loading",
+        _any(
+            r"from_pretrained", r"load_state_dict", r"load_checkpoint", r"load_model", r"load_weights?\b",
+            r"load_shard", r"patch_weight",
+            r"safetensors", r"torch[/\\]serialization", r"param_applied = fn\(", r"\bin _apply\b",
+            r"return (?:t|tensor)\.to\(", r"\btensor = tensor\.to\(", r"\bmodel\.(?:to\(|cuda\()",
+            r"\bmodel ?= ?\w+\.(?:to\(|cuda\()", r"init_empty_weights", r"set_module_tensor_to_device",
+            r"dispatch_model",
+        ),
+    ),
+    ("forward", _any(r"\bin forward\b", r"_call_impl", r"\bF\.\w+\(", r"torch\._C\._nn\.", r"_conv_forward",
+                     r"Original ATen:")),
+)  # fmt: skip
+# What a forward can happen inside of. "net(x).sum().backward()" is not yet in its backward.
+_AROUND = (*_PHASES[:2], ("backward", _any(r"\bloss\w*\.backward\(", r"run_backward", r"\bin backward\b",
+                                           r"autograd[/\\]__init__")))  # fmt: skip
+_EVALUATION = re.compile(r"\bin (?:evaluat\w*|validat\w*|eval\w*|test(?!_)\w*|predict\w*|prediction_step|inference)\b")
+_TRAINING = _any(
+    r"\.backward\(", r"run_backward", r"training_step", r"_inner_training_loop", r"\bin train\w*\b",
+    r"trainer\.train\(", r"optimizer\.step", r"torch[/\\.]optim[/\\.]",
+    r"_batch_norm_legit_functional", r"CompiledFunctionBackward",  # compiled graphs that train
+)  # fmt: skip
+_NO_GRAD = re.compile(r"no_grad|inference_mode|decorate_context")
+_SCORES = r"(?:attn|attention|energy|scores|sim|dots)"
+_ATTENTION = _any(
+    r"scaled_dot_product_attention",
+    r"eager_attention_forward",
+    rf"\b{_SCORES}\w* ?= ?[^\n]{{0,80}}(?:matmul|bmm|einsum|softmax|where)",
+    rf"(?:softmax|bmm|matmul|einsum|baddbmm)\([^\n]{{0,80}}(?:{_SCORES}|\bq(?:uery)?\b|_query)",
+    r"\bq(?:uery)?\w* ?@ ?k(?:ey)?\w*",
+)
+_LOGITS = _any(
+    r"logits\.(?:float|clone|to)\(", r"cross_entropy", r"CrossEntropy", r"log_softmax", r"compute_log_probs",
+    r"lm_head\(", r"prompt_logprobs", r"nll_loss",
+)  # fmt: skip
+_CACHE = _any(r"transformers[/\\]cache_utils\.py", r"\b(?:key|value|k|v|kv)_cache\b[^\n]{0,80}= ?torch\.cat\(",
+              r"\.cat\([^\n]{0,20}(?:past_(?:key|value|k\b|v\b)|(?:key|value|k|v)_cache)")  # fmt: skip
+_KEEPS_GRAPH = _any(
+    r"\b\w*loss\w* ?\+= ?(?:\w+\.)?loss\w*\s*$",
+    r"\b(?:losses|outputs|history)\w*\.append\(\w*(?:loss|output)\w*\)",
+    flags=re.M,
+)
+_GROWS = _any(
+    r"memory (?:usage )?(?:keeps?|kept) (?:on )?(?:increasing|growing)",
+    r"memory leak",
+    r"memory (?:grows|increases) (?:every|each|with)",
+    r"显存(?:一直|不断|持续)(?:增加|增长|上升)",
+    r"显存泄[漏露]",
+    flags=re.I,
+)
+_FRAMEWORKS = {
+    "transformers Trainer": re.compile(r"transformers[/\\]trainer\.py|\bTrainer\.train\b|_inner_training_loop"),
+    "accelerate": re.compile(r"\baccelerate[/\\]|accelerator\.\w+\(|accelerate launch"),
+    "deepspeed": re.compile(r"deepspeed", re.I),
+    "FSDP": re.compile(r"_fsdp_|fully_sharded|\bFSDP\b"),
+    "Lightning": re.compile(r"pytorch_lightning|lightning[/\\]"),
+    "vLLM": re.compile(r"\bvllm\b|llm_engine", re.I),
+    "ComfyUI": re.compile(r"comfyui|Exception during processing", re.I),
+    "bitsandbytes": re.compile(r"bitsandbytes"),
+    "PEFT": re.compile(r"\bpeft[/\\]|\blora\b", re.I),
+    "torch.compile": re.compile(r"torchinductor|_inductor|torch[/\\]_dynamo|Topologically Sorted Source Nodes"),
+    "Ray": re.compile(r"\bray::|\bray\.exceptions"),
+}
+_SYSTEMS = {
+    "Windows": re.compile(r"\b[A-Za-z]:[/\\](?![/\\])|PS [A-Z]:\\|\bpowershell\b|\$env:", re.I),
+    "WSL": re.compile(r"\bWSL ?2?\b|/mnt/[a-z]/"),
+    "Kaggle": re.compile(r"/kaggle/|\bkaggle\b", re.I),
+    "Colab": re.compile(r"/content/|\bcolab\b", re.I),
+    "Jetson": re.compile(r"\bjetson\b|NvMap|jetpack", re.I),
+    "SLURM": re.compile(r"slurm", re.I),
+}  # fmt: skip
+_EXPANDABLE = _any(
+    r"ALLOC_CONF[\"'\]]{0,3}\s?[=:]\s?[\"']?[\w:,.]{0,80}expandable_segments:True",
+    r"expandable_segments is enabled",
+)
+_ACCUMULATION = re.compile(r"gradient[_ -]accumulation|grad_accum|梯度累[积计]", re.I)
+# Vendors' GB of a GPU are GiB.
+_CARD = re.compile(
+    r"\b(?:RTX|GTX|GPU|Tesla|Quadro|A\d{2,3}|V100|T4|P100)\b[^\n\d]{0,12}(?:\d{4}[^\n\d]{0,12})?"
+    r"\b(\d{1,3}) ?Gi?B\b"
+)
+# A cell magic's frame quotes the whole cell: every phase would be seen in it.
+_WHOLE_CELL = "get_ipython().run_cell_magic("
+# Frames of a dry run and of what wraps each call under a dispatch mode; not the user's or the operator's.
+MACHINERY = re.compile(
+    r"[/\\]oom_magic[/\\](?!tests)|[/\\]torch[/\\](?:_dynamo|_compile|_ops|overrides|_prims_common)"
+    r"|[/\\]torch[/\\]utils[/\\](?:_python_dispatch|_device|_contextlib)|[/\\]IPython[/\\]"
+)
+# PyTorch's own tip names the setting too; it says nothing of what the user has set.
+_TIP = re.compile(r"try setting\s+\S{0,20}ALLOC_CONF=expandable_segments:True")
+
+
+@dataclass(frozen=True)
+class TracebackFrame:
+    """One line of a traceback; ``code`` is empty where the paste shows none."""
+
+    path: str
+    line: int
+    function: str
+    code: str
+
+
+@dataclass(frozen=True)
+class Clues:
+    """What the text around a message tells.
+
+    ``phase`` is one of loading, forward, loss, backward, optimizer_step, evaluation, saving, or None;
+    ``tensor`` names the kind of tensor being made (attention_scores, logits_or_loss, kv_cache), or None.
+    ``code`` is the innermost line shown. ``expandable_segments`` is True where the text sets it.
+    ``names_accumulation``: it speaks of gradient accumulation.
+    ``stated_total_bytes`` is the GPU's memory where the author names it ("RTX 3060 12GB").
+    """
+
+    phase: str | None = None
+    tensor: str | None = None
+    code: str = ""
+    frames: tuple[TracebackFrame, ...] = ()
+    is_training: bool = False
+    keeps_graph: bool = False
+    grows: bool = False
+    frameworks: tuple[str, ...] = ()
+    systems: tuple[str, ...] = ()
+    expandable_segments: bool = False
+    names_accumulation: bool = False
+    stated_total_bytes: int | None = None
+
+
+def find_clues(text: str, failure_start: int | None = None) -> Clues:
+    """Clues in a text about the failure whose ``start`` is given; nothing found leaves the defaults."""
+    cleaned = clean(text)
+    lines = _lines_of_interest(cleaned, failure_start)
+    innermost = lines[-_NUM_INNERMOST:]
+    inner_text = "\n".join(innermost)
+    all_text = "\n".join(lines)
+    head = cleaned[:200_000]
+    card = _CARD.search(head)
+    return Clues(
+        phase=_phase(lines),
+        tensor=_tensor(inner_text),
+        code=_innermost_code(innermost),
+        frames=_frames(lines),
+        is_training=bool(_TRAINING.search(all_text)),
+        keeps_graph=bool(_KEEPS_GRAPH.search(all_text)),
+        grows=bool(_GROWS.search(head)),
+        frameworks=tuple(name for name, pattern in _FRAMEWORKS.items() if pattern.search(head)),
+        systems=tuple(name for name, pattern in _SYSTEMS.items() if pattern.search(head)),
+        expandable_segments=bool(_EXPANDABLE.search(_TIP.sub("", head))),
+        names_accumulation=bool(_ACCUMULATION.search(head)),
+        stated_total_bytes=int(card.group(1)) * GIB if card else None,
+    )
+
+
+def _lines_of_interest(cleaned: str, failure_start: int | None) -> list[str]:
+    """The lines before the failure, or, where it opens the text, those after it (its traceback)."""
+    start = len(cleaned) if failure_start is None else failure_start
+    before = _code_lines(cleaned[max(0, start - _MAX_LINES * 100) : start])
+    if any(_looks_like_code(line) for line in before):
+        return before[-_MAX_LINES:]
+    after = cleaned[start : start + _MAX_LINES * 100]
+    return [*before, *_code_lines(after)[:_MAX_LINES]]
+
+
+def _code_lines(text: str) -> list[str]:
+    """The lines of a text that say something, shortened, without the rules that frame a rich traceback."""
+    lines = (_BLANKS.sub(" ", _RULES.sub(" ", line[:_MAX_LINE])).rstrip() for line in text.split("\n"))
+    return [line for line in lines if line.strip() and _WHOLE_CELL not in line]
+
+
+def _looks_like_code(line: str) -> bool:
+    return bool(re.search(r"File |[\w\])] ?= ?\w|\w\(|\.py\b|Failed to clone", line))
+
+
+def _phase(lines: list[str]) -> str | None:
+    """The phase that the innermost telling line shows; evaluation when an outer frame says so."""
+    phase = None
+    for line in reversed(lines):
+        phase = next((name for name, pattern in _PHASES if pattern.search(line)), None)
+        if phase == "forward":
+            outer = (name for other in lines for name, pattern in _AROUND if pattern.search(other))
+            phase = next(outer, phase)
+        if phase is not None:
+            break
+    is_evaluation = any(_EVALUATION.search(line) for line in lines)
+    if is_evaluation and phase in (None, "forward", "loss"):
+        return phase if any(_NO_GRAD.search(line) for line in lines) else "evaluation"
+    return phase
+
+
+def _tensor(inner_text: str) -> str | None:
+    """The kind of tensor that the innermost lines make."""
+    if _CACHE.search(inner_text):
+        return "kv_cache"
+    if _LOGITS.search(inner_text):
+        return "logits_or_loss"
+    return "attention_scores" if _ATTENTION.search(inner_text) else None
+
+
+def _innermost_code(lines: list[str]) -> str:
+    """The innermost line of code shown, as the paste has it."""
+    for line in reversed(lines):
+        arrow = _ARROW.match(line)
+        if arrow:
+            return arrow.group("code").strip()
+        if not _FRAME.search(line) and re.search(r"\w ?= ?\S|\w\(.*\)|\)$", line):
+            return line.strip()
+    return ""
+
+
+def _frames(lines: list[str]) -> tuple[TracebackFrame, ...]:
+    """The traceback's frames, outermost first."""
+    frames = []
+    for index, line in enumerate(lines):
+        match = _FRAME.search(line)
+        if match is None:
+            continue
+        groups = {name.split("_")[-1]: value for name, value in match.groupdict().items() if value}
+        following = lines[index + 1] if index + 1 < len(lines) else ""
+        code = "" if _FRAME.search(following) else following.strip()
+        path = groups.get("path", f"cell {groups.get('cell', '')}".strip())
+        frames.append(TracebackFrame(path, int(groups.get("line", 0)), groups.get("function", ""), code))
+    return tuple(frames)

@@ -1,0 +1,335 @@
+"""Explaining a failure: what it means, which tensor asked, why it did not fit."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from oom_magic.explain.evidence.budget import Budget, budget_of
+from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, Judgement, judge, main_failure
+from oom_magic.explain.evidence.growth import find_growing_containers
+from oom_magic.explain.evidence.holders import Holder, earlier_bytes, find_holders
+from oom_magic.explain.evidence.location import UNKNOWN_LOCATION, FailureLocation, locate_failure
+from oom_magic.explain.evidence.reading_aids import facts_about, judge_tip
+from oom_magic.explain.evidence.refinement import (
+    refine_with_call,
+    refine_with_loop,
+    refine_with_report,
+    refine_with_setup,
+)
+from oom_magic.explain.evidence.tensors import (
+    Dims,
+    TensorAnswer,
+    TensorCandidate,
+    dims_in_text,
+    dims_of_setup,
+    name_tensor,
+    preset_dims,
+)
+from oom_magic.explain.evidence.traceback import MACHINERY, Clues, find_clues
+from oom_magic.explain.language import Language, choose_language
+from oom_magic.explain.messages.failure import Failure
+from oom_magic.explain.messages.reading import read
+from oom_magic.views.blocks import Describable, Description
+from oom_magic.views.diagnosis import describe_diagnosis
+
+if TYPE_CHECKING:
+    from oom_magic.explain.evidence.growth import Growth
+    from oom_magic.explain.remedies.remedy import Remedy
+    from oom_magic.measure.holders.reach import Locate
+    from oom_magic.measure.holders.release import Released
+    from oom_magic.memory.report import MemoryReport
+    from oom_magic.predict.setups.setup import Phrase, TrainingSetup
+
+# The end of a log holds the failure; more is not read.
+_MAX_FILE_BYTES = 4 * 2**20
+_MAX_PATH_LENGTH = 1024
+# A candidate fits as well as this only when no dimension had to be supposed.
+_TELLING_FIT = 0.75
+# A candidate that fits less well than this share of the best is not worth showing.
+_WORTH_SHOWING = 0.5
+_LEAST_FIT = 0.3
+_CAUSE_OF_TENSOR = {
+    "logits": Cause.LOGITS_OR_LOSS,
+    "probabilities": Cause.LOGITS_OR_LOSS,
+    "logits_gradient": Cause.LOGITS_OR_LOSS,
+    "attention_scores": Cause.ATTENTION_SCORES,
+    "optimizer_state": Cause.OPTIMIZER_STATE,
+}
+
+
+@dataclass(frozen=True, repr=False)
+class Diagnosis(Describable):
+    """What a failure means, as plain data: it keeps no tensor, frame or exception alive.
+
+    ``failures`` are the messages found, ``is_oom`` whether memory ran out (None: not established),
+    ``cause`` with its ``evidence`` and ``confidence`` the judgement, ``phase`` where in training it
+    happened (``place`` and ``code``: the line), ``tensors`` what may have asked (``tensor_note``, a key of
+    the catalogue, where nothing did), ``budget`` who held the device, ``held`` what else holds memory,
+    ``growth`` what grew in the loop that failed, ``remedies`` what to change, ``facts`` how to read the
+    numbers, ``tip`` what PyTorch's own tip against fragmentation is worth here. ``lang`` is the language that
+    it is shown in.
+    """
+
+    failures: tuple[Failure, ...] = ()
+    is_oom: bool | None = None
+    cause: Cause = Cause.UNKNOWN
+    evidence: tuple[Evidence, ...] = ()
+    confidence: Confidence = Confidence.OPEN
+    phase: str | None = None
+    tensors: tuple[TensorCandidate, ...] = ()
+    tensor_note: str = ""
+    budget: Budget | None = None
+    growth: Growth | None = None
+    remedies: tuple[Remedy, ...] = ()
+    facts: tuple[Evidence, ...] = ()
+    tip: Evidence | None = None
+    held: tuple[Holder, ...] = ()
+    frameworks: tuple[str, ...] = ()
+    systems: tuple[str, ...] = ()
+    expandable_segments: bool = False
+    place: str = ""
+    code: str = ""
+    setup_phrases: tuple[Phrase, ...] = ()
+    lang: Language = "en"
+
+    @property
+    def main_failure(self) -> Failure | None:
+        """The failure that the judgement is about."""
+        return main_failure(self.failures)
+
+    def describe(self) -> Description:
+        """What, why and what to change in three lines; then the details."""
+        return describe_diagnosis(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON-ready values."""
+        plain = asdict(self)
+        plain["failures"] = [failure.to_dict() for failure in self.failures]
+        return plain | {"cause": self.cause.value, "confidence": self.confidence.value}
+
+
+def explain(
+    problem: BaseException | str | Path | None = None,
+    setup: Dims | TrainingSetup | None = None,
+    *,
+    models: Mapping[str, Dims] | None = None,
+    lang: str | None = None,
+    report: MemoryReport | None = None,
+    names: Mapping[str, Any] | None = None,
+    released: Released | None = None,
+    locate: Locate | None = None,
+    fast: bool = False,
+) -> Diagnosis:
+    """Explains an exception, a pasted text, a log file, or (None) the last failure of this interpreter.
+
+    ``setup``, a TrainingSetup or the model's dimensions (batch, seq, heads, hidden, vocab, intermediate,
+    dtype), says what was trained; without it a preset that the text names is used (or one of ``models``).
+    ``report`` is the MemoryReport of the run that failed, ``names`` the variables of dry cells, ``released`` what
+    ``release(dry_run=True)`` says holds memory, ``locate`` where tensors of dry cells lie,
+    ``lang`` "en" or "zh" (default: ``OOM_MAGIC_LANG``, then the locale). Remedies are priced by dry runs of
+    a TrainingSetup (not if ``fast``), else only named. Raises ValueError when nothing is given and nothing
+    has failed yet, FileNotFoundError for a Path that is not a file.
+    """
+    from oom_magic.explain.advice import (
+        advise_setup,
+        unpriced_remedies,  # these load NumPy
+    )
+
+    diagnosis = _diagnose(problem, setup, models, lang, report, names, released, locate)
+    if setup is None or isinstance(setup, Mapping) or fast or not diagnosis.is_oom:
+        return replace(diagnosis, remedies=unpriced_remedies(diagnosis))
+    diagnosis = refine_with_setup(diagnosis, setup)
+    *_, priced = diagnosis, *advise_setup(diagnosis, setup)
+    return priced
+
+
+def _diagnose(
+    problem: BaseException | str | Path | None,
+    setup: Dims | TrainingSetup | None,
+    models: Mapping[str, Dims] | None,
+    lang: str | None,
+    report: MemoryReport | None,
+    names: Mapping[str, Any] | None,
+    released: Released | None,
+    locate: Locate | None,
+) -> Diagnosis:
+    """All of a diagnosis but its remedies."""
+    language = choose_language(lang)
+    problem = _last_failure() if problem is None else problem
+    text = _text_of(problem)
+    failures = read(text)
+    main = main_failure(failures)
+    clues = find_clues(text, main.start if main else None)
+    judgement = judge(failures, text, clues)
+    sighting, answer, growth = UNKNOWN_LOCATION, TensorAnswer(), None
+    if main is not None and main.is_oom:
+        error = problem if isinstance(problem, BaseException) else None
+        growth = find_growing_containers(error, names, locate, main)
+        sighting = locate_failure(error, report, main, clues.phase, names)
+        answer = _tensors(main, _dims(text, setup, models), sighting)
+    judgement = _refined(judgement, answer)
+    if report is not None and sighting.is_exact:
+        judgement = refine_with_report(judgement, report)
+    judgement = refine_with_loop(judgement, growth, main)
+    held, evidence = find_holders(
+        released, report, main, problem if isinstance(problem, BaseException) else None, names
+    )
+    judgement = _kept_needlessly(judgement, evidence, earlier_bytes(held, report), main)
+    judgement = refine_with_call(judgement, clues.phase or sighting.phase, held, main)
+    return Diagnosis(
+        failures=failures,
+        is_oom=_is_oom(failures),
+        cause=judgement.cause,
+        evidence=judgement.evidence,
+        confidence=judgement.confidence,
+        phase=clues.phase or sighting.phase,
+        tensors=answer.candidates,
+        tensor_note=answer.note,
+        budget=budget_of(main) if main is not None else None,
+        growth=growth,
+        facts=facts_about(main, clues) if main is not None else (),
+        tip=judge_tip(main, clues) if main is not None else None,
+        held=held,
+        frameworks=clues.frameworks,
+        systems=clues.systems,
+        expandable_segments=clues.expandable_segments,
+        place=sighting.place or _place(clues),
+        code=sighting.code or clues.code,
+        setup_phrases=() if setup is None or isinstance(setup, Mapping) else tuple(setup.phrases()),
+        lang=language,
+    )
+
+
+def _dims(text: str, setup: Dims | TrainingSetup | None, models: Mapping[str, Dims] | None) -> Dims:
+    if setup is not None:
+        return dims_of_setup(setup)
+    return dims_in_text(text, preset_dims() if models is None else models)
+
+
+def _tensors(failure: Failure, dims: Dims, sighting: FailureLocation) -> TensorAnswer:
+    """What was seen of the tensor, before what the message alone makes likely."""
+    supposed = name_tensor(failure, dims)
+    best_fit = max((one.fit for one in supposed.candidates), default=0)
+    least_fit = max(best_fit * _WORTH_SHOWING, _LEAST_FIT)
+    likely = tuple(one for one in supposed.candidates if one.fit >= least_fit)
+    if not sighting.candidates:
+        note = supposed.note or ("" if likely else "tensor_unknown_model")
+        return TensorAnswer(likely, note)
+    is_seen = sighting.is_exact or sighting.candidates[0].fit >= 1
+    others = () if is_seen else likely
+    return replace(supposed, candidates=(*sighting.candidates, *others)[:5], note="")
+
+
+def _place(clues: Clues) -> str:
+    """The innermost frame that a pasted traceback shows, briefly."""
+    if not clues.frames:
+        return ""
+    frame = clues.frames[-1]
+    return f"{Path(frame.path).name}:{frame.line}"
+
+
+def _refined(judgement: Judgement, answer: TensorAnswer) -> Judgement:
+    """The judgement, settled by the tensor where nothing surer did and it is known which one asked."""
+    best = answer.candidates[0] if answer.candidates else None
+    if best is not None and best.name == "kv_cache":
+        return _with_cache(judgement, best)
+    if best is None or best.fit < _TELLING_FIT or best.name not in _CAUSE_OF_TENSOR:
+        return judgement
+    is_seen = best.fit >= 1 and bool(best.expression)
+    is_open = judgement.cause is Cause.UNKNOWN or (is_seen and judgement.confidence is Confidence.POSSIBLE)
+    if not is_open:
+        return judgement
+    key = "tensor_seen" if is_seen else "tensor_matches"
+    evidence = (*judgement.without_doubts, Evidence(key, {"formula": best.formula}))
+    return Judgement(_CAUSE_OF_TENSOR[best.name], evidence, Confidence.LIKELY)
+
+
+def _with_cache(judgement: Judgement, cache: TensorCandidate) -> Judgement:
+    """The judgement where a cache of keys and values asked: a forward's growing tensors, if nothing surer is known."""
+    if any(one.key == "tensor_kv_cache" for one in judgement.evidence):
+        return judgement
+    evidence = (Evidence("tensor_kv_cache", {"code": cache.expression}), *judgement.without_doubts)
+    if judgement.cause is Cause.UNKNOWN:
+        return Judgement(Cause.ACTIVATIONS, evidence, Confidence.LIKELY)
+    return replace(judgement, evidence=evidence)
+
+
+def _kept_needlessly(
+    judgement: Judgement, twins: tuple[Evidence, ...], earlier: int, failure: Failure | None
+) -> Judgement:
+    """The judgement with what is held for nothing; that is the cause if without it the request had fitted."""
+    kept = [*twins]
+    if earlier:
+        kept.insert(0, Evidence("earlier_failures", {"held_bytes": earlier}))
+    if not kept or failure is None or not failure.requested_bytes:
+        return judgement
+    freed = earlier + sum(int(one.values["twin_bytes"]) for one in twins)
+    is_enough = freed >= failure.requested_bytes - (failure.free_bytes or 0)
+    if judgement.confidence is Confidence.CERTAIN or not is_enough:
+        return replace(judgement, evidence=(*judgement.evidence, *kept))
+    evidence = (*kept, *judgement.without_doubts)
+    return Judgement(Cause.LEAK_OR_RETAINED_REFERENCE, evidence, Confidence.LIKELY)
+
+
+def _is_oom(failures: Sequence[Failure]) -> bool | None:
+    """Whether memory ran out: True if any message says so, False if every message says otherwise."""
+    verdicts = {failure.is_oom for failure in failures}
+    if True in verdicts:
+        return True
+    return False if verdicts == {False} else None
+
+
+def _last_failure() -> BaseException:
+    """What failed last in this interpreter, as ``%debug`` would have it."""
+    last = getattr(sys, "last_value", None)
+    if not isinstance(last, BaseException):
+        raise ValueError("Nothing has failed in this session yet; pass an exception, a text or a path.")
+    return last
+
+
+def _text_of(problem: BaseException | str | Path) -> str:
+    """The text to read; of an exception nothing but its formatted traceback is kept."""
+    if isinstance(problem, BaseException):
+        return _formatted(problem)
+    if isinstance(problem, Path) or _is_path(problem):
+        return _read_end(Path(problem))
+    return problem
+
+
+def _formatted(error: BaseException) -> str:
+    """The traceback as Python prints it, without the frames of this package's dry run."""
+    whole = traceback.TracebackException(type(error), error, error.__traceback__)
+    for part in _chain(whole):
+        kept = [frame for frame in part.stack if not MACHINERY.search(frame.filename)]
+        part.stack = traceback.StackSummary.from_list(kept)
+    return "".join(whole.format())
+
+
+def _chain(part: traceback.TracebackException) -> Iterator[traceback.TracebackException]:
+    yield part
+    for origin in (part.__cause__, part.__context__):
+        if origin is not None:
+            yield from _chain(origin)
+
+
+def _is_path(text: str) -> bool:
+    """Whether a text is the name of an existing file rather than a message."""
+    if not text.strip() or len(text) > _MAX_PATH_LENGTH or "\n" in text:
+        return False
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _read_end(path: Path) -> str:
+    """The end of a log file, decoded leniently."""
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - _MAX_FILE_BYTES))
+        return file.read().decode("utf-8", errors="replace")

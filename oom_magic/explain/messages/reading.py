@@ -1,0 +1,181 @@
+"""Reading a pasted text: every failure message in it, as numbers."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+from oom_magic.explain.messages.failure import Failure
+from oom_magic.explain.messages.normalization import Squeezed, clean
+from oom_magic.explain.messages.others import MOST_OF_A_KIND, Kind, line_messages, other_messages
+from oom_magic.explain.messages.pytorch import Draft, drafts, parse_size
+from oom_magic.explain.messages.versions import guess_version, stated_version
+
+_CLASS = r"(?:[A-Za-z_]\w{0,60}\.){0,6}(?:[A-Z_]\w{0,60}(?:Error|Exception)|OutOfResources)"
+# RayTaskError(OutOfMemoryError) is a wrapper, "except RuntimeError" a line of code.
+_EXCEPTION = re.compile(rf"(?<![\w.(])(?<!except )(?<!raise )({_CLASS})(?![\w.])(?!\([A-Z])")
+_LATER_EXCEPTION = re.compile(rf"(?:^|[\s:])({_CLASS}):", re.M)
+# The classes that wrapping may have broken; found squeezed, right before the message.
+_WRAPPED_EXCEPTION = re.compile(
+    r"(torch\.cuda\.OutOfMemoryError|torch\.OutOfMemoryError|torch\.AcceleratorError|OutOfMemoryError"
+    r"|RuntimeError|ValueError|OSError|MemoryError)[:(]*$"
+)
+# PyTorch 2.3 prints device 0 as a NUL byte, where the message then ends.
+_NUL_CUT = re.compile(r"\.\s{0,8}G\s?P\s?U[ \t\xa0]*(?:$|\n|\\n|['\"`)|…])")
+_SEPARATORS = re.compile(r"[\s*`'\"|]+")
+_MAX_BEFORE = 300
+_MAX_TEXT = 2000
+_VERSION_WINDOW = 700
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A message before its surroundings are looked at; offsets are in the cleaned text.
+
+    ``values`` are Failure's fields as printed; ``squeezed_span`` is where they stand in the squeezed text.
+    """
+
+    values: dict[str, Any]
+    num_sizes: int
+    is_faint: bool
+    start: int
+    end: int
+    squeezed_span: tuple[int, int] = (0, 0)
+
+
+def read(text: str) -> tuple[Failure, ...]:
+    """Every out-of-memory message (or look-alike) in a text, in order of appearance; never raises.
+
+    Any version's wording, prefix, wrapping and truncation is understood; see ``Failure`` for the fields.
+    """
+    cleaned = clean(text)
+    squeezed = Squeezed(cleaned)
+    found = _located(_clearest(_squeezed_messages(squeezed.text)), squeezed)
+    if all(item.is_faint for item in found):
+        found = _clearest(found + [_found_of(kind, match) for kind, match in line_messages(cleaned)])
+    version = stated_version(cleaned) if found else None
+    ends = [0, *(item.end for item in found)]
+    starts = [*(item.start for item in found[1:]), len(cleaned)]
+    return tuple(
+        _placed(item, (end, start), cleaned, squeezed.text, version)
+        for item, end, start in zip(found, ends, starts, strict=False)
+    )
+
+
+def _squeezed_messages(text: str) -> list[_Found]:
+    """The messages whose wording alone tells, wherever the text was wrapped; offsets are squeezed."""
+    return [
+        *(_found_from(draft, text) for draft in islice(drafts(text), MOST_OF_A_KIND)),
+        *(_found_of(kind, match) for kind, match in other_messages(text)),
+    ]
+
+
+def _located(found: list[_Found], squeezed: Squeezed) -> list[_Found]:
+    """The same messages with offsets in the cleaned text."""
+    edges = [(item.start, item.end - 1) for item in found]
+    offsets = sorted({offset for edge in edges for offset in edge})
+    origins = dict(zip(offsets, squeezed.origins(offsets), strict=True))
+    return [
+        replace(item, start=origins[first], end=origins[last] + 1, squeezed_span=(first, last + 1))
+        for item, (first, last) in zip(found, edges, strict=True)
+    ]
+
+
+def _clearest(found: list[_Found]) -> list[_Found]:
+    """What remains when overlaps and, beside clear messages, the faint ones are dropped."""
+    has_clear = any(not item.is_faint for item in found)
+    fullest: dict[str, _Found] = {}
+    for item in found:
+        best = fullest.setdefault(item.values["format"], item)
+        if item.num_sizes > best.num_sizes:
+            fullest[item.values["format"]] = item
+    kept: list[_Found] = []
+    for item in sorted(found, key=lambda item: (item.start, item.end)):
+        is_dropped = item.is_faint and (has_clear or item is not fullest[item.values["format"]])
+        if not is_dropped and not (kept and item.start < kept[-1].end):
+            kept.append(item)
+    return kept
+
+
+def _found_from(draft: Draft, squeezed: str) -> _Found:
+    """The message that the clauses of a draft make."""
+    backend = draft.backend or ("mps" if "mps_allocated" in draft.clauses else "cuda")
+    values = {
+        "format": _format_of(draft, backend, squeezed),
+        "backend": backend,
+        "device_index": draft.device_index,
+        "other_processes": tuple(draft.processes),
+        **draft.sizes,
+    }
+    num_sizes = len(draft.sizes) + len(draft.processes)
+    is_clear = num_sizes or draft.is_refused_as_absurd or draft.is_block_limited
+    is_faint = not is_clear or draft.clauses <= {"head", "isalloc"}
+    return _Found(values, num_sizes, is_faint, draft.start, draft.end)
+
+
+def _format_of(draft: Draft, backend: str, squeezed: str) -> str:
+    """The template's key, by the clauses that only it has."""
+    if draft.style == "async":
+        return "cuda_malloc_async"
+    if draft.is_preempted:
+        return "cuda_preempted"
+    if draft.is_block_limited:
+        return "ipex_4gb"
+    if draft.is_refused_as_absurd:
+        return "cuda_absurd_size"
+    if backend != "cuda":
+        return backend
+    if "cached" in draft.clauses:
+        return "cuda_cached_0.4.1-1.3"
+    if draft.style == "total_capacity" or "reserved" in draft.clauses:
+        return "cuda_reserved_1.4-2.0"
+    if draft.style == "of_which" or draft.clauses & {"allocated", "pid", "process", "isreserved"}:
+        return "cuda_v2.1" if "totalcapactyof" in squeezed[draft.start : draft.end] else "cuda_v2.2+"
+    return "short"
+
+
+def _found_of(kind: Kind, match: re.Match[str]) -> _Found:
+    """The message that a match of the table shows."""
+    groups = match.groupdict()
+    values: dict[str, Any] = {"format": kind.format, "backend": kind.backend, "is_oom": kind.is_oom}
+    if groups.get("requested_bytes"):
+        values["requested_bytes"] = int(groups["requested_bytes"].replace(",", "") or 0)
+    if groups.get("requested"):
+        values["requested_bytes"] = parse_size(groups["requested"])
+    if groups.get("shape"):
+        values["shape"] = tuple(int(size) for size in groups["shape"].split(",") if size)
+    if groups.get("dtype"):
+        values["dtype"] = groups["dtype"]
+    return _Found(values, len(values) - 3, kind.is_faint, match.start(), match.end())
+
+
+def _placed(item: _Found, room: tuple[int, int], cleaned: str, squeezed: str, version: str | None) -> Failure:
+    """The failure with what surrounds it in its room, the text between the messages before and after."""
+    values = dict(item.values)
+    if values["format"] == "short" and _NUL_CUT.match(cleaned, item.end):
+        values["format"] = "cuda_v2.3_nul_cut"
+    values["exception"] = _exception_of(item, room, cleaned)
+    values["text"] = cleaned[item.start : min(item.end, item.start + _MAX_TEXT)]
+    start, end = item.squeezed_span
+    window = squeezed[max(0, start - 120) : end + _VERSION_WINDOW]
+    if values["backend"] not in ("jax", "tensorflow"):
+        values["torch_version_guess"] = version or guess_version(values, window)
+    return Failure(start=item.start, **values)
+
+
+def _exception_of(item: _Found, room: tuple[int, int], cleaned: str) -> str | None:
+    """The exception class nearest before the message, else the next one after it."""
+    before = cleaned[max(room[0], item.start - _MAX_BEFORE) : item.start]
+    before = before.replace("\\n", "\n")
+    names: list[str] = _EXCEPTION.findall(before) if before else []
+    wrapped = _WRAPPED_EXCEPTION.search(_SEPARATORS.sub("", before[-80:])) if before else None
+    if wrapped and not (names and names[-1].endswith(wrapped.group(1))):
+        names.append(wrapped.group(1))
+    if not names:
+        later = _LATER_EXCEPTION.search(cleaned, item.start, min(room[1], item.start + _MAX_TEXT))
+        names = [later.group(1)] if later else []
+    if not names:
+        return None
+    return "MemoryError" if "numpy" in names[-1] else names[-1]

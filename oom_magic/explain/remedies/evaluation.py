@@ -1,0 +1,342 @@
+"""Pricing remedies: the user's own run rehearsed with each, the likely first, until the time is over."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+from oom_magic.explain.evidence.causes import Evidence
+from oom_magic.explain.remedies.code import code_for
+from oom_magic.explain.remedies.rehearsal import NotPricedError, Rehearsal, Variation
+from oom_magic.explain.remedies.remedy import Remedy, Situation
+from oom_magic.explain.remedies.room import growing_segments, making_room
+from oom_magic.explain.remedies.specs import STEP, RemedySpec, remedy_specs
+from oom_magic.memory.allocator.replay import minimum_device_bytes
+
+if TYPE_CHECKING:
+    from oom_magic.memory.report import MemoryReport
+
+# Memory grows almost in proportion to a size: what interpolation puts this far above the limit is not tried.
+_CLEARLY_ABOVE = 1.03
+_NOT_IN_PROPORTION = 1.25  # times what was expected
+
+
+def largest_fitting(
+    need: Callable[[int], int], sizes: Sequence[int], before: tuple[int, int], fixed: int, usable: int
+) -> int | None:
+    """The largest of the ascending ``sizes`` whose ``need`` is at most ``usable`` bytes, or None.
+
+    ``before`` is the size that was too large with its need; ``fixed`` is about what the run needs at size 0.
+    What is returned was rehearsed; the next larger size either was too, or lies clearly above the limit.
+    """
+    known = {0: min(fixed, before[1]), before[0]: before[1]}
+    low, high = -1, len(sizes)
+    is_off = False
+    while high - low > 1:
+        guess = next((at for at in range(high - 1, low, -1) if _expected(known, sizes[at]) <= usable), None)
+        if guess is None or (low < 0 and is_off):  # then the smallest tells whether any fits
+            guess = low + 1
+            if low >= 0 and _expected(known, sizes[guess]) > usable * _CLEARLY_ABOVE:
+                break
+        expected = _expected(known, sizes[guess])
+        known[sizes[guess]] = need(sizes[guess])
+        is_off = known[sizes[guess]] > expected * _NOT_IN_PROPORTION
+        low, high = (guess, high) if known[sizes[guess]] <= usable else (low, guess)
+    return sizes[low] if low >= 0 else None
+
+
+def _expected(known: dict[int, int], size: int) -> float:
+    """What a size needs, on the line between its nearest known neighbours."""
+    below = max(one for one in known if one <= size)
+    above = min(one for one in known if one >= size)
+    if above == below:
+        return known[size]
+    return known[below] + (known[above] - known[below]) * (size - below) / (above - below)
+
+
+# Rehearsals end before this many seconds, if a further one would take as long as the longest so far.
+PATIENCE_SECONDS = 55
+# A remedy that saves less than this share of what the run needs is not worth a line.
+_LEAST_SAVING = 0.01
+# What costs no more than this leaves model, data and training as they are; if one such fits, nothing is combined.
+_HARMLESS = 50
+_MOST_COMBINATIONS = 4
+_LIKELY = 1.05  # a combination expected to need up to this share of what there is may fit
+_SHRINKING = {"batch": ("smaller_batch", 30, "accumulation"), "seq": ("shorter_sequences", 55, "faster")}
+_AT_EVALUATION = ("smaller_evaluation", 30, "same")  # nothing is accumulated there
+_SEGMENTS = "expandable_segments"
+_COMBINATION = RemedySpec("combination", 0, "combination", (), None, combines=False)
+_KEPT = ("parameter", "gradient", "optimizer_state", "before", "workspace")
+
+
+class RemedyEvaluator:
+    """The prices of one run's remedies. ``needed_bytes`` is the least memory for PyTorch with which it ends as it is.
+
+    ``first`` are the keys of remedies to rehearse first. Raises NotPricedError if the run cannot be rehearsed.
+    """
+
+    def __init__(self, rehearsal: Rehearsal, situation: Situation, first: Sequence[str] = ()) -> None:
+        self._rehearsal = rehearsal
+        self._situation = situation
+        self._first = tuple(first)
+        self._start = time.monotonic()
+        self._longest = 0.0
+        self._tried: set[frozenset[str]] = set()  # combinations
+        self._candidates = remedy_specs(situation)
+        made = [change for one in self._candidates if one.variation for change in one.variation.changes]
+        self._baseline = self._timed(lambda: rehearsal.begin(made))
+        self.needed_bytes = _needed(self._baseline)
+
+    @property
+    def steps_left_after(self) -> int:
+        """After how many optimizer steps the rehearsal left the run, which would have gone on; 0: it did not."""
+        timeline = self._baseline.timeline
+        return timeline.num_steps() if timeline.was_left else 0
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """The remedies that a rehearsal can price; those that it does not yield change nothing in this run."""
+        sizes = {self._shrinking(what)[0] for what in self._rehearsal.sizes}
+        return frozenset({one.key for one in self._candidates} | sizes)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the run fits as it is."""
+        return self.needed_bytes <= self._situation.usable_bytes
+
+    def remedies(self) -> Iterator[Remedy]:
+        """Remedies as they are priced: harmless ones, combinations of them if none fits, then all others."""
+        yield from making_room(self._baseline, self.needed_bytes, self._situation)
+        if self.fits:
+            return
+        segments = growing_segments(self._baseline, self.needed_bytes, self._situation)
+        if _SEGMENTS in self._first:
+            yield from segments
+        found: list[tuple[RemedySpec, Remedy]] = []
+        for group in self._groups():
+            for candidate in group:
+                for remedy in self._priced(candidate):
+                    found.append((candidate, remedy))
+                    yield remedy
+            if not any(remedy.fits for _, remedy in found):
+                for remedy in self._combined(found):
+                    found.append((_COMBINATION, remedy))
+                    yield remedy
+        for remedy in segments:
+            yield from self._if_useful(remedy)
+
+    def _groups(self) -> list[list[RemedySpec]]:
+        """What is worth a rehearsal: harmless changes against the cause, other harmless ones, all else; by cost."""
+        worth = [one for one in self._candidates if one.helps(self._baseline)]
+        for what in _SHRINKING:
+            key, cost, speed = self._shrinking(what)
+            if self._rehearsal.sizes.get(what, 1) > 1:
+                worth.append(
+                    RemedySpec(key, cost, speed, STEP, Variation(sizes={what: 0}), slot=key, combines=what == "batch")
+                )
+        # What stays between steps has to shrink first where it alone does not fit.
+        is_full = self._kept_bytes > self._situation.usable_bytes
+        worth.sort(key=lambda one: (is_full and one.acts_on_step, one.cost))
+        groups: list[list[RemedySpec]] = [[], [], []]
+        for one in worth:
+            is_first = not one.acts_on_step if is_full else one.key in self._first
+            groups[2 if one.cost > _HARMLESS else 0 if is_first else 1].append(one)
+        return groups
+
+    def _shrinking(self, what: str) -> tuple[str, int, str]:
+        """Key, cost and effect on speed of making a size smaller."""
+        is_evaluation = what == "batch" and self._situation.phase == "evaluation"
+        return _AT_EVALUATION if is_evaluation else _SHRINKING[what]
+
+    def _priced(self, candidate: RemedySpec) -> Iterator[Remedy]:
+        """The remedy of a candidate; none where it does not apply or saves nothing."""
+        remedy = self._unpriced(candidate)
+        if candidate.variation is None:
+            yield replace(remedy, note=candidate.reason)
+            return
+        try:
+            self._rehearsal.check(candidate.variation)
+            if self._is_late():
+                yield replace(remedy, note=Evidence("reason_time", {"seconds": PATIENCE_SECONDS}))
+                return
+            what = next(iter(candidate.variation.sizes), None)
+            if what is not None:
+                yield from self._if_useful(self._smaller(what, Variation()))
+                return
+            report = self._run(candidate.variation)
+        except NotPricedError as refusal:
+            if refusal.applies:
+                yield replace(remedy, note=refusal.reason)
+            return
+        variant = next((change.variant for change in candidate.variation.changes), "")
+        if variant:
+            values = {**self._rehearsal.names, **candidate.values}
+            code, _ = code_for(f"{candidate.key}_{variant}", self._situation.style, values)
+            remedy = replace(remedy, code=code)
+        yield from self._if_useful(self._with_price(remedy, report.peak_allocated_bytes, _needed(report)))
+
+    def _if_useful(self, remedy: Remedy) -> Iterator[Remedy]:
+        if remedy.fits or (remedy.saving_bytes or 0) >= _LEAST_SAVING * self.needed_bytes:
+            yield remedy
+
+    def _unpriced(self, candidate: RemedySpec) -> Remedy:
+        is_sized = bool(candidate.variation and candidate.variation.sizes)
+        key = f"{candidate.key}_any" if is_sized else candidate.key
+        return self._remedy(key, candidate.cost, candidate.speed, candidate.values)
+
+    def _remedy(self, key: str, cost: int, speed: str, values: Mapping[str, Any]) -> Remedy:
+        """A remedy that keeps the global batch, with its code."""
+        code, language = code_for(key, self._situation.style, {**self._rehearsal.names, **values})
+        if self._situation.style == "plain":
+            code = self._rehearsal.own_code(key, values) or code
+        if self._situation.style == "trainer":
+            code = self._rehearsal.own_arguments(code) or code
+        batch = self._global_batch
+        return Remedy(
+            key, cost, speed, values, code=code, language=language, global_batch_before=batch, global_batch_after=batch
+        )
+
+    def _with_price(self, remedy: Remedy, peak: int | None, now: int) -> Remedy:
+        return replace(
+            remedy,
+            peak_allocated_bytes=peak,
+            needed_bytes=now,
+            saving_bytes=self.needed_bytes - now,
+            fits=now <= self._situation.usable_bytes,
+        )
+
+    def _smaller(self, what: str, base: Variation) -> Remedy:
+        """The largest smaller batch (or length) that fits; where none does, the smallest. Raises NotPricedError."""
+        key, cost, speed = self._shrinking(what)
+        before = self._rehearsal.sizes[what]
+        whole = self._global_batch or before
+        base = base.with_(self._accumulated(key))
+        sizes = _divisors(whole, before) if what == "batch" else _parts(before)
+        peaks: dict[int, tuple[int, int]] = {}  # of tensors, and what that needs
+
+        def need(size: int) -> int:
+            report = self._run(base.with_(Variation(sizes={what: size})))
+            peaks[size] = report.peak_allocated_bytes, _needed(report)
+            return peaks[size][1]
+
+        usable = self._situation.usable_bytes
+        after = largest_fitting(need, sizes, (before, self.needed_bytes), self._kept_bytes, usable) or min(peaks)
+        values = {"before": before, "after": after, "accumulation": whole // after, "name": self._rehearsal.label(what)}
+        remedy = self._remedy(key, cost, speed, values)
+        return self._with_price(remedy, *peaks[after])
+
+    def _accumulated(self, key: str) -> Variation:
+        """What smaller batches that make up the same batch hold besides, unless the run accumulates already."""
+        if key != "smaller_batch" or self._rehearsal.accumulation > 1:
+            return Variation()
+        from oom_magic.predict.what_if.loop_changes import AccumulatedGradients  # loads torch
+
+        return Variation(((AccumulatedGradients(), {"gradient_accumulation_steps": 2}),))
+
+    def _combined(self, found: Sequence[tuple[RemedySpec, Remedy]]) -> Iterator[Remedy]:
+        """The cheapest combination that fits, of those that are likely to."""
+        pool = [(one, remedy) for one, remedy in found if one.combines and remedy.saving_bytes]
+        possible = [
+            chosen
+            for number in range(2, len(pool) + 1)
+            for chosen in combinations(pool, number)
+            if len({one.slot for one, _ in chosen}) == number
+            and self._expected(chosen) <= self._situation.usable_bytes * _LIKELY
+        ]
+        possible.sort(key=lambda chosen: sum(one.cost for one, _ in chosen))
+        for chosen in possible[:_MOST_COMBINATIONS]:
+            keys = frozenset(one.key for one, _ in chosen)
+            if self._is_late():
+                return
+            if keys in self._tried:
+                continue
+            self._tried.add(keys)
+            try:
+                together = self._together(chosen)
+            except NotPricedError:
+                continue
+            if together.fits:
+                yield together
+                return
+
+    def _expected(self, chosen: Sequence[tuple[RemedySpec, Remedy]]) -> float:
+        """About what a combination needs: each change leaves its share of a step's memory, or takes off what stays."""
+        step = max(self.needed_bytes - self._kept_bytes, 1)
+        share, kept = 1.0, self.needed_bytes - step
+        for one, remedy in chosen:
+            saving = remedy.saving_bytes or 0
+            if one.acts_on_step:
+                share *= max(0.0, 1 - saving / step)
+            else:
+                kept -= saving
+        return kept + step * share
+
+    def _together(self, chosen: Sequence[tuple[RemedySpec, Remedy]]) -> Remedy:
+        """Several changes in one run, the batch made as small as it then must be. Raises NotPricedError."""
+        cost = sum(one.cost for one, _ in chosen)
+        changed = Variation()
+        values: dict[str, Any] = {}
+        for one, remedy in chosen:
+            values |= remedy.values
+            if one.variation is not None and not one.variation.sizes:
+                changed = changed.with_(one.variation)
+        values["keys"] = tuple(one.key for one, _ in chosen)
+        codes = [remedy.code for _, remedy in chosen if remedy.code and "accumulation" not in remedy.values]
+        remedy = replace(self._remedy("combination", cost, "combination", values), code=self._joined(codes))
+        if not any(one.variation and one.variation.sizes for one, _ in chosen):
+            report = self._run(changed)
+            return self._with_price(remedy, report.peak_allocated_bytes, _needed(report))
+        smaller = self._smaller("batch", changed)
+        return replace(
+            smaller, key="combination", cost=cost, speed="combination", values={**values, **smaller.values},
+            code=self._joined([remedy.code, smaller.code]),
+        )  # fmt: skip
+
+    def _joined(self, codes: Sequence[str]) -> str:
+        """The code of several changes; of Trainer's arguments there is but one call."""
+        joined = "\n\n".join(filter(None, codes))
+        is_trainer = self._situation.style == "trainer"
+        return (self._rehearsal.own_arguments(joined) if is_trainer else "") or joined
+
+    @property
+    def _kept_bytes(self) -> int:
+        """What stays between steps, at the peak of the run as it is."""
+        parts = self._baseline.breakdown
+        return sum(parts[name] for name in _KEPT)
+
+    @property
+    def _global_batch(self) -> int | None:
+        batch = self._rehearsal.sizes.get("batch")
+        return None if batch is None else batch * self._rehearsal.accumulation
+
+    def _run(self, variation: Variation) -> MemoryReport:
+        return self._timed(lambda: self._rehearsal.run(variation))
+
+    def _timed(self, run: Callable[[], MemoryReport]) -> MemoryReport:
+        start = time.monotonic()
+        try:
+            return run()
+        finally:
+            self._longest = max(self._longest, time.monotonic() - start)
+
+    def _is_late(self) -> bool:
+        return time.monotonic() - self._start + self._longest > PATIENCE_SECONDS
+
+
+def _needed(report: MemoryReport) -> int:
+    """The least memory for PyTorch's allocator with which the rehearsed run ends."""
+    return minimum_device_bytes(report.timeline, report.settings)
+
+
+def _divisors(whole: int, before: int) -> list[int]:
+    """The divisors of a global batch below ``before``, ascending: microbatches of one make up the same batch."""
+    return [number for number in range(1, before) if whole % number == 0]
+
+
+def _parts(length: int) -> list[int]:
+    """Shorter lengths, ascending, in sixteenths."""
+    grain = max(length // 16, 1)
+    return list(range(grain, length, grain))

@@ -1,0 +1,266 @@
+"""Code to paste that is the user's own: the cell's training loop or optimizer, with a remedy written into it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+_LOADS = ("from_pretrained", "from_config")
+_WRAPPERS = ("DistributedDataParallel", "DataParallel")
+_NO_MODELS = ("Tokenizer", "Config", "Processor", "FeatureExtractor")
+
+
+def own_names(tree: ast.Module, names: Mapping[str, Any]) -> Mapping[str, str]:
+    """The words of ``remedy_code``'s templates that a cell shows: ``loader`` loads ``source`` as ``model``.
+
+    Of ``names``, those that the cell sees, the one model that it calls tells ``inner``, what a wrapper for several GPUs
+    has inside, and the ``layers`` that it repeats, of the attribute ``blocks``.
+    """
+    return {**_of_the_model(tree, names), **_of_the_load(tree)}
+
+
+def _of_the_model(tree: ast.Module, names: Mapping[str, Any]) -> dict[str, str]:
+    used = dict.fromkeys(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
+    models = [name for name in used if is_module(names.get(name)) and any(True for _ in names[name].parameters())]
+    if len(models) != 1:
+        return {}
+    name, model = models[0], names[models[0]]
+    inner = name
+    if type(model).__name__ in _WRAPPERS:
+        inner, model = f"{name}.module", model.module
+    found = {"model": name, "inner": inner}
+    if type(model).__module__.startswith("transformers."):
+        found["loader"] = type(model).__name__
+    from oom_magic.predict.what_if.model_changes import path_of_blocks  # loads torch
+
+    path = path_of_blocks(model)
+    return {**found, "layers": f"{inner}.{path}", "blocks": path.rpartition(".")[2]} if path else found
+
+
+def _of_the_load(tree: ast.Module) -> dict[str, str]:
+    for target, call in _loads(tree):
+        found = {"loader": ast.unparse(call.func.value)}  # type: ignore[attr-defined]
+        if target:
+            found["model"] = target
+        if call.func.attr == "from_pretrained" and call.args:  # type: ignore[attr-defined]
+            found["source"] = ast.unparse(call.args[0]).replace("'", '"')
+        return found
+    return {}
+
+
+def _loads(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
+    """The calls that load a model, each with the name that the statement assigns."""
+    for statement in ast.walk(tree):
+        if not isinstance(statement, (ast.Assign, ast.Expr)):
+            continue
+        named = isinstance(statement, ast.Assign) and len(statement.targets) == 1
+        target = ast.unparse(statement.targets[0]) if named else ""  # type: ignore[union-attr]
+        for node in ast.walk(statement.value):
+            is_load = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _LOADS
+            if is_load and not ast.unparse(node.func.value).endswith(_NO_MODELS):  # type: ignore[attr-defined]
+                yield target, node  # type: ignore[misc]
+
+
+Node = TypeVar("Node", ast.stmt, ast.expr, ast.For, ast.Call)
+
+_UPDATES = ("step", "update", "unscale_", "zero_grad", "clip_grad_norm_", "clip_grad_value_")
+# What takes the place of the optimizer's class, and what is imported for it.
+_OPTIMIZERS = {
+    "foreach": "",
+    "optimizer_8bit": "bnb.optim.AdamW8bit",
+    "adafactor": "torch.optim.Adafactor",
+    "sgd": "torch.optim.SGD",
+    "offload_optimizer": "CPUOffloadOptimizer",
+}
+_IMPORTS = {
+    "optimizer_8bit": "import bitsandbytes as bnb\n",
+    "offload_optimizer": "from torchao.optim import CPUOffloadOptimizer   # pip install torchao\n",
+}
+_OPTIMIZER_NAMES = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "SGD")
+_TRAINER_ARGUMENTS = {"output_dir", "per_device_train_batch_size", "num_train_epochs"}  # SFTConfig, DPOConfig, ...
+_KEPT_OPTIONS = ("lr", "weight_decay")
+
+
+def own_code(tree: ast.Module, names: Mapping[str, Any], key: str, values: Mapping[str, Any]) -> str:
+    """The statements of a cell as a remedy would have them; "" where the cell does not show them plainly.
+
+    ``names`` are those that the cell sees: which of them are models decides what is computed under autocast.
+    """
+    if key in _OPTIMIZERS:
+        return _with_optimizer(tree, key)
+    loops = [loop for loop in ast.walk(tree) if isinstance(loop, ast.For) and len(list(_backwards(loop))) == 1]
+    if len(loops) != 1:
+        return ""
+    loop = copied(loops[0])
+    if key == "smaller_batch":
+        return _accumulating(loop, values)
+    if key == "mixed_precision" and values.get("dtype") == "bf16":
+        return _under_autocast(loop, {name for name, value in names.items() if is_module(value)})
+    return ""
+
+
+def own_arguments(tree: ast.Module, code: str) -> str:
+    """The cell's own ``TrainingArguments(...)`` with what calls of it in ``code`` set otherwise; "" where it has none.
+
+    Lines of ``code`` that only comment come first.
+    """
+    own = next(((target, call) for target, call in _assigned_calls(tree) if _is_arguments(call)), None)
+    try:
+        wanted = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call) and _is_arguments(node)]
+    except SyntaxError:  # a command for the shell
+        return ""
+    if own is None or not wanted:
+        return ""
+    target, call = own[0], copied(own[1])
+    before = {one.arg: ast.unparse(one.value) for one in call.keywords}
+    changed = {one.arg: one for new in wanted for one in new.keywords if before.get(one.arg) != ast.unparse(one.value)}
+    call.keywords = [changed.pop(one.arg, one) for one in call.keywords] + list(changed.values())
+    lines = [line for line in code.splitlines() if line.startswith("#")]
+    first, *others = [*map(ast.unparse, [*call.args, *call.keywords])]
+    written = "".join(f",\n    {one}" for one in others)
+    return "\n".join([*lines, f"{target}{ast.unparse(call.func)}(\n    {first}{written},\n)"])
+
+
+def copied(node: Node) -> Node:
+    """The same code as a new tree.
+
+    ``copy.deepcopy`` follows what tools hang on nodes: after a traceback of IPython's even the contexts that all trees
+    share (``ast.Load()``) have a ``parent`` in some library's source, which is copied as a whole.
+    """
+    text = ast.unparse(node)
+    made: Any = ast.parse(text, mode="eval").body if isinstance(node, ast.expr) else ast.parse(text).body[0]
+    return made  # type: ignore[no-any-return]
+
+
+def _assigned_calls(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
+    """The calls in a cell, each with the ``"name = "`` that it is assigned by, or ""."""
+    assigned = {id(node.value): node for node in ast.walk(tree) if isinstance(node, ast.Assign)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            targets = assigned[id(node)].targets if id(node) in assigned else []
+            yield "".join(f"{ast.unparse(one)} = " for one in targets), node
+
+
+def _is_arguments(call: ast.Call) -> bool:
+    """Whether a call makes a Trainer's arguments: TrainingArguments, or a configuration such as SFTConfig."""
+    name = ast.unparse(call.func).rpartition(".")[2]
+    sets = {one.arg for one in call.keywords}
+    return name.endswith("TrainingArguments") or bool(name.endswith("Config") and sets & _TRAINER_ARGUMENTS)
+
+
+def _with_optimizer(tree: ast.Module, key: str) -> str:
+    """The assignments of optimizers, each with another class or option."""
+    lines = []
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and node.value.args):
+            continue
+        call = node.value
+        if ast.unparse(call.func).rpartition(".")[2] not in _OPTIMIZER_NAMES:
+            continue
+        options = [f"{one.arg}={ast.unparse(one.value)}" for one in call.keywords if one.arg in _KEPT_OPTIONS]
+        if key == "foreach":
+            options = [*map(ast.unparse, call.keywords), "foreach=False"]
+        if key == "offload_optimizer":
+            options.insert(0, ast.unparse(call.func))
+        arguments = ", ".join([ast.unparse(call.args[0]), *options])
+        target = " = ".join(map(ast.unparse, node.targets))
+        lines.append(f"{target} = {_OPTIMIZERS[key] or ast.unparse(call.func)}({arguments})")
+    return _IMPORTS.get(key, "") + "\n".join(lines) if lines else ""
+
+
+def _backwards(loop: ast.For) -> Iterator[ast.Expr]:
+    """The statements of a loop, not of loops in it, that begin a backward."""
+    for statement in loop.body:
+        call = statement.value if isinstance(statement, ast.Expr) else None
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "backward":
+            yield statement  # type: ignore[misc]
+
+
+def _accumulating(loop: ast.For, values: Mapping[str, Any]) -> str:
+    """The loop with smaller batches: the optimizer steps after so many of them."""
+    updates = [one for one in loop.body if _is_update(one)]
+    if not any(_called(one) == "step" for one in updates):
+        return ""
+    (backward,) = _backwards(loop)
+    _divide(backward, "accumulation")
+    updates.sort(key=lambda one: _called(one) == "zero_grad")  # at the end, else as they were
+    condition = ast.parse(f"{_counter(loop)} % accumulation == 0", mode="eval").body
+    stepping = ast.If(condition, updates, [])
+    body: list[ast.stmt] = []
+    for statement in loop.body:
+        if statement is backward:
+            body += [statement, stepping]
+        elif not _is_update(statement):
+            body.append(statement)
+    loop.body = body
+    named = f"{values['name']} = {values['after']}" if values["name"] else f"# batches of {values['after']}"
+    batch = values.get("setting") or named
+    setting = f"{batch}\naccumulation = {values['accumulation']}\n"
+    return setting + ast.unparse(ast.fix_missing_locations(loop))
+
+
+def _divide(backward: ast.Expr, by: str) -> None:
+    """``loss.backward()`` becomes ``(loss / by).backward()``, a scaler's the same inside."""
+    call = backward.value
+    assert isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
+    loss = call.func.value
+    if isinstance(loss, ast.Call) and len(loss.args) == 1 and ast.unparse(loss.func).endswith("scale"):
+        loss.args[0] = ast.BinOp(loss.args[0], ast.Div(), ast.Name(by))
+    else:
+        call.func.value = ast.BinOp(loss, ast.Div(), ast.Name(by))
+
+
+def _counter(loop: ast.For) -> str:
+    """An expression that counts the turns from 1; the loop is made to count where it does not."""
+    call = ast.unparse(loop.iter.func) if isinstance(loop.iter, ast.Call) else ""
+    if call == "range" and isinstance(loop.target, ast.Name) and len(loop.iter.args) == 1:  # type: ignore[attr-defined]
+        return f"({loop.target.id} + 1)"
+    counts = call == "enumerate" and len(loop.iter.args) == 1  # type: ignore[attr-defined]
+    if counts and isinstance(loop.target, ast.Tuple) and isinstance(loop.target.elts[0], ast.Name):
+        return f"({loop.target.elts[0].id} + 1)"
+    loop.target = ast.Tuple([ast.Name("number"), loop.target])
+    loop.iter = ast.parse(f"enumerate({ast.unparse(loop.iter)}, 1)", mode="eval").body
+    return "number"
+
+
+def _under_autocast(loop: ast.For, models: set[str]) -> str:
+    """The loop with all from the model's call to the loss under autocast, and the backward outside."""
+    (backward,) = _backwards(loop)
+    end = loop.body.index(backward)
+    start = next((at for at, one in enumerate(loop.body[: end + 1]) if _calls(one, models)), None)
+    if start is None:
+        return ""
+    covered = loop.body[start:end]
+    if not covered:  # model(x).sum().backward()
+        call = backward.value
+        assert isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
+        covered = [ast.Assign([ast.Name("loss")], call.func.value)]
+        call.func.value = ast.Name("loss")
+    if any(_is_update(one) for one in covered):
+        return ""
+    context = ast.parse('with torch.autocast("cuda", dtype=torch.bfloat16):\n    pass').body[0]
+    assert isinstance(context, ast.With)
+    context.body = covered
+    loop.body[start:end] = [context]
+    return ast.unparse(ast.fix_missing_locations(loop))
+
+
+def _is_update(statement: ast.stmt) -> bool:
+    return _called(statement) in _UPDATES
+
+
+def _called(statement: ast.stmt) -> str:
+    """The last name of the function that a statement calls, and nothing else."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    return ast.unparse(call.func).rpartition(".")[2] if isinstance(call, ast.Call) else ""
+
+
+def _calls(statement: ast.stmt, models: set[str]) -> bool:
+    calls = (node for node in ast.walk(statement) if isinstance(node, ast.Call))
+    return any(isinstance(call.func, ast.Name) and call.func.id in models for call in calls)
+
+
+def is_module(value: Any) -> bool:
+    """Whether an object is a module, by its class alone."""
+    return any(kind.__module__ == "torch.nn.modules.module" for kind in type(value).__mro__)

@@ -1,0 +1,351 @@
+"""Rehearsing the user's own run with something changed: what a remedy would really save."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from oom_magic.errors import InvalidSettingError
+from oom_magic.explain.evidence.causes import Evidence
+from oom_magic.explain.evidence.growth import Growth, is_in, mended
+from oom_magic.explain.remedies.own_code import own_arguments, own_code, own_names
+from oom_magic.explain.remedies.size_parameters import SizeParameter, find_size_parameters
+
+if TYPE_CHECKING:
+    from oom_magic.memory.report import MemoryReport
+    from oom_magic.predict.session import DrySession
+    from oom_magic.predict.setups.setup import TrainingSetup
+    from oom_magic.predict.what_if.change import Change, Inputs
+    from oom_magic.predict.what_if.survey import Survey
+
+_STEPS = 2  # the first makes the optimizer's state, the second is like all others
+_MOST_STEPS = 20  # followed to a failure that came later, in an evaluation say
+_MOST_PARAMETERS = 4
+_SIZES = ("batch", "seq")
+
+
+@dataclass(frozen=True)
+class Variation:
+    """What is different in a rehearsal: changes, each with the fields of a setup that mean it, other sizes, and a line
+    of the user's so that what it makes grow keeps less."""
+
+    parts: tuple[tuple[Change, Mapping[str, Any]], ...] = ()
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    mended: Growth | None = None
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """The changes to model, optimizer and loop."""
+        return tuple(change for change, _ in self.parts)
+
+    def with_(self, other: Variation) -> Variation:
+        """Both together."""
+        mended = self.mended or other.mended
+        return Variation((*self.parts, *other.parts), {**self.sizes, **other.sizes}, mended)
+
+
+class NotPricedError(Exception):
+    """Why a variation cannot be rehearsed; ``applies`` is False where it would change nothing anyway."""
+
+    def __init__(self, reason: Evidence, applies: bool = True) -> None:
+        super().__init__(reason.key)
+        self.reason = reason
+        self.applies = applies
+
+
+class Rehearsal(Protocol):
+    """A training run that can be repeated with variations, on a card that never runs out."""
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """``"batch"`` and ``"seq"``, where they are known."""
+
+    @property
+    def accumulation(self) -> int:
+        """Forwards per optimizer step."""
+
+    def begin(self, changes: Sequence[Change]) -> MemoryReport:
+        """The report of the run as it is; finds which of ``changes`` it would allow. Raises NotPricedError."""
+
+    def check(self, variation: Variation) -> None:
+        """Raise NotPricedError where it is known that the run has no place for it."""
+
+    def run(self, variation: Variation) -> MemoryReport:
+        """The report of the run so changed. Raises NotPricedError."""
+
+    def label(self, what: str) -> str:
+        """How the user's code calls a size."""
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """How the user's code calls other things, for code to paste; see ``own_names``."""
+
+    def own_code(self, key: str, values: Mapping[str, Any], /) -> str:
+        """The user's own statements with a remedy written into them; "" where they cannot be shown."""
+
+    def own_arguments(self, code: str, /) -> str:
+        """The user's own TrainingArguments with what ``code`` sets in them; "" where there are none."""
+
+
+class SetupRehearsal:
+    """The training code that a TrainingSetup writes."""
+
+    def __init__(self, setup: TrainingSetup) -> None:
+        self.setup = setup
+        self._survey: Survey | None = None
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """The microbatch and the length of its sequences."""
+        return {"batch": self.setup.microbatch_size, "seq": self.setup.seq_len}
+
+    @property
+    def accumulation(self) -> int:
+        """As the setup has it."""
+        return self.setup.gradient_accumulation_steps
+
+    def label(self, what: str) -> str:
+        """The setup's name for a size."""
+        return {"batch": "microbatch_size", "seq": "seq_len"}[what]
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """There is no code of the user's."""
+        return {}
+
+    def own_code(self, _key: str, _values: Mapping[str, Any], /) -> str:
+        """There is no code of the user's."""
+        return ""
+
+    def own_arguments(self, _code: str, /) -> str:
+        """There is no code of the user's."""
+        return ""
+
+    def begin(self, changes: Sequence[Change]) -> MemoryReport:
+        """Dry-run the setup as it is."""
+        from oom_magic.predict.what_if.survey import Survey
+
+        self._survey = Survey(changes)
+        return self._dry_run(self.setup, (self._survey,))
+
+    def check(self, variation: Variation) -> None:
+        """Whether the setup takes other values for it, or its run allows the change."""
+        setup, changes = self._changed(variation)
+        _check_surveyed(self._survey, variation.changes)
+        if setup == self.setup and not changes and not variation.sizes:
+            raise NotPricedError(Evidence("reason_so_already"), applies=False)
+
+    def run(self, variation: Variation) -> MemoryReport:
+        """Dry-run the setup with fields replaced; what it has no field for is changed in its run."""
+        return self._dry_run(*self._changed(variation))
+
+    def _changed(self, variation: Variation) -> tuple[TrainingSetup, tuple[Change, ...]]:
+        setup, changes = self.setup, []
+        for change, fields in variation.parts:
+            if fields:
+                setup = _replaced(setup, fields)
+            else:
+                changes.append(change)
+        sizes = {self.label(what): value for what, value in variation.sizes.items() if value}
+        return _replaced(setup, sizes), tuple(changes)
+
+    def _dry_run(self, setup: TrainingSetup, changes: tuple[Change, ...]) -> MemoryReport:
+        from oom_magic.predict.session import DrySession
+
+        session = DrySession(setup.gpu, setup.memory, stop_after_steps=_STEPS, changes=changes, **_UNLIMITED)
+        return _run(lambda: session.run(setup.train))
+
+
+def _replaced(setup: TrainingSetup, fields: Mapping[str, Any]) -> TrainingSetup:
+    try:
+        return setup.replace(**fields)
+    except InvalidSettingError as error:
+        values = {"error_key": f"refusal_{error.key}", **error.values}
+        raise NotPricedError(Evidence("reason_setup_refused", values)) from None
+
+
+def _check_surveyed(survey: Survey | None, changes: Sequence[Change]) -> None:
+    """Raise NotPricedError for the first change that the run has no place for."""
+    assert survey is not None, "begin comes first"
+    for change in changes:
+        refusal = survey.refusal(change)
+        if refusal is not None:
+            raise NotPricedError(Evidence(f"reason_{refusal.key}", refusal.values), applies=False)
+
+
+class CellRehearsal:
+    """A cell of the notebook with the names it sees, or any function.
+
+    ``origin`` is the dry session the cell failed in, if it did; the cell then starts from what that held
+    before. ``call(tree, names)`` executes the cell; what it does to ``names`` is undone each time. It failed in
+    optimizer step ``failed_in_step``, as far as that is known.
+    """
+
+    def __init__(
+        self,
+        call: Callable[[ast.Module, dict[str, Any]], Any],
+        tree: ast.Module,
+        names: dict[str, Any],
+        *,
+        gpu: str | None = None,
+        memory: int | None = None,
+        origin: DrySession | None = None,
+        failed_in_step: int = 0,
+    ) -> None:
+        self._call = call
+        self._tree = tree
+        self._names = names
+        self._card = (gpu, memory)
+        self._origin = origin
+        self._num_steps = min(max(failed_in_step, _STEPS), _MOST_STEPS)
+        self._parameters: dict[str, SizeParameter | None] = {}
+        self._survey: Survey | None = None
+        self.sizes: Mapping[str, int] = {}
+        self.accumulation = 1
+
+    def begin(self, changes: Sequence[Change]) -> MemoryReport:
+        """Execute the cell again on a pretend card, as it is."""
+        from oom_magic.predict.what_if.survey import Survey
+
+        self._survey = Survey(changes)
+        report, inputs = self._execute((self._survey,), {})
+        self.sizes, self.accumulation = _sizes(inputs), self._survey.forwards_per_step
+        return report
+
+    def check(self, variation: Variation) -> None:
+        """Whether the survey found a model that allows the changes, and the cell has the line to mend."""
+        _check_surveyed(self._survey, variation.changes)
+        if variation.mended is not None and not is_in(variation.mended, self._tree):
+            raise NotPricedError(Evidence("reason_line_elsewhere"))
+
+    def run(self, variation: Variation) -> MemoryReport:
+        """Execute the cell again, changed; sizes by what sets them, else by cutting the model's inputs."""
+        from oom_magic.predict.what_if.change import ShorterInputs
+
+        turned: dict[SizeParameter, int] = {}
+        cut: list[Change] = []
+        for what, value in variation.sizes.items():
+            if what not in self._parameters:
+                parameter, report = self._find_parameter(what, value)
+                self._parameters[what] = parameter
+                if report is not None and not variation.changes and len(variation.sizes) == 1:
+                    return report
+            parameter = self._parameters[what]
+            if parameter is not None:
+                turned[parameter] = value
+            else:
+                cut.append(ShorterInputs(_SIZES.index(what), self.sizes[what], value))
+        return self._execute((*variation.changes, *cut), turned, variation.mended)[0]
+
+    def label(self, what: str) -> str:
+        """How the user's code calls a size, as far as it is known."""
+        parameter = self._parameters.get(what)
+        return (
+            parameter.label
+            if parameter is not None and parameter.is_named
+            else {"batch": "batch_size", "seq": "seq_len"}[what]
+        )
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """Those that the cell shows."""
+        return own_names(self._tree, self._names)
+
+    def own_code(self, key: str, values: Mapping[str, Any], /) -> str:
+        """The cell's statements; a batch size that is written there as it then is."""
+        parameter = self._parameters.get("batch") if key == "smaller_batch" else None
+        named = {**values, "name": parameter.label if parameter is not None and parameter.is_named else ""}
+        before = list(map(ast.unparse, self._tree.body))
+        with (
+            parameter.override(self._tree, self._names, values["after"])
+            if parameter is not None
+            else contextlib.nullcontext()
+        ):
+            plain = (one for one in zip(self._tree.body, before, strict=True) if isinstance(one[0], ast.Assign))
+            turned = [ast.unparse(one) for one, old in plain if ast.unparse(one) != old]
+            return own_code(self._tree, self._names, key, {**named, "setting": "\n".join(turned)})
+
+    def own_arguments(self, code: str, /) -> str:
+        """Those that the cell makes."""
+        return own_arguments(self._tree, code)
+
+    def _find_parameter(self, what: str, value: int) -> tuple[SizeParameter | None, MemoryReport | None]:
+        """The parameter for a size, tried with ``value``, and the report of that trial."""
+        from oom_magic.predict.what_if.change import ExpectedInputs
+
+        for parameter in find_size_parameters(self._tree, self._names, what, self.sizes[what])[:_MOST_PARAMETERS]:
+            expected = ExpectedInputs(lambda inputs: _sizes(inputs).get(what) == value)
+            with contextlib.suppress(NotPricedError):
+                return parameter, self._execute((expected,), {parameter: value})[0]
+        return None, None
+
+    def _execute(
+        self, changes: Sequence[Change], turned: Mapping[SizeParameter, int], growth: Growth | None = None
+    ) -> tuple[MemoryReport, Inputs]:
+        from oom_magic.predict.session import DrySession
+
+        session = DrySession(
+            *self._card, stop_after_steps=self._num_steps, changes=changes, origin=self._origin, **_UNLIMITED
+        )
+
+        def call() -> None:
+            with contextlib.ExitStack() as stack:
+                if growth is not None:
+                    stack.enter_context(mended(growth, self._tree))
+                for parameter, value in turned.items():
+                    stack.enter_context(parameter.override(self._tree, self._names, value))
+                self._call(self._tree, self._names)
+
+        return _run(lambda: session.run(call, [self._names])), session.training.model_inputs
+
+
+_UNLIMITED: Mapping[str, Any] = {"is_lasting": False, "is_limited": False, "has_bar": False}
+
+
+def _sizes(inputs: Inputs) -> dict[str, int]:
+    """Batch and length of what a model was called with: token ids, or hidden states of three dimensions."""
+    for shape, is_integer in inputs:
+        if (len(shape) == 2 and is_integer) or len(shape) == 3:
+            return {"batch": shape[0], "seq": shape[1]}
+    return {"batch": inputs[0][0][0]} if inputs and inputs[0][0] else {}
+
+
+def _run(run: Callable[[], MemoryReport]) -> MemoryReport:
+    """Run in silence; whatever goes wrong is a reason, not an error."""
+    from oom_magic.predict.what_if.change import InapplicableError
+
+    try:
+        with in_silence():
+            return run()
+    except InapplicableError as refusal:
+        raise NotPricedError(Evidence(f"reason_{refusal.key}", refusal.values), applies=False) from None
+    except Exception as error:
+        words = f"{type(error).__name__}: {_first_sentence(str(error))}"
+        raise NotPricedError(Evidence("reason_failed", {"error": words})) from None
+
+
+def _first_sentence(text: str) -> str:
+    return (text.splitlines() or [""])[0].partition(". ")[0]
+
+
+@contextlib.contextmanager
+def in_silence() -> Iterator[None]:
+    """Nothing that code or libraries print, log or warn of is seen: it was seen when the run itself was made."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)

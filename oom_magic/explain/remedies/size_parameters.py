@@ -1,0 +1,173 @@
+"""The number in a user's cell, or among the names it uses, that sets a size such as the batch.
+
+A parameter is believed only after a rehearsal with another value changed the shape the model was called with.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+_BATCH = re.compile(r"batch|(^|_)bs($|_)|^B$", re.IGNORECASE)
+_LENGTH = re.compile(r"seq|len|block_size|context|n_ctx|^T$|^S$", re.IGNORECASE)
+NAMES = {"batch": _BATCH, "seq": _LENGTH}
+
+Override = Callable[[ast.Module, dict[str, Any], int], Any]
+
+
+@dataclass(frozen=True)
+class SizeParameter:
+    """A place where a size stands. ``label`` names it to the user, such as ``batch_size``."""
+
+    label: str
+    is_named: bool  # whether its name says what it sets
+    override: Override  # a context manager over (the cell, its names, the new value)
+
+
+def find_size_parameters(tree: ast.Module, names: Mapping[str, Any], what: str, value: int) -> list[SizeParameter]:
+    """Places that hold ``value`` and may set ``what`` ("batch" or "seq"), the best named first."""
+    pattern = NAMES[what]
+    found = [*_literals(tree, pattern, value), *_variables(tree, names, pattern, value)]
+    found += _shapes(tree, what, value)
+    found += _defaults(names, pattern, value)
+    found += _attributes(names, pattern, value)
+    return sorted(found, key=lambda parameter: not parameter.is_named)
+
+
+def _literals(tree: ast.Module, pattern: re.Pattern[str], value: int) -> Iterator[SizeParameter]:
+    """Numbers written in the cell itself."""
+    for node in ast.walk(tree):
+        for label, constant in _labelled(node):
+            if isinstance(constant, ast.Constant) and type(constant.value) is int and constant.value == value:
+                yield SizeParameter(label or str(value), bool(pattern.search(label)), _override_literal(constant))
+
+
+def _shapes(tree: ast.Module, what: str, value: int) -> Iterator[SizeParameter]:
+    """One size in several shapes, such as those of inputs and labels: a batch stands first in each."""
+    parts = [node.elts[:1] for node in ast.walk(tree) if isinstance(node, (ast.Tuple, ast.List))]
+    parts += [node.args[:1] for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    constants = [one for part in parts for one in part if isinstance(one, ast.Constant)]
+    firsts = [one for one in constants if type(one.value) is int and one.value == value]
+    if what == "batch" and len(firsts) > 1:
+        yield SizeParameter(str(value), False, _override_literals(firsts))
+
+
+def _override_literals(constants: list[ast.Constant]) -> Override:
+    @contextmanager
+    def override(tree: ast.Module, names: dict[str, Any], value: int) -> Iterator[None]:
+        with ExitStack() as stack:
+            for constant in constants:
+                stack.enter_context(_override_literal(constant)(tree, names, value))
+            yield
+
+    return override
+
+
+def _labelled(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """(name, value) pairs in a node: keywords, assignments, defaults; other values without a name."""
+    if isinstance(node, ast.Call):
+        yield from ((keyword.arg or "", keyword.value) for keyword in node.keywords)
+        yield from (("", argument) for argument in node.args)
+    elif isinstance(node, ast.Assign):
+        yield from ((target.id, node.value) for target in node.targets if isinstance(target, ast.Name))
+        for target in node.targets:
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                pairs = zip(target.elts, node.value.elts, strict=False)
+                yield from ((left.id, right) for left, right in pairs if isinstance(left, ast.Name))
+    elif isinstance(node, ast.Dict):
+        keys = (key.value if isinstance(key, ast.Constant) else "" for key in node.keys)
+        yield from ((str(key), item) for key, item in zip(keys, node.values, strict=True))
+    elif isinstance(node, (ast.Tuple, ast.List)):
+        yield from (("", item) for item in node.elts)
+    elif isinstance(node, ast.arguments):
+        arguments = [*node.posonlyargs, *node.args]
+        defaults = node.defaults
+        yield from ((a.arg, d) for a, d in zip(arguments[-len(defaults) or len(arguments) :], defaults, strict=False))
+
+
+def _override_literal(constant: ast.Constant) -> Override:
+    @contextmanager
+    def override(_tree: ast.Module, _names: dict[str, Any], value: int) -> Iterator[None]:
+        before, constant.value = constant.value, value
+        try:
+            yield
+        finally:
+            constant.value = before
+
+    return override
+
+
+def _variables(
+    tree: ast.Module, names: Mapping[str, Any], pattern: re.Pattern[str], value: int
+) -> Iterator[SizeParameter]:
+    """Variables that earlier cells set."""
+    assigned = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    for name, held in names.items():
+        if type(held) is int and held == value and name not in assigned and not name.startswith("_"):
+            yield SizeParameter(name, bool(pattern.search(name)), _override_item(name))
+
+
+def _override_item(key: Any, holder: dict[Any, Any] | None = None) -> Override:
+    @contextmanager
+    def override(_tree: ast.Module, names: dict[str, Any], value: int) -> Iterator[None]:
+        target = names if holder is None else holder
+        before, target[key] = target[key], value
+        try:
+            yield
+        finally:
+            target[key] = before
+
+    return override
+
+
+def _defaults(names: Mapping[str, Any], pattern: re.Pattern[str], value: int) -> Iterator[SizeParameter]:
+    """Default arguments of the user's functions."""
+    for name, function in names.items():
+        if not inspect.isfunction(function) or not function.__defaults__:
+            continue
+        parameters = [p.name for p in inspect.signature(function).parameters.values() if p.default is not p.empty]
+        for position, (parameter, default) in enumerate(zip(parameters, function.__defaults__, strict=False)):
+            if type(default) is int and default == value and pattern.search(parameter):
+                yield SizeParameter(f"{name}({parameter})", True, _turn_default(function, position))
+
+
+def _turn_default(function: Any, position: int) -> Override:
+    @contextmanager
+    def override(_tree: ast.Module, _names: dict[str, Any], value: int) -> Iterator[None]:
+        before = function.__defaults__
+        function.__defaults__ = (*before[:position], value, *before[position + 1 :])
+        try:
+            yield
+        finally:
+            function.__defaults__ = before
+
+    return override
+
+
+def _attributes(names: Mapping[str, Any], pattern: re.Pattern[str], value: int) -> Iterator[SizeParameter]:
+    """Settings in configuration objects and dictionaries, and the batch size of data loaders."""
+    for name, holder in list(names.items()):
+        if name.startswith("_"):
+            continue
+        if isinstance(holder, dict):
+            keys = [key for key, held in holder.items() if type(held) is int and held == value]
+            yield from (
+                SizeParameter(f"{name}[{key!r}]", True, _override_item(key, holder))
+                for key in keys
+                if pattern.search(str(key))
+            )
+            continue
+        sampler = getattr(holder, "batch_sampler", None)
+        if pattern is _BATCH and getattr(sampler, "batch_size", None) == value:
+            yield SizeParameter(
+                "batch_size", True, _override_item("batch_size", vars(sampler))
+            )  # a loader's own cannot be set
+        elif hasattr(holder, "__dict__") and not inspect.isclass(holder) and not inspect.ismodule(holder):
+            for key, held in list(vars(holder).items()):
+                if type(held) is int and held == value and pattern.search(key) and not key.startswith("_"):
+                    yield SizeParameter(f"{name}.{key}", True, _override_item(key, vars(holder)))

@@ -1,0 +1,93 @@
+"""Memory on torch's accelerator (CUDA, XPU or MPS): how much of it is taken, and where a tensor lies in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from oom_magic.measure.device.cards import driver_reading
+from oom_magic.measure.history.attribution import Storage, storage_of
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """Bytes of one device: in tensors, held from the driver by torch, and in use by all processes (None: not known)."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+    used_bytes: int | None = None
+
+
+class Memory(Protocol):
+    """Devices whose memory can be released: real ones, or (``is_pretended``) the pretend GPU."""
+
+    is_pretended: bool
+
+    def allocated(self) -> dict[str, int]:
+        """Bytes in tensors now, by device."""
+
+    def levels(self) -> dict[str, Levels]:
+        """What is taken now, by device."""
+
+    def storage(self, tensor: torch.Tensor) -> Storage | None:
+        """Where the storage of a plain tensor lies; None if it is not on these devices."""
+
+    def give_back(self, usual: Mapping[str, int]) -> None:
+        """Return what is cached and in no tensor to the driver, and workspaces if more than ``usual`` is allocated."""
+
+
+class AcceleratorMemory:
+    """The devices of torch's accelerator. Nothing is initialized by looking: a context takes memory itself."""
+
+    is_pretended = False
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._backend: Any = getattr(torch, kind)
+
+    def allocated(self) -> dict[str, int]:
+        """Bytes in tensors now, by device; nothing where this process has not used the devices."""
+        if not self._is_initialized():
+            return {}
+        if self._kind == "mps":
+            return {"mps:0": self._backend.current_allocated_memory()}
+        return {f"{self._kind}:{at}": self._backend.memory_allocated(at) for at in range(self._backend.device_count())}
+
+    def levels(self) -> dict[str, Levels]:
+        """What is taken now, by device."""
+        return {device: self._level(at, num_bytes) for at, (device, num_bytes) in enumerate(self.allocated().items())}
+
+    def storage(self, tensor: torch.Tensor) -> Storage | None:
+        """Where the storage of a plain tensor lies; None if it is on no such device."""
+        return storage_of(tensor) if tensor.device.type == self._kind else None
+
+    def give_back(self, usual: Mapping[str, int]) -> None:
+        """Return what is cached to the driver. The workspaces of cuBLAS come back at need, so they go as well; but not
+        if no more is allocated than was ``usual`` before (bytes by device)."""
+        if not self._is_initialized():
+            return
+        if self._kind == "cuda":
+            torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
+            if any(num_bytes > usual.get(device, 0) for device, num_bytes in self.allocated().items()):
+                torch._C._cuda_clearCublasWorkspaces()
+        self._backend.empty_cache()
+
+    def _is_initialized(self) -> bool:
+        return bool(getattr(self._backend, "is_initialized", lambda: True)())
+
+    def _level(self, index: int, allocated_bytes: int) -> Levels:
+        if self._kind == "mps":
+            return Levels(allocated_bytes, self._backend.driver_allocated_memory())
+        used = driver_reading(index).used_bytes if self._kind == "cuda" else None
+        return Levels(allocated_bytes, self._backend.memory_reserved(index), used)
+
+
+def find_accelerators() -> list[Memory]:
+    """The accelerator that torch was built for and finds here; none if tensors can only be on the CPU."""
+    if not torch.accelerator.is_available():  # first: of none, PyTorch 2.6 refuses to tell the kind
+        return []
+    kind = torch.accelerator.current_accelerator()
+    return [AcceleratorMemory(kind.type)] if kind is not None and hasattr(torch, kind.type) else []

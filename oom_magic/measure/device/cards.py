@@ -1,0 +1,90 @@
+"""The cards that torch uses."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from oom_magic.measure.device.nvml import CardReading, DeviceProcess, read_card
+from oom_magic.memory.report import Device
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One GPU as torch numbers it, and what the driver says of it (``problem``: why it says nothing)."""
+
+    index: int
+    device: Device
+    reserved_bytes: int
+    processes: tuple[DeviceProcess, ...]
+    driver_version: str
+    problem: str
+
+    @property
+    def free_bytes(self) -> int:
+        """What nobody holds now."""
+        return max(self.device.usable_bytes - self.reserved_bytes, 0)
+
+
+def read_cards() -> tuple[Card, ...]:
+    """The CUDA devices that torch sees, as they are now."""
+    return tuple(map(_read_card, range(torch.cuda.device_count() if torch.cuda.is_available() else 0)))
+
+
+def current_device(index: int | None = None) -> Device:
+    """The card with torch's number ``index`` (default: the current one) as it is now, sizes in bytes.
+
+    Context and other processes come from the driver. Where it does not name this process (a container has
+    its own process numbers; WSL and Windows do not say), all that is outside PyTorch is counted as context.
+    """
+    index = torch.cuda.current_device() if index is None else index
+    return _device(index, driver_reading(index))
+
+
+def _device(index: int, reading: CardReading) -> Device:
+    properties = torch.cuda.get_device_properties(index)
+    free, total = torch.cuda.mem_get_info(index)
+    reserved = torch.cuda.memory_reserved(index)
+    outside = max(total - free - reserved, 0)
+    own = own_process(reading, total - free)
+    context = outside
+    if own is not None and own.num_bytes is not None:
+        context = min(max(own.num_bytes - reserved, 0), outside)
+    return Device(properties.name, total, context, outside - context, (properties.major, properties.minor))
+
+
+def driver_reading(index: int) -> CardReading:
+    """What the driver says of torch's device ``index``."""
+    return read_card(*driver_address(index))
+
+
+def driver_address(index: int) -> tuple[str, str]:
+    """The UUID and the PCI address of torch's device ``index``, by which the driver knows it."""
+    properties = torch.cuda.get_device_properties(index)
+    parts = ("domain", "bus", "device")
+    domain, bus, slot = (int(getattr(properties, f"pci_{part}_id", 0)) for part in parts)
+    return str(getattr(properties, "uuid", "")), f"{domain:08X}:{bus:02X}:{slot:02X}.0"
+
+
+def own_process(reading: CardReading, used_bytes: int) -> DeviceProcess | None:
+    """This process on the card: by its number, or the only one there if it accounts for what is used."""
+    by_number = [process for process in reading.processes if process.pid == os.getpid()]
+    if by_number:
+        return by_number[0]
+    if len(reading.processes) == 1 and (reading.processes[0].num_bytes or 0) >= used_bytes // 2:
+        return reading.processes[0]
+    return None
+
+
+def _read_card(index: int) -> Card:
+    reading = driver_reading(index)
+    return Card(
+        index,
+        _device(index, reading),
+        torch.cuda.memory_reserved(index),
+        reading.processes,
+        reading.driver_version,
+        reading.problem,
+    )

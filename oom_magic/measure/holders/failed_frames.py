@@ -1,0 +1,169 @@
+"""Where Python, IPython and its debugger keep the last error; and forgetting it."""
+
+from __future__ import annotations
+
+import bdb
+import cmd
+import inspect
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from oom_magic.measure.history.frames import is_library, source_line
+from oom_magic.measure.holders.reach import module_of
+from oom_magic.measure.live_objects import live_objects
+
+_GENERATORS = {types.GeneratorType: "gi_frame", types.CoroutineType: "cr_frame", types.AsyncGeneratorType: "ag_frame"}
+_TRACEBACK = BaseException.__dict__["__traceback__"]  # read so, no code of the user's own exceptions runs
+_OWN_REFERENCES = 3  # to a frame's copy of its variables: the frame's, a variable's and that of the call that counts
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFrames:
+    """The dead frames that one error keeps. Let go of it at once: it keeps them as well.
+
+    ``is_own``: they are those of the error that was asked about, or of what it came from.
+    """
+
+    title: str
+    frames: tuple[types.FrameType, ...]
+    is_own: bool = False
+
+
+def find_kept_frames() -> list[KeptFrames]:
+    """The dead frames by the error that keeps them; each frame is with the first."""
+    kept = []
+    live = live_objects(_is_sought)
+    seen = {id(frame) for frame in (*running_frames(), *_suspended_frames(live))}
+    for name, trace in _tracebacks(live):
+        mine = list(_around(trace, seen))
+        if mine:
+            kept.append(KeptFrames(_title(name, mine), tuple(mine)))
+    return kept
+
+
+def told_apart(kept: Iterable[KeptFrames], error: BaseException | None) -> list[KeptFrames]:
+    """The same frames, those of ``error`` and of what it came from apart and last."""
+    own: set[int] = set()
+    while error is not None and id(error) not in own:  # two errors may have come from each other
+        own.add(id(error))
+        own |= {id(frame) for frame in _around(_TRACEBACK.__get__(error), own)}
+        error = error.__cause__ or error.__context__
+    parts = [
+        KeptFrames(one.title, tuple(frame for frame in one.frames if (id(frame) in own) is is_own), is_own)
+        for is_own in (False, True)
+        for one in kept
+    ]
+    return [one for one in parts if one.frames]
+
+
+def running_frames() -> Iterator[types.FrameType]:
+    """The frames of all threads that run now."""
+    for innermost in sys._current_frames().values():
+        frame: types.FrameType | None = innermost
+        while frame is not None:
+            yield frame
+            frame = frame.f_back
+
+
+def clear(frames: Iterable[types.FrameType]) -> None:
+    """Let frames go of their variables. A dictionary that the user got from ``locals()`` stays as it is."""
+    for frame in frames:
+        copied = frame.f_locals if frame.f_code.co_flags & inspect.CO_OPTIMIZED else None
+        try:
+            frame.clear()
+        except RuntimeError:  # it is suspended where nobody sees it, as greenlets are
+            continue
+        # up to Python 3.12 whoever formatted the traceback left a copy of the variables in the frame
+        if type(copied) is dict and sys.getrefcount(copied) <= _OWN_REFERENCES:
+            copied.clear()
+
+
+def _is_sought(kind: type) -> bool:
+    return kind in _GENERATORS or kind is types.TracebackType or issubclass(kind, BaseException)
+
+
+def _suspended_frames(live: Iterable[Any]) -> Iterator[types.FrameType]:
+    """Frames of generators and coroutines that can go on: emptying them would end them."""
+    for one in live:
+        frame = getattr(one, _GENERATORS[type(one)]) if type(one) in _GENERATORS else None
+        if frame is not None:
+            yield frame
+
+
+def _tracebacks(live: Iterable[Any]) -> Iterator[tuple[str, types.TracebackType]]:
+    """All tracebacks: those of errors with the error's name, then those without an error."""
+    for one in live:
+        trace = _TRACEBACK.__get__(one) if issubclass(type(one), BaseException) else None
+        if trace is not None:
+            yield type(one).__name__, trace
+    yield from (("an error", one) for one in live if type(one) is types.TracebackType)
+
+
+def _around(trace: types.TracebackType | None, seen: set[int]) -> Iterator[types.FrameType]:
+    """The frames of a traceback and those that called them, which a shortened one leaves out; none that was ``seen``.
+
+    Each link is followed once: after a deep recursion there are thousands of tracebacks, each the tail of another.
+    """
+    while trace is not None and id(trace) not in seen:
+        seen.add(id(trace))
+        frame: types.FrameType | None = trace.tb_frame
+        while frame is not None and id(frame) not in seen:
+            seen.add(id(frame))
+            yield frame
+            frame = frame.f_back
+        trace = trace.tb_next
+
+
+def _title(error: str, frames: list[types.FrameType]) -> str:
+    """The error and the innermost call of the user's that it ended."""
+    users = [frame for frame in frames if not is_library(frame.f_code.co_filename)]
+    frame = (users or frames)[-1]
+    name = frame.f_code.co_name
+    place = source_line(frame.f_code.co_filename, frame.f_lineno)
+    return f"{error} in {place}" if name == "<module>" else f"{error} in {name}, {place}"
+
+
+_PYTHONS = ("last_type", "last_value", "last_traceback", "last_exc")
+_FORMATTERS = ("IPython.core.ultratb", "IPython.core.doctb", "IPython.core.tbtools", "IPython.core.crashhandler")
+_ERRORS = (BaseException, types.TracebackType, types.FrameType)
+_OF_DEBUGGERS = {"stack": list, "curframe_locals": dict, "_chained_exceptions": tuple}
+
+
+def forget_last_error(shell: Any) -> None:
+    """Drop the last error wherever it is kept for ``%debug`` and ``%tb``. An open debugger keeps what it shows."""
+    if shell is not None and hasattr(sys, "last_traceback"):
+        _say_so_under_debug(shell)
+    for name in _PYTHONS:
+        vars(sys).pop(name, None)
+    is_debugging = any(frame.f_code.co_filename in (bdb.__file__, cmd.__file__) for frame in running_frames())
+    for keeper in live_objects(lambda kind: module_of(kind) in _FORMATTERS or issubclass(kind, bdb.Bdb)):
+        if not (is_debugging and issubclass(type(keeper), bdb.Bdb)):
+            _forget(keeper)
+    result = getattr(shell, "last_execution_result", None)
+    if result is not None:
+        result.error_in_exec = result.error_before_exec = None
+
+
+def _forget(keeper: Any) -> None:
+    """Drop errors and frames from an object's attributes, and what a debugger made of them."""
+    for name, value in list(vars(keeper).items()):
+        if issubclass(type(value), _ERRORS):
+            setattr(keeper, name, None)
+        elif name in _OF_DEBUGGERS:
+            setattr(keeper, name, type(value)())
+
+
+def _say_so_under_debug(shell: Any) -> None:
+    """Let ``%debug`` say why there is nothing to look at, until another error comes."""
+
+    def debugger(force: bool = False) -> None:
+        if hasattr(sys, "last_traceback"):
+            vars(shell).pop("debugger", None)
+            shell.debugger(force)
+        else:
+            print("Nothing to debug: the frames of the last error were released (%oom_free).")
+
+    vars(shell)["debugger"] = debugger

@@ -1,0 +1,188 @@
+"""Who holds device memory: the user's names, results that IPython keeps, and what is held out of sight."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import repeat
+from typing import Any
+
+import torch
+from torch._C import DisableTorchFunctionSubclass
+
+from oom_magic.collection import gc_disabled
+from oom_magic.measure.history.attribution import inner_tensors, tensors_in
+from oom_magic.measure.holders.reach import Locate, Reached, Storages, namespaces_of_modules, reach, referrers, without
+from oom_magic.measure.live_objects import live_objects
+from oom_magic.memory.report import Holder
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """``num_bytes`` are those that no model in sight owns; ``are_numbers``: each tensor has one element."""
+
+    num_tensors: int
+    num_bytes: int
+    has_graph: bool
+    are_numbers: bool
+
+
+def kept_by(value: Any, locate: Locate, around: Iterable[Any] = ()) -> Kept:
+    """What a value keeps. Weights of the models among ``around`` do not count, though graphs lead to them."""
+    with gc_disabled():
+        tensors = list(tensors_in(value))
+        models = reach([one for one in around if issubclass(type(one), torch.nn.Module)], locate)
+        storages = without(reach([value], locate).everything(), models.everything())
+        return Kept(
+            len(tensors),
+            sum(storages.values()),
+            any(tensor.grad_fn is not None for tensor in tensors),
+            bool(tensors) and all(tensor.numel() == 1 for tensor in tensors),
+        )
+
+
+_NOT_GIVEN_BY_THE_USER = re.compile(r"_{1,3}|_i{1,3}|_i?\d+|_[iod]h|__\w+__")
+_MOST_KINDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """Memory by who holds it, in bytes that no other row counts; ``also`` holds (part of) it, too.
+
+    ``what`` says what kind of object ``name`` is; a holding without a name is out of the notebook's sight.
+    """
+
+    name: str
+    what: str
+    num_bytes: int
+    also: tuple[str, ...] = ()
+
+
+def holders_in(
+    namespace: Mapping[str, Any], locate: Locate, *, among: Collection[int] | None = None
+) -> tuple[Holder, ...]:
+    """The names whose values reach memory, largest first; what two names share counts for both.
+
+    ``among`` limits it to storages at these addresses. IPython's ``_``, ``__`` and the like are left out, as
+    ``Out`` holds the same values; its entries are named ``Out[3]``.
+    """
+    sizes: Counter[str] = Counter()
+    for (name, _), storages in held_in(namespace, locate).rows.items():
+        sizes[name] += sum(num_bytes for address, num_bytes in storages.items() if among is None or address in among)
+    return tuple(Holder(name, num_bytes) for name, num_bytes in sizes.most_common() if num_bytes)
+
+
+@dataclass(slots=True)
+class HeldStorages:
+    """Storages by the name that holds them and as what; and the objects that names lead to, by identity."""
+
+    rows: dict[tuple[str, str], Storages] = field(default_factory=dict)
+    objects: set[int] = field(default_factory=set)
+
+    def without(self, names: Collection[str]) -> HeldStorages:
+        """What the other names hold."""
+        return HeldStorages({key: storages for key, storages in self.rows.items() if key[0] not in names}, self.objects)
+
+    def storages(self) -> Storages:
+        """All that is held."""
+        found: Storages = {}
+        for storages in self.rows.values():
+            found |= storages
+        return found
+
+
+def held_in(namespace: Mapping[str, Any], locate: Locate, borders: Collection[int] = frozenset()) -> HeldStorages:
+    """What each name holds; objects with the identities ``borders`` are not entered.
+
+    Names that share come in this order: modules, tensors, optimizers, others, kept results.
+    """
+    around = {id(namespace), *namespaces_of_modules(), *borders}
+    held = HeldStorages()
+    for name, value in sorted(named_values(namespace), key=_rank):
+        reached = reach([value], locate, around)
+        held.rows.update({(name, what): storages for what, storages in _shares(name, value, reached) if storages})
+        held.objects |= reached.objects
+    return held
+
+
+def holdings(held: HeldStorages, locate: Locate) -> tuple[Holding, ...]:
+    """Who holds what in tensors that Python can see, each byte once (for the first row), largest first."""
+    found = [*_counted_once(held.rows), *_out_of_sight(held, locate)]
+    return tuple(sorted(found, key=lambda holding: -holding.num_bytes))
+
+
+def named_holdings(held: HeldStorages) -> tuple[Holding, ...]:
+    """``holdings`` without what no name leads to, which takes most of the time."""
+    return tuple(sorted(_counted_once(held.rows), key=lambda holding: -holding.num_bytes))
+
+
+def named_values(namespace: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The user's names and the entries of ``Out``, with their values."""
+    for name, value in list(namespace.items()):
+        if name == "Out" and issubclass(type(value), dict):
+            yield from ((f"Out[{number}]", result) for number, result in list(value.items()))
+        elif isinstance(name, str) and not _NOT_GIVEN_BY_THE_USER.fullmatch(name):  # globals()[1] = ... is no name
+            yield name, value
+
+
+def _rank(item: tuple[str, Any]) -> int:
+    name, value = item
+    if name.startswith("Out["):
+        return 4
+    kinds = torch.nn.Module, torch.Tensor, torch.optim.Optimizer
+    return next((at for at, kind in enumerate(kinds) if issubclass(type(value), kind)), 3)
+
+
+def _shares(name: str, value: Any, reached: Reached) -> Iterator[tuple[str, Storages]]:
+    """What an object holds, by what it is for."""
+    kind = type(value)
+    what = "shown result" if name.startswith("Out[") else kind.__name__
+    if kind is functools._lru_cache_wrapper:
+        what = "functools cache"
+    if issubclass(kind, torch.nn.Module):
+        what = f"module {kind.__name__}"
+    elif issubclass(kind, torch.optim.Optimizer):
+        what = f"optimizer {kind.__name__}, its state"
+    yield what, reached.own
+    yield "gradients", without(reached.gradients, reached.own)
+    yield "autograd graph", without(reached.graph, reached.own | reached.gradients)
+
+
+def _counted_once(rows: Mapping[tuple[str, str], Storages]) -> list[Holding]:
+    """A holding for each row that is the first to hold something."""
+    owners: dict[int, tuple[str, str]] = {}
+    own_bytes: dict[tuple[str, str], int] = {}
+    others: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
+    for key, storages in rows.items():
+        for owner in {owners[address] for address in storages.keys() & owners.keys()}:
+            if owner[0] != key[0]:
+                others[owner][key[0]] = None
+        own = without(storages, owners)
+        if own:
+            own_bytes[key] = sum(own.values())
+            owners.update(zip(own, repeat(key)))
+    return [Holding(*key, num_bytes, tuple(others[key])) for key, num_bytes in own_bytes.items()]
+
+
+def _out_of_sight(held: HeldStorages, locate: Locate) -> list[Holding]:
+    """Tensors that live but are reached from no name, by what refers to them."""
+    known = held.storages()
+    storages: dict[int, Storages] = {}
+    lost = []
+    for tensor in live_objects(lambda kind: issubclass(kind, torch.Tensor)):
+        if id(tensor) in held.objects:
+            continue
+        with DisableTorchFunctionSubclass():
+            parts = without(dict(filter(None, map(locate, inner_tensors(tensor)))), known)
+        if parts:
+            storages[id(tensor)] = parts
+            lost.append(tensor)
+    kinds = referrers(lost) if lost else {}
+    rows: dict[tuple[str, str], Storages] = defaultdict(dict)
+    for tensor in lost:
+        words = ", ".join(sorted(kinds.get(id(tensor), ()))[:_MOST_KINDS])
+        rows["", words or "a running function, or C++"] |= storages[id(tensor)]
+    return _counted_once(rows)

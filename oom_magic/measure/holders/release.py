@@ -1,0 +1,285 @@
+"""``release``: free what failures still hold, and say who holds the rest."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import asdict, dataclass
+from difflib import get_close_matches
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from oom_magic.collection import gc_disabled
+from oom_magic.measure.device.accelerators import Levels, Memory, find_accelerators
+from oom_magic.measure.history.attribution import Storage
+from oom_magic.measure.holders.failed_frames import KeptFrames, clear, find_kept_frames, forget_last_error, told_apart
+from oom_magic.measure.holders.inventory import HeldStorages, Holding, held_in, holdings, named_holdings, named_values
+from oom_magic.measure.holders.ipython_results import drop_name, drop_results, running_shell, users_names
+from oom_magic.measure.holders.reach import Locate, namespaces_of_modules, reach, referents, without
+from oom_magic.views.blocks import Block, Cell, Describable, Description, Sentence, Table
+
+_UNUSED = "torch has taken no GPU memory in this process."
+_NO_GPU = "torch finds no GPU here, so there is nothing to give back (%oom_doctor says why)."
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceChange:
+    """One device before and after. Sizes in bytes."""
+
+    device: str
+    before: Levels
+    after: Levels
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """Something that was let go, and the bytes that nothing else held; ``is_own``: the error that was asked about."""
+
+    what: str
+    num_bytes: int
+    is_own: bool = False
+
+
+@dataclass(frozen=True, repr=False)
+class Released(Describable):
+    """What ``release`` freed, or in a dry run would free, and who holds the rest. Sizes in bytes.
+
+    ``devices`` is empty where there is none, or none was used yet. ``holders`` count each byte once. Without
+    ``has_gpu`` torch finds no accelerator: what is told is the pretend GPU's memory, if any.
+    """
+
+    devices: tuple[DeviceChange, ...] = ()
+    gone: tuple[Gone, ...] = ()
+    holders: tuple[Holding, ...] = ()
+    is_dry_run: bool = False
+    has_gpu: bool = True
+
+    @property
+    def freed_allocated_bytes(self) -> int:
+        """What was in tensors, on all devices."""
+        return sum(one.before.allocated_bytes - one.after.allocated_bytes for one in self.devices)
+
+    @property
+    def freed_reserved_bytes(self) -> int:
+        """What went back to the driver, cache included."""
+        return sum(one.before.reserved_bytes - one.after.reserved_bytes for one in self.devices)
+
+    @property
+    def allocated_bytes(self) -> int:
+        """What is still in tensors."""
+        return sum(one.after.allocated_bytes for one in self.devices)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What torch still holds from the driver."""
+        return sum(one.after.reserved_bytes for one in self.devices)
+
+    @property
+    def unnamed_bytes(self) -> int:
+        """What is allocated but in no tensor that Python sees: rounding, workspaces, the inside of libraries."""
+        return max(self.allocated_bytes - sum(holder.num_bytes for holder in self.holders), 0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings, lists and dicts, ready for JSON."""
+        return asdict(self)
+
+    def describe(self) -> Description:
+        """Before and after by device, what went, and who holds the rest, largest first."""
+        blocks: list[Block] = [] if self.has_gpu else [Sentence(_NO_GPU)]
+        if not self.devices:
+            return Description("Nothing to free", tuple(blocks or [Sentence(_UNUSED)]))
+        used = [one for one in self.devices if one.before.reserved_bytes or one.after.reserved_bytes]
+        blocks += [_before_and_after(one) for one in used or self.devices[:1]]
+        rows: list[tuple[Cell, ...]] = [(one.what, one.num_bytes) for one in self.gone]
+        rest = self.freed_allocated_bytes - sum(one.num_bytes for one in self.gone)
+        if rest > 0:
+            rows.append(("what nothing used any more, workspaces, rounding", rest))
+        if rows:
+            blocks.append(Table(("would go" if self.is_dry_run else "what went", "memory"), tuple(rows)))
+        else:
+            blocks.append(Sentence("No error held memory."))
+        blocks += self._remaining()
+        title = "A release would free" if self.is_dry_run else "Released"
+        return Description(title, tuple(blocks))
+
+    def _remaining(self) -> list[Block]:
+        rows: list[tuple[Cell, ...]] = [
+            (one.name or "(no name)", _what(one), one.num_bytes, ", ".join(one.also)) for one in self.holders
+        ]
+        if self.unnamed_bytes:
+            rows.append(("(no tensor)", "rounding, workspaces, libraries", self.unnamed_bytes, ""))
+        if not rows:
+            return [Sentence("Nothing is left.", "good")]
+        total = ("still allocated", "", self.allocated_bytes, "")
+        table = Table(("who holds the rest", "what", "memory", "also held by"), tuple(rows), total=total)
+        return [table, *map(Sentence, _ways(self.holders))]
+
+
+def _before_and_after(change: DeviceChange) -> Table:
+    before, after = change.before, change.after
+    rows: list[tuple[Cell, ...]] = [
+        ("allocated", before.allocated_bytes, after.allocated_bytes),
+        ("reserved", before.reserved_bytes, after.reserved_bytes),
+    ]
+    if before.used_bytes is not None and after.used_bytes is not None:
+        rows.append(("in use by all (NVML)", before.used_bytes, after.used_bytes))
+    return Table((change.device, "before", "after"), tuple(rows))
+
+
+def _what(holding: Holding) -> str:
+    return holding.what if holding.name else f"held by {holding.what}"
+
+
+def _ways(holders: Sequence[Holding]) -> list[str]:
+    """How to free what is left: for each kind of holder one sentence."""
+    ways = []
+    graphs = [one.name for one in holders if one.what == "autograd graph" and one.name]
+    gradients = [one.name for one in holders if one.what == "gradients" and one.name]
+    names = dict.fromkeys(one.name for one in holders if one.name and not one.name.startswith("Out["))
+    if graphs:
+        ways.append(f"{graphs[0]} keeps the graph that made it: keep {graphs[0]}.detach() or .item() instead.")
+    if gradients:
+        ways.append(f"{gradients[0]}.zero_grad() frees gradients.")
+    if names:
+        ways.append(f"%oom_free --names {' '.join(list(names)[:3])} deletes variables, too.")
+    if any(one.name.startswith("Out[") for one in holders):
+        ways.append("IPython keeps each result it shows: %oom_free --out forgets them; a ; after it shows none.")
+    return ways
+
+
+def release(
+    namespace: MutableMapping[str, Any] | None = None,
+    *,
+    names: Sequence[str] = (),
+    out: bool = False,
+    dry_run: bool = False,
+) -> Released:
+    """Free what errors still hold on torch's accelerator and empty its cache; what went, and who holds the rest.
+
+    Of yours only the variables in ``names`` are deleted and, with ``out``, all results that IPython keeps.
+    ``namespace`` is where names are looked up (default: the notebook's, or the caller's globals). ``dry_run`` changes
+    nothing and tells what would go. Afterwards ``%debug`` finds the frames of earlier errors empty, and says so.
+    """
+    found = users_names(1) if namespace is None else namespace
+    return release_from(find_accelerators(), found, names=names, out=out, dry_run=dry_run)
+
+
+def release_from(
+    memories: Sequence[Memory],
+    namespace: MutableMapping[str, Any],
+    *,
+    names: Sequence[str] = (),
+    out: bool = False,
+    dry_run: bool = False,
+    usual: Mapping[str, int] = MappingProxyType({}),
+) -> Released:
+    """``release`` on the devices of ``memories``; without any, errors are left as they are.
+
+    ``usual`` is what was allocated before the error (bytes by device), where that is known.
+    """
+    _check(names, namespace)
+    with gc_disabled():
+        return _release(memories, namespace, names, out, dry_run, usual)
+
+
+def _release(
+    memories: Sequence[Memory],
+    namespace: MutableMapping[str, Any],
+    names: Sequence[str],
+    out: bool,
+    dry_run: bool,
+    usual: Mapping[str, int],
+) -> Released:
+    before = _levels(memories)
+    kept = find_kept_frames() if before else []
+    locate = locating(memories)
+    held = held_in(namespace, locate, {id(frame) for one in kept for frame in one.frames}) if before else HeldStorages()
+    leaving = {*names, *_results(namespace, out)}
+    staying = held.without(leaving)
+    gone = tuple(_going(kept, held, staying, locate))
+    if not dry_run:
+        _delete(namespace, names, out)
+        if before:
+            forget_last_error(running_shell())
+        for one in kept:
+            clear(one.frames)
+        kept.clear()
+        gc.collect()
+        for memory in memories:
+            memory.give_back(usual)
+    after = _levels(memories)
+    changes = tuple(DeviceChange(device, before.get(device, now), now) for device, now in after.items())
+    has_gpu = not all(memory.is_pretended for memory in memories)
+    return Released(changes, gone, holdings(held if dry_run else staying, locate), dry_run, has_gpu)
+
+
+def find_all_holders(
+    memories: Sequence[Memory], namespace: MutableMapping[str, Any], error: BaseException | None = None
+) -> Released:
+    """What ``release`` would let go and which names hold the rest; what has no name is left out, nothing changes.
+
+    What ``error`` itself holds is told apart from what others do.
+    """
+    with gc_disabled():
+        kept, locate = told_apart(find_kept_frames(), error), locating(memories)
+        held = held_in(namespace, locate, {id(frame) for one in kept for frame in one.frames})
+        return Released((), tuple(_going(kept, held, held, locate)), named_holdings(held), is_dry_run=True)
+
+
+def _delete(namespace: MutableMapping[str, Any], names: Sequence[str], out: bool) -> None:
+    shell = running_shell()
+    for name in names:
+        drop_name(name, namespace, shell)
+    if out:
+        drop_results(namespace, shell)
+
+
+def _levels(memories: Sequence[Memory]) -> dict[str, Levels]:
+    return {device: levels for memory in memories for device, levels in memory.levels().items()}
+
+
+def locating(memories: Sequence[Memory]) -> Locate:
+    """Finds storages on any of these memories."""
+    if len(memories) == 1:
+        return memories[0].storage
+
+    def locate(tensor: torch.Tensor) -> Storage | None:
+        for memory in memories:
+            place = memory.storage(tensor)
+            if place is not None:
+                return place
+        return None
+
+    return locate
+
+
+def _check(names: Sequence[str], namespace: MutableMapping[str, Any]) -> None:
+    """Raise for a name that does not exist, before anything is deleted."""
+    for name in names:
+        if name not in namespace:
+            close = get_close_matches(name, [one for one in namespace if not one.startswith("_")], n=1)
+            offer = f"; did you mean {close[0]!r}?" if close else "."
+            raise ValueError(f"names: there is no variable {name!r}{offer}")
+
+
+def _results(namespace: Mapping[str, Any], out: bool) -> list[str]:
+    return [name for name, _ in named_values(namespace) if name.startswith("Out[")] if out else []
+
+
+def _going(kept: Sequence[KeptFrames], held: HeldStorages, staying: HeldStorages, locate: Locate) -> Iterator[Gone]:
+    """What errors hold, then names that are to go, without what stays or was counted before; largest first."""
+    known = staying.storages()
+    borders = {*namespaces_of_modules(), *(id(frame) for one in kept for frame in one.frames)}
+    found = [((one.title, one.is_own), [value for frame in one.frames for value in referents(frame)]) for one in kept]
+    of_errors = [(title, reach(roots, locate, borders).everything()) for title, roots in found]
+    of_names = [((key[0], False), storages) for key, storages in held.rows.items() if key not in staying.rows]
+    for parts in of_errors, of_names:
+        sizes: Counter[tuple[str, bool]] = Counter()
+        for what, storages in parts:
+            going = without(storages, known)
+            known |= going
+            sizes[what] += sum(going.values())
+        yield from (Gone(what, num_bytes, is_own) for (what, is_own), num_bytes in sizes.most_common() if num_bytes)

@@ -1,0 +1,187 @@
+"""What ``%oom_explain`` explains: the last failure of this kernel, a file, or pasted text. First words, then prices."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.display import display
+
+from oom_magic.notebook.cells.hints import FailureWatch, is_out_of_memory
+from oom_magic.notebook.options import setup_from, similar_card
+from oom_magic.predict.setups.gpus import DEFAULT_GPU, GPU, find_gpu
+
+if TYPE_CHECKING:
+    from oom_magic.explain.explainer import Diagnosis
+    from oom_magic.explain.language import Language
+    from oom_magic.memory.report import MemoryReport
+    from oom_magic.notebook.cells.gpumem import CellRunner
+    from oom_magic.notebook.cells.hints import FailedCell
+    from oom_magic.predict.setups.setup import TrainingSetup
+
+_FILE = "<ipython-input-rehearsed>"  # a cell by its name: the user's code, no library's
+
+
+def prices(
+    shell: InteractiveShell,
+    runner: CellRunner,
+    cell: FailedCell,
+    diagnosis: Diagnosis,
+    report: MemoryReport | None,
+) -> Iterator[Diagnosis]:
+    """The diagnosis with remedies as they are priced by dry runs of the cell."""
+    from oom_magic.explain.advice import advise
+    from oom_magic.explain.remedies.rehearsal import CellRehearsal
+    from oom_magic.predict.isolation.live_objects import heap_set_aside
+
+    tree = _tree(shell, cell.source)
+    gpu, memory = _card(diagnosis, report)
+    with ExitStack() as stack:
+        names: dict[str, Any] = shell.user_ns
+        if cell.is_dry:
+            names = stack.enter_context(runner.names.entered(shell))
+        stack.enter_context(heap_set_aside())
+        origin = runner.session if cell.is_dry else None
+        failed = None if report is None else report.out_of_memory
+        step = 0 if failed is None else failed.step
+        rehearsal = CellRehearsal(
+            _execute, tree, names, gpu=gpu.name, memory=memory, origin=origin, failed_in_step=step
+        )
+        yield from advise(diagnosis, rehearsal, gpu, report)
+
+
+def _execute(tree: ast.Module, names: dict[str, Any]) -> None:
+    exec(compile(ast.fix_missing_locations(tree), _FILE, "exec", dont_inherit=True), names)
+
+
+def _tree(shell: InteractiveShell, source: str) -> ast.Module:
+    """The statements of a cell without the magic above it, and without those that call the shell."""
+    first, _, rest = source.lstrip().partition("\n")
+    tree: ast.Module = ast.parse(shell.transform_cell(rest if first.startswith("%%") else source))
+    tree.body = [statement for statement in tree.body if not _calls_shell(statement)]
+    return tree
+
+
+def _calls_shell(statement: ast.stmt) -> bool:
+    return any(isinstance(node, ast.Name) and node.id == "get_ipython" for node in ast.walk(statement))
+
+
+def _card(diagnosis: Diagnosis, report: MemoryReport | None) -> tuple[GPU, int | None]:
+    """The card of the failed run: by its name, else one of its size; and its memory."""
+    failure = diagnosis.main_failure
+    total = report.device.total_bytes if report is not None else failure.total_bytes if failure else None
+    if report is not None:
+        try:
+            return find_gpu(report.device.name), total
+        except ValueError:
+            pass
+    similar = None if total is None else similar_card(total)
+    return similar or find_gpu(DEFAULT_GPU), total
+
+
+def explain_pasted(shell: InteractiveShell, text: str, options: Any) -> Diagnosis:
+    """Explain a message that came from elsewhere."""
+    if not text.strip():
+        raise _usage_error("usage_no_paste", options)
+    return _explain_text(shell, text, options)
+
+
+def explain_path(shell: InteractiveShell, path: str, options: Any) -> Diagnosis:
+    """Explain what a log file says."""
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise _usage_error("usage_no_file", options, path=path)
+    return _explain_text(shell, file, options)
+
+
+def explain_last(shell: InteractiveShell, failures: FailureWatch, runner: CellRunner, options: Any) -> Diagnosis:
+    """Explain the last out-of-memory error; IPython keeps it for ``%debug`` until another error comes."""
+    error = getattr(sys, "last_value", None)
+    is_live = error is not None and (is_out_of_memory(error) or not failures.last_text)
+    problem = error if is_live else failures.last_text
+    if not problem:
+        raise _usage_error("usage_nothing_failed", options)
+    if options.model is not None:
+        return _explain_text(shell, problem, options)
+    from oom_magic.explain.advice import before_prices
+    from oom_magic.explain.explainer import explain
+    from oom_magic.notebook.cells.releasing import find_holders, names_and_places
+
+    cell = failures.failed_cell
+    report = runner.last_report if cell is not None and cell.is_observed else None
+    released = find_holders(shell, runner, problem if isinstance(problem, BaseException) else None)
+    names, locate = names_and_places(shell, runner)
+    diagnosis = explain(problem, lang=_language(options), report=report, names=names, released=released, locate=locate)
+    failure = diagnosis.main_failure
+    is_on_host = failure is not None and failure.backend == "cpu"  # rehearsals are of the GPU's memory
+    if cell is None or options.fast or not diagnosis.is_oom or is_on_host:
+        return diagnosis
+    diagnosis = before_prices(diagnosis)
+    return _show(shell, diagnosis, prices(shell, runner, cell, diagnosis, report))
+
+
+def _explain_text(shell: InteractiveShell, problem: Any, options: Any) -> Diagnosis:
+    """Explain a failure that cannot be rehearsed itself; prices are those of the run that options describe."""
+    from oom_magic.explain.advice import before_prices
+    from oom_magic.explain.explainer import explain
+
+    language = _language(options)
+    failure = explain(problem, lang=language).main_failure if options.model else None
+    setup = setup_from(options, language, failure)
+    diagnosis = explain(problem, setup, lang=language, fast=True)
+    if setup is None or options.fast or not diagnosis.is_oom:
+        return diagnosis
+    diagnosis = before_prices(diagnosis)
+    return _show(shell, diagnosis, _prices_of_setup(diagnosis, setup))
+
+
+def _prices_of_setup(diagnosis: Diagnosis, setup: TrainingSetup) -> Iterator[Diagnosis]:
+    from oom_magic.explain.advice import advise_setup
+    from oom_magic.explain.evidence.refinement import refine_with_setup
+
+    diagnosis = refine_with_setup(diagnosis, setup)
+    yield diagnosis
+    yield from advise_setup(diagnosis, setup)
+
+
+def _language(options: Any) -> Language:
+    """The language to speak; one that is asked for stays that of the session."""
+    from oom_magic.explain.language import ENVIRONMENT_VARIABLE, choose_language
+
+    if options.lang:
+        os.environ[ENVIRONMENT_VARIABLE] = options.lang
+    return choose_language(options.lang)
+
+
+def _usage_error(key: str, options: Any, **values: object) -> UsageError:
+    from oom_magic.explain.language import translate
+
+    return UsageError(translate(key, _language(options), **values))
+
+
+def _show(shell: InteractiveShell, diagnosis: Diagnosis, prices: Iterator[Diagnosis]) -> Diagnosis:
+    """Show a diagnosis at once and bring it up to date as prices are found; the last is the magic's value."""
+    from oom_magic.explain.language import translate
+
+    start = time.monotonic()
+    handle = display(diagnosis, display_id=True)
+    can_update = getattr(shell, "kernel", None) is not None  # a terminal would print all of it again
+    try:
+        for diagnosis in prices:
+            if can_update and handle is not None:
+                handle.update(diagnosis)
+    except KeyboardInterrupt:
+        pass  # what was found until then counts
+    if can_update and handle is not None:
+        seconds = f"{time.monotonic() - start:.0f}"
+        text = translate("priced", diagnosis.lang, count=len(diagnosis.remedies), seconds=seconds)
+        handle.update({"text/plain": text}, raw=True)
+    return diagnosis

@@ -1,0 +1,156 @@
+"""One ``%%gpumem`` cell: measured on a GPU, else followed on a pretend one; report first, then errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.display import display
+
+from oom_magic.notebook.cells.names import DryNamespace
+from oom_magic.notebook.cells.running import CompiledCell, trimmed
+from oom_magic.notebook.options import checked
+from oom_magic.predict.setups.gpus import DEFAULT_GPU, find_gpu
+from oom_magic.units import format_bytes, parse_bytes
+from oom_magic.views.blocks import Block, Description, Facts
+
+if TYPE_CHECKING:
+    from oom_magic.memory.report import MemoryReport
+    from oom_magic.predict.session import DrySession
+
+
+@dataclass(frozen=True, slots=True)
+class CardOptions:
+    """The pretend GPU: a name of the catalogue and, where it is not the catalogue's, its memory."""
+
+    gpu: str | None = None
+    memory_bytes: int | None = None
+
+    @classmethod
+    def parse(cls, gpu: str | None, memory: str | None) -> CardOptions:
+        """The card that ``--gpu`` and ``--memory`` ask for; a UsageError names the fix."""
+        name = checked("--gpu", find_gpu, gpu).name if gpu else None
+        return cls(name, checked("--memory", parse_bytes, memory) if memory else None)
+
+    def __str__(self) -> str:
+        memory = f" with {format_bytes(self.memory_bytes)}" if self.memory_bytes else ""
+        return f"{self.gpu or DEFAULT_GPU}{memory}"
+
+    def __bool__(self) -> bool:
+        return self.gpu is not None or self.memory_bytes is not None
+
+
+class _UsersNames(Mapping[str, Any]):
+    """The user's names as they are when looked up, without those of IPython that lead to the shell itself."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self._names: dict[str, Any] = shell.user_ns
+
+    def __getitem__(self, name: str) -> Any:
+        return self._names[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in list(self._names) if name not in ("exit", "quit", "get_ipython"))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+class CellRunner:
+    """What lasts between ``%%gpumem`` cells: the chosen card, what is on it, and the names of dry cells."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self.shell = shell
+        self.card = CardOptions()
+        self.names = DryNamespace()
+        self.last_report: MemoryReport | None = None
+        self.was_dry = False  # the last cell
+        self.session: DrySession | None = None
+        self._session_card = CardOptions()
+
+    def measure(self, cell: CompiledCell, device: int | None) -> Any:
+        """Run the cell for real; its value."""
+        __tracebackhide__ = True
+        from oom_magic.measure.measurement import measure
+
+        self.was_dry = False
+        measurement = measure(device, namespace=_UsersNames(self.shell))
+        try:
+            with measurement:
+                return cell.run(self.shell.user_ns)
+        finally:
+            self.last_report = measurement.report
+
+    def dry_run(self, cell: CompiledCell, card: CardOptions, stop_after_steps: int | None) -> Any:
+        """Follow the cell on the pretend GPU; its value. Raises the cell's exception or the simulated one."""
+        __tracebackhide__ = True
+        self.was_dry = True
+        session = self._session_for(card or self.card)
+        session.training.stop_after_steps = stop_after_steps
+        values: list[Any] = []
+        with self.names.entered(self.shell) as names:
+            try:
+                session.run(lambda: values.append(cell.run(names)))
+            except BaseException as error:
+                raise trimmed(error)  # noqa: B904 - the same exception, not one that follows from it
+            finally:
+                self.last_report = session.report
+        if session.report is not None and session.report.timeline.was_left:
+            self.names.leave_out(cell.assigned)
+        if session.exception is not None:
+            simulated, session.exception = session.exception, None  # it would keep the cell's frames
+            raise trimmed(simulated)
+        return values[0] if values else None
+
+    def _session_for(self, card: CardOptions) -> DrySession:
+        """The pretend GPU of the last dry cell, or a new and empty one if the card is another."""
+        from oom_magic.predict.session import DrySession
+
+        if self.session is None or card != self._session_card:
+            self.session = DrySession(card.gpu, card.memory_bytes)
+            self._session_card = card
+            self.names = DryNamespace()
+        return self.session
+
+
+def parse_steps(text: str) -> int | None:
+    """How many optimizer steps a dry run follows; None for ``"all"``. Raises ValueError for what is neither."""
+    if text == "all":
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{text!r} is no number of optimizer steps; give 1 or more, or all.")
+    return int(text)
+
+
+def show(report: MemoryReport, top: int, with_picture: bool) -> None:
+    """Display a report, with the timeline under its numbers if wanted."""
+    from oom_magic.views.report import describe_report  # loads NumPy
+
+    display(describe_with_picture(report, top) if with_picture else describe_report(report, top))
+
+
+def describe_with_picture(report: MemoryReport, top: int = 5) -> Description:
+    """A report's description with its timeline after the peaks."""
+    from oom_magic.notebook.figures import timeline_picture
+    from oom_magic.views.report import describe_report
+
+    description = describe_report(report, top)
+    if not report.timeline.num_events:
+        return description
+    blocks: list[Block] = list(description.blocks)
+    after = next(position for position, block in enumerate(blocks) if isinstance(block, Facts))
+    blocks.insert(after + 1, timeline_picture(report))
+    return replace(description, blocks=tuple(blocks))
+
+
+def save(report: MemoryReport, path: str) -> None:
+    """Write the report as JSON."""
+    try:
+        Path(path).write_text(json.dumps(report.to_dict()), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--json: {path!r} cannot be written: {error.strerror}.") from None

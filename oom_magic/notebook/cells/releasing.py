@@ -1,0 +1,105 @@
+"""What ``%oom_free`` releases: the GPU's memory or, after dry cells, the pretend GPU's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+
+from oom_magic.measure.device.accelerators import Levels, Memory, find_accelerators
+from oom_magic.measure.history.attribution import Storage
+from oom_magic.measure.holders.reach import Locate
+from oom_magic.measure.holders.release import find_all_holders, locating, release_from
+
+if TYPE_CHECKING:
+    from oom_magic.measure.holders.release import Released
+    from oom_magic.notebook.cells.gpumem import CellRunner
+    from oom_magic.notebook.cells.names import DryNamespace
+    from oom_magic.predict.session import DrySession
+
+
+class FakeGPUMemory:
+    """The memory of a dry session."""
+
+    is_pretended = True
+
+    def __init__(self, session: DrySession) -> None:
+        self._session = session
+        self._device = f"pretend {session.gpu.name}"
+
+    def allocated(self) -> dict[str, int]:
+        """Bytes in tensors now on the pretend GPU."""
+        return {self._device: self._session.recorder.allocator.allocated_bytes}
+
+    def levels(self) -> dict[str, Levels]:
+        """What is taken now on the pretend GPU."""
+        allocator = self._session.recorder.allocator
+        return {self._device: Levels(allocator.allocated_bytes, allocator.reserved_bytes)}
+
+    def storage(self, tensor: Any) -> Storage | None:
+        """Where a tensor lies there; None if it does not."""
+        return self._session.storage_of(tensor)
+
+    def give_back(self, usual: Mapping[str, int]) -> None:
+        """What ``torch.cuda.empty_cache`` does; workspaces if more than ``usual`` is allocated."""
+        if any(num_bytes > usual.get(device, 0) for device, num_bytes in self.allocated().items()):
+            self._session.fake_gpu.clear_workspaces()
+        self._session.recorder.empty_cache()
+
+
+class DryAndUsersNames(MutableMapping[str, Any]):
+    """The names that dry cells see: their own above the user's. Deleting one uncovers the user's."""
+
+    def __init__(self, dry: DryNamespace, users: dict[str, Any]) -> None:
+        self._dry = dry
+        self._users = users
+
+    def __getitem__(self, name: str) -> Any:
+        return self._dry.names[name] if name in self._dry.names else self._users[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._users[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        if name in self._dry.names:
+            self._dry.forget(name)
+        else:
+            del self._users[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._users, **self._dry.names})
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def release_in(shell: InteractiveShell, runner: CellRunner, **wishes: Any) -> Released:
+    """``release_from`` the GPU and the pretend GPU; names may be those of dry cells."""
+    found = DryAndUsersNames(runner.names, shell.user_ns)
+    try:
+        return release_from(_memories(runner), found, **wishes)
+    except ValueError as error:
+        raise UsageError(f"%oom_free: {error}") from None
+
+
+def find_holders(shell: InteractiveShell, runner: CellRunner, error: BaseException | None) -> Released | None:
+    """Who holds memory now, ``error`` apart, without changing anything; None where no device was used."""
+    memories = [memory for memory in _memories(runner) if memory.allocated()]
+    return find_all_holders(memories, DryAndUsersNames(runner.names, shell.user_ns), error) if memories else None
+
+
+def names_and_places(shell: InteractiveShell, runner: CellRunner) -> tuple[Mapping[str, Any], Locate]:
+    """The names that dry cells see, and where their tensors lie, on the GPU or the pretend GPU."""
+    return DryAndUsersNames(runner.names, shell.user_ns), locating(_memories(runner))
+
+
+def _memories(runner: CellRunner) -> list[Memory]:
+    pretended: list[Memory] = [] if runner.session is None else [FakeGPUMemory(runner.session)]
+    return [*find_accelerators(), *pretended]
+
+
+def allocated_now(runner: CellRunner) -> dict[str, int]:
+    """Bytes in tensors now, by device; the pretend GPU is one."""
+    return {device: num_bytes for memory in _memories(runner) for device, num_bytes in memory.allocated().items()}

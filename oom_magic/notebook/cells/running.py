@@ -1,0 +1,104 @@
+"""Running a cell's code the way IPython's ``%%time`` does: same value, same traceback, exceptions pass."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from types import CodeType, TracebackType
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+
+_OURS = str(Path(__file__).parents[2])
+# around functions that follow a dispatch mode, and operators called from Python
+_WRAPPERS = ("/torch/_dynamo/", "/torch/_compile.py", "/torch/_ops.py")
+
+
+def trimmed(error: BaseException) -> BaseException:
+    """``error`` with a traceback that passes over this package and what wraps it."""
+    frames = []
+    traceback = error.__traceback__
+    while traceback is not None:
+        if not _is_machinery(traceback.tb_frame.f_code.co_filename):
+            frames.append(traceback)
+        traceback = traceback.tb_next
+    kept: TracebackType | None = None
+    for frame in reversed(frames):
+        kept = TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return error.with_traceback(kept)
+
+
+def _is_machinery(file: str) -> bool:
+    path = file.replace("\\", "/")
+    return file.startswith(_OURS) or any(part in path for part in _WRAPPERS)
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledCell:
+    """Code of a cell: its statements and, if the last of them is an expression, that one apart.
+
+    ``assigned`` are the names that the statements assign in the notebook.
+    """
+
+    statements: CodeType | None
+    value: CodeType | None
+    assigned: frozenset[str]
+
+    def run(self, namespace: dict[str, Any]) -> Any:
+        """Execute in ``namespace``; the value of a final expression, else None."""
+        __tracebackhide__ = True
+        if self.statements is not None:
+            exec(self.statements, namespace)
+        return eval(self.value, namespace) if self.value is not None else None
+
+
+def compile_cell(shell: InteractiveShell, text: str, lines_above: int = 0) -> CompiledCell:
+    """Compile a cell with its magics and ``!`` commands translated; a SyntaxError shows the user's line.
+
+    ``lines_above`` is how many lines of the cell stand before ``text``: line numbers are those of the editor.
+    """
+    __tracebackhide__ = True
+    try:
+        return _compiled(shell, text, lines_above)
+    except SyntaxError as error:
+        raise error.with_traceback(None) from None  # the compiler's own frames say nothing of the user's line
+
+
+def _compiled(shell: InteractiveShell, text: str, lines_above: int) -> CompiledCell:
+    blank = takewhile(lambda line: not line.strip(), text.splitlines())
+    source = "\n" * (lines_above + sum(1 for _ in blank)) + shell.transform_cell(text)
+    name = shell.compile.cache(source, _cell_number(shell), raw_code="\n" * lines_above + text)
+    _refuse_await(source, name)
+    tree = shell.transform_ast(ast.parse(source, name))
+    final = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    statements = compile(tree, name, "exec", dont_inherit=True) if tree.body else None
+    value = compile(ast.Expression(final.value), name, "eval", dont_inherit=True) if final else None
+    return CompiledCell(statements, value, _assigned(tree, statements))
+
+
+def _assigned(tree: ast.Module, statements: CodeType | None) -> frozenset[str]:
+    stored = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return frozenset() if statements is None else frozenset(stored.intersection(statements.co_names))
+
+
+def _refuse_await(source: str, name: str) -> None:
+    """Raise if the code awaits outside a function: the notebook's event loop already runs this cell."""
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    if compile(source, name, "exec", flags, dont_inherit=True).co_flags & inspect.CO_COROUTINE:
+        raise UsageError("A cell under this magic cannot await at its top level; put the await into a function.")
+
+
+def _cell_number(shell: InteractiveShell) -> int:
+    """The number that tracebacks give to the cell being run: that of the cell which called the magic."""
+    numbers: dict[str, int] = getattr(shell.compile, "_filename_map", {})
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename in numbers:
+            return numbers[frame.f_code.co_filename]
+        frame = frame.f_back  # type: ignore[assignment]
+    return shell.execution_count

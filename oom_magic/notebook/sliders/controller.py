@@ -1,0 +1,284 @@
+"""Sliders: the arguments of a training function, or of a TrainingSetup, and what they take of GPU memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import ipywidgets
+from IPython import get_ipython
+from IPython.display import display
+
+from oom_magic.memory.report import MemoryReport
+from oom_magic.notebook.sliders.cards import SliderCard, offered_cards
+from oom_magic.notebook.sliders.fit_map import Grid
+from oom_magic.notebook.sliders.page import SavedSliders, naming_script
+from oom_magic.notebook.sliders.panel import NumberControl, Panel, choice_control
+from oom_magic.notebook.sliders.source import Estimator, Priced, PricedFunction, PricedSetup, TraceFailed
+from oom_magic.notebook.sliders.view import Estimate, assumption_details, error_blocks, live_blocks, settings_table
+from oom_magic.notebook.step_chart import step_picture
+from oom_magic.views import to_html, to_text
+from oom_magic.views.blocks import Block, Code, Description, Details
+
+if TYPE_CHECKING:
+    from oom_magic.predict.setups.setup import TrainingSetup
+    from oom_magic.predict.sizing.sizes import Sizes
+
+_IDLE_SECONDS = 0.12  # without a move, before the allocator is replayed
+_VIEW = "application/vnd.jupyter.widget-view+json"
+_worker = ThreadPoolExecutor(1, thread_name_prefix="oom_sliders")
+
+
+def sliders(
+    fn_or_setup: Callable[..., Any] | TrainingSetup,
+    *,
+    gpu: str | Iterable[str] | None = None,
+    memory: str | int | None = None,
+    **ranges: Any,
+) -> Sliders:
+    """Sliders for the arguments of a training function or the fields of a TrainingSetup: drag, and see the memory.
+
+    Ranges are those of ``size``: ``sliders(train, batch_size=(1, 64), seq_len=(128, 4096), precision=["fp32",
+    "bf16"])``; ``True`` or ``False`` makes a checkbox. Without any they are inferred. ``gpu`` is the card to start
+    with, or a list of cards to choose from; ``memory`` overrides its capacity.
+
+    Raises ValueError or TypeError, naming argument, value and fix, for ranges that make no sense. An error inside
+    the function is shown in the panel.
+    """
+    from oom_magic.predict.setups.setup import TrainingSetup
+
+    if isinstance(fn_or_setup, TrainingSetup):
+        cards = offered_cards(gpu or fn_or_setup.gpu, memory or fn_or_setup.memory)
+        return Sliders(PricedSetup(fn_or_setup, ranges), cards)
+    return Sliders(PricedFunction(fn_or_setup, ranges), offered_cards(gpu, memory))
+
+
+class Sliders(ipywidgets.VBox):
+    """The panel. ``values``, ``report`` and ``setup`` follow the sliders; ``controls`` has the widgets by name.
+
+    A move shows sums of sizes at once. When the hand rests the allocator is replayed, in a thread, for what is
+    reserved, the largest batch and the timeline; the next move makes that out of date, and it is dropped.
+    """
+
+    def __init__(self, priced: Priced, cards: tuple[SliderCard, ...]) -> None:
+        self._priced = priced
+        grid = Grid.of(priced.ranges.axes)
+        self._estimator = Estimator(priced, grid)
+        self._saved = SavedSliders(self._estimator)
+        self._refining: asyncio.Task[None] | None = None
+        self._estimate: Estimate | None = None  # None: the function failed, and ``_failure`` says how
+        self._failure: tuple[Block, ...] = ()
+        self._is_shown = self._is_moving_many = False
+        gpu = ipywidgets.Dropdown(description="GPU", options=[(str(card), card) for card in cards], value=cards[0])
+        self.controls: dict[str, Any] = {"gpu": gpu, **_controls(priced)}
+        self._live_class, self._still_class = f"oom-live-{gpu.model_id}", f"oom-still-{gpu.model_id}"
+        hidden = f"body:not(.jp-Notebook) .{self._still_class}{{display:none}}"
+        self._panel = Panel(f"What {priced.label} takes", self.controls, grid, self._go_to, hidden)
+        super().__init__(self._panel.children)
+        self.add_class("oom-live").add_class(self._live_class)
+        for control in self.controls.values():
+            control.observe(self._moved, names="value")
+        self._update()
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The arguments as the sliders have them."""
+        return {name: self.controls[name].value for name in self._priced.ranges.names}
+
+    @property
+    def card(self) -> SliderCard:
+        """The GPU that is chosen."""
+        chosen: SliderCard = self.controls["gpu"].value
+        return chosen
+
+    @property
+    def report(self) -> MemoryReport:
+        """What a dry run with these values would report. Raises RuntimeError, saying why, if the function fails."""
+        report = self._refined().report
+        assert report is not None
+        return report
+
+    @property
+    def setup(self) -> TrainingSetup | None:
+        """The TrainingSetup with these values; None for the sliders of a function."""
+        if not isinstance(self._priced, PricedSetup):
+            return None
+        return self._priced.setup(self.values).replace(gpu=self.card.gpu, memory=self.card.memory_bytes)
+
+    # -- following the hand ---------------------------------------------------
+
+    def _moved(self, _: Any) -> None:
+        if not self._is_moving_many:
+            self._update()
+
+    def _go_to(self, values: Mapping[str, int]) -> None:
+        """Move several sliders as one."""
+        self._is_moving_many = True
+        try:
+            for name, value in values.items():
+                self.controls[name].value = value
+        finally:
+            self._is_moving_many = False
+        self._update()
+
+    def _update(self) -> None:
+        """Show the present setting, and have it refined once the hand rests."""
+        if self._refining is not None:
+            self._refining.cancel()
+            self._refining = None
+        values, card = self.values, self.card
+        try:
+            sizes = self._sizes(values, card)
+            estimate = self._estimator.quick(sizes, values)
+            self._show(sizes, estimate)
+        except TraceFailed as failed:
+            self._fail(failed.blocks)
+            return
+        except Exception as error:
+            self._fail(error_blocks(error))
+            return
+        try:
+            self._refining = asyncio.get_running_loop().create_task(self._refine(sizes, values, estimate))
+        except RuntimeError:
+            return  # no loop, no front end: what is asked for is computed then
+
+    def _fail(self, blocks: tuple[Block, ...]) -> None:
+        """Show an error in place of the picture; the sliders stay usable."""
+        self._estimate, self._failure = None, blocks
+        self._panel.show_failure(blocks)
+
+    def _sizes(self, values: Mapping[str, Any], card: SliderCard) -> Sizes:
+        """The sizes of a setting. While they are traced, those of another card are shown."""
+        if not self._priced.is_traced(values, card):
+            close = self._priced.sizes_elsewhere(values, card)
+            if close is not None:
+                self._show(close, self._estimator.quick(close, values))
+            with self._panel.tracing(f"Tracing {self._priced.label} with these choices for {card} …", self._is_shown):
+                self._priced.trace(values, card)
+        return self._priced.sizes(values, card)
+
+    def _show(self, sizes: Sizes, estimate: Estimate) -> None:
+        self._estimate = estimate
+        for name in self._priced.ranges.axes:
+            self.controls[name].disabled = name not in self._priced.axes(estimate.values)
+        self._panel.show(estimate)
+        cells = self._estimator.cells(sizes, estimate.values)
+        if cells is not None:
+            self._panel.show_map(cells, sizes.device)
+        self._panel.show_code(self._priced.code(estimate.values))
+
+    # -- when the hand rests --------------------------------------------------
+
+    async def _refine(self, sizes: Sizes, values: Mapping[str, Any], estimate: Estimate) -> None:
+        """Replay in a thread, and show in the panel what goes wrong there."""
+        await asyncio.sleep(_IDLE_SECONDS)
+        try:
+            await self._replay(sizes, values, estimate)
+        except Exception as error:
+            self._fail(error_blocks(error))
+
+    async def _replay(self, sizes: Sizes, values: Mapping[str, Any], estimate: Estimate) -> None:
+        """One thing after the other; each is shown when known."""
+        loop, estimator = asyncio.get_running_loop(), self._estimator
+        is_replay = sizes.is_exact(**self._priced.point(values))
+        for step in (estimator.exact, estimator.with_largest):
+            if is_replay:
+                estimate = await loop.run_in_executor(_worker, step, sizes, values, estimate)
+            else:  # a dry run: in the thread of all others
+                estimate = step(sizes, values, estimate)
+            self._estimate = estimate
+            self._panel.show(estimate)
+            self._panel.show_details(estimate)
+        for point in self._saved.missing(sizes, values):
+            await loop.run_in_executor(_worker, self._saved.draw, sizes, point)
+        self._save()
+        cells = estimator.cells(sizes, values)
+        if cells is None:
+            return
+        for cell in cells.doubtful(sizes.device):
+            await loop.run_in_executor(_worker, estimator.check_cell, sizes, values, cells, cell)
+            self._panel.show_map(cells, sizes.device)
+
+    def _refined(self) -> Estimate:
+        """The present estimate with its report and the largest batch, computed now if need be."""
+        if self._estimate is None:
+            reason = to_text(Description("The function fails with these values", self._failure))
+            raise RuntimeError(reason)
+        if self._estimate.report is None or (self._estimate.largest and not self._estimate.largest.is_exact):
+            values = self._estimate.values
+            sizes = self._priced.sizes(values, self.card)
+            exact = self._estimator.exact(sizes, values, self._estimate)
+            self._estimate = self._estimator.with_largest(sizes, values, exact)
+        return self._estimate
+
+    # -- without a front end --------------------------------------------------
+
+    def describe(self) -> Description:
+        """The present setting for a page or a terminal without sliders."""
+        title = f"What {self._priced.label} takes on {self.card}"
+        values = {**self._priced.ranges.fixed, **self.values}
+        blocks: list[Block] = [settings_table(values)]
+        if self._estimate is None:
+            return Description(title, (*self._failure, *blocks))
+        estimate = self._refined()
+        assert estimate.report is not None
+        blocks = [*live_blocks(estimate), *blocks]
+        cells = self._estimator.cells(self._priced.sizes(values, self.card), values)
+        if self._estimator.grid is not None and cells is not None:
+            blocks.append(self._estimator.grid.table(cells, estimate.device))
+        blocks.append(step_picture(estimate.report))
+        blocks.append(Details("Code to paste", (Code(self._priced.code(self.values)),)))
+        blocks.append(assumption_details(estimate.assumptions))
+        return Description(title, tuple(blocks))
+
+    def __str__(self) -> str:
+        return to_text(self.describe())
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name}={value!r}" for name, value in self.values.items())
+        return f"<Sliders of {self._priced.label}: {values}>"
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        """The live view, and the present setting for where it cannot live."""
+        return {**super()._repr_mimebundle_(), **self._still()}
+
+    def _ipython_display_(self) -> None:
+        """Show the panel, and behind it a still picture that follows: it is what a saved notebook shows.
+
+        Without a kernel there is only the still one.
+        """
+        self._is_shown = True
+        shell = get_ipython()
+        if getattr(shell, "kernel", None) is None:
+            display(self._repr_mimebundle_(), raw=True)
+            return
+        words = f"Sliders of {self._priced.label}; what they were last set to:"
+        display({_VIEW: super()._repr_mimebundle_()[_VIEW], "text/plain": words}, raw=True)
+        script = {"text/plain": "", "text/html": naming_script(self._live_class)}
+        display(script, raw=True, display_id=self.model_id)  # at once; what the allocator says comes behind it
+        self._save()
+
+    def _save(self) -> None:
+        """Renew the still picture."""
+        if self._is_shown and getattr(get_ipython(), "kernel", None) is not None:
+            display(self._still(), raw=True, display_id=self.model_id, update=True)
+
+    def _still(self) -> dict[str, str]:
+        description = self.describe()
+        html = to_html(description)
+        if self._estimate is not None:
+            values = self._estimate.values
+            html += self._saved.html(self._priced.sizes(values, self.card), values)
+        html = f'<div class="{self._still_class}">{html}{naming_script(self._live_class)}</div>'
+        return {"text/plain": to_text(description), "text/html": html}
+
+
+def _controls(priced: Priced) -> dict[str, Any]:
+    """A control for each argument that varies."""
+    numbers = {name: NumberControl(name, axis, priced.starts[name]) for name, axis in priced.ranges.axes.items()}
+    choices = {
+        name: choice_control(name, options, priced.starts[name]) for name, options in priced.ranges.choices.items()
+    }
+    return {**numbers, **choices}

@@ -1,0 +1,97 @@
+"""``%oom_sliders``: the sliders of a preset, or of a function in the notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic_arguments import argument, magic_arguments
+
+from oom_magic.notebook.options import checked, parse_options, unquoted
+from oom_magic.notebook.sliders.controller import Sliders, sliders
+from oom_magic.notebook.sliders.ranges import closest, setup_ranges
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+_NUMBERS = {"rank": "rank", "batch": "microbatch_size", "seq": "seq_len"}
+_FIELDS = ("method", "precision", "optimizer", "attention")
+
+
+@magic_arguments()
+@argument("--model", type=unquoted, help="A preset such as qwen2.5-7b, or a folder with config.json.")
+@argument("--method", type=unquoted, help="full, lora or qlora (default: full).")
+@argument("--gpu", type=unquoted, help='The card to start with, such as "RTX 3060".')
+@argument("--memory", type=unquoted, help="Its memory, such as 12GiB, if not the catalogue's.")
+@argument("--rank", type=unquoted, help="LoRA rank to start with, such as 16, or its range, such as 4:128.")
+@argument("--batch", type=unquoted, help="Microbatch size, or its range.")
+@argument("--seq", type=unquoted, help="Sequence length, or its range.")
+@argument("--accumulation", type=int, default=1, help="Microbatches per optimizer step (default: 1).")
+@argument("--precision", type=unquoted, help="bf16, fp16, fp32, amp-bf16 or amp-fp16.")
+@argument("--optimizer", type=unquoted, help="adamw, adamw8bit, sgd, ...")
+@argument("--attention", type=unquoted, help="sdpa, eager or flash_attention_2.")
+@argument("--checkpointing", action="store_true", help="Start with activation checkpointing.")
+def oom_sliders() -> None:
+    """The options of the magic."""
+
+
+def sliders_from_line(line: str, shell: InteractiveShell) -> Sliders:
+    """The sliders that the line of ``%oom_sliders`` asks for. A UsageError says what is allowed."""
+    options, rest = parse_options(oom_sliders, line)
+    try:
+        if options.model is not None:
+            if rest:
+                raise UsageError(f"%oom_sliders takes --model or a function, not both: {rest!r}.")
+            return _of_preset(options)
+        if rest:
+            return sliders(_function(rest, shell.user_ns), gpu=options.gpu, memory=options.memory)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"%oom_sliders: {error}") from None
+    raise UsageError(
+        "%oom_sliders needs a preset or a function of the notebook: %oom_sliders --model qwen2.5-7b --method"
+        " qlora, or %oom_sliders train."
+    )
+
+
+def _of_preset(options: Any) -> Sliders:
+    from oom_magic.predict.setups.setup import TrainingSetup
+
+    fields: dict[str, Any] = {name: getattr(options, name) for name in _FIELDS if getattr(options, name)}
+    fields |= {name: getattr(options, name) for name in ("gpu", "memory") if getattr(options, name)}
+    ranges: dict[str, tuple[int, int]] = {}
+    for option, name in _NUMBERS.items():
+        text = getattr(options, option)
+        if text is not None:
+            low, high = checked(f"--{option}", _number_or_range, text)
+            fields[name] = low
+            if high > low:
+                ranges[name] = (low, high)
+    setup = TrainingSetup(
+        options.model,
+        gradient_accumulation_steps=options.accumulation,
+        activation_checkpointing=options.checkpointing,
+        **fields,
+    )
+    return sliders(setup, **{**setup_ranges(setup), **ranges})
+
+
+def _number_or_range(text: str) -> tuple[int, int]:
+    """``"16"`` or ``"4:128"``."""
+    low, _, high = text.partition(":")
+    if not low.isdecimal() or not (high or low).isdecimal():
+        raise ValueError(f"{text!r} is not a whole number or a range; write it like 16 or 4:128.")
+    if high and int(high) <= int(low):
+        raise ValueError(f"{text!r} is reversed or empty; write it like 4:128.")
+    return int(low), int(high or low)
+
+
+def _function(text: str, names: dict[str, Any]) -> Callable[..., Any]:
+    """A function of the notebook by name."""
+    found = names.get(text)
+    if callable(found):
+        return found  # type: ignore[no-any-return]
+    if found is not None:
+        raise UsageError(f"%oom_sliders: {text!r} is {type(found).__name__}, not a function.")
+    functions = [name for name, value in names.items() if callable(value) and not name.startswith("_")]
+    raise UsageError(f"%oom_sliders: there is no function {text!r} in this notebook{closest(text, functions)}.")

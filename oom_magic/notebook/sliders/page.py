@@ -1,0 +1,91 @@
+"""Scripts beside the panel: names for its handles, and sliders that move on a page without a kernel.
+
+The saved ones move between stops whose pictures were made beforehand.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Iterator
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from oom_magic.notebook.sliders.ranges import few_stops
+from oom_magic.notebook.sliders.source import Estimator, Values
+from oom_magic.notebook.sliders.view import live_blocks
+from oom_magic.predict.sizing.sizes import Sizes
+from oom_magic.views import to_fragment
+from oom_magic.views.blocks import Sentence, Table
+
+_MOST_PICTURES = 240  # or a few more, as the present setting is among them: about a second, and 50 KB
+
+
+class SavedSliders:
+    """What the script of a page needs: stops of each number, and for each combination of them what the panel says.
+
+    Pictures are kept, so that after a move only those with the new values are made.
+    """
+
+    def __init__(self, estimator: Estimator) -> None:
+        self._estimator = estimator
+        self._pictures: dict[tuple[Any, ...], str] = {}
+        self._maps: dict[tuple[Any, ...], tuple[Table, ...]] = {}
+
+    def missing(self, sizes: Sizes, values: Values) -> list[Values]:
+        """The settings that ``html`` needs and that are still to be drawn."""
+        return [point for point in self._points(values) if self._estimator.key(sizes, point) not in self._pictures]
+
+    def draw(self, sizes: Sizes, values: Values) -> str:
+        """What the panel says of a setting while it is dragged, and the map round it."""
+        key = self._estimator.key(sizes, values)
+        if key not in self._pictures:
+            others = ", ".join(f"{name} {values[name]}" for name in self._estimator.priced.ranges.choices)
+            blocks = [*live_blocks(self._estimator.quick(sizes, values)), *self._map(sizes, values)]
+            blocks += [Sentence(others, "quiet")] if others else []
+            self._pictures[key] = to_fragment(blocks)
+        return self._pictures[key]
+
+    def html(self, sizes: Sizes, values: Values) -> str:
+        """Style and script, to stand right behind the still picture of ``values``; nothing if no number varies."""
+        stops = self._stops(values)
+        if not stops:
+            return ""
+        dials = [{"name": name, "stops": at, "at": at.index(values[name])} for name, at in stops.items()]
+        pictures = [self.draw(sizes, point) for point in self._points(values)]
+        told = json.dumps({"dials": dials, "pictures": pictures})
+        return _template("page.html").replace("PACKED", base64.b64encode(zlib.compress(told.encode(), 9)).decode())
+
+    def _stops(self, values: Values) -> dict[str, list[int]]:
+        priced = self._estimator.priced
+        names = priced.axes(values)
+        most = int(_MOST_PICTURES ** (1 / max(len(names), 1)))
+        return {name: few_stops(priced.ranges.axes[name], most, values[name]) for name in names}
+
+    def _points(self, values: Values) -> Iterator[dict[str, Any]]:
+        stops = self._stops(values)
+        for point in product(*stops.values()):
+            yield {**values, **dict(zip(stops, point, strict=True))}
+
+    def _map(self, sizes: Sizes, values: Values) -> tuple[Table, ...]:
+        grid = self._estimator.grid
+        if grid is None:
+            return ()
+        key = self._estimator.key(sizes, values, *grid.names)
+        if key not in self._maps:
+            cells = grid.cells(sizes, self._estimator.priced.point(values))
+            self._maps[key] = (grid.table(cells, sizes.device),)
+        return self._maps[key]
+
+
+def naming_script(live_class: str) -> str:
+    """Gives the handles of the sliders in the panel of this class a name and a value that screen readers can tell."""
+    return _template("names.html").replace("PANEL", live_class)
+
+
+@cache
+def _template(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")

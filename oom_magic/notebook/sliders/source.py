@@ -1,0 +1,300 @@
+"""What the sliders price: a training function or a TrainingSetup, traced once for each choice and card."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+from oom_magic.notebook.sliders.cards import SliderCard
+from oom_magic.notebook.sliders.fit_map import OVER, Cells, Grid
+from oom_magic.notebook.sliders.ranges import (
+    BATCHES,
+    as_choices,
+    closest,
+    first_of,
+    inferred_ranges,
+    setup_ranges,
+    start_of,
+)
+from oom_magic.notebook.sliders.view import Estimate, Largest, error_blocks
+from oom_magic.predict.sizing.ranges import Ranges
+from oom_magic.predict.sizing.sizes import Sizes
+from oom_magic.views.blocks import Block
+
+if TYPE_CHECKING:
+    from oom_magic.predict.setups.setup import TrainingSetup
+
+
+class Estimator:
+    """Asks the sizes, and keeps what does not change from move to move."""
+
+    def __init__(self, priced: Priced, grid: Grid | None) -> None:
+        self.priced = priced
+        self.grid = grid
+        self._largest: dict[tuple[Any, ...], Largest] = {}
+        self._cells: dict[tuple[Any, ...], Cells] = {}
+
+    def quick(self, sizes: Sizes, values: Values) -> Estimate:
+        """Without the allocator; a few milliseconds."""
+        return Estimate(
+            values=dict(values),
+            device=sizes.device,
+            breakdown=sizes.breakdown(**self.priced.point(values)),
+            arguments=self.priced.arguments(values),
+            largest=self._quick_largest(sizes, values),
+        )
+
+    def exact(self, sizes: Sizes, values: Values, estimate: Estimate) -> Estimate:
+        """With the report of a run, the allocator replayed."""
+        report = sizes.report(**self.priced.point(values))
+        return replace(estimate, report=report, assumptions=report.assumptions)
+
+    def with_largest(self, sizes: Sizes, values: Values, estimate: Estimate) -> Estimate:
+        """With the largest batch found by replaying the allocator; not where each point would have to be run."""
+        name = self._searched(values)
+        if name is None or not sizes.is_exact(**self.priced.point(values)):
+            return estimate
+        key = self.key(sizes, values, name)
+        if key not in self._largest:
+            rest = {other: value for other, value in self.priced.point(values).items() if other != name}
+            value = sizes.largest(name, **rest)
+            self._largest[key] = Largest(name, value, int(self.priced.ranges.axes[name][-1]), True)
+        return replace(estimate, largest=self._largest[key])
+
+    def cells(self, sizes: Sizes, values: Values) -> Cells | None:
+        """The map; it changes only with what is not on it."""
+        if self.grid is None:
+            return None
+        key = self.key(sizes, values, *self.grid.names)
+        if key not in self._cells:
+            self._cells = {key: self.grid.cells(sizes, self.priced.point(values))}
+        return self._cells[key]
+
+    def check_cell(self, sizes: Sizes, values: Values, cells: Cells, cell: int) -> None:
+        """Replay the allocator for a cell of the map, unless that was done, or the cell would have to be run."""
+        assert self.grid is not None
+        point = {**self.priced.point(values), **self.grid.values(cell)}
+        if cells.held.flat[cell] != cells.peaks.flat[cell] or not sizes.is_exact(**point):
+            return
+        report = sizes.report(**point)
+        cells.held.flat[cell] = OVER if report.out_of_memory is not None else report.peak_reserved_bytes
+
+    def key(self, sizes: Sizes, values: Values, *but: str) -> tuple[Any, ...]:
+        """What decides the sizes, ``but`` for some arguments."""
+        rest = [(name, repr(value)) for name, value in self.priced.point(values).items() if name not in but]
+        return (*rest, sizes.device)
+
+    def _quick_largest(self, sizes: Sizes, values: Values) -> Largest | None:
+        """What was searched for before, else the last value whose sum of sizes is within the card."""
+        name = self._searched(values)
+        if name is None:
+            return None
+        known = self._largest.get(self.key(sizes, values, name))
+        if known is not None:
+            return known
+        axis = self.priced.ranges.axes[name]
+        peaks = sizes.map(**{**self.priced.point(values), name: axis})
+        fitting = axis[peaks <= sizes.device.usable_bytes]
+        return Largest(name, int(fitting.max(initial=0)), int(axis[-1]), False)
+
+    def _searched(self, values: Values) -> str | None:
+        """The argument whose largest value is looked for: the batch, else the first number."""
+        axes = self.priced.axes(values)
+        return first_of(axes, BATCHES) or next(iter(axes), None)
+
+
+Values = Mapping[str, Any]
+
+
+class TraceFailed(Exception):  # noqa: N818 - what happened, to be shown and not to be caught by the user
+    """The function could not be followed; ``blocks`` say why, and where."""
+
+    def __init__(self, blocks: tuple[Block, ...]) -> None:
+        super().__init__()
+        self.blocks = blocks
+
+
+class Priced(ABC):
+    """What is priced at many points. ``ranges`` has what varies, ``starts`` where each begins."""
+
+    def __init__(self, label: str, ranges: Ranges, defaults: Values) -> None:
+        self.label = label
+        self.ranges = ranges
+        self.starts: dict[str, Any] = {name: start_of(axis, defaults.get(name)) for name, axis in ranges.axes.items()}
+        for name, options in ranges.choices.items():
+            default = defaults.get(name)
+            self.starts[name] = default if default in options else options[0]
+        self._traced: dict[tuple[Any, ...], Sizes] = {}
+        self._failed: dict[tuple[Any, ...], tuple[Block, ...]] = {}
+
+    def sizes(self, values: Values, card: SliderCard) -> Sizes:
+        """The sizes for the choices among ``values``, traced now if they were not before; else TraceFailed."""
+        self.trace(values, card)
+        key = self._key(values, card)
+        if key in self._failed:
+            raise TraceFailed(self._failed[key])
+        return _on(self._traced[key], card)
+
+    def trace(self, values: Values, card: SliderCard) -> None:
+        """Trace the choices among ``values`` unless that was tried before. A failure is remembered."""
+        key = self._key(values, card)
+        if key in self._traced or key in self._failed:
+            return
+        try:
+            self._check(values, card)
+            close = self.sizes_elsewhere(values, card)
+            self._traced[key] = self._trace(values, card) if close is None else close.on(card.gpu, card.memory_bytes)
+        except Exception as error:
+            self._failed[key] = error_blocks(error)
+
+    def is_traced(self, values: Values, card: SliderCard) -> bool:
+        """Whether ``sizes`` answers at once."""
+        key = self._key(values, card)
+        return key in self._traced or key in self._failed
+
+    def sizes_elsewhere(self, values: Values, card: SliderCard) -> Sizes | None:
+        """Sizes for these choices that were traced for another kind of card, with the memory of this one."""
+        *choices, _ = self._key(values, card)
+        alike = (sizes for (*others, _), sizes in self._traced.items() if others == choices)
+        sizes = next(alike, None)
+        return None if sizes is None else _on(sizes, card)
+
+    def axes(self, values: Values) -> list[str]:  # noqa: ARG002 - for a setup they matter
+        """The numbers that matter with these choices."""
+        return list(self.ranges.axes)
+
+    def point(self, values: Values) -> dict[str, Any]:
+        """What ``sizes`` takes of ``values``."""
+        return {name: values[name] for name in (*self.axes(values), *self.ranges.choices)}
+
+    @abstractmethod
+    def arguments(self, values: Values) -> dict[str, Any]:
+        """All that is known by name: these values, and what does not vary."""
+
+    @abstractmethod
+    def code(self, values: Values) -> str:
+        """What to paste for these values."""
+
+    @abstractmethod
+    def _size(self, card: SliderCard, ranges: dict[str, Any]) -> Sizes:
+        """Trace it on a card."""
+
+    @abstractmethod
+    def _check(self, values: Values, card: SliderCard) -> None:
+        """Raise ValueError if these choices do not go with the card."""
+
+    def _key(self, values: Values, card: SliderCard) -> tuple[Any, ...]:
+        return (*(repr(values[name]) for name in self.ranges.choices), card.kind)
+
+    def _trace(self, values: Values, card: SliderCard) -> Sizes:
+        ranges: dict[str, Any] = dict(self.ranges.fixed)
+        for name in self.axes(values):
+            axis = self.ranges.axes[name]
+            ranges[name] = (int(axis[0]), int(axis[-1]), int(axis[1] - axis[0]))
+        return self._size(card, {**ranges, **{name: [values[name]] for name in self.ranges.choices}})
+
+
+class PricedFunction(Priced):
+    """A function of the user's."""
+
+    def __init__(self, fn: Callable[..., Any], given: Values) -> None:
+        if not callable(fn):
+            raise TypeError(
+                f"sliders needs a function or a TrainingSetup, not {type(fn).__name__} {fn!r}; wrap the code"
+                " in a function."
+            )
+        ranges = Ranges.parse(fn, as_choices(given) if given else inferred_ranges(fn))
+        parameters = inspect.signature(fn).parameters
+        defaults = {name: parameter.default for name, parameter in parameters.items() if name not in given}
+        starts = {name: parameters[name].default for name in ranges.axes if name in parameters}
+        super().__init__(f"{getattr(fn, '__name__', type(fn).__name__)}()", ranges, {**defaults, **starts})
+        self.fn = fn
+        self.defaults = {name: parameter.default for name, parameter in parameters.items()}
+
+    def arguments(self, values: Values) -> dict[str, Any]:
+        """The function's."""
+        return {**self.defaults, **self.ranges.fixed, **values}
+
+    def code(self, values: Values) -> str:
+        """The call."""
+        arguments = {**self.ranges.fixed, **values}
+        return f"{self.label[:-1]}{', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
+
+    def _check(self, values: Values, card: SliderCard) -> None:
+        """A run says for itself."""
+
+    def _size(self, card: SliderCard, ranges: dict[str, Any]) -> Sizes:
+        from oom_magic.predict.sizing.sizes import size
+
+        return size(self.fn, gpu=card.gpu, memory=card.memory_bytes, **ranges)
+
+
+class PricedSetup(Priced):
+    """A TrainingSetup; its fields are the arguments."""
+
+    def __init__(self, setup: TrainingSetup, given: Values) -> None:
+        given = as_choices(given) if given else setup_ranges(setup)
+        _check_names(setup, given)
+        ranges = Ranges.parse(_any_arguments, given)
+        for name, axis in ranges.axes.items():
+            for end in (int(axis[0]), int(axis[-1])):
+                _check_end(setup, name, end)
+        super().__init__(setup.source.label, ranges, {name: getattr(setup, name) for name in ranges.names})
+        self.base = setup
+
+    def axes(self, values: Values) -> list[str]:
+        """The numbers that matter: the rank only where there are adapters."""
+        is_full = values.get("method", self.base.method) == "full"
+        return [name for name in self.ranges.axes if not (is_full and name == "rank")]
+
+    def arguments(self, values: Values) -> dict[str, Any]:
+        """The setup's fields."""
+        setup = self.setup(values)
+        known = {field.name: getattr(setup, field.name) for field in fields(setup)}
+        if setup.source.task == "image-classification":
+            del known["seq_len"]
+        return known
+
+    def code(self, values: Values) -> str:
+        """The training code that is priced."""
+        return self.setup(values).code()
+
+    def setup(self, values: Values) -> TrainingSetup:
+        """The setup with these values."""
+        return self.base.replace(**{**self.ranges.fixed, **self.point(values)})
+
+    def _check(self, values: Values, card: SliderCard) -> None:
+        self.setup(values).replace(gpu=card.gpu, memory=card.memory_bytes)
+
+    def _size(self, card: SliderCard, ranges: dict[str, Any]) -> Sizes:
+        return self.base.replace(gpu=card.gpu, memory=card.memory_bytes).sizes(**ranges)
+
+
+def _any_arguments(**_: Any) -> None:
+    """Stands for a setup's training code where only the names of arguments count."""
+
+
+def _check_names(setup: TrainingSetup, given: Values) -> None:
+    known = [field.name for field in fields(setup)]
+    for name in given:
+        if name not in known:
+            raise TypeError(f"TrainingSetup has no field {name!r}{closest(name, known)}.")
+
+
+def _on(sizes: Sizes, card: SliderCard) -> Sizes:
+    """The same sizes with the memory of a card."""
+    moved = copy.copy(sizes)
+    moved.device = card.device
+    return moved
+
+
+def _check_end(setup: TrainingSetup, name: str, end: int) -> None:
+    """Raise ValueError for an end of a range that the setup does not allow."""
+    try:
+        setup.replace(**{name: end})
+    except ValueError as error:
+        raise ValueError(f"The range of {name} reaches {end}: {error}") from None

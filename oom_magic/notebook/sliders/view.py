@@ -1,0 +1,193 @@
+"""What the panel says about one setting of the sliders: the same blocks live, saved and in a terminal."""
+
+from __future__ import annotations
+
+import linecache
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from oom_magic.memory.categories import Breakdown, Category
+from oom_magic.memory.report import Assumption, Device, MemoryReport
+from oom_magic.memory.timeline import SourceLine
+from oom_magic.notebook.sliders.ranges import ACCUMULATIONS, BATCHES, LENGTHS, first_of
+from oom_magic.units import format_bytes
+from oom_magic.views.blocks import Block, Code, Details, Fact, Facts, Part, Parts, Sentence, Table
+from oom_magic.views.report import place
+
+
+def error_blocks(error: BaseException) -> tuple[Block, ...]:
+    """The error in a sentence; the line of the user's code that raised it, if one did."""
+    line = _users_line(error)
+    if line is None:
+        return (Sentence(str(error) or type(error).__name__, "bad"),)
+    return (Sentence(f"{error} ({place(line)})", "bad"), Code(line.text.strip()))
+
+
+def _users_line(error: BaseException) -> SourceLine | None:
+    """The innermost line of the user's on the way to the error that all others follow from."""
+    from oom_magic.predict.instrumentation.attribution import cell_name, is_users_file
+
+    while error.__cause__ is not None:
+        error = error.__cause__
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if is_users_file(frame.filename) and frame.lineno is not None:
+            text = linecache.getline(frame.filename, frame.lineno)
+            return SourceLine(cell_name(frame.filename), frame.lineno, text)
+    return None
+
+
+TIGHT, DANGER = 0.85, 0.90
+
+
+@dataclass(frozen=True)
+class Largest:
+    """The largest value of an argument that fits (0: none does), the others as they are."""
+
+    name: str
+    value: int
+    limit: int
+    is_exact: bool
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One setting and what it takes. Without a ``report`` the allocator was not replayed yet.
+
+    ``arguments`` has, beside the ``values`` of the sliders, what does not vary.
+    """
+
+    values: Mapping[str, Any]
+    device: Device
+    breakdown: Breakdown
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    largest: Largest | None = None
+    report: MemoryReport | None = None
+    assumptions: tuple[Assumption, ...] = ()
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """What the run needs at its peak, whether or not the card has it."""
+        if self.report is not None and self.fits:
+            return self.report.peak_allocated_bytes
+        return self.breakdown.total_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits, as far as is known."""
+        if self.report is not None:
+            return self.report.out_of_memory is None
+        return self.breakdown.total_bytes <= self.device.usable_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Reserved at the peak; before the replay, what is reserved at least."""
+        return self.report.peak_reserved_bytes if self.report is not None and self.fits else self.breakdown.total_bytes
+
+    @property
+    def used_fraction(self) -> float:
+        """Share of the card in use at the peak, with what is outside PyTorch."""
+        return (self.held_bytes + self.device.context_bytes) / max(self.device.total_bytes, 1)
+
+
+def live_blocks(estimate: Estimate) -> tuple[Block, ...]:
+    """Verdict, numbers and bar: what follows the hand."""
+    return verdict(estimate), _facts(estimate), _bar(estimate)
+
+
+def verdict(estimate: Estimate) -> Sentence:
+    """Whether it fits, by the thresholds of every report."""
+    share = f"{'' if estimate.report is not None else 'at least '}{100 * estimate.used_fraction:.1f} %"
+    if not estimate.fits:
+        need, have = format_bytes(estimate.held_bytes), format_bytes(estimate.device.usable_bytes)
+        return Sentence(f"Does not fit: it needs at least {need}, PyTorch can have {have}.", "bad")
+    if estimate.used_fraction < TIGHT:
+        return Sentence(f"Safe: {share} of the card is in use at the peak.", "good")
+    if estimate.used_fraction <= DANGER:
+        return Sentence(f"Tight: {share} of the card is in use at the peak.", "warning")
+    return Sentence(f"Danger: {share} of the card is in use at the peak; anything more may end it.", "bad")
+
+
+def _facts(estimate: Estimate) -> Facts:
+    allocated = estimate.peak_allocated_bytes
+    share = f"{100 * allocated / max(estimate.device.total_bytes, 1):.1f} % of the card"
+    facts = [Fact("peak allocated", allocated, share), _reserved(estimate)]
+    largest = estimate.largest
+    if largest is not None:
+        facts.append(_largest(largest))
+    facts += _per_step(estimate.arguments)
+    return Facts(tuple(facts))
+
+
+def _reserved(estimate: Estimate) -> Fact:
+    outside = f"and {format_bytes(estimate.device.context_bytes)} outside PyTorch"
+    if not estimate.fits:
+        return Fact("peak reserved", "over the card", outside)
+    sign = "" if estimate.report is not None else "≥ "
+    return Fact("peak reserved", f"{sign}{format_bytes(estimate.held_bytes)}", outside)
+
+
+def _largest(largest: Largest) -> Fact:
+    if not largest.value:
+        value, note = "none", "not even the smallest"
+    else:
+        value = f"{'' if largest.is_exact else '≈ '}{largest.value:,}"
+        note = "the end of its range" if largest.value == largest.limit else "one step more does not"
+    return Fact(f"largest {largest.name} that fits", value, note)
+
+
+def _per_step(arguments: Mapping[str, Any]) -> list[Fact]:
+    """Sequences and tokens per optimizer step, as far as arguments with usual names say."""
+    numbers = {name: value for name, value in arguments.items() if isinstance(value, int)}
+    batch, length = first_of(numbers, BATCHES), first_of(numbers, LENGTHS)
+    accumulation = first_of(numbers, ACCUMULATIONS)
+    if batch is None:
+        return []
+    count = numbers[batch]
+    facts = []
+    if accumulation is not None:
+        count *= numbers[accumulation]
+        note = f"{numbers[batch]} x {numbers[accumulation]} accumulated"
+        facts.append(Fact("global batch", f"{count:,}", note))
+    if length is not None:
+        facts.append(Fact("tokens per step", f"{count * numbers[length]:,}", f"{count} x {numbers[length]}"))
+    return facts
+
+
+def _bar(estimate: Estimate) -> Parts:
+    device = estimate.device
+    breakdown = estimate.breakdown
+    if estimate.report is not None and estimate.fits:
+        breakdown = estimate.report.breakdown
+    parts = [Part(Category(name).label, breakdown[name], name) for name in _ALWAYS if breakdown[name]]
+    held = breakdown.total_bytes
+    if estimate.report is not None and estimate.fits:
+        parts.append(Part("reserved beyond it", estimate.held_bytes - held, "cached"))
+        held = estimate.held_bytes
+    parts.append(Part("outside PyTorch", device.context_bytes, "outside"))
+    free = device.total_bytes - held - device.context_bytes
+    if free >= 0:
+        parts.append(Part("free", free, "free"))
+    total = "capacity" if free >= 0 else f"needed, of {format_bytes(device.total_bytes)}"
+    return Parts("", tuple(parts), total, device.total_bytes, (TIGHT, DANGER))
+
+
+_ALWAYS = tuple(category.value for category in Category)
+
+
+def settings_table(values: Mapping[str, Any]) -> Table:
+    """The sliders as a table."""
+    return Table(("argument", "value"), tuple((name, str(value)) for name, value in values.items()))
+
+
+def assumption_blocks(assumptions: tuple[Assumption, ...]) -> tuple[Block, ...]:
+    """What could not be followed exactly."""
+    if not assumptions:
+        return (Sentence("None: everything in this run was followed exactly.", "quiet"),)
+    return tuple(Sentence(f"{item.text} ({place(item.line)})" if item.line else item.text) for item in assumptions)
+
+
+def assumption_details(assumptions: tuple[Assumption, ...]) -> Details:
+    """The same under a heading."""
+    return Details(f"Assumptions ({len(assumptions)})", assumption_blocks(assumptions))

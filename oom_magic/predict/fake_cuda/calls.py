@@ -1,0 +1,92 @@
+"""One operator's call on the pretend GPU: its memory, taken and given back in the order of CUDA's kernel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from oom_magic.memory.categories import Category
+from oom_magic.memory.timeline import Phase
+from oom_magic.predict.instrumentation.recorder import SizeExpression, SizeFunction
+
+if TYPE_CHECKING:
+    from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
+
+
+class Call:
+    """A call whose outputs are known but have no memory yet.
+
+    A rule (``Rule``) says what the kernel does: ``take`` scratch, make an ``output``, ``give_back``. When it
+    returns, outputs that it left out are made in order; then what scratch remains goes, the last taken first.
+    """
+
+    def __init__(
+        self,
+        gpu: FakeGPU,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        operator: str,
+        phase: Phase,
+    ) -> None:
+        self.gpu = gpu
+        self.args = args
+        self.kwargs = kwargs
+        self.outputs = [result] if isinstance(result, torch.Tensor) else list(result or ())
+        self._operator = operator
+        self._phase = phase
+        self._scratch: list[int] = []
+
+    def argument(self, position: int, default: Any = None) -> Any:
+        """The positional argument there, or ``default`` if the call left it out."""
+        return self.args[position] if position < len(self.args) else default
+
+    def take(self, num_bytes: int) -> int:
+        """Take scratch memory; a number to give it back by (-1: nothing was needed)."""
+        if num_bytes <= 0:
+            return -1
+        number = self.gpu.take(num_bytes, self._operator, self._phase)
+        self._scratch.append(number)
+        return number
+
+    def allocate_scratch(self, law: SizeFunction, *numbers: int) -> int:
+        """``take`` of ``law(card, *numbers)`` bytes, perhaps none.
+
+        For sizes that are not sums of products of dimensions: with thresholds, rounding, or what a card has. ``size``
+        asks the law again with other numbers, so it must be a function of the module, and all that varies in them.
+        """
+        num_bytes = law(self.gpu.card, *numbers)
+        if num_bytes <= 0 and not self.gpu.recorder.keeps_empty:
+            return -1
+        number = self.gpu.take(num_bytes, self._operator, self._phase, reckoning=SizeExpression(law, numbers))
+        self._scratch.append(number)
+        return number
+
+    def take_like(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> int:
+        """Take scratch for a tensor of this shape."""
+        return self.take(tensor.numel() * (dtype or tensor.dtype).itemsize)
+
+    def give_back(self, *numbers: int) -> None:
+        """Give scratch back before the end."""
+        for number in numbers:
+            if number >= 0:
+                self._scratch.remove(number)
+                self.gpu.recorder.free(number)
+
+    def keep_by(self, law: SizeFunction, *numbers: int, operator: str, category: Category) -> int:
+        """Take memory by a law that outlives the call; the number of the allocation."""
+        num_bytes = law(self.gpu.card, *numbers)
+        return self.gpu.take(num_bytes, operator, self._phase, category, SizeExpression(law, numbers))
+
+    def output(self, position: int, num_bytes: int | None = None) -> None:
+        """Make an output now; ``num_bytes`` where its storage is not what its shape needs (0: none)."""
+        tensor = self.outputs[position]
+        if isinstance(tensor, torch.Tensor):
+            self.gpu.adopt_on_gpu(tensor, self._operator, self._phase, num_bytes)
+
+    def end(self) -> None:
+        """Make what outputs remain, and give all scratch back."""
+        for position in range(len(self.outputs)):
+            self.output(position)
+        self.give_back(*reversed(self._scratch))

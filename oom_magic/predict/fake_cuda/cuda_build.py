@@ -1,0 +1,207 @@
+"""What only a CUDA build of PyTorch has, and what a dry run does otherwise: replaced while it lasts."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from importlib import import_module
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.backends.cudnn.rnn
+import torch.nn.parallel.comm
+from torch.utils import _foreach_utils
+
+from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU, Place
+from oom_magic.predict.instrumentation.attribution import is_users_file
+from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.kernels import recurrent
+
+_NAME = "_group_tensors_by_device_and_dtype"
+_USERS = (
+    "torch.utils._foreach_utils",
+    "torch.nn.utils.clip_grad",
+    "torch.optim.optimizer",
+    "torch.optim.swa_utils",
+)
+
+
+@contextmanager
+def grouped_by_place(gpu: FakeGPU) -> Iterator[None]:
+    """Let ``clip_grad_norm_`` and optimizers find groups of pretended tensors on ``cuda:0``."""
+    group = getattr(_foreach_utils, _NAME)
+
+    def grouped(lists: list[list[Any]], with_indices: bool = False) -> dict[tuple[torch.device, Any], Any]:
+        found = {}
+        for (device, dtype), value in group(lists, with_indices).items():
+            first = next((tensor for tensor in value[0][0] if tensor is not None), None)
+            is_pretended = first is not None and gpu.place(first) is Place.GPU
+            found[torch.device("cuda", 0) if is_pretended else device, dtype] = value
+        return found
+
+    with ExitStack() as stack:
+        for user in _USERS:
+            stack.enter_context(patched(import_module(user), {_NAME: grouped}))
+        yield
+
+
+COMPILED = "torch.compile: run as eager code; compiled code fuses operators and keeps fewer activations"
+GRAPHS = "CUDA graphs: what is captured runs as eager code, without a memory pool of its own"
+
+
+@contextmanager
+def cuda_build(gpu: FakeGPU, assume: Callable[[str], None]) -> Iterator[None]:
+    """Let PyTorch answer as a build with CUDA and cuDNN does."""
+
+    def is_acceptable(tensor: torch.Tensor) -> bool:
+        return recurrent.is_acceptable(gpu, tensor)
+
+    cudnn = {"is_acceptable": is_acceptable, "is_available": lambda: True, "version": lambda: 91000}
+    with ExitStack() as stack:
+        stack.enter_context(patched(torch.backends.cudnn, cudnn))
+        stack.enter_context(patched(torch.backends.cudnn.rnn, {"get_cudnn_mode": recurrent.MODES.__getitem__}))
+        stack.enter_context(patched(torch, {"_use_cudnn_rnn_flatten_weight": lambda: True}))
+        stack.enter_context(patched(torch, {"compile": _compile(assume)}))
+        stack.enter_context(patched(torch.nn.Module, {"compile": _compile_module(assume)}))
+        stack.enter_context(_compiled_code_is_eager(assume))
+        stack.enter_context(patched(torch.cuda, _graphs(assume)))
+        stack.enter_context(_fast_paths(assume))
+        stack.enter_context(patched(torch, {"Generator": _Generator}))
+        stack.enter_context(_threads_noted(assume))
+        stack.enter_context(patched(torch.nn.parallel.comm, {"scatter": _scatter, "gather": _gather}))
+        stack.enter_context(_triton_kernels_skipped(assume))
+        yield
+
+
+@contextmanager
+def _triton_kernels_skipped(assume: Callable[[str], None]) -> Iterator[None]:
+    """A Triton kernel writes into tensors that are there already, so not running it takes no memory away."""
+
+    def run(kernel: Any, *_: Any, **__: Any) -> None:
+        name = getattr(kernel, "__name__", type(kernel).__name__)
+        assume(f"Triton kernel {name}: not run; what its launch takes inside is not counted")
+
+    with ExitStack() as stack:
+        for module, name in (("triton.runtime.jit", "JITFunction"), ("triton.runtime.autotuner", "Autotuner")):
+            if module in sys.modules:
+                stack.enter_context(patched(getattr(sys.modules[module], name), {"run": run}))
+        yield
+
+
+def _compile(assume: Callable[[str], None]) -> Callable[..., Any]:
+    def compile(model: Any = None, **_: Any) -> Any:  # noqa: A001 (torch's own name)
+        if not _is_import(sys._getframe(1)):
+            assume(COMPILED)
+        return model if model is not None else lambda function: function
+
+    return compile
+
+
+def _is_import(frame: FrameType | None) -> bool:
+    """Whether a library is being imported, which compiles for later what may never run."""
+    while frame is not None and not is_users_file(frame.f_code.co_filename):
+        if frame.f_code.co_name == "<module>":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _compile_module(assume: Callable[[str], None]) -> Callable[..., None]:
+    def compile(*_: Any, **__: Any) -> None:  # noqa: A001
+        assume(COMPILED)
+
+    return compile
+
+
+@contextmanager
+def _compiled_code_is_eager(assume: Callable[[str], None]) -> Iterator[None]:
+    """What was compiled before the dry run began runs as it was written."""
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is None:
+        yield
+        return
+
+    def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        assume(COMPILED)
+        return module._orig_mod(*args, **kwargs)
+
+    with torch.compiler.set_stance("force_eager"), patched(dynamo.OptimizedModule, {"__call__": __call__}):
+        yield
+
+
+@contextmanager
+def _fast_paths(assume: Callable[[str], None]) -> Iterator[None]:
+    """In evaluation ``nn.TransformerEncoder`` and its parts run fused, unless a mode such as ours watches them."""
+
+    def has_torch_function(tensors: Sequence[Any]) -> bool:
+        plain = torch._C._disabled_torch_function_impl, torch.Tensor.__torch_function__
+        return any(getattr(type(tensor), "__torch_function__", plain[0]) not in plain for tensor in tensors)
+
+    def _nested_tensor_from_mask_left_aligned(*_: Any) -> bool:
+        assume("nn.TransformerEncoder: padding is computed too; PyTorch leaves it out in evaluation (nested tensors)")
+        return False
+
+    nested = {"_nested_tensor_from_mask_left_aligned": _nested_tensor_from_mask_left_aligned}
+    with patched(torch.overrides, {"has_torch_function": has_torch_function}), patched(torch, nested):
+        yield
+
+
+class _Generator(torch.Generator):
+    """A generator of the host, whatever device is named: the pretend GPU draws nothing."""
+
+    def __new__(cls, device: Any = "cpu") -> _Generator:
+        return super().__new__(cls, "cpu")  # type: ignore[call-arg]
+
+
+@contextmanager
+def _threads_noted(assume: Callable[[str], None]) -> Iterator[None]:
+    """PyTorch's modes belong to one thread, so what others do on the GPU is not seen."""
+    usual = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        code = getattr(getattr(thread, "_target", None), "__code__", None)
+        if code is not None and is_users_file(code.co_filename):
+            assume(f"{thread.name}: threads see no GPU in a dry run; call their code from the main thread instead")
+        usual(thread)
+
+    with patched(threading.Thread, {"start": start}):
+        yield
+
+
+def _graphs(assume: Callable[[str], None]) -> dict[str, Any]:
+    """CUDA graphs: what is captured runs once, and replays take no memory."""
+
+    class CUDAGraph:
+        def replay(self) -> None: ...
+
+        reset = enable_debug_mode = capture_begin = capture_end = replay
+
+        def pool(self) -> tuple[int, int]:
+            return (0, 1)
+
+    def graph(*_: Any, **__: Any) -> AbstractContextManager[None]:
+        assume(GRAPHS)
+        return nullcontext()
+
+    def make_graphed_callables(callables: Any, *_: Any, **__: Any) -> Any:
+        assume(GRAPHS)
+        return callables
+
+    return {
+        "CUDAGraph": CUDAGraph,
+        "graph": graph,
+        "make_graphed_callables": make_graphed_callables,
+        "graph_pool_handle": lambda: (0, 1),
+    }
+
+
+def _scatter(tensor: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, ...]:
+    """``DataParallel`` on its one device."""
+    return (tensor.cuda(),)
+
+
+def _gather(tensors: Sequence[torch.Tensor], dim: int = 0, *_: Any, **__: Any) -> torch.Tensor:
+    return torch.cat(list(tensors), dim)

@@ -1,0 +1,298 @@
+"""What the user's code sees of the pretend GPU: devices of tensors, moves between them, factories.
+
+A torch-function mode: it answers before autograd, in Python, and only where a device is asked or named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+
+from oom_magic.predict.fake_cuda.fake_gpu import META, FakeGPU, Place
+
+Answer = Callable[["DeviceView", Any, tuple[Any, ...], dict[str, Any]], Any]
+CUDA = torch.device("cuda", 0)
+_DEVICES = {Place.GPU: CUDA, Place.HOST: torch.device("cpu"), Place.META: META}
+aten = torch.ops.aten
+
+
+class DeviceView(TorchFunctionMode):
+    """The mode. ``torch.set_default_device`` has one of its own above it, which names the device."""
+
+    def __init__(self, gpu: FakeGPU) -> None:
+        super().__init__()
+        self.gpu = gpu
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        answer = _ANSWERS.get(func)
+        if answer is not None:
+            return answer(self, func, args, kwargs)
+        device = kwargs.get("device")
+        if device is None:
+            return func(*args, **kwargs)
+        place = self.place_named(device)
+        if place is Place.HOST:
+            return func(*args, **kwargs)
+        with self.gpu.creating_on(place):
+            return func(*args, **{**kwargs, "device": META, "pin_memory": False} if "pin_memory" in kwargs
+                        else {**kwargs, "device": META})  # fmt: skip
+
+    def around(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """User code that autograd calls, where this mode is off as in all that operators do."""
+
+        def followed(*args: Any) -> Any:
+            if self in _get_current_function_mode_stack():
+                return hook(*args)
+            with self:
+                return hook(*args)
+
+        return followed
+
+    def place_named(self, device: Any) -> Place:
+        """The place meant by what the user's code passed as a device."""
+        device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+        if device.type == "cuda" and (device.index or 0) > 0:
+            raise RuntimeError(
+                f"CUDA error: invalid device ordinal ({device}); the pretend machine has one GPU, cuda:0."
+            )
+        return Place(device.type) if device.type in ("cuda", "cpu", "meta") else Place.META
+
+    def place(self, tensor: torch.Tensor) -> Place:
+        """Where a tensor is, real ones on the host included."""
+        place = self.gpu.place(tensor)
+        if place is None:
+            return Place.META if tensor.is_meta else Place.HOST
+        return place
+
+    def move(self, tensor: torch.Tensor, place: Place, dtype: torch.dtype | None, **options: Any) -> torch.Tensor:
+        """``tensor.to(place, dtype)`` as autograd sees it."""
+        with self.gpu.creating_on(place), torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
+            moved: torch.Tensor = aten._to_copy.default(tensor, dtype=dtype or tensor.dtype, device=META, **options)
+        return moved
+
+
+def _device(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    place = view.gpu.place(args[0])
+    return func(*args) if place is None else _DEVICES[place]
+
+
+def _named_device(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+    """``torch.device(0)``: a number means a GPU."""
+    named: torch.device = func("cuda", *args) if args and isinstance(args[0], int) else func(*args, **kwargs)
+    return named
+
+
+def _parsed_to(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``torch._C._nn._parse_to``, with which ``Module.to`` reads its arguments: the device stays as it was named."""
+    if args and isinstance(args[0], int):
+        args = (torch.device("cuda", args[0]), *args[1:])
+    if isinstance(kwargs.get("device"), int):
+        kwargs = {**kwargs, "device": torch.device("cuda", kwargs["device"])}
+    return func(*args, **kwargs)
+
+
+def _is_at(place: Place) -> Answer:
+    def answer(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        return view.place(args[0]) is place
+
+    return answer
+
+
+def _get_device(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    return 0 if view.place(args[0]) is Place.GPU else -1
+
+
+def _data_ptr(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """An address of its own for each pretended storage."""
+    tensor = args[0]
+    if not tensor.is_meta:
+        return int(func(tensor))
+    return int(tensor.untyped_storage()._cdata + tensor.storage_offset() * tensor.element_size())
+
+
+def _to(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor, *rest = args
+    options = dict(kwargs)
+    copy = options.pop("copy", False)
+    if (rest and isinstance(rest[0], torch.Tensor)) or "other" in options:
+        other = options.pop("other", None) if not rest else rest.pop(0)
+        rest = [view.place(other).value, other.dtype, *rest]
+    if len(rest) > 2 and isinstance(rest[-1], bool) and len(rest) - isinstance(rest[0], (str, torch.device, int)) > 2:
+        copy = rest.pop()
+    device, dtype, non_blocking, memory_format = _parsed_to(view, torch._C._nn._parse_to, tuple(rest), options)
+    here = view.place(tensor)
+    there = here if device is None else view.place_named(device)
+    layout = {} if memory_format is None else {"memory_format": memory_format}
+    if there is here:
+        return func(tensor, dtype or tensor.dtype, non_blocking, copy, **layout)
+    return view.move(tensor, there, dtype, non_blocking=non_blocking, **layout)
+
+
+def _cuda(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    device = args[1] if len(args) > 1 else kwargs.get("device")
+    view.place_named("cuda" if device is None else device)
+    return args[0] if view.place(args[0]) is Place.GPU else view.move(args[0], Place.GPU, None)
+
+
+def _cpu(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[0] if view.place(args[0]) is Place.HOST else view.move(args[0], Place.HOST, None)
+
+
+def _type_as(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor, other = args
+    there = view.place(other)
+    return func(*args) if view.place(tensor) is there else view.move(tensor, there, other.dtype)
+
+
+def _get_item(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``x[..., [0, 2]]``: a list of numbers becomes an index on the GPU, which autograd keeps."""
+    tensor, index = args
+    items = index if isinstance(index, tuple) else (index,)
+    if any(isinstance(item, list) for item in items) and view.place(tensor) is Place.GPU:
+        items = tuple(
+            view.move(torch.tensor(item, device="cpu"), Place.GPU, None)
+            if isinstance(item, list) and all(isinstance(number, int) for number in item)
+            else item
+            for item in items
+        )
+        index = items if isinstance(index, tuple) else items[0]
+    return func(tensor, index)
+
+
+def _set_item(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """``x[index] = number``: the number stays on the host (torch/csrc/autograd/python_variable_indexing.cpp)."""
+    tensor, index, value = args
+    if isinstance(value, (bool, int, float)) and view.place(tensor) is Place.GPU:
+        value = torch.tensor(value, dtype=tensor.dtype, device="cpu")
+    func(tensor, index, value)
+
+
+def _same(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[0]
+
+
+def _no(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return False
+
+
+def _yes(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return True
+
+
+def _from_data(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``torch.tensor`` and its like: built on the host, then moved, so that the values are known."""
+    device = kwargs.get("device")
+    source = args[0] if args else kwargs.get("data")
+    if isinstance(source, torch.Tensor):
+        device = device or view.place(source).value
+    options = {key: value for key, value in kwargs.items() if key not in ("device", "requires_grad")}
+    place = Place.HOST if device is None else view.place_named(device)
+    if isinstance(source, torch.Tensor) and source.is_meta:
+        same = source.detach().to(options.get("dtype") or source.dtype)
+        made = same.clone() if func is torch.tensor else same
+    else:
+        made = func(*args, device="cpu", **options)
+    if view.place(made) is not place:
+        made = view.move(made, place, None)
+    return made.requires_grad_() if kwargs.get("requires_grad") else made
+
+
+def _set_data(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """``tensor.data = other``, which a real GPU allows between host and device but meta tensors do not."""
+    tensor, other = args
+    if tensor.is_meta == other.is_meta:
+        return func(tensor, other)
+    grad = tensor.grad if tensor.is_leaf else None
+    made = other.detach().requires_grad_(tensor.requires_grad)
+    torch._C._swap_tensor_impl(tensor, made)
+    if grad is not None:
+        tensor.grad = view.move(grad, Place.HOST, None) if tensor.is_meta else torch.empty_like(grad, device="cpu")
+    return None
+
+
+def _numpy(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor = args[0]
+    if view.place(tensor) is Place.GPU:
+        raise TypeError(
+            "can't convert cuda:0 device type tensor to numpy. "
+            "Use Tensor.cpu() to copy the tensor to host memory first."
+        )
+    if not tensor.is_meta:
+        return func(*args, **kwargs)
+    dtype = torch.empty(0, dtype=tensor.dtype, device="cpu").numpy().dtype
+    return np.broadcast_to(np.ones((), dtype=dtype), tuple(tensor.shape))
+
+
+def _tolist(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor = _cpu(view, func, args, kwargs)
+    if tensor.is_meta:
+        with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
+            return view.gpu.values.read(tensor).tolist()
+    return func(tensor)
+
+
+def shown_without_values(view: DeviceView) -> dict[str, Any]:
+    """A replacement in ``torch._tensor_str``: a pretended tensor shows where it is, not what it holds."""
+    usual = torch._tensor_str._str
+
+    def _str(tensor: torch.Tensor, *, tensor_contents: Any = None) -> str:
+        place = view.gpu.place(tensor)
+        if place is None:
+            return usual(tensor, tensor_contents=tensor_contents)
+        return f"tensor(..., device='{_DEVICES[place]}', size={tuple(tensor.shape)}, dtype={tensor.dtype})"
+
+    return {"_str": _str}
+
+
+def saved_tensor_hooks_followed(view: DeviceView) -> dict[str, Any]:
+    """A replacement in ``torch._C._autograd``: what ``saved_tensors_hooks`` calls sees devices, too."""
+    push = torch._C._autograd._push_saved_tensors_default_hooks
+    return {"_push_saved_tensors_default_hooks": lambda pack, unpack: push(view.around(pack), view.around(unpack))}
+
+
+def _backward(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``Tensor.backward`` with this mode still on, for hooks and recomputation in user code."""
+    names = ("gradient", "retain_graph", "create_graph", "inputs")
+    options = {**dict(zip(names, args[1:], strict=False)), **kwargs}
+    options["grad_tensors"] = options.pop("gradient", None)
+    options["create_graph"] = options.get("create_graph") or False
+    with view:
+        torch.autograd.backward(args[0], **options)
+
+
+_T = torch.Tensor
+_ANSWERS: dict[Any, Answer] = {
+    torch.device: _named_device,
+    torch._C._nn._parse_to: _parsed_to,
+    _T.device.__get__: _device,  # type: ignore[attr-defined]
+    _T.is_cuda.__get__: _is_at(Place.GPU),  # type: ignore[attr-defined]
+    _T.is_cpu.__get__: _is_at(Place.HOST),  # type: ignore[attr-defined]
+    _T.is_meta.__get__: _is_at(Place.META),  # type: ignore[attr-defined]
+    _T.get_device: _get_device,
+    _T.data_ptr: _data_ptr,
+    _T.to: _to,
+    _T.cuda: _cuda,
+    _T.cpu: _cpu,
+    _T.pin_memory: _same,
+    _T.is_pinned: _no,
+    _T.type_as: _type_as,
+    _T.__setitem__: _set_item,
+    _T.__getitem__: _get_item,
+    _T.record_stream: lambda view, func, args, kwargs: None,
+    torch._has_compatible_shallow_copy_type: _yes,
+    torch.tensor: _from_data,
+    torch.as_tensor: _from_data,
+    torch.asarray: _from_data,
+    _T.data.__set__: _set_data,  # type: ignore[attr-defined]
+    _T.numpy: _numpy,
+    _T.__array__: _numpy,
+    _T.tolist: _tolist,
+    _T.backward: _backward,
+}

@@ -1,0 +1,106 @@
+"""Operators that say nothing of their outputs without data: decomposed, guessed, or refused with a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._decomp import decomposition_table
+from torch._library.fake_impl import set_ctx_getter
+from torch._library.simple_registry import singleton
+from torch._ops import OpOverload
+from torch.utils._pytree import tree_leaves
+
+if TYPE_CHECKING:
+    from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
+
+aten = torch.ops.aten
+
+# Samplers of torch.distributions and their gradients (aten/src/ATen/native/Distributions.cpp).
+_LIKE_THEIR_FIRST = {
+    aten._sample_dirichlet.default,
+    aten._standard_gamma_grad.default,
+    aten._dirichlet_grad.default,
+    aten.binomial.default,
+}
+
+
+_Fallback = Callable[["FakeGPU", OpOverload, tuple[Any, ...], dict[str, Any]], Any]
+
+
+def find_fallback(error: Exception) -> _Fallback | None:
+    """What to run in the place of an operator that failed for want of data; None: it failed for another reason.
+
+    The words are those of ``torch/_library/custom_ops.py`` and ``fake_impl.py``, for operators that libraries define.
+    """
+    if "output Tensor with data-dependent shape" in str(error):
+        return _run_sized_by_values
+    if isinstance(error, NotImplementedError) or "no fake impl" in str(error):
+        return _run_without_kernel
+    return None
+
+
+def _run_sized_by_values(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The outputs of an operator such as ``torchvision::nms``, as long as its first tensor."""
+    name = func.name()
+    gpu.values.assume(f"{name}: its result's size depends on values; taken to be that of its first tensor")
+    with set_ctx_getter(lambda: _AsLongAs(_first_tensor(args, kwargs))):
+        return singleton.find(name).fake_impl.kernel(*args, **kwargs)
+
+
+def _run_without_kernel(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What an operator without a kernel for pretended tensors returns. Raises NotImplementedError for PyTorch's own."""
+    decomposition = decomposition_table.get(func)
+    if decomposition is not None:
+        with gpu:
+            return decomposition(*args, **kwargs)
+    if func in _LIKE_THEIR_FIRST:
+        return torch.empty_like(args[0], memory_format=torch.contiguous_format)
+    name = func.name()
+    if not func._schema.returns:
+        return None  # it writes into its arguments only, such as a fused optimizer
+    if func.namespace in ("aten", "prims", "quantized"):
+        raise NotImplementedError(
+            f"{name} cannot be dry-run: PyTorch does not tell the shape of its result without data. "
+            f'Tell it with @torch.library.register_fake("{name}"), or leave the operator out of the dry run.'
+        )
+    first = _first_tensor(args, kwargs)
+    gpu.values.assume(
+        f"{name} has no fake kernel; its results were taken to be like its first tensor "
+        f'(@torch.library.register_fake("{name}") tells their true shape)'
+    )
+    made = [
+        torch.empty_like(first) if isinstance(result.type, torch.TensorType) and first is not None else None
+        for result in func._schema.returns
+    ]
+    return None if not made else made[0] if len(made) == 1 else tuple(made)
+
+
+def _first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    return next((leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)), None)
+
+
+class _AsLongAs:
+    """What ``torch.library.get_ctx()`` gives to a fake kernel here: numbers for sizes that depend on values."""
+
+    def __init__(self, tensor: torch.Tensor | None) -> None:
+        self._length = tensor.shape[0] if tensor is not None and tensor.dim() else 1
+
+    def new_dynamic_size(self, **limits: int) -> int:
+        """The tensor's length, or the greatest that the kernel allows."""
+        return min(self._length, limits.get("max", self._length))
+
+    create_unbacked_symint = new_dynamic_size
+
+
+def storage_under(tensor: torch.Tensor) -> torch.UntypedStorage:
+    """A tensor's storage, that of what ``torch.func`` wraps included. Raises NotImplementedError for sparse tensors."""
+    try:
+        return tensor.untyped_storage()
+    except NotImplementedError:
+        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            return storage_under(torch._C._functorch.get_unwrapped(tensor))
+        raise NotImplementedError(
+            f"{tensor.layout} tensors are not followed in a dry run; use dense ones (for an embedding: sparse=False)."
+        ) from None

@@ -1,0 +1,96 @@
+"""Where autograd on a real GPU writes into a gradient in place, which it never does on tensors without data.
+
+Two places ask whether a tensor is "like a subclass", which every meta tensor is, and keep clear of it: sums
+of gradients (torch/csrc/autograd/input_buffer.cpp, ``can_accumulate_inplace``) and some derivatives
+(torch/csrc/autograd/FunctionsManual.cpp, ``areAnyTensorSubclassLike``).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from oom_magic.predict.fake_cuda.overloads import TORCH
+
+aten = torch.ops.aten
+
+# Operators that a derivative runs in place on its first argument, with the nodes that do so.
+_IN_PLACE_NODES = {
+    aten.index_add.default: {"IndexSelectBackward0"},
+    aten.scatter_add.default: {"GatherBackward0", "CummaxBackward0", "CumminBackward0"},
+    aten.put.default: {"TakeBackward0"},
+    aten.index_fill.int_Tensor: {"TraceBackward0"},
+    aten.index_put.default: {"IndexBackward0"},
+    aten.scatter.src: {"TopkBackward0", "SortBackward0", "SortBackward1", "MaxBackward0", "MinBackward0",
+                       "KthvalueBackward0", "MedianBackward1", "ModeBackward0"},
+    aten.sub.Tensor: {"BinaryCrossEntropyWithLogitsBackward0"},
+    aten.mul.Tensor: {"BinaryCrossEntropyWithLogitsBackward0"},
+}  # fmt: skip
+if TORCH >= (2, 15):
+    _IN_PLACE_NODES[aten.masked_fill.Scalar] = {
+        "MaximumBackward0", "MinimumBackward0", "ClampBackward0", "ClampMinBackward1", "ClampMaxBackward1",
+    }  # fmt: skip
+_BROADCASTING = {aten.sub.Tensor, aten.mul.Tensor}  # in place only where the result is as large as the argument
+
+
+def reused_gradient(func: OpOverload, args: tuple[Any, ...]) -> torch.Tensor | None:
+    """The argument that CUDA would write the result into; None if the result is a new tensor."""
+    is_sum = func is aten.add.Tensor
+    if not is_sum and func not in _IN_PLACE_NODES:
+        return None
+    if torch.is_grad_enabled() or torch._C._current_graph_task_id() == -1:
+        return None
+    target: torch.Tensor = args[0]
+    if is_sum:
+        is_unheld = counts(target) == counts_when_unheld()
+        is_reused = is_unheld and _is_dense(target) and isinstance(args[1], torch.Tensor)
+    else:
+        node = torch._C._current_autograd_node()
+        is_named = node is not None and node.name() in _IN_PLACE_NODES[func]
+        is_reused = is_named and (func not in _BROADCASTING or _fits(args[1], target))
+    return target if is_reused else None
+
+
+def _fits(tensor: torch.Tensor, target: torch.Tensor) -> bool:
+    return torch.broadcast_shapes(tensor.shape, target.shape) == target.shape
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """c10/core/Contiguity.h, ``is_non_overlapping_and_dense``."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def counts(tensor: torch.Tensor) -> tuple[int, int]:
+    """How many hold the tensor, and its storage."""
+    return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
+
+
+class _Look(TorchDispatchMode):
+    """Notes the counts of the first argument of a sum."""
+
+    seen = (0, 0)
+
+    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is aten.add.Tensor:
+            self.seen = counts(args[0])
+        return func(*args, **(kwargs or {}))
+
+
+@cache
+def counts_when_unheld() -> tuple[int, int]:
+    """The counts that a mode sees of a gradient that only autograd holds; found by looking at one."""
+    with torch.enable_grad(), torch.device("meta"), _Look() as look:
+        leaf = torch.empty(1, requires_grad=True)
+        shared = leaf * 2
+        (shared.tanh() * shared).backward()
+    return look.seen

@@ -1,0 +1,109 @@
+"""Copies between the host and the pretend GPU, below autograd."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from oom_magic.memory.categories import Category
+from oom_magic.predict.fake_cuda.calls import Call
+from oom_magic.predict.fake_cuda.fake_gpu import META, FakeGPU, Handler, Place, is_large
+
+aten = torch.ops.aten
+
+
+def _to_copy(gpu: FakeGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
+    """``Tensor.to`` that copies: to the place that ``creating`` names, else to where the source is."""
+    source = args[0]
+    origin = gpu.place(source)
+    device = kwargs.get("device")
+    # C++ code takes the device from another tensor, "meta" where nobody named a place: that tensor is on the GPU.
+    place = gpu.creating or Place.GPU if device is not None and device.type == "meta" else origin
+    if device is not None and device.type == "cpu" and gpu.creating is None:
+        place = Place.HOST
+    if origin is None and place in (None, Place.HOST):
+        return func(*args, **kwargs)
+    if place is Place.GPU and origin is Place.GPU:
+        return gpu.run(func, args, {**kwargs, "device": META})
+    place = place or Place.GPU
+    out = func(*args, **{**kwargs, "device": META, "non_blocking": False})
+    is_real = place is Place.HOST and not is_large(out)
+    if not is_real:
+        gpu.adopt(out, place, func.name())
+    if (place is Place.GPU) != (origin is Place.GPU):
+        _stage(gpu, func, out, source, place is Place.GPU, kwargs.get("non_blocking", False))
+    if is_real:
+        values = gpu.values.read(source)
+        return torch.empty_strided(out.size(), out.stride(), dtype=out.dtype, device="cpu").copy_(values)
+    gpu.values.copy(source, out)
+    if place is Place.GPU:
+        gpu.assign(out, Category.INPUT)
+    return out
+
+
+def _stage(
+    gpu: FakeGPU, func: OpOverload, target: torch.Tensor, source: torch.Tensor, to_gpu: bool, non_blocking: bool
+) -> None:
+    """Take what a copy between host and GPU needs on the GPU for a moment, where the layouts or types differ.
+
+    Source: aten/src/ATen/native/cuda/Copy.cu, ``copy_kernel_cuda``. Types are converted on the host, but on the GPU
+    when the copy does not block.
+    """
+    source = source.expand_as(target)
+    is_same_type = target.dtype is source.dtype
+    if is_same_type and _is_one_run(target, source):
+        return
+    call = Call(gpu, (), {}, None, func.name(), gpu.attribution.phase(False))
+    is_converted = non_blocking and not is_same_type
+    if to_gpu:
+        if is_converted or not target.is_contiguous():
+            call.take_like(target, source.dtype if is_converted else target.dtype)
+    else:
+        if is_converted:
+            source = torch.empty_like(source, dtype=target.dtype)
+            call.take_like(source)
+        if not source.is_contiguous():
+            call.take_like(source)
+    call.end()
+
+
+def _is_one_run(target: torch.Tensor, source: torch.Tensor) -> bool:
+    """Whether both lie in memory without gaps, their elements in the same order."""
+    laid_out = torch.empty_like(target, device=META)  # like target's strides if it has no gaps
+    longer = [dim for dim, size in enumerate(target.shape) if size > 1]
+    return all(target.stride(dim) == source.stride(dim) == laid_out.stride(dim) for dim in longer)
+
+
+def _copy(gpu: FakeGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
+    """``Tensor.copy_`` within and between host and GPU."""
+    target, source = args[0], args[1]
+    if gpu.place(target) is not None or gpu.place(source) is not None:
+        to_gpu, from_gpu = (gpu.place(tensor) is Place.GPU for tensor in (target, source))
+        if to_gpu != from_gpu:
+            _stage(gpu, func, target, source, to_gpu, bool(args[2]) if len(args) > 2 else False)
+        gpu.values.copy(source.expand(target.shape), target)
+        return target
+    return func(*args, **kwargs)
+
+
+def storages_copied(gpu: FakeGPU) -> dict[str, Any]:
+    """A replacement in ``torch.UntypedStorage``: ``copy.deepcopy`` of tensors copies their storages, by no operator."""
+    usual = torch.UntypedStorage.clone
+
+    def clone(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+            if storage.device != META:
+                return usual(storage)
+            whole = torch.empty(0, dtype=torch.uint8, device=META).set_(storage)  # type: ignore[call-overload]
+            place = gpu.place(whole)
+            return usual(storage) if place is None else gpu.copy_to(whole, place, "aten::copy_").untyped_storage()
+
+    return {"clone": clone}
+
+
+HANDLERS: dict[OpOverload, Handler] = {
+    aten._to_copy.default: _to_copy,
+    aten.copy_.default: _copy,
+}

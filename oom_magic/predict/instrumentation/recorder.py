@@ -1,0 +1,216 @@
+"""The trace of a dry run: every allocation with its attribution, served by the simulated allocator."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from oom_magic.memory.allocator.replay import Block, CachingAllocator, Replay
+from oom_magic.memory.categories import CATEGORIES, Category
+from oom_magic.memory.timeline import PHASES, Mark, MarkKind, Phase, SourceLine, Timeline
+
+STEP_LIMIT_SECONDS = 300
+
+_CATEGORY_CODE = {category: code for code, category in enumerate(CATEGORIES)}
+_PHASE_CODE = {phase: code for code, phase in enumerate(PHASES)}
+_FORWARD, _BACKWARD = _PHASE_CODE[Phase.FORWARD], _PHASE_CODE[Phase.BACKWARD]
+_TEMPORARY = _CATEGORY_CODE[Category.TEMPORARY]
+_PASSING = {_CATEGORY_CODE[category] for category in (Category.TEMPORARY, Category.INPUT, Category.BEFORE)}
+_ACTIVATION = _CATEGORY_CODE[Category.ACTIVATION]
+
+_T = TypeVar("_T", bound=Hashable)
+
+
+SizeFunction = Callable[..., int]
+
+
+@dataclass(frozen=True, slots=True)
+class SizeExpression:
+    """How a kernel reckons with how much it takes inside: ``law(card, *numbers)`` bytes, or none.
+
+    The numbers are dimensions and what follows from the code; all else, such as a threshold, is the law's.
+    """
+
+    law: SizeFunction
+    numbers: tuple[int, ...]
+
+
+class _Table(Generic[_T]):
+    """Items numbered as they come; number 0 is "not known"."""
+
+    def __init__(self, unknown: _T) -> None:
+        self.items: list[_T] = [unknown]
+        self._numbers: dict[_T, int] = {unknown: 0}
+
+    def number(self, item: _T) -> int:
+        found = self._numbers.get(item)
+        if found is None:
+            found = self._numbers[item] = len(self.items)
+            self.items.append(item)
+        return found
+
+
+class Recorder:
+    """Ordered allocations and frees on the pretend GPU.
+
+    ``allocate`` returns the number of the allocation, by which it is freed and given its category later;
+    it raises the allocator's AllocatorOutOfMemory when the card is full. With ``keeps_empty`` what laws say to be
+    nothing here, but may be something with other numbers, is an allocation of 0 bytes.
+    """
+
+    def __init__(self, allocator: CachingAllocator, *, keeps_empty: bool = False) -> None:
+        self.allocator = allocator
+        self.keeps_empty = keeps_empty
+        self.reckonings: dict[int, SizeExpression] = {}
+        self.dims: list[int] = []  # of all tensors that came, one after another
+        self.order: list[int] = []
+        self.columns: list[tuple[int, int, int, int, int, int]] = []  # bytes, phase, step, operator, line, module
+        self.category: list[int] = []
+        self.blocks: dict[int, Block] = {}
+        self.block_bytes: list[int] = []
+        self.allocated: list[int] = []
+        self.reserved: list[int] = []
+        self.marks: list[Mark] = []
+        self.operators = _Table("")
+        self.lines = _Table(SourceLine("", 0))
+        self.modules = _Table("")
+        self.step = 0
+        self._step_due = float("inf")
+        self.num_before = 0  # so many allocations were there when the trace began
+
+    def allocate(
+        self,
+        num_bytes: int,
+        operator: str,
+        phase: Phase,
+        line: SourceLine | None,
+        module: str,
+        category: Category = Category.TEMPORARY,
+        reckoning: SizeExpression | None = None,
+    ) -> int:
+        """Take memory; the number of the allocation. Raises TimeoutError when no step has ended for too long."""
+        if time.monotonic() > self._step_due:
+            raise TimeoutError(
+                f"No optimizer step in {STEP_LIMIT_SECONDS} seconds of this dry run. Does the loop call "
+                "optimizer.step()? A smaller model, fewer layers or a shorter loop before it also help."
+            )
+        number = len(self.columns)
+        if num_bytes or reckoning is None:
+            self.blocks[number] = self.allocator.allocate(num_bytes)
+        self.block_bytes.append(self.blocks[number].size_bytes if number in self.blocks else 0)
+        if reckoning is not None:
+            self.reckonings[number] = reckoning
+        self.columns.append((
+            num_bytes,
+            _PHASE_CODE[phase],
+            self.step,
+            self.operators.number(operator),
+            0 if line is None else self.lines.number(line),
+            self.modules.number(module),
+        ))  # fmt: skip
+        self.category.append(_CATEGORY_CODE[category])
+        self._event(number)
+        return number
+
+    def free(self, number: int) -> None:
+        """Give an allocation back to the cache."""
+        block = self.blocks.pop(number, None)
+        if block is not None:
+            self.allocator.free(block)
+        self._event(~number)
+
+    def _event(self, event: int) -> None:
+        self.order.append(event)
+        self.allocated.append(self.allocator.allocated_bytes)
+        self.reserved.append(self.allocator.reserved_bytes)
+
+    def assign(self, number: int, category: Category) -> None:
+        """Say what an allocation turned out to be for; what stays between steps stays what it was called first."""
+        if self.category[number] in _PASSING:
+            self.category[number] = _CATEGORY_CODE[category]
+
+    def restart(self) -> dict[int, int]:
+        """Begin a new trace on the same card; the new numbers of the allocations alive, by their old ones.
+
+        They come first in it. What only passed through in the old trace was simply there before the new one.
+        """
+        numbers = {old: new for new, old in enumerate(sorted(self.blocks))}
+        before = _CATEGORY_CODE[Category.BEFORE]
+        self.category = [before if self.category[old] in _PASSING else self.category[old] for old in numbers]
+        self.columns = [self.columns[old] for old in numbers]
+        self.block_bytes = [self.block_bytes[old] for old in numbers]
+        self.blocks = {new: self.blocks[old] for old, new in numbers.items()}
+        self.reckonings = {numbers[old]: by for old, by in self.reckonings.items() if old in numbers}
+        self.order, self.marks, self.step = list(numbers.values()), [], 0
+        self.num_before = len(numbers)
+        self.allocated = list(accumulate(self.block_bytes))
+        self.reserved = [self.allocator.reserved_bytes] * len(self.order)
+        return numbers
+
+    def expect_step(self) -> None:
+        """The time until the next optimizer step is counted from now on."""
+        self._step_due = time.monotonic() + STEP_LIMIT_SECONDS
+
+    def mark(self, kind: MarkKind) -> None:
+        """Note a moment that allocates nothing."""
+        self.marks.append(Mark(len(self.order), kind))
+
+    def empty_cache(self) -> None:
+        """What ``torch.cuda.empty_cache`` does."""
+        self.mark(MarkKind.EMPTY_CACHE)
+        self.allocator.empty_cache()
+
+    def timeline(self) -> Timeline:
+        """Everything so far."""
+        columns = np.array(self.columns, dtype=np.int64).reshape(-1, 6).T
+        requested, phase, step, operator, line, module = (np.ascontiguousarray(column) for column in columns)
+        order = np.array(self.order, dtype=np.int64)
+        category = np.array(self.category, dtype=np.int64)
+        return Timeline(
+            order=order,
+            requested_bytes=requested,
+            category=_with_activations(order, category, phase),
+            phase=phase,
+            step=step,
+            operator=operator,
+            line=line,
+            module=module,
+            stream=np.zeros(len(requested), dtype=np.int64),
+            operators=tuple(self.operators.items),
+            lines=tuple(self.lines.items),
+            modules=tuple(self.modules.items),
+            marks=tuple(self.marks),
+        )
+
+    def replayed(self) -> Replay:
+        """What the allocator did, as ``memory.allocator.replay`` would find it."""
+        return Replay(
+            np.array(self.allocated, dtype=np.int64),
+            np.array(self.reserved, dtype=np.int64),
+            np.array(self.block_bytes, dtype=np.int64),
+            max(self.reserved, default=0),
+            self.allocator.num_retries,
+            None,
+        )
+
+
+def _with_activations(order: np.ndarray, category: np.ndarray, phase: np.ndarray) -> np.ndarray:
+    """Categories in which what a forward left for a backward is called activation.
+
+    That is: made in a forward and still alive when the next backward begins, or when the trace ends.
+    """
+    made = np.flatnonzero(order >= 0)
+    backward = made[phase[order[made]] == _BACKWARD]
+    born = np.empty(len(category), dtype=np.int64)
+    born[order[made]] = made
+    died = np.full(len(category), len(order), dtype=np.int64)
+    gone = np.flatnonzero(order < 0)
+    died[~order[gone]] = gone
+    following = np.append(backward, len(order))[np.searchsorted(backward, born)]
+    saved = (phase == _FORWARD) & (category == _TEMPORARY) & (died >= following)
+    return np.where(saved, _ACTIVATION, category)

@@ -1,0 +1,189 @@
+"""Following a training loop from outside: modules that run, optimizers that step, what their tensors are for."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from tqdm.auto import tqdm
+
+from oom_magic.memory.categories import Category
+from oom_magic.memory.timeline import MarkKind
+from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
+from oom_magic.predict.isolation.live_objects import find_live_objects
+from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.what_if.change import Change, InapplicableError, Inputs, inputs_of
+
+
+class Finished(BaseException):
+    """Enough optimizer steps were seen."""
+
+
+class Training:
+    """The training loop of a dry run: counts its steps, names its memory, makes the ``changes`` asked for.
+
+    ``model_inputs`` are the tensors that the first model was called with: shape, and whether integer. ``begins_at``
+    is the event from which the run counts, where a change says that the model would be loaded so. ``num_calls`` counts
+    the calls of models with gradients since the last optimizer step. ``stop_after_steps`` of them
+    end a run (None: its own end does).
+    """
+
+    def __init__(self, gpu: FakeGPU, changes: Sequence[Change], stop_after_steps: int | None, has_bar: bool) -> None:
+        self.model_inputs: Inputs = ()
+        self.begins_at = 0
+        self.num_calls = 0
+        self._gpu = gpu
+        self._changes = tuple(changes)
+        self._refusals: dict[Change, InapplicableError | None] = {}
+        self._prepared: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self.stop_after_steps = stop_after_steps
+        self._steps_of: dict[int, int] = {}
+        self._has_bar = has_bar
+        self._bar: Any = None
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """While the user's code runs."""
+        self._steps_of.clear()
+        self.num_calls = 0
+        with ExitStack() as stack:
+            stack.enter_context(patched(torch.nn.Module, {"__call__": self._module_call()}))
+            stack.enter_context(self._optimizer_hooks())
+            for change in self._changes:
+                stack.enter_context(change.around_run())
+            stack.enter_context(self._progress())
+            yield
+
+    def check_changes(self) -> None:
+        """Raise InapplicableError if a change was possible in none of the models that ran."""
+        for refusal in self._refusals.values():
+            if refusal is not None:
+                raise refusal
+
+    def assign_modules(self) -> None:
+        """Call what live modules hold parameters and gradients, also where none of them ran."""
+        for module in find_live_objects().modules:
+            for tensor in _weights_of(module):
+                self._gpu.assign(tensor, Category.PARAMETER)
+                if isinstance(tensor, torch.nn.Parameter) and tensor.grad is not None:
+                    self._gpu.assign(tensor.grad, Category.GRADIENT)
+
+    @contextmanager
+    def _progress(self) -> Iterator[None]:
+        """A bar over the optimizer steps, for runs of more than two seconds."""
+        self._gpu.recorder.expect_step()
+        options: dict[str, Any] = {"desc": "dry run", "unit": "step", "delay": 2, "leave": False}
+        with tqdm(total=self.stop_after_steps, disable=not self._has_bar, **options) as bar:
+            self._bar = bar
+            try:
+                yield
+            finally:
+                self._bar = None
+
+    def _module_call(self) -> Callable[..., Any]:
+        call = torch.nn.Module.__call__
+        where = self._gpu.attribution
+
+        def __call__(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+            if where.modules or torch._C._current_graph_task_id() != -1:
+                with where.inside(module):
+                    return call(module, *args, **kwargs)
+            self._begin(module, args, kwargs)
+            with ExitStack() as stack:
+                for change in self._changes:
+                    args, kwargs = change.arguments(args, kwargs)
+                    stack.enter_context(change.around_call(module))
+                stack.enter_context(where.inside(module))
+                result = call(module, *args, **kwargs)
+            for change in self._changes if _is_model(module) else ():  # a loss is no model
+                result = change.result(result)
+            return result
+
+        return __call__
+
+    def _begin(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The outermost module is about to run."""
+        self.num_calls += torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
+        self._prepare(module)
+        if not self.model_inputs:
+            self.model_inputs = inputs_of(args, kwargs)
+        for tensor in (*module.parameters(), *module.buffers()):
+            self._gpu.assign(tensor, Category.PARAMETER)
+        self._gpu.recorder.step = max(self._gpu.recorder.step, 1)
+
+    def _prepare(self, module: torch.nn.Module) -> None:
+        """Make the changes to a model that is about to run first."""
+        if module in self._prepared or not _is_model(module):
+            return
+        self._prepared.add(module)
+        for change in self._changes:
+            self._try(change, module)
+
+    def _try(self, change: Change, module: torch.nn.Module) -> None:
+        try:
+            change.check(module)
+            change.prepare(module)
+            self._refusals[change] = None
+            if change.applies_at_load and not self.begins_at:
+                self.begins_at = len(self._gpu.recorder.order)
+        except InapplicableError as refusal:
+            self._refusals.setdefault(change, refusal.with_traceback(None))  # its frames hold the outputs
+
+    @contextmanager
+    def _optimizer_hooks(self) -> Iterator[None]:
+        where = self._gpu.attribution
+
+        def before(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+            where.in_optimizer = True
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    self._gpu.assign(parameter, Category.PARAMETER)
+                    if parameter.grad is not None:
+                        self._gpu.assign(parameter.grad, Category.GRADIENT)
+
+        def after(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+            where.in_optimizer = False
+            for state in optimizer.state.values():
+                for value in state.values():
+                    if isinstance(value, torch.Tensor):
+                        self._gpu.assign(value, Category.OPTIMIZER_STATE)
+            self._count_step(optimizer)
+
+        handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
+        try:
+            yield
+        finally:
+            where.in_optimizer = False
+            for handle in handles:
+                handle.remove()
+
+    def _count_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """A step ends when an optimizer has stepped more often than any had before."""
+        recorder = self._gpu.recorder
+        number = self._steps_of[id(optimizer)] = self._steps_of.get(id(optimizer), 0) + 1
+        if number < max(recorder.step, 1):
+            return
+        self.num_calls = 0
+        recorder.mark(MarkKind.STEP_END)
+        recorder.step = number + 1
+        self._gpu.recorder.expect_step()
+        if self._bar is not None:
+            self._bar.update()
+        if self.stop_after_steps is not None and number >= self.stop_after_steps:
+            recorder.mark(MarkKind.LEFT)
+            raise Finished
+
+
+def _is_model(module: torch.nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+def _weights_of(module: torch.nn.Module) -> list[torch.Tensor]:
+    """A module's own parameters and buffers; none while it is still being built."""
+    own = vars(module)
+    held = (*own.get("_parameters", {}).values(), *own.get("_buffers", {}).values())
+    return [tensor for tensor in held if tensor is not None]

@@ -1,0 +1,91 @@
+"""Conditions that hold while a dry run lasts, each put back at its end."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+
+from oom_magic.collection import gc_disabled
+from oom_magic.predict.isolation.patching import patched
+
+_running = threading.Lock()
+
+
+@contextmanager
+def only_one() -> Iterator[None]:
+    """One dry run at a time. Raises RuntimeError for a second one."""
+    if not _running.acquire(blocking=False):
+        raise RuntimeError(
+            "A dry run is under way in this process; a dry run inside another, or beside it in a thread, is not "
+            "possible. Call the function itself instead."
+        )
+    try:
+        yield
+    finally:
+        _running.release()
+
+
+@contextmanager
+def garbage_collection_off() -> Iterator[None]:
+    """Cycles are collected before the run, so that nothing dead is taken for the user's, but not inside."""
+    gc.collect()
+    with gc_disabled():
+        yield
+
+
+@contextmanager
+def checkpoints_ended() -> Iterator[None]:
+    """A checkpointed forward that an error broke off ends with the run.
+
+    In PyTorch 2.6 its hooks on saved tensors else stay on for as long as the error's traceback lives.
+    """
+    make = torch.utils.checkpoint._checkpoint_without_reentrant_generator
+    made: list[Any] = []
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        made.append(make(*args, **kwargs))
+        return made[-1]
+
+    try:
+        with patched(torch.utils.checkpoint, {"_checkpoint_without_reentrant_generator": noted}):
+            yield
+    finally:
+        for generator in reversed(made):
+            generator.close()
+
+
+@contextmanager
+def checkpoints_compared_alike() -> Iterator[None]:
+    """Activation checkpointing compares devices of saved and recomputed tensors; show it the same view of both."""
+    checks = torch.utils.checkpoint._allowed_determinism_checks_to_fns
+    extract = checks[torch.utils.checkpoint._DEFAULT_DETERMINISM_MODE]
+
+    def extract_metadata(tensor: torch.Tensor) -> dict[str, Any]:
+        with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
+            return extract(tensor)
+
+    checks[torch.utils.checkpoint._DEFAULT_DETERMINISM_MODE] = extract_metadata
+    try:
+        yield
+    finally:
+        checks[torch.utils.checkpoint._DEFAULT_DETERMINISM_MODE] = extract
+
+
+@contextmanager
+def python_functions_followed() -> Iterator[None]:
+    """Let torch-function modes see the operators inside PyTorch's own Python functions, not those functions."""
+
+    def is_overridden(*_: Any) -> bool:
+        return False
+
+    with ExitStack() as stack:
+        for module in (torch._tensor, torch.functional, torch.nn.functional, torch.nn.init, torch.autograd):
+            names = [name for name in vars(module) if name.startswith("has_torch_function")]
+            stack.enter_context(patched(module, dict.fromkeys(names, is_overridden)))
+        yield

@@ -1,0 +1,96 @@
+"""Changes to what the model is called with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+
+class InapplicableError(Exception):
+    """A change that this model does not allow or already has: a key (``reason_<key>`` of the catalogue), its values."""
+
+    def __init__(self, key: str, **values: Any) -> None:
+        super().__init__(key)
+        self.key = key
+        self.values = values
+
+
+class MissingError(InapplicableError):
+    """A change that would be possible with a library that is not installed."""
+
+
+class Change:
+    """The base of all changes: nothing is changed.
+
+    ``applies_at_load`` says that the model would be loaded so in the first place: what it took before the change does
+    not count. ``variant`` tells apart ways of making one change, where models differ in the code for it.
+    """
+
+    applies_at_load = False
+    variant = ""
+
+    def check(self, model: torch.nn.Module) -> None:
+        """Raise InapplicableError where the change cannot be made to this model. Changes nothing."""
+
+    def prepare(self, model: torch.nn.Module) -> None:
+        """Act on the outermost module before it runs first, if ``check`` lets it."""
+
+    def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What the outermost module is called with instead."""
+        return args, kwargs
+
+    def result(self, result: Any) -> Any:
+        """What the outermost module returns instead."""
+        return result
+
+    def around_call(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+        """A context for each call of the outermost module, ``model``."""
+        return nullcontext()
+
+    def around_run(self) -> AbstractContextManager[Any]:
+        """A context for the whole run."""
+        return nullcontext()
+
+
+Inputs = tuple[tuple[tuple[int, ...], bool], ...]  # of a call's tensors: shape, whether integer
+
+
+def inputs_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
+    """The tensors that a model is called with."""
+    tensors = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, torch.Tensor)]
+    return tuple((tuple(tensor.shape), not tensor.is_floating_point()) for tensor in tensors)
+
+
+class ShorterInputs(Change):
+    """The model called with less along one dimension (0: fewer samples, 1: shorter sequences)."""
+
+    def __init__(self, dimension: int, before: int, after: int) -> None:
+        self.dimension = dimension
+        self.before = before
+        self.after = after
+
+    def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return tuple(map(self._cut, args)), {name: self._cut(value) for name, value in kwargs.items()}
+
+    def _cut(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or value.dim() <= self.dimension:
+            return value
+        if value.shape[self.dimension] != self.before:
+            return value
+        return value.narrow(self.dimension, 0, self.after)
+
+
+class ExpectedInputs(Change):
+    """Nothing is changed; a run whose first call of a model has other inputs than expected ends there."""
+
+    def __init__(self, are_expected: Callable[[Inputs], bool]) -> None:
+        self._are_expected: Callable[[Inputs], bool] | None = are_expected
+
+    def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        are_expected, self._are_expected = self._are_expected, None
+        if are_expected is not None and not are_expected(inputs_of(args, kwargs)):
+            raise InapplicableError("size_not_set_there")
+        return args, kwargs

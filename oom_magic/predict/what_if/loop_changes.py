@@ -1,0 +1,109 @@
+"""Changes to what a training loop does between its calls: what it keeps, and how it clears gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.what_if.change import Change
+
+
+class ReleasedGradients(Change):
+    """``zero_grad(set_to_none=True)``, whatever the loop asks for."""
+
+    @contextmanager
+    def around_run(self) -> Iterator[None]:
+        with (
+            patched(torch.optim.Optimizer, {"zero_grad": _releasing(torch.optim.Optimizer.zero_grad)}),
+            patched(torch.nn.Module, {"zero_grad": _releasing(torch.nn.Module.zero_grad)}),
+        ):
+            yield
+
+
+class AccumulatedGradients(Change):
+    """Smaller batches make up a step: after the first step each takes two, the fewest that show what all of them hold.
+
+    A call of ``step`` with a closure, which computes the gradients itself, is made each time.
+    """
+
+    @contextmanager
+    def around_run(self) -> Iterator[None]:
+        turns = _Turns()
+        with ExitStack() as stack:
+            for kind in _subclasses(torch.optim.Optimizer):
+                if "step" in vars(kind):
+                    stack.enter_context(patched(kind, {"step": turns.stepping(kind.step)}))
+            for kind in (torch.optim.Optimizer, torch.nn.Module):
+                stack.enter_context(patched(kind, {"zero_grad": turns.clearing(kind.zero_grad)}))
+            stack.enter_context(patched(torch.Tensor, {"backward": _of_its_part(torch.Tensor.backward)}))
+            yield
+
+
+class _Turns:
+    """Which calls of an optimizer are left out: the second and every second one after it, with what clears after it."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}
+        self._is_left_out = False
+        self._is_inside = False  # of one optimizer that wraps another, as accelerate's does
+
+    def stepping(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        def run(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._is_inside or args or kwargs:
+                return step(optimizer, *args, **kwargs)
+            number = self._numbers[id(optimizer)] = self._numbers.get(id(optimizer), 0) + 1
+            self._is_left_out = number % 2 == 0
+            if self._is_left_out:
+                return None
+            self._is_inside = True
+            try:
+                return step(optimizer)
+            finally:
+                self._is_inside = False
+
+        return run
+
+    def clearing(self, zero_grad: Callable[..., None]) -> Callable[..., None]:
+        def run(owner: Any, set_to_none: bool = True) -> None:
+            if not self._is_left_out:
+                zero_grad(owner, set_to_none)
+
+        return run
+
+
+def _of_its_part(backward: Callable[..., None]) -> Callable[..., None]:
+    """The backward of a loss that is divided by the number of batches."""
+
+    def run(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        backward(loss / 2, *args, **kwargs)
+
+    return run
+
+
+def _subclasses(kind: Any) -> Iterator[Any]:
+    for one in kind.__subclasses__():
+        yield one
+        yield from _subclasses(one)
+
+
+def _releasing(zero_grad: Callable[..., None]) -> Callable[..., None]:
+    def run(owner: Any, set_to_none: bool = True) -> None:
+        zero_grad(owner, True)
+
+    return run
+
+
+class DroppedOutputs(Change):
+    """Of what a Hugging Face model returns only the loss is kept: the logits go before the backward."""
+
+    def result(self, result: Any) -> Any:
+        return type(result)(loss=result["loss"]) if has_outputs(result) else result
+
+
+def has_outputs(result: Any) -> bool:
+    """Whether a model returned a loss together with the logits it was computed from."""
+    return isinstance(result, dict) and result.get("loss") is not None and result.get("logits") is not None

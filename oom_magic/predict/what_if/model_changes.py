@@ -1,0 +1,289 @@
+"""Changes to the model: how it computes and what of it is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from oom_magic.predict.what_if.change import Change, InapplicableError, MissingError
+from oom_magic.predict.what_if.optimizer_changes import optimizers_of
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class ActivationCheckpointing(Change):
+    """Recompute each block's activations in the backward: by Hugging Face's switch, else in the longest list."""
+
+    def check(self, model: torch.nn.Module) -> None:
+        switch = _checkpointing_switch(model)
+        if switch is None:
+            repeated_blocks(model)
+        elif any(getattr(module, "gradient_checkpointing", False) for module in switch.modules()):
+            raise InapplicableError("checkpointing_already")
+
+    def prepare(self, model: torch.nn.Module) -> None:
+        switch = _checkpointing_switch(model)
+        self.variant = "" if switch is not None else "blocks"
+        if switch is not None:
+            switch.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            return
+        for block in repeated_blocks(model):
+            vars(block)["forward"] = _recomputed(block.forward)
+
+
+def _checkpointing_switch(model: torch.nn.Module) -> Any:
+    """The Hugging Face model within ``model`` that has the switch."""
+    for module in model.modules():
+        if hasattr(type(module), "gradient_checkpointing_enable") and module.supports_gradient_checkpointing:
+            return module
+    return None
+
+
+def repeated_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The blocks that a model repeats: its longest list of modules of one class. Raises InapplicableError."""
+    path = path_of_blocks(model)
+    if path is None:
+        raise InapplicableError("no_equal_blocks")
+    return list(model.get_submodule(path).children())
+
+
+def path_of_blocks(model: torch.nn.Module) -> str | None:
+    """Where a model has the blocks that it repeats: the path of its longest list of modules of one class; or None."""
+    sizes: dict[str, tuple[int, int]] = {}
+    for path, module in model.named_modules():
+        blocks = list(module.children()) if isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential)) else []
+        if len(blocks) > 1 and len({type(block) for block in blocks}) == 1:
+            sizes[path] = len(blocks), sum(1 for block in blocks for _ in block.modules())
+    return max(sizes, key=lambda path: sizes[path], default=None)
+
+
+def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+    return run
+
+
+class MixedPrecision(Change):
+    """``torch.autocast("cuda", dtype)`` around the model's forward; ``dtype`` is "bf16" or "fp16"."""
+
+    def __init__(self, dtype: str) -> None:
+        self.dtype = DTYPES[dtype]
+
+    def check(self, model: torch.nn.Module) -> None:
+        if torch.is_autocast_enabled("cuda"):
+            raise InapplicableError("autocast_already")
+
+    def around_call(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+        return torch.autocast("cuda", self.dtype)
+
+
+class HalfWeights(Change):
+    """Weights, and so gradients and optimizer state, in a 16-bit type: "bf16" or "fp16"."""
+
+    def __init__(self, dtype: str) -> None:
+        self.dtype = DTYPES[dtype]
+
+    def check(self, model: torch.nn.Module) -> None:
+        if all(p.element_size() <= 2 for p in model.parameters()):
+            raise InapplicableError("weights_16_bits_already")
+
+    def prepare(self, model: torch.nn.Module) -> None:
+        model.to(self.dtype)
+
+    def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return tuple(map(self._narrow, args)), {name: self._narrow(value) for name, value in kwargs.items()}
+
+    def _narrow(self, value: Any) -> Any:
+        return value.to(self.dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+class AttentionKernel(Change):
+    """Another attention implementation of a Hugging Face model (``"sdpa"``)."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def check(self, model: torch.nn.Module) -> None:
+        names = {config._attn_implementation for config in _attention_configs(model)}
+        if not names:
+            raise InapplicableError("no_attention_choice")
+        if names == {self.name}:
+            raise InapplicableError("attention_already", name=self.name)
+
+    def prepare(self, model: torch.nn.Module) -> None:
+        for config in _attention_configs(model):
+            config._attn_implementation = self.name
+
+
+def _attention_configs(model: torch.nn.Module) -> list[Any]:
+    configs = (getattr(module, "config", None) for module in model.modules())
+    return [config for config in configs if getattr(config, "_attn_implementation", None) is not None]
+
+
+class LowRankAdapters(Change):
+    """LoRA: the weights frozen, adapters of this rank trained (PEFT, on all linear layers)."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self._peft = library("peft")
+
+    def check(self, model: torch.nn.Module) -> None:
+        if any("lora_" in name for name, _ in model.named_parameters()):
+            raise InapplicableError("adapters_already")
+        if not hasattr(model, "config"):
+            raise InapplicableError("no_adapters_for_it")
+        optimizers_of(model)
+
+    def prepare(self, model: torch.nn.Module) -> None:
+        optimizers = optimizers_of(model)
+        config = self._peft.LoraConfig(r=self.rank, lora_alpha=2 * self.rank, target_modules="all-linear")
+        self._peft.inject_adapter_in_model(config, model)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_("lora_" in name)
+            parameter.grad = None
+            if parameter.requires_grad:  # as peft.get_peft_model does
+                parameter.data = parameter.data.float()
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:  # as many as a scheduler knows
+                group["params"] = []
+            optimizer.param_groups[0]["params"] = trained
+            optimizer.state.clear()
+
+
+class QuantizedAdapters(LowRankAdapters):
+    """QLoRA: linear layers in 4 bits as bitsandbytes loads them, adapters trained; ones that are there stay."""
+
+    applies_at_load = True
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(rank)
+        self._layers = library("bitsandbytes").nn
+
+    def check(self, model: torch.nn.Module) -> None:
+        if any(isinstance(module, self._layers.Linear4bit) for module in model.modules()):
+            raise InapplicableError("quantized_already")
+        if not plain_linears(model):
+            raise InapplicableError("no_linear_layers")
+        if not _has_adapters(model):
+            super().check(model)
+
+    def prepare(self, model: torch.nn.Module) -> None:
+        for owner, name, layer in plain_linears(model):
+            setattr(owner, name, quantized(layer, 4).to("cuda"))
+        for name, parameter in model.named_parameters():  # as peft.prepare_model_for_kbit_training does
+            if parameter.dtype in DTYPES.values() and "lora_" not in name:
+                parameter.data = parameter.data.float()
+        if not _has_adapters(model):
+            vars(model)["is_loaded_in_4bit"] = True
+            super().prepare(model)
+
+
+def quantized(layer: torch.nn.Linear, bits: int) -> torch.nn.Module:
+    """A linear layer that bitsandbytes brings to 8 or 4 bits when it is moved to the GPU."""
+    nn = library("bitsandbytes").nn
+    size = (layer.in_features, layer.out_features, layer.bias is not None)
+    made: torch.nn.Module
+    if bits == 4:
+        made = nn.Linear4bit(
+            *size, compute_dtype=torch.bfloat16, compress_statistics=True, quant_type="nf4", device="meta"
+        )
+        made.weight = nn.Params4bit(
+            layer.weight.detach().to(torch.bfloat16), requires_grad=False, compress_statistics=True, quant_type="nf4",
+            module=made,
+        )  # fmt: skip
+    else:
+        made = nn.Linear8bitLt(*size, has_fp16_weights=False, threshold=6.0, device="meta")
+        weight = layer.weight.detach().to(torch.float16)
+        made.weight = nn.Int8Params(weight, requires_grad=False, has_fp16_weights=False)
+    made.bias = layer.bias
+    return made
+
+
+def _has_adapters(model: torch.nn.Module) -> bool:
+    return any("lora_" in name for name, _ in model.named_parameters())
+
+
+def plain_linears(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str, torch.nn.Linear]]:
+    """The linear layers that are quantized, with who owns them: all but adapters and the output layer."""
+    found = []
+    for path, owner in model.named_modules():
+        for name, layer in owner.named_children():
+            is_output = name in ("lm_head", "score", "classifier", "qa_outputs")
+            if type(layer) is torch.nn.Linear and not is_output and "lora_" not in f"{path}.{name}":
+                found.append((owner, name, layer))
+    return found
+
+
+def library(name: str) -> ModuleType:
+    """An optional library. Raises MissingError where it is not installed."""
+    try:
+        return import_module(name)
+    except ImportError:
+        raise MissingError("library_missing", name=name) from None
+
+
+class NoGradients(Change):
+    """``torch.no_grad()`` around models that evaluate: in evaluation mode, or called when all training was done.
+
+    ``num_training_calls`` models were called until the last optimizer step of the run as it is; a survey tells.
+    """
+
+    num_training_calls = 0
+    _num_calls = 0
+
+    def check(self, model: torch.nn.Module) -> None:
+        if not torch.is_grad_enabled():
+            raise InapplicableError("gradients_off_already")
+
+    @contextmanager
+    def around_run(self) -> Iterator[None]:
+        self._num_calls = 0
+        yield
+
+    def around_call(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+        self._num_calls += 1
+        evaluates = not model.training or self._num_calls > self.num_training_calls
+        return torch.no_grad() if evaluates else nullcontext()
+
+
+class ChunkedLoss(Change):
+    """A Hugging Face language model's loss over a thousand tokens at a time: the whole logits are never there."""
+
+    TOKENS = 1024
+
+    def check(self, model: torch.nn.Module) -> None:
+        _language_model(model)
+
+    def prepare(self, model: torch.nn.Module) -> None:
+        owner = _language_model(model)
+        head = owner.lm_head
+        project = head.forward
+
+        def summed(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.cross_entropy(project(hidden).float(), targets, reduction="sum")
+
+        def loss(logits: torch.Tensor, labels: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            hidden = logits[:, :-1].flatten(0, 1).split(self.TOKENS)
+            targets = labels[:, 1:].flatten().split(self.TOKENS)
+            parts = [checkpoint(summed, *part, use_reentrant=False) for part in zip(hidden, targets, strict=True)]
+            return torch.stack(parts).sum() / labels.numel()
+
+        vars(head)["forward"] = lambda hidden: hidden
+        owner.loss_function = loss
+
+
+def _language_model(model: torch.nn.Module) -> Any:
+    """The module within ``model`` that owns the language model's head and computes its loss."""
+    for module in model.modules():
+        has_head = "lm_head" in module._modules and hasattr(type(module), "loss_function")
+        if has_head and not getattr(module.config, "final_logit_softcapping", None):
+            return module
+    raise InapplicableError("no_language_head")

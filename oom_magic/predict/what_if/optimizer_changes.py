@@ -1,0 +1,117 @@
+"""Changes to the optimizer: another one, other options, its state elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from oom_magic.predict.isolation.live_objects import find_live_objects
+from oom_magic.predict.libraries.bitsandbytes_ops import complaints_muted
+from oom_magic.predict.what_if.change import Change, InapplicableError, MissingError
+
+
+def optimizers_of(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
+    """The live optimizers that train parameters of ``model``, not what wraps them (accelerate does).
+
+    Raises InapplicableError when there is none.
+    """
+    own = {id(parameter) for parameter in model.parameters()}
+    found = [
+        obj
+        for obj in find_live_objects().tools
+        if isinstance(obj, torch.optim.Optimizer)
+        and not isinstance(vars(obj).get("optimizer"), torch.optim.Optimizer)
+        and any(id(parameter) in own for group in obj.param_groups for parameter in group["params"])
+    ]
+    if not found:
+        raise InapplicableError("no_optimizer")
+    return found
+
+
+class OptimizerOptions(Change):
+    """Options of the optimizers in use, such as ``foreach=False`` or ``fused=True``."""
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+
+    def check(self, model: torch.nn.Module) -> None:
+        for optimizer in optimizers_of(model):
+            for name in self.options:
+                if name not in optimizer.defaults:
+                    raise InapplicableError("no_such_option", optimizer=type(optimizer).__name__, option=name)
+
+    def prepare(self, model: torch.nn.Module) -> None:
+        for optimizer in optimizers_of(model):
+            for group in optimizer.param_groups:
+                group.update(self.options)
+
+
+class OtherOptimizer(Change):
+    """Another optimizer, ``kind(parameters, lr=...)``, over the same parameters."""
+
+    def __init__(self, kind: type[torch.optim.Optimizer]) -> None:
+        self.kind = kind
+        self._classes: list[tuple[torch.optim.Optimizer, type]] = []
+
+    def check(self, model: torch.nn.Module) -> None:
+        if all(type(optimizer) is self.kind for optimizer in optimizers_of(model)):
+            raise InapplicableError("optimizer_already", name=self.kind.__name__)
+
+    def prepare(self, model: torch.nn.Module) -> None:
+        for optimizer in optimizers_of(model):
+            if type(optimizer) is self.kind:
+                continue
+            groups = [{"params": group["params"]} for group in optimizer.param_groups]
+            made = self.kind(groups, lr=float(optimizer.param_groups[0].get("lr") or 1e-3))  # type: ignore[call-arg]
+            self._classes.append((optimizer, type(optimizer)))
+            optimizer.__class__ = type(made)  # whoever holds the optimizer now has the other one
+            vars(optimizer).clear()
+            vars(optimizer).update(vars(made))
+
+    @contextmanager
+    def around_run(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            for optimizer, kind in self._classes:
+                optimizer.__class__ = kind
+            self._classes.clear()
+
+
+def eight_bit_adamw() -> OtherOptimizer:
+    """bitsandbytes' AdamW with 8-bit state. Raises MissingError where it is not installed."""
+    try:
+        with complaints_muted():
+            adamw: Any = import_module("bitsandbytes.optim").AdamW8bit
+    except ImportError:
+        raise MissingError("library_missing", name="bitsandbytes") from None
+    return OtherOptimizer(adamw)
+
+
+def adafactor() -> OtherOptimizer:
+    """PyTorch's Adafactor."""
+    return OtherOptimizer(torch.optim.Adafactor)
+
+
+def sgd() -> OtherOptimizer:
+    """Stochastic gradient descent without momentum."""
+    return OtherOptimizer(torch.optim.SGD)
+
+
+class _HostOptimizer(torch.optim.Optimizer):
+    """State and arithmetic in host memory, results copied into the weights: on the GPU a step takes nothing."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        return None if closure is None else closure()
+
+
+def offloaded_optimizer() -> OtherOptimizer:
+    """The optimizer in host memory, as torchao's CPUOffloadOptimizer and DeepSpeed's ZeRO-Offload have it."""
+    return OtherOptimizer(_HostOptimizer)

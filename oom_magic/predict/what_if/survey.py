@@ -1,0 +1,99 @@
+"""What a run would allow: found while it is rehearsed unchanged, so that nothing is rehearsed in vain."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.what_if.change import Change, InapplicableError
+from oom_magic.predict.what_if.load_changes import LoadChange
+from oom_magic.predict.what_if.loop_changes import DroppedOutputs, ReleasedGradients, has_outputs
+from oom_magic.predict.what_if.model_changes import NoGradients
+
+
+class Survey(Change):
+    """Asks ``changes`` of each model that runs whether they apply; notes habits of the loop. Changes nothing.
+
+    ``keeps_gradients``: the loop fills them with zeros. ``keeps_outputs``: a Hugging Face model's logits live until
+    the optimizer's step. ``forwards_per_step`` counts the calls of the model before the first step, where there is
+    but one.
+    """
+
+    def __init__(self, changes: Iterable[Change]) -> None:
+        self._refusals: dict[Change, InapplicableError | None] = {}
+        self.keeps_gradients = False
+        self.keeps_outputs = False
+        self._changes = tuple(changes)
+        self._num_models = 0
+        self._num_forwards = 0
+        self._num_calls = 0
+        self._num_training_calls = 0
+        self._has_stepped = False
+        self._logits: weakref.ref[torch.Tensor] | None = None
+
+    @property
+    def forwards_per_step(self) -> int:
+        return self._num_forwards if self._has_stepped and self._num_models == 1 else 1
+
+    def refusal(self, change: Change) -> InapplicableError | None:
+        """Why the run has no place for a change, or None."""
+        if isinstance(change, ReleasedGradients):
+            return None if self.keeps_gradients else InapplicableError("gradients_released_already")
+        if isinstance(change, DroppedOutputs):
+            return None if self.keeps_outputs else InapplicableError("outputs_dropped_already")
+        if isinstance(change, LoadChange):
+            is_trained = self._has_stepped or self._num_forwards > 0
+            return InapplicableError("weights_are_trained") if change.is_frozen and is_trained else None
+        return self._refusals.get(change, InapplicableError("no_model_ran"))
+
+    def prepare(self, model: torch.nn.Module) -> None:
+        self._num_models += 1
+        for change in self._changes:
+            self._ask(change, model)
+
+    def _ask(self, change: Change, model: torch.nn.Module) -> None:
+        try:
+            change.check(model)
+            self._refusals[change] = None
+        except InapplicableError as refusal:
+            self._refusals.setdefault(change, refusal.with_traceback(None))  # its frames hold the outputs
+
+    def result(self, result: Any) -> Any:
+        self._num_calls += 1
+        self._num_forwards += torch.is_grad_enabled() and not self._has_stepped
+        if has_outputs(result):
+            self._logits = weakref.ref(result["logits"])
+        return result
+
+    @contextmanager
+    def around_run(self) -> Iterator[None]:
+        def before_step(*_: Any) -> None:
+            self._has_stepped = True
+            self._num_training_calls = self._num_calls
+            self.keeps_outputs |= self._logits is not None and self._logits() is not None
+
+        handle = register_optimizer_step_pre_hook(before_step)
+        try:
+            with (
+                patched(torch.optim.Optimizer, {"zero_grad": self._noting(torch.optim.Optimizer.zero_grad)}),
+                patched(torch.nn.Module, {"zero_grad": self._noting(torch.nn.Module.zero_grad)}),
+            ):
+                yield
+        finally:
+            handle.remove()
+            for change in self._changes:
+                if isinstance(change, NoGradients):
+                    change.num_training_calls = self._num_training_calls
+
+    def _noting(self, zero_grad: Callable[..., None]) -> Callable[..., None]:
+        def run(owner: Any, set_to_none: bool = True) -> None:
+            self.keeps_gradients |= not set_to_none
+            zero_grad(owner, set_to_none)
+
+        return run

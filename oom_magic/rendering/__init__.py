@@ -1,6 +1,0 @@
-"""The two encodings of a description: text and HTML. They show the same rows."""
-
-from oom_magic.rendering.html import style_element, to_fragment, to_html
-from oom_magic.rendering.text import to_text
-
-__all__ = ["style_element", "to_fragment", "to_html", "to_text"]

@@ -1,0 +1,208 @@
+"""What a Diagnosis says about itself: three lines on top, then the details, in the diagnosis' language."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence
+from oom_magic.explain.language import Language, render_evidence, translate
+from oom_magic.views.blocks import Block, Code, Description, Details, Part, Parts, Sentence, Table
+from oom_magic.views.remedies import best_remedy, remedies_details
+
+if TYPE_CHECKING:
+    from oom_magic.explain.evidence.budget import Budget
+    from oom_magic.explain.evidence.holders import Holder
+    from oom_magic.explain.explainer import Diagnosis
+    from oom_magic.explain.messages.failure import Failure
+
+_HOST_CAUSES = (Cause.HOST_RAM, Cause.SHARED_MEMORY)
+_HUES = {
+    "budget_allocated": "parameter",
+    "budget_private_pools": "workspace",
+    "budget_stuck": "cached",
+    "budget_reserved": "parameter",
+    "budget_own_process": "parameter",
+    "budget_other_processes": "other",
+    "budget_mps_other": "other",
+    "budget_unexplained": "other",
+    "budget_free": "free",
+    "budget_rounding": "free",
+    "budget_in_system_memory": "free",
+}
+_LONGEST_MESSAGE = 1200
+_MOST_HOLDERS = 12
+_LIKELY_FIT = 0.7
+_STATE_ON_HOST = "{name: value.cpu() for name, value in model.state_dict().items()}"
+
+
+def describe_diagnosis(diagnosis: Diagnosis) -> Description:
+    """What happened, why and what to change, each in a line; below them everything that is known."""
+    lang = diagnosis.lang
+    blocks: list[Block] = []
+    if diagnosis.main_failure is not None or diagnosis.cause is not Cause.UNKNOWN:
+        blocks += [*_what(diagnosis), _why(diagnosis), *_change(diagnosis)]
+    blocks += [*_budget(diagnosis), *_tensors(diagnosis), *_evidence(diagnosis), *_numbers(diagnosis)]
+    blocks += [*_held(diagnosis), *remedies_details(diagnosis.remedies, lang), *_message(diagnosis)]
+    return Description(_title(diagnosis), tuple(blocks))
+
+
+def _title(diagnosis: Diagnosis) -> str:
+    failure, lang = diagnosis.main_failure, diagnosis.lang
+    if diagnosis.cause in _HOST_CAUSES:
+        return translate("title_host", lang)
+    if failure is None:
+        return translate("title_nothing", lang)
+    if diagnosis.is_oom and failure.requested_bytes and failure.backend != "cpu":
+        return translate("title_requested", lang, requested_bytes=failure.requested_bytes)
+    verdicts = {True: "title_device", False: "title_not_oom", None: "title_open"}
+    return translate(verdicts[diagnosis.is_oom], lang)
+
+
+def _what(diagnosis: Diagnosis) -> Iterator[Block]:
+    failure, lang = diagnosis.main_failure, diagnosis.lang
+    if failure is None:
+        return
+    text = _asked(failure, lang) or translate(f"meaning_{failure.format}", lang)
+    yield Sentence(translate("line_what", lang, text=text), "warning" if diagnosis.is_oom is None else "bad")
+
+
+def _asked(failure: Failure, lang: Language) -> str:
+    """The request and what it met, as far as the message says; empty where it prints no request."""
+    if not failure.requested_bytes:
+        return ""
+    sizes: dict[str, Any] = {
+        "requested_bytes": failure.requested_bytes,
+        "total_bytes": failure.total_bytes,
+        "held_bytes": failure.pytorch_bytes,
+        "free_bytes": failure.free_bytes,
+    }
+    values = {**sizes, "device": _device(failure, lang)}
+    if None not in sizes.values():
+        return translate("what_full", lang, **values)
+    key = "what_requested" if failure.total_bytes is None else "what_capacity"
+    return translate(key, lang, **values)
+
+
+def _device(failure: Failure, lang: Language) -> str:
+    if failure.device_index is None:
+        return translate("device_any", lang)
+    return translate("device_numbered", lang, index=failure.device_index)
+
+
+def _why(diagnosis: Diagnosis) -> Block:
+    lang = diagnosis.lang
+    cause = translate(f"cause_{diagnosis.cause.value}", lang)
+    if diagnosis.confidence is Confidence.OPEN:
+        return Sentence(translate("line_why_open", lang, text=cause), "strong")
+    confidence = translate(f"confidence_{diagnosis.confidence.value}", lang)
+    return Sentence(translate("line_why", lang, text=cause, confidence=confidence), "strong")
+
+
+def _change(diagnosis: Diagnosis) -> Iterator[Block]:
+    lang = diagnosis.lang
+    text = best_remedy(diagnosis.remedies, lang) or _advice(diagnosis, lang)
+    yield Sentence(translate("line_best", lang, text=text), "good")
+
+
+def _advice(diagnosis: Diagnosis, lang: Language) -> str:
+    """What helps first against the cause, where nothing is priced."""
+    if diagnosis.phase == "saving" and diagnosis.cause is Cause.WEIGHTS_TOO_BIG:
+        return translate("advice_saving", lang, code=_STATE_ON_HOST)
+    is_evaluation = diagnosis.phase == "evaluation" and diagnosis.cause is Cause.ACTIVATIONS
+    return translate("advice_evaluation" if is_evaluation else f"advice_{diagnosis.cause.value}", lang)
+
+
+def _budget(diagnosis: Diagnosis) -> Iterator[Block]:
+    if diagnosis.budget is not None:
+        blocks = _budget_blocks(diagnosis.budget, diagnosis.lang)
+        yield Details(translate("heading_budget", diagnosis.lang), blocks)
+
+
+def _budget_blocks(budget: Budget, lang: Language) -> tuple[Block, ...]:
+    parts = tuple(Part(translate(row.key, lang), row.num_bytes, _HUES.get(row.key, "outside")) for row in budget.rows)
+    bar = Parts("", parts, translate("budget_capacity", lang), budget.capacity_bytes)
+    if not budget.rounding_bytes:
+        return (bar,)
+    return bar, Sentence(translate("rounding_note", lang, rounding_bytes=budget.rounding_bytes), "quiet")
+
+
+def _tensors(diagnosis: Diagnosis) -> Iterator[Block]:
+    lang = diagnosis.lang
+    if not diagnosis.tensors:
+        if diagnosis.tensor_note:
+            yield Details(translate("heading_tensor", lang), (Sentence(translate(diagnosis.tensor_note, lang)),))
+        return
+    rows = tuple((translate(f"tensor_name_{one.name}", lang), one.formula) for one in diagnosis.tensors)
+    blocks: list[Block] = [Table((translate("column_tensor", lang), translate("column_formula", lang)), rows)]
+    best = diagnosis.tensors[0]
+    is_seen = best.fit >= 1 and bool(best.expression)
+    supposed = "fit_likely" if best.fit >= _LIKELY_FIT else "fit_supposed"
+    blocks.append(Sentence(translate("fit_exact" if is_seen else supposed, lang), "quiet"))
+    if best.expression:
+        blocks.append(Code(best.expression))
+    yield Details(translate("heading_tensor", lang), tuple(blocks))
+
+
+def _evidence(diagnosis: Diagnosis) -> Iterator[Block]:
+    lang = diagnosis.lang
+    sentences = [render_evidence(item, lang) for item in _located(diagnosis)]
+    if diagnosis.frameworks or diagnosis.systems:
+        names = ", ".join((*diagnosis.frameworks, *diagnosis.systems))
+        sentences.append(translate("frameworks_seen", lang, names=names))
+    if diagnosis.setup_phrases:
+        setup = ", ".join(translate(f"setup_{key}", lang, **values) for key, values in diagnosis.setup_phrases)
+        sentences.append(translate("setup_said", lang, setup=setup))
+    if sentences:
+        blocks = tuple(Sentence(f"• {text}") for text in sentences)
+        yield Details(translate("heading_evidence", lang), blocks)
+
+
+def _located(diagnosis: Diagnosis) -> Iterator[Evidence]:
+    """The evidence and the phase. The user's own line is quoted once, with its place, and then only named."""
+    items = list(diagnosis.evidence)
+    if diagnosis.phase and not any(item.key.startswith("phase_") for item in items):
+        items.append(Evidence(f"phase_{diagnosis.phase}", {"code": diagnosis.code or "..."}))
+    is_quoted = False
+    for item in items:
+        code = item.values.get("code")
+        if code is not None and diagnosis.place:
+            is_innermost = not item.key.startswith("phase_") and code != diagnosis.code
+            quoted = code if is_innermost else diagnosis.code
+            text = diagnosis.place if is_quoted and not is_innermost else f"{quoted} ({diagnosis.place})"
+            item = Evidence(item.key, {**item.values, "code": text})
+            is_quoted |= not is_innermost
+        yield item
+
+
+def _numbers(diagnosis: Diagnosis) -> Iterator[Block]:
+    lang = diagnosis.lang
+    items = [*diagnosis.facts, *([diagnosis.tip] if diagnosis.tip else [])]
+    if items:
+        sentences = tuple(Sentence(f"• {render_evidence(item, lang)}") for item in items)
+        yield Details(translate("heading_numbers", lang), sentences)
+
+
+def _held(diagnosis: Diagnosis) -> Iterator[Block]:
+    lang, held = diagnosis.lang, diagnosis.held
+    if not held:
+        return
+    rows = tuple((_holder(one, lang), one.num_bytes) for one in held[:_MOST_HOLDERS])
+    blocks: list[Block] = [Table((translate("column_holder", lang), translate("column_bytes", lang)), rows)]
+    if any(one.kind in ("name", "output", "frames", "own_frames") for one in held):
+        blocks.append(Sentence(translate("free_what_is_held", lang), "quiet"))
+    yield Details(translate("heading_holders", lang), tuple(blocks))
+
+
+def _holder(held: Holder, lang: Language) -> str:
+    name = translate(f"category_{held.name}", lang) if held.kind == "category" else held.name
+    what = "" if held.what is None else render_evidence(held.what, lang)
+    return translate(f"held_by_{held.kind}", lang, name=name, what=what)
+
+
+def _message(diagnosis: Diagnosis) -> Iterator[Block]:
+    failure, lang = diagnosis.main_failure, diagnosis.lang
+    if failure is not None and failure.text:
+        text = failure.text[:_LONGEST_MESSAGE].strip()
+        text += "" if text.endswith((".", ")")) else " …"
+        yield Details(translate("heading_message", lang), (Sentence(text, "quiet"),))

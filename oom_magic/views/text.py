@@ -1,0 +1,192 @@
+"""A description as plain text of a given width (80 columns unless told)."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator, Sequence
+
+from oom_magic.views.blocks import Bars, Block, Code, Description, Details, Facts, Parts, Picture, Sentence, Table
+from oom_magic.views.layout import (
+    SIGNS,
+    bars_table,
+    facts_table,
+    numeric_columns,
+    parts_table,
+    shown,
+    shown_code,
+    texts,
+)
+
+_GAP = "  "
+_BAR_WIDTHS = range(8, 25)
+_NARROWEST = 12  # of a column of words, before it is wrapped further
+_CUT_AFTER = "/\\._-(,=:"
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+def to_text(description: Description, width: int = 80) -> str:
+    """The description as text; no line is wider than ``width`` unless it is code."""
+    title = wrap(shown(description.title), width)
+    lines = [*title, "─" * min(max(map(display_width, title)), width)]
+    lines += _blocks_lines(description.blocks, width)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def display_width(text: str) -> int:
+    """Columns that ``text`` takes in a terminal: wide (CJK) characters two, combining marks none."""
+    return sum(_character_width(character) for character in text)
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """Lines of at most ``width`` columns, broken at spaces, between wide characters, or inside words."""
+    lines, used = [""], 0
+    for word in text.split():
+        gap = " " if lines[-1] else ""
+        for piece in _pieces(word, width):
+            size = display_width(piece)
+            if used and used + len(gap) + size > width:
+                lines.append(piece)
+                used = size
+            else:
+                lines[-1] += gap + piece
+                used += len(gap) + size
+            gap = ""
+    return lines
+
+
+def _character_width(character: str) -> int:
+    if unicodedata.category(character) in ("Mn", "Me"):
+        return 0
+    return 2 if _is_wide(character) else 1
+
+
+def _pieces(word: str, width: int) -> Iterator[str]:
+    """The parts of a word between which a line may end: wide characters, and what a long word is cut into.
+
+    Wide punctuation stays with the character before it; a word wider than a line is cut after punctuation.
+    """
+    piece = ""
+    for character in word:
+        before = piece[-1:]
+        between = _is_ideograph(character) or (_is_wide(before) and character.isalnum())
+        cut = display_width(word) > width and before in _CUT_AFTER and character not in _CUT_AFTER
+        if piece and (between or cut or display_width(piece + character) > width):
+            yield piece
+            piece = ""
+        piece += character
+    if piece:
+        yield piece
+
+
+def _is_wide(character: str) -> bool:
+    return bool(character) and unicodedata.east_asian_width(character) in "WF"
+
+
+def _is_ideograph(character: str) -> bool:
+    return _is_wide(character) and not unicodedata.category(character).startswith("P")
+
+
+def _blocks_lines(blocks: Sequence[Block], width: int) -> list[str]:
+    """The lines of some blocks; an empty one between them, but for sentences that follow each other."""
+    lines: list[str] = []
+    follows = True
+    for block in blocks:
+        made = _block_lines(block, width)
+        is_sentence = isinstance(block, Sentence)
+        if lines and made and not (is_sentence and follows):
+            lines.append("")
+        lines += made
+        follows = is_sentence
+    return lines
+
+
+def _block_lines(block: Block, width: int) -> list[str]:
+    match block:
+        case Sentence():
+            return wrap(SIGNS.get(block.tone, "") + shown(block.text), width)
+        case Facts():
+            return _table_lines(facts_table(block), width)
+        case Parts():
+            return _table_lines(parts_table(block), width)
+        case Table():
+            return _table_lines(block, width)
+        case Bars():
+            return _table_lines(bars_table(block), width)
+        case Code():
+            return [f"    {line}" for line in shown_code(block.text).split("\n")]
+        case Picture():
+            return []
+        case Details():
+            inner = _blocks_lines(block.blocks, width - 2)
+            return [*wrap(shown(block.title), width), *(f"  {line}" for line in inner)]
+
+
+def _table_lines(table: Table, width: int) -> list[str]:
+    numeric = numeric_columns(table)
+    heading = [texts(table.columns)] if table.columns else []
+    rows = [texts(row) for row in table.rows]
+    total = [texts(table.total)] if table.total else []
+    widths, bar = _column_widths(heading, [*rows, *total], numeric, width, bool(table.shares))
+    lines = wrap(shown(table.title), width) if table.title else []
+    for cells in heading:
+        lines += _row_lines(cells, widths, numeric)
+    if heading:
+        lines.append("─" * min(sum(widths) + len(_GAP) * (len(widths) - 1), width))
+    for position, cells in enumerate(rows):
+        made = _row_lines(cells, widths, numeric)
+        if bar:
+            made[0] += _GAP + _bar(table.shares[position], bar)
+        lines += made
+    for cells in total:
+        lines.append("─" * min(sum(widths) + len(_GAP) * (len(widths) - 1), width))
+        lines += _row_lines(cells, widths, numeric)
+    return lines
+
+
+def _column_widths(
+    heading: list[list[str]], rows: list[list[str]], numeric: list[bool], width: int, has_bar: bool
+) -> tuple[list[int], int]:
+    """The width of each column and of the bar (0: none).
+
+    If room is short, headings of numbers wrap at their words; then columns of words give way, widest first.
+    """
+    widths = _natural_widths([*heading, *rows])
+    bar = _BAR_WIDTHS[0] if has_bar else 0
+    room = width - len(_GAP) * (len(widths) - 1) - (bar + len(_GAP) if bar else 0)
+    if sum(widths) > room and heading:
+        words = [[max(cell.split(), key=display_width, default="") for cell in cells] for cells in heading]
+        narrow = _natural_widths([*words, *rows])
+        widths = [narrow[at] if number else widths[at] for at, number in enumerate(numeric)]
+    flexible = [column for column, is_number in enumerate(numeric) if not is_number]
+    while sum(widths) > room and flexible:
+        widest = max(flexible, key=lambda column: widths[column])
+        if widths[widest] <= _NARROWEST:
+            break
+        widths[widest] -= 1
+    if bar:
+        bar = min(max(bar + room - sum(widths), bar), _BAR_WIDTHS[-1])
+    return widths, bar
+
+
+def _natural_widths(rows: list[list[str]]) -> list[int]:
+    return [max(map(display_width, column)) for column in zip(*rows, strict=True)]
+
+
+def _row_lines(cells: Sequence[str], widths: Sequence[int], numeric: Sequence[bool]) -> list[str]:
+    columns = [wrap(cell, width) for cell, width in zip(cells, widths, strict=True)]
+    lines = []
+    for number in range(max(map(len, columns))):
+        padded = []
+        for column, width, is_number in zip(columns, widths, numeric, strict=True):
+            text = column[number] if number < len(column) else ""
+            space = " " * (width - display_width(text))
+            padded.append(space + text if is_number else text + space)
+        lines.append(_GAP.join(padded))
+    return lines
+
+
+def _bar(share: float, width: int) -> str:
+    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
+    if share > 0:
+        eighths = max(eighths, 1)
+    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
