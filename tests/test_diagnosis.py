@@ -167,7 +167,7 @@ def test_full_message_becomes_json():
 
 def test_nothing_heavy_is_imported():
     code = (
-        "import sys, oom_magic.explain.diagnosis\n"
+        "import sys, oom_magic.explain.explainer\n"
         "print([name for name in ('torch', 'IPython', 'numpy') if name in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

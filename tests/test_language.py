@@ -28,7 +28,7 @@ from oom_magic.explain.sentences import catalogue
 from oom_magic.predict.setups.setup import TrainingSetup
 from oom_magic.views.blocks import Details, Sentence, Table
 
-PACKAGE = Path(catalogue.__file__).parent
+PACKAGE = Path(catalogue.__file__).parents[1]
 
 
 def fields(sentence):
@@ -52,11 +52,10 @@ def test_no_sentence_twice():
 def test_every_key_that_the_code_can_ask_for_exists():
     keys = {f"cause_{cause.value}" for cause in Cause} | {f"confidence_{word.value}" for word in Confidence}
     keys |= {f"meaning_{kind.format}" for kind in (*KINDS, *LINE_KINDS)}
-    keys |= set(re.findall(r'"(budget_\w+|tensor_\w+)"', (PACKAGE / "budget.py").read_text()))
+    keys |= set(re.findall(r'"(budget_\w+|tensor_\w+)"', (PACKAGE / "evidence" / "budget.py").read_text()))
     keys |= {
-        *literal_keys(PACKAGE / "causes.py"),
-        *literal_keys(PACKAGE / "tip.py"),
-        *literal_keys(PACKAGE / "facts.py"),
+        *literal_keys(PACKAGE / "evidence" / "causes.py"),
+        *literal_keys(PACKAGE / "evidence" / "reading_aids.py"),
     }
     assert keys - set(SENTENCES) == set()
 
@@ -67,9 +66,9 @@ INAPPLICABLE = ("InapplicableError", "MissingError")
 
 def test_every_reason_for_a_missing_price_exists():
     """Those of the explaining room are keys of evidence, those of the changes are raised with a key."""
-    ours = {key for path in PACKAGE.glob("*.py") for key in literal_keys(path) if key.startswith("reason_")}
+    ours = {key for path in PACKAGE.rglob("*.py") for key in literal_keys(path) if key.startswith("reason_")}
     theirs = set()
-    for path in (PREDICT / "changes").glob("*.py"):
+    for path in (PREDICT / "what_if").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") in INAPPLICABLE:
                 theirs.add(f"reason_{node.args[0].value}")
@@ -78,7 +77,7 @@ def test_every_reason_for_a_missing_price_exists():
 
 
 def test_every_remedy_can_be_said():
-    makes = (node for path in PACKAGE.glob("*.py") for node in ast.walk(ast.parse(path.read_text())))
+    makes = (node for path in PACKAGE.rglob("*.py") for node in ast.walk(ast.parse(path.read_text())))
     keys = {
         node.args[0].value
         for node in makes
@@ -94,7 +93,7 @@ def test_every_remedy_can_be_said():
 def test_every_refusal_of_a_setting_and_of_the_magic_exists():
     files = [file for room in ("predict", "notebook") for file in (PACKAGE.parent / room).rglob("*.py")]
     files.append(PACKAGE.parent / "units.py")
-    refused = {key for file in files for key in literal_keys(file, "RefusedError")}
+    refused = {key for file in files for key in literal_keys(file, "InvalidSettingError")}
     magic = {key for file in files for key in literal_keys(file, "_usage_error")}
     assert len(refused) > 10 and len(magic) > 2
     assert refused | combinations_refused() | {"did_you_mean"} == set(REFUSALS)
@@ -117,7 +116,7 @@ def literal_keys(path, name="Evidence"):
             yield node.args[0].value
 
 
-OTHER_MODULES = [path for path in sorted(PACKAGE.glob("*.py")) if "catalogue" not in path.name]
+OTHER_MODULES = [path for path in sorted(PACKAGE.rglob("*.py")) if path.parent.name != "sentences"]
 
 
 @pytest.mark.parametrize("path", OTHER_MODULES, ids=lambda path: path.name)
