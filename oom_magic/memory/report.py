@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -33,6 +33,7 @@ class Device:
 
     ``context_bytes`` is this process's memory outside PyTorch (CUDA context, libraries);
     ``other_bytes`` that of other processes. PyTorch can use what is left of ``total_bytes``.
+    ``index`` is its number among the cards that the process sees: ``cuda:0``, ``cuda:1``.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Device:
     context_bytes: int = 0
     other_bytes: int = 0
     capability: tuple[int, int] | None = None
+    index: int = 0
 
     @property
     def usable_bytes(self) -> int:
@@ -74,7 +76,8 @@ class OutOfMemory:
     """Why and where a run failed.
 
     ``requested_bytes`` was asked of the driver for a tensor of ``tensor_bytes``. ``num_calls`` counts the calls of
-    models that kept something for a backward since the last optimizer step (0: not known).
+    models that kept something for a backward since the last optimizer step (0: not known). ``device_index`` is the
+    card that was full.
     """
 
     message: str
@@ -87,6 +90,7 @@ class OutOfMemory:
     module: str
     category: Category = Category.TEMPORARY
     num_calls: int = 0
+    device_index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +137,7 @@ class MemoryReport(Describable):
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
     torch_version: str = ""
     error: str = ""  # the user's own exception, if one ended the run: type and first line
+    all_cards: tuple[MemoryReport, ...] = ()  # of the run, where it saw several
 
     @classmethod
     def from_timeline(
@@ -172,6 +177,18 @@ class MemoryReport(Describable):
             settings=settings,
             **known,
         )
+
+    @classmethod
+    def of_cards(cls, cards: Sequence[MemoryReport]) -> MemoryReport:
+        """The report of a run on several cards: that of the card that failed, else of the fullest by share."""
+        failed = [card for card in cards if card.out_of_memory is not None]
+        fullest = failed[0] if failed else max(cards, key=lambda card: card.used_fraction)
+        return replace(fullest, all_cards=tuple(cards)) if len(cards) > 1 else fullest
+
+    @property
+    def cards(self) -> tuple[MemoryReport, ...]:
+        """A report for each card of the run, in the order of their numbers."""
+        return self.all_cards or (self,)
 
     @property
     def device_total_bytes(self) -> int:
@@ -249,12 +266,14 @@ class MemoryReport(Describable):
         for name in ("lines", "steps", "kept_by", "assumptions"):
             plain[name] = [asdict(item) for item in getattr(self, name)]
         plain["timeline"] = self.timeline.to_dict()
+        if self.all_cards:
+            plain["cards"] = [card.to_dict() for card in self.all_cards]
         return plain
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> MemoryReport:
         """The report that ``to_dict`` described."""
-        values = {key: value for key, value in plain.items() if key != "device_total_bytes"}
+        values = {key: value for key, value in plain.items() if key not in ("device_total_bytes", "cards")}
         device = dict(values["device"])
         if device.get("capability"):
             device["capability"] = tuple(device["capability"])
@@ -271,6 +290,7 @@ class MemoryReport(Describable):
             peak_phase=Phase(values["peak_phase"]),
             settings=AllocatorSettings(**values["settings"]),
             out_of_memory=_out_of_memory(values["out_of_memory"]),
+            all_cards=tuple(cls.from_dict(card) for card in plain.get("cards", ())),
         )
         return cls(**values)
 

@@ -14,13 +14,14 @@ from oom_magic.memory.allocator.replay import AllocatorOutOfMemory, CachingAlloc
 from oom_magic.memory.allocator.settings import AllocatorSettings
 from oom_magic.memory.report import Assumption, Device, MemoryReport, OutOfMemory
 from oom_magic.memory.timeline import Phase, SourceLine
+from oom_magic.predict.distributed.data_parallel import data_parallel_followed
 from oom_magic.predict.fake_cuda import transfers, values
 from oom_magic.predict.fake_cuda.autocast import Autocast
 from oom_magic.predict.fake_cuda.cuda_build import cuda_build, grouped_by_place
 from oom_magic.predict.fake_cuda.device_view import DeviceView, saved_tensor_hooks_followed, shown_without_values
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.operators import cuda_operators
-from oom_magic.predict.fake_cuda.torch_cuda import accelerator_answers, cuda_answers
+from oom_magic.predict.fake_cuda.torch_cuda import Cards, accelerator_answers, cuda_answers
 from oom_magic.predict.instrumentation.attribution import Attribution, is_users_file
 from oom_magic.predict.instrumentation.recorder import Recorder
 from oom_magic.predict.instrumentation.training import Finished, Training
@@ -46,13 +47,15 @@ def failure_message(
     total_bytes: int,
     context_bytes: int,
     limit_bytes: int | None = None,
+    device_index: int = 0,
 ) -> str:
     """PyTorch's own wording (c10/cuda/CUDACachingAllocator.cpp, ``malloc``); ``limit_bytes`` is that of a fraction."""
     cached = error.reserved_bytes - error.allocated_bytes
     allowed = "" if limit_bytes is None else f"{format_bytes(limit_bytes)} allowed; "
     return (
-        f"CUDA out of memory. Tried to allocate {format_bytes(error.segment_bytes)}. GPU 0 has a total capacity of "
-        f"{format_bytes(total_bytes)} of which {format_bytes(error.free_bytes)} is free. Including non-PyTorch memory, "
+        f"CUDA out of memory. Tried to allocate {format_bytes(error.segment_bytes)}. GPU {device_index} has a total "
+        f"capacity of {format_bytes(total_bytes)} of which {format_bytes(error.free_bytes)} is free. "
+        "Including non-PyTorch memory, "
         f"this process has {format_bytes(error.reserved_bytes + context_bytes)} memory in use. "
         f"{allowed}Of the allocated memory {format_bytes(error.allocated_bytes)} is allocated by PyTorch, "
         f"and {format_bytes(cached)} is reserved by PyTorch but unallocated. "
@@ -66,7 +69,8 @@ def failure_message(
 class DrySession:
     """A pretend GPU that lasts: what one run leaves on it, the next finds there.
 
-    ``gpu`` names a card of the catalogue, ``memory`` overrides its capacity (``"12GiB"``, or bytes). A run ends after
+    ``gpu`` names a card of the catalogue, ``memory`` overrides its capacity (``"12GiB"``, or bytes), ``num_gpus`` such
+    cards are visible to the process, ``cuda:0`` and on. A run ends after
     ``stop_after_steps`` optimizer steps (None: when the code ends). ``is_lasting`` keeps what a run did to the user's
     objects (a model moved to the GPU, say) for the session's next run. Without ``is_limited`` the card never runs out,
     whatever its capacity; ``keeps_empty`` is the recorder's; without ``has_bar`` no progress is shown. ``changes`` are
@@ -79,6 +83,7 @@ class DrySession:
         gpu: str | None = None,
         memory: str | int | None = None,
         *,
+        num_gpus: int = 1,
         stop_after_steps: int | None = 3,
         is_lasting: bool = True,
         is_limited: bool = True,
@@ -91,18 +96,20 @@ class DrySession:
         self.settings = AllocatorSettings.parse(_allocator_options())
         self.total_bytes = self.gpu.total_bytes if memory is None else parse_bytes(memory)
         usable = max(self.total_bytes - self.gpu.context_bytes, 0)
-        self.recorder = Recorder(
-            CachingAllocator(usable if is_limited else None, self.settings), keeps_empty=keeps_empty
+        capacity = usable if is_limited else None
+        self.recorders = tuple(
+            Recorder(CachingAllocator(capacity, self.settings), keeps_empty=keeps_empty)
+            for _ in range(checked_number(num_gpus, "num_gpus"))
         )
         self.attribution = Attribution()
         self.report: MemoryReport | None = None
         self.exception: BaseException | None = None
         self._assumptions: dict[tuple[str, SourceLine | None], None] = {}
         self._out_of_memory: OutOfMemory | None = None
-        self._allocated_before = 0
+        self._allocated_before = [0] * num_gpus
         rules = kernel_rules(self.gpu)
         handlers = {**transfers.HANDLERS, **values.HANDLERS, **recurrent.HANDLERS, **composed.HANDLERS}
-        self.fake_gpu = FakeGPU(self.recorder, self.attribution, self.gpu, handlers, rules, self._fail)
+        self.fake_gpu = FakeGPU(self.recorders, self.attribution, self.gpu, handlers, rules, self._fail)
         self.fake_gpu.values = values.Values(self.fake_gpu, self.assume)
         self.fake_gpu.process_group = None if origin is None else origin.fake_gpu.process_group
         self.training = Training(self.fake_gpu, changes, stop_after_steps, has_bar)
@@ -151,20 +158,29 @@ class DrySession:
 
     def _restart(self) -> None:
         self.fake_gpu.restart()
-        self._allocated_before = self.recorder.allocator.allocated_bytes
+        self._allocated_before = [recorder.allocator.allocated_bytes for recorder in self.recorders]
         self._assumptions.clear()
         self._out_of_memory = self.exception = self.report = None
 
     def _make_report(self, error: str) -> MemoryReport:
-        device = Device(self.gpu.name, self.total_bytes, self.gpu.context_bytes, capability=self.gpu.capability)
-        timeline, begins_at = self.recorder.timeline(), self.training.begins_at
+        return MemoryReport.of_cards([self._report_of(card, error) for card in range(len(self.recorders))])
+
+    def _report_of(self, card: int, error: str) -> MemoryReport:
+        device = Device(
+            self.gpu.name, self.total_bytes, self.gpu.context_bytes, capability=self.gpu.capability, index=card
+        )
+        recorder, begins_at = self.recorders[card], self.training.begins_at
+        timeline, failed = recorder.timeline(), self._out_of_memory
+        has_failed = failed is not None and failed.device_index == card
+        if failed is not None and not has_failed:
+            error = f"OutOfMemoryError on cuda:{failed.device_index}"
         return MemoryReport.from_timeline(
-            timeline.since(begins_at) if begins_at else timeline,
+            timeline.since(begins_at[card]) if begins_at else timeline,
             device,
             settings=self.settings,
-            replayed=None if begins_at else self.recorder.replayed(),
-            kept_bytes=self.recorder.allocator.allocated_bytes - self._allocated_before,
-            out_of_memory=self._out_of_memory,
+            replayed=None if begins_at else recorder.replayed(),
+            kept_bytes=recorder.allocator.allocated_bytes - self._allocated_before[card],
+            out_of_memory=failed if has_failed else None,
             assumptions=tuple(Assumption(text, line) for text, line in self._assumptions),
             torch_version=torch.__version__,
             error=error,
@@ -179,10 +195,10 @@ class DrySession:
             stack.enter_context(garbage_collection_off())
             stack.enter_context(process_state_kept())
             stack.enter_context(self._user_state.exchanged(namespaces))
-            answers = cuda_answers(self.gpu, self.recorder, self.total_bytes, self.gpu.context_bytes)
-            stack.enter_context(patched(torch.cuda, answers))
+            cards = Cards(self.fake_gpu, self.total_bytes, self.gpu.context_bytes)
+            stack.enter_context(patched(torch.cuda, cuda_answers(cards)))
             if hasattr(torch, "accelerator"):
-                stack.enter_context(patched(torch.accelerator, accelerator_answers()))
+                stack.enter_context(patched(torch.accelerator, accelerator_answers(cards)))
             stack.enter_context(
                 patched(
                     torch,
@@ -194,6 +210,7 @@ class DrySession:
             stack.enter_context(patched(torch.jit, {"script": lambda function, *_, **__: function}))
             stack.enter_context(checkpoints_compared_alike())
             stack.enter_context(checkpoints_ended())
+            stack.enter_context(data_parallel_followed(self.fake_gpu))
             stack.enter_context(cuda_build(self.fake_gpu, self.assume))
             stack.enter_context(cuda_operators(self.fake_gpu, self.gpu, autocast))
             stack.enter_context(self.training.followed())
@@ -208,17 +225,20 @@ class DrySession:
 
     def _fail(self, error: AllocatorOutOfMemory, operator: str, phase: Phase) -> BaseException:
         self.training.assign_modules()
-        message = failure_message(error, self.total_bytes, self.gpu.context_bytes, self.recorder.allocator.limit_bytes)
+        card = self.fake_gpu.current
+        limit = self.recorders[card].allocator.limit_bytes
+        message = failure_message(error, self.total_bytes, self.gpu.context_bytes, limit, card)
         self._out_of_memory = OutOfMemory(
             message=message,
             requested_bytes=error.segment_bytes,
             tensor_bytes=error.requested_bytes,
-            step=self.recorder.step,
+            step=self.recorders[card].step,
             phase=phase,
             operator=operator,
             line=self.attribution.line() or SourceLine("", 0),
             module=self.attribution.module(phase),
             num_calls=self.training.num_calls,
+            device_index=card,
         )
         return torch.OutOfMemoryError(message)
 
@@ -229,17 +249,26 @@ def dry_run(
     gpu: str | None = None,
     memory: str | int | None = None,
     stop_after_steps: int | None = 3,
+    num_gpus: int = 1,
     **kwargs: Any,
 ) -> MemoryReport:
     """Run ``fn(*args, **kwargs)``, ordinary code written for "cuda", on a pretend GPU; its MemoryReport.
 
     No GPU is needed and no device memory used. The run ends after ``stop_after_steps`` optimizer steps (None: when
-    ``fn`` ends). ``gpu`` names a card (default RTX 3060), ``memory`` overrides its capacity. A simulated
+    ``fn`` ends). ``gpu`` names a card (default RTX 3060), ``memory`` overrides its capacity. ``num_gpus`` such cards
+    are visible; ``report.cards`` has a report for each, and the report itself is that of the fullest. A simulated
     out-of-memory ends the run and is in ``report.out_of_memory``; other exceptions of ``fn`` are the caller's.
     """
     _check_call(fn, args, kwargs)
-    session = DrySession(gpu, memory, stop_after_steps=stop_after_steps, is_lasting=False)
+    session = DrySession(gpu, memory, num_gpus=num_gpus, stop_after_steps=stop_after_steps, is_lasting=False)
     return session.run(lambda: fn(*args, **kwargs), namespaces_of(fn))
+
+
+def checked_number(number: Any, name: str) -> int:
+    """A count of 1 or more. Raises ValueError naming the argument, the value and the fix."""
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise ValueError(f"{name}={number!r} is no count; give a whole number of 1 or more, such as {name}=2.")
+    return number
 
 
 def _check_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -27,16 +27,21 @@ class FakeGPUMemory:
 
     def __init__(self, session: DrySession) -> None:
         self._session = session
-        self._device = f"pretend {session.gpu.name}"
+        name = f"pretend {session.gpu.name}"
+        numbers = range(len(session.recorders))
+        self._devices = [name] if len(numbers) == 1 else [f"{name} cuda:{number}" for number in numbers]
 
     def allocated(self) -> dict[str, int]:
-        """Bytes in tensors now on the pretend GPU."""
-        return {self._device: self._session.recorder.allocator.allocated_bytes}
+        """Bytes in tensors now on the pretend GPU, card by card."""
+        return {device: levels.allocated_bytes for device, levels in self.levels().items()}
 
     def levels(self) -> dict[str, Levels]:
-        """What is taken now on the pretend GPU."""
-        allocator = self._session.recorder.allocator
-        return {self._device: Levels(allocator.allocated_bytes, allocator.reserved_bytes)}
+        """What is taken now on the pretend GPU, card by card."""
+        allocators = (recorder.allocator for recorder in self._session.recorders)
+        return {
+            device: Levels(allocator.allocated_bytes, allocator.reserved_bytes)
+            for device, allocator in zip(self._devices, allocators, strict=True)
+        }
 
     def storage(self, tensor: Any) -> Storage | None:
         """Where a tensor lies there; None if it does not."""
@@ -46,7 +51,8 @@ class FakeGPUMemory:
         """What ``torch.cuda.empty_cache`` does; workspaces if more than ``usual`` is allocated."""
         if any(num_bytes > usual.get(device, 0) for device, num_bytes in self.allocated().items()):
             self._session.fake_gpu.clear_workspaces()
-        self._session.recorder.empty_cache()
+        for recorder in self._session.recorders:
+            recorder.empty_cache()
 
 
 class DryAndUsersNames(MutableMapping[str, Any]):

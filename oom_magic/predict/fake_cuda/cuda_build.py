@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import torch.backends.cudnn.rnn
-import torch.nn.parallel.comm
 from torch.utils import _foreach_utils
 
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU, Place
@@ -31,15 +30,18 @@ _USERS = (
 
 @contextmanager
 def grouped_by_place(gpu: FakeGPU) -> Iterator[None]:
-    """Let ``clip_grad_norm_`` and optimizers find groups of pretended tensors on ``cuda:0``."""
+    """Let ``clip_grad_norm_`` and optimizers find groups of pretended tensors on ``cuda:0`` and other cards."""
     group = getattr(_foreach_utils, _NAME)
 
-    def grouped(lists: list[list[Any]], with_indices: bool = False) -> dict[tuple[torch.device, Any], Any]:
-        found = {}
-        for (device, dtype), value in group(lists, with_indices).items():
-            first = next((tensor for tensor in value[0][0] if tensor is not None), None)
-            is_pretended = first is not None and gpu.place(first) is Place.GPU
-            found[torch.device("cuda", 0) if is_pretended else device, dtype] = value
+    def grouped(lists: list[list[Any]], with_indices: bool = False) -> dict[tuple[Any, Any], Any]:
+        found: dict[tuple[Any, Any], Any] = {}
+        for (device, dtype), (columns, indices) in group(lists, with_indices).items():
+            spots = [None if tensor is None else gpu.spot(tensor) for tensor in columns[0]]
+            for spot in dict.fromkeys(spots):
+                chosen = [position for position, other in enumerate(spots) if other == spot]
+                where = device if spot is None or spot.place is not Place.GPU else spot.device
+                of_spot = [[column[position] for position in chosen] if column else column for column in columns]
+                found[where, dtype] = (of_spot, [indices[position] for position in chosen] if indices else indices)
         return found
 
     with ExitStack() as stack:
@@ -71,7 +73,6 @@ def cuda_build(gpu: FakeGPU, assume: Callable[[str], None]) -> Iterator[None]:
         stack.enter_context(_fast_paths(assume))
         stack.enter_context(patched(torch, {"Generator": _Generator}))
         stack.enter_context(_threads_noted(assume))
-        stack.enter_context(patched(torch.nn.parallel.comm, {"scatter": _scatter, "gather": _gather}))
         stack.enter_context(_triton_kernels_skipped(assume))
         yield
 
@@ -196,12 +197,3 @@ def _graphs(assume: Callable[[str], None]) -> dict[str, Any]:
         "make_graphed_callables": make_graphed_callables,
         "graph_pool_handle": lambda: (0, 1),
     }
-
-
-def _scatter(tensor: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, ...]:
-    """``DataParallel`` on its one device."""
-    return (tensor.cuda(),)
-
-
-def _gather(tensors: Sequence[torch.Tensor], dim: int = 0, *_: Any, **__: Any) -> torch.Tensor:
-    return torch.cat(list(tensors), dim)

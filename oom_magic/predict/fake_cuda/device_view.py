@@ -6,17 +6,15 @@ A torch-function mode: it answers before autograd, in Python, and only where a d
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-from oom_magic.predict.fake_cuda.fake_gpu import META, FakeGPU, Place
+from oom_magic.predict.fake_cuda.fake_gpu import META, FakeGPU, Place, Spot
 
 Answer = Callable[["DeviceView", Any, tuple[Any, ...], dict[str, Any]], Any]
-CUDA = torch.device("cuda", 0)
-_DEVICES = {Place.GPU: CUDA, Place.HOST: torch.device("cpu"), Place.META: META}
 aten = torch.ops.aten
 
 
@@ -37,10 +35,10 @@ class DeviceView(TorchFunctionMode):
         device = kwargs.get("device")
         if device is None:
             return func(*args, **kwargs)
-        place = self.place_named(device)
-        if place is Place.HOST:
+        there = self.spot_named(device)
+        if there.place is Place.HOST:
             return func(*args, **kwargs)
-        with self.gpu.creating_on(place):
+        with self.gpu.creating_on(*there):
             return func(*args, **{**kwargs, "device": META, "pin_memory": False} if "pin_memory" in kwargs
                         else {**kwargs, "device": META})  # fmt: skip
 
@@ -55,32 +53,69 @@ class DeviceView(TorchFunctionMode):
 
         return followed
 
-    def place_named(self, device: Any) -> Place:
-        """The place meant by what the user's code passed as a device."""
+    def spot_named(self, device: Any) -> Spot:
+        """The place and card meant by what the user's code passed as a device. Raises CUDA's error where none is."""
         device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-        if device.type == "cuda" and (device.index or 0) > 0:
-            raise RuntimeError(
-                f"CUDA error: invalid device ordinal ({device}); the pretend machine has one GPU, cuda:0."
-            )
-        return Place(device.type) if device.type in ("cuda", "cpu", "meta") else Place.META
+        if device.type == "cuda":
+            return Spot(Place.GPU, self.gpu.card_named(device.index))
+        return Spot(Place(device.type) if device.type in ("cpu", "meta") else Place.META)
+
+    def spot(self, tensor: torch.Tensor) -> Spot:
+        """Where a tensor is, real ones on the host included."""
+        spot = self.gpu.spot(tensor)
+        if spot is None:
+            return Spot(Place.META if tensor.is_meta else Place.HOST)
+        return spot
 
     def place(self, tensor: torch.Tensor) -> Place:
-        """Where a tensor is, real ones on the host included."""
-        place = self.gpu.place(tensor)
-        if place is None:
-            return Place.META if tensor.is_meta else Place.HOST
-        return place
+        """Where a tensor is, whatever the card."""
+        return self.spot(tensor).place
 
-    def move(self, tensor: torch.Tensor, place: Place, dtype: torch.dtype | None, **options: Any) -> torch.Tensor:
-        """``tensor.to(place, dtype)`` as autograd sees it."""
-        with self.gpu.creating_on(place), torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
-            moved: torch.Tensor = aten._to_copy.default(tensor, dtype=dtype or tensor.dtype, device=META, **options)
+    def move(self, tensor: torch.Tensor, there: Spot, dtype: torch.dtype | None, **options: Any) -> torch.Tensor:
+        """``tensor.to(there, dtype)`` as autograd sees it: the gradient goes back to where the tensor is."""
+        with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
+            options = {"dtype": dtype or tensor.dtype, **options}
+            if _is_followed_back(tensor):
+                return cast(torch.Tensor, _Moved.apply(tensor, self, there, options))
+            return self.copy(tensor, there, options)
+
+    def copy(self, tensor: torch.Tensor, there: Spot, options: dict[str, Any]) -> torch.Tensor:
+        """The copy itself, below what autograd sees."""
+        with self.gpu.creating_on(*there):
+            moved: torch.Tensor = aten._to_copy.default(tensor, device=META, **options)
         return moved
 
 
+class _Moved(torch.autograd.Function):
+    """``ToCopyBackward0`` between two places: tensors without data are "meta" on both, and PyTorch would copy nothing.
+
+    Source: torch/csrc/autograd/FunctionsManual.cpp, ``_to_copy_backward``.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, view: DeviceView, there: Spot, options: dict[str, Any]) -> torch.Tensor:
+        """The tensor there."""
+        ctx.origin = view, view.spot(tensor), tensor.dtype
+        return view.copy(tensor, there, options)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+        """The gradient where the tensor was."""
+        view, origin, dtype = ctx.origin
+        if view.spot(gradient) == origin and gradient.dtype is dtype:
+            return gradient, None, None, None
+        return view.move(gradient, origin, dtype), None, None, None
+
+
+def _is_followed_back(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.requires_grad and torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()  # type: ignore[attr-defined]
+    )
+
+
 def _device(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    place = view.gpu.place(args[0])
-    return func(*args) if place is None else _DEVICES[place]
+    spot = view.gpu.spot(args[0])
+    return func(*args) if spot is None else spot.device
 
 
 def _named_device(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
@@ -106,7 +141,8 @@ def _is_at(place: Place) -> Answer:
 
 
 def _get_device(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    return 0 if view.place(args[0]) is Place.GPU else -1
+    spot = view.spot(args[0])
+    return spot.card if spot.place is Place.GPU else -1
 
 
 def _data_ptr(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -123,41 +159,42 @@ def _to(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     copy = options.pop("copy", False)
     if (rest and isinstance(rest[0], torch.Tensor)) or "other" in options:
         other = options.pop("other", None) if not rest else rest.pop(0)
-        rest = [view.place(other).value, other.dtype, *rest]
+        rest = [view.spot(other).device, other.dtype, *rest]
     if len(rest) > 2 and isinstance(rest[-1], bool) and len(rest) - isinstance(rest[0], (str, torch.device, int)) > 2:
         copy = rest.pop()
     device, dtype, non_blocking, memory_format = _parsed_to(view, torch._C._nn._parse_to, tuple(rest), options)
-    here = view.place(tensor)
-    there = here if device is None else view.place_named(device)
+    here = view.spot(tensor)
+    there = here if device is None else view.spot_named(device)
     layout = {} if memory_format is None else {"memory_format": memory_format}
-    if there is here:
+    if there == here:
         return func(tensor, dtype or tensor.dtype, non_blocking, copy, **layout)
     return view.move(tensor, there, dtype, non_blocking=non_blocking, **layout)
 
 
 def _cuda(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     device = args[1] if len(args) > 1 else kwargs.get("device")
-    view.place_named("cuda" if device is None else device)
-    return args[0] if view.place(args[0]) is Place.GPU else view.move(args[0], Place.GPU, None)
+    there = view.spot_named("cuda" if device is None else device)
+    return args[0] if view.spot(args[0]) == there else view.move(args[0], there, None)
 
 
 def _cpu(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return args[0] if view.place(args[0]) is Place.HOST else view.move(args[0], Place.HOST, None)
+    return args[0] if view.place(args[0]) is Place.HOST else view.move(args[0], Spot(Place.HOST), None)
 
 
 def _type_as(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensor, other = args
-    there = view.place(other)
-    return func(*args) if view.place(tensor) is there else view.move(tensor, there, other.dtype)
+    there = view.spot(other)
+    return func(*args) if view.spot(tensor) == there else view.move(tensor, there, other.dtype)
 
 
 def _get_item(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``x[..., [0, 2]]``: a list of numbers becomes an index on the GPU, which autograd keeps."""
     tensor, index = args
     items = index if isinstance(index, tuple) else (index,)
-    if any(isinstance(item, list) for item in items) and view.place(tensor) is Place.GPU:
+    here = view.spot(tensor)
+    if any(isinstance(item, list) for item in items) and here.place is Place.GPU:
         items = tuple(
-            view.move(torch.tensor(item, device="cpu"), Place.GPU, None)
+            view.move(torch.tensor(item, device="cpu"), here, None)
             if isinstance(item, list) and all(isinstance(number, int) for number in item)
             else item
             for item in items
@@ -191,16 +228,16 @@ def _from_data(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[
     device = kwargs.get("device")
     source = args[0] if args else kwargs.get("data")
     if isinstance(source, torch.Tensor):
-        device = device or view.place(source).value
+        device = device or view.spot(source).device
     options = {key: value for key, value in kwargs.items() if key not in ("device", "requires_grad")}
-    place = Place.HOST if device is None else view.place_named(device)
+    there = Spot(Place.HOST) if device is None else view.spot_named(device)
     if isinstance(source, torch.Tensor) and source.is_meta:
         same = source.detach().to(options.get("dtype") or source.dtype)
         made = same.clone() if func is torch.tensor else same
     else:
         made = func(*args, device="cpu", **options)
-    if view.place(made) is not place:
-        made = view.move(made, place, None)
+    if view.spot(made) != there:
+        made = view.move(made, there, None)
     return made.requires_grad_() if kwargs.get("requires_grad") else made
 
 
@@ -213,15 +250,18 @@ def _set_data(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[s
     made = other.detach().requires_grad_(tensor.requires_grad)
     torch._C._swap_tensor_impl(tensor, made)
     if grad is not None:
-        tensor.grad = view.move(grad, Place.HOST, None) if tensor.is_meta else torch.empty_like(grad, device="cpu")
+        tensor.grad = (
+            view.move(grad, Spot(Place.HOST), None) if tensor.is_meta else torch.empty_like(grad, device="cpu")
+        )
     return None
 
 
 def _numpy(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensor = args[0]
-    if view.place(tensor) is Place.GPU:
+    here = view.spot(tensor)
+    if here.place is Place.GPU:
         raise TypeError(
-            "can't convert cuda:0 device type tensor to numpy. "
+            f"can't convert {here.device} device type tensor to numpy. "
             "Use Tensor.cpu() to copy the tensor to host memory first."
         )
     if not tensor.is_meta:
@@ -243,10 +283,10 @@ def shown_without_values(view: DeviceView) -> dict[str, Any]:
     usual = torch._tensor_str._str
 
     def _str(tensor: torch.Tensor, *, tensor_contents: Any = None) -> str:
-        place = view.gpu.place(tensor)
-        if place is None:
+        spot = view.gpu.spot(tensor)
+        if spot is None:
             return usual(tensor, tensor_contents=tensor_contents)
-        return f"tensor(..., device='{_DEVICES[place]}', size={tuple(tensor.shape)}, dtype={tensor.dtype})"
+        return f"tensor(..., device='{spot.device}', size={tuple(tensor.shape)}, dtype={tensor.dtype})"
 
     return {"_str": _str}
 

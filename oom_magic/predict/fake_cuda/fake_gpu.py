@@ -1,17 +1,18 @@
 """The pretend GPU: tensors without data whose memory is taken from the simulated allocator.
 
-A tensor on the pretend GPU is a ``meta`` tensor whose storage is listed here; so is a host tensor too large
-to be worth having. Small host tensors stay real, so that masks, lengths and labels keep their values. This mode sees
-every operator below autograd, on any build of PyTorch, and notes each new storage and its end.
+There may be several cards, each with a recorder and an allocator of its own. A tensor on one is a ``meta`` tensor whose
+storage is listed here; so is a host tensor too large to be worth having. Small host tensors stay real, so that masks,
+lengths and labels keep their values. This mode sees every operator below autograd, on any build of PyTorch, and notes
+each new storage and its end.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch._C import DisableTorchFunction  # type: ignore[attr-defined]
@@ -25,6 +26,7 @@ from oom_magic.predict.fake_cuda.calls import Call
 from oom_magic.predict.fake_cuda.fallbacks import find_fallback, storage_under
 from oom_magic.predict.fake_cuda.gradients import counts_when_unheld, reused_gradient
 from oom_magic.predict.fake_cuda.known_outputs import KnownOutputs
+from oom_magic.predict.fake_cuda.threads import Threads
 from oom_magic.predict.instrumentation.attribution import Attribution
 from oom_magic.predict.instrumentation.recorder import Recorder, SizeExpression
 from oom_magic.predict.setups.gpus import GPU
@@ -40,6 +42,10 @@ _WITH_HOST_LENGTHS = {
     torch.ops.aten._ctc_loss.Tensor,
     torch.ops.aten._ctc_loss_backward.Tensor,
 }
+_TWO_DEVICES = (
+    "Expected all tensors to be on the same device, but found at least two devices, {} and {}! "
+    "(when checking arguments for {})"
+)
 HOST_REAL_BYTES = 1 << 20  # a host tensor above this is pretended too
 HOST_REAL_INTEGER_BYTES = 1 << 24  # integers and booleans decide branches, so more of them are real
 
@@ -52,12 +58,25 @@ class Place(Enum):
     META = "meta"
 
 
-class _Storage(weakref.ref):  # type: ignore[type-arg]
-    """A pretended storage: its place, its size, and the number of its allocation on the GPU (-1: none)."""
+class Spot(NamedTuple):
+    """A place and, on the GPU, which card."""
 
-    __slots__ = ("allocation", "key", "num_bytes", "place")
+    place: Place
+    card: int = 0
+
+    @property
+    def device(self) -> torch.device:
+        """What a tensor there says its device is."""
+        return torch.device("cuda", self.card) if self.place is Place.GPU else torch.device(self.place.value)
+
+
+class _Storage(weakref.ref):  # type: ignore[type-arg]
+    """A pretended storage: its place, its size, and the number of its allocation on its card (-1: none)."""
+
+    __slots__ = ("allocation", "card", "key", "num_bytes", "place")
     key: int
     place: Place
+    card: int
     allocation: int
     num_bytes: int
 
@@ -67,14 +86,18 @@ Rule = Callable[[Call], None]
 
 
 class FakeGPU(TorchDispatchMode):
-    """The dispatch mode. ``handlers`` run instead of an operator; ``rules`` say how CUDA's takes memory."""
+    """The dispatch mode. ``handlers`` run instead of an operator; ``rules`` say how CUDA's takes memory.
+
+    A card for each of ``recorders``. ``current`` is the card on which memory is taken: the one that the user's code
+    set, or, inside an operator, that of its tensors; ``recorder`` and ``workspaces`` are those of the current card.
+    """
 
     values: Values
     autocast: Autocast
 
     def __init__(
         self,
-        recorder: Recorder,
+        recorders: Sequence[Recorder],
         attribution: Attribution,
         card: GPU,
         handlers: dict[OpOverload, Handler],
@@ -82,17 +105,21 @@ class FakeGPU(TorchDispatchMode):
         fail: Callable[[AllocatorOutOfMemory, str, Phase], BaseException],
     ) -> None:
         super().__init__()
-        self.recorder = recorder
+        self.recorders = tuple(recorders)
+        self.current = 0
+        self.recorder = self.recorders[0]
         self.attribution = attribution
         self.card = card
         self.creating: Place | None = None
+        self.creating_card = 0
         self.fused: dict[OpOverload, Callable[..., Any]] = {}  # outputs of what is one kernel on CUDA only
         self.kernels: dict[OpOverload, Callable[..., Any]] = {}  # for inference mode, which passes autograd by
         self.handlers = handlers
         self._rules = rules
         self._known_outputs = KnownOutputs()
         self._fail = fail
-        self.workspaces: dict[Hashable, int] = {}  # allocations of libraries, by owner
+        self.threads = Threads()
+        self._workspaces: list[dict[Hashable, int]] = [{} for _ in self.recorders]  # allocations of libraries, by owner
         self.process_group: tuple[int, int] | None = None  # rank and size of the one that code on it made
         self._storages: dict[int, _Storage] = {}
         self._composite: dict[OpOverload, bool] = {}
@@ -110,42 +137,95 @@ class FakeGPU(TorchDispatchMode):
         storage = self.storage_of(tensor)
         return None if storage is None else storage.place
 
+    def spot(self, tensor: torch.Tensor) -> Spot | None:
+        """Where a pretended tensor is, and on which card; None for a real one."""
+        storage = self.storage_of(tensor)
+        return None if storage is None else Spot(storage.place, storage.card)
+
+    @property
+    def workspaces(self) -> dict[Hashable, int]:
+        """What libraries keep on the current card between their calls: allocations by owner."""
+        return self._workspaces[self.current]
+
+    def set_current(self, card: int) -> None:
+        """``torch.cuda.set_device``."""
+        self.current, self.recorder = card, self.recorders[card]
+
+    def card_named(self, index: int | None) -> int:
+        """A card's number (None: the current). Raises CUDA's error where there is none of that number."""
+        index = self.current if index is None else index
+        if not 0 <= index < len(self.recorders):
+            number = len(self.recorders)
+            cards = "one GPU, cuda:0" if number == 1 else f"{number} GPUs, cuda:0 to cuda:{number - 1}"
+            more = f"num_gpus={index + 1} makes more of them"
+            raise RuntimeError(
+                f"CUDA error: invalid device ordinal (cuda:{index}); the pretend machine has {cards}; {more}."
+            )
+        return index
+
+    @contextmanager
+    def _switched(self, card: int) -> Iterator[None]:
+        before = self.current
+        self.set_current(card)
+        try:
+            yield
+        finally:
+            self.set_current(before)
+
+    def on_card(self, card: int) -> AbstractContextManager[None]:
+        """Memory taken inside is that of ``card``, as under CUDA's device guards."""
+        return nullcontext() if card == self.current else self._switched(card)
+
+    def on_card_of(self, *tensors: torch.Tensor) -> AbstractContextManager[None]:
+        """``on_card`` of the first of ``tensors`` that is on one."""
+        if len(self.recorders) == 1:
+            return nullcontext()
+        spots = (self.spot(tensor) for tensor in tensors)
+        found = next((spot.card for spot in spots if spot is not None and spot.place is Place.GPU), self.current)
+        return self.on_card(found)
+
     def live_storages(self) -> Iterator[_Storage]:
         """All storages on the pretend GPU that are alive."""
         return (storage for storage in list(self._storages.values()) if storage.allocation >= 0)
 
     def restart(self) -> None:
         """Begin a new trace; what is alive stays."""
-        numbers = self.recorder.restart()
+        self.set_current(0)
+        numbers = [recorder.restart() for recorder in self.recorders]
         for storage in self.live_storages():
-            storage.allocation = numbers[storage.allocation]
-        self.workspaces = {owner: numbers[number] for owner, number in self.workspaces.items()}
+            storage.allocation = numbers[storage.card][storage.allocation]
+        self._workspaces = [
+            {owner: numbers[card][number] for owner, number in kept.items()}
+            for card, kept in enumerate(self._workspaces)
+        ]
 
     def clear_workspaces(self) -> None:
         """Give back what libraries keep between their calls; it is taken again at need."""
-        for number in self.workspaces.values():
-            self.recorder.free(number)
-        self.workspaces.clear()
+        for recorder, kept in zip(self.recorders, self._workspaces, strict=True):
+            for number in kept.values():
+                recorder.free(number)
+            kept.clear()
 
     def was_there_before(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor's memory was taken before the trace began."""
         storage = self.storage_of(tensor)
-        return storage is not None and 0 <= storage.allocation < self.recorder.num_before
+        return storage is not None and 0 <= storage.allocation < self.recorders[storage.card].num_before
 
     @contextmanager
-    def creating_on(self, place: Place) -> Iterator[None]:
-        """New tensors made inside without a tensor argument are at ``place``."""
-        before, self.creating = self.creating, place
+    def creating_on(self, place: Place, card: int | None = None) -> Iterator[None]:
+        """New tensors made inside without a tensor argument are at ``place``, on ``card`` (default: the current)."""
+        before = self.creating, self.creating_card
+        self.creating, self.creating_card = place, self.current if card is None else card
         try:
             yield
         finally:
-            self.creating = before
+            self.creating, self.creating_card = before
 
     def assign(self, tensor: torch.Tensor, category: Category) -> None:
         """Say what a tensor's memory is for."""
         storage = self.storage_of(tensor)
         if storage is not None and storage.allocation >= 0:
-            self.recorder.assign(storage.allocation, category)
+            self.recorders[storage.card].assign(storage.allocation, category)
 
     # -- taking and giving memory ---------------------------------------------
 
@@ -166,14 +246,16 @@ class FakeGPU(TorchDispatchMode):
             self._list(storage, Place.GPU, self.take(num_bytes, operator, phase) if num_bytes else -1)
         elif storage.nbytes() > known.num_bytes and known.place is Place.GPU:
             before, known.num_bytes = known.allocation, storage.nbytes()
-            known.allocation = self.take(known.num_bytes, operator, phase)
-            if before >= 0:
-                self.recorder.free(before)
+            with self.on_card(known.card):
+                known.allocation = self.take(known.num_bytes, operator, phase)
+                if before >= 0:
+                    self.recorder.free(before)
 
     def _list(self, storage: torch.UntypedStorage, place: Place, allocation: int) -> None:
         if storage._cdata not in self._storages:
             entry = _Storage(storage, self._forget)
             entry.key, entry.place, entry.allocation = storage._cdata, place, allocation
+            entry.card = self.current if place is Place.GPU else 0
             entry.num_bytes = storage.nbytes()
             self._storages[entry.key] = entry
 
@@ -185,7 +267,7 @@ class FakeGPU(TorchDispatchMode):
         category: Category = Category.TEMPORARY,
         reckoning: SizeExpression | None = None,
     ) -> int:
-        """Take memory on the pretend GPU; the number of the allocation. Raises the simulated OutOfMemoryError."""
+        """Take memory on the current card; the number of the allocation. Raises the simulated OutOfMemoryError."""
         line, module = self.attribution.line(), self.attribution.module(phase)
         try:
             return self.recorder.allocate(num_bytes, operator, phase, line, module, category, reckoning)
@@ -198,7 +280,7 @@ class FakeGPU(TorchDispatchMode):
             del self._storages[entry.key]
             self.values.forget(entry.key)
         if entry.allocation >= 0:
-            self.recorder.free(entry.allocation)
+            self.recorders[entry.card].free(entry.allocation)
 
     # -- operators ------------------------------------------------------------
 
@@ -208,7 +290,8 @@ class FakeGPU(TorchDispatchMode):
         with DisableTorchFunction():
             handler = self.handlers.get(func)
             if handler is not None:
-                return handler(self, func, args, kwargs or {})
+                with self.on_card_of(*tensors_in(args, kwargs or {})):
+                    return handler(self, func, args, kwargs or {})
             return self.run(func, args, kwargs or {})
 
     def run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -230,16 +313,19 @@ class FakeGPU(TorchDispatchMode):
             with self:
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
         if self.creating is not None and kwargs.get("device") is not None:
-            place = self.creating
+            place, card = self.creating, self.creating_card
         else:
-            place = self._common_place(func, tensors, pretended)
+            place, card = self._common_spot(func, tensors, pretended)
         if place is Place.HOST and len(pretended) < len(tensors):
             args, kwargs = map_tensors(args, to_meta), {key: to_meta(value) for key, value in kwargs.items()}
         if place is not Place.GPU:
             out = func(*args, **kwargs)
             self.adopt_all(out, place, "", Phase.OTHER)
             return out
-        return self._run_on_gpu(func, args, kwargs, tensors)
+        if card < 0:
+            return self._run_one_by_one(func, args, kwargs)
+        with self.on_card(card):
+            return self._run_on_gpu(func, args, kwargs, tensors)
 
     def _run_on_gpu(
         self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]
@@ -289,7 +375,8 @@ class FakeGPU(TorchDispatchMode):
         if device is not None and device.type == "meta":
             place = self.creating or Place.GPU
             out = func(*args, **kwargs)
-            self.adopt_all(out, place, func.name(), self.attribution.phase(False))
+            with self.on_card(self.creating_card if self.creating else self.current):
+                self.adopt_all(out, place, func.name(), self.attribution.phase(False))
             self.values.follow_creation(func, args, kwargs, out)
             return out
         if device is not None and device.type != "cpu":
@@ -311,20 +398,36 @@ class FakeGPU(TorchDispatchMode):
             known = self._composite[func] = known and func not in self.fused
         return known
 
-    def _common_place(self, func: OpOverload, tensors: list[torch.Tensor], pretended: list[torch.Tensor]) -> Place:
-        """Where the operator runs. Raises what CUDA raises for arguments on two devices."""
-        places = {self.place(tensor) for tensor in pretended}
-        if Place.GPU not in places:
-            return Place.META if Place.META in places else Place.HOST
+    def _common_spot(self, func: OpOverload, tensors: list[torch.Tensor], pretended: list[torch.Tensor]) -> Spot:
+        """Where the operator runs; card -1: on several, a tensor at a time. Raises what CUDA raises for two devices."""
+        spots = list(dict.fromkeys(filter(None, map(self.spot, pretended))))
+        cards = [spot for spot in spots if spot.place is Place.GPU]
+        if not cards:
+            return Spot(Place.META if Spot(Place.META) in spots else Place.HOST)
+        if len(cards) > 1:
+            if func.name().startswith("aten::_foreach_"):
+                return Spot(Place.GPU, -1)
+            raise RuntimeError(_TWO_DEVICES.format(cards[0].device, cards[1].device, func.name()))
         if len(tensors) > 1 and func not in _WITH_HOST_LENGTHS:
             elsewhere = [t for t in tensors if t.dim() and self.place(t) is not Place.GPU]
             if elsewhere:
                 other = "cpu" if self.place(elsewhere[0]) is not Place.META else "meta"
-                raise RuntimeError(
-                    "Expected all tensors to be on the same device, but found at least two devices, "
-                    f"cuda:0 and {other}! (when checking arguments for {func.name()})"
-                )
-        return Place.GPU
+                raise RuntimeError(_TWO_DEVICES.format(cards[0].device, other, func.name()))
+        return cards[0]
+
+    def _run_one_by_one(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """aten/src/ATen/native/ForeachOpsKernels.cpp: lists with tensors of several devices go the slow way."""
+        length = next(len(argument) for argument in args if isinstance(argument, (list, tuple)))
+
+        def at(value: Any, position: int) -> Any:
+            is_list = isinstance(value, (list, tuple)) and len(value) == length
+            return [value[position]] if is_list else value
+
+        made = [
+            self.run(func, tuple(at(value, i) for value in args), {key: at(value, i) for key, value in kwargs.items()})
+            for i in range(length)
+        ]
+        return [item for items in made for item in items] if func._schema.returns else None
 
 
 def tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from oom_magic.memory.timeline import MarkKind
+from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.instrumentation.attribution import is_users_file
 from oom_magic.predict.instrumentation.recorder import Recorder
 from oom_magic.predict.setups.gpus import GPU
@@ -21,12 +22,17 @@ from oom_magic.units import MIB
 class FakeStream:
     """A CUDA stream on which everything has already happened."""
 
-    device = torch.device("cuda", 0)
-    device_index = 0
     device_type = 1
     stream_id = cuda_stream = 0
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+    def __init__(self, device: Any = 0, *args: Any, **kwargs: Any) -> None:
+        named = torch.device("cuda", device or 0) if not isinstance(device, (str, torch.device)) else device
+        self.device_index = torch.device(named).index or 0
+
+    @property
+    def device(self) -> torch.device:
+        """The card that it is on."""
+        return torch.device("cuda", self.device_index)
 
     def __enter__(self) -> FakeStream:
         return self
@@ -44,7 +50,10 @@ class FakeStream:
     def synchronize(self) -> None:
         """Nothing to wait for."""
 
-    wait_stream = wait_event = record_event = __init__
+    def wait_stream(self, *args: Any) -> None:
+        """Nothing to wait for."""
+
+    wait_event = record_event = wait_stream
 
 
 class FakeEvent(FakeStream):
@@ -137,75 +146,170 @@ def _properties(gpu: GPU, total_bytes: int) -> SimpleNamespace:
     )
 
 
-def cuda_answers(gpu: GPU, recorder: Recorder, total_bytes: int, outside_bytes: int) -> dict[str, Any]:
-    """Replacements for attributes of ``torch.cuda``. ``outside_bytes`` is taken on the card outside PyTorch."""
-    counters = CudaCounters(recorder)
+class Cards:
+    """The pretend machine's cards, all of one kind, and what each has.
+
+    ``total_bytes`` is the capacity of one; ``outside_bytes`` of it is taken outside PyTorch.
+    """
+
+    def __init__(self, gpu: FakeGPU, total_bytes: int, outside_bytes: int) -> None:
+        self.gpu = gpu
+        self.total_bytes = total_bytes
+        self._outside_bytes = outside_bytes
+        self._counters = [CudaCounters(recorder) for recorder in gpu.recorders]
+
+    def named(self, device: Any = None) -> int:
+        """The card that an argument of ``torch.cuda`` means: None, a number, a name or a device."""
+        if isinstance(device, str):
+            device = torch.device(device)
+        index = device.index if isinstance(device, torch.device) else device
+        return self.gpu.card_named(index)
+
+    def counters(self, device: Any = None) -> CudaCounters:
+        """Its memory counters."""
+        return self._counters[self.named(device)]
+
+    def memory_info(self, device: Any = None) -> tuple[int, int]:
+        """``torch.cuda.mem_get_info``: free and total."""
+        reserved = self.gpu.recorders[self.named(device)].allocator.reserved_bytes
+        return max(self.total_bytes - self._outside_bytes - reserved, 0), self.total_bytes
+
+    def empty_cache(self) -> None:
+        """``torch.cuda.empty_cache``: of every card."""
+        for recorder in self.gpu.recorders:
+            recorder.empty_cache()
+
+    def limit(self, fraction: float, device: Any = None) -> None:
+        """``torch.cuda.set_per_process_memory_fraction``."""
+        self.gpu.recorders[self.named(device)].allocator.limit(int(fraction * self.total_bytes))
+
+    def set_device(self, device: Any) -> None:
+        """``torch.cuda.set_device``: a negative number changes nothing."""
+        if not (isinstance(device, int) and device < 0):
+            self.gpu.set_current(self.named(device))
+
+    def exchange(self, device: int) -> int:
+        """``torch.cuda._exchange_device``: the card that was current; a negative number changes nothing."""
+        before = self.gpu.current
+        self.set_device(device)
+        return before
+
+
+def _is_bf16_supported(gpu: GPU) -> Callable[..., bool]:
+    """``torch.cuda.is_bf16_supported``: older cards emulate it, which is tried with a tensor on them."""
+
+    def is_bf16_supported(including_emulation: bool = True) -> bool:
+        if gpu.capability >= (8, 0):
+            return True
+        if including_emulation:
+            torch.tensor([1.0], dtype=torch.bfloat16, device="cuda")
+        return including_emulation
+
+    return is_bf16_supported
+
+
+def _device_contexts(cards: Cards) -> dict[str, type]:
+    """``torch.cuda.device`` and ``device_of``."""
+
+    class device:  # noqa: N801 (torch's own name)
+        def __init__(self, device: Any) -> None:
+            is_none = device is None or (isinstance(device, int) and device < 0)
+            self.idx = -1 if is_none else cards.named(device)
+            self.prev_idx = -1
+
+        def __enter__(self) -> None:
+            self.prev_idx = cards.exchange(self.idx)
+
+        def __exit__(self, *exception: object) -> None:
+            cards.set_device(self.prev_idx)
+
+    class device_of(device):  # noqa: N801
+        def __init__(self, obj: Any) -> None:
+            super().__init__(obj.get_device() if obj.is_cuda else -1)
+
+    return {"device": device, "device_of": device_of, "_DeviceGuard": device}
+
+
+def cuda_answers(cards: Cards) -> dict[str, Any]:
+    """Replacements for attributes of ``torch.cuda``."""
+    gpu, num_cards = cards.gpu.card, len(cards.gpu.recorders)
 
     def answer(value: Any) -> Any:
         return lambda *args, **kwargs: value
 
-    def free() -> int:
-        return max(total_bytes - outside_bytes - recorder.allocator.reserved_bytes, 0)
+    def generator_state(*_: Any) -> torch.Tensor:
+        return torch.zeros(16, dtype=torch.uint8, device="cpu")
 
     answers: dict[str, Any] = {
         name: answer(value)
         for name, value in {
-            "is_initialized": True, "device_count": 1, "current_device": 0, "init": None,
-            "_lazy_init": None, "synchronize": None, "set_device": None, "manual_seed": None, "manual_seed_all": None,
+            "is_initialized": True, "device_count": num_cards, "init": None,
+            "_lazy_init": None, "synchronize": None, "manual_seed": None, "manual_seed_all": None,
             "seed": None, "seed_all": None, "initial_seed": 0, "ipc_collect": None,
             "reset_accumulated_memory_stats": None,
             "get_device_name": gpu.name, "get_device_capability": gpu.capability,
-            "is_bf16_supported": gpu.capability >= (8, 0), "is_tf32_supported": gpu.capability >= (8, 0),
+            "is_tf32_supported": gpu.capability >= (8, 0),
             "is_current_stream_capturing": False, "get_arch_list": [f"sm_{gpu.capability[0]}{gpu.capability[1]}"],
-            "can_device_access_peer": False, "utilization": 0, "set_rng_state": None, "set_rng_state_all": None,
+            "utilization": 0, "set_rng_state": None, "set_rng_state_all": None,
             "memory_summary": "", "memory_snapshot": [], "list_gpu_processes": "", "set_stream": None,
         }.items()
     }  # fmt: skip
+    properties = _properties(gpu, cards.total_bytes)
     answers.update(
-        get_device_properties=answer(_properties(gpu, total_bytes)),
+        _device_contexts(cards),
+        is_bf16_supported=_is_bf16_supported(gpu),
+        current_device=lambda: cards.gpu.current,
+        set_device=cards.set_device,
+        _exchange_device=cards.exchange,
+        _maybe_exchange_device=cards.exchange,
+        can_device_access_peer=lambda device, peer: device != peer,
+        get_device_properties=lambda device=None: cards.named(device) >= 0 and properties,
         is_available=_is_available(torch.cuda.is_available()),
-        get_rng_state=lambda *args: torch.zeros(16, dtype=torch.uint8, device="cpu"),
-        get_rng_state_all=lambda *args: [torch.zeros(16, dtype=torch.uint8, device="cpu")],
-        device=lambda *args, **kwargs: nullcontext(),
-        device_of=lambda *args, **kwargs: nullcontext(),
+        get_rng_state=generator_state,
+        get_rng_state_all=lambda *args: [generator_state() for _ in range(num_cards)],
         Stream=FakeStream,
         Event=FakeEvent,
-        current_stream=FakeStream,
-        default_stream=FakeStream,
+        current_stream=lambda device=None: FakeStream(cards.named(device)),
+        default_stream=lambda device=None: FakeStream(cards.named(device)),
         stream=lambda stream: nullcontext(stream),
-        memory_allocated=lambda *args, **kwargs: counters.allocated(),
-        memory_reserved=lambda *args, **kwargs: counters.reserved(),
-        memory_cached=lambda *args, **kwargs: counters.reserved(),
-        max_memory_allocated=lambda *args, **kwargs: counters.max_allocated(),
-        max_memory_reserved=lambda *args, **kwargs: counters.max_reserved(),
-        max_memory_cached=lambda *args, **kwargs: counters.max_reserved(),
-        reset_peak_memory_stats=lambda *args, **kwargs: counters.reset(),
-        reset_max_memory_allocated=lambda *args, **kwargs: counters.reset(),
-        reset_max_memory_cached=lambda *args, **kwargs: counters.reset(),
-        memory_stats=lambda *args, **kwargs: counters.stats(),
-        memory_stats_as_nested_dict=lambda *args, **kwargs: counters.stats(),
-        mem_get_info=lambda *args, **kwargs: (free(), total_bytes),
-        empty_cache=lambda *args, **kwargs: recorder.empty_cache(),
-        set_per_process_memory_fraction=lambda fraction, *_: recorder.allocator.limit(int(fraction * total_bytes)),
+        memory_allocated=lambda device=None: cards.counters(device).allocated(),
+        memory_reserved=lambda device=None: cards.counters(device).reserved(),
+        memory_cached=lambda device=None: cards.counters(device).reserved(),
+        max_memory_allocated=lambda device=None: cards.counters(device).max_allocated(),
+        max_memory_reserved=lambda device=None: cards.counters(device).max_reserved(),
+        max_memory_cached=lambda device=None: cards.counters(device).max_reserved(),
+        reset_peak_memory_stats=lambda device=None: cards.counters(device).reset(),
+        reset_max_memory_allocated=lambda device=None: cards.counters(device).reset(),
+        reset_max_memory_cached=lambda device=None: cards.counters(device).reset(),
+        memory_stats=lambda device=None: cards.counters(device).stats(),
+        memory_stats_as_nested_dict=lambda device=None: cards.counters(device).stats(),
+        mem_get_info=cards.memory_info,
+        empty_cache=cards.empty_cache,
+        set_per_process_memory_fraction=cards.limit,
     )
     return answers
 
 
-def accelerator_answers() -> dict[str, Any]:
+def accelerator_answers(cards: Cards) -> dict[str, Any]:
     """Replacements for attributes of ``torch.accelerator``, where this PyTorch has them."""
     answers: dict[str, Any] = {
         "is_available": lambda: True,
-        "device_count": lambda: 1,
-        "current_device_index": lambda: 0,
-        "current_device_idx": lambda: 0,
+        "device_count": lambda: len(cards.gpu.recorders),
+        "current_device_index": lambda: cards.gpu.current,
+        "current_device_idx": lambda: cards.gpu.current,
+        "set_device_index": cards.set_device,
+        "set_device_idx": cards.set_device,
+        "device_index": _device_contexts(cards)["device"],
         "current_accelerator": lambda *args, **kwargs: torch.device("cuda"),
-        "current_stream": FakeStream,
+        "current_stream": lambda device=None: FakeStream(cards.named(device)),
         "synchronize": lambda *args, **kwargs: None,
-        "empty_cache": lambda: torch.cuda.empty_cache(),
-        "memory_allocated": lambda *args: torch.cuda.memory_allocated(),
-        "memory_reserved": lambda *args: torch.cuda.memory_reserved(),
-        "max_memory_allocated": lambda *args: torch.cuda.max_memory_allocated(),
-        "max_memory_reserved": lambda *args: torch.cuda.max_memory_reserved(),
+        "empty_cache": cards.empty_cache,
+        "memory_allocated": lambda device=None: cards.counters(device).allocated(),
+        "memory_reserved": lambda device=None: cards.counters(device).reserved(),
+        "max_memory_allocated": lambda device=None: cards.counters(device).max_allocated(),
+        "max_memory_reserved": lambda device=None: cards.counters(device).max_reserved(),
+        "reset_peak_memory_stats": lambda device=None: cards.counters(device).reset(),
+        "get_memory_info": cards.memory_info,
     }
     module = getattr(torch, "accelerator", None)
     return {name: answer for name, answer in answers.items() if hasattr(module, name)}

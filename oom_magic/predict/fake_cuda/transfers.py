@@ -1,4 +1,4 @@
-"""Copies between the host and the pretend GPU, below autograd."""
+"""Copies between the host and the pretend GPU, and between its cards, below autograd."""
 
 from __future__ import annotations
 
@@ -25,15 +25,17 @@ def _to_copy(gpu: FakeGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) 
         place = Place.HOST
     if origin is None and place in (None, Place.HOST):
         return func(*args, **kwargs)
-    if place is Place.GPU and origin is Place.GPU:
+    card = gpu.current if gpu.creating is None else gpu.creating_card  # a handler runs on the card of its source
+    if place is Place.GPU and origin is Place.GPU and card == gpu.current:
         return gpu.run(func, args, {**kwargs, "device": META})
     place = place or Place.GPU
     out = func(*args, **{**kwargs, "device": META, "non_blocking": False})
     is_real = place is Place.HOST and not is_large(out)
-    if not is_real:
-        gpu.adopt(out, place, func.name())
-    if (place is Place.GPU) != (origin is Place.GPU):
-        _stage(gpu, func, out, source, place is Place.GPU, kwargs.get("non_blocking", False))
+    with gpu.on_card(card if place is Place.GPU else gpu.current):
+        if not is_real:
+            gpu.adopt(out, place, func.name())
+        if (place is Place.GPU) != (origin is Place.GPU):
+            _stage(gpu, func, out, source, place is Place.GPU, kwargs.get("non_blocking", False))
     if is_real:
         values = gpu.values.read(source)
         return torch.empty_strided(out.size(), out.stride(), dtype=out.dtype, device="cpu").copy_(values)

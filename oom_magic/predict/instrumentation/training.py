@@ -27,14 +27,14 @@ class Training:
     """The training loop of a dry run: counts its steps, names its memory, makes the ``changes`` asked for.
 
     ``model_inputs`` are the tensors that the first model was called with: shape, and whether integer. ``begins_at``
-    is the event from which the run counts, where a change says that the model would be loaded so. ``num_calls`` counts
-    the calls of models with gradients since the last optimizer step. ``stop_after_steps`` of them
+    is the event of each card from which the run counts, where a change says that the model would be loaded so.
+    ``num_calls`` counts the calls of models with gradients since the last optimizer step. ``stop_after_steps`` of them
     end a run (None: its own end does).
     """
 
     def __init__(self, gpu: FakeGPU, changes: Sequence[Change], stop_after_steps: int | None, has_bar: bool) -> None:
         self.model_inputs: Inputs = ()
-        self.begins_at = 0
+        self.begins_at: tuple[int, ...] = ()
         self.num_calls = 0
         self._gpu = gpu
         self._changes = tuple(changes)
@@ -75,7 +75,7 @@ class Training:
     @contextmanager
     def _progress(self) -> Iterator[None]:
         """A bar over the optimizer steps, for runs of more than two seconds."""
-        self._gpu.recorder.expect_step()
+        self._expect_step()
         options: dict[str, Any] = {"desc": "dry run", "unit": "step", "delay": 2, "leave": False}
         with tqdm(total=self.stop_after_steps, disable=not self._has_bar, **options) as bar:
             self._bar = bar
@@ -113,7 +113,8 @@ class Training:
             self.model_inputs = inputs_of(args, kwargs)
         for tensor in (*module.parameters(), *module.buffers()):
             self._gpu.assign(tensor, Category.PARAMETER)
-        self._gpu.recorder.step = max(self._gpu.recorder.step, 1)
+        for recorder in self._gpu.recorders:
+            recorder.step = max(recorder.step, 1)
 
     def _prepare(self, module: torch.nn.Module) -> None:
         """Make the changes to a model that is about to run first."""
@@ -129,7 +130,7 @@ class Training:
             change.prepare(module)
             self._refusals[change] = None
             if change.applies_at_load and not self.begins_at:
-                self.begins_at = len(self._gpu.recorder.order)
+                self.begins_at = tuple(len(recorder.order) for recorder in self._gpu.recorders)
         except InapplicableError as refusal:
             self._refusals.setdefault(change, refusal.with_traceback(None))  # its frames hold the outputs
 
@@ -163,19 +164,27 @@ class Training:
 
     def _count_step(self, optimizer: torch.optim.Optimizer) -> None:
         """A step ends when an optimizer has stepped more often than any had before."""
-        recorder = self._gpu.recorder
         number = self._steps_of[id(optimizer)] = self._steps_of.get(id(optimizer), 0) + 1
-        if number < max(recorder.step, 1):
+        if number < max(self._gpu.recorder.step, 1):
             return
         self.num_calls = 0
-        recorder.mark(MarkKind.STEP_END)
-        recorder.step = number + 1
-        self._gpu.recorder.expect_step()
+        self._mark(MarkKind.STEP_END)
+        for recorder in self._gpu.recorders:
+            recorder.step = number + 1
+        self._expect_step()
         if self._bar is not None:
             self._bar.update()
         if self.stop_after_steps is not None and number >= self.stop_after_steps:
-            recorder.mark(MarkKind.LEFT)
+            self._mark(MarkKind.LEFT)
             raise Finished
+
+    def _mark(self, kind: MarkKind) -> None:
+        for recorder in self._gpu.recorders:
+            recorder.mark(kind)
+
+    def _expect_step(self) -> None:
+        for recorder in self._gpu.recorders:
+            recorder.expect_step()
 
 
 def _is_model(module: torch.nn.Module) -> bool:

@@ -226,8 +226,15 @@ class _FakeCopies:
             place = self._origin.gpu.place(source) or Place.META
             if place is Place.GPU and not self._origin.gpu.was_there_before(source):
                 place = Place.META  # made by the run that failed; a new run makes its own
-        self._gpu.adopt(made, place, "", Phase.OTHER)
+        with self._gpu.on_card(self._card_of(source)):
+            self._gpu.adopt(made, place, "", Phase.OTHER)
         self._gpu.assign(made, Category.PARAMETER if is_weight else Category.BEFORE)
+
+    def _card_of(self, source: torch.Tensor) -> int:
+        """The card of the user's tensor, or of its double in the session this one starts from."""
+        spot = self._origin.gpu.spot(source) if source.is_meta and self._origin is not None else None
+        index = source.device.index or 0 if spot is None else spot.card
+        return min(index, len(self._gpu.recorders) - 1)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -26,7 +26,7 @@ _LT_SHARES = (2, 12) <= TORCH < (2, 15)  # cublasLt works in that of cuBLAS (see
 
 
 class _Workspaces:
-    """One workspace for each library and thread (the user's, and autograd's)."""
+    """One workspace for each library and handle, of which each thread has one on each card."""
 
     def product(self, call: Call) -> None:
         """A product by cuBLAS."""
@@ -46,11 +46,12 @@ class _Workspaces:
         self._work(call, "cublasLt", _cublas_lt_bytes)
 
     def _work(self, call: Call, library: str, law: SizeFunction) -> None:
-        thread = (library, torch._C._current_graph_task_id() != -1)
         if not _IS_KEPT:
             call.allocate_scratch(law)
-        elif thread not in call.gpu.workspaces:
-            call.gpu.workspaces[thread] = call.keep_by(law, operator=library, category=Category.WORKSPACE)
+            return
+        owner = (library, call.gpu.threads.handle(call.gpu.current))
+        if owner not in call.gpu.workspaces:
+            call.gpu.workspaces[owner] = call.keep_by(law, operator=library, category=Category.WORKSPACE)
 
 
 def workspace_rules() -> dict[OpOverload, Rule]:

@@ -44,9 +44,17 @@ def _training_arguments(module: ModuleType, run: Run) -> Iterator[None]:
         is_cpu = getattr(arguments, "use_cpu", False) or getattr(arguments, "no_cuda", False)
         return torch.device("cpu") if is_cpu else _CUDA
 
+    def num_gpus(arguments: Any) -> int:
+        """One of a process group has one; else Trainer takes all that are visible (``_setup_devices``)."""
+        if device(arguments).type != "cuda":
+            return 0
+        state = getattr(arguments, "distributed_state", None)
+        is_alone = state is None or str(state.distributed_type).endswith("NO")
+        return torch.cuda.device_count() if is_alone else 1
+
     changes = {
         "device": property(device),
-        "n_gpu": property(lambda arguments: int(device(arguments).type == "cuda")),
+        "n_gpu": property(num_gpus),
         "should_save": property(lambda arguments: False),
     }
     with patched(owner, changes):

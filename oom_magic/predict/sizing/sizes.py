@@ -344,11 +344,12 @@ class Sizes(Describable):
         if self._bar is not None:
             self._bar.total = max(self._bar.total, self._bar.n + 2)
             self._bar.update()
-        reckonings = session.recorder.reckonings
+        recorder = session.recorders[0]
+        reckonings = recorder.reckonings
         return Trace(
             Structure.of(report.timeline, reckonings),
             _numbers(report.timeline.requested_bytes, reckonings),
-            np.array(session.recorder.dims, dtype=np.int64),
+            np.array(recorder.dims, dtype=np.int64),
             report.assumptions,
         )
 

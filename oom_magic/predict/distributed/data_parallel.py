@@ -1,0 +1,162 @@
+"""``nn.DataParallel``: PyTorch's own Python code runs; what it has in C++ and in threads is here.
+
+Source: torch/csrc/cuda/comm.cpp and torch/nn/parallel/parallel_apply.py. Replicas run one after the other, which is the
+same for each card's allocator. NCCL is there and copies without memory of the allocator's.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.cuda.nccl
+import torch.nn.parallel.comm
+
+from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
+from oom_magic.predict.isolation.patching import patched
+
+Tensors = Sequence[torch.Tensor]
+
+
+@contextmanager
+def data_parallel_followed(gpu: FakeGPU) -> Iterator[None]:
+    """While a dry run lasts, models are replicated over the pretend machine's cards."""
+    patches: list[tuple[Any, dict[str, Any]]] = [
+        (torch.nn.parallel.comm, {"broadcast": broadcast, "broadcast_coalesced": broadcast_coalesced}),
+        (torch.nn.parallel.comm, {"scatter": scatter, "gather": gather}),
+        (torch.cuda.nccl, {"is_available": lambda tensors: True, "reduce": lambda *args, **kwargs: None}),
+        (sys.modules["torch.nn.parallel.parallel_apply"], {"threading": _threads_in_turn(gpu)}),
+        (sys.modules["torch.nn.parallel._functions"], {"_get_stream": lambda device: torch.cuda.Stream(device)}),
+    ]
+    with ExitStack() as stack:
+        for owner, values in patches:
+            stack.enter_context(patched(owner, values))
+        yield
+
+
+def broadcast(tensor: torch.Tensor, devices: Sequence[Any] | None = None, *, out: Any = None) -> tuple[Any, ...]:
+    """A copy on each device; where the tensor is, itself (``broadcast``)."""
+    if devices is None:
+        return tuple(out)
+    numbers = [_number(device) for device in devices]
+    return tuple(
+        tensor
+        if tensor.is_cuda and tensor.get_device() == number
+        else torch.empty(tensor.size(), dtype=tensor.dtype, device=torch.device("cuda", number))
+        for number in numbers
+    )
+
+
+def broadcast_coalesced(tensors: Tensors, devices: Sequence[Any], buffer_size: int = 10485760) -> list[list[Any]]:
+    """Copies of many tensors, in buffers of at least ``buffer_size`` bytes; on the first device themselves."""
+    outputs: list[list[Any]] = [list(tensors), *([None] * len(tensors) for _ in devices[1:])]
+    for positions in _groups(tensors, buffer_size):
+        copies = broadcast(_flat([tensors[position] for position in positions]), devices)
+        for output, copy in zip(outputs[1:], copies[1:], strict=True):
+            start = 0
+            for position in positions:
+                like = tensors[position]
+                output[position] = copy.narrow(0, start, like.numel()).view(like.size()).data
+                start += like.numel()
+    return outputs
+
+
+def _groups(tensors: Tensors, size_limit: int) -> Iterator[list[int]]:
+    """Positions by type, a group being closed when it reaches the limit (tensor_flatten.cpp, ``take_tensors``)."""
+    groups: dict[torch.dtype, list[int]] = defaultdict(list)
+    sizes: dict[torch.dtype, int] = defaultdict(int)
+    for position, tensor in enumerate(tensors):
+        groups[tensor.dtype].append(position)
+        sizes[tensor.dtype] += tensor.numel() * tensor.element_size()
+        if sizes[tensor.dtype] >= size_limit:
+            yield groups.pop(tensor.dtype)
+            sizes[tensor.dtype] = 0
+    yield from groups.values()
+
+
+def _flat(tensors: Tensors) -> torch.Tensor:
+    rows = [tensor.contiguous().view(-1) for tensor in tensors]
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+
+def scatter(
+    tensor: torch.Tensor,
+    devices: Sequence[Any] | None = None,
+    chunk_sizes: Sequence[int] | None = None,
+    dim: int = 0,
+    streams: Sequence[Any] | None = None,
+    *,
+    out: Any = None,
+) -> tuple[torch.Tensor, ...]:
+    """A piece on each device; one that is there already is a view."""
+    if out is not None:
+        return tuple(out)
+    assert devices is not None
+    chunks = tensor.chunk(len(devices), dim) if chunk_sizes is None else tensor.split(list(chunk_sizes), dim)
+    made = []
+    for position, chunk in enumerate(chunks):
+        with torch.cuda.stream(streams[position] if streams else None):  # type: ignore[arg-type]
+            made.append(chunk.to(torch.device("cuda", _number(devices[position])), non_blocking=True))
+    return tuple(made)
+
+
+def gather(tensors: Tensors, dim: int = 0, destination: Any = None, *, out: Any = None) -> torch.Tensor:
+    """The pieces behind one another on the destination (-1: the host)."""
+    if out is not None:
+        return out  # type: ignore[no-any-return]
+    size = list(tensors[0].size())
+    size[dim] = sum(tensor.size(dim) for tensor in tensors)
+    is_last = all(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in tensors if tensor.dim() == 4)
+    layout = torch.channels_last if is_last and len(size) == 4 else torch.contiguous_format
+    is_host = destination == -1 or (destination is not None and torch.device(destination).type == "cpu")
+    device = torch.device("cpu") if is_host else torch.device("cuda", _number(destination))
+    made = torch.empty(size, dtype=tensors[0].dtype, device=device, memory_format=layout)
+    start = 0
+    for tensor in tensors:
+        made.narrow(dim, start, tensor.size(dim)).copy_(tensor, non_blocking=True)
+        start += tensor.size(dim)
+    return made
+
+
+def _number(device: Any) -> int:
+    """The card that a device names; the current one where it names none."""
+    index = device if isinstance(device, int) else None if device is None else torch.device(device).index
+    return torch.cuda.current_device() if index is None else index
+
+
+def _threads_in_turn(gpu: FakeGPU) -> SimpleNamespace:
+    """``threading`` for ``parallel_apply``: what a thread would do is done when it is started."""
+
+    class Thread:
+        def __init__(self, target: Callable[..., None], args: tuple[Any, ...]) -> None:
+            self._target, self._args = target, args
+
+        def start(self) -> None:
+            with gpu.threads.started(), gpu.on_card(gpu.current), _as_in_a_new_thread():
+                self._target(*self._args)
+
+        def join(self) -> None: ...
+
+    return SimpleNamespace(Thread=Thread, Lock=threading.Lock)
+
+
+@contextmanager
+def _as_in_a_new_thread() -> Iterator[None]:
+    """A thread begins with gradients on, autocast off and float16 as its type (c10's and ATen's thread-locals)."""
+    is_recorded, dtype = torch.is_grad_enabled(), torch.get_autocast_dtype("cuda")
+    is_on = torch.is_autocast_enabled("cuda")
+    torch.set_autocast_enabled("cuda", False)
+    torch.set_autocast_dtype("cuda", torch.float16)
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        torch.set_grad_enabled(is_recorded)
+        torch.set_autocast_enabled("cuda", is_on)
+        torch.set_autocast_dtype("cuda", dtype)

@@ -1,0 +1,88 @@
+"""Several cards in one process: tensors on any, copies between them, an allocator each."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import oom_magic as om
+from oom_magic.units import MIB
+
+
+def two_halves() -> None:
+    """A model on two cards, the activation carried over."""
+    first, second = nn.Linear(1024, 1024).to("cuda:0"), nn.Linear(1024, 8192).to("cuda:1")
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
+    second(first(torch.randn(64, 1024, device="cuda:0")).to("cuda:1")).sum().backward()
+    optimizer.step()
+
+
+def test_each_card_has_its_own_memory() -> None:
+    report = om.dry_run(two_halves, gpu="T4", num_gpus=3)
+    first, second, third = report.cards
+    assert [card.device.index for card in report.cards] == [0, 1, 2]
+    assert second.breakdown["parameter"] == 8 * first.breakdown["parameter"] == 8 * (4 * MIB + 4096)
+    assert (third.peak_allocated_bytes, third.peak_reserved_bytes) == (0, 0)
+    assert report.to_dict() | {"cards": None} == second.to_dict() | {"cards": None}  # the fullest
+    assert len(first.steps) == len(second.steps) == 1
+
+
+def test_current_device_and_counters() -> None:
+    seen = {}
+
+    def code() -> None:
+        held = [torch.empty(MIB, dtype=torch.uint8, device="cuda:1")]
+        with torch.cuda.device(1):
+            held.append(torch.empty(MIB, dtype=torch.uint8, device="cuda"))
+            seen["inside"] = torch.cuda.current_device(), str(held[1].device)
+        torch.cuda.set_device("cuda:1")
+        held.append(torch.ones(1).cuda())
+        seen["allocated"] = [torch.cuda.memory_allocated(index) for index in range(torch.cuda.device_count())]
+        free = [torch.cuda.mem_get_info(index)[0] for index in (0, 1)]
+        seen["reserved"] = free[0] - free[1]
+        seen["added"] = (held[0] + held[1]).get_device()
+
+    om.dry_run(code, num_gpus=2)
+    assert seen == {
+        "inside": (1, "cuda:1"), "allocated": [0, 2 * MIB + 512], "reserved": 4 * MIB, "added": 1,
+    }  # fmt: skip
+
+
+def test_mixed_cards_raise_what_cuda_raises() -> None:
+    def code() -> None:
+        torch.ones(2, device="cuda:0") + torch.ones(2, device="cuda:1")
+
+    with pytest.raises(RuntimeError, match="found at least two devices, cuda:0 and cuda:1!"):
+        om.dry_run(code, num_gpus=2)
+    with pytest.raises(RuntimeError, match="has one GPU, cuda:0; num_gpus=2 makes more"):
+        om.dry_run(code)
+    with pytest.raises(ValueError, match="num_gpus=0 is no count"):
+        om.dry_run(code, num_gpus=0)
+
+
+def test_the_card_that_failed_is_named() -> None:
+    def code() -> None:
+        kept = [torch.empty(100 * MIB, dtype=torch.uint8, device="cuda:0")]
+        kept.append(torch.empty(16384 * MIB, dtype=torch.uint8, device="cuda:1"))
+
+    report = om.dry_run(code, gpu="T4", num_gpus=2)
+    assert report.out_of_memory is not None
+    assert report.out_of_memory.device_index == report.device.index == 1
+    assert "GPU 1 has a total capacity" in report.out_of_memory.message
+    assert report.cards[0].out_of_memory is None
+    assert report.cards[0].error == "OutOfMemoryError on cuda:1"
+
+
+def test_gradients_go_back_to_where_tensors_are() -> None:
+    seen = {}
+
+    def code() -> None:
+        weight = torch.ones(300, 1024, device="cuda:0", requires_grad=True)
+        bias = torch.ones(1024, requires_grad=True)
+        (weight.to("cuda:1").double() + bias.cuda(1)).sum().backward()
+        assert weight.grad is not None and bias.grad is not None
+        seen["gradients"] = str(weight.grad.device), str(bias.grad.device)
+
+    om.dry_run(code, num_gpus=2)
+    assert seen["gradients"] == ("cuda:0", "cpu")
