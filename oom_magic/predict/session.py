@@ -28,7 +28,6 @@ from oom_magic.predict.instrumentation.training import Finished, Training
 from oom_magic.predict.isolation.context import (
     checkpoints_compared_alike,
     checkpoints_ended,
-    garbage_collection_off,
     only_one,
     python_functions_followed,
 )
@@ -133,11 +132,13 @@ class DrySession:
         try:
             with self._active(list(namespaces)):
                 try:
+                    self.fake_gpu.collector.begin()
                     function()
                 finally:
                     self.training.assign_modules()
+            self._forgive()
         except Finished:
-            pass
+            self._forgive()
         except torch.OutOfMemoryError as exception:
             if self._out_of_memory is None:
                 error = f"{type(exception).__name__}: {exception}"
@@ -155,6 +156,13 @@ class DrySession:
         """Identity and bytes of what a tensor, or its double, has on the pretend GPU; None if it is not there."""
         found = self.fake_gpu.storage_of(self._user_state.template(tensor))
         return None if found is None or found.allocation < 0 else (found.key, found.num_bytes)
+
+    def _forgive(self) -> None:
+        """The code caught what errors there were: it is as if the memory had been enough."""
+        if self._out_of_memory is not None:
+            found, self._out_of_memory = self._out_of_memory, None
+            text = f"{format_bytes(found.requested_bytes)} did not fit once; the code caught the error and went on"
+            self._assumptions.setdefault((text, found.line))
 
     def _restart(self) -> None:
         self.fake_gpu.restart()
@@ -192,7 +200,7 @@ class DrySession:
         autocast = self.fake_gpu.autocast = Autocast(self.fake_gpu)
         with ExitStack() as stack:
             stack.enter_context(only_one())
-            stack.enter_context(garbage_collection_off())
+            stack.enter_context(self.fake_gpu.collector.standing_in())
             stack.enter_context(process_state_kept())
             stack.enter_context(self._user_state.exchanged(namespaces))
             cards = Cards(self.fake_gpu, self.total_bytes, self.gpu.context_bytes)

@@ -28,6 +28,7 @@ from oom_magic.predict.fake_cuda.gradients import counts_when_unheld, reused_gra
 from oom_magic.predict.fake_cuda.known_outputs import KnownOutputs
 from oom_magic.predict.fake_cuda.threads import Threads
 from oom_magic.predict.instrumentation.attribution import Attribution
+from oom_magic.predict.instrumentation.collector import Collector
 from oom_magic.predict.instrumentation.recorder import Recorder, SizeExpression
 from oom_magic.predict.setups.gpus import GPU
 
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
     from oom_magic.predict.fake_cuda.values import Values
 
 META = torch.device("meta")
+COLLECTED = (
+    "tensors that only objects referring to each other hold are freed when Python's collector runs: here as CPython "
+    "counts objects, which a real run may do some objects sooner or later"
+)
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _WITH_HOST_LENGTHS = {
     torch.ops.aten._pack_padded_sequence.default,
@@ -123,6 +128,8 @@ class FakeGPU(TorchDispatchMode):
         self.process_group: tuple[int, int] | None = None  # rank and size of the one that code on it made
         self._storages: dict[int, _Storage] = {}
         self._composite: dict[OpOverload, bool] = {}
+        self.collector = Collector(self._num_containers, self._has_collected)
+        self._is_inside = False  # an operator, by which others are run
         counts_when_unheld()  # looked up now, before the modes are on
 
     # -- what is where --------------------------------------------------------
@@ -227,6 +234,15 @@ class FakeGPU(TorchDispatchMode):
         if storage is not None and storage.allocation >= 0:
             self.recorders[storage.card].assign(storage.allocation, category)
 
+    def _num_containers(self) -> int:
+        """The Python containers that following takes: a row an allocation, its block, what is known of its storage."""
+        rows = sum(len(recorder.columns) + len(recorder.blocks) for recorder in self.recorders)
+        return rows + 3 * len(self._storages)
+
+    def _has_collected(self, num_freed: int) -> None:
+        if num_freed > 0:
+            self.values.assume(COLLECTED)
+
     # -- taking and giving memory ---------------------------------------------
 
     def adopt(self, tensor: torch.Tensor, place: Place, operator: str, phase: Phase | None = None) -> None:
@@ -273,7 +289,10 @@ class FakeGPU(TorchDispatchMode):
             return self.recorder.allocate(num_bytes, operator, phase, line, module, category, reckoning)
         except AllocatorOutOfMemory as error:
             failure = self._fail(error, operator, phase)
-        raise failure  # outside of the except: the allocator's own error is no part of what the user sees
+        try:
+            raise failure  # outside of the except: the allocator's own error is no part of what the user sees
+        finally:
+            del failure  # an error that its own frame held would keep what the frames above it hold
 
     def _forget(self, entry: _Storage) -> None:
         if self._storages.get(entry.key) is entry:
@@ -288,11 +307,21 @@ class FakeGPU(TorchDispatchMode):
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         with DisableTorchFunction():
-            handler = self.handlers.get(func)
-            if handler is not None:
-                with self.on_card_of(*tensors_in(args, kwargs or {})):
-                    return handler(self, func, args, kwargs or {})
-            return self.run(func, args, kwargs or {})
+            if self._is_inside:
+                return self._handle(func, args, kwargs or {})
+            self._is_inside = True
+            try:
+                self.collector.collect_if_due()
+                return self._handle(func, args, kwargs or {})
+            finally:
+                self._is_inside = False
+
+    def _handle(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        handler = self.handlers.get(func)
+        if handler is None:
+            return self.run(func, args, kwargs)
+        with self.on_card_of(*tensors_in(args, kwargs)):
+            return handler(self, func, args, kwargs)
 
     def run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator on pretended tensors, taking the memory that CUDA's would."""

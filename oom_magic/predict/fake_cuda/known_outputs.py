@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-_PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+_PLAIN = (int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 _Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
@@ -48,6 +48,8 @@ def _key(value: Any) -> Hashable:
         return tuple(value.shape), value.stride(), value.dtype, value.storage_offset()
     if isinstance(value, (tuple, list)):
         return tuple([_key(item) for item in value])
+    if isinstance(value, float):
+        return float  # no layout depends on its value, which an optimizer changes with each step
     if isinstance(value, _PLAIN):
         return type(value), value
     raise _NotByShapeError

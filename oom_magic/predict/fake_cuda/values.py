@@ -1,19 +1,22 @@
-"""True values for small tensors on the pretend GPU.
+"""True values for tensors on the pretend GPU, as far as they are known.
 
-Host code branches on masks, lengths and counts (``mask.all()``, ``.item()``, boolean indexing). A small integer or
-boolean tensor whose inputs are all known therefore carries a real copy of its storage on the CPU, a *shadow*, on
-which every operator is repeated. What has no shadow is read as a documented default, and the report says where.
+Host code branches on masks, lengths and counts (``mask.all()``, ``.item()``, boolean indexing). A tensor that is made
+of one constant, and a small one whose inputs are known, therefore carries its values (``Shadow``), on which every
+operator is repeated. What is not known is read as a documented default, and the report says where.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
+from oom_magic.predict.fake_cuda.branches import answer_that_goes_on
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU, Handler, Place, map_tensors, tensors_in
+from oom_magic.predict.fake_cuda.shadows import Shadow, covers
 
 aten = torch.ops.aten
 
@@ -28,8 +31,9 @@ class Values:
     def __init__(self, gpu: FakeGPU, assume: Callable[[str], None]) -> None:
         self._gpu = gpu
         self.assume = assume
-        self._shadows: dict[int, torch.UntypedStorage] = {}
+        self._shadows: dict[int, Shadow] = {}
         self._passed: set[int] = set()  # storages with the outcome of a check of unknown values
+        self._answered: dict[tuple[str, int], bool] = {}  # by line of a loop: what its condition was read as last
 
     def forget(self, key: int) -> None:
         """A storage died."""
@@ -37,112 +41,318 @@ class Values:
         self._passed.discard(key)
 
     def get(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """The true values of a tensor (itself when it is real); None when they are not known."""
+        """The true values of a tensor (itself when it is real); None when they are not all known."""
         if not tensor.is_meta:
             return tensor
-        shadow = self._shadows.get(tensor.untyped_storage()._cdata)
-        if shadow is None:
-            return None
-        empty = torch.empty(0, dtype=tensor.dtype)
-        return empty.set_(shadow, tensor.storage_offset(), tensor.size(), tensor.stride())  # type: ignore[call-overload]
+        shadow = self._shadow(tensor)
+        return shadow.values(tensor) if shadow is not None and shadow.is_known(tensor) else None
 
     def put(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
         """Let a pretended tensor have these values."""
-        storage = tensor.untyped_storage()
-        shadow = torch.UntypedStorage(storage.nbytes())
-        empty = torch.empty(0, dtype=tensor.dtype)
-        target = empty.set_(shadow, tensor.storage_offset(), tensor.size(), tensor.stride())  # type: ignore[call-overload]
-        target.copy_(value.detach())
-        self._shadows[storage._cdata] = shadow
+        if covers(tensor) and value.numel() and not any(value.stride()):
+            self._put_constant(tensor, value.detach().flatten()[0].to(tensor.dtype))
+        elif is_small(tensor):
+            self._own(tensor).write(tensor, value)
+        else:
+            self._forget(tensor)
 
     def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """``target`` now holds what ``source`` holds."""
-        value = self.get(source)
         if not target.is_meta:
             target.copy_(self.read(source))
-        elif value is not None and is_small(target) and value.shape == target.shape:
+            return
+        shadow = self._shadow(source) if source.is_meta else None
+        value = self.get(source)
+        if value is not None and value.shape == target.shape:
             self.put(target, value)
+            if shadow is not None and shadow.is_assumed:
+                self._own(target).is_assumed = True
+        elif shadow is not None and is_small(target) and is_small(source) and source.shape == target.shape:
+            self._own(target).write(target, shadow.values(source), shadow.known_mask(source))
         else:
-            self.forget(target.untyped_storage()._cdata)
+            self._forget(target)
 
     def read(self, tensor: torch.Tensor) -> torch.Tensor:
         """The values that host code gets to see, as a real tensor of the same shape, without its memory."""
+        shadow = self._shadow(tensor) if tensor.is_meta else None
         value = self.get(tensor)
-        if value is None:
-            default = UNKNOWN_NUMBER if tensor.dtype != torch.bool else self._has_passed(tensor)
-            self.assume(f"a value computed on the pretend GPU is read; {default} was taken")
-            value = torch.full((), default, dtype=tensor.dtype, device="cpu").expand(tensor.shape)
-        return value
+        if value is not None:
+            if shadow is not None and shadow.is_assumed:
+                self.assume("a check of values computed on the pretend GPU is read; they were taken to be finite")
+            return value
+        default, shown = self._default(tensor)
+        self.assume(f"a value computed on the pretend GPU is read; {shown} was taken")
+        if shadow is not None:
+            return torch.where(shadow.known_mask(tensor), shadow.values(tensor), default)
+        return default
+
+    def _default(self, tensor: torch.Tensor) -> tuple[torch.Tensor, str]:
+        """What an unknown value is read as, and how that is said."""
+        if tensor.dtype is not torch.bool:
+            number = torch.full((), UNKNOWN_NUMBER, dtype=tensor.dtype, device="cpu")
+            return number.expand(tensor.shape), str(UNKNOWN_NUMBER)
+        if tensor.numel() > 1 and not self._has_passed(tensor):
+            mask = torch.zeros(tensor.numel(), dtype=torch.bool, device="cpu")
+            mask[::2] = True
+            return mask.view(tensor.shape), "every other element as True"
+        answer = answer_that_goes_on(sys._getframe(2), self._answered)
+        if answer is None:
+            answer = self._has_passed(tensor)
+        return torch.full((), answer, dtype=torch.bool, device="cpu").expand(tensor.shape), str(answer)
 
     def follow_creation(self, func: OpOverload, args: Any, kwargs: dict[str, Any], out: Any) -> None:
         """Shadow what a factory made: ``zeros``, ``arange``, ``full``, ``randint``, ..."""
-        if not isinstance(out, torch.Tensor) or not is_small(out) or is_empty(func):
+        if not isinstance(out, torch.Tensor) or is_empty(func) or (is_random(func) and out.is_floating_point()):
             return
-        if is_random(func) and out.is_floating_point():
-            return
-        options = {**kwargs, "device": torch.device("cpu")}
-        if "pin_memory" in options:
-            options["pin_memory"] = None
-        self.put(out, func(*args, **options))
+        constant = _constant_made(func, args, kwargs)
+        if constant is not None:
+            self._put_constant(out, torch.full((), constant, dtype=out.dtype, device="cpu"))
+        elif is_small(out):
+            options = {**kwargs, "device": torch.device("cpu")}
+            if "pin_memory" in options:
+                options["pin_memory"] = None
+            self.put(out, func(*args, **options))
 
     def follow(
         self, func: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor], out: Any
     ) -> None:
         """Repeat an operator that just ran on the shadows, or forget what it overwrote."""
-        if _is_check(func, args) or (func in _CONJUNCTIONS and all(map(self._has_passed, tensors))):
-            self._passed.add(out.untyped_storage()._cdata)
-        if not self._shadows:
+        finite = _answer_if_finite(func, args)
+        if finite is not None and self._shadow(args[0]) is None:
+            self._put_constant(out, torch.full((), finite, dtype=torch.bool, device="cpu"), is_assumed=True)
             return
-        is_written = not is_random(func) and not is_empty(func)
-        is_known = is_written and all(self.get(tensor) is not None for tensor in tensors)
-        if func._schema.is_mutable:
-            self._follow_in_place(func, args, kwargs, is_known)
-        elif is_known and all(map(is_small, tensors_in((out,), {}))):
-            values = self._repeat(func, args, kwargs)
-            for made, value in zip(tensors_in((out,), {}), tensors_in((values,), {}), strict=False):
-                self.put(made, value)
+        if func in _CHECKS or (func in _CONJUNCTIONS and all(map(self._has_passed, tensors))):
+            self._passed.add(out.untyped_storage()._cdata)
+        constant = _constant_made(func, args, kwargs)
+        if constant is not None:
+            self._put_constant(out, torch.full((), constant, dtype=out.dtype, device="cpu"))
+        elif self._shadows or func in _FILLS or func in _WRITES:
+            if func._schema.is_mutable:
+                self._follow_in_place(func, args, kwargs, tensors)
+            else:
+                self._follow_functional(func, args, kwargs, tensors, out)
+
+    def _follow_functional(
+        self, func: OpOverload, args: Any, kwargs: Any, tensors: list[torch.Tensor], out: Any
+    ) -> None:
+        if is_random(func) or is_empty(func):
+            return
+        if not all(map(self._is_known, tensors)):
+            if func in _MOVES:
+                self._move_parts(func, args, kwargs, out)
+            return
+        made = tensors_in((out,), {})
+        is_assumed = any(tensor.is_meta and self._shadows[_key(tensor)].is_assumed for tensor in tensors)
+        if self._are_constant(func, tensors):
+            values = tensors_in((self._repeat(func, args, kwargs, self._element),), {})
+            for tensor, value in zip(made, values, strict=False):
+                self._put_constant(tensor, value.flatten()[0].to(tensor.dtype), is_assumed)
+        elif all(map(is_small, made)) and all(map(is_small, tensors)):
+            values = tensors_in((self._repeat(func, args, kwargs, self.get),), {})
+            for tensor, value in zip(made, values, strict=False):
+                self.put(tensor, value)
+                self._shadows[_key(tensor)].is_assumed = is_assumed
 
     def _has_passed(self, tensor: torch.Tensor) -> bool:
-        return tensor.is_meta and tensor.untyped_storage()._cdata in self._passed
+        return tensor.is_meta and _key(tensor) in self._passed
 
-    def _repeat(self, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
-        """An operator on the shadows; nothing where the CPU has no kernel for these types."""
-        options = {key: map_tensors(value, self.get) for key, value in kwargs.items()}
+    def _shadow(self, tensor: torch.Tensor) -> Shadow | None:
+        shadow = self._shadows.get(_key(tensor)) if tensor.is_meta else None
+        if shadow is None or shadow.constant is None or shadow.constant.dtype is tensor.dtype or is_small(tensor):
+            return shadow
+        return None  # a large constant, seen as another type
+
+    def _own(self, tensor: torch.Tensor) -> Shadow:
+        """The shadow of a tensor's storage; a new one knows nothing."""
+        return self._shadows.setdefault(_key(tensor), Shadow(tensor.untyped_storage().nbytes()))
+
+    def _put_constant(self, tensor: torch.Tensor, element: torch.Tensor, is_assumed: bool = False) -> None:
+        if covers(tensor):
+            num_bytes = tensor.untyped_storage().nbytes()
+            self._shadows[_key(tensor)] = Shadow(num_bytes, element, is_assumed=is_assumed)
+        elif is_small(tensor):
+            self._own(tensor).write(tensor, element)
+        else:
+            self._forget(tensor)
+
+    def _forget(self, tensor: torch.Tensor) -> None:
+        """Something unknown was written into a tensor, which may be a view."""
+        shadow = self._shadows.get(_key(tensor))
+        if shadow is None:
+            return
+        if covers(tensor) or not is_small(tensor):
+            del self._shadows[_key(tensor)]
+        else:
+            shadow.forget(tensor)
+
+    def _is_known(self, tensor: torch.Tensor) -> bool:
+        if not tensor.is_meta:
+            return True
+        shadow = self._shadow(tensor)
+        return shadow is not None and shadow.is_known(tensor)
+
+    def _are_constant(self, func: OpOverload, tensors: list[torch.Tensor]) -> bool:
+        """Whether an operator makes a constant of these: it goes by element, or looks for the least or any."""
+        if torch.Tag.pointwise not in func.tags and func not in _AS_THEIR_ELEMENTS:
+            return False
+        return all(
+            tensor.numel() == 1 if not tensor.is_meta else self._shadows[_key(tensor)].constant is not None
+            for tensor in tensors
+        )
+
+    def _element(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """One element of a constant, with as many dimensions as it has."""
+        shadow = self._shadows[_key(tensor)] if tensor.is_meta else None
+        if shadow is None or shadow.constant is None:
+            return tensor
+        return shadow.constant.reshape([1] * tensor.dim()).clone()
+
+    def _repeat(self, func: OpOverload, args: Any, kwargs: dict[str, Any], get: Callable[[torch.Tensor], Any]) -> Any:
+        """An operator on values; nothing where the CPU has no kernel for these types."""
+        options = {key: map_tensors(value, get) for key, value in kwargs.items()}
         if options.get("device") is not None:
             options["device"] = torch.device("cpu")
         try:
-            return func(*map_tensors(args, self.get), **options)
+            return func(*map_tensors(args, get), **options)
         except (RuntimeError, NotImplementedError, IndexError):
             return ()
 
-    def _follow_in_place(self, func: OpOverload, args: Any, kwargs: dict[str, Any], is_known: bool) -> None:
-        targets = [
-            tensor
-            for argument, value in zip(func._schema.arguments, args, strict=False)
-            if argument.alias_info is not None and argument.alias_info.is_write
-            for tensor in tensors_in((value,), {})
-        ]
-        overwrites = func in _OVERWRITES and bool(targets) and is_small(targets[0])
-        if overwrites and self.get(targets[0]) is None:
-            self.put(targets[0], torch.zeros((), dtype=targets[0].dtype))
-            is_known = True
-        if is_known:
-            func(*map_tensors(args, self.get), **{key: map_tensors(value, self.get) for key, value in kwargs.items()})
+    def _move_parts(self, func: OpOverload, args: Any, kwargs: dict[str, Any], out: torch.Tensor) -> None:
+        """An operator that moves elements and computes nothing, on values of which a part is known."""
+        if not is_small(out) or not all(map(is_small, tensors_in(args, kwargs))):
             return
-        for target in targets:
-            self.forget(target.untyped_storage()._cdata)
+        values = self._repeat(func, args, kwargs, self._some_values)
+        known = self._repeat(func, args, kwargs, self._some_marks)
+        if isinstance(values, torch.Tensor) and isinstance(known, torch.Tensor):
+            self._own(out).write(out, values, known)
+
+    def _some_values(self, tensor: torch.Tensor) -> torch.Tensor:
+        shadow = self._shadow(tensor)
+        if shadow is not None:
+            return shadow.values(tensor)
+        return tensor if not tensor.is_meta else torch.zeros((), dtype=tensor.dtype, device="cpu").expand(tensor.shape)
+
+    def _some_marks(self, tensor: torch.Tensor) -> torch.Tensor:
+        shadow = self._shadow(tensor)
+        if shadow is not None:
+            return shadow.known_mask(tensor)
+        return torch.full((), not tensor.is_meta, dtype=torch.bool, device="cpu").expand(tensor.shape)
+
+    def _follow_in_place(
+        self, func: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor]
+    ) -> None:
+        targets = _written(func, args, kwargs)
+        only_written = {id(tensor) for tensor in (targets if func in _OVERWRITES else tensors_in((), kwargs))}
+        only_written &= {id(tensor) for tensor in targets}
+        read = [tensor for tensor in tensors if id(tensor) not in only_written]
+        if is_random(func) or is_empty(func) or not all(map(self._is_known, read)):
+            if not self._write_parts(func, args, kwargs, targets):
+                for target in targets:
+                    self._forget(target)
+            return
+        if func in _FILLS:
+            self._put_constant(targets[0], torch.full((), _filled_with(args), dtype=targets[0].dtype, device="cpu"))
+        elif all(map(covers, targets)) and targets and self._are_constant(func, read) and not only_written:
+            self._repeat(func, args, kwargs, lambda tensor: self._element_in_place(tensor))
+        elif all(map(is_small, tensors)):
+            for target in targets:
+                self._own(target).expand()
+            self._repeat(func, args, kwargs, self._some_values)
+            for target in targets:
+                self._own(target).write(target, self._some_values(target))
+        else:
+            for target in targets:
+                self._forget(target)
+
+    def _element_in_place(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        shadow = self._shadows[_key(tensor)] if tensor.is_meta else None
+        if shadow is None or shadow.constant is None:
+            return tensor
+        shadow.constant = shadow.constant.clone()
+        return shadow.constant.view([1] * tensor.dim())
+
+    def _write_parts(self, func: OpOverload, args: Any, kwargs: dict[str, Any], targets: list[torch.Tensor]) -> bool:
+        """A write to known places of a tensor, of values that may be unknown; False where it cannot be followed."""
+        target = args[0] if args else None
+        is_possible = func in _WRITES and not any(kwargs.values()) and True not in args[3:]
+        if not is_possible or not is_small(target):
+            return False
+        places = tensors_in(args[1:-1], {})
+        if not all(map(self._is_known, places)):
+            return False
+        source = args[-1] if isinstance(args[-1], torch.Tensor) else None
+        values = [self._some_values(target).clone(), *map_tensors(tuple(args[1:]), self._some_values)]
+        mark = True if source is None else self._some_marks(source)
+        marks = [self._some_marks(target).clone(), *map_tensors(tuple(args[1:-1]), self._some_values), mark]
+        try:
+            func(*values)
+            func(*marks)
+        except (RuntimeError, NotImplementedError, IndexError):
+            return False
+        self._own(target).write(target, values[0], marks[0])
+        return True
 
 
 _CHECKS = {aten.all.default, aten.all.dim, aten._is_all_true.default}
 _CONJUNCTIONS = {aten.bitwise_and.Tensor, aten.logical_and.default, aten.mul.Tensor}
-_OVERWRITES = {aten.fill_.Scalar, aten.zero_.default}
+_FILLS = {aten.fill_.Scalar, aten.zero_.default}
+_OVERWRITES = {*_FILLS, aten.fill_.Tensor}
+# Operators on one constant whose result is it too.
+_AS_THEIR_ELEMENTS = {
+    aten.all.default, aten.all.dim, aten.any.default, aten.any.dim, aten.amax.default, aten.amin.default,
+    aten.max.default, aten.min.default, aten.clone.default, aten._to_copy.default,
+}  # fmt: skip
+# Operators that move elements and compute nothing: what is known of their inputs is known of their results.
+_MOVES = {
+    aten.clone.default, aten._to_copy.default, aten.cat.default, aten.stack.default, aten.index.Tensor,
+    aten.index_select.default, aten.repeat.default, aten.flip.default, aten.roll.default, aten.gather.default,
+    aten._reshape_copy.default, aten.constant_pad_nd.default,
+}  # fmt: skip
+# Operators that write their last argument into places of the first that the others name.
+_WRITES = {
+    aten.index_put_.default, aten._index_put_impl_.default, aten.masked_fill_.Scalar, aten.masked_fill_.Tensor,
+    aten.scatter_.src, aten.scatter_.value, aten.index_fill_.int_Scalar, aten.index_copy_.default,
+}  # fmt: skip
+_CONSTANTS = {"zeros": 0, "new_zeros": 0, "zeros_like": 0, "ones": 1, "new_ones": 1, "ones_like": 1}
+_FILLED = {"full": 1, "full_like": 1, "new_full": 2}  # with which argument
 
 
-def _is_check(func: OpOverload, args: Any) -> bool:
-    """Whether code that asks this expects a yes: ``all``, and the parts of ``isfinite``: ``x == x``, ``x != inf``."""
-    is_self = func is aten.eq.Tensor and args[0] is args[1]
-    is_bounded = func is aten.ne.Scalar and args[1] == float("inf")
-    return func in _CHECKS or is_self or is_bounded
+def _key(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _constant_made(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
+    """What number a factory fills with; None: it does something else."""
+    name = func.overloadpacket.__name__
+    if func.namespace != "aten" or func._schema.is_mutable:
+        return None
+    if name in _FILLED:
+        position = _FILLED[name]
+        return args[position] if len(args) > position else kwargs.get("fill_value")
+    return _CONSTANTS.get(name)
+
+
+def _filled_with(args: Any) -> Any:
+    return args[1] if len(args) > 1 else 0
+
+
+def _written(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors that an operator writes into."""
+    found = []
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            found += tensors_in((value,), {})
+    return found
+
+
+def _answer_if_finite(func: OpOverload, args: Any) -> bool | None:
+    """What parts of ``isfinite``, ``isnan`` and ``isinf`` find in finite numbers; None for other operators."""
+    if func in (aten.eq.Tensor, aten.ne.Tensor) and args[0] is args[1] and args[0].is_floating_point():
+        return func is aten.eq.Tensor
+    if func in (aten.eq.Scalar, aten.ne.Scalar) and args[1] in (float("inf"), float("-inf")):
+        return func is aten.ne.Scalar
+    return False if func in (aten.isnan.default, aten.isinf.default) else None
 
 
 def is_small(tensor: torch.Tensor) -> bool:

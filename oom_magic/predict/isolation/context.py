@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,7 +10,6 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
-from oom_magic.collection import gc_disabled
 from oom_magic.predict.isolation.patching import patched
 
 _running = threading.Lock()
@@ -29,14 +27,6 @@ def only_one() -> Iterator[None]:
         yield
     finally:
         _running.release()
-
-
-@contextmanager
-def garbage_collection_off() -> Iterator[None]:
-    """Cycles are collected before the run, so that nothing dead is taken for the user's, but not inside."""
-    gc.collect()
-    with gc_disabled():
-        yield
 
 
 @contextmanager

@@ -1,0 +1,106 @@
+"""Python's garbage collector during a dry run: it runs when CPython's would, but never inside the dry run's own code.
+
+A collection frees tensors that only objects which refer to each other hold, so when it comes decides what is held.
+CPython begins one after so many more containers were made than freed (Modules/gcmodule.c, ``gc_collect_generations``).
+What the dry run itself makes does not count here.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from oom_magic.collection import gc_disabled
+from oom_magic.predict.isolation.patching import patched
+
+_collect = gc.collect
+_SELDOM, _PER_CALL = 4, 64  # look at the young objects with every fourth operator, or where there are many, less often
+
+
+class Collector:
+    """Stands in for the collector, which is off while a dry run lasts.
+
+    ``num_own`` says how many containers the dry run itself holds. ``has_collected``
+    is told after each collection how many of them it freed.
+    """
+
+    def __init__(self, num_own: Callable[[], int], has_collected: Callable[[int], None]) -> None:
+        self._num_own = num_own
+        self._has_collected = has_collected
+        self._own_before = 0  # at the last collection
+        self._num_passed = self._next_look = 0  # operators since the last look, and how many until the next one
+        self._num_young = self._num_middle = 0  # collections since the last one of the next generation
+        self._num_pending = self._num_old = 0
+        self._is_on = True
+
+    @contextmanager
+    def standing_in(self) -> Iterator[None]:
+        """While a dry run lasts. What is dead before it is collected first, so that nothing takes it for the user's."""
+        gc.collect()
+        self._own_before = self._num_own()
+        self._num_young = self._num_middle = self._num_pending = 0
+        self._num_old = len(gc.get_objects()) + gc.get_freeze_count()
+        self._is_on = gc.isenabled()
+        with gc_disabled(), patched(gc, self._switches()):
+            yield
+
+    def begin(self) -> None:
+        """The user's code begins: what was made before it is old."""
+        self._collect_now(1)
+
+    def collect_if_due(self) -> None:
+        """Collect as CPython would by now: the oldest generation whose threshold is passed."""
+        self._num_passed += 1
+        if self._num_passed < self._next_look:
+            return
+        young, middle, old = gc.get_threshold()
+        if not self._is_on or not young or self._num_made() <= young:
+            return
+        if self._num_middle > old and self._num_pending > self._num_old // 4:
+            self._collect(2)
+            self._num_young = self._num_middle = self._num_pending = 0
+            self._num_old = len(gc.get_objects()) + gc.get_freeze_count()
+        elif self._num_young > middle:
+            self._num_pending += len(gc.get_objects(0)) + len(gc.get_objects(1)) - self._collect(1)
+            self._num_young = 0
+            self._num_middle += 1
+        else:
+            self._collect(0)
+            self._num_young += 1
+
+    def _num_made(self) -> int:
+        """Containers that the user's code made and did not free since the last collection.
+
+        They are looked at: CPython's own count depends on what lies in its free lists, too.
+        """
+        num_young = len(gc.get_objects(0))
+        self._num_passed, self._next_look = 0, max(_SELDOM, num_young // _PER_CALL)
+        return num_young - (self._num_own() - self._own_before)
+
+    def _collect(self, generation: int) -> int:
+        own = self._num_own()
+        found = _collect(generation)
+        self._own_before = self._num_own()
+        self._has_collected(own - self._own_before)
+        return found
+
+    def _collect_now(self, generation: int = 2) -> int:
+        """``gc.collect``, which the user's code calls."""
+        found = _collect(generation)
+        self._own_before = self._num_own()
+        return found
+
+    def _switches(self) -> dict[str, Callable[..., Any]]:
+        """``gc.enable`` and its like, for code that turns the collector on and off."""
+
+        def turn(is_on: bool) -> None:
+            self._is_on = is_on
+
+        return {
+            "enable": lambda: turn(True),
+            "disable": lambda: turn(False),
+            "isenabled": lambda: self._is_on,
+            "collect": self._collect_now,
+        }

@@ -1,0 +1,118 @@
+"""What a dry run knows of values on the pretend GPU: known, partly known or unknown, and never garbage."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import torch
+
+import oom_magic as om
+
+Write = Callable[[torch.Tensor], object]
+_WRITES: list[Write] = [
+    lambda x: x[1].zero_(),
+    lambda x: x[0].copy_(torch.arange(4)),
+    lambda x: x[::2].fill_(7),
+    lambda x: x.__setitem__((slice(None), 1), torch.tensor([5, 6, 7]).to(x.device)),
+    lambda x: x.__setitem__(2, torch.tensor(3)),
+    lambda x: x.add_(1),
+    lambda x: x.t()[1:3].mul_(2),
+    lambda x: x.index_fill_(1, torch.tensor([0, 3]).to(x.device), 9),
+    lambda x: x.masked_fill_(x > 5, 4),
+    lambda x: x.scatter_(1, torch.tensor([[1], [2]]).to(x.device), 8),
+    lambda x: x.cumsum_(0),
+    lambda x: x.copy_(torch.cat([x[2:], x[:2]])),
+]
+
+
+def test_known_values_are_those_of_the_cpu() -> None:
+    """After any writes what is known equals what a real tensor holds; of uninitialised memory nothing is known."""
+    numbers = random.Random(0)
+    cases = [(numbers.choice(("zeros", "ones", "empty")), numbers.choices(_WRITES, k=6)) for _ in range(100)]
+
+    def write(made: str, writes: list[Write], device: str) -> list[list[int]]:
+        x = getattr(torch, made)(3, 4, dtype=torch.int64, device=device)
+        if made == "empty":
+            x.copy_(torch.full((3, 4), 2))
+        for one in writes:
+            one(x)
+        found: list[list[int]] = x.tolist()
+        return found
+
+    seen: list[list[list[int]]] = []
+    report = om.dry_run(lambda: seen.extend(write(*case, "cuda") for case in cases))
+    assert seen == [write(*case, "cpu") for case in cases]
+    assert report.assumptions == ()
+
+
+def test_rest_of_a_tensor_stays_what_it_was() -> None:
+    """A size read from a tensor that was filled element by element (it was uninitialised memory once)."""
+
+    def program() -> None:
+        counts = torch.zeros(4, dtype=torch.long, device="cuda")
+        for i in range(4):
+            counts[i] = torch.tensor(100 + i, device="cuda")
+        torch.zeros(int(counts.max()), 1024, device="cuda")
+
+    report = om.dry_run(program)
+    assert report.peak_allocated_bytes == 103 * 4096 + 512  # the zeros and the counts
+    assert report.assumptions == ()
+
+
+def test_unknown_part_is_read_as_the_default() -> None:
+    seen = []
+
+    def program() -> None:
+        x = torch.randn(3, 3, device="cuda")
+        x[0] = torch.zeros(3, device="cuda")
+        seen.append(x.tolist())
+        large = torch.zeros(1 << 20, device="cuda")
+        seen.append(float(large.max()))
+        large[3:5] = torch.full((2,), 9.0, device="cuda")
+        seen.append(float(large[3]))
+
+    report = om.dry_run(program)
+    assert seen == [[[0.0] * 3, [1.0] * 3, [1.0] * 3], 0.0, 1.0]
+    assert [assumption.line.line for assumption in report.assumptions if assumption.line] == [
+        program.__code__.co_firstlineno + line for line in (3, 7)
+    ]
+
+
+def test_unknown_conditions_let_the_run_go_on() -> None:
+    """A mask is neither empty nor full, checks pass, loops end; and the report says so."""
+    turns = []
+
+    def program() -> None:
+        x = torch.randn(10, 4, device="cuda")
+        assert 0 < len(x[x > 0]) < 40
+        assert 0 < len((x[:, 0] < 0).nonzero()) < 10
+        assert not torch.isnan(x).any()
+        assert len(x[torch.isfinite(x)]) == 40
+        if (x.abs() > 100).any():
+            raise ValueError("too large")
+        while x.norm() > 1e-3:
+            turns.append("while")
+            x = x / 2
+        while not (x < 0).all():
+            turns.append("while not")
+        torch.distributions.Normal(x, x.exp()).sample()
+
+    report = om.dry_run(program)
+    assert turns == ["while", "while not"]
+    texts = [assumption.text for assumption in report.assumptions]
+    assert any("every other element as True was taken" in text for text in texts)
+    assert any("taken to be finite" in text for text in texts)
+
+
+def test_constants_cost_nothing() -> None:
+    """A billion zeros are known to be zeros, and are not copied."""
+    seen = []
+
+    def program() -> None:
+        x = torch.zeros(1 << 30, dtype=torch.uint8, device="cuda")
+        y = (x + 1).clone().mul_(3)
+        seen.extend([int(y.max()), bool((x == 0).all())])
+
+    om.dry_run(program)
+    assert seen == [3, True]
