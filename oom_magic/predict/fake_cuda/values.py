@@ -273,7 +273,7 @@ class Values:
 
     def _write_parts(self, func: OpOverload, args: Any, kwargs: dict[str, Any], targets: list[torch.Tensor]) -> bool:
         """A write to known places of a tensor, of values that may be unknown; False where it cannot be followed."""
-        target = args[0] if args else None
+        target: Any = args[0] if args else None
         is_possible = func in _WRITES and not any(kwargs.values()) and True not in args[3:]
         if not is_possible or not is_small(target):
             return False
