@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+    from oom_magic.explain.diagnosis import Diagnosis
     from oom_magic.explain.doctor import doctor
-    from oom_magic.explain.explainer import Diagnosis, explain
+    from oom_magic.explain.explainer import explain
     from oom_magic.measure.holders.release import release
     from oom_magic.measure.measurement import measure
     from oom_magic.memory.categories import Breakdown, Category
-    from oom_magic.memory.comparison import compare, ratios
+    from oom_magic.memory.comparison import Comparison, compare, ratios
     from oom_magic.memory.memory_map import MemoryMap, memory_map
-    from oom_magic.memory.report import Comparison, MemoryReport
+    from oom_magic.memory.report import MemoryReport
     from oom_magic.notebook.figures import plot
     from oom_magic.notebook.sliders.controller import sliders
     from oom_magic.predict.session import dry_run
@@ -56,8 +57,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "Breakdown": "memory.categories",
     "Category": "memory.categories",
-    "Comparison": "memory.report",
-    "Diagnosis": "explain.explainer",
+    "Comparison": "memory.comparison",
+    "Diagnosis": "explain.diagnosis",
     "MemoryMap": "memory.memory_map",
     "MemoryReport": "memory.report",
     "Sizes": "predict.sizing.sizes",

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from oom_templates import GIB, MIB, VERSIONS, Numbers, render, shuffled_numbers
 from pages import Page, assert_text_and_html_agree
 
+from oom_magic.explain.diagnosis import Diagnosis
 from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.evidence.holders import Holder
-from oom_magic.explain.explainer import Diagnosis, explain
+from oom_magic.explain.explainer import explain
 from oom_magic.explain.remedies.remedy import Remedy
 from oom_magic.views import to_html
 from oom_magic.views.blocks import Code, Description, Details, Parts, Sentence, Table

@@ -10,8 +10,8 @@ from traceback import walk_tb
 
 import pytest
 
+from oom_magic.explain.diagnosis import Diagnosis
 from oom_magic.explain.evidence.causes import Cause
-from oom_magic.explain.explainer import Diagnosis
 from oom_magic.explain.language import render_evidence
 from oom_magic.explain.remedies import evaluation as pricing
 from oom_magic.explain.remedies import rehearsal

@@ -15,7 +15,7 @@ from oom_magic.explain.remedies.remedy import Remedy, Situation, ranked
 from oom_magic.units import parse_bytes
 
 if TYPE_CHECKING:
-    from oom_magic.explain.explainer import Diagnosis
+    from oom_magic.explain.diagnosis import Diagnosis
     from oom_magic.memory.report import MemoryReport
     from oom_magic.predict.setups.gpus import GPU
     from oom_magic.predict.setups.setup import TrainingSetup

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from oom_magic.measure.system.check import SystemCheck, check_system
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, GPU, closest_gpu, find_gpu
-from oom_magic.units import format_bytes
-from oom_magic.views.blocks import Block, Code, Description, Sentence
 
 if TYPE_CHECKING:
     from oom_magic.memory.report import MemoryReport
@@ -46,13 +44,6 @@ class Recommendation:
             "peak_reserved_bytes": self.peak_reserved_bytes,
             "num_dry_runs": self.num_dry_runs,
         }
-
-    def blocks(self) -> list[Block]:
-        """The setup in words, and the options to paste."""
-        if self.setup is None:
-            return [Sentence(f"{self.model}: not even QLoRA with short sequences fits; choose a smaller model.", "bad")]
-        words = f"{self.setup.describe()}: peak {format_bytes(self.peak_reserved_bytes)} (dry run)"
-        return [Sentence(words, "good"), Code(training_arguments(self.setup))]
 
 
 def recommend(model: str, gpu: str, memory: int | str | None = None) -> Recommendation:
@@ -176,9 +167,6 @@ def training_arguments(setup: TrainingSetup) -> str:
     return "\n".join(lines)
 
 
-_MORE = "For a training setup that fits: %oom_doctor --model NAME (--model alone: three typical models)."
-
-
 @dataclass(frozen=True, repr=False)
 class Checkup(SystemCheck):
     """A system check with recommended setups for ``card``; none were asked for where there are none."""
@@ -190,15 +178,6 @@ class Checkup(SystemCheck):
         """Plain numbers, strings, lists and dicts, ready for JSON."""
         recommended = [one.to_dict() for one in self.recommended]
         return {**SystemCheck(**_fields(self)).to_dict(), "recommended": recommended, "card": self.card}
-
-    def describe(self) -> Description:
-        """Findings, facts, and setups to paste."""
-        blocks: list[Block] = self._blocks()
-        if self.recommended:
-            blocks.append(Sentence(f"Recommended for {self.card}:", "strong"))
-        for one in self.recommended:
-            blocks += one.blocks()
-        return Description("System check", (*blocks, *([] if self.recommended else [Sentence(_MORE, "quiet")])))
 
 
 def doctor(model: str | Sequence[str] = (), *, gpu: str | None = None, memory: int | str | None = None) -> Checkup:

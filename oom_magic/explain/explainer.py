@@ -5,14 +5,15 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from oom_magic.explain.evidence.budget import Budget, budget_of
+from oom_magic.explain.diagnosis import Diagnosis
+from oom_magic.explain.evidence.budget import budget_of
 from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, Judgement, judge, main_failure
 from oom_magic.explain.evidence.growth import find_growing_containers
-from oom_magic.explain.evidence.holders import Holder, earlier_bytes, find_holders
+from oom_magic.explain.evidence.holders import earlier_bytes, find_holders
 from oom_magic.explain.evidence.location import UNKNOWN_LOCATION, FailureLocation, locate_failure
 from oom_magic.explain.evidence.reading_aids import facts_about, judge_tip
 from oom_magic.explain.evidence.refinement import (
@@ -31,19 +32,15 @@ from oom_magic.explain.evidence.tensors import (
     preset_dims,
 )
 from oom_magic.explain.evidence.traceback import MACHINERY, Clues, find_clues
-from oom_magic.explain.language import Language, choose_language
+from oom_magic.explain.language import choose_language
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.explain.messages.reading import read
-from oom_magic.views.blocks import Describable, Description
-from oom_magic.views.diagnosis import describe_diagnosis
 
 if TYPE_CHECKING:
-    from oom_magic.explain.evidence.growth import Growth
-    from oom_magic.explain.remedies.remedy import Remedy
     from oom_magic.measure.holders.reach import Locate
     from oom_magic.measure.holders.release import Released
     from oom_magic.memory.report import MemoryReport
-    from oom_magic.predict.setups.setup import Phrase, TrainingSetup
+    from oom_magic.predict.setups.setup import TrainingSetup
 
 # The end of a log holds the failure; more is not read.
 _MAX_FILE_BYTES = 4 * 2**20
@@ -60,57 +57,6 @@ _CAUSE_OF_TENSOR = {
     "attention_scores": Cause.ATTENTION_SCORES,
     "optimizer_state": Cause.OPTIMIZER_STATE,
 }
-
-
-@dataclass(frozen=True, repr=False)
-class Diagnosis(Describable):
-    """What a failure means, as plain data: it keeps no tensor, frame or exception alive.
-
-    ``failures`` are the messages found, ``is_oom`` whether memory ran out (None: not established),
-    ``cause`` with its ``evidence`` and ``confidence`` the judgement, ``phase`` where in training it
-    happened (``place`` and ``code``: the line), ``tensors`` what may have asked (``tensor_note``, a key of
-    the catalogue, where nothing did), ``budget`` who held the device, ``held`` what else holds memory,
-    ``growth`` what grew in the loop that failed, ``remedies`` what to change, ``facts`` how to read the
-    numbers, ``tip`` what PyTorch's own tip against fragmentation is worth here. ``lang`` is the language that
-    it is shown in.
-    """
-
-    failures: tuple[Failure, ...] = ()
-    is_oom: bool | None = None
-    cause: Cause = Cause.UNKNOWN
-    evidence: tuple[Evidence, ...] = ()
-    confidence: Confidence = Confidence.OPEN
-    phase: str | None = None
-    tensors: tuple[TensorCandidate, ...] = ()
-    tensor_note: str = ""
-    budget: Budget | None = None
-    growth: Growth | None = None
-    remedies: tuple[Remedy, ...] = ()
-    facts: tuple[Evidence, ...] = ()
-    tip: Evidence | None = None
-    held: tuple[Holder, ...] = ()
-    frameworks: tuple[str, ...] = ()
-    systems: tuple[str, ...] = ()
-    expandable_segments: bool = False
-    place: str = ""
-    code: str = ""
-    setup_phrases: tuple[Phrase, ...] = ()
-    lang: Language = "en"
-
-    @property
-    def main_failure(self) -> Failure | None:
-        """The failure that the judgement is about."""
-        return main_failure(self.failures)
-
-    def describe(self) -> Description:
-        """What, why and what to change in three lines; then the details."""
-        return describe_diagnosis(self)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as JSON-ready values."""
-        plain = asdict(self)
-        plain["failures"] = [failure.to_dict() for failure in self.failures]
-        return plain | {"cause": self.cause.value, "confidence": self.confidence.value}
 
 
 def explain(

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.memory.allocator.replay import Block, CachingAllocator, state_at
 from oom_magic.memory.categories import CATEGORIES
-from oom_magic.units import format_bytes
-from oom_magic.views.blocks import Bar, Bars, Describable, Description, Fact, Facts, Part, Sentence
-from oom_magic.views.blocks import Block as DescriptionBlock
+from oom_magic.results import Result
 
 if TYPE_CHECKING:
     from oom_magic.memory.report import MemoryReport
-
-_MOST_SEGMENTS = 24
-_LEAST_SHARE = 1 / 400  # of the widest segment: smaller neighbours of one kind are drawn as one
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +29,7 @@ class MappedBlock:
 
 
 @dataclass(frozen=True, repr=False)
-class MemoryMap(Describable):
+class MemoryMap(Result):
     """Segments, oldest first, each a tuple of blocks by address. Made by ``memory_map`` or ``MemoryMap.of``."""
 
     segments: tuple[tuple[MappedBlock, ...], ...]
@@ -67,25 +61,6 @@ class MemoryMap(Describable):
     def largest_free_bytes(self) -> int:
         """The largest request that needs nothing more of the device."""
         return max((block.num_bytes for segment in self.segments for block in segment if block.is_free), default=0)
-
-    def describe(self) -> Description:
-        """What is held and free, then a bar for each segment."""
-        facts = (
-            Fact("reserved", self.reserved_bytes, f"in {_counted(len(self.segments), 'segment')}"),
-            Fact("allocated", self.reserved_bytes - self.free_bytes),
-            Fact("free in the cache", self.free_bytes),
-            Fact("largest free block", self.largest_free_bytes),
-        )
-        by_size = sorted(range(len(self.segments)), key=lambda number: -_size(self.segments[number]))
-        shown = sorted(by_size[:_MOST_SEGMENTS])
-        least = int(max((_size(self.segments[number]) for number in shown), default=0) * _LEAST_SHARE)
-        bars = tuple(_bar(number + 1, self.segments[number], least) for number in shown)
-        blocks: list[DescriptionBlock] = [Facts(facts), *([Bars(bars)] if bars else [])]
-        if len(bars) < len(self.segments):
-            smaller = format_bytes(sum(_size(self.segments[number]) for number in by_size[_MOST_SEGMENTS:]))
-            left_out = len(self.segments) - len(bars)
-            blocks.append(Sentence(f"{left_out} smaller segments, {smaller} together, are not drawn.", "quiet"))
-        return Description("What the allocator holds", tuple(blocks))
 
     def to_dict(self) -> dict[str, Any]:
         """The segments as lists of blocks."""
@@ -124,33 +99,3 @@ def _segment(head: Block, known: Mapping[int, tuple[str, str]]) -> tuple[MappedB
             found.append(MappedBlock(label, block.size_bytes, hue))
         block = block.next
     return tuple(found)
-
-
-def _size(segment: tuple[MappedBlock, ...]) -> int:
-    return sum(block.num_bytes for block in segment)
-
-
-def _bar(number: int, segment: tuple[MappedBlock, ...], least_bytes: int) -> Bar:
-    return Bar(f"segment {number}", _drawn(segment, least_bytes), _note(segment))
-
-
-def _drawn(segment: tuple[MappedBlock, ...], least_bytes: int) -> tuple[Part, ...]:
-    """The blocks as parts of a bar; small neighbours of one kind together."""
-    parts = []
-    for (label, hue, is_small), blocks in groupby(
-        segment, key=lambda block: (block.label, block.hue, block.num_bytes < least_bytes)
-    ):
-        sizes = [block.num_bytes for block in blocks]
-        parts += [Part(label, size, hue) for size in ([sum(sizes)] if is_small else sizes)]
-    return tuple(parts)
-
-
-def _note(segment: tuple[MappedBlock, ...]) -> str:
-    free = [block.num_bytes for block in segment if block.is_free]
-    if not free:
-        return "full"
-    return f"{format_bytes(sum(free))} free in {_counted(len(free), 'piece')}"
-
-
-def _counted(number: int, thing: str) -> str:
-    return f"1 {thing}" if number == 1 else f"{number} {thing}s"

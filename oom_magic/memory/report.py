@@ -12,8 +12,7 @@ import numpy as np
 from oom_magic.memory.allocator.replay import AllocatorSettings, Replay, minimum_device_bytes, replay
 from oom_magic.memory.categories import CATEGORIES, Breakdown, Category
 from oom_magic.memory.timeline import PHASES, IntArray, MarkKind, Phase, SourceLine, Timeline
-from oom_magic.views.blocks import Describable, Description
-from oom_magic.views.report import describe_comparison, describe_report
+from oom_magic.results import Result
 
 _PLAIN_FIELDS = (
     "source",
@@ -110,7 +109,7 @@ class Holder:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class MemoryReport(Describable):
+class MemoryReport(Result):
     """One run. Make it with ``MemoryReport.from_timeline``; all sizes in bytes.
 
     ``breakdown``, ``lines`` and ``modules`` describe the moment of the peak and each sum to
@@ -249,10 +248,6 @@ class MemoryReport(Describable):
         if self.used_fraction < 0.85:
             return "safe"
         return "tight" if self.used_fraction <= 0.90 else "danger"
-
-    def describe(self) -> Description:
-        """Verdict, peaks, breakdown, lines; then what else is known."""
-        return describe_report(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, strings, lists and dicts, ready for JSON; ``from_dict`` reads it back."""
@@ -394,48 +389,3 @@ def _by_step(timeline: Timeline, replayed: Replay) -> tuple[StepUsage, ...]:
         steps.append(StepUsage(number, int(window.max()), reserved, phase))
         start = end
     return tuple(steps)
-
-
-@dataclass(frozen=True, repr=False)
-class Comparison(Describable):
-    """A prediction held against a measurement of the same run. Ratios are predicted / measured."""
-
-    predicted: MemoryReport
-    measured: MemoryReport
-
-    @property
-    def allocated_ratio(self) -> float:
-        """Predicted peak allocated over measured."""
-        return self.predicted.peak_allocated_bytes / max(self.measured.peak_allocated_bytes, 1)
-
-    @property
-    def reserved_ratio(self) -> float:
-        """Predicted peak reserved over measured."""
-        return self.predicted.peak_reserved_bytes / max(self.measured.peak_reserved_bytes, 1)
-
-    def rows(self) -> Sequence[tuple[str, int, int]]:
-        """(name, predicted bytes, measured bytes): both peaks, then every category that either has."""
-        pairs = [
-            ("peak allocated", self.predicted.peak_allocated_bytes, self.measured.peak_allocated_bytes),
-            ("peak reserved", self.predicted.peak_reserved_bytes, self.measured.peak_reserved_bytes),
-        ]
-        both = (self.predicted.breakdown, self.measured.breakdown)
-        pairs += [
-            (category.label, both[0][category.value], both[1][category.value])
-            for category in CATEGORIES
-            if any(breakdown[category.value] for breakdown in both)
-        ]
-        return pairs
-
-    def describe(self) -> Description:
-        """Both peaks and every category, with ratios."""
-        return describe_comparison(self)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Both reports as plain data, and the ratios."""
-        return {
-            "predicted": self.predicted.to_dict(),
-            "measured": self.measured.to_dict(),
-            "allocated_ratio": self.allocated_ratio,
-            "reserved_ratio": self.reserved_ratio,
-        }

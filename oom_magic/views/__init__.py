@@ -1,8 +1,34 @@
-"""The two encodings of a description: text and HTML. They show the same rows."""
+"""How results look: one view for each kind of result, two encodings (text and HTML) that show the same rows."""
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import Any
+
+from oom_magic.views.blocks import Description
 from oom_magic.views.html import style_element, to_fragment, to_html
+from oom_magic.views.registry import describe_registered
 from oom_magic.views.text import to_text
 
-__all__ = ["style_element", "to_fragment", "to_html", "to_text"]
+__all__ = ["describe", "style_element", "to_fragment", "to_html", "to_text"]
+
+# Where a class of results is defined, and the view to load before one is first shown.
+_VIEWS = {
+    "oom_magic.explain.doctor": "system_check",
+    "oom_magic.explain.diagnosis": "diagnosis",
+    "oom_magic.measure.holders.release": "release",
+    "oom_magic.measure.system.check": "system_check",
+    "oom_magic.memory.comparison": "comparison",
+    "oom_magic.memory.memory_map": "memory_map",
+    "oom_magic.memory.report": "report",
+    "oom_magic.predict.setups.setup": "setup",
+    "oom_magic.predict.sizing.sizes": "sizes",
+}
+
+
+def describe(result: Any) -> Description:
+    """A result as a title and blocks, by its view. Raises TypeError where there is none."""
+    for kind in type(result).__mro__:
+        if kind.__module__ in _VIEWS:
+            import_module(f"{__name__}.{_VIEWS[kind.__module__]}")
+    return describe_registered(result)

@@ -6,10 +6,10 @@ A cell of a table is text or an ``int``: a byte count, formatted at the last mom
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
+from oom_magic.results import Result
 from oom_magic.units import format_bytes
 
 Tone = Literal["plain", "strong", "quiet", "good", "warning", "bad"]
@@ -148,43 +148,12 @@ class Details:
 Block = Sentence | Facts | Parts | Table | Bars | Code | Picture | Details
 
 
-class Describable:
-    """Mixin: ``describe()`` gives a class its text, its notebook output and a short repr."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def describe(self) -> Description:
-        """This result in blocks, the most important first."""
-
-    def __str__(self) -> str:
-        from oom_magic.views import to_text  # rendering imports this module
-
-        return to_text(self.describe())
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__}: {self.describe().title}>"
-
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        from oom_magic.views import (
-            to_html,
-            to_text,  # rendering imports this module
-        )
-
-        description = self.describe()
-        return {"text/plain": to_text(description), "text/html": to_html(description)}
-
-
 @dataclass(frozen=True, slots=True, repr=False)
-class Description(Describable):
+class Description(Result):
     """A title and blocks."""
 
     title: str
     blocks: tuple[Block, ...] = ()
-
-    def describe(self) -> Description:
-        """Itself."""
-        return self
 
 
 def cell_text(cell: Cell) -> str:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from oom_magic.explain.diagnosis import Diagnosis
+from oom_magic.explain.evidence.budget import Budget
 from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence
+from oom_magic.explain.evidence.holders import Holder
 from oom_magic.explain.language import Language, render_evidence, translate
+from oom_magic.explain.messages.failure import Failure
 from oom_magic.views.blocks import Block, Code, Description, Details, Part, Parts, Sentence, Table
+from oom_magic.views.registry import register
 from oom_magic.views.remedies import best_remedy, remedies_details
-
-if TYPE_CHECKING:
-    from oom_magic.explain.evidence.budget import Budget
-    from oom_magic.explain.evidence.holders import Holder
-    from oom_magic.explain.explainer import Diagnosis
-    from oom_magic.explain.messages.failure import Failure
 
 _HOST_CAUSES = (Cause.HOST_RAM, Cause.SHARED_MEMORY)
 _HUES = {
@@ -36,6 +35,7 @@ _LIKELY_FIT = 0.7
 _STATE_ON_HOST = "{name: value.cpu() for name, value in model.state_dict().items()}"
 
 
+@register
 def describe_diagnosis(diagnosis: Diagnosis) -> Description:
     """What happened, why and what to change, each in a line; below them everything that is known."""
     lang = diagnosis.lang

@@ -1,19 +1,17 @@
-"""What a MemoryReport and a Comparison say about themselves, the most important first."""
+"""What a MemoryReport says about itself, the most important first."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import groupby
 from pathlib import PurePath
-from typing import TYPE_CHECKING
 
 from oom_magic.memory.categories import Category
+from oom_magic.memory.report import MemoryReport, StepUsage
 from oom_magic.memory.timeline import Phase, SourceLine, Timeline
 from oom_magic.units import format_bytes
 from oom_magic.views.blocks import Block, Code, Description, Details, Fact, Facts, Part, Parts, Sentence, Table, Tone
-
-if TYPE_CHECKING:
-    from oom_magic.memory.report import Comparison, MemoryReport, StepUsage
+from oom_magic.views.registry import register
 
 _LONGEST_CODE = 60  # characters of a source line that are shown
 _MOST_ROWS = 12
@@ -25,6 +23,7 @@ _VERDICTS: Mapping[str, tuple[Tone, str]] = {
 }
 
 
+@register
 def describe_report(report: MemoryReport, top: int = 5) -> Description:
     """One run: verdict, peaks, breakdown at the peak and the ``top`` lines; then what else is known."""
     verb = "predicted for" if report.source == "predicted" else "measured on"
@@ -33,18 +32,6 @@ def describe_report(report: MemoryReport, top: int = 5) -> Description:
     blocks += [*_lines(report, top), *_steps(report), *_kept(report), _card(report)]
     blocks += [*_modules(report), *_message(report), *_assumptions(report), _footnote(report)]
     return Description(f"GPU memory {verb} {report.device.name} ({capacity})", tuple(blocks))
-
-
-def describe_comparison(comparison: Comparison) -> Description:
-    """Both peaks and every category: predicted, measured and their ratio."""
-    rows = tuple(
-        (name, predicted, measured, f"{predicted / measured:.4f}" if measured else "")
-        for name, predicted, measured in comparison.rows()
-    )
-    table = Table(("", "predicted", "measured", "ratio"), rows)
-    off = abs(comparison.allocated_ratio - 1)
-    verdict = Sentence(f"Predicted peak allocated is off by {100 * off:.2f} %.", "strong")
-    return Description(f"Predicted against measured on {comparison.measured.device.name}", (verdict, table))
 
 
 def _verdict(report: MemoryReport) -> Iterable[Block]:

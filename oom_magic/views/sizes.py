@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from oom_magic.predict.sizing.sizes import Sizes
 from oom_magic.units import format_bytes
 from oom_magic.views.blocks import Block, Description, Details, Sentence, Table
-
-if TYPE_CHECKING:
-    from oom_magic.predict.sizing.sizes import Sizes
+from oom_magic.views.registry import register
 
 
+@register
 def describe_sizes(sizes: Sizes) -> Description:
     """The ranges, the peak at their ends, where the function changes its ways, and what was assumed."""
     ranges = sizes.ranges

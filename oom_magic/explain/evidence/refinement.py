@@ -10,9 +10,9 @@ from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, Judge
 from oom_magic.explain.remedies.rehearsal import in_silence
 
 if TYPE_CHECKING:
+    from oom_magic.explain.diagnosis import Diagnosis
     from oom_magic.explain.evidence.growth import Growth
     from oom_magic.explain.evidence.holders import Holder
-    from oom_magic.explain.explainer import Diagnosis
     from oom_magic.explain.messages.failure import Failure
     from oom_magic.memory.report import MemoryReport
     from oom_magic.predict.setups.setup import TrainingSetup

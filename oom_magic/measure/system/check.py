@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -11,7 +10,6 @@ from typing import Any
 import torch
 
 from oom_magic.measure.device.cards import Card, driver_reading, read_cards
-from oom_magic.measure.device.nvml import DeviceProcess
 from oom_magic.measure.system.findings import Finding, Seen
 from oom_magic.measure.system.gpu_probe import probe_card, probe_fallback, probe_order, probe_torch, torch_build
 from oom_magic.measure.system.host_probe import (
@@ -23,14 +21,13 @@ from oom_magic.measure.system.host_probe import (
 )
 from oom_magic.measure.system.packages_probe import probe_packages
 from oom_magic.measure.system.settings_probe import probe_settings
-from oom_magic.units import format_bytes
-from oom_magic.views.blocks import Block, Describable, Description, Sentence, Table
+from oom_magic.results import Result
 
 _Probe = tuple[str, Callable[[], Seen]]
 
 
 @dataclass(frozen=True, repr=False)
-class SystemCheck(Describable):
+class SystemCheck(Result):
     """Facts as text, cards, and findings, the worst first. ``failed``: probes that could not look, and why."""
 
     facts: tuple[tuple[str, str], ...]
@@ -43,24 +40,6 @@ class SystemCheck(Describable):
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, strings, lists and dicts, ready for JSON."""
         return asdict(self)
-
-    def describe(self) -> Description:
-        """Findings with what to do; then the facts, and who is on the cards."""
-        return Description("System check", tuple(self._blocks()))
-
-    def _blocks(self) -> list[Block]:
-        blocks: list[Block] = []
-        for one in self.findings:
-            blocks += [Sentence(one.what, one.tone), Sentence(f"{one.why} {one.fix}")]
-        if not self.findings:
-            blocks.append(Sentence("Nothing to change.", "good"))
-        blocks.append(Table(("what", "value"), self.facts))
-        for card in self.cards:
-            rows = tuple((str(one.pid), _name(one), _size(one.num_bytes)) for one in card.processes)
-            title = f"Processes on GPU {card.index}"
-            blocks += [Table(("pid", "process", "memory"), rows, title=title)] if rows else []
-        blocks += [Sentence(f"Not looked at: {name} ({why}).", "quiet") for name, why in self.failed]
-        return blocks
 
 
 def check_system() -> SystemCheck:
@@ -113,12 +92,3 @@ def _looked(name: str, probe: Callable[[], Seen], failed: list[tuple[str, str]])
 
 def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-
-
-def _name(process: DeviceProcess) -> str:
-    own = "this kernel" if process.pid == os.getpid() else ""
-    return ", ".join(filter(None, (process.name, own))) or "not known"
-
-
-def _size(num_bytes: int | None) -> str:
-    return "not known" if num_bytes is None else format_bytes(num_bytes)

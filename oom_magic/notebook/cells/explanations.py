@@ -20,7 +20,7 @@ from oom_magic.notebook.options import setup_from, similar_card
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, GPU, find_gpu
 
 if TYPE_CHECKING:
-    from oom_magic.explain.explainer import Diagnosis
+    from oom_magic.explain.diagnosis import Diagnosis
     from oom_magic.explain.language import Language
     from oom_magic.memory.report import MemoryReport
     from oom_magic.notebook.cells.gpumem import CellRunner

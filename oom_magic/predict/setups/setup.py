@@ -14,6 +14,7 @@ from oom_magic.errors import InvalidSettingError
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, find_gpu
 from oom_magic.predict.setups.model_source import ModelSource, resolve_model
 from oom_magic.predict.setups.training_code import OPTIMIZERS, write_code
+from oom_magic.results import Result
 from oom_magic.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def _naming_the_closest(cls: type[_T]) -> type[_T]:
 
 @_naming_the_closest
 @dataclass(frozen=True)
-class TrainingSetup:
+class TrainingSetup(Result):
     """A training run: the model, how it is trained, with what batches, on which card.
 
     ``model``: a preset's name ("qwen2.5-7b"), a folder with ``config.json``, a transformers configuration, or
@@ -176,12 +177,8 @@ class TrainingSetup:
         _check_names(changes)
         return replace(self, **changes)
 
-    def describe(self) -> str:
-        """The setup in one line."""
-        return in_english(self.phrases())
-
     def phrases(self) -> list[Phrase]:
-        """What ``describe`` says, as keys of ``wording.PHRASES`` with their values, for other languages."""
+        """The setup in one line, as keys of ``wording.PHRASES`` with their values, for other languages."""
         batch = {"batch": self.microbatch_size, "seq": self.seq_len}
         has_tokens = self.source.task != "image-classification"
         card = find_gpu(self.gpu)
@@ -207,8 +204,13 @@ class TrainingSetup:
             plain["model"] = self.source.label
         return {key: list(value) if isinstance(value, tuple) else value for key, value in plain.items()}
 
+    @property
+    def summary(self) -> str:
+        """The setup in one line."""
+        return in_english(self.phrases())
+
     def __str__(self) -> str:
-        return self.describe()
+        return self.summary
 
 
 def _check_names(names: Any) -> None:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from oom_magic.predict.setups.model_source import ModelSource
-
-if TYPE_CHECKING:
-    from oom_magic.predict.setups.setup import TrainingSetup
 
 # Name: library, class, arguments.
 OPTIMIZERS = {
@@ -51,14 +48,57 @@ def chunked_loss(hidden, labels, tokens=1024):
 '''.strip()
 
 
-def write_code(setup: TrainingSetup) -> str:
+class Settings(Protocol):
+    """What code is written from: the settings of a TrainingSetup."""
+
+    @property
+    def method(self) -> str: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def lora_alpha(self) -> int: ...
+    @property
+    def lora_targets(self) -> tuple[str, ...] | str: ...
+    @property
+    def dropout(self) -> float: ...
+    @property
+    def microbatch_size(self) -> int: ...
+    @property
+    def gradient_accumulation_steps(self) -> int: ...
+    @property
+    def seq_len(self) -> int: ...
+    @property
+    def target_seq_len(self) -> int | None: ...
+    @property
+    def precision(self) -> str: ...
+    @property
+    def optimizer(self) -> str: ...
+    @property
+    def activation_checkpointing(self) -> bool: ...
+    @property
+    def attention(self) -> str: ...
+    @property
+    def loss(self) -> str: ...
+    @property
+    def frozen(self) -> tuple[str, ...]: ...
+    @property
+    def data(self) -> str: ...
+    @property
+    def num_labels(self) -> int: ...
+    @property
+    def max_grad_norm(self) -> float | None: ...
+    @property
+    def source(self) -> ModelSource: ...
+
+
+def write_code(setup: Settings) -> str:
     """The code of ``setup``, ending with a newline."""
     writer = _Writer(setup)
     model = writer.ready_model()
     return writer.joined([*model, writer.loss_function(), writer.optimizer(), writer.data(), writer.loop()])
 
 
-def write_model_code(setup: TrainingSetup) -> str:
+def write_model_code(setup: Settings) -> str:
     """The part of the code that makes the model and its adapters, ready to be trained."""
     writer = _Writer(setup)
     return writer.joined(writer.ready_model())
@@ -67,7 +107,7 @@ def write_model_code(setup: TrainingSetup) -> str:
 class _Writer:
     """Gathers the imports that the parts need."""
 
-    def __init__(self, setup: TrainingSetup) -> None:
+    def __init__(self, setup: Settings) -> None:
         self.setup = setup
         self.source: ModelSource = setup.source
         self.is_amp = setup.precision.startswith("amp-")

@@ -35,9 +35,8 @@ from oom_magic.predict.sizing.pieces import (
 from oom_magic.predict.sizing.ranges import Ranges, label
 from oom_magic.predict.sizing.regions import Point
 from oom_magic.predict.sizing.structure import Structure
+from oom_magic.results import Result
 from oom_magic.units import parse_bytes
-from oom_magic.views.blocks import Describable, Description
-from oom_magic.views.sizes import describe_sizes
 
 _EXPECTED_TRACES = 10  # of a function with two arguments and one structure
 
@@ -65,7 +64,7 @@ def size(
     return sizes
 
 
-class Sizes(Describable):
+class Sizes(Result):
     """What ``fn`` takes at any point of ``ranges``. Made by ``size``; all sizes in bytes.
 
     A point is given as keyword arguments: one value for each argument that varies. ``report`` is what ``dry_run`` would
@@ -231,10 +230,6 @@ class Sizes(Describable):
             "peak_bytes": {name: self.peak_allocated_bytes(**point) for name, point in self.ends().items()},
             "assumptions": [asdict(assumption) for assumption in self.assumptions],
         }
-
-    def describe(self) -> Description:
-        """The ranges, what was found and the memory at the ends of the ranges."""
-        return describe_sizes(self)
 
     # -- inside ---------------------------------------------------------------
 

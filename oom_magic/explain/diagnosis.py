@@ -1,0 +1,66 @@
+"""Diagnosis: what a failure means, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from oom_magic.explain.evidence.budget import Budget
+from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, main_failure
+from oom_magic.explain.evidence.holders import Holder
+from oom_magic.explain.evidence.tensors import TensorCandidate
+from oom_magic.explain.language import Language
+from oom_magic.explain.messages.failure import Failure
+from oom_magic.results import Result
+
+if TYPE_CHECKING:
+    from oom_magic.explain.evidence.growth import Growth
+    from oom_magic.explain.remedies.remedy import Remedy
+    from oom_magic.predict.setups.setup import Phrase
+
+
+@dataclass(frozen=True, repr=False)
+class Diagnosis(Result):
+    """What a failure means, as plain data: it keeps no tensor, frame or exception alive.
+
+    ``failures`` are the messages found, ``is_oom`` whether memory ran out (None: not established),
+    ``cause`` with its ``evidence`` and ``confidence`` the judgement, ``phase`` where in training it
+    happened (``place`` and ``code``: the line), ``tensors`` what may have asked (``tensor_note``, a key of
+    the catalogue, where nothing did), ``budget`` who held the device, ``held`` what else holds memory,
+    ``growth`` what grew in the loop that failed, ``remedies`` what to change, ``facts`` how to read the
+    numbers, ``tip`` what PyTorch's own tip against fragmentation is worth here. ``lang`` is the language that
+    it is shown in.
+    """
+
+    failures: tuple[Failure, ...] = ()
+    is_oom: bool | None = None
+    cause: Cause = Cause.UNKNOWN
+    evidence: tuple[Evidence, ...] = ()
+    confidence: Confidence = Confidence.OPEN
+    phase: str | None = None
+    tensors: tuple[TensorCandidate, ...] = ()
+    tensor_note: str = ""
+    budget: Budget | None = None
+    growth: Growth | None = None
+    remedies: tuple[Remedy, ...] = ()
+    facts: tuple[Evidence, ...] = ()
+    tip: Evidence | None = None
+    held: tuple[Holder, ...] = ()
+    frameworks: tuple[str, ...] = ()
+    systems: tuple[str, ...] = ()
+    expandable_segments: bool = False
+    place: str = ""
+    code: str = ""
+    setup_phrases: tuple[Phrase, ...] = ()
+    lang: Language = "en"
+
+    @property
+    def main_failure(self) -> Failure | None:
+        """The failure that the judgement is about."""
+        return main_failure(self.failures)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON-ready values."""
+        plain = asdict(self)
+        plain["failures"] = [failure.to_dict() for failure in self.failures]
+        return plain | {"cause": self.cause.value, "confidence": self.confidence.value}

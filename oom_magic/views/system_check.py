@@ -1,0 +1,67 @@
+"""How the system check looks, with the setups it recommends."""
+
+from __future__ import annotations
+
+import os
+
+from oom_magic.explain.doctor import Checkup, Recommendation, training_arguments
+from oom_magic.measure.device.nvml import DeviceProcess
+from oom_magic.measure.system.check import SystemCheck
+from oom_magic.units import format_bytes
+from oom_magic.views.blocks import Block, Code, Description, Sentence, Table
+from oom_magic.views.registry import register
+
+_MORE = "For a training setup that fits: %oom_doctor --model NAME (--model alone: three typical models)."
+
+
+@register
+def describe_system_check(check: SystemCheck) -> Description:
+    """Findings with what to do; then the facts, and who is on the cards."""
+    return Description("System check", tuple(_blocks(check)))
+
+
+def _blocks(check: SystemCheck) -> list[Block]:
+    blocks: list[Block] = []
+    for one in check.findings:
+        blocks += [Sentence(one.what, one.tone), Sentence(f"{one.why} {one.fix}")]
+    if not check.findings:
+        blocks.append(Sentence("Nothing to change.", "good"))
+    blocks.append(Table(("what", "value"), check.facts))
+    for card in check.cards:
+        rows = tuple((str(one.pid), _name(one), _size(one.num_bytes)) for one in card.processes)
+        title = f"Processes on GPU {card.index}"
+        blocks += [Table(("pid", "process", "memory"), rows, title=title)] if rows else []
+    blocks += [Sentence(f"Not looked at: {name} ({why}).", "quiet") for name, why in check.failed]
+    return blocks
+
+
+@register
+def describe_checkup(checkup: Checkup) -> Description:
+    """Findings, facts, and setups to paste."""
+    blocks: list[Block] = _blocks(checkup)
+    if checkup.recommended:
+        blocks.append(Sentence(f"Recommended for {checkup.card}:", "strong"))
+    for one in checkup.recommended:
+        blocks += _recommendation(one)
+    return Description("System check", (*blocks, *([] if checkup.recommended else [Sentence(_MORE, "quiet")])))
+
+
+def _recommendation(recommendation: Recommendation) -> list[Block]:
+    """The setup in words, and the options to paste."""
+    if recommendation.setup is None:
+        return [
+            Sentence(
+                f"{recommendation.model}: not even QLoRA with short sequences fits; choose a smaller model.", "bad"
+            )
+        ]
+    words = f"{recommendation.setup.summary}: peak {format_bytes(recommendation.peak_reserved_bytes)} (dry run)"
+    return [Sentence(words, "good"), Code(training_arguments(recommendation.setup))]
+
+
+def _name(process: DeviceProcess) -> str:
+    own = "this kernel" if process.pid == os.getpid() else ""
+    return ", ".join(filter(None, (process.name, own))) or "not known"
+
+
+def _size(num_bytes: int | None) -> str:
+    return "not known" if num_bytes is None else format_bytes(num_bytes)
