@@ -14,6 +14,7 @@ from oom_magic.memory.allocator.replay import AllocatorOutOfMemory, CachingAlloc
 from oom_magic.memory.allocator.settings import AllocatorSettings
 from oom_magic.memory.report import Assumption, Device, MemoryReport, OutOfMemory
 from oom_magic.memory.timeline import Phase, SourceLine
+from oom_magic.predict.cpu_runs import stayed_on_cpu
 from oom_magic.predict.distributed.data_parallel import data_parallel_followed
 from oom_magic.predict.fake_cuda import transfers, values
 from oom_magic.predict.fake_cuda.autocast import Autocast
@@ -23,6 +24,7 @@ from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.operators import cuda_operators
 from oom_magic.predict.fake_cuda.torch_cuda import Cards, accelerator_answers, cuda_answers
 from oom_magic.predict.instrumentation.attribution import Attribution, is_users_file
+from oom_magic.predict.instrumentation.decided_names import DecidedNames, decided_sentence
 from oom_magic.predict.instrumentation.recorder import Recorder
 from oom_magic.predict.instrumentation.training import Finished, Training
 from oom_magic.predict.isolation.context import (
@@ -103,6 +105,7 @@ class DrySession:
         self.attribution = Attribution()
         self.report: MemoryReport | None = None
         self.exception: BaseException | None = None
+        self.decided: list[DecidedNames] = []  # by the last run
         self._assumptions: dict[tuple[str, SourceLine | None], None] = {}
         self._out_of_memory: OutOfMemory | None = None
         self._allocated_before = [0] * num_gpus
@@ -120,18 +123,26 @@ class DrySession:
         """Note what could not be followed exactly, with the user's line."""
         self._assumptions.setdefault((text, self.attribution.line()))
 
-    def run(self, function: Callable[[], Any], namespaces: Sequence[dict[str, Any]] = ()) -> MemoryReport:
+    def run(
+        self,
+        function: Callable[[], Any],
+        namespaces: Sequence[dict[str, Any]] = (),
+        decided: Sequence[DecidedNames] | None = None,
+    ) -> MemoryReport:
         """Run ``function`` on the pretend GPU; the report. A simulated out-of-memory is in it, and in ``exception``.
 
         The user's modules, optimizers and tensors can be used in it and are afterwards as before, and so are
-        the global variables in ``namespaces``. The function's own exceptions pass unchanged; ``report`` then holds
-        what was traced so far.
+        the global variables in ``namespaces``. ``decided`` are names in them that are decided anew, since code asked
+        for a GPU where there was none (default: as their sources tell). The function's own exceptions pass unchanged;
+        ``report`` then holds what was traced so far.
         """
         error = ""
+        self.decided = list(map(DecidedNames.of, namespaces)) if decided is None else list(decided)
         self._restart()
         try:
             with self._active(list(namespaces)):
                 try:
+                    self._decide()
                     self.fake_gpu.collector.begin()
                     function()
                 finally:
@@ -152,10 +163,28 @@ class DrySession:
         self.training.check_changes()
         return self.report
 
+    def copy(self) -> DrySession:
+        """A session on the same card without limit that starts from what was there before this one's last run."""
+        options: dict[str, Any] = {
+            "num_gpus": len(self.recorders),
+            "is_lasting": False,
+            "is_limited": False,
+            "has_bar": False,
+            "origin": self,
+        }
+        return DrySession(self.gpu.name, self.total_bytes, stop_after_steps=self.training.stop_after_steps, **options)
+
     def storage_of(self, tensor: torch.Tensor) -> tuple[int, int] | None:
         """Identity and bytes of what a tensor, or its double, has on the pretend GPU; None if it is not there."""
         found = self.fake_gpu.storage_of(self._user_state.template(tensor))
         return None if found is None or found.allocation < 0 else (found.key, found.num_bytes)
+
+    def _decide(self) -> None:
+        """Let the names that were decided without a GPU be decided with it; what they placed was there before."""
+        if sum(names.follow() for names in self.decided):
+            self._restart()
+            sentence = decided_sentence([one for names in self.decided for one in names.decisions])
+            self._assumptions[sentence, None] = None
 
     def _forgive(self) -> None:
         """The code caught what errors there were: it is as if the memory had been enough."""
@@ -268,8 +297,25 @@ def dry_run(
     out-of-memory ends the run and is in ``report.out_of_memory``; other exceptions of ``fn`` are the caller's.
     """
     _check_call(fn, args, kwargs)
-    session = DrySession(gpu, memory, num_gpus=num_gpus, stop_after_steps=stop_after_steps, is_lasting=False)
-    return session.run(lambda: fn(*args, **kwargs), namespaces_of(fn))
+    namespaces = namespaces_of(fn)
+
+    def run(decided: Sequence[DecidedNames] | None, **options: Any) -> DrySession:
+        options = {"num_gpus": num_gpus, "stop_after_steps": stop_after_steps, **options}
+        session = DrySession(gpu, memory, is_lasting=False, **options)
+        session.run(lambda: fn(*args, **kwargs), namespaces, decided)
+        return session
+
+    session = run(None)
+    if namespaces:
+        stayed_on_cpu(
+            session,
+            [_function(fn).__code__],
+            {one.name for names in session.decided for one in names.decisions},
+            lambda names: DecidedNames.of(namespaces[0], presumed=names),
+            lambda decided: run([decided], is_limited=False, has_bar=False),
+        )
+    assert session.report is not None
+    return session.report
 
 
 def checked_number(number: Any, name: str) -> int:
@@ -294,10 +340,15 @@ def _check_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 def namespaces_of(fn: Any) -> list[dict[str, Any]]:
     """The global variables of the user's function, which it may change."""
-    function = inspect.unwrap(getattr(fn, "func", fn))
-    function = getattr(function, "__func__", function)
+    function = _function(fn)
     code = getattr(function, "__code__", None)
     return [function.__globals__] if code is not None and is_users_file(code.co_filename) else []
+
+
+def _function(fn: Any) -> Any:
+    """The function that a partial, a method or a wrapper leads to."""
+    function = inspect.unwrap(getattr(fn, "func", fn))
+    return getattr(function, "__func__", function)
 
 
 def _allocator_options() -> str:

@@ -19,6 +19,7 @@ from oom_magic.explain.remedies.size_parameters import SizeParameter, find_size_
 
 if TYPE_CHECKING:
     from oom_magic.memory.report import MemoryReport
+    from oom_magic.predict.instrumentation.decided_names import DecidedNames
     from oom_magic.predict.session import DrySession
     from oom_magic.predict.setups.setup import TrainingSetup
     from oom_magic.predict.what_if.change import Change, Inputs
@@ -183,8 +184,8 @@ class CellRehearsal:
     """A cell of the notebook with the names it sees, or any function.
 
     ``origin`` is the dry session the cell failed in, if it did; the cell then starts from what that held
-    before. ``call(tree, names)`` executes the cell; what it does to ``names`` is undone each time. It failed in
-    optimizer step ``failed_in_step``, as far as that is known.
+    before. ``decided`` are names that each dry run decides anew. ``call(tree, names)`` executes the cell; what
+    it does to ``names`` is undone each time. It failed in optimizer step ``failed_in_step``, as far as that is known.
     """
 
     def __init__(
@@ -197,7 +198,9 @@ class CellRehearsal:
         memory: int | None = None,
         origin: DrySession | None = None,
         failed_in_step: int = 0,
+        decided: DecidedNames | None = None,
     ) -> None:
+        self._decided = None if decided is None else [decided]
         self._call = call
         self._tree = tree
         self._names = names
@@ -302,7 +305,8 @@ class CellRehearsal:
                     stack.enter_context(parameter.override(self._tree, self._names, value))
                 self._call(self._tree, self._names)
 
-        return _run(lambda: session.run(call, [self._names])), session.training.model_inputs
+        namespaces = [self._names, *(names.namespace for names in self._decided or ())]
+        return _run(lambda: session.run(call, namespaces, self._decided)), session.training.model_inputs
 
 
 _UNLIMITED: Mapping[str, Any] = {"is_lasting": False, "is_limited": False, "has_bar": False}

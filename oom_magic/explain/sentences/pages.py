@@ -270,4 +270,16 @@ PAGE_CATALOGUE: dict[str, tuple[str, str]] = {
     ),
     "usage_no_model": ("Options that describe a run need --model.", "描述训练的选项需要同时给出 --model。"),
     "setup_said": ("Taken for the run: {setup}.", "所依据的训练设置：{setup}。"),
+    "decided_names": (
+        "This machine has no GPU, so earlier cells decided {was}; the dry run follows them with {now}.",
+        "本机没有 GPU，之前的单元格因此得到 {was}；试运行按 {now} 执行。",
+    ),
+    "stayed_on_cpu": (
+        "Nothing was put on the GPU: {was} was decided before the dry run.",
+        "没有任何内容放到 GPU 上：{was} 在试运行之前就已确定。",
+    ),
+    "stayed_on_cpu_peak": (
+        "Nothing was put on the GPU: {was} was decided before the dry run; with 'cuda' it would take {peak_bytes}.",
+        "没有任何内容放到 GPU 上：{was} 在试运行之前就已确定；改为 'cuda' 将占用 {peak_bytes}。",
+    ),
 }

@@ -46,6 +46,7 @@ def prices(
     gpu, memory = _card(diagnosis, report)
     with ExitStack() as stack:
         names: dict[str, Any] = shell.user_ns
+        users = shell.user_ns
         if cell.is_dry:
             names = stack.enter_context(runner.names.entered(shell))
         stack.enter_context(heap_set_aside())
@@ -53,7 +54,14 @@ def prices(
         failed = None if report is None else report.out_of_memory
         step = 0 if failed is None else failed.step
         rehearsal = CellRehearsal(
-            _execute, tree, names, gpu=gpu.name, memory=memory, origin=origin, failed_in_step=step
+            _execute,
+            tree,
+            names,
+            gpu=gpu.name,
+            memory=memory,
+            origin=origin,
+            failed_in_step=step,
+            decided=runner.decided(users, names),
         )
         yield from advise(diagnosis, rehearsal, gpu, report)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
-from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from IPython.display import display
 
 from oom_magic.notebook.cells.names import DryNamespace
@@ -21,6 +21,8 @@ from oom_magic.views.blocks import Block, Description, Facts
 
 if TYPE_CHECKING:
     from oom_magic.memory.report import MemoryReport
+    from oom_magic.predict.cpu_runs import StayedOnCPU
+    from oom_magic.predict.instrumentation.decided_names import DecidedNames
     from oom_magic.predict.session import DrySession
 
 
@@ -71,6 +73,7 @@ class CellRunner:
         self.last_report: MemoryReport | None = None
         self.was_dry = False  # the last cell
         self.session: DrySession | None = None
+        self.sources = [cell for cell in shell.user_ns.get("In", ()) if isinstance(cell, str)]  # of all cells, in order
         self._session_card = CardOptions()
 
     def measure(self, cell: CompiledCell, device: int | None) -> Any:
@@ -93,19 +96,67 @@ class CellRunner:
         session = self._session_for(card or self.card)
         session.training.stop_after_steps = stop_after_steps
         values: list[Any] = []
+        users = self.shell.user_ns
         with self.names.entered(self.shell) as names:
+            decided = self.decided(users, names)
             try:
-                session.run(lambda: values.append(cell.run(names)))
+                session.run(lambda: values.append(cell.run(names)), [users], [decided])
             except BaseException as error:
                 raise trimmed(error)  # noqa: B904 - the same exception, not one that follows from it
             finally:
+                decided.leave()
                 self.last_report = session.report
+            stayed = self._stayed_on_cpu(session, cell, users, names)
+            self.last_report = session.report
+        self._tell(decided, stayed)
         if session.report is not None and session.report.timeline.was_left:
             self.names.leave_out(cell.assigned)
         if session.exception is not None:
             simulated, session.exception = session.exception, None  # it would keep the cell's frames
             raise trimmed(simulated)
         return values[0] if values else None
+
+    def decided(self, users: dict[str, Any], names: dict[str, Any], presumed: Collection[str] = ()) -> DecidedNames:
+        """The names of plain cells that were decided for the CPU, for want of a GPU; dry cells see ``names``."""
+        from oom_magic.predict.instrumentation.decided_names import DecidedNames
+
+        return DecidedNames.of(users, self.sources, names, presumed)
+
+    def _stayed_on_cpu(
+        self, session: DrySession, cell: CompiledCell, users: dict[str, Any], names: dict[str, Any]
+    ) -> StayedOnCPU | None:
+        from oom_magic.predict.cpu_runs import stayed_on_cpu
+
+        def again(decided: DecidedNames) -> DrySession:
+            other, own = session.copy(), dict(names)
+            try:
+                other.run(lambda: cell.run(names), [users], [decided])
+            finally:
+                names.clear()
+                names.update(own)
+            return other
+
+        followed = {one.name for decided in session.decided for one in decided.decisions}
+        return stayed_on_cpu(session, cell.codes, followed, lambda chosen: self.decided(users, names, chosen), again)
+
+    def _tell(self, decided: DecidedNames, stayed: StayedOnCPU | None) -> None:
+        """Say in one line which names of the CPU decided the run, or would have."""
+        from oom_magic.explain.language import choose_language, translate
+        from oom_magic.predict.instrumentation.decided_names import shown
+
+        language = choose_language()
+        if decided.decisions:
+            was = ", ".join(f"{one.name} = {shown(one.before)}" for one in decided.decisions)
+            now = ", ".join(f"{one.name} = {shown(one.now)}" for one in decided.decisions)
+            print(translate("decided_names", language, was=was, now=now))
+        if stayed is not None:
+            was = ", ".join(f"{name} = {value}" for name, value in zip(stayed.names, stayed.values, strict=True))
+            key = "stayed_on_cpu" if stayed.peak_allocated_bytes is None else "stayed_on_cpu_peak"
+            print(translate(key, language, was=was, peak_bytes=stayed.peak_allocated_bytes))
+
+    def after_cell(self, result: ExecutionResult) -> None:
+        """Keep what a cell ran: the history leaves out some."""
+        self.sources.append(self.shell.transform_cell(str(getattr(result.info, "raw_cell", "") or "")))
 
     def _session_for(self, card: CardOptions) -> DrySession:
         """The pretend GPU of the last dry cell, or a new and empty one if the card is another."""

@@ -30,5 +30,6 @@ class LevelWatch:
 
     def after_cell(self, result: ExecutionResult) -> None:
         """IPython's ``post_run_cell``."""
+        self._runner.after_cell(result)
         if not result.success:
             self.before_failure = self._now

@@ -49,6 +49,11 @@ class CompiledCell:
     value: CodeType | None
     assigned: frozenset[str]
 
+    @property
+    def codes(self) -> list[CodeType]:
+        """What is executed, in order."""
+        return [code for code in (self.statements, self.value) if code is not None]
+
     def run(self, namespace: dict[str, Any]) -> Any:
         """Execute in ``namespace``; the value of a final expression, else None."""
         __tracebackhide__ = True

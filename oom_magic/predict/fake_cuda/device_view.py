@@ -10,9 +10,10 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from torch._C import DisableTorchFunction  # type: ignore[attr-defined]
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-from oom_magic.predict.fake_cuda.fake_gpu import META, FakeGPU, Place, Spot
+from oom_magic.predict.fake_cuda.fake_gpu import META, FakeGPU, Place, Spot, map_tensors, tensors_in
 
 Answer = Callable[["DeviceView", Any, tuple[Any, ...], dict[str, Any]], Any]
 aten = torch.ops.aten
@@ -34,6 +35,8 @@ class DeviceView(TorchFunctionMode):
             return answer(self, func, args, kwargs)
         device = kwargs.get("device")
         if device is None:
+            if self.gpu.has_pretended_on_host:
+                return self._on_host(func, args, kwargs)
             return func(*args, **kwargs)
         there = self.spot_named(device)
         if there.place is Place.HOST:
@@ -41,6 +44,28 @@ class DeviceView(TorchFunctionMode):
         with self.gpu.creating_on(*there):
             return func(*args, **{**kwargs, "device": META, "pin_memory": False} if "pin_memory" in kwargs
                         else {**kwargs, "device": META})  # fmt: skip
+
+    def _on_host(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that names no device, where some host tensors are pretended and others real.
+
+        Real ones that are trained are copied, which autograd records, so that each gets a gradient of its own kind.
+        """
+        tensors = tensors_in(args, kwargs)
+        places = {self.gpu.place(tensor) for tensor in tensors}
+        if Place.HOST not in places or Place.GPU in places:
+            return func(*args, **kwargs)
+        here = Spot(Place.HOST)
+        with self.gpu.creating_on(*here):
+            is_whole = func in _COMPARING_DEVICES
+            with DisableTorchFunction():
+                copies = {
+                    id(tensor): self.copy(tensor, here, {"dtype": tensor.dtype})
+                    for tensor in (tensors if None in places and (is_whole or torch.is_grad_enabled()) else ())
+                    if not tensor.is_meta and (is_whole or tensor.requires_grad)
+                }
+            if copies:
+                args, kwargs = map_tensors((args, kwargs), lambda tensor: copies.get(id(tensor), tensor))
+            return func(*args, **kwargs)
 
     def around(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         """User code that autograd calls, where this mode is off as in all that operators do."""
@@ -96,6 +121,7 @@ class _Moved(torch.autograd.Function):
     def forward(ctx: Any, tensor: torch.Tensor, view: DeviceView, there: Spot, options: dict[str, Any]) -> torch.Tensor:
         """The tensor there."""
         ctx.origin = view, view.spot(tensor), tensor.dtype
+        ctx.is_fake = tensor.is_meta
         return view.copy(tensor, there, options)
 
     @staticmethod
@@ -104,6 +130,9 @@ class _Moved(torch.autograd.Function):
         view, origin, dtype = ctx.origin
         if view.spot(gradient) == origin and gradient.dtype is dtype:
             return gradient, None, None, None
+        if ctx.is_fake and origin.place is Place.HOST:  # a copy to the host is real where it is small
+            with DisableTorchFunction(), view.gpu.creating_on(*origin):
+                return view.gpu.copy_to(gradient, Place.HOST, "").to(dtype), None, None, None
         return view.move(gradient, origin, dtype), None, None, None
 
 
@@ -307,6 +336,7 @@ def _backward(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[s
         torch.autograd.backward(args[0], **options)
 
 
+_COMPARING_DEVICES = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}  # of arguments, before any operator
 _T = torch.Tensor
 _ANSWERS: dict[Any, Answer] = {
     torch.device: _named_device,

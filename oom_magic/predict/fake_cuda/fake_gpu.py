@@ -26,6 +26,7 @@ from oom_magic.predict.fake_cuda.calls import Call
 from oom_magic.predict.fake_cuda.fallbacks import find_fallback, storage_under
 from oom_magic.predict.fake_cuda.gradients import counts_when_unheld, reused_gradient
 from oom_magic.predict.fake_cuda.known_outputs import KnownOutputs
+from oom_magic.predict.fake_cuda.overloads import find_overload
 from oom_magic.predict.fake_cuda.threads import Threads
 from oom_magic.predict.instrumentation.attribution import Attribution
 from oom_magic.predict.instrumentation.collector import Collector
@@ -51,6 +52,20 @@ _TWO_DEVICES = (
     "Expected all tensors to be on the same device, but found at least two devices, {} and {}! "
     "(when checking arguments for {})"
 )
+# What C++ asks of a subclass (a fake tensor, say) in functions that are noexcept: an exception there ends the process.
+# Source: torch/csrc/autograd/input_metadata.cpp, torch/csrc/PyInterpreter.cpp.
+_QUERIES = frozenset(
+    {torch.ops.prim.device.default, torch.ops.prim.layout.default}
+    | {
+        overload
+        for name in (
+            "dim", "is_contiguous", "is_contiguous.memory_format", "is_non_overlapping_and_dense",
+            "is_strides_like_format", "size", "stride", "storage_offset", "sym_is_contiguous", "sym_numel", "sym_size",
+            "sym_storage_offset", "sym_stride",
+        )
+        if (overload := find_overload(name)) is not None
+    }
+)  # fmt: skip
 HOST_REAL_BYTES = 1 << 20  # a host tensor above this is pretended too
 HOST_REAL_INTEGER_BYTES = 1 << 24  # integers and booleans decide branches, so more of them are real
 
@@ -127,6 +142,7 @@ class FakeGPU(TorchDispatchMode):
         self._workspaces: list[dict[Hashable, int]] = [{} for _ in self.recorders]  # allocations of libraries, by owner
         self.process_group: tuple[int, int] | None = None  # rank and size of the one that code on it made
         self._storages: dict[int, _Storage] = {}
+        self.has_pretended_on_host = False
         self._composite: dict[OpOverload, bool] = {}
         self.collector = Collector(self._num_containers, self._has_collected)
         self._is_inside = False  # an operator, by which others are run
@@ -228,6 +244,11 @@ class FakeGPU(TorchDispatchMode):
         finally:
             self.creating, self.creating_card = before
 
+    def meant_by_meta(self) -> Place:
+        """Where C++ code makes a tensor on "meta": if nobody named a place, it took the device from another tensor."""
+        is_on_host = self.has_pretended_on_host and not any(one.allocator.allocated_bytes for one in self.recorders)
+        return self.creating or (Place.HOST if is_on_host else Place.GPU)
+
     def assign(self, tensor: torch.Tensor, category: Category) -> None:
         """Say what a tensor's memory is for."""
         storage = self.storage_of(tensor)
@@ -274,6 +295,7 @@ class FakeGPU(TorchDispatchMode):
             entry.card = self.current if place is Place.GPU else 0
             entry.num_bytes = storage.nbytes()
             self._storages[entry.key] = entry
+            self.has_pretended_on_host |= place is Place.HOST
 
     def take(
         self,
@@ -307,6 +329,8 @@ class FakeGPU(TorchDispatchMode):
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         with DisableTorchFunction():
+            if func in _QUERIES:
+                return func(*args, **(kwargs or {}))
             if self._is_inside:
                 return self._handle(func, args, kwargs or {})
             self._is_inside = True
@@ -346,7 +370,7 @@ class FakeGPU(TorchDispatchMode):
         else:
             place, card = self._common_spot(func, tensors, pretended)
         if place is Place.HOST and len(pretended) < len(tensors):
-            args, kwargs = map_tensors(args, to_meta), {key: to_meta(value) for key, value in kwargs.items()}
+            args, kwargs = tuple(map(to_meta, args)), {key: to_meta(value) for key, value in kwargs.items()}
         if place is not Place.GPU:
             out = func(*args, **kwargs)
             self.adopt_all(out, place, "", Phase.OTHER)
@@ -402,7 +426,7 @@ class FakeGPU(TorchDispatchMode):
         """Run an operator that has no tensor argument, at the place its device means."""
         device = kwargs.get("device")
         if device is not None and device.type == "meta":
-            place = self.creating or Place.GPU
+            place = self.meant_by_meta()
             out = func(*args, **kwargs)
             with self.on_card(self.creating_card if self.creating else self.current):
                 self.adopt_all(out, place, func.name(), self.attribution.phase(False))
@@ -476,11 +500,15 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
         return change(value)
     if isinstance(value, (list, tuple)):
         return type(value)(map_tensors(item, change) for item in value)
+    if isinstance(value, dict):
+        return {key: map_tensors(item, change) for key, item in value.items()}
     return value
 
 
 def to_meta(value: Any) -> Any:
-    """A real tensor with dimensions as a meta tensor; anything else as it is."""
+    """A real tensor with dimensions as a meta tensor, and each of a list; anything else as it is."""
+    if isinstance(value, (list, tuple)):
+        return map_tensors(value, lambda tensor: tensor if tensor.is_meta else tensor.to(META))
     if isinstance(value, torch.Tensor) and not value.is_meta and value.dim():
         return value.to(META)
     return value

@@ -19,25 +19,29 @@ def _to_copy(gpu: FakeGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) 
     source = args[0]
     origin = gpu.place(source)
     device = kwargs.get("device")
-    # C++ code takes the device from another tensor, "meta" where nobody named a place: that tensor is on the GPU.
-    place = gpu.creating or Place.GPU if device is not None and device.type == "meta" else origin
+    place = gpu.meant_by_meta() if device is not None and device.type == "meta" else origin
     if device is not None and device.type == "cpu" and gpu.creating is None:
         place = Place.HOST
-    if origin is None and place in (None, Place.HOST):
+    is_joining = origin is None and gpu.creating is Place.HOST and device == META  # see DeviceView.joined
+    if origin is None and place in (None, Place.HOST) and not is_joining:
         return func(*args, **kwargs)
     card = gpu.current if gpu.creating is None else gpu.creating_card  # a handler runs on the card of its source
     if place is Place.GPU and origin is Place.GPU and card == gpu.current:
         return gpu.run(func, args, {**kwargs, "device": META})
     place = place or Place.GPU
     out = func(*args, **{**kwargs, "device": META, "non_blocking": False})
-    is_real = place is Place.HOST and not is_large(out)
+    # the gradient of what ``_on_host`` copied goes back to a real tensor, of whatever size
+    is_back = place is origin is Place.HOST and torch._C._current_graph_task_id() != -1
+    is_real = is_back or (place is Place.HOST and not is_large(out) and not is_joining)
     with gpu.on_card(card if place is Place.GPU else gpu.current):
         if not is_real:
             gpu.adopt(out, place, func.name())
         if (place is Place.GPU) != (origin is Place.GPU):
             _stage(gpu, func, out, source, place is Place.GPU, kwargs.get("non_blocking", False))
     if is_real:
-        values = gpu.values.read(source)
+        values = gpu.values.get(source) if is_back else gpu.values.read(source)
+        if values is None:
+            values = torch.ones((), dtype=out.dtype, device="cpu")
         return torch.empty_strided(out.size(), out.stride(), dtype=out.dtype, device="cpu").copy_(values)
     gpu.values.copy(source, out)
     if place is Place.GPU:

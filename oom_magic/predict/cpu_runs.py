@@ -1,0 +1,70 @@
+"""Dry runs that stayed on the CPU because a name said so before they began: what they would take on the GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from types import CodeType
+from typing import TYPE_CHECKING
+
+from oom_magic.memory.report import Assumption
+from oom_magic.predict.instrumentation.decided_names import DecidedNames, cpu_names, joined, shown
+from oom_magic.units import format_bytes
+
+if TYPE_CHECKING:
+    from oom_magic.predict.session import DrySession
+
+
+@dataclass(frozen=True, slots=True)
+class StayedOnCPU:
+    """A run that took no GPU memory: the ``names`` that kept it on the CPU, and what it would take with "cuda".
+
+    ``values`` are the names' values as one writes them, ``peak_allocated_bytes`` is None where that run failed.
+    """
+
+    names: tuple[str, ...]
+    values: tuple[str, ...]
+    peak_allocated_bytes: int | None
+
+    def __str__(self) -> str:
+        was = joined([f"`{name}` was decided as {value}" for name, value in zip(self.names, self.values, strict=True)])
+        text = f"nothing was put on the GPU: {was} before the dry run"
+        peak = self.peak_allocated_bytes
+        return text if peak is None else f"{text}; with 'cuda' it would take {format_bytes(peak)}"
+
+
+def stayed_on_cpu(
+    session: DrySession,
+    codes: Sequence[CodeType],
+    followed: Collection[str],
+    presume: Callable[[Collection[str]], DecidedNames],
+    again: Callable[[DecidedNames], DrySession],
+) -> StayedOnCPU | None:
+    """What kept the run of a session on the CPU, which its report then says, too; None where nothing did.
+
+    ``followed`` are names that were decided anew in the run already. ``presume`` gives those to be decided otherwise,
+    ``again`` runs the ``codes`` once more so; their output is not shown again.
+    """
+    report = session.report
+    if report is None or report.error or _took_memory(session):
+        return None
+    decided = presume(())
+    seen = {**decided.namespace, **decided.above}
+    names = sorted({name for code in codes for name in cpu_names(seen, code)}.difference(followed))
+    if not names:
+        return None
+    peak = None
+    with contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()):
+        other = again(presume(names))
+        if not _took_memory(other):
+            return None  # the names are used for something else
+        peak = None if other.report is None else other.report.peak_allocated_bytes
+    stayed = StayedOnCPU(tuple(names), tuple(shown(seen[name]) for name in names), peak)
+    session.report = replace(report, assumptions=(*report.assumptions, Assumption(str(stayed), None)))
+    return stayed
+
+
+def _took_memory(session: DrySession) -> bool:
+    return any(len(recorder.columns) > recorder.num_before for recorder in session.recorders)
