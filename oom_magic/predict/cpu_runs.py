@@ -7,14 +7,24 @@ import io
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from types import CodeType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from oom_magic.memory.report import Assumption
+from oom_magic.memory.report import Assumption, MemoryReport
 from oom_magic.predict.instrumentation.decided_names import DecidedNames, cpu_names, joined, shown
 from oom_magic.units import format_bytes
 
 if TYPE_CHECKING:
-    from oom_magic.predict.session import DrySession
+    from oom_magic.predict.instrumentation.recorder import Recorder
+
+
+class Run(Protocol):
+    """A dry run that ended: a session."""
+
+    report: MemoryReport | None
+
+    @property
+    def recorders(self) -> Sequence[Recorder]:
+        """One for each card."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +46,11 @@ class StayedOnCPU:
 
 
 def stayed_on_cpu(
-    session: DrySession,
+    session: Run,
     codes: Sequence[CodeType],
     followed: Collection[str],
     presume: Callable[[Collection[str]], DecidedNames],
-    again: Callable[[DecidedNames], DrySession],
+    again: Callable[[DecidedNames], Run],
 ) -> StayedOnCPU | None:
     """What kept the run of a session on the CPU, which its report then says, too; None where nothing did.
 
@@ -66,5 +76,5 @@ def stayed_on_cpu(
     return stayed
 
 
-def _took_memory(session: DrySession) -> bool:
+def _took_memory(session: Run) -> bool:
     return any(len(recorder.columns) > recorder.num_before for recorder in session.recorders)
