@@ -14,12 +14,13 @@ ALLOWED = {
     "collection": set(),
     "results": set(),  # finds the views by name, so that data know none
     "units": {"errors"},
+    "user_code": set(),
     "memory": {"results", "units"},
-    "measure": {"collection", "results", "units", "memory"},
-    "predict": {"collection", "errors", "results", "units", "memory"},
-    "explain": {"errors", "results", "units", "memory", "measure", "predict"},
+    "measure": {"collection", "results", "units", "user_code", "memory"},
+    "predict": {"collection", "errors", "results", "units", "user_code", "memory"},
+    "explain": {"errors", "results", "units", "user_code", "memory", "measure", "predict"},
     "views": {"results", "units", "memory", "measure", "predict", "explain"},
-    "notebook": {"results", "units", "views", "memory", "measure", "predict", "explain"},
+    "notebook": {"results", "units", "user_code", "views", "memory", "measure", "predict", "explain"},
     "__init__": {"memory", "measure", "predict", "explain", "notebook"},  # the public names
 }
 LIBRARIES = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import sysconfig
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import torch
 from IPython.core.interactiveshell import InteractiveShell
 
 from oom_magic.measure.history.attribution import Allocation, classify, mirrored_operators
-from oom_magic.measure.history.frames import AUTOGRAD_SITE, Frame, Site, is_library, site_of, source_line
+from oom_magic.measure.history.frames import AUTOGRAD_SITE, Frame, Site, site_of, source_line
 from oom_magic.memory.categories import Category
 from oom_magic.memory.timeline import Phase, SourceLine
 
@@ -54,23 +53,6 @@ def test_phase_and_operator(frames: tuple[Frame, ...], phase: Phase | None, oper
 
 def test_no_frames_means_autograds_thread() -> None:
     assert site_of(()) is AUTOGRAD_SITE
-
-
-@pytest.mark.parametrize(
-    ("file", "expected"),
-    [
-        ("/tmp/ipykernel_42/99.py", False),
-        ("<ipython-input-3-abc>", False),
-        ("/home/me/train.py", False),
-        ("<frozen runpy>", True),
-        ("<string>", True),
-        (f"{TORCH}/nn/functional.py", True),
-        (f"{sysconfig.get_path('stdlib')}/contextlib.py", True),
-        (str(Path(sys.modules["oom_magic"].__file__ or "").parent / "notebook" / "cells.py"), True),
-    ],
-)
-def test_whose_file_it_is(file: str, expected: bool) -> None:
-    assert is_library(file) is expected
 
 
 def test_cells_are_named_as_in_tracebacks(shell: InteractiveShell) -> None:

@@ -31,10 +31,11 @@ from oom_magic.explain.evidence.tensors import (
     name_tensor,
     preset_dims,
 )
-from oom_magic.explain.evidence.traceback import MACHINERY, Clues, find_clues
+from oom_magic.explain.evidence.traceback import Clues, find_clues
 from oom_magic.explain.language import choose_language
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.explain.messages.reading import read
+from oom_magic.user_code import is_machinery
 
 if TYPE_CHECKING:
     from oom_magic.measure.holders.reach import Locate
@@ -251,7 +252,7 @@ def _formatted(error: BaseException) -> str:
     """The traceback as Python prints it, without the frames of this package's dry run."""
     whole = traceback.TracebackException(type(error), error, error.__traceback__)
     for part in _chain(whole):
-        kept = [frame for frame in part.stack if not MACHINERY.search(frame.filename)]
+        kept = [frame for frame in part.stack if not is_machinery(frame.filename)]
         part.stack = traceback.StackSummary.from_list(kept)
     return "".join(whole.format())
 

@@ -23,7 +23,7 @@ from oom_magic.predict.fake_cuda.device_view import DeviceView, saved_tensor_hoo
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.operators import cuda_operators
 from oom_magic.predict.fake_cuda.torch_cuda import Cards, accelerator_answers, cuda_answers
-from oom_magic.predict.instrumentation.attribution import Attribution, is_users_file
+from oom_magic.predict.instrumentation.attribution import Attribution
 from oom_magic.predict.instrumentation.decided_names import DecidedNames, decided_sentence
 from oom_magic.predict.instrumentation.recorder import Recorder
 from oom_magic.predict.instrumentation.training import Finished, Training
@@ -41,6 +41,7 @@ from oom_magic.predict.libraries import libraries_followed
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, find_gpu
 from oom_magic.predict.what_if.change import Change
 from oom_magic.units import format_bytes, parse_bytes
+from oom_magic.user_code import is_users_file
 
 
 def failure_message(

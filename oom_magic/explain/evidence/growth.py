@@ -75,12 +75,12 @@ def growths(error: BaseException, names: Mapping[str, Any], locate: Locate) -> t
         deepest_frames,
         names_of,  # loads torch
     )
-    from oom_magic.measure.history.frames import is_library
+    from oom_magic.user_code import is_users_file
 
     found: dict[tuple[str, str], Growth] = {}
     for frame, trace in deepest_frames(error):
         file = frame.f_code.co_filename
-        if is_library(file):
+        if not is_users_file(file):
             continue
         known = {**names, **names_of(frame)}
         for statement, loop in _in_running_loops(file, frame.f_globals, trace.tb_lineno):

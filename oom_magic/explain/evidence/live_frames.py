@@ -20,9 +20,8 @@ from traceback import format_exception_only
 from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
-from oom_magic.explain.evidence.traceback import MACHINERY
 from oom_magic.explain.remedies.own_code import is_module
-from oom_magic.measure.history.frames import is_library, source_line
+from oom_magic.measure.history.frames import source_line
 from oom_magic.predict.shape_inference import (
     Output,
     TensorShape,
@@ -34,6 +33,7 @@ from oom_magic.predict.shape_inference import (
     shape_of,
     to_meta,
 )
+from oom_magic.user_code import is_machinery, is_users_file
 
 _OPTIMIZER_FILE = re.compile(r"[/\\](?:optim|optimizers?|bitsandbytes)[/\\]")
 _CACHE_FILE = re.compile(r"[/\\]transformers[/\\](?:cache_utils|.*_cache)\.py$")
@@ -89,7 +89,7 @@ def inspect_failure(error: BaseException, names: Mapping[str, Any] | None = None
     frames = deepest_frames(error)
     if not frames:
         return None
-    users = [item for item in frames if not is_library(item[0].f_code.co_filename)]
+    users = [item for item in frames if is_users_file(item[0].f_code.co_filename)]
     frame, trace = users[0] if users else frames[0]
     line = source_line(frame.f_code.co_filename, trace.tb_lineno)
     identities: dict[int, str] = {}
@@ -130,7 +130,7 @@ def _frames(error: BaseException) -> list[tuple[FrameType, TracebackType]]:
     found = []
     trace = error.__traceback__
     while trace is not None:
-        if not MACHINERY.search(trace.tb_frame.f_code.co_filename):
+        if not is_machinery(trace.tb_frame.f_code.co_filename):
             found.append((trace.tb_frame, trace))
         trace = trace.tb_next
     return found[-_MOST_FRAMES:][::-1]

@@ -140,11 +140,6 @@ _CARD = re.compile(
 )
 # A cell magic's frame quotes the whole cell: every phase would be seen in it.
 _WHOLE_CELL = "get_ipython().run_cell_magic("
-# Frames of a dry run and of what wraps each call under a dispatch mode; not the user's or the operator's.
-MACHINERY = re.compile(
-    r"[/\\]oom_magic[/\\](?!tests)|[/\\]torch[/\\](?:_dynamo|_compile|_ops|overrides|_prims_common)"
-    r"|[/\\]torch[/\\]utils[/\\](?:_python_dispatch|_device|_contextlib)|[/\\]IPython[/\\]"
-)
 # PyTorch's own tip names the setting too; it says nothing of what the user has set.
 _TIP = re.compile(r"try setting\s+\S{0,20}ALLOC_CONF=expandable_segments:True")
 

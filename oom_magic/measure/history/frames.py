@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import linecache
-import os
-import site
-import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from oom_magic.measure.holders.ipython_results import running_shell
 from oom_magic.memory.timeline import Phase, SourceLine
+from oom_magic.user_code import cell_name, is_users_file, source_text
 
 _GENERIC_NAMES = frozenset({"forward", "__init__", "__call__", "step", "convert", "<lambda>", "wrapper"})
 _RECOMPUTING = frozenset({"unpack_hook", "backward", "recompute_fn"})  # of torch/utils/checkpoint.py
@@ -50,7 +45,7 @@ def site_of(frames: Sequence[Frame]) -> Site:
     """What a stack, innermost frame first, says about the allocation made there."""
     if not frames:
         return AUTOGRAD_SITE
-    users = next((frame for frame in frames if not is_library(frame.file)), None)
+    users = next((frame for frame in frames if is_users_file(frame.file)), None)
     return Site(
         line=None if users is None else source_line(users.file, users.line),
         operator=_operator(frames[0]),
@@ -62,43 +57,12 @@ def site_of(frames: Sequence[Frame]) -> Site:
 
 def source_line(file: str, line: int) -> SourceLine:
     """The line with its text; a notebook's cell is named as in its tracebacks, ``Cell In[3]``."""
-    return SourceLine(_title(file), line, linecache.getline(file, line).strip())
-
-
-@lru_cache(maxsize=4096)
-def is_library(file: str) -> bool:
-    """Whether a file belongs to Python, an installed package, the notebook's machinery or this package.
-
-    Notebook cells are the user's: ipykernel names them ``<temporary folder>/ipykernel_<pid>/<hash>.py``,
-    IPython in a terminal ``<ipython-input-...>``.
-    """
-    if file.startswith("<"):
-        return not file.startswith("<ipython-input-")
-    return _normal(file).startswith(_library_folders())
-
-
-@lru_cache(maxsize=1)
-def _library_folders() -> tuple[str, ...]:
-    named = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    named += [*site.getsitepackages(), site.getusersitepackages()]
-    named += [str(Path(__file__).parents[2]), _torch_folder()]
-    return tuple(_normal(folder) + "/" for folder in named)
-
-
-@lru_cache(maxsize=1)
-def _torch_folder() -> str:
-    import torch
-
-    return str(Path(torch.__file__).parent)
-
-
-def _normal(path: str) -> str:
-    return os.path.normcase(path).replace("\\", "/")
+    return SourceLine(cell_name(file), line, source_text(file, line))
 
 
 def _is_in(frame: Frame, part: str) -> bool:
     """Whether the frame is in ``part`` (a folder or a file) of torch."""
-    return f"/torch/{part}" in _normal(frame.file)
+    return f"/torch/{part}" in frame.file.replace("\\", "/")
 
 
 def _recomputes(frame: Frame) -> bool:
@@ -133,14 +97,8 @@ def _phase(frames: Sequence[Frame]) -> Phase | None:
 
 def _operator(frame: Frame) -> str:
     """The library function that allocated; C++ operators called by the user's own line have no name here."""
-    if not is_library(frame.file):
+    if is_users_file(frame.file):
         return ""
     if frame.function in _GENERIC_NAMES:
         return f"{Path(frame.file).stem}.{frame.function}"
     return frame.function
-
-
-def _title(file: str) -> str:
-    """IPython's own name of a cell, or the file."""
-    named = getattr(getattr(running_shell(), "compile", None), "format_code_name", lambda _: None)(file)
-    return " ".join(named) if named else file

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from oom_magic.measure.history.frames import is_library, source_line
+from oom_magic.measure.history.frames import source_line
 from oom_magic.measure.holders.reach import module_of
 from oom_magic.measure.live_objects import live_objects
+from oom_magic.user_code import is_users_file
 
 _GENERATORS = {types.GeneratorType: "gi_frame", types.CoroutineType: "cr_frame", types.AsyncGeneratorType: "ag_frame"}
 _TRACEBACK = BaseException.__dict__["__traceback__"]  # read so, no code of the user's own exceptions runs
@@ -119,7 +120,7 @@ def _around(trace: types.TracebackType | None, seen: set[int]) -> Iterator[types
 
 def _title(error: str, frames: list[types.FrameType]) -> str:
     """The error and the innermost call of the user's that it ended."""
-    users = [frame for frame in frames if not is_library(frame.f_code.co_filename)]
+    users = [frame for frame in frames if is_users_file(frame.f_code.co_filename)]
     frame = (users or frames)[-1]
     name = frame.f_code.co_name
     place = source_line(frame.f_code.co_filename, frame.f_lineno)

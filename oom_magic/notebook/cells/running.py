@@ -7,14 +7,14 @@ import inspect
 import sys
 from dataclasses import dataclass
 from itertools import takewhile
-from pathlib import Path
 from types import CodeType, TracebackType
 from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
-_OURS = str(Path(__file__).parents[2])
+from oom_magic.user_code import is_own_file
+
 # around functions that follow a dispatch mode, and operators called from Python
 _WRAPPERS = ("/torch/_dynamo/", "/torch/_compile.py", "/torch/_ops.py")
 
@@ -35,7 +35,7 @@ def trimmed(error: BaseException) -> BaseException:
 
 def _is_machinery(file: str) -> bool:
     path = file.replace("\\", "/")
-    return file.startswith(_OURS) or any(part in path for part in _WRAPPERS)
+    return is_own_file(file) or any(part in path for part in _WRAPPERS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ def error_blocks(error: BaseException) -> tuple[Block, ...]:
 
 def _users_line(error: BaseException) -> SourceLine | None:
     """The innermost line of the user's on the way to the error that all others follow from."""
-    from oom_magic.predict.instrumentation.attribution import cell_name, is_users_file
+    from oom_magic.user_code import cell_name, is_users_file
 
     while error.__cause__ is not None:
         error = error.__cause__

@@ -15,9 +15,9 @@ import torch.backends.cudnn.rnn
 from torch.utils import _foreach_utils
 
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU, Place
-from oom_magic.predict.instrumentation.attribution import is_users_file
 from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.kernels import recurrent
+from oom_magic.user_code import is_users_file
 
 _NAME = "_group_tensors_by_device_and_dtype"
 _USERS = (

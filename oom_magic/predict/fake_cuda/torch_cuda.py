@@ -13,10 +13,10 @@ import torch
 
 from oom_magic.memory.timeline import MarkKind
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
-from oom_magic.predict.instrumentation.attribution import is_users_file
 from oom_magic.predict.instrumentation.recorder import Recorder
 from oom_magic.predict.setups.gpus import GPU
 from oom_magic.units import MIB
+from oom_magic.user_code import is_users_file
 
 
 class FakeStream:

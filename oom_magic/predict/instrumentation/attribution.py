@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import linecache
 import sys
-import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 
 import torch
 
 from oom_magic.memory.timeline import Phase, SourceLine
-
-_PACKAGE = str(Path(__file__).resolve().parents[2])
-_LIBRARIES = tuple(
-    {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    | {str(Path(torch.__file__).resolve().parents[1]), _PACKAGE}
-)
+from oom_magic.user_code import cell_name, is_users_file, source_text
 
 
 class Attribution:
@@ -84,21 +76,6 @@ class Attribution:
         key = (frame.f_code.co_filename, frame.f_lineno)
         known = self._known_lines.get(key)
         if known is None:
-            text = linecache.getline(*key, module_globals=frame.f_globals).strip()
+            text = source_text(*key, frame.f_globals)
             known = self._known_lines[key] = SourceLine(cell_name(key[0]), key[1], text)
         return known
-
-
-def is_users_file(file: str) -> bool:
-    """Whether a code object's file is the user's: a cell, a script, a package not installed."""
-    if file.startswith("<"):
-        return file.startswith(("<ipython-input", "<stdin>", "<training code"))
-    return not file.startswith(_LIBRARIES)
-
-
-def cell_name(file: str) -> str:
-    """``"Cell In[3]"`` for the file name that IPython gives to the third cell; other names as they are."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    numbers = getattr(getattr(shell, "compile", None), "_filename_map", {})
-    return f"Cell In[{numbers[file]}]" if file in numbers else file

@@ -1,0 +1,86 @@
+"""Whose file is this? The one answer, and how lines of the user's files and cells are named."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import site
+import sys
+import sysconfig
+from collections.abc import Iterator
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+# What wraps each call under a dispatch mode, and what runs a cell: not the user's code, nor the operator's.
+_AROUND_CALLS = re.compile(
+    r"/torch/(?:_dynamo|_compile|_ops|overrides|_prims_common)|/torch/utils/(?:_python_dispatch|_device|_contextlib)"
+    r"|/IPython/"
+)
+# Code without a file that a user wrote: cells of IPython in a terminal, Python's own prompt.
+_TYPED = ("<ipython-input-", "<stdin>", "<training code")
+
+
+@lru_cache(maxsize=4096)
+def is_users_file(file: str) -> bool:
+    """Whether a code object's file is the user's: a cell, a script, a package that is not installed.
+
+    ipykernel names cells ``<temporary folder>/ipykernel_<pid>/<hash>.py``, IPython in a terminal
+    ``<ipython-input-...>``. Python's files, installed packages and this package are not the user's.
+    """
+    if file.startswith("<"):
+        return file.startswith(_TYPED)
+    return not _normal(file).startswith(_library_folders())
+
+
+@lru_cache(maxsize=4096)
+def is_own_file(file: str) -> bool:
+    """Whether a file is this package's."""
+    return _normal(file).startswith(_own_folders())
+
+
+def is_machinery(file: str) -> bool:
+    """Whether a frame of this file is there only because this package, or IPython, runs the user's code."""
+    return is_own_file(file) or _AROUND_CALLS.search(file.replace("\\", "/")) is not None
+
+
+def cell_name(file: str) -> str:
+    """``"Cell In[3]"``, IPython's own name, for the file name of the third cell; other names as they are."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    name_of: Any = getattr(getattr(shell, "compile", None), "format_code_name", lambda _: None)
+    named = name_of(file)
+    return " ".join(named) if named else file
+
+
+def source_text(file: str, line: int, module_globals: dict[str, Any] | None = None) -> str:
+    """The text of a line, stripped; empty where it cannot be read."""
+    return linecache.getline(file, line, module_globals).strip()
+
+
+@lru_cache(maxsize=1)
+def _library_folders() -> tuple[str, ...]:
+    named = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    named += [*site.getsitepackages(), site.getusersitepackages()]
+    torch = find_spec("torch")
+    if torch is not None and torch.origin is not None:
+        named.append(str(Path(torch.origin).parent))
+    return (*_own_folders(), *_spellings(named))
+
+
+@lru_cache(maxsize=1)
+def _own_folders() -> tuple[str, ...]:
+    return tuple(_spellings([str(Path(__file__).parent)]))
+
+
+def _spellings(folders: list[str]) -> Iterator[str]:
+    """Each folder as it is named and where it really is, ending with a separator: a prefix of its files only."""
+    for folder in folders:
+        for path in {folder, os.path.realpath(folder)}:
+            yield _normal(path).rstrip("/") + "/"
+
+
+def _normal(path: str) -> str:
+    return os.path.normcase(path).replace("\\", "/")

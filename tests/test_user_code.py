@@ -1,0 +1,40 @@
+"""Whose file it is, and how lines are named."""
+
+from __future__ import annotations
+
+import sysconfig
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import oom_magic
+from oom_magic.user_code import is_own_file, is_users_file
+
+TORCH = Path(find_spec("torch").origin).parent  # type: ignore[union-attr,arg-type]
+PACKAGE = Path(oom_magic.__file__).parent
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        ("/tmp/ipykernel_42/99.py", True),
+        ("<ipython-input-3-abc>", True),
+        ("/home/me/train.py", True),
+        ("/home/me/oom_magic/train.py", True),
+        (f"{PACKAGE}_demo.py", True),
+        ("<frozen runpy>", False),
+        ("<string>", False),
+        (f"{TORCH}/nn/functional.py", False),
+        (f"{sysconfig.get_path('stdlib')}/contextlib.py", False),
+        (f"{PACKAGE}/notebook/magics.py", False),
+    ],
+)
+def test_whose_file_it_is(file: str, expected: bool) -> None:
+    assert is_users_file(file) is expected
+
+
+def test_a_users_file_named_like_the_package_is_the_users() -> None:
+    assert is_own_file(f"{PACKAGE}/session.py")
+    assert not is_own_file(f"{PACKAGE}_demo.py")
+    assert not is_own_file("/home/me/oom_magic/train.py")
