@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from oom_magic.predict.instrumentation.attribution import is_users_file
+from oom_magic.user_code import is_users_file
 
 # What code asks of PyTorch, or of a library, to find out what GPU there is.
 _QUESTIONS = frozenset(
