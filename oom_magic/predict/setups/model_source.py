@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from oom_magic.errors import InvalidSettingError
-from oom_magic.predict.setups.model_table import Task
-from oom_magic.predict.setups.models import auto_class, dims_of, find_model
+from oom_magic.predict.setups.models import Task, auto_class, dims_of, find_model
 
 _HEADS = {
     "ForCausalLM": "causal-lm",

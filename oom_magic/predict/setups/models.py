@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from oom_magic.errors import InvalidSettingError
-from oom_magic.predict.setups.model_table import FAMILIES, Task
+from oom_magic.predict.setups.tables import read_table
 
+Task = Literal["causal-lm", "sequence-classification", "seq2seq-lm", "image-classification"]
 NEEDS_TRANSFORMERS = 'Model presets need transformers: pip install "oom_magic[hf]".'
 
 # What each architecture calls a size; the first name that a configuration has is taken.
@@ -98,12 +99,14 @@ def find_model(name: str) -> ModelPreset:
 
 @cache
 def list_models() -> tuple[ModelPreset, ...]:
-    """Every preset, in the order of the table."""
+    """Every preset of models.toml, in its order."""
     return tuple(
-        ModelPreset(name, hub_id, family.model_type, family.task, count, {**family.common, **columns})
-        for family in FAMILIES
-        for name, hub_id, count, *values in family.rows
-        for columns in [dict(zip(family.columns.split(), values, strict=True))]
+        ModelPreset(name, hub_id, family["model_type"], family["task"], count, {**family["common"], **columns})
+        for family in read_table("models.toml")["family"]
+        for name, hub_id, count, *values in family["models"]
+        for columns in [
+            dict(zip(family["columns"], (None if value == "null" else value for value in values), strict=True))
+        ]
     )
 
 
