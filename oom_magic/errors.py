@@ -38,6 +38,7 @@ REFUSALS: dict[str, str] = {
     "no_field": "TrainingSetup has no field '{name}'.",
     "not_one_of": "{name} '{value}' is not one of {allowed}.",
     "not_a_count": "{name} {value} is not a positive whole number.",
+    "no_such_rank": "rank {rank} is none of the job's processes: give 0 to {last}.",
     "not_a_fraction": "{name} {value} is not between 0 and 1.",
     "not_positive": "{name} {value} is not positive; None turns clipping off.",
     "unknown_card": "'{name}' is not in the catalogue of GPUs. For another card give its memory: '12GiB'.",

@@ -16,12 +16,14 @@ from oom_magic.memory.report import Assumption, Device, MemoryReport, OutOfMemor
 from oom_magic.memory.timeline import Phase, SourceLine
 from oom_magic.predict.cpu_runs import stayed_on_cpu
 from oom_magic.predict.distributed.data_parallel import data_parallel_followed
+from oom_magic.predict.distributed.job import Job
 from oom_magic.predict.fake_cuda import transfers, values
 from oom_magic.predict.fake_cuda.autocast import Autocast
 from oom_magic.predict.fake_cuda.cuda_build import cuda_build, grouped_by_place
 from oom_magic.predict.fake_cuda.device_view import DeviceView, saved_tensor_hooks_followed, shown_without_values
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.operators import cuda_operators
+from oom_magic.predict.fake_cuda.streams import Streams
 from oom_magic.predict.fake_cuda.torch_cuda import Cards, accelerator_answers, cuda_answers
 from oom_magic.predict.instrumentation.attribution import Attribution
 from oom_magic.predict.instrumentation.decided_names import DecidedNames, decided_sentence
@@ -77,7 +79,7 @@ class DrySession:
     objects (a model moved to the GPU, say) for the session's next run. Without ``is_limited`` the card never runs out,
     whatever its capacity; ``keeps_empty`` is the recorder's; without ``has_bar`` no progress is shown. ``changes`` are
     made to what is run. A session with an ``origin`` starts from what was there before that session's last run, and
-    leaves it alone.
+    leaves it alone. With ``num_processes`` the code runs as process ``rank`` of a job of so many, each with a card.
     """
 
     def __init__(
@@ -86,6 +88,8 @@ class DrySession:
         memory: str | int | None = None,
         *,
         num_gpus: int = 1,
+        num_processes: int | None = None,
+        rank: int = 0,
         stop_after_steps: int | None = 3,
         is_lasting: bool = True,
         is_limited: bool = True,
@@ -95,13 +99,14 @@ class DrySession:
         origin: DrySession | None = None,
     ) -> None:
         self.gpu = find_gpu(gpu or DEFAULT_GPU)
+        self.job = None if num_processes is None else Job(num_processes, rank)
         self.settings = AllocatorSettings.parse(_allocator_options())
         self.total_bytes = self.gpu.total_bytes if memory is None else parse_bytes(memory)
         usable = max(self.total_bytes - self.gpu.context_bytes, 0)
         capacity = usable if is_limited else None
+        num_cards = max(checked_number(num_gpus, "num_gpus"), 1 if self.job is None else self.job.num_processes)
         self.recorders = tuple(
-            Recorder(CachingAllocator(capacity, self.settings), keeps_empty=keeps_empty)
-            for _ in range(checked_number(num_gpus, "num_gpus"))
+            Recorder(CachingAllocator(capacity, self.settings), keeps_empty=keeps_empty) for _ in range(num_cards)
         )
         self.attribution = Attribution()
         self.report: MemoryReport | None = None
@@ -109,12 +114,14 @@ class DrySession:
         self.decided: list[DecidedNames] = []  # by the last run
         self._assumptions: dict[tuple[str, SourceLine | None], None] = {}
         self._out_of_memory: OutOfMemory | None = None
-        self._allocated_before = [0] * num_gpus
+        self._allocated_before = [0] * num_cards
         rules = kernel_rules(self.gpu)
         handlers = {**transfers.HANDLERS, **values.HANDLERS, **recurrent.HANDLERS, **composed.HANDLERS}
         self.fake_gpu = FakeGPU(self.recorders, self.attribution, self.gpu, handlers, rules, self._fail)
         self.fake_gpu.values = values.Values(self.fake_gpu, self.assume)
-        self.fake_gpu.process_group = None if origin is None else origin.fake_gpu.process_group
+        self.fake_gpu.job = self.job
+        self.fake_gpu.process_groups = None if origin is None else origin.fake_gpu.process_groups
+        self._streams = Streams(self.fake_gpu)
         self.training = Training(self.fake_gpu, changes, stop_after_steps, has_bar)
         self._user_state: TensorExchange = TensorExchange(
             self.fake_gpu, is_lasting, origin=None if origin is None else origin._user_state
@@ -201,7 +208,10 @@ class DrySession:
         self._out_of_memory = self.exception = self.report = None
 
     def _make_report(self, error: str) -> MemoryReport:
-        return MemoryReport.of_cards([self._report_of(card, error) for card in range(len(self.recorders))])
+        cards: Sequence[int] = range(len(self.recorders))
+        if self.job is not None:  # the machine has a card for each process; this one uses its own
+            cards = [card for card in cards if self.recorders[card].columns] or [self.job.rank]
+        return MemoryReport.of_cards([self._report_of(card, error) for card in cards])
 
     def _report_of(self, card: int, error: str) -> MemoryReport:
         device = Device(
@@ -232,9 +242,11 @@ class DrySession:
             stack.enter_context(only_one())
             stack.enter_context(self.fake_gpu.collector.standing_in())
             stack.enter_context(process_state_kept())
+            if self.job is not None:
+                self.job.set_environment()
             stack.enter_context(self._user_state.exchanged(namespaces))
             cards = Cards(self.fake_gpu, self.total_bytes, self.gpu.context_bytes)
-            stack.enter_context(patched(torch.cuda, cuda_answers(cards)))
+            stack.enter_context(patched(torch.cuda, cuda_answers(cards, self._streams)))
             if hasattr(torch, "accelerator"):
                 stack.enter_context(patched(torch.accelerator, accelerator_answers(cards)))
             stack.enter_context(
@@ -256,7 +268,7 @@ class DrySession:
             view = DeviceView(self.fake_gpu)
             stack.enter_context(patched(torch._tensor_str, shown_without_values(view)))
             stack.enter_context(patched(torch._C._autograd, saved_tensor_hooks_followed(view)))
-            stack.enter_context(patched(torch.UntypedStorage, transfers.storages_copied(self.fake_gpu)))
+            stack.enter_context(patched(torch.UntypedStorage, transfers.storages_followed(self.fake_gpu)))
             stack.enter_context(view)
             stack.enter_context(self.fake_gpu)
             yield
@@ -286,6 +298,8 @@ def dry_run(
     *args: Any,
     gpu: str | None = None,
     memory: str | int | None = None,
+    num_processes: int | None = None,
+    rank: int = 0,
     stop_after_steps: int | None = 3,
     num_gpus: int = 1,
     **kwargs: Any,
@@ -296,12 +310,15 @@ def dry_run(
     ``fn`` ends). ``gpu`` names a card (default RTX 3060), ``memory`` overrides its capacity. ``num_gpus`` such cards
     are visible; ``report.cards`` has a report for each, and the report itself is that of the fullest. A simulated
     out-of-memory ends the run and is in ``report.out_of_memory``; other exceptions of ``fn`` are the caller's.
+    With ``num_processes`` the run is that of process ``rank`` as ``torchrun`` would start it, one of so many with a
+    card each: RANK, WORLD_SIZE and the like are set, and the others are taken to do as this one does.
     """
     _check_call(fn, args, kwargs)
     namespaces = namespaces_of(fn)
+    machine = {"num_gpus": num_gpus, "num_processes": num_processes, "rank": rank or 0}
 
     def run(decided: Sequence[DecidedNames] | None, **options: Any) -> DrySession:
-        options = {"num_gpus": num_gpus, "stop_after_steps": stop_after_steps, **options}
+        options = {**machine, "stop_after_steps": stop_after_steps, **options}
         session = DrySession(gpu, memory, is_lasting=False, **options)
         session.run(lambda: fn(*args, **kwargs), namespaces, decided)
         return session

@@ -39,6 +39,7 @@ _REFUSALS = {
     "no_field": "TrainingSetup 没有字段 '{name}'。",
     "not_one_of": "{name} '{value}' 不在可选值之中：{allowed}。",
     "not_a_count": "{name} {value} 不是正整数。",
+    "no_such_rank": "rank {rank} 不是该作业的进程：请给 0 到 {last}。",
     "not_a_fraction": "{name} {value} 不在 0 和 1 之间。",
     "not_positive": "{name} {value} 不是正数；None 表示不裁剪。",
     "unknown_card": "显卡目录中没有 '{name}'。其他显卡请给出显存大小：'12GiB'。",

@@ -4,7 +4,7 @@ The rules are those of ``DeviceCachingAllocator`` in c10/cuda/CUDACachingAllocat
 names the one it follows. tests/data holds histories recorded from PyTorch 2.13: every byte agrees.
 
 Assumptions: the driver deals in granules of 2 MiB and loses none to fragmentation; memory freed while another
-stream still uses it (``record_stream``) returns at once; no CUDA graph has a private pool.
+stream still uses it (``record_stream``) returns by the next request; no CUDA graph has a private pool.
 PyTorch before 2.13 chose between equal blocks by real address: recorded training still agrees, some random
 stress does not.
 """

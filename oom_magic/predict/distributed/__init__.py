@@ -1,0 +1,1 @@
+"""Training on several GPUs: ranks of a job, process groups and what they exchange."""

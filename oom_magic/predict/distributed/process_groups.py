@@ -1,94 +1,161 @@
 """Process groups: one process is followed, and what it sends to others arrives at once.
 
-PyTorch's own ``DistributedDataParallel`` runs, its reducer and gradient buckets included.
+PyTorch's own ``torch.distributed`` runs, with the backend that its tests have for processes that do not exist.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
+from oom_magic.predict.distributed.collectives import Sent, collective_handlers
+from oom_magic.predict.distributed.sharding import shapes_found_aside, sharding_handlers
 from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.libraries.adapters import Adapter, Run
+
+NCCL_MEMORY = (
+    "NCCL's own memory is not counted (published: 544-688 MB for one communicator on A100s, "
+    "1.06-4.34 GB with all-to-all on H100s)"
+)
+_TABLES = ("_pg_map", "_pg_names", "_pg_group_ranks", "_pg_backend_config", "_tags_to_pg", "_pg_to_tag")
+
+
+@dataclass(frozen=True)
+class World:
+    """All process groups that there are at a moment, to be set aside and brought back."""
+
+    default: Any
+    count: int
+    tables: dict[str, dict[Any, Any]]
+
+    @classmethod
+    def current(cls, module: ModuleType) -> World:
+        """That of ``torch.distributed.distributed_c10d``."""
+        tables = {name: dict(getattr(module, name)) for name in _TABLES}
+        return cls(module._world.default_pg, module._world.group_count, tables)
+
+    def enter(self, module: ModuleType) -> None:
+        """Let these be the groups that there are."""
+        for name in list(module._pg_names.values()):
+            module._unregister_process_group(name)
+        for name, contents in self.tables.items():
+            table = getattr(module, name)
+            table.clear()
+            table.update(contents)
+        for group, name in self.tables["_pg_names"].items():
+            module._register_process_group(name, group)
+        module._update_default_pg(self.default)
+        module._world.group_count = self.count
+
+
+_NOBODY = World(None, 0, {name: {} for name in _TABLES})
 
 
 @contextmanager
 def _one_of_many(module: ModuleType, run: Run) -> Iterator[None]:
     """A group made here needs neither network nor NCCL; it ends with the run, and the session's next finds it again."""
     gpu = run.gpu
-
-    def init_process_group(
-        backend: Any = None,
-        init_method: Any = None,
-        timeout: Any = None,
-        world_size: int = -1,
-        rank: int = -1,
-        **_: Any,
-    ) -> None:
-        rank = int(os.environ.get("RANK", 0)) if rank < 0 else rank
-        world_size = int(os.environ.get("WORLD_SIZE", 1)) if world_size < 0 else world_size
-        if gpu.process_group is not None:
-            usual_end()  # a cell that is rehearsed makes its group again
-        begin(rank, world_size)
-        gpu.process_group = rank, world_size
-        run.assume(f"process {rank} of {world_size} was followed; NCCL's own memory is not counted")
-
-    def destroy_process_group(group: Any = None) -> None:
-        usual_end(group)
-        if not module.is_initialized():
-            gpu.process_group = None
-
-    begin, usual_end = _beginning_alone(module), module.destroy_process_group
-    changes = {"init_process_group": init_process_group, "destroy_process_group": destroy_process_group}
-    collectives = {torch.ops.c10d.allreduce_.default: _all_reduce}
+    theirs, hook = World.current(module), sys.excepthook
     before = dict(gpu.handlers)
-    gpu.handlers.update(collectives)
+    begin = module.init_process_group
+
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
+        if gpu.process_groups is not None and module.is_initialized():
+            module.destroy_process_group()  # a cell that is rehearsed makes its group again
+        begin(*args, **kwargs)
+        gpu.process_groups = World.current(module)
+        rank, size = module.get_rank(), module.get_world_size()
+        run.assume(f"process {rank} of {size} was followed; {NCCL_MEMORY}")
+
+    changes = {
+        "init_process_group": init_process_group,
+        "_new_process_group_helper": _made_alone(module),
+        "rendezvous": _rendezvous,
+        "is_nccl_available": lambda: True,
+        "_verify_params_across_processes": _alike,
+    }
+    shared = {name: change for name, change in changes.items() if hasattr(torch.distributed, name)}
+    own = {name: change for name, change in changes.items() if hasattr(module, name)}
+    sent = Sent(gpu)
+    watchdog = register_optimizer_step_post_hook(sent.look)
+    gpu.handlers.update(collective_handlers(sent))
     try:
-        with (
-            patched(module, changes),
-            patched(torch.distributed, {**changes, "_verify_params_across_processes": _alike}),
-        ):
-            if module.is_initialized():
-                gpu.process_group = None  # the user's own is there
-            elif gpu.process_group is not None:
-                begin(*gpu.process_group)
+        with patched(module, own), patched(torch.distributed, shared):
+            if gpu.process_groups is not None:
+                gpu.process_groups.enter(module)
+            elif gpu.job is not None:
+                _NOBODY.enter(module)
             yield
     finally:
         gpu.handlers = before
-        if gpu.process_group is not None:
-            usual_end()
+        watchdog.remove()
+        sys.excepthook = hook  # init_process_group sets its own
+        is_made = module._world.default_pg is not theirs.default
+        gpu.process_groups = World.current(module) if is_made and module.is_initialized() else None
+        theirs.enter(module)
 
 
-def _beginning_alone(module: ModuleType) -> Callable[[int, int], None]:
-    """What makes a default group whose other processes do not exist, as PyTorch's tests have it."""
-    usual = module.init_process_group
+def _made_alone(module: ModuleType) -> Callable[..., Any]:
+    """What makes a group for the devices that the backend asked for would serve, whose other processes do not exist."""
+    usual = module._new_process_group_helper
 
-    def begin(rank: int, world_size: int) -> None:
-        from torch.testing._internal.distributed.fake_pg import FakeStore
+    def _new_process_group_helper(
+        group_size: int, group_rank: int, ranks: Any, backend: Any, store: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        from torch.testing._internal.distributed import fake_pg  # noqa: F401 (registers the backend)
 
-        usual("fake", store=FakeStore(), rank=rank, world_size=world_size)
+        asked = module.BackendConfig(module.Backend(backend))
+        devices = asked.get_device_backend_map()
+        fake = ",".join(f"{device}:fake" for device in devices if device in ("cpu", "cuda"))
+        options = {**kwargs, "backend_options": None, "device_id": None}
+        made, made_store = usual(group_size, group_rank, ranks, fake, store, *args[:1], **options)
+        if isinstance(made, module.ProcessGroup):
+            made._set_default_backend(module.ProcessGroup.BackendType.CUSTOM)
+            module._world.pg_map[made] = (backend, made_store)
+            module._world.pg_backend_config[made] = str(asked)
+        return made, made_store
 
-    return begin
+    return _new_process_group_helper
+
+
+def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[tuple[Any, int, int]]:
+    """Nobody is met: a store of this process alone, and the numbers that were given or are in the environment."""
+    rank = int(os.environ.get("RANK", 0)) if rank < 0 else rank
+    world_size = int(os.environ.get("WORLD_SIZE", 1)) if world_size < 0 else world_size
+    yield torch._C._distributed_c10d.HashStore(), rank, world_size
 
 
 def _alike(group: Any, tensors: Any, logger: Any = None) -> None:
     """In place of the reading of all processes' shapes (``verify_params_across_processes`` in c10d's reducer.cpp)."""
 
 
-def _all_reduce(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Sums in place, done at once: the work that a pretended tensor gets from PyTorch has no result for the reducer."""
-    from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
+@contextmanager
+def _sharded(module: ModuleType, run: Run) -> Iterator[None]:
+    """FSDP2's operators write into what is there; its parameters have no data and are on a GPU all the same."""
+    before = dict(run.gpu.handlers)
+    run.gpu.handlers.update(sharding_handlers())
+    try:
+        yield
+    finally:
+        run.gpu.handlers = before
 
-    done: torch.futures.Future[Any] = torch.futures.Future()
-    done.set_result(args[0])
-    return args[0], _create_work_from_future(done).boxed()
+
+@contextmanager
+def _distributed_tensors(module: ModuleType, run: Run) -> Iterator[None]:
+    with shapes_found_aside(module.ShardingPropagator):
+        yield
 
 
-ADAPTERS: dict[str, Adapter] = {"torch.distributed.distributed_c10d": _one_of_many}
+ADAPTERS: dict[str, Adapter] = {
+    "torch.distributed.distributed_c10d": _one_of_many,
+    "torch.distributed.fsdp._fully_shard._fsdp_collectives": _sharded,
+    "torch.distributed.tensor._sharding_prop": _distributed_tensors,
+}

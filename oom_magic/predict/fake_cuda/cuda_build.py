@@ -66,6 +66,7 @@ def cuda_build(gpu: FakeGPU, assume: Callable[[str], None]) -> Iterator[None]:
         stack.enter_context(patched(torch.backends.cudnn, cudnn))
         stack.enter_context(patched(torch.backends.cudnn.rnn, {"get_cudnn_mode": recurrent.MODES.__getitem__}))
         stack.enter_context(patched(torch, {"_use_cudnn_rnn_flatten_weight": lambda: True}))
+        stack.enter_context(patched(torch._C, {"_get_accelerator": lambda *_: torch.device("cuda")}))
         stack.enter_context(patched(torch, {"compile": _compile(assume)}))
         stack.enter_context(patched(torch.nn.Module, {"compile": _compile_module(assume)}))
         stack.enter_context(_compiled_code_is_eager(assume))

@@ -23,7 +23,7 @@ from oom_magic.memory.allocator.replay import AllocatorOutOfMemory
 from oom_magic.memory.categories import Category
 from oom_magic.memory.timeline import Phase
 from oom_magic.predict.fake_cuda.calls import Call
-from oom_magic.predict.fake_cuda.fallbacks import find_fallback, storage_under
+from oom_magic.predict.fake_cuda.fallbacks import find_fallback, is_wrapper, storage_under
 from oom_magic.predict.fake_cuda.gradients import counts_when_unheld, reused_gradient
 from oom_magic.predict.fake_cuda.known_outputs import KnownOutputs
 from oom_magic.predict.fake_cuda.overloads import find_overload
@@ -34,6 +34,8 @@ from oom_magic.predict.instrumentation.recorder import Recorder, SizeExpression
 from oom_magic.predict.setups.gpus import GPU
 
 if TYPE_CHECKING:
+    from oom_magic.predict.distributed.job import Job
+    from oom_magic.predict.distributed.process_groups import World
     from oom_magic.predict.fake_cuda.autocast import Autocast
     from oom_magic.predict.fake_cuda.values import Values
 
@@ -140,7 +142,8 @@ class FakeGPU(TorchDispatchMode):
         self._fail = fail
         self.threads = Threads()
         self._workspaces: list[dict[Hashable, int]] = [{} for _ in self.recorders]  # allocations of libraries, by owner
-        self.process_group: tuple[int, int] | None = None  # rank and size of the one that code on it made
+        self.job: Job | None = None  # of which this is one process
+        self.process_groups: World | None = None  # what code on it made, between runs
         self._storages: dict[int, _Storage] = {}
         self.has_pretended_on_host = False
         self._composite: dict[OpOverload, bool] = {}
@@ -288,6 +291,18 @@ class FakeGPU(TorchDispatchMode):
                 if before >= 0:
                     self.recorder.free(before)
 
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Follow ``storage.resize_``: the new memory is taken, then the old given back (``resize_bytes_cuda``)."""
+        known = self._storages.get(storage._cdata)
+        if known is None or known.place is not Place.GPU:
+            return
+        before, known.num_bytes = known.allocation, storage.nbytes()
+        phase = self.attribution.phase(False)
+        with self.on_card(known.card):
+            known.allocation = self.take(known.num_bytes, "resize_", phase) if known.num_bytes else -1
+            if before >= 0:
+                self.recorder.free(before)
+
     def _list(self, storage: torch.UntypedStorage, place: Place, allocation: int) -> None:
         if storage._cdata not in self._storages:
             entry = _Storage(storage, self._forget)
@@ -328,6 +343,8 @@ class FakeGPU(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if types and any(map(is_wrapper, types)):
+            return NotImplemented  # it says itself what that means for the tensors in it, which come here then
         with DisableTorchFunction():
             if func in _QUERIES:
                 return func(*args, **(kwargs or {}))

@@ -95,7 +95,9 @@ class _AsLongAs:
 
 
 def storage_under(tensor: torch.Tensor) -> torch.UntypedStorage:
-    """A tensor's storage, that of what ``torch.func`` wraps included. Raises NotImplementedError for sparse tensors."""
+    """A tensor's storage, that of what wraps another included. Raises NotImplementedError for sparse tensors."""
+    if is_wrapper(type(tensor)):
+        return storage_under(wrapped_in(tensor)[0])
     try:
         return tensor.untyped_storage()
     except NotImplementedError:
@@ -104,3 +106,14 @@ def storage_under(tensor: torch.Tensor) -> torch.UntypedStorage:
         raise NotImplementedError(
             f"{tensor.layout} tensors are not followed in a dry run; use dense ones (for an embedding: sparse=False)."
         ) from None
+
+
+def is_wrapper(kind: type) -> bool:
+    """Whether tensors of this type, such as DTensor, hold their memory in others (torch/utils/_python_dispatch.py)."""
+    return kind is not torch.Tensor and kind is not torch.nn.Parameter and hasattr(kind, "__tensor_flatten__")
+
+
+def wrapped_in(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors that a wrapper holds."""
+    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    return [getattr(tensor, name) for name in names]

@@ -47,7 +47,7 @@ def reused_gradient(func: OpOverload, args: tuple[Any, ...]) -> torch.Tensor | N
     target: torch.Tensor = args[0]
     if is_sum:
         is_unheld = counts(target) == counts_when_unheld()
-        is_reused = is_unheld and _is_dense(target) and isinstance(args[1], torch.Tensor)
+        is_reused = is_unheld and is_dense(target) and isinstance(args[1], torch.Tensor)
     else:
         node = torch._C._current_autograd_node()
         is_named = node is not None and node.name() in _IN_PLACE_NODES[func]
@@ -59,7 +59,7 @@ def _fits(tensor: torch.Tensor, target: torch.Tensor) -> bool:
     return torch.broadcast_shapes(tensor.shape, target.shape) == target.shape
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
+def is_dense(tensor: torch.Tensor) -> bool:
     """c10/core/Contiguity.h, ``is_non_overlapping_and_dense``."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):

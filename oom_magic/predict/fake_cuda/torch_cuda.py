@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,57 +12,11 @@ import torch
 
 from oom_magic.memory.timeline import MarkKind
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
+from oom_magic.predict.fake_cuda.streams import Streams
 from oom_magic.predict.instrumentation.recorder import Recorder
 from oom_magic.predict.setups.gpus import GPU
 from oom_magic.units import MIB
 from oom_magic.user_code import is_users_file
-
-
-class FakeStream:
-    """A CUDA stream on which everything has already happened."""
-
-    device_type = 1
-    stream_id = cuda_stream = 0
-
-    def __init__(self, device: Any = 0, *args: Any, **kwargs: Any) -> None:
-        named = torch.device("cuda", device or 0) if not isinstance(device, (str, torch.device)) else device
-        self.device_index = torch.device(named).index or 0
-
-    @property
-    def device(self) -> torch.device:
-        """The card that it is on."""
-        return torch.device("cuda", self.device_index)
-
-    def __enter__(self) -> FakeStream:
-        return self
-
-    def __exit__(self, *exception: object) -> None: ...
-
-    def query(self) -> bool:
-        """True: nothing is pending."""
-        return True
-
-    def is_capturing(self) -> bool:
-        """False: no graph is recorded."""
-        return False
-
-    def synchronize(self) -> None:
-        """Nothing to wait for."""
-
-    def wait_stream(self, *args: Any) -> None:
-        """Nothing to wait for."""
-
-    wait_event = record_event = wait_stream
-
-
-class FakeEvent(FakeStream):
-    """A CUDA event that has happened."""
-
-    record = wait = FakeStream.synchronize
-
-    def elapsed_time(self, end: FakeEvent) -> float:
-        """1.0 ms: a dry run knows nothing of time."""
-        return 1.0
 
 
 class CudaCounters:
@@ -230,7 +183,7 @@ def _device_contexts(cards: Cards) -> dict[str, type]:
     return {"device": device, "device_of": device_of, "_DeviceGuard": device}
 
 
-def cuda_answers(cards: Cards) -> dict[str, Any]:
+def cuda_answers(cards: Cards, streams: Streams) -> dict[str, Any]:
     """Replacements for attributes of ``torch.cuda``."""
     gpu, num_cards = cards.gpu.card, len(cards.gpu.recorders)
 
@@ -251,7 +204,7 @@ def cuda_answers(cards: Cards) -> dict[str, Any]:
             "is_tf32_supported": gpu.capability >= (8, 0),
             "is_current_stream_capturing": False, "get_arch_list": [f"sm_{gpu.capability[0]}{gpu.capability[1]}"],
             "utilization": 0, "set_rng_state": None, "set_rng_state_all": None,
-            "memory_summary": "", "memory_snapshot": [], "list_gpu_processes": "", "set_stream": None,
+            "memory_summary": "", "memory_snapshot": [], "list_gpu_processes": "",
         }.items()
     }  # fmt: skip
     properties = _properties(gpu, cards.total_bytes)
@@ -267,11 +220,7 @@ def cuda_answers(cards: Cards) -> dict[str, Any]:
         is_available=_is_available(torch.cuda.is_available()),
         get_rng_state=generator_state,
         get_rng_state_all=lambda *args: [generator_state() for _ in range(num_cards)],
-        Stream=FakeStream,
-        Event=FakeEvent,
-        current_stream=lambda device=None: FakeStream(cards.named(device)),
-        default_stream=lambda device=None: FakeStream(cards.named(device)),
-        stream=lambda stream: nullcontext(stream),
+        **streams.answers(),
         memory_allocated=lambda device=None: cards.counters(device).allocated(),
         memory_reserved=lambda device=None: cards.counters(device).reserved(),
         memory_cached=lambda device=None: cards.counters(device).reserved(),
@@ -301,7 +250,8 @@ def accelerator_answers(cards: Cards) -> dict[str, Any]:
         "set_device_idx": cards.set_device,
         "device_index": _device_contexts(cards)["device"],
         "current_accelerator": lambda *args, **kwargs: torch.device("cuda"),
-        "current_stream": lambda device=None: FakeStream(cards.named(device)),
+        "current_stream": lambda device=None: torch.cuda.current_stream(device),
+        "set_stream": lambda stream: torch.cuda.set_stream(stream),
         "synchronize": lambda *args, **kwargs: None,
         "empty_cache": cards.empty_cache,
         "memory_allocated": lambda device=None: cards.counters(device).allocated(),

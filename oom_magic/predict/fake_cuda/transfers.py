@@ -94,8 +94,11 @@ def _copy(gpu: FakeGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> 
     return func(*args, **kwargs)
 
 
-def storages_copied(gpu: FakeGPU) -> dict[str, Any]:
-    """A replacement in ``torch.UntypedStorage``: ``copy.deepcopy`` of tensors copies their storages, by no operator."""
+def storages_followed(gpu: FakeGPU) -> dict[str, Any]:
+    """Replacements in ``torch.UntypedStorage``, for what happens to storages by no operator.
+
+    ``copy.deepcopy`` of tensors copies them; FSDP gives their memory away and takes it again.
+    """
     usual = torch.UntypedStorage.clone
 
     def clone(storage: torch.UntypedStorage) -> torch.UntypedStorage:
@@ -106,7 +109,15 @@ def storages_copied(gpu: FakeGPU) -> dict[str, Any]:
             place = gpu.place(whole)
             return usual(storage) if place is None else gpu.copy_to(whole, place, "aten::copy_").untyped_storage()
 
-    return {"clone": clone}
+    resize = torch.UntypedStorage.resize_
+
+    def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+        resized = resize(storage, size)
+        if storage.device == META:
+            gpu.resized(storage)
+        return resized
+
+    return {"clone": clone, "resize_": resize_}
 
 
 HANDLERS: dict[OpOverload, Handler] = {

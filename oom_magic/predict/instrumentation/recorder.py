@@ -69,7 +69,7 @@ class Recorder:
         self.reckonings: dict[int, SizeExpression] = {}
         self.dims: list[int] = []  # of all tensors that came, one after another
         self.order: list[int] = []
-        self.columns: list[tuple[int, int, int, int, int, int]] = []  # bytes, phase, step, operator, line, module
+        self.columns: list[tuple[int, ...]] = []  # bytes, phase, step, operator, line, module, stream
         self.category: list[int] = []
         self.blocks: dict[int, Block] = {}
         self.block_bytes: list[int] = []
@@ -80,6 +80,7 @@ class Recorder:
         self.lines = _Table(SourceLine("", 0))
         self.modules = _Table("")
         self.step = 0
+        self.stream = 0  # on which memory is taken; each has pools of its own
         self._step_due = float("inf")
         self.num_before = 0  # so many allocations were there when the trace began
 
@@ -101,7 +102,7 @@ class Recorder:
             )
         number = len(self.columns)
         if num_bytes or reckoning is None:
-            self.blocks[number] = self.allocator.allocate(num_bytes)
+            self.blocks[number] = self.allocator.allocate(num_bytes, self.stream)
         self.block_bytes.append(self.blocks[number].size_bytes if number in self.blocks else 0)
         if reckoning is not None:
             self.reckonings[number] = reckoning
@@ -112,6 +113,7 @@ class Recorder:
             self.operators.number(operator),
             0 if line is None else self.lines.number(line),
             self.modules.number(module),
+            self.stream,
         ))  # fmt: skip
         self.category.append(_CATEGORY_CODE[category])
         self._event(number)
@@ -146,7 +148,7 @@ class Recorder:
         self.block_bytes = [self.block_bytes[old] for old in numbers]
         self.blocks = {new: self.blocks[old] for old, new in numbers.items()}
         self.reckonings = {numbers[old]: by for old, by in self.reckonings.items() if old in numbers}
-        self.order, self.marks, self.step = list(numbers.values()), [], 0
+        self.order, self.marks, self.step, self.stream = list(numbers.values()), [], 0, 0
         self.num_before = len(numbers)
         self.allocated = list(accumulate(self.block_bytes))
         self.reserved = [self.allocator.reserved_bytes] * len(self.order)
@@ -167,8 +169,8 @@ class Recorder:
 
     def timeline(self) -> Timeline:
         """Everything so far."""
-        columns = np.array(self.columns, dtype=np.int64).reshape(-1, 6).T
-        requested, phase, step, operator, line, module = (np.ascontiguousarray(column) for column in columns)
+        columns = np.array(self.columns, dtype=np.int64).reshape(-1, 7).T
+        requested, phase, step, operator, line, module, stream = (np.ascontiguousarray(column) for column in columns)
         order = np.array(self.order, dtype=np.int64)
         category = np.array(self.category, dtype=np.int64)
         return Timeline(
@@ -180,7 +182,7 @@ class Recorder:
             operator=operator,
             line=line,
             module=module,
-            stream=np.zeros(len(requested), dtype=np.int64),
+            stream=stream,
             operators=tuple(self.operators.items),
             lines=tuple(self.lines.items),
             modules=tuple(self.modules.items),

@@ -26,7 +26,7 @@ _LT_SHARES = (2, 12) <= TORCH < (2, 15)  # cublasLt works in that of cuBLAS (see
 
 
 class _Workspaces:
-    """One workspace for each library and handle, of which each thread has one on each card."""
+    """One workspace for each library, stream and handle, of which each thread has one on each card."""
 
     def product(self, call: Call) -> None:
         """A product by cuBLAS."""
@@ -49,7 +49,7 @@ class _Workspaces:
         if not _IS_KEPT:
             call.allocate_scratch(law)
             return
-        owner = (library, call.gpu.threads.handle(call.gpu.current))
+        owner = (library, call.gpu.recorder.stream, call.gpu.threads.handle(call.gpu.current))
         if owner not in call.gpu.workspaces:
             call.gpu.workspaces[owner] = call.keep_by(law, operator=library, category=Category.WORKSPACE)
 

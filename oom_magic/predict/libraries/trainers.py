@@ -23,7 +23,9 @@ def _accelerate_state(module: ModuleType, run: Run) -> Iterator[None]:
     stores = [getattr(module, name)._shared_state for name in names]
     before = [dict(store) for store in stores]
     for store in stores:
-        if "device" in store:
+        if run.gpu.job is not None:
+            store.clear()  # a process of a job finds out anew which one it is
+        elif "device" in store:
             store["device"] = _CUDA
     try:
         yield
@@ -42,7 +44,8 @@ def _training_arguments(module: ModuleType, run: Run) -> Iterator[None]:
     def device(arguments: Any) -> torch.device:
         usual(arguments)  # sets up what else the arguments know of devices
         is_cpu = getattr(arguments, "use_cpu", False) or getattr(arguments, "no_cuda", False)
-        return torch.device("cpu") if is_cpu else _CUDA
+        own = torch.device("cuda", 0 if run.gpu.job is None else run.gpu.job.rank)
+        return torch.device("cpu") if is_cpu else own
 
     def num_gpus(arguments: Any) -> int:
         """One of a process group has one; else Trainer takes all that are visible (``_setup_devices``)."""
