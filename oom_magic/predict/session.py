@@ -298,10 +298,10 @@ def dry_run(
     *args: Any,
     gpu: str | None = None,
     memory: str | int | None = None,
-    num_processes: int | None = None,
-    rank: int = 0,
-    stop_after_steps: int | None = 3,
     num_gpus: int = 1,
+    num_processes: int | None = None,
+    rank: int | None = None,
+    stop_after_steps: int | None = 3,
     **kwargs: Any,
 ) -> MemoryReport:
     """Run ``fn(*args, **kwargs)``, ordinary code written for "cuda", on a pretend GPU; its MemoryReport.
@@ -311,8 +311,11 @@ def dry_run(
     are visible; ``report.cards`` has a report for each, and the report itself is that of the fullest. A simulated
     out-of-memory ends the run and is in ``report.out_of_memory``; other exceptions of ``fn`` are the caller's.
     With ``num_processes`` the run is that of process ``rank`` as ``torchrun`` would start it, one of so many with a
-    card each: RANK, WORLD_SIZE and the like are set, and the others are taken to do as this one does.
+    card each: RANK, WORLD_SIZE and the like are set, and the others are taken to do as this one does. Without it
+    ``rank`` is an argument of ``fn``, such as LoRA's.
     """
+    if num_processes is None and rank is not None:
+        kwargs["rank"] = rank
     _check_call(fn, args, kwargs)
     namespaces = namespaces_of(fn)
     machine = {"num_gpus": num_gpus, "num_processes": num_processes, "rank": rank or 0}

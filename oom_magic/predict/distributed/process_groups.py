@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from oom_magic.predict.distributed.collectives import Sent, collective_handlers
 from oom_magic.predict.distributed.sharding import shapes_found_aside, sharding_handlers
+from oom_magic.predict.distributed.world import NOBODY, World
 from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.libraries.adapters import Adapter, Run
 
@@ -25,38 +25,6 @@ NCCL_MEMORY = (
     "NCCL's own memory is not counted (published: 544-688 MB for one communicator on A100s, "
     "1.06-4.34 GB with all-to-all on H100s)"
 )
-_TABLES = ("_pg_map", "_pg_names", "_pg_group_ranks", "_pg_backend_config", "_tags_to_pg", "_pg_to_tag")
-
-
-@dataclass(frozen=True)
-class World:
-    """All process groups that there are at a moment, to be set aside and brought back."""
-
-    default: Any
-    count: int
-    tables: dict[str, dict[Any, Any]]
-
-    @classmethod
-    def current(cls, module: ModuleType) -> World:
-        """That of ``torch.distributed.distributed_c10d``."""
-        tables = {name: dict(getattr(module, name)) for name in _TABLES}
-        return cls(module._world.default_pg, module._world.group_count, tables)
-
-    def enter(self, module: ModuleType) -> None:
-        """Let these be the groups that there are."""
-        for name in list(module._pg_names.values()):
-            module._unregister_process_group(name)
-        for name, contents in self.tables.items():
-            table = getattr(module, name)
-            table.clear()
-            table.update(contents)
-        for group, name in self.tables["_pg_names"].items():
-            module._register_process_group(name, group)
-        module._update_default_pg(self.default)
-        module._world.group_count = self.count
-
-
-_NOBODY = World(None, 0, {name: {} for name in _TABLES})
 
 
 @contextmanager
@@ -92,7 +60,7 @@ def _one_of_many(module: ModuleType, run: Run) -> Iterator[None]:
             if gpu.process_groups is not None:
                 gpu.process_groups.enter(module)
             elif gpu.job is not None:
-                _NOBODY.enter(module)
+                NOBODY.enter(module)
             yield
     finally:
         gpu.handlers = before

@@ -35,7 +35,7 @@ from oom_magic.predict.setups.gpus import GPU
 
 if TYPE_CHECKING:
     from oom_magic.predict.distributed.job import Job
-    from oom_magic.predict.distributed.process_groups import World
+    from oom_magic.predict.distributed.world import World
     from oom_magic.predict.fake_cuda.autocast import Autocast
     from oom_magic.predict.fake_cuda.values import Values
 
