@@ -25,6 +25,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require-browser", action="store_true", help="Run tests/browser; fail if that cannot be.")
     parser.addoption("--notebooks", action="store_true", help="Execute every notebook; takes minutes.")
     parser.addoption("--slow", action="store_true", help="Run the tests marked slow too; takes many minutes.")
+    parser.addoption(
+        "--require-truth",
+        action="store_true",
+        help="Fail where a recorded truth is not compared: other versions are here.",
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -42,6 +47,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     reason = f"no CUDA device (torch {torch.__version__}); shared/fakecuda stands in for one"
     for item in marked:
         item.add_marker(pytest.mark.skip(reason=reason))
+
+
+_UNCOMPARED: list[str] = []
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note tests that were skipped because their truth was recorded with other versions."""
+    if report.skipped and "recorded with" in str(report.longrepr):
+        _UNCOMPARED.append(report.nodeid)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A new release of a library must not skip all that was recorded with the last, green."""
+    if session.config.getoption("--require-truth") and _UNCOMPARED:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.getoption("--require-truth") and _UNCOMPARED:
+        terminalreporter.write_line(
+            f"{len(_UNCOMPARED)} recorded truths were not compared, the first: {_UNCOMPARED[0]}"
+        )
 
 
 @pytest.fixture(autouse=True)

@@ -30,7 +30,10 @@ def comparable_truth(name: str) -> agreement.Truth:
     return truth
 
 
-@pytest.mark.parametrize("name", _SELECTED)
+_REST = [pytest.param(name, marks=pytest.mark.slow) for name in _TRUTHS if name not in _SELECTED]
+
+
+@pytest.mark.parametrize("name", [*_SELECTED, *_REST])
 def test_dry_run_equals_cuda(name: str) -> None:
     truth = comparable_truth(name)
     prediction = agreement.predict(truth.case)

@@ -24,7 +24,7 @@ def other_versions() -> str:
         except importlib.metadata.PackageNotFoundError:
             here = "not installed"
         if here != measured:
-            differing.append(f"{name} {here} (measured with {measured})")
+            differing.append(f"{name} {here} (recorded with {measured})")
     return ", ".join(differing)
 
 
