@@ -35,6 +35,7 @@ from oom_magic.predict.isolation.context import (
     only_one,
     python_functions_followed,
 )
+from oom_magic.predict.isolation.effects import isolated
 from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.isolation.tensor_exchange import TensorExchange, process_state_kept
 from oom_magic.predict.kernels import composed, recurrent
@@ -148,7 +149,7 @@ class DrySession:
         self.decided = list(map(DecidedNames.of, namespaces)) if decided is None else list(decided)
         self._restart()
         try:
-            with self._active(list(namespaces)):
+            with self._active(list(namespaces), function):
                 try:
                     self._decide()
                     self.fake_gpu.collector.begin()
@@ -235,7 +236,7 @@ class DrySession:
         )
 
     @contextmanager
-    def _active(self, namespaces: list[dict[str, Any]]) -> Iterator[None]:
+    def _active(self, namespaces: list[dict[str, Any]], function: Callable[[], Any]) -> Iterator[None]:
         """Everything that makes the pretend GPU, for as long as it lasts."""
         autocast = self.fake_gpu.autocast = Autocast(self.fake_gpu)
         with ExitStack() as stack:
@@ -245,6 +246,7 @@ class DrySession:
             if self.job is not None:
                 self.job.set_environment()
             stack.enter_context(self._user_state.exchanged(namespaces))
+            isolation = stack.enter_context(isolated(self.assume, namespaces, function))
             cards = Cards(self.fake_gpu, self.total_bytes, self.gpu.context_bytes)
             stack.enter_context(patched(torch.cuda, cuda_answers(cards, self._streams)))
             if hasattr(torch, "accelerator"):
@@ -264,7 +266,7 @@ class DrySession:
             stack.enter_context(cuda_build(self.fake_gpu, self.assume))
             stack.enter_context(cuda_operators(self.fake_gpu, self.gpu, autocast))
             stack.enter_context(self.training.followed())
-            stack.enter_context(libraries_followed(self.fake_gpu, self.assume))
+            stack.enter_context(libraries_followed(self.fake_gpu, self.assume, isolation))
             view = DeviceView(self.fake_gpu)
             stack.enter_context(patched(torch._tensor_str, shown_without_values(view)))
             stack.enter_context(patched(torch._C._autograd, saved_tensor_hooks_followed(view)))

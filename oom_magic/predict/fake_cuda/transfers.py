@@ -98,8 +98,12 @@ def storages_followed(gpu: FakeGPU) -> dict[str, Any]:
     """Replacements in ``torch.UntypedStorage``, for what happens to storages by no operator.
 
     ``copy.deepcopy`` of tensors copies them; FSDP gives their memory away and takes it again.
+    Each pretended one has an address of its own, by which libraries find tensors that share one.
     """
-    usual = torch.UntypedStorage.clone
+    usual, address = torch.UntypedStorage.clone, torch.UntypedStorage.data_ptr
+
+    def data_ptr(storage: torch.UntypedStorage) -> int:
+        return storage._cdata if storage.device == META and storage.nbytes() else address(storage)
 
     def clone(storage: torch.UntypedStorage) -> torch.UntypedStorage:
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
@@ -117,7 +121,7 @@ def storages_followed(gpu: FakeGPU) -> dict[str, Any]:
             gpu.resized(storage)
         return resized
 
-    return {"clone": clone, "resize_": resize_}
+    return {"clone": clone, "data_ptr": data_ptr, "resize_": resize_}
 
 
 HANDLERS: dict[OpOverload, Handler] = {

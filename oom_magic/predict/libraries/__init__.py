@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from oom_magic.predict.distributed import process_groups
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.isolation import saving
+from oom_magic.predict.isolation.effects import Isolation
 from oom_magic.predict.libraries import (
     bitsandbytes_ops,
     data_loading,
@@ -37,7 +38,7 @@ _KINDS = (
 
 
 @contextmanager
-def libraries_followed(gpu: FakeGPU, assume: Callable[[str], None]) -> Iterator[None]:
-    """While a dry run lasts, libraries believe in the pretend GPU and read and write no files of weights."""
-    with bitsandbytes_ops.complaints_muted(), adapted([kind.ADAPTERS for kind in _KINDS], Run(gpu, assume)):
+def libraries_followed(gpu: FakeGPU, assume: Callable[[str], None], isolation: Isolation) -> Iterator[None]:
+    """While a dry run lasts, libraries believe in the pretend GPU."""
+    with bitsandbytes_ops.complaints_muted(), adapted([kind.ADAPTERS for kind in _KINDS], Run(gpu, assume, isolation)):
         yield

@@ -15,14 +15,16 @@ from typing import Any
 import torch
 
 from oom_magic.predict.fake_cuda.fake_gpu import META, FakeGPU, Place
+from oom_magic.predict.isolation.effects import Isolation
 
 
 @dataclass(frozen=True)
 class Run:
-    """The dry run that an adapter serves: its GPU, and where it notes what could not be followed exactly."""
+    """The dry run that an adapter serves: its GPU, where it notes what could not be followed exactly, its files."""
 
     gpu: FakeGPU
     assume: Callable[[str], None]
+    isolation: Isolation
 
 
 def pretend_on_host(gpu: FakeGPU, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from oom_magic.predict.isolation.patching import patched
-from oom_magic.predict.isolation.saving import skipped, unwritten
+from oom_magic.predict.isolation.saving import unwritten
 from oom_magic.predict.libraries.adapters import Adapter, Run, pretend_on_host
 from oom_magic.predict.setups.models import config_for_hub_id
 
@@ -67,20 +67,16 @@ def _configurations(module: ModuleType, run: Run) -> Iterator[None]:
         if preset is None:
             raise OSError(_unknown(name)) from error
         run.assume(f"{name}: the configuration is the preset's, since none is in the local cache")
-        with TemporaryDirectory() as folder:
+        with run.isolation.scope.outside(), TemporaryDirectory() as folder:
             Path(folder, "config.json").write_text(json.dumps(preset))
             return original(cls, folder, **kwargs)
 
-    with patched(owner, {"get_config_dict": _classmethod(get_config_dict), **_unsaved(run)}):
+    with patched(owner, {"get_config_dict": _classmethod(get_config_dict)}):
         yield
 
 
 def _classmethod(function: Any) -> Any:
     return classmethod(function)
-
-
-def _unsaved(run: Run) -> dict[str, Any]:
-    return {"save_pretrained": skipped("save_pretrained", run)}
 
 
 def _unknown(name: Any) -> str:
@@ -111,7 +107,7 @@ def _tokenizers(module: ModuleType, run: Run) -> Iterator[None]:
             f"it once outside the dry run (a few MB): transformers.AutoTokenizer.from_pretrained({str(name)!r})."
         ) from error
 
-    with patched(owner, {"from_pretrained": _classmethod(from_pretrained), **_unsaved(run)}):
+    with patched(owner, {"from_pretrained": _classmethod(from_pretrained)}):
         yield
 
 
@@ -127,7 +123,7 @@ def _models(module: ModuleType, run: Run) -> Iterator[None]:
         with _loaded_in_order():
             return _load(cls, original, run, name, args, kwargs)
 
-    with patched(owner, {"from_pretrained": _classmethod(from_pretrained), **_unsaved(run)}):
+    with patched(owner, {"from_pretrained": _classmethod(from_pretrained)}):
         yield
 
 

@@ -1,4 +1,4 @@
-"""Trainers and accelerate: they train on the pretend GPU and leave neither files nor reports."""
+"""Trainers and accelerate: they train on the pretend GPU and send no reports."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _accelerate_state(module: ModuleType, run: Run) -> Iterator[None]:
 
 @contextmanager
 def _training_arguments(module: ModuleType, run: Run) -> Iterator[None]:
-    """Arguments made before the dry run have seen no GPU; checkpoints are nobody's task."""
+    """Arguments made before the dry run have seen no GPU."""
     owner = module.TrainingArguments
     usual = owner.__dict__["device"].fget
 
@@ -58,7 +58,6 @@ def _training_arguments(module: ModuleType, run: Run) -> Iterator[None]:
     changes = {
         "device": property(device),
         "n_gpu": property(num_gpus),
-        "should_save": property(lambda arguments: False),
     }
     with patched(owner, changes):
         yield
@@ -66,9 +65,8 @@ def _training_arguments(module: ModuleType, run: Run) -> Iterator[None]:
 
 @contextmanager
 def _trainer(module: ModuleType, run: Run) -> Iterator[None]:
-    """Hugging Face's Trainer without checkpoints, uploads and reports."""
-    writes = ("_save_checkpoint", "save_model", "save_state", "create_model_card", "push_to_hub",
-              "init_hf_repo")  # fmt: skip
+    """Hugging Face's Trainer without uploads and reports."""
+    writes = ("create_model_card", "push_to_hub", "init_hf_repo")
     known = [name for name in writes if hasattr(module.Trainer, name)]
     changes = {name: skipped(f"Trainer.{name.strip('_')}", run) for name in known}
     with (

@@ -1,0 +1,233 @@
+"""What would leave the process in a dry run: programs, connections, signals. It has no effect, and the report says so.
+
+Python's audit hooks are the net under the layer of files and under the answers given here: a way to the outside that
+nobody foresaw is refused with an error that names the call. A hook cannot be taken out again; between dry runs it
+asks one question.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from ipaddress import ip_address
+from typing import Any
+
+from oom_magic.predict.isolation.file_tree import FileTree
+from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.isolation.scope import Scope
+from oom_magic.user_code import is_users_file
+
+_NOBODY = (1 << 22) + 1  # above the largest number that Linux gives a process, proc(5)
+_BEFORE_PIPES = 9  # arguments of Popen._execute_child between the command and the ends of its pipes
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_ON_FILES = frozenset(
+    (
+        "os.remove os.rename os.mkdir os.rmdir os.link os.symlink os.truncate os.chmod os.chown os.utime "
+        "os.setxattr os.removexattr os.chflags os.lockf"
+    ).split()
+)
+_ON_PROCESSES = frozenset(
+    (
+        "os.system os.exec os.posix_spawn os.spawn os.fork os.forkpty os.startfile os.kill os.killpg "
+        "pty.spawn subprocess.Popen signal.pthread_kill syslog.syslog"
+    ).split()
+)
+_ON_ADDRESSES = frozenset(["socket.connect", "socket.sendto", "socket.sendmsg"])
+
+
+class RefusedCallError(PermissionError):
+    """A call with an effect outside the dry run, which was not made."""
+
+
+class UnreachableError(ConnectionRefusedError):
+    """A connection beyond this machine, which was not made: programs treat it as being offline."""
+
+
+_net: Callable[[str, tuple[Any, ...]], None] | None = None
+_is_hooked = False
+
+
+def _hook(event: str, args: tuple[Any, ...]) -> None:
+    if _net is not None:
+        _net(event, args)
+
+
+class Boundary:
+    """The net and the answers, for the threads of one run."""
+
+    def __init__(self, tree: FileTree, scope: Scope, assume: Callable[[str], None]) -> None:
+        self._tree = tree
+        self._scope = scope
+        self._assume = assume
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """While the dry run lasts."""
+        global _net, _is_hooked
+        if not _is_hooked:
+            sys.addaudithook(_hook)
+            _is_hooked = True
+        with ExitStack() as stack:
+            stack.enter_context(patched(subprocess.Popen, {"_execute_child": self._execute_child()}))
+            multiprocessing = sys.modules.get("multiprocessing.process")
+            if multiprocessing is not None:
+                process = multiprocessing.BaseProcess
+                stack.enter_context(patched(process, {"start": self._start(process.start)}))
+            _net = self._judge
+            stack.callback(_drop_net)
+            yield
+
+    def replacements(self) -> list[tuple[Any, Any]]:
+        """Functions, each with the one that stands in for it."""
+        return [(os.system, self._system(os.system)), (os._exit, self._exit(os._exit))]
+
+    # -- the net --------------------------------------------------------------
+
+    def _judge(self, event: str, args: tuple[Any, ...]) -> None:
+        """Raise for an event that has an effect outside."""
+        if not self._scope.applies():
+            return
+        if event == "open":
+            self._judge_open(*args)
+        elif event in _ON_FILES:
+            if not self._is_private(args[0]):
+                self._refuse(event, args[0])
+        elif event in _ON_ADDRESSES:
+            self._judge_address(event, args[1])
+        elif event in ("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr"):
+            self._judge_name(event, args[0])
+        elif event == "http.client.send":
+            self._judge_name(event, args[0].host)
+        elif event in _ON_PROCESSES and not (event == "subprocess.Popen" and _is_import()):
+            self._refuse(event, args[0] if args else "")
+        elif event == "sqlite3.connect" and not self._is_private_database(args[0]):
+            self._refuse(event, args[0])
+
+    def _judge_open(self, path: Any, mode: Any, flags: int) -> None:
+        if flags & _WRITING and not isinstance(path, int) and not self._is_private(path):
+            self._refuse("open", path)
+
+    def _is_private(self, path: Any) -> bool:
+        if isinstance(path, int):
+            path = _path_of(path)
+        path = os.fsdecode(path) if isinstance(path, (str, bytes, os.PathLike)) else ""
+        return path == os.devnull or self._tree.is_private(path)
+
+    def _is_private_database(self, name: Any) -> bool:
+        name = os.fsdecode(name)
+        return name in ("", ":memory:") or self._tree.is_private(name.removeprefix("file:")) or ":memory:" in name
+
+    def _judge_address(self, event: str, address: Any) -> None:
+        if isinstance(address, tuple) and address:  # others are local: names of UNIX sockets
+            self._judge_name(event, address[0])
+
+    def _judge_name(self, event: str, host: Any) -> None:
+        host = host.decode() if isinstance(host, bytes) else host
+        if not _is_here(host) and not (event == "socket.getaddrinfo" and _is_number(host)):
+            self._assume(f"{event}({host!r}): refused; a dry run sends nothing")
+            raise UnreachableError(f"{host}: a dry run reaches nothing beyond this machine; the call was not made")
+
+    def _refuse(self, event: str, what: Any) -> None:
+        with self._scope.outside():
+            self._assume(f"{event}({what!r}): refused; a dry run changes nothing outside itself")
+        raise RefusedCallError(
+            f"{event}({what!r}) was refused: a dry run changes nothing outside itself, and cannot pretend this call. "
+            "Leave it out, or run it outside the dry run."
+        )
+
+    # -- answers --------------------------------------------------------------
+
+    def _execute_child(self) -> Callable[..., None]:
+        usual = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+
+        def _execute_child(process: Any, args: Any, *rest: Any) -> None:
+            if not self._scope.applies() or _is_import():
+                return usual(process, args, *rest)
+            self._assume(f"program {_shown(args)}: not started; taken to succeed without output")
+            pipes = rest[_BEFORE_PIPES : _BEFORE_PIPES + 6]
+            with self._scope.outside():
+                process._close_pipe_fds(*pipes)  # the child's ends: what it said is read to its end at once
+                to_child = int(pipes[1])
+                if to_child != -1:
+                    nowhere = os.open(os.devnull, os.O_WRONLY)
+                    os.dup2(nowhere, to_child)
+                    os.close(nowhere)
+            process.pid, process.returncode = _NOBODY, 0
+            return None
+
+        return _execute_child
+
+    def _system(self, usual: Callable[[Any], int]) -> Callable[[Any], int]:
+        def system(command: Any) -> int:
+            if not self._scope.applies():
+                return usual(command)
+            self._assume(f"os.system({command!r}): not run; taken to succeed")
+            return 0
+
+        return system
+
+    def _exit(self, usual: Callable[[int], Any]) -> Callable[[int], Any]:
+        def _exit(status: int) -> Any:
+            if not self._scope.applies():
+                return usual(status)
+            self._refuse("os._exit", status)
+            return None
+
+        return _exit
+
+    def _start(self, usual: Callable[[Any], None]) -> Callable[[Any], None]:
+        def start(process: Any) -> None:
+            if not self._scope.applies():
+                return usual(process)
+            self._refuse("multiprocessing.Process.start", process.name)
+            return None
+
+        return start
+
+
+def _drop_net() -> None:
+    global _net
+    _net = None
+
+
+def _is_import() -> bool:
+    """Whether a library is being imported, which asks programs about the machine (``ctypes.util.find_library``)."""
+    frame = sys._getframe(1)
+    while frame is not None and not is_users_file(frame.f_code.co_filename):
+        is_ours = frame.f_globals.get("__name__", "").startswith("oom_magic.")
+        if frame.f_code.co_name == "<module>" and not is_ours:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def _path_of(number: int) -> str:
+    """The path behind a file descriptor, where the system tells it."""
+    try:
+        return os.readlink(f"/proc/self/fd/{number}")
+    except OSError:
+        return ""
+
+
+def _is_here(host: Any) -> bool:
+    """Whether a host is this machine."""
+    if not host or host in ("localhost", "localhost.localdomain", "ip6-localhost", socket.gethostname()):
+        return True
+    return _is_number(host) and (ip_address(host.partition("%")[0]).is_loopback or host in ("0.0.0.0", "::"))
+
+
+def _is_number(host: Any) -> bool:
+    try:
+        ip_address(str(host).partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def _shown(args: Any) -> str:
+    text = " ".join(map(str, args)) if isinstance(args, (list, tuple)) else str(args)
+    return text if len(text) < 60 else f"{text[:57]}..."

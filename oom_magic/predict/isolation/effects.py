@@ -1,0 +1,67 @@
+"""What keeps a dry run from having effects outside itself: on files, processes, connections.
+
+``isolated`` is all that others need. Writes go to a private layer (``file_tree``) by way of Python's own functions
+(``file_calls``), which are exchanged wherever modules hold them (``substitution``); what leaves the process is
+answered or refused (``boundary``); files and databases that are open already are in ``open_files``.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import sqlite3
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from oom_magic.predict.isolation.boundary import Boundary
+from oom_magic.predict.isolation.databases import connect
+from oom_magic.predict.isolation.file_calls import FileCalls
+from oom_magic.predict.isolation.file_tree import FileTree
+from oom_magic.predict.isolation.open_files import open_files_kept
+from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.isolation.scope import Scope
+from oom_magic.predict.isolation.substitution import substituted
+
+
+@dataclass(frozen=True)
+class Isolation:
+    """What others need of it: the layer with what the run wrote, and whose calls go there."""
+
+    files: FileTree
+    scope: Scope
+
+
+@contextmanager
+def isolated(
+    assume: Callable[[str], None], namespaces: Sequence[dict[str, Any]] = (), function: Any = None
+) -> Iterator[Isolation]:
+    """While a dry run of ``function`` in this thread lasts, it has no effect on files, processes and connections.
+
+    ``assume`` is told what was not done.
+    """
+    scope = Scope()
+
+    def note(text: str) -> None:
+        with scope.outside():
+            assume(text)
+
+    tree = FileTree(note)
+    calls, boundary = FileCalls(tree, scope), Boundary(tree, scope, note)
+    stand_ins = calls.replacements()
+    functions = [(getattr(os, name), stand_in) for name, stand_in in stand_ins.items() if name != "os_open"]
+    functions += [(os.open, stand_ins["os_open"]), (io.open, calls.open(io.open))]
+    functions += [(io.open_code, calls.open_code(io.open_code))]
+    functions += [(sqlite3.connect, connect(sqlite3.connect, tree, scope)), *boundary.replacements()]
+    with ExitStack() as stack:
+        stack.callback(tree.discard)
+        stack.enter_context(open_files_kept(tree, scope, note, namespaces, function))
+        stack.enter_context(substituted(functions, namespaces))
+        stack.enter_context(patched(shutil, {"_use_fd_functions": False}))
+        stack.enter_context(patched(sys, {"dont_write_bytecode": True}))
+        stack.enter_context(scope.entered())
+        stack.enter_context(boundary.closed())
+        yield Isolation(tree, scope)

@@ -1,0 +1,243 @@
+"""Files that were open before a dry run: the run uses private copies of them, and each is afterwards where it was.
+
+Looked for in what the run's code can reach, so that files of other threads stay theirs. The file descriptor is
+exchanged (``dup2``), not the file object, so that whoever holds the object (a ``csv.writer``, say) is served.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import io
+import logging
+import os
+import shutil
+import stat
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from oom_magic.predict.isolation.file_tree import FileTree
+from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.isolation.scope import Scope
+
+_FILES = (io.TextIOWrapper, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.FileIO)
+_CLOSED_IN = (type, types.ModuleType, types.CodeType, types.FrameType, logging.Handler)  # not looked into
+_OF_THE_NOTEBOOK = ("IPython", "ipykernel", "traitlets")  # it goes on as before
+_MOST_OBJECTS = 5_000
+_MOST_ITEMS = 1_000
+_DEPTH = 6
+
+
+@contextmanager
+def open_files_kept(
+    tree: FileTree, scope: Scope, assume: Callable[[str], None], namespaces: Sequence[dict[str, Any]], function: Any
+) -> Iterator[None]:
+    """While a dry run of ``function`` lasts. What cannot be exchanged can only be read meanwhile."""
+    with ExitStack() as stack, scope.outside():
+        for one in _reachable(namespaces, function):
+            if isinstance(one, _FILES):
+                stack.enter_context(_file_kept(one, tree, assume))
+            elif isinstance(one, np.memmap) and one.flags.writeable:
+                one.flags.writeable = False
+                stack.callback(one.setflags, write=True)
+            elif type(one).__module__ == "sqlite3" and hasattr(one, "total_changes"):
+                stack.enter_context(_database_kept(one, assume))
+        stack.enter_context(_logs_kept(scope))
+        with scope.inside():
+            yield
+
+
+def _reachable(namespaces: Sequence[dict[str, Any]], function: Any) -> list[Any]:
+    """Files, memory maps and databases that names of the user or the function lead to."""
+    files: dict[int, Any] = {}
+    level: list[Any] = [*namespaces, function]
+    seen = {id(one) for one in level}
+    for _ in range(_DEPTH):
+        below: list[Any] = []
+        for one in level:
+            for part in gc.get_referents(one):
+                if id(part) in seen or not gc.is_tracked(part) or _is_left_out(part):
+                    continue
+                seen.add(id(part))
+                if isinstance(part, (*_FILES, np.memmap)) or type(part).__module__ == "sqlite3":
+                    files[id(part)] = part
+                else:
+                    below.append(part)
+            if len(seen) > _MOST_OBJECTS:
+                return list(files.values())
+        level = below
+    return list(files.values())
+
+
+def _is_left_out(part: Any) -> bool:
+    """Whether nothing is looked for in it: long lists and tables, the names of modules, what no user's code holds."""
+    if isinstance(part, _CLOSED_IN) or type(part).__module__.startswith(_OF_THE_NOTEBOOK):
+        return True
+    if isinstance(part, dict):
+        return len(part) > _MOST_ITEMS or "__builtins__" in part
+    return isinstance(part, (list, tuple, set)) and len(part) > _MOST_ITEMS
+
+
+@dataclass(slots=True)
+class _Layers:
+    """A file object's parts: text above bytes above the descriptor."""
+
+    text: Any
+    buffer: Any
+    raw: Any
+
+    @classmethod
+    def of(cls, file: Any) -> _Layers | None:
+        """None for what is closed, or is no file on a disk."""
+        text = file if isinstance(file, io.TextIOWrapper) else None
+        buffer = text.buffer if text is not None else file if not isinstance(file, io.FileIO) else None
+        raw: Any = getattr(buffer, "raw", None) if buffer is not None else file
+        is_file = isinstance(raw, io.FileIO) and not raw.closed and stat.S_ISREG(os.fstat(raw.fileno()).st_mode)
+        return cls(text, buffer, raw) if is_file and not _is_output(raw) else None
+
+    @property
+    def outer(self) -> Any:
+        """What the user holds."""
+        return self.text or self.buffer or self.raw
+
+    def reopen(self, number: int, state: tuple[Any, ...]) -> None:
+        """Open what the run closed again, as it was."""
+        name, mode, options = state
+        vars(self.raw).pop("__IOBase_closed", None)  # CPython's mark, Modules/_io/iobase.c
+        self.raw.__init__(number, mode.replace("x", "w"))
+        self.raw.name = name
+        if self.buffer is not None:
+            self.buffer.__init__(self.raw)
+        if self.text is not None:
+            self.text.__init__(self.buffer, **options)
+
+    def state(self) -> tuple[Any, ...]:
+        """What ``reopen`` needs."""
+        names = ("encoding", "errors", "line_buffering", "write_through")
+        options = {name: getattr(self.text, name) for name in names} if self.text is not None else {}
+        return self.raw.name, self.raw.mode, options
+
+
+def _is_output(raw: io.FileIO) -> bool:
+    """Whether it is where the process prints to."""
+    state = os.fstat(raw.fileno())
+    for number in (1, 2, *map(_number, (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__))):
+        with suppress(OSError):
+            if number >= 0 and os.path.samestat(os.fstat(number), state):
+                return True
+    return False
+
+
+def _number(file: Any) -> int:
+    try:
+        return int(file.fileno())
+    except Exception:
+        return -1
+
+
+@contextmanager
+def _file_kept(file: Any, tree: FileTree, assume: Callable[[str], None]) -> Iterator[None]:
+    try:
+        layers = _Layers.of(file)
+    except (OSError, ValueError, AttributeError):  # closed, or detached from its layers
+        layers = None
+    if layers is None:
+        yield
+        return
+    outer, number, state = layers.outer, layers.raw.fileno(), layers.state()
+    position = _position(outer)
+    if position is None:
+        assume(f"file {state[0]!r}: it is being read line by line, and what the dry run reads of it is gone")
+    saved = os.dup(number)
+    try:
+        if layers.raw.writable():
+            outer.flush()
+            _exchange(layers.raw, tree)
+        yield
+    finally:
+        if outer.closed:
+            layers.reopen(os.dup(saved), state)
+        else:
+            if layers.raw.writable():
+                with suppress(OSError, ValueError):
+                    outer.flush()
+            os.dup2(saved, number)
+        os.close(saved)
+        if position is not None:
+            outer.seek(position)
+
+
+def _position(file: Any) -> Any:
+    try:
+        return file.tell()
+    except (OSError, ValueError):
+        return None
+
+
+def _exchange(raw: io.FileIO, tree: FileTree) -> None:
+    """Let the descriptor be that of a private copy, at the same position."""
+    number = raw.fileno()
+    tree.begin()
+    here = f"/proc/self/fd/{number}"
+    path = os.readlink(here) if os.path.lexists(here) else os.path.abspath(str(raw.name))
+    found = tree.find(path)
+    if found.node is not None and os.path.samestat(os.stat(found.node.backing), os.fstat(number)):
+        private = tree.writable(found.node)
+    else:  # it has no name any more
+        private = tree.new_name("")
+        shutil.copyfile(here, private)
+    flags = (os.O_RDWR if raw.readable() else os.O_WRONLY) | (os.O_APPEND if "a" in raw.mode else 0)
+    copy = os.open(private, flags)
+    os.lseek(copy, os.lseek(number, 0, os.SEEK_CUR), os.SEEK_SET)
+    os.dup2(copy, number)
+    os.close(copy)
+
+
+@contextmanager
+def _database_kept(connection: Any, assume: Callable[[str], None]) -> Iterator[None]:
+    """An open SQLite connection can be read only, for a while."""
+    try:
+        (before,) = connection.execute("PRAGMA query_only").fetchone()
+        connection.execute("PRAGMA query_only = 1")
+    except Exception:  # closed, or another thread's
+        yield
+        return
+    assume("a SQLite connection opened before the dry run can only be read in it")
+    try:
+        yield
+    finally:
+        with suppress(Exception):
+            connection.execute(f"PRAGMA query_only = {before}")
+
+
+@contextmanager
+def _logs_kept(scope: Scope) -> Iterator[None]:
+    """What the run logs to files that were set up before it goes to the layer's copies of them."""
+    handlers = [reference() for reference in getattr(logging, "_handlerList", ())]
+    before = {id(handler) for handler in handlers if isinstance(handler, logging.FileHandler)}
+    if not before:
+        yield
+        return
+    handle = logging.Handler.handle
+
+    @functools.wraps(handle)
+    def diverted(handler: logging.Handler, record: logging.LogRecord) -> Any:
+        if id(handler) not in before or not scope.applies():
+            return handle(handler, record)
+        if handler.filter(record):
+            _log_privately(handler, record)
+        return True
+
+    with patched(logging.Handler, {"handle": diverted}):
+        yield
+
+
+def _log_privately(handler: Any, record: logging.LogRecord) -> None:
+    with handler.lock, open(handler.baseFilename, "a", encoding=handler.encoding, errors=handler.errors) as file:
+        file.write(handler.format(record) + handler.terminator)

@@ -1,0 +1,89 @@
+"""Functions of Python's own library exchanged wherever modules hold them, for a while."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from types import FunctionType, ModuleType
+from typing import Any
+
+_HOLDING_IN_CLASSES = ("tempfile", "pathlib", "pathlib._local", "pathlib._os", "glob")
+_SETS = ("os",)  # its supports_dir_fd and the like are sets of functions
+# By what is looked for: of modules that hold none of it, their identity and number of names.
+_sizes: dict[frozenset[int], dict[str, tuple[int, int]]] = {}
+
+
+@contextmanager
+def substituted(functions: Sequence[tuple[Any, Any]], namespaces: Sequence[dict[str, Any]] = ()) -> Iterator[None]:
+    """Each first function is the second one for modules of the process, and for ``namespaces``.
+
+    What modules that are imported meanwhile take of the second is given back to the first.
+    """
+    by_identity = {id(usual): stand_in for usual, stand_in in functions}
+    undo: list[Callable[[], None]] = []
+    known = set(sys.modules)
+    try:
+        for names in (*_module_names(by_identity), *namespaces):
+            for name, value in [item for item in names.items() if id(item[1]) in by_identity]:
+                undo.append(partial(names.__setitem__, name, value))
+                names[name] = by_identity[id(value)]
+        for module in _HOLDING_IN_CLASSES:
+            _exchange_in_classes(sys.modules.get(module), by_identity, undo)
+        _exchange_in_sets(by_identity, functions, undo)
+        yield
+    finally:
+        for step in reversed(undo):
+            step()
+        back = {id(stand_in): usual for usual, stand_in in functions}
+        new = [vars(sys.modules[name]) for name in sys.modules.keys() - known if _is_module(sys.modules[name])]
+        for names in (*new, *namespaces):
+            for name, value in [item for item in names.items() if id(item[1]) in back]:
+                names[name] = back[id(value)]
+
+
+def _module_names(wanted: Mapping[int, Any]) -> Iterator[dict[str, Any]]:
+    """The names of the modules that hold one of the ``wanted`` functions."""
+    sizes = _sizes.setdefault(frozenset(wanted), {})
+    for key, module in list(sys.modules.items()):
+        if not _is_module(module):
+            continue
+        names = vars(module)
+        state = (id(names), len(names))
+        if sizes.get(key) == state:
+            continue
+        if wanted.keys().isdisjoint(map(id, list(names.values()))):
+            sizes[key] = state
+        else:
+            yield names
+
+
+def _is_module(module: Any) -> bool:
+    return isinstance(module, ModuleType)
+
+
+def _exchange_in_classes(module: Any, by_identity: Mapping[int, Any], undo: list[Callable[[], None]]) -> None:
+    """In attributes of classes (``scandir = staticmethod(os.scandir)``) and in defaults of their functions."""
+    classes = [value for value in vars(module).values() if isinstance(value, type)] if module is not None else []
+    for owner in classes:
+        for name, value in list(vars(owner).items()):
+            held = value.__func__ if isinstance(value, staticmethod) else value
+            if id(held) in by_identity:
+                undo.append(partial(setattr, owner, name, value))
+                setattr(owner, name, staticmethod(by_identity[id(held)]))
+            elif isinstance(value, FunctionType) and any(id(one) in by_identity for one in value.__defaults__ or ()):
+                defaults = value.__defaults__ or ()
+                undo.append(partial(setattr, value, "__defaults__", defaults))
+                value.__defaults__ = tuple(by_identity.get(id(one), one) for one in defaults)
+
+
+def _exchange_in_sets(
+    by_identity: Mapping[int, Any], functions: Sequence[tuple[Any, Any]], undo: list[Callable[[], None]]
+) -> None:
+    for module in _SETS:
+        for value in list(vars(sys.modules[module]).values()):
+            if isinstance(value, set):
+                added = {stand_in for usual, stand_in in functions if usual in value}
+                value |= added
+                undo.append(partial(value.difference_update, added))
