@@ -46,14 +46,19 @@ class Curve:
 def timeline_picture(report: MemoryReport) -> Picture:
     """The timeline as an inline SVG."""
     peak = format_bytes(report.peak_allocated_bytes)
-    alt = f"Allocated memory over the run, stacked by category; peak {peak}."
+    each = f" of each of {len(report.cards)} cards" if len(report.cards) > 1 else ""
+    alt = f"Allocated memory{each} over the run, stacked by category; peak {peak}."
     return Picture(alt, _themed_svg(timeline_figure(report)))
 
 
 def timeline_figure(report: MemoryReport) -> Figure:
-    """The timeline as a matplotlib figure in the colours of a light page."""
-    figure = Figure(figsize=(8.6, 3.1), facecolor="none", layout="constrained")
-    draw_timeline(figure.add_subplot(), report)
+    """The timeline, one for each card, as a matplotlib figure in the colours of a light page."""
+    cards = report.cards
+    figure = Figure(figsize=(8.6, 3.1 + 2.3 * (len(cards) - 1)), facecolor="none", layout="constrained")
+    for axes, card in zip(figure.subplots(len(cards), squeeze=False)[:, 0], cards, strict=True):
+        draw_timeline(axes, card)
+        if len(cards) > 1:
+            axes.set_ylabel(f"cuda:{card.device.index}", color=LIGHT["fg"], fontsize=9)
     return figure
 
 

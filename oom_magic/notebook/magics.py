@@ -36,7 +36,8 @@ class OOMMagics(Magics):
     @no_var_expand
     @magic_arguments()
     @argument("--dry-run", action="store_true", help="Follow the cell on a pretend GPU; nothing runs for real.")
-    @argument("--gpu", type=unquoted, help='The pretend GPU, such as "RTX 3060"; implies --dry-run.')
+    @argument("--gpu", type=unquoted, help='The pretend GPU, such as "RTX 3060" or "2x T4"; implies --dry-run.')
+    @argument("--num-gpus", type=int, metavar="N", help="How many of it the cell sees (default: 1); implies --dry-run.")
     @argument(
         "--memory",
         type=unquoted,
@@ -64,7 +65,7 @@ class OOMMagics(Magics):
         """
         __tracebackhide__ = True
         options, statement = parse_options(self.gpumem, line)
-        card = CardOptions.parse(options.gpu, options.memory)
+        card = CardOptions.parse(options.gpu, options.memory, options.num_gpus)
         stop_after_steps = checked("--steps", gpumem.parse_steps, options.steps)
         self._check(options, statement, cell)
         if cell is None and not statement:
@@ -88,7 +89,9 @@ class OOMMagics(Magics):
 
     def _choose(self, card: CardOptions) -> None:
         if not card:
-            raise UsageError("%gpumem needs a statement to run, or --gpu or --memory to choose a pretend GPU.")
+            raise UsageError(
+                "%gpumem needs a statement to run, or --gpu, --num-gpus or --memory to choose a pretend GPU."
+            )
         self.runner.card = card
         print(f"Dry runs of this notebook now use {card}.")
 

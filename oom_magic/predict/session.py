@@ -41,7 +41,7 @@ from oom_magic.predict.isolation.tensor_exchange import TensorExchange, process_
 from oom_magic.predict.kernels import composed, recurrent
 from oom_magic.predict.kernels.rules import kernel_rules
 from oom_magic.predict.libraries import libraries_followed
-from oom_magic.predict.setups.gpus import DEFAULT_GPU, find_gpu
+from oom_magic.predict.setups.gpus import DEFAULT_GPU, checked_number, find_gpu, split_count
 from oom_magic.predict.what_if.change import Change
 from oom_magic.units import format_bytes, parse_bytes
 from oom_magic.user_code import is_users_file
@@ -75,7 +75,7 @@ class DrySession:
     """A pretend GPU that lasts: what one run leaves on it, the next finds there.
 
     ``gpu`` names a card of the catalogue, ``memory`` overrides its capacity (``"12GiB"``, or bytes), ``num_gpus`` such
-    cards are visible to the process, ``cuda:0`` and on. A run ends after
+    cards are visible to the process, ``cuda:0`` and on; ``"2x T4"`` says both. A run ends after
     ``stop_after_steps`` optimizer steps (None: when the code ends). ``is_lasting`` keeps what a run did to the user's
     objects (a model moved to the GPU, say) for the session's next run. Without ``is_limited`` the card never runs out,
     whatever its capacity; ``keeps_empty`` is the recorder's; without ``has_bar`` no progress is shown. ``changes`` are
@@ -99,7 +99,9 @@ class DrySession:
         changes: Sequence[Change] = (),
         origin: DrySession | None = None,
     ) -> None:
-        self.gpu = find_gpu(gpu or DEFAULT_GPU)
+        number, name = split_count(gpu or DEFAULT_GPU)
+        num_gpus = number if number is not None and num_gpus == 1 else num_gpus
+        self.gpu = find_gpu(name)
         self.job = None if num_processes is None else Job(num_processes, rank)
         self.settings = AllocatorSettings.parse(_allocator_options())
         self.total_bytes = self.gpu.total_bytes if memory is None else parse_bytes(memory)
@@ -339,13 +341,6 @@ def dry_run(
         )
     assert session.report is not None
     return session.report
-
-
-def checked_number(number: Any, name: str) -> int:
-    """A count of 1 or more. Raises ValueError naming the argument, the value and the fix."""
-    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-        raise ValueError(f"{name}={number!r} is no count; give a whole number of 1 or more, such as {name}=2.")
-    return number
 
 
 def _check_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from oom_magic.memory.report import MemoryReport, StepUsage
 from oom_magic.memory.timeline import Phase, SourceLine, Timeline
 from oom_magic.units import format_bytes
 from oom_magic.views.blocks import Block, Code, Description, Details, Fact, Facts, Part, Parts, Sentence, Table, Tone
+from oom_magic.views.cards import card_name, describe_cards
 from oom_magic.views.registry import register
 
 _LONGEST_CODE = 60  # characters of a source line that are shown
@@ -28,17 +29,21 @@ def describe_report(report: MemoryReport, top: int = 5) -> Description:
     """One run: verdict, peaks, breakdown at the peak and the ``top`` lines; then what else is known."""
     verb = "predicted for" if report.source == "predicted" else "measured on"
     capacity = format_bytes(report.device_total_bytes)
-    blocks = [*_verdict(report), _peaks(report), _breakdown(report), *_peak_line(report)]
-    blocks += [*_lines(report, top), *_steps(report), *_kept(report), _card(report)]
+    blocks = [*_verdict(report), *describe_cards(report), _peaks(report), _breakdown(report), *_peak_line(report)]
+    blocks += [*_lines(report, top), *_steps(report), *_kept(report), _card(report), *_other_cards(report)]
     blocks += [*_modules(report), *_message(report), *_assumptions(report), _footnote(report)]
-    return Description(f"GPU memory {verb} {report.device.name} ({capacity})", tuple(blocks))
+    name, number = report.device.name, len(report.cards)
+    if number > 1:
+        name, capacity = f"{number} x {name}", f"{capacity} each; below, {card_name(report)}"
+    return Description(f"GPU memory {verb} {name} ({capacity})", tuple(blocks))
 
 
 def _verdict(report: MemoryReport) -> Iterable[Block]:
     if report.out_of_memory is not None:
         failure = report.out_of_memory
         phase = [failure.phase.value] if failure.phase is not Phase.OTHER else []
-        where = ", ".join([place(failure.line), *phase, *([f"step {failure.step}"] if failure.step else [])])
+        card = [f"on {card_name(report)}"] if len(report.cards) > 1 else []
+        where = ", ".join([place(failure.line), *card, *phase, *([f"step {failure.step}"] if failure.step else [])])
         text = f"Out of memory at {where}: "
         yield Sentence(f"{text}{format_bytes(failure.tensor_bytes)} more did not fit.", "bad")
         if failure.line.text:
@@ -167,6 +172,12 @@ def _card(report: MemoryReport) -> Details:
         Part("free", max(device.total_bytes - used, 0), "free"),
     )
     return Details("The card at its fullest", (Parts("", parts, "capacity", device.total_bytes),))
+
+
+def _other_cards(report: MemoryReport) -> Iterable[Details]:
+    for card in report.cards:
+        if len(report.cards) > 1 and card.device.index != report.device.index:
+            yield Details(card_name(card), (_peaks(card), _breakdown(card)))
 
 
 def _modules(report: MemoryReport) -> Iterable[Block]:

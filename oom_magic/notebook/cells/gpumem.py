@@ -15,7 +15,7 @@ from IPython.display import display
 from oom_magic.notebook.cells.names import DryNamespace
 from oom_magic.notebook.cells.running import CompiledCell, trimmed
 from oom_magic.notebook.options import checked
-from oom_magic.predict.setups.gpus import DEFAULT_GPU, find_gpu
+from oom_magic.predict.setups.gpus import DEFAULT_GPU, checked_number, find_gpu, split_count
 from oom_magic.units import format_bytes, parse_bytes
 from oom_magic.views.blocks import Block, Description, Facts
 
@@ -28,23 +28,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CardOptions:
-    """The pretend GPU: a name of the catalogue and, where it is not the catalogue's, its memory."""
+    """The pretend GPU: a name of the catalogue, its memory where it is not the catalogue's, and how many there are."""
 
     gpu: str | None = None
     memory_bytes: int | None = None
+    num_gpus: int | None = None
 
     @classmethod
-    def parse(cls, gpu: str | None, memory: str | None) -> CardOptions:
-        """The card that ``--gpu`` and ``--memory`` ask for; a UsageError names the fix."""
-        name = checked("--gpu", find_gpu, gpu).name if gpu else None
-        return cls(name, checked("--memory", parse_bytes, memory) if memory else None)
+    def parse(cls, gpu: str | None, memory: str | None, num_gpus: int | None = None) -> CardOptions:
+        """The cards that ``--gpu``, ``--memory`` and ``--num-gpus`` ask for; a UsageError names the fix."""
+        number, name = split_count(gpu) if gpu else (None, None)
+        if None not in (number, num_gpus) and number != num_gpus:
+            raise UsageError(f"--num-gpus: {num_gpus}, but --gpu {gpu!r} names {number}; give one of them.")
+        number = num_gpus if number is None else number
+        if number is not None:
+            checked("--num-gpus", lambda _: checked_number(number, "num_gpus"), "")
+        name = checked("--gpu", find_gpu, name).name if name else None
+        return cls(name, checked("--memory", parse_bytes, memory) if memory else None, number)
+
+    def over(self, chosen: CardOptions) -> CardOptions:
+        """These cards; what they leave open is as it was chosen for the notebook."""
+        card = self if self.gpu is not None or self.memory_bytes is not None else chosen
+        number = self.num_gpus if self.num_gpus is not None or card is self else chosen.num_gpus
+        return replace(card, num_gpus=number)
 
     def __str__(self) -> str:
         memory = f" with {format_bytes(self.memory_bytes)}" if self.memory_bytes else ""
-        return f"{self.gpu or DEFAULT_GPU}{memory}"
+        number = f"{self.num_gpus} x " if (self.num_gpus or 1) > 1 else ""
+        return f"{number}{self.gpu or DEFAULT_GPU}{memory}"
 
     def __bool__(self) -> bool:
-        return self.gpu is not None or self.memory_bytes is not None
+        return (self.gpu, self.memory_bytes, self.num_gpus) != (None, None, None)
 
 
 class _UsersNames(Mapping[str, Any]):
@@ -93,7 +107,7 @@ class CellRunner:
         """Follow the cell on the pretend GPU; its value. Raises the cell's exception or the simulated one."""
         __tracebackhide__ = True
         self.was_dry = True
-        session = self._session_for(card or self.card)
+        session = self._session_for(card.over(self.card))
         session.training.stop_after_steps = stop_after_steps
         values: list[Any] = []
         users = self.shell.user_ns
@@ -163,7 +177,7 @@ class CellRunner:
         from oom_magic.predict.session import DrySession
 
         if self.session is None or card != self._session_card:
-            self.session = DrySession(card.gpu, card.memory_bytes)
+            self.session = DrySession(card.gpu, card.memory_bytes, num_gpus=card.num_gpus or 1)
             self._session_card = card
             self.names = DryNamespace()
         return self.session

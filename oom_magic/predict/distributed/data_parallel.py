@@ -57,14 +57,20 @@ def broadcast_coalesced(tensors: Tensors, devices: Sequence[Any], buffer_size: i
     """Copies of many tensors, in buffers of at least ``buffer_size`` bytes; on the first device themselves."""
     outputs: list[list[Any]] = [list(tensors), *([None] * len(tensors) for _ in devices[1:])]
     for positions in _groups(tensors, buffer_size):
-        copies = broadcast(_flat([tensors[position] for position in positions]), devices)
-        for output, copy in zip(outputs[1:], copies[1:], strict=True):
-            start = 0
-            for position in positions:
-                like = tensors[position]
-                output[position] = copy.narrow(0, start, like.numel()).view(like.size()).data
-                start += like.numel()
+        likes = [tensors[position] for position in positions]
+        for output, copies in zip(outputs[1:], _copies(likes, devices), strict=True):
+            for position, copy in zip(positions, copies, strict=True):
+                output[position] = copy
     return outputs
+
+
+def _copies(tensors: Tensors, devices: Sequence[Any]) -> list[list[torch.Tensor]]:
+    """What one buffer with all of them brings to every device but the first."""
+    sizes = [tensor.numel() for tensor in tensors]
+    return [
+        [piece.view(like.size()).data for piece, like in zip(buffer.split(sizes), tensors, strict=True)]
+        for buffer in broadcast(_flat(tensors), devices)[1:]
+    ]
 
 
 def _groups(tensors: Tensors, size_limit: int) -> Iterator[list[int]]:
@@ -140,6 +146,7 @@ def _threads_in_turn(gpu: FakeGPU) -> SimpleNamespace:
         def start(self) -> None:
             with gpu.threads.started(), gpu.on_card(gpu.current), _as_in_a_new_thread():
                 self._target(*self._args)
+            del self._target, self._args
 
         def join(self) -> None: ...
 

@@ -35,9 +35,10 @@ class DeviceView(TorchFunctionMode):
             return answer(self, func, args, kwargs)
         device = kwargs.get("device")
         if device is None:
-            if self.gpu.has_pretended_on_host:
-                return self._on_host(func, args, kwargs)
-            return func(*args, **kwargs)
+            with self.gpu.on_card_among(args, kwargs):  # for what C++ code makes "like" its arguments
+                if self.gpu.has_pretended_on_host:
+                    return self._on_host(func, args, kwargs)
+                return func(*args, **kwargs)
         there = self.spot_named(device)
         if there.place is Place.HOST:
             return func(*args, **kwargs)

@@ -134,6 +134,7 @@ class FakeGPU(TorchDispatchMode):
         self.card = card
         self.creating: Place | None = None
         self.creating_card = 0
+        self._adds_in_place = False
         self.fused: dict[OpOverload, Callable[..., Any]] = {}  # outputs of what is one kernel on CUDA only
         self.kernels: dict[OpOverload, Callable[..., Any]] = {}  # for inference mode, which passes autograd by
         self.handlers = handlers
@@ -146,6 +147,7 @@ class FakeGPU(TorchDispatchMode):
         self.process_groups: World | None = None  # what code on it made, between runs
         self._storages: dict[int, _Storage] = {}
         self.has_pretended_on_host = False
+        self._cards_of_nodes: dict[int, int] = {}  # by autograd's sequence number
         self._composite: dict[OpOverload, bool] = {}
         self.collector = Collector(self._num_containers, self._has_collected)
         self._is_inside = False  # an operator, by which others are run
@@ -210,6 +212,10 @@ class FakeGPU(TorchDispatchMode):
         found = next((spot.card for spot in spots if spot is not None and spot.place is Place.GPU), self.current)
         return self.on_card(found)
 
+    def on_card_among(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[None]:
+        """``on_card_of`` the tensors among an operator's arguments."""
+        return nullcontext() if len(self.recorders) == 1 else self.on_card_of(*tensors_in(args, kwargs))
+
     def live_storages(self) -> Iterator[_Storage]:
         """All storages on the pretend GPU that are alive."""
         return (storage for storage in list(self._storages.values()) if storage.allocation >= 0)
@@ -217,6 +223,7 @@ class FakeGPU(TorchDispatchMode):
     def restart(self) -> None:
         """Begin a new trace; what is alive stays."""
         self.set_current(0)
+        self._cards_of_nodes.clear()
         numbers = [recorder.restart() for recorder in self.recorders]
         for storage in self.live_storages():
             storage.allocation = numbers[storage.card][storage.allocation]
@@ -236,6 +243,18 @@ class FakeGPU(TorchDispatchMode):
         """Whether a tensor's memory was taken before the trace began."""
         storage = self.storage_of(tensor)
         return storage is not None and 0 <= storage.allocation < self.recorders[storage.card].num_before
+
+    @contextmanager
+    def adding_in_place(self) -> Iterator[None]:
+        """Sums inside go into their first argument: of tensors without data C++ code takes others to be subclasses.
+
+        Source: aten/src/ATen/native/transformers/attention.cpp, ``_scaled_dot_product_attention_math``, for the mask.
+        """
+        before, self._adds_in_place = self._adds_in_place, True
+        try:
+            yield
+        finally:
+            self._adds_in_place = before
 
     @contextmanager
     def creating_on(self, place: Place, card: int | None = None) -> Iterator[None]:
@@ -361,12 +380,14 @@ class FakeGPU(TorchDispatchMode):
         handler = self.handlers.get(func)
         if handler is None:
             return self.run(func, args, kwargs)
-        with self.on_card_of(*tensors_in(args, kwargs)):
+        with self.on_card_among(args, kwargs):
             return handler(self, func, args, kwargs)
 
     def run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator on pretended tensors, taking the memory that CUDA's would."""
         is_composite = self._is_composite(func)
+        if len(self.recorders) > 1 and torch._C._current_graph_task_id() == -1:
+            self._note_node(args, kwargs)
         if (func.is_view and not is_composite) or func.overloadpacket is torch.ops.aten.set_:  # type: ignore[attr-defined]
             return func(*args, **kwargs)  # a composite one, such as reshape, may copy
         tensors = tensors_in(args, kwargs)
@@ -403,6 +424,8 @@ class FakeGPU(TorchDispatchMode):
         name = func.name()
         phase = self.attribution.phase(torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
         reused = reused_gradient(func, args)
+        if self._adds_in_place and func is torch.ops.aten.add.Tensor:
+            reused = _alias(args[0])
         out = self._kernel(func, args, kwargs) if reused is None else reused
         rule = self._rules.get(func)
         if rule is None:
@@ -445,7 +468,7 @@ class FakeGPU(TorchDispatchMode):
         if device is not None and device.type == "meta":
             place = self.meant_by_meta()
             out = func(*args, **kwargs)
-            with self.on_card(self.creating_card if self.creating else self.current):
+            with self.on_card(self.creating_card if self.creating else self._unnamed_card()):
                 self.adopt_all(out, place, func.name(), self.attribution.phase(False))
             self.values.follow_creation(func, args, kwargs, out)
             return out
@@ -459,6 +482,17 @@ class FakeGPU(TorchDispatchMode):
             self.adopt(out, Place.HOST, "")
             return out
         return func(*args, **kwargs)
+
+    def _note_node(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Remember on which card the operator ran that autograd's newest node stands for."""
+        spot = next(filter(None, map(self.spot, tensors_in(args, kwargs))), None)
+        if spot is not None and spot.place is Place.GPU:
+            self._cards_of_nodes[torch.autograd._get_sequence_nr() - 1] = spot.card  # type: ignore[attr-defined]
+
+    def _unnamed_card(self) -> int:
+        """Where a tensor is made that C++ code makes "like" another: in the backward, where the node's forward ran."""
+        node = torch._C._current_autograd_node() if len(self.recorders) > 1 else None
+        return self.current if node is None else self._cards_of_nodes.get(node._sequence_nr(), self.current)
 
     def _is_composite(self, func: OpOverload) -> bool:
         """Whether the operator is made of others for autograd; such come here only in inference mode."""
@@ -498,6 +532,13 @@ class FakeGPU(TorchDispatchMode):
             for i in range(length)
         ]
         return [item for items in made for item in items] if func._schema.returns else None
+
+
+def _alias(tensor: torch.Tensor) -> torch.Tensor:
+    """Another tensor on the same memory."""
+    made: torch.Tensor = torch.empty(0, dtype=tensor.dtype, device=META)
+    storage = tensor.untyped_storage()
+    return made.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())  # type: ignore[call-overload]
 
 
 def tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:

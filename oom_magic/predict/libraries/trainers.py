@@ -47,17 +47,24 @@ def _training_arguments(module: ModuleType, run: Run) -> Iterator[None]:
         own = torch.device("cuda", 0 if run.gpu.job is None else run.gpu.job.rank)
         return torch.device("cpu") if is_cpu else own
 
-    def num_gpus(arguments: Any) -> int:
+    counts: dict[int, int] = {}  # what Trainer sets for a model that is on several cards by itself
+
+    def visible(arguments: Any) -> int:
         """One of a process group has one; else Trainer takes all that are visible (``_setup_devices``)."""
-        if device(arguments).type != "cuda":
-            return 0
         state = getattr(arguments, "distributed_state", None)
         is_alone = state is None or str(state.distributed_type).endswith("NO")
-        return torch.cuda.device_count() if is_alone else 1
+        return counts.get(id(arguments), torch.cuda.device_count() if is_alone else 1)
+
+    def set_visible(arguments: Any, number: int) -> None:
+        counts[id(arguments)] = number
+
+    def num_gpus(arguments: Any) -> int:
+        return visible(arguments) if device(arguments).type == "cuda" else 0
 
     changes = {
         "device": property(device),
         "n_gpu": property(num_gpus),
+        "_n_gpu": property(visible, set_visible),
     }
     with patched(owner, changes):
         yield

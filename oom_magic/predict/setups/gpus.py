@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from itertools import takewhile
+from typing import Any
 
 from oom_magic.errors import InvalidSettingError
 from oom_magic.predict.setups.tables import read_table
@@ -60,6 +61,19 @@ def find_gpu(name: str) -> GPU:
     spellings = {spelling: card.name for spelling, card in known.items()}
     close = dict.fromkeys(spellings[match] for match in get_close_matches(key, spellings, n=6, cutoff=0.5))
     raise InvalidSettingError("unknown_card", name=name, offer=list(close)[:3])
+
+
+def checked_number(number: Any, name: str) -> int:
+    """A count of 1 or more. Raises ValueError naming the argument, the value and the fix."""
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise ValueError(f"{name}={number!r} is no count; give a whole number of 1 or more, such as {name}=2.")
+    return number
+
+
+def split_count(name: str) -> tuple[int | None, str]:
+    """How many cards ``name`` asks for, None if it does not say, and which: ``"2x T4"`` is two T4s."""
+    found = re.fullmatch(r"\s*(\d+)\s*[xX×*]\s*(\D.*)", name)
+    return (None, name) if found is None else (int(found[1]), found[2])
 
 
 def closest_gpu(name: str, capability: tuple[int, int]) -> GPU:
