@@ -14,6 +14,7 @@ from oom_magic.memory.allocator.replay import AllocatorOutOfMemory, CachingAlloc
 from oom_magic.memory.allocator.settings import AllocatorSettings
 from oom_magic.memory.report import Assumption, Device, MemoryReport, OutOfMemory
 from oom_magic.memory.timeline import Phase, SourceLine
+from oom_magic.predict.compiled.calls import compile_followed
 from oom_magic.predict.cpu_runs import stayed_on_cpu
 from oom_magic.predict.distributed.data_parallel import data_parallel_followed
 from oom_magic.predict.distributed.job import Job
@@ -81,6 +82,7 @@ class DrySession:
     whatever its capacity; ``keeps_empty`` is the recorder's; without ``has_bar`` no progress is shown. ``changes`` are
     made to what is run. A session with an ``origin`` starts from what was there before that session's last run, and
     leaves it alone. With ``num_processes`` the code runs as process ``rank`` of a job of so many, each with a card.
+    With ``follows_compile`` what ``torch.compile`` makes is followed, else the code that it is made of.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class DrySession:
         has_bar: bool = True,
         changes: Sequence[Change] = (),
         origin: DrySession | None = None,
+        follows_compile: bool = True,
     ) -> None:
         number, name = split_count(gpu or DEFAULT_GPU)
         num_gpus = number if number is not None and num_gpus == 1 else num_gpus
@@ -111,6 +114,7 @@ class DrySession:
         self.recorders = tuple(
             Recorder(CachingAllocator(capacity, self.settings), keeps_empty=keeps_empty) for _ in range(num_cards)
         )
+        self.follows_compile = follows_compile
         self.attribution = Attribution()
         self.report: MemoryReport | None = None
         self.exception: BaseException | None = None
@@ -269,6 +273,7 @@ class DrySession:
             stack.enter_context(cuda_operators(self.fake_gpu, self.gpu, autocast))
             stack.enter_context(self.training.followed())
             stack.enter_context(libraries_followed(self.fake_gpu, self.assume, isolation))
+            stack.enter_context(compile_followed(self.fake_gpu, self.assume, self.follows_compile))
             view = DeviceView(self.fake_gpu)
             stack.enter_context(patched(torch._tensor_str, shown_without_values(view)))
             stack.enter_context(patched(torch._C._autograd, saved_tensor_hooks_followed(view)))
@@ -306,13 +311,15 @@ def dry_run(
     num_processes: int | None = None,
     rank: int | None = None,
     stop_after_steps: int | None = 3,
+    follow_compile: bool = True,
     **kwargs: Any,
 ) -> MemoryReport:
     """Run ``fn(*args, **kwargs)``, ordinary code written for "cuda", on a pretend GPU; its MemoryReport.
 
     No GPU is needed and no device memory used. The run ends after ``stop_after_steps`` optimizer steps (None: when
     ``fn`` ends). ``gpu`` names a card (default RTX 3060), ``memory`` overrides its capacity. ``num_gpus`` such cards
-    are visible; ``report.cards`` has a report for each, and the report itself is that of the fullest. A simulated
+    are visible; ``report.cards`` has a report for each, and the report itself is that of the fullest. Without
+    ``follow_compile`` compiled code is followed as eager code, which is faster and an upper bound. A simulated
     out-of-memory ends the run and is in ``report.out_of_memory``; other exceptions of ``fn`` are the caller's.
     With ``num_processes`` the run is that of process ``rank`` as ``torchrun`` would start it, one of so many with a
     card each: RANK, WORLD_SIZE and the like are set, and the others are taken to do as this one does. Without it
@@ -325,7 +332,7 @@ def dry_run(
     machine = {"num_gpus": num_gpus, "num_processes": num_processes, "rank": rank or 0}
 
     def run(decided: Sequence[DecidedNames] | None, **options: Any) -> DrySession:
-        options = {**machine, "stop_after_steps": stop_after_steps, **options}
+        options = {**machine, "stop_after_steps": stop_after_steps, "follows_compile": follow_compile, **options}
         session = DrySession(gpu, memory, is_lasting=False, **options)
         session.run(lambda: fn(*args, **kwargs), namespaces, decided)
         return session

@@ -105,12 +105,7 @@ class Autocast:
         return known[1]
 
     def _is_eligible(self, tensor: torch.Tensor) -> bool:
-        return (
-            tensor.is_meta
-            and tensor.is_floating_point()
-            and tensor.dtype is not torch.float64
-            and self._gpu.place(tensor) is Place.GPU
-        )
+        return tensor.is_floating_point() and tensor.dtype is not torch.float64 and self._gpu.place(tensor) is Place.GPU
 
     def _lower_precision(self, kernel: Kernel) -> Kernel:
         def cast_down(*args: Any, **kwargs: Any) -> Any:

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from importlib import import_module
-from types import FrameType
 from typing import Any
 
 import torch
@@ -50,7 +49,6 @@ def grouped_by_place(gpu: FakeGPU) -> Iterator[None]:
         yield
 
 
-COMPILED = "torch.compile: run as eager code; compiled code fuses operators and keeps fewer activations"
 GRAPHS = "CUDA graphs: what is captured runs as eager code, without a memory pool of its own"
 
 
@@ -67,9 +65,6 @@ def cuda_build(gpu: FakeGPU, assume: Callable[[str], None]) -> Iterator[None]:
         stack.enter_context(patched(torch.backends.cudnn.rnn, {"get_cudnn_mode": recurrent.MODES.__getitem__}))
         stack.enter_context(patched(torch, {"_use_cudnn_rnn_flatten_weight": lambda: True}))
         stack.enter_context(patched(torch._C, {"_get_accelerator": lambda *_: torch.device("cuda")}))
-        stack.enter_context(patched(torch, {"compile": _compile(assume)}))
-        stack.enter_context(patched(torch.nn.Module, {"compile": _compile_module(assume)}))
-        stack.enter_context(_compiled_code_is_eager(assume))
         stack.enter_context(patched(torch.cuda, _graphs(assume)))
         stack.enter_context(_fast_paths(assume))
         stack.enter_context(patched(torch, {"Generator": _Generator}))
@@ -90,47 +85,6 @@ def _triton_kernels_skipped(assume: Callable[[str], None]) -> Iterator[None]:
         for module, name in (("triton.runtime.jit", "JITFunction"), ("triton.runtime.autotuner", "Autotuner")):
             if module in sys.modules:
                 stack.enter_context(patched(getattr(sys.modules[module], name), {"run": run}))
-        yield
-
-
-def _compile(assume: Callable[[str], None]) -> Callable[..., Any]:
-    def compile(model: Any = None, **_: Any) -> Any:  # noqa: A001 (torch's own name)
-        if not _is_import(sys._getframe(1)):
-            assume(COMPILED)
-        return model if model is not None else lambda function: function
-
-    return compile
-
-
-def _is_import(frame: FrameType | None) -> bool:
-    """Whether a library is being imported, which compiles for later what may never run."""
-    while frame is not None and not is_users_file(frame.f_code.co_filename):
-        if frame.f_code.co_name == "<module>":
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _compile_module(assume: Callable[[str], None]) -> Callable[..., None]:
-    def compile(*_: Any, **__: Any) -> None:  # noqa: A001
-        assume(COMPILED)
-
-    return compile
-
-
-@contextmanager
-def _compiled_code_is_eager(assume: Callable[[str], None]) -> Iterator[None]:
-    """What was compiled before the dry run began runs as it was written."""
-    dynamo = sys.modules.get("torch._dynamo")
-    if dynamo is None:
-        yield
-        return
-
-    def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-        assume(COMPILED)
-        return module._orig_mod(*args, **kwargs)
-
-    with torch.compiler.set_stance("force_eager"), patched(dynamo.OptimizedModule, {"__call__": __call__}):
         yield
 
 

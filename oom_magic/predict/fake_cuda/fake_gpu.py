@@ -145,6 +145,7 @@ class FakeGPU(TorchDispatchMode):
         self._workspaces: list[dict[Hashable, int]] = [{} for _ in self.recorders]  # allocations of libraries, by owner
         self.job: Job | None = None  # of which this is one process
         self.process_groups: World | None = None  # what code on it made, between runs
+        self.traces: Callable[[torch.Tensor], bool] | None = None  # says of a compiler's tensor that it is on "cuda"
         self._storages: dict[int, _Storage] = {}
         self.has_pretended_on_host = False
         self._cards_of_nodes: dict[int, int] = {}  # by autograd's sequence number
@@ -160,8 +161,15 @@ class FakeGPU(TorchDispatchMode):
         with DisableTorchFunction():
             return self._storages.get(storage_under(tensor)._cdata) if tensor.is_meta else None
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """True: while ``torch.compile`` compiles this mode is off, and what was compiled runs under it."""
+        return True
+
     def place(self, tensor: torch.Tensor) -> Place | None:
         """Where a pretended tensor is; None for a real one."""
+        if self.traces is not None and self.traces(tensor):
+            return Place.GPU
         storage = self.storage_of(tensor)
         return None if storage is None else storage.place
 

@@ -15,7 +15,6 @@ from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.streams import Streams
 from oom_magic.predict.instrumentation.recorder import Recorder
 from oom_magic.predict.setups.gpus import GPU
-from oom_magic.units import MIB
 from oom_magic.user_code import is_users_file
 
 
@@ -95,7 +94,7 @@ def _properties(gpu: GPU, total_bytes: int) -> SimpleNamespace:
         max_threads_per_multi_processor=gpu.threads_per_multiprocessor,
         regs_per_multiprocessor=65536,
         shared_memory_per_block=49152,
-        L2_cache_size=4 * MIB,
+        L2_cache_size=gpu.l2_cache_bytes,
     )
 
 

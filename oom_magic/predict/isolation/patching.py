@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from types import FunctionType, ModuleType
 from typing import Any
 
 _ABSENT = object()
+_active: list[_Replacement] = []
 
 
 @contextmanager
@@ -21,22 +22,51 @@ def patched(owner: Any, values: Mapping[str, Any]) -> Iterator[None]:
     """
     before = {name: vars(owner).get(name, _ABSENT) for name in values}
     returns = []
+    made = _Replacement(owner, before)
     try:
         for name, value in values.items():
             original = getattr(owner, name, None)
             lent, give_back = _reverting(value, original)
             returns.append(give_back)
             setattr(owner, name, lent)
+        _active.append(made)
         yield
     finally:
-        for name, value in before.items():
-            if value is _ABSENT:
-                if name in vars(owner):
-                    delattr(owner, name)
-            else:
-                setattr(owner, name, value)
+        if made in _active:
+            _active.remove(made)
+        _put(owner, before)
         for give_back in returns:
             give_back()
+
+
+class _Replacement:
+    """What was replaced in an owner, and by what it was."""
+
+    def __init__(self, owner: Any, before: Mapping[str, Any]) -> None:
+        self.owner = owner
+        self.before = before
+
+
+@contextmanager
+def suspended(owners: Collection[Any] | None) -> Iterator[None]:
+    """For a while these owners' attributes (None: all) are what they were before anything was replaced."""
+    found = [one for one in _active if owners is None or any(one.owner is owner for owner in owners)]
+    now = [{name: vars(one.owner).get(name, _ABSENT) for name in one.before} for one in found]
+    for one in reversed(found):
+        _put(one.owner, one.before)
+    try:
+        yield
+    finally:
+        for one, values in zip(found, now, strict=True):
+            _put(one.owner, values)
+
+
+def _put(owner: Any, values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        if value is not _ABSENT:
+            setattr(owner, name, value)
+        elif name in vars(owner):
+            delattr(owner, name)
 
 
 def _reverting(replacement: Any, original: Any) -> tuple[Any, Callable[[], None]]:

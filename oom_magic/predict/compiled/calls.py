@@ -1,0 +1,130 @@
+"""``torch.compile`` where the user's code calls it: followed if possible, else run as eager code, with a word."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+
+from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
+from oom_magic.predict.fake_cuda.overloads import TORCH
+from oom_magic.predict.isolation.patching import patched, suspended
+from oom_magic.user_code import is_users_file
+
+AS_EAGER = "torch.compile: followed as eager code, an upper bound: compiled code usually takes a fifth to a half less"
+NO_TRITON = (
+    "torch.compile: Triton is not installed, so compiled code is followed as eager code, an upper bound "
+    '(pip install --no-deps "triton>=3.7" makes it exact)'
+)
+TOO_OLD = (
+    f"torch.compile: what PyTorch {torch.__version__} compiles is not followed (2.13 and newer is); "
+    "run as eager code, an upper bound"
+)
+
+
+def why_not_followed(is_wanted: bool) -> str:
+    """Why compiled code is followed as eager code; empty if it is followed as compiled."""
+    if not is_wanted:
+        return AS_EAGER
+    if TORCH < (2, 13):
+        return TOO_OLD
+    return "" if importlib.util.find_spec("triton") else NO_TRITON
+
+
+@contextmanager
+def compile_followed(gpu: FakeGPU, assume: Callable[[str], None], is_wanted: bool) -> Iterator[None]:
+    """While a dry run lasts, ``torch.compile`` compiles for the pretend GPU."""
+    reason = why_not_followed(is_wanted)
+    with ExitStack() as stack:
+        if reason:
+            stack.enter_context(_as_eager(lambda: assume(reason)))
+        else:
+            stack.enter_context(_on_first_call(gpu, assume))
+        yield
+
+
+@contextmanager
+def _on_first_call(gpu: FakeGPU, assume: Callable[[str], None]) -> Iterator[None]:
+    """The compiler is imported, which takes seconds, when something is compiled."""
+    usual, usual_method = torch.compile, torch.nn.Module.compile
+    begun = ExitStack()
+
+    def begin() -> None:
+        if not is_begun:
+            with suspended(None):
+                from oom_magic.predict.compiled.dynamo import Compiler
+            begun.enter_context(Compiler(gpu, assume).active())
+            is_begun.append(True)
+
+    def compile(*args: Any, **kwargs: Any) -> Any:  # noqa: A001 (torch's own name)
+        if not _is_import(sys._getframe(1)):
+            begin()
+        with suspended(None):
+            return usual(*args, **kwargs)
+
+    def compile_module(module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        begin()
+        with suspended(None):
+            usual_method(module, *args, **kwargs)
+
+    def convert(wrapper: Any, *args: Any) -> Any:
+        begin()
+        return type(wrapper).__call__(wrapper, *args)
+
+    is_begun: list[bool] = []
+    with ExitStack() as stack:
+        stack.enter_context(patched(torch, {"compile": compile}))
+        stack.enter_context(patched(torch.nn.Module, {"compile": compile_module}))
+        dynamo = sys.modules.get("torch._dynamo.convert_frame")
+        if dynamo is not None:  # something may be compiled already
+            stack.enter_context(patched(dynamo.CatchErrorsWrapper, {"__call__": convert}))
+        stack.enter_context(begun)
+        yield
+
+
+@contextmanager
+def _as_eager(note: Callable[[], None]) -> Iterator[None]:
+    """``torch.compile`` returns what it is given, and what is compiled already runs as it was written."""
+
+    def compile(model: Any = None, **_: Any) -> Any:  # noqa: A001 (torch's own name)
+        if not _is_import(sys._getframe(1)):
+            note()
+        return model if model is not None else lambda function: function
+
+    def compile_module(*_: Any, **__: Any) -> None:
+        note()
+
+    with ExitStack() as stack:
+        stack.enter_context(patched(torch, {"compile": compile}))
+        stack.enter_context(patched(torch.nn.Module, {"compile": compile_module}))
+        stack.enter_context(_compiled_code_as_written(note))
+        yield
+
+
+@contextmanager
+def _compiled_code_as_written(note: Callable[[], None]) -> Iterator[None]:
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is None:
+        yield
+        return
+
+    def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        note()
+        return module._orig_mod(*args, **kwargs)
+
+    with torch.compiler.set_stance("force_eager"), patched(dynamo.OptimizedModule, {"__call__": __call__}):
+        yield
+
+
+def _is_import(frame: FrameType | None) -> bool:
+    """Whether a library is being imported, which compiles for later what may never run."""
+    while frame is not None and not is_users_file(frame.f_code.co_filename):
+        if frame.f_code.co_name == "<module>":
+            return True
+        frame = frame.f_back
+    return False

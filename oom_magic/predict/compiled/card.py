@@ -1,0 +1,110 @@
+"""What Dynamo, Inductor and Triton ask about the GPU that they compile for, answered for the pretend one."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.setups.gpus import GPU
+from oom_magic.units import KIB
+
+
+def _interface(gpu: GPU) -> type:
+    """The DeviceInterface of "cuda", which otherwise keeps the functions of torch.cuda that it found on import."""
+    from torch._dynamo.device_interface import DeviceInterface
+
+    class FakeCudaInterface(DeviceInterface):
+        device = torch.cuda.device
+        Event = torch.cuda.Event
+        Stream = torch.cuda.Stream
+
+        class Worker:
+            set_device = staticmethod(lambda device: None)
+            current_device = staticmethod(lambda: 0)
+            get_device_properties = staticmethod(lambda device=None: torch.cuda.get_device_properties(0))
+
+        current_device = staticmethod(lambda: 0)
+        set_device = staticmethod(lambda device: None)
+        device_count = staticmethod(lambda: 1)
+        stream = staticmethod(lambda stream: torch.cuda.stream(stream))
+        current_stream = staticmethod(lambda device=None: torch.cuda.current_stream())
+        set_stream = staticmethod(lambda stream: None)
+        _set_stream_by_id = staticmethod(lambda *_: None)
+        synchronize = staticmethod(lambda device=None: None)
+        get_device_properties = staticmethod(lambda device=None: torch.cuda.get_device_properties(0))
+        get_raw_stream = staticmethod(lambda device: 0)
+        exchange_device = maybe_exchange_device = staticmethod(lambda device: 0)
+        memory_allocated = staticmethod(lambda device=None: torch.cuda.memory_allocated())
+        is_available = staticmethod(lambda: True)
+        is_bf16_supported = staticmethod(lambda including_emulation=False: gpu.capability >= (8, 0))
+        is_dtype_supported = staticmethod(lambda dtype, including_emulation=False: True)
+        is_triton_capable = staticmethod(lambda device=None: gpu.capability >= (7, 0))
+        raise_if_triton_unavailable = staticmethod(lambda device=None: None)
+        get_compute_capability = staticmethod(lambda device=None: gpu.capability[0] * 10 + gpu.capability[1])
+
+    return FakeCudaInterface
+
+
+def _driver(gpu: GPU) -> Any:
+    """Triton's driver: it names the target, and runs nothing."""
+    from triton.backends.compiler import GPUTarget
+
+    capability = gpu.capability[0] * 10 + gpu.capability[1]
+    properties = {
+        "max_shared_mem": _shared_memory(gpu.capability),
+        "multiprocessor_count": gpu.num_multiprocessors,
+        "warpSize": 32,
+        "max_num_regs": 65536,
+    }
+    return SimpleNamespace(
+        get_current_target=lambda: GPUTarget("cuda", capability, 32),
+        get_current_device=lambda: 0,
+        get_current_stream=lambda device=0: 0,
+        get_active_torch_device=lambda: torch.device("cuda", 0),
+        get_device_interface=lambda: torch.cuda,
+        utils=SimpleNamespace(get_device_properties=lambda device: properties),
+    )
+
+
+def _shared_memory(capability: tuple[int, int]) -> int:
+    """Bytes that one thread block can have (CUDA C++ Programming Guide, "Technical Specifications per CC")."""
+    sizes = {(7, 0): 96, (7, 5): 64, (8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}
+    return sizes.get(capability, 99) * KIB
+
+
+@contextmanager
+def compiled_for(gpu: GPU) -> Iterator[None]:
+    """While code is compiled for this card."""
+    from torch._dynamo import device_interface
+
+    device_interface.init_device_reg()
+    triton_checks = importlib.import_module("torch.utils._triton")
+    driver = importlib.import_module("triton.runtime.driver").driver
+    interfaces = {**device_interface.device_interfaces, "cuda": _interface(gpu)}
+    cuda = {
+        "_exchange_device": lambda device: 0,
+        "_maybe_exchange_device": lambda device: 0,
+        "_DeviceGuard": _DeviceGuard,
+    }
+    with ExitStack() as stack:
+        stack.enter_context(patched(device_interface, {"device_interfaces": interfaces}))
+        stack.enter_context(patched(type(driver), {"active": _driver(gpu)}))
+        stack.enter_context(patched(torch.cuda, cuda))
+        stack.enter_context(patched(triton_checks, {"triton_hash_with_backend": lambda: "0"}))
+        yield
+
+
+class _DeviceGuard:
+    """``torch.cuda._DeviceGuard``: there is one device."""
+
+    def __init__(self, index: int) -> None: ...
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *exception: object) -> None: ...

@@ -1,0 +1,256 @@
+"""Dynamo inside a dry run: it captures the user's functions as on their machine, and forgets them afterwards."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import _lru_cache_wrapper
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import torch
+import torch._functorch.config
+import torch._inductor.compile_fx
+from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list, reset_code
+from torch._dynamo import convert_frame, guards, pgo
+from torch._dynamo.exc import Unsupported, UserError
+from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
+from torch._dynamo.utils import CleanupManager
+from torch.overrides import _get_current_function_mode_stack
+
+from oom_magic.predict.compiled.card import compiled_for
+from oom_magic.predict.compiled.fake_tensors import fake_cuda_tensors
+from oom_magic.predict.compiled.generated import loaded_without_compiler
+from oom_magic.predict.compiled.inductor import compiling_on
+from oom_magic.predict.fake_cuda.device_view import DeviceView
+from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
+from oom_magic.predict.isolation.patching import patched, suspended
+
+_PACKAGE = str(Path(__file__).resolve().parents[2])
+GRAPHS = "torch.compile: CUDA graphs are not followed; their private pools keep more memory than is shown here"
+TUNED = (
+    "torch.compile: max-autotune chooses kernels by timing them; PyTorch's own are taken, and timing takes no memory"
+)
+_CONVERT = convert_frame.CatchErrorsWrapper.__call__  # PyTorch's own: this file is imported with nothing replaced
+_OURS = ConvertFrameReturn(frame_exec_strategy=FrameExecStrategy(FrameAction.SKIP, FrameAction.DEFAULT))
+_OUR_MODES = ConvertFrameReturn(frame_exec_strategy=FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP))
+_ONCE_AS_WRITTEN = ConvertFrameReturn(apply_to_code=False)
+_IMPORTED = "__import_"  # how Dynamo names the modules that it adds to the user's globals
+
+
+class Compiler:
+    """``torch.compile`` for the pretend GPU, for as long as one dry run lasts."""
+
+    def __init__(self, gpu: FakeGPU, assume: Callable[[str], None]) -> None:
+        self._gpu = gpu
+        self._assume = assume
+        self._view = DeviceView(gpu)
+        self._traces = _Traces()
+        self._failed: set[CodeType] = set()
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """While what is compiled is followed."""
+        with ExitStack() as stack:
+            stack.callback(_caches_cleared)
+            stack.callback(self._traces.remove)
+            _caches_cleared()
+            stack.enter_context(patched(convert_frame.CatchErrorsWrapper, {"__call__": self._convert()}))
+            stack.enter_context(patched(guards.CheckFunctionManager, {"__init__": _guarded_with_modes()}))
+            stack.enter_context(patched(pgo, {"_CODE_STATE": None, "_INIT_CODE_STATE": None}))
+            stack.enter_context(patched(pgo, {"put_code_state": lambda: None, "get_cache_key": lambda: None}))
+            stack.enter_context(patched(torch._inductor.compile_fx, {"_compile_fx_inner": self._compile_inner()}))
+            stack.enter_context(compiled_for(self._gpu.card))
+            yield
+
+    @contextmanager
+    def _compiling(self) -> Iterator[None]:
+        """PyTorch as the compiler must find it: without what a dry run replaces where Dynamo traces."""
+        with ExitStack() as stack:
+            stack.enter_context(_without_view())
+            stack.enter_context(suspended(_traced()))
+            stack.enter_context(fake_cuda_tensors(self._gpu))
+            stack.enter_context(loaded_without_compiler(self._gpu))
+            stack.enter_context(compiling_on(self._gpu, self._view, self._assume))
+            stack.enter_context(torch._inductor.config.patch(force_disable_caches=True, compile_threads=1))
+            stack.enter_context(torch._functorch.config.patch(enable_autograd_cache=False))
+            yield
+
+    def _convert(self) -> Callable[..., Any]:
+        def __call__(wrapper: Any, frame: Any, cache_entry: Any, frame_state: Any) -> Any:  # noqa: N807
+            code = frame.f_code
+            if code.co_filename.startswith(_PACKAGE):
+                return _OUR_MODES if code.co_name in ("__torch_function__", "__torch_dispatch__") else _OURS
+            if code in self._failed:
+                return _ONCE_AS_WRITTEN
+            self._traces.note(frame)
+            try:
+                with self._compiling():
+                    result = _CONVERT(wrapper, frame, cache_entry, frame_state)
+            except (Unsupported, UserError):  # the user's own: fullgraph=True with a graph break
+                raise
+            except Exception as error:
+                self._raise_simulated(error)
+                self._failed.add(code)
+                self._assume(_not_followed(code.co_name, error))
+                return _ONCE_AS_WRITTEN
+            if result.guarded_code is not None:
+                self._traces.compiled.append(result.guarded_code)
+            gc.collect()  # Dynamo leaves cycles that hold what the frame held; compiling for real collects many times
+            return result
+
+        return __call__
+
+    def _compile_inner(self) -> Callable[..., Any]:
+        """Inductor's part, which for a backward runs only when that begins."""
+        usual = torch._inductor.compile_fx._compile_fx_inner
+        options = {
+            "triton.cudagraphs": False,
+            "max_autotune": False,
+            "max_autotune_gemm": False,
+        }
+
+        def _compile_fx_inner(module: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            config = torch._inductor.config
+            if config.triton.cudagraphs:
+                self._assume(GRAPHS)
+                kwargs["cudagraphs"] = torch._inductor.utils.BoxedBool(False)
+            if config.max_autotune or config.max_autotune_gemm:
+                self._assume(TUNED)
+            try:
+                with self._compiling(), config.patch(options):
+                    return usual(module, inputs, *args, **kwargs)
+            except Exception as error:
+                self._raise_simulated(error)
+                self._assume(_not_followed("backward" if kwargs.get("is_backward") else "forward", error))
+                return torch._functorch.aot_autograd.make_boxed_func(module.forward)
+
+        return _compile_fx_inner
+
+    @staticmethod
+    def _raise_simulated(error: BaseException | None) -> None:
+        """Where the card ran out of memory while compiling, that is what is raised."""
+        while error is not None:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise error.with_traceback(None)
+            error = getattr(error, "inner_exception", None) or error.__cause__
+
+
+def _not_followed(name: str, error: Exception) -> str:
+    words = str(error).strip().splitlines()
+    reason = next((line for line in words if line and not line.startswith("backend=")), "")
+    return (
+        f"torch.compile: {name} could not be compiled here ({type(error).__name__}: {reason[:160]}); "
+        "followed as eager code, an upper bound"
+    )
+
+
+class _Traces:
+    """What Dynamo leaves on the user's code: entries of caches, and names of its own among the globals."""
+
+    def __init__(self) -> None:
+        self.compiled: list[Any] = []
+        self._codes: dict[CodeType, bool] = {}  # whether nothing was compiled of it before
+        self._globals: dict[int, tuple[dict[str, Any], frozenset[str]]] = {}
+
+    def note(self, frame: Any) -> None:
+        """A frame is about to be converted."""
+        code, names = frame.f_code, frame.f_globals
+        if code not in self._codes:
+            self._codes[code] = not _debug_get_cache_entry_list(code)
+        if id(names) not in self._globals:
+            self._globals[id(names)] = names, frozenset(names)
+
+    def remove(self) -> None:
+        """Take all of it away."""
+        for made in self.compiled:
+            manager = made.guard_manager
+            CleanupManager.instance._remove_id(id(made.code))  # names of compiled functions
+            if manager.cache_entry is not None and manager.extra_state is not None:
+                manager.extra_state.invalidate(
+                    manager.cache_entry, guards.DeletedGuardManagerWrapper("the dry run ended")
+                )
+        for code, was_bare in self._codes.items():
+            if was_bare:
+                reset_code(code)
+        self.compiled.clear()
+        self._codes.clear()
+        for names, before in self._globals.values():
+            for name in [name for name in names if name not in before and name.startswith(_IMPORTED)]:
+                del names[name]
+        self._globals.clear()
+
+
+def _caches_cleared() -> None:
+    """Inductor and Dynamo remember what they asked about the GPU; it is asked again."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith(("torch._inductor", "torch.utils._triton", "torch._dynamo.device_interface")):
+            for key, value in list(vars(module).items()):
+                if key != "lazy_init" and isinstance(value, _lru_cache_wrapper):  # patterns are registered once
+                    value.cache_clear()
+    hints = sys.modules.get("torch._inductor.runtime.hints")
+    if hints is not None:
+        hints.DeviceProperties.create.cache_clear()
+
+
+def _traced() -> tuple[Any, ...]:
+    """Where Dynamo looks for code to trace, and must find PyTorch's own."""
+    return (
+        torch.nn.Module,
+        torch.overrides,
+        torch._tensor,
+        torch.functional,
+        torch.nn.functional,
+        torch.nn.init,
+        torch.autograd,
+        torch.jit,
+    )
+
+
+_hidden: list[Any] = []  # stacks of torch-function modes that were there before the compiler's
+
+
+@contextmanager
+def _without_view() -> Iterator[None]:
+    """Take the dry run's torch-function mode off: Dynamo would trace it."""
+    modes = _get_current_function_mode_stack()
+    kept = [mode for mode in modes if not isinstance(mode, DeviceView)]
+    if len(kept) == len(modes):
+        yield
+        return
+    _set_modes(kept)
+    _hidden.append(modes)
+    try:
+        yield
+    finally:
+        _hidden.pop()
+        _set_modes(modes)
+
+
+def _set_modes(modes: list[Any]) -> None:
+    for _ in range(torch._C._len_torch_function_stack()):
+        torch._C._pop_torch_function_stack()
+    for mode in modes:
+        torch._C._push_on_torch_function_stack(mode)
+
+
+def _guarded_with_modes() -> Callable[..., None]:
+    """Guards are made, and checked at once, under the modes that will be there whenever they are checked."""
+    usual = guards.CheckFunctionManager.__init__
+
+    def __init__(manager: Any, code: Any, output_graph: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        if not _hidden or output_graph is None:
+            usual(manager, code, output_graph, *args, **kwargs)
+            return
+        inside = _get_current_function_mode_stack()
+        _set_modes(_hidden[-1])
+        output_graph.torch_function_mode_stack = list(_hidden[-1])
+        try:
+            usual(manager, code, output_graph, *args, **kwargs)
+        finally:
+            _set_modes(inside)
+
+    return __init__

@@ -1,0 +1,150 @@
+"""FakeTensors on "cuda" for the compiler, on every build of PyTorch.
+
+A FakeTensor is a meta tensor that says of itself to be elsewhere. To C++ it says so as well, and there a build without
+CUDA cannot follow: autograd asks for streams of the device and aborts the process. Here FakeTensors on "cuda" stay
+meta tensors to C++, where the operators of ``pretend.operators`` serve them, and are on "cuda" to Python.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch._subclasses.meta_utils import MetaTensorDescriber
+from torch.fx.experimental import proxy_tensor
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from oom_magic.predict.fake_cuda.fake_gpu import META, FakeGPU, Place
+from oom_magic.predict.isolation.patching import patched
+
+CUDA = torch.device("cuda", 0)
+
+
+@contextmanager
+def fake_cuda_tensors(gpu: FakeGPU) -> Iterator[None]:
+    """What the compiler makes fake is on "cuda" to Python, and to C++ on "meta"."""
+    make_subclass = torch.Tensor._make_subclass
+    describe = MetaTensorDescriber.describe_tensor
+
+    def _make_subclass(cls: type, data: torch.Tensor, requires_grad: bool = False, **options: Any) -> Any:
+        if issubclass(cls, FakeTensor):
+            device = options.get("device_for_backend_keys")
+            if device is not None and device.type == "cuda":
+                options = {}
+        return make_subclass(cls, data, requires_grad, **options)
+
+    def describe_tensor(describer: Any, tensor: torch.Tensor, **options: Any) -> Any:
+        found = describe(describer, tensor, **options)
+        return dataclasses.replace(found, device=CUDA) if gpu.place(tensor) is Place.GPU else found
+
+    with ExitStack() as stack:
+        stack.callback(setattr, gpu, "traces", None)
+        gpu.traces = is_fake_cuda
+        stack.enter_context(patched(torch.Tensor, {"_make_subclass": staticmethod(_make_subclass)}))
+        stack.enter_context(patched(MetaTensorDescriber, {"describe_tensor": describe_tensor}))
+        answers = {"is_cuda": property(_is_cuda), "is_meta": property(_is_meta)}
+        stack.enter_context(patched(FunctionalTensor, {"device": property(_device_inside), **answers}))
+        stack.enter_context(patched(FakeTensor, answers))
+        for mode in (FunctionalTensorMode, ProxyTorchDispatchMode, FakeTensorMode):
+            stack.enter_context(patched(mode, {"__torch_dispatch__": _on_cuda(mode.__torch_dispatch__)}))
+        stack.enter_context(_tensors_from_data())
+        stack.enter_context(patched(proxy_tensor, {"unset_fake_temporarily": _constants_on_host}))
+        yield
+
+
+_MOVES = {torch.ops.aten._to_copy.default, torch.ops.prims.device_put.default}
+
+
+class OnHost(TorchDispatchMode):
+    """Lets what is known while compiling be computed on the host, whatever device is named."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree_map_only(torch.device, lambda _: torch.device("cpu"), (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def _constants_on_host() -> Iterator[Any]:
+    with unset_fake_temporarily() as before, OnHost():
+        yield before
+
+
+@contextmanager
+def _tensors_from_data() -> Iterator[None]:
+    """``torch.tensor(2.0, device="cuda")`` copies to the device in C++; here the compiler sees that copy."""
+    from torch._dynamo import utils
+    from torch._inductor.fx_passes import joint_graph
+
+    from_data = torch.tensor
+    run_node, call_function = utils.run_node, torch.fx.Interpreter.call_function
+
+    def tensor(data: Any, *, device: Any = None, **options: Any) -> torch.Tensor:
+        if device is None or torch.device(device).type != "cuda":
+            return from_data(data, device=device, **options)
+        requires_grad = options.pop("requires_grad", False)
+        moved = torch.ops.aten._to_copy.default(from_data(data, **options), device=CUDA)
+        return moved.requires_grad_(requires_grad)
+
+    def _run_node(tracer: Any, node: Any, args: Any, kwargs: Any, module: Any) -> Any:
+        if node.op == "call_function" and node.target is from_data:
+            return tensor(*args, **kwargs)
+        return run_node(tracer, node, args, kwargs, module)
+
+    def _call_function(interpreter: Any, target: Any, args: Any, kwargs: Any) -> Any:
+        return call_function(interpreter, tensor if target is from_data else target, args, kwargs)
+
+    with ExitStack() as stack:
+        stack.enter_context(patched(utils, {"run_node": _run_node}))
+        stack.enter_context(patched(torch.fx.Interpreter, {"call_function": _call_function}))
+        stack.enter_context(patched(joint_graph, {"lazy_init": _with_tensor(joint_graph.lazy_init, tensor)}))
+        yield
+
+
+def is_fake_cuda(tensor: torch.Tensor) -> bool:
+    """Whether a tensor of the compiler's is on "cuda"."""
+    if isinstance(tensor, FunctionalTensor):
+        tensor = torch._from_functional_tensor(tensor.elem)
+    return isinstance(tensor, FakeTensor) and tensor.fake_device.type == "cuda"
+
+
+def _on_cuda(dispatch: Callable[..., Any]) -> Callable[..., Any]:
+    """Operators composed in C++ name the device that they see for new tensors: meta."""
+
+    def __torch_dispatch__(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: N807
+        if kwargs and kwargs.get("device") == META:
+            kwargs = {**kwargs, "device": CUDA}
+        if func in _MOVES and isinstance(args[0], FakeTensor):
+            args[0].constant = None  # else the known value would be copied, really
+        return dispatch(mode, func, types, args, kwargs or {})
+
+    return __torch_dispatch__
+
+
+def _with_tensor(function: Callable[..., Any], tensor: Callable[..., Any]) -> Callable[..., Any]:
+    """Inductor's patterns make examples with ``torch.tensor``."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with patched(torch, {"tensor": tensor}):
+            return function(*args, **kwargs)
+
+    return run
+
+
+def _device_inside(tensor: FunctionalTensor) -> torch.device:
+    return torch._from_functional_tensor(tensor.elem).device
+
+
+def _is_cuda(tensor: torch.Tensor) -> bool:
+    return is_fake_cuda(tensor)
+
+
+def _is_meta(tensor: torch.Tensor) -> bool:
+    return bool(tensor.device == META)

@@ -1,0 +1,82 @@
+"""Inductor's generated code, loaded without a compiler and run on the pretend GPU.
+
+A generated module has a function ``call(args)``: it allocates with ``empty_strided_cuda``, launches Triton kernels,
+calls ``extern_kernels`` and operators, and deletes what it no longer needs. All of that is done as written, save the
+kernels, which do nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from oom_magic.predict.compiled.triton_kernels import Kernel, load_kernel
+from oom_magic.predict.fake_cuda.fake_gpu import META, FakeGPU, Place
+from oom_magic.predict.isolation.patching import patched
+
+
+class _NoCompiler:
+    """In place of ``AsyncCompile``: kernels are not compiled."""
+
+    def triton(self, kernel_name: str, source_code: str, device_str: str = "cuda") -> Kernel:
+        """A kernel that can be launched."""
+        return load_kernel(kernel_name, source_code)
+
+    def wait(self, scope: dict[str, Any]) -> None:
+        """Nothing is under way."""
+
+
+@contextmanager
+def loaded_without_compiler(gpu: FakeGPU) -> Iterator[None]:
+    """Let Inductor's modules be loaded from memory, for the pretend GPU."""
+    from torch._inductor import graph
+
+    def _compile_to_module_lines(lowering: Any, wrapper_code: Any) -> ModuleType:
+        module = ModuleType("oom_magic_generated")
+        module.__file__ = os.devnull  # where PyTorch reads the source again, for what nobody asks here
+        load(wrapper_code.value, module, gpu)
+        lowering.cache_key, lowering.cache_path, lowering.cache_linemap = "", module.__file__, []
+        return module
+
+    with patched(graph.GraphLowering, {"_compile_to_module_lines": _compile_to_module_lines}):
+        yield
+
+
+def load(source: str, module: ModuleType, gpu: FakeGPU) -> None:
+    """Execute a generated module's definitions in ``module``."""
+    from torch._inductor import async_compile
+
+    names = vars(module)
+    with ExitStack() as stack:
+        stack.enter_context(patched(async_compile, {"AsyncCompile": _NoCompiler}))
+        stack.enter_context(patched(torch._C, {"_cuda_getCurrentRawStream": lambda device: 0}))
+        exec(compile(source, "<inductor>", "exec"), names)
+    names.update(_runtime(gpu))
+
+
+def _runtime(gpu: FakeGPU) -> dict[str, Any]:
+    """What generated code calls, for the pretend GPU."""
+
+    def empty_strided_cuda(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        made = torch._C._DisableTorchDispatch
+        with made():
+            tensor = torch.empty_strided(size, stride, dtype=dtype, device=META)
+        gpu.adopt(tensor, Place.GPU, "aten::empty_strided", gpu.attribution.phase(False))
+        return tensor
+
+    def reinterpret_tensor(tensor: torch.Tensor, size: Any, stride: Any, offset: int = 0) -> torch.Tensor:
+        with torch._C._DisableTorchDispatch():
+            return torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
+
+    return {
+        "empty_strided_cuda": empty_strided_cuda,
+        "reinterpret_tensor": reinterpret_tensor,
+        "get_raw_stream": lambda device: 0,
+        "assert_size_stride": lambda *_: None,
+        "assert_alignment": lambda *_: None,
+    }

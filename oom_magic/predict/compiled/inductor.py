@@ -1,0 +1,68 @@
+"""What Inductor does on the GPU while it compiles: constants that it folds, products that it times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from oom_magic.predict.compiled.fake_tensors import OnHost
+from oom_magic.predict.fake_cuda.device_view import DeviceView
+from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
+from oom_magic.predict.isolation.patching import patched
+
+PADDING = (
+    "torch.compile: Inductor times on the GPU whether a matrix product is faster with padded sizes; "
+    "taken not to be (a padded product keeps a padded copy of its factors for a while)"
+)
+
+
+@contextmanager
+def compiling_on(gpu: FakeGPU, view: DeviceView, assume: Callable[[str], None]) -> Iterator[None]:
+    """Constants are folded on the host; what is timed runs on the pretend GPU, and no variant is faster."""
+    from torch._inductor.constant_folding import ConstantFolder
+    from torch._inductor.fx_passes import joint_graph, pad_mm
+
+    known: dict[str, Any] = {}
+
+    def bench(function: Callable[[], Any]) -> float:
+        assume(PADDING)
+        function()
+        cache_bytes = torch.cuda.get_device_properties(0).L2_cache_size
+        flushed = torch.empty(cache_bytes // 4, dtype=torch.int, device="cuda")
+        function()
+        del flushed
+        return 1.0
+
+    timed = {
+        "no_dispatch": lambda: _running_on(gpu, view),
+        "get_do_bench": lambda: bench,
+        "get_cached_should_pad": known.get,
+        "get_cached_base_mm_benchmark_time": known.get,
+        "set_cached_should_pad": known.__setitem__,
+        "set_cached_base_mm_benchmark_time": known.__setitem__,
+    }
+    folder = joint_graph.UniformValueConstantFolder
+    with ExitStack() as stack:
+        stack.enter_context(patched(ConstantFolder, {"run": _on_host(ConstantFolder.run)}))
+        stack.enter_context(patched(folder, {"_add_peephole_patterns": _on_host(folder._add_peephole_patterns)}))
+        stack.enter_context(patched(pad_mm, timed))
+        yield
+
+
+@contextmanager
+def _running_on(gpu: FakeGPU, view: DeviceView) -> Iterator[None]:
+    """Code inside runs on the pretend GPU, while all else is compiling."""
+    with _disable_current_modes(), view, gpu:
+        yield
+
+
+def _on_host(function: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with OnHost():
+            return function(*args, **kwargs)
+
+    return run
