@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from oom_magic.explain.diagnosis import Diagnosis
     from oom_magic.explain.doctor import doctor
     from oom_magic.explain.explainer import explain
+    from oom_magic.measure.history.snapshot_file import load_snapshot
     from oom_magic.measure.holders.release import release
     from oom_magic.measure.measurement import measure
     from oom_magic.memory.categories import Breakdown, Category
@@ -43,6 +44,7 @@ __all__ = [
     "dry_run",
     "explain",
     "load_ipython_extension",
+    "load_snapshot",
     "measure",
     "memory_map",
     "plot",
@@ -67,6 +69,7 @@ _HOMES = {
     "doctor": "explain.doctor",
     "dry_run": "predict.session",
     "explain": "explain.explainer",
+    "load_snapshot": "measure.history.snapshot_file",
     "measure": "measure.measurement",
     "memory_map": "memory.memory_map",
     "plot": "notebook.figures",

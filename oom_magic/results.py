@@ -6,8 +6,11 @@ first shown: the one junction between the two.
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -21,6 +24,17 @@ class Result:
     def describe(self) -> Any:
         """This result as ``views.blocks.Description``: a title and blocks, the most important first."""
         return _views().describe(self)
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """``to_dict()`` as JSON text, written to ``path`` if one is given."""
+        text = json.dumps(self.to_dict(), ensure_ascii=False, indent=1, default=str)
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain numbers, strings, lists and dicts."""
+        return asdict(cast("Any", self))
 
     def __str__(self) -> str:
         return str(_views().to_text(self.describe()))

@@ -21,11 +21,12 @@ ALLOWED = {
     "explain": {"errors", "results", "units", "user_code", "memory", "measure", "predict"},
     "views": {"results", "units", "memory", "measure", "predict", "explain"},
     "notebook": {"results", "units", "user_code", "views", "memory", "measure", "predict", "explain"},
+    "__main__": {"explain", "memory", "notebook", "predict", "views"},
     "__init__": {"memory", "measure", "predict", "explain", "notebook"},  # the public names
 }
 LIBRARIES = {
     "torch": {"measure", "predict"},
-    "IPython": {"notebook", "__init__"},
+    "IPython": {"notebook", "__init__", "__main__"},
     "ipywidgets": {"notebook"},
     "matplotlib": {"notebook"},
 }

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from oom_magic.memory.allocator.replay import AllocatorSettings, Replay, minimum_device_bytes, replay
 from oom_magic.memory.categories import CATEGORIES, Breakdown, Category
+from oom_magic.memory.snapshot import write_snapshot
 from oom_magic.memory.timeline import PHASES, IntArray, MarkKind, Phase, SourceLine, Timeline
 from oom_magic.results import Result
 
@@ -264,6 +266,30 @@ class MemoryReport(Result):
         if self.all_cards:
             plain["cards"] = [card.to_dict() for card in self.all_cards]
         return plain
+
+    def to_dataframe(self, of: str = "lines") -> Any:
+        """A pandas DataFrame of the ``"lines"``, ``"steps"``, ``"breakdown"`` or ``"modules"``; sizes in bytes.
+
+        Raises ValueError for another name, ImportError with the fix where pandas is not installed.
+        """
+        tables: dict[str, list[dict[str, Any]]] = {
+            "lines": [{**asdict(use.line), "live_bytes": use.live_bytes, "rise_bytes": use.rise_bytes}
+                      for use in self.lines],
+            "steps": [{**asdict(use), "peak_phase": use.peak_phase.value} for use in self.steps],
+            "breakdown": [{"category": name, "num_bytes": size} for name, size in self.breakdown.items()],
+            "modules": [{"module": name, "num_bytes": size} for name, size in self.modules.items()],
+        }  # fmt: skip
+        if of not in tables:
+            raise ValueError(f"to_dataframe({of!r}): there are tables of {', '.join(tables)}.")
+        try:
+            import pandas
+        except ImportError:
+            raise ImportError("to_dataframe() needs pandas: pip install pandas.") from None
+        return pandas.DataFrame(tables[of])
+
+    def save_snapshot(self, path: str | Path) -> None:
+        """Write the run as a memory snapshot that pytorch.org/memory_viz opens."""
+        write_snapshot(self.timeline, self.settings, path)
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> MemoryReport:

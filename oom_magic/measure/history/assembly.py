@@ -219,7 +219,7 @@ class Assembler:
 
     def _rejoin(self, batch: Batch) -> None:
         """Go on after lost events from the state that must have been when the kept ones began."""
-        segments, blocks = _state_before(batch)
+        segments, blocks = state_before(batch)
         self.num_missing += batch.num_missing
         self._count += batch.num_missing
         for address in self._live.keys() - blocks.keys():
@@ -335,7 +335,7 @@ def _reserved_change(entry: Entry) -> int:
     return -entry.num_bytes if entry.action in (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP) else 0
 
 
-def _state_before(batch: Batch) -> tuple[dict[int, int], dict[int, LiveBlock]]:
+def state_before(batch: Batch) -> tuple[dict[int, int], dict[int, LiveBlock]]:
     """Segments and blocks when the batch's entries began, worked out backwards from their end."""
     segments = dict(batch.state.segments)
     blocks = {block.address: block for block in batch.state.blocks}

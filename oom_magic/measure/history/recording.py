@@ -100,14 +100,17 @@ def read_current_state(device: int) -> AllocatorState:
 
 def read_settings(device: int) -> AllocatorSettings:
     """The allocator's settings as they are now, those made at run time included."""
-    snapshot = _take_snapshot(device)
-    text = snapshot.get("allocator_settings", {}).get("PYTORCH_CUDA_ALLOC_CONF", "")
-    try:
-        settings = AllocatorSettings.parse(text)
-    except ValueError:  # an option newer than this package
-        settings = AllocatorSettings()
+    settings = settings_in(_take_snapshot(device))
     fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(device)  # since 2.8
     return replace(settings, memory_fraction=fraction) if fraction < 1 else settings
+
+
+def settings_in(snapshot: dict[str, Any]) -> AllocatorSettings:
+    """The allocator's settings that a snapshot tells; the defaults where it has an option newer than this package."""
+    try:
+        return AllocatorSettings.parse(snapshot.get("allocator_settings", {}).get("PYTORCH_CUDA_ALLOC_CONF", ""))
+    except ValueError:
+        return AllocatorSettings()
 
 
 def read_trace(trace: Sequence[dict[str, Any]]) -> list[Entry]:

@@ -1,0 +1,112 @@
+"""``python -m oom_magic explain FILE`` and ``python -m oom_magic run train.py --gpu "RTX 3060"``, for terminals and CI.
+
+The options are the magics' own, read by their parsers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.error import UsageError
+
+from oom_magic.notebook.cells.running import trimmed
+from oom_magic.notebook.magics import OOMMagics
+
+if TYPE_CHECKING:
+    from oom_magic.memory.report import MemoryReport
+
+FITS, DOES_NOT_FIT, NOT_KNOWN = 0, 1, 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command. The exit code of ``run``: 0 the program fits, 1 it does not, 2 that is not known.
+
+    ``explain`` gives 0 where the text says that memory ran out, 1 where it says otherwise, 2 where that is not known.
+    """
+    parser = argparse.ArgumentParser(prog="python -m oom_magic", description="Explain and predict GPU memory errors.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    explain = commands.add_parser(
+        "explain", help="explain an error in a log", parents=[OOMMagics.oom_explain.parser], conflict_handler="resolve"
+    )
+    explain.add_argument("file", help="a text that holds the error; - for standard input")
+    run = commands.add_parser(
+        "run", help="follow a program on a pretend GPU", parents=[OOMMagics.gpumem.parser], conflict_handler="resolve"
+    )
+    run.add_argument("script", help="the program, written for cuda")
+    run.add_argument("arguments", nargs=argparse.REMAINDER, help="its own arguments")
+    options = parser.parse_args(arguments)
+    try:
+        return _explain(options) if options.command == "explain" else _run(options)
+    except (UsageError, ValueError, OSError) as error:
+        print(f"python -m oom_magic {options.command}: {error}", file=sys.stderr)
+        return NOT_KNOWN
+
+
+def _explain(options: Any) -> int:
+    """Print the diagnosis of a text, with prices where ``--model`` says what was trained."""
+    from oom_magic.explain.explainer import explain
+    from oom_magic.explain.language import choose_language
+    from oom_magic.notebook.options import setup_from
+
+    problem = sys.stdin.read() if options.file == "-" else Path(options.file)
+    language = choose_language(options.lang)
+    failure = explain(problem, lang=language, fast=True).main_failure if options.model else None
+    diagnosis = explain(problem, setup_from(options, language, failure), lang=language, fast=options.fast)
+    print(diagnosis)
+    return {True: 0, False: 1, None: NOT_KNOWN}[diagnosis.is_oom]
+
+
+def _run(options: Any) -> int:
+    """Follow a program, print its report, and say by the exit code whether it fits."""
+    from oom_magic.notebook.cells.gpumem import parse_steps
+    from oom_magic.predict.session import dry_run
+    from oom_magic.views.report import describe_report
+
+    script = Path(options.script)
+    code = compile(script.read_text(encoding="utf-8"), str(script.resolve()), "exec")
+    names = {"__name__": "__main__", "__file__": str(script)}
+    before = sys.argv, sys.path[:]
+    sys.argv, sys.path[:] = [options.script, *options.arguments], [str(script.resolve().parent), *sys.path]
+    try:
+        machine = {name: getattr(options, name, None) for name in ("num_gpus", "num_processes", "rank")}
+        report = dry_run(
+            lambda: _execute(code, names),
+            gpu=options.gpu,
+            memory=options.memory,
+            stop_after_steps=parse_steps(options.steps),
+            **{name: value for name, value in machine.items() if value is not None},
+        )
+    except Exception as error:
+        traceback.print_exception(trimmed(error))
+        return NOT_KNOWN
+    finally:
+        sys.argv, sys.path[:] = before
+    print(describe_report(report, options.top))
+    if options.json:
+        report.to_json(options.json)
+    return exit_code(report)
+
+
+def _execute(code: Any, names: dict[str, Any]) -> None:
+    """The program; ending itself well (``sys.exit()``) is an end like any other."""
+    try:
+        exec(code, names)
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise RuntimeError(f"the program ended with exit code {end.code!r}") from None
+
+
+def exit_code(report: MemoryReport) -> int:
+    """0: it fits; 1: it does not; 2: nothing of it ran on the GPU, so that is not known."""
+    if report.out_of_memory is not None:
+        return DOES_NOT_FIT
+    return FITS if report.peak_allocated_bytes else NOT_KNOWN
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""``load_snapshot``: a memory snapshot that somebody recorded, as a MemoryReport."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+from oom_magic.measure.history.assembly import Assembler, state_before
+from oom_magic.measure.history.recording import AllocatorState, Batch, read_state, read_trace, settings_in
+from oom_magic.memory.report import Assumption, Device, MemoryReport
+from oom_magic.units import parse_bytes
+
+_TRUSTED = {("collections", "OrderedDict"), ("collections", "defaultdict"), ("builtins", "dict"), ("builtins", "list")}
+
+
+def load_snapshot(path: str | Path, *, memory: str | int | None = None, device: int | None = None) -> MemoryReport:
+    """What a snapshot of ``torch.cuda.memory._dump_snapshot`` shows, as the report of a measured run; sizes in bytes.
+
+    ``memory`` is the card's ("24GiB"): a snapshot says it only where a request failed in it. ``device``: which card's
+    trace to read (default: the longest). Without a live process nobody knows which tensor was a weight and which a
+    gradient: categories follow from where and when each was allocated. Raises FileNotFoundError, and ValueError with
+    the fix for a file that is no snapshot, holds no trace, or does not say how large its card is.
+    """
+    snapshot = _read(Path(path))
+    traces = snapshot["device_traces"]
+    index = _device(traces, device)
+    entries = read_trace(traces[index])
+    state = read_state(snapshot["segments"], index)
+    allocated = sum(block.num_bytes for block in state.blocks)
+    batch = Batch(entries, 0, state, allocated, state.reserved_bytes, has_retries=False)
+    segments, blocks = state_before(batch)
+    settings = settings_in(snapshot)
+    before = AllocatorState(tuple(segments.items()), tuple(blocks.values()))
+    assembler = Assembler(before, 0, settings)
+    assembler.feed(batch)
+    timeline = assembler.timeline(has_graph=False, workspace_sizes=frozenset())
+    total = parse_bytes(memory) if memory is not None else _total_bytes(traces[index], state)
+    return MemoryReport.from_timeline(
+        timeline,
+        Device(f"CUDA device {index}", total),
+        source="measured",
+        settings=settings,
+        replayed=assembler.replayed(0),
+        kept_bytes=allocated - sum(block.num_bytes for block in before.blocks),
+        assumptions=(Assumption("Read from a snapshot: categories follow from where and when memory was taken."),),
+    )
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Reads containers, numbers and strings only: a snapshot from elsewhere must not run code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """The class, if it is a container. Raises UnpicklingError for anything else."""
+        if (module, name) not in _TRUSTED:
+            raise pickle.UnpicklingError(f"a snapshot holds no {module}.{name}")
+        return super().find_class(module, name)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    content = path.read_bytes()
+    try:
+        snapshot = _PlainUnpickler(io.BytesIO(content)).load()
+    except Exception as error:
+        raise ValueError(f"{path} is no snapshot of torch.cuda.memory._dump_snapshot: {error}.") from None
+    if not isinstance(snapshot, dict) or not {"segments", "device_traces"} <= snapshot.keys():
+        raise ValueError(f"{path} is no snapshot of torch.cuda.memory._dump_snapshot: it has no traces.")
+    if not any(snapshot["device_traces"]):
+        raise ValueError(
+            f"{path} has no trace of allocations; call torch.cuda.memory._record_memory_history() before the run."
+        )
+    return snapshot
+
+
+def _device(traces: list[list[dict[str, Any]]], device: int | None) -> int:
+    if device is None:
+        return max(range(len(traces)), key=lambda index: len(traces[index]))
+    if not 0 <= device < len(traces) or not traces[device]:
+        used = ", ".join(str(index) for index, trace in enumerate(traces) if trace)
+        raise ValueError(f"device={device} has no trace in this snapshot; there are traces of: {used}.")
+    return device
+
+
+def _total_bytes(trace: list[dict[str, Any]], state: AllocatorState) -> int:
+    """The least that the card has, as a failed request tells it: what was free then, and what PyTorch held."""
+    failed = [entry for entry in trace if entry["action"] == "oom"]
+    if not failed:
+        raise ValueError(
+            'The snapshot does not say how large its card is; give it: load_snapshot(path, memory="24GiB").'
+        )
+    free = int(failed[-1].get("device_free", failed[-1].get("addr", 0)))
+    return state.reserved_bytes + free

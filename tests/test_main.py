@@ -1,0 +1,65 @@
+"""``python -m oom_magic``: the text of the report, and exit codes that CI can use."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from oom_magic.__main__ import main
+
+TRAIN = """
+import sys, torch
+width = int(sys.argv[1])
+model = torch.nn.Linear(width, width, device="cuda")
+optimizer = torch.optim.Adam(model.parameters())
+for _ in range(10):
+    model(torch.randn(8, width, device="cuda")).sum().backward()
+    optimizer.step()
+if __name__ == "__main__":
+    sys.exit()
+"""
+MESSAGE = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 11.76 GiB of"
+    " which 1.00 GiB is free. Of the allocated memory 10.00 GiB is allocated by PyTorch, and 100.00 MiB is reserved by"
+    " PyTorch but unallocated."
+)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    file = tmp_path / "train.py"
+    file.write_text(TRAIN)
+    return str(file)
+
+
+def test_a_program_that_fits(script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--gpu", "RTX 3060", "--json", str(tmp_path / "report.json"), script, "1024"]) == 0
+    shown = capsys.readouterr().out
+    assert "Safe" in shown and "train.py" in shown
+    assert json.loads((tmp_path / "report.json").read_text())["peak_allocated_bytes"] > 16 * 2**20
+
+
+def test_a_program_that_does_not_fit(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--memory", "2GiB", script, "16384"]) == 1
+    assert "out of memory" in capsys.readouterr().out.lower()
+
+
+def test_what_is_not_known(script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", script, "many"]) == 2  # the program fails
+    error = capsys.readouterr().err
+    assert "invalid literal" in error and "oom_magic" not in error
+    assert main(["run", "--gpu", "RTX 3600", script, "8"]) == 2
+    assert "RTX 3060" in capsys.readouterr().err
+    assert main(["run", str(tmp_path / "none.py")]) == 2
+    assert "none.py" in capsys.readouterr().err
+
+
+def test_a_log_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "train.log").write_text(MESSAGE)
+    assert main(["explain", "--lang", "en", str(tmp_path / "train.log")]) == 0
+    assert "2.00 GiB" in capsys.readouterr().out
+    (tmp_path / "fine.log").write_text("all is well")
+    assert main(["explain", str(tmp_path / "fine.log")]) == 2
+    assert main(["explain", str(tmp_path / "no.log")]) == 2

@@ -1,0 +1,66 @@
+"""A run written as PyTorch's memory snapshot, read back, is the same run."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+from samples import predicted
+
+import oom_magic as om
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    report = predicted()
+    report.save_snapshot(tmp_path / "run.pickle")
+    read = om.load_snapshot(tmp_path / "run.pickle", memory="12GiB")
+    assert read.peak_allocated_bytes == report.peak_allocated_bytes
+    assert read.peak_reserved_bytes == report.peak_reserved_bytes
+    assert read.device_total_bytes == 12 * 2**30
+    assert "Read from a snapshot" in str(read)
+
+
+def test_the_written_snapshot_adds_up(tmp_path: Path) -> None:
+    """As torch.cuda._memory_viz.segsum asserts: blocks fill their segment, segments what is reserved."""
+    predicted().save_snapshot(tmp_path / "run.pickle")
+    snapshot = pickle.loads((tmp_path / "run.pickle").read_bytes())
+    for segment in snapshot["segments"]:
+        assert sum(block["size"] for block in segment["blocks"]) == segment["total_size"]
+    trace = snapshot["device_traces"][0]
+    grown = sum(entry["size"] for entry in trace if entry["action"] == "segment_alloc")
+    shrunk = sum(entry["size"] for entry in trace if entry["action"] == "segment_free")
+    assert grown - shrunk == sum(segment["total_size"] for segment in snapshot["segments"])
+    viz = pytest.importorskip("torch.cuda._memory_viz")
+    assert "Summary of segments" in viz.segsum(snapshot)
+    assert "alloc" in viz.trace(snapshot)
+
+
+def test_files_that_are_none_are_refused_with_the_fix(tmp_path: Path) -> None:
+    file = tmp_path / "x.pickle"
+    file.write_bytes(b"no pickle")
+    with pytest.raises(ValueError, match="is no snapshot"):
+        om.load_snapshot(file)
+    file.write_bytes(pickle.dumps({"segments": [], "device_traces": [[]]}))
+    with pytest.raises(ValueError, match="_record_memory_history"):
+        om.load_snapshot(file)
+    file.write_bytes(pickle.dumps(Path("x")))
+    with pytest.raises(ValueError, match="holds no pathlib"):
+        om.load_snapshot(file)
+    predicted().save_snapshot(file)
+    with pytest.raises(ValueError, match="how large its card is"):
+        om.load_snapshot(file)
+    with pytest.raises(ValueError, match="there are traces of: 0"):
+        om.load_snapshot(file, memory="8GiB", device=3)
+
+
+def test_tables(tmp_path: Path) -> None:
+    report = predicted()
+    assert '"peak_allocated_bytes"' in report.to_json(tmp_path / "report.json")
+    assert (tmp_path / "report.json").read_text(encoding="utf-8").startswith("{")
+    with pytest.raises(ValueError, match="breakdown"):
+        report.to_dataframe("tensors")
+    pandas = pytest.importorskip("pandas")
+    table = report.to_dataframe("breakdown")
+    assert isinstance(table, pandas.DataFrame)
+    assert table["num_bytes"].sum() == report.breakdown.total_bytes
