@@ -63,22 +63,27 @@ def _explain(options: Any) -> int:
 
 def _run(options: Any) -> int:
     """Follow a program, print its report, and say by the exit code whether it fits."""
-    from oom_magic.notebook.cells.gpumem import parse_steps
+    from oom_magic.notebook.cells.gpumem import CardOptions, parse_steps
+    from oom_magic.notebook.options import checked
     from oom_magic.predict.session import dry_run
     from oom_magic.views.report import describe_report
 
+    card = CardOptions.parse(options.gpu, options.memory, options.num_gpus)
+    steps = checked("--steps", parse_steps, options.steps)
     script = Path(options.script)
     code = compile(script.read_text(encoding="utf-8"), str(script.resolve()), "exec")
     names = {"__name__": "__main__", "__file__": str(script)}
     before = sys.argv, sys.path[:]
     sys.argv, sys.path[:] = [options.script, *options.arguments], [str(script.resolve().parent), *sys.path]
     try:
-        machine = {name: getattr(options, name, None) for name in ("num_gpus", "num_processes", "rank")}
+        machine = {"num_gpus": card.num_gpus} | {
+            name: getattr(options, name, None) for name in ("num_processes", "rank")
+        }
         report = dry_run(
             lambda: _execute(code, names),
-            gpu=options.gpu,
-            memory=options.memory,
-            stop_after_steps=parse_steps(options.steps),
+            gpu=card.gpu,
+            memory=card.memory_bytes,
+            stop_after_steps=steps,
             **{name: value for name, value in machine.items() if value is not None},
         )
     except Exception as error:

@@ -8,6 +8,7 @@ Linux. They move by up to 1 % with the driver; under Windows a consumer card rep
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -71,7 +72,9 @@ def find_gpu(name: str) -> GPU:
     if key in known:
         return known[key]
     spellings = {spelling: card.name for spelling, card in known.items()}
-    close = dict.fromkeys(spellings[match] for match in get_close_matches(key, spellings, n=6, cutoff=0.5))
+    close = dict.fromkeys(
+        spellings[match] for match in [*_swapped(key, spellings), *get_close_matches(key, spellings, 6, 0.5)]
+    )
     raise InvalidSettingError("unknown_card", name=name, offer=list(close)[:3])
 
 
@@ -86,6 +89,11 @@ def split_count(name: str) -> tuple[int | None, str]:
     """How many cards ``name`` asks for, None if it does not say, and which: ``"2x T4"`` is two T4s."""
     found = re.fullmatch(r"\s*(\d+)\s*[xX×*]\s*(\D.*)", name)
     return (None, name) if found is None else (int(found[1]), found[2])
+
+
+def _swapped(key: str, spellings: Iterable[str]) -> list[str]:
+    """The spellings of the same characters in another order: digits are easily swapped ("RTX 3600")."""
+    return [spelling for spelling in spellings if sorted(spelling) == sorted(key)]
 
 
 def closest_gpu(name: str, capability: tuple[int, int]) -> GPU:
