@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 import torch
+from card_programs import DATA, PROGRAMS, back_and_forth, data_parallel_cnn, dispatched_unevenly, peaks, shared_head
 from torch import nn
 
 import oom_magic as om
+from oom_magic.memory.report import MemoryReport
+from oom_magic.predict.setups.gpus import split_count
 from oom_magic.units import MIB
+
+_QUICK = (back_and_forth, shared_head, data_parallel_cnn, dispatched_unevenly)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [pytest.param(one, marks=[] if one in _QUICK else pytest.mark.slow, id=one.__name__) for one in PROGRAMS],
+)
+def test_every_card_equals_cuda(program: Any) -> None:
+    """Peak allocated and reserved of each card after each step, to the byte, against PyTorch's CUDA build."""
+    known = json.loads(DATA.read_text())
+    if not torch.__version__.startswith(known["torch"].split("+")[0]):
+        pytest.skip(f"recorded with torch {known['torch']}")
+    pytest.importorskip("accelerate")
+    pytest.importorskip("peft")
+    seen: list[Any] = []
+
+    def run(into: list[Any]) -> None:
+        into.extend(peaks(program, PROGRAMS[program]))
+
+    om.dry_run(run, seen, gpu="T4", num_gpus=PROGRAMS[program], stop_after_steps=None)
+    assert seen == known["programs"][program.__name__]
 
 
 def two_halves() -> None:
@@ -86,3 +114,35 @@ def test_gradients_go_back_to_where_tensors_are() -> None:
 
     om.dry_run(code, num_gpus=2)
     assert seen["gradients"] == ("cuda:0", "cpu")
+
+
+def test_text_names_each_card_and_the_imbalance() -> None:
+    def code() -> None:
+        kept = [
+            torch.empty(size * MIB, dtype=torch.uint8, device=f"cuda:{card}") for card, size in ((0, 9000), (1, 500))
+        ]
+        kept.clear()
+
+    report = om.dry_run(code, gpu="3x T4")
+    text = str(report)
+    assert "predicted for 3 x Tesla T4 (14.56 GiB each; below, cuda:0)" in text
+    assert "cuda:2 is not used." in text
+    assert "The cards are filled unequally: cuda:0 is 61 % full at its peak, cuda:1 4 %." in " ".join(text.split())
+    again = MemoryReport.from_dict(json.loads(json.dumps(report.to_dict())))
+    assert str(again) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "found"), [("2x T4", (2, "T4")), ("8 × H100 80GB", (8, "H100 80GB")), ("RTX 3060", (None, "RTX 3060"))]
+)
+def test_number_of_cards_in_a_name(name: str, found: tuple[int | None, str]) -> None:
+    assert split_count(name) == found
+
+
+def test_magic_takes_several_cards(shell: Any) -> None:
+    shell.run_line_magic("gpumem", "--gpu '2x T4'")
+    shell.run_cell("%%gpumem --no-plot -o report\nimport torch\nx = torch.ones(5, device='cuda:1')").raise_error()
+    assert [card.peak_allocated_bytes for card in shell.user_ns["report"].cards] == [0, 512]
+    shell.run_cell("%%gpumem --num-gpus 3 -o report\nnumber = torch.cuda.device_count()").raise_error()
+    assert len(shell.user_ns["report"].cards) == 3
+    assert not shell.run_cell("%%gpumem --num-gpus 3 --gpu '2x T4'\n1").success

@@ -277,6 +277,8 @@ class DrySession:
             view = DeviceView(self.fake_gpu)
             stack.enter_context(patched(torch._tensor_str, shown_without_values(view)))
             stack.enter_context(patched(torch._C._autograd, saved_tensor_hooks_followed(view)))
+            # no answer of the view's: a fake stream would be refused before it is asked
+            stack.enter_context(patched(torch.Tensor, {"record_stream": lambda tensor, stream: None}))
             stack.enter_context(patched(torch.UntypedStorage, transfers.storages_followed(self.fake_gpu)))
             stack.enter_context(view)
             stack.enter_context(self.fake_gpu)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.cuda.nccl
 import torch.nn.parallel.comm
+from torch.nn.parallel._functions import Broadcast
 
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.isolation.patching import patched
@@ -32,12 +33,53 @@ def data_parallel_followed(gpu: FakeGPU) -> Iterator[None]:
         (torch.nn.parallel.comm, {"scatter": scatter, "gather": gather}),
         (torch.cuda.nccl, {"is_available": lambda tensors: True, "reduce": lambda *args, **kwargs: None}),
         (sys.modules["torch.nn.parallel.parallel_apply"], {"threading": _threads_in_turn(gpu)}),
-        (sys.modules["torch.nn.parallel._functions"], {"_get_stream": lambda device: torch.cuda.Stream(device)}),
+        (
+            sys.modules["torch.nn.parallel._functions"],
+            {"_get_stream": _background_streams(gpu), "Broadcast": _Broadcast},
+        ),
     ]
     with ExitStack() as stack:
         for owner, values in patches:
             stack.enter_context(patched(owner, values))
         yield
+
+
+class _Broadcast(Broadcast):
+    """``Broadcast`` that makes the zeros for outputs without a gradient on each output's card.
+
+    The engine's own would be on one: it takes their device from the outputs, which are "meta" here
+    (torch/csrc/autograd/python_function.cpp, ``PyNode::apply``).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, devices: Any, *tensors: torch.Tensor) -> Any:
+        """Copies of the tensors on each device."""
+        ctx.set_materialize_grads(False)
+        outputs = Broadcast.forward(ctx, devices, *tensors)
+        ctx.likes = [(output.size(), output.dtype, output.device) for output in outputs]
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
+        """The sums of the gradients on the first device."""
+        given = [
+            torch.zeros(size, dtype=dtype, device=device) if gradient is None else gradient
+            for gradient, (size, dtype, device) in zip(gradients, ctx.likes, strict=True)
+        ]
+        del gradients
+        return Broadcast.backward(ctx, *given)
+
+
+def _background_streams(gpu: FakeGPU) -> Callable[[torch.device], Any]:
+    """``_get_stream``: one for each card, on which what comes from the host is copied."""
+
+    def stream(device: torch.device) -> Any:
+        card = _number(device)
+        if card not in gpu.background_streams:
+            gpu.background_streams[card] = torch.cuda.Stream(card)  # type: ignore[no-untyped-call]
+        return gpu.background_streams[card]
+
+    return stream
 
 
 def broadcast(tensor: torch.Tensor, devices: Sequence[Any] | None = None, *, out: Any = None) -> tuple[Any, ...]:

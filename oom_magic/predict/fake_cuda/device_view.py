@@ -356,7 +356,6 @@ _ANSWERS: dict[Any, Answer] = {
     _T.type_as: _type_as,
     _T.__setitem__: _set_item,
     _T.__getitem__: _get_item,
-    _T.record_stream: lambda view, func, args, kwargs: None,
     torch._has_compatible_shallow_copy_type: _yes,
     torch.tensor: _from_data,
     torch.as_tensor: _from_data,

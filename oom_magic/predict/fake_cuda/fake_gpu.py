@@ -142,6 +142,7 @@ class FakeGPU(TorchDispatchMode):
         self._known_outputs = KnownOutputs()
         self._fail = fail
         self.threads = Threads()
+        self.background_streams: dict[int, Any] = {}  # of nn.DataParallel, by card
         self._workspaces: list[dict[Hashable, int]] = [{} for _ in self.recorders]  # allocations of libraries, by owner
         self.job: Job | None = None  # of which this is one process
         self.process_groups: World | None = None  # what code on it made, between runs
