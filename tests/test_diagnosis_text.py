@@ -16,9 +16,9 @@ from oom_magic.explain.diagnosis import Diagnosis
 from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.evidence.holders import Holder
 from oom_magic.explain.explainer import explain
-from oom_magic.explain.remedies.remedy import Remedy
+from oom_magic.explain.remedies.remedy import AsItIs, Remedy
 from oom_magic.views import to_html
-from oom_magic.views.blocks import Code, Description, Details, Parts, Sentence, Table
+from oom_magic.views.blocks import Bars, Code, Description, Details, Parts, Sentence, Table
 from oom_magic.views.text import display_width, to_text
 
 LOG = """(train) $ python train.py --model t5-small --batch_size 32 --max_length 256
@@ -35,10 +35,11 @@ REMEDIES = (
     Remedy(
         "smaller_batch", 30, "accumulation", {"before": 32, "after": 24, "accumulation": 3},
         14 * GIB, 15 * GIB, 5 * GIB, True, 64, 72, code="batch_size = 24\naccumulation = 3",
+        verdict="safe",
     ),
     Remedy(
         "checkpointing", 40, "checkpointing", {}, 16 * GIB, 17 * GIB, 3 * GIB, True, 64, 64,
-        code="model.gradient_checkpointing_enable()",
+        code="model.gradient_checkpointing_enable()", verdict="tight",
     ),
     Remedy("combination", 50, "combination", {"keys": ("checkpointing", "lora")}, 2 * GIB, 3 * GIB, GIB, False),
     Remedy("lora", 70, "faster", {"rank": 16}, note=Evidence("reason_failed", {"error": "<not> possible"})),
@@ -54,7 +55,8 @@ def sample(lang: str) -> Diagnosis:
         Holder("category", "activation", 9 * GIB),
         Holder("line", "a.py:3", GIB),
     )
-    return replace(explain(log, lang=lang), remedies=REMEDIES, held=held)
+    as_is = AsItIs(20 * GIB, 19 * GIB, GIB)
+    return replace(explain(log, lang=lang), remedies=REMEDIES, held=held, as_is=as_is)
 
 
 def flat(description: Description):
@@ -122,8 +124,11 @@ def test_both_languages_agree_on_every_message(seed):
 def test_three_lines_come_first():
     first = [block for block in sample("en").describe().blocks[:3] if isinstance(block, Sentence)]
     assert [block.text.split(":")[0] for block in first] == ["What happened", "Why", "What to change"]
-    assert all(isinstance(block, Details) for block in sample("en").describe().blocks[3:])
-    assert "Microbatch 24 instead of 32" in first[2].text and "14.00 GiB" in first[2].text
+    chart, budget, *rest = sample("en").describe().blocks[3:]
+    assert isinstance(chart, Bars) and isinstance(budget, Parts)
+    assert all(isinstance(block, Details) for block in rest[1:])  # after how the budget is rounded
+    assert "Microbatch 24 instead of 32" in first[2].text and "15.00 GiB" in first[2].text
+    assert chart.bars[0].parts[0].num_bytes == 20 * GIB and chart.bars[1].note == "safe"
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -14,8 +14,8 @@ from oom_magic.explain.diagnosis import Diagnosis
 from oom_magic.explain.evidence.causes import Cause
 from oom_magic.explain.language import render_evidence
 from oom_magic.explain.remedies import evaluation as pricing
-from oom_magic.explain.remedies import rehearsal
 from oom_magic.notebook.cells import explanations
+from oom_magic.predict.instrumentation import training
 from oom_magic.units import MIB
 
 MESSAGE = (
@@ -166,7 +166,9 @@ def test_accumulation_takes_what_was_promised(shell, monkeypatch):
     assert type(failed.error_in_exec).__name__ == "OutOfMemoryError"
     (smaller,) = [one for one in run(shell, "%oom_explain").remedies if one.key == "smaller_batch"]
     assert smaller.fits
-    assert pasted_peak(shell, cell[: cell.index("batch_size = ")] + smaller.code) == smaller.peak_allocated_bytes
+    peak = smaller.values["accumulated_peak_bytes"]
+    assert pasted_peak(shell, cell[: cell.index("batch_size = ")] + smaller.code) == peak
+    assert pasted_peak(shell, cell.replace("16384", str(smaller.values["after"]))) == smaller.peak_allocated_bytes
 
 
 def test_the_failed_cell_is_rehearsed(shell, monkeypatch):
@@ -204,7 +206,7 @@ def test_an_evaluation_after_the_training_is_rehearsed_with_it(shell):
 
 
 def test_a_rehearsal_that_ends_before_the_failure_says_so(shell, monkeypatch):
-    monkeypatch.setattr(rehearsal, "_MOST_STEPS", 2)
+    monkeypatch.setattr(training, "MOST_STEPS", 2)
     shell.run_cell(EVALUATING)
     diagnosis = run(shell, "%oom_explain")
     assert "first_steps_fit" in {evidence.key for evidence in diagnosis.evidence}
@@ -215,7 +217,7 @@ def test_a_cell_that_only_loads_is_rehearsed_with_the_loading_changed(shell):
     pytest.importorskip("bitsandbytes")
     load = 'net = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", dtype=torch.float32).to("cuda")'
     shell.run_cell("import torch\nfrom transformers import AutoModelForCausalLM")
-    shell.run_cell(f"%%gpumem --dry-run --no-plot --memory 1.4GiB\n{load}")
+    shell.run_cell(f"%%gpumem --dry-run --no-plot --memory 1.8GiB\n{load}")
     diagnosis = run(shell, "%oom_explain")
     assert (diagnosis.cause, diagnosis.remedies[0].key) == (Cause.WEIGHTS_TOO_BIG, "loaded_half")
     remedies = {one.key: one for one in diagnosis.remedies}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from samples import predicted, training_timeline
@@ -12,7 +14,7 @@ from oom_magic.explain.explainer import explain
 from oom_magic.explain.remedies import evaluation as pricing
 from oom_magic.explain.remedies.evaluation import RemedyEvaluator, largest_fitting
 from oom_magic.explain.remedies.rehearsal import NotPricedError
-from oom_magic.explain.remedies.remedy import Situation, ranked
+from oom_magic.explain.remedies.remedy import Remedy, Situation, ranked
 from oom_magic.memory.allocator.replay import minimum_device_bytes
 from oom_magic.predict.setups.gpus import find_gpu
 from oom_magic.predict.what_if.loop_changes import AccumulatedGradients
@@ -25,6 +27,7 @@ class Run:
     """A training run; a smaller batch, checkpointing and mixed precision halve what a step takes."""
 
     accumulation = 1
+    is_evaluation = keeps_no_graph = False
     names: dict[str, str] = {}  # noqa: RUF012
 
     def __init__(self, batch=16, works=True):
@@ -32,14 +35,17 @@ class Run:
         self.works = works
         self.variations = []
 
-    def begin(self, changes):
+    def begin(self, changes, enough_bytes):
         return self._report(16)
+
+    def without_unneeded(self):
+        return None
 
     def label(self, what):
         return what
 
     def own_code(self, key, values):
-        return ""
+        return None
 
     def check(self, variation):
         kinds = {type(change).__name__ for change in variation.changes}
@@ -117,9 +123,19 @@ def test_what_does_not_apply_or_saves_nothing_is_left_out():
 
 
 def test_ranking():
-    some = priced(Run(), need(6))
-    fits = [one.fits for one in ranked(some)]
+    some = [one for one in ranked(priced(Run(), need(6))) if not one.is_bought]
+    fits = [one.fits for one in some]
     assert fits == sorted(fits, key=lambda fit: (fit is not True, fit is None))
+    verdicts = [one.verdict for one in some if one.fits]
+    assert verdicts == sorted(verdicts, key=["safe", "tight", "danger"].index)
+
+
+def test_a_safe_remedy_comes_before_a_cheaper_one_that_fills_the_card():
+    cheap, dear = Remedy("sdpa", 1, "same", fits=True), Remedy("lora", 70, "same", fits=True)
+    full, safe = replace(cheap, verdict="danger"), replace(dear, verdict="safe")
+    card = Remedy("larger_card", 0, "same", fits=True, verdict="safe", is_bought=True)
+    assert [one.key for one in ranked([card, full, safe])] == ["lora", "sdpa", "larger_card"]
+    assert ranked([replace(full, fits=False, verdict=None), card])[0].key == "larger_card"
 
 
 def test_other_hardware_comes_after_whatever_else_fits():

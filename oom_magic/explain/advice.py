@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.evidence.causes import Cause, Evidence, unlisted_bytes
 from oom_magic.explain.evidence.holders import earlier_bytes
+from oom_magic.explain.evidence.refinement import settled_by_remedy
 from oom_magic.explain.remedies.code import code_for
 from oom_magic.explain.remedies.evaluation import RemedyEvaluator
 from oom_magic.explain.remedies.rehearsal import NotPricedError, Rehearsal, SetupRehearsal
-from oom_magic.explain.remedies.remedy import Remedy, Situation, ranked
+from oom_magic.explain.remedies.remedy import AsItIs, Remedy, Situation, ranked
 from oom_magic.units import parse_bytes
 
 if TYPE_CHECKING:
     from oom_magic.explain.diagnosis import Diagnosis
-    from oom_magic.memory.report import MemoryReport
+    from oom_magic.memory.report import Device, MemoryReport
     from oom_magic.predict.setups.gpus import GPU
     from oom_magic.predict.setups.setup import TrainingSetup
 
@@ -72,20 +73,23 @@ def advise(
     gpu: GPU,
     report: MemoryReport | None = None,
     memory: int | None = None,
+    device: Device | None = None,
 ) -> Iterator[Diagnosis]:
     """The diagnosis with more and more remedies, ranked, as they are priced by rehearsing the run.
 
-    ``report`` is the MemoryReport of the run that failed, if there is one, ``memory`` the card's bytes if it is not
-    certain that the message is of this card. Where the run cannot be rehearsed
+    ``report`` is the MemoryReport of the run that failed, if there is one, ``device`` the real card that it failed on,
+    ``memory`` the card's bytes if it is not certain that the message is of this card. Where the run cannot be rehearsed
     the remedies come named, not priced, with the reason.
     """
-    situation = situation_of(diagnosis, gpu, report, memory)
+    situation = situation_of(diagnosis, gpu, report, memory, device)
     try:
         first = [key.removesuffix("_any") for key in _AGAINST.get(diagnosis.cause, ())]
         prices = RemedyEvaluator(rehearsal, situation, first)
     except NotPricedError as refusal:
         yield replace(diagnosis, remedies=unpriced_remedies(diagnosis, refusal.reason))
         return
+    as_is = AsItIs(prices.needed_bytes, situation.usable_bytes, situation.outside_bytes)
+    diagnosis = replace(diagnosis, as_is=as_is)
     if prices.fits:
         sizes = {"needed_bytes": prices.needed_bytes, "usable_bytes": situation.usable_bytes}
         steps = {"num_steps": prices.steps_left_after} if prices.steps_left_after else {}
@@ -96,6 +100,7 @@ def advise(
     found: list[Remedy] = []
     for remedy in prices.remedies():
         found.append(remedy)
+        diagnosis = settled_by_remedy(diagnosis, remedy)
         yield replace(diagnosis, remedies=ranked(found))
     if not found and not prices.fits:
         left = [
@@ -146,14 +151,20 @@ def _may_be_shared(diagnosis: Diagnosis) -> bool:
 
 
 def situation_of(
-    diagnosis: Diagnosis, gpu: GPU, report: MemoryReport | None = None, memory: int | None = None
+    diagnosis: Diagnosis,
+    gpu: GPU,
+    report: MemoryReport | None = None,
+    memory: int | None = None,
+    device: Device | None = None,
 ) -> Situation:
     """The card as the failed run found it: from its message where that is of a card of this size, else empty."""
     failure = diagnosis.main_failure
     total = memory or gpu.total_bytes
     usable, others = max(total - gpu.context_bytes, 0), 0
-    if report is not None:
-        usable, others = report.device.usable_bytes, report.device.other_bytes
+    if device is None and report is not None:
+        device = report.device
+    if device is not None:
+        usable, others = device.usable_bytes, device.other_bytes
     elif failure is not None and failure.free_bytes is not None and failure.pytorch_bytes is not None:
         is_this_card = memory is None or abs((failure.total_bytes or 0) - total) <= _SAME_SIZE * total
         if is_this_card:
@@ -164,9 +175,9 @@ def situation_of(
     return Situation(
         usable_bytes=usable,
         gpu=gpu,
+        total_bytes=total if device is None else device.total_bytes,
         held_bytes=earlier_bytes(diagnosis.held, report),
         growth=diagnosis.growth,
-        copy=next((one for one in diagnosis.evidence if one.key == "model_loaded_before"), None),
         other_bytes=others,
         style=_style(diagnosis),
         phase=diagnosis.phase,

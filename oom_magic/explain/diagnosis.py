@@ -15,7 +15,7 @@ from oom_magic.results import Result
 
 if TYPE_CHECKING:
     from oom_magic.explain.evidence.growth import Growth
-    from oom_magic.explain.remedies.remedy import Remedy
+    from oom_magic.explain.remedies.remedy import AsItIs, Remedy
     from oom_magic.predict.setups.setup import Phrase
 
 
@@ -27,9 +27,9 @@ class Diagnosis(Result):
     ``cause`` with its ``evidence`` and ``confidence`` the judgement, ``phase`` where in training it
     happened (``place`` and ``code``: the line), ``tensors`` what may have asked (``tensor_note``, a key of
     the catalogue, where nothing did), ``budget`` who held the device, ``held`` what else holds memory,
-    ``growth`` what grew in the loop that failed, ``remedies`` what to change, ``facts`` how to read the
-    numbers, ``tip`` what PyTorch's own tip against fragmentation is worth here. ``lang`` is the language that
-    it is shown in.
+    ``growth`` what grew in the loop that failed, ``remedies`` what to change, ``as_is`` the rehearsed run without them,
+    ``facts`` how to read the numbers, ``tip`` what PyTorch's own tip against fragmentation is worth here. ``lang`` is
+    the language that it is shown in.
     """
 
     failures: tuple[Failure, ...] = ()
@@ -43,6 +43,7 @@ class Diagnosis(Result):
     budget: Budget | None = None
     growth: Growth | None = None
     remedies: tuple[Remedy, ...] = ()
+    as_is: AsItIs | None = None
     facts: tuple[Evidence, ...] = ()
     tip: Evidence | None = None
     held: tuple[Holder, ...] = ()

@@ -12,6 +12,7 @@ import numpy as np
 
 from oom_magic.memory.allocator.replay import AllocatorSettings, Replay, minimum_device_bytes, replay
 from oom_magic.memory.categories import CATEGORIES, Breakdown, Category
+from oom_magic.memory.shares import verdict_on
 from oom_magic.memory.snapshot import write_snapshot
 from oom_magic.memory.timeline import PHASES, IntArray, MarkKind, Phase, SourceLine, Timeline
 from oom_magic.results import Result
@@ -247,9 +248,7 @@ class MemoryReport(Result):
         """Below 85 % of the card safe, up to 90 % tight, above danger."""
         if self.out_of_memory is not None:
             return "out of memory"
-        if self.used_fraction < 0.85:
-            return "safe"
-        return "tight" if self.used_fraction <= 0.90 else "danger"
+        return verdict_on(self.used_fraction)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, strings, lists and dicts, ready for JSON; ``from_dict`` reads it back."""

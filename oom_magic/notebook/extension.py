@@ -47,6 +47,7 @@ def unload(shell: InteractiveShell) -> None:
 def _callbacks(magics: OOMMagics) -> list[tuple[str, Callable[..., None]]]:
     return [
         ("pre_run_cell", magics.levels.before_cell),
+        ("pre_run_cell", magics.failures.before_cell),
         ("post_run_cell", magics.levels.after_cell),
         ("post_run_cell", magics.failures.after_cell),
     ]

@@ -29,7 +29,7 @@ class OOMMagics(Magics):
         super().__init__(shell)
         self.runner = CellRunner(shell)
         self.levels = LevelWatch(self.runner)
-        self.failures = FailureWatch(lambda name: self.runner.names.hint(name), lambda: self.runner.was_dry)
+        self.failures = FailureWatch(shell, lambda name: self.runner.names.hint(name), lambda: self.runner.was_dry)
         self.monitor: Monitor | None = None
 
     @output_can_be_silenced

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -29,6 +29,7 @@ from oom_magic.predict.fake_cuda.torch_cuda import Cards, accelerator_answers, c
 from oom_magic.predict.instrumentation.attribution import Attribution
 from oom_magic.predict.instrumentation.decided_names import DecidedNames, decided_sentence
 from oom_magic.predict.instrumentation.recorder import Recorder
+from oom_magic.predict.instrumentation.starting_point import StartingPoint
 from oom_magic.predict.instrumentation.training import Finished, Training
 from oom_magic.predict.isolation.context import (
     checkpoints_compared_alike,
@@ -42,7 +43,7 @@ from oom_magic.predict.isolation.tensor_exchange import TensorExchange, process_
 from oom_magic.predict.kernels import composed, recurrent
 from oom_magic.predict.kernels.rules import kernel_rules
 from oom_magic.predict.libraries import libraries_followed
-from oom_magic.predict.setups.gpus import DEFAULT_GPU, checked_number, find_gpu, split_count
+from oom_magic.predict.setups.gpus import DEFAULT_GPU, GPU, checked_number, find_gpu, split_count
 from oom_magic.predict.what_if.change import Change
 from oom_magic.units import format_bytes, parse_bytes
 from oom_magic.user_code import is_users_file
@@ -80,14 +81,16 @@ class DrySession:
     ``stop_after_steps`` optimizer steps (None: when the code ends). ``is_lasting`` keeps what a run did to the user's
     objects (a model moved to the GPU, say) for the session's next run. Without ``is_limited`` the card never runs out,
     whatever its capacity; ``keeps_empty`` is the recorder's; without ``has_bar`` no progress is shown. ``changes`` are
-    made to what is run. A session with an ``origin`` starts from what was there before that session's last run, and
-    leaves it alone. With ``num_processes`` the code runs as process ``rank`` of a job of so many, each with a card.
+    made to what is run. A session with an ``origin`` starts from what was there before that session's last run, one
+    with a ``start`` from what that noted of a real device; both are left alone. Tensors with the identities ``absent``
+    take nothing. ``gpu`` may be of no catalogue. With ``num_processes`` the code runs as process ``rank`` of a job of
+    so many, each with a card.
     With ``follows_compile`` what ``torch.compile`` makes is followed, else the code that it is made of.
     """
 
     def __init__(
         self,
-        gpu: str | None = None,
+        gpu: str | GPU | None = None,
         memory: str | int | None = None,
         *,
         num_gpus: int = 1,
@@ -101,10 +104,12 @@ class DrySession:
         changes: Sequence[Change] = (),
         origin: DrySession | None = None,
         follows_compile: bool = True,
+        start: StartingPoint | None = None,
+        absent: Collection[int] = frozenset(),
     ) -> None:
-        number, name = split_count(gpu or DEFAULT_GPU)
+        number, name = (None, gpu) if isinstance(gpu, GPU) else split_count(gpu or DEFAULT_GPU)
         num_gpus = number if number is not None and num_gpus == 1 else num_gpus
-        self.gpu = find_gpu(name)
+        self.gpu = name if isinstance(name, GPU) else find_gpu(name)
         self.job = None if num_processes is None else Job(num_processes, rank)
         self.settings = AllocatorSettings.parse(_allocator_options())
         self.total_bytes = self.gpu.total_bytes if memory is None else parse_bytes(memory)
@@ -131,7 +136,7 @@ class DrySession:
         self._streams = Streams(self.fake_gpu)
         self.training = Training(self.fake_gpu, changes, stop_after_steps, has_bar)
         self._user_state: TensorExchange = TensorExchange(
-            self.fake_gpu, is_lasting, origin=None if origin is None else origin._user_state
+            self.fake_gpu, is_lasting, None if origin is None else origin._user_state, start, absent
         )
 
     def assume(self, text: str) -> None:
@@ -193,6 +198,10 @@ class DrySession:
         """Identity and bytes of what a tensor, or its double, has on the pretend GPU; None if it is not there."""
         found = self.fake_gpu.storage_of(self._user_state.template(tensor))
         return None if found is None or found.allocation < 0 else (found.key, found.num_bytes)
+
+    def was_there_before(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor, or its double, was on the pretend GPU before the last run."""
+        return self.fake_gpu.was_there_before(self._user_state.template(tensor))
 
     def _decide(self) -> None:
         """Let the names that were decided without a GPU be decided with it; what they placed was there before."""

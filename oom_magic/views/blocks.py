@@ -110,15 +110,20 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """Stacked bars under each other on one scale. Labels of parts are read by pointing at them."""
+    """Stacked bars under each other on one scale. Labels of parts are read by pointing at them.
+
+    ``capacity_bytes`` is what they are held against (0: nothing), ``marks`` are shares of it, at which lines cross.
+    """
 
     bars: tuple[Bar, ...]
     title: str = ""
+    capacity_bytes: int = 0
+    marks: tuple[float, ...] = ()
 
     @property
     def scale_bytes(self) -> int:
         """What a bar of full width stands for, in bytes."""
-        return max(1, *(bar.total_bytes for bar in self.bars))
+        return max(1, self.capacity_bytes, *(bar.total_bytes for bar in self.bars))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from oom_magic.explain.language import Language, render_evidence, translate
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.views.blocks import Block, Code, Description, Details, Part, Parts, Sentence, Table
 from oom_magic.views.registry import register
-from oom_magic.views.remedies import best_remedy, remedies_details
+from oom_magic.views.remedies import best_remedy, remedies_chart, remedies_details
 
 _HOST_CAUSES = (Cause.HOST_RAM, Cause.SHARED_MEMORY)
 _HUES = {
@@ -42,8 +42,10 @@ def describe_diagnosis(diagnosis: Diagnosis) -> Description:
     blocks: list[Block] = []
     if diagnosis.main_failure is not None or diagnosis.cause is not Cause.UNKNOWN:
         blocks += [*_what(diagnosis), _why(diagnosis), *_change(diagnosis)]
-    blocks += [*_budget(diagnosis), *_tensors(diagnosis), *_evidence(diagnosis), *_numbers(diagnosis)]
-    blocks += [*_held(diagnosis), *remedies_details(diagnosis.remedies, lang), *_message(diagnosis)]
+    blocks += remedies_chart(diagnosis.remedies, diagnosis.as_is, lang)
+    blocks += [*_budget(diagnosis), *remedies_details(diagnosis.remedies, lang, diagnosis.as_is)]
+    blocks += [*_tensors(diagnosis), *_evidence(diagnosis), *_numbers(diagnosis), *_held(diagnosis)]
+    blocks += _message(diagnosis)
     return Description(_title(diagnosis), tuple(blocks))
 
 
@@ -115,13 +117,12 @@ def _advice(diagnosis: Diagnosis, lang: Language) -> str:
 
 def _budget(diagnosis: Diagnosis) -> Iterator[Block]:
     if diagnosis.budget is not None:
-        blocks = _budget_blocks(diagnosis.budget, diagnosis.lang)
-        yield Details(translate("heading_budget", diagnosis.lang), blocks)
+        yield from _budget_blocks(diagnosis.budget, diagnosis.lang)
 
 
 def _budget_blocks(budget: Budget, lang: Language) -> tuple[Block, ...]:
     parts = tuple(Part(translate(row.key, lang), row.num_bytes, _HUES.get(row.key, "outside")) for row in budget.rows)
-    bar = Parts("", parts, translate("budget_capacity", lang), budget.capacity_bytes)
+    bar = Parts(translate("heading_budget", lang), parts, translate("budget_capacity", lang), budget.capacity_bytes)
     if not budget.rounding_bytes:
         return (bar,)
     return bar, Sentence(translate("rounding_note", lang, rounding_bytes=budget.rounding_bytes), "quiet")

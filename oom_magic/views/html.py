@@ -116,10 +116,15 @@ def _fact(row: tuple[Cell, ...]) -> str:
 
 def _parts(parts: Parts) -> str:
     scale = max(parts.whole_bytes, parts.total_bytes)
-    marks = "".join(f'<s style="left:{100 * mark * parts.whole_bytes / scale:.2f}%"></s>' for mark in parts.marks)
+    marks = _marks(parts.marks, parts.whole_bytes / scale)
     title = f"<h5>{_text(parts.title)}</h5>" if parts.title else ""
     rows = _table(replace(parts_table(parts), title="", shares=()))
     return f"{title}{_stack(parts.parts, scale, marks)}{rows}"
+
+
+def _marks(marks: Sequence[float], share: float) -> str:
+    """Lines across a bar, ``share`` of which is what they are shares of."""
+    return "".join(f'<s style="left:{100 * mark * share:.2f}%"></s>' for mark in marks)
 
 
 def _stack(parts: Sequence[Part], scale_bytes: int, marks: str = "") -> str:
@@ -142,7 +147,8 @@ def _colour(hue: str) -> str:
 
 def _bars(bars: Bars) -> str:
     table = bars_table(bars)
-    stacks = [f'<td class="stacks">{_stack(bar.parts, bars.scale_bytes)}</td>' for bar in bars.bars]
+    marks = _marks(bars.marks, bars.capacity_bytes / bars.scale_bytes)
+    stacks = [f'<td class="stacks">{_stack(bar.parts, bars.scale_bytes, marks)}</td>' for bar in bars.bars]
     return _table(replace(table, shares=()), stacks)
 
 

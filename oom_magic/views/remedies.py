@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.language import Language, render_evidence, translate
-from oom_magic.views.blocks import Block, Cell, Code, Details, Sentence, Table
+from oom_magic.memory.shares import DANGER_SHARE, TIGHT_SHARE
+from oom_magic.views.blocks import Bar, Bars, Block, Cell, Code, Details, Part, Sentence, Table
 
 if TYPE_CHECKING:
-    from oom_magic.explain.remedies.remedy import Remedy
+    from oom_magic.explain.remedies.remedy import AsItIs, Remedy
 
-_FITS = {True: "fits_yes", False: "fits_no", None: "fits_open"}
-_COLUMNS = ("remedy", "peak", "saving", "fits", "speed", "batch")
+_COLUMNS = ("remedy", "needed", "saving", "verdict", "speed", "batch")
+_HUES = {"safe": "parameter", "tight": "optimizer_state", "danger": "activation", None: "before"}
+_MOST_BARS = 6
 _NO_RUN = "reason_no_run"  # the note of remedies that are only named
 _STOPS = ".。"
 
@@ -22,10 +24,11 @@ def best_remedy(remedies: Sequence[Remedy], lang: Language) -> str:
     wording = _Wording(remedies, lang)
     best = next((one for one in remedies if one.fits), None)
     if best is not None:
-        if not best.saving_bytes or best.peak_allocated_bytes is None:
+        if not best.saving_bytes or best.needed_bytes is None:
             return translate("best_makes_room", lang, text=wording.of(best))
-        sizes = {"peak_allocated_bytes": best.peak_allocated_bytes, "saving_bytes": best.saving_bytes}
-        return translate("best_fits", lang, text=wording.of(best), **sizes)
+        sizes = {"needed_bytes": best.needed_bytes, "saving_bytes": best.saving_bytes}
+        verdict = translate(f"verdict_{best.verdict or 'fits'}", lang)
+        return translate("best_rehearsed", lang, text=wording.of(best), verdict=verdict, **sizes)
     rehearsed = [one for one in remedies if one.fits is not None]
     saving = max(rehearsed, key=lambda one: one.saving_bytes or 0, default=None)
     if saving is None or (saving.saving_bytes or 0) <= 0:
@@ -33,7 +36,39 @@ def best_remedy(remedies: Sequence[Remedy], lang: Language) -> str:
     return translate("best_does_not_fit", lang, text=wording.of(saving), saving_bytes=saving.saving_bytes)
 
 
-def remedies_details(remedies: Sequence[Remedy], lang: Language) -> list[Block]:
+def remedies_chart(remedies: Sequence[Remedy], as_is: AsItIs | None, lang: Language) -> list[Block]:
+    """What the card must give for the run as it is and with the best remedies, against the card."""
+    priced = [one for one in remedies if one.needed_bytes is not None and one.fits is not None and not one.is_bought]
+    if as_is is None or not priced:
+        return []
+    wording = _Wording(remedies, lang)
+
+    def bar(label: str, needed: int, verdict: str | None, word: str) -> Bar:
+        return Bar(label, (Part(label, needed, _HUES[verdict]),), word)
+
+    words = [(one, _verdict_word(one, lang)) for one in priced[:_MOST_BARS]]
+    now = _as_it_is_word(as_is, lang)
+    bars = (
+        bar(translate("row_as_it_is", lang), as_is.needed_bytes, None, now),
+        *(bar(wording.of(one).rstrip(_STOPS), one.needed_bytes or 0, one.verdict, word) for one, word in words),
+    )
+    usable = max(as_is.usable_bytes, 1)
+    marks = ((share * as_is.total_bytes - as_is.outside_bytes) / usable for share in (TIGHT_SHARE, DANGER_SHARE, 1.0))
+    title = translate("chart_title", lang, usable_bytes=as_is.usable_bytes)
+    return [Bars(bars, title, as_is.usable_bytes, tuple(max(mark, 0.0) for mark in marks))]
+
+
+def _as_it_is_word(as_is: AsItIs, lang: Language) -> str:
+    return translate("verdict_fits" if as_is.needed_bytes <= as_is.usable_bytes else "verdict_no", lang)
+
+
+def _verdict_word(remedy: Remedy, lang: Language) -> str:
+    if remedy.fits is None:
+        return translate("fits_open", lang)
+    return translate(f"verdict_{remedy.verdict or 'fits'}" if remedy.fits else "verdict_no", lang)
+
+
+def remedies_details(remedies: Sequence[Remedy], lang: Language, as_is: AsItIs | None = None) -> list[Block]:
     """The table of what is priced, what is not and why, and code to paste; nothing where there is nothing."""
     if not remedies:
         return []
@@ -42,7 +77,10 @@ def remedies_details(remedies: Sequence[Remedy], lang: Language) -> list[Block]:
     blocks: list[Block] = []
     if priced:
         columns = tuple(translate(f"column_{name}", lang) for name in _COLUMNS)
-        blocks.append(Table(columns, tuple(_row(one, wording) for one in priced)))
+        now: tuple[tuple[Cell, ...], ...] = ()
+        if as_is is not None:
+            now = ((translate("row_as_it_is", lang), as_is.needed_bytes, "", _as_it_is_word(as_is, lang), "", ""),)
+        blocks.append(Table(columns, (*now, *(_row(one, wording) for one in priced))))
     unpriced = [one for one in remedies if one.needed_bytes is None]
     notes = [_note(one, lang) for one in unpriced]
     is_shared = len(notes) > 1 and len(set(notes)) == 1
@@ -93,12 +131,11 @@ class _Wording:
 
 
 def _row(remedy: Remedy, wording: _Wording) -> tuple[Cell, ...]:
-    peak, saving = remedy.peak_allocated_bytes, remedy.saving_bytes
     return (
         wording.of(remedy) + _note(remedy, wording.lang),
-        "" if peak is None else peak,
-        saving or "",
-        translate(_FITS[remedy.fits], wording.lang),
+        remedy.needed_bytes or "",
+        remedy.saving_bytes or "",
+        _verdict_word(remedy, wording.lang),
         translate(f"pace_{remedy.speed}", wording.lang),
         _batch(remedy.global_batch_before, remedy.global_batch_after),
     )

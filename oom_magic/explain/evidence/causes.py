@@ -66,14 +66,14 @@ class Judgement:
     @property
     def without_doubts(self) -> tuple[Evidence, ...]:
         """The evidence but for what it says is not known."""
-        return tuple(one for one in self.evidence if one.key not in _DOUBTS)
+        return tuple(one for one in self.evidence if one.key not in DOUBTS)
 
     def __iter__(self) -> Iterator[Cause | tuple[Evidence, ...] | Confidence]:
         return iter((self.cause, self.evidence, self.confidence))
 
 
 # Evidence that only says what is open; a cause that is found makes it void.
-_DOUBTS = ("whose_not_said", "why_not_granted")
+DOUBTS = ("whose_not_said", "why_not_granted")
 # Memory stuck in the cache is called the cause from this share of what PyTorch holds: below it,
 # freeing it all would only have delayed the failure.
 MIN_STUCK_SHARE = 0.04

@@ -107,10 +107,10 @@ def inspect_failure(error: BaseException, names: Mapping[str, Any] | None = None
 
 
 def model_on_the_way(error: BaseException) -> tuple[str, int] | None:
-    """Class and identity of the model that was being moved to the device, or None."""
+    """Class and identity of the model that was being built on the device or moved there, or None."""
     for frame, _ in reversed(deepest_frames(error)):
         owner = _locals_of(frame).get("self")
-        if frame.f_code.co_name in ("to", "cuda", "_apply") and is_module(owner):
+        if frame.f_code.co_name in ("to", "cuda", "_apply", "__init__") and is_module(owner):
             return type(owner).__name__, id(owner)
     return None
 

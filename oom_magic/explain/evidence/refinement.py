@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, Judgement
+from oom_magic.explain.evidence.causes import DOUBTS, Cause, Confidence, Evidence, Judgement
 from oom_magic.explain.remedies.rehearsal import in_silence
 
 if TYPE_CHECKING:
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from oom_magic.explain.evidence.growth import Growth
     from oom_magic.explain.evidence.holders import Holder
     from oom_magic.explain.messages.failure import Failure
+    from oom_magic.explain.remedies.remedy import Remedy
     from oom_magic.memory.report import MemoryReport
     from oom_magic.predict.setups.setup import TrainingSetup
 
@@ -102,6 +103,29 @@ def refine_with_call(
         return judgement
     evidence = Evidence("alive_in_call", {"own_bytes": own, "allocated_bytes": allocated})
     return Judgement(Cause.ACTIVATIONS, (*judgement.without_doubts, evidence), Confidence.LIKELY)
+
+
+def settled_by_remedy(diagnosis: Diagnosis, remedy: Remedy) -> Diagnosis:
+    """The diagnosis, its cause settled by what a rehearsed remedy that fits has shown, if nothing surer did.
+
+    What earlier cells hold for nothing is the cause if it is a good part of what PyTorch held. Where it was open,
+    pieces in the cache are, if the same run fits in segments that grow.
+    """
+    failure = diagnosis.main_failure
+    if not remedy.fits or diagnosis.confidence is Confidence.CERTAIN or failure is None:
+        return diagnosis
+    evidence = tuple(one for one in diagnosis.evidence if one.key not in DOUBTS)
+    if remedy.key == "drop_copy" and remedy.values["freed_bytes"] >= LEAST_SHARE * (failure.pytorch_bytes or 0):
+        if diagnosis.cause is Cause.LEAK_OR_RETAINED_REFERENCE:
+            return diagnosis
+        found = Evidence("held_for_nothing", remedy.values)
+        cause = Cause.LEAK_OR_RETAINED_REFERENCE
+    elif remedy.key == "expandable_segments" and diagnosis.cause is Cause.UNKNOWN:
+        found = Evidence("pieces_in_rehearsal", {"saving_bytes": remedy.saving_bytes or 0})
+        cause = Cause.FRAGMENTATION
+    else:
+        return diagnosis
+    return replace(diagnosis, cause=cause, evidence=(found, *evidence), confidence=Confidence.LIKELY)
 
 
 def refine_with_setup(diagnosis: Diagnosis, setup: TrainingSetup) -> Diagnosis:

@@ -26,16 +26,16 @@ loss.backward()                 # outside the block{scaler}""",
 from torch.utils.checkpoint import checkpoint
 
 def chunk_loss(hidden, targets):
-    logits = {inner}.lm_head(hidden).float()
+    logits = {language_model}.lm_head(hidden).float()
     return torch.nn.functional.cross_entropy(logits, targets, reduction="sum")
 
-hidden = {inner}.base_model(**batch).last_hidden_state[:, :-1].flatten(0, 1)
+hidden = {language_model}.base_model(**batch).last_hidden_state[:, :-1].flatten(0, 1)
 targets = labels[:, 1:].flatten()
 parts = zip(hidden.split(1024), targets.split(1024))
 loss = sum(checkpoint(chunk_loss, h, t, use_reentrant=False) for h, t in parts) / targets.numel()""",
     "checkpointing": """\
-{inner}.gradient_checkpointing_enable(
-    gradient_checkpointing_kwargs={{"use_reentrant": False}})""",
+{inner}.{switch}_enable(
+    {switch}_kwargs={{"use_reentrant": False}})""",
     "checkpointing_blocks": """\
 from torch.utils.checkpoint import checkpoint
 
@@ -157,7 +157,7 @@ _TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16"}
 # How the user's code calls things, where that is not known.
 _NAMES = {
     "model": "model", "loader": "AutoModelForCausalLM", "source": "name", "layers": "model.model.layers",
-    "blocks": "blocks",
+    "blocks": "blocks", "switch": "gradient_checkpointing",
 }  # fmt: skip
 _SCALER = "; scale it with torch.amp.GradScaler"
 
@@ -169,8 +169,9 @@ def code_for(key: str, style: str, values: Mapping[str, Any]) -> tuple[str, str]
     template = _STYLES[style].get(key) or _PLAIN.get(key, "")
     dtype = str(values.get("dtype", ""))
     names = {**_NAMES, **values}
+    inner = names.get("inner", names["model"])
     filled = template.format(
-        **{"inner": names["model"], **names},
+        **{"inner": inner, "language_model": inner, **names},
         torch_dtype=_TORCH_NAMES.get(dtype, dtype),
         alpha=2 * int(values.get("rank", 0)),
         scaler=_SCALER if dtype == "fp16" else "",

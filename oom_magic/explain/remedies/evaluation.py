@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +13,7 @@ from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.remedies.code import code_for
 from oom_magic.explain.remedies.rehearsal import NotPricedError, Rehearsal, Variation
 from oom_magic.explain.remedies.remedy import Remedy, Situation
-from oom_magic.explain.remedies.room import growing_segments, making_room
+from oom_magic.explain.remedies.room import dropping, growing_segments, making_room, other_hardware
 from oom_magic.explain.remedies.specs import STEP, RemedySpec, remedy_specs
 from oom_magic.memory.allocator.replay import minimum_device_bytes
 
@@ -66,7 +67,7 @@ _HARMLESS = 50
 _MOST_COMBINATIONS = 4
 _LIKELY = 1.05  # a combination expected to need up to this share of what there is may fit
 _SHRINKING = {"batch": ("smaller_batch", 30, "accumulation"), "seq": ("shorter_sequences", 55, "faster")}
-_AT_EVALUATION = ("smaller_evaluation", 30, "same")  # nothing is accumulated there
+_AT_EVALUATION = ("smaller_evaluation", 4, "same")  # the results are the same, and nothing is accumulated
 _SEGMENTS = "expandable_segments"
 _COMBINATION = RemedySpec("combination", 0, "combination", (), None, combines=False)
 _KEPT = ("parameter", "gradient", "optimizer_state", "before", "workspace")
@@ -87,7 +88,8 @@ class RemedyEvaluator:
         self._tried: set[frozenset[str]] = set()  # combinations
         self._candidates = remedy_specs(situation)
         made = [change for one in self._candidates if one.variation for change in one.variation.changes]
-        self._baseline = self._timed(lambda: rehearsal.begin(made))
+        self._baseline = self._timed(lambda: rehearsal.begin(made, situation.usable_bytes))
+        self._is_evaluation = situation.phase == "evaluation" or rehearsal.is_evaluation
         self.needed_bytes = _needed(self._baseline)
 
     @property
@@ -109,9 +111,13 @@ class RemedyEvaluator:
 
     def remedies(self) -> Iterator[Remedy]:
         """Remedies as they are priced: harmless ones, combinations of them if none fits, then all others."""
-        yield from making_room(self._baseline, self.needed_bytes, self._situation)
-        if self.fits:
-            return
+        yield from making_room(self.needed_bytes, self._situation)
+        if not self.fits:
+            yield from self._changes()
+            yield from other_hardware(self._baseline, self.needed_bytes, self._situation)
+
+    def _changes(self) -> Iterator[Remedy]:
+        yield from self._dropped()
         segments = growing_segments(self._baseline, self.needed_bytes, self._situation)
         if _SEGMENTS in self._first:
             yield from segments
@@ -128,9 +134,19 @@ class RemedyEvaluator:
         for remedy in segments:
             yield from self._if_useful(remedy)
 
+    def _dropped(self) -> Iterator[Remedy]:
+        """The run without what earlier cells hold for nothing."""
+        try:
+            found = self._rehearsal.without_unneeded()
+        except NotPricedError:
+            return
+        if found is not None:
+            way, report = found
+            yield from self._if_useful(dropping(way, report, self.needed_bytes, _needed(report), self._situation))
+
     def _groups(self) -> list[list[RemedySpec]]:
         """What is worth a rehearsal: harmless changes against the cause, other harmless ones, all else; by cost."""
-        worth = [one for one in self._candidates if one.helps(self._baseline)]
+        worth = [one for one in self._candidates if self._is_possible(one) and one.helps(self._baseline)]
         for what in _SHRINKING:
             key, cost, speed = self._shrinking(what)
             if self._rehearsal.sizes.get(what, 1) > 1:
@@ -146,9 +162,15 @@ class RemedyEvaluator:
             groups[2 if one.cost > _HARMLESS else 0 if is_first else 1].append(one)
         return groups
 
+    def _is_possible(self, candidate: RemedySpec) -> bool:
+        """Whether a change means something here: where no graph is kept none is made smaller or left out."""
+        if candidate.needs_graph and self._rehearsal.keeps_no_graph:
+            return False
+        return candidate.key != "no_grad" or self._is_evaluation
+
     def _shrinking(self, what: str) -> tuple[str, int, str]:
         """Key, cost and effect on speed of making a size smaller."""
-        is_evaluation = what == "batch" and self._situation.phase == "evaluation"
+        is_evaluation = what == "batch" and self._is_evaluation
         return _AT_EVALUATION if is_evaluation else _SHRINKING[what]
 
     def _priced(self, candidate: RemedySpec) -> Iterator[Remedy]:
@@ -191,42 +213,49 @@ class RemedyEvaluator:
         """A remedy that keeps the global batch, with its code."""
         code, language = code_for(key, self._situation.style, {**self._rehearsal.names, **values})
         if self._situation.style == "plain":
-            code = self._rehearsal.own_code(key, values) or code
+            own = self._rehearsal.own_code(key, values)
+            code = code if own is None else own
         if self._situation.style == "trainer":
             code = self._rehearsal.own_arguments(code) or code
+        if language == "python" and not _is_python(code):
+            code = ""
         batch = self._global_batch
         return Remedy(
             key, cost, speed, values, code=code, language=language, global_batch_before=batch, global_batch_after=batch
         )
 
     def _with_price(self, remedy: Remedy, peak: int | None, now: int) -> Remedy:
-        return replace(
-            remedy,
-            peak_allocated_bytes=peak,
-            needed_bytes=now,
-            saving_bytes=self.needed_bytes - now,
-            fits=now <= self._situation.usable_bytes,
-        )
+        remedy = replace(remedy, peak_allocated_bytes=peak, saving_bytes=self.needed_bytes - now)
+        return self._situation.judged(remedy, now)
 
     def _smaller(self, what: str, base: Variation) -> Remedy:
-        """The largest smaller batch (or length) that fits; where none does, the smallest. Raises NotPricedError."""
+        """The largest smaller batch (or length) that is safe, else fits, else the smallest. Raises NotPricedError.
+
+        Smaller batches are made up for by accumulating gradients: that is what is needed. The peak is of the smaller
+        batch alone.
+        """
         key, cost, speed = self._shrinking(what)
         before = self._rehearsal.sizes[what]
         whole = self._global_batch or before
-        base = base.with_(self._accumulated(key))
+        accumulated = self._accumulated(key)
         sizes = _divisors(whole, before) if what == "batch" else _parts(before)
-        peaks: dict[int, tuple[int, int]] = {}  # of tensors, and what that needs
+        reports: dict[int, MemoryReport] = {}
 
         def need(size: int) -> int:
-            report = self._run(base.with_(Variation(sizes={what: size})))
-            peaks[size] = report.peak_allocated_bytes, _needed(report)
-            return peaks[size][1]
+            if size not in reports:
+                reports[size] = self._run(base.with_(accumulated).with_(Variation(sizes={what: size})))
+            return _needed(reports[size])
 
-        usable = self._situation.usable_bytes
-        after = largest_fitting(need, sizes, (before, self.needed_bytes), self._kept_bytes, usable) or min(peaks)
+        limits = (self._situation.safe_bytes, self._situation.usable_bytes)
+        before_need = before, self.needed_bytes
+        fitting = (largest_fitting(need, sizes, before_need, self._kept_bytes, limit) for limit in limits)
+        after = next(filter(None, fitting), None) or min(reports)
         values = {"before": before, "after": after, "accumulation": whole // after, "name": self._rehearsal.label(what)}
-        remedy = self._remedy(key, cost, speed, values)
-        return self._with_price(remedy, *peaks[after])
+        peak = reports[after].peak_allocated_bytes
+        if accumulated.changes:
+            values["accumulated_peak_bytes"] = peak
+            peak = self._run(base.with_(Variation(sizes={what: after}))).peak_allocated_bytes
+        return self._with_price(self._remedy(key, cost, speed, values), peak, need(after))
 
     def _accumulated(self, key: str) -> Variation:
         """What smaller batches that make up the same batch hold besides, unless the run accumulates already."""
@@ -324,6 +353,14 @@ class RemedyEvaluator:
 
     def _is_late(self) -> bool:
         return time.monotonic() - self._start + self._longest > PATIENCE_SECONDS
+
+
+def _is_python(code: str) -> bool:
+    try:
+        ast.parse(code)
+    except SyntaxError:
+        return False
+    return True
 
 
 def _needed(report: MemoryReport) -> int:

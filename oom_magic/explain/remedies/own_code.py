@@ -32,6 +32,10 @@ def _of_the_model(tree: ast.Module, names: Mapping[str, Any]) -> dict[str, str]:
     found = {"model": name, "inner": inner}
     if type(model).__module__.startswith("transformers."):
         found["loader"] = type(model).__name__
+    if type(model).__module__.startswith("peft."):  # its own base_model is what adapts, not the model's
+        found["language_model"] = f"{inner}.get_base_model()"
+    if hasattr(type(model), "activation_checkpointing_enable"):
+        found["switch"] = "activation_checkpointing"  # transformers from 5.23 on: the old name warns
     from oom_magic.predict.what_if.model_changes import path_of_blocks  # loads torch
 
     path = path_of_blocks(model)
@@ -185,19 +189,21 @@ def _accumulating(loop: ast.For, values: Mapping[str, Any]) -> str:
     (backward,) = _backwards(loop)
     _divide(backward, "accumulation")
     updates.sort(key=lambda one: _called(one) == "zero_grad")  # at the end, else as they were
-    condition = ast.parse(f"{_counter(loop)} % accumulation == 0", mode="eval").body
-    stepping = ast.If(condition, updates, [])
-    body: list[ast.stmt] = []
-    for statement in loop.body:
-        if statement is backward:
-            body += [statement, stepping]
-        elif not _is_update(statement):
-            body.append(statement)
-    loop.body = body
-    named = f"{values['name']} = {values['after']}" if values["name"] else f"# batches of {values['after']}"
-    batch = values.get("setting") or named
-    setting = f"{batch}\naccumulation = {values['accumulation']}\n"
-    return setting + ast.unparse(ast.fix_missing_locations(loop))
+    others = [one for one in loop.body if not _is_update(one)]
+    if _draws_batches(loop):
+        loop.body = [ast.For(ast.Name("_"), ast.parse("range(accumulation)", mode="eval").body, others, []), *updates]
+    else:
+        condition = ast.parse(f"{_counter(loop)} % accumulation == 0", mode="eval").body
+        at = others.index(backward) + 1
+        loop.body = [*others[:at], ast.If(condition, updates, []), *others[at:]]
+    named = f"{values['name']} = {values['after']}\n" if values.get("name") else ""
+    setting = f"{values['setting']}\n" if values.get("setting") else named if "setting" not in values else ""
+    return f"{setting}accumulation = {values['accumulation']}\n" + ast.unparse(ast.fix_missing_locations(loop))
+
+
+def _draws_batches(loop: ast.For) -> bool:
+    """Whether each turn makes its batch itself, rather than getting it from a loader, which has more smaller ones."""
+    return isinstance(loop.iter, ast.Call) and ast.unparse(loop.iter.func) in ("range", "trange")
 
 
 def _divide(backward: ast.Expr, by: str) -> None:
@@ -214,8 +220,6 @@ def _divide(backward: ast.Expr, by: str) -> None:
 def _counter(loop: ast.For) -> str:
     """An expression that counts the turns from 1; the loop is made to count where it does not."""
     call = ast.unparse(loop.iter.func) if isinstance(loop.iter, ast.Call) else ""
-    if call == "range" and isinstance(loop.target, ast.Name) and len(loop.iter.args) == 1:  # type: ignore[attr-defined]
-        return f"({loop.target.id} + 1)"
     counts = call == "enumerate" and len(loop.iter.args) == 1  # type: ignore[attr-defined]
     if counts and isinstance(loop.target, ast.Tuple) and isinstance(loop.target.elts[0], ast.Name):
         return f"({loop.target.elts[0].id} + 1)"

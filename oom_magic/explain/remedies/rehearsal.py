@@ -7,8 +7,9 @@ import contextlib
 import io
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from oom_magic.errors import InvalidSettingError
@@ -18,17 +19,21 @@ from oom_magic.explain.remedies.own_code import own_arguments, own_code, own_nam
 from oom_magic.explain.remedies.size_parameters import SizeParameter, find_size_parameters
 
 if TYPE_CHECKING:
+    from oom_magic.explain.remedies.in_the_way import InTheWay
     from oom_magic.memory.report import MemoryReport
     from oom_magic.predict.instrumentation.decided_names import DecidedNames
+    from oom_magic.predict.instrumentation.starting_point import StartingPoint
+    from oom_magic.predict.instrumentation.training import ModelCall, Training
     from oom_magic.predict.session import DrySession
+    from oom_magic.predict.setups.gpus import GPU
     from oom_magic.predict.setups.setup import TrainingSetup
     from oom_magic.predict.what_if.change import Change, Inputs
     from oom_magic.predict.what_if.survey import Survey
 
 _STEPS = 2  # the first makes the optimizer's state, the second is like all others
-_MOST_STEPS = 20  # followed to a failure that came later, in an evaluation say
 _MOST_PARAMETERS = 4
 _SIZES = ("batch", "seq")
+_SIZE_OF = {"smaller_batch": "batch", "smaller_evaluation": "batch", "shorter_sequences": "seq"}
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,14 @@ class NotPricedError(Exception):
         self.applies = applies
 
 
+class MissingNameError(NotPricedError):
+    """The code read a name that is not there."""
+
+    def __init__(self, reason: Evidence, name: str) -> None:
+        super().__init__(reason)
+        self.name = name
+
+
 class Rehearsal(Protocol):
     """A training run that can be repeated with variations, on a card that never runs out."""
 
@@ -71,14 +84,28 @@ class Rehearsal(Protocol):
     def accumulation(self) -> int:
         """Forwards per optimizer step."""
 
-    def begin(self, changes: Sequence[Change]) -> MemoryReport:
-        """The report of the run as it is; finds which of ``changes`` it would allow. Raises NotPricedError."""
+    def begin(self, changes: Sequence[Change], enough_bytes: int, /) -> MemoryReport:
+        """The report of the run as it is, followed at least until it takes ``enough_bytes``, as far as it can be.
+
+        Finds which of ``changes`` it would allow. Raises NotPricedError.
+        """
+
+    @property
+    def is_evaluation(self) -> bool:
+        """Whether a model that evaluates ran when most was taken; known from ``begin`` on."""
+
+    @property
+    def keeps_no_graph(self) -> bool:
+        """Whether gradients were off then."""
 
     def check(self, variation: Variation) -> None:
         """Raise NotPricedError where it is known that the run has no place for it."""
 
     def run(self, variation: Variation) -> MemoryReport:
         """The report of the run so changed. Raises NotPricedError."""
+
+    def without_unneeded(self) -> tuple[InTheWay, MemoryReport] | None:
+        """What earlier cells hold and the run has no use for, and the report of the run without it; or None."""
 
     def label(self, what: str) -> str:
         """How the user's code calls a size."""
@@ -87,8 +114,8 @@ class Rehearsal(Protocol):
     def names(self) -> Mapping[str, str]:
         """How the user's code calls other things, for code to paste; see ``own_names``."""
 
-    def own_code(self, key: str, values: Mapping[str, Any], /) -> str:
-        """The user's own statements with a remedy written into them; "" where they cannot be shown."""
+    def own_code(self, key: str, values: Mapping[str, Any], /) -> str | None:
+        """The user's own statements with a remedy written into them; None where a template does, "" where none can."""
 
     def own_arguments(self, code: str, /) -> str:
         """The user's own TrainingArguments with what ``code`` sets in them; "" where there are none."""
@@ -96,6 +123,8 @@ class Rehearsal(Protocol):
 
 class SetupRehearsal:
     """The training code that a TrainingSetup writes."""
+
+    is_evaluation = keeps_no_graph = False
 
     def __init__(self, setup: TrainingSetup) -> None:
         self.setup = setup
@@ -111,6 +140,9 @@ class SetupRehearsal:
         """As the setup has it."""
         return self.setup.gradient_accumulation_steps
 
+    def without_unneeded(self) -> None:
+        """There were no earlier cells."""
+
     def label(self, what: str) -> str:
         """The setup's name for a size."""
         return {"batch": "microbatch_size", "seq": "seq_len"}[what]
@@ -120,16 +152,15 @@ class SetupRehearsal:
         """There is no code of the user's."""
         return {}
 
-    def own_code(self, _key: str, _values: Mapping[str, Any], /) -> str:
+    def own_code(self, _key: str, _values: Mapping[str, Any], /) -> None:
         """There is no code of the user's."""
-        return ""
 
     def own_arguments(self, _code: str, /) -> str:
         """There is no code of the user's."""
         return ""
 
-    def begin(self, changes: Sequence[Change]) -> MemoryReport:
-        """Dry-run the setup as it is."""
+    def begin(self, changes: Sequence[Change], _enough_bytes: int, /) -> MemoryReport:
+        """Dry-run the setup as it is: its steps are alike."""
         from oom_magic.predict.what_if.survey import Survey
 
         self._survey = Survey(changes)
@@ -183,9 +214,10 @@ def _check_surveyed(survey: Survey | None, changes: Sequence[Change]) -> None:
 class CellRehearsal:
     """A cell of the notebook with the names it sees, or any function.
 
-    ``origin`` is the dry session the cell failed in, if it did; the cell then starts from what that held
-    before. ``decided`` are names that each dry run decides anew. ``call(tree, names)`` executes the cell; what
-    it does to ``names`` is undone each time. It failed in optimizer step ``failed_in_step``, as far as that is known.
+    ``origin`` is the dry session the cell failed in, ``start`` what it found on a real device: it starts from there.
+    ``decided`` are names that each dry run decides anew. ``call(tree, names)`` executes the cell; what
+    it does to ``names`` is undone each time. ``find_in_the_way`` tells what earlier cells hold, but for names that are
+    needed.
     """
 
     def __init__(
@@ -194,10 +226,11 @@ class CellRehearsal:
         tree: ast.Module,
         names: dict[str, Any],
         *,
-        gpu: str | None = None,
+        gpu: str | GPU | None = None,
         memory: int | None = None,
         origin: DrySession | None = None,
-        failed_in_step: int = 0,
+        start: StartingPoint | None = None,
+        find_in_the_way: Callable[[Collection[str]], InTheWay | None] = lambda _: None,
         decided: DecidedNames | None = None,
     ) -> None:
         self._decided = None if decided is None else [decided]
@@ -206,20 +239,36 @@ class CellRehearsal:
         self._names = names
         self._card = (gpu, memory)
         self._origin = origin
-        self._num_steps = min(max(failed_in_step, _STEPS), _MOST_STEPS)
+        self._start = start
+        self._find_in_the_way = find_in_the_way
+        self._num_steps: int | None = _STEPS
         self._parameters: dict[str, SizeParameter | None] = {}
         self._survey: Survey | None = None
+        self._fullest: ModelCall | None = None
         self.sizes: Mapping[str, int] = {}
         self.accumulation = 1
 
-    def begin(self, changes: Sequence[Change]) -> MemoryReport:
-        """Execute the cell again on a pretend card, as it is."""
+    def begin(self, changes: Sequence[Change], enough_bytes: int) -> MemoryReport:
+        """Execute the cell again on a pretend card, as it is; all variations are followed as far as it was."""
         from oom_magic.predict.what_if.survey import Survey
 
         self._survey = Survey(changes)
-        report, inputs = self._execute((self._survey,), {})
-        self.sizes, self.accumulation = _sizes(inputs), self._survey.forwards_per_step
+        report, training = self._execute((self._survey,), {}, enough_bytes=enough_bytes)
+        self._num_steps = report.timeline.num_steps() if report.timeline.was_left else None
+        self._fullest = training.call_at(report.peak_position)
+        self.sizes = {} if self._fullest is None else _sizes(self._fullest.inputs)
+        self.accumulation = self._survey.forwards_per_step
         return report
+
+    @property
+    def is_evaluation(self) -> bool:
+        """Whether a model that evaluates ran when most was taken."""
+        return self._fullest is not None and not self._fullest.is_training
+
+    @property
+    def keeps_no_graph(self) -> bool:
+        """Whether gradients were off then."""
+        return self._fullest is not None and not self._fullest.has_gradients
 
     def check(self, variation: Variation) -> None:
         """Whether the survey found a model that allows the changes, and the cell has the line to mend."""
@@ -246,6 +295,21 @@ class CellRehearsal:
                 cut.append(ShorterInputs(_SIZES.index(what), self.sizes[what], value))
         return self._execute((*variation.changes, *cut), turned, variation.mended)[0]
 
+    def without_unneeded(self) -> tuple[InTheWay, MemoryReport] | None:
+        """The cell executed without the names that it does not read before it makes them."""
+        return self._without_unneeded(frozenset())
+
+    def _without_unneeded(self, needed: frozenset[str]) -> tuple[InTheWay, MemoryReport] | None:
+        found = self._find_in_the_way(needed)
+        if found is None:
+            return None
+        try:
+            return found, self._execute((), {}, dropped=found)[0]
+        except MissingNameError as error:
+            if error.name not in found.names:
+                raise
+            return self._without_unneeded(needed | {error.name})
+
     def label(self, what: str) -> str:
         """How the user's code calls a size, as far as it is known."""
         parameter = self._parameters.get(what)
@@ -260,19 +324,22 @@ class CellRehearsal:
         """Those that the cell shows."""
         return own_names(self._tree, self._names)
 
-    def own_code(self, key: str, values: Mapping[str, Any], /) -> str:
-        """The cell's statements; a batch size that is written there as it then is."""
-        parameter = self._parameters.get("batch") if key == "smaller_batch" else None
-        named = {**values, "name": parameter.label if parameter is not None and parameter.is_named else ""}
+    def own_code(self, key: str, values: Mapping[str, Any], /) -> str | None:
+        """The cell's statements, as they are with the remedy; of a size, what sets it."""
+        what = _SIZE_OF.get(key)
+        if what is None:
+            return own_code(self._tree, self._names, key, values) or None
+        parameter = self._parameters.get(what)
+        if parameter is None:
+            return ""
         before = list(map(ast.unparse, self._tree.body))
-        with (
-            parameter.override(self._tree, self._names, values["after"])
-            if parameter is not None
-            else contextlib.nullcontext()
-        ):
-            plain = (one for one in zip(self._tree.body, before, strict=True) if isinstance(one[0], ast.Assign))
-            turned = [ast.unparse(one) for one, old in plain if ast.unparse(one) != old]
-            return own_code(self._tree, self._names, key, {**named, "setting": "\n".join(turned)})
+        with parameter.override(self._tree, self._names, values["after"]):
+            pairs = zip(self._tree.body, before, strict=True)
+            turned = [ast.unparse(one) for one, old in pairs if ast.unparse(one) != old]
+            simple = [one for one in turned if isinstance(ast.parse(one).body[0], (ast.Assign, ast.Expr))]
+            setting = "\n".join(simple) or (f"{parameter.target} = {values['after']}" if parameter.target else "")
+            inside = own_code(self._tree, self._names, key, {**values, "setting": setting})
+        return inside or "\n".join(turned) or setting
 
     def own_arguments(self, code: str, /) -> str:
         """Those that the cell makes."""
@@ -283,21 +350,25 @@ class CellRehearsal:
         from oom_magic.predict.what_if.change import ExpectedInputs
 
         for parameter in find_size_parameters(self._tree, self._names, what, self.sizes[what])[:_MOST_PARAMETERS]:
-            expected = ExpectedInputs(lambda inputs: _sizes(inputs).get(what) == value)
+            number = 0 if self._fullest is None else self._fullest.number
+            expected = ExpectedInputs(number, lambda inputs: _sizes(inputs).get(what) == value)
             with contextlib.suppress(NotPricedError):
                 return parameter, self._execute((expected,), {parameter: value})[0]
         return None, None
 
     def _execute(
-        self, changes: Sequence[Change], turned: Mapping[SizeParameter, int], growth: Growth | None = None
-    ) -> tuple[MemoryReport, Inputs]:
+        self,
+        changes: Sequence[Change],
+        turned: Mapping[SizeParameter, int],
+        growth: Growth | None = None,
+        dropped: InTheWay | None = None,
+        enough_bytes: int = 0,
+    ) -> tuple[MemoryReport, Training]:
         from oom_magic.predict.session import DrySession
 
-        session = DrySession(
-            *self._card, stop_after_steps=self._num_steps, changes=changes, origin=self._origin, **_UNLIMITED
-        )
-
         def call() -> None:
+            for name in () if dropped is None else dropped.names:
+                self._names.pop(name, None)
             with contextlib.ExitStack() as stack:
                 if growth is not None:
                     stack.enter_context(mended(growth, self._tree))
@@ -306,7 +377,24 @@ class CellRehearsal:
                 self._call(self._tree, self._names)
 
         namespaces = [self._names, *(names.namespace for names in self._decided or ())]
-        return _run(lambda: session.run(call, namespaces, self._decided)), session.training.model_inputs
+        while True:
+            session = DrySession(
+                *self._card,
+                stop_after_steps=self._num_steps,
+                changes=changes,
+                origin=self._origin,
+                start=self._start,
+                absent=frozenset() if dropped is None else dropped.objects,
+                **_UNLIMITED,
+            )
+            session.training.enough_bytes = enough_bytes
+            try:
+                report = _run(partial(session.run, call, namespaces, self._decided))
+            except MissingNameError as error:
+                if self._start is None or not self._start.keep(error.name):
+                    raise
+            else:
+                return report, session.training
 
 
 _UNLIMITED: Mapping[str, Any] = {"is_lasting": False, "is_limited": False, "has_bar": False}
@@ -329,9 +417,14 @@ def _run(run: Callable[[], MemoryReport]) -> MemoryReport:
             return run()
     except InapplicableError as refusal:
         raise NotPricedError(Evidence(f"reason_{refusal.key}", refusal.values), applies=False) from None
+    except NameError as error:
+        raise MissingNameError(_failed(error), error.name or "") from None
     except Exception as error:
-        words = f"{type(error).__name__}: {_first_sentence(str(error))}"
-        raise NotPricedError(Evidence("reason_failed", {"error": words})) from None
+        raise NotPricedError(_failed(error)) from None
+
+
+def _failed(error: Exception) -> Evidence:
+    return Evidence("reason_failed", {"error": f"{type(error).__name__}: {_first_sentence(str(error))}"})
 
 
 def _first_sentence(text: str) -> str:

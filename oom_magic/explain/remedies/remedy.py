@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.evidence.causes import Evidence
+from oom_magic.memory.shares import TIGHT_SHARE, Verdict, verdict_on
 
 if TYPE_CHECKING:
     from oom_magic.explain.evidence.growth import Growth
@@ -19,8 +20,8 @@ class Remedy:
 
     ``key`` names its sentence in the catalogue (``remedy_<key>``), filled with ``values``; ``speed`` that of its
     effect on speed (``speed_<speed>``). ``peak_allocated_bytes`` and ``needed_bytes`` (the least memory for
-    PyTorch) are those of the run with the change, ``saving_bytes`` is what ``needed_bytes`` falls by. ``cost``
-    orders remedies of equal effect.
+    PyTorch) are those of the run with the change, ``saving_bytes`` is what ``needed_bytes`` falls by; ``verdict`` is on
+    the card with it. ``cost`` orders remedies of equal verdict; ``is_bought``: by other hardware, which comes last.
     """
 
     key: str
@@ -36,39 +37,78 @@ class Remedy:
     note: Evidence | None = None
     code: str = ""
     language: str = "python"
+    verdict: Verdict | None = None
+    is_bought: bool = False
+
+
+@dataclass(frozen=True)
+class AsItIs:
+    """The run as it is, against which remedies are held, and the card. Sizes in bytes.
+
+    ``needed_bytes`` is the least memory for PyTorch with which it ends, ``usable_bytes`` what PyTorch can have,
+    ``outside_bytes`` what it cannot.
+    """
+
+    needed_bytes: int
+    usable_bytes: int
+    outside_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """The card's."""
+        return self.usable_bytes + self.outside_bytes
 
 
 @dataclass(frozen=True)
 class Situation:
     """What the remedies are judged against. Sizes in bytes.
 
-    ``usable_bytes`` is what PyTorch can have on the card now, ``other_bytes`` what other processes hold,
-    ``held_bytes`` what only failed cells still hold, ``growth`` what grew in the loop that failed, ``copy`` what
-    was loaded twice. ``style`` is how
-    the user trains ("plain", "trainer", "accelerate").
+    ``usable_bytes`` is what PyTorch can have of the card's ``total_bytes`` now, ``other_bytes`` what other processes
+    hold, ``held_bytes`` what only failed cells still hold, ``growth`` what grew in the loop that failed. ``style`` is
+    how the user trains ("plain", "trainer", "accelerate").
     """
 
     usable_bytes: int
     gpu: GPU
+    total_bytes: int = 0
     other_bytes: int = 0
     held_bytes: int = 0
     growth: Growth | None = None
-    copy: Evidence | None = None
     style: str = "plain"
     phase: str | None = None
     expandable_segments: bool = False
     is_windows: bool = False
 
+    @property
+    def outside_bytes(self) -> int:
+        """What PyTorch cannot have of the card: context, libraries, other processes."""
+        return max((self.total_bytes or self.usable_bytes) - self.usable_bytes, 0)
+
+    @property
+    def safe_bytes(self) -> int:
+        """What PyTorch can have while the card is used safely."""
+        return int(TIGHT_SHARE * (self.usable_bytes + self.outside_bytes)) - self.outside_bytes - 1
+
+    def judged(self, remedy: Remedy, needed_bytes: int, freed_bytes: int = 0) -> Remedy:
+        """The remedy with which PyTorch needs so much, ``freed_bytes`` of others given back, and whether that fits."""
+        fits = needed_bytes <= self.usable_bytes + freed_bytes
+        used = needed_bytes + self.outside_bytes - freed_bytes
+        verdict = verdict_on(used / max(self.usable_bytes + self.outside_bytes, 1)) if fits else None
+        return replace(remedy, needed_bytes=needed_bytes, fits=fits, verdict=verdict)
+
 
 def ranked(remedies: Sequence[Remedy]) -> tuple[Remedy, ...]:
-    """What fits first, the least cost first; then what saves most; at the end what is not priced."""
-    return tuple(
-        sorted(
-            remedies,
-            key=lambda remedy: (
-                remedy.fits is not True,
-                remedy.fits is None,
-                remedy.cost if remedy.fits else -(remedy.saving_bytes or 0),
-            ),
-        )
-    )
+    """What fits first, by its verdict and then the least cost; then what saves most; what is not priced; hardware."""
+    order: tuple[Verdict | None, ...] = ("safe", "tight", "danger", None)
+
+    def rank(remedy: Remedy) -> tuple[Any, ...]:
+        if not remedy.fits:
+            return True, remedy.fits is None, -(remedy.saving_bytes or 0), 0
+        return False, remedy.is_bought, order.index(remedy.verdict), remedy.cost
+
+    return tuple(sorted(remedies, key=lambda remedy: (remedy.is_bought and _any_other(remedies), *rank(remedy))))
+
+
+def _any_other(remedies: Sequence[Remedy]) -> bool:
+    """Whether a change to the run itself fits."""
+    return any(one.fits and not one.is_bought for one in remedies)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.remedies.code import code_for
@@ -12,41 +12,32 @@ from oom_magic.explain.remedies.remedy import Remedy, Situation
 from oom_magic.memory.allocator.replay import minimum_device_bytes
 
 if TYPE_CHECKING:
+    from oom_magic.explain.remedies.in_the_way import InTheWay
     from oom_magic.memory.report import MemoryReport
 
-# Other hardware costs more than any change to the run, or all of them together.
-_BOUGHT = 1000
 
-
-def making_room(report: MemoryReport, needed: int, situation: Situation) -> Iterator[Remedy]:
-    """What makes room for a run that needs so many bytes, or finds it elsewhere."""
+def making_room(needed: int, situation: Situation) -> Iterator[Remedy]:
+    """What makes room for a run that needs so many bytes as it is."""
     if situation.held_bytes:
-        yield _freeing("free_held", 2, situation.held_bytes, needed, situation)
-    if situation.copy is not None:
-        yield _dropped(situation.copy, needed, situation)
+        after = needed - situation.held_bytes
+        remedy = _room("free_held", 2, {"freed_bytes": situation.held_bytes})
+        yield situation.judged(replace(remedy, saving_bytes=situation.held_bytes), after)
     if situation.other_bytes:
-        yield _freeing("close_processes", 3, situation.other_bytes, needed, situation)
-    if needed > situation.usable_bytes:
-        yield from _larger_card(needed, situation)
-        yield from _several_cards(report, needed, situation)
+        remedy = _room("close_processes", 3, {"freed_bytes": situation.other_bytes})
+        yield situation.judged(remedy, needed, situation.other_bytes)
 
 
-def _freeing(key: str, cost: int, freed: int, needed: int, situation: Situation) -> Remedy:
-    code, language = code_for(key, "plain", {})
-    return Remedy(
-        key, cost, "same", {"freed_bytes": freed}, needed_bytes=needed, saving_bytes=0,
-        fits=needed <= situation.usable_bytes + freed, code=code, language=language,
-    )  # fmt: skip
+def dropping(found: InTheWay, report: MemoryReport, needed: int, now: int, situation: Situation) -> Remedy:
+    """What earlier cells made and the run has no use for, deleted first: ``report`` is the run without it."""
+    values = {"names": ", ".join(found.names), "freed_bytes": found.num_bytes}
+    remedy = _room("drop_copy", 1, values)
+    peak, saving = report.peak_allocated_bytes, needed - now
+    return situation.judged(replace(remedy, peak_allocated_bytes=peak, saving_bytes=saving), now)
 
 
-def _dropped(copy: Evidence, needed: int, situation: Situation) -> Remedy:
-    freed = int(copy.values["twin_bytes"])
-    values = {"names": copy.values["names"], "freed_bytes": freed}
-    code, language = code_for("drop_copy", "plain", values)
-    return Remedy(
-        "drop_copy", 1, "same", values, needed_bytes=needed - freed, saving_bytes=freed,
-        fits=needed - freed <= situation.usable_bytes, code=code, language=language,
-    )  # fmt: skip
+def _room(key: str, cost: int, values: Mapping[str, Any]) -> Remedy:
+    code, language = code_for(key, "plain", values)
+    return Remedy(key, cost, "same", values, saving_bytes=0, code=code, language=language)
 
 
 def growing_segments(report: MemoryReport, needed: int, situation: Situation) -> Iterator[Remedy]:
@@ -56,10 +47,15 @@ def growing_segments(report: MemoryReport, needed: int, situation: Situation) ->
     now = minimum_device_bytes(report.timeline, replace(report.settings, expandable_segments=True))
     if now < needed:
         code, language = code_for("expandable_segments", situation.style, {})
-        yield Remedy(
-            "expandable_segments", 5, "same", peak_allocated_bytes=report.peak_allocated_bytes, needed_bytes=now,
-            saving_bytes=needed - now, fits=now <= situation.usable_bytes, code=code, language=language,
-        )  # fmt: skip
+        peak = report.peak_allocated_bytes
+        remedy = Remedy("expandable_segments", 5, "same", peak_allocated_bytes=peak, code=code, language=language)
+        yield situation.judged(replace(remedy, saving_bytes=needed - now), now)
+
+
+def other_hardware(report: MemoryReport, needed: int, situation: Situation) -> Iterator[Remedy]:
+    """Other cards, or more of them, with which a run fits that needs so many bytes."""
+    yield from _several_cards(report, needed, situation)
+    yield from _larger_card(needed, situation)
 
 
 def _larger_card(needed: int, situation: Situation) -> Iterator[Remedy]:
@@ -71,7 +67,8 @@ def _larger_card(needed: int, situation: Situation) -> Iterator[Remedy]:
     if larger and present.total_bytes - present.context_bytes < needed:
         gpu = min(larger, key=lambda card: (card.total_bytes, -card.capability[0]))
         values = {"gpu": gpu.name, "total_bytes": gpu.total_bytes}
-        yield Remedy("larger_card", _BOUGHT, "same", values, needed_bytes=needed, saving_bytes=0, fits=True)
+        yield Remedy("larger_card", 0, "same", values, needed_bytes=needed, saving_bytes=0, fits=True,
+                     is_bought=True)  # fmt: skip
 
 
 def _several_cards(report: MemoryReport, needed: int, situation: Situation) -> Iterator[Remedy]:
@@ -82,8 +79,8 @@ def _several_cards(report: MemoryReport, needed: int, situation: Situation) -> I
         saving = sharded - sharded // number
         if needed - saving <= situation.usable_bytes:
             code, language = code_for("fsdp", situation.style, {"gpus": number})
-            yield Remedy(
-                "fsdp", _BOUGHT, "fsdp", {"gpus": number, "saving_bytes": saving}, needed_bytes=needed - saving,
-                saving_bytes=saving, fits=None, note=Evidence("reason_estimate"), code=code, language=language,
-            )  # fmt: skip
+            values = {"gpus": number, "saving_bytes": saving}
+            remedy = Remedy("fsdp", 0, "fsdp", values, is_bought=True, code=code, language=language)
+            needs = needed - saving
+            yield replace(remedy, needed_bytes=needs, saving_bytes=saving, note=Evidence("reason_estimate"))
             return

@@ -22,11 +22,15 @@ Override = Callable[[ast.Module, dict[str, Any], int], Any]
 
 @dataclass(frozen=True)
 class SizeParameter:
-    """A place where a size stands. ``label`` names it to the user, such as ``batch_size``."""
+    """A place where a size stands. ``label`` names it to the user, such as ``batch_size``.
+
+    ``target`` is what is assigned to override it, outside of the cell's own code ("": nothing can be).
+    """
 
     label: str
     is_named: bool  # whether its name says what it sets
     override: Override  # a context manager over (the cell, its names, the new value)
+    target: str = ""
 
 
 def find_size_parameters(tree: ast.Module, names: Mapping[str, Any], what: str, value: int) -> list[SizeParameter]:
@@ -34,7 +38,7 @@ def find_size_parameters(tree: ast.Module, names: Mapping[str, Any], what: str, 
     pattern = NAMES[what]
     found = [*_literals(tree, pattern, value), *_variables(tree, names, pattern, value)]
     found += _shapes(tree, what, value)
-    found += _defaults(names, pattern, value)
+    found += _defaults(tree, names, pattern, value)
     found += _attributes(names, pattern, value)
     return sorted(found, key=lambda parameter: not parameter.is_named)
 
@@ -109,7 +113,7 @@ def _variables(
     assigned = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     for name, held in names.items():
         if type(held) is int and held == value and name not in assigned and not name.startswith("_"):
-            yield SizeParameter(name, bool(pattern.search(name)), _override_item(name))
+            yield SizeParameter(name, bool(pattern.search(name)), _override_item(name), name)
 
 
 def _override_item(key: Any, holder: dict[Any, Any] | None = None) -> Override:
@@ -125,15 +129,34 @@ def _override_item(key: Any, holder: dict[Any, Any] | None = None) -> Override:
     return override
 
 
-def _defaults(names: Mapping[str, Any], pattern: re.Pattern[str], value: int) -> Iterator[SizeParameter]:
-    """Default arguments of the user's functions."""
+def _defaults(
+    tree: ast.Module, names: Mapping[str, Any], pattern: re.Pattern[str], value: int
+) -> Iterator[SizeParameter]:
+    """Default arguments of the user's functions: given in the calls of the cell, where it calls them by name."""
     for name, function in names.items():
         if not inspect.isfunction(function) or not function.__defaults__:
             continue
         parameters = [p.name for p in inspect.signature(function).parameters.values() if p.default is not p.empty]
         for position, (parameter, default) in enumerate(zip(parameters, function.__defaults__, strict=False)):
             if type(default) is int and default == value and pattern.search(parameter):
-                yield SizeParameter(f"{name}({parameter})", True, _turn_default(function, position))
+                calls = [one for one in ast.walk(tree) if isinstance(one, ast.Call) and ast.unparse(one.func) == name]
+                override = _turn_calls(calls, parameter) if calls else _turn_default(function, position)
+                yield SizeParameter(parameter, True, override)
+
+
+def _turn_calls(calls: list[ast.Call], parameter: str) -> Override:
+    @contextmanager
+    def override(_tree: ast.Module, _names: dict[str, Any], value: int) -> Iterator[None]:
+        before = [call.keywords for call in calls]
+        for call in calls:
+            call.keywords = [*call.keywords, ast.keyword(parameter, ast.Constant(value))]
+        try:
+            yield
+        finally:
+            for call, keywords in zip(calls, before, strict=True):
+                call.keywords = keywords
+
+    return override
 
 
 def _turn_default(function: Any, position: int) -> Override:
@@ -157,7 +180,7 @@ def _attributes(names: Mapping[str, Any], pattern: re.Pattern[str], value: int) 
         if isinstance(holder, dict):
             keys = [key for key, held in holder.items() if type(held) is int and held == value]
             yield from (
-                SizeParameter(f"{name}[{key!r}]", True, _override_item(key, holder))
+                SizeParameter(f"{name}[{key!r}]", True, _override_item(key, holder), f"{name}[{key!r}]")
                 for key in keys
                 if pattern.search(str(key))
             )
@@ -170,4 +193,4 @@ def _attributes(names: Mapping[str, Any], pattern: re.Pattern[str], value: int) 
         elif hasattr(holder, "__dict__") and not inspect.isclass(holder) and not inspect.ismodule(holder):
             for key, held in list(vars(holder).items()):
                 if type(held) is int and held == value and pattern.search(key) and not key.startswith("_"):
-                    yield SizeParameter(f"{name}.{key}", True, _override_item(key, vars(holder)))
+                    yield SizeParameter(f"{name}.{key}", True, _override_item(key, vars(holder)), f"{name}.{key}")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _LEAST_SHARE = 0.02
 STEP = ("activation", "temporary")  # what a step takes and gives back
 _STATE = ("optimizer_state",)
+_OF_A_GRAPH = frozenset({"no_grad", "released_gradients", "dropped_outputs", "chunked_loss", "checkpointing"})
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,11 @@ class RemedySpec:
     slot: str = ""
     reason: Evidence | None = None
     combines: bool = True
+
+    @property
+    def needs_graph(self) -> bool:
+        """Whether it only changes what is kept for a backward."""
+        return self.key in _OF_A_GRAPH
 
     @property
     def acts_on_step(self) -> bool:
@@ -103,8 +109,7 @@ def remedy_specs(situation: Situation) -> list[RemedySpec]:
         key = growth.remedy
         values = {"fixed": growth.fixed, "code": growth.code}
         found.insert(0, RemedySpec(key, 2, "same", STEP, Variation(mended=growth), values, key))
-    if situation.phase == "evaluation":
-        found.insert(0, _made("no_grad", 1, "faster", STEP, models.NoGradients))
+    found.insert(0, _made("no_grad", 1, "faster", STEP, models.NoGradients))
     return found
 
 

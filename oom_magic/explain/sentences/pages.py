@@ -33,10 +33,6 @@ PAGE_CATALOGUE: dict[str, tuple[str, str]] = {
     "device_numbered": ("GPU {index}", "GPU {index}"),
     "device_any": ("a device", "一块设备"),
     "tensor_seen": ("The failing call made it: {formula}.", "由失败的调用产生：{formula}。"),
-    "best_fits": (
-        "{text} Peak {peak_allocated_bytes}, {saving_bytes} saved; then it fits.",
-        "{text} 峰值 {peak_allocated_bytes}，节省 {saving_bytes}；这样就放得下。",
-    ),
     "best_makes_room": ("{text} Then it fits.", "{text} 这样就放得下。"),
     "best_does_not_fit": (
         "nothing tried makes it fit alone; the most is saved by: {text} ({saving_bytes}).",
@@ -147,13 +143,9 @@ PAGE_CATALOGUE: dict[str, tuple[str, str]] = {
     "column_holder": ("holder", "占用者"),
     "column_bytes": ("memory", "显存"),
     "column_remedy": ("change", "改动"),
-    "column_peak": ("peak", "峰值"),
     "column_saving": ("saves", "节省"),
-    "column_fits": ("fits", "放得下"),
     "column_speed": ("speed", "速度"),
     "column_batch": ("global batch", "全局批大小"),
-    "fits_yes": ("yes", "是"),
-    "fits_no": ("no", "否"),
     "fits_open": ("?", "?"),
     "rounding_note": (
         "Each printed size is rounded; together by up to {rounding_bytes}.",
@@ -239,6 +231,30 @@ PAGE_CATALOGUE: dict[str, tuple[str, str]] = {
     "model_loaded_before": (
         "{names} holds a {model} already on the GPU while another one is loaded: {twin_bytes} could be freed.",
         "加载新模型时，{names} 已经在 GPU 上持有一个 {model}：可以释放 {twin_bytes}。",
+    ),
+    "chart_title": (
+        "What is needed, against the {usable_bytes} that PyTorch can have (lines: tight, danger, full)",
+        "所需显存，与 PyTorch 可用的 {usable_bytes} 相比（竖线：偏紧、危险、用满）",
+    ),
+    "row_as_it_is": ("the run as it is", "现在的运行"),
+    "column_needed": ("needs", "需要"),
+    "column_verdict": ("on the card", "是否够用"),
+    "verdict_safe": ("safe", "充裕"),
+    "verdict_tight": ("tight", "偏紧"),
+    "verdict_danger": ("danger", "危险"),
+    "verdict_fits": ("fits", "放得下"),
+    "verdict_no": ("does not fit", "放不下"),
+    "best_rehearsed": (
+        "{text} Rehearsed: it needs {needed_bytes} of the card, {saving_bytes} less, and is {verdict}.",
+        "{text} 试运行的结果：需要显卡提供 {needed_bytes}，减少 {saving_bytes}，结论：{verdict}。",
+    ),
+    "held_for_nothing": (
+        "{names} held {freed_bytes} from earlier cells, of no use to the failed one: without it the cell fits.",
+        "{names} 持有之前单元格留下的 {freed_bytes}，而失败的单元格并不需要它：没有它就放得下。",
+    ),
+    "pieces_in_rehearsal": (
+        "Rehearsed in segments that grow, the same cell needs {saving_bytes} less and fits: the cache is in pieces.",
+        "用可扩展段试运行同一单元格，所需减少 {saving_bytes}，可以放下：缓存已碎片化。",
     ),
     "earlier_failures": (
         "Cells that failed earlier still hold {held_bytes}; %oom_free releases them.",

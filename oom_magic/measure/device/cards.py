@@ -55,6 +55,11 @@ def _device(index: int, reading: CardReading) -> Device:
     return Device(properties.name, total, context, outside - context, (properties.major, properties.minor))
 
 
+def num_multiprocessors(index: int) -> int:
+    """Of the card with torch's number ``index``."""
+    return int(torch.cuda.get_device_properties(index).multi_processor_count)
+
+
 def driver_reading(index: int) -> CardReading:
     """What the driver says of torch's device ``index``."""
     return read_card(*driver_address(index))

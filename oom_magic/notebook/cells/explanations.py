@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import sys
 import time
@@ -15,19 +14,19 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import display
 
+from oom_magic.notebook.cells.cell_code import code_of
 from oom_magic.notebook.cells.hints import FailureWatch, is_out_of_memory
+from oom_magic.notebook.cells.releasing import located_before
 from oom_magic.notebook.options import setup_from, similar_card
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, GPU, find_gpu
 
 if TYPE_CHECKING:
     from oom_magic.explain.diagnosis import Diagnosis
     from oom_magic.explain.language import Language
-    from oom_magic.memory.report import MemoryReport
+    from oom_magic.memory.report import Device, MemoryReport
     from oom_magic.notebook.cells.gpumem import CellRunner
     from oom_magic.notebook.cells.hints import FailedCell
     from oom_magic.predict.setups.setup import TrainingSetup
-
-_FILE = "<ipython-input-rehearsed>"  # a cell by its name: the user's code, no library's
 
 
 def prices(
@@ -39,47 +38,61 @@ def prices(
 ) -> Iterator[Diagnosis]:
     """The diagnosis with remedies as they are priced by dry runs of the cell."""
     from oom_magic.explain.advice import advise
+    from oom_magic.explain.remedies.in_the_way import find_in_the_way
     from oom_magic.explain.remedies.rehearsal import CellRehearsal
     from oom_magic.predict.isolation.live_objects import heap_set_aside
 
-    tree = _tree(shell, cell.source)
-    gpu, memory = _card(diagnosis, report)
+    device = None if cell.is_dry else _device(diagnosis)
+    gpu, memory = _card(diagnosis, report) if device is None else (_as_gpu(device, _number(diagnosis)), None)
     with ExitStack() as stack:
         names: dict[str, Any] = shell.user_ns
         users = shell.user_ns
         if cell.is_dry:
             names = stack.enter_context(runner.names.entered(shell))
         stack.enter_context(heap_set_aside())
+        code = code_of(shell, cell.source, names)
         origin = runner.session if cell.is_dry else None
-        failed = None if report is None else report.out_of_memory
-        step = 0 if failed is None else failed.step
+        there_before = located_before(shell, runner, cell)
+        total = gpu.total_bytes if memory is None else memory
         rehearsal = CellRehearsal(
-            _execute,
-            tree,
-            names,
-            gpu=gpu.name,
+            code.execute,
+            code.tree,
+            code.names,
+            gpu=gpu,
             memory=memory,
             origin=origin,
-            failed_in_step=step,
+            start=cell.start,
+            find_in_the_way=lambda needed: find_in_the_way(names, needed, there_before, total),
             decided=runner.decided(users, names),
         )
-        yield from advise(diagnosis, rehearsal, gpu, report)
+        yield from advise(diagnosis, rehearsal, gpu, report, device=device)
 
 
-def _execute(tree: ast.Module, names: dict[str, Any]) -> None:
-    exec(compile(ast.fix_missing_locations(tree), _FILE, "exec", dont_inherit=True), names)
+def _device(diagnosis: Diagnosis) -> Device | None:
+    """The card that the cell failed on, as torch and the driver describe it; None where there is none here."""
+    from oom_magic.measure.device.cards import current_device  # these load torch
+    from oom_magic.measure.device.memory_sample import is_available
+
+    return current_device(_number(diagnosis)) if is_available() else None
 
 
-def _tree(shell: InteractiveShell, source: str) -> ast.Module:
-    """The statements of a cell without the magic above it, and without those that call the shell."""
-    first, _, rest = source.lstrip().partition("\n")
-    tree: ast.Module = ast.parse(shell.transform_cell(rest if first.startswith("%%") else source))
-    tree.body = [statement for statement in tree.body if not _calls_shell(statement)]
-    return tree
+def _number(diagnosis: Diagnosis) -> int:
+    failure = diagnosis.main_failure
+    return 0 if failure is None else failure.device_index or 0
 
 
-def _calls_shell(statement: ast.stmt) -> bool:
-    return any(isinstance(node, ast.Name) and node.id == "get_ipython" for node in ast.walk(statement))
+def _as_gpu(device: Device, index: int) -> GPU:
+    """The same card for dry runs."""
+    from oom_magic.measure.device.cards import num_multiprocessors
+
+    return GPU(
+        device.name,
+        device.total_bytes,
+        device.capability or (0, 0),
+        num_multiprocessors(index),
+        device.context_bytes,
+        is_read=True,
+    )
 
 
 def _card(diagnosis: Diagnosis, report: MemoryReport | None) -> tuple[GPU, int | None]:

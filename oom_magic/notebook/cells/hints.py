@@ -6,12 +6,16 @@ The error is kept as text, never as an exception: that would keep the failed cel
 from __future__ import annotations
 
 import re
+import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from IPython.core.interactiveshell import ExecutionResult
+from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
+
+if TYPE_CHECKING:
+    from oom_magic.predict.instrumentation.starting_point import StartingPoint
 
 HINT = "%oom_explain says which tensor did not fit, why, and what to change (--off: no more hints)."
 
@@ -24,11 +28,15 @@ _CLASSES = ("OutOfMemoryError", "MemoryError")
 
 @dataclass(frozen=True, slots=True)
 class FailedCell:
-    """A cell that ran out of memory, as text; ``is_observed``: under ``%%gpumem``, ``is_dry``: in a dry run."""
+    """A cell that ran out of memory, as text; ``is_observed``: under ``%%gpumem``, ``is_dry``: in a dry run.
+
+    ``start`` is what it found on a real device, by weak references.
+    """
 
     source: str
     is_observed: bool = False
     is_dry: bool = False
+    start: StartingPoint | None = None
 
 
 class FailureWatch:
@@ -38,12 +46,26 @@ class FailureWatch:
     ``failed_cell`` is the cell of the last such error, as text.
     """
 
-    def __init__(self, hint_at: Callable[[str], str], was_dry: Callable[[], bool]) -> None:
+    def __init__(self, shell: InteractiveShell, hint_at: Callable[[str], str], was_dry: Callable[[], bool]) -> None:
+        self._shell = shell
         self.hint_at = hint_at
         self.was_dry = was_dry
         self.last_text = ""
         self.failed_cell: FailedCell | None = None
         self.is_hinting = True
+        self._start: StartingPoint | None = None
+
+    def before_cell(self, _: ExecutionInfo) -> None:
+        """IPython's ``pre_run_cell``. With a GPU, what the cell finds there is noted."""
+        self._start = None
+        if "torch" not in sys.modules:
+            return
+        from oom_magic.measure.device.memory_sample import is_available
+
+        if is_available():
+            from oom_magic.predict.instrumentation.starting_point import StartingPoint
+
+            self._start = StartingPoint([self._shell.user_ns])
 
     def after_cell(self, result: ExecutionResult) -> None:
         """IPython's ``post_run_cell``."""
@@ -55,7 +77,8 @@ class FailureWatch:
         self.last_text = text_of(error)
         source = str(getattr(result.info, "raw_cell", "") or "")
         is_observed = source.lstrip().startswith(("%%gpumem", "%gpumem"))
-        self.failed_cell = FailedCell(source, is_observed, is_observed and self.was_dry())
+        is_dry = is_observed and self.was_dry()
+        self.failed_cell = FailedCell(source, is_observed, is_dry, None if is_dry else self._start)
         if self.is_hinting:
             print(HINT)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,22 +19,40 @@ from oom_magic.predict.isolation.live_objects import find_live_objects
 from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.what_if.change import Change, InapplicableError, Inputs, inputs_of
 
+MOST_STEPS = 20
+
 
 class Finished(BaseException):
     """Enough optimizer steps were seen."""
 
 
+@dataclass(frozen=True, slots=True)
+class ModelCall:
+    """A call of an outermost module: how many came before it, the event it began at, its input tensors and its mode.
+
+    A loss is such a module, too, but no model (``is_model``).
+    """
+
+    number: int
+    position: int
+    inputs: Inputs
+    is_training: bool
+    has_gradients: bool
+    is_model: bool
+
+
 class Training:
     """The training loop of a dry run: counts its steps, names its memory, makes the ``changes`` asked for.
 
-    ``model_inputs`` are the tensors that the first model was called with: shape, and whether integer. ``begins_at``
+    ``model_calls`` are all calls of outermost modules. ``begins_at``
     is the event of each card from which the run counts, where a change says that the model would be loaded so.
     ``num_calls`` counts the calls of models with gradients since the last optimizer step. ``stop_after_steps`` of them
-    end a run (None: its own end does).
+    end a run (None: its own end does); one that never had ``enough_bytes`` by then goes on until it has, for at most
+    ``MOST_STEPS``.
     """
 
     def __init__(self, gpu: FakeGPU, changes: Sequence[Change], stop_after_steps: int | None, has_bar: bool) -> None:
-        self.model_inputs: Inputs = ()
+        self.model_calls: list[ModelCall] = []
         self.begins_at: tuple[int, ...] = ()
         self.num_calls = 0
         self._gpu = gpu
@@ -41,14 +60,23 @@ class Training:
         self._refusals: dict[Change, InapplicableError | None] = {}
         self._prepared: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self.stop_after_steps = stop_after_steps
+        self.enough_bytes = 0
         self._steps_of: dict[int, int] = {}
         self._has_bar = has_bar
         self._bar: Any = None
+
+    def call_at(self, position: int) -> ModelCall | None:
+        """The call of a model that an event belongs to: the last that had begun, if any had."""
+        calls = [call for call in self.model_calls if call.is_model]
+        first = self.begins_at[0] if self.begins_at else 0
+        begun = [call for call in calls if call.position <= position + first]
+        return begun[-1] if begun else next(iter(calls), None)
 
     @contextmanager
     def followed(self) -> Iterator[None]:
         """While the user's code runs."""
         self._steps_of.clear()
+        self.model_calls.clear()
         self.num_calls = 0
         with ExitStack() as stack:
             stack.enter_context(patched(torch.nn.Module, {"__call__": self._module_call()}))
@@ -109,8 +137,16 @@ class Training:
         """The outermost module is about to run."""
         self.num_calls += torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
         self._prepare(module)
-        if not self.model_inputs:
-            self.model_inputs = inputs_of(args, kwargs)
+        self.model_calls.append(
+            ModelCall(
+                len(self.model_calls),
+                len(self._gpu.recorder.order),
+                inputs_of(args, kwargs),
+                module.training,
+                torch.is_grad_enabled(),
+                _is_model(module),
+            )
+        )
         for tensor in (*module.parameters(), *module.buffers()):
             self._gpu.assign(tensor, Category.PARAMETER)
         for recorder in self._gpu.recorders:
@@ -174,9 +210,14 @@ class Training:
         self._expect_step()
         if self._bar is not None:
             self._bar.update()
-        if self.stop_after_steps is not None and number >= self.stop_after_steps:
+        if self.stop_after_steps is not None and number >= self.stop_after_steps and self._has_seen_enough(number):
             self._mark(MarkKind.LEFT)
             raise Finished
+
+    def _has_seen_enough(self, number: int) -> bool:
+        """Whether so much was taken by now, or so many steps were followed."""
+        taken = max(max(recorder.reserved, default=0) for recorder in self._gpu.recorders)
+        return number >= MOST_STEPS or taken >= self.enough_bytes
 
     def _mark(self, kind: MarkKind) -> None:
         for recorder in self._gpu.recorders:

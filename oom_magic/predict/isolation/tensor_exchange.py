@@ -16,7 +16,7 @@ import random
 import sys
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +27,7 @@ import torch
 from oom_magic.memory.categories import Category
 from oom_magic.memory.timeline import Phase
 from oom_magic.predict.fake_cuda.fake_gpu import META, FakeGPU, Place, is_large
+from oom_magic.predict.instrumentation.starting_point import StartingPoint, TensorWas
 from oom_magic.predict.isolation.live_objects import LiveObjects, find_live_objects
 
 _DICTS = (dict, OrderedDict, defaultdict)
@@ -125,27 +126,43 @@ class TensorExchange:
     """Exchanges the user's tensors and notes the rest, around each run of a session.
 
     What the pretended code did to the user's objects is kept, if ``lasting``, for the next run of the same session.
-    With an ``origin`` the first run starts from what that session left, which stays as it is.
+    With an ``origin`` the first run starts from what that session's last run found, with a ``start`` from what is noted
+    there; both stay as they are. Tensors with the identities ``absent`` take nothing.
     """
 
-    def __init__(self, gpu: FakeGPU, lasting: bool, origin: TensorExchange | None = None) -> None:
+    def __init__(
+        self,
+        gpu: FakeGPU,
+        lasting: bool,
+        origin: TensorExchange | None = None,
+        start: StartingPoint | None = None,
+        absent: Collection[int] = frozenset(),
+    ) -> None:
         self.gpu = gpu
         self._lasting = lasting
         self._origin = origin
+        self._start = start
+        self._absent = absent
         self._kept: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
-        self._pretended: Changes = {} if origin is None else origin._pretended
+        self._pretended: Changes = {} if origin is None else origin._found
+        self._found: Changes = self._pretended  # by the last run
 
     @contextmanager
     def exchanged(self, namespaces: list[dict[str, Any]]) -> Iterator[None]:
         """While a dry run lasts. ``namespaces`` are the global variables that its code may change."""
         live = find_live_objects()
         real = _snapshot(live, namespaces)
-        real.apply(self._pretended)
+        self._found = self._pretended
+        real.apply(self._found)
+        if self._start is not None:
+            self._start.restore(real.add)
         tensors = self._exchangeable(live.tensors)
         del live
         grads = [(tensor, tensor.grad) for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
         tensors += self._exchangeable([grad for _, grad in grads], {id(tensor) for tensor in tensors})
-        doubles = _FakeCopies(self.gpu, self._origin, {id(grad) for _, grad in grads})
+        if self._start is not None:
+            grads = [(tensor, grad) for tensor, grad in grads if self._start.had_grad(tensor)]
+        doubles = _FakeCopies(self.gpu, self._origin, {id(grad) for _, grad in grads}, self._start, self._absent)
         pairs = [(tensor, _held(self._kept, tensor, doubles.make)) for tensor in tensors]
         for tensor, double in pairs:
             # C++ alone may hold it, as a view its base: this hands it to Python; before 2.10 swapping loses the owner
@@ -199,13 +216,29 @@ def _held(
 class _FakeCopies:
     """Pretended doubles of real tensors; tensors that share a storage keep sharing one."""
 
-    def __init__(self, gpu: FakeGPU, origin: TensorExchange | None, grads: set[int]) -> None:
+    def __init__(
+        self,
+        gpu: FakeGPU,
+        origin: TensorExchange | None,
+        grads: set[int],
+        start: StartingPoint | None,
+        absent: Collection[int],
+    ) -> None:
+        self._absent = absent
         self._gpu = gpu
         self._origin = origin
         self._grads = grads
+        self._start = start
         self._storages: dict[int, torch.UntypedStorage] = {}
 
     def make(self, tensor: torch.Tensor) -> torch.Tensor:
+        was = None
+        if id(tensor) in self._absent:
+            return self._made_since(tensor, None)
+        if self._start is not None and id(tensor) not in self._grads:
+            was = self._start.tensor(tensor)
+            if was is None or (was.device, was.dtype) != (tensor.device.type, tensor.dtype):
+                return self._made_since(tensor, was)
         source = tensor if self._origin is None else self._origin.template(tensor)
         storage = source.untyped_storage()
         is_trained = tensor.requires_grad or id(tensor) in self._grads
@@ -218,7 +251,17 @@ class _FakeCopies:
         made = made.set_(double, source.storage_offset(), source.size(), source.stride())  # type: ignore[call-overload]
         if made.is_meta:
             self._adopt(made, source, isinstance(tensor, torch.nn.Parameter))
-        return made.requires_grad_(tensor.requires_grad)
+        return made.requires_grad_((tensor if was is None else was).requires_grad)
+
+    def _made_since(self, tensor: torch.Tensor, was: TensorWas | None) -> torch.Tensor:
+        """The double of a tensor that the failed run made, which takes nothing yet, or moved: it is where it was."""
+        dtype = tensor.dtype if was is None else was.dtype
+        made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=dtype, device=META)
+        place = Place.META if was is None else Place.HOST if was.device == "cpu" else Place.GPU
+        self._gpu.adopt(made, place, "", Phase.OTHER)
+        self._gpu.assign(made, Category.PARAMETER if isinstance(tensor, torch.nn.Parameter) else Category.BEFORE)
+        is_differentiable = made.is_floating_point() or made.is_complex()
+        return made.requires_grad_(is_differentiable and (tensor if was is None else was).requires_grad)
 
     def _adopt(self, made: torch.Tensor, source: torch.Tensor, is_weight: bool) -> None:
         place = Place.HOST if source.device.type == "cpu" else Place.GPU

@@ -84,13 +84,14 @@ class ShorterInputs(Change):
 
 
 class ExpectedInputs(Change):
-    """Nothing is changed; a run whose first call of a model has other inputs than expected ends there."""
+    """Nothing is changed; a run whose call ``number`` of an outermost module (from 0) has other inputs ends there."""
 
-    def __init__(self, are_expected: Callable[[Inputs], bool]) -> None:
-        self._are_expected: Callable[[Inputs], bool] | None = are_expected
+    def __init__(self, number: int, are_expected: Callable[[Inputs], bool]) -> None:
+        self._number = number
+        self._are_expected = are_expected
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        are_expected, self._are_expected = self._are_expected, None
-        if are_expected is not None and not are_expected(inputs_of(args, kwargs)):
+        self._number -= 1
+        if self._number == -1 and not self._are_expected(inputs_of(args, kwargs)):
             raise InapplicableError("size_not_set_there")
         return args, kwargs

@@ -1,0 +1,133 @@
+"""The statements of a failed cell, as a rehearsal executes them: without the magics around them."""
+
+from __future__ import annotations
+
+import ast
+import shlex
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from IPython.core.interactiveshell import InteractiveShell
+
+_MAIN = "__main__"
+# Magics that run the statement behind them, or the cell below, each with its options that take a value.
+_RUNNING = {
+    "gpumem": "--gpu --memory --steps --device --top -o --output --json",
+    "time": "",
+    "timeit": "-n -r -p",
+    "prun": "-l -s -T -D",
+    "capture": "",
+    "memit": "-r -t -i",
+    "mprun": "-f -T",
+}
+
+
+@dataclass(frozen=True)
+class CellCode:
+    """Statements and the names that they see; ``arguments`` are those of a script that the cell runs."""
+
+    tree: ast.Module
+    names: dict[str, Any]
+    file: str = "<ipython-input-rehearsed>"  # a cell by its name: the user's code, no library's
+    arguments: tuple[str, ...] = field(default=())
+
+    def execute(self, tree: ast.Module, names: dict[str, Any]) -> None:
+        """Run ``tree``, these statements or what was made of them, as Python would."""
+        before = sys.argv
+        if self.arguments:
+            sys.argv = list(self.arguments)
+        try:
+            exec(compile(ast.fix_missing_locations(tree), self.file, "exec", dont_inherit=True), names)
+        finally:
+            sys.argv = before
+
+
+def code_of(shell: InteractiveShell, source: str, names: dict[str, Any]) -> CellCode:
+    """What a cell executes: its own statements, those behind ``%%time`` or ``%gpumem``, or a script that it runs.
+
+    Statements that only call the shell are left out. ``names`` are those that the cell sees.
+    """
+    tree = _without_magics(shell, ast.parse(shell.transform_cell(source)))
+    script = _script_of(tree)
+    if script is None:
+        tree.body = [one for one in tree.body if not _calls_shell(one)]
+        return CellCode(tree, names)
+    path, arguments, is_interactive = script
+    own = names if is_interactive else {"__name__": _MAIN, "__file__": str(path), "__builtins__": __builtins__}
+    return CellCode(ast.parse(path.read_bytes()), own, str(path), (str(path), *arguments))
+
+
+def _without_magics(shell: InteractiveShell, tree: ast.Module) -> ast.Module:
+    """The tree with what a magic runs in the magic's place."""
+    body: list[ast.stmt] = []
+    for statement in tree.body:
+        called = _magic_call(statement)
+        inner = None if called is None else _run_by(shell, *called)
+        body += [statement] if inner is None else inner.body
+    tree.body = body
+    return tree
+
+
+def _magic_call(statement: ast.stmt) -> tuple[str, str, str] | None:
+    """Name, line and cell of the magic that a statement calls and nothing else."""
+    call = statement.value if isinstance(statement, (ast.Expr, ast.Assign)) else None
+    if not (isinstance(call, ast.Call) and _calls_shell(statement) and isinstance(call.func, ast.Attribute)):
+        return None
+    texts = [one.value if isinstance(one, ast.Constant) else None for one in call.args]
+    if call.func.attr not in ("run_line_magic", "run_cell_magic") or not all(isinstance(one, str) for one in texts):
+        return None
+    name, line, *cell = map(str, texts)
+    return name, line, cell[0] if cell else ""
+
+
+def _run_by(shell: InteractiveShell, name: str, line: str, cell: str) -> ast.Module | None:
+    """The statements that a magic runs; None where it runs none of the notebook's."""
+    if name not in _RUNNING:
+        return None
+    with suppress(SyntaxError):
+        code = cell or _without_options(line, _RUNNING[name].split())
+        return _without_magics(shell, ast.parse(shell.transform_cell(code)))
+    return None
+
+
+def _without_options(line: str, valued: list[str]) -> str:
+    """What stands behind a magic's options."""
+    words = line.strip()
+    while words.startswith("-"):
+        option, _, words = words.partition(" ")
+        words = words.lstrip()
+        if option in valued and words:
+            words = _behind_value(words)
+    return words
+
+
+def _behind_value(words: str) -> str:
+    quote = words[0] if words[0] in "'\"" else ""
+    _, _, rest = words[1:].partition(quote) if quote else words.partition(" ")
+    return rest.lstrip()
+
+
+def _script_of(tree: ast.Module) -> tuple[Path, tuple[str, ...], bool] | None:
+    """The last script that ``%run`` executes: its path, its arguments and whether it sees the notebook's names."""
+    found = None
+    for statement in tree.body:
+        called = _magic_call(statement)
+        if called is None or called[0] != "run":
+            continue
+        words = shlex.split(called[1])
+        options = [word for word in words if word.startswith("-")][: next(
+            (at for at, word in enumerate(words) if not word.startswith("-")), len(words))]  # fmt: skip
+        names = words[len(options) :]
+        with suppress(IndexError):
+            path = Path(names[0]).expanduser()
+            path = path if path.suffix else path.with_suffix(".py")
+            if path.is_file() and path.suffix in (".py", ".ipy"):
+                found = path, tuple(names[1:]), "-i" in options
+    return found
+
+
+def _calls_shell(statement: ast.stmt) -> bool:
+    return any(isinstance(node, ast.Name) and node.id == "get_ipython" for node in ast.walk(statement))

@@ -1,0 +1,222 @@
+"""What a run on a real device began from: the state to which a rehearsal of it takes the user's objects back.
+
+It is noted before each cell and looked at only if the cell runs out of memory. Weak references, identities and plain
+values: nothing of the user's is kept alive by it.
+"""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from oom_magic.predict.isolation.live_objects import find_live_objects
+
+_DICTS = (dict, OrderedDict, defaultdict)
+_LISTS = (list, set, deque)
+_PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+_NO_INSTANCES = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, torch.Tensor)
+# Deeper or longer than this nothing is noted: it is taken to be as it was. Vocabularies and datasets are.
+_DEPTH = 4
+_LONGEST = 5_000
+_MOST_ENTRIES = 300_000
+_ABSENT = object()
+_OF_THE_SHELL = ("In", "Out", "exit", "quit", "get_ipython", "open")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorWas:
+    """A tensor as it was: where it lay (None: in no memory), its type, whether it had a gradient or wanted one."""
+
+    reference: weakref.ref[torch.Tensor]
+    device: str
+    dtype: torch.dtype
+    has_grad: bool
+    requires_grad: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Contents:
+    """What a container held, by identity: the container is at ``path`` in the variables of ``owner``."""
+
+    owner: Callable[[], Any]
+    path: tuple[Hashable, ...]
+    held: dict[Hashable, int] | list[int]
+    is_namespace: bool
+
+
+class StartingPoint:
+    """The process as it was: tensors, the containers of modules, optimizers and names, the user's own objects.
+
+    ``dropped`` are the names that the run made since; ``kept`` those of them that a rehearsal needs after all, as it
+    reads them before it makes them.
+    """
+
+    def __init__(self, namespaces: Sequence[dict[str, Any]]) -> None:
+        self.dropped: set[str] = set()
+        self.kept: set[str] = set()
+        self._references: dict[int, weakref.ref[Any]] = {}
+        self._plain: dict[int, Any] = {}
+        self._contents: list[_Contents] = []
+        self._seen: set[int] = set()
+        self._num_entries = 0
+        live = find_live_objects()
+        self._tensors = {id(tensor): was for tensor in live.tensors if (was := _was(tensor)) is not None}
+        for one in (*live.modules, *live.tools):
+            self._references[id(one)] = weakref.ref(one)
+        for namespace in namespaces:
+            self._note(namespace, _DEPTH, lambda namespace=namespace: namespace, (), is_namespace=True)  # type: ignore[misc]
+        for one in (*live.modules, *live.tools):
+            self._note(vars(one), _DEPTH, weakref.ref(one), ())
+
+    def tensor(self, tensor: torch.Tensor) -> TensorWas | None:
+        """The tensor as it was; None for one that was not there."""
+        was = self._tensors.get(id(tensor))
+        return was if was is not None and was.reference() is tensor else None
+
+    def had_grad(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor had a gradient."""
+        was = self.tensor(tensor)
+        return was is not None and was.has_grad
+
+    def keep(self, name: str) -> bool:
+        """Leave a name that was dropped as the run made it; False if it was not dropped."""
+        is_dropped = name in self.dropped
+        self.kept |= {name} & self.dropped
+        return is_dropped
+
+    def restore(self, noting: Callable[[Any, int], None]) -> None:
+        """Make containers hold what they held. ``noting(container, depth)`` is told of each before it is changed."""
+        self.dropped.clear()
+        for one in self._contents:
+            container = _find(one)
+            if container is None:
+                continue
+            noting(container, 1)
+            if isinstance(one.held, dict) and isinstance(container, _DICTS):
+                self._restore_dict(container, one.held, one.is_namespace)
+            elif isinstance(one.held, list) and isinstance(container, _LISTS):
+                self._restore_list(container, one.held)
+
+    def _restore_dict(self, container: dict[Any, Any], held: dict[Hashable, int], is_namespace: bool) -> None:
+        for key, value in list(container.items()):
+            identity = held.get(_token(key), 0)
+            if is_namespace and (not _is_users(key) or key in self.kept):
+                continue
+            if identity and self._is(value, identity):
+                continue
+            before = self._resolved(identity)
+            if before is not _ABSENT:
+                container[key] = before
+            elif is_namespace or not identity:
+                del container[key]
+                if is_namespace:
+                    self.dropped.add(key)
+        present = {_token(key) for key in container}
+        for token, identity in held.items():
+            before = self._resolved(identity) if token not in present else _ABSENT
+            if before is not _ABSENT and isinstance(token, str):
+                container[token] = before
+
+    def _restore_list(self, container: Any, held: list[int]) -> None:
+        known = {id(one): one for one in container}
+        found = [known[one] if one in known and self._is(known[one], one) else self._resolved(one) for one in held]
+        kept = [one for one in found if one is not _ABSENT]
+        container.clear()
+        container.update(kept) if isinstance(container, set) else container.extend(kept)
+
+    def _is(self, value: Any, identity: int) -> bool:
+        """Whether a value is the object that had this identity, not another one in its place."""
+        if id(value) != identity:
+            return False
+        reference = self._references.get(identity) or getattr(self._tensors.get(identity), "reference", None)
+        return reference is None or reference() is value
+
+    def _resolved(self, identity: int) -> Any:
+        """The object that had this identity, if it is still there."""
+        if identity in self._plain:
+            return self._plain[identity]
+        reference = self._references.get(identity) or getattr(self._tensors.get(identity), "reference", None)
+        found = None if reference is None else reference()
+        return _ABSENT if found is None else found
+
+    def _note(
+        self,
+        container: Any,
+        depth: int,
+        owner: Callable[[], Any],
+        path: tuple[Hashable, ...],
+        is_namespace: bool = False,
+    ) -> None:
+        if id(container) in self._seen or len(container) > _LONGEST or self._num_entries > _MOST_ENTRIES:
+            return
+        self._seen.add(id(container))
+        self._num_entries += len(container)
+        is_dict = isinstance(container, _DICTS)
+        items = list(container.items() if is_dict else enumerate(container))
+        if is_namespace:
+            items = [item for item in items if _is_users(item[0])]
+        held = {_token(key): id(value) for key, value in items} if is_dict else [id(value) for _, value in items]
+        self._contents.append(_Contents(owner, path, held, is_namespace))
+        for key, value in items:
+            kind = type(value)
+            if kind in _PLAIN:
+                self._plain[id(value)] = value
+            elif kind in _DICTS or kind in _LISTS:
+                if depth > 1:
+                    self._note(value, depth - 1, owner, (*path, _token(key)))
+            elif id(value) not in self._references and not isinstance(value, torch.Tensor):
+                self._note_object(value, depth)
+
+    def _note_object(self, value: Any, depth: int) -> None:
+        with suppress(TypeError):
+            self._references[id(value)] = weakref.ref(value)
+            own = getattr(value, "__dict__", None) if not isinstance(value, _NO_INSTANCES) else None
+            if depth > 1 and type(own) is dict:
+                self._note(own, depth - 1, weakref.ref(value), ())
+
+
+def _was(tensor: torch.Tensor) -> TensorWas | None:
+    try:
+        has_grad = tensor.is_leaf and tensor.grad is not None
+        return TensorWas(weakref.ref(tensor), tensor.device.type, tensor.dtype, has_grad, tensor.requires_grad)
+    except (RuntimeError, NotImplementedError, AttributeError):  # wrappers of functorch and others
+        return None
+
+
+def _is_users(name: Any) -> bool:
+    """Whether the user gave a name of a namespace; IPython's own lead to the shell, or change with each cell."""
+    return isinstance(name, str) and not name.startswith("_") and name not in _OF_THE_SHELL
+
+
+def _token(key: Any) -> Hashable:
+    """What stands for a key of a dictionary, without keeping it alive."""
+    return key if type(key) in (str, int) else (id(key),)
+
+
+def _find(contents: _Contents) -> Any:
+    """The container that is now where the noted one was; None without one."""
+    owner = contents.owner()
+    container = owner if contents.is_namespace or type(owner) is dict else getattr(owner, "__dict__", None)
+    for token in contents.path:
+        if isinstance(container, _DICTS):
+            container = next(_values_at(container, token), None)
+        elif isinstance(container, (list, deque)) and isinstance(token, int) and token < len(container):
+            container = container[token]
+        else:
+            return None
+    return container
+
+
+def _values_at(container: dict[Any, Any], token: Hashable) -> Iterator[Any]:
+    if not isinstance(token, tuple):
+        if token in container:
+            yield container[token]
+        return
+    yield from (value for key, value in container.items() if _token(key) == token)

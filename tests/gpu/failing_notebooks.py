@@ -1,0 +1,357 @@
+"""Notebooks that run out of memory, small ones on a small card: what is right to say, and how a remedy changes the cells.
+
+In a cell ``{NAME}`` stands for a value. ``apply`` gives the values with a remedy applied, by its key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Values = dict[str, Any]
+Apply = Callable[[Values, Mapping[str, Any]], Values]
+CARD_MIB = 2048
+
+
+@dataclass(frozen=True)
+class Notebook:
+    """Cells with their values; ``causes`` and ``first`` are those that are right, ``others_mib`` what others hold.
+
+    ``is_plain``: its cells can be run as Python, without IPython.
+    """
+
+    cells: tuple[str, ...]
+    values: Values
+    causes: frozenset[str]
+    first: frozenset[str]
+    apply: Mapping[str, Apply] = field(default_factory=dict)
+    others_mib: int = 0
+    files: Mapping[str, str] = field(default_factory=dict)
+    plain: tuple[str, ...] = ()
+
+
+def put(**values: Any) -> Apply:
+    """Other values, whatever the remedy."""
+    return lambda before, _: {**before, **values}
+
+
+def after(name: str) -> Apply:
+    """The remedy's new size as a value."""
+    return lambda before, remedy: {**before, name: remedy["after"]}
+
+
+def _names(*names: str) -> frozenset[str]:
+    return frozenset(names)
+
+
+HEAD = """import torch, torch.nn as nn, torch.nn.functional as F
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+"""
+SMALL = HEAD + "config = GPT2Config(n_embd=256, n_layer=6, n_head=4, vocab_size=8192, n_positions=512)\n"
+STEP = _names("smaller_batch", "checkpointing", "mixed_precision", "combination", "chunked_loss")
+FILLED = _names("activations", "logits_or_loss")
+
+NOTEBOOKS: dict[str, Notebook] = {}
+
+NOTEBOOKS["plain loop"] = Notebook(
+    (
+        SMALL + "model = GPT2LMHeadModel(config)",
+        "batch_size = {B}\nseq_len = {S}",
+        """
+model.cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+for step in range(4):
+    ids = torch.randint(0, 8192, (batch_size, seq_len), device="cuda")
+    loss = model(input_ids=ids, labels=ids).loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+    ),
+    {"B": 32, "S": 512},
+    FILLED,
+    STEP,
+    {"smaller_batch": after("B"), "shorter_sequences": after("S")},
+)
+
+NOTEBOOKS["function with defaults"] = Notebook(
+    (
+        SMALL
+        + """
+model = GPT2LMHeadModel(config).cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+def train(steps=3, batch_size={B}, length={S}):
+    for _ in range(steps):
+        ids = torch.randint(0, 8192, (batch_size, length), device="cuda")
+        optimizer.zero_grad()
+        {CKPT}
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+""",
+        "train()",
+    ),
+    {"B": 32, "S": 512, "CKPT": ""},
+    FILLED,
+    STEP,
+    {"smaller_batch": after("B"), "shorter_sequences": after("S")},
+)
+
+NOTEBOOKS["trainer"] = Notebook(
+    (
+        SMALL
+        + """
+from transformers import Trainer, TrainingArguments
+model = GPT2LMHeadModel(config)
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 256
+    def __getitem__(self, i):
+        ids = torch.arange(512) % 8192
+        return dict(input_ids=ids, labels=ids)
+args = TrainingArguments("out", per_device_train_batch_size={B}, max_steps=3, report_to=[], disable_tqdm=True,
+                         save_strategy="no", {MORE})
+trainer = Trainer(model=model, args=args, train_dataset=Data())
+""",
+        "trainer.train()",
+    ),
+    {"B": 32, "MORE": ""},
+    FILLED,
+    STEP,
+    {
+        "smaller_batch": after("B"),
+        "checkpointing": put(
+            MORE='gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": False}'
+        ),
+    },
+)
+
+NOTEBOOKS["adapters"] = Notebook(
+    (
+        HEAD
+        + """
+from peft import LoraConfig, get_peft_model
+config = LlamaConfig(hidden_size=512, intermediate_size=1408, num_hidden_layers=8, num_attention_heads=8,
+                     num_key_value_heads=4, vocab_size=8192)
+model = LlamaForCausalLM(config).to(torch.bfloat16)
+""",
+        """
+model = get_peft_model(model, LoraConfig(r=8, target_modules="all-linear")).cuda()
+optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
+for step in range(3):
+    batch = torch.randint(0, 8192, ({B}, 512), device="cuda")
+    out = model(input_ids=batch, labels=batch)
+    out.loss.backward()
+    optimizer.step(); optimizer.zero_grad()
+""",
+    ),
+    {"B": 24},
+    FILLED,
+    STEP | {"dropped_outputs"},
+    {"smaller_batch": after("B")},
+)
+
+NOTEBOOKS["leak"] = Notebook(
+    (
+        HEAD
+        + """
+net = nn.Sequential(*(nn.Sequential(nn.Linear(1024, 1024), nn.ReLU()) for _ in range(4)), nn.Linear(1024, 10)).cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+history = []
+""",
+        """
+for step in range(200):
+    x = torch.randn(1024, 1024, device="cuda")
+    loss = net(x).square().mean()
+    history.append(loss{ITEM})
+    if step % 4 == 3:
+        optimizer.zero_grad(); loss.backward(retain_graph=True); optimizer.step()
+""",
+    ),
+    {"ITEM": ""},
+    _names("leak_or_retained_reference"),
+    _names("detach"),
+    {"detach": put(ITEM=".item()")},
+)
+
+NOTEBOOKS["collected outputs"] = Notebook(
+    (
+        HEAD
+        + """
+net = nn.Sequential(nn.Embedding(8192, 256), nn.Linear(256, 8192)).cuda()
+def predict(batches=64):
+    outputs = []
+    net.eval()
+    with torch.no_grad():
+        for _ in range(batches):
+            x = torch.randint(0, 8192, (4, 512), device="cuda")
+            outputs.append(net(x){CPU})
+    return outputs
+""",
+        "predictions = predict()",
+    ),
+    {"CPU": ""},
+    _names("leak_or_retained_reference"),
+    _names("keep_on_host"),
+    {"keep_on_host": put(CPU=".cpu()")},
+)
+
+NOTEBOOKS["evaluation"] = Notebook(
+    (
+        SMALL + "model = GPT2LMHeadModel(config).cuda(); optimizer = torch.optim.AdamW(model.parameters())",
+        """
+def run_epoch(train_batch_size=4):
+    for _ in range(3):
+        ids = torch.randint(0, 8192, (train_batch_size, 512), device="cuda")
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step(); optimizer.zero_grad()
+@torch.no_grad()
+def validate(valid_batch_size={B}):
+    model.eval()
+    total = 0
+    for _ in range(2):
+        ids = torch.randint(0, 8192, (valid_batch_size, 512), device="cuda")
+        total += model(input_ids=ids, labels=ids).loss.item()
+    return total
+run_epoch(); print(validate())
+""",
+    ),
+    {"B": 96},
+    FILLED | {"request_alone_too_big"},
+    _names("smaller_evaluation"),
+    {"smaller_evaluation": after("B")},
+)
+
+NOTEBOOKS["two models"] = Notebook(
+    (
+        HEAD
+        + """
+def build(layers): return nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(layers)))
+first_try = build(24).cuda()
+first_optimizer = torch.optim.Adam(first_try.parameters())
+first_try(torch.randn(8, 2048, device="cuda")).sum().backward(); first_optimizer.step()
+""",
+        """{DEL}
+net = build(12).cuda()
+optimizer = torch.optim.Adam(net.parameters())
+for _ in range(2):
+    net(torch.randn(64, 2048, device="cuda")).sum().backward()
+    optimizer.step(); optimizer.zero_grad()
+""",
+    ),
+    {"DEL": ""},
+    _names("leak_or_retained_reference"),
+    _names("drop_copy", "free_held"),
+    {"drop_copy": put(DEL="del first_try, first_optimizer; import gc; gc.collect(); torch.cuda.empty_cache()")},
+)
+
+NOTEBOOKS["run twice"] = Notebook(
+    (
+        SMALL,
+        "batch_size = 4",
+        "{TRAIN}",
+        "batch_size = {B}",
+        "{TRAIN}",
+    ),
+    {
+        "B": 48,
+        "TRAIN": """%%time
+model = GPT2LMHeadModel(config).cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+for step in range(3):
+    ids = torch.randint(0, 8192, (batch_size, 512), device="cuda")
+    out = model(input_ids=ids, labels=ids)
+    out.loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+    },
+    FILLED,
+    STEP | {"dropped_outputs"},
+    {"smaller_batch": after("B")},
+)
+
+NOTEBOOKS["another process"] = Notebook(
+    (
+        SMALL,
+        """
+model = GPT2LMHeadModel(config).cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+for step in range(3):
+    ids = torch.randint(0, 8192, (8, 512), device="cuda")
+    model(input_ids=ids, labels=ids).loss.backward()
+    optimizer.step(); optimizer.zero_grad()
+""",
+    ),
+    {},
+    _names("other_process"),
+    _names("close_processes"),
+    others_mib=1400,
+)
+
+NOTEBOOKS["pieces"] = Notebook(
+    (
+        "import torch",
+        """
+kept = []
+for number in range(24):
+    passing = torch.empty((20 + 5 * number) * 2**20, dtype=torch.uint8, device="cuda")
+    kept.append(torch.empty(2 * 2**20, dtype=torch.uint8, device="cuda"))
+    del passing
+large = torch.empty(1400 * 2**20, dtype=torch.uint8, device="cuda")
+""",
+    ),
+    {},
+    _names("fragmentation"),
+    _names("expandable_segments"),
+)
+
+NOTEBOOKS["line form"] = Notebook(
+    (
+        SMALL
+        + """
+from my_training import fit
+model = GPT2LMHeadModel(config).cuda()
+""",
+        "%gpumem --no-plot fit(model, batch_size={B})",
+    ),
+    {"B": 48},
+    FILLED,
+    STEP,
+    {"smaller_batch": after("B")},
+    files={
+        "my_training.py": """
+import torch
+def fit(model, batch_size, steps=3):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    for step in range(steps):
+        ids = torch.randint(0, 8192, (batch_size, 512), device="cuda")
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+    },
+)
+
+NOTEBOOKS["script"] = Notebook(
+    ("import torch", "%run train.py"),
+    {},
+    FILLED,
+    STEP,
+    files={
+        "train.py": SMALL
+        + """
+batch_size = 48
+def main():
+    model = GPT2LMHeadModel(config).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    for step in range(3):
+        ids = torch.randint(0, 8192, (batch_size, 512), device="cuda")
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+if __name__ == "__main__":
+    main()
+"""
+    },
+)

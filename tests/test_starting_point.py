@@ -1,0 +1,108 @@
+"""What a run began from: taken back to it, and forward again."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import torch
+
+from oom_magic.predict.instrumentation.starting_point import StartingPoint
+from oom_magic.predict.isolation.tensor_exchange import Snapshot
+from oom_magic.predict.session import DrySession
+
+
+class Runner:
+    """Something of the user's with state of its own."""
+
+    def __init__(self) -> None:
+        self.optimizer = None
+        self.history = ["begun"]
+
+
+def gone_back(start: StartingPoint, namespace: dict) -> Snapshot:
+    noted = Snapshot()
+    start.restore(noted.add)
+    return noted
+
+
+def test_names_objects_and_states_are_as_they_were_and_then_as_they_are() -> None:
+    net = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(net.parameters())
+    names = {"net": net, "optimizer": optimizer, "runner": Runner(), "losses": [], "batch_size": 8, "_": 1}
+    start = StartingPoint([names])
+    for _ in range(2):
+        loss = net(torch.ones(2, 4)).sum()
+        loss.backward()
+        optimizer.step()
+        names["losses"].append(loss)
+    names |= {"batch_size": 64, "loss": loss, "_": 2}
+    names["runner"].optimizer = optimizer
+    names["runner"].history.append("ran")
+    net.eval()
+    net.head = torch.nn.Linear(4, 2)
+    noted = gone_back(start, names)
+    assert names.keys() == {"net", "optimizer", "runner", "losses", "batch_size", "_"}
+    assert (names["batch_size"], names["losses"], names["_"]) == (8, [], 2)
+    assert names["runner"].optimizer is None and names["runner"].history == ["begun"]
+    assert net.training and not hasattr(net, "head") and not optimizer.state
+    assert start.dropped == {"loss"} and not start.had_grad(net.weight)
+    noted.restore()
+    assert names["batch_size"] == 64 and len(names["losses"]) == 2 and names["runner"].optimizer is optimizer
+    assert not net.training and "head" in net._modules and len(optimizer.state) == 2
+
+
+def test_it_keeps_nothing_alive() -> None:
+    names = {"net": torch.nn.Linear(4, 4), "runner": Runner()}
+    refs = [weakref.ref(one) for one in names.values()]
+    start = StartingPoint([names])
+    names.clear()
+    gc.collect()
+    assert all(ref() is None for ref in refs)
+    gone_back(start, names)
+    assert names == {}
+
+
+def test_a_name_that_is_read_first_is_kept_if_asked() -> None:
+    names: dict = {}
+    start = StartingPoint([names])
+    names["made"] = torch.ones(2)
+    noted = gone_back(start, names)
+    assert "made" not in names and start.keep("made") and not start.keep("other")
+    noted.restore()
+    gone_back(start, names)
+    assert "made" in names
+
+
+def test_a_dry_run_from_there_takes_what_was_there_and_not_what_was_made() -> None:
+    """A model moved to another type, an optimizer's state and results since then: none of it counts twice."""
+    net = torch.nn.Linear(1024, 1024, bias=False)
+    optimizer = torch.optim.AdamW(net.parameters())
+    names = {"net": net, "optimizer": optimizer, "torch": torch}
+    start = StartingPoint([names])
+    net.to(torch.bfloat16)
+    net(torch.ones(2, 1024, dtype=torch.bfloat16)).sum().backward()
+    optimizer.step()
+    names["out"] = net(torch.ones(2, 1024, dtype=torch.bfloat16))
+    code = (
+        "net.to('cuda')\nfor _ in range(2):\n    net(torch.ones(2, 1024, device='cuda')).sum().backward()\n"
+        "    optimizer.step()\n    optimizer.zero_grad()"
+    )
+    session = DrySession("RTX 3060", is_lasting=False, has_bar=False, start=start)
+    report = session.run(lambda: exec(code, names), [names])
+    weights = 4 * 2**20
+    parts = report.breakdown
+    assert parts["parameter"] == parts["gradient"] == weights and parts["optimizer_state"] // weights == 2
+    assert parts["before"] == 0
+    assert net.weight.dtype == torch.bfloat16 and len(optimizer.state) == 1 and "out" in names
+
+
+def test_what_is_in_the_way_takes_nothing_where_it_is_left_out() -> None:
+    names = {"old": torch.zeros(1024, 1024), "torch": torch}
+    code = "torch.ones(1024, 1024, device='cuda')"
+    start = StartingPoint([names])
+    for absent, before in ((frozenset(), 0), (frozenset({id(names["old"])}), 0)):
+        session = DrySession("RTX 3060", is_lasting=False, has_bar=False, start=start, absent=absent)
+        report = session.run(lambda: exec(code, names), [names])
+        assert report.breakdown["before"] == before
+        assert report.peak_allocated_bytes == 4 * 2**20
