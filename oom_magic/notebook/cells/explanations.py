@@ -16,7 +16,6 @@ from IPython.display import display
 
 from oom_magic.notebook.cells.cell_code import code_of
 from oom_magic.notebook.cells.hints import FailureWatch, is_out_of_memory
-from oom_magic.notebook.cells.releasing import located_before
 from oom_magic.notebook.options import setup_from, similar_card
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, GPU, find_gpu
 
@@ -40,6 +39,7 @@ def prices(
     from oom_magic.explain.advice import advise
     from oom_magic.explain.remedies.in_the_way import find_in_the_way
     from oom_magic.explain.remedies.rehearsal import CellRehearsal
+    from oom_magic.notebook.cells.releasing import located_before  # these load torch
     from oom_magic.predict.isolation.live_objects import heap_set_aside
 
     device = None if cell.is_dry else _device(diagnosis)
