@@ -37,9 +37,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run = commands.add_parser(
         "run", help="follow a program on a pretend GPU", parents=[OOMMagics.gpumem.parser], conflict_handler="resolve"
     )
-    run.add_argument("script", help="the program, written for cuda")
-    run.add_argument("arguments", nargs=argparse.REMAINDER, help="its own arguments")
-    options = parser.parse_args(arguments)
+    run.add_argument("script", help="the program, written for cuda; its own arguments follow --")
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    end = given.index("--") if "--" in given else len(given)
+    options = parser.parse_args(given[:end])
+    options.arguments = given[end + 1 :]
     try:
         return _explain(options) if options.command == "explain" else _run(options)
     except (UsageError, ValueError, OSError) as error:

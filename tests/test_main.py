@@ -35,22 +35,22 @@ def script(tmp_path: Path) -> str:
 
 
 def test_a_program_that_fits(script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--gpu", "RTX 3060", "--json", str(tmp_path / "report.json"), script, "1024"]) == 0
+    assert main(["run", "--gpu", "RTX 3060", "--json", str(tmp_path / "report.json"), script, "--", "1024"]) == 0
     shown = capsys.readouterr().out
     assert "Safe" in shown and "train.py" in shown
     assert json.loads((tmp_path / "report.json").read_text())["peak_allocated_bytes"] > 16 * 2**20
 
 
 def test_a_program_that_does_not_fit(script: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--memory", "2GiB", script, "16384"]) == 1
+    assert main(["run", script, "--memory", "2GiB", "--", "16384"]) == 1
     assert "out of memory" in capsys.readouterr().out.lower()
 
 
 def test_what_is_not_known(script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", script, "many"]) == 2  # the program fails
+    assert main(["run", script, "--", "many"]) == 2  # the program fails
     error = capsys.readouterr().err
     assert "invalid literal" in error and "oom_magic" not in error
-    assert main(["run", "--gpu", "RTX 3600", script, "8"]) == 2
+    assert main(["run", "--gpu", "RTX 3600", script, "--", "8"]) == 2
     assert "RTX 3060" in capsys.readouterr().err
     assert main(["run", str(tmp_path / "none.py")]) == 2
     assert "none.py" in capsys.readouterr().err
