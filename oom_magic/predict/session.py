@@ -24,7 +24,6 @@ from oom_magic.predict.fake_cuda.cuda_build import cuda_build, grouped_by_place
 from oom_magic.predict.fake_cuda.device_view import DeviceView, saved_tensor_hooks_followed, shown_without_values
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.operators import cuda_operators
-from oom_magic.predict.fake_cuda.streams import Streams
 from oom_magic.predict.fake_cuda.torch_cuda import Cards, accelerator_answers, cuda_answers
 from oom_magic.predict.instrumentation.attribution import Attribution
 from oom_magic.predict.instrumentation.decided_names import DecidedNames, decided_sentence
@@ -133,7 +132,6 @@ class DrySession:
         self.fake_gpu.values = values.Values(self.fake_gpu, self.assume)
         self.fake_gpu.job = self.job
         self.fake_gpu.process_groups = None if origin is None else origin.fake_gpu.process_groups
-        self._streams = Streams(self.fake_gpu)
         self.training = Training(self.fake_gpu, changes, stop_after_steps, has_bar)
         self._user_state: TensorExchange = TensorExchange(
             self.fake_gpu, is_lasting, None if origin is None else origin._user_state, start, absent
@@ -263,7 +261,7 @@ class DrySession:
             stack.enter_context(self._user_state.exchanged(namespaces))
             isolation = stack.enter_context(isolated(self.assume, namespaces, function))
             cards = Cards(self.fake_gpu, self.total_bytes, self.gpu.context_bytes)
-            stack.enter_context(patched(torch.cuda, cuda_answers(cards, self._streams)))
+            stack.enter_context(patched(torch.cuda, cuda_answers(cards)))
             if hasattr(torch, "accelerator"):
                 stack.enter_context(patched(torch.accelerator, accelerator_answers(cards)))
             stack.enter_context(

@@ -128,7 +128,7 @@ def _reduce_scatter(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwarg
 def _scatter(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Received one by one; whoever sends, sends to this process what it would."""
     outputs, inputs = args[0], args[1]
-    group_rank = args[2].rank() if inputs and inputs[0] else 0
+    group_rank = torch.distributed.ProcessGroup.unbox(args[2]).rank()
     for received, sent in zip(outputs, inputs, strict=False):
         _copy_to_each(gpu, sent[group_rank], [received])
     return outputs, _done(outputs)
@@ -232,7 +232,18 @@ _HANDLERS: dict[str, Handler] = {
 }
 
 
+def _wrapped(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of a collective that is under way (torch/distributed/_functional_collectives.py)."""
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    return AsyncCollectiveTensor(args[0])
+
+
 def collective_handlers(sent: Sent) -> dict[OpOverload, Handler]:
     """What runs in place of each operator of ``torch.distributed``."""
     named = {**_HANDLERS, "allreduce_": _reduced(sent)}
-    return {getattr(torch.ops.c10d, name).default: run for name, run in named.items() if hasattr(torch.ops.c10d, name)}
+    c10d = torch.ops.c10d
+    handlers = {getattr(c10d, name).default: run for name, run in named.items() if hasattr(c10d, name)}
+    if hasattr(torch.ops._c10d_functional, "_wrap_tensor_autograd"):
+        handlers[torch.ops._c10d_functional._wrap_tensor_autograd.default] = _wrapped
+    return handlers

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 import torch.backends.cudnn.rnn
+import torch.cuda.nccl
+import torch.cuda.nvtx
 from torch.utils import _foreach_utils
 
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU, Place
@@ -50,6 +52,7 @@ def grouped_by_place(gpu: FakeGPU) -> Iterator[None]:
 
 
 GRAPHS = "CUDA graphs: what is captured runs as eager code, without a memory pool of its own"
+_NCCL_VERSION = (2, 29, 7)  # that of PyTorch 2.13
 
 
 @contextmanager
@@ -64,6 +67,9 @@ def cuda_build(gpu: FakeGPU, assume: Callable[[str], None]) -> Iterator[None]:
         stack.enter_context(patched(torch.backends.cudnn, cudnn))
         stack.enter_context(patched(torch.backends.cudnn.rnn, {"get_cudnn_mode": recurrent.MODES.__getitem__}))
         stack.enter_context(patched(torch, {"_use_cudnn_rnn_flatten_weight": lambda: True}))
+        stack.enter_context(patched(torch.Tensor, {"record_stream": lambda tensor, stream: None}))  # see streams
+        stack.enter_context(patched(torch.cuda.nvtx, {"_nvtx": _Unmarked()}))
+        stack.enter_context(patched(torch.cuda.nccl, {"version": lambda: _NCCL_VERSION}))
         stack.enter_context(patched(torch._C, {"_get_accelerator": lambda *_: torch.device("cuda")}))
         stack.enter_context(patched(torch.cuda, _graphs(assume)))
         stack.enter_context(_fast_paths(assume))
@@ -103,6 +109,13 @@ def _fast_paths(assume: Callable[[str], None]) -> Iterator[None]:
     nested = {"_nested_tensor_from_mask_left_aligned": _nested_tensor_from_mask_left_aligned}
     with patched(torch.overrides, {"has_torch_function": has_torch_function}), patched(torch, nested):
         yield
+
+
+class _Unmarked:
+    """``torch.cuda.nvtx``'s C++ part: marks for a profiler."""
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        return lambda *args: 0
 
 
 class _Generator(torch.Generator):

@@ -176,10 +176,12 @@ def _get_device(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict
 
 
 def _data_ptr(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """An address of its own for each pretended storage."""
+    """An address of its own for each pretended storage that has memory."""
     tensor = args[0]
     if not tensor.is_meta:
         return int(func(tensor))
+    if not tensor.untyped_storage().nbytes():
+        return 0
     return int(tensor.untyped_storage()._cdata + tensor.storage_offset() * tensor.element_size())
 
 

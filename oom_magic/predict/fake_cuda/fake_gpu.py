@@ -27,6 +27,7 @@ from oom_magic.predict.fake_cuda.fallbacks import find_fallback, is_wrapper, sto
 from oom_magic.predict.fake_cuda.gradients import counts_when_unheld, reused_gradient
 from oom_magic.predict.fake_cuda.known_outputs import KnownOutputs
 from oom_magic.predict.fake_cuda.overloads import find_overload
+from oom_magic.predict.fake_cuda.streams import Streams
 from oom_magic.predict.fake_cuda.threads import Threads
 from oom_magic.predict.instrumentation.attribution import Attribution
 from oom_magic.predict.instrumentation.collector import Collector
@@ -143,6 +144,7 @@ class FakeGPU(TorchDispatchMode):
         self._fail = fail
         self.threads = Threads()
         self.background_streams: dict[int, Any] = {}  # of nn.DataParallel, by card
+        self.streams = Streams(self)
         self._workspaces: list[dict[Hashable, int]] = [{} for _ in self.recorders]  # allocations of libraries, by owner
         self.job: Job | None = None  # of which this is one process
         self.process_groups: World | None = None  # what code on it made, between runs
@@ -351,7 +353,9 @@ class FakeGPU(TorchDispatchMode):
         """Take memory on the current card; the number of the allocation. Raises the simulated OutOfMemoryError."""
         line, module = self.attribution.line(), self.attribution.module(phase)
         try:
-            return self.recorder.allocate(num_bytes, operator, phase, line, module, category, reckoning)
+            return self.recorder.allocate(
+                num_bytes, operator, phase, line, module, category, reckoning, self.streams.at_work()
+            )
         except AllocatorOutOfMemory as error:
             failure = self._fail(error, operator, phase)
         try:

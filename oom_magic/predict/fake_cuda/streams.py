@@ -6,17 +6,27 @@ used (``record_stream``) returns then, as on a GPU that is faster than the code 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
-if TYPE_CHECKING:
-    from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
+
+class Cards(Protocol):
+    """What streams need of the cards they are on."""
+
+    current: int
+
+    def set_current(self, card: int) -> None: ...
+
+    def card_named(self, index: int | None) -> int: ...
+
 
 _POOL_SIZE = 32  # kStreamsPerPool in c10/cuda/CUDAStream.cpp
 _NUM_PRIORITIES = 4  # max_compile_time_stream_priorities there
 _EXTERNAL = 1 << 32
+_NO_SEQUENCE = 1 << 63  # AccumulateGrad's is UINT64_MAX
 
 
 class FakeEvent:
@@ -54,7 +64,7 @@ class FakeStream:
         self.priority = priority
         self.stream_id = self.streams.next(self.device_index, priority) if stream_id is None else stream_id
         self.cuda_stream = self.stream_id
-        self._before: list[tuple[int, int]] = []
+        self._before: list[Selection] = []
 
     @property
     def device(self) -> torch.device:
@@ -66,7 +76,7 @@ class FakeStream:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.streams.restore(self, *self._before.pop())
+        self.streams.restore(self._before.pop())
 
     def __eq__(self, other: object) -> bool:
         same = (self.device_index, self.stream_id)
@@ -108,13 +118,44 @@ class _StreamContext:
             self.stream.__exit__()
 
 
-class Streams:
-    """The streams of the cards, by number; 0 is the default one. Memory is taken on a card's current stream."""
+class Selection(NamedTuple):
+    """What was current before another stream was selected: the card, that stream's card, its stream, and since when."""
 
-    def __init__(self, gpu: FakeGPU) -> None:
+    current_card: int
+    card: int
+    stream: int
+    graph_task: int
+
+
+class Streams:
+    """The streams of the cards, by number; 0 is the default one. Memory is taken on a card's current stream.
+
+    Autograd runs a node on the stream on which its forward ran (``Node::stream`` in torch/csrc/autograd/function.h).
+    """
+
+    def __init__(self, gpu: Cards) -> None:
         self._gpu = gpu
         self._num_taken: Counter[tuple[int, int]] = Counter()  # by card and priority
+        self._current: dict[int, int] = {}  # by card
+        self._selected_in = -1  # the backward in which user code selected the current stream
+        self._first_nodes: dict[int, list[int]] = {}  # by card: from this node of autograd on ...
+        self._streams_of_nodes: dict[int, list[int]] = {}  # ... it was this stream
         self.Stream: type[FakeStream] = type("Stream", (FakeStream,), {"streams": self})
+
+    def at_work(self) -> int:
+        """The stream of the current card on which memory is taken now."""
+        card, graph_task = self._gpu.current, torch._C._current_graph_task_id()
+        if card in self._first_nodes and graph_task not in (-1, self._selected_in):
+            node = torch._C._current_autograd_node()
+            if node is not None:
+                return self._of_node(card, node._sequence_nr())
+        return self._current.get(card, 0)
+
+    def _of_node(self, card: int, number: int) -> int:
+        if number >= _NO_SEQUENCE:
+            return 0  # AccumulateGrad: that of the parameter, made on the default stream
+        position = bisect_right(self._first_nodes[card], number)
+        return self._streams_of_nodes[card][position - 1] if position else 0
 
     def card_named(self, device: Any) -> int:
         """The card that an argument ``device`` means."""
@@ -129,23 +170,31 @@ class Streams:
         self._num_taken[card, level] += 1
         return 1 + level * _POOL_SIZE + number
 
-    def select(self, stream: FakeStream) -> tuple[int, int]:
-        """Make a stream, and its card, the current one; the card and that card's stream before."""
-        recorder = self._gpu.recorders[stream.device_index]
-        before = self._gpu.current, recorder.stream
-        recorder.stream = stream.stream_id
-        self._gpu.set_current(stream.device_index)
+    def select(self, stream: FakeStream) -> Selection:
+        """Make a stream, and its card, the current one; what was current before."""
+        card = stream.device_index
+        before = Selection(self._gpu.current, card, self._current.get(card, 0), self._selected_in)
+        self._selected_in = torch._C._current_graph_task_id()
+        self._set(card, stream.stream_id)
+        self._gpu.set_current(card)
         return before
 
-    def restore(self, stream: FakeStream, card: int, number: int) -> None:
-        """Undo ``select``, which returned ``card`` and ``number``."""
-        self._gpu.recorders[stream.device_index].stream = number
-        self._gpu.set_current(card)
+    def restore(self, before: Selection) -> None:
+        """Undo ``select``, which returned ``before``."""
+        self._selected_in = before.graph_task
+        self._set(before.card, before.stream)
+        self._gpu.set_current(before.current_card)
+
+    def _set(self, card: int, number: int) -> None:
+        if number != self._current.get(card, 0):
+            self._current[card] = number
+            self._first_nodes.setdefault(card, []).append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+            self._streams_of_nodes.setdefault(card, []).append(number)
 
     def current(self, device: Any = None) -> FakeStream:
         """The current stream of a card."""
         card = self.card_named(device)
-        return self.Stream(card, stream_id=self._gpu.recorders[card].stream)
+        return self.Stream(card, stream_id=self._current.get(card, 0))
 
     def answers(self) -> dict[str, Any]:
         """Replacements for attributes of ``torch.cuda``."""

@@ -12,7 +12,6 @@ import torch
 
 from oom_magic.memory.timeline import MarkKind
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
-from oom_magic.predict.fake_cuda.streams import Streams
 from oom_magic.predict.instrumentation.recorder import Recorder
 from oom_magic.predict.setups.gpus import GPU
 from oom_magic.user_code import is_users_file
@@ -182,7 +181,7 @@ def _device_contexts(cards: Cards) -> dict[str, type]:
     return {"device": device, "device_of": device_of, "_DeviceGuard": device}
 
 
-def cuda_answers(cards: Cards, streams: Streams) -> dict[str, Any]:
+def cuda_answers(cards: Cards) -> dict[str, Any]:
     """Replacements for attributes of ``torch.cuda``."""
     gpu, num_cards = cards.gpu.card, len(cards.gpu.recorders)
 
@@ -219,7 +218,7 @@ def cuda_answers(cards: Cards, streams: Streams) -> dict[str, Any]:
         is_available=_is_available(torch.cuda.is_available()),
         get_rng_state=generator_state,
         get_rng_state_all=lambda *args: [generator_state() for _ in range(num_cards)],
-        **streams.answers(),
+        **cards.gpu.streams.answers(),
         memory_allocated=lambda device=None: cards.counters(device).allocated(),
         memory_reserved=lambda device=None: cards.counters(device).reserved(),
         memory_cached=lambda device=None: cards.counters(device).reserved(),

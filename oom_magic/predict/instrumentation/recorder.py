@@ -80,7 +80,6 @@ class Recorder:
         self.lines = _Table(SourceLine("", 0))
         self.modules = _Table("")
         self.step = 0
-        self.stream = 0  # on which memory is taken; each has pools of its own
         self._step_due = float("inf")
         self.num_before = 0  # so many allocations were there when the trace began
 
@@ -93,8 +92,9 @@ class Recorder:
         module: str,
         category: Category = Category.TEMPORARY,
         reckoning: SizeExpression | None = None,
+        stream: int = 0,
     ) -> int:
-        """Take memory; the number of the allocation. Raises TimeoutError when no step has ended for too long."""
+        """Take memory of a stream; the number of the allocation. Raises TimeoutError when no step ended for too long."""
         if time.monotonic() > self._step_due:
             raise TimeoutError(
                 f"No optimizer step in {STEP_LIMIT_SECONDS} seconds of this dry run. Does the loop call "
@@ -102,7 +102,7 @@ class Recorder:
             )
         number = len(self.columns)
         if num_bytes or reckoning is None:
-            self.blocks[number] = self.allocator.allocate(num_bytes, self.stream)
+            self.blocks[number] = self.allocator.allocate(num_bytes, stream)
         self.block_bytes.append(self.blocks[number].size_bytes if number in self.blocks else 0)
         if reckoning is not None:
             self.reckonings[number] = reckoning
@@ -113,7 +113,7 @@ class Recorder:
             self.operators.number(operator),
             0 if line is None else self.lines.number(line),
             self.modules.number(module),
-            self.stream,
+            stream,
         ))  # fmt: skip
         self.category.append(_CATEGORY_CODE[category])
         self._event(number)
@@ -148,7 +148,7 @@ class Recorder:
         self.block_bytes = [self.block_bytes[old] for old in numbers]
         self.blocks = {new: self.blocks[old] for old, new in numbers.items()}
         self.reckonings = {numbers[old]: by for old, by in self.reckonings.items() if old in numbers}
-        self.order, self.marks, self.step, self.stream = list(numbers.values()), [], 0, 0
+        self.order, self.marks, self.step = list(numbers.values()), [], 0
         self.num_before = len(numbers)
         self.allocated = list(accumulate(self.block_bytes))
         self.reserved = [self.allocator.reserved_bytes] * len(self.order)

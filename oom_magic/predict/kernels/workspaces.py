@@ -49,7 +49,7 @@ class _Workspaces:
         if not _IS_KEPT:
             call.allocate_scratch(law)
             return
-        owner = (library, call.gpu.recorder.stream, call.gpu.threads.handle(call.gpu.current))
+        owner = (library, call.gpu.streams.at_work(), call.gpu.threads.handle(call.gpu.current))
         if owner not in call.gpu.workspaces:
             call.gpu.workspaces[owner] = call.keep_by(law, operator=library, category=Category.WORKSPACE)
 
