@@ -244,6 +244,8 @@ def collective_handlers(sent: Sent) -> dict[OpOverload, Handler]:
     named = {**_HANDLERS, "allreduce_": _reduced(sent)}
     c10d = torch.ops.c10d
     handlers = {getattr(c10d, name).default: run for name, run in named.items() if hasattr(c10d, name)}
-    if hasattr(torch.ops._c10d_functional, "_wrap_tensor_autograd"):
-        handlers[torch.ops._c10d_functional._wrap_tensor_autograd.default] = _wrapped
+    functional = torch.ops._c10d_functional
+    handlers[functional.wait_tensor.default] = lambda gpu, func, args, kwargs: args[0]
+    if hasattr(functional, "_wrap_tensor_autograd"):
+        handlers[functional._wrap_tensor_autograd.default] = _wrapped
     return handlers

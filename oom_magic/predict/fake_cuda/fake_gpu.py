@@ -354,7 +354,7 @@ class FakeGPU(TorchDispatchMode):
         line, module = self.attribution.line(), self.attribution.module(phase)
         try:
             return self.recorder.allocate(
-                num_bytes, operator, phase, line, module, category, reckoning, self.streams.at_work()
+                num_bytes, operator, phase, line, module, category, reckoning, self.streams.at_work(operator)
             )
         except AllocatorOutOfMemory as error:
             failure = self._fail(error, operator, phase)

@@ -142,14 +142,23 @@ class Streams:
         self._streams_of_nodes: dict[int, list[int]] = {}  # ... it was this stream
         self.Stream: type[FakeStream] = type("Stream", (FakeStream,), {"streams": self})
 
-    def at_work(self) -> int:
-        """The stream of the current card on which memory is taken now."""
+    def at_work(self, operator: str = "") -> int:
+        """The stream of the current card on which ``operator`` takes memory now."""
         card, graph_task = self._gpu.current, torch._C._current_graph_task_id()
         if card in self._first_nodes and graph_task not in (-1, self._selected_in):
             node = torch._C._current_autograd_node()
             if node is not None:
-                return self._of_node(card, node._sequence_nr())
+                is_sum = operator == "aten::add.Tensor"
+                return self._of_consumers(card, node) if is_sum else self._of_node(card, node._sequence_nr())
         return self._current.get(card, 0)
+
+    def _of_consumers(self, card: int, node: Any) -> int:
+        """The stream of a sum of gradients that follows ``node``: that of the next (``InputBuffer::accumulate``).
+
+        Which of its next nodes that is, is not known here: one on a side stream, if there is one.
+        """
+        following = (after._sequence_nr() for after, _ in node.next_functions if after is not None)
+        return next((number for number in (self._of_node(card, after) for after in following) if number), 0)
 
     def _of_node(self, card: int, number: int) -> int:
         if number >= _NO_SEQUENCE:
