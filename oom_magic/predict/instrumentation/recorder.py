@@ -94,7 +94,7 @@ class Recorder:
         reckoning: SizeExpression | None = None,
         stream: int = 0,
     ) -> int:
-        """Take memory of a stream; the number of the allocation. Raises TimeoutError when no step ended for too long."""
+        """Take memory on a stream; the number of the allocation. Raises TimeoutError if no step ends for too long."""
         if time.monotonic() > self._step_due:
             raise TimeoutError(
                 f"No optimizer step in {STEP_LIMIT_SECONDS} seconds of this dry run. Does the loop call "
