@@ -15,7 +15,7 @@ import torch
 import torch._functorch.config
 import torch._inductor.compile_fx
 from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list, reset_code
-from torch._dynamo import convert_frame, guards, pgo
+from torch._dynamo import convert_frame, guards, pgo, trace_rules
 from torch._dynamo.exc import Unsupported, UserError
 from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 from torch._dynamo.utils import CleanupManager
@@ -27,7 +27,7 @@ from oom_magic.predict.compiled.generated import loaded_without_compiler
 from oom_magic.predict.compiled.inductor import compiling_on
 from oom_magic.predict.fake_cuda.device_view import DeviceView
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
-from oom_magic.predict.isolation.patching import patched, suspended
+from oom_magic.predict.isolation.patching import patched, resumed, suspended
 
 _PACKAGE = str(Path(__file__).resolve().parents[2])
 GRAPHS = "torch.compile: CUDA graphs are not followed; their private pools keep more memory than is shown here"
@@ -35,6 +35,7 @@ TUNED = (
     "torch.compile: max-autotune chooses kernels by timing them; PyTorch's own are taken, and timing takes no memory"
 )
 _CONVERT = convert_frame.CatchErrorsWrapper.__call__  # PyTorch's own: this file is imported with nothing replaced
+_REASONS = "get_and_maybe_log_recompilation_reasons"
 _OURS = ConvertFrameReturn(frame_exec_strategy=FrameExecStrategy(FrameAction.SKIP, FrameAction.DEFAULT))
 _OUR_MODES = ConvertFrameReturn(frame_exec_strategy=FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP))
 _ONCE_AS_WRITTEN = ConvertFrameReturn(apply_to_code=False)
@@ -60,6 +61,7 @@ class Compiler:
             _caches_cleared()
             stack.enter_context(patched(convert_frame.CatchErrorsWrapper, {"__call__": self._convert()}))
             stack.enter_context(patched(guards.CheckFunctionManager, {"__init__": _guarded_with_modes()}))
+            stack.enter_context(patched(convert_frame, {_REASONS: _with_modes(getattr(convert_frame, _REASONS))}))
             stack.enter_context(patched(pgo, {"_CODE_STATE": None, "_INIT_CODE_STATE": None}))
             stack.enter_context(patched(pgo, {"put_code_state": lambda: None, "get_cache_key": lambda: None}))
             stack.enter_context(patched(torch._inductor.compile_fx, {"_compile_fx_inner": self._compile_inner()}))
@@ -86,6 +88,8 @@ class Compiler:
                 return _OUR_MODES if code.co_name in ("__torch_function__", "__torch_dispatch__") else _OURS
             if code in self._failed:
                 return _ONCE_AS_WRITTEN
+            if trace_rules.check(code, frame=frame):  # nothing to compile: it needs no preparing
+                return _CONVERT(wrapper, frame, cache_entry, frame_state)
             self._traces.note(frame)
             try:
                 with self._compiling():
@@ -237,20 +241,36 @@ def _set_modes(modes: list[Any]) -> None:
         torch._C._push_on_torch_function_stack(mode)
 
 
+@contextmanager
+def _modes_back() -> Iterator[None]:
+    """What was hidden from the compiler is there again."""
+    inside = _get_current_function_mode_stack()
+    _set_modes(_hidden[-1] if _hidden else inside)
+    try:
+        with resumed():
+            yield
+    finally:
+        _set_modes(inside)
+
+
+def _with_modes(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Guards are checked again to find out which failed."""
+
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        with _modes_back():
+            return function(*args, **kwargs)
+
+    return checked
+
+
 def _guarded_with_modes() -> Callable[..., None]:
     """Guards are made, and checked at once, under the modes that will be there whenever they are checked."""
     usual = guards.CheckFunctionManager.__init__
 
     def __init__(manager: Any, code: Any, output_graph: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        if not _hidden or output_graph is None:
+        with _modes_back():
+            if output_graph is not None and _hidden:
+                output_graph.torch_function_mode_stack = list(_hidden[-1])
             usual(manager, code, output_graph, *args, **kwargs)
-            return
-        inside = _get_current_function_mode_stack()
-        _set_modes(_hidden[-1])
-        output_graph.torch_function_mode_stack = list(_hidden[-1])
-        try:
-            usual(manager, code, output_graph, *args, **kwargs)
-        finally:
-            _set_modes(inside)
 
     return __init__

@@ -11,6 +11,7 @@ from typing import Any
 
 _ABSENT = object()
 _active: list[_Replacement] = []
+_suspended: list[tuple[list[_Replacement], list[_Replacement]]] = []
 
 
 @contextmanager
@@ -51,14 +52,30 @@ class _Replacement:
 def suspended(owners: Collection[Any] | None) -> Iterator[None]:
     """For a while these owners' attributes (None: all) are what they were before anything was replaced."""
     found = [one for one in _active if owners is None or any(one.owner is owner for owner in owners)]
-    now = [{name: vars(one.owner).get(name, _ABSENT) for name in one.before} for one in found]
-    for one in reversed(found):
-        _put(one.owner, one.before)
+    now = [_Replacement(one.owner, {name: vars(one.owner).get(name, _ABSENT) for name in one.before}) for one in found]
+    _put_all(found[::-1])
+    _suspended.append((found, now))
     try:
         yield
     finally:
-        for one, values in zip(found, now, strict=True):
-            _put(one.owner, values)
+        _suspended.pop()
+        _put_all(now)
+
+
+@contextmanager
+def resumed() -> Iterator[None]:
+    """Inside ``suspended``: for a while the innermost one does not count."""
+    found, now = _suspended[-1] if _suspended else ([], [])
+    _put_all(now)
+    try:
+        yield
+    finally:
+        _put_all(found[::-1])
+
+
+def _put_all(replacements: list[_Replacement]) -> None:
+    for one in replacements:
+        _put(one.owner, one.before)
 
 
 def _put(owner: Any, values: Mapping[str, Any]) -> None:
