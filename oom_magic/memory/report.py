@@ -101,6 +101,7 @@ class Assumption:
 
     text: str
     line: SourceLine | None = None
+    is_upper_bound: bool = False  # what was taken instead needs more memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +245,11 @@ class MemoryReport(Result):
         return (self.peak_reserved_bytes + outside) / max(self.device.total_bytes, 1)
 
     @property
+    def is_upper_bound(self) -> bool:
+        """Whether something was followed as code that needs more memory, such as compiled code as eager code."""
+        return any(assumption.is_upper_bound for assumption in self.assumptions)
+
+    @property
     def verdict(self) -> Literal["safe", "tight", "danger", "out of memory"]:
         """Below 85 % of the card safe, up to 90 % tight, above danger."""
         if self.out_of_memory is not None:
@@ -304,7 +310,10 @@ class MemoryReport(Result):
             lines=tuple(LineUsage(**{**use, "line": SourceLine(**use["line"])}) for use in values["lines"]),
             steps=tuple(StepUsage(**{**use, "peak_phase": Phase(use["peak_phase"])}) for use in values["steps"]),
             kept_by=tuple(Holder(**item) for item in values["kept_by"]),
-            assumptions=tuple(Assumption(item["text"], _source_line(item["line"])) for item in values["assumptions"]),
+            assumptions=tuple(
+                Assumption(item["text"], _source_line(item["line"]), item.get("is_upper_bound", False))
+                for item in values["assumptions"]
+            ),
             timeline=Timeline.from_dict(values["timeline"]),
             peak_line=_source_line(values["peak_line"]),
             peak_phase=Phase(values["peak_phase"]),

@@ -44,6 +44,9 @@ class OOMMagics(Magics):
         help="Its memory, such as 12GiB, if not the catalogue's; implies --dry-run.",
     )
     @argument("--steps", default="3", metavar="N", help="Optimizer steps that a dry run follows, or all (default: 3).")
+    @argument(
+        "--no-compile", action="store_true", help="A dry run follows compiled code as eager code: an upper bound."
+    )
     @argument("--device", type=int, help="Number of the CUDA device to measure (default: the current one).")
     @argument("--top", type=int, default=5, help="How many lines to list (default: 5).")
     @argument("--no-plot", action="store_true", help="Leave out the timeline picture.")
@@ -74,7 +77,7 @@ class OOMMagics(Magics):
         self.runner.last_report = None
         try:
             if options.dry_run or card or not _has_gpu():
-                return self.runner.dry_run(compiled, card, stop_after_steps)
+                return self.runner.dry_run(compiled, card, stop_after_steps, follows_compile=not options.no_compile)
             return self.runner.measure(compiled, options.device)
         finally:
             self._show(options)

@@ -124,6 +124,7 @@ class DrySession:
         self.exception: BaseException | None = None
         self.decided: list[DecidedNames] = []  # by the last run
         self._assumptions: dict[tuple[str, SourceLine | None], None] = {}
+        self._upper_bounds: set[str] = set()
         self._out_of_memory: OutOfMemory | None = None
         self._allocated_before = [0] * num_cards
         rules = kernel_rules(self.gpu)
@@ -137,9 +138,16 @@ class DrySession:
             self.fake_gpu, is_lasting, None if origin is None else origin._user_state, start, absent
         )
 
-    def assume(self, text: str) -> None:
+    def assume(self, text: str, is_upper_bound: bool = False) -> None:
         """Note what could not be followed exactly, with the user's line."""
         self._assumptions.setdefault((text, self.attribution.line()))
+        if is_upper_bound:
+            self._upper_bounds.add(text)
+
+    def _assume_of_user(self, text: str) -> None:
+        """Note what the user's code does; what PyTorch's compiler does beside its work matters to nobody."""
+        if self.fake_gpu.traces is None:
+            self.assume(text)
 
     def run(
         self,
@@ -219,6 +227,7 @@ class DrySession:
         self.fake_gpu.restart()
         self._allocated_before = [recorder.allocator.allocated_bytes for recorder in self.recorders]
         self._assumptions.clear()
+        self._upper_bounds.clear()
         self._out_of_memory = self.exception = self.report = None
 
     def _make_report(self, error: str) -> MemoryReport:
@@ -243,7 +252,7 @@ class DrySession:
             replayed=None if begins_at else recorder.replayed(),
             kept_bytes=recorder.allocator.allocated_bytes - self._allocated_before[card],
             out_of_memory=failed if has_failed else None,
-            assumptions=tuple(Assumption(text, line) for text, line in self._assumptions),
+            assumptions=tuple(Assumption(text, line, text in self._upper_bounds) for text, line in self._assumptions),
             torch_version=torch.__version__,
             error=error,
         )
@@ -259,7 +268,7 @@ class DrySession:
             if self.job is not None:
                 self.job.set_environment()
             stack.enter_context(self._user_state.exchanged(namespaces))
-            isolation = stack.enter_context(isolated(self.assume, namespaces, function))
+            isolation = stack.enter_context(isolated(self._assume_of_user, namespaces, function))
             cards = Cards(self.fake_gpu, self.total_bytes, self.gpu.context_bytes)
             stack.enter_context(patched(torch.cuda, cuda_answers(cards)))
             if hasattr(torch, "accelerator"):

@@ -46,6 +46,8 @@ def _verdict(report: MemoryReport) -> Iterable[Block]:
         where = ", ".join([place(failure.line), *card, *phase, *([f"step {failure.step}"] if failure.step else [])])
         text = f"Out of memory at {where}: "
         yield Sentence(f"{text}{format_bytes(failure.tensor_bytes)} more did not fit.", "bad")
+        if report.is_upper_bound:
+            yield Sentence("That holds for eager code; compiled code needs less and may fit.", "warning")
         if failure.line.text:
             yield Code(failure.line.text)
     elif report.error:
@@ -54,7 +56,10 @@ def _verdict(report: MemoryReport) -> Iterable[Block]:
         yield Sentence(f"{until_there} What the rest would take is not known.", "warning")
     else:
         tone, word = _VERDICTS[report.verdict]
-        yield Sentence(f"{word}{100 * report.used_fraction:.1f} % of the card is in use at the peak.", tone)
+        at_most = "at most " if report.is_upper_bound else ""
+        yield Sentence(f"{word}{at_most}{100 * report.used_fraction:.1f} % of the card is in use at the peak.", tone)
+        if report.is_upper_bound:
+            yield Sentence("Compiled code was followed as eager code: all figures are upper bounds.", "warning")
     if report.device.other_bytes:
         yield Sentence(f"Other processes hold {format_bytes(report.device.other_bytes)} of the card.", "warning")
     if report.source == "predicted":

@@ -103,12 +103,14 @@ class CellRunner:
         finally:
             self.last_report = measurement.report
 
-    def dry_run(self, cell: CompiledCell, card: CardOptions, stop_after_steps: int | None) -> Any:
+    def dry_run(
+        self, cell: CompiledCell, card: CardOptions, stop_after_steps: int | None, follows_compile: bool = True
+    ) -> Any:
         """Follow the cell on the pretend GPU; its value. Raises the cell's exception or the simulated one."""
         __tracebackhide__ = True
         self.was_dry = True
         session = self._session_for(card.over(self.card))
-        session.training.stop_after_steps = stop_after_steps
+        session.training.stop_after_steps, session.follows_compile = stop_after_steps, follows_compile
         values: list[Any] = []
         users = self.shell.user_ns
         with self.names.entered(self.shell) as names:

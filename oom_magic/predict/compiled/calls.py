@@ -37,19 +37,19 @@ def why_not_followed(is_wanted: bool) -> str:
 
 
 @contextmanager
-def compile_followed(gpu: FakeGPU, assume: Callable[[str], None], is_wanted: bool) -> Iterator[None]:
+def compile_followed(gpu: FakeGPU, assume: Callable[..., None], is_wanted: bool) -> Iterator[None]:
     """While a dry run lasts, ``torch.compile`` compiles for the pretend GPU."""
     reason = why_not_followed(is_wanted)
     with ExitStack() as stack:
         if reason:
-            stack.enter_context(_as_eager(lambda: assume(reason)))
+            stack.enter_context(_as_eager(lambda: assume(reason, True)))
         else:
             stack.enter_context(_on_first_call(gpu, assume))
         yield
 
 
 @contextmanager
-def _on_first_call(gpu: FakeGPU, assume: Callable[[str], None]) -> Iterator[None]:
+def _on_first_call(gpu: FakeGPU, assume: Callable[..., None]) -> Iterator[None]:
     """The compiler is imported, which takes seconds, when something is compiled."""
     usual, usual_method = torch.compile, torch.nn.Module.compile
     begun = ExitStack()

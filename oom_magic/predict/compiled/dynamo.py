@@ -45,7 +45,7 @@ _IMPORTED = "__import_"  # how Dynamo names the modules that it adds to the user
 class Compiler:
     """``torch.compile`` for the pretend GPU, for as long as one dry run lasts."""
 
-    def __init__(self, gpu: FakeGPU, assume: Callable[[str], None]) -> None:
+    def __init__(self, gpu: FakeGPU, assume: Callable[..., None]) -> None:
         self._gpu = gpu
         self._assume = assume
         self._view = DeviceView(gpu)
@@ -80,6 +80,7 @@ class Compiler:
             stack.enter_context(torch._inductor.config.patch(force_disable_caches=True, compile_threads=1))
             stack.enter_context(torch._functorch.config.patch(enable_autograd_cache=False))
             yield
+            self._gpu.recorder.expect_step()  # compiling may take minutes
 
     def _convert(self) -> Callable[..., Any]:
         def __call__(wrapper: Any, frame: Any, cache_entry: Any, frame_state: Any) -> Any:  # noqa: N807
@@ -99,7 +100,7 @@ class Compiler:
             except Exception as error:
                 self._raise_simulated(error)
                 self._failed.add(code)
-                self._assume(_not_followed(code.co_name, error))
+                self._assume(_not_followed(code.co_name, error), True)
                 return _ONCE_AS_WRITTEN
             if result.guarded_code is not None:
                 self._traces.compiled.append(result.guarded_code)
@@ -129,7 +130,7 @@ class Compiler:
                     return usual(module, inputs, *args, **kwargs)
             except Exception as error:
                 self._raise_simulated(error)
-                self._assume(_not_followed("backward" if kwargs.get("is_backward") else "forward", error))
+                self._assume(_not_followed("backward" if kwargs.get("is_backward") else "forward", error), True)
                 return torch._functorch.aot_autograd.make_boxed_func(module.forward)
 
         return _compile_fx_inner

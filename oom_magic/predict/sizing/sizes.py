@@ -326,7 +326,7 @@ class Sizes(Result):
             self._bar = None
 
     def _session(self, **options: Any) -> DrySession:
-        return DrySession(**self._options, is_lasting=False, has_bar=False, **options)
+        return DrySession(**self._options, is_lasting=False, has_bar=False, follows_compile=False, **options)
 
     def _trace(self, setting: tuple[int, ...], point: Point) -> Trace:
         arguments = self.ranges.arguments(setting, point)
