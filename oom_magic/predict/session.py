@@ -20,6 +20,7 @@ from oom_magic.predict.distributed.data_parallel import data_parallel_followed
 from oom_magic.predict.distributed.job import Job
 from oom_magic.predict.fake_cuda import transfers, values
 from oom_magic.predict.fake_cuda.autocast import Autocast
+from oom_magic.predict.fake_cuda.autograd_order import AutogradOrder
 from oom_magic.predict.fake_cuda.cuda_build import cuda_build, grouped_by_place
 from oom_magic.predict.fake_cuda.device_view import DeviceView, saved_tensor_hooks_followed, shown_without_values
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
@@ -281,6 +282,8 @@ class DrySession:
             )
             stack.enter_context(grouped_by_place(self.fake_gpu))
             stack.enter_context(python_functions_followed())
+            run_backward = AutogradOrder().around(torch.autograd._engine_run_backward)
+            stack.enter_context(patched(torch.autograd, {"_engine_run_backward": run_backward}))
             stack.enter_context(patched(torch.jit, {"script": lambda function, *_, **__: function}))
             stack.enter_context(checkpoints_compared_alike())
             stack.enter_context(checkpoints_ended())

@@ -96,11 +96,12 @@ class Autocast:
             and tensor.is_leaf
             and not tensor._is_view()
         )
-        if not is_cached:
+        if not is_cached or torch.is_inference_mode_enabled():
             return aten._to_copy.default(tensor, dtype=dtype)  # type: ignore[no-any-return]
         known = self._cache.get(id(tensor))
         if known is None or known[0]() is not tensor:
-            known = (weakref.ref(tensor), aten._to_copy.default(tensor, dtype=dtype))
+            with torch.enable_grad():  # it is kept for code with gradients, too
+                known = (weakref.ref(tensor), aten._to_copy.default(tensor, dtype=dtype))
             self._cache[id(tensor)] = known
         return known[1]
 
