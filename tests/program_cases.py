@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd.graph import save_on_cpu
+from torch.func import functional_call, grad, vmap
 
 CUDA = "cuda"
 
@@ -126,12 +128,92 @@ def graph() -> None:
         optimizer.zero_grad()
 
 
+def penalized() -> None:
+    """WGAN with a gradient penalty: nodes made in one backward run in another, in the order of their threads."""
+    maker = nn.Sequential(nn.Linear(100, 256), nn.BatchNorm1d(256), nn.LeakyReLU(0.2), nn.Linear(256, 784), nn.Tanh())
+    critic = nn.Sequential(nn.Linear(784, 512), nn.LeakyReLU(0.2), nn.Linear(512, 256), nn.LeakyReLU(0.2), nn.Linear(256, 1))
+    maker, critic = maker.to(CUDA), critic.to(CUDA)
+    optimizers = [torch.optim.Adam(model.parameters()) for model in (maker, critic)]
+    for turn in range(6):
+        real, fake = torch.randn(64, 784, device=CUDA), maker(torch.randn(64, 100, device=CUDA))
+        share = torch.rand(64, 1, device=CUDA)
+        mixed = (share * real + (1 - share) * fake).requires_grad_()
+        (gradient,) = torch.autograd.grad(critic(mixed).sum(), mixed, create_graph=True)
+        penalty = ((gradient.norm(2, dim=1) - 1) ** 2).mean()
+        optimizers[1].zero_grad()
+        (-critic(real).mean() + critic(fake).mean() + 10 * penalty).backward()
+        optimizers[1].step()
+        if turn % 2 == 0:
+            optimizers[0].zero_grad()
+            (-critic(maker(torch.randn(64, 100, device=CUDA))).mean()).backward()
+            optimizers[0].step()
+
+
+def each_gradient() -> None:
+    """One gradient for each example, by ``vmap`` of ``grad`` over convolutions."""
+    model = nn.Sequential(nn.Conv2d(32, 64, 3), nn.Flatten(), nn.LazyLinear(10))
+    model(torch.zeros(1, 32, 26, 26))
+    model.to(CUDA)
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+    x, labels = torch.randn(64, 32, 26, 26, device=CUDA), torch.zeros(64, dtype=torch.long, device=CUDA)
+
+    def loss(weights: dict[str, torch.Tensor], image: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(functional_call(model, weights, (image[None],)), label[None])
+
+    vmap(grad(loss), (None, 0, 0))(weights, x, labels)
+
+
+def lazy() -> None:
+    """Modules that learn their sizes from what comes, on the GPU; a module moved to where a tensor is."""
+    model = nn.Sequential(nn.LazyConv2d(32, 3), nn.LazyBatchNorm2d(), nn.ReLU(), nn.Flatten(), nn.LazyLinear(1000)).cuda()
+    x = torch.randn(8, 3, 32, 32).cuda()
+    out = model(x)
+    nn.Linear(1000, 1000).to(out)(out).sum().backward()
+
+
+def forward_mode() -> None:
+    """Derivatives forwards, and forwards over backwards."""
+    weight = torch.randn(512, 512, device=CUDA)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x @ weight).pow(2).sum()
+
+    x = torch.randn(64, 512, device=CUDA)
+    torch.func.jvp(function, (x,), (torch.ones_like(x),))
+    torch.func.hessian(lambda x: function(x[None]))(torch.randn(512, device=CUDA))
+
+
+def evaluated(mode: Callable[[], Any]) -> Callable[[], None]:
+    """Evaluation under autocast, of inputs that do not lie in order too."""
+
+    def program() -> None:
+        model = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(4)]).to(CUDA)
+        attention = nn.MultiheadAttention(512, 8, batch_first=True).to(CUDA)
+        encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(256, 8, batch_first=True), 2).to(CUDA).eval()
+        for x in (torch.randn(256, 1024, device=CUDA), torch.randn(4, 1024, 512, device=CUDA).mT):
+            for dtype in (torch.float16, torch.bfloat16):
+                with mode(), torch.autocast(CUDA, dtype):
+                    model(x)
+        x = torch.randn(8, 128, 512, device=CUDA)
+        with mode(), torch.autocast(CUDA, torch.float16):
+            attention(x, x, x, need_weights=False)
+            encoder(torch.randn(16, 128, 256, device=CUDA))
+
+    return program
+
+
 PROGRAMS: dict[str, Callable[[], None]] = {
     "diffusion": diffusion,
     "adversarial": adversarial,
     "best_weights": best_weights,
     "offloaded": offloaded,
     "graph": graph,
+    "penalized": penalized,
+    "each_gradient": each_gradient,
+    "lazy": lazy,
+    "forward_mode": forward_mode,
+    "evaluated": evaluated(torch.no_grad),
+    "evaluated_inference": evaluated(torch.inference_mode),
     "mse_loss": of_loss(F.mse_loss),
     "mse_loss_mixed": of_loss(lambda x, y: F.mse_loss(x.half(), y)),
     "smooth_l1_loss": of_loss(F.smooth_l1_loss),

@@ -14,7 +14,7 @@ from oom_magic.memory.allocator.replay import AllocatorOutOfMemory, CachingAlloc
 from oom_magic.memory.allocator.settings import AllocatorSettings
 from oom_magic.memory.report import Assumption, Device, MemoryReport, OutOfMemory
 from oom_magic.memory.timeline import Phase, SourceLine
-from oom_magic.predict.compiled.calls import compile_followed
+from oom_magic.predict.compiled.calls import compile_followed, scripted_as_written
 from oom_magic.predict.cpu_runs import stayed_on_cpu
 from oom_magic.predict.distributed.data_parallel import data_parallel_followed
 from oom_magic.predict.distributed.job import Job
@@ -284,7 +284,7 @@ class DrySession:
             stack.enter_context(python_functions_followed())
             run_backward = AutogradOrder().around(torch.autograd._engine_run_backward)
             stack.enter_context(patched(torch.autograd, {"_engine_run_backward": run_backward}))
-            stack.enter_context(patched(torch.jit, {"script": lambda function, *_, **__: function}))
+            stack.enter_context(patched(torch.jit, {"script": scripted_as_written(torch.jit.script)}))
             stack.enter_context(checkpoints_compared_alike())
             stack.enter_context(checkpoints_ended())
             stack.enter_context(data_parallel_followed(self.fake_gpu))

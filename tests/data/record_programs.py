@@ -1,4 +1,7 @@
-"""Measure the programs of test_programs.py on CUDA: python tests/data/record_programs.py, which writes programs_truth.json."""
+"""Measure the programs of test_programs.py on CUDA: python tests/data/record_programs.py, which writes programs_truth.json.
+
+With names only those are measured anew, the rest stays.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,14 @@ import json
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from program_cases import PROGRAMS
+
+TRUTH = Path(__file__).with_name("programs_truth.json")
 
 
 def measure(name: str) -> list[int]:
@@ -21,12 +27,14 @@ def measure(name: str) -> list[int]:
 
 def main() -> None:
     """Write the table."""
-    found: dict[str, object] = {"torch": torch.__version__.partition("+")[0]}
+    names = sys.argv[1:] or list(PROGRAMS)
+    found: dict[str, Any] = {"torch": torch.__version__.partition("+")[0]}
+    known = json.loads(TRUTH.read_text())["peaks"] if sys.argv[1:] else {}
     with ProcessPoolExecutor(1, max_tasks_per_child=1) as pool:
         found["device"] = pool.submit(torch.cuda.get_device_name).result()
-        found["peaks"] = {name: pool.submit(measure, name).result() for name in PROGRAMS}
+        found["peaks"] = known | {name: pool.submit(measure, name).result() for name in names}
     text = json.dumps(found, indent=1).replace("[\n   ", "[").replace(",\n   ", ", ").replace("\n  ]", "]")
-    Path(__file__).with_name("programs_truth.json").write_text(text + "\n")
+    TRUTH.write_text(text + "\n")
 
 
 if __name__ == "__main__":

@@ -121,6 +121,15 @@ def _compiled_code_as_written(note: Callable[[], None]) -> Iterator[None]:
         yield
 
 
+def scripted_as_written(usual: Callable[..., Any]) -> Callable[..., Any]:
+    """In place of ``torch.jit.script``: code runs as it was written, save that of a library being imported."""
+
+    def script(obj: Any, *args: Any, **kwargs: Any) -> Any:
+        return usual(obj, *args, **kwargs) if _is_import(sys._getframe(1)) else obj
+
+    return script
+
+
 def _is_import(frame: FrameType | None) -> bool:
     """Whether a library is being imported, which compiles for later what may never run."""
     while frame is not None and not is_users_file(frame.f_code.co_filename):

@@ -158,6 +158,8 @@ def _parsed_to(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[
     """``torch._C._nn._parse_to``, with which ``Module.to`` reads its arguments: the device stays as it was named."""
     if args and isinstance(args[0], int):
         args = (torch.device("cuda", args[0]), *args[1:])
+    if args and isinstance(args[0], torch.Tensor):
+        args = (view.spot(args[0]).device, args[0].dtype, *args[1:])
     if isinstance(kwargs.get("device"), int):
         kwargs = {**kwargs, "device": torch.device("cuda", kwargs["device"])}
     return func(*args, **kwargs)

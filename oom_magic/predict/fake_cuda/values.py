@@ -63,11 +63,11 @@ class Values:
             return
         shadow = self._shadow(source) if source.is_meta else None
         value = self.get(source)
-        if value is not None and value.shape == target.shape:
+        if value is not None and value.size() == target.size():
             self.put(target, value)
             if shadow is not None and shadow.is_assumed:
                 self._own(target).is_assumed = True
-        elif shadow is not None and is_small(target) and is_small(source) and source.shape == target.shape:
+        elif shadow is not None and is_small(target) and is_small(source) and source.size() == target.size():
             self._own(target).write(target, shadow.values(source), shadow.known_mask(source))
         else:
             self._forget(target)

@@ -54,12 +54,13 @@ def _backward(call: Call) -> None:
     """The gradient of the input, that of the weight, then the gradient summed up for the bias."""
     gradient, tensor, weight = call.args[:3]
     memory_format = memory_format_of(tensor, weight)
+    wants_input, wants_weight = call.args[-1][:2]  # each is laid out only for the gradient of the other
     is_one_dimensional = tensor.dim() == 3  # laid out before all else, to be seen as an image
     if is_one_dimensional:
         _take_copies(call, memory_format, tensor)
-    copies = _take_copies(call, memory_format, gradient, *(() if is_one_dimensional else (tensor,)))
+    copies = _take_copies(call, memory_format, gradient, *([tensor] if wants_weight and not is_one_dimensional else []))
     call.output(0)
-    call.give_back(*_take_copies(call, memory_format, weight))
+    call.give_back(*_take_copies(call, memory_format, *([weight] if wants_input else [])))
     call.output(1)
     call.give_back(*reversed(copies))
     if call.outputs[2] is not None:
