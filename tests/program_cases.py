@@ -131,7 +131,9 @@ def graph() -> None:
 def penalized() -> None:
     """WGAN with a gradient penalty: nodes made in one backward run in another, in the order of their threads."""
     maker = nn.Sequential(nn.Linear(100, 256), nn.BatchNorm1d(256), nn.LeakyReLU(0.2), nn.Linear(256, 784), nn.Tanh())
-    critic = nn.Sequential(nn.Linear(784, 512), nn.LeakyReLU(0.2), nn.Linear(512, 256), nn.LeakyReLU(0.2), nn.Linear(256, 1))
+    critic = nn.Sequential(
+        nn.Linear(784, 512), nn.LeakyReLU(0.2), nn.Linear(512, 256), nn.LeakyReLU(0.2), nn.Linear(256, 1)
+    )
     maker, critic = maker.to(CUDA), critic.to(CUDA)
     optimizers = [torch.optim.Adam(model.parameters()) for model in (maker, critic)]
     for turn in range(6):
@@ -165,7 +167,9 @@ def each_gradient() -> None:
 
 def lazy() -> None:
     """Modules that learn their sizes from what comes, on the GPU; a module moved to where a tensor is."""
-    model = nn.Sequential(nn.LazyConv2d(32, 3), nn.LazyBatchNorm2d(), nn.ReLU(), nn.Flatten(), nn.LazyLinear(1000)).cuda()
+    model = nn.Sequential(
+        nn.LazyConv2d(32, 3), nn.LazyBatchNorm2d(), nn.ReLU(), nn.Flatten(), nn.LazyLinear(1000)
+    ).cuda()
     x = torch.randn(8, 3, 32, 32).cuda()
     out = model(x)
     nn.Linear(1000, 1000).to(out)(out).sum().backward()

@@ -19,6 +19,14 @@ Answer = Callable[["DeviceView", Any, tuple[Any, ...], dict[str, Any]], Any]
 aten = torch.ops.aten
 
 
+def _as_class_of(tensor: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+    """What an operator makes of a subclass of tensors is of that class, unless it says otherwise, as parameters do."""
+    kind = type(tensor)
+    if kind.__torch_function__ is torch._C._disabled_torch_function_impl or kind is torch.Tensor:
+        return made
+    return made.as_subclass(kind)
+
+
 class DeviceView(TorchFunctionMode):
     """The mode. ``torch.set_default_device`` has one of its own above it, which names the device."""
 
@@ -103,7 +111,7 @@ class DeviceView(TorchFunctionMode):
             options = {"dtype": dtype or tensor.dtype, **options}
             if _is_followed_back(tensor):
                 return cast(torch.Tensor, _Moved.apply(tensor, self, there, options))
-            return self.copy(tensor, there, options)
+            return _as_class_of(tensor, self.copy(tensor, there, options))
 
     def copy(self, tensor: torch.Tensor, there: Spot, options: dict[str, Any]) -> torch.Tensor:
         """The copy itself, below what autograd sees."""
@@ -281,7 +289,8 @@ def _set_data(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[s
     if tensor.is_meta == other.is_meta:
         return func(tensor, other)
     grad = tensor.grad if tensor.is_leaf else None
-    made = other.detach().requires_grad_(tensor.requires_grad)
+    with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]  # a parameter without a size yet allows nothing
+        made = other.detach().requires_grad_(tensor.requires_grad)
     torch._C._swap_tensor_impl(tensor, made)
     if grad is not None:
         tensor.grad = (

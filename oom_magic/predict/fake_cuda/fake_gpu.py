@@ -422,6 +422,8 @@ class FakeGPU(TorchDispatchMode):
             place, card = self._common_spot(func, tensors, pretended)
         if place is Place.HOST and len(pretended) < len(tensors):
             args, kwargs = tuple(map(to_meta, args)), {key: to_meta(value) for key, value in kwargs.items()}
+        if func.namespace == "prims" and place is Place.GPU:  # how PyTorch learns the shape of what zeros give
+            return self._without_memory(func(*args, **kwargs), place)
         if place is not Place.GPU:
             out = func(*args, **kwargs)
             self.adopt_all(out, place, "", Phase.OTHER)
@@ -448,6 +450,11 @@ class FakeGPU(TorchDispatchMode):
             rule(call)
             call.end()
         self.values.follow(func, args, kwargs, tensors, out)
+        return out
+
+    def _without_memory(self, out: Any, place: Place) -> Any:
+        for tensor in tensors_in((out,), {}):
+            self._list(tensor.untyped_storage(), place, -1)
         return out
 
     def _kernel(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -481,6 +488,8 @@ class FakeGPU(TorchDispatchMode):
         if device is not None and device.type == "meta":
             place = self.meant_by_meta()
             out = func(*args, **kwargs)
+            if func is torch.ops.aten._efficientzerotensor.default:  # aten/src/ATen/native/TensorFactories.cpp
+                return self._without_memory(out, place)
             with self.on_card(self.creating_card if self.creating else self._unnamed_card()):
                 self.adopt_all(out, place, func.name(), self.attribution.phase(False))
             self.values.follow_creation(func, args, kwargs, out)
