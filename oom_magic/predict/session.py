@@ -282,7 +282,7 @@ class DrySession:
             )
             stack.enter_context(grouped_by_place(self.fake_gpu))
             stack.enter_context(python_functions_followed())
-            run_backward = AutogradOrder().around(torch.autograd._engine_run_backward)
+            run_backward = AutogradOrder().around(torch.autograd._engine_run_backward)  # type: ignore[attr-defined]
             stack.enter_context(patched(torch.autograd, {"_engine_run_backward": run_backward}))
             stack.enter_context(patched(torch.jit, {"script": scripted_as_written(torch.jit.script)}))
             stack.enter_context(checkpoints_compared_alike())
