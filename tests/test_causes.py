@@ -9,7 +9,8 @@ import pytest
 from oom_templates import GIB, MIB, Numbers, render
 
 from oom_magic.explain.advice import unpriced_remedies
-from oom_magic.explain.evidence.causes import Cause, Confidence, judge
+from oom_magic.explain.evidence.causes import Cause, Confidence
+from oom_magic.explain.evidence.judging import judge
 from oom_magic.explain.evidence.traceback import find_clues
 from oom_magic.explain.explainer import explain
 from oom_magic.explain.messages.reading import read
@@ -132,7 +133,7 @@ def test_a_megabyte_of_traceback_is_judged():
 
 @pytest.mark.skipif(not SHARED.exists(), reason="the shared corpus of real messages is not here")
 def test_goals_on_the_shared_corpus():
-    """Where people established the cause, what we say agrees; where evidence is lacking we say nothing."""
+    """Where people established the cause, what we say agrees; where evidence is lacking we are not sure of anything."""
     rows = [json.loads(line) for line in SHARED.read_text().splitlines()]
     established = [row for row in rows if row["cause_evidence"] in ("thread", "document")]
     answers = [(row["cause"], judged(row["text"]).cause.value) for row in established]
@@ -144,7 +145,8 @@ def test_goals_on_the_shared_corpus():
     agreeing = sum(judged(row["text"]).cause.value == row["cause"] for row in inferred)
     assert agreeing / len(inferred) >= 0.9
     silent = [row for row in rows if row["cause"] == "unknown"]
-    assert sum(judged(row["text"]).cause == Cause.UNKNOWN for row in silent) / len(silent) >= 0.85
+    sure = [row["id"] for row in silent if judged(row["text"]).confidence in (Confidence.CERTAIN, Confidence.LIKELY)]
+    assert len(sure) / len(silent) <= 0.1
 
 
 def test_the_frame_of_a_cell_magic_quotes_no_phase():

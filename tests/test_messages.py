@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oom_templates import MUTATIONS, VERSIONS, Numbers, render, shuffled_numbers
 
-from oom_magic.explain.evidence.causes import judge, main_failure
+from oom_magic.explain.evidence.judging import judge, main_failure
 from oom_magic.explain.messages.others import MOST_OF_A_KIND
 from oom_magic.explain.messages.reading import read
 
@@ -142,7 +142,7 @@ def test_reserved_and_cached_mean_different_things():
         ("Memory cgroup out of memory: Killed process 4711 (python)", "kernel_oom_killer", True),
         (
             "Out of memory allocating 1,024 bytes (allocated so far: 2,048 bytes)",
-            "third_party_cuda_oom",
+            "cupy",
             True,
         ),
         ("DataLoader worker (pid(s) 1234, 5678) exited unexpectedly", "dataloader_other_signal", None),

@@ -6,13 +6,23 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from oom_magic.explain.evidence.causes import Cause, Evidence, unlisted_bytes
+from oom_magic.explain.evidence.causes import Cause, Evidence
 from oom_magic.explain.evidence.holders import earlier_bytes
+<<<<<<< HEAD
 from oom_magic.explain.evidence.refinement import settled_by_remedy
 from oom_magic.explain.remedies.code import code_for
 from oom_magic.explain.remedies.evaluation import RemedyEvaluator
 from oom_magic.explain.remedies.rehearsal import NotPricedError, Rehearsal, SetupRehearsal
 from oom_magic.explain.remedies.remedy import AsItIs, Remedy, Situation, ranked
+=======
+from oom_magic.explain.evidence.judging import device_tool
+from oom_magic.explain.evidence.number_rules import unlisted_bytes
+from oom_magic.explain.remedies.code import code_for
+from oom_magic.explain.remedies.evaluation import RemedyEvaluator
+from oom_magic.explain.remedies.rehearsal import NotPricedError, Rehearsal, SetupRehearsal
+from oom_magic.explain.remedies.remedy import Remedy, Situation, ranked
+from oom_magic.explain.remedies.texts import code_of, text_remedies
+>>>>>>> 7aad4bb (Reports of other people are read as evidence for ranked causes: programs, progress, pasted code, whose memory; 180 public reports with their established causes)
 from oom_magic.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -59,6 +69,7 @@ _VALUES: Mapping[str, Mapping[str, Any]] = {
 _SAME_SIZE = 0.02  # cards of one kind differ by less
 _NO_RUN = Evidence("reason_no_run")
 _NOT_YET = Evidence("reason_not_yet")
+_ELSEWHERE = Evidence("reason_other_program")
 _NOTHING_SAVES = Evidence("reason_nothing_saves")
 
 
@@ -126,7 +137,10 @@ def unpriced_remedies(diagnosis: Diagnosis, reason: Evidence = _NO_RUN) -> tuple
         return ()
     style = _style(diagnosis)
     remedies = []
-    keys = _AGAINST.get(diagnosis.cause, ())
+    elsewhere = text_remedies(diagnosis) if diagnosis.growth is None else None
+    if elsewhere is not None and diagnosis.program:
+        return tuple(_named_elsewhere(elsewhere, diagnosis))
+    keys = _AGAINST.get(diagnosis.cause, ()) if elsewhere is None else elsewhere
     if diagnosis.phase == "evaluation" and diagnosis.cause is Cause.ACTIVATIONS:
         keys = _AT_EVALUATION
     if _may_be_shared(diagnosis):
@@ -136,10 +150,25 @@ def unpriced_remedies(diagnosis: Diagnosis, reason: Evidence = _NO_RUN) -> tuple
         keys = (growth.remedy, *(key for key in keys if key not in ("detach", "no_grad")))
     own = {} if growth is None or not growth.fixed else {"fixed": growth.fixed, "code": growth.code}
     for cost, key in enumerate(keys):
-        values = {**_VALUES.get(key, {}), **(own if growth is not None and key == growth.remedy else {})}
-        code, language = code_for(key, style, values)
+        values = {**_values_of(key, diagnosis), **(own if growth is not None and key == growth.remedy else {})}
+        code, language = code_of(key) or code_for(key, style, values)
         remedies.append(Remedy(key, cost, "same", values, note=reason, code=code, language=language))
     return tuple(remedies)
+
+
+def _values_of(key: str, diagnosis: Diagnosis) -> Mapping[str, Any]:
+    """The values that a remedy's sentence names."""
+    if key in ("close_processes_any", "check_processes"):
+        return {"tool": device_tool(diagnosis.backend)}
+    return _VALUES.get(key, {})
+
+
+def _named_elsewhere(keys: tuple[str, ...], diagnosis: Diagnosis) -> Iterator[Remedy]:
+    """Settings of a program that does not train: nothing of them can be rehearsed."""
+    for cost, key in enumerate(keys):
+        values = _values_of(key, diagnosis)
+        code, language = code_of(key) or code_for(key, "plain", values)
+        yield Remedy(key, cost, "same", values, note=_ELSEWHERE, code=code, language=language)
 
 
 def _may_be_shared(diagnosis: Diagnosis) -> bool:

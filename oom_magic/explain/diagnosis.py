@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.evidence.budget import Budget
-from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, main_failure
+from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, PossibleCause
 from oom_magic.explain.evidence.holders import Holder
+from oom_magic.explain.evidence.judging import main_failure
 from oom_magic.explain.evidence.tensors import TensorCandidate
 from oom_magic.explain.language import Language
 from oom_magic.explain.messages.failure import Failure
@@ -27,9 +28,17 @@ class Diagnosis(Result):
     ``cause`` with its ``evidence`` and ``confidence`` the judgement, ``phase`` where in training it
     happened (``place`` and ``code``: the line), ``tensors`` what may have asked (``tensor_note``, a key of
     the catalogue, where nothing did), ``budget`` who held the device, ``held`` what else holds memory,
+<<<<<<< HEAD
     ``growth`` what grew in the loop that failed, ``remedies`` what to change, ``as_is`` the rehearsed run without them,
     ``facts`` how to read the numbers, ``tip`` what PyTorch's own tip against fragmentation is worth here. ``lang`` is
     the language that it is shown in.
+=======
+    ``growth`` what grew in the loop that failed, ``remedies`` what to change, ``facts`` how to read the
+    numbers, ``tip`` what PyTorch's own tip against fragmentation is worth here. ``possible`` are all
+    causes that a text leaves possible, each with its degree and the check that would settle it, ``program`` the
+    server, pipeline or runtime that failed where no training did, ``told`` what the text's author says of the run
+    (keys of ``run_facts``). ``lang`` is the language that it is shown in.
+>>>>>>> 7aad4bb (Reports of other people are read as evidence for ranked causes: programs, progress, pasted code, whose memory; 180 public reports with their established causes)
     """
 
     failures: tuple[Failure, ...] = ()
@@ -50,6 +59,9 @@ class Diagnosis(Result):
     frameworks: tuple[str, ...] = ()
     systems: tuple[str, ...] = ()
     expandable_segments: bool = False
+    possible: tuple[PossibleCause, ...] = ()
+    program: str = ""
+    told: frozenset[str] = frozenset()
     place: str = ""
     code: str = ""
     setup_phrases: tuple[Phrase, ...] = ()
@@ -60,8 +72,25 @@ class Diagnosis(Result):
         """The failure that the judgement is about."""
         return main_failure(self.failures)
 
+    @property
+    def backend(self) -> str | None:
+        """The library whose memory ran out, as its message says; None where there is no message."""
+        failure = self.main_failure
+        return None if failure is None else failure.backend
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether it failed while a model was loaded."""
+        return self.phase == "loading" or "loads" in self.told
+
+    @property
+    def offloads_to_host(self) -> bool:
+        """Whether the run keeps parameters or optimizer state in the host's memory."""
+        return "offloads_to_host" in self.told
+
     def to_dict(self) -> dict[str, Any]:
         """The fields as JSON-ready values."""
         plain = asdict(self)
         plain["failures"] = [failure.to_dict() for failure in self.failures]
+        plain["told"] = sorted(self.told)
         return plain | {"cause": self.cause.value, "confidence": self.confidence.value}

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.diagnosis import Diagnosis
 from oom_magic.explain.evidence.budget import budget_of
-from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, Judgement, judge, main_failure
+from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, Judgement
 from oom_magic.explain.evidence.growth import find_growing_containers
 from oom_magic.explain.evidence.holders import earlier_bytes, find_holders
+from oom_magic.explain.evidence.judging import judge, main_failure
 from oom_magic.explain.evidence.location import UNKNOWN_LOCATION, FailureLocation, locate_failure
 from oom_magic.explain.evidence.reading_aids import facts_about, judge_tip
 from oom_magic.explain.evidence.refinement import (
@@ -111,7 +112,7 @@ def _diagnose(
     text = _text_of(problem)
     failures = read(text)
     main = main_failure(failures)
-    clues = find_clues(text, main.start if main else None)
+    clues = find_clues(text, main.start if main else None, main.format if main else None)
     judgement = judge(failures, text, clues)
     sighting, answer, growth = UNKNOWN_LOCATION, TensorAnswer(), None
     if main is not None and main.is_oom:
@@ -145,6 +146,9 @@ def _diagnose(
         frameworks=clues.frameworks,
         systems=clues.systems,
         expandable_segments=clues.expandable_segments,
+        possible=judgement.possible,
+        program=clues.program.program.key if clues.program is not None else "",
+        told=clues.run.told,
         place=sighting.place or _place(clues),
         code=sighting.code or clues.code,
         setup_phrases=() if setup is None or isinstance(setup, Mapping) else tuple(setup.phrases()),
@@ -188,12 +192,15 @@ def _refined(judgement: Judgement, answer: TensorAnswer) -> Judgement:
     if best is None or best.fit < _TELLING_FIT or best.name not in _CAUSE_OF_TENSOR:
         return judgement
     is_seen = best.fit >= 1 and bool(best.expression)
-    is_open = judgement.cause is Cause.UNKNOWN or (is_seen and judgement.confidence is Confidence.POSSIBLE)
+    is_open = judgement.cause is Cause.UNKNOWN or judgement.confidence is Confidence.POSSIBLE
     if not is_open:
         return judgement
     key = "tensor_seen" if is_seen else "tensor_matches"
-    evidence = (*judgement.without_doubts, Evidence(key, {"formula": best.formula}))
-    return Judgement(_CAUSE_OF_TENSOR[best.name], evidence, Confidence.LIKELY)
+    known = (
+        judgement.without_doubts if judgement.cause in (Cause.UNKNOWN, _CAUSE_OF_TENSOR[best.name]) or is_seen else ()
+    )
+    evidence = (*known, Evidence(key, {"formula": best.formula}))
+    return Judgement(_CAUSE_OF_TENSOR[best.name], evidence, Confidence.LIKELY, judgement.possible)
 
 
 def _with_cache(judgement: Judgement, cache: TensorCandidate) -> Judgement:

@@ -10,6 +10,7 @@ from typing import Literal
 from oom_magic.errors import InvalidSettingError
 from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.sentences.catalogue import CATALOGUE
+from oom_magic.explain.sentences.evidence import EVIDENCE
 from oom_magic.explain.sentences.pages import PAGE_CATALOGUE
 from oom_magic.explain.sentences.reasons import REASONS
 from oom_magic.explain.sentences.setups import SETUPS
@@ -17,7 +18,7 @@ from oom_magic.units import format_bytes
 
 Language = Literal["en", "zh"]
 ENVIRONMENT_VARIABLE = "OOM_MAGIC_LANG"
-SENTENCES = {**CATALOGUE, **PAGE_CATALOGUE, **REASONS, **SETUPS}
+SENTENCES = {**CATALOGUE, **EVIDENCE, **PAGE_CATALOGUE, **REASONS, **SETUPS}
 
 
 def choose_language(lang: str | None = None) -> Language:

@@ -9,8 +9,10 @@ from oom_magic.explain.diagnosis import Diagnosis
 from oom_magic.explain.evidence.budget import Budget
 from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence
 from oom_magic.explain.evidence.holders import Holder
+from oom_magic.explain.evidence.judging import device_tool
 from oom_magic.explain.language import Language, render_evidence, translate
 from oom_magic.explain.messages.failure import Failure
+from oom_magic.explain.remedies.texts import code_of
 from oom_magic.views.blocks import Block, Code, Description, Details, Part, Parts, Sentence, Table
 from oom_magic.views.registry import register
 from oom_magic.views.remedies import best_remedy, remedies_chart, remedies_details
@@ -42,10 +44,16 @@ def describe_diagnosis(diagnosis: Diagnosis) -> Description:
     blocks: list[Block] = []
     if diagnosis.main_failure is not None or diagnosis.cause is not Cause.UNKNOWN:
         blocks += [*_what(diagnosis), _why(diagnosis), *_change(diagnosis)]
+<<<<<<< HEAD
     blocks += remedies_chart(diagnosis.remedies, diagnosis.as_is, lang)
     blocks += [*_budget(diagnosis), *remedies_details(diagnosis.remedies, lang, diagnosis.as_is)]
     blocks += [*_tensors(diagnosis), *_evidence(diagnosis), *_numbers(diagnosis), *_held(diagnosis)]
     blocks += _message(diagnosis)
+=======
+    blocks += [*_budget(diagnosis), *_tensors(diagnosis), *_evidence(diagnosis), *_possible(diagnosis)]
+    blocks += _numbers(diagnosis)
+    blocks += [*_held(diagnosis), *remedies_details(diagnosis.remedies, lang), *_message(diagnosis)]
+>>>>>>> 7aad4bb (Reports of other people are read as evidence for ranked causes: programs, progress, pasted code, whose memory; 180 public reports with their established causes)
     return Description(_title(diagnosis), tuple(blocks))
 
 
@@ -96,6 +104,10 @@ def _why(diagnosis: Diagnosis) -> Block:
     lang = diagnosis.lang
     cause = translate(f"cause_{diagnosis.cause.value}", lang)
     if diagnosis.confidence is Confidence.OPEN:
+        if diagnosis.possible:
+            likeliest = diagnosis.possible[0]
+            first = translate(f"cause_{likeliest.cause.value}", lang)
+            cause = translate("why_possible", lang, cause=first, check=render_evidence(likeliest.check, lang))
         return Sentence(translate("line_why_open", lang, text=cause), "strong")
     confidence = translate(f"confidence_{diagnosis.confidence.value}", lang)
     return Sentence(translate("line_why", lang, text=cause, confidence=confidence), "strong")
@@ -109,10 +121,14 @@ def _change(diagnosis: Diagnosis) -> Iterator[Block]:
 
 def _advice(diagnosis: Diagnosis, lang: Language) -> str:
     """What helps first against the cause, where nothing is priced."""
+    first = diagnosis.remedies[0] if diagnosis.remedies else None
+    if (first is not None and code_of(first.key) is not None) or (diagnosis.program and first is not None):
+        return translate(f"remedy_{first.key}", lang, **first.values)
     if diagnosis.phase == "saving" and diagnosis.cause is Cause.WEIGHTS_TOO_BIG:
         return translate("advice_saving", lang, code=_STATE_ON_HOST)
     is_evaluation = diagnosis.phase == "evaluation" and diagnosis.cause is Cause.ACTIVATIONS
-    return translate("advice_evaluation" if is_evaluation else f"advice_{diagnosis.cause.value}", lang)
+    key = "advice_evaluation" if is_evaluation else f"advice_{diagnosis.cause.value}"
+    return translate(key, lang, tool=device_tool(diagnosis.backend))
 
 
 def _budget(diagnosis: Diagnosis) -> Iterator[Block]:
@@ -157,6 +173,22 @@ def _evidence(diagnosis: Diagnosis) -> Iterator[Block]:
     if sentences:
         blocks = tuple(Sentence(f"• {text}") for text in sentences)
         yield Details(translate("heading_evidence", lang), blocks)
+
+
+def _possible(diagnosis: Diagnosis) -> Iterator[Block]:
+    """Every cause that the text leaves possible: how far, what speaks for it, and the check that would settle it."""
+    lang = diagnosis.lang
+    blocks: list[Block] = []
+    for one in diagnosis.possible:
+        degree = translate(f"confidence_{one.confidence.value}", lang)
+        if one.cause is diagnosis.cause:
+            blocks.append(Sentence(f"• {translate('possible_first', lang, check=render_evidence(one.check, lang))}"))
+            continue
+        cause = translate(f"cause_{one.cause.value}", lang)
+        text = translate("possible_also", lang, cause=cause, confidence=degree, check=render_evidence(one.check, lang))
+        blocks.append(Sentence(f"• {text}", "quiet"))
+    if blocks:
+        yield Details(translate("heading_possible", lang), tuple(blocks))
 
 
 def _located(diagnosis: Diagnosis) -> Iterator[Evidence]:

@@ -16,6 +16,7 @@ _COLUMNS = ("remedy", "needed", "saving", "verdict", "speed", "batch")
 _HUES = {"safe": "parameter", "tight": "optimizer_state", "danger": "activation", None: "before"}
 _MOST_BARS = 6
 _NO_RUN = "reason_no_run"  # the note of remedies that are only named
+_ELSEWHERE = "reason_other_program"  # and of those that no run of ours could show
 _STOPS = ".。"
 
 
@@ -88,7 +89,7 @@ def remedies_details(remedies: Sequence[Remedy], lang: Language, as_is: AsItIs |
         blocks.append(Sentence(f"• {wording.of(one)}{'' if is_shared else note}", "quiet" if priced else "plain"))
     if is_shared and notes[0]:
         blocks.append(Sentence(notes[0].strip(" ()"), "quiet"))
-    if any(_is_only_named(one) for one in remedies):
+    if any(one.note is not None and one.note.key == _NO_RUN for one in remedies):
         blocks.append(Sentence(translate("how_to_price", lang), "quiet"))
     blocks += [_how(one, wording) for one in remedies if one.code and _is_worthwhile(one)]
     return [Details(translate("heading_remedies", lang), tuple(blocks))]
@@ -100,7 +101,7 @@ def _is_worthwhile(remedy: Remedy) -> bool:
 
 
 def _is_only_named(remedy: Remedy) -> bool:
-    return remedy.note is not None and remedy.note.key == _NO_RUN
+    return remedy.note is not None and remedy.note.key in (_NO_RUN, _ELSEWHERE)
 
 
 def _how(remedy: Remedy, wording: _Wording) -> Details:

@@ -1,14 +1,10 @@
-"""Why a failure happened: rules on the printed numbers and on the traceback, each with its evidence."""
+"""Causes, what speaks for them, and how sure a judgement is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-
-from oom_magic.explain.evidence.traceback import Clues, find_clues
-from oom_magic.explain.messages.failure import Failure, rounding_bytes
-from oom_magic.units import GIB
 
 
 class Cause(str, Enum):
@@ -56,12 +52,36 @@ class Evidence:
 
 
 @dataclass(frozen=True)
+class Support:
+    """One reason for a cause: how far it alone convinces (0 to 1; below 0 it speaks against), and its sentence."""
+
+    cause: Cause
+    weight: float
+    evidence: Evidence | None = None
+
+
+@dataclass(frozen=True)
+class PossibleCause:
+    """A cause with its degree (0 to 1), what speaks for it and the one check that would settle it."""
+
+    cause: Cause
+    degree: float
+    confidence: Confidence
+    evidence: tuple[Evidence, ...]
+    check: Evidence
+
+
+@dataclass(frozen=True)
 class Judgement:
-    """A cause with the evidence for it; iterable as ``cause, evidence, confidence``."""
+    """A cause with the evidence for it; iterable as ``cause, evidence, confidence``.
+
+    ``possible`` holds all causes that a text leaves possible, the likeliest first, where it was judged by its text.
+    """
 
     cause: Cause
     evidence: tuple[Evidence, ...]
     confidence: Confidence
+    possible: tuple[PossibleCause, ...] = ()
 
     @property
     def without_doubts(self) -> tuple[Evidence, ...]:
@@ -73,6 +93,7 @@ class Judgement:
 
 
 # Evidence that only says what is open; a cause that is found makes it void.
+<<<<<<< HEAD
 DOUBTS = ("whose_not_said", "why_not_granted")
 # Memory stuck in the cache is called the cause from this share of what PyTorch holds: below it,
 # freeing it all would only have delayed the failure.
@@ -408,3 +429,6 @@ def _observations(failure: Failure) -> Iterator[Evidence]:
         yield Evidence("why_not_granted")
     if held is None:
         yield _meaning(failure)
+=======
+_DOUBTS = ("whose_not_said", "why_not_granted")
+>>>>>>> 7aad4bb (Reports of other people are read as evidence for ranked causes: programs, progress, pasted code, whose memory; 180 public reports with their established causes)

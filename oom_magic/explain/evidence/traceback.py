@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from oom_magic.explain.evidence.pasted_code import CodeFault, faults_in
+from oom_magic.explain.evidence.programs import ProgramUse, find_program
+from oom_magic.explain.evidence.run_facts import RunFacts, run_facts
 from oom_magic.explain.messages.normalization import clean
 from oom_magic.units import GIB
 
@@ -20,6 +23,11 @@ _FRAME = re.compile(
     r"|(?P<rich_path>[\w:./\\~ -]{1,300}\.py):(?P<rich_line>\d{1,7}) in (?P<rich_function>[\w<>.]{1,120})"
     r"|(?P<old_path>[\w:./\\~-]{1,300}\.py|<ipython-input-[\w-]{1,60}>) in (?P<old_function>[\w<>.]{1,120})"
 )
+_TRACE_HEAD = re.compile(r"Traceback \(most recent call last\)|Original ATen:|^\s*\u2192 ")
+# Lines of code right before a message that are taken for the end of a traceback without frames.
+_MAX_BARE_LINES = 3
+_MAX_HEAD = 30_000
+_MAX_AROUND = 15_000
 _BLANKS = re.compile(r"[ \t\xa0]{2,}|\xa0")
 _ARROW = re.compile(r"^\s*(?:-{2,6}>|❱|->)\s*(?P<line>\d{1,7})\s+(?P<code>.{1,300})")
 _RULES = re.compile(r"[\u2500-\u257f]|^\s*\^+\s*$")
@@ -87,26 +95,21 @@ _ATTENTION = _any(
     rf"\b{_SCORES}\w* ?= ?[^\n]{{0,80}}(?:matmul|bmm|einsum|softmax|where)",
     rf"(?:softmax|bmm|matmul|einsum|baddbmm)\([^\n]{{0,80}}(?:{_SCORES}|\bq(?:uery)?\b|_query)",
     r"\bq(?:uery)?\w* ?@ ?k(?:ey)?\w*",
+    r"\bself\.self_attn\b[^\n]{0,80}softmax",
+    r"attn_weights? ?=",
+    r"_attn\(q",
+    r"qk ?= ?",
 )
 _LOGITS = _any(
-    r"logits\.(?:float|clone|to)\(", r"cross_entropy", r"CrossEntropy", r"log_softmax", r"compute_log_probs",
+    r"logits\w*\.(?:float|clone|to|exp|log_softmax)\(", r"logits\[[^\n]{0,60}\]\.float\(", r"get_log_?probs?_from",
+    r"logprobs?_from_logits",
+    r"_get_logits", r"compute_logits", r"FusedProjectionPlusCrossEntropy|cross_entropy\.py", r"selective_log_softmax",
+    r"ForCausalLMLoss",
+    r"cross_entropy", r"CrossEntropy", r"log_softmax", r"compute_log_probs",
     r"lm_head\(", r"prompt_logprobs", r"nll_loss",
 )  # fmt: skip
 _CACHE = _any(r"transformers[/\\]cache_utils\.py", r"\b(?:key|value|k|v|kv)_cache\b[^\n]{0,80}= ?torch\.cat\(",
               r"\.cat\([^\n]{0,20}(?:past_(?:key|value|k\b|v\b)|(?:key|value|k|v)_cache)")  # fmt: skip
-_KEEPS_GRAPH = _any(
-    r"\b\w*loss\w* ?\+= ?(?:\w+\.)?loss\w*\s*$",
-    r"\b(?:losses|outputs|history)\w*\.append\(\w*(?:loss|output)\w*\)",
-    flags=re.M,
-)
-_GROWS = _any(
-    r"memory (?:usage )?(?:keeps?|kept) (?:on )?(?:increasing|growing)",
-    r"memory leak",
-    r"memory (?:grows|increases) (?:every|each|with)",
-    r"显存(?:一直|不断|持续)(?:增加|增长|上升)",
-    r"显存泄[漏露]",
-    flags=re.I,
-)
 _FRAMEWORKS = {
     "transformers Trainer": re.compile(r"transformers[/\\]trainer\.py|\bTrainer\.train\b|_inner_training_loop"),
     "accelerate": re.compile(r"\baccelerate[/\\]|accelerator\.\w+\(|accelerate launch"),
@@ -142,6 +145,12 @@ _CARD = re.compile(
 _WHOLE_CELL = "get_ipython().run_cell_magic("
 # PyTorch's own tip names the setting too; it says nothing of what the user has set.
 _TIP = re.compile(r"try setting\s+\S{0,20}ALLOC_CONF=expandable_segments:True")
+_QUOTED_TIP = _any(
+    r"try\s+setting\s+(?:max_split_size_mb|PYTORCH_\w+)", r"to\s+avoid\s+fragmentation", r"memory is >> allocated"
+)
+
+
+_NO_FACTS = RunFacts()
 
 
 @dataclass(frozen=True)
@@ -161,7 +170,10 @@ class Clues:
     ``phase`` is one of loading, forward, loss, backward, optimizer_step, evaluation, saving, or None;
     ``tensor`` names the kind of tensor being made (attention_scores, logits_or_loss, kv_cache), or None.
     ``code`` is the innermost line shown. ``expandable_segments`` is True where the text sets it.
-    ``names_accumulation``: it speaks of gradient accumulation.
+    ``names_accumulation``: it speaks of gradient accumulation. ``faults`` are those of code pasted with it,
+    ``run`` what is told of the run, ``program`` the inference server, pipeline or runtime that failed (None:
+    training, or not told). ``trace`` holds the traceback's lines, ``has_tip`` is True where PyTorch's tip
+    against fragmentation is quoted.
     ``stated_total_bytes`` is the GPU's memory where the author names it ("RTX 3060 12GB").
     """
 
@@ -170,8 +182,11 @@ class Clues:
     code: str = ""
     frames: tuple[TracebackFrame, ...] = ()
     is_training: bool = False
-    keeps_graph: bool = False
-    grows: bool = False
+    faults: tuple[CodeFault, ...] = ()
+    run: RunFacts = _NO_FACTS
+    program: ProgramUse | None = None
+    trace: str = ""
+    has_tip: bool = False
     frameworks: tuple[str, ...] = ()
     systems: tuple[str, ...] = ()
     expandable_segments: bool = False
@@ -179,14 +194,14 @@ class Clues:
     stated_total_bytes: int | None = None
 
 
-def find_clues(text: str, failure_start: int | None = None) -> Clues:
+def find_clues(text: str, failure_start: int | None = None, message_format: str | None = None) -> Clues:
     """Clues in a text about the failure whose ``start`` is given; nothing found leaves the defaults."""
     cleaned = clean(text)
-    lines = _lines_of_interest(cleaned, failure_start)
+    lines = _trace_lines(cleaned, failure_start)
     innermost = lines[-_NUM_INNERMOST:]
     inner_text = "\n".join(innermost)
     all_text = "\n".join(lines)
-    head = cleaned[:200_000]
+    head = _surroundings(cleaned, failure_start)
     card = _CARD.search(head)
     return Clues(
         phase=_phase(lines),
@@ -194,8 +209,11 @@ def find_clues(text: str, failure_start: int | None = None) -> Clues:
         code=_innermost_code(innermost),
         frames=_frames(lines),
         is_training=bool(_TRAINING.search(all_text)),
-        keeps_graph=bool(_KEEPS_GRAPH.search(all_text)),
-        grows=bool(_GROWS.search(head)),
+        faults=faults_in(head),
+        run=run_facts(head),
+        program=find_program(_raw_surroundings(text), all_text, message_format),
+        trace=all_text,
+        has_tip=bool(_QUOTED_TIP.search(head)),
         frameworks=tuple(name for name, pattern in _FRAMEWORKS.items() if pattern.search(head)),
         systems=tuple(name for name, pattern in _SYSTEMS.items() if pattern.search(head)),
         expandable_segments=bool(_EXPANDABLE.search(_TIP.sub("", head))),
@@ -204,14 +222,44 @@ def find_clues(text: str, failure_start: int | None = None) -> Clues:
     )
 
 
-def _lines_of_interest(cleaned: str, failure_start: int | None) -> list[str]:
-    """The lines before the failure, or, where it opens the text, those after it (its traceback)."""
+def _surroundings(cleaned: str, failure_start: int | None) -> str:
+    """The text's beginning, where authors describe what they do, and what stands around the failure."""
+    if len(cleaned) <= _MAX_HEAD + 2 * _MAX_AROUND:
+        return cleaned
+    start = len(cleaned) if failure_start is None else failure_start
+    begin = max(_MAX_HEAD, start - _MAX_AROUND)
+    return f"{cleaned[:_MAX_HEAD]}\n{cleaned[begin : start + _MAX_AROUND]}"
+
+
+def _raw_surroundings(text: str) -> str:
+    """The same of the text as it was pasted: prefixes of log lines name the program."""
+    return text if len(text) <= _MAX_HEAD + _MAX_AROUND else f"{text[:_MAX_HEAD]}\n{text[-_MAX_AROUND:]}"
+
+
+def _trace_lines(cleaned: str, failure_start: int | None) -> list[str]:
+    """The traceback's lines: from the first frame before the failure, or after it; code pasted elsewhere is none.
+
+    Where no frame is shown the few lines of code right before the message are all that is left of a traceback.
+    """
     start = len(cleaned) if failure_start is None else failure_start
     before = _code_lines(cleaned[max(0, start - _MAX_LINES * 100) : start])
-    if any(_looks_like_code(line) for line in before):
-        return before[-_MAX_LINES:]
-    after = cleaned[start : start + _MAX_LINES * 100]
-    return [*before, *_code_lines(after)[:_MAX_LINES]]
+    traced = _from_first_frame(before)
+    if traced:
+        return traced[-_MAX_LINES:]
+    after = _code_lines(cleaned[start : start + _MAX_LINES * 100])
+    traced = _from_first_frame(after)
+    if traced:
+        return [*before[-_MAX_BARE_LINES:], *traced][:_MAX_LINES]
+    bare = [line for line in before[-_MAX_BARE_LINES:] if _looks_like_code(line)]
+    return bare if len([line for line in before if _looks_like_code(line)]) <= _MAX_BARE_LINES else []
+
+
+def _from_first_frame(lines: list[str]) -> list[str]:
+    first = next(
+        (at for at, line in enumerate(lines) if _FRAME.search(line) or _ARROW.match(line) or _TRACE_HEAD.search(line)),
+        None,
+    )
+    return [] if first is None else lines[first:]
 
 
 def _code_lines(text: str) -> list[str]:

@@ -46,6 +46,8 @@ _PREFIX = re.compile(
 )
 # Neither blanks, quotes, markup, comment marks nor the \n of a repr carry meaning in any message.
 _DROPPED = re.compile(r"\\[nrt]|[\s*`'\"|\\#>\u2018-\u201f\u2500-\u257f]+")
+# "9,77 GiB" and "1900,00 MiB": some locales write the decimal point so.
+_DECIMAL_COMMA = re.compile(r"(?<=\d),(?=\d{1,2}[ \t]?[KMGTkmgt]i?[Bb]\b)")
 _DIGIT_GAP = re.compile(r"(?<=\d)[ \t]{1,8}(?=\d)")
 _GAP_MARK = "~"
 
@@ -53,7 +55,7 @@ _GAP_MARK = "~"
 @lru_cache(maxsize=1)  # the message and the traceback around it are read from one text
 def clean(text: str) -> str:
     """The text without colour codes, control characters and line prefixes, each rank's lines together."""
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    text = _DECIMAL_COMMA.sub(".", text.replace("\r\n", "\n").replace("\r", "\n"))
     text = _CONTROL.sub("", _ANSI.sub("", text.translate(_FULL_WIDTH)))
     return _PREFIX.sub("", _untangle(text))
 

@@ -31,17 +31,23 @@ _LIBRARY = r"(?:cublas|cusolver|cusparse|curand)_status_"
 _WORKER = r"dataloaderworker(?:\(pid(?:\(s\))?[^)]{0,60}\))?"
 _DTYPE = r"(?P<dtype>[a-z_]{1,12}\d{0,3})"
 
+_GGML = r"allocating"
+_GGML_FAILED = r"ondevice\d{0,3}:cudamallocfailed:outofmemory"
+
 _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     # The driver and the CUDA libraries, outside PyTorch's allocator.
     ("cuda_thc_pre0.4.1", "cuda", True, r"cudaruntimeerr(?:or)?\(2\):outofmemory(?:at.{0,120})?"),
     ("cuda_error_oom", "cuda", True, r"cudaerror:outofmemory"),
+    ("cuda_error_oom", "cuda", True, r"cudaerror2(?!\d).{0,60}?outofmemory"),
+    ("cuda_error_oom", "cuda", True, r"cudasuccess\(2vs\.0\)outofmemory|cudamallocretryfailed:outofmemory"),
     ("cuda_error_oom", "hip", True, r"hiperror:outofmemory"),
-    ("cuda_driver_error", "cuda", True, r"cudadrivererror:outofmemory|cuda_error_out_of_memory"),
+    ("cuda_driver_error", "cuda", True, r"cudadrivererror:outofmemory"),
     ("cuda_driver_error", "hip", True, r"hipdrivererror:outofmemory"),
     ("cuda_driver_error", "xpu", True, r"(?:ur_result|pi|ze_result)_error_out_of_(?:device|host)_memory"),
     ("cuda_driver_error", "xpu", True, r"(?:ur_result|pi|ze_result)_error_out_of_resources"),
     ("cublas", "cuda", True, _LIBRARY + r"(?:alloc_failed|allocation_failed|not_initialized)"),
-    ("cublas", "cuda", True, r"cufft_alloc_failed"),
+    ("cublas", "cuda", True, r"cufft_alloc_failed|createcu(?:blas|rand|dnn)handlefailed"),
+    ("cublas", "cuda", True, r"cublasruntimeerror:resourceallocationfailed"),
     ("cublas", "cuda", None, _LIBRARY + r"(?:execution_failed|internal_error|mapping_error)"),
     ("cuda_library_misuse", "cuda", False, _LIBRARY + r"(?:invalid_value|not_supported|arch_mismatch)"),
     ("cudnn", "cuda", True, r"cudnn_status_(?:not_initialized|alloc_failed)"),
@@ -51,17 +57,49 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("nccl", "cuda", True, r"cudafailure2?outofmemory"),
     ("nccl", "cuda", False, r"cudafailure(?!2?outofmemory)\d{0,4}[a-z]"),
     ("third_party_cuda_oom", "cuda", True, r"cudafailedwitherror2outofmemory"),
-    (
-        "third_party_cuda_oom", "cuda", True,
-        rf"allocating(?P<requested>{SIZE})ondevice\d{{0,3}}:cudamallocfailed:outofmemory",
-    ),
     ("third_party_cuda_oom", "cuda", True, r"cudamallocfailed:outofmemory"),
+    # llama.cpp and Ollama: the device's buffers, and the host's.
+    ("llama_cpp", "hip", True, rf"{_GGML}(?P<requested>{SIZE}){_GGML_FAILED}(?=.{{0,90}}rocm\d)"),
+    ("llama_cpp", "cuda", True, rf"{_GGML}(?P<requested>{SIZE}){_GGML_FAILED}"),
+    ("llama_cpp", "hip", True, r"failedtoallocaterocm\d{1,2}bufferofsize(?P<requested_bytes>\d{1,22})"),
+    ("llama_cpp", "cuda", True, r"failedtoallocate(?:cuda|vulkan|metal"
+        r"|sycl)\d{0,2}bufferofsize(?P<requested_bytes>\d{1,22})"),
+    ("llama_cpp", "cuda", True, r"unabletoallocate(?:cuda|vulkan|rocm|metal|sycl)\d{0,2}buffer"),
+    ("llama_cpp_host", "cpu", True,
+        r"cpu_buffer_type_alloc_buffer:failedtoallocatebufferofsize(?P<requested_bytes>\d{1,22})"),
+    ("llama_cpp_host", "cpu", True, r"failedtoallocatecpu\d{0,2}bufferofsize(?P<requested_bytes>\d{1,22})"),
     (
-        "third_party_cuda_oom", "cuda", True,
-        r"bfcarena::allocaterawinternal.{0,120}?(?:requestedbytesof|bufferofsize)(?P<requested_bytes>\d{1,22})",
+        "ollama_host", "cpu", True,
+        rf"modelrequiresmoresystemmemory(?:\((?P<requested>{SIZE})\)thanisavailable\((?P<free>{SIZE})\))?",
     ),
-    ("third_party_cuda_oom", "cuda", True, r"outofmemory\(requestedsizewas(?P<requested_bytes>\d{1,22})bytes"),
-    ("third_party_cuda_oom", "cuda", True, r"outofmemoryallocating(?P<requested_bytes>[\d,]{1,24})bytes"),
+    ("pinned_memory", "cpu", True, rf"failedtoallocate(?P<requested>{SIZE})ofpinnedmemory"),
+    ("pinned_memory", "cpu", True, r"couldnotallocatepinnedhostmemoryofsize:?(?P<requested_bytes>\d{1,22})"),
+    ("pinned_memory", "cpu", True, r"failedtoalloc(?P<requested_bytes>\d{1,22})bytesonhost"),
+    ("pinned_memory", "cpu", True, r"pin_memory\(\)failswith"),
+    # Other runtimes that compute: ONNX Runtime, TensorRT, CuPy, RAPIDS, Thrust, Numba.
+    (
+        "onnxruntime", "cuda", True,
+        r"bfcarena::allocaterawinternal.{0,220}?(?:requestedbytesof|bufferofsize)(?P<requested_bytes>\d{1,22})",
+    ),
+    ("tensorrt", "cuda", True, r"outofmemory\(requestedsizewas(?P<requested_bytes>\d{1,22})bytes"),
+    ("tensorrt", "cuda", True, r"requestedamountofgpumemory\((?P<requested_bytes>\d{1,22})bytes\)couldnotbeallocated"),
+    ("tensorrt", "cuda", True, r"errorcode2:outofmemory|errorcode1:cudaruntime\(outofmemory\)"),
+    ("tensorrt_tactic", "cuda", None, r"skippingtactic\d{1,4}duetoinsuff?icientmemory"
+        r"|devicememoryisinsufficienttousetactic"),
+    (
+        "cupy", "cuda", True,
+        r"outofmemoryallocating(?P<requested_bytes>[\d,]{1,24})bytes"
+        r"(?:\(allocatedsofar:(?P<allocated_bytes>[\d,]{1,24})bytes)?",
+    ),
+    (
+        "cupy", "cuda", True,
+        r"outofmemorytoallocate(?P<requested_bytes>\d{1,22})bytes\(total(?P<attempted_bytes>\d{1,22})bytes",
+    ),
+    ("rmm", "cuda", True, r"rmm::(?:bad_alloc|out_of_memory)|std::bad_alloc:(?:out_of_memory:)?cudaerror(?=[^m])"),
+    ("rmm", "cuda", True, r"std::bad_alloc:(?:out_of_memory:)?rmmfailure|maximumpoolsizeexceeded"),
+    ("thrust", "cuda", True, r"thrust::.{0,60}?bad_alloc|std::bad_alloc:(?:cudaerrormemoryallocation|outofmemory)"),
+    ("thrust", "cuda", True, r"(?:parallel_for|reduce|sort|scan|copy)failed:(?:[a-z]{1,40}:)?outofmemory"),
+    ("numba", "cuda", True, r"calltocumem\w{1,20}resultsincuda_error_out_of_memory"),
     ("bitsandbytes", "cuda", True, r"erroroutofmemoryatline\d{1,6}infile"),
     ("bitsandbytes", "cuda", False, r"errorinvaliddeviceordinalatline\d{1,6}infile"),
     ("nvml_assert", "cuda", True, r"nvml_success==.{0,120}?internalassertfailed"),
@@ -75,11 +113,15 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
         r"unabletoallocate(?:(?P<requested>\d{1,6}\.?\d{0,4}(?:bytes|[kmgtp]ib))foran)?arraywithshape"
         rf"\((?P<shape>[\d,]{{0,80}})\)(?:anddatatype{_DTYPE})?",
     ),
-    ("bad_alloc", "cpu", True, r"std::bad_alloc(?:what\(\):std::bad_alloc)?"),
+    ("bad_alloc", "cpu", True, r"std::bad_alloc(?:what\(\):std::bad_alloc)?(?!:(?:cuda|out|rmm))"),
+    ("bad_alloc", "cpu", True, r"arrowmemoryerror:(?:malloc|realloc)ofsize(?P<requested_bytes>\d{1,22})failed"),
+    ("java_heap", "cpu", True, r"java\.lang\.outofmemoryerror"),
     ("fork_enomem", "cpu", True, r"errno12\]cannotallocatememory|cannotallocatememory\(12\)"),
     ("windows_paging_file", "cpu", True, r"winerror1455(?:\]?thepagingfileistoosmall)?|pagingfileistoosmall"),
     ("static_tls", "cpu", False, r"cannotallocatememoryinstatictlsblock"),
     ("dataloader", "cpu", True, _WORKER + r"iskilledbysignal:buserror"),
+    ("dataloader", "cpu", True, r"accesstoanundefinedportionofamemoryobject"
+        r"|\(buserror\)isdetectedbytheoperatingsystem"),
     ("dataloader_killed", "cpu", True, _WORKER + r"iskilledbysignal:killed"),
     ("dataloader_other_signal", "cpu", None, _WORKER + r"iskilledbysignal:(?:terminated|aborted)"),
     ("dataloader_other_signal", "cpu", None, _WORKER + r"exitedunexpectedly"),
@@ -88,29 +130,49 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("shared_memory_full", "cpu", True, r"nospaceleftondevice.{0,80}/dev/shm"),
     ("slurm_oom_kill", "cpu", True, r"detected\d{1,6}oom[-_]?killevent"),
     ("slurm_oom_kill", "cpu", True, r"slurm.{0,60}exceeded(?:job|step)memorylimit"),
+    ("slurm_oom_kill", "cpu", True, r"srun:error:.{0,60}?task[\d,\-]{1,20}:outofmemory"),
     ("scheduler_oom_kill", "cpu", True, r"pbs:jobkilled:[vp]{0,2}mem|term_memlimit"),
-    ("kernel_oom_killer", "cpu", True, r"outofmemory:kill(?:ed)?process"),
+    ("kernel_oom_killer", "cpu", True, r"outofmemory:kill(?:ed)?process|killedbytheoomkiller"),
+    ("kernel_oom_killer", "cpu", True, r"systemd-oomd(?:\[\d{1,10}\])?:killed|memorypressurefor.{0,120}being\d"),
+    ("pod_oom_kill", "cpu", True, r"reason:oomkilled|oomkilled.{0,40}exitcode:137"),
     ("ray_oom_kill", "cpu", True, r"duetothenoderunninglowonmemory|killedduetomemorypressure\(oom\)"),
-    ("notebook_host", "cpu", True, r"crashedafterusingallavailableram"),
+    ("notebook_host", "cpu", True, r"crashedafterusing(?:all)?availableram|usedallavailableram"),
     ("notebook_host", "cpu", True, r"notebooktriedtoallocatemorememorythanisavailable"),
     # Other frameworks and what they wrap.
     ("vllm", "cuda", True, r"noavailablememoryforthecacheblocks|largerthantheavailablekvcachememory"),
     ("vllm", "cuda", True, r"largerthanthemaximumnumberoftokensthatcanbestoredinkvcache"),
     ("sglang", "cuda", True, r"notenoughmemory\.pleasetrytoincrease--mem-fraction-static"),
+    ("tgi", "cuda", True, r"notenoughmemorytohandle\d{1,9}(?:total|prefill)tokens"),
     ("paddle", "cuda", True, rf"outofmemoryerrorongpu\d{{0,3}}\.cannotallocate(?P<requested>{SIZE})memory"),
+    ("paddle", "cuda", True, r"enforceallocating<=availablefailed"),
     ("vllm_startup", "cuda", True, r"freememoryondevice.{0,80}islessthandesiredgpumemoryutilization"),
     ("hf_offload", "cuda", True, r"somemodulesaredispatchedonthecpuorthedisk"),
     ("hf_auto_batch", "cuda", True, r"noexecutablebatchsizefound"),
     (
         "jax", "jax", True,
-        r"resource_exhausted(?::?outofmemory[a-z]{0,30}allocat[a-z]{1,3}(?P<requested_bytes>\d{1,22})bytes)?",
+        r"resource_?exhausted:?(?:xla:tpucompilepermanenterror\.?)?(?:ranoutofmemory|"
+        r"outofmemory[a-z]{0,30}allocat[a-z]{1,3}(?P<requested_bytes>\d{1,22})bytes)",
     ),
+    ("jax", "jax", True, rf"resource_exhausted:failedtoallocaterequestfor(?P<requested>{SIZE})"),
+    (
+        "tensorflow", "tensorflow", True,
+        r"failedtoallocate[\d.]{1,12}[kmgt]?i?b?\((?P<requested_bytes>\d{1,22})bytes\)"
+        r"fromdevice:cuda_error_out_of_memory",
+    ),
+    ("tensorflow", "tensorflow", True, rf"ranoutofmemorytryingtoallocate(?P<requested>{SIZE})"),
+    ("tensorflow", "tensorflow", True, r"resourceexhaustederror:(?:failedtoallocate|oom(?!when))"),
+    ("tensorflow", "tensorflow", True, r"dsttensorisnotinitialized"),
     (
         "tensorflow", "tensorflow", True,
         rf"oomwhenallocatingtensorwithshape\[(?P<shape>[\d,]{{0,80}})\](?:andtype{_DTYPE})?",
     ),
     ("mps_invalid_buffer", "mps", True, rf"invalidbuffersize:(?P<requested>{SIZE})"),
     ("mps_command_buffer", "mps", True, r"kiogpucommandbuffercallbackerroroutofmemory"),
+    (
+        "mps_invalid_buffer", "mps", True,
+        r"attemptingtoallocate(?P<requested_bytes>\d{1,22})byteswhichisgreaterthanthemaximum",
+    ),
+    ("npu_runtime", "npu", True, r"memory_allocation_failure|el0004|aclrtmalloc\w{0,20}(?:fail|err)|rtmallocfail"),
     # Look-alikes: limits, bugs and refusals that no amount of device memory cures.
     ("triton", "cuda", False, r"outofresources?:(?:sharedmemory|tensormemory|registers)"),
     ("inductor_triton", "cuda", False, r"novalidtritonconfigs.{0,60}?outofresource:triton_"),
@@ -121,10 +183,11 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("misaligned_address", "cuda", False, r"misalignedaddress"),
     (
         "cuda_other_error", "cuda", False,
-        r"(?:cuda|hip)error:(?:invalid(?:deviceordinal|argument|devicefunction)|nokernelimage|unknownerror"
+        r"(?:cuda|hip)error:(?:invalid(?:deviceordinal|argument|devicefunction)|unknownerror"
         r"|unspecifiedlaunchfailure|anillegalinstruction|uncorrectableecc|allcuda-capabledevicesarebusy"
         r"|initializationerror)",
     ),
+    ("no_kernel_image", "cuda", False, r"nokernelimageisavailable"),
     (
         "no_gpu", "cuda", False,
         r"torchnotcompiledwithcudaenabled|foundnonvidiadriver|nocuda(?:gpusareavailable|-capabledeviceisdetected)"
@@ -139,6 +202,10 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
 _FAINT_ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("cuda_thc_pre0.4.1", "cuda", True, r"error=2:outofmemory"),
     ("cuda_error_oom", "cuda", True, r"cudaerrormemoryallocation"),
+    ("cuda_driver_call", "cuda", True, r"cuda_error_out_of_memory"),
+    ("jax", "jax", True, r"resource_exhausted"),
+    ("llama_cpp", "cuda", True, r"failedtoallocatebufferforkvcache|failedtoallocatecompute(?:pp)?buffers"),
+    ("class_only", "cuda", True, r"outofmemoryerror(?=traceback\(most)"),
     ("cuda_error_oom", "hip", True, r"hiperroroutofmemory"),
     ("jetson_nvmap", "cuda", True, r"nvmapmemalloc[a-z]{0,20}:\d{0,12}error12"),
     ("cuda_va_exhausted", "cuda", None, r"\[expandablesegmentva\]|virtual-address-space\(vsz\)exhaustion"),
@@ -147,11 +214,18 @@ _FAINT_ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("nccl", "cuda", None, r"unhandledcudaerror"),
     ("cpu_allocator", "cpu", True, r"defaultcpuallocator:(?:can.{0,3}tallocate|notenough)memory"),
     ("dataloader", "cpu", True, r"unexpectedbuserrorencounteredinworker"),
-    ("kernel_oom_killer", "cpu", True, r"oomkilled|oom-kill:constraint"),
+    ("kernel_oom_killer", "cpu", True, r"oomkilled|oom-kill(?:er)?:constraint"),
     ("ray_oom_kill", "cpu", True, r"exceedsthememoryusagethreshold"),
     ("disk_full", None, False, r"nospaceleftondevice|storagefull|pytorchstreamwriterfailed"),
     ("disk_full", None, False, r"inline_container\.cc.{0,20}unexpectedpos"),
-    ("sigkill", "cpu", True, r"exitcode:?=?(?:-9|137)(?!\d)|signal9\(sigkill\)|signals\.sigkill"),
+    (
+        "sigkill",
+        "cpu",
+        True,
+        r"code:?=?\(?(?:-9|137)(?!\d)|exitstatus:?=?(?:-9|137)(?!\d)|signal9\(sigkill\)"
+        r"|signals\.sigkill|killedwithsignal-?9|signal:killed",
+    ),
+    ("sigbus", "cpu", True, r"(?:exit|return)code:?=?-7(?!\d)|signal7\(sigbus\)|sigbus\(@"),
     ("notebook_host", "cpu", True, r"tcmalloc:largealloc(?P<requested_bytes>\d{1,22})bytes"),
     ("notebook_host", "cpu", None, r"kernelrestarter:restartingkernel"),
     ("kernel_died", None, None, r"kernel(?:appearstohave|has)?died|kernelcrashedwhileexecuting"),
@@ -168,7 +242,11 @@ _KILLED = (
     r"^(?=.)(?:[^\n]{0,200}: line \d{1,6}: +\d{0,9} ?)?(?:\d{1,9} +)?"
     r"(?:\[\d{1,4}\][ \t+-]{0,8}\d{0,9}[ \t]{1,8})?"
     r"Killed(?:[ \t]*$|[ \t]{2,}\S|[ \t]+\S{0,60}python)"
-    r"|^(?:zsh: |\d{1,9} {1,8})killed {1,8}\S"
+    r"|^(?:zsh: |\d{1,9} {1,8}|\[\d{1,4}\][ \t+-]{1,8}\d{1,9}[ \t]{1,8})killed {1,8}\S"
+    # right behind a progress bar, or quoted in prose
+    r"|(?:it|s)[/a-z]{0,8}\](?:\[\d{1,4}\][ \t+-]{1,8}\d{1,9}[ \t]{1,8})?[Kk]illed(?![\w ])"
+    r"|(?:it|s)[/a-z]{0,8}\]\[\d{1,4}\][ \t+-]{1,8}\d{1,9}[ \t]{1,8}[Kk]illed\b"
+    r"|[\"'`\u201c]Killed[\"'`\u201d]"
 )
 LINE_KINDS = (
     # cudaMallocAsync's message ends here where a NUL byte cut it (2.3 and later, device 0).

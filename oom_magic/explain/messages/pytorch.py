@@ -155,5 +155,7 @@ def _add_clause(draft: Draft, clause: str, match: re.Match[str]) -> None:
         draft.is_refused_as_absurd = True
     else:
         draft.is_preempted = clause == "rejected"
+        if clause == "requested" and parse_size(match.group(clause)) is None:
+            draft.is_refused_as_absurd = True  # some 2**64 bytes: a negative size
         printed = match.group("size") if match.group("what") else match.group(clause)
         draft.sizes.setdefault(_FIELDS[clause], parse_size(printed.lstrip(".")))

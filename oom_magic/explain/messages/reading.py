@@ -140,10 +140,11 @@ def _found_of(kind: Kind, match: re.Match[str]) -> _Found:
     """The message that a match of the table shows."""
     groups = match.groupdict()
     values: dict[str, Any] = {"format": kind.format, "backend": kind.backend, "is_oom": kind.is_oom}
-    if groups.get("requested_bytes"):
-        values["requested_bytes"] = int(groups["requested_bytes"].replace(",", "") or 0)
-    if groups.get("requested"):
-        values["requested_bytes"] = parse_size(groups["requested"])
+    for name in ("requested", "free", "allocated"):
+        if groups.get(f"{name}_bytes"):
+            values[f"{name}_bytes"] = int(groups[f"{name}_bytes"].replace(",", "") or 0)
+        if groups.get(name):
+            values[f"{name}_bytes"] = parse_size(groups[name])
     if groups.get("shape"):
         values["shape"] = tuple(int(size) for size in groups["shape"].split(",") if size)
     if groups.get("dtype"):

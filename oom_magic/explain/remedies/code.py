@@ -148,8 +148,8 @@ export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 #   import os; os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
 # PowerShell (effective under Linux only): $env:PYTORCH_CUDA_ALLOC_CONF = "expandable_segments:True\"""",
     "shared_memory": "docker run --shm-size=8g ...   # or DataLoader(..., num_workers=0)",
-    "close_processes_any": "nvidia-smi   # then close the notebooks and programs it lists: kill <PID>",
-    "check_processes": "nvidia-smi",
+    "close_processes_any": "{tool}   # then close the notebooks and programs it lists: kill <PID>",
+    "check_processes": "{tool}",
     "close_processes": "nvidia-smi   # then close the notebooks and programs it lists: kill <PID>",
 }
 _STYLES = {"plain": _PLAIN, "trainer": _TRAINER, "accelerate": _ACCELERATE}
@@ -165,7 +165,7 @@ _SCALER = "; scale it with torch.amp.GradScaler"
 def code_for(key: str, style: str, values: Mapping[str, Any]) -> tuple[str, str]:
     """(code, its language) for a remedy; ("", "python") where there is nothing to paste."""
     if key in _SHELL:
-        return _SHELL[key], "shell"
+        return _SHELL[key].replace("{tool}", str(values.get("tool", "nvidia-smi"))), "shell"
     template = _STYLES[style].get(key) or _PLAIN.get(key, "")
     dtype = str(values.get("dtype", ""))
     names = {**_NAMES, **values}

@@ -76,9 +76,9 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "仅凭这段文字无法确定原因。",
     ),
     # How sure a judgement is.
-    "confidence_certain": ("certain", "确定"),
-    "confidence_likely": ("likely", "很可能"),
-    "confidence_possible": ("possible", "有可能"),
+    "confidence_certain": ("certain", "很高"),
+    "confidence_likely": ("likely", "较高"),
+    "confidence_possible": ("possible", "一般"),
     "confidence_open": ("open", "未定"),
     # Phases of a run.
     "phase_loading": ("It failed while loading weights: {code}", "失败发生在加载权重时：{code}"),
@@ -139,7 +139,8 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "The failing line makes the cache of keys and values longer: {code} It grows with batch, length and layers by"
         " each token, and joining it anew holds the old and the new one for a moment. One of fixed size, of fewer bits"
         ' or in RAM takes less (cache_implementation="static", "quantized" or "offloaded" in model.generate).',
-        "出错的代码在加长键值缓存（KV cache）：{code} 它随批大小、长度和层数逐词元增长，每次拼接时新旧两份会短暂并存。"
+        "出错的代码在加长键值缓存（KV cache）：{code} 它随批大小、长度和层数变大，每生成一个 "
+        "token 都会增长，每次拼接时新旧两份会短暂并存。"
         '固定大小、低位数或放在内存中的缓存占用更少（model.generate 的 cache_implementation="static"、"quantized"'
         ' 或 "offloaded"）。',
     ),
@@ -162,10 +163,6 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     "room_in_pieces": (
         "{free_bytes} free and {stuck_bytes} unused in the cache, yet {requested_bytes} found no place.",
         "空闲 {free_bytes}，缓存中未用 {stuck_bytes}，{requested_bytes} 却放不下。",
-    ),
-    "code_keeps_graph": (
-        "A loss or output is kept with its graph; add .item() or .detach().",
-        "损失或输出连同计算图被保留；请加上 .item() 或 .detach()。",
     ),
     "memory_grows": ("The text says that memory keeps growing.", "文中提到显存持续增长。"),
     "own_tensors_fill": (

@@ -16,8 +16,10 @@ MEANINGS: dict[str, tuple[str, str]] = {
         "PyTorch 提前拒绝了申请：它会超过为本进程设置的显存比例。",
     ),
     "meaning_cuda_absurd_size": (
-        "The size asked for is absurd or overflowed: look at the shapes of the failing line.",
-        "申请的大小不合理或已溢出：请检查出错那一行的张量形状。",
+        "The size asked for is a number that overflowed (near 2**64 bytes it is a negative one): sizes multiplied on "
+        "the"
+        " failing line exceed what its integers hold, or a shape there is wrong.",
+        "申请的大小是溢出的数字（接近 2**64 字节说明是负数）：出错那一行相乘的各个维度超出了整数范围，或形状有误。",
     ),
     "meaning_cuda_malloc_async": (
         "The driver's own allocator (cudaMallocAsync) ran out.",
@@ -139,11 +141,11 @@ MEANINGS: dict[str, tuple[str, str]] = {
     ),
     "meaning_notebook_host": (
         "The notebook lost its process, most often for lack of RAM.",
-        "笔记本失去了它的进程，多半是主机内存不足。",
+        "Notebook 的内核进程已被终止，多半是主机内存不足。",
     ),
     "meaning_kernel_died": (
         "The kernel died; nothing of it reached Python. Lack of RAM is the most frequent reason.",
-        "内核已终止，Python 没有留下任何信息。最常见的原因是主机内存不足。",
+        "内核进程已被终止，Python 没有留下任何信息。最常见的原因是主机内存不足。",
     ),
     "meaning_vllm": (
         "vLLM's share of the device (gpu_memory_utilization) leaves nothing for its cache.",
@@ -156,7 +158,7 @@ MEANINGS: dict[str, tuple[str, str]] = {
     "meaning_paddle": ("PaddlePaddle ran out of device memory.", "PaddlePaddle 显存不足。"),
     "meaning_mps_command_buffer": (
         "The Mac had too little memory left to run what the GPU was given.",
-        "Mac 剩余的内存不足以执行交给 GPU 的工作。",
+        "Mac 剩余的内存不足以执行 GPU 任务。",
     ),
     "meaning_vllm_startup": (
         "At start less of the device is free than vLLM was told to take.",
@@ -229,5 +231,77 @@ MEANINGS: dict[str, tuple[str, str]] = {
     "meaning_mps_2e32_elements": (
         "The tensor has more elements than Apple's GPU backend can count (2**32).",
         "张量的元素个数超过了 Apple GPU 后端的上限（2**32）。",
+    ),
+    "meaning_cuda_driver_call": (
+        "A program asked the CUDA driver for memory itself, not through PyTorch, and got none.",
+        "某个程序绕过 PyTorch 直接向 CUDA 驱动申请显存，申请失败。",
+    ),
+    "meaning_class_only": (
+        "The device ran out of memory; the text has the error's name but not its message.",
+        "显存不足；文中只有错误的名字，没有报错内容。",
+    ),
+    "meaning_llama_cpp": (
+        "llama.cpp found no room on the GPU for one of its buffers.",
+        "llama.cpp 在 GPU 上放不下它的某个缓冲区。",
+    ),
+    "meaning_llama_cpp_host": (
+        "llama.cpp found no room in RAM for one of its buffers.",
+        "llama.cpp 在内存中放不下它的某个缓冲区。",
+    ),
+    "meaning_ollama_host": (
+        "Ollama expects the model and its context to need more memory (RAM) than is free.",
+        "Ollama 估计模型及其上下文需要的内存超过了空闲的内存。",
+    ),
+    "meaning_pinned_memory": (
+        "Page-locked (pinned) memory of the host could not be had; under WSL only a small part can be pinned.",
+        "申请主机的锁页内存（pinned memory）失败；WSL 下能锁页的内存很少。",
+    ),
+    "meaning_onnxruntime": (
+        "ONNX Runtime found no room for a buffer of its arena.",
+        "ONNX Runtime 的内存池放不下一个缓冲区。",
+    ),
+    "meaning_tensorrt": (
+        "TensorRT found no GPU memory for what it asked for.",
+        "TensorRT 申请显存失败。",
+    ),
+    "meaning_tensorrt_tactic": (
+        "TensorRT skipped a way of computing a layer that needs more memory than is free; if the engine is built in"
+        " the end, this is only a warning.",
+        "TensorRT 跳过了某一层的一种实现，因为它需要的显存超过空闲量；如果引擎最终构建成功，这只是警告。",
+    ),
+    "meaning_cupy": ("CuPy's memory pool ran out of GPU memory.", "CuPy 的内存池显存不足。"),
+    "meaning_rmm": (
+        "RAPIDS (RMM) ran out of GPU memory; std::bad_alloc here is not the computer's RAM.",
+        "RAPIDS（RMM）显存不足；这里的 std::bad_alloc 指的不是主机内存。",
+    ),
+    "meaning_thrust": (
+        "A Thrust algorithm found no GPU memory; std::bad_alloc here is not the computer's RAM.",
+        "Thrust 算法申请显存失败；这里的 std::bad_alloc 指的不是主机内存。",
+    ),
+    "meaning_numba": ("Numba found no GPU memory for an array.", "Numba 为数组申请显存失败。"),
+    "meaning_java_heap": (
+        "The Java heap is full (-Xmx); it is neither the GPU's memory nor all of the RAM.",
+        "Java 堆已满（-Xmx）；这既不是显存，也不是全部内存。",
+    ),
+    "meaning_pod_oom_kill": (
+        "Kubernetes ended the container because it used more RAM than its limit (resources.limits.memory).",
+        "容器使用的内存超过了限额（resources.limits.memory），被 Kubernetes 终止。",
+    ),
+    "meaning_sigbus": (
+        "The process died of a bus error (signal 7), most often because /dev/shm is full.",
+        "进程因总线错误（信号 7）退出，多半是 /dev/shm 已满。",
+    ),
+    "meaning_tgi": (
+        "Text Generation Inference found no room for the tokens that it is told to take at once.",
+        "Text Generation Inference 放不下设置中要同时处理的词元。",
+    ),
+    "meaning_npu_runtime": (
+        "Ascend's runtime (CANN) found no memory on the NPU.",
+        "昇腾运行时（CANN）在 NPU 上申请内存失败。",
+    ),
+    "meaning_no_kernel_image": (
+        "The program was not built for this GPU's architecture: install a build that supports it. It is not about "
+        "memory.",
+        "程序不支持这块 GPU 的架构：请安装支持它的版本。这与显存多少无关。",
     ),
 }

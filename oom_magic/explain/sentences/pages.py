@@ -14,8 +14,15 @@ PAGE_CATALOGUE: dict[str, tuple[str, str]] = {
     "title_nothing": ("No error about memory found", "没有找到与内存有关的报错"),
     # The three lines on top.
     "line_what": ("What happened: {text}", "发生了什么：{text}"),
-    "line_why": ("Why: {text} (Confidence: {confidence}.)", "为什么：{text}（把握：{confidence}。）"),
+    "line_why": ("Why: {text} (Confidence: {confidence}.)", "为什么：{text}（可信度：{confidence}。）"),
     "line_why_open": ("Why: {text}", "为什么：{text}"),
+    "why_possible": (
+        "The text leaves it open. The likeliest: {cause} To tell: {check}",
+        "仅凭这段文字还不能确定。最有可能：{cause} 如何确认：{check}",
+    ),
+    "heading_possible": ("What else it may be, and how to tell", "其他可能的原因，以及如何确认"),
+    "possible_first": ("To make sure: {check}", "如何确认：{check}"),
+    "possible_also": ("{cause} ({confidence}) To tell: {check}", "{cause}（可信度：{confidence}）如何确认：{check}"),
     "line_best": ("What to change: {text}", "怎么改：{text}"),
     "what_full": (
         "{requested_bytes} were asked for on {device} of {total_bytes}; PyTorch held {held_bytes} and"
@@ -28,7 +35,7 @@ PAGE_CATALOGUE: dict[str, tuple[str, str]] = {
     ),
     "what_requested": (
         "{requested_bytes} were asked for and not granted.",
-        "申请 {requested_bytes}，没有得到。",
+        "申请 {requested_bytes} 失败。",
     ),
     "device_numbered": ("GPU {index}", "GPU {index}"),
     "device_any": ("a device", "一块设备"),
@@ -46,9 +53,9 @@ PAGE_CATALOGUE: dict[str, tuple[str, str]] = {
         "把批次填充到少数几种固定长度。",
     ),
     "advice_other_process": (
-        "Close the other processes on this device (nvidia-smi lists them; other notebooks' kernels count)"
+        "Close the other processes on this device ({tool} lists them; other notebooks' kernels count)"
         " or use another one.",
-        "关闭这块设备上的其他进程（用 nvidia-smi 查看；其他笔记本的内核也算），或换一块设备。",
+        "关闭这块设备上的其他进程（用 {tool} 查看；其他 Notebook 的内核也算），或换一块设备。",
     ),
     "advice_request_alone_too_big": (
         "Find the shape behind this one tensor on the failing line; split it, or reduce batch or length.",
@@ -110,9 +117,8 @@ PAGE_CATALOGUE: dict[str, tuple[str, str]] = {
         "增大 /dev/shm（docker run --shm-size=8g），或设置 num_workers=0。",
     ),
     "advice_driver_level": (
-        "Check with nvidia-smi whether the device is full; leave some memory free for what does not go"
-        " through PyTorch.",
-        "用 nvidia-smi 查看显存是否已满；给不经过 PyTorch 的部分留一些显存。",
+        "Check with {tool} whether the device is full; leave some memory free for what does not go through PyTorch.",
+        "用 {tool} 查看显存是否已满；给不经过 PyTorch 的部分留一些显存。",
     ),
     "advice_not_oom": (
         "Look at the error named above; less memory will not cure it.",
@@ -120,12 +126,12 @@ PAGE_CATALOGUE: dict[str, tuple[str, str]] = {
     ),
     "advice_unknown": (
         "Give the traceback above the message, or the model and its sizes, and more can be said.",
-        "补上报错之前的调用栈，或给出模型及其大小，就能说得更多。",
+        "补上报错之前的调用栈，或给出模型及其大小，就能给出更具体的判断。",
     ),
     "how_to_price": (
         "Not priced. In a notebook %oom_explain rehearses the failed cell; for a message from elsewhere"
         " describe the run: %%oom_explain --model roberta-base --batch 4 --seq 512.",
-        "以上尚未估算。在笔记本中 %oom_explain 会试运行失败的单元格；对别处的报错请描述训练："
+        "以上尚未估算。在 Notebook 中 %oom_explain 会试运行失败的单元格；对别处的报错请描述训练："
         "%%oom_explain --model roberta-base --batch 4 --seq 512。",
     ),
     # Headings of the details.
@@ -161,12 +167,12 @@ PAGE_CATALOGUE: dict[str, tuple[str, str]] = {
         "仅为候选：报错没有说明模型，其中有些维度是假设的。",
     ),
     "frameworks_seen": ("Seen in the text: {names}.", "文中出现：{names}。"),
-    "confidence_why": ("Confidence: {confidence}.", "把握：{confidence}。"),
+    "confidence_why": ("Confidence: {confidence}.", "可信度：{confidence}。"),
     # Tensors read from a live exception or from a report.
     "tensor_name_result": ("the result of the failing line", "出错那一行的结果"),
     "tensor_name_copy": ("a copy in another type", "转换类型得到的副本"),
     "tensor_name_gradient": ("a gradient", "某个梯度"),
-    "tensor_name_optimizer_state": ("state of the optimizer", "某个优化器状态"),
+    "tensor_name_optimizer_state": ("state of the optimizer", "优化器的某个状态张量"),
     "tensor_name_concatenation": ("tensors put together", "拼接得到的张量"),
     "tensor_name_kv_cache": ("the cache of keys and values", "键值缓存（KV cache）"),
     "tensor_name_embeddings": ("embeddings", "嵌入向量"),
@@ -175,7 +181,7 @@ PAGE_CATALOGUE: dict[str, tuple[str, str]] = {
     "tensor_name_logits_gradient": ("the gradient of the logits", "logits 的梯度"),
     # Who else holds memory.
     "held_by_name": ("variable {name} ({what})", "变量 {name}（{what}）"),
-    "held_by_output": ("result kept by the notebook: {name} ({what})", "笔记本保留的结果：{name}（{what}）"),
+    "held_by_output": ("result kept by the notebook: {name} ({what})", "Notebook 保留的结果：{name}（{what}）"),
     "held_by_frames": ("frames that an earlier failure keeps: {what}", "之前的失败保留的调用帧：{what}"),
     "held_by_own_frames": ("what was alive in the failed call: {what}", "失败的调用中仍存活的：{what}"),
     "held_by_error": ("{kind} in {place}", "{place} 处的 {kind}"),

@@ -10,10 +10,11 @@ REASONS: dict[str, tuple[str, str]] = {
         "nothing here to rehearse; give the run (setup= or --model ...)",
         "这里没有可以试运行的训练；请给出训练设置（setup= 或 --model ...）",
     ),
+    "reason_other_program": ("a setting of another program", "其他程序的设置"),
     "reason_not_yet": ("not rehearsed yet", "尚未试运行"),
     "reason_nothing_saves": (
         "the cell was rehearsed with every change that fits it, and none of them saves much",
-        "已对该单元格试运行所有适用的更改，都省不了多少显存",
+        "已对该单元格试运行所有适用的更改，节省都不明显",
     ),
     "reason_estimate": ("an estimate, not rehearsed", "估算值，未经试运行"),
     "reason_time": (
@@ -22,7 +23,7 @@ REASONS: dict[str, tuple[str, str]] = {
     ),
     "reason_failed": ("its rehearsal failed: {error}", "试运行时出错：{error}"),
     "reason_setup_refused": ("these settings do not go together: {error}", "这些设置不能同时使用：{error}"),
-    "reason_so_already": ("the run is so already", "训练已经如此"),
+    "reason_so_already": ("the run is so already", "训练已是这样设置"),
     "reason_changes_loading": (
         "how much it saves is decided where the model is loaded",
         "省多少取决于加载模型的方式",

@@ -151,12 +151,12 @@ REMEDIES: dict[str, tuple[str, str]] = {
         "把一部分权重放在内存中（device_map）。",
     ),
     "remedy_close_processes_any": (
-        "Close what else uses this card; nvidia-smi lists it.",
-        "关闭占用这块显卡的其他程序；nvidia-smi 会列出它们。",
+        "Close what else uses this device; {tool} lists it.",
+        "关闭占用这块设备的其他程序；用 {tool} 查看。",
     ),
     "remedy_check_processes": (
-        "Check with nvidia-smi whether other programs use this card.",
-        "用 nvidia-smi 检查是否有其他程序在用这块显卡。",
+        "Check with {tool} whether other programs use this device.",
+        "用 {tool} 检查是否有其他程序在用这块设备。",
     ),
     "remedy_free_held_any": (
         "Release what earlier cells still hold, or restart the kernel.",
@@ -198,5 +198,208 @@ REMEDIES: dict[str, tuple[str, str]] = {
     "remedy_shared_memory": (
         "Give the container more shared memory, or load data in the main process.",
         "给容器更多共享内存，或在主进程中加载数据。",
+    ),
+    # Programs that infer, other devices, the host: their own settings.
+    "remedy_vllm_utilization": (
+        "vLLM: lower --gpu-memory-utilization if it fails at start or beside other programs; raise it if only the cache"
+        " lacks room.",
+        "vLLM：启动时失败或与其他程序共用显卡时，调低 --gpu-memory-utilization；只是缓存不够时则调高。",
+    ),
+    "remedy_shorter_context": (
+        "Allow a shorter context (vLLM --max-model-len, SGLang --context-length): the cache of keys and values shrinks"
+        " with it.",
+        "缩短允许的上下文（vLLM 用 --max-model-len，SGLang 用 --context-length）：键值缓存随之变小。",
+    ),
+    "remedy_vllm_max_num_seqs": (
+        "Take fewer requests and tokens at once (--max-num-seqs, --max-num-batched-tokens).",
+        "减少同时处理的请求数和词元数（--max-num-seqs、--max-num-batched-tokens）。",
+    ),
+    "remedy_vllm_eager": ("Do without CUDA graphs (--enforce-eager).", "不使用 CUDA Graph（--enforce-eager）。"),
+    "remedy_quantized_model": (
+        "Take quantized weights (AWQ, GPTQ, FP8, GGUF Q4) or a smaller model.",
+        "改用量化权重（AWQ、GPTQ、FP8、GGUF Q4）或更小的模型。",
+    ),
+    "remedy_tensor_parallel": ("Spread the model over several devices.", "把模型分到多块设备上。"),
+    "remedy_server_share": (
+        "Give the server a smaller share of the device for its cache, so that weights and work fit beside it.",
+        "减小服务器用于缓存的显存比例，给权重和计算留出空间。",
+    ),
+    "remedy_sglang_fraction": (
+        "SGLang: lower --mem-fraction-static if it fails while serving or capturing graphs; raise it if it says that "
+        "the"
+        " cache has no room.",
+        "SGLang：处理请求或捕获 CUDA Graph 时失败，就调低 --mem-fraction-static；提示缓存没有空间时则调高。",
+    ),
+    "remedy_sglang_prefill": (
+        "SGLang: smaller chunks of the prompt and fewer graphs (--chunked-prefill-size, --cuda-graph-max-bs).",
+        "SGLang：减小提示分块和 CUDA Graph 的批大小（--chunked-prefill-size、--cuda-graph-max-bs）。",
+    ),
+    "remedy_tgi_tokens": (
+        "Lower --max-batch-prefill-tokens and --max-batch-total-tokens, as the message says.",
+        "按报错提示调低 --max-batch-prefill-tokens 和 --max-batch-total-tokens。",
+    ),
+    "remedy_comfy_lowvram": (
+        "Start ComfyUI with --lowvram (then --novram): weights stay in RAM until they are needed.",
+        "用 --lowvram（再不行用 --novram）启动 ComfyUI：权重留在内存中，用到时才上 GPU。",
+    ),
+    "remedy_comfy_tiled": (
+        "Decode in tiles: the node VAE Decode (Tiled).",
+        "分块解码：使用 VAE Decode (Tiled) 节点。",
+    ),
+    "remedy_comfy_fp8": (
+        "Take a model in fp8 or GGUF.",
+        "改用 fp8 或 GGUF 格式的模型。",
+    ),
+    "remedy_smaller_image": (
+        "Make the picture smaller, or fewer frames or pictures at once.",
+        "减小图像尺寸，或减少一次生成的帧数或张数。",
+    ),
+    "remedy_diffusers_offload": (
+        "Keep the parts of the pipeline in RAM until they work: enable_model_cpu_offload(), then"
+        " enable_sequential_cpu_offload().",
+        "让流水线的各部分平时留在内存中：enable_model_cpu_offload()，再不行用 enable_sequential_cpu_offload()。",
+    ),
+    "remedy_diffusers_vae": ("Decode the picture in tiles (VAE tiling).", "分块解码图像（VAE tiling）。"),
+    "remedy_llama_layers": ("Put fewer layers on the GPU (-ngl).", "减少放到 GPU 上的层数（-ngl）。"),
+    "remedy_llama_context": (
+        "Ask for a shorter context (-c); without -c some programs take the model's full length.",
+        "缩短上下文（-c）；不写 -c 时有的程序会用模型的最大长度。",
+    ),
+    "remedy_llama_cache_type": (
+        "Store keys and values in 8 bits, with flash attention.",
+        "用 8 位存储键和值，并开启 flash attention。",
+    ),
+    "remedy_llama_batch": ("Smaller batches of the prompt (-ub, -b).", "减小提示处理的批大小（-ub、-b）。"),
+    "remedy_smaller_model": ("Take a smaller model or one of fewer bits.", "换更小的模型，或位数更少的量化版本。"),
+    "remedy_more_ram": (
+        "Free RAM (close programs) or add some; swap helps while loading.",
+        "释放内存（关闭其他程序）或增加内存；加载时交换空间也有帮助。",
+    ),
+    "remedy_ollama_context": (
+        "Ask for a shorter context (num_ctx): memory for keys and values grows with it.",
+        "缩短上下文（num_ctx）：键值缓存随它增长。",
+    ),
+    "remedy_ollama_parallel": (
+        "One request at a time, flash attention, and a cache of 8 bits.",
+        "一次只处理一个请求，开启 flash attention，缓存用 8 位。",
+    ),
+    "remedy_fewer_calibration_samples": (
+        "Calibrate with fewer or shorter samples (max_calib_samples, n_samples, max_calib_seq_len).",
+        "减少校准样本的数量或长度（max_calib_samples、n_samples、max_calib_seq_len）。",
+    ),
+    "remedy_layerwise_quantizing": (
+        "Keep the model on the CPU and quantize layer by layer; only one layer is on the GPU then.",
+        "把模型放在 CPU 上逐层量化：GPU 上每次只有一层。",
+    ),
+    "remedy_no_cache": (
+        "Switch the cache of keys and values off while calibrating.",
+        "校准时关闭键值缓存。",
+    ),
+    "remedy_ort_arena": (
+        "Let ONNX Runtime's arena grow only as needed, without the largest workspaces.",
+        "让 ONNX Runtime 的内存池按需增长，并不使用最大的工作区。",
+    ),
+    "remedy_smaller_input": (
+        "Give it less at once: smaller batches, shorter or smaller inputs.",
+        "一次少给一些：更小的批，更短或更小的输入。",
+    ),
+    "remedy_trt_workspace": ("Allow a smaller workspace while building.", "构建时把工作区设小。"),
+    "remedy_trt_shapes": (
+        "Build for smaller largest shapes (the profile's max).",
+        "构建时减小最大形状（profile 的 max）。",
+    ),
+    "remedy_jax_preallocate": (
+        "JAX takes three quarters of the device at its start: switch that off beside other programs, or raise the "
+        "share.",
+        "JAX 启动时会占用设备的四分之三：与其他程序共用时关闭预分配，否则可提高比例。",
+    ),
+    "remedy_jax_remat": (
+        "Recompute in the backward what need not be kept (jax.checkpoint).",
+        "反向传播时重新计算不必保留的部分（jax.checkpoint）。",
+    ),
+    "remedy_smaller_batch_plain": ("A smaller batch.", "减小批大小（batch size）。"),
+    "remedy_tf_growth": (
+        "Let TensorFlow take memory as it needs it, not all at its start.",
+        "让 TensorFlow 按需占用显存，而不是启动时全部占用。",
+    ),
+    "remedy_rapids_chunks": (
+        "Read the data in parts (byte_range, usecols, dask_cudf) and with narrower types.",
+        "分块读取数据（byte_range、usecols、dask_cudf），并使用更窄的类型。",
+    ),
+    "remedy_rapids_managed": (
+        "Let data spill to RAM (managed memory or cudf's spilling).",
+        "允许数据溢出到内存（managed memory 或 cudf 的 spilling）。",
+    ),
+    "remedy_cupy_free": ("Free what CuPy's pool keeps.", "释放 CuPy 内存池保留的显存。"),
+    "remedy_smaller_arrays": ("Work in smaller pieces.", "分成更小的块处理。"),
+    "remedy_paddle_fraction": (
+        "Let PaddlePaddle take a smaller share at its start.",
+        "让 PaddlePaddle 启动时少占一些显存。",
+    ),
+    "remedy_page_file": (
+        "Enlarge Windows' paging file (System > Advanced > Performance > Virtual memory): every process commits memory"
+        " for CUDA's libraries.",
+        "增大 Windows 的页面文件（系统 > 高级 > 性能 > 虚拟内存）：每个进程都要为 CUDA 的库提交内存。",
+    ),
+    "remedy_scheduler_memory": (
+        "Ask the scheduler for more memory (--mem); it is the job's RAM, not the GPU's.",
+        "向调度器申请更多内存（--mem）；指的是作业的内存，不是显存。",
+    ),
+    "remedy_pod_memory": ("Raise the container's limit of memory.", "提高容器的内存限额。"),
+    "remedy_java_heap": ("Give Java a larger heap (-Xmx).", "增大 Java 堆（-Xmx）。"),
+    "remedy_nccl_buffers": (
+        "Leave some memory free for NCCL, whose buffers lie outside PyTorch's cache.",
+        "给 NCCL 留一些显存，它的缓冲区在 PyTorch 缓存之外。",
+    ),
+    "remedy_unpin": (
+        "Do without pinned memory (pin_memory=False), or pin less.",
+        "不使用锁页内存（pin_memory=False），或减少锁页的量。",
+    ),
+    "remedy_gather_on_host": (
+        "Keep of each batch only what the metric needs, and move it to the RAM (preprocess_logits_for_metrics,"
+        " eval_accumulation_steps).",
+        "每个批次只保留指标需要的部分，并移到内存中（preprocess_logits_for_metrics、eval_accumulation_steps）。",
+    ),
+    "remedy_collect_on_host": ("Collect results in RAM, not on the GPU.", "把结果收集在内存里，而不是显存里。"),
+    "remedy_detach_state": (
+        "Cut the state off from the graph of the turn before.",
+        "每一轮开始时切断状态与上一轮计算图的联系。",
+    ),
+    "remedy_no_retain_graph": (
+        "Do without retain_graph=True: sum the losses of one graph, or detach what is used again.",
+        "不要使用 retain_graph=True：把同一计算图的损失相加，或对重复使用的部分 detach。",
+    ),
+    "remedy_map_location_cpu": (
+        "Load checkpoints to the CPU and let go of them once they are in the model.",
+        "先把检查点加载到 CPU，载入模型后立即释放。",
+    ),
+    "remedy_relaxed_limits": (
+        "Allow blocks above 4 GiB (Level Zero).",
+        "允许超过 4 GiB 的单块内存（Level Zero）。",
+    ),
+    "remedy_mps_watermark": (
+        "Lift PyTorch's own limit on this Mac; beyond it macOS swaps and may stall.",
+        "取消 PyTorch 在这台 Mac 上的上限；超过之后 macOS 会使用交换空间，可能卡死。",
+    ),
+    "remedy_bios_memory": (
+        "Give the integrated GPU more of the RAM (UMA frame buffer size in the BIOS, or GTT).",
+        "给核显分配更多内存（BIOS 中的 UMA 显存大小，或 GTT）。",
+    ),
+    "remedy_close_apps": (
+        "Close other programs: on a Mac the GPU shares the memory with everything else.",
+        "关闭其他程序：Mac 的 GPU 与所有程序共用内存。",
+    ),
+    "remedy_max_split_size": (
+        "Set max_split_size_mb against fragmentation: expandable_segments does nothing on Windows.",
+        "用 max_split_size_mb 减少碎片：expandable_segments 在 Windows 上不起作用。",
+    ),
+    "remedy_load_low_ram": (
+        "Load the weights in 16 bits, shard by shard (low_cpu_mem_usage), or straight to the GPU (device_map).",
+        "以 16 位逐个分片加载权重（low_cpu_mem_usage），或直接加载到 GPU（device_map）。",
+    ),
+    "remedy_less_offload": (
+        "Offload less to the RAM (only the optimizer), or to NVMe: parameters and optimizer state in 32 bits take 16"
+        " bytes for each parameter.",
+        "减少卸载到内存的内容（只卸载优化器），或卸载到 NVMe：32 位的参数和优化器状态每个参数要 16 字节。",
     ),
 }

@@ -1,0 +1,186 @@
+"""From a text to causes: what speaks for each is weighed together, and the likeliest is named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, Judgement, PossibleCause, Support
+from oom_magic.explain.evidence.number_rules import number_rules, observations
+from oom_magic.explain.evidence.text_rules import text_rules
+from oom_magic.explain.evidence.traceback import Clues, find_clues
+from oom_magic.explain.messages.failure import Failure
+
+# A cause is named from this degree on; below it the text leaves it open.
+_NAMED_FROM = 0.25
+_LIKELY_FROM = 0.6
+_CERTAIN_FROM = 0.95
+_WEIGHTS = {Confidence.CERTAIN: 0.97, Confidence.LIKELY: 0.7, Confidence.POSSIBLE: 0.35}
+_MOST_POSSIBLE = 4
+_WORTH_NAMING = 0.12
+
+_FIXED: dict[str, tuple[Cause, Confidence]] = {
+    "cuda_preempted": (Cause.MEMORY_FRACTION_LIMIT, Confidence.CERTAIN),
+    "cuda_absurd_size": (Cause.REQUEST_ALONE_TOO_BIG, Confidence.CERTAIN),
+    "cuda_driver_error": (Cause.DRIVER_LEVEL, Confidence.CERTAIN),
+    "jetson_nvmap": (Cause.DRIVER_LEVEL, Confidence.CERTAIN),
+    "cuda_va_exhausted": (Cause.DRIVER_LEVEL, Confidence.CERTAIN),
+    "nccl": (Cause.DRIVER_LEVEL, Confidence.LIKELY),
+    "third_party_cuda_oom": (Cause.DRIVER_LEVEL, Confidence.LIKELY),
+    "bitsandbytes": (Cause.DRIVER_LEVEL, Confidence.LIKELY),
+    "cuda_driver_call": (Cause.DRIVER_LEVEL, Confidence.POSSIBLE),
+    "npu_runtime": (Cause.DRIVER_LEVEL, Confidence.POSSIBLE),
+    "cpu_allocator": (Cause.HOST_RAM, Confidence.CERTAIN),
+    "numpy": (Cause.HOST_RAM, Confidence.CERTAIN),
+    "memory_error": (Cause.HOST_RAM, Confidence.CERTAIN),
+    "bad_alloc": (Cause.HOST_RAM, Confidence.CERTAIN),
+    "java_heap": (Cause.HOST_RAM, Confidence.CERTAIN),
+    "llama_cpp_host": (Cause.HOST_RAM, Confidence.CERTAIN),
+    "ollama_host": (Cause.HOST_RAM, Confidence.CERTAIN),
+    "pinned_memory": (Cause.HOST_RAM, Confidence.CERTAIN),
+    "fork_enomem": (Cause.HOST_RAM, Confidence.CERTAIN),
+    "windows_paging_file": (Cause.HOST_RAM, Confidence.CERTAIN),
+    "dataloader": (Cause.SHARED_MEMORY, Confidence.LIKELY),
+    "sigbus": (Cause.SHARED_MEMORY, Confidence.LIKELY),
+    "shared_memory_full": (Cause.SHARED_MEMORY, Confidence.CERTAIN),
+    "dataloader_killed": (Cause.HOST_RAM, Confidence.LIKELY),
+    "slurm_oom_kill": (Cause.HOST_RAM, Confidence.CERTAIN),
+    "scheduler_oom_kill": (Cause.HOST_RAM, Confidence.CERTAIN),
+    "pod_oom_kill": (Cause.HOST_RAM, Confidence.CERTAIN),
+    "ray_oom_kill": (Cause.HOST_RAM, Confidence.CERTAIN),
+    "sglang": (Cause.MEMORY_FRACTION_LIMIT, Confidence.CERTAIN),
+    "tgi": (Cause.ACTIVATIONS, Confidence.LIKELY),
+    "kernel_oom_killer": (Cause.HOST_RAM, Confidence.CERTAIN),
+    "sigkill": (Cause.HOST_RAM, Confidence.LIKELY),
+    "notebook_host": (Cause.HOST_RAM, Confidence.LIKELY),
+    "kernel_died": (Cause.HOST_RAM, Confidence.POSSIBLE),
+    "vllm": (Cause.MEMORY_FRACTION_LIMIT, Confidence.CERTAIN),
+    "vllm_startup": (Cause.OTHER_PROCESS, Confidence.LIKELY),
+    "hf_offload": (Cause.WEIGHTS_TOO_BIG, Confidence.CERTAIN),
+    "hf_auto_batch": (Cause.ACTIVATIONS, Confidence.POSSIBLE),
+    "mps_invalid_buffer": (Cause.REQUEST_ALONE_TOO_BIG, Confidence.CERTAIN),
+    "ipex_4gb": (Cause.REQUEST_ALONE_TOO_BIG, Confidence.CERTAIN),
+}
+
+
+def judge(failures: Sequence[Failure], text: str, clues: Clues | None = None) -> Judgement:
+    """The causes of the failures that ``read`` found in a text, weighed, with evidence and confidence.
+
+    Where nothing speaks clearly enough for one the answer is ``unknown``, with what is possible and how to tell.
+    ``clues`` saves looking at the text again.
+    """
+    failure = main_failure(failures)
+    if clues is None:
+        clues = find_clues(text, failure.start if failure else None, failure.format if failure else None)
+    if failure is not None and failure.is_oom is False:
+        evidence = [_meaning(failure)]
+        if "indexes" in clues.run.told and failure.format == "device_side_assert":
+            evidence.append(Evidence("index_error_beside"))
+        return Judgement(Cause.NOT_OOM, tuple(evidence), Confidence.CERTAIN)
+    supports = list(_supports(failure, clues, text))
+    possible = _weighed(supports, failure, clues)
+    best = possible[0] if possible else None
+    if best is None or best.degree < _NAMED_FROM:
+        known = (Evidence("no_message"),) if failure is None else tuple(observations(failure))
+        return Judgement(Cause.UNKNOWN, known, Confidence.OPEN, possible)
+    evidence = list(best.evidence) or [Evidence("no_message")]
+    if failure is None:
+        evidence.insert(0, Evidence("no_message"))
+    return Judgement(best.cause, tuple(evidence), best.confidence, possible)
+
+
+def main_failure(failures: Sequence[Failure]) -> Failure | None:
+    """The failure that explains a text best: surely about memory, then the fullest, then the first."""
+    certainty = {True: 2, None: 1, False: 0}
+    return max(failures, key=lambda failure: (certainty[failure.is_oom], failure.num_sizes), default=None)
+
+
+def _supports(failure: Failure | None, clues: Clues, text: str) -> Iterator[Support]:
+    """Everything that speaks for a cause; what the kind of message settles stands alone."""
+    if failure is not None and failure.format in _FIXED:
+        cause, confidence = _FIXED[failure.format]
+        yield Support(cause, _WEIGHTS[confidence], _meaning(failure))
+        if confidence is Confidence.CERTAIN:
+            return
+    if failure is not None:
+        yield from number_rules(failure, clues)
+        yield from _driver(failure, clues)
+    yield from text_rules(failure, clues, text)
+
+
+def _driver(failure: Failure, clues: Clues) -> Iterator[Support]:
+    """Messages raised outside PyTorch's allocator."""
+    text = failure.text.lower()
+    is_bare = not (clues.frames or clues.phase)
+    is_driver = (
+        (failure.format == "cuda_error_oom" and (failure.torch_version_guess or is_bare))
+        or (failure.format == "cuda_thc_pre0.4.1" and "random" in text)
+        or (failure.format == "cublas" and ("alloc" in text or "create" in text))
+        or (failure.format == "cudnn" and "cudnn_status" in text)
+        or (failure.format == "nvml_assert" and "nvmlinit" in text)
+    )
+    if is_driver and failure.is_oom:
+        yield Support(Cause.DRIVER_LEVEL, 0.62, _meaning(failure))
+
+
+def _meaning(failure: Failure) -> Evidence:
+    """What a message without numbers means, by its format."""
+    return Evidence(f"meaning_{failure.format}")
+
+
+def _weighed(supports: Sequence[Support], failure: Failure | None, clues: Clues) -> tuple[PossibleCause, ...]:
+    """The causes by degree: reasons for one add up as independent ones would, those against it take away."""
+    order = list(dict.fromkeys(one.cause for one in supports if one.weight > 0))
+    found = [_possible(cause, [one for one in supports if one.cause is cause], failure, clues) for cause in order]
+    worth = [one for one in found if one.degree >= _WORTH_NAMING]
+    return tuple(sorted(worth, key=lambda one: -one.degree)[:_MOST_POSSIBLE])
+
+
+def _possible(cause: Cause, reasons: Sequence[Support], failure: Failure | None, clues: Clues) -> PossibleCause:
+    doubt, kept = 1.0, 1.0
+    for one in reasons:
+        if one.weight > 0:
+            doubt *= 1 - one.weight
+        else:
+            kept *= 1 + one.weight
+    degree = round((1 - doubt) * kept, 3)
+    told = sorted((one for one in reasons if one.weight > 0 and one.evidence is not None), key=lambda one: -one.weight)
+    return PossibleCause(cause, degree, _confidence(degree), _distinct(told), _check(cause, failure, clues))
+
+
+def _distinct(reasons: Sequence[Support]) -> tuple[Evidence, ...]:
+    """Each piece of evidence once."""
+    found: list[Evidence] = []
+    for one in reasons:
+        if one.evidence is not None and one.evidence not in found:
+            found.append(one.evidence)
+    return tuple(found)
+
+
+def _confidence(degree: float) -> Confidence:
+    if degree >= _CERTAIN_FROM:
+        return Confidence.CERTAIN
+    if degree >= _LIKELY_FROM:
+        return Confidence.LIKELY
+    return Confidence.POSSIBLE if degree >= _NAMED_FROM else Confidence.OPEN
+
+
+# The tool that lists who uses a device, by backend.
+_TOOLS = {
+    "cuda": "nvidia-smi", "hip": "rocm-smi", "xpu": "xpu-smi", "npu": "npu-smi info", "mps": "Activity Monitor",
+    "musa": "mthreads-gmi", "mlu": "cnmon", "cpu": "htop", "jax": "nvidia-smi", "tensorflow": "nvidia-smi",
+}  # fmt: skip
+
+
+def device_tool(backend: str | None) -> str:
+    """The program that lists who uses devices of a backend."""
+    return _TOOLS.get(backend or "cuda", "nvidia-smi")
+
+
+def _check(cause: Cause, failure: Failure | None, clues: Clues) -> Evidence:
+    """The one check that would settle a cause here."""
+    backend = None if failure is None else failure.backend
+    if cause is Cause.OTHER_PROCESS:
+        return Evidence("check_other_process", {"tool": device_tool(backend)})
+    if clues.program is not None and cause in (Cause.WEIGHTS_TOO_BIG, Cause.ACTIVATIONS, Cause.MEMORY_FRACTION_LIMIT):
+        return Evidence(f"check_{cause.value}_inference")
+    return Evidence(f"check_{cause.value}")

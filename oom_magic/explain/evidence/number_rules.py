@@ -1,0 +1,242 @@
+"""What a message's printed numbers say of the cause."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from oom_magic.explain.evidence.causes import Cause, Evidence, Support
+from oom_magic.explain.evidence.traceback import Clues
+from oom_magic.explain.messages.failure import Failure, rounding_bytes
+from oom_magic.units import GIB, MIB
+
+# Memory stuck in the cache is called the cause from this share of what PyTorch holds: below it,
+# freeing it all would only have delayed the failure.
+MIN_STUCK_SHARE = 0.04
+# From this share of what PyTorch holds stuck memory is too much for chance.
+_MUCH_STUCK_SHARE = 0.1
+# Others on the card are called the cause from this share of its capacity.
+_MIN_OTHERS_SHARE = 0.25
+# From this share of the capacity others, or a rest that nobody listed, are worth a look.
+_NOTEWORTHY_SHARE = 0.05
+# A step's or a model's own tensors fill the device from this share of its capacity.
+OWN_SHARE = 0.6
+# CUDA context and libraries of one process, where the message does not tell them apart from others.
+_OWN_OUTSIDE_BYTES = 3 * GIB // 4
+# The CUDA context takes the rest even of an empty card.
+_MOST_USABLE_SHARE = 0.97
+# The largest block of Level Zero without UR_L0_USE_RELAXED_ALLOCATION_LIMITS=1.
+_XPU_BLOCK_BYTES = 4 * GIB
+# Sizes that the allocator asks for whatever small tensor needs room.
+_CARVE_OUT_BYTES = 4 * GIB
+NAMELESS_REQUESTS = (2 * MIB, 20 * MIB)
+# A request of so many times the device is no tensor that anybody meant.
+_ABSURD_TIMES = 20
+
+TENSOR_CAUSES = {
+    "attention_scores": Cause.ATTENTION_SCORES,
+    "logits_or_loss": Cause.LOGITS_OR_LOSS,
+    "kv_cache": Cause.ACTIVATIONS,  # a forward's, which grows with batch and length
+}
+
+
+def number_rules(failure: Failure, clues: Clues) -> Iterator[Support]:
+    """What each rule on the numbers says, in the order of how much it settles."""
+    yield from _sysmem_fallback(failure, clues)
+    yield from _limit(failure)
+    yield from _private_pools(failure)
+    yield from _too_big_request(failure, clues)
+    yield from _above_block_limit(failure)
+    yield from _others(failure)
+    yield from _mps(failure)
+    yield from _fragmentation(failure)
+    yield from _refused_with_room(failure, clues)
+
+
+def _sysmem_fallback(failure: Failure, clues: Clues) -> Iterator[Support]:
+    held, total, weight = failure.pytorch_bytes, failure.total_bytes, 0.97
+    if total is None and {"Windows", "WSL"} & set(clues.systems):
+        total, weight = clues.stated_total_bytes, 0.85
+    if held is None or not total or failure.backend != "cuda" or held <= total + 2 * rounding_bytes(total):
+        return
+    evidence = Evidence("allocated_above_capacity", {"held_bytes": held, "total_bytes": total})
+    yield Support(Cause.SYSMEM_FALLBACK, weight, evidence)
+
+
+def _limit(failure: Failure) -> Iterator[Support]:
+    limit, held, requested = failure.limit_bytes, failure.pytorch_bytes, failure.requested_bytes
+    if limit is None or requested is None or failure.backend == "mps":
+        return
+    total = failure.total_bytes
+    if total is not None and requested > total:
+        return
+    is_binding = held is not None and held + requested > limit
+    has_room = failure.free_bytes is not None and failure.free_bytes >= requested
+    if not (is_binding or has_room):
+        return
+    values = {"limit_bytes": limit, "held_bytes": held or 0, "requested_bytes": requested}
+    yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.97, Evidence("limit_binds", values))
+    if has_room:
+        yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.1, _free_above_request(failure))
+
+
+def _private_pools(failure: Failure) -> Iterator[Support]:
+    pool, allocated = failure.private_pool_bytes, failure.allocated_bytes
+    if pool is not None and allocated and pool >= allocated // 2:
+        values = {"private_pool_bytes": pool, "allocated_bytes": allocated}
+        yield Support(Cause.ACTIVATIONS, 0.8, Evidence("private_pools_hold", values))
+
+
+def _too_big_request(failure: Failure, clues: Clues) -> Iterator[Support]:
+    """A request that no emptier device could serve; the traceback may name the tensor."""
+    requested = failure.requested_bytes
+    capacity = failure.total_bytes or (failure.limit_bytes if failure.backend == "mps" else None)
+    if requested is None or capacity is None or requested <= capacity * _MOST_USABLE_SHARE:
+        return
+    values = {"requested_bytes": requested, "total_bytes": capacity}
+    if requested > _ABSURD_TIMES * capacity and clues.tensor is None:
+        yield Support(Cause.REQUEST_ALONE_TOO_BIG, 0.97, Evidence("request_absurd", values))
+        return
+    evidence = Evidence("request_above_capacity", values)
+    if clues.tensor:
+        yield Support(TENSOR_CAUSES[clues.tensor], 0.6, evidence)
+    else:
+        yield Support(Cause.REQUEST_ALONE_TOO_BIG, 0.97, evidence)
+
+
+def _above_block_limit(failure: Failure) -> Iterator[Support]:
+    """Intel's driver gives no block of 4 GiB or more unless told to, whatever is free."""
+    requested, total, free = failure.requested_bytes, failure.total_bytes, failure.free_bytes
+    if failure.backend != "xpu" or not requested or requested < _XPU_BLOCK_BYTES:
+        return
+    if free is None and total is not None:
+        free = total - (failure.pytorch_bytes or 0)
+    if free is not None and free >= requested:
+        values = {"requested_bytes": requested, "free_bytes": free, "limit_bytes": _XPU_BLOCK_BYTES}
+        yield Support(Cause.REQUEST_ALONE_TOO_BIG, 0.85, Evidence("above_block_limit", values))
+
+
+def _others(failure: Failure) -> Iterator[Support]:
+    """Other processes hold a good part of the device, and enough that without them the request fits."""
+    total, requested = failure.total_bytes, failure.requested_bytes
+    others = others_bytes(failure)
+    if not total or others is None or others < total * _MIN_OTHERS_SHARE:
+        return
+    if requested is not None and others < requested - (failure.free_bytes or 0):
+        return
+    if failure.listed_other_bytes >= total * _MIN_OTHERS_SHARE:
+        yield Support(Cause.OTHER_PROCESS, 0.97, others_listed(failure))
+        return
+    values = {"other_bytes": others, "total_bytes": total, "held_bytes": failure.pytorch_bytes or 0}
+    weight = 0.85 if failure.backend in ("cuda", "npu") else 0.4
+    yield Support(Cause.OTHER_PROCESS, weight, Evidence("others_unlisted", values))
+
+
+def others_listed(failure: Failure) -> Evidence:
+    """The processes that the message lists beside this one, and what they hold."""
+    pids = ", ".join(str(pid) for pid, _ in failure.other_processes if pid != failure.self_listed_as_pid)
+    sizes = {"other_bytes": failure.listed_other_bytes, "total_bytes": failure.total_bytes or 0}
+    return Evidence("others_listed", {"pids": pids, **sizes})
+
+
+def unlisted_bytes(failure: Failure) -> int:
+    """Bytes that the message's numbers leave to nobody it lists; 0 where that is little or cannot be told."""
+    rest = (others_bytes(failure) or 0) - failure.listed_other_bytes
+    return rest if rest >= (failure.total_bytes or 0) * _NOTEWORTHY_SHARE else 0
+
+
+def others_bytes(failure: Failure) -> int | None:
+    """Bytes held on the device by other processes, listed or not; None where the message cannot tell."""
+    if failure.total_bytes is None or failure.free_bytes is None or failure.free_bytes > failure.total_bytes:
+        return None
+    if failure.format == "cuda_malloc_async":  # what its pool keeps unused is not printed
+        return None
+    own = failure.own_process_bytes
+    if own is None:
+        if failure.pytorch_bytes is None:
+            return None
+        own = failure.pytorch_bytes + _OWN_OUTSIDE_BYTES
+    return max(0, failure.total_bytes - failure.free_bytes - own)
+
+
+def _mps(failure: Failure) -> Iterator[Support]:
+    """On a Mac the GPU shares memory with everything else; its limit is PyTorch's own watermark."""
+    other, limit, allocated = failure.mps_other_bytes, failure.limit_bytes, failure.allocated_bytes
+    if failure.backend != "mps" or other is None or allocated is None:
+        return
+    if other >= 2 * allocated and not (limit and other < limit / 2):
+        values = {"other_bytes": other, "held_bytes": allocated, "limit_bytes": limit or 0}
+        yield Support(Cause.OTHER_PROCESS, 0.8, Evidence("mps_others", values))
+    elif limit and allocated >= limit * 0.8:
+        values = {"held_bytes": allocated, "limit_bytes": limit}
+        is_large = (failure.requested_bytes or 0) >= limit * 0.08
+        cause = Cause.ACTIVATIONS if is_large else Cause.WEIGHTS_TOO_BIG
+        yield Support(cause, 0.4, Evidence("mps_own_fill", values))
+        yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.3, Evidence("mps_watermark", values))
+
+
+def _fragmentation(failure: Failure) -> Iterator[Support]:
+    """Enough for the request lies unused, in PyTorch's cache and free, in pieces that do not join."""
+    stuck, requested, held = failure.stuck_bytes, failure.requested_bytes, failure.pytorch_bytes
+    if stuck is None or requested is None or not held or requested == NAMELESS_REQUESTS[0]:
+        return
+    if stuck < held * MIN_STUCK_SHARE or stuck + (failure.free_bytes or 0) < requested or 2 * stuck < requested:
+        return
+    is_much = stuck >= held * _MUCH_STUCK_SHARE
+    values = {"stuck_bytes": stuck, "requested_bytes": requested}
+    if stuck >= requested:
+        weight = 0.7 if is_much else 0.42
+        yield Support(Cause.FRAGMENTATION, weight, Evidence("stuck_above_request", values))
+    elif is_much:
+        more = {**values, "free_bytes": failure.free_bytes or 0}
+        yield Support(Cause.FRAGMENTATION, 0.5, Evidence("stuck_and_free_above_request", more))
+
+
+def _refused_with_room(failure: Failure, clues: Clues) -> Iterator[Support]:
+    """More was free than was asked for: no lack of memory on the device, but a limit, the host or address space."""
+    free, requested, stuck = failure.free_bytes, failure.requested_bytes, failure.stuck_bytes
+    if free is None or not requested or free < requested or failure.limit_bytes is not None:
+        return
+    if failure.total_bytes is None or free > failure.total_bytes or failure.backend not in ("cuda", "hip"):
+        return
+    if requested in NAMELESS_REQUESTS and free < 64 * requested:
+        return  # the driver's own granularity
+    if stuck is not None and stuck >= requested:
+        values = {"stuck_bytes": stuck, "free_bytes": free, "requested_bytes": requested}
+        yield Support(Cause.FRAGMENTATION, 0.3, Evidence("room_in_pieces", values))
+    is_clear = free >= 2 * requested and free >= failure.total_bytes * _NOTEWORTHY_SHARE
+    if not is_clear:
+        return
+    evidence = _free_above_request(failure)
+    if failure.backend == "hip":
+        if failure.total_bytes <= _CARVE_OUT_BYTES:
+            evidence = Evidence("small_carve_out", {"total_bytes": failure.total_bytes})
+        yield Support(Cause.DRIVER_LEVEL, 0.45, evidence)
+        return
+    on_windows = bool({"Windows", "WSL"} & set(clues.systems))
+    yield Support(Cause.HOST_RAM if on_windows else Cause.DRIVER_LEVEL, 0.45, evidence)
+    yield Support(Cause.FRAGMENTATION, 0.3, Evidence("address_space_in_pieces"))
+    for cause in (Cause.WEIGHTS_TOO_BIG, Cause.ACTIVATIONS, Cause.OPTIMIZER_STATE):
+        yield Support(cause, -0.7)
+
+
+def _free_above_request(failure: Failure) -> Evidence:
+    values = {"free_bytes": failure.free_bytes or 0, "requested_bytes": failure.requested_bytes or 0}
+    return Evidence("free_above_request", values)
+
+
+def observations(failure: Failure) -> Iterator[Evidence]:
+    """What is known although the cause is not."""
+    held, total, requested = failure.pytorch_bytes, failure.total_bytes, failure.requested_bytes
+    if held is not None and total:
+        yield Evidence("own_tensors_fill", {"held_bytes": held, "total_bytes": total})
+        if held >= total * OWN_SHARE:
+            yield Evidence("whose_not_said")
+    if total and failure.listed_other_bytes >= total * _NOTEWORTHY_SHARE:
+        yield others_listed(failure)
+    if unlisted_bytes(failure):
+        yield Evidence("rest_unlisted", {"other_bytes": unlisted_bytes(failure), "total_bytes": total or 0})
+    if failure.free_bytes is not None and requested is not None and failure.free_bytes >= requested:
+        yield _free_above_request(failure)
+        yield Evidence("why_not_granted")
+    if held is None:
+        yield Evidence(f"meaning_{failure.format}")

@@ -1,0 +1,284 @@
+"""Which program ran out of memory, and in which stage: inference servers, image pipelines, quantizers, runtimes.
+
+Each has its own way of taking memory and its own settings; a training batch is none of them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from oom_magic.explain.evidence.causes import Cause
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a program's work: the frames or lines that show it, what it makes likely and how much (0 to 1)."""
+
+    key: str
+    pattern: re.Pattern[str]
+    cause: Cause
+    weight: float
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program that does not train.
+
+    ``budget`` is the share of the device that it takes of itself, unless ``budget_setting`` in the text says
+    otherwise; ``remedies`` are what it can be told, by cause, the most telling first (keys of the catalogue).
+    """
+
+    key: str
+    name: str
+    pattern: re.Pattern[str]
+    stages: tuple[Stage, ...] = ()
+    budget: float | None = None
+    budget_setting: re.Pattern[str] | None = None
+    remedies: tuple[str, ...] = ()
+    by_cause: tuple[tuple[Cause, tuple[str, ...]], ...] = ()
+    default_cause: tuple[Cause, float] | None = None
+
+    def remedies_against(self, cause: Cause) -> tuple[str, ...]:
+        """What to change against a cause, the first step first."""
+        first = dict(self.by_cause).get(cause, ())
+        return (*first, *(key for key in self.remedies if key not in first))
+
+
+@dataclass(frozen=True)
+class ProgramUse:
+    """A program seen in a text, the stage that failed (None: not shown) and its share of the device (None: unknown)."""
+
+    program: Program
+    stage: Stage | None = None
+    budget: float | None = None
+
+
+def _stage(key: str, pattern: str, cause: Cause, weight: float) -> Stage:
+    return Stage(key, re.compile(pattern), cause, weight)
+
+
+_LOADS = (
+    r"\bload_model\b|load_weights|create_weights|process_weights|Loading (?:model )?weights|Loading safetensors"
+    r"|initialize_model"
+)
+_SERVER_CAUSES = (
+    (Cause.WEIGHTS_TOO_BIG, ("quantized_model", "tensor_parallel", "shorter_context")),
+    (Cause.OTHER_PROCESS, ("close_processes_any",)),
+)
+
+PROGRAMS: tuple[Program, ...] = (
+    Program(
+        "vllm", "vLLM",
+        re.compile(r"\bvllm\b|EngineCore|LLMEngine|llm_engine\.py|VllmWorker|gpu[_-]memory[_-]utilization"
+                   r"|BentoVLLM|cumem_allocator|RayWorkerWrapper|ray_distributed_executor"
+                   r"|(?:ERROR|INFO|WARNING) \d\d-\d\d \d\d:\d\d:\d\d \[?\w+\.py:\d+\]", re.I),
+        (
+            _stage("kv_cache", r"_allocate_kv_cache|initialize_kv_cache|initialize_cache|cache_engine"
+                r"|in initialize_from_config"
+                   r"|cumem_allocator", Cause.MEMORY_FRACTION_LIMIT, 0.6),
+            _stage("graphs", r"capture_model|cuda_?graph_runner|Capturing CUDA graph|capturing cuda graphs"
+                r"|graph_capture",
+                   Cause.MEMORY_FRACTION_LIMIT, 0.55),
+            _stage("logits", r"_get_logits|compute_logits|logits_processor|prompt_logprobs|sampler\.py",
+                Cause.LOGITS_OR_LOSS, 0.65),
+            _stage("profiling", r"profile_run|determine_num_available_blocks|determine_available_memory|_dummy_run",
+                   Cause.ACTIVATIONS, 0.5),
+            _stage("loading", _LOADS, Cause.WEIGHTS_TOO_BIG, 0.7),
+            _stage("serving", r"execute_model|_model_forward|generate_step", Cause.MEMORY_FRACTION_LIMIT, 0.45),
+        ),
+        budget=0.9, budget_setting=re.compile(r"gpu[_-]memory[_-]utilization['\"]?[ =:]{1,3}(0?\.\d+|1\.0)"),
+        remedies=("vllm_utilization", "shorter_context", "vllm_max_num_seqs", "vllm_eager", "quantized_model",
+        "tensor_parallel"),
+        by_cause=(*_SERVER_CAUSES, (Cause.LOGITS_OR_LOSS, ("vllm_max_num_seqs", "vllm_utilization"))),
+        default_cause=(Cause.MEMORY_FRACTION_LIMIT, 0.4),
+    ),
+    Program(
+        "sglang", "SGLang", re.compile(r"\bsglang\b|mem[_-]fraction[_-]static", re.I),
+        (
+            _stage("graphs", r"cuda_graph_runner|Capture cuda graph", Cause.MEMORY_FRACTION_LIMIT, 0.6),
+            _stage("kv_cache", r"init_memory_pool|memory_pool\.py|token_to_kv_pool", Cause.MEMORY_FRACTION_LIMIT, 0.6),
+            _stage("loading", _LOADS, Cause.WEIGHTS_TOO_BIG, 0.7),
+            _stage("serving", r"forward_extend|forward_batch_generation|forward_decode", Cause.MEMORY_FRACTION_LIMIT,
+                0.5),
+        ),
+        budget=0.88, budget_setting=re.compile(r"mem[_-]fraction[_-]static['\"]?[ =:]{1,3}(0?\.\d+)"),
+        remedies=("sglang_fraction", "sglang_prefill", "shorter_context", "quantized_model", "tensor_parallel"),
+        by_cause=_SERVER_CAUSES, default_cause=(Cause.MEMORY_FRACTION_LIMIT, 0.45),
+    ),
+    Program(
+        "tgi", "Text Generation Inference",
+        re.compile(r"text[-_]generation[-_](?:inference|launcher|server)|max[-_]batch[-_](?:prefill|total)[-_]tokens"),
+        (_stage("loading", _LOADS, Cause.WEIGHTS_TOO_BIG, 0.6),
+         _stage("warmup", r"[Ww]armup|prefill tokens|total tokens", Cause.ACTIVATIONS, 0.6)),
+        remedies=("tgi_tokens", "quantized_model", "tensor_parallel"), by_cause=_SERVER_CAUSES,
+        default_cause=(Cause.ACTIVATIONS, 0.3),
+    ),
+    Program(
+        "server", "an inference server",
+        re.compile(r"\bserve --model|\bserve \S+/\S+|launch_server|api_server|kv[-_](?:reserve|cache)[-_]\w+", re.I),
+        (_stage("loading", _LOADS, Cause.WEIGHTS_TOO_BIG, 0.6),),
+        remedies=("server_share", "shorter_context", "quantized_model", "tensor_parallel"), by_cause=_SERVER_CAUSES,
+        default_cause=(Cause.MEMORY_FRACTION_LIMIT, 0.4),
+    ),
+    Program(
+        "comfyui", "ComfyUI",
+        re.compile(r"comfy[/\\_]|ComfyUI|\b[KM]Sampler|SamplerCustomAdvanced|Got an OOM, unloading|VAEDecode"),
+        (
+            _stage("vae", r"vae[/\\.]?decode|VAEDecode|decode_first_stage|first_stage_model|autoencoder|decode_tiled",
+                Cause.ACTIVATIONS, 0.75),
+            _stage("loading", r"model_patcher|patch_weight|load_models_gpu|load_model_gpu|model_load|load_torch_file"
+                r"|partially_load",
+                   Cause.WEIGHTS_TOO_BIG, 0.7),
+            _stage("sampling", r"ldm[/\\]|common_ksampler|sample_\w+|apply_model|[KM]Sampler|SamplerCustom"
+                r"|attention\.py", Cause.ACTIVATIONS, 0.5),
+        ),
+        remedies=("comfy_lowvram", "comfy_tiled", "smaller_image", "comfy_fp8"),
+        by_cause=((Cause.ACTIVATIONS, ("smaller_image", "comfy_tiled", "comfy_lowvram")),
+                  (Cause.WEIGHTS_TOO_BIG, ("comfy_fp8", "comfy_lowvram")),
+                  (Cause.OTHER_PROCESS, ("close_processes_any",))),
+        default_cause=(Cause.ACTIVATIONS, 0.3),
+    ),
+    Program(
+        "diffusers", "diffusers",
+        re.compile(r"\bdiffusers\b|Pipeline\.from_pretrained|enable_\w+_cpu_offload|\bpipe\(|FramePack|fooocus"
+            r"|stable[- _]?diffusion"
+                   r"|\bflux[-_.\d]|StableMatrix|webui", re.I),
+        (
+            _stage("vae", r"vae\.decode|VAE decode|autoencoder_kl|decode_latents|vae[/\\]|tiled vae",
+                Cause.ACTIVATIONS, 0.75),
+            _stage("loading", r"from_pretrained\([^\n]*\n[^\n]{0,200}\.to\(.cuda|\.to\(.cuda.\)|load_flow_model"
+                r"|Loading checkpoint|Loading pipeline"
+                   r"|hacked_get_attr|load_sft", Cause.WEIGHTS_TOO_BIG, 0.5),
+        ),
+        remedies=("diffusers_offload", "diffusers_vae", "smaller_image", "quantized_model"),
+        by_cause=((Cause.ACTIVATIONS, ("smaller_image", "diffusers_vae", "diffusers_offload")),
+                  (Cause.ATTENTION_SCORES, ("smaller_image", "sdpa")),
+                  (Cause.OTHER_PROCESS, ("close_processes_any",))),
+    ),
+    Program(
+        "llama_cpp", "llama.cpp",
+        re.compile(
+            r"llama_(?:model|kv|new|init|context|cpp)|llama\.cpp|ggml[_-]|LlamaCpp|llama-(?:server|cli)|\.gguf", re.I
+        ),
+        (
+            _stage("kv_cache", r"buffer for kv cache|kv_cache_init\(\) failed|llama_kv_cache_init: failed",
+                   Cause.ACTIVATIONS, 0.75),
+            _stage("compute", r"compute (?:pp )?buffers|graph_reserve: failed|gallocr_reserve", Cause.ACTIVATIONS, 0.7),
+            _stage("loading", r"load_tensors|unable to allocate \w+ buffer|alloc_tensor_range|llama_model_load",
+                   Cause.WEIGHTS_TOO_BIG, 0.7),
+        ),
+        remedies=("llama_layers", "llama_context", "llama_cache_type", "llama_batch", "quantized_model"),
+        by_cause=((Cause.ACTIVATIONS, ("llama_context", "llama_cache_type", "llama_batch", "llama_layers")),
+                  (Cause.HOST_RAM, ("llama_context", "smaller_model", "more_ram"))),
+        default_cause=(Cause.WEIGHTS_TOO_BIG, 0.3),
+    ),
+    Program(
+        "ollama", "Ollama", re.compile(r"\bollama\b|model requires more system memory", re.I),
+        (_stage("kv_cache", r"memory\.required\.kv=|failed to create context", Cause.ACTIVATIONS, 0.45),),
+        remedies=("ollama_context", "ollama_parallel", "smaller_model", "more_ram"),
+        default_cause=(Cause.ACTIVATIONS, 0.25),
+    ),
+    Program(
+        "quantizing", "AWQ/GPTQ quantizing",
+        re.compile(r"\bawq[/\\.]|AutoAWQ|auto_gptq|AutoGPTQ|gptqmodel|llmcompressor|\.quantize\(|quantizer\.quantize"),
+        (_stage("calibrating", r"_get_input_feat|quantizer\.py|calib|common_device|\.quantize\(",
+                Cause.ACTIVATIONS, 0.55),),
+        remedies=("fewer_calibration_samples", "layerwise_quantizing", "no_cache"),
+    ),
+    Program(
+        "onnxruntime", "ONNX Runtime", re.compile(r"onnxruntime|ONNXRuntime|BFCArena"),
+        (), remedies=("ort_arena", "smaller_input", "close_processes_any"), default_cause=(Cause.ACTIVATIONS, 0.4),
+    ),
+    Program(
+        "tensorrt", "TensorRT", re.compile(r"\[TRT\]|tensorrt|IBuilderConfig|trtexec|virtualMemoryBuffer", re.I),
+        (), remedies=("trt_workspace", "trt_shapes", "close_processes_any"), default_cause=(Cause.ACTIVATIONS, 0.3),
+    ),
+    Program(
+        "jax", "JAX",
+        re.compile(
+            r"\bjax(?:lib)?\b|XlaRuntimeError|XLA_PYTHON|RESOURCE_EXHAUSTED|xla/python|XLA Label|BufferAssignment"
+        ),
+        (), remedies=("jax_preallocate", "jax_remat", "smaller_batch_plain"),
+    ),
+    Program(
+        "tensorflow", "TensorFlow", re.compile(r"tensorflow|ResourceExhaustedError: OOM|allocator GPU_\d|keras", re.I),
+        (), remedies=("tf_growth", "smaller_batch_plain", "close_processes_any"),
+    ),
+    Program(
+        "rapids", "RAPIDS", re.compile(r"\bcudf\b|\brmm\b|rapids|cuml|dask[-_]cuda", re.I),
+        (), remedies=("rapids_chunks", "rapids_managed", "close_processes_any"),
+        default_cause=(Cause.REQUEST_ALONE_TOO_BIG, 0.3),
+    ),
+    Program(
+        "cupy", "CuPy", re.compile(r"\bcupy\b|\bcp\.\w+\(|chainer"),
+        (), remedies=("cupy_free", "smaller_arrays", "close_processes_any"),
+    ),
+    Program("numba", "Numba", re.compile(r"\bnumba\b"), (), remedies=("smaller_arrays", "close_processes_any")),
+    Program("thrust", "Thrust", re.compile(r"\bthrust::|parallel_for failed"), (),
+            remedies=("smaller_arrays", "close_processes_any"), default_cause=(Cause.REQUEST_ALONE_TOO_BIG, 0.3)),
+    Program("paddle", "PaddlePaddle", re.compile(r"paddle", re.I), (),
+            remedies=("smaller_batch_plain", "paddle_fraction", "close_processes_any")),
+)  # fmt: skip
+
+_TRAINS = re.compile(
+    r"\.backward\(|run_backward|training_step|_inner_training_loop|trainer\.train\(|optimizer\.step|[/\\]optim[/\\]|\bTrainer\b"
+    r"|MegatronTrain|\btrain(?:ing)?\.py|async_train|policy[_ ]?loss|[Ss]FTTrainer|GRPO|\bDPO\b|finetun|in train\b"
+)
+# Programs that compute what they are told, training too; a training loop does not speak against them.
+_GENERAL = (
+    "jax",
+    "tensorflow",
+    "rapids",
+    "cupy",
+    "numba",
+    "thrust",
+    "paddle",
+    "onnxruntime",
+    "tensorrt",
+    "quantizing",
+    "llama_cpp",
+    "ollama",
+)
+_BY_FORMAT = {
+    "vllm": "vllm", "vllm_startup": "vllm", "sglang": "sglang", "tgi": "tgi", "llama_cpp": "llama_cpp",
+    "llama_cpp_host": "llama_cpp", "ollama_host": "ollama", "onnxruntime": "onnxruntime", "tensorrt": "tensorrt",
+    "tensorrt_tactic": "tensorrt", "jax": "jax", "tensorflow": "tensorflow", "rmm": "rapids", "cupy": "cupy",
+    "numba": "numba", "thrust": "thrust", "paddle": "paddle",
+}  # fmt: skip
+
+
+def find_program(text: str, trace: str, message_format: str | None = None) -> ProgramUse | None:
+    """The program that failed, from the kind of its message, then from the frames, then from the whole text.
+
+    A training loop in the frames says that no server failed, even where one is named.
+    """
+    by_format = _BY_FORMAT.get(message_format or "")
+    trains = bool(_TRAINS.search(trace) or _TRAINS.search(text))
+    for program in PROGRAMS:
+        is_meant = program.key == by_format
+        if by_format is not None and not is_meant:
+            continue
+        is_meant = is_meant or bool(program.pattern.search(trace))
+        if not is_meant and not trains:
+            is_meant = bool(program.pattern.search(text))
+        if is_meant and (not trains or program.key in _GENERAL or by_format):
+            return ProgramUse(program, _stage_of(program, text, trace), _budget_of(program, text))
+    return None
+
+
+def _stage_of(program: Program, text: str, trace: str) -> Stage | None:
+    """The stage that the frames show, else the text; the innermost telling line decides."""
+    for line in reversed(trace.split("\n")[-120:]):
+        found = next((stage for stage in program.stages if stage.pattern.search(line)), None)
+        if found is not None:
+            return found
+    return next((stage for stage in program.stages if stage.pattern.search(text)), None)
+
+
+def _budget_of(program: Program, text: str) -> float | None:
+    if program.budget_setting is not None:
+        match = program.budget_setting.search(text)
+        if match:
+            return float(match.group(1))
+    return program.budget

@@ -1,0 +1,265 @@
+"""What the text around a message says of the cause: frames, pasted code, the program, the run, the author's words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from oom_magic.explain.evidence.causes import Cause, Evidence, Support
+from oom_magic.explain.evidence.number_rules import NAMELESS_REQUESTS, OWN_SHARE, TENSOR_CAUSES
+from oom_magic.explain.evidence.traceback import Clues
+from oom_magic.explain.messages.failure import Failure
+from oom_magic.units import GIB, MIB
+
+_BY_PHASE = {
+    "optimizer_step": (Cause.OPTIMIZER_STATE, 0.75),
+    "loading": (Cause.WEIGHTS_TOO_BIG, 0.72),
+    "saving": (Cause.WEIGHTS_TOO_BIG, 0.65),
+    "evaluation": (Cause.ACTIVATIONS, 0.4),
+}
+# What pasted code shows, and how far that alone convinces.
+_BY_FAULT = {
+    "appends_tensors": (Cause.LEAK_OR_RETAINED_REFERENCE, 0.8),
+    "sums_tensors": (Cause.LEAK_OR_RETAINED_REFERENCE, 0.7),
+    "carries_state": (Cause.LEAK_OR_RETAINED_REFERENCE, 0.65),
+    "collects_tensors": (Cause.LEAK_OR_RETAINED_REFERENCE, 0.6),
+    "averages_tensors": (Cause.LEAK_OR_RETAINED_REFERENCE, 0.5),
+    "retains_graph": (Cause.LEAK_OR_RETAINED_REFERENCE, 0.5),
+    "infers_with_gradients": (Cause.ACTIVATIONS, 0.5),
+}
+_GATHERS = re.compile(
+    r"nested_concat|torch_pad_and_concatenate|pad_across_processes|gather_for_metrics|preds_host|\bpreds = logits"
+    r"|all_preds"
+    r"|_maybe_log_save_evaluate|all_gather_object|\.gather\(.*logits"
+)
+_CHECKPOINT_LOAD = re.compile(
+    r"_cuda_deserialize|restore_location|torch\.load\(|load_from_checkpoint|load_checkpoint\("
+)
+_FULL_SHARE = 0.88
+# A request as small as this on a full device shows only who filled it before.
+_SMALL_REQUEST = 200 * MIB
+_SMALL_JAX_REQUEST = 256 * MIB
+_FREE_AT_START = re.compile(
+    r"[Tt]otal ?[Mm]emory:? ?(\d+(?:\.\d+)?) ?GiB[\s,]{0,4}[Ff]ree ?[Mm]emory:? ?(\d+(?:\.\d+)?) ?([GM])iB"
+)
+_OLLAMA_PARTS = re.compile(
+    r"memory\.required\.kv=\"?(\d+(?:\.\d+)?) GiB\"?.{0,80}memory\.weights\.total=\"?(\d+(?:\.\d+)?) GiB"
+)
+_BUFFER_SHAPE = re.compile(r"Shape: [a-z]{1,4}\d{1,2}\[[\d,]+\]")
+
+
+def text_rules(failure: Failure | None, clues: Clues, text: str) -> Iterator[Support]:
+    """What each rule on the text says."""
+    yield from _tensor(failure, clues)
+    yield from _phase(failure, clues)
+    yield from _gathering(clues)
+    yield from _code(clues)
+    yield from _program(failure, clues)
+    yield from _frameworks(failure, text)
+    yield from _run(failure, clues)
+    yield from _checkpoint(clues)
+    yield from _host(failure, clues)
+    yield from _filled(failure, clues)
+
+
+def _where(clues: Clues) -> dict[str, int | str]:
+    """The line of code that a sentence of evidence shows."""
+    return {"code": clues.code or "..."}
+
+
+def _tensor(failure: Failure | None, clues: Clues) -> Iterator[Support]:
+    """The innermost lines of the traceback name the tensor."""
+    if clues.tensor is None or (failure is not None and failure.requested_bytes in NAMELESS_REQUESTS):
+        return
+    weight = 0.82 if failure is None or (failure.requested_bytes or GIB) >= 64 * MIB else 0.5
+    yield Support(TENSOR_CAUSES[clues.tensor], weight, Evidence(f"tensor_{clues.tensor}", _where(clues)))
+
+
+def _phase(failure: Failure | None, clues: Clues) -> Iterator[Support]:
+    """A phase that makes one kind of tensor: moments in the optimizer, weights while loading."""
+    if clues.phase in _BY_PHASE and not (
+        clues.program is not None and clues.phase == "loading" and clues.program.stage
+    ):
+        cause, weight = _BY_PHASE[clues.phase]
+        if failure is None:
+            weight = min(weight, 0.55)
+        elif failure.pytorch_bytes is None:
+            weight = min(weight, 0.62)
+        yield Support(cause, weight, Evidence(f"phase_{clues.phase}", _where(clues)))
+
+
+def _gathering(clues: Clues) -> Iterator[Support]:
+    """An evaluation that collects every batch's logits until its end."""
+    match = _GATHERS.search(clues.trace)
+    if match is not None:
+        weight = 0.8 if match.group() != "_maybe_log_save_evaluate" else 0.45
+        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, weight, Evidence("gathers_predictions"))
+        yield Support(Cause.ACTIVATIONS, -0.5)
+    elif "keeps_predictions" in clues.run.told and "evaluates" in clues.run.told:
+        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.6, Evidence("gathers_predictions"))
+
+
+def _code(clues: Clues) -> Iterator[Support]:
+    for fault in clues.faults:
+        cause, weight = _BY_FAULT[fault.kind]
+        if clues.run.is_start and cause is Cause.LEAK_OR_RETAINED_REFERENCE:
+            weight /= 2  # a first step has nothing yet to keep
+        yield Support(cause, weight, Evidence(f"code_{fault.kind}", {"line": fault.code}))
+
+
+def _program(failure: Failure | None, clues: Clues) -> Iterator[Support]:
+    """What the stage that failed, or the program's own share of the device, makes likely."""
+    use = clues.program
+    if use is None:
+        return
+    name = use.program.name
+    if use.stage is not None:
+        key = f"stage_{use.stage.key}"
+        yield Support(use.stage.cause, use.stage.weight, Evidence(key, {"program": name}))
+    elif use.program.default_cause is not None:
+        cause, weight = use.program.default_cause
+        yield Support(cause, weight, Evidence("program_seen", {"program": name}))
+    if failure is None or use.budget is None or not failure.total_bytes or failure.pytorch_bytes is None:
+        return
+    share = failure.pytorch_bytes / failure.total_bytes
+    values: dict[str, int | str] = {
+        "program": name,
+        "held_bytes": failure.pytorch_bytes,
+        "total_bytes": failure.total_bytes,
+        "percent": round(100 * use.budget),
+    }
+    if share > use.budget + 0.02 and (failure.stuck_bytes or 0) < failure.pytorch_bytes * 0.04:
+        # Its cache is cut to its share, so weights that are still loading must have gone beyond it.
+        is_serving = use.stage is not None and use.stage.key in ("serving", "graphs", "logits")
+        cause = Cause.MEMORY_FRACTION_LIMIT if is_serving or use.program.key == "sglang" else Cause.WEIGHTS_TOO_BIG
+        yield Support(cause, 0.65, Evidence("above_own_share", values))
+
+
+def _frameworks(failure: Failure | None, text: str) -> Iterator[Support]:
+    """What the logs of runtimes with an allocator of their own tell."""
+    requested = None if failure is None else failure.requested_bytes
+    start = _FREE_AT_START.search(text)
+    if start is not None:
+        total = float(start.group(1)) * GIB
+        free = float(start.group(2)) * (GIB if start.group(3) == "G" else MIB)
+        if free < total / 2:
+            sizes = {"free_bytes": round(free), "total_bytes": round(total)}
+            yield Support(Cause.OTHER_PROCESS, 0.85, Evidence("little_free_at_start", sizes))
+    parts = _OLLAMA_PARTS.search(text)
+    if parts is not None and float(parts.group(1)) > float(parts.group(2)) / 2:
+        values = {
+            "cache_bytes": round(float(parts.group(1)) * GIB),
+            "weights_bytes": round(float(parts.group(2)) * GIB),
+        }
+        yield Support(Cause.ACTIVATIONS, 0.7, Evidence("cache_exceeds_weights", values))
+    if failure is None:
+        if _BUFFER_SHAPE.search(text):
+            yield Support(Cause.ACTIVATIONS, 0.5, Evidence("buffers_listed"))
+        return
+    if failure.shape is not None and failure.backend == "tensorflow":
+        yield from _stated_shape(failure.shape)
+    if failure.backend == "jax":
+        if _BUFFER_SHAPE.search(text) and (requested or 0) >= _SMALL_JAX_REQUEST:
+            yield Support(Cause.ACTIVATIONS, 0.5, Evidence("buffers_listed"))
+        elif requested and requested < _SMALL_JAX_REQUEST:
+            yield Support(Cause.OTHER_PROCESS, 0.4, Evidence("small_request_refused", {"requested_bytes": requested}))
+    if requested is not None and failure.format in ("onnxruntime", "cupy", "tensorrt") and requested >= 2**50:
+        yield Support(Cause.REQUEST_ALONE_TOO_BIG, 0.95, Evidence("request_overflowed", {"requested_bytes": requested}))
+
+
+def _stated_shape(shape: tuple[int, ...]) -> Iterator[Support]:
+    """A square of two equal last sizes, by heads and batch, is a score matrix."""
+    sizes = " x ".join(map(str, shape))
+    if len(shape) == 4 and shape[2] == shape[3] and shape[2] >= 64 and shape[1] <= 128 and shape[1] != 3:
+        yield Support(Cause.ATTENTION_SCORES, 0.6, Evidence("shape_of_scores", {"sizes": sizes}))
+    elif len(shape) > 1:
+        yield Support(Cause.ACTIVATIONS, 0.45, Evidence("shape_of_batch", {"sizes": sizes}))
+
+
+def _run(failure: Failure | None, clues: Clues) -> Iterator[Support]:
+    """How far the run came and what its author saw."""
+    run, told = clues.run, clues.run.told
+    if "grows" in told:
+        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.5, Evidence("memory_grows"))
+    if "smaller_batch_helps" in told:
+        yield Support(Cause.ACTIVATIONS, 0.6, Evidence("smaller_batch_helps"))
+        yield Support(Cause.FRAGMENTATION, -0.3)
+    if "larger_input_fails" in told:
+        yield Support(Cause.ACTIVATIONS, 0.4, Evidence("larger_input_fails"))
+    if "shares_device" in told and (failure is None or failure.backend != "cpu"):
+        yield Support(Cause.OTHER_PROCESS, 0.55, Evidence("told_shared"))
+    if "fragments" in told and "varies_in_length" in told:
+        yield Support(Cause.FRAGMENTATION, 0.4, Evidence("told_fragmented"))
+    if run.is_late and clues.program is None and clues.phase not in ("optimizer_step", "loading"):
+        count = run.num_steps or 0
+        key, values = ("late_steps", {"count": count}) if count else ("late_epochs", {"count": run.num_epochs or 0})
+        if clues.faults or "grows" in told:
+            yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.4, Evidence(key, values))
+        elif clues.phase != "evaluation":
+            yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.2, Evidence(key, values))
+            yield Support(Cause.ACTIVATIONS, 0.3, Evidence("largest_batch_late"))
+    if run.is_start and clues.phase in ("forward", "backward", "loss"):
+        yield Support(Cause.ACTIVATIONS, 0.35, Evidence("first_steps_fail", {"count": run.num_steps or 0}))
+    if "indexes" in told and failure is not None and failure.format in ("cublas", "cudnn", "cuda_error_oom"):
+        yield Support(Cause.NOT_OOM, 0.65, Evidence("index_error_beside"))
+        yield Support(Cause.DRIVER_LEVEL, -0.6)
+
+
+def _checkpoint(clues: Clues) -> Iterator[Support]:
+    """A checkpoint is put back where it was saved: on GPU 0, by every rank, and stays beside the model."""
+    told = clues.run.told
+    loads = bool(_CHECKPOINT_LOAD.search(clues.trace))
+    if loads:
+        yield Support(Cause.WEIGHTS_TOO_BIG, 0.45, Evidence("checkpoint_to_gpu"))
+    if "resumes" in told and ("many_ranks" in told or "shares_device" in told):
+        yield Support(Cause.WEIGHTS_TOO_BIG, 0.5, Evidence("ranks_load_to_one"))
+    elif "resumes" in told and clues.phase not in ("loading",) and not loads:
+        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.5, Evidence("checkpoint_kept"))
+
+
+def _host(failure: Failure | None, clues: Clues) -> Iterator[Support]:
+    """Memory of the host that looks like the GPU's: pinned, or behind WSL."""
+    if failure is None or failure.pytorch_bytes is not None or failure.backend not in ("cuda", "cpu"):
+        return
+    on_wsl, pins = "WSL" in clues.systems, "pins" in clues.run.told
+    if failure.format not in ("cuda_error_oom", "cuda_driver_call", "cuda_driver_error", "pinned_memory", "short"):
+        return
+    if on_wsl and pins:
+        yield Support(Cause.HOST_RAM, 0.85, Evidence("pinned_under_wsl"))
+    elif pins:
+        yield Support(Cause.HOST_RAM, 0.45, Evidence("pinned_memory_used"))
+    elif on_wsl:
+        yield Support(Cause.HOST_RAM, 0.5, Evidence("wsl_pins_little"))
+
+
+def _filled(failure: Failure | None, clues: Clues) -> Iterator[Support]:
+    """Whose tensors most likely fill a device that is full of PyTorch's own."""
+    told, program = clues.run.told, clues.program
+    trains = clues.is_training or ("trains" in told and program is None)
+    in_step = clues.phase in ("forward", "backward", "loss")
+    if failure is None or failure.backend == "cpu":
+        if failure is None and trains and clues.phase == "backward":
+            yield Support(Cause.ACTIVATIONS, 0.4, Evidence("phase_backward", _where(clues)))
+        return
+    held, total = failure.pytorch_bytes, failure.total_bytes
+    is_full = held is not None and bool(total) and held >= (total or 0) * OWN_SHARE
+    if held is not None and total and not is_full:
+        return
+    values: dict[str, int | str] = {"held_bytes": held or 0, "total_bytes": total or 0}
+    if trains and clues.is_training and in_step and is_full:
+        yield Support(Cause.ACTIVATIONS, 0.45, Evidence("own_tensors_fill", values))
+        yield Support(Cause.ACTIVATIONS, 0.2, Evidence(f"phase_{clues.phase}", _where(clues)))
+    elif clues.is_training and in_step:
+        yield Support(Cause.ACTIVATIONS, 0.4, Evidence(f"phase_{clues.phase}", _where(clues)))
+    elif trains and program is None and clues.phase not in _BY_PHASE:
+        evidence = Evidence("own_tensors_fill", values) if is_full else Evidence("training_told")
+        yield Support(Cause.ACTIVATIONS, 0.32, evidence)
+    elif program is not None and program.program.key in ("diffusers", "comfyui") and is_full:
+        is_packed = held is not None and total and held >= total * _FULL_SHARE
+        if is_packed and (failure.requested_bytes or GIB) <= _SMALL_REQUEST:
+            yield Support(Cause.WEIGHTS_TOO_BIG, 0.5, Evidence("small_request_on_full", values))
+    elif in_step and program is None and not clues.is_training:
+        yield Support(Cause.ACTIVATIONS, 0.35, Evidence(f"phase_{clues.phase}", _where(clues)))
+    elif is_full and program is None:
+        yield Support(Cause.ACTIVATIONS, 0.2, Evidence("own_tensors_fill", values))
+        yield Support(Cause.WEIGHTS_TOO_BIG, 0.12, Evidence("own_tensors_fill", values))

@@ -1,0 +1,148 @@
+"""What helps against failures that were only read about: programs' own settings, other devices, the host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from oom_magic.explain.evidence.causes import Cause
+from oom_magic.explain.evidence.programs import PROGRAMS
+
+if TYPE_CHECKING:
+    from oom_magic.explain.diagnosis import Diagnosis
+
+_PROGRAMS = {program.key: program for program in PROGRAMS}
+# What helps by the kind of message, whatever the cause is called.
+_BY_FORMAT: Mapping[str, tuple[str, ...]] = {
+    "windows_paging_file": ("page_file", "fewer_workers"),
+    "slurm_oom_kill": ("scheduler_memory", "fewer_workers", "stream_data"),
+    "scheduler_oom_kill": ("scheduler_memory", "fewer_workers", "stream_data"),
+    "pod_oom_kill": ("pod_memory", "fewer_workers", "stream_data"),
+    "pinned_memory": ("unpin",),
+    "dataloader": ("shared_memory", "fewer_workers"),
+    "sigbus": ("shared_memory", "fewer_workers"),
+    "vllm_startup": ("vllm_utilization", "close_processes_any"),
+    "hf_offload": ("quantized_model", "smaller_model"),
+    "ipex_4gb": ("smaller_arrays",),
+    "java_heap": ("java_heap",),
+    "nccl": ("nccl_buffers", "smaller_batch_any"),
+    "no_kernel_image": (),
+}
+# What helps by a piece of evidence, the first that is there.
+_BY_EVIDENCE: Mapping[str, tuple[str, ...]] = {
+    "gathers_predictions": ("gather_on_host", "smaller_evaluation_any"),
+    "code_carries_state": ("detach_state", "no_grad"),
+    "code_retains_graph": ("no_retain_graph", "detach"),
+    "code_infers_with_gradients": ("no_grad", "smaller_evaluation_any"),
+    "code_collects_tensors": ("collect_on_host",),
+    "checkpoint_kept": ("map_location_cpu",),
+    "ranks_load_to_one": ("map_location_cpu",),
+    "checkpoint_to_gpu": ("map_location_cpu", "half_weights"),
+    "pinned_under_wsl": ("unpin",),
+    "pinned_memory_used": ("unpin",),
+    "wsl_pins_little": ("unpin", "close_processes_any"),
+    "above_block_limit": ("relaxed_limits", "smaller_arrays"),
+    "mps_watermark": ("mps_watermark", "smaller_input"),
+    "mps_others": ("close_apps", "mps_watermark"),
+    "mps_own_fill": ("smaller_input", "quantized_model", "mps_watermark"),
+    "small_carve_out": ("bios_memory",),
+    "address_space_in_pieces": ("expandable_segments",),
+}
+_HOST_OFFLOAD = ("less_offload", "more_ram")
+_CODE: Mapping[str, tuple[str, str]] = {
+    "vllm_utilization": ("vllm serve MODEL --gpu-memory-utilization 0.85", "bash"),
+    "shorter_context": ("vllm serve MODEL --max-model-len 8192   # SGLang: --context-length 8192", "bash"),
+    "vllm_max_num_seqs": ("vllm serve MODEL --max-num-seqs 64 --max-num-batched-tokens 4096", "bash"),
+    "vllm_eager": ("vllm serve MODEL --enforce-eager", "bash"),
+    "tensor_parallel": ("vllm serve MODEL --tensor-parallel-size 2   # SGLang: --tp 2", "bash"),
+    "sglang_fraction": ("python -m sglang.launch_server --model-path MODEL --mem-fraction-static 0.8", "bash"),
+    "sglang_prefill": (
+        "python -m sglang.launch_server --model-path MODEL --chunked-prefill-size 2048 --cuda-graph-max-bs 16", "bash",
+    ),
+    "tgi_tokens": ("text-generation-launcher --max-batch-prefill-tokens 2048 --max-batch-total-tokens 8192", "bash"),
+    "comfy_lowvram": ("python main.py --lowvram   # then --novram", "bash"),
+    "comfy_fp8": ("python main.py --fp8_e4m3fn-unet", "bash"),
+    "diffusers_offload": ("pipe.enable_model_cpu_offload()   # instead of pipe.to(\"cuda\")", "python"),
+    "diffusers_vae": ("pipe.vae.enable_tiling()\npipe.vae.enable_slicing()", "python"),
+    "llama_layers": ("llama-server -m MODEL.gguf -ngl 20", "bash"),
+    "llama_context": ("llama-server -m MODEL.gguf -c 8192", "bash"),
+    "llama_cache_type": ("llama-server -m MODEL.gguf -fa on --cache-type-k q8_0 --cache-type-v q8_0", "bash"),
+    "llama_batch": ("llama-server -m MODEL.gguf -ub 256 -b 512", "bash"),
+    "ollama_context": ("OLLAMA_CONTEXT_LENGTH=4096 ollama serve", "bash"),
+    "ollama_parallel": ("OLLAMA_NUM_PARALLEL=1 OLLAMA_FLASH_ATTENTION=1 OLLAMA_KV_CACHE_TYPE=q8_0 ollama serve",
+    "bash"),
+    "no_cache": ("model.config.use_cache = False", "python"),
+    "ort_arena": (
+        'options = {"arena_extend_strategy": "kSameAsRequested", "cudnn_conv_use_max_workspace": "0"}\n'
+        'session = onnxruntime.InferenceSession("model.onnx", providers=[("CUDAExecutionProvider", options)])',
+            "python",
+    ),
+    "trt_workspace": ("config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, 1 << 30)", "python"),
+    "jax_preallocate": ("export XLA_PYTHON_CLIENT_PREALLOCATE=false   # or XLA_PYTHON_CLIENT_MEM_FRACTION=0.9", "bash"),
+    "jax_remat": ("loss_fn = jax.checkpoint(loss_fn)", "python"),
+    "tf_growth": ("export TF_FORCE_GPU_ALLOW_GROWTH=true", "bash"),
+    "rapids_managed": ("rmm.reinitialize(managed_memory=True)", "python"),
+    "cupy_free": ("cupy.get_default_memory_pool().free_all_blocks()", "python"),
+    "paddle_fraction": ("export FLAGS_fraction_of_gpu_memory_to_use=0.5", "bash"),
+    "scheduler_memory": ("#SBATCH --mem=64G", "bash"),
+    "pod_memory": ("resources:\n  limits:\n    memory: 32Gi", "yaml"),
+    "unpin": ("loader = DataLoader(dataset, batch_size=batch_size, pin_memory=False)", "python"),
+    "gather_on_host": (
+        "TrainingArguments(..., eval_accumulation_steps=1)\n"
+        "Trainer(..., preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(dim=-1))", "python",
+    ),
+    "collect_on_host": ("predictions.append(output.cpu())", "python"),
+    "detach_state": ("hidden = hidden.detach()   # at the start of each turn", "python"),
+    "no_retain_graph": ("loss.backward()   # without retain_graph=True; sum losses of one graph first", "python"),
+    "map_location_cpu": (
+        'checkpoint = torch.load(path, map_location="cpu")\nmodel.load_state_dict(checkpoint["model"])\ndel '
+        'checkpoint', "python",
+    ),
+    "relaxed_limits": ("export UR_L0_USE_RELAXED_ALLOCATION_LIMITS=1", "bash"),
+    "mps_watermark": ("export PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0   # the Mac may then swap or stall", "bash"),
+    "max_split_size": ("set PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128", "batch"),
+    "load_low_ram": ("model = AutoModel.from_pretrained(name, dtype=torch.bfloat16, low_cpu_mem_usage=True)", "python"),
+}  # fmt: skip
+
+
+def text_remedies(diagnosis: Diagnosis) -> tuple[str, ...] | None:
+    """The changes (keys ``remedy_<key>``) for a failure of another program, device or the host; None where it trains.
+
+    The first is the headline.
+    """
+    failure = diagnosis.main_failure
+    if failure is not None and failure.format in _BY_FORMAT:
+        return _BY_FORMAT[failure.format]
+    keys = {one.key for one in diagnosis.evidence}
+    program = _PROGRAMS.get(diagnosis.program)
+    is_device = failure is None or failure.backend != "cpu" or diagnosis.program in ("llama_cpp", "ollama")
+    if program is not None and is_device and diagnosis.cause is not Cause.NOT_OOM:
+        extra = _by_evidence(keys & {"mps_watermark", "mps_others", "above_block_limit"}, diagnosis)
+        return tuple(dict.fromkeys((*extra, *program.remedies_against(diagnosis.cause))))
+    if diagnosis.cause is Cause.HOST_RAM:
+        return _against_host(diagnosis, keys)
+    if diagnosis.cause is Cause.FRAGMENTATION and {"Windows", "WSL"} & set(diagnosis.systems):
+        return ("max_split_size", "smaller_batch_any", "checkpointing")
+    return _by_evidence(keys, diagnosis) or None
+
+
+def code_of(key: str) -> tuple[str, str] | None:
+    """Lines to copy for a change, and their language; None where a sentence says it all."""
+    return _CODE.get(key)
+
+
+def _by_evidence(keys: set[str], diagnosis: Diagnosis) -> tuple[str, ...]:
+    told = [one.key for one in diagnosis.evidence if one.key in keys and one.key in _BY_EVIDENCE]
+    return tuple(dict.fromkeys(key for name in told for key in _BY_EVIDENCE[name]))
+
+
+def _against_host(diagnosis: Diagnosis, keys: set[str]) -> tuple[str, ...]:
+    """What helps when the host's memory ran out: while loading, with offloading, with pinned memory."""
+    found = list(_by_evidence(keys, diagnosis))
+    if diagnosis.is_loading:
+        found += ["load_low_ram", "more_ram"]
+    if diagnosis.offloads_to_host:
+        found += _HOST_OFFLOAD
+    if "free_above_request" in keys:
+        found += ["page_file", "close_processes_any"]
+    return tuple(dict.fromkeys((*found, *(() if found else ("fewer_workers", "stream_data")))))
