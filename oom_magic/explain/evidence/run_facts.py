@@ -45,7 +45,7 @@ _TOLD: dict[str, re.Pattern[str]] = {
         r"\btrain(?:ing|er|_\w+)?\b(?![- ]free)", r"\bfine-?tun", r"train\w*\.(?:py|sh)", r"\bepochs?\b",
         r"\.backward\(", r"训练|微调",
     ),
-    "resumes": _words(r"\bresum(?:e|es|ed|ing)\b", r"from (?:a |the |old )?checkpoint", r"resume_from_checkpoint",
+    "resumes": _words(r"\bresum(?:e|es|ed|ing)\b", r"from (?:a |the |old )?checkpoint",
     r"恢复训练|断点续训|继续训练"),
     "smaller_batch_helps": _words(
         r"(?:reduc|decreas|lower|smaller|small)\w*\s(?:the\s|my\s)?batch[ _-]?size\w*[^.\n]{0,50}(?:help|work|solve"

@@ -35,6 +35,8 @@ _GATHERS = re.compile(
 _CHECKPOINT_LOAD = re.compile(
     r"_cuda_deserialize|restore_location|torch\.load\(|load_from_checkpoint|load_checkpoint\("
 )
+# A bare message beside words of training names no cause; it only makes one possible.
+_BARE_WEIGHT = 0.2
 _FULL_SHARE = 0.88
 # A request as small as this on a full device shows only who filled it before.
 _SMALL_REQUEST = 200 * MIB
@@ -253,7 +255,8 @@ def _filled(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.ACTIVATIONS, 0.4, Evidence(f"phase_{clues.phase}", _where(clues)))
     elif trains and program is None and clues.phase not in _BY_PHASE:
         evidence = Evidence("own_tensors_fill", values) if is_full else Evidence("training_told")
-        yield Support(Cause.ACTIVATIONS, 0.32, evidence)
+        is_bare = held is None and failure.requested_bytes is None and not clues.frames
+        yield Support(Cause.ACTIVATIONS, _BARE_WEIGHT if is_bare else 0.32, evidence)
     elif program is not None and program.program.key in ("diffusers", "comfyui") and is_full:
         is_packed = held is not None and total and held >= total * _FULL_SHARE
         if is_packed and (failure.requested_bytes or GIB) <= _SMALL_REQUEST:

@@ -81,9 +81,9 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
         "onnxruntime", "cuda", True,
         r"bfcarena::allocaterawinternal.{0,220}?(?:requestedbytesof|bufferofsize)(?P<requested_bytes>\d{1,22})",
     ),
-    ("tensorrt", "cuda", True, r"outofmemory\(requestedsizewas(?P<requested_bytes>\d{1,22})bytes"),
+    ("tensorrt", "cuda", True, r"(?:errorcode2:)?outofmemory\(requestedsizewas(?P<requested_bytes>\d{1,22})bytes"),
     ("tensorrt", "cuda", True, r"requestedamountofgpumemory\((?P<requested_bytes>\d{1,22})bytes\)couldnotbeallocated"),
-    ("tensorrt", "cuda", True, r"errorcode2:outofmemory|errorcode1:cudaruntime\(outofmemory\)"),
+    ("tensorrt", "cuda", True, r"errorcode2:outofmemory(?!\(requestedsizewas)|errorcode1:cudaruntime\(outofmemory\)"),
     ("tensorrt_tactic", "cuda", None, r"skippingtactic\d{1,4}duetoinsuff?icientmemory"
         r"|devicememoryisinsufficienttousetactic"),
     (
