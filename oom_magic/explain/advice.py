@@ -8,21 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.evidence.causes import Cause, Evidence
 from oom_magic.explain.evidence.holders import earlier_bytes
-<<<<<<< HEAD
+from oom_magic.explain.evidence.judging import device_tool
+from oom_magic.explain.evidence.number_rules import unlisted_bytes
 from oom_magic.explain.evidence.refinement import settled_by_remedy
 from oom_magic.explain.remedies.code import code_for
 from oom_magic.explain.remedies.evaluation import RemedyEvaluator
 from oom_magic.explain.remedies.rehearsal import NotPricedError, Rehearsal, SetupRehearsal
 from oom_magic.explain.remedies.remedy import AsItIs, Remedy, Situation, ranked
-=======
-from oom_magic.explain.evidence.judging import device_tool
-from oom_magic.explain.evidence.number_rules import unlisted_bytes
-from oom_magic.explain.remedies.code import code_for
-from oom_magic.explain.remedies.evaluation import RemedyEvaluator
-from oom_magic.explain.remedies.rehearsal import NotPricedError, Rehearsal, SetupRehearsal
-from oom_magic.explain.remedies.remedy import Remedy, Situation, ranked
 from oom_magic.explain.remedies.texts import code_of, text_remedies
->>>>>>> 7aad4bb (Reports of other people are read as evidence for ranked causes: programs, progress, pasted code, whose memory; 180 public reports with their established causes)
 from oom_magic.units import parse_bytes
 
 if TYPE_CHECKING:

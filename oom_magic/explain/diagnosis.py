@@ -28,17 +28,11 @@ class Diagnosis(Result):
     ``cause`` with its ``evidence`` and ``confidence`` the judgement, ``phase`` where in training it
     happened (``place`` and ``code``: the line), ``tensors`` what may have asked (``tensor_note``, a key of
     the catalogue, where nothing did), ``budget`` who held the device, ``held`` what else holds memory,
-<<<<<<< HEAD
     ``growth`` what grew in the loop that failed, ``remedies`` what to change, ``as_is`` the rehearsed run without them,
-    ``facts`` how to read the numbers, ``tip`` what PyTorch's own tip against fragmentation is worth here. ``lang`` is
-    the language that it is shown in.
-=======
-    ``growth`` what grew in the loop that failed, ``remedies`` what to change, ``facts`` how to read the
-    numbers, ``tip`` what PyTorch's own tip against fragmentation is worth here. ``possible`` are all
-    causes that a text leaves possible, each with its degree and the check that would settle it, ``program`` the
-    server, pipeline or runtime that failed where no training did, ``told`` what the text's author says of the run
-    (keys of ``run_facts``). ``lang`` is the language that it is shown in.
->>>>>>> 7aad4bb (Reports of other people are read as evidence for ranked causes: programs, progress, pasted code, whose memory; 180 public reports with their established causes)
+    ``facts`` how to read the numbers, ``tip`` what PyTorch's own tip against fragmentation is worth here.
+    ``possible`` are all causes that a text leaves possible, each with its degree and the check that would settle it,
+    ``program`` the server, pipeline or runtime that failed where no training did, ``told`` what the text's author
+    says of the run (keys of ``run_facts``). ``lang`` is the language that it is shown in.
     """
 
     failures: tuple[Failure, ...] = ()

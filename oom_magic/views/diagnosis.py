@@ -44,16 +44,10 @@ def describe_diagnosis(diagnosis: Diagnosis) -> Description:
     blocks: list[Block] = []
     if diagnosis.main_failure is not None or diagnosis.cause is not Cause.UNKNOWN:
         blocks += [*_what(diagnosis), _why(diagnosis), *_change(diagnosis)]
-<<<<<<< HEAD
     blocks += remedies_chart(diagnosis.remedies, diagnosis.as_is, lang)
     blocks += [*_budget(diagnosis), *remedies_details(diagnosis.remedies, lang, diagnosis.as_is)]
-    blocks += [*_tensors(diagnosis), *_evidence(diagnosis), *_numbers(diagnosis), *_held(diagnosis)]
-    blocks += _message(diagnosis)
-=======
-    blocks += [*_budget(diagnosis), *_tensors(diagnosis), *_evidence(diagnosis), *_possible(diagnosis)]
-    blocks += _numbers(diagnosis)
-    blocks += [*_held(diagnosis), *remedies_details(diagnosis.remedies, lang), *_message(diagnosis)]
->>>>>>> 7aad4bb (Reports of other people are read as evidence for ranked causes: programs, progress, pasted code, whose memory; 180 public reports with their established causes)
+    blocks += [*_tensors(diagnosis), *_evidence(diagnosis), *_possible(diagnosis)]
+    blocks += [*_numbers(diagnosis), *_held(diagnosis), *_message(diagnosis)]
     return Description(_title(diagnosis), tuple(blocks))
 
 
