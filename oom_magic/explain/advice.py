@@ -36,7 +36,7 @@ _AGAINST: Mapping[Cause, tuple[str, ...]] = {
         "shorter_sequences_any",
         "lora",
     ),
-    Cause.LOGITS_OR_LOSS: ("chunked_loss", "smaller_batch_any", "shorter_sequences_any"),
+    Cause.LOGITS_OR_LOSS: ("chunked_loss", "smaller_batch_any", "shorter_sequences_any", "checkpointing"),
     Cause.ATTENTION_SCORES: ("sdpa", "smaller_batch_any", "shorter_sequences_any", "checkpointing"),
     Cause.OPTIMIZER_STATE: ("optimizer_8bit", "foreach", "adafactor", "lora", "half_weights"),
     Cause.WEIGHTS_TOO_BIG: ("half_weights", "qlora", "offload", "fsdp_any"),
@@ -61,6 +61,7 @@ _VALUES: Mapping[str, Mapping[str, Any]] = {
 }
 _SAME_SIZE = 0.02  # cards of one kind differ by less
 _NO_RUN = Evidence("reason_no_run")
+_FITS = Evidence("reason_fits_as_it_is")
 _NOT_YET = Evidence("reason_not_yet")
 _ELSEWHERE = Evidence("reason_other_program")
 _NOTHING_SAVES = Evidence("reason_nothing_saves")
@@ -99,7 +100,7 @@ def advise(
         steps = {"num_steps": prices.steps_left_after} if prices.steps_left_after else {}
         fits = Evidence("first_steps_fit" if steps else "rehearsal_fits", {**sizes, **steps})
         evidence = (*diagnosis.evidence, fits)
-        diagnosis = replace(diagnosis, evidence=evidence, remedies=unpriced_remedies(diagnosis, _NO_RUN))
+        diagnosis = replace(diagnosis, evidence=evidence, remedies=unpriced_remedies(diagnosis, _FITS))
         yield diagnosis
     found: list[Remedy] = []
     for remedy in prices.remedies():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -52,6 +53,14 @@ _TELLING_FIT = 0.75
 # A candidate that fits less well than this share of the best is not worth showing.
 _WORTH_SHOWING = 0.5
 _LEAST_FIT = 0.3
+# Where nothing is known of the model sizes that fit by chance are many.
+_LEAST_BLIND_FIT = 0.45
+# The tensors that can be guessed are those of language models in PyTorch.
+_NO_LANGUAGE_MODEL = re.compile(r"\bconv(?:_?transpose)?[123]d\b|_conv_forward|\b(?:unet|vae|resnet)\w*\b", re.I)
+_OTHER_KINDS = (
+    "diffusers", "comfyui", "llama_cpp", "ollama", "onnxruntime", "tensorrt", "jax", "tensorflow", "rapids", "cupy",
+    "numba", "thrust", "paddle",
+)  # fmt: skip
 _CAUSE_OF_TENSOR = {
     "logits": Cause.LOGITS_OR_LOSS,
     "probabilities": Cause.LOGITS_OR_LOSS,
@@ -119,7 +128,7 @@ def _diagnose(
         error = problem if isinstance(problem, BaseException) else None
         growth = find_growing_containers(error, names, locate, main)
         sighting = locate_failure(error, report, main, clues.phase, names)
-        answer = _tensors(main, _dims(text, setup, models), sighting)
+        answer = _tensors(main, _dims(text, setup, models), sighting, clues)
     judgement = _refined(judgement, answer)
     if report is not None and sighting.is_exact:
         judgement = refine_with_report(judgement, report)
@@ -162,11 +171,13 @@ def _dims(text: str, setup: Dims | TrainingSetup | None, models: Mapping[str, Di
     return dims_in_text(text, preset_dims() if models is None else models)
 
 
-def _tensors(failure: Failure, dims: Dims, sighting: FailureLocation) -> TensorAnswer:
+def _tensors(failure: Failure, dims: Dims, sighting: FailureLocation, clues: Clues) -> TensorAnswer:
     """What was seen of the tensor, before what the message alone makes likely."""
     supposed = name_tensor(failure, dims)
+    if failure.shape is None and not _is_guessable(failure, clues):
+        supposed = TensorAnswer(note="tensor_unknown_model" if failure.requested_bytes else supposed.note)
     best_fit = max((one.fit for one in supposed.candidates), default=0)
-    least_fit = max(best_fit * _WORTH_SHOWING, _LEAST_FIT)
+    least_fit = max(best_fit * _WORTH_SHOWING, _LEAST_FIT if dims else _LEAST_BLIND_FIT)
     likely = tuple(one for one in supposed.candidates if one.fit >= least_fit)
     if not sighting.candidates:
         note = supposed.note or ("" if likely else "tensor_unknown_model")
@@ -174,6 +185,13 @@ def _tensors(failure: Failure, dims: Dims, sighting: FailureLocation) -> TensorA
     is_seen = sighting.is_exact or sighting.candidates[0].fit >= 1
     others = () if is_seen else likely
     return replace(supposed, candidates=(*sighting.candidates, *others)[:5], note="")
+
+
+def _is_guessable(failure: Failure, clues: Clues) -> bool:
+    """Whether the tensor can be one of a language model's: such are asked of PyTorch, by no convolution."""
+    if failure.backend in ("cpu", "jax", "tensorflow") or _NO_LANGUAGE_MODEL.search(clues.trace):
+        return False
+    return clues.program is None or clues.program.program.key not in _OTHER_KINDS
 
 
 def _place(clues: Clues) -> str:

@@ -116,7 +116,7 @@ def _change(diagnosis: Diagnosis) -> Iterator[Block]:
 def _advice(diagnosis: Diagnosis, lang: Language) -> str:
     """What helps first against the cause, where nothing is priced."""
     first = diagnosis.remedies[0] if diagnosis.remedies else None
-    if (first is not None and code_of(first.key) is not None) or (diagnosis.program and first is not None):
+    if first is not None and (code_of(first.key) is not None or diagnosis.program or first.key == "smaller_input"):
         return translate(f"remedy_{first.key}", lang, **first.values)
     if diagnosis.phase == "saving" and diagnosis.cause is Cause.WEIGHTS_TOO_BIG:
         return translate("advice_saving", lang, code=_STATE_ON_HOST)

@@ -13,7 +13,15 @@ from oom_magic.explain.messages.failure import Failure
 def facts_about(failure: Failure, clues: Clues) -> tuple[Evidence, ...]:
     """Facts that keep a reader of this message, and of the text around it, from a wrong conclusion."""
     accumulation = (Evidence("fact_accumulation"),) if clues.names_accumulation and failure.is_oom else ()
-    return (*_facts(failure), *accumulation)
+    return (*_facts(failure), *_facts_around(clues), *accumulation)
+
+
+def _facts_around(clues: Clues) -> Iterator[Evidence]:
+    """What the text around a message believes of the machine, put right."""
+    if clues.expandable_segments and "Windows" in clues.systems:
+        yield Evidence("fact_expandable_windows")
+    if "shuts_down" in clues.run.told:
+        yield Evidence("fact_no_shutdown")
 
 
 def _facts(failure: Failure) -> Iterator[Evidence]:
@@ -38,12 +46,12 @@ _UNSUPPORTED_SYSTEMS = ("Windows", "WSL", "Jetson")
 
 
 def judge_tip(failure: Failure, clues: Clues) -> Evidence | None:
-    """What of the tip against fragmentation is right for this failure, or None where it cannot be told."""
-    stuck, requested = failure.stuck_bytes, failure.requested_bytes
-    if stuck is None or requested is None:
+    """What of a tip against fragmentation is right for this failure; None where none is given or it cannot be told."""
+    stuck, requested, free = failure.stuck_bytes, failure.requested_bytes, failure.free_bytes or 0
+    if stuck is None or requested is None or not clues.has_tip:
         return None
     values = {"stuck_bytes": stuck, "requested_bytes": requested}
-    if stuck < requested:
+    if stuck + free < requested:
         return Evidence("tip_does_not_apply", values)
     held = failure.pytorch_bytes or 0
     if stuck < held * MIN_STUCK_SHARE:
@@ -53,4 +61,6 @@ def judge_tip(failure: Failure, clues: Clues) -> Evidence | None:
     unsupported = [system for system in clues.systems if system in _UNSUPPORTED_SYSTEMS]
     if unsupported:
         return Evidence("tip_unsupported", values | {"system": unsupported[0]})
+    if stuck < requested:
+        return Evidence("tip_applies_with_free", values | {"free_bytes": free})
     return Evidence("tip_applies", values)

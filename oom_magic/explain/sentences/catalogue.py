@@ -264,6 +264,12 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "PyTorch's tip applies: {stuck_bytes} stuck in its cache would have served the {requested_bytes}.",
         "PyTorch 的提示适用：滞留在缓存中的 {stuck_bytes} 本可满足这次 {requested_bytes} 的申请。",
     ),
+    "tip_applies_with_free": (
+        "PyTorch's tip may help: {stuck_bytes} stuck in its cache and {free_bytes} free would together have served"
+        " the {requested_bytes}, as one growing segment.",
+        "PyTorch 的提示可能有用：滞留在缓存中的 {stuck_bytes} 加上空闲的 {free_bytes}，合成一个可扩展的段就够这次的"
+        " {requested_bytes}。",
+    ),
     "tip_does_not_apply": (
         "PyTorch's tip does not help: its cache holds only {stuck_bytes}, {requested_bytes} were asked for.",
         "PyTorch 的提示帮不上忙：缓存中只滞留了 {stuck_bytes}，而申请的是 {requested_bytes}。",
@@ -280,6 +286,15 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         " {system} 上不可用；可改用 max_split_size_mb。",
     ),
     # How to read the numbers.
+    "fact_expandable_windows": (
+        "expandable_segments does nothing on Windows: PyTorch ignores the setting there.",
+        "expandable_segments 在 Windows 上不起作用：PyTorch 会忽略这个设置。",
+    ),
+    "fact_no_shutdown": (
+        "Running out of GPU memory ends a program; it does not shut a machine down. Where the machine itself goes off,"
+        " look at its power supply, its heat and its RAM.",
+        "显存不足只会让程序出错退出，不会让机器关机；如果机器自己关机，请检查电源、散热和内存。",
+    ),
     "fact_own_pid": (
         "Process {pid} ({own_bytes}) is this very process: a container shows its number on the host.",
         "进程 {pid}（{own_bytes}）就是本进程：在容器里显示的是它在宿主机上的编号。",

@@ -10,6 +10,7 @@ REASONS: dict[str, tuple[str, str]] = {
         "nothing here to rehearse; give the run (setup= or --model ...)",
         "这里没有可以试运行的训练；请给出训练设置（setup= 或 --model ...）",
     ),
+    "reason_fits_as_it_is": ("what was rehearsed fits as it is", "试运行的这段训练本来就放得下"),
     "reason_other_program": ("a setting of another program", "其他程序的设置"),
     "reason_not_yet": ("not rehearsed yet", "尚未试运行"),
     "reason_nothing_saves": (
