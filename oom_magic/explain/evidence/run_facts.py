@@ -45,6 +45,12 @@ _TOLD: dict[str, re.Pattern[str]] = {
         r"\btrain(?:ing|er|_\w+)?\b(?![- ]free)", r"\bfine-?tun", r"train\w*\.(?:py|sh)", r"\bepochs?\b",
         r"\.backward\(", r"训练|微调",
     ),
+    "host_fills": _words(
+        r"(?:system|cpu|host)[- ](?:ram|memory)\b[^.\n]{0,60}(?:increas|grow|used up|max|full|leak|accumul)",
+        r"\bRAM\b[^.\n]{0,60}(?:increas|decreas|grow|full|accumul|leak|used up)", r"\(?NOT (?:on )?GPU",
+        r"(?:主机|系统|CPU)\s?内存[^。\n]{0,20}(?:增|涨|满|耗尽|不足)",
+    ),
+    "infers": _words(r"\binference\b", r"\binferr?ing\b", r"transcri(?:b|pt)", r"\bwhisper\w*", r"推理"),
     "resumes": _words(r"\bresum(?:e|es|ed|ing)\b", r"from (?:a |the |old )?checkpoint",
     r"恢复训练|断点续训|继续训练"),
     "smaller_batch_helps": _words(
@@ -52,6 +58,7 @@ _TOLD: dict[str, re.Pattern[str]] = {
         r"|fix|disappear|resolve|ok)",
         r"batch[ _-]?size[^.\n]{0,40}(?:too (?:large|big|high)|is the (?:problem|cause))",
         r"have to reduce the batch", r"works? (?:fine |well )?(?:with|for) (?:a )?(?:smaller )?batch[ _-]?size",
+        r"(?:batch[ _-]?size|it)\s(?:\w+\s)?to \d{1,4}(?:(?!n't|not)[^.\n]){0,30}\b(?:solve|works|run it|fits)",
         r"batch[ _-]?size?.{0,12}(?:对于|太大|过大)", r"(?:please )?decrease the batch size of your model",
         r"减[小少](?:了)?\s?batch[ _-]?size?.{0,16}(?:可以|解决|就好|正常)",
     ),
@@ -62,6 +69,9 @@ _TOLD: dict[str, re.Pattern[str]] = {
         r"|inputs?|images?|context)\b",
         r"(?:as|when|after) the context grows", r"1920\s?[x\u00d7]\s?1080|\b4k\b|6300, 6304",
         r"(?:序列|图像|图片|上下文)(?:太|过)(?:长|大)",
+        r"\blong(?:er)? (?:audio|wav|videos?|files?|inputs?|texts?|documents?)",
+        r"(?:audio|video|file|text)\w*\s(?:\w+\s)?(?:longer|larger|bigger) than", r"长达|长音频|长视频|长文本",
+        r"ground[- ]truths? per im|(?:gt|ground[- ]truth)[_ ](?:b?box(?:es)?)\b|bbox_overlaps",
     ),
     "shares_device": _words(
         r"(?:other|another|several|two|multiple|\d{1,3} other) (?:process|program|job|user|notebook|kernel|model"

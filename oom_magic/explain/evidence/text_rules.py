@@ -181,6 +181,9 @@ def _stated_shape(shape: tuple[int, ...]) -> Iterator[Support]:
 def _run(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     """How far the run came and what its author saw."""
     run, told = clues.run, clues.run.told
+    if "host_fills" in told and (failure is None or failure.backend in (None, "cpu")):
+        yield Support(Cause.HOST_RAM, 0.65, Evidence("host_fills"))
+        yield Support(Cause.ACTIVATIONS, -0.7)
     if "grows" in told:
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.5, Evidence("memory_grows"))
     if "smaller_batch_helps" in told:
@@ -247,6 +250,9 @@ def _filled(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     is_full = held is not None and bool(total) and held >= (total or 0) * OWN_SHARE
     if held is not None and total and not is_full:
         return
+    if failure.format == "ctranslate2":
+        yield Support(Cause.ACTIVATIONS, 0.3, Evidence("meaning_ctranslate2"))
+        yield Support(Cause.WEIGHTS_TOO_BIG, 0.25, Evidence("meaning_ctranslate2"))
     values: dict[str, int | str] = {"held_bytes": held or 0, "total_bytes": total or 0}
     if trains and clues.is_training and in_step and is_full:
         yield Support(Cause.ACTIVATIONS, 0.45, Evidence("own_tensors_fill", values))

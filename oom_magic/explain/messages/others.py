@@ -57,6 +57,7 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("nccl", "cuda", True, r"cudafailure2?outofmemory"),
     ("nccl", "cuda", False, r"cudafailure(?!2?outofmemory)\d{0,4}[a-z]"),
     ("third_party_cuda_oom", "cuda", True, r"cudafailedwitherror2outofmemory"),
+    ("ctranslate2", "cuda", True, r"cudafailedwitherroroutofmemory"),
     ("third_party_cuda_oom", "cuda", True, r"cudamallocfailed:outofmemory"),
     # llama.cpp and Ollama: the device's buffers, and the host's.
     ("llama_cpp", "hip", True, rf"{_GGML}(?P<requested>{SIZE}){_GGML_FAILED}(?=.{{0,90}}rocm\d)"),

@@ -123,6 +123,13 @@ def text_remedies(diagnosis: Diagnosis) -> tuple[str, ...] | None:
         return _against_host(diagnosis, keys)
     if diagnosis.cause is Cause.FRAGMENTATION and {"Windows", "WSL"} & set(diagnosis.systems):
         return ("max_split_size", "smaller_batch_any", "checkpointing")
+    is_inference = (
+        ("infers" in diagnosis.told or (failure is not None and failure.format == "ctranslate2"))
+        and "trains" not in diagnosis.told
+        and is_device
+    )
+    if is_inference and diagnosis.cause in (Cause.ACTIVATIONS, Cause.UNKNOWN, Cause.WEIGHTS_TOO_BIG):
+        return ("smaller_input", "quantized_model", "close_processes_any")
     return _by_evidence(keys, diagnosis) or None
 
 

@@ -157,6 +157,10 @@ EVIDENCE: dict[str, tuple[str, str]] = {
         "The text speaks of large inputs; activations grow with them.",
         "文中提到输入很大；激活值随输入增长。",
     ),
+    "host_fills": (
+        "The text speaks of the computer's own memory (RAM) filling up, not of the GPU's.",
+        "文中说的是主机内存（RAM）越来越满，而不是显存。",
+    ),
     "told_shared": (
         "The text says that other programs use the device.",
         "文中提到还有其他程序在用这块设备。",

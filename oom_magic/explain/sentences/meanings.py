@@ -61,6 +61,10 @@ MEANINGS: dict[str, tuple[str, str]] = {
         "NCCL, the communication between GPUs, met a CUDA error; its buffers lie outside PyTorch.",
         "GPU 间通信库 NCCL 遇到 CUDA 错误；它的缓冲区在 PyTorch 之外。",
     ),
+    "meaning_ctranslate2": (
+        "CTranslate2 (faster-whisper, whisperX) got no more memory of the GPU; its message has no sizes.",
+        "CTranslate2（faster-whisper、whisperX）申请显存失败；它的报错不带任何大小。",
+    ),
     "meaning_third_party_cuda_oom": (
         "An extension asked the driver for memory itself and got none.",
         "某个扩展库直接向驱动申请显存，但没有得到。",
