@@ -122,7 +122,19 @@ def _distributed_tensors(module: ModuleType, run: Run) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _groups_forgotten(module: ModuleType, run: Run) -> Iterator[None]:
+    """DeepSpeed keeps its groups, and what it made of them, in variables of modules."""
+    before = {name: value for name, value in vars(module).items() if not callable(value)}
+    try:
+        yield
+    finally:
+        vars(module).update(before)
+
+
 ADAPTERS: dict[str, Adapter] = {
+    "deepspeed.comm.comm": _groups_forgotten,
+    "deepspeed.utils.groups": _groups_forgotten,
     "torch.distributed.distributed_c10d": _one_of_many,
     "torch.distributed.fsdp._fully_shard._fsdp_collectives": _sharded,
     "torch.distributed.tensor._sharding_prop": _distributed_tensors,
