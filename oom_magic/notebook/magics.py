@@ -37,6 +37,10 @@ class OOMMagics(Magics):
     @magic_arguments()
     @argument("--dry-run", action="store_true", help="Follow the cell on a pretend GPU; nothing runs for real.")
     @argument("--gpu", type=unquoted, help='The pretend GPU, such as "RTX 3060" or "2x T4"; implies --dry-run.')
+    @argument(
+        "--num-processes", type=int, metavar="N", help="Follow one of N processes that torchrun starts; a card each."
+    )
+    @argument("--rank", type=int, metavar="R", help="Which of them (default: 0).")
     @argument("--num-gpus", type=int, metavar="N", help="How many of it the cell sees (default: 1); implies --dry-run.")
     @argument(
         "--memory",
@@ -68,7 +72,7 @@ class OOMMagics(Magics):
         """
         __tracebackhide__ = True
         options, statement = parse_options(self.gpumem, line)
-        card = CardOptions.parse(options.gpu, options.memory, options.num_gpus)
+        card = CardOptions.parse(options.gpu, options.memory, options.num_gpus, options.num_processes, options.rank)
         stop_after_steps = checked("--steps", gpumem.parse_steps, options.steps)
         self._check(options, statement, cell)
         if cell is None and not statement:
@@ -93,7 +97,8 @@ class OOMMagics(Magics):
     def _choose(self, card: CardOptions) -> None:
         if not card:
             raise UsageError(
-                "%gpumem needs a statement to run, or --gpu, --num-gpus or --memory to choose a pretend GPU."
+                "%gpumem needs a statement to run, or --gpu, --num-gpus, --num-processes or --memory to choose "
+                "a pretend GPU."
             )
         self.runner.card = card
         print(f"Dry runs of this notebook now use {card}.")

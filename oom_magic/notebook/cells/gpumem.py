@@ -15,6 +15,7 @@ from IPython.display import display
 from oom_magic.notebook.cells.names import DryNamespace
 from oom_magic.notebook.cells.running import CompiledCell, trimmed
 from oom_magic.notebook.options import checked
+from oom_magic.predict.distributed.job import Job
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, checked_number, find_gpu, split_count
 from oom_magic.units import format_bytes, parse_bytes
 from oom_magic.views.blocks import Block, Description, Facts
@@ -33,10 +34,26 @@ class CardOptions:
     gpu: str | None = None
     memory_bytes: int | None = None
     num_gpus: int | None = None
+    num_processes: int | None = None
+    rank: int = 0
 
     @classmethod
-    def parse(cls, gpu: str | None, memory: str | None, num_gpus: int | None = None) -> CardOptions:
-        """The cards that ``--gpu``, ``--memory`` and ``--num-gpus`` ask for; a UsageError names the fix."""
+    def parse(
+        cls,
+        gpu: str | None,
+        memory: str | None,
+        num_gpus: int | None = None,
+        num_processes: int | None = None,
+        rank: int | None = None,
+    ) -> CardOptions:
+        """The cards that ``--gpu``, ``--memory``, ``--num-gpus`` and the job's options ask for.
+
+        A UsageError names the fix.
+        """
+        if num_processes is None and rank is not None:
+            raise UsageError("--rank: says which process of a job is followed; give --num-processes too.")
+        if num_processes is not None:
+            checked("--num-processes", lambda _: Job(num_processes, rank or 0), "")
         number, name = split_count(gpu) if gpu else (None, None)
         if None not in (number, num_gpus) and number != num_gpus:
             raise UsageError(f"--num-gpus: {num_gpus}, but --gpu {gpu!r} names {number}; give one of them.")
@@ -44,21 +61,23 @@ class CardOptions:
         if number is not None:
             checked("--num-gpus", lambda _: checked_number(number, "num_gpus"), "")
         name = checked("--gpu", find_gpu, name).name if name else None
-        return cls(name, checked("--memory", parse_bytes, memory) if memory else None, number)
+        return cls(name, checked("--memory", parse_bytes, memory) if memory else None, number, num_processes, rank or 0)
 
     def over(self, chosen: CardOptions) -> CardOptions:
         """These cards; what they leave open is as it was chosen for the notebook."""
         card = self if self.gpu is not None or self.memory_bytes is not None else chosen
         number = self.num_gpus if self.num_gpus is not None or card is self else chosen.num_gpus
-        return replace(card, num_gpus=number)
+        job = self if self.num_processes is not None or card is self else chosen
+        return replace(card, num_gpus=number, num_processes=job.num_processes, rank=job.rank)
 
     def __str__(self) -> str:
         memory = f" with {format_bytes(self.memory_bytes)}" if self.memory_bytes else ""
         number = f"{self.num_gpus} x " if (self.num_gpus or 1) > 1 else ""
-        return f"{number}{self.gpu or DEFAULT_GPU}{memory}"
+        job = f", process {self.rank} of {self.num_processes}" if self.num_processes else ""
+        return f"{number}{self.gpu or DEFAULT_GPU}{memory}{job}"
 
     def __bool__(self) -> bool:
-        return (self.gpu, self.memory_bytes, self.num_gpus) != (None, None, None)
+        return any(option is not None for option in (self.gpu, self.memory_bytes, self.num_gpus, self.num_processes))
 
 
 class _UsersNames(Mapping[str, Any]):
@@ -179,7 +198,13 @@ class CellRunner:
         from oom_magic.predict.session import DrySession
 
         if self.session is None or card != self._session_card:
-            self.session = DrySession(card.gpu, card.memory_bytes, num_gpus=card.num_gpus or 1)
+            self.session = DrySession(
+                card.gpu,
+                card.memory_bytes,
+                num_gpus=card.num_gpus or 1,
+                num_processes=card.num_processes,
+                rank=card.rank,
+            )
             self._session_card = card
             self.names = DryNamespace()
         return self.session

@@ -1,0 +1,190 @@
+"""Training in several processes as users write it: one function a kind, run in each rank of a job.
+
+A case is a dict: kind, model, batch, seq, processes, and what the kind takes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+Case = dict[str, Any]
+
+_MODELS: dict[str, tuple[str, str, dict[str, Any], str]] = {
+    "gpt2-4": ("GPT2Config", "GPT2LMHeadModel", {"n_layer": 4}, "GPT2Block"),
+    "llama-512": (
+        "LlamaConfig",
+        "LlamaForCausalLM",
+        {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4, "num_attention_heads": 8},
+        "LlamaDecoderLayer",
+    ),
+    "llama-1024": (
+        "LlamaConfig",
+        "LlamaForCausalLM",
+        {
+            "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8, "num_attention_heads": 16,
+            "num_key_value_heads": 4,
+        },
+        "LlamaDecoderLayer",
+    ),
+    "qwen2-896": (
+        "Qwen2Config",
+        "Qwen2ForCausalLM",
+        {
+            "hidden_size": 896, "intermediate_size": 2432, "num_hidden_layers": 6, "num_attention_heads": 14,
+            "num_key_value_heads": 2, "vocab_size": 50000, "tie_word_embeddings": True,
+        },
+        "Qwen2DecoderLayer",
+    ),
+    "bert-6": ("BertConfig", "BertForMaskedLM", {"num_hidden_layers": 6}, "BertLayer"),
+}  # fmt: skip
+
+
+def train(case: Case) -> tuple[int, int]:
+    """Three optimizer steps in this process; the peaks, allocated and reserved, in bytes."""
+    _KINDS[case["kind"]](case)
+    return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+
+
+def _build(case: Case) -> tuple[nn.Module, list[nn.Module]]:
+    import transformers
+
+    config, kind, sizes, block = _MODELS[case["model"]]
+    sizes = {"vocab_size": 32000, **sizes} if "llama" in case["model"] else sizes
+    model = getattr(transformers, kind)(getattr(transformers, config)(**sizes))
+    if case.get("weights") == "bf16":
+        model = model.to(torch.bfloat16)
+    return model, [module for module in model.modules() if type(module).__name__ == block]
+
+
+def _batch(case: Case) -> dict[str, torch.Tensor]:
+    x = torch.randint(0, 1000, (case["batch"], case["seq"]), device="cuda")
+    return {"input_ids": x, "labels": x}
+
+
+def _loop(case: Case, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    num_micro = case.get("accumulate", 1)
+    for _ in range(3):
+        for micro in range(num_micro):
+            is_last = micro == num_micro - 1
+            with model.no_sync() if not is_last and hasattr(model, "no_sync") else nullcontext():
+                with torch.autocast("cuda", torch.bfloat16, enabled=bool(case.get("amp"))):
+                    loss = model(**_batch(case)).loss
+                loss.backward()
+        if case.get("clip"):
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def _adamw(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4, **options)
+
+
+def _ddp(case: Case) -> None:
+    dist.init_process_group("nccl")
+    model, _ = _build(case)
+    if case.get("lora"):
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(model, LoraConfig(r=8, target_modules="all-linear"))
+    model = nn.parallel.DistributedDataParallel(model.cuda(), device_ids=[0], **case.get("ddp", {}))
+    if not case.get("zero1"):
+        _loop(case, model, _adamw(model))
+        return
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    _loop(case, model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-4))
+
+
+def _fsdp2(case: Case) -> None:
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+
+    dist.init_process_group("nccl")
+    model, blocks = _build(case)
+    if case.get("checkpointing"):
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.train()
+    reduce_dtype = torch.float32 if case.get("reduce_fp32") else None
+    options: Case = {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce_dtype)}
+    if case.get("offload"):
+        options["offload_policy"] = CPUOffloadPolicy()
+    else:
+        model = model.cuda()
+    for block in blocks:
+        fully_shard(block, reshard_after_forward=case.get("reshard", True), **options)
+    fully_shard(model, **options)
+    _loop(case, model, _adamw(model))
+
+
+def _fsdp1(case: Case) -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    dist.init_process_group("nccl")
+    model, blocks = _build(case)
+    model = FullyShardedDataParallel(
+        model,
+        auto_wrap_policy=ModuleWrapPolicy({type(block) for block in blocks}),
+        device_id=0,
+        mixed_precision=MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16),
+        sharding_strategy=ShardingStrategy[case.get("strategy", "FULL_SHARD")],
+        use_orig_params=case.get("orig", True),
+    )
+    _loop(case, model, _adamw(model))
+
+
+def _tensor_parallel(case: Case) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    dist.init_process_group("nccl")
+    world, ways = int(os.environ["WORLD_SIZE"]), case["tp"]
+    mesh = init_device_mesh("cuda", (world // ways, ways), mesh_dim_names=("dp", "tp"))
+    model, blocks = _build(case)
+    model = model.cuda()
+    columns = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
+    plan = {name: ColwiseParallel() for name in columns}
+    plan |= {name: RowwiseParallel() for name in ("self_attn.o_proj", "mlp.down_proj")}
+    for block in blocks:
+        parallelize_module(block, mesh["tp"], plan)
+        if world > ways:
+            fully_shard(block, mesh=mesh["dp"])
+    if world > ways:
+        fully_shard(model, mesh=mesh["dp"])
+    _loop(case, model, _adamw(model, foreach=False))
+
+
+def _deepspeed(case: Case) -> None:
+    import deepspeed
+
+    model, _ = _build(case)
+    config = {
+        "train_micro_batch_size_per_gpu": case["batch"],
+        "gradient_accumulation_steps": 1,
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": case["stage"]},
+        "zero_allow_untested_optimizer": True,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": True}},
+    }
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
+    for _ in range(3):
+        loss = engine(**_batch(case)).loss
+        engine.backward(loss)
+        engine.step()
+
+
+_KINDS: dict[str, Callable[[Case], None]] = {
+    "ddp": _ddp,
+    "fsdp2": _fsdp2,
+    "fsdp1": _fsdp1,
+    "tp": _tensor_parallel,
+    "deepspeed": _deepspeed,
+}

@@ -1,0 +1,92 @@
+"""A rank of a job: as torchrun starts it, and to the byte what PyTorch's CUDA build took in the same process.
+
+The truth was recorded with torch 2.13.0, transformers 5.23.0 and deepspeed 0.19.8. Not in it: DDP runs in which the
+watchdog of NCCL's process group looked in the middle of a step, which it does every 0.1 s.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from oom_magic.predict.session import DrySession, dry_run
+from rank_cases import Case, train
+
+TRUTH = json.loads((Path(__file__).parent / "data" / "ranks_truth_2.13.0.json").read_text())
+QUICK = {"zero1-gpt2-x4", "fsdp1-gradop-x2", "fsdp2-llama-noreshard-x2", "tp2-fsdp2-x4"}
+
+
+def _cases() -> list[Any]:
+    marks = {name: [] if name in QUICK else [pytest.mark.slow] for name in (row["case"]["name"] for row in TRUTH)}
+    return [
+        pytest.param(row["case"], tuple(row["peaks"]), id=row["case"]["name"], marks=marks[row["case"]["name"]])
+        for row in TRUTH
+    ]
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="recorded with torch 2.13")
+@pytest.mark.parametrize(("case", "peaks"), _cases())
+def test_peaks_are_true(case: Case, peaks: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    if case["kind"] == "deepspeed" and importlib.util.find_spec("deepspeed") is None:
+        pytest.skip("needs deepspeed")
+    monkeypatch.setenv("DS_BUILD_OPS", "0")
+    found: list[tuple[int, int]] = []
+    session = DrySession("A100 80GB", stop_after_steps=None, has_bar=False, num_processes=case["processes"])
+    report = session.run(lambda: found.append(train(case)))
+    assert found == [peaks]
+    assert len(report.cards) == 1
+    assert not dist.is_initialized()
+
+
+def test_a_rank_finds_what_torchrun_sets() -> None:
+    before = dict(os.environ)
+    found: list[Any] = []
+
+    def code() -> None:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("nccl")
+        found.extend([dist.get_rank(), dist.get_world_size(), dist.get_backend(), torch.cuda.device_count()])
+        x = torch.zeros(1 << 20, device="cuda")
+        dist.all_gather([torch.empty_like(x) for _ in range(8)], x)
+        found.append(x.device)
+
+    report = dry_run(code, gpu="H100", num_processes=8, rank=3)
+    assert found == [3, 8, "nccl", 8, torch.device("cuda", 3)]
+    assert report.peak_allocated_bytes == (1 + 8 + 8) * (4 << 20)  # its own, the list, and the list in one
+    assert dict(os.environ) == before
+    assert not dist.is_initialized()
+
+
+def test_numbers_that_no_job_has() -> None:
+    with pytest.raises(ValueError, match="num_processes 0 is not a positive whole number"):
+        dry_run(print, num_processes=0)
+    with pytest.raises(ValueError, match="rank 8 is none of the job's processes: give 0 to 7"):
+        dry_run(print, num_processes=8, rank=8)
+
+
+def test_an_argument_of_that_name_is_the_functions_own() -> None:
+    found: list[int] = []
+    dry_run(lambda rank: found.append(rank), rank=16)
+    assert found == [16]
+
+
+def test_streams_have_pools_of_their_own() -> None:
+    def code() -> None:
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            x = torch.zeros(1 << 20, device="cuda")
+        torch.cuda.current_stream().wait_stream(side)
+        x.record_stream(torch.cuda.current_stream())
+        del x
+        torch.zeros(1 << 20, device="cuda")  # the first stream cannot have what the second gave back
+
+    report = dry_run(code)
+    assert (report.peak_allocated_bytes, report.peak_reserved_bytes) == (4 << 20, 40 << 20)
