@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from rank_cases import Case, train
 
 from oom_magic.predict.session import DrySession, dry_run
-from rank_cases import Case, train
 
 TRUTH = json.loads((Path(__file__).parent / "data" / "ranks_truth_2.13.0.json").read_text())
 QUICK = {"zero1-gpt2-x4", "fsdp1-gradop-x2", "fsdp2-llama-noreshard-x2", "tp2-fsdp2-x4"}
