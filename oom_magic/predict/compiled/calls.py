@@ -62,10 +62,14 @@ def _on_first_call(gpu: FakeGPU, assume: Callable[..., None]) -> Iterator[None]:
             is_begun.append(True)
 
     def compile(*args: Any, **kwargs: Any) -> Any:  # noqa: A001 (torch's own name)
-        if not _is_import(sys._getframe(1)):
+        is_import = _is_import(sys._getframe(1))
+        if not is_import:
             begin()
         with suspended(None):
-            return usual(*args, **kwargs)
+            made = usual(*args, **kwargs)
+        if is_import:
+            watch()  # what a library compiles on import may run later
+        return made
 
     def compile_module(module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         begin()
@@ -76,14 +80,19 @@ def _on_first_call(gpu: FakeGPU, assume: Callable[..., None]) -> Iterator[None]:
         begin()
         return type(wrapper).__call__(wrapper, *args)
 
+    def watch() -> None:
+        dynamo = sys.modules.get("torch._dynamo.convert_frame")
+        if dynamo is not None and not is_begun and not is_watched:
+            begun.enter_context(patched(dynamo.CatchErrorsWrapper, {"__call__": convert}))
+            is_watched.append(True)
+
     is_begun: list[bool] = []
+    is_watched: list[bool] = []
     with ExitStack() as stack:
         stack.enter_context(patched(torch, {"compile": compile}))
         stack.enter_context(patched(torch.nn.Module, {"compile": compile_module}))
-        dynamo = sys.modules.get("torch._dynamo.convert_frame")
-        if dynamo is not None:  # something may be compiled already
-            stack.enter_context(patched(dynamo.CatchErrorsWrapper, {"__call__": convert}))
         stack.enter_context(begun)
+        watch()  # something may be compiled already
         yield
 
 
