@@ -217,7 +217,7 @@ class CellRehearsal:
     ``origin`` is the dry session the cell failed in, ``start`` what it found on a real device: it starts from there.
     ``decided`` are names that each dry run decides anew. ``call(tree, names)`` executes the cell; what
     it does to ``names`` is undone each time. ``find_in_the_way`` tells what earlier cells hold, but for names that are
-    needed.
+    needed. With ``num_gpus`` cards prices are those of the fullest.
     """
 
     def __init__(
@@ -232,12 +232,13 @@ class CellRehearsal:
         start: StartingPoint | None = None,
         find_in_the_way: Callable[[Collection[str]], InTheWay | None] = lambda _: None,
         decided: DecidedNames | None = None,
+        num_gpus: int = 1,
     ) -> None:
         self._decided = None if decided is None else [decided]
         self._call = call
         self._tree = tree
         self._names = names
-        self._card = (gpu, memory)
+        self._card: dict[str, Any] = {"gpu": gpu, "memory": memory, "num_gpus": num_gpus}
         self._origin = origin
         self._start = start
         self._find_in_the_way = find_in_the_way
@@ -379,7 +380,7 @@ class CellRehearsal:
         namespaces = [self._names, *(names.namespace for names in self._decided or ())]
         while True:
             session = DrySession(
-                *self._card,
+                **self._card,
                 stop_after_steps=self._num_steps,
                 changes=changes,
                 origin=self._origin,
