@@ -132,6 +132,20 @@ def test_text_names_each_card_and_the_imbalance() -> None:
     assert str(again) == text
 
 
+def test_sizes_are_those_of_the_card_that_is_named() -> None:
+    def code(rows: int) -> None:
+        torch.ones(rows, 1024, device="cuda:0").mul(2)
+        torch.ones(rows, 4096, device="cuda:1").mul(2)
+
+    for card in (0, 1):
+        sizes = om.size(code, gpu="2x T4", card=card, rows=(512, 4096))
+        report = om.dry_run(code, 3000, gpu="2x T4").cards[card]
+        assert sizes.peak_reserved_bytes(rows=3000) == report.peak_reserved_bytes
+        assert sizes.report(rows=3000).peak_allocated_bytes == report.peak_allocated_bytes
+    with pytest.raises(ValueError, match="2 cards: sizes are those of one; name it: card=0, card=1"):
+        om.size(code, num_gpus=2, rows=(512, 4096))
+
+
 @pytest.mark.parametrize(
     ("name", "found"), [("2x T4", (2, "T4")), ("8 × H100 80GB", (8, "H100 80GB")), ("RTX 3060", (None, "RTX 3060"))]
 )

@@ -47,6 +47,8 @@ def size(
     gpu: str | None = None,
     memory: str | int | None = None,
     stop_after_steps: int = 3,
+    num_gpus: int = 1,
+    card: int | None = None,
     **ranges: Any,
 ) -> Sizes:
     """The memory of ``fn`` as a function of its arguments; ``fn`` is ordinary training code for "cuda".
@@ -54,12 +56,13 @@ def size(
     Each argument is given a range ``(low, high)`` or ``(low, high, step)`` of whole numbers, a list of choices, or a
     fixed value: ``size(train, batch_size=(1, 64), seq_len=(128, 4096), precision=["fp32", "bf16"], layers=12)``.
     ``fn`` is dry-run at some points of the ranges, once more where its course changes; the further choices when first
-    asked for. ``gpu``, ``memory`` and ``stop_after_steps`` are those of ``dry_run``.
+    asked for. ``gpu``, ``memory``, ``stop_after_steps`` and ``num_gpus`` are those of ``dry_run``; of several cards
+    ``card`` is the one whose memory is asked for.
 
     Raises ValueError or TypeError, naming argument, value and fix, for ranges that make no sense, and ValueError for a
     function that fails or does something else when run again.
     """
-    sizes = Sizes(fn, Ranges.parse(fn, ranges), gpu, memory, stop_after_steps)
+    sizes = Sizes(fn, Ranges.parse(fn, ranges), gpu, memory, stop_after_steps, num_gpus, card)
     sizes.trace()
     return sizes
 
@@ -78,15 +81,24 @@ class Sizes(Result):
         gpu: str | None,
         memory: str | int | None,
         stop_after_steps: int,
+        num_gpus: int = 1,
+        card: int | None = None,
     ) -> None:
         self.label = label(fn)
         self.ranges = ranges
         self._fn = fn
         self._options: dict[str, Any] = {"gpu": gpu, "memory": memory, "stop_after_steps": stop_after_steps}
+        self._options["num_gpus"] = num_gpus
         session = self._session()
         self._card = session.gpu
+        self._options["num_gpus"] = len(session.recorders)  # "2x T4" says it in the name
+        self._number = _checked_card(card, len(session.recorders))
         self.device = Device(
-            session.gpu.name, session.total_bytes, session.gpu.context_bytes, capability=session.gpu.capability
+            session.gpu.name,
+            session.total_bytes,
+            session.gpu.context_bytes,
+            capability=session.gpu.capability,
+            index=self._number,
         )
         self.settings = session.settings
         self.num_traces = 0
@@ -106,7 +118,15 @@ class Sizes(Result):
         What was traced serves there too, with the sizes that depend on the card, if runs at both ends of the ranges go
         the same way; else it is traced anew when first asked for.
         """
-        other = Sizes(self._fn, self.ranges, gpu, memory, self._options["stop_after_steps"])
+        other = Sizes(
+            self._fn,
+            self.ranges,
+            gpu,
+            memory,
+            self._options["stop_after_steps"],
+            self._options["num_gpus"],
+            self._number,
+        )
         for setting, family in self._families.items():
             moved = on_card(family, other._card)
             if any(all_steps(family)):
@@ -281,7 +301,7 @@ class Sizes(Result):
     def _out_of_memory(self, piece: Piece, failure: ReplayFailure) -> OutOfMemory:
         timeline, at = piece.structure.timeline, failure.allocation
         return OutOfMemory(
-            message=failure_message(failure, self.device.total_bytes, self.device.context_bytes),
+            message=failure_message(failure, self.device.total_bytes, self.device.context_bytes, None, self._number),
             requested_bytes=failure.segment_bytes,
             tensor_bytes=failure.requested_bytes,
             step=int(timeline.step[at]),
@@ -289,6 +309,7 @@ class Sizes(Result):
             operator=timeline.operators[timeline.operator[at]],
             line=timeline.lines[timeline.line[at]],
             module=timeline.modules[timeline.module[at]],
+            device_index=self._number,
         )
 
     def _family(self, setting: tuple[int, ...]) -> Node:
@@ -339,7 +360,7 @@ class Sizes(Result):
         if self._bar is not None:
             self._bar.total = max(self._bar.total, self._bar.n + 2)
             self._bar.update()
-        recorder = session.recorders[0]
+        recorder, report = session.recorders[self._number], report.cards[self._number]
         reckonings = recorder.reckonings
         return Trace(
             Structure.of(report.timeline, reckonings),
@@ -360,6 +381,18 @@ class Sizes(Result):
             return
         call = _call(self.label, self.ranges.arguments(setting, point))
         raise ValueError(f"{call} does not do the same twice ({difference}); make it deterministic, with a seed say.")
+
+
+def _checked_card(card: int | None, num_cards: int) -> int:
+    """The card to size. Raises ValueError where several are there and none of them is named."""
+    known = ", ".join(f"card={number}" for number in range(num_cards))
+    if card is None and num_cards > 1:
+        raise ValueError(
+            f"{num_cards} cards: sizes are those of one; name it: {known} (the cards of om.dry_run tell which is full)."
+        )
+    if card is not None and card not in range(num_cards):
+        raise ValueError(f"card={card!r} is not there; give one of {known}.")
+    return card or 0
 
 
 def _call(function: str, arguments: dict[str, Any]) -> str:
