@@ -118,7 +118,7 @@ def _driver(failure: Failure, clues: Clues) -> Iterator[Support]:
         or (failure.format == "cudnn" and "cudnn_status" in text)
         or (failure.format == "nvml_assert" and "nvmlinit" in text)
     )
-    if is_driver and failure.is_oom and not {"smaller_batch_helps", "larger_input_fails"} & clues.run.told:
+    if is_driver and failure.is_oom and not {"smaller_batch_helps", "larger_input_fails", "grows"} & clues.run.told:
         yield Support(Cause.DRIVER_LEVEL, 0.62, _meaning(failure))
 
 

@@ -155,6 +155,7 @@ PROGRAMS: tuple[Program, ...] = (
         by_cause=((Cause.ACTIVATIONS, ("smaller_image", "diffusers_vae", "diffusers_offload")),
                   (Cause.ATTENTION_SCORES, ("smaller_image", "sdpa")),
                   (Cause.OTHER_PROCESS, ("close_processes_any",))),
+        default_cause=(Cause.ACTIVATIONS, 0.3),
     ),
     Program(
         "llama_cpp", "llama.cpp",

@@ -29,7 +29,8 @@ _TOLD: dict[str, re.Pattern[str]] = {
     "grows": _words(
         r"memory[^.\n]{0,60}(?:keeps?|kept|is|was|slowly|steadily|continu\w+|constantly|tends to)\s?(?:on )?"
         r"(?:increas|grow|accumulat|climb|rising|leak)\w*",
-        r"memory (?:usage )?(?:grows?|increases?|accumulates?|leaks?)\b", r"memory[- ]leak", r"accumulates? memory",
+        r"memory (?:usage )?(?:grow(?:s|ed)?|grew|increases?|accumulates?|leaks?)\b",
+        r"memory[- ]leak", r"accumulates? memory",
         r"(?:usage|ram|memory|consumption)[^.\n]{0,60}(?:increases? with|grows? with|keeps? (?:increas|grow)\w+"
         r"|ceaselessly|unlimit\w+)",
         r"increasing GPU-?memory", r"keep increasing until",
