@@ -49,7 +49,7 @@ _TOLD: dict[str, re.Pattern[str]] = {
     "host_fills": _words(
         r"(?:system|cpu|host)[- ](?:ram|memory)\b[^.\n]{0,60}(?:increas|grow|used up|max|full|leak|accumul)",
         r"\bRAM\b[^.\n]{0,60}(?:increas|decreas|grow|full|accumul|leak|used up)", r"\(?NOT (?:on )?GPU",
-        r"(?:主机|系统|CPU)\s?内存[^。\n]{0,20}(?:增|涨|满|耗尽|不足)",
+        r"(?:主机|系统|CPU)\s?内存[^\n]{0,20}(?:增|涨|满|耗尽|不足)",
     ),
     "infers": _words(r"\binference\b", r"\binferr?ing\b", r"transcri(?:b|pt)", r"\bwhisper\w*", r"推理"),
     "resumes": _words(r"\bresum(?:e|es|ed|ing)\b", r"from (?:a |the |old )?checkpoint",
