@@ -18,11 +18,12 @@ from oom_magic.units import format_bytes
 
 Language = Literal["en", "zh"]
 ENVIRONMENT_VARIABLE = "OOM_MAGIC_LANG"
+_kept: list[Language] = []  # at most one
 SENTENCES = {**CATALOGUE, **EVIDENCE, **PAGE_CATALOGUE, **REASONS, **SETUPS}
 
 
 def choose_language(lang: str | None = None) -> Language:
-    """The language asked for: the argument, then ``OOM_MAGIC_LANG``, then the locale; else English.
+    """The language asked for: the argument, then what was kept, then ``OOM_MAGIC_LANG``, then the locale; else English.
 
     Raises ValueError for an argument that names neither English nor Chinese.
     """
@@ -31,11 +32,18 @@ def choose_language(lang: str | None = None) -> Language:
         if known is None:
             raise ValueError(f"{lang!r} is not a language of oom_magic; use 'en' or 'zh'.")
         return known
+    if _kept:
+        return _kept[-1]
     names = (os.environ.get(name) for name in (ENVIRONMENT_VARIABLE, "LC_ALL", "LC_MESSAGES", "LANG"))
     for name in (*names, locale.getlocale()[0]):
         if name and (known := _recognised(name)):
             return known
     return "en"
+
+
+def keep_language(lang: str | None) -> None:
+    """Speak this language from now on, where none is asked for; None: that of the environment again."""
+    _kept[:] = [] if lang is None else [choose_language(lang)]
 
 
 def _recognised(name: str) -> Language | None:

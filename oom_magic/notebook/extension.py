@@ -7,6 +7,7 @@ from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
+from oom_magic.explain.language import keep_language
 from oom_magic.notebook.magics import OOMMagics
 
 _REPORT = ("oom_magic.memory.report", "MemoryReport")
@@ -32,6 +33,7 @@ def unload(shell: InteractiveShell) -> None:
     if magics is None:
         return
     magics.stop_watching()
+    keep_language(None)
     for event, callback in _callbacks(magics):
         shell.events.unregister(event, callback)
     if shell.display_formatter is not None:

@@ -15,6 +15,7 @@ from oom_magic.notebook.cells.gpumem import CardOptions, CellRunner
 from oom_magic.notebook.cells.hints import FailureWatch
 from oom_magic.notebook.cells.levels import LevelWatch
 from oom_magic.notebook.cells.running import compile_cell
+from oom_magic.notebook.interrupted import in_one_line
 from oom_magic.notebook.monitor import Monitor, can_update
 from oom_magic.notebook.options import checked, parse_options, setup_arguments, unquoted
 
@@ -79,12 +80,14 @@ class OOMMagics(Magics):
             return self._choose(card)
         compiled = compile_cell(self.shell, statement if cell is None else cell, 0 if cell is None else 1)
         self.runner.last_report = None
-        try:
-            if options.dry_run or card or not _has_gpu():
-                return self.runner.dry_run(compiled, card, stop_after_steps, follows_compile=not options.no_compile)
-            return self.runner.measure(compiled, options.device)
-        finally:
-            self._show(options)
+        is_dry = options.dry_run or card or not _has_gpu()
+        with in_one_line("interrupted_dry_run" if is_dry else "interrupted_cell"):
+            try:
+                if is_dry:
+                    return self.runner.dry_run(compiled, card, stop_after_steps, follows_compile=not options.no_compile)
+                return self.runner.measure(compiled, options.device)
+            finally:
+                self._show(options)
 
     def _check(self, options: Any, statement: str, cell: str | None) -> None:
         if cell is not None and statement:
@@ -138,11 +141,12 @@ class OOMMagics(Magics):
         if options.off:
             self.failures.is_hinting = False
             return None
-        if cell is not None:
-            return explain_pasted(self.shell, cell, options)
-        if path:
-            return explain_path(self.shell, unquoted(path), options)
-        return explain_last(self.shell, self.failures, self.runner, options)
+        with in_one_line("interrupted_explanation"):
+            if cell is not None:
+                return explain_pasted(self.shell, cell, options)
+            if path:
+                return explain_path(self.shell, unquoted(path), options)
+            return explain_last(self.shell, self.failures, self.runner, options)
 
     @output_can_be_silenced
     @magic_arguments()

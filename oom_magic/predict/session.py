@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import os
+import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -39,7 +41,9 @@ from oom_magic.predict.isolation.context import (
 )
 from oom_magic.predict.isolation.effects import isolated
 from oom_magic.predict.isolation.patching import patched
-from oom_magic.predict.isolation.tensor_exchange import TensorExchange, process_state_kept
+from oom_magic.predict.isolation.process_state import process_state_kept
+from oom_magic.predict.isolation.run_threads import RunThreads, of_run
+from oom_magic.predict.isolation.tensor_exchange import TensorExchange
 from oom_magic.predict.kernels import composed, recurrent
 from oom_magic.predict.kernels.rules import kernel_rules
 from oom_magic.predict.libraries import libraries_followed
@@ -139,6 +143,9 @@ class DrySession:
             self.fake_gpu, is_lasting, None if origin is None else origin._user_state, start, absent
         )
 
+    def _assume_of_all(self, text: str) -> None:
+        self._assumptions.setdefault((text, None))
+
     def assume(self, text: str, is_upper_bound: bool = False) -> None:
         """Note what could not be followed exactly, with the user's line."""
         self._assumptions.setdefault((text, self.attribution.line()))
@@ -165,13 +172,16 @@ class DrySession:
         """
         error = ""
         self.decided = list(map(DecidedNames.of, namespaces)) if decided is None else list(decided)
+        if any(recorder.blocks for recorder in self.recorders):
+            gc.collect()  # what is dead on the card dies before this run, not in it
         self._restart()
+        interrupts = self.fake_gpu.interrupts
         try:
-            with self._active(list(namespaces), function):
+            with interrupts.waiting(), self._active(function, list(namespaces)):
                 try:
                     self._decide()
                     self.fake_gpu.collector.begin()
-                    function()
+                    interrupts.users_code(function)
                 finally:
                     self.training.assign_modules()
             self._forgive()
@@ -259,16 +269,17 @@ class DrySession:
         )
 
     @contextmanager
-    def _active(self, namespaces: list[dict[str, Any]], function: Callable[[], Any]) -> Iterator[None]:
+    def _active(self, function: Callable[[], Any], namespaces: list[dict[str, Any]]) -> Iterator[None]:
         """Everything that makes the pretend GPU, for as long as it lasts."""
         autocast = self.fake_gpu.autocast = Autocast(self.fake_gpu)
         with ExitStack() as stack:
             stack.enter_context(only_one())
+            stack.enter_context(of_run())
             stack.enter_context(self.fake_gpu.collector.standing_in())
             stack.enter_context(process_state_kept())
             if self.job is not None:
                 self.job.set_environment()
-            stack.enter_context(self._user_state.exchanged(namespaces))
+            stack.enter_context(self._user_state.exchanged(function, namespaces, self._assume_of_all))
             isolation = stack.enter_context(isolated(self._assume_of_user, namespaces, function))
             cards = Cards(self.fake_gpu, self.total_bytes, self.gpu.context_bytes)
             stack.enter_context(patched(torch.cuda, cuda_answers(cards)))
@@ -299,9 +310,29 @@ class DrySession:
             # no answer of the view's: a fake stream would be refused before it is asked
             stack.enter_context(patched(torch.Tensor, {"record_stream": lambda tensor, stream: None}))
             stack.enter_context(patched(torch.UntypedStorage, transfers.storages_followed(self.fake_gpu)))
+            threads = RunThreads(self._on_thread, (Finished, torch.OutOfMemoryError))
+            for owner, patches in threads.patches():
+                stack.enter_context(patched(owner, patches))
             stack.enter_context(view)
             stack.enter_context(self.fake_gpu)
-            yield
+            try:
+                yield
+            finally:
+                threads.wait()
+                self.fake_gpu.ending = Finished
+            for error in threads.ended_by:
+                raise error
+
+    @contextmanager
+    def _on_thread(self) -> Iterator[None]:
+        """The pretend GPU on a thread that the user's code starts."""
+        self.fake_gpu.lock = self.fake_gpu.lock or threading.RLock()
+        with DeviceView(self.fake_gpu), self.fake_gpu:
+            try:
+                yield
+            except Finished:
+                self.fake_gpu.ending = Finished  # on all threads
+                raise
 
     def _fail(self, error: AllocatorOutOfMemory, operator: str, phase: Phase) -> BaseException:
         self.training.assign_modules()

@@ -292,6 +292,23 @@ PAGE_CATALOGUE: dict[str, tuple[str, str]] = {
     ),
     "usage_no_model": ("Options that describe a run need --model.", "描述训练的选项需要同时给出 --model。"),
     "setup_said": ("Taken for the run: {setup}.", "所依据的训练设置：{setup}。"),
+    "interrupted_dry_run": (
+        "interrupted at {where}. It was a dry run: nothing of yours was changed.",
+        "在 {where} 处中断。这是试运行：您的数据没有任何改动。",
+    ),
+    "interrupted_cell": ("interrupted at {where}.", "在 {where} 处中断。"),
+    "interrupted_explanation": (
+        "interrupted before the explanation was complete; %oom_explain --fast rehearses nothing.",
+        "解释尚未完成即被中断；%oom_explain --fast 不做任何试运行。",
+    ),
+    "interrupted_rehearsals": (
+        "Interrupted: {count} remedies had been rehearsed by then; %oom_explain --fast rehearses none.",
+        "已中断：此前已试运行 {count} 种办法；%oom_explain --fast 不做任何试运行。",
+    ),
+    "interrupted_sliders": (
+        "interrupted at {where}, while the function was dry-run; nothing of yours was changed.",
+        "试运行该函数时在 {where} 处中断；您的数据没有任何改动。",
+    ),
     "decided_names": (
         "This machine has no GPU, so earlier cells decided {was}; the dry run follows them with {now}.",
         "本机没有 GPU，之前的单元格因此得到 {was}；试运行按 {now} 执行。",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -176,10 +175,10 @@ def _prices_of_setup(diagnosis: Diagnosis, setup: TrainingSetup) -> Iterator[Dia
 
 def _language(options: Any) -> Language:
     """The language to speak; one that is asked for stays that of the session."""
-    from oom_magic.explain.language import ENVIRONMENT_VARIABLE, choose_language
+    from oom_magic.explain.language import choose_language, keep_language
 
     if options.lang:
-        os.environ[ENVIRONMENT_VARIABLE] = options.lang
+        keep_language(options.lang)
     return choose_language(options.lang)
 
 
@@ -200,8 +199,8 @@ def _show(shell: InteractiveShell, diagnosis: Diagnosis, prices: Iterator[Diagno
         for diagnosis in prices:
             if can_update and handle is not None:
                 handle.update(diagnosis)
-    except KeyboardInterrupt:
-        pass  # what was found until then counts
+    except KeyboardInterrupt:  # what was found until then counts
+        print(translate("interrupted_rehearsals", diagnosis.lang, count=len(diagnosis.remedies)))
     if can_update and handle is not None:
         seconds = f"{time.monotonic() - start:.0f}"
         text = translate("priced", diagnosis.lang, count=len(diagnosis.remedies), seconds=seconds)

@@ -12,6 +12,7 @@ from IPython import get_ipython
 from IPython.display import display
 
 from oom_magic.memory.report import MemoryReport
+from oom_magic.notebook.interrupted import Interrupted, in_one_line
 from oom_magic.notebook.sliders.cards import SliderCard, offered_cards
 from oom_magic.notebook.sliders.fit_map import Grid
 from oom_magic.notebook.sliders.page import SavedSliders, naming_script
@@ -20,7 +21,7 @@ from oom_magic.notebook.sliders.source import Estimator, Priced, PricedFunction,
 from oom_magic.notebook.sliders.view import Estimate, assumption_details, error_blocks, live_blocks, settings_table
 from oom_magic.notebook.step_chart import step_picture
 from oom_magic.views import to_html, to_text
-from oom_magic.views.blocks import Block, Code, Description, Details
+from oom_magic.views.blocks import Block, Code, Description, Details, Sentence
 
 if TYPE_CHECKING:
     from oom_magic.predict.setups.setup import TrainingSetup
@@ -49,10 +50,11 @@ def sliders(
     """
     from oom_magic.predict.setups.setup import TrainingSetup
 
-    if isinstance(fn_or_setup, TrainingSetup):
-        cards = offered_cards(gpu or fn_or_setup.gpu, memory or fn_or_setup.memory)
-        return Sliders(PricedSetup(fn_or_setup, ranges), cards)
-    return Sliders(PricedFunction(fn_or_setup, ranges), offered_cards(gpu, memory))
+    with in_one_line("interrupted_sliders"):
+        if isinstance(fn_or_setup, TrainingSetup):
+            cards = offered_cards(gpu or fn_or_setup.gpu, memory or fn_or_setup.memory)
+            return Sliders(PricedSetup(fn_or_setup, ranges), cards)
+        return Sliders(PricedFunction(fn_or_setup, ranges), offered_cards(gpu, memory))
 
 
 class Sliders(ipywidgets.VBox):
@@ -130,9 +132,15 @@ class Sliders(ipywidgets.VBox):
             self._refining = None
         values, card = self.values, self.card
         try:
-            sizes = self._sizes(values, card)
-            estimate = self._estimator.quick(sizes, values)
-            self._show(sizes, estimate)
+            with in_one_line("interrupted_sliders"):
+                sizes = self._sizes(values, card)
+                estimate = self._estimator.quick(sizes, values)
+                self._show(sizes, estimate)
+        except Interrupted as interrupted:
+            if not self._is_shown:
+                raise
+            self._fail((Sentence(str(interrupted), "bad"),))  # the next move tries again
+            return
         except TraceFailed as failed:
             self._fail(failed.blocks)
             return

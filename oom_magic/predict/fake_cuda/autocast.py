@@ -6,6 +6,7 @@ found. Lists and order of the rules: aten/src/ATen/autocast_mode.h and .cpp (``C
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -47,6 +48,13 @@ FLOAT32_NORM = {"norm.Scalar": "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim": "no
 PROMOTE = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"
 
 
+class _Thread(threading.local):
+    """Whether autocast is on, on each thread."""
+
+    def __init__(self) -> None:
+        self.is_on = torch.is_autocast_enabled("cuda")
+
+
 class Autocast:
     """The kernels by operator, and the cache of casted weights (``cached_casts``)."""
 
@@ -54,7 +62,16 @@ class Autocast:
         self._gpu = gpu
         self._cache: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
         self._set_enabled = torch.set_autocast_enabled
-        self.is_on = torch.is_autocast_enabled("cuda")  # kept here because below autograd PyTorch says False
+        self._thread = _Thread()
+
+    @property
+    def is_on(self) -> bool:
+        """On this thread; kept here because below autograd PyTorch says False."""
+        return self._thread.is_on
+
+    @is_on.setter
+    def is_on(self, is_on: bool) -> None:
+        self._thread.is_on = is_on
 
     def clear(self) -> None:
         """What leaving the outermost ``autocast`` block does."""

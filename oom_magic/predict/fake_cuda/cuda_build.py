@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from importlib import import_module
@@ -18,7 +17,6 @@ from torch.utils import _foreach_utils
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU, Place
 from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.kernels import recurrent
-from oom_magic.user_code import is_users_file
 
 _NAME = "_group_tensors_by_device_and_dtype"
 _USERS = (
@@ -74,7 +72,6 @@ def cuda_build(gpu: FakeGPU, assume: Callable[[str], None]) -> Iterator[None]:
         stack.enter_context(patched(torch.cuda, _graphs(assume)))
         stack.enter_context(_fast_paths(assume))
         stack.enter_context(patched(torch, {"Generator": _Generator}))
-        stack.enter_context(_threads_noted(assume))
         stack.enter_context(_triton_kernels_skipped(assume))
         yield
 
@@ -123,21 +120,6 @@ class _Generator(torch.Generator):
 
     def __new__(cls, device: Any = "cpu") -> _Generator:
         return super().__new__(cls, "cpu")  # type: ignore[call-arg]
-
-
-@contextmanager
-def _threads_noted(assume: Callable[[str], None]) -> Iterator[None]:
-    """PyTorch's modes belong to one thread, so what others do on the GPU is not seen."""
-    usual = threading.Thread.start
-
-    def start(thread: threading.Thread) -> None:
-        code = getattr(getattr(thread, "_target", None), "__code__", None)
-        if code is not None and is_users_file(code.co_filename):
-            assume(f"{thread.name}: threads see no GPU in a dry run; call their code from the main thread instead")
-        usual(thread)
-
-    with patched(threading.Thread, {"start": start}):
-        yield
 
 
 def _graphs(assume: Callable[[str], None]) -> dict[str, Any]:

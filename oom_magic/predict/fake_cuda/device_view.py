@@ -37,7 +37,15 @@ class DeviceView(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
+        lock = self.gpu.lock
+        if lock is None or func is _T.backward:  # that calls the user's code, which may wait for another thread
+            return self._see(func, args, kwargs or {})
+        if self.gpu.ending is not None:
+            raise self.gpu.ending
+        with lock:
+            return self._see(func, args, kwargs or {})
+
+    def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         answer = _ANSWERS.get(func)
         if answer is not None:
             return answer(self, func, args, kwargs)
@@ -288,6 +296,7 @@ def _set_data(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[s
     tensor, other = args
     if tensor.is_meta == other.is_meta:
         return func(tensor, other)
+    view.gpu.check_written(tensor)
     grad = tensor.grad if tensor.is_leaf else None
     with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]  # a parameter without a size yet allows nothing
         made = other.detach().requires_grad_(tensor.requires_grad)

@@ -8,6 +8,7 @@ each new storage and its end.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -32,6 +33,7 @@ from oom_magic.predict.fake_cuda.threads import Threads
 from oom_magic.predict.instrumentation.attribution import Attribution
 from oom_magic.predict.instrumentation.collector import Collector
 from oom_magic.predict.instrumentation.recorder import Recorder, SizeExpression
+from oom_magic.predict.isolation.interrupts import Interrupts
 from oom_magic.predict.setups.gpus import GPU
 
 if TYPE_CHECKING:
@@ -155,6 +157,10 @@ class FakeGPU(TorchDispatchMode):
         self._composite: dict[OpOverload, bool] = {}
         self.collector = Collector(self._num_containers, self._has_collected)
         self._is_inside = False  # an operator, by which others are run
+        self.untouchable: dict[int, str] = {}  # storages of the user's that stayed real, with the reason
+        self.lock: threading.RLock | None = None  # once the user's code has started threads
+        self.ending: type[BaseException] | None = None  # what threads of the run shall raise
+        self.interrupts = Interrupts(FakeGPU._handle, FakeGPU._forget)
         counts_when_unheld()  # looked up now, before the modes are on
 
     # -- what is where --------------------------------------------------------
@@ -233,6 +239,8 @@ class FakeGPU(TorchDispatchMode):
 
     def restart(self) -> None:
         """Begin a new trace; what is alive stays."""
+        self.lock = self.ending = None
+        self._is_inside = False
         self.set_current(0)
         self._cards_of_nodes.clear()
         numbers = [recorder.restart() for recorder in self.recorders]
@@ -380,21 +388,41 @@ class FakeGPU(TorchDispatchMode):
         with DisableTorchFunction():
             if func in _QUERIES:
                 return func(*args, **(kwargs or {}))
-            if self._is_inside:
-                return self._handle(func, args, kwargs or {})
-            self._is_inside = True
-            try:
-                self.collector.collect_if_due()
-                return self._handle(func, args, kwargs or {})
-            finally:
-                self._is_inside = False
+            if self.lock is not None:
+                with self.lock:
+                    return self._dispatch(func, args, kwargs or {})
+            return self._dispatch(func, args, kwargs or {})
+
+    def _dispatch(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._is_inside:
+            return self._handle(func, args, kwargs)
+        self._is_inside = True
+        try:
+            self.collector.collect_if_due()
+            result = self._handle(func, args, kwargs)
+        finally:
+            self._is_inside = False
+        self.interrupts.deliver()
+        return result
 
     def _handle(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.untouchable and func._schema.is_mutable:
+            self.check_written(*tensors_in(args, kwargs)[:1])
         handler = self.handlers.get(func)
         if handler is None:
             return self.run(func, args, kwargs)
         with self.on_card_among(args, kwargs):
             return handler(self, func, args, kwargs)
+
+    def check_written(self, *tensors: torch.Tensor) -> None:
+        """Raise RuntimeError, with the reason and what to do, if one of these must stay as it is."""
+        for tensor in tensors:
+            reason = None if tensor.is_meta else self.untouchable.get(tensor.untyped_storage()._cdata)
+            if reason is not None:
+                raise RuntimeError(
+                    f"{reason}: a dry run cannot change it. Let the run work on a copy (copy.deepcopy), or wait until "
+                    "nothing else uses it."
+                )
 
     def run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator on pretended tensors, taking the memory that CUDA's would."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -13,8 +14,8 @@ from oom_magic.memory.timeline import Phase, SourceLine
 from oom_magic.user_code import cell_name, is_users_file, source_text
 
 
-class Attribution:
-    """Answers "where are we" at each allocation; the parts that need telling are told by the patches."""
+class Attribution(threading.local):
+    """Answers "where are we" at each allocation, thread by thread; what needs telling is told by the patches."""
 
     def __init__(self) -> None:
         self.modules: list[str] = []  # paths of the modules whose forward is running, outermost first

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from oom_magic.collection import gc_disabled
+from oom_magic.predict.isolation.live_objects import heap_set_aside
 from oom_magic.predict.isolation.patching import patched
 
 _collect = gc.collect
@@ -37,8 +38,15 @@ class Collector:
 
     @contextmanager
     def standing_in(self) -> Iterator[None]:
-        """While a dry run lasts. What is dead before it is collected first, so that nothing takes it for the user's."""
-        gc.collect()
+        """While a dry run lasts. What was there before is old, and not looked at unless it holds pretended tensors."""
+        if self._num_own():
+            gc.collect()
+            yield from self._standing_in()
+        else:
+            with heap_set_aside(collects=False):
+                yield from self._standing_in()
+
+    def _standing_in(self) -> Iterator[None]:
         self._own_before = self._num_own()
         self._num_young = self._num_middle = self._num_pending = 0
         self._num_old = len(gc.get_objects()) + gc.get_freeze_count()

@@ -17,6 +17,7 @@ from oom_magic.memory.timeline import MarkKind
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.isolation.live_objects import find_live_objects
 from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.isolation.run_threads import is_of_run
 from oom_magic.predict.what_if.change import Change, InapplicableError, Inputs, inputs_of
 
 MOST_STEPS = 20
@@ -175,6 +176,8 @@ class Training:
         where = self._gpu.attribution
 
         def before(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+            if not is_of_run():
+                return
             where.in_optimizer = True
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
@@ -183,6 +186,8 @@ class Training:
                         self._gpu.assign(parameter.grad, Category.GRADIENT)
 
         def after(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+            if not is_of_run():
+                return
             where.in_optimizer = False
             for state in optimizer.state.values():
                 for value in state.values():

@@ -9,6 +9,9 @@ from contextlib import contextmanager
 from types import FunctionType, ModuleType
 from typing import Any
 
+from oom_magic.predict.isolation.journal import Journal
+from oom_magic.predict.isolation.run_threads import is_of_run
+
 _ABSENT = object()
 _active: list[_Replacement] = []
 _suspended: list[tuple[list[_Replacement], list[_Replacement]]] = []
@@ -18,26 +21,29 @@ _suspended: list[tuple[list[_Replacement], list[_Replacement]]] = []
 def patched(owner: Any, values: Mapping[str, Any]) -> Iterator[None]:
     """Set attributes of a module or class; at the end each is what it was, absent ones are removed.
 
+    Functions and switches are replaced for the threads of the dry run; others find them as they were.
     A library that is imported meanwhile may copy a function, a class or a switch (``from safetensors.torch import
     save_file``). Its copy is from then on what the original is, and keeps nothing of the replacement alive.
     """
-    before = {name: vars(owner).get(name, _ABSENT) for name in values}
-    returns = []
-    made = _Replacement(owner, before)
-    try:
+    made = _Replacement(owner, {name: vars(owner).get(name, _ABSENT) for name in values})
+    with Journal() as journal:
+        journal.record(functools.partial(_forget, made))
         for name, value in values.items():
-            original = getattr(owner, name, None)
-            lent, give_back = _reverting(value, original)
-            returns.append(give_back)
+            lent, give_back = _reverting(value, getattr(owner, name, None))
+            journal.record(give_back)
+            journal.record(functools.partial(_put_back, owner, name, vars(owner).get(name, _ABSENT)))
             setattr(owner, name, lent)
         _active.append(made)
         yield
-    finally:
-        if made in _active:
-            _active.remove(made)
-        _put(owner, before)
-        for give_back in returns:
-            give_back()
+
+
+def _put_back(owner: Any, name: str, value: Any) -> None:
+    _put(owner, {name: value})
+
+
+def _forget(made: _Replacement) -> None:
+    if made in _active:
+        _active.remove(made)
 
 
 class _Replacement:
@@ -91,7 +97,7 @@ def _reverting(replacement: Any, original: Any) -> tuple[Any, Callable[[], None]
     if isinstance(original, type) and isinstance(replacement, type):
         return replacement, functools.partial(_restore_class, replacement, original, frozenset(sys.modules))
     if isinstance(original, bool):
-        flag = _RevertingFlag(replacement)
+        flag = _RevertingFlag(replacement, original)
         return flag, functools.partial(setattr, flag, "value", original)
     if original is not None and isinstance(replacement, (FunctionType, type)):
         return _reverting_function(replacement, original)
@@ -106,7 +112,7 @@ def _reverting_function(
 
     @functools.wraps(original)
     def lent(*args: Any, **kwargs: Any) -> Any:
-        return current(*args, **kwargs)
+        return (current if is_of_run() else original)(*args, **kwargs)
 
     def give_back() -> None:
         nonlocal current
@@ -118,11 +124,12 @@ def _reverting_function(
 class _RevertingFlag:
     """Is true as long as its value is: ``datasets`` and transformers before version 5 copy huggingface_hub's switch."""
 
-    def __init__(self, value: bool) -> None:
+    def __init__(self, value: bool, original: bool) -> None:
         self.value = value
+        self._original = original
 
     def __bool__(self) -> bool:
-        return self.value
+        return self.value if is_of_run() else self._original
 
 
 def _restore_class(replacement: type, original: type, known: frozenset[str]) -> None:

@@ -1,18 +1,25 @@
 """The user's own objects during a dry run: usable inside it, exactly as before after it.
 
-Every real tensor of the process is exchanged for a pretended double while the dry run lasts
-(``torch._C._swap_tensor_impl``, the mechanism under ``torch.utils.swap_tensors``), so whoever holds the tensor sees the
-double and no data is touched.
-What Python code may change besides (a module's mode, an optimizer's state, global variables) is noted and put back.
+A real tensor is exchanged for a pretended double while the dry run lasts (``torch._C._swap_tensor_impl``, the mechanism
+under ``torch.utils.swap_tensors``), so whoever holds the tensor sees the double and no data is touched. What Python
+code may change besides (a module's mode, an optimizer's state, global variables) is noted and put back.
+
+All tensors of the process are exchanged, however the code may come by them, as long as no other thread runs code of the
+user's. If one does, only what the dry run can reach is exchanged, and of that nothing that the other thread may touch:
+its tensors stay its own, real, and a dry run that would write to one is refused. So is one that would write to a tensor
+that PyTorch does not let go, such as the weights that compiled code watches.
+
+Nothing can be lost. That a tensor has been exchanged is read off the tensors themselves: its double then is what the
+tensor was. So the way back is recorded before the way there, and can be gone any number of times.
 """
 
 from __future__ import annotations
 
 import builtins
+import functools
+import gc
 import itertools
 import operator
-import os
-import random
 import sys
 import weakref
 from collections import OrderedDict, defaultdict, deque
@@ -21,17 +28,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from oom_magic.memory.categories import Category
 from oom_magic.memory.timeline import Phase
 from oom_magic.predict.fake_cuda.fake_gpu import META, FakeGPU, Place, is_large
 from oom_magic.predict.instrumentation.starting_point import StartingPoint, TensorWas
+from oom_magic.predict.isolation.journal import Journal
 from oom_magic.predict.isolation.live_objects import LiveObjects, find_live_objects
+from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.isolation.reach import Reach, is_users_module, used_by_other_threads, users_modules
+from oom_magic.predict.isolation.run_threads import threads_of_run
 
 _DICTS = (dict, OrderedDict, defaultdict)
-_ANOTHER_SEED = 104_729  # nobody's
 _CONTAINERS = (*_DICTS, list, set, deque)
 
 
@@ -69,9 +78,9 @@ Changes = dict[tuple[int, tuple[Hashable, ...]], _Change]  # by the identity of 
 class Snapshot:
     """What some containers hold, nested ones included, to be put back in place."""
 
-    def __init__(self) -> None:
+    def __init__(self, but: Collection[int] = ()) -> None:
         self._entries: list[_Noted] = []
-        self._seen: set[int] = {id(vars(builtins))}  # every module's globals lead there
+        self._seen: set[int] = {id(vars(builtins)), *but}  # every module's globals lead there
 
     def add(self, container: Any, depth: int, owner: Any = None, path: tuple[Hashable, ...] = ()) -> None:
         """Note ``container`` and the containers in it, ``depth`` levels deep. ``owner`` is the object it is part of."""
@@ -101,9 +110,20 @@ class Snapshot:
                 change.apply(one.container)
 
     def restore(self) -> None:
-        """Put back what was noted."""
+        """Put back what was noted, where it is different now."""
         for one in self._entries:
-            _fill(one.container, one.contents)
+            if not _is_unchanged(one):
+                _fill(one.container, one.contents)
+
+
+def _is_unchanged(noted: _Noted) -> bool:
+    """Whether a container holds the very objects that it held, in the same order."""
+    before, now = noted.contents, noted.container
+    if len(before) != len(now) or isinstance(now, set):
+        return False
+    if isinstance(now, dict):
+        return all(map(operator.is_, before, now)) and all(map(operator.is_, before.values(), now.values()))
+    return all(map(operator.is_, before, now))
 
 
 def _fill(container: Any, contents: Any) -> None:
@@ -144,52 +164,116 @@ class TensorExchange:
         self._start = start
         self._absent = absent
         self._kept: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
+        self._others: set[int] = set()  # what other threads use during this run
         self._pretended: Changes = {} if origin is None else origin._found
         self._found: Changes = self._pretended  # by the last run
 
     @contextmanager
-    def exchanged(self, namespaces: list[dict[str, Any]]) -> Iterator[None]:
-        """While a dry run lasts. ``namespaces`` are the global variables that its code may change."""
-        live = find_live_objects()
-        real = _snapshot(live, namespaces)
-        self._found = self._pretended
-        real.apply(self._found)
-        if self._start is not None:
-            self._start.restore(real.add)
-        tensors = self._exchangeable(live.tensors)
-        del live
+    def exchanged(
+        self, function: Callable[[], Any], namespaces: list[dict[str, Any]], assume: Callable[[str], None]
+    ) -> Iterator[None]:
+        """While a dry run of ``function`` lasts. ``namespaces`` are the variables that its code may change.
+
+        ``assume`` is told of tensors of theirs that could not be exchanged.
+        """
+        pairs: list[_Pair] = []
+        torch.clear_autocast_cache()  # C++ holds weak references to the weights that it has cast
+        try:
+            with Journal() as journal, patched(torch._C, {"_WeakTensorRef": _Watch}):
+                live, others = _live_objects(function, namespaces)
+                self._others = set() if others is None else others.reach.seen
+                real = _snapshot(live, namespaces, others)
+                journal.record(real.restore)
+                self._found = self._pretended
+                real.apply(self._found)
+                if self._start is not None:
+                    self._start.restore(real.add)
+                self._exchange(journal, pairs, live.tensors)
+                self._guard(journal, live.tensors, pairs, others, namespaces, assume)
+                del live, others
+                try:
+                    yield
+                finally:
+                    self.gpu.untouchable.clear()
+                    if self._lasting:
+                        self._pretended = real.changes()
+                        # Small host tensors are copied anew each time: kept copies would be copied by other sessions.
+                        self._kept = {id(one.tensor): one.kept() for one in pairs if one.tensor.is_meta}
+                    del real
+        finally:
+            pairs.clear()  # an exception that somebody keeps holds this frame: each later run would double its doubles
+
+    def _exchange(self, journal: Journal, pairs: list[_Pair], live: list[torch.Tensor]) -> None:
+        """Exchange what can be; gradients only with their tensors."""
+        tensors = self._exchangeable(live)
         grads = [(tensor, tensor.grad) for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
-        tensors += self._exchangeable([grad for _, grad in grads], {id(tensor) for tensor in tensors})
-        if self._start is not None:
-            grads = [(tensor, grad) for tensor, grad in grads if self._start.had_grad(tensor)]
-        doubles = _FakeCopies(self.gpu, self._origin, {id(grad) for _, grad in grads}, self._start, self._absent)
-        pairs = [(tensor, _held(self._kept, tensor, doubles.make)) for tensor in tensors]
-        for tensor, double in pairs:
+        are_grads = {id(grad) for _, grad in grads}
+        were_grads = {id(grad) for tensor, grad in grads if self._start is None or self._start.had_grad(tensor)}
+        doubles = _FakeCopies(self.gpu, self._origin, were_grads, self._start, self._absent)
+        done: set[int] = set()
+        owners = [tensor for tensor, _ in grads]
+        first = {id(tensor) for tensor in owners}
+        rest = (tensor for tensor in tensors if id(tensor) not in first and id(tensor) not in are_grads)
+        for tensor in itertools.chain(owners, rest):
+            self._swap(journal, pairs, tensor, doubles, done)
+        kept = {id(grad) for tensor, grad in grads if id(tensor) not in done}
+        for tensor, grad in grads:
+            if id(grad) not in kept and id(grad) not in done and self._exchangeable([grad]):
+                self._swap(journal, pairs, grad, doubles, done)
+            if id(tensor) in done and id(grad) in done and id(grad) in were_grads and id(tensor) not in self._kept:
+                tensor.grad = grad
+
+    def _swap(
+        self, journal: Journal, pairs: list[_Pair], tensor: torch.Tensor, doubles: _FakeCopies, done: set[int]
+    ) -> None:
+        """Exchange one tensor, unless PyTorch refuses to."""
+        try:
             # C++ alone may hold it, as a view its base: this hands it to Python; before 2.10 swapping loses the owner
             tensor.requires_grad_(tensor.requires_grad)
-            torch._C._swap_tensor_impl(tensor, double)
-        for tensor, grad in grads:
-            if id(tensor) not in self._kept:
-                tensor.grad = grad
-        try:
-            yield
-        finally:
-            if self._lasting:
-                self._pretended = real.changes()
-            real.restore()
-            for tensor, double in pairs:
-                torch._C._swap_tensor_impl(tensor, double)
-            if self._lasting:
-                # Small host tensors are copied anew each time: kept copies would be copied by other sessions.
-                self._kept = {id(tensor): (weakref.ref(tensor), double) for tensor, double in pairs if double.is_meta}
-            # An exception that somebody keeps holds this frame: its doubles would be doubled by every later run.
-            del tensors, doubles, pairs, grads, real
+            pair = _Pair(tensor, _held(self._kept, tensor, doubles.make), tensor._cdata)
+            journal.record(pair.swap_back)
+            torch._C._swap_tensor_impl(tensor, pair.double)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, NotImplementedError):
+            return  # it is told by ``_guard``
+        pairs.append(pair)
+        done.add(id(tensor))
+
+    def _guard(
+        self,
+        journal: Journal,
+        live: list[torch.Tensor],
+        pairs: list[_Pair],
+        others: Others | None,
+        namespaces: list[dict[str, Any]],
+        assume: Callable[[str], None],
+    ) -> None:
+        """Let nothing write to what stayed real; say which of the user's tensors did."""
+        exchanged = {id(one.tensor) for one in pairs} | {id(one.double) for one in pairs}
+        stayed = [tensor for tensor in live if id(tensor) not in exchanged and not _is_fake(tensor)]
+        names = _names(stayed, namespaces)
+        for tensor in stayed:
+            if not _is_plain(tensor):
+                if id(tensor) in names:
+                    assume(f"`{names[id(tensor)]}` stays real: {_kind(tensor)} tensors are not exchanged in a dry run")
+                continue
+            name = names.get(id(tensor), f"a tensor of shape {tuple(tensor.shape)}")
+            is_others = others is not None and tensor in others.reach
+            reason = "PyTorch holds a weak reference to it, as compiled code does"
+            if others is not None and is_others:
+                reason = f"thread {others.named} uses it"
+            else:
+                assume(f"`{name}` stays real: {reason}, so it cannot be exchanged")
+            self.gpu.untouchable[tensor.untyped_storage()._cdata] = f"{name} is the real one, since {reason}"
+            if tensor.is_leaf and tensor.requires_grad and not is_others:
+                journal.record(functools.partial(_restore_grad, tensor, tensor.grad))
 
     def template(self, tensor: torch.Tensor) -> torch.Tensor:
         """What stood for a tensor at the end of this session's last run: a double, or the tensor itself."""
         return _held(self._kept, tensor, lambda itself: itself)
 
-    def _exchangeable(self, tensors: list[torch.Tensor], known: set[int] = frozenset()) -> list[torch.Tensor]:  # type: ignore[assignment]
+    def _exchangeable(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         origin = self._origin
         doubles = {id(double) for _, double in self._kept.values()}
         if origin is not None:
@@ -197,9 +281,9 @@ class TensorExchange:
         return [
             tensor
             for tensor in tensors
-            if _is_plain(tensor)
-            and id(tensor) not in doubles
-            and id(tensor) not in known
+            if id(tensor) not in doubles
+            and _is_plain(tensor)
+            and id(tensor) not in self._others
             and (not tensor.is_meta or (origin is not None and origin.gpu.place(tensor) is not None))
         ]
 
@@ -211,6 +295,107 @@ def _held(
 ) -> torch.Tensor:
     found = kept.get(id(tensor))
     return found[1] if found is not None and found[0]() is tensor else otherwise(tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """A real tensor, its double, and where the real tensor's own data is (``_cdata``)."""
+
+    tensor: torch.Tensor
+    double: torch.Tensor
+    real: int
+
+    def kept(self) -> tuple[weakref.ref[torch.Tensor], torch.Tensor]:
+        """The pair for the session's next run."""
+        return weakref.ref(self.tensor), self.double
+
+    def swap_back(self) -> None:
+        """Give the tensor its own data back, if the double has it."""
+        if self.double._cdata != self.real:
+            return
+        try:
+            torch._C._swap_tensor_impl(self.tensor, self.double)
+        except RuntimeError:  # C++ watches the double: whoever holds the tensor is given one with its data
+            own = torch.nn.Parameter(self.double) if isinstance(self.tensor, torch.nn.Parameter) else self.double
+            _replace_in_containers(self.tensor, own)
+
+
+@dataclass(frozen=True, slots=True)
+class Others:
+    """What other threads may touch."""
+
+    reach: Reach
+    named: str
+
+
+def _replace_in_containers(old: Any, new: Any) -> None:
+    for holder in gc.get_referrers(old):
+        if isinstance(holder, dict):
+            holder.update({key: new for key, value in list(holder.items()) if value is old})
+        elif isinstance(holder, list):
+            holder[:] = [new if value is old else value for value in holder]
+
+
+class _Watch:
+    """In place of ``torch._C._WeakTensorRef``: a weak reference of Python's; C++'s would keep a double in place."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = weakref.ref(tensor)
+
+    def expired(self) -> bool:
+        """Whether the tensor is gone."""
+        return self._tensor() is None
+
+
+def _live_objects(function: Callable[[], Any], namespaces: list[dict[str, Any]]) -> tuple[LiveObjects, Others | None]:
+    """What is the dry run's to exchange and to note, and what is other threads'."""
+    live = find_live_objects()
+    found = used_by_other_threads(threads_of_run())
+    if found is None:
+        return live, None
+    theirs, names = found
+    own = Reach()
+    own.walk([function, *namespaces, *users_modules()])
+
+    def select(objects: list[Any], with_theirs: bool) -> list[Any]:
+        return [one for one in objects if one in own and (with_theirs or one not in theirs)]
+
+    mine = LiveObjects(select(live.tensors, True), select(live.modules, False), select(live.tools, False))
+    return mine, Others(theirs, " and ".join(names))
+
+
+def _restore_grad(tensor: torch.Tensor, grad: torch.Tensor | None) -> None:
+    if tensor.grad is not grad:
+        tensor.grad = grad
+
+
+def _is_fake(tensor: torch.Tensor) -> bool:
+    return tensor.is_meta
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    if tensor.is_nested:
+        return "nested"
+    if tensor.is_quantized:
+        return "quantized"
+    if tensor.layout is not torch.strided:
+        return str(tensor.layout).removeprefix("torch.").replace("_", " ")
+    return type(tensor).__name__
+
+
+def _names(tensors: list[torch.Tensor], namespaces: list[dict[str, Any]]) -> dict[int, str]:
+    """How the user's code calls tensors, by identity."""
+    wanted = {id(tensor) for tensor in tensors}
+    found: dict[int, str] = {}
+    for name, value in [item for names in namespaces for item in list(names.items())] if wanted else ():
+        if isinstance(value, torch.nn.Module):
+            held = itertools.chain(value.named_parameters(), value.named_buffers())
+            found |= {id(tensor): f"{name}.{path}" for path, tensor in held if id(tensor) in wanted}
+        elif isinstance(value, (list, tuple)):
+            found |= {id(item): f"{name}[{at}]" for at, item in enumerate(value) if id(item) in wanted}
+        elif id(value) in wanted:
+            found[id(value)] = name
+    return found
 
 
 class _FakeCopies:
@@ -283,15 +468,16 @@ class _FakeCopies:
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Whether a tensor has strides and no dispatch of its own."""
     return (
-        type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+        not tensor.is_nested
+        and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
         and tensor.layout is torch.strided
         and not tensor.is_quantized
     )
 
 
-def _snapshot(live: LiveObjects, namespaces: list[dict[str, Any]]) -> Snapshot:
+def _snapshot(live: LiveObjects, namespaces: list[dict[str, Any]], others: Others | None) -> Snapshot:
     """What a dry run may change in the user's objects, and how deep it lies."""
-    snapshot = Snapshot()
+    snapshot = Snapshot(set() if others is None else others.reach.seen)
     for module in live.modules:
         snapshot.add(vars(module), 2, module)
         for value in vars(module).values():
@@ -301,68 +487,12 @@ def _snapshot(live: LiveObjects, namespaces: list[dict[str, Any]]) -> Snapshot:
         snapshot.add(vars(tool), 4, tool)
     for namespace in namespaces:
         snapshot.add(namespace, 3)
+        for value in list(namespace.values()):
+            if _is_users_class(type(value)) and hasattr(value, "__dict__") and not isinstance(value, type):
+                snapshot.add(vars(value), 3)
     return snapshot
 
 
-@contextmanager
-def other_random_numbers() -> Iterator[None]:
-    """Draw other numbers than the code would: shows whether it depends on them. A dry run puts generators back."""
-    with process_state_kept():
-        for seed in (random.seed, np.random.seed, torch.manual_seed):
-            seed(_ANOTHER_SEED)
-        yield
-
-
-@contextmanager
-def process_state_kept() -> Iterator[None]:
-    """Restore what is global to the process: random generators, default types, modes, the environment."""
-    environment = dict(os.environ)
-    python_random, numpy_random = random.getstate(), np.random.get_state()
-    dtype, grad = torch.get_default_dtype(), torch.is_grad_enabled()
-    autocast = {kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cuda", "cpu")}
-    is_cached = torch.is_autocast_cache_enabled()
-    deterministic = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    is_checked = torch.is_anomaly_enabled()
-    flags = {name: getattr(torch.backends.cuda, f"{name}_enabled")() for name in _ATTENTION_FLAGS}
-    device = _default_device()
-    hooks = Snapshot()
-    for owner, name in itertools.product((torch.nn.modules.module, _OPTIMIZER), _GLOBAL_HOOKS):
-        hooks.add(getattr(owner, name, None), 1)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        hooks.restore()
-        if _default_device() != device:
-            torch.set_default_device(device)
-            if device is None:  # as if none had ever been named: PyTorch 2.6 asks None for its device
-                del torch._GLOBAL_DEVICE_CONTEXT.device_context  # type: ignore[attr-defined]
-        os.environ.clear()
-        os.environ.update(environment)
-        random.setstate(python_random)
-        np.random.set_state(numpy_random)
-        torch.set_default_dtype(dtype)
-        torch.set_grad_enabled(grad)
-        for kind, (is_on, autocast_dtype) in autocast.items():
-            torch.set_autocast_enabled(kind, is_on)
-            torch.set_autocast_dtype(kind, autocast_dtype)
-        torch.set_autocast_cache_enabled(is_cached)
-        torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
-        torch.autograd.set_detect_anomaly(is_checked)
-        for name, is_on in flags.items():
-            getattr(torch.backends.cuda, f"enable_{name.removesuffix('_sdp')}_sdp")(is_on)
-
-
-def _default_device() -> torch.device | None:
-    """What ``torch.set_default_device`` named; None: nothing."""
-    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)  # type: ignore[attr-defined]
-    return None if context is None else context.device
-
-
-_OPTIMIZER = sys.modules[torch.optim.Optimizer.__module__]  # torch.optim hides the name of the module
-_GLOBAL_HOOKS = (
-    "_global_buffer_registration_hooks", "_global_module_registration_hooks", "_global_parameter_registration_hooks",
-    "_global_forward_pre_hooks", "_global_forward_hooks", "_global_backward_pre_hooks", "_global_backward_hooks",
-    "_global_forward_hooks_always_called", "_global_optimizer_pre_hooks", "_global_optimizer_post_hooks",
-)  # fmt: skip
-_ATTENTION_FLAGS = ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")
+def _is_users_class(kind: type) -> bool:
+    home = sys.modules.get(kind.__module__ or "")
+    return home is not None and is_users_module(home)

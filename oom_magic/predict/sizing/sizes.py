@@ -17,7 +17,7 @@ from oom_magic.memory.report import Assumption, Device, MemoryReport, OutOfMemor
 from oom_magic.memory.timeline import PHASES, IntArray
 from oom_magic.predict.instrumentation.recorder import SizeExpression
 from oom_magic.predict.isolation.live_objects import heap_set_aside
-from oom_magic.predict.isolation.tensor_exchange import other_random_numbers
+from oom_magic.predict.isolation.process_state import other_random_numbers
 from oom_magic.predict.session import DrySession, failure_message, namespaces_of
 from oom_magic.predict.setups.gpus import find_gpu
 from oom_magic.predict.sizing.pieces import (

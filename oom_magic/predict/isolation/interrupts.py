@@ -1,0 +1,77 @@
+"""Interrupts during a dry run: they reach the user's code, and nothing else.
+
+Python runs a signal's handler between any two bytecodes of the main thread. While a dry run sets up, tears down or is
+inside an operator (which C++ may have called where it can take no exception), handlers wait. Whether they may run is
+read off the stack that was interrupted, so there is no moment between a check and what it protects.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import CodeType, FrameType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+Handler = Callable[[int, FrameType | None], Any]
+
+
+class Interrupts:
+    """The signals of a dry run; ``closed`` are functions inside the user's code in which they wait, too."""
+
+    def __init__(self, *closed: Callable[..., Any]) -> None:
+        self._closed = {function.__code__ for function in closed}
+        self._handlers: dict[int, Handler] = {}
+        self._pending: tuple[int, FrameType | None] | None = None
+        self._is_over = False
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around the dry run. What waited until its end is delivered there."""
+        if threading.current_thread() is not threading.main_thread():
+            yield  # no signals here
+            return
+        self._is_over = False
+        try:
+            for number in map(int, signal.valid_signals()):
+                handler = signal.getsignal(number)
+                if callable(handler):
+                    self._handlers[number] = handler
+                    signal.signal(number, self._receive)
+            yield
+        finally:
+            self._is_over = True
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
+            self.deliver()
+
+    def users_code(self, function: Callable[[], T]) -> T:
+        """Call what may be interrupted."""
+        self.deliver()
+        return function()
+
+    def deliver(self) -> None:
+        """Let the handler run that had to wait, if one did."""
+        if self._pending is not None:
+            (number, frame), self._pending = self._pending, None
+            self._handlers[number](number, frame)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self._is_over or self._is_in_users_code(frame):
+            self._handlers[number](number, frame)
+        else:
+            self._pending = number, frame
+
+    def _is_in_users_code(self, frame: FrameType | None) -> bool:
+        while frame is not None:
+            if frame.f_code in self._closed:
+                return False
+            if frame.f_code is _USERS_CODE:
+                return True
+            frame = frame.f_back
+        return False
+
+
+_USERS_CODE: CodeType = Interrupts.users_code.__code__

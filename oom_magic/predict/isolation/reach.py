@@ -1,0 +1,182 @@
+"""Which of the user's objects code can reach: a dry run's, and that of other threads.
+
+A walk over references from what the code is given: its variables, closures, arguments, and the modules of the user's.
+Libraries are not walked through; what they hold of the user's, such as a trainer its model, is.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from oom_magic.predict.instrumentation.attribution import is_users_file
+
+# Objects of these lead everywhere: the shell of a notebook to all of its history, say.
+_NOT_WALKED = frozenset(
+    {
+        "IPython", "_pytest", "asyncio", "concurrent", "ipykernel", "ipywidgets", "jupyter_client", "logging",
+        "matplotlib", "oom_magic", "pluggy", "pytest", "threading", "tornado", "traitlets", "zmq",
+    }
+)  # fmt: skip
+_WALKED_OF_OURS = ("oom_magic.explain", "oom_magic.predict.setups", "oom_magic.predict.sizing")
+_PLAIN = (str, int, float, bool, bytes, complex, type(None), types.CodeType, types.FrameType, types.TracebackType)
+_TORCH = str(torch.__file__).rpartition("__init__")[0]
+
+
+@dataclass
+class Reach:
+    """Everything that was reached. ``by_name``: of a function's globals only those that its code names."""
+
+    by_name: bool = False
+    seen: set[int] = field(default_factory=set)
+    _ways: dict[type, Callable[[Any], Iterable[Any]] | None] = field(default_factory=dict)
+
+    def __contains__(self, obj: object) -> bool:
+        return id(obj) in self.seen
+
+    def walk(self, roots: Iterable[Any]) -> None:
+        """Reach on from ``roots``."""
+        found, frontier = list(roots), []
+        while found:
+            for obj in found:
+                kind = type(obj)
+                if kind not in self._ways:
+                    self._ways[kind] = self._way(kind)
+                way = self._ways[kind]
+                if way is None or id(obj) in self.seen:
+                    continue
+                self.seen.add(id(obj))
+                if way is _referents:
+                    frontier.append(obj)
+                else:
+                    found.extend(way(obj))
+            found, frontier = gc.get_referents(*frontier), []
+
+    def _way(self, kind: type) -> Callable[[Any], Iterable[Any]] | None:
+        """What an object of this type leads to; None: nothing."""
+        if issubclass(kind, _PLAIN):
+            return None
+        if issubclass(kind, torch.Tensor):
+            return _of_tensor
+        if issubclass(kind, types.FunctionType):
+            return self._of_function
+        if issubclass(kind, types.ModuleType):
+            return _of_module
+        if issubclass(kind, weakref.ref):
+            return _of_weakref
+        if issubclass(kind, type):
+            return _of_class
+        home = kind.__module__ if isinstance(kind.__module__, str) else ""
+        is_skipped = home.partition(".")[0] in _NOT_WALKED and not home.startswith(_WALKED_OF_OURS)
+        return None if is_skipped and not issubclass(kind, threading.Thread) else _referents
+
+    def _of_function(self, function: types.FunctionType) -> Iterator[Any]:
+        yield from (function.__closure__, function.__defaults__, function.__kwdefaults__, function.__dict__)
+        if is_users_file(function.__code__.co_filename):
+            if self.by_name:
+                yield from named(function.__code__, function.__globals__)
+            else:
+                yield function.__globals__
+
+
+def named(code: types.CodeType, names: dict[str, Any]) -> Iterator[Any]:
+    """The values of the names that code, and functions made in it, look up."""
+    for name in code.co_names:
+        if name in names:
+            yield names[name]
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from named(constant, names)
+
+
+def users_modules() -> Iterator[types.ModuleType]:
+    """The modules of the user's that any code can import."""
+    return (module for module in list(sys.modules.values()) if is_users_module(module))
+
+
+def used_by_other_threads(own: Collection[int]) -> tuple[Reach, list[str]] | None:
+    """What the user's code on other threads than ``own`` may touch, and their names; None where there is none."""
+    reach, names = Reach(by_name=True), []
+    known = {thread.ident: thread.name for thread in threading.enumerate()}
+    for ident, innermost in sys._current_frames().items():
+        if ident in own or _is_waiting_for(innermost, own):
+            continue
+        frames = list(_stack(innermost))
+        if any(_is_running_users(frame) for frame in frames):
+            names.append(known.get(ident, str(ident)))
+            for frame in frames:
+                reach.walk(_of_frame(frame))
+    return (reach, names) if names else None
+
+
+def _stack(frame: types.FrameType | None) -> Iterator[types.FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _is_running_users(frame: types.FrameType) -> bool:
+    file = frame.f_code.co_filename
+    return is_users_file(file) or file.startswith(_TORCH)
+
+
+def _is_waiting_for(innermost: types.FrameType, own: Collection[int]) -> bool:
+    """Whether a thread only waits, as the main one does for a thread that runs a dry run."""
+    is_main = any(frame.f_code.co_name == "<module>" for frame in _stack(innermost))
+    in_threading = innermost.f_code.co_filename == threading.__file__
+    joined = (frame.f_locals.get("self") for frame in _stack(innermost) if frame.f_code.co_name == "join")
+    return (is_main and in_threading) or any(getattr(thread, "ident", None) in own for thread in joined)
+
+
+def _of_frame(frame: types.FrameType) -> list[Any]:
+    code, variables = frame.f_code, frame.f_locals
+    if not is_users_file(code.co_filename):
+        return list(variables.values()) if code.co_filename.startswith(_TORCH) else []
+    if variables is frame.f_globals:
+        return list(named(code, frame.f_globals))
+    return [*variables.values(), *named(code, frame.f_globals)]
+
+
+def _referents(obj: Any) -> Iterable[Any]:
+    """Marks what the collector knows to follow."""
+    return gc.get_referents(obj)
+
+
+def _of_tensor(tensor: torch.Tensor) -> Iterator[Any]:
+    yield from gc.get_referents(tensor)
+    with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
+        if type(tensor).grad is torch.Tensor.grad and tensor.is_leaf and tensor.grad is not None:  # type: ignore[comparison-overlap]
+            yield tensor.grad
+        if type(tensor) is torch.Tensor and tensor._is_view():
+            yield tensor._base
+
+
+def _of_module(module: types.ModuleType) -> Iterator[Any]:
+    if is_users_module(module):
+        yield vars(module)
+
+
+def _of_class(kind: type) -> Iterator[Any]:
+    home = sys.modules.get(getattr(kind, "__module__", "") or "")
+    if home is not None and is_users_module(home):
+        yield from gc.get_referents(kind)
+
+
+def _of_weakref(reference: weakref.ref[Any]) -> Iterator[Any]:
+    target = reference()
+    if target is not None:
+        yield target
+
+
+def is_users_module(module: Any) -> bool:
+    """Whether a module is the user's: no library's, and not built in."""
+    name, file = getattr(module, "__name__", None), getattr(module, "__file__", None)
+    return name == "__main__" or (isinstance(file, str) and is_users_file(file) and name != "sys")

@@ -1,0 +1,94 @@
+"""Which threads of the process belong to the dry run: the one that began it, and those that its code starts.
+
+PyTorch's modes belong to a thread, what is patched to the process. A patch therefore acts on threads of the run only;
+others find PyTorch as it is. A thread of the run enters the modes when it begins.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures.thread import _worker  # type: ignore[attr-defined]
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+_own: set[int] = set()
+_PATIENCE_SECONDS = 5.0  # for threads that the run started and did not wait for
+
+
+def is_of_run() -> bool:
+    """Whether the calling thread belongs to a dry run, or none lasts."""
+    return not _own or threading.get_ident() in _own
+
+
+def threads_of_run() -> frozenset[int]:
+    """The threads' identities."""
+    return frozenset(_own)
+
+
+@contextmanager
+def of_run() -> Iterator[None]:
+    """The calling thread belongs to the dry run."""
+    ident = threading.get_ident()
+    _own.add(ident)
+    try:
+        yield
+    finally:
+        _own.discard(ident)
+
+
+class RunThreads:
+    """The threads that a dry run starts. ``entered`` makes the pretend GPU on a thread.
+
+    An exception among ``quiet`` ends a thread silently, and is then in ``ended_by``.
+    """
+
+    def __init__(
+        self, entered: Callable[[], AbstractContextManager[Any]], quiet: tuple[type[BaseException], ...]
+    ) -> None:
+        self._entered = entered
+        self._quiet = quiet
+        self.ended_by: list[BaseException] = []
+        self._started: list[threading.Thread] = []
+        self.is_over = False
+
+    def patches(self) -> list[tuple[Any, dict[str, Callable[..., Any]]]]:
+        """What to replace while the run lasts: owners with attributes."""
+        start, submit = threading.Thread.start, ThreadPoolExecutor.submit
+
+        def started(thread: threading.Thread) -> None:
+            if getattr(thread, "_target", None) is not _worker:  # a pool's serves others after the run
+                thread.run = self._followed(thread.run)  # type: ignore[method-assign]
+            self._started.append(thread)
+            start(thread)
+
+        def submitted(pool: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+            return submit(pool, self._followed(function, is_task=True), *args, **kwargs)
+
+        return [(threading.Thread, {"start": started}), (ThreadPoolExecutor, {"submit": submitted})]
+
+    def wait(self) -> None:
+        """Let threads come to their end; those that do not are ended at their next operator."""
+        patient = [thread for thread in self._started if not thread.daemon and thread is not threading.current_thread()]
+        due = time.monotonic() + _PATIENCE_SECONDS
+        for thread in patient:
+            if getattr(thread, "_target", None) is not _worker:
+                thread.join(max(due - time.monotonic(), 0))
+        self.is_over = True
+
+    def _followed(self, function: Callable[..., Any], is_task: bool = False) -> Callable[..., Any]:
+        def followed(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() in _own or self.is_over:
+                return function(*args, **kwargs)
+            try:
+                with of_run(), self._entered():
+                    return function(*args, **kwargs)
+            except self._quiet as error:
+                if is_task:
+                    raise  # to whoever waits for the result
+                self.ended_by.append(error)
+                return None
+
+        return followed

@@ -1,0 +1,568 @@
+"""Nothing of the user's is ever touched by a dry run, whatever is raised and whenever."""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import copy
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import oom_magic as om
+from oom_magic.explain.remedies.rehearsal import CellRehearsal
+from oom_magic.predict.isolation import live_objects, process_state, tensor_exchange
+from oom_magic.predict.isolation.interrupts import Interrupts
+from oom_magic.predict.isolation.journal import Journal
+from oom_magic.predict.session import DrySession
+
+log: list[float] = []
+
+
+class Users:
+    """A kernel with three days of work in it, and all of it by value."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(60, 50), nn.BatchNorm1d(50), nn.Linear(50, 3)).train()
+        self.model[0].register_forward_hook(lambda *_: None)
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
+        self.inputs = torch.randn(8, 60)
+        self.view = self.inputs[2:4]
+        self.names = {"model": self.model, "log": log}
+        log[:] = [1.5]
+        self.model(self.inputs).sum().backward()
+        self.optimizer.step()
+        self.before = self.values()
+        self.objects = [id(one) for one in (*self.model.parameters(), *self.optimizer.state)]
+
+    def values(self) -> dict[str, Any]:
+        """Everything, compared by value."""
+        hooks = torch.nn.modules.module
+        return {
+            "weights": {name: tensor.tolist() for name, tensor in self.model.state_dict().items()},
+            "gradients": [None if one.grad is None else one.grad.tolist() for one in self.model.parameters()],
+            "is_trained": [(one.requires_grad, one.device, one.dtype, type(one)) for one in self.model.parameters()],
+            "optimizer": str(self.optimizer.state_dict()),
+            "scheduler": str(self.scheduler.state_dict()),
+            "inputs": (self.inputs.tolist(), self.view.tolist(), self.view._base is self.inputs),
+            "modes": [one.training for one in self.model.modules()],
+            "hooks": [list(one._forward_hooks) for one in self.model.modules()],
+            "global hooks": [str(value) for name, value in vars(hooks).items() if name.startswith("_global_")],
+            "random": (torch.get_rng_state().tolist(), random.getstate(), str(np.random.get_state())),
+            "torch": (torch.get_default_dtype(), torch.is_grad_enabled(), torch.is_autocast_enabled("cuda")),
+            "environment": {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"},
+            "patched": (nn.Module.__call__, torch.cuda.is_available, threading.Thread.start, torch.Generator),
+            "signals": [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)],
+            "threads": {thread.name for thread in threading.enumerate()} - {"interrupter"},
+            "log": list(log),
+            "modes of torch": (torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()),
+        }
+
+    def train(self) -> None:
+        """Changes all of it."""
+        self.model.eval().to("cuda")
+        torch.set_default_dtype(torch.float64)
+        os.environ["OOM_MAGIC_TEST"] = "1"
+        self.optimizer.state.clear()
+        self.optimizer.zero_grad()
+        random.random(), np.random.rand()
+        log.append(2.5)
+        for _ in range(3):
+            self.model(self.inputs.float().cuda()).sum().backward()
+            self.optimizer.step()
+            self.scheduler.step()
+        self.inputs.zero_()
+
+    def check(self) -> None:
+        """All is as it was."""
+        now = self.values()
+        assert [name for name in now if now[name] != self.before[name]] == []
+        assert [id(one) for one in (*self.model.parameters(), *self.optimizer.state)] == self.objects
+
+
+@pytest.fixture
+def users() -> Iterator[Users]:
+    om.dry_run(lambda: None)  # what is imported then stays
+    made = Users()
+    yield made
+    made.check()
+    made.model(made.inputs).sum().backward()  # autograd goes on with the same tensors
+    made.optimizer.step()
+
+
+def run(users: Users) -> None:
+    DrySession(has_bar=False, is_lasting=False).run(users.train, [users.names])
+
+
+# -- faults at every step of setting up and tearing down ------------------------
+
+
+class InjectedError(Exception):
+    pass
+
+
+_STEPS: list[tuple[Any, str]] = [
+    (torch._C, "_swap_tensor_impl"),
+    (Journal, "record"),
+    (Journal, "undo"),
+    (tensor_exchange.Snapshot, "add"),
+    (tensor_exchange.Snapshot, "apply"),
+    (tensor_exchange.Snapshot, "restore"),
+    (tensor_exchange.Snapshot, "changes"),
+    (tensor_exchange._FakeCopies, "make"),
+    (tensor_exchange._Pair, "swap_back"),
+    (tensor_exchange, "_fill"),
+    (tensor_exchange, "find_live_objects"),
+    (process_state, "_restore_environment"),
+    (torch, "set_rng_state"),
+    (random, "setstate"),
+    (live_objects.gc, "get_objects"),
+    (Interrupts, "deliver"),
+]
+
+
+@pytest.mark.parametrize(("owner", "name"), _STEPS, ids=lambda step: step if isinstance(step, str) else "")
+@pytest.mark.parametrize("error", [InjectedError, KeyboardInterrupt, RuntimeError, MemoryError])
+def test_a_fault_at_any_step_changes_nothing(
+    users: Users, owner: Any, name: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = getattr(owner, name)
+    calls = fails_at = 0
+
+    def faulty(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == fails_at:
+            raise error("injected")
+        return usual(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, faulty)
+    run(users)
+    total = calls
+    users.check()
+    for fails_at in sorted({1, 2, total // 3, total // 2, total - 1, total} - {0, -1}):  # noqa: B007
+        calls = 0
+        with contextlib.suppress(error):
+            run(users)
+        users.check()
+    monkeypatch.undo()
+
+
+def test_what_was_undone_in_part_is_undone_again() -> None:
+    done: list[int] = []
+    fails = [2, 1]
+
+    def undo(number: int) -> None:
+        if number in fails:
+            fails.remove(number)
+            raise KeyboardInterrupt
+        done.append(number)
+
+    journal = Journal()
+    for number in range(4):
+        journal.record(lambda number=number: undo(number))
+    with pytest.raises(KeyboardInterrupt), journal:
+        pass
+    assert done == [3, 2, 1, 0]
+
+
+# -- interrupts -------------------------------------------------------------------
+
+
+def interrupted_at(users: Users, delay: float) -> bool:
+    """Whether a real interrupt after so many seconds ended a dry run; it comes anywhere."""
+    timer = threading.Timer(delay, _thread.interrupt_main)
+    timer.name = "interrupter"
+    try:
+        timer.start()
+        run(users)
+        timer.join()
+        time.sleep(0)  # where it comes if it came too late
+    except KeyboardInterrupt:
+        timer.join()
+        return True
+    return False
+
+
+def interrupt_often(users: Users, times: int) -> None:
+    begin = time.monotonic()
+    run(users)
+    length = time.monotonic() - begin
+    moments = random.Random(times)
+    ended = 0
+    for _ in range(times):
+        ended += interrupted_at(users, moments.uniform(0, 1.1 * length))
+        users.check()
+    assert ended > times // 3
+
+
+def test_interrupts_at_random_moments_change_nothing(users: Users) -> None:
+    interrupt_often(users, 20)
+
+
+@pytest.mark.slow
+def test_500_interrupts_at_random_moments_change_nothing(users: Users) -> None:
+    interrupt_often(users, 500)
+
+
+def test_an_alarm_of_the_users_waits_for_the_users_code(users: Users) -> None:
+    seen: list[str] = []
+
+    def ring(_number: int, frame: Any) -> None:
+        names = []
+        while frame is not None:
+            names.append(frame.f_code.co_name)
+            frame = frame.f_back
+        seen.append("users_code" if "users_code" in names or "waiting" in names else names[0])
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.003, 0.003)
+        run(users)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert "users_code" in seen
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["%%gpumem --no-plot\ninterrupted()", "%oom_explain", "om.sliders(interrupted_at, rows=(1, 4))"],
+    ids=["gpumem", "explain", "sliders"],
+)
+def test_an_interrupt_ends_in_one_line(shell: Any, line: str, capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("oom_magic.notebook.magics._has_gpu", lambda: False)
+    shell.run_cell(
+        "import torch, oom_magic as om\n"
+        "def interrupted():\n    torch.ones(3, device='cuda')\n    raise KeyboardInterrupt\n"
+        "def interrupted_at(rows):\n    interrupted()\n",
+        store_history=True,
+    )
+    if line == "%oom_explain":
+        failing = "%%gpumem --no-plot --memory 1GiB\nbatch_size = 2\ntorch.ones(batch_size, 2**30, device='cuda')"
+        shell.run_cell(failing, store_history=True)
+
+        def interrupted(*_: Any, **__: Any) -> Any:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(CellRehearsal, "begin", interrupted)
+    capsys.readouterr()
+    result = shell.run_cell(line, store_history=True)
+    shown = capsys.readouterr()
+    said = [text for text in (shown.out + shown.err).splitlines() if "nterrupt" in text]
+    assert len(said) == 1, shown
+    assert "Traceback" not in shown.out + shown.err
+    if line != "%oom_explain":
+        assert isinstance(result.error_in_exec, KeyboardInterrupt)
+        assert "Cell In[1]:4" in said[0] and "nothing of yours was changed" in said[0]
+
+
+# -- what cannot be exchanged -------------------------------------------------------
+
+
+def test_weights_that_pytorch_watches_stay_real_and_are_named(users: Users) -> None:
+    watches = torch._C._WeakTensorRef(users.model[0].weight)  # type: ignore[attr-defined]
+    session = DrySession(has_bar=False)
+    report = session.run(lambda: torch.ones(8, device="cuda").sum(), [users.names])
+    assert any("`model.0.weight` stays real" in one.text for one in report.assumptions)
+    with pytest.raises(RuntimeError, match=r"model\.0\.weight is the real one.*copy"):
+        run(users)
+    assert not watches.expired()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_tensors_of_other_kinds_do_no_harm(users: Users) -> None:
+    parts = [torch.ones(2, 3), torch.ones(4, 3)]
+    kinds = {
+        "nested": torch.nested.nested_tensor(parts),
+        "jagged": torch.nested.nested_tensor(parts, layout=torch.jagged),
+        "sparse": torch.eye(3).to_sparse(),
+        "csr": torch.eye(3).to_sparse_csr(),
+        "quantized": torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+    }
+    report = DrySession(has_bar=False).run(users.train, [users.names, kinds])
+    assert {one.text.split("`")[1] for one in report.assumptions} == set(kinds)
+    assert kinds["sparse"].to_dense().equal(torch.eye(3))
+
+
+def test_an_open_autocast_block_does_no_harm(users: Users) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        users.model.eval()(users.inputs)
+        users.model.train()
+        report = om.dry_run(users.train)
+        assert torch.is_autocast_enabled("cpu")
+    assert report.breakdown["parameter"]
+
+
+def test_what_holds_a_weak_reference_made_in_the_run_does_no_harm(users: Users) -> None:
+    held: list[Any] = []
+
+    def watch() -> None:
+        users.model.cuda()
+        held.append(torch._C._WeakTensorRef(users.model[0].weight))  # type: ignore[attr-defined]
+
+    DrySession(has_bar=False).run(watch, [users.names])
+
+
+# -- threads ------------------------------------------------------------------------
+
+
+def beside(work: Callable[[], object], during: Callable[[], None]) -> tuple[int, list[BaseException]]:
+    """Repeat ``work`` on another thread for as long as ``during`` lasts: how often it ran, and what it raised."""
+    errors: list[BaseException] = []
+    counts = [0]
+    is_over = threading.Event()
+
+    def repeat() -> None:
+        while not is_over.is_set() and not errors:
+            try:
+                work()
+                counts[0] += 1
+            except BaseException as error:  # noqa: PERF203
+                errors.append(error)
+
+    thread = threading.Thread(target=repeat, name="users")
+    thread.start()
+    try:
+        while not counts[0] and not errors:
+            time.sleep(0.001)
+        counts[0] = 0
+        during()
+    finally:
+        is_over.set()
+        thread.join()
+    return counts[0], errors
+
+
+def train() -> None:
+    model = nn.Linear(512, 512).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        model(torch.randn(4, 512).cuda()).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_code_on_other_threads_goes_on_with_its_own_tensors() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def work() -> None:
+        loss = model(torch.randn(4, 64)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        assert loss.device.type == "cpu" and not torch.cuda.is_available() and loss.isfinite()
+
+    def during() -> None:
+        for _ in range(4):
+            report = om.dry_run(train)
+            assert len(report.steps) == 3 and report.breakdown["parameter"] >= 4 * 512 * 512
+        with pytest.raises(RuntimeError, match=r"thread users uses it: a dry run cannot change it"):
+            om.dry_run(lambda: model.cuda())
+
+    if torch.cuda.is_available():
+        pytest.skip("the threads' answers about a GPU are those of this machine")
+    count, errors = beside(work, during)
+    assert not errors and count > 0
+    assert all(state["step"] >= count for state in optimizer.state.values())
+    assert om.dry_run(lambda: model.cuda()).peak_allocated_bytes  # once the thread has ended
+
+
+def test_threads_of_the_run_end_with_it() -> None:
+    begun = threading.Event()
+
+    def loop() -> None:
+        begun.set()
+        while True:
+            torch.ones(2, device="cuda")
+
+    def start() -> None:
+        threading.Thread(target=loop, daemon=True, name="endless").start()
+        begun.wait()
+
+    om.dry_run(start)
+    deadline = time.monotonic() + 10
+    while any(thread.name == "endless" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_prefetcher_and_a_pool_see_the_pretend_gpu() -> None:
+    import queue
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(torch.cuda.is_available).result() == torch.cuda.is_available()
+
+        def prefetched() -> None:
+            batches: queue.Queue[torch.Tensor | None] = queue.Queue(2)
+
+            def load() -> None:
+                with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+                    for _ in range(4):
+                        batches.put(torch.randn(64, 512).cuda(non_blocking=True))
+                batches.put(None)
+
+            threading.Thread(target=load).start()
+            model = nn.Linear(512, 512).cuda()
+            while (batch := batches.get()) is not None:
+                assert batch.is_cuda
+                model(batch).sum().backward()
+            assert pool.submit(torch.cuda.is_available).result()
+            assert pool.submit(lambda: torch.ones(3, device="cuda").device).result() == torch.device("cuda", 0)
+
+        assert om.dry_run(prefetched).breakdown["parameter"] >= 4 * 512 * 512
+        assert pool.submit(torch.cuda.is_available).result() == torch.cuda.is_available()
+
+
+def test_a_thread_that_runs_out_of_memory_ends_the_run_so() -> None:
+    def start() -> None:
+        thread = threading.Thread(target=lambda: torch.empty(1 << 40, dtype=torch.uint8, device="cuda"))
+        thread.start()
+        thread.join()
+
+    assert om.dry_run(start).out_of_memory is not None
+
+
+# -- nothing ends the process ---------------------------------------------------------
+
+_DEADLY = {
+    "flex attention": """
+        from torch.nn.attention.flex_attention import flex_attention
+        q = torch.randn(1, 2, 128, 64, device="cuda", requires_grad=True)
+        flex_attention(q, q, q, score_mod=lambda s, b, h, i, j: s + (i - j)).sum().backward()""",
+    "a function's backward": """
+        class Raises(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x): return x * 2
+            @staticmethod
+            def backward(ctx, g): raise LookupError("mine")
+        Raises.apply(torch.ones(3, device="cuda", requires_grad=True)).sum().backward()""",
+    "a hook": """
+        def raises(*_): raise LookupError("mine")
+        x = torch.ones(3, device="cuda", requires_grad=True)
+        x.register_hook(raises)
+        (x * 2).sum().backward()""",
+    "packing": """
+        def raises(*_): raise LookupError("mine")
+        with torch.autograd.graph.saved_tensors_hooks(raises, raises):
+            torch.ones(3, device="cuda", requires_grad=True).exp().sum().backward()""",
+    "unpacking": """
+        def raises(*_): raise LookupError("mine")
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: x, raises):
+            y = torch.ones(3, device="cuda", requires_grad=True).exp()
+        y.sum().backward()""",
+    "fake tensors": """
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            x = torch.ones(3, requires_grad=True)
+            (x + torch.ones(3)).sum().backward()
+            torch.linalg.lu_factor(torch.ones(3))""",
+    "a subclass": """
+        class Odd(torch.Tensor):
+            @staticmethod
+            def __new__(cls): return torch.Tensor._make_wrapper_subclass(cls, (3,), dispatch_sizes_strides_policy="sizes")
+            @classmethod
+            def __torch_dispatch__(cls, func, types, args=(), kwargs=None): raise LookupError("mine")
+        (Odd() + torch.ones(3, device="cuda")).sum()""",
+    "recomputation": """
+        from torch.utils.checkpoint import checkpoint
+        calls = []
+        def part(x):
+            calls.append(1)
+            if len(calls) > 1: raise LookupError("mine")
+            return x.exp()
+        checkpoint(part, torch.ones(3, device="cuda", requires_grad=True), use_reentrant=True).sum().backward()""",
+    "vmap": """
+        def raises(x): raise LookupError("mine")
+        torch.func.vmap(torch.func.grad(raises))(torch.ones(3, 2, device="cuda"))""",
+    "memory in a backward": """
+        x = torch.ones(2**28, device="cuda", requires_grad=True)
+        for _ in range(30): y = (x * 2).exp().sin(); y.sum().backward(); x = torch.cat([x.detach()] * 2).requires_grad_()""",
+    "a destructor": """
+        class Dies:
+            def __del__(self): torch.ones(3, device="cuda").item(); raise LookupError("mine")
+        x = torch.ones(3, device="cuda", requires_grad=True)
+        y = x.exp(); y.grad_fn.metadata["dies"] = Dies()
+        del y""",
+}
+_SCRIPT = """
+import warnings; warnings.simplefilter("ignore")
+import torch, oom_magic as om
+
+def run():
+{code}
+
+try:
+    om.dry_run(run)
+    print("followed")
+except BaseException as error:
+    print("raised", type(error).__name__, error)
+print(torch.ones(2).sum().item(), om.dry_run(lambda: torch.ones(3, device="cuda").cpu()).peak_allocated_bytes)
+"""
+
+
+@pytest.mark.parametrize("name", _DEADLY)
+def test_nothing_in_a_dry_run_ends_the_process(name: str) -> None:
+    import textwrap
+
+    code = textwrap.indent(textwrap.dedent(_DEADLY[name]).strip("\n"), "    ")
+    done = subprocess.run(
+        [sys.executable, "-c", _SCRIPT.format(code=code)], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    first, *_, last = done.stdout.splitlines()
+    assert first.startswith(("followed", "raised")) and last == "2.0 512"
+
+
+# -- leftovers ------------------------------------------------------------------------
+
+
+def test_what_died_between_runs_is_not_charged_to_the_next(shell: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("oom_magic.notebook.magics._has_gpu", lambda: False)
+    shell.run_cell(
+        "import torch\nfrom torch import nn\n"
+        "def train(rows):\n"
+        "    model = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(8)]).cuda()\n"
+        "    optimizer = torch.optim.AdamW(model.parameters())\n"
+        "    model.itself = [model]\n"  # a circle
+        "    for _ in range(3):\n"
+        "        model(torch.randn(rows, 1024).cuda()).sum().backward(); optimizer.step(); optimizer.zero_grad()\n"
+        "        if rows == 9: raise KeyboardInterrupt\n",
+        store_history=True,
+    )
+    shell.run_cell("%%gpumem --no-plot --memory 1GiB\ntrain(2**18)", store_history=True)
+    shell.run_cell("%oom_explain --fast", store_history=True)
+    shell.run_cell("%%gpumem --no-plot --memory 1GiB\ntrain(9)", store_history=True)
+    shell.run_cell("%%gpumem --no-plot --memory 1GiB -o report\ntrain(8)", store_history=True)
+    report = shell.user_ns["report"]
+    fresh = om.dry_run(shell.user_ns["train"], 8, memory="1GiB")
+    assert report.breakdown["parameter"] == fresh.breakdown["parameter"]
+    assert 0 <= report.kept_bytes <= fresh.kept_bytes
+    assert report.peak_allocated_bytes <= fresh.peak_allocated_bytes + 2**25
+
+
+def test_the_language_asked_for_is_the_sessions_and_not_the_environments(shell: Any, capsys: Any) -> None:
+    before = dict(os.environ)
+    shell.run_cell("%%oom_explain --lang zh\nCUDA out of memory. Tried to allocate 2.00 GiB", store_history=True)
+    assert dict(os.environ) == before
+    capsys.readouterr()
+    shell.run_cell("%oom_explain none.log", store_history=True)
+    assert "没有文件" in capsys.readouterr().err
+    shell.run_line_magic("reload_ext", "oom_magic")
+    monkeypatched = copy.copy(os.environ.get("OOM_MAGIC_LANG"))
+    assert monkeypatched == before.get("OOM_MAGIC_LANG")
