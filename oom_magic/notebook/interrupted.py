@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
+
+from IPython import get_ipython
 
 
 class Interrupted(KeyboardInterrupt):
@@ -12,26 +13,34 @@ class Interrupted(KeyboardInterrupt):
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows (``InteractiveShell.showtraceback``)."""
+        shown = getattr(get_ipython(), "InteractiveTB", None)
+        if shown is not None:
+            shown.tb = None  # the error before this one and its tensors, which IPython drops where it renders itself
         return [f"KeyboardInterrupt: {self}"]
 
 
-@contextmanager
-def in_one_line(key: str) -> Iterator[None]:
-    """Let an interrupt inside end with the catalogue's sentence for ``key``, which may name the line (``where``)."""
-    try:
-        yield
-        return
-    except Interrupted:
-        raise
-    except KeyboardInterrupt as error:
-        where = _where(error)
-    from oom_magic.explain.language import choose_language, translate
+class InOneLine:
+    """Lets an interrupt inside end with the catalogue's sentence for ``key``, which may name the line (``where``).
 
-    interrupted = Interrupted(translate(key, choose_language(), where=where))
-    try:
-        raise interrupted
-    finally:
-        interrupted.__context__ = None  # it would keep the frames of what was interrupted, and their tensors
+    Nothing of what was interrupted is kept: its frames would hold its tensors.
+    """
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if not isinstance(error, KeyboardInterrupt) or isinstance(error, Interrupted):
+            return
+        from oom_magic.explain.language import choose_language, translate
+
+        interrupted = Interrupted(translate(self._key, choose_language(), where=_where(error)))
+        del kind, error, tb
+        try:
+            raise interrupted
+        finally:
+            interrupted.__context__ = None
 
 
 def _where(error: BaseException) -> str:

@@ -15,7 +15,7 @@ from oom_magic.notebook.cells.gpumem import CardOptions, CellRunner
 from oom_magic.notebook.cells.hints import FailureWatch
 from oom_magic.notebook.cells.levels import LevelWatch
 from oom_magic.notebook.cells.running import compile_cell
-from oom_magic.notebook.interrupted import in_one_line
+from oom_magic.notebook.interrupted import InOneLine
 from oom_magic.notebook.monitor import Monitor, can_update
 from oom_magic.notebook.options import checked, parse_options, setup_arguments, unquoted
 
@@ -81,7 +81,7 @@ class OOMMagics(Magics):
         compiled = compile_cell(self.shell, statement if cell is None else cell, 0 if cell is None else 1)
         self.runner.last_report = None
         is_dry = options.dry_run or card or not _has_gpu()
-        with in_one_line("interrupted_dry_run" if is_dry else "interrupted_cell"):
+        with InOneLine("interrupted_dry_run" if is_dry else "interrupted_cell"):
             try:
                 if is_dry:
                     return self.runner.dry_run(compiled, card, stop_after_steps, follows_compile=not options.no_compile)
@@ -141,7 +141,7 @@ class OOMMagics(Magics):
         if options.off:
             self.failures.is_hinting = False
             return None
-        with in_one_line("interrupted_explanation"):
+        with InOneLine("interrupted_explanation"):
             if cell is not None:
                 return explain_pasted(self.shell, cell, options)
             if path:

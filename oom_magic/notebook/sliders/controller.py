@@ -12,7 +12,7 @@ from IPython import get_ipython
 from IPython.display import display
 
 from oom_magic.memory.report import MemoryReport
-from oom_magic.notebook.interrupted import Interrupted, in_one_line
+from oom_magic.notebook.interrupted import InOneLine, Interrupted
 from oom_magic.notebook.sliders.cards import SliderCard, offered_cards
 from oom_magic.notebook.sliders.fit_map import Grid
 from oom_magic.notebook.sliders.page import SavedSliders, naming_script
@@ -50,7 +50,7 @@ def sliders(
     """
     from oom_magic.predict.setups.setup import TrainingSetup
 
-    with in_one_line("interrupted_sliders"):
+    with InOneLine("interrupted_sliders"):
         if isinstance(fn_or_setup, TrainingSetup):
             cards = offered_cards(gpu or fn_or_setup.gpu, memory or fn_or_setup.memory)
             return Sliders(PricedSetup(fn_or_setup, ranges), cards)
@@ -132,7 +132,7 @@ class Sliders(ipywidgets.VBox):
             self._refining = None
         values, card = self.values, self.card
         try:
-            with in_one_line("interrupted_sliders"):
+            with InOneLine("interrupted_sliders"):
                 sizes = self._sizes(values, card)
                 estimate = self._estimator.quick(sizes, values)
                 self._show(sizes, estimate)
