@@ -7,6 +7,8 @@ from types import TracebackType
 
 from IPython import get_ipython
 
+from oom_magic.user_code import cell_name, is_users_file
+
 
 class Interrupted(KeyboardInterrupt):
     """A KeyboardInterrupt that IPython shows as one line."""
@@ -45,8 +47,6 @@ class InOneLine:
 
 def _where(error: BaseException) -> str:
     """The user's innermost line on the way to the interrupt."""
-    from oom_magic.predict.instrumentation.attribution import cell_name, is_users_file
-
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if is_users_file(frame.filename):
             return f"{cell_name(frame.filename)}:{frame.lineno}"

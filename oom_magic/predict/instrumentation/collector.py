@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from oom_magic.collection import gc_disabled
-from oom_magic.predict.isolation.live_objects import heap_set_aside
+from oom_magic.predict.isolation.live_objects import are_set_aside, heap_set_aside, num_live_objects
 from oom_magic.predict.isolation.patching import patched
 
 _collect = gc.collect
@@ -49,14 +49,18 @@ class Collector:
     def _standing_in(self) -> Iterator[None]:
         self._own_before = self._num_own()
         self._num_young = self._num_middle = self._num_pending = 0
-        self._num_old = len(gc.get_objects()) + gc.get_freeze_count()
+        self._num_old = num_live_objects()
         self._is_on = gc.isenabled()
         with gc_disabled(), patched(gc, self._switches()):
             yield
 
     def begin(self) -> None:
         """The user's code begins: what was made before it is old."""
-        self._collect_now(1)
+        if are_set_aside():
+            gc.freeze()
+            self._own_before = self._num_own()
+        else:
+            self._collect_now(1)
 
     def collect_if_due(self) -> None:
         """Collect as CPython would by now: the oldest generation whose threshold is passed."""
@@ -69,7 +73,7 @@ class Collector:
         if self._num_middle > old and self._num_pending > self._num_old // 4:
             self._collect(2)
             self._num_young = self._num_middle = self._num_pending = 0
-            self._num_old = len(gc.get_objects()) + gc.get_freeze_count()
+            self._num_old = num_live_objects()
         elif self._num_young > middle:
             self._num_pending += len(gc.get_objects(0)) + len(gc.get_objects(1)) - self._collect(1)
             self._num_young = 0

@@ -20,6 +20,7 @@ class LiveObjects:
     tensors: list[torch.Tensor] = field(default_factory=list)
     modules: list[torch.nn.Module] = field(default_factory=list)
     tools: list[Any] = field(default_factory=list)  # optimizers, learning rate schedulers, gradient scalers
+    num_objects: int = 0  # all that the collector knows
 
 
 _aside: list[LiveObjects] = []  # what ``heap_set_aside`` found
@@ -38,9 +39,9 @@ def heap_set_aside(collects: bool = True) -> Iterator[None]:
     if collects:
         gc.collect()
     found = find_live_objects()
-    gc.freeze()
-    _aside.append(found)
     try:
+        _aside.append(found)
+        gc.freeze()
         yield
     finally:
         _aside.clear()
@@ -51,9 +52,11 @@ def find_live_objects() -> LiveObjects:
     """One pass over all objects; most of the hundreds of thousands are told by their type alone."""
     found = LiveObjects()
     for aside in _aside:
-        found = LiveObjects(list(aside.tensors), list(aside.modules), list(aside.tools))
+        found = LiveObjects(list(aside.tensors), list(aside.modules), list(aside.tools), aside.num_objects)
     homes: dict[type, list[Any] | None] = {}
-    for obj in gc.get_objects():
+    objects = gc.get_objects()
+    found.num_objects += len(objects)
+    for obj in objects:
         kind = type(obj)
         if kind in homes:
             home = homes[kind]
@@ -70,3 +73,14 @@ def _home(kind: type, found: LiveObjects) -> list[Any] | None:
     if issubclass(kind, torch.nn.Module):
         return found.modules
     return found.tools if issubclass(kind, _TRAINING_TOOLS) else None
+
+
+def num_live_objects() -> int:
+    """How many objects the collector knows, without counting those that were set aside again."""
+    aside = sum(one.num_objects for one in _aside)
+    return len(gc.get_objects()) + (aside or gc.get_freeze_count())
+
+
+def are_set_aside() -> bool:
+    """Whether ``heap_set_aside`` lasts: it thaws what is frozen meanwhile."""
+    return bool(_aside)

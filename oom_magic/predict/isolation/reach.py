@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from oom_magic.predict.instrumentation.attribution import is_users_file
+from oom_magic.user_code import is_users_file
 
 # Objects of these lead everywhere: the shell of a notebook to all of its history, say.
 _NOT_WALKED = frozenset(

@@ -80,7 +80,22 @@ class Snapshot:
 
     def __init__(self, but: Collection[int] = ()) -> None:
         self._entries: list[_Noted] = []
+        self._plain: list[tuple[Any, Any]] = []  # containers that are no one's, and what they held
         self._seen: set[int] = {id(vars(builtins)), *but}  # every module's globals lead there
+
+    def add_plain(self, container: Any, depth: int) -> None:
+        """Note a container that is part of no object, and those in it, ``depth`` levels deep."""
+        level = [container]
+        for _ in range(depth):
+            inner: list[Any] = []
+            for one in level:
+                if id(one) not in self._seen:
+                    self._seen.add(id(one))
+                    contents = one.copy()
+                    self._plain.append((one, contents))
+                    items = contents.values() if isinstance(contents, dict) else contents
+                    inner += [item for item in items if type(item) in _CONTAINERS]
+            level = inner
 
     def add(self, container: Any, depth: int, owner: Any = None, path: tuple[Hashable, ...] = ()) -> None:
         """Note ``container`` and the containers in it, ``depth`` levels deep. ``owner`` is the object it is part of."""
@@ -104,23 +119,26 @@ class Snapshot:
 
     def apply(self, changes: Changes) -> None:
         """Make changes that were found between two other moments."""
-        for one in self._entries:
+        for one in self._entries if changes else ():
             change = changes.get((id(one.owner), one.path))
             if change is not None and change.owner() is one.owner:
                 change.apply(one.container)
 
     def restore(self) -> None:
         """Put back what was noted, where it is different now."""
-        for one in self._entries:
-            if not _is_unchanged(one):
-                _fill(one.container, one.contents)
+        for container, contents in itertools.chain(
+            self._plain, ((one.container, one.contents) for one in self._entries)
+        ):
+            if not _is_unchanged(contents, container):
+                _fill(container, contents)
 
 
-def _is_unchanged(noted: _Noted) -> bool:
+def _is_unchanged(before: Any, now: Any) -> bool:
     """Whether a container holds the very objects that it held, in the same order."""
-    before, now = noted.contents, noted.container
-    if len(before) != len(now) or isinstance(now, set):
+    if len(before) != len(now):
         return False
+    if type(now) is set:
+        return bool(now == set(before))
     if isinstance(now, dict):
         return all(map(operator.is_, before, now)) and all(map(operator.is_, before.values(), now.values()))
     return all(map(operator.is_, before, now))
@@ -486,10 +504,10 @@ def _snapshot(live: LiveObjects, namespaces: list[dict[str, Any]], others: Other
     for tool in live.tools:
         snapshot.add(vars(tool), 4, tool)
     for namespace in namespaces:
-        snapshot.add(namespace, 3)
+        snapshot.add_plain(namespace, 3)
         for value in list(namespace.values()):
             if _is_users_class(type(value)) and hasattr(value, "__dict__") and not isinstance(value, type):
-                snapshot.add(vars(value), 3)
+                snapshot.add_plain(vars(value), 3)
     return snapshot
 
 
