@@ -17,8 +17,8 @@ import gc, json, sys, types
 import torch
 from IPython.core.interactiveshell import InteractiveShell
 import oom_magic as om
-from oom_magic.explain import prices
-from oom_magic.predict.pretend.fake_gpu import FakeGPU
+from oom_magic.explain.remedies import evaluation as prices
+from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.session import DrySession
 
 def trains(rows):

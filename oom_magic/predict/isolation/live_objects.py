@@ -38,9 +38,8 @@ def heap_set_aside(collects: bool = True) -> Iterator[None]:
         return
     if collects:
         gc.collect()
-    found = find_live_objects()
     try:
-        _aside.append(found)
+        _aside.append(find_live_objects())  # not a variable: the frame may live on in a traceback
         gc.freeze()
         yield
     finally:

@@ -106,7 +106,9 @@ def used_by_other_threads(own: Collection[int]) -> tuple[Reach, list[str]] | Non
     """What the user's code on other threads than ``own`` may touch, and their names; None where there is none."""
     reach, names = Reach(by_name=True), []
     known = {thread.ident: thread.name for thread in threading.enumerate()}
-    for ident, innermost in sys._current_frames().items():
+    stacks = sys._current_frames()
+    del stacks[threading.get_ident()]  # this very frame: it would hold itself
+    for ident, innermost in stacks.items():
         if ident in own or _is_waiting_for(innermost, own):
             continue
         frames = list(_stack(innermost))
