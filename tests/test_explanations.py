@@ -207,6 +207,7 @@ def test_an_evaluation_after_the_training_is_rehearsed_with_it(shell):
 
 def test_a_rehearsal_that_ends_before_the_failure_says_so(shell, monkeypatch):
     monkeypatch.setattr(training, "MOST_STEPS", 2)
+    monkeypatch.setattr(training, "MOST_SECONDS", 0)
     shell.run_cell(EVALUATING)
     diagnosis = run(shell, "%oom_explain")
     assert "first_steps_fit" in {evidence.key for evidence in diagnosis.evidence}

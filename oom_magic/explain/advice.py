@@ -10,7 +10,7 @@ from oom_magic.explain.evidence.causes import Cause, Evidence
 from oom_magic.explain.evidence.holders import earlier_bytes
 from oom_magic.explain.evidence.judging import device_tool
 from oom_magic.explain.evidence.number_rules import unlisted_bytes
-from oom_magic.explain.evidence.refinement import settled_by_remedy
+from oom_magic.explain.evidence.refinement import settled_by_remedy, without_fragmentation
 from oom_magic.explain.remedies.code import code_for
 from oom_magic.explain.remedies.evaluation import RemedyEvaluator
 from oom_magic.explain.remedies.rehearsal import NotPricedError, Rehearsal, SetupRehearsal
@@ -102,6 +102,8 @@ def advise(
         evidence = (*diagnosis.evidence, fits)
         diagnosis = replace(diagnosis, evidence=evidence, remedies=unpriced_remedies(diagnosis, _FITS))
         yield diagnosis
+    elif not prices.is_in_pieces:
+        diagnosis = without_fragmentation(diagnosis, prices.baseline)
     found: list[Remedy] = []
     for remedy in prices.remedies():
         found.append(remedy)

@@ -30,7 +30,10 @@ def filled(cell: str, values: dict[str, Any]) -> str:
 
 
 def known_values() -> contextlib.AbstractContextManager[Any]:
-    """On the stub, device memory reads as zeros, from which transformers makes other masks: its shadow of values."""
+    """On the stub, device memory reads as zeros, from which transformers makes other masks: its shadow of values.
+
+    The shadow keeps what it has seen, so what a notebook deletes would stay.
+    """
     try:
         from values import Values
     except ImportError:  # a real GPU
@@ -46,7 +49,7 @@ def truth(notebook: Notebook, values: dict[str, Any]) -> dict[str, Any]:
     names: dict[str, Any] = {"__name__": "__main__"}
     fits = True
     try:
-        with known_values():
+        with known_values() if notebook.reads_values else contextlib.nullcontext():
             for cell in notebook.cells:
                 code = re.sub(r"^%%?(time|gpumem( --\S+)*)\s*", "", filled(cell, values))
                 exec(compile(code, "<cell>", "exec"), names)

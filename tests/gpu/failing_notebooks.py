@@ -18,7 +18,7 @@ CARD_MIB = 2048
 class Notebook:
     """Cells with their values; ``causes`` and ``first`` are those that are right, ``others_mib`` what others hold.
 
-    ``is_plain``: its cells can be run as Python, without IPython.
+    ``reads_values``: what it takes depends on values of small tensors, which the stub does not compute by itself.
     """
 
     cells: tuple[str, ...]
@@ -28,7 +28,7 @@ class Notebook:
     apply: Mapping[str, Apply] = field(default_factory=dict)
     others_mib: int = 0
     files: Mapping[str, str] = field(default_factory=dict)
-    plain: tuple[str, ...] = ()
+    reads_values: bool = False
 
 
 def put(**values: Any) -> Apply:
@@ -123,6 +123,7 @@ trainer = Trainer(model=model, args=args, train_dataset=Data())
             MORE='gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": False}'
         ),
     },
+    reads_values=True,
 )
 
 NOTEBOOKS["adapters"] = Notebook(

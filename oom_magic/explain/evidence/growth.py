@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import linecache
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.remedies.own_code import copied
+from oom_magic.user_code import is_users_file
 
 if TYPE_CHECKING:
     from oom_magic.explain.messages.failure import Failure
@@ -241,23 +245,62 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, sys.modules["torch"].Tensor)
 
 
-def is_in(growth: Growth, tree: ast.Module) -> bool:
-    """Whether the line is in a cell."""
-    return any(True for _ in _places(growth, tree))
+def is_in(growth: Growth, tree: ast.Module, names: Mapping[str, Any]) -> bool:
+    """Whether the line is in a cell, or in a function of the user's among ``names``."""
+    return any(True for _ in _places(growth, tree)) or bool(_mended_functions(growth, names))
 
 
 @contextmanager
-def mended(growth: Growth, tree: ast.Module) -> Iterator[None]:
-    """The fixed line in the cell, for a while."""
+def mended(growth: Growth, tree: ast.Module, names: Mapping[str, Any]) -> Iterator[None]:
+    """The fixed line in the cell and in the user's functions, for a while."""
+    functions = [(function, function.__code__, code) for function, code in _mended_functions(growth, names)]
+    before = _mend(growth, tree)
+    for function, _, code in functions:
+        function.__code__ = code
+    try:
+        yield
+    finally:
+        for function, code, _ in functions:
+            function.__code__ = code
+        for body, at, statement in before:
+            body[at] = statement
+
+
+def _mend(growth: Growth, tree: ast.Module) -> list[tuple[list[ast.stmt], int, ast.stmt]]:
+    """Put the fixed line into a tree; what stood where."""
     fixed = ast.parse(growth.fixed).body[0]
     before = [(body, at, body[at]) for body, at in _places(growth, tree)]
     for body, at, statement in before:
         body[at] = ast.copy_location(fixed, statement)
-    try:
-        yield
-    finally:
-        for body, at, statement in before:
-            body[at] = statement
+    return before
+
+
+def _mended_functions(growth: Growth, names: Mapping[str, Any]) -> list[tuple[Any, CodeType]]:
+    """The user's functions that have the line, each with its code with the line fixed."""
+    found = []
+    for value in list(names.values()):
+        owners = vars(value).values() if inspect.isclass(value) and value.__module__ == "__main__" else (value,)
+        for function in map(inspect.unwrap, filter(inspect.isfunction, owners)):
+            code = _mended_code(growth, function) if inspect.isfunction(function) else None
+            if code is not None:
+                found.append((function, code))
+    return found
+
+
+def _mended_code(growth: Growth, function: Any) -> CodeType | None:
+    code: CodeType = function.__code__
+    if code.co_freevars or not is_users_file(code.co_filename):
+        return None
+    with suppress(OSError, TypeError, SyntaxError):
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+        definition = tree.body[0]
+        if not isinstance(definition, (ast.FunctionDef, ast.AsyncFunctionDef)) or not _mend(growth, tree):
+            return None
+        definition.decorator_list = []
+        ast.increment_lineno(tree, code.co_firstlineno - 1)
+        made = compile(ast.fix_missing_locations(tree), code.co_filename, "exec", dont_inherit=True)
+        return next((one for one in made.co_consts if isinstance(one, CodeType) and one.co_name == code.co_name), None)
+    return None
 
 
 def _places(growth: Growth, tree: ast.Module) -> Iterator[tuple[list[ast.stmt], int]]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _WEIGHTS = "parameter"
 # Weights alone are called the cause from this share of what was allocated: a step needs some room, too.
 _MOSTLY_WEIGHTS = 0.85
+_MANY_TURNS = 3
 # What a loop collected is called the cause from this share of what PyTorch held.
 LEAST_SHARE = 0.2
 # What grew beside the weights until memory ran out, and what it is called.
@@ -84,12 +85,21 @@ def refine_with_loop(judgement: Judgement, growth: Growth | None, failure: Failu
         "count": growth.num_tensors,
         "kept_bytes": growth.num_bytes,
     }
-    evidence = Evidence(key, values)
+    evidence = (Evidence(key, values), *_by_the_turn(growth))
     is_evaluation = any(one.key == "phase_evaluation" for one in judgement.evidence)
-    is_cause = growth.num_bytes >= LEAST_SHARE * held and not growth.is_joined and not is_evaluation
+    is_for_no_grad = is_evaluation and growth.has_graph
+    is_cause = growth.num_bytes >= LEAST_SHARE * held and not growth.is_joined and not is_for_no_grad
     if judgement.confidence is Confidence.CERTAIN or not is_cause:
-        return replace(judgement, evidence=(*judgement.evidence, evidence))
-    return Judgement(Cause.LEAK_OR_RETAINED_REFERENCE, (evidence, *judgement.without_doubts), Confidence.LIKELY)
+        return replace(judgement, evidence=(*judgement.evidence, *evidence))
+    return Judgement(Cause.LEAK_OR_RETAINED_REFERENCE, (*evidence, *judgement.without_doubts), Confidence.LIKELY)
+
+
+def _by_the_turn(growth: Growth) -> tuple[Evidence, ...]:
+    """What a turn of the loop adds, where each adds a tensor, and how many there were when the card was full."""
+    if growth.is_joined or growth.num_tensors < _MANY_TURNS:
+        return ()
+    values = {"turn_bytes": growth.num_bytes // growth.num_tensors, "count": growth.num_tensors}
+    return (Evidence("growth_by_the_turn", values),)
 
 
 def refine_with_call(
@@ -103,6 +113,17 @@ def refine_with_call(
         return judgement
     evidence = Evidence("alive_in_call", {"own_bytes": own, "allocated_bytes": allocated})
     return Judgement(Cause.ACTIVATIONS, (*judgement.without_doubts, evidence), Confidence.LIKELY)
+
+
+def without_fragmentation(diagnosis: Diagnosis, report: MemoryReport) -> Diagnosis:
+    """The diagnosis of a run that would not fit in segments that grow either: what fills it is the cause."""
+    if diagnosis.cause is not Cause.FRAGMENTATION or diagnosis.confidence is Confidence.CERTAIN:
+        return diagnosis
+    evidence = (*diagnosis.evidence, Evidence("pieces_are_not_it"))
+    judgement = _by_category(Judgement(Cause.UNKNOWN, evidence, Confidence.OPEN), report)
+    if judgement.cause is Cause.UNKNOWN:
+        return diagnosis
+    return replace(diagnosis, cause=judgement.cause, evidence=judgement.evidence, confidence=judgement.confidence)
 
 
 def settled_by_remedy(diagnosis: Diagnosis, remedy: Remedy) -> Diagnosis:

@@ -58,8 +58,10 @@ def _expected(known: dict[int, int], size: int) -> float:
     return known[below] + (known[above] - known[below]) * (size - below) / (above - below)
 
 
-# Rehearsals end before this many seconds, if a further one would take as long as the longest so far.
+# Rehearsals end before this many seconds of computing, if a further one would take as long as the longest so far.
 PATIENCE_SECONDS = 55
+# On a machine that is busy with other things they may take so many times longer.
+_BUSY = 4
 # A remedy that saves less than this share of what the run needs is not worth a line.
 _LEAST_SAVING = 0.01
 # What costs no more than this leaves model, data and training as they are; if one such fits, nothing is combined.
@@ -83,7 +85,7 @@ class RemedyEvaluator:
         self._rehearsal = rehearsal
         self._situation = situation
         self._first = tuple(first)
-        self._start = time.monotonic()
+        self._start = time.monotonic(), time.process_time()
         self._longest = 0.0
         self._tried: set[frozenset[str]] = set()  # combinations
         self._candidates = remedy_specs(situation)
@@ -99,6 +101,17 @@ class RemedyEvaluator:
         return timeline.num_steps() if timeline.was_left else 0
 
     @property
+    def baseline(self) -> MemoryReport:
+        """The run as it is, as far as it was followed."""
+        return self._baseline
+
+    @property
+    def is_in_pieces(self) -> bool:
+        """Whether the run fits as it is in segments that grow: its memory is in pieces."""
+        remedies = growing_segments(self._baseline, self.needed_bytes, self._situation)
+        return any(remedy.fits for remedy in remedies)
+
+    @property
     def keys(self) -> frozenset[str]:
         """The remedies that a rehearsal can price; those that it does not yield change nothing in this run."""
         sizes = {self._shrinking(what)[0] for what in self._rehearsal.sizes}
@@ -112,13 +125,27 @@ class RemedyEvaluator:
     def remedies(self) -> Iterator[Remedy]:
         """Remedies as they are priced: harmless ones, combinations of them if none fits, then all others."""
         yield from making_room(self.needed_bytes, self._situation)
+        if self.fits and self._situation.growth is not None:
+            yield from self._growth_stopped()
         if not self.fits:
             yield from self._changes()
             yield from other_hardware(self._baseline, self.needed_bytes, self._situation)
 
+    def _growth_stopped(self) -> Iterator[Remedy]:
+        """The line that grows mended, where the loop is too long to be followed until the card is full."""
+        growth = self._situation.growth
+        for candidate in self._candidates:
+            if growth is None or candidate.variation is None or candidate.variation.mended is None:
+                continue
+            for remedy in self._priced(candidate, is_wanted=True):
+                values = {"grown_bytes": growth.num_bytes}
+                note = remedy.note or Evidence("reason_loop_is_long", values)
+                yield replace(remedy, saving_bytes=growth.num_bytes, note=note)
+
     def _changes(self) -> Iterator[Remedy]:
         yield from self._dropped()
-        segments = growing_segments(self._baseline, self.needed_bytes, self._situation)
+        has_leak = self._situation.growth is not None  # which fills whatever segments there are
+        segments = iter(()) if has_leak else growing_segments(self._baseline, self.needed_bytes, self._situation)
         if _SEGMENTS in self._first:
             yield from segments
         found: list[tuple[RemedySpec, Remedy]] = []
@@ -173,7 +200,7 @@ class RemedyEvaluator:
         is_evaluation = what == "batch" and self._is_evaluation
         return _AT_EVALUATION if is_evaluation else _SHRINKING[what]
 
-    def _priced(self, candidate: RemedySpec) -> Iterator[Remedy]:
+    def _priced(self, candidate: RemedySpec, is_wanted: bool = False) -> Iterator[Remedy]:
         """The remedy of a candidate; none where it does not apply or saves nothing."""
         remedy = self._unpriced(candidate)
         if candidate.variation is None:
@@ -198,7 +225,8 @@ class RemedyEvaluator:
             values = {**self._rehearsal.names, **candidate.values}
             code, _ = code_for(f"{candidate.key}_{variant}", self._situation.style, values)
             remedy = replace(remedy, code=code)
-        yield from self._if_useful(self._with_price(remedy, report.peak_allocated_bytes, _needed(report)))
+        remedy = self._with_price(remedy, report.peak_allocated_bytes, _needed(report))
+        yield from iter((remedy,)) if is_wanted else self._if_useful(remedy)
 
     def _if_useful(self, remedy: Remedy) -> Iterator[Remedy]:
         if remedy.fits or (remedy.saving_bytes or 0) >= _LEAST_SAVING * self.needed_bytes:
@@ -345,14 +373,19 @@ class RemedyEvaluator:
         return self._timed(lambda: self._rehearsal.run(variation))
 
     def _timed(self, run: Callable[[], MemoryReport]) -> MemoryReport:
-        start = time.monotonic()
+        start = self._elapsed()
         try:
             return run()
         finally:
-            self._longest = max(self._longest, time.monotonic() - start)
+            self._longest = max(self._longest, self._elapsed() - start)
+
+    def _elapsed(self) -> float:
+        """Seconds computed since the start, or that would have been on an idle machine."""
+        start, start_of_process = self._start
+        return max(time.process_time() - start_of_process, (time.monotonic() - start) / _BUSY)
 
     def _is_late(self) -> bool:
-        return time.monotonic() - self._start + self._longest > PATIENCE_SECONDS
+        return self._elapsed() + self._longest > PATIENCE_SECONDS
 
 
 def _is_python(code: str) -> bool:

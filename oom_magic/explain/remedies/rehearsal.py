@@ -274,7 +274,7 @@ class CellRehearsal:
     def check(self, variation: Variation) -> None:
         """Whether the survey found a model that allows the changes, and the cell has the line to mend."""
         _check_surveyed(self._survey, variation.changes)
-        if variation.mended is not None and not is_in(variation.mended, self._tree):
+        if variation.mended is not None and not is_in(variation.mended, self._tree, self._names):
             raise NotPricedError(Evidence("reason_line_elsewhere"))
 
     def run(self, variation: Variation) -> MemoryReport:
@@ -298,7 +298,9 @@ class CellRehearsal:
 
     def without_unneeded(self) -> tuple[InTheWay, MemoryReport] | None:
         """The cell executed without the names that it does not read before it makes them."""
-        return self._without_unneeded(frozenset())
+        names = [node for node in ast.walk(self._tree) if isinstance(node, ast.Name)]
+        made = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+        return self._without_unneeded(frozenset({node.id for node in names} - made))
 
     def _without_unneeded(self, needed: frozenset[str]) -> tuple[InTheWay, MemoryReport] | None:
         found = self._find_in_the_way(needed)
@@ -372,7 +374,7 @@ class CellRehearsal:
                 self._names.pop(name, None)
             with contextlib.ExitStack() as stack:
                 if growth is not None:
-                    stack.enter_context(mended(growth, self._tree))
+                    stack.enter_context(mended(growth, self._tree, self._names))
                 for parameter, value in turned.items():
                     stack.enter_context(parameter.override(self._tree, self._names, value))
                 self._call(self._tree, self._names)

@@ -108,7 +108,7 @@ def remedy_specs(situation: Situation) -> list[RemedySpec]:
     if growth is not None and growth.fixed:
         key = growth.remedy
         values = {"fixed": growth.fixed, "code": growth.code}
-        found.insert(0, RemedySpec(key, 2, "same", STEP, Variation(mended=growth), values, key))
+        found.insert(0, RemedySpec(key, 0, "same", STEP, Variation(mended=growth), values, key))
     found.insert(0, _made("no_grad", 1, "faster", STEP, models.NoGradients))
     return found
 

@@ -229,6 +229,14 @@ PAGE_CATALOGUE: dict[str, tuple[str, str]] = {
         "{name} 在循环中不断增长，{growing_code}（{place}）：它保留了 {count} 个带计算图的张量，"
         "也就保留了前向传播保存的 {kept_bytes}。",
     ),
+    "pieces_are_not_it": (
+        "Rehearsed in segments that grow it does not fit either: pieces in the cache are not the reason.",
+        "用可扩展段试运行同样放不下：缓存碎片不是原因。",
+    ),
+    "growth_by_the_turn": (
+        "Each tensor more adds about {turn_bytes}: with {count} of them the card was full.",
+        "每多一个张量约增加 {turn_bytes}：累积到 {count} 个时显存用满。",
+    ),
     "name_is_joined": (
         "{name} is made anew from itself in the loop, {growing_code} ({place}), and has {kept_bytes} now; while that"
         " happens the old and the new one are both there.",

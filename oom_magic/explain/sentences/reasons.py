@@ -17,6 +17,10 @@ REASONS: dict[str, tuple[str, str]] = {
         "the cell was rehearsed with every change that fits it, and none of them saves much",
         "已对该单元格试运行所有适用的更改，节省都不明显",
     ),
+    "reason_loop_is_long": (
+        "the loop is too long to be followed until the card is full; {grown_bytes} had grown when it failed",
+        "循环太长，未能一直试运行到显存用满；失败时已增长 {grown_bytes}",
+    ),
     "reason_estimate": ("an estimate, not rehearsed", "估算值，未经试运行"),
     "reason_time": (
         "the {seconds} seconds for rehearsals were over",

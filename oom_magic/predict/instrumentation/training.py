@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,6 +22,7 @@ from oom_magic.predict.isolation.run_threads import is_of_run
 from oom_magic.predict.what_if.change import Change, InapplicableError, Inputs, inputs_of
 
 MOST_STEPS = 20
+MOST_SECONDS = 8
 
 
 class Finished(BaseException):
@@ -48,8 +50,8 @@ class Training:
     ``model_calls`` are all calls of outermost modules. ``begins_at``
     is the event of each card from which the run counts, where a change says that the model would be loaded so.
     ``num_calls`` counts the calls of models with gradients since the last optimizer step. ``stop_after_steps`` of them
-    end a run (None: its own end does); one that never had ``enough_bytes`` by then goes on until it has, for at most
-    ``MOST_STEPS``.
+    end a run (None: its own end does); one that never had ``enough_bytes`` by then goes on until it has, for
+    ``MOST_STEPS`` and as many more as ``MOST_SECONDS`` allow.
     """
 
     def __init__(self, gpu: FakeGPU, changes: Sequence[Change], stop_after_steps: int | None, has_bar: bool) -> None:
@@ -62,6 +64,7 @@ class Training:
         self._prepared: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self.stop_after_steps = stop_after_steps
         self.enough_bytes = 0
+        self._start = 0.0
         self._steps_of: dict[int, int] = {}
         self._has_bar = has_bar
         self._bar: Any = None
@@ -78,6 +81,7 @@ class Training:
         """While the user's code runs."""
         self._steps_of.clear()
         self.model_calls.clear()
+        self._start = time.process_time()
         self.num_calls = 0
         with ExitStack() as stack:
             stack.enter_context(patched(torch.nn.Module, {"__call__": self._module_call()}))
@@ -222,7 +226,8 @@ class Training:
     def _has_seen_enough(self, number: int) -> bool:
         """Whether so much was taken by now, or so many steps were followed."""
         taken = max(max(recorder.reserved, default=0) for recorder in self._gpu.recorders)
-        return number >= MOST_STEPS or taken >= self.enough_bytes
+        is_long = number >= MOST_STEPS and time.process_time() - self._start > MOST_SECONDS
+        return is_long or taken >= self.enough_bytes
 
     def _mark(self, kind: MarkKind) -> None:
         for recorder in self._gpu.recorders:

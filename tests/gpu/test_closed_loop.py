@@ -1,0 +1,58 @@
+"""``%oom_explain`` closed into a loop: each notebook runs out of memory, is explained, and is run again as advised.
+
+Each run is a process of its own, on a card of 2 GiB of the CUDA build without a GPU (../shared/fakecuda).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from failing_notebooks import CARD_MIB, NOTEBOOKS
+
+pytestmark = [pytest.mark.gpu, pytest.mark.slow]
+HERE = Path(__file__).parent
+
+
+def run(name: str, *more: str) -> dict[str, Any]:
+    """What closed_loop.py prints of a notebook."""
+    if "FAKECUDA_GPU" not in os.environ:
+        pytest.skip("needs the CUDA build on the stub (tests/gpu/run_on_stub.sh): a card of another size")
+    stub = os.environ.get("FAKECUDA_SOURCE", str(HERE.parents[1] / ".." / "shared" / "fakecuda"))
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), stub]),
+        "FAKECUDA_MEM_MIB": str(CARD_MIB),
+        "FAKECUDA_CONTEXT_MIB": "300",
+        "FAKECUDA_OTHER_MIB": str(NOTEBOOKS[name].others_mib),
+        "FAKECUDA_NDEV": "1",
+    }
+    command = [sys.executable, str(HERE / "closed_loop.py"), name, *more]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=900, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    assert lines, done.stdout[-500:] + done.stderr[-2000:]
+    result: dict[str, Any] = json.loads(lines[-1])
+    return result
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_the_headline_applied_fits_at_its_price(name: str) -> None:
+    notebook = NOTEBOOKS[name]
+    said = run(name)
+    assert "out of memory" in str(said["failed"])
+    assert said["cause"] in notebook.causes
+    first, *_ = said["remedies"]
+    assert first["key"] in notebook.first and first["fits"]
+    for remedy in said["remedies"]:
+        if remedy["key"] not in notebook.apply or remedy["peak"] is None:
+            continue
+        values = notebook.apply[remedy["key"]](notebook.values, remedy)
+        true = run(name, json.dumps(values), "truth")
+        assert true["fits"] == remedy["fits"], remedy["key"]
+        if true["fits"]:
+            assert remedy["peak"] == pytest.approx(true["peak"], rel=0.01), remedy["key"]
