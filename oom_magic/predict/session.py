@@ -26,7 +26,7 @@ from oom_magic.predict.fake_cuda.cuda_build import cuda_build, grouped_by_place
 from oom_magic.predict.fake_cuda.device_view import DeviceView, saved_tensor_hooks_followed, shown_without_values
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.operators import cuda_operators
-from oom_magic.predict.fake_cuda.torch_cuda import Cards, accelerator_answers, cuda_answers
+from oom_magic.predict.fake_cuda.torch_cuda import Cards, torch_cuda_answered
 from oom_magic.predict.instrumentation.attribution import Attribution
 from oom_magic.predict.instrumentation.autograd_order import AutogradOrder
 from oom_magic.predict.instrumentation.decided_names import DecidedNames, decided_sentence
@@ -282,9 +282,7 @@ class DrySession:
             stack.enter_context(self._user_state.exchanged(function, namespaces, self._assume_of_all))
             isolation = stack.enter_context(isolated(self._assume_of_user, namespaces, function))
             cards = Cards(self.fake_gpu, self.total_bytes, self.gpu.context_bytes)
-            stack.enter_context(patched(torch.cuda, cuda_answers(cards)))
-            if hasattr(torch, "accelerator"):
-                stack.enter_context(patched(torch.accelerator, accelerator_answers(cards)))
+            stack.enter_context(torch_cuda_answered(cards))
             stack.enter_context(
                 patched(
                     torch,

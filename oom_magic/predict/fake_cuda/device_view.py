@@ -14,6 +14,7 @@ from torch._C import DisableTorchFunction  # type: ignore[attr-defined]
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from oom_magic.predict.fake_cuda.fake_gpu import META, FakeGPU, Place, Spot, map_tensors, tensors_in
+from oom_magic.predict.fake_cuda.legacy_types import type_of
 
 Answer = Callable[["DeviceView", Any, tuple[Any, ...], dict[str, Any]], Any]
 aten = torch.ops.aten
@@ -46,6 +47,8 @@ class DeviceView(TorchFunctionMode):
             return self._see(func, args, kwargs or {})
 
     def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if kwargs.get("pin_memory"):  # host memory like any other here; a build without CUDA pins none
+            kwargs = {**kwargs, "pin_memory": False}
         answer = _ANSWERS.get(func)
         if answer is not None:
             return answer(self, func, args, kwargs)
@@ -59,8 +62,7 @@ class DeviceView(TorchFunctionMode):
         if there.place is Place.HOST:
             return func(*args, **kwargs)
         with self.gpu.creating_on(*there):
-            return func(*args, **{**kwargs, "device": META, "pin_memory": False} if "pin_memory" in kwargs
-                        else {**kwargs, "device": META})  # fmt: skip
+            return func(*args, **{**kwargs, "device": META})
 
     def _on_host(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that names no device, where some host tensors are pretended and others real.
@@ -375,6 +377,7 @@ _ANSWERS: dict[Any, Answer] = {
     _T.cpu: _cpu,
     _T.pin_memory: _same,
     _T.is_pinned: _no,
+    _T.type: type_of,
     _T.type_as: _type_as,
     _T.__setitem__: _set_item,
     _T.__getitem__: _get_item,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +12,10 @@ import torch
 
 from oom_magic.memory.timeline import MarkKind
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
+from oom_magic.predict.fake_cuda.legacy_types import legacy_types_answered
+from oom_magic.predict.fake_cuda.memory_statistics import memory_snapshot, memory_statistics
 from oom_magic.predict.instrumentation.recorder import Recorder
+from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.setups.gpus import GPU
 from oom_magic.user_code import is_users_file
 
@@ -47,20 +50,9 @@ class CudaCounters:
         self._floor = (self.allocated(), self.reserved())
         self._recorder.mark(MarkKind.RESET_PEAK)
 
-    def stats(self) -> dict[str, int]:
-        """``torch.cuda.memory_stats``: the counters known here; others read as 0."""
-        known: dict[str, int] = defaultdict(int)
-        made = sum(event >= 0 for event in self._recorder.order)
-        for kind, current, peak in (
-            ("allocated_bytes", self.allocated(), self.max_allocated()),
-            ("active_bytes", self.allocated(), self.max_allocated()),
-            ("reserved_bytes", self.reserved(), self.max_reserved()),
-        ):
-            known[f"{kind}.all.current"], known[f"{kind}.all.peak"] = current, peak
-        known["allocation.all.allocated"] = made
-        known["allocation.all.current"] = 2 * made - len(self._recorder.order)
-        known["num_alloc_retries"] = self._recorder.allocator.num_retries
-        return known
+    def stats(self) -> dict[str, Any]:
+        """``torch.cuda.memory_stats_as_nested_dict``."""
+        return memory_statistics(self._recorder, self._allocated_since, self.max_reserved())
 
 
 def _is_available(is_really: bool) -> Callable[[], bool]:
@@ -134,6 +126,15 @@ class Cards:
         """``torch.cuda.set_per_process_memory_fraction``."""
         self.gpu.recorders[self.named(device)].allocator.limit(int(fraction * self.total_bytes))
 
+    def fraction(self, device: Any = None) -> float:
+        """``torch.cuda.get_per_process_memory_fraction``."""
+        limit = self.gpu.recorders[self.named(device)].allocator.limit_bytes
+        return 1.0 if limit is None else limit / self.total_bytes
+
+    def snapshot(self) -> list[dict[str, Any]]:
+        """``torch.cuda.memory_snapshot``: the segments of every card."""
+        return [one for card, recorder in enumerate(self.gpu.recorders) for one in memory_snapshot(recorder, card)]
+
     def set_device(self, device: Any) -> None:
         """``torch.cuda.set_device``: a negative number changes nothing."""
         if not (isinstance(device, int) and device < 0):
@@ -191,9 +192,7 @@ def cuda_answers(cards: Cards) -> dict[str, Any]:
     def generator_state(*_: Any) -> torch.Tensor:
         return torch.zeros(16, dtype=torch.uint8, device="cpu")
 
-    answers: dict[str, Any] = {
-        name: answer(value)
-        for name, value in {
+    fixed: dict[str, Any] = {
             "is_initialized": True, "device_count": num_cards, "init": None,
             "_lazy_init": None, "synchronize": None, "manual_seed": None, "manual_seed_all": None,
             "seed": None, "seed_all": None, "initial_seed": 0, "ipc_collect": None,
@@ -202,10 +201,17 @@ def cuda_answers(cards: Cards) -> dict[str, Any]:
             "is_tf32_supported": gpu.capability >= (8, 0),
             "is_current_stream_capturing": False, "get_arch_list": [f"sm_{gpu.capability[0]}{gpu.capability[1]}"],
             "utilization": 0, "set_rng_state": None, "set_rng_state_all": None,
-            "memory_summary": "", "memory_snapshot": [], "list_gpu_processes": "",
-        }.items()
+            "list_gpu_processes": "", "temperature": 0, "power_draw": 0, "clock_rate": 0, "memory_usage": 0,
+            "_record_memory_history": None, "_save_segment_usage": None, "_save_memory_usage": None,
+            "host_memory_stats_as_nested_dict": {}, "reset_accumulated_host_memory_stats": None,
+            "reset_peak_host_memory_stats": None, "get_allocator_backend": "native", "check_error": None,
     }  # fmt: skip
+    answers: dict[str, Any] = {name: answer(value) for name, value in fixed.items()}
     properties = _properties(gpu, cards.total_bytes)
+    runtime = SimpleNamespace(
+        cudaMemGetInfo=cards.memory_info, cudaProfilerStart=answer(0), cudaProfilerStop=answer(0),
+        cudaGetErrorString=str, cudaHostRegister=answer(0), cudaHostUnregister=answer(0),
+    )  # fmt: skip
     answers.update(
         _device_contexts(cards),
         is_bf16_supported=_is_bf16_supported(gpu),
@@ -228,13 +234,45 @@ def cuda_answers(cards: Cards) -> dict[str, Any]:
         reset_peak_memory_stats=lambda device=None: cards.counters(device).reset(),
         reset_max_memory_allocated=lambda device=None: cards.counters(device).reset(),
         reset_max_memory_cached=lambda device=None: cards.counters(device).reset(),
-        memory_stats=lambda device=None: cards.counters(device).stats(),
+        memory_snapshot=lambda *args, **kwargs: cards.snapshot(),
+        _snapshot=lambda *args, **kwargs: {
+            "segments": cards.snapshot(),
+            "device_traces": [[] for _ in range(num_cards)],
+        },
+        cudart=lambda: runtime,
         memory_stats_as_nested_dict=lambda device=None: cards.counters(device).stats(),
         mem_get_info=cards.memory_info,
         empty_cache=cards.empty_cache,
         set_per_process_memory_fraction=cards.limit,
+        get_per_process_memory_fraction=cards.fraction,
     )
     return answers
+
+
+@contextmanager
+def torch_cuda_answered(cards: Cards) -> Iterator[None]:
+    """``torch.cuda``, the modules in it and ``torch.accelerator`` answer for the pretend cards.
+
+    Functions that only put answers of others together (``memory_stats``, ``memory_summary``) stay PyTorch's own.
+    """
+    answers = cuda_answers(cards)
+    with ExitStack() as stack:
+        stack.enter_context(patched(torch.cuda, answers))
+        for module in (torch.cuda.memory, torch.cuda.random, torch.cuda.streams, torch.cuda.profiler):
+            known = {name: answer for name, answer in answers.items() if hasattr(module, name)}
+            stack.enter_context(patched(module, known))
+        stack.enter_context(legacy_types_answered())
+        stack.enter_context(patched(torch.cuda.nvtx, {"_nvtx": _Markers()}))
+        if hasattr(torch, "accelerator"):
+            stack.enter_context(patched(torch.accelerator, accelerator_answers(cards)))
+        yield
+
+
+class _Markers:
+    """``torch.cuda.nvtx``'s markers, which nobody sees: each call returns the depth 0."""
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        return lambda *args: 0
 
 
 def accelerator_answers(cards: Cards) -> dict[str, Any]:

@@ -1,0 +1,119 @@
+"""The pretend ``torch.cuda`` answers as a whole: statistics, snapshots, markers, types from before dtypes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import oom_magic as om
+from oom_magic.units import MIB
+
+TRUTH = json.loads((Path(__file__).parent / "data" / "torch_cuda_truth.json").read_text())
+
+
+def statistics() -> dict[str, Any]:
+    """Run on a CUDA build by ``python tests/test_torch_cuda.py``, which prints the truth."""
+    first = torch.empty(50 * MIB, dtype=torch.uint8, device="cuda")
+    small = [torch.empty(1000, device="cuda") for _ in range(3)]
+    second = torch.empty(7 * MIB + 1, dtype=torch.uint8, device="cuda")
+    del first, small[0]
+    torch.cuda.reset_peak_memory_stats()
+    third = torch.empty(30 * MIB, dtype=torch.uint8, device="cuda")
+    found = dict(torch.cuda.memory_stats())
+    snapshot = [
+        {key: segment[key] for key in ("total_size", "allocated_size", "requested_size", "segment_type")}
+        | {"blocks": [[block["size"], block["state"]] for block in segment["blocks"]]}
+        for segment in torch.cuda.memory_snapshot()
+    ]
+    del second, third
+    return {"stats": found, "snapshot": sorted(snapshot, key=str)}
+
+
+def test_statistics_and_snapshot_are_pytorchs() -> None:
+    seen: list[dict[str, Any]] = []
+    om.dry_run(lambda: seen.append(statistics()))
+    assert seen[0]["snapshot"] == TRUTH["snapshot"]
+    known = {key: value for key, value in TRUTH["stats"].items() if not key.startswith(NOW_ONLY) or "current" in key}
+    assert {key: seen[0]["stats"].get(key) for key in known} == known
+
+
+NOW_ONLY = ("segment", "inactive_split", "reserved_bytes", "oversize")  # these are counted as they are now
+
+
+def test_every_module_of_torch_cuda_answers_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def ask() -> None:
+        cuda = torch.cuda
+        held = torch.empty(50 * MIB, dtype=torch.uint8, device="cuda")
+        assert cuda.memory.memory_allocated() == cuda.memory_allocated() == 50 * MIB == held.nbytes
+        assert cuda.memory.max_memory_reserved("cuda:0") == cuda.memory_reserved(0)
+        nested = cuda.memory_stats_as_nested_dict()
+        assert nested["allocated_bytes"]["all"]["current"] == cuda.memory_stats()["allocated_bytes.all.current"]
+        assert "GPU reserved memory" in cuda.memory_summary() and cuda.memory.mem_get_info() == cuda.mem_get_info()
+        cuda.memory._record_memory_history(max_entries=100)
+        cuda.memory._dump_snapshot("snapshot.pickle")
+        assert Path("snapshot.pickle").stat().st_size
+        cuda.memory._record_memory_history(enabled=None)
+        with cuda.nvtx.range("forward"), cuda.profiler.profile():
+            cuda.nvtx.mark("here")
+        cuda.set_per_process_memory_fraction(0.5)
+        assert cuda.random.get_rng_state().dtype is torch.uint8 and cuda.memory.get_allocator_backend() == "native"
+
+    om.dry_run(ask)
+    assert not list(tmp_path.iterdir())
+
+
+def of_sizes() -> None:
+    ones = torch.cuda.FloatTensor(2, 3).fill_(1.0)
+    assert isinstance(ones, torch.cuda.FloatTensor) and not isinstance(ones.cpu(), torch.cuda.FloatTensor)
+    assert ones.type() == "torch.cuda.FloatTensor" and ones.cpu().type() == "torch.FloatTensor"
+    torch.cuda.FloatTensor(np.zeros((4, 4)))
+
+
+def by_name() -> None:
+    assert torch.zeros(4).type("torch.cuda.FloatTensor").is_cuda
+    assert torch.zeros(4).type(torch.cuda.LongTensor).dtype is torch.int64
+
+
+def as_default() -> None:
+    torch.set_default_tensor_type("torch.cuda.FloatTensor")
+    try:
+        assert torch.zeros(1000).is_cuda
+    finally:
+        torch.set_default_tensor_type("torch.FloatTensor")
+
+
+def pinned() -> None:
+    torch.empty(1000, pin_memory=True).cuda(non_blocking=True)
+
+
+def pinned_activations() -> None:
+    model = torch.nn.Linear(4, 4).cuda()
+    with torch.autograd.graph.save_on_cpu(pin_memory=True):
+        out = model(torch.randn(2, 4, device="cuda")).sin()
+    out.sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")
+@pytest.mark.parametrize("claim", [of_sizes, by_name, as_default, pinned, pinned_activations], ids=lambda f: f.__name__)
+def test_what_only_a_cuda_build_has_works(claim: Callable[[], None]) -> None:
+    report = om.dry_run(claim)
+    assert [report.peak_allocated_bytes, report.peak_reserved_bytes] == TRUTH[claim.__name__]
+
+
+if __name__ == "__main__":
+    truth: dict[str, Any] = {"torch": torch.__version__, **statistics()}
+    for claim in (of_sizes, by_name, as_default, pinned, pinned_activations):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        base = torch.cuda.memory_allocated()
+        claim()
+        truth[claim.__name__] = [torch.cuda.max_memory_allocated() - base, torch.cuda.max_memory_reserved()]
+    print(json.dumps(truth, indent=1))
