@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gc
 import re
 import sys
@@ -362,3 +363,22 @@ def test_running_out_of_the_computers_memory_is_explained_too(shell):
     assert diagnosis.cause == Cause.HOST_RAM
     assert diagnosis.main_failure.requested_bytes == 2**58
     assert all(remedy.needed_bytes is None for remedy in diagnosis.remedies)
+
+
+@pytest.mark.parametrize(
+    ("code", "is_left_out"),
+    [
+        ("print(f'{loss.item():.2f}', torch.cuda.memory_allocated())", True),
+        ("torch.save(model.state_dict(), 'a.pt')", True),
+        ("json.dump(log, open('log.json', 'w'))", True),
+        ("plt.savefig('loss.png')", True),
+        ("print(train())", False),
+        ("print(model(x))", False),
+        ("model(x).save('a')", False),
+        ("train()", False),
+    ],
+)
+def test_what_only_prints_or_writes_is_not_rehearsed(code: str, is_left_out: bool) -> None:
+    from oom_magic.notebook.cells.cell_code import _only_tells
+
+    assert _only_tells(ast.parse(code).body[0]) == is_left_out

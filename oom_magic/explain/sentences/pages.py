@@ -282,6 +282,11 @@ PAGE_CATALOGUE: dict[str, tuple[str, str]] = {
         "Of the {allocated_bytes} allocated when it failed, {category_bytes} were {category}.",
         "失败时已分配的 {allocated_bytes} 中，{category_bytes} 属于 {category}。",
     ),
+    "rehearses": (
+        "The cell will now be run again on a pretend GPU, some times, without its side effects: nothing is written or"
+        " sent. %oom_explain --fast leaves this out.",
+        "下面会在模拟 GPU 上再试运行这个单元几次，没有副作用：不写文件，不发送内容。用 %oom_explain --fast 可跳过。",
+    ),
     "priced": (
         "{count} remedies rehearsed in {seconds} s; they are in the table below.",
         "已试运行 {count} 种办法，用时 {seconds} 秒；结果见下表。",

@@ -25,6 +25,17 @@ _RUNNING = {
 }
 
 
+# Functions that print or write what they are given, and those that only look at it.
+_TELLING = (
+    "print pprint display info debug warning savefig show save savez save_file save_pretrained save_model dump "
+    "to_csv to_json to_parquet to_excel write writelines writerow writerows write_text write_bytes"
+)
+_LOOKING = (
+    "len str repr int float round sum min max format join item tolist state_dict keys memory_allocated "
+    "max_memory_allocated memory_reserved max_memory_reserved memory_summary time open Path dumps"
+)
+
+
 @dataclass(frozen=True)
 class CellCode:
     """Statements and the names that they see; ``arguments`` are those of a script that the cell runs."""
@@ -48,16 +59,25 @@ class CellCode:
 def code_of(shell: InteractiveShell, source: str, names: dict[str, Any]) -> CellCode:
     """What a cell executes: its own statements, those behind ``%%time`` or ``%gpumem``, or a script that it runs.
 
-    Statements that only call the shell are left out. ``names`` are those that the cell sees.
+    Statements that only call the shell, print or write are left out. ``names`` are those that the cell sees.
     """
     tree = _without_magics(shell, ast.parse(shell.transform_cell(source)))
     script = _script_of(tree)
     if script is None:
-        tree.body = [one for one in tree.body if not _calls_shell(one)]
+        tree.body = [one for one in tree.body if not _calls_shell(one) and not _only_tells(one)]
         return CellCode(tree, names)
     path, arguments, is_interactive = script
     own = names if is_interactive else {"__name__": _MAIN, "__file__": str(path), "__builtins__": __builtins__}
     return CellCode(ast.parse(path.read_bytes()), own, str(path), (str(path), *arguments))
+
+
+def _only_tells(statement: ast.stmt) -> bool:
+    """Whether a statement prints or writes what is there already, and nothing else."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    if not isinstance(call, ast.Call) or ast.unparse(call.func).rpartition(".")[2] not in _TELLING.split():
+        return False
+    inner = [node for node in ast.walk(statement) if isinstance(node, ast.Call) and node is not call]
+    return all(ast.unparse(node.func).rpartition(".")[2] in _LOOKING.split() for node in inner)
 
 
 def _without_magics(shell: InteractiveShell, tree: ast.Module) -> ast.Module:

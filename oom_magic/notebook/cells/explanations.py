@@ -134,6 +134,7 @@ def explain_last(shell: InteractiveShell, failures: FailureWatch, runner: CellRu
         return _explain_text(shell, problem, options)
     from oom_magic.explain.advice import before_prices
     from oom_magic.explain.explainer import explain
+    from oom_magic.explain.language import translate
     from oom_magic.notebook.cells.releasing import find_holders, names_and_places
 
     cell = failures.failed_cell
@@ -145,6 +146,7 @@ def explain_last(shell: InteractiveShell, failures: FailureWatch, runner: CellRu
     is_on_host = failure is not None and failure.backend == "cpu"  # rehearsals are of the GPU's memory
     if cell is None or options.fast or not diagnosis.is_oom or is_on_host:
         return diagnosis
+    print(translate("rehearses", diagnosis.lang))
     diagnosis = before_prices(diagnosis)
     return _show(shell, diagnosis, prices(shell, runner, cell, diagnosis, report))
 
