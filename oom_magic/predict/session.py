@@ -21,12 +21,12 @@ from oom_magic.predict.cpu_runs import stayed_on_cpu
 from oom_magic.predict.distributed.data_parallel import data_parallel_followed
 from oom_magic.predict.distributed.job import Job
 from oom_magic.predict.fake_cuda import transfers, values
+from oom_magic.predict.fake_cuda.answers.torch_cuda import Cards, torch_cuda_answered
 from oom_magic.predict.fake_cuda.autocast import Autocast
 from oom_magic.predict.fake_cuda.cuda_build import cuda_build, grouped_by_place
 from oom_magic.predict.fake_cuda.device_view import DeviceView, saved_tensor_hooks_followed, shown_without_values
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.operators import cuda_operators
-from oom_magic.predict.fake_cuda.torch_cuda import Cards, torch_cuda_answered
 from oom_magic.predict.instrumentation.attribution import Attribution
 from oom_magic.predict.instrumentation.autograd_order import AutogradOrder
 from oom_magic.predict.instrumentation.decided_names import DecidedNames, decided_sentence
