@@ -51,6 +51,7 @@ def truth(notebook: Notebook, values: dict[str, Any]) -> dict[str, Any]:
     try:
         with known_values() if notebook.reads_values else contextlib.nullcontext():
             for cell in notebook.cells:
+                torch.cuda.reset_peak_memory_stats()  # the price is that of the last cell
                 code = re.sub(r"^%%?(time|gpumem( --\S+)*)\s*", "", filled(cell, values))
                 exec(compile(code, "<cell>", "exec"), names)
     except torch.OutOfMemoryError:

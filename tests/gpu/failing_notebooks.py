@@ -227,7 +227,7 @@ NOTEBOOKS["two models"] = Notebook(
         HEAD
         + """
 def build(layers): return nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(layers)))
-first_try = build(24).cuda()
+first_try = build(16).cuda()
 first_optimizer = torch.optim.Adam(first_try.parameters())
 first_try(torch.randn(8, 2048, device="cuda")).sum().backward(); first_optimizer.step()
 """,
@@ -287,23 +287,6 @@ for step in range(3):
     _names("other_process"),
     _names("close_processes"),
     others_mib=1400,
-)
-
-NOTEBOOKS["pieces"] = Notebook(
-    (
-        "import torch",
-        """
-kept = []
-for number in range(24):
-    passing = torch.empty((20 + 5 * number) * 2**20, dtype=torch.uint8, device="cuda")
-    kept.append(torch.empty(2 * 2**20, dtype=torch.uint8, device="cuda"))
-    del passing
-large = torch.empty(1400 * 2**20, dtype=torch.uint8, device="cuda")
-""",
-    ),
-    {},
-    _names("fragmentation"),
-    _names("expandable_segments"),
 )
 
 NOTEBOOKS["line form"] = Notebook(
