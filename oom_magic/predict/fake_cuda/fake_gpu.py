@@ -137,7 +137,6 @@ class FakeGPU(TorchDispatchMode):
         self.card = card
         self.creating: Place | None = None
         self.creating_card = 0
-        self._adds_in_place = False
         self.fused: dict[OpOverload, Callable[..., Any]] = {}  # outputs of what is one kernel on CUDA only
         self.kernels: dict[OpOverload, Callable[..., Any]] = {}  # for inference mode, which passes autograd by
         self.handlers = handlers
@@ -262,18 +261,6 @@ class FakeGPU(TorchDispatchMode):
         """Whether a tensor's memory was taken before the trace began."""
         storage = self.storage_of(tensor)
         return storage is not None and 0 <= storage.allocation < self.recorders[storage.card].num_before
-
-    @contextmanager
-    def adding_in_place(self) -> Iterator[None]:
-        """Sums inside go into their first argument: of tensors without data C++ code takes others to be subclasses.
-
-        Source: aten/src/ATen/native/transformers/attention.cpp, ``_scaled_dot_product_attention_math``, for the mask.
-        """
-        before, self._adds_in_place = self._adds_in_place, True
-        try:
-            yield
-        finally:
-            self._adds_in_place = before
 
     @contextmanager
     def creating_on(self, place: Place, card: int | None = None) -> Iterator[None]:
@@ -467,8 +454,6 @@ class FakeGPU(TorchDispatchMode):
         name = func.name()
         phase = self.attribution.phase(torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
         reused = reused_gradient(func, args)
-        if self._adds_in_place and func is torch.ops.aten.add.Tensor:
-            reused = _alias(args[0])
         out = self._kernel(func, args, kwargs) if reused is None else reused
         rule = self._rules.get(func)
         if rule is None:
@@ -582,13 +567,6 @@ class FakeGPU(TorchDispatchMode):
             for i in range(length)
         ]
         return [item for items in made for item in items] if func._schema.returns else None
-
-
-def _alias(tensor: torch.Tensor) -> torch.Tensor:
-    """Another tensor on the same memory."""
-    made: torch.Tensor = torch.empty(0, dtype=tensor.dtype, device=META)
-    storage = tensor.untyped_storage()
-    return made.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())  # type: ignore[call-overload]
 
 
 def tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:

@@ -36,8 +36,7 @@ def _choices(gpu: FakeGPU, card: GPU) -> dict[str, Kernel]:
         return choose
 
     def attention(*args: Any, **kwargs: Any) -> Any:
-        with gpu.adding_in_place():
-            return attend(card.capability, *args, **kwargs)
+        return attend(card.capability, *args, **kwargs)
 
     chosen: dict[str, Kernel] = {
         **recurrent.layer_kernels(gpu, card.num_multiprocessors),

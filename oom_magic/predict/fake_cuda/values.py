@@ -223,8 +223,9 @@ class Values:
             return
         values = self._repeat(func, args, kwargs, self._some_values)
         known = self._repeat(func, args, kwargs, self._some_marks)
-        if isinstance(values, torch.Tensor) and isinstance(known, torch.Tensor):
-            self._own(out).write(out, values, known)
+        parts = [part for part in (values, known) if isinstance(part, torch.Tensor)]
+        if len(parts) == 2 and all(part.shape == out.shape for part in parts):  # else its size was supposed
+            self._own(out).write(out, *parts)
 
     def _some_values(self, tensor: torch.Tensor) -> torch.Tensor:
         shadow = self._shadow(tensor)
