@@ -16,8 +16,8 @@ from torch import nn
 
 import oom_magic as om
 from oom_magic.predict.compiled import calls
-from oom_magic.predict.fake_cuda.overloads import TORCH
 from oom_magic.predict.isolation.patching import patched, resumed, suspended
+from oom_magic.predict.operators.overloads import TORCH
 
 DATA = Path(__file__).parent / "data"
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "compile"

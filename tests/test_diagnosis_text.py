@@ -14,8 +14,8 @@ from pages import Page, assert_text_and_html_agree
 
 from oom_magic.explain.diagnosis import Diagnosis
 from oom_magic.explain.evidence.causes import Evidence
-from oom_magic.explain.evidence.holders import Holder
 from oom_magic.explain.explainer import explain
+from oom_magic.explain.live.holders import Holder
 from oom_magic.explain.remedies.remedy import AsItIs, Remedy
 from oom_magic.views import to_html
 from oom_magic.views.blocks import Bars, Code, Description, Details, Parts, Sentence, Table

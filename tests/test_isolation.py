@@ -31,7 +31,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oom_magic as om
-from oom_magic.predict.isolation.effects import isolated
+from oom_magic.predict.isolation.files.effects import isolated
 
 # -- a random sequence of calls gives the same results, and the same tree ------------------------------
 

@@ -17,9 +17,9 @@ from oom_magic.explain import language
 from oom_magic.explain.advice import _AGAINST
 from oom_magic.explain.evidence.budget import budget_of
 from oom_magic.explain.evidence.causes import Cause, Confidence
-from oom_magic.explain.evidence.holders import _in_words
 from oom_magic.explain.explainer import explain
 from oom_magic.explain.language import SENTENCES, choose_language, render_evidence, translate
+from oom_magic.explain.live.holders import _in_words
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.explain.messages.others import KINDS, LINE_KINDS
 from oom_magic.explain.remedies.rehearsal import NotPricedError, _replaced

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from oom_magic.explain.evidence.causes import Cause
-from oom_magic.explain.evidence.live_frames import inspect_failure
 from oom_magic.explain.explainer import explain
+from oom_magic.explain.live.frames import inspect_failure
 from oom_magic.notebook.cells.hints import is_out_of_memory
 from oom_magic.predict.session import DrySession
 from oom_magic.predict.shape_inference import infer, is_followed

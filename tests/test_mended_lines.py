@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 
-from oom_magic.explain.evidence.growth import Growth, is_in, mended
+from oom_magic.explain.live.growth import Growth, is_in, mended
 
 
 def collect():

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, Judgement
-from oom_magic.explain.evidence.holders import Holder
-from oom_magic.explain.evidence.refinement import refine_with_call
 from oom_magic.explain.explainer import explain
+from oom_magic.explain.live.holders import Holder
+from oom_magic.explain.live.refinement import refine_with_call
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.notebook.cells.releasing import FakeGPUMemory
 from oom_magic.predict.session import DrySession

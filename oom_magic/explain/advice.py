@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.evidence.causes import Cause, Evidence
-from oom_magic.explain.evidence.holders import earlier_bytes
 from oom_magic.explain.evidence.judging import device_tool
 from oom_magic.explain.evidence.number_rules import unlisted_bytes
-from oom_magic.explain.evidence.refinement import settled_by_remedy, without_fragmentation
+from oom_magic.explain.live.holders import earlier_bytes
+from oom_magic.explain.live.refinement import settled_by_remedy, without_fragmentation
 from oom_magic.explain.remedies.code import code_for
 from oom_magic.explain.remedies.evaluation import RemedyEvaluator
 from oom_magic.explain.remedies.rehearsal import NotPricedError, Rehearsal, SetupRehearsal

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.evidence.budget import Budget
 from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, PossibleCause
-from oom_magic.explain.evidence.holders import Holder
 from oom_magic.explain.evidence.judging import main_failure
 from oom_magic.explain.evidence.tensors import TensorCandidate
 from oom_magic.explain.language import Language
+from oom_magic.explain.live.holders import Holder
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.results import Result
 
 if TYPE_CHECKING:
-    from oom_magic.explain.evidence.growth import Growth
+    from oom_magic.explain.live.growth import Growth
     from oom_magic.explain.remedies.remedy import AsItIs, Remedy
     from oom_magic.predict.setups.setup import Phrase
 

@@ -13,17 +13,8 @@ from typing import TYPE_CHECKING, Any
 from oom_magic.explain.diagnosis import Diagnosis
 from oom_magic.explain.evidence.budget import budget_of
 from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, Judgement
-from oom_magic.explain.evidence.growth import find_growing_containers
-from oom_magic.explain.evidence.holders import earlier_bytes, find_holders
 from oom_magic.explain.evidence.judging import judge, main_failure
-from oom_magic.explain.evidence.location import UNKNOWN_LOCATION, FailureLocation, locate_failure
 from oom_magic.explain.evidence.reading_aids import facts_about, judge_tip
-from oom_magic.explain.evidence.refinement import (
-    refine_with_call,
-    refine_with_loop,
-    refine_with_report,
-    refine_with_setup,
-)
 from oom_magic.explain.evidence.tensors import (
     Dims,
     TensorAnswer,
@@ -35,6 +26,15 @@ from oom_magic.explain.evidence.tensors import (
 )
 from oom_magic.explain.evidence.traceback import Clues, find_clues
 from oom_magic.explain.language import choose_language
+from oom_magic.explain.live.growth import find_growing_containers
+from oom_magic.explain.live.holders import earlier_bytes, find_holders
+from oom_magic.explain.live.location import UNKNOWN_LOCATION, FailureLocation, locate_failure
+from oom_magic.explain.live.refinement import (
+    refine_with_call,
+    refine_with_loop,
+    refine_with_report,
+    refine_with_setup,
+)
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.explain.messages.reading import read
 from oom_magic.user_code import is_machinery

@@ -20,13 +20,11 @@ from oom_magic.predict.compiled.calls import compile_followed, scripted_as_writt
 from oom_magic.predict.cpu_runs import stayed_on_cpu
 from oom_magic.predict.distributed.data_parallel import data_parallel_followed
 from oom_magic.predict.distributed.job import Job
-from oom_magic.predict.fake_cuda import transfers, values
+from oom_magic.predict.fake_cuda import transfers
 from oom_magic.predict.fake_cuda.answers.torch_cuda import Cards, torch_cuda_answered
-from oom_magic.predict.fake_cuda.autocast import Autocast
 from oom_magic.predict.fake_cuda.cuda_build import cuda_build, grouped_by_place
 from oom_magic.predict.fake_cuda.device_view import DeviceView, saved_tensor_hooks_followed, shown_without_values
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
-from oom_magic.predict.fake_cuda.operators import cuda_operators
 from oom_magic.predict.instrumentation.attribution import Attribution
 from oom_magic.predict.instrumentation.autograd_order import AutogradOrder
 from oom_magic.predict.instrumentation.decided_names import DecidedNames, decided_sentence
@@ -39,7 +37,7 @@ from oom_magic.predict.isolation.context import (
     only_one,
     python_functions_followed,
 )
-from oom_magic.predict.isolation.effects import isolated
+from oom_magic.predict.isolation.files.effects import isolated
 from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.isolation.process_state import process_state_kept
 from oom_magic.predict.isolation.run_threads import RunThreads, of_run
@@ -47,6 +45,9 @@ from oom_magic.predict.isolation.tensor_exchange import TensorExchange
 from oom_magic.predict.kernels import composed, recurrent
 from oom_magic.predict.kernels.rules import kernel_rules
 from oom_magic.predict.libraries import libraries_followed
+from oom_magic.predict.operators import values
+from oom_magic.predict.operators.autocast import Autocast
+from oom_magic.predict.operators.registration import cuda_operators
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, GPU, checked_number, find_gpu, split_count
 from oom_magic.predict.what_if.change import Change
 from oom_magic.units import format_bytes, parse_bytes

@@ -8,9 +8,9 @@ from typing import Any
 from oom_magic.explain.diagnosis import Diagnosis
 from oom_magic.explain.evidence.budget import Budget
 from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence
-from oom_magic.explain.evidence.holders import Holder
 from oom_magic.explain.evidence.judging import device_tool
 from oom_magic.explain.language import Language, render_evidence, translate
+from oom_magic.explain.live.holders import Holder
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.explain.remedies.texts import code_of
 from oom_magic.views.blocks import Block, Code, Description, Details, Part, Parts, Sentence, Table

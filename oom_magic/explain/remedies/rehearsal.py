@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from oom_magic.errors import InvalidSettingError
 from oom_magic.explain.evidence.causes import Evidence
-from oom_magic.explain.evidence.growth import Growth, is_in, mended
+from oom_magic.explain.live.growth import Growth, is_in, mended
 from oom_magic.explain.remedies.own_code import own_arguments, own_code, own_names
 from oom_magic.explain.remedies.size_parameters import SizeParameter, find_size_parameters
 

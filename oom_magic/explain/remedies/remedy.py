@@ -10,7 +10,7 @@ from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.memory.shares import TIGHT_SHARE, Verdict, verdict_on
 
 if TYPE_CHECKING:
-    from oom_magic.explain.evidence.growth import Growth
+    from oom_magic.explain.live.growth import Growth
     from oom_magic.predict.setups.gpus import GPU
 
 

@@ -168,7 +168,7 @@ def _explain_text(shell: InteractiveShell, problem: Any, options: Any) -> Diagno
 
 def _prices_of_setup(diagnosis: Diagnosis, setup: TrainingSetup) -> Iterator[Diagnosis]:
     from oom_magic.explain.advice import advise_setup
-    from oom_magic.explain.evidence.refinement import refine_with_setup
+    from oom_magic.explain.live.refinement import refine_with_setup
 
     diagnosis = refine_with_setup(diagnosis, setup)
     yield diagnosis

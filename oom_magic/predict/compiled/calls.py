@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
-from oom_magic.predict.fake_cuda.overloads import TORCH
 from oom_magic.predict.isolation.patching import patched, suspended
+from oom_magic.predict.operators.overloads import TORCH
 from oom_magic.user_code import is_users_file
 
 AS_EAGER = "torch.compile: followed as eager code, an upper bound: compiled code usually takes a fifth to a half less"

@@ -22,7 +22,8 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from oom_magic.predict.fake_cuda.fake_gpu import META, FakeGPU, Place
+from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
+from oom_magic.predict.fake_cuda.places import META, Place
 from oom_magic.predict.isolation.patching import patched
 
 CUDA = torch.device("cuda", 0)

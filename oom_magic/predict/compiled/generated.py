@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from oom_magic.predict.compiled.triton_kernels import Kernel, load_kernel
-from oom_magic.predict.fake_cuda.fake_gpu import META, FakeGPU, Place
+from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
+from oom_magic.predict.fake_cuda.places import META, Place
 from oom_magic.predict.isolation.patching import patched
 
 

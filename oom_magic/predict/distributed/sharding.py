@@ -15,10 +15,11 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
-from oom_magic.predict.fake_cuda.calls import Call
-from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU, Handler
-from oom_magic.predict.fake_cuda.gradients import is_dense
+from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
+from oom_magic.predict.fake_cuda.places import Handler
 from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.operators.calls import Call
+from oom_magic.predict.operators.gradients import is_dense
 from oom_magic.predict.setups.gpus import GPU
 
 _BLOCK_THREADS = 128  # BLOCK_SIZE

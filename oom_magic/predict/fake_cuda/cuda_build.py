@@ -14,7 +14,8 @@ import torch.cuda.nccl
 import torch.cuda.nvtx
 from torch.utils import _foreach_utils
 
-from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU, Place
+from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
+from oom_magic.predict.fake_cuda.places import Place
 from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.kernels import recurrent
 

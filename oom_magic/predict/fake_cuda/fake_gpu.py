@@ -9,11 +9,9 @@ each new storage and its end.
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._C import DisableTorchFunction  # type: ignore[attr-defined]
@@ -23,26 +21,35 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from oom_magic.memory.allocator.replay import AllocatorOutOfMemory
 from oom_magic.memory.categories import Category
 from oom_magic.memory.timeline import Phase
-from oom_magic.predict.fake_cuda.calls import Call
-from oom_magic.predict.fake_cuda.fallbacks import find_fallback, is_wrapper, storage_under
-from oom_magic.predict.fake_cuda.gradients import counts_when_unheld, reused_gradient
-from oom_magic.predict.fake_cuda.known_outputs import KnownOutputs
-from oom_magic.predict.fake_cuda.overloads import find_overload
+from oom_magic.predict.fake_cuda.places import (
+    META,
+    Handler,
+    Place,
+    Spot,
+    Storage,
+    is_large,
+    tensors_in,
+    to_meta,
+)
 from oom_magic.predict.fake_cuda.streams import Streams
 from oom_magic.predict.fake_cuda.threads import Threads
 from oom_magic.predict.instrumentation.attribution import Attribution
 from oom_magic.predict.instrumentation.collector import Collector
 from oom_magic.predict.instrumentation.recorder import Recorder, SizeExpression
 from oom_magic.predict.isolation.interrupts import Interrupts
+from oom_magic.predict.operators.calls import Call
+from oom_magic.predict.operators.fallbacks import find_fallback, is_wrapper, storage_under
+from oom_magic.predict.operators.gradients import counts_when_unheld, reused_gradient
+from oom_magic.predict.operators.known_outputs import KnownOutputs
+from oom_magic.predict.operators.overloads import find_overload
 from oom_magic.predict.setups.gpus import GPU
 
 if TYPE_CHECKING:
     from oom_magic.predict.distributed.job import Job
     from oom_magic.predict.distributed.world import World
-    from oom_magic.predict.fake_cuda.autocast import Autocast
-    from oom_magic.predict.fake_cuda.values import Values
+    from oom_magic.predict.operators.autocast import Autocast
+    from oom_magic.predict.operators.values import Values
 
-META = torch.device("meta")
 COLLECTED = (
     "tensors that only objects referring to each other hold are freed when Python's collector runs: here as CPython "
     "counts objects, which a real run may do some objects sooner or later"
@@ -71,42 +78,8 @@ _QUERIES = frozenset(
         if (overload := find_overload(name)) is not None
     }
 )  # fmt: skip
-HOST_REAL_BYTES = 1 << 20  # a host tensor above this is pretended too
-HOST_REAL_INTEGER_BYTES = 1 << 24  # integers and booleans decide branches, so more of them are real
 
 
-class Place(Enum):
-    """Where the user's code believes a pretended tensor to be."""
-
-    GPU = "cuda"
-    HOST = "cpu"
-    META = "meta"
-
-
-class Spot(NamedTuple):
-    """A place and, on the GPU, which card."""
-
-    place: Place
-    card: int = 0
-
-    @property
-    def device(self) -> torch.device:
-        """What a tensor there says its device is."""
-        return torch.device("cuda", self.card) if self.place is Place.GPU else torch.device(self.place.value)
-
-
-class _Storage(weakref.ref):  # type: ignore[type-arg]
-    """A pretended storage: its place, its size, and the number of its allocation on its card (-1: none)."""
-
-    __slots__ = ("allocation", "card", "key", "num_bytes", "place")
-    key: int
-    place: Place
-    card: int
-    allocation: int
-    num_bytes: int
-
-
-Handler = Callable[["FakeGPU", OpOverload, tuple[Any, ...], dict[str, Any]], Any]
 Rule = Callable[[Call], None]
 
 
@@ -150,7 +123,7 @@ class FakeGPU(TorchDispatchMode):
         self.job: Job | None = None  # of which this is one process
         self.process_groups: World | None = None  # what code on it made, between runs
         self.traces: Callable[[torch.Tensor], bool] | None = None  # says of a compiler's tensor that it is on "cuda"
-        self._storages: dict[int, _Storage] = {}
+        self._storages: dict[int, Storage] = {}
         self.has_pretended_on_host = False
         self._cards_of_nodes: dict[int, int] = {}  # by autograd's sequence number
         self._composite: dict[OpOverload, bool] = {}
@@ -164,7 +137,7 @@ class FakeGPU(TorchDispatchMode):
 
     # -- what is where --------------------------------------------------------
 
-    def storage_of(self, tensor: torch.Tensor) -> _Storage | None:
+    def storage_of(self, tensor: torch.Tensor) -> Storage | None:
         """What is known of a pretended tensor's storage; None for a real tensor."""
         with DisableTorchFunction():
             return self._storages.get(storage_under(tensor)._cdata) if tensor.is_meta else None
@@ -232,7 +205,7 @@ class FakeGPU(TorchDispatchMode):
         """``on_card_of`` the tensors among an operator's arguments."""
         return nullcontext() if len(self.recorders) == 1 else self.on_card_of(*tensors_in(args, kwargs))
 
-    def live_storages(self) -> Iterator[_Storage]:
+    def live_storages(self) -> Iterator[Storage]:
         """All storages on the pretend GPU that are alive."""
         return (storage for storage in list(self._storages.values()) if storage.allocation >= 0)
 
@@ -330,7 +303,7 @@ class FakeGPU(TorchDispatchMode):
 
     def _list(self, storage: torch.UntypedStorage, place: Place, allocation: int) -> None:
         if storage._cdata not in self._storages:
-            entry = _Storage(storage, self._forget)
+            entry = Storage(storage, self._forget)
             entry.key, entry.place, entry.allocation = storage._cdata, place, allocation
             entry.card = self.current if place is Place.GPU else 0
             entry.num_bytes = storage.nbytes()
@@ -358,7 +331,7 @@ class FakeGPU(TorchDispatchMode):
         finally:
             del failure  # an error that its own frame held would keep what the frames above it hold
 
-    def _forget(self, entry: _Storage) -> None:
+    def _forget(self, entry: Storage) -> None:
         if self._storages.get(entry.key) is entry:
             del self._storages[entry.key]
             self.values.forget(entry.key)
@@ -567,40 +540,3 @@ class FakeGPU(TorchDispatchMode):
             for i in range(length)
         ]
         return [item for items in made for item in items] if func._schema.returns else None
-
-
-def tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The tensors among an operator's arguments, in order, lists of tensors included."""
-    found = []
-    for arg in (*args, *kwargs.values()) if kwargs else args:
-        if isinstance(arg, torch.Tensor):
-            found.append(arg)
-        elif isinstance(arg, (list, tuple)):
-            found += [item for item in arg if isinstance(item, torch.Tensor)]
-    return found
-
-
-def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    """``value`` (an operator's argument, or a tuple of them) with ``change`` applied to each tensor."""
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, (list, tuple)):
-        return type(value)(map_tensors(item, change) for item in value)
-    if isinstance(value, dict):
-        return {key: map_tensors(item, change) for key, item in value.items()}
-    return value
-
-
-def to_meta(value: Any) -> Any:
-    """A real tensor with dimensions as a meta tensor, and each of a list; anything else as it is."""
-    if isinstance(value, (list, tuple)):
-        return map_tensors(value, lambda tensor: tensor if tensor.is_meta else tensor.to(META))
-    if isinstance(value, torch.Tensor) and not value.is_meta and value.dim():
-        return value.to(META)
-    return value
-
-
-def is_large(tensor: torch.Tensor) -> bool:
-    """Whether a host tensor of this shape and type is pretended rather than real."""
-    limit = HOST_REAL_BYTES if tensor.is_floating_point() or tensor.is_complex() else HOST_REAL_INTEGER_BYTES
-    return tensor.numel() * tensor.element_size() > limit

@@ -8,8 +8,9 @@ import torch
 from torch._ops import OpOverload
 
 from oom_magic.memory.categories import Category
-from oom_magic.predict.fake_cuda.calls import Call
-from oom_magic.predict.fake_cuda.fake_gpu import META, FakeGPU, Handler, Place, is_large
+from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
+from oom_magic.predict.fake_cuda.places import META, Handler, Place, is_large
+from oom_magic.predict.operators.calls import Call
 
 aten = torch.ops.aten
 

@@ -32,7 +32,8 @@ import torch
 
 from oom_magic.memory.categories import Category
 from oom_magic.memory.timeline import Phase
-from oom_magic.predict.fake_cuda.fake_gpu import META, FakeGPU, Place, is_large
+from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
+from oom_magic.predict.fake_cuda.places import META, Place, is_large
 from oom_magic.predict.instrumentation.starting_point import StartingPoint, TensorWas
 from oom_magic.predict.isolation.journal import Journal
 from oom_magic.predict.isolation.live_objects import LiveObjects, find_live_objects

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU, Handler, Place, tensors_in
-from oom_magic.predict.fake_cuda.overloads import existing
+from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
+from oom_magic.predict.fake_cuda.places import Handler, Place, tensors_in
+from oom_magic.predict.operators.overloads import existing
 
 aten = torch.ops.aten
 

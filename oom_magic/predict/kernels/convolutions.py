@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from oom_magic.predict.fake_cuda.calls import Call
 from oom_magic.predict.fake_cuda.fake_gpu import Rule
 from oom_magic.predict.kernels.copies import make_outputs
 from oom_magic.predict.kernels.reductions import take_buffers
+from oom_magic.predict.operators.calls import Call
 
 aten = torch.ops.aten
 WORKSPACE_ASSUMPTION = "convolutions: cuDNN's own workspace (none to hundreds of MiB, for a moment) is not counted"

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import torch
 from torch._ops import OpOverload
 
-from oom_magic.predict.fake_cuda.calls import Call
 from oom_magic.predict.fake_cuda.fake_gpu import Rule
+from oom_magic.predict.operators.calls import Call
 
 aten = torch.ops.aten
 

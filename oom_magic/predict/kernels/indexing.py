@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from oom_magic.predict.fake_cuda.calls import Call
 from oom_magic.predict.fake_cuda.fake_gpu import Rule
 from oom_magic.predict.instrumentation.recorder import SizeFunction
 from oom_magic.predict.kernels.sorting import radix_bytes, scan_bytes, unique_bytes
+from oom_magic.predict.operators.calls import Call
 from oom_magic.predict.setups.gpus import GPU
 
 aten = torch.ops.aten

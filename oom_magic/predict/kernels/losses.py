@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from oom_magic.predict.fake_cuda.calls import Call
 from oom_magic.predict.fake_cuda.fake_gpu import Rule
 from oom_magic.predict.kernels.reductions import take_sum_buffers
+from oom_magic.predict.operators.calls import Call
 
 aten = torch.ops.aten
 _NONE = 0  # at::Reduction::None

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from oom_magic.predict.fake_cuda.calls import Call
-from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU, Handler, Place, Rule
+from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU, Rule
+from oom_magic.predict.fake_cuda.places import Handler, Place
+from oom_magic.predict.operators.calls import Call
 
 aten = torch.ops.aten
 ASSUMPTION = "recurrent layers: the memory that cuDNN reserves between forward and backward is estimated"

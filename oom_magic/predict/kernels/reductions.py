@@ -13,8 +13,8 @@ from math import prod
 import torch
 from torch._ops import OpOverload
 
-from oom_magic.predict.fake_cuda.calls import Call
 from oom_magic.predict.fake_cuda.fake_gpu import Rule
+from oom_magic.predict.operators.calls import Call
 from oom_magic.predict.setups.gpus import GPU
 
 aten = torch.ops.aten

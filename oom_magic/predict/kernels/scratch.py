@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch._ops import OpOverload
 
-from oom_magic.predict.fake_cuda.calls import Call
 from oom_magic.predict.fake_cuda.fake_gpu import Rule
-from oom_magic.predict.fake_cuda.overloads import TORCH, existing
 from oom_magic.predict.kernels.copies import make_outputs
 from oom_magic.predict.kernels.reductions import take_sum_buffers
+from oom_magic.predict.operators.calls import Call
+from oom_magic.predict.operators.overloads import TORCH, existing
 from oom_magic.predict.setups.gpus import GPU
 
 aten = torch.ops.aten

@@ -11,9 +11,9 @@ from math import ceil
 import torch
 from torch._ops import OpOverload
 
-from oom_magic.predict.fake_cuda.calls import Call
 from oom_magic.predict.fake_cuda.fake_gpu import Rule
 from oom_magic.predict.kernels.copies import make_outputs
+from oom_magic.predict.operators.calls import Call
 from oom_magic.predict.setups.gpus import GPU
 
 _SCAN_TILE = 896  # items

@@ -13,10 +13,10 @@ import torch
 from torch._ops import OpOverload
 
 from oom_magic.memory.categories import Category
-from oom_magic.predict.fake_cuda.calls import Call
 from oom_magic.predict.fake_cuda.fake_gpu import Rule
-from oom_magic.predict.fake_cuda.overloads import TORCH
 from oom_magic.predict.instrumentation.recorder import SizeFunction
+from oom_magic.predict.operators.calls import Call
+from oom_magic.predict.operators.overloads import TORCH
 from oom_magic.predict.setups.gpus import GPU
 from oom_magic.units import KIB, MIB
 

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 from oom_magic.predict.distributed import process_groups
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
-from oom_magic.predict.isolation import saving
-from oom_magic.predict.isolation.effects import Isolation
+from oom_magic.predict.isolation.files import saving
+from oom_magic.predict.isolation.files.effects import Isolation
 from oom_magic.predict.libraries import (
     bitsandbytes_ops,
     data_loading,

@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from oom_magic.predict.fake_cuda.fake_gpu import META, FakeGPU, Place
-from oom_magic.predict.isolation.effects import Isolation
+from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
+from oom_magic.predict.fake_cuda.places import META, Place
+from oom_magic.predict.isolation.files.effects import Isolation
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ import torch
 from torch._ops import OpOverload
 
 from oom_magic.predict.fake_cuda.device_view import DeviceView
-from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU, Handler, Place, tensors_in
+from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
+from oom_magic.predict.fake_cuda.places import Handler, Place, tensors_in
 from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.libraries.adapters import Adapter, Run, pretend_on_host
 

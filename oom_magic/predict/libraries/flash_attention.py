@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from oom_magic.predict.fake_cuda.attention import flash_attend
 from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.libraries.adapters import Adapter, Run
+from oom_magic.predict.operators.attention import flash_attend
 
 _VERSION = "2.8.3"
 _CHECKS = ("_flash_attn_can_dispatch", "_flash_attn_2_can_dispatch", "_check_and_enable_flash_attn_2")

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from oom_magic.predict.isolation.files.saving import unwritten
 from oom_magic.predict.isolation.patching import patched
-from oom_magic.predict.isolation.saving import unwritten
 from oom_magic.predict.libraries.adapters import Adapter, Run, pretend_on_host
 from oom_magic.predict.setups.models import config_for_hub_id
 

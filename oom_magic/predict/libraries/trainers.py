@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from oom_magic.predict.isolation.files.saving import skipped
 from oom_magic.predict.isolation.patching import patched
-from oom_magic.predict.isolation.saving import skipped
 from oom_magic.predict.libraries.adapters import Adapter, Run
 
 _CUDA = torch.device("cuda", 0)

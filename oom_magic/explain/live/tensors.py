@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from oom_magic.explain.evidence.live_frames import LiveCall, LiveFailure, LiveTensor
 from oom_magic.explain.evidence.tensors import TensorCandidate, requested_window
+from oom_magic.explain.live.frames import LiveCall, LiveFailure, LiveTensor
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.predict.shape_inference import Output, TensorShape
 from oom_magic.units import MIB, format_bytes

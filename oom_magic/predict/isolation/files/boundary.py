@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from ipaddress import ip_address
 from typing import Any
 
-from oom_magic.predict.isolation.file_tree import FileTree
+from oom_magic.predict.isolation.files.file_tree import FileTree
 from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.isolation.scope import Scope
 from oom_magic.user_code import is_users_file

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from oom_magic.predict.isolation.file_tree import FileTree
+from oom_magic.predict.isolation.files.file_tree import FileTree
 from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.isolation.scope import Scope
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from oom_magic.predict.isolation.file_tree import FileTree, Found, Kind, Node
+from oom_magic.predict.isolation.files.file_tree import FileTree, Found, Kind, Node
 from oom_magic.predict.isolation.scope import Scope
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND

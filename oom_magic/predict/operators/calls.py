@@ -11,7 +11,7 @@ from oom_magic.memory.timeline import Phase
 from oom_magic.predict.instrumentation.recorder import SizeExpression, SizeFunction
 
 if TYPE_CHECKING:
-    from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
+    from oom_magic.predict.fake_cuda.places import FakeDevice
 
 
 class Call:
@@ -23,7 +23,7 @@ class Call:
 
     def __init__(
         self,
-        gpu: FakeGPU,
+        gpu: FakeDevice,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         result: Any,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote, unquote
 
-from oom_magic.predict.isolation.file_tree import FileTree
+from oom_magic.predict.isolation.files.file_tree import FileTree
 from oom_magic.predict.isolation.scope import Scope
 
 _BESIDE = ("-wal", "-journal")  # files of a database with what is not in it yet, sqlite.org/tempfiles.html

@@ -110,7 +110,7 @@ def _loaded_before(released: Released, error: BaseException | None, names: Mappi
     """A name that holds a model of the class that is being loaded: the new one finds the old one there."""
     if error is None or error.__traceback__ is None:
         return
-    from oom_magic.explain.evidence.live_frames import model_on_the_way  # loads torch
+    from oom_magic.explain.live.frames import model_on_the_way  # loads torch
 
     kind, identity = model_on_the_way(error) or ("", 0)
     for one in released.holders:

@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from oom_magic.predict.fake_cuda.fake_gpu import META, Place, is_large
+from oom_magic.predict.fake_cuda.places import META, Place, is_large
+from oom_magic.predict.isolation.files.substitution import substituted
 from oom_magic.predict.isolation.patching import patched
-from oom_magic.predict.isolation.substitution import substituted
 from oom_magic.predict.libraries.adapters import Adapter, Run, pretend_on_host
 
 _MAPPED_BYTES = 1 << 26  # a larger file is mapped into memory, not read

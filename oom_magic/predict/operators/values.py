@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from oom_magic.predict.fake_cuda.branches import answer_that_goes_on
-from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU, Handler, Place, map_tensors, tensors_in
-from oom_magic.predict.fake_cuda.shadows import Shadow, covers
+from oom_magic.predict.fake_cuda.places import FakeDevice, Handler, Place, map_tensors, tensors_in
+from oom_magic.predict.operators.branches import answer_that_goes_on
+from oom_magic.predict.operators.shadows import Shadow, covers
 
 aten = torch.ops.aten
 
@@ -28,7 +28,7 @@ UNKNOWN_NUMBER = 1.0  # what an unknown number is read as: can be divided by and
 class Values:
     """The shadows, by storage."""
 
-    def __init__(self, gpu: FakeGPU, assume: Callable[[str], None]) -> None:
+    def __init__(self, gpu: FakeDevice, assume: Callable[[str], None]) -> None:
         self._gpu = gpu
         self.assume = assume
         self._shadows: dict[int, Shadow] = {}
@@ -373,18 +373,18 @@ def is_random(func: OpOverload) -> bool:
     return torch.Tag.nondeterministic_seeded in func.tags
 
 
-def _scalar(gpu: FakeGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
+def _scalar(gpu: FakeDevice, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
     return func(gpu.values.read(args[0]))
 
 
-def _equal(gpu: FakeGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
+def _equal(gpu: FakeDevice, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
     first, second = (gpu.values.get(tensor) for tensor in args)
     if first is None or second is None:
         return args[0].shape == args[1].shape
     return func(first, second)
 
 
-def _shaped_by_values(gpu: FakeGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
+def _shaped_by_values(gpu: FakeDevice, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
     """An operator whose output's size depends on values: from the shadows, or from a stated default."""
     tensors = tensors_in(args, kwargs)
     if all(not tensor.is_meta for tensor in tensors):
@@ -395,7 +395,7 @@ def _shaped_by_values(gpu: FakeGPU, func: OpOverload, args: Any, kwargs: dict[st
     return map_tensors(out, lambda tensor: gpu.copy_to(tensor, place, func.name()))
 
 
-def _index(gpu: FakeGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
+def _index(gpu: FakeDevice, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
     """Indexing: boolean masks become index lists, and host indices move to the GPU, as in ATen's ``make_info``."""
     target, indices, *rest = args
     place = gpu.place(target)
@@ -419,7 +419,7 @@ def _index(gpu: FakeGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) ->
     return gpu.run(func, (target, made, *rest), kwargs)
 
 
-def _mask_to_fill(gpu: FakeGPU, indices: list[Any], rest: list[Any]) -> torch.Tensor | None:
+def _mask_to_fill(gpu: FakeDevice, indices: list[Any], rest: list[Any]) -> torch.Tensor | None:
     """The mask of ``x[mask] = number``, which fills where the mask is set (``canDispatchToMaskedFill``)."""
     given = [index for index in indices if index is not None]
     is_number = bool(rest) and rest[0].dim() == 0 and not rest[0].is_meta
@@ -427,7 +427,7 @@ def _mask_to_fill(gpu: FakeGPU, indices: list[Any], rest: list[Any]) -> torch.Te
     return given[0] if is_number and is_mask else None
 
 
-def _unscale(gpu: FakeGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> None:
+def _unscale(gpu: FakeDevice, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> None:
     """``GradScaler``'s check of gradients: they are taken to be finite, so that ``found_inf`` stays what it is."""
     gradients = args[0]
     if all(gpu.place(gradient) is None for gradient in gradients):

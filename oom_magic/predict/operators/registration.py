@@ -11,12 +11,13 @@ import torch
 from torch._C import DispatchKey
 from torch._ops import OpOverload
 
-from oom_magic.predict.fake_cuda import compositions
-from oom_magic.predict.fake_cuda.attention import attend
-from oom_magic.predict.fake_cuda.autocast import Autocast
-from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU, Place
-from oom_magic.predict.fake_cuda.overloads import Kernel, existing, find_overload, original
+from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
+from oom_magic.predict.fake_cuda.places import Place
 from oom_magic.predict.kernels import convolutions, losses, normalization, recurrent
+from oom_magic.predict.operators import compositions
+from oom_magic.predict.operators.attention import attend
+from oom_magic.predict.operators.autocast import Autocast
+from oom_magic.predict.operators.overloads import Kernel, existing, find_overload, original
 from oom_magic.predict.setups.gpus import GPU
 
 aten = torch.ops.aten

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from oom_magic.predict.fake_cuda.overloads import TORCH
 from oom_magic.predict.kernels.normalization import is_by_cudnn
+from oom_magic.predict.operators.overloads import TORCH
 
 aten = torch.ops.aten
 

@@ -17,14 +17,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from oom_magic.predict.isolation.boundary import Boundary
-from oom_magic.predict.isolation.databases import connect
-from oom_magic.predict.isolation.file_calls import FileCalls
-from oom_magic.predict.isolation.file_tree import FileTree
-from oom_magic.predict.isolation.open_files import open_files_kept
+from oom_magic.predict.isolation.files.boundary import Boundary
+from oom_magic.predict.isolation.files.databases import connect
+from oom_magic.predict.isolation.files.file_calls import FileCalls
+from oom_magic.predict.isolation.files.file_tree import FileTree
+from oom_magic.predict.isolation.files.open_files import open_files_kept
+from oom_magic.predict.isolation.files.substitution import substituted
 from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.isolation.scope import Scope
-from oom_magic.predict.isolation.substitution import substituted
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from oom_magic.explain.remedies.rehearsal import in_silence
 
 if TYPE_CHECKING:
     from oom_magic.explain.diagnosis import Diagnosis
-    from oom_magic.explain.evidence.growth import Growth
-    from oom_magic.explain.evidence.holders import Holder
+    from oom_magic.explain.live.growth import Growth
+    from oom_magic.explain.live.holders import Holder
     from oom_magic.explain.messages.failure import Failure
     from oom_magic.explain.remedies.remedy import Remedy
     from oom_magic.memory.report import MemoryReport
@@ -37,7 +37,7 @@ def refine_with_report(judgement: Judgement, report: MemoryReport) -> Judgement:
     """The judgement, settled where nothing surer did by what had filled the memory when it failed."""
     if judgement.confidence is Confidence.CERTAIN:
         return judgement
-    from oom_magic.explain.evidence.outputs import find_kept_outputs  # loads NumPy
+    from oom_magic.explain.live.outputs import find_kept_outputs  # loads NumPy
 
     kept = find_kept_outputs(report)
     if kept is not None:

@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
 if TYPE_CHECKING:
-    from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
+    from oom_magic.predict.fake_cuda.places import FakeDevice
 
 aten = torch.ops.aten
 
@@ -26,7 +26,7 @@ _LIKE_THEIR_FIRST = {
 }
 
 
-_Fallback = Callable[["FakeGPU", OpOverload, tuple[Any, ...], dict[str, Any]], Any]
+_Fallback = Callable[["FakeDevice", OpOverload, tuple[Any, ...], dict[str, Any]], Any]
 
 
 def find_fallback(error: Exception) -> _Fallback | None:
@@ -41,7 +41,7 @@ def find_fallback(error: Exception) -> _Fallback | None:
     return None
 
 
-def _run_sized_by_values(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _run_sized_by_values(gpu: FakeDevice, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The outputs of an operator such as ``torchvision::nms``, as long as its first tensor."""
     name = func.name()
     gpu.values.assume(f"{name}: its result's size depends on values; taken to be that of its first tensor")
@@ -49,7 +49,7 @@ def _run_sized_by_values(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], 
         return singleton.find(name).fake_impl.kernel(*args, **kwargs)
 
 
-def _run_without_kernel(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _run_without_kernel(gpu: FakeDevice, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What an operator without a kernel for pretended tensors returns. Raises NotImplementedError for PyTorch's own."""
     decomposition = decomposition_table.get(func)
     if decomposition is not None:

@@ -75,7 +75,7 @@ def growths(error: BaseException, names: Mapping[str, Any], locate: Locate) -> t
 
     ``names`` are the notebook's, for frames whose globals were emptied since; ``locate`` finds device memory.
     """
-    from oom_magic.explain.evidence.live_frames import (
+    from oom_magic.explain.live.frames import (
         deepest_frames,
         names_of,  # loads torch
     )

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU, Place, map_tensors, tensors_in
-from oom_magic.predict.fake_cuda.overloads import Kernel, find_overload
+from oom_magic.predict.fake_cuda.places import FakeDevice, Place, map_tensors, tensors_in
+from oom_magic.predict.operators.overloads import Kernel, find_overload
 
 aten = torch.ops.aten
 
@@ -58,7 +58,7 @@ class _Thread(threading.local):
 class Autocast:
     """The kernels by operator, and the cache of casted weights (``cached_casts``)."""
 
-    def __init__(self, gpu: FakeGPU) -> None:
+    def __init__(self, gpu: FakeDevice) -> None:
         self._gpu = gpu
         self._cache: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
         self._set_enabled = torch.set_autocast_enabled

@@ -12,7 +12,7 @@ from oom_magic.explain.messages.failure import Failure
 from oom_magic.units import format_bytes
 
 if TYPE_CHECKING:
-    from oom_magic.explain.evidence.live_frames import LiveFailure
+    from oom_magic.explain.live.frames import LiveFailure
     from oom_magic.memory.report import MemoryReport, OutOfMemory
 
 _KINDS = {
@@ -51,8 +51,8 @@ def locate_failure(
     sighting = _from_report(recorded) if recorded is not None else UNKNOWN_LOCATION
     if error is None or error.__traceback__ is None or "torch" not in sys.modules:
         return sighting
-    from oom_magic.explain.evidence.live_frames import inspect_failure  # these import torch
-    from oom_magic.explain.evidence.live_tensors import live_candidates
+    from oom_magic.explain.live.frames import inspect_failure  # these import torch
+    from oom_magic.explain.live.tensors import live_candidates
 
     exact_bytes = recorded.tensor_bytes if recorded is not None else None
     operator = recorded.operator.rpartition("::")[2] if recorded is not None else ""
@@ -72,7 +72,7 @@ def locate_failure(
 
 def _with_shape(candidate: TensorCandidate, live: LiveFailure) -> TensorCandidate:
     """A loss's tensor, of which a report has only the size, with the shape that follows from the frames."""
-    from oom_magic.explain.evidence.live_tensors import formula_over_vocabulary
+    from oom_magic.explain.live.tensors import formula_over_vocabulary
 
     is_of_the_loss = candidate.name in _KINDS.values()
     formula = formula_over_vocabulary(live, candidate.num_bytes) if is_of_the_loss else ""

@@ -1,0 +1,1 @@
+"""Files, databases, programs and connections: a dry run has no effect on them."""
