@@ -128,6 +128,7 @@ class FakeGPU(TorchDispatchMode):
         self._cards_of_nodes: dict[int, int] = {}  # by autograd's sequence number
         self._composite: dict[OpOverload, bool] = {}
         self.collector = Collector(self._num_containers, self._has_collected)
+        self.num_noted = 0  # containers that following the training loop takes
         self._is_inside = False  # an operator, by which others are run
         self.untouchable: dict[int, str] = {}  # storages of the user's that stayed real, with the reason
         self.lock: threading.RLock | None = None  # once the user's code has started threads
@@ -258,8 +259,8 @@ class FakeGPU(TorchDispatchMode):
 
     def _num_containers(self) -> int:
         """The Python containers that following takes: a row an allocation, its block, what is known of its storage."""
-        rows = sum(len(recorder.columns) + len(recorder.blocks) for recorder in self.recorders)
-        return rows + 3 * len(self._storages)
+        rows = sum(len(one.columns) + len(one.blocks) + len(one.marks) for one in self.recorders)
+        return rows + 3 * len(self._storages) + self.num_noted
 
     def _has_collected(self, num_freed: int) -> None:
         if num_freed > 0:

@@ -142,6 +142,7 @@ class Training:
         """The outermost module is about to run."""
         self.num_calls += torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
         self._prepare(module)
+        self._gpu.num_noted += 3  # the call, its inputs, and the shape of one
         self.model_calls.append(
             ModelCall(
                 len(self.model_calls),
