@@ -332,11 +332,15 @@ class _Pair:
         """Give the tensor its own data back, if the double has it."""
         if self.double._cdata != self.real:
             return
-        try:
-            torch._C._swap_tensor_impl(self.tensor, self.double)
-        except RuntimeError:  # C++ watches the double: whoever holds the tensor is given one with its data
-            own = torch.nn.Parameter(self.double) if isinstance(self.tensor, torch.nn.Parameter) else self.double
-            _replace_in_containers(self.tensor, own)
+        for _ in range(2):  # an error may be of the moment
+            try:
+                torch._C._swap_tensor_impl(self.tensor, self.double)
+            except RuntimeError:
+                continue
+            return
+        # C++ watches the double: whoever holds the tensor is given one with its data
+        own = torch.nn.Parameter(self.double) if isinstance(self.tensor, torch.nn.Parameter) else self.double
+        _replace_in_containers(self.tensor, own)
 
 
 @dataclass(frozen=True, slots=True)
