@@ -16,7 +16,7 @@ from test_measure_device import fails, fake_nvml
 import oom_magic as om
 from oom_magic.explain import doctor as checkup
 from oom_magic.explain import doctor as recommendation
-from oom_magic.explain.doctor import GLOBAL_BATCH_SIZE, Recommendation, recommend
+from oom_magic.explain.doctor import GLOBAL_BATCH_SIZE, Checkup, Recommendation, recommend
 from oom_magic.measure.device import host
 from oom_magic.measure.device.cards import Card
 from oom_magic.measure.device.nvml import CardReading, DeviceProcess
@@ -318,7 +318,8 @@ def test_options_to_paste_name_all_that_the_dry_runs_did() -> None:
     for option in ("bnb_4bit_use_double_quant=True", "dtype=torch.bfloat16", "gradient_checkpointing=True", "r=16"):
         assert option in text
     assert setup.code().startswith(text.partition("from transformers import TrainingArguments")[0].rstrip())
-    assert Recommendation("x", None, 0, 3).blocks()
+    nothing = Checkup((("torch", "2.13.0"),), (), (), (), "", "", recommended=(Recommendation("x", None, 0, 3),), card="T4")
+    assert "x: not even QLoRA" in str(nothing)
 
 
 def test_what_is_pasted_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
