@@ -233,7 +233,7 @@ def test_own_models_are_loaded_in_16_bits_only():
     pytest.importorskip("bitsandbytes")
     half = loading.LoadedInHalf("fp16")
     assert run(lambda: nn.Linear(1024, 1024).cuda(), half).peak_allocated_bytes < 3 * 2**20
-    assert half.way == "own"
+    assert half.variant == "own"
     with pytest.raises(InapplicableError):
         run(lambda: nn.Linear(1024, 1024).cuda(), loading.LoadedQuantized(4))
 

@@ -318,7 +318,9 @@ def test_options_to_paste_name_all_that_the_dry_runs_did() -> None:
     for option in ("bnb_4bit_use_double_quant=True", "dtype=torch.bfloat16", "gradient_checkpointing=True", "r=16"):
         assert option in text
     assert setup.code().startswith(text.partition("from transformers import TrainingArguments")[0].rstrip())
-    nothing = Checkup((("torch", "2.13.0"),), (), (), (), "", "", recommended=(Recommendation("x", None, 0, 3),), card="T4")
+    nothing = Checkup(
+        (("torch", "2.13.0"),), (), (), (), "", "", recommended=(Recommendation("x", None, 0, 3),), card="T4"
+    )
     assert "x: not even QLoRA" in str(nothing)
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from versions import recorded_with
 
 from oom_magic.predict.distributed.process_groups import NCCL_MEMORY
 from oom_magic.predict.session import DrySession, dry_run
@@ -28,6 +29,7 @@ def train(gradient_as_bucket_view: bool) -> None:
         optimizer.zero_grad()
 
 
+@recorded_with("2.13")
 @pytest.mark.parametrize("is_view", PEAKS)
 def test_buckets_are_counted(is_view: bool) -> None:
     report = dry_run(train, is_view)

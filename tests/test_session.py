@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from versions import recorded_with
 
 import oom_magic as om
 from oom_magic.memory.timeline import Phase
@@ -60,6 +61,7 @@ def test_it_stops_after_the_steps_asked_for() -> None:
     assert report.steps[0].peak_phase in (Phase.BACKWARD, Phase.OPTIMIZER)
 
 
+@recorded_with("2.13")
 def test_what_comes_after_the_last_step_is_said_to_be_missing() -> None:
     def train_and_evaluate() -> None:
         train()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from versions import recorded_with
 
 import oom_magic as om
 from oom_magic.units import MIB
@@ -101,6 +102,7 @@ def pinned_activations() -> None:
     out.sum().backward()
 
 
+@recorded_with("2.13")
 @pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")
 @pytest.mark.parametrize("claim", [of_sizes, by_name, as_default, pinned, pinned_activations], ids=lambda f: f.__name__)
 def test_what_only_a_cuda_build_has_works(claim: Callable[[], None]) -> None:
