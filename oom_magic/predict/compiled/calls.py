@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch._jit_internal import createResolutionCallbackFromFrame
 
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.isolation.patching import patched, suspended
@@ -134,7 +135,11 @@ def scripted_as_written(usual: Callable[..., Any]) -> Callable[..., Any]:
     """In place of ``torch.jit.script``: code runs as it was written, save that of a library being imported."""
 
     def script(obj: Any, *args: Any, **kwargs: Any) -> Any:
-        return usual(obj, *args, **kwargs) if _is_import(sys._getframe(1)) else obj
+        if not _is_import(sys._getframe(1)):
+            return obj
+        if isinstance(obj, type):  # its names are looked up where it stands: above this, and the one it is lent as
+            kwargs.setdefault("_rcb", createResolutionCallbackFromFrame(2))
+        return usual(obj, *args, **kwargs)
 
     return script
 

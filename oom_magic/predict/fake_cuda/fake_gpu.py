@@ -377,7 +377,7 @@ class FakeGPU(TorchDispatchMode):
 
     def check_written(self, *tensors: torch.Tensor) -> None:
         """Raise RuntimeError, with the reason and what to do, if one of these must stay as it is."""
-        for tensor in tensors:
+        for tensor in tensors if self.untouchable else ():
             reason = None if tensor.is_meta else self.untouchable.get(tensor.untyped_storage()._cdata)
             if reason is not None:
                 raise RuntimeError(

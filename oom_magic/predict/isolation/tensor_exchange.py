@@ -489,9 +489,10 @@ class _FakeCopies:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has strides and no dispatch of its own."""
+    """Whether a tensor has a size, strides and no dispatch of its own."""
     return (
-        not tensor.is_nested
+        not torch.nn.parameter.is_lazy(tensor)
+        and not tensor.is_nested
         and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
         and tensor.layout is torch.strided
         and not tensor.is_quantized
