@@ -6,7 +6,7 @@ import functools
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from types import FunctionType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from oom_magic.predict.isolation.journal import Journal
@@ -99,7 +99,7 @@ def _reverting(replacement: Any, original: Any) -> tuple[Any, Callable[[], None]
     if isinstance(original, bool):
         flag = _RevertingFlag(replacement, original)
         return flag, functools.partial(setattr, flag, "value", original)
-    if original is not None and isinstance(replacement, (FunctionType, type)):
+    if original is not None and isinstance(replacement, (FunctionType, MethodType, type)):
         return _reverting_function(replacement, original)
     return replacement, lambda: None
 
