@@ -209,6 +209,7 @@ def interrupt_often(users: Users, times: int) -> None:
     assert ended > times // 3
 
 
+@pytest.mark.slow
 def test_interrupts_at_random_moments_change_nothing(users: Users) -> None:
     interrupt_often(users, 20)
 
@@ -356,6 +357,7 @@ def train() -> None:
         optimizer.zero_grad()
 
 
+@pytest.mark.slow
 def test_code_on_other_threads_goes_on_with_its_own_tensors() -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
     optimizer = torch.optim.Adam(model.parameters())
@@ -382,6 +384,7 @@ def test_code_on_other_threads_goes_on_with_its_own_tensors() -> None:
     assert om.dry_run(lambda: model.cuda()).peak_allocated_bytes  # once the thread has ended
 
 
+@pytest.mark.slow
 def test_threads_of_the_run_end_with_it() -> None:
     begun = threading.Event()
 
@@ -401,6 +404,7 @@ def test_threads_of_the_run_end_with_it() -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_a_prefetcher_and_a_pool_see_the_pretend_gpu() -> None:
     import queue
     from concurrent.futures import ThreadPoolExecutor
@@ -429,6 +433,7 @@ def test_a_prefetcher_and_a_pool_see_the_pretend_gpu() -> None:
         assert pool.submit(torch.cuda.is_available).result() == torch.cuda.is_available()
 
 
+@pytest.mark.slow
 def test_a_thread_that_runs_out_of_memory_ends_the_run_so() -> None:
     def start() -> None:
         thread = threading.Thread(target=lambda: torch.empty(1 << 40, dtype=torch.uint8, device="cuda"))
