@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 
+from oom_magic.language import keep_language
 from oom_magic.notebook.cells.running import trimmed
 from oom_magic.notebook.magics import OOMMagics
 
@@ -43,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(given[:end])
     options.arguments = given[end + 1 :]
     try:
+        keep_language(getattr(options, "lang", None))
         return _explain(options) if options.command == "explain" else _run(options)
     except (UsageError, ValueError, OSError) as error:
         print(f"python -m oom_magic {options.command}: {error}", file=sys.stderr)
@@ -52,13 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _explain(options: Any) -> int:
     """Print the diagnosis of a text, with prices where ``--model`` says what was trained."""
     from oom_magic.explain.explainer import explain
-    from oom_magic.explain.language import choose_language
     from oom_magic.notebook.options import setup_from
 
     problem = sys.stdin.read() if options.file == "-" else Path(options.file)
-    language = choose_language(options.lang)
-    failure = explain(problem, lang=language, fast=True).main_failure if options.model else None
-    diagnosis = explain(problem, setup_from(options, language, failure), lang=language, fast=options.fast)
+    failure = explain(problem, fast=True).main_failure if options.model else None
+    diagnosis = explain(problem, setup_from(options, failure), fast=options.fast)
     print(diagnosis)
     return {True: 0, False: 1, None: NOT_KNOWN}[diagnosis.is_oom]
 

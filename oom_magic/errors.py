@@ -1,14 +1,13 @@
-"""Why a value or a setting is refused: one table of sentences and the one error that says them.
-
-The sentences here are English; ``explain.setup_catalogue`` has them in Simplified Chinese too.
-"""
+"""Why a value or a setting is refused: one table of sentences and the one error that says them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-REFUSALS: dict[str, str] = {
+from oom_magic.language import Language, Sentences, choose_language, render
+
+REFUSALS: Sentences = {
     "qlora_of_no_file": (
         "method 'qlora' needs weights to quantize: a preset or a folder, not a configuration or a function."
     ),
@@ -68,5 +67,10 @@ class InvalidSettingError(ValueError):
         self.key = key
         self.values = {name: str(value) for name, value in values.items()}
         self.offer = ", ".join(offer)
-        sentence = REFUSALS[key].format(**self.values)
-        super().__init__(f"{sentence} {REFUSALS['did_you_mean'].format(names=self.offer)}" if offer else sentence)
+        super().__init__(self.in_language(choose_language()))
+
+    def in_language(self, lang: Language) -> str:
+        """What is refused, why, and what may have been meant."""
+        sentence = render(REFUSALS[self.key], lang, self.values)
+        offer = render(REFUSALS["did_you_mean"], lang, {"names": self.offer}) if self.offer else ""
+        return f"{sentence} {offer}".rstrip()

@@ -10,18 +10,32 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "oom_magic"
 ALLOWED = {
-    "errors": set(),
+    "units": set(),
+    "language": {"units"},
+    "errors": {"language"},
+    "inputs": {"errors", "units"},
     "collection": set(),
     "results": set(),  # finds the views by name, so that data know none
-    "units": {"errors"},
     "user_code": set(),
-    "memory": {"results", "units"},
-    "measure": {"collection", "results", "units", "user_code", "memory"},
-    "predict": {"collection", "errors", "results", "units", "user_code", "memory"},
-    "explain": {"errors", "results", "units", "user_code", "memory", "measure", "predict"},
-    "views": {"results", "units", "memory", "measure", "predict", "explain"},
-    "notebook": {"results", "units", "user_code", "views", "memory", "measure", "predict", "explain"},
-    "__main__": {"explain", "memory", "notebook", "predict", "views"},
+    "memory": {"language", "results", "units"},
+    "measure": {"collection", "inputs", "language", "results", "units", "user_code", "memory"},
+    "predict": {"collection", "errors", "inputs", "language", "results", "units", "user_code", "memory"},
+    "explain": {"errors", "inputs", "language", "results", "units", "user_code", "memory", "measure", "predict"},
+    "views": {"language", "results", "units", "memory", "measure", "predict", "explain"},
+    "notebook": {
+        "errors",
+        "inputs",
+        "language",
+        "results",
+        "units",
+        "user_code",
+        "views",
+        "memory",
+        "measure",
+        "predict",
+        "explain",
+    },
+    "__main__": {"explain", "language", "memory", "notebook", "predict", "views"},
     "__init__": {"memory", "measure", "predict", "explain", "notebook"},  # the public names
 }
 LIBRARIES = {

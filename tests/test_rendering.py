@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from pages import Page, assert_text_and_html_agree, words
 from samples import failed, measured, predicted
 
+from oom_magic.inputs import parse_bytes
 from oom_magic.memory.comparison import Comparison
-from oom_magic.units import GIB, parse_bytes
+from oom_magic.units import GIB
 from oom_magic.views import to_html, to_text
 from oom_magic.views.blocks import Code, Description, Details, Fact, Facts, Part, Parts, Picture, Sentence, Table
 from oom_magic.views.palette import DARK, LIGHT

@@ -16,7 +16,7 @@ from oom_magic.explain.remedies.evaluation import RemedyEvaluator
 from oom_magic.explain.remedies.rehearsal import NotPricedError, Rehearsal, SetupRehearsal
 from oom_magic.explain.remedies.remedy import AsItIs, Remedy, Situation, ranked
 from oom_magic.explain.remedies.texts import code_of, text_remedies
-from oom_magic.units import parse_bytes
+from oom_magic.inputs import parse_bytes
 
 if TYPE_CHECKING:
     from oom_magic.explain.diagnosis import Diagnosis

@@ -9,9 +9,9 @@ from oom_magic.explain.evidence.budget import Budget
 from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, PossibleCause
 from oom_magic.explain.evidence.judging import main_failure
 from oom_magic.explain.evidence.tensors import TensorCandidate
-from oom_magic.explain.language import Language
 from oom_magic.explain.live.holders import Holder
 from oom_magic.explain.messages.failure import Failure
+from oom_magic.language import Language
 from oom_magic.results import Result
 
 if TYPE_CHECKING:

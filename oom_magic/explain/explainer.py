@@ -25,7 +25,6 @@ from oom_magic.explain.evidence.tensors import (
     preset_dims,
 )
 from oom_magic.explain.evidence.traceback import Clues, find_clues
-from oom_magic.explain.language import choose_language
 from oom_magic.explain.live.growth import find_growing_containers
 from oom_magic.explain.live.holders import earlier_bytes, find_holders
 from oom_magic.explain.live.location import UNKNOWN_LOCATION, FailureLocation, locate_failure
@@ -37,6 +36,7 @@ from oom_magic.explain.live.refinement import (
 )
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.explain.messages.reading import read
+from oom_magic.language import choose_language
 from oom_magic.user_code import is_machinery
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from oom_magic.collection import gc_disabled
+from oom_magic.inputs import parse_bytes
 from oom_magic.measure.device.cards import current_device
 from oom_magic.measure.history import recording as history
 from oom_magic.measure.history.assembly import Assembler, FailedRequest
@@ -28,7 +29,7 @@ from oom_magic.memory.allocator.segments import (
 from oom_magic.memory.allocator.settings import AllocatorSettings
 from oom_magic.memory.report import Assumption, MemoryReport, OutOfMemory
 from oom_magic.memory.timeline import Phase, SourceLine
-from oom_magic.units import format_bytes, parse_bytes
+from oom_magic.units import format_bytes
 
 _TRIED = re.compile(r"Tried to allocate ([\d.]+ \w+)")
 _UNKNOWN = FailedRequest(0, SourceLine("", 0), "", Phase.OTHER, 0)

@@ -7,7 +7,7 @@ from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from oom_magic.explain.language import keep_language
+from oom_magic.language import keep_language
 from oom_magic.notebook.magics import OOMMagics
 
 _REPORT = ("oom_magic.memory.report", "MemoryReport")

@@ -35,7 +35,8 @@ class InOneLine:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if not isinstance(error, KeyboardInterrupt) or isinstance(error, Interrupted):
             return
-        from oom_magic.explain.language import choose_language, translate
+        from oom_magic.explain.language import translate
+        from oom_magic.language import choose_language
 
         interrupted = Interrupted(translate(self._key, choose_language(), where=_where(error)))
         del kind, error, tb

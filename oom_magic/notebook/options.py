@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser, argument, parse_argstring
 
+from oom_magic.language import _
 from oom_magic.predict.setups.gpus import GPU, list_gpus
 
 if TYPE_CHECKING:
-    from oom_magic.explain.language import Language
     from oom_magic.explain.messages.failure import Failure
     from oom_magic.predict.setups.setup import TrainingSetup
 
@@ -92,18 +92,16 @@ def setup_arguments(magic: Callable[..., Any]) -> Callable[..., Any]:
     return decorated
 
 
-def setup_from(options: Any, lang: Language, failure: Failure | None) -> TrainingSetup | None:
+def setup_from(options: Any, failure: Failure | None) -> TrainingSetup | None:
     """The run that the options describe, on the card of the failure unless they name one; None without a model.
 
-    A UsageError says in the language what is wrong with them.
+    A UsageError says what is wrong with them.
     """
-    from oom_magic.explain.language import translate, translate_error
-
     given = {field: getattr(options, field) for _, field, _ in (*_WORDS, *_NUMBERS)}
     given = {field: value for field, value in given.items() if value is not None}
     if "model" not in given:
         if given or options.checkpointing:
-            raise UsageError(translate("usage_no_model", lang))
+            raise UsageError(_("Options that describe a run need --model."))
         return None
     from oom_magic.predict.setups.setup import TrainingSetup
 
@@ -113,7 +111,7 @@ def setup_from(options: Any, lang: Language, failure: Failure | None) -> Trainin
     try:
         return TrainingSetup(activation_checkpointing=options.checkpointing, **given)
     except ValueError as error:
-        raise UsageError(translate_error(error, lang)) from None
+        raise UsageError(str(error)) from None
 
 
 def _card_of(total_bytes: int) -> dict[str, Any]:

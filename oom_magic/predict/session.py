@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from oom_magic.inputs import parse_bytes
 from oom_magic.memory.allocator.replay import AllocatorOutOfMemory, CachingAllocator, ReplayFailure
 from oom_magic.memory.allocator.settings import AllocatorSettings
 from oom_magic.memory.report import Assumption, Device, MemoryReport, OutOfMemory
@@ -50,7 +51,7 @@ from oom_magic.predict.operators.autocast import Autocast
 from oom_magic.predict.operators.registration import cuda_operators
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, GPU, checked_number, find_gpu, split_count
 from oom_magic.predict.what_if.change import Change
-from oom_magic.units import format_bytes, parse_bytes
+from oom_magic.units import format_bytes
 from oom_magic.user_code import is_users_file
 
 

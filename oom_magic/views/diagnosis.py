@@ -9,10 +9,12 @@ from oom_magic.explain.diagnosis import Diagnosis
 from oom_magic.explain.evidence.budget import Budget
 from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence
 from oom_magic.explain.evidence.judging import device_tool
-from oom_magic.explain.language import Language, render_evidence, translate
+from oom_magic.explain.language import render_evidence, translate
 from oom_magic.explain.live.holders import Holder
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.explain.remedies.texts import code_of
+from oom_magic.language import Language
+from oom_magic.predict.setups.setup import in_words
 from oom_magic.views.blocks import Block, Code, Description, Details, Part, Parts, Sentence, Table
 from oom_magic.views.registry import register
 from oom_magic.views.remedies import best_remedy, remedies_chart, remedies_details
@@ -162,7 +164,7 @@ def _evidence(diagnosis: Diagnosis) -> Iterator[Block]:
         names = ", ".join((*diagnosis.frameworks, *diagnosis.systems))
         sentences.append(translate("frameworks_seen", lang, names=names))
     if diagnosis.setup_phrases:
-        setup = ", ".join(translate(f"setup_{key}", lang, **values) for key, values in diagnosis.setup_phrases)
+        setup = in_words(diagnosis.setup_phrases, lang)
         sentences.append(translate("setup_said", lang, setup=setup))
     if sentences:
         blocks = tuple(Sentence(f"• {text}") for text in sentences)

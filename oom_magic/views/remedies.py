@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from oom_magic.explain.language import Language, render_evidence, translate
+from oom_magic.explain.language import render_evidence, translate
+from oom_magic.language import Language
 from oom_magic.memory.shares import DANGER_SHARE, TIGHT_SHARE
 from oom_magic.views.blocks import Bar, Bars, Block, Cell, Code, Details, Part, Sentence, Table
 

@@ -7,10 +7,10 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+from oom_magic.inputs import parse_bytes
 from oom_magic.measure.history.assembly import Assembler, state_before
 from oom_magic.measure.history.recording import AllocatorState, Batch, read_state, read_trace, settings_in
 from oom_magic.memory.report import Assumption, Device, MemoryReport
-from oom_magic.units import parse_bytes
 
 _TRUSTED = {("collections", "OrderedDict"), ("collections", "defaultdict"), ("builtins", "dict"), ("builtins", "list")}
 

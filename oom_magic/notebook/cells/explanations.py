@@ -20,7 +20,7 @@ from oom_magic.predict.setups.gpus import DEFAULT_GPU, GPU, find_gpu
 
 if TYPE_CHECKING:
     from oom_magic.explain.diagnosis import Diagnosis
-    from oom_magic.explain.language import Language
+    from oom_magic.language import Language
     from oom_magic.memory.report import Device, MemoryReport
     from oom_magic.notebook.cells.gpumem import CellRunner
     from oom_magic.notebook.cells.hints import FailedCell
@@ -158,7 +158,7 @@ def _explain_text(shell: InteractiveShell, problem: Any, options: Any) -> Diagno
 
     language = _language(options)
     failure = explain(problem, lang=language).main_failure if options.model else None
-    setup = setup_from(options, language, failure)
+    setup = setup_from(options, failure)
     diagnosis = explain(problem, setup, lang=language, fast=True)
     if setup is None or options.fast or not diagnosis.is_oom:
         return diagnosis
@@ -177,7 +177,7 @@ def _prices_of_setup(diagnosis: Diagnosis, setup: TrainingSetup) -> Iterator[Dia
 
 def _language(options: Any) -> Language:
     """The language to speak; one that is asked for stays that of the session."""
-    from oom_magic.explain.language import choose_language, keep_language
+    from oom_magic.language import choose_language, keep_language
 
     if options.lang:
         keep_language(options.lang)

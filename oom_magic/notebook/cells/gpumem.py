@@ -12,12 +12,13 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from IPython.display import display
 
+from oom_magic.inputs import parse_bytes
 from oom_magic.notebook.cells.names import DryNamespace
 from oom_magic.notebook.cells.running import CompiledCell, trimmed
 from oom_magic.notebook.options import checked
 from oom_magic.predict.distributed.job import Job
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, checked_number, find_gpu, split_count
-from oom_magic.units import format_bytes, parse_bytes
+from oom_magic.units import format_bytes
 from oom_magic.views.blocks import Block, Description, Facts
 
 if TYPE_CHECKING:
@@ -176,7 +177,8 @@ class CellRunner:
 
     def _tell(self, decided: DecidedNames, stayed: StayedOnCPU | None) -> None:
         """Say in one line which names of the CPU decided the run, or would have."""
-        from oom_magic.explain.language import choose_language, translate
+        from oom_magic.explain.language import translate
+        from oom_magic.language import choose_language
         from oom_magic.predict.instrumentation.decided_names import shown
 
         language = choose_language()

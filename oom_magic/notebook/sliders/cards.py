@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from oom_magic.inputs import parse_bytes
 from oom_magic.memory.report import Device
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, closest_gpu, find_gpu, list_gpus
-from oom_magic.units import format_bytes, parse_bytes
+from oom_magic.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,13 @@ from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from oom_magic.errors import InvalidSettingError
+from oom_magic.inputs import parse_bytes
+from oom_magic.language import Language, Plural, Sentences, choose_language, render
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, find_gpu
 from oom_magic.predict.setups.model_source import ModelSource, resolve_model
 from oom_magic.predict.setups.training_code import OPTIMIZERS, write_code
 from oom_magic.results import Result
-from oom_magic.units import format_bytes, parse_bytes
+from oom_magic.units import format_bytes
 
 if TYPE_CHECKING:
     from oom_magic.memory.report import MemoryReport
@@ -23,14 +25,14 @@ if TYPE_CHECKING:
 
 Phrase = tuple[str, dict[str, Any]]  # a key of PHRASES and the values that it names
 
-PHRASES: dict[str, str] = {
+PHRASES: Sentences = {
     "setting": "{value}",
     "full": "full fine-tuning",
     "lora": "LoRA of rank {rank}",
     "qlora": "QLoRA of rank {rank}",
     "batch": "batch {batch}",
     "batch_of_tokens": "batch {batch} x {seq} tokens",
-    "accumulation": "accumulated {times} times",
+    "accumulation": Plural("accumulated {times} time", "accumulated {times} times", "times"),
     "checkpointing": "activation checkpointing",
     "attention": "{name} attention",
     "chunked_loss": "chunked loss",
@@ -38,9 +40,9 @@ PHRASES: dict[str, str] = {
 }
 
 
-def in_english(phrases: Sequence[Phrase]) -> str:
+def in_words(phrases: Sequence[Phrase], lang: Language) -> str:
     """The phrases in one line."""
-    return ", ".join(PHRASES[key].format(**values) for key, values in phrases)
+    return ", ".join(render(PHRASES[key], lang, values) for key, values in phrases)
 
 
 _T = TypeVar("_T")
@@ -178,7 +180,7 @@ class TrainingSetup(Result):
         return replace(self, **changes)
 
     def phrases(self) -> list[Phrase]:
-        """The setup in one line, as keys of ``wording.PHRASES`` with their values, for other languages."""
+        """The setup in one line, as keys of ``PHRASES`` with their values."""
         batch = {"batch": self.microbatch_size, "seq": self.seq_len}
         has_tokens = self.source.task != "image-classification"
         card = find_gpu(self.gpu)
@@ -207,7 +209,7 @@ class TrainingSetup(Result):
     @property
     def summary(self) -> str:
         """The setup in one line."""
-        return in_english(self.phrases())
+        return in_words(self.phrases(), choose_language())
 
     def __str__(self) -> str:
         return self.summary

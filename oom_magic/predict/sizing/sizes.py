@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
+from oom_magic.inputs import parse_bytes
 from oom_magic.memory.allocator.replay import Replay, ReplayFailure, replay
 from oom_magic.memory.categories import Breakdown
 from oom_magic.memory.report import Assumption, Device, MemoryReport, OutOfMemory, StepUsage
@@ -36,7 +37,6 @@ from oom_magic.predict.sizing.ranges import Ranges, label
 from oom_magic.predict.sizing.regions import Point
 from oom_magic.predict.sizing.structure import Structure
 from oom_magic.results import Result
-from oom_magic.units import parse_bytes
 
 _EXPECTED_TRACES = 10  # of a function with two arguments and one structure
 
