@@ -1,0 +1,108 @@
+"""README in both languages: its code runs, its outputs are what that code shows, its figures are the recorded ones.
+
+``<!-- run -->`` above a block of code has it run, one cell after the other; ``<!-- shows -->`` above a text says that
+it is what the code last shown displays, and ``<!-- shows: first 12 lines -->`` that it is cut there. ``--update-golden``
+writes these texts anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import agreement
+import pytest
+from PIL import Image
+from versions import recorded_with
+
+from oom_magic.explain.remedies import evaluation
+
+ROOT = Path(__file__).parents[1]
+PAGES = {"en": ROOT / "README.md", "zh": ROOT / ".github" / "README.zh.md"}
+PICTURE = ROOT / "notebooks" / "images" / "gpumem.png"
+_MARKED = re.compile(r"<!-- (run|shows)(?:: first (\d+) lines)? -->\n```(\w+)\n(.*?)```", re.DOTALL)
+_TRUTH_ROW = re.compile(r"^\| (\S+) \| ([\d,]+) \| ([\d,]+) \| ([+−]\d\.\d{3}) % \| (.*?) \|", re.MULTILINE)
+
+
+def displayed(shell: Any, code: str) -> str:
+    """What a cell shows last, as text."""
+    shell.display_pub.outputs.clear()
+    result = shell.run_cell(code, store_history=True).result
+    shown = [output["data"]["text/plain"] for output in shell.display_pub.outputs if "data" in output]
+    if result is not None:
+        shown.append(shell.display_formatter.format(result)[0]["text/plain"])
+    return shown[-1] if shown else ""
+
+
+def rendered(page: str, shell: Any) -> str:
+    """A page with the outputs that its code has here."""
+    shown = ""
+
+    def block(found: re.Match[str]) -> str:
+        nonlocal shown
+        kind, most, _, text = found.groups()
+        if kind == "run":
+            shown = displayed(shell, text)
+            return found[0]
+        lines = shown.splitlines()
+        kept = [*lines[: int(most)], "…"] if most and len(lines) > int(most) else lines
+        start, end = found.start(4) - found.start(), found.end(4) - found.start()
+        return found[0][:start] + "".join(f"{line.rstrip()}\n" for line in kept) + found[0][end:]
+
+    return _MARKED.sub(block, page)
+
+
+@recorded_with("2.13.0")
+@pytest.mark.parametrize("language", ["en", pytest.param("zh", marks=pytest.mark.slow)])
+def test_outputs_are_what_the_code_shows(
+    language: str, shell: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    monkeypatch.setattr(evaluation, "PATIENCE_SECONDS", 10_000)  # every remedy is priced, however slow the machine
+    page = PAGES[language].read_text(encoding="utf-8")
+    assert len(_MARKED.findall(page)) == page.count("<!-- run") + page.count("<!-- shows")
+    now = rendered(page, shell)
+    if request.config.getoption("--update-golden"):
+        PAGES[language].write_text(now, encoding="utf-8")
+        page = now
+    assert page == now
+
+
+@pytest.mark.parametrize("language", PAGES)
+def test_links_lead_somewhere(language: str) -> None:
+    page = PAGES[language]
+    for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / link).exists(), link
+
+
+def test_both_languages_run_the_same_code() -> None:
+    def code(language: str) -> list[str]:
+        found = _MARKED.findall(PAGES[language].read_text(encoding="utf-8"))
+        return [re.sub(r" *(#.*|--lang \w+)", "", text) for kind, _, _, text in found if kind == "run"]
+
+    assert code("en") == code("zh")
+
+
+def test_the_picture_is_of_the_run_that_the_text_shows() -> None:
+    said = Image.open(PICTURE).info["oom_magic"]  # written by tests/browser/test_picture.py
+    page = PAGES["en"].read_text(encoding="utf-8")
+    peaks = [re.findall(r"peak \w+ +[\d.]+ GiB", text)[:2] for text in (said, page)]
+    assert peaks[0] == peaks[1] != []
+
+
+def test_the_table_of_runs_holds_the_recorded_truth() -> None:
+    if not agreement.SHARED.exists():
+        pytest.skip(f"{agreement.SHARED} is not here")
+    recorded = {truth.name: truth for truth in agreement.truths()}
+    rows = _TRUTH_ROW.findall(PAGES["en"].read_text(encoding="utf-8"))
+    assert len(rows) == 24
+    for name, true, predicted, reserved, least in rows:
+        truth = recorded[name]
+        # that both are equal, and reserved too, is what test_agreement shows, run by run
+        assert true == predicted == f"{truth.peak('peak_allocated'):,}" and reserved == "+0.000"
+        if truth.smallest_mib:
+            smallest, found = (int(size.replace(",", "")) for size in least.split(" / "))
+            assert smallest == truth.smallest_mib and abs(found - smallest) <= 8  # the grain of the bisection
