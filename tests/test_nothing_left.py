@@ -127,3 +127,29 @@ def test_what_a_library_copies_in_a_dry_run_is_the_original_afterwards(
     assert not library.is_offline
     assert library.is_available() == torch.cuda.is_available()
     assert library.current_stream.__wrapped__ is torch.cuda.current_stream
+
+
+def test_what_a_library_puts_into_pytorch_is_taken_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "a_library_that_patches.py").write_text(_PATCHING_LIBRARY)
+    linear = torch.nn.functional.linear
+
+    def train() -> None:
+        import a_library_that_patches  # type: ignore[import-not-found] # noqa: F401
+
+        torch.nn.Linear(8, 8).to("cuda")(torch.zeros(1, 8, device="cuda"))
+
+    om.dry_run(train)
+    patches = sys.modules.pop("a_library_that_patches")
+    assert patches.calls, "what the library put there was called in the run"
+    assert torch.nn.functional.linear is linear
+
+
+_PATCHING_LIBRARY = """\
+import torch.nn.functional as F
+calls, linear = [], F.linear
+def another_linear(*args, **kwargs):
+    calls.append(args)
+    return linear(*args, **kwargs)
+F.linear = another_linear
+"""

@@ -132,7 +132,18 @@ def _groups_forgotten(module: ModuleType, run: Run) -> Iterator[None]:
         vars(module).update(before)
 
 
+@contextmanager
+def _accelerator_found_anew(module: ModuleType, run: Run) -> Iterator[None]:
+    """DeepSpeed looks once what the machine has, often before there is a pretend GPU."""
+    before, module.ds_accelerator = module.ds_accelerator, None
+    try:
+        yield
+    finally:
+        module.ds_accelerator = before
+
+
 ADAPTERS: dict[str, Adapter] = {
+    "deepspeed.accelerator.real_accelerator": _accelerator_found_anew,
     "deepspeed.comm.comm": _groups_forgotten,
     "deepspeed.utils.groups": _groups_forgotten,
     "torch.distributed.distributed_c10d": _one_of_many,

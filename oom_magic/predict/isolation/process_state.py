@@ -9,6 +9,8 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,8 +61,34 @@ def _restorations() -> Iterator[Callable[[], object]]:
     for owner, name in itertools.product((torch.nn.modules.module, _OPTIMIZER), _GLOBAL_HOOKS):
         hooks.add(getattr(owner, name, None), 1)
     yield hooks.restore
+    yield partial(_restore_pytorchs_own, _pytorchs_own())
     yield partial(_restore_default_device, _default_device())
     yield partial(_restore_environment, dict(os.environ))
+
+
+def _pytorchs_own() -> list[tuple[Any, dict[str, Any]]]:
+    """What stands in PyTorch's modules, and in the classes that libraries like to change."""
+    modules = [
+        module for name, module in list(sys.modules.items()) if _is_pytorchs(name) and isinstance(module, ModuleType)
+    ]
+    return [(owner, dict(vars(owner))) for owner in (*modules, torch.Tensor, torch.nn.Module, torch.optim.Optimizer)]
+
+
+def _restore_pytorchs_own(before: list[tuple[Any, dict[str, Any]]]) -> None:
+    """Take out what others put in place of PyTorch's functions and classes, as DeepSpeed does with ``F.linear``.
+
+    What PyTorch itself replaces, when it is first needed, stays.
+    """
+    for owner, contents in before:
+        now = vars(owner)
+        for name, value in contents.items():
+            new = now.get(name, value)
+            if new is not value and callable(value) and not _is_pytorchs(getattr(new, "__module__", None) or "torch"):
+                setattr(owner, name, value)
+
+
+def _is_pytorchs(module: str) -> bool:
+    return module.partition(".")[0] == "torch"
 
 
 def _restore_environment(before: dict[str, str]) -> None:
