@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 
-from oom_magic.language import keep_language
+from oom_magic.language import _, keep_language
 from oom_magic.notebook.cells.running import trimmed
 from oom_magic.notebook.magics import OOMMagics
 
@@ -29,16 +29,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     ``explain`` gives 0 where the text says that memory ran out, 1 where it says otherwise, 2 where that is not known.
     """
-    parser = argparse.ArgumentParser(prog="python -m oom_magic", description="Explain and predict GPU memory errors.")
+    description = _("Explain and predict GPU memory errors.")
+    parser = argparse.ArgumentParser(prog="python -m oom_magic", description=description)
     commands = parser.add_subparsers(dest="command", required=True)
     explain = commands.add_parser(
-        "explain", help="explain an error in a log", parents=[OOMMagics.oom_explain.parser], conflict_handler="resolve"
+        "explain",
+        help=_("explain an error in a log"),
+        parents=[OOMMagics.oom_explain.parser],
+        conflict_handler="resolve",
     )
-    explain.add_argument("file", help="a text that holds the error; - for standard input")
+    explain.add_argument("file", help=_("a text that holds the error; - for standard input"))
     run = commands.add_parser(
-        "run", help="follow a program on a pretend GPU", parents=[OOMMagics.gpumem.parser], conflict_handler="resolve"
+        "run",
+        help=_("follow a program on a pretend GPU"),
+        parents=[OOMMagics.gpumem.parser],
+        conflict_handler="resolve",
     )
-    run.add_argument("script", help="the program, written for cuda; its own arguments follow --")
+    run.add_argument("script", help=_("the program, written for cuda; its own arguments follow --"))
     given = list(sys.argv[1:] if arguments is None else arguments)
     end = given.index("--") if "--" in given else len(given)
     options = parser.parse_args(given[:end])
@@ -105,7 +112,7 @@ def _execute(code: Any, names: dict[str, Any]) -> None:
         exec(code, names)
     except SystemExit as end:
         if end.code not in (None, 0):
-            raise RuntimeError(f"the program ended with exit code {end.code!r}") from None
+            raise RuntimeError(_("the program ended with exit code {code!r}", code=end.code)) from None
 
 
 def exit_code(report: MemoryReport) -> int:

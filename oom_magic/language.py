@@ -13,6 +13,7 @@ import locale
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -22,7 +23,7 @@ from oom_magic.units import format_bytes
 Language = Literal["en", "zh"]
 ENVIRONMENT_VARIABLE = "OOM_MAGIC_LANG"
 CATALOGUES: Mapping[Language, Path] = {"zh": Path(__file__).parent / "locale/zh_CN/LC_MESSAGES/oom_magic.po"}
-_kept: list[Language] = []  # at most one
+_kept: list[Language] = []  # the last counts
 
 
 class Plural(NamedTuple):
@@ -38,6 +39,11 @@ Sentences = Mapping[str, str | Plural]  # a table with this annotation is transl
 
 def _(sentence: str, /, **values: object) -> str:
     """The sentence in the language spoken, its fields filled; values named ``*_bytes`` are written as sizes."""
+    return render(sentence, choose_language(), values)
+
+
+def spoken(sentence: str | Plural, /, **values: object) -> str:
+    """A sentence of a table in the language spoken."""
     return render(sentence, choose_language(), values)
 
 
@@ -78,6 +84,16 @@ def choose_language(lang: str | None = None) -> Language:
 def keep_language(lang: str | None) -> None:
     """Speak this language from now on, where none is asked for; None: that of the environment again."""
     _kept[:] = [] if lang is None else [choose_language(lang)]
+
+
+@contextmanager
+def speaking(lang: Language) -> Iterator[None]:
+    """Speak this language within the block."""
+    _kept.append(lang)
+    try:
+        yield
+    finally:
+        _kept.pop()
 
 
 def _recognised(name: str) -> Language | None:

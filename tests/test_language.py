@@ -18,7 +18,7 @@ from oom_magic.explain.evidence.budget import budget_of
 from oom_magic.explain.evidence.causes import Cause, Confidence
 from oom_magic.explain.explainer import explain
 from oom_magic.explain.language import SENTENCES, render_evidence, translate
-from oom_magic.explain.live.holders import _in_words
+from oom_magic.explain.live.holders import in_words
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.explain.messages.others import KINDS, LINE_KINDS
 from oom_magic.explain.remedies.rehearsal import NotPricedError, _replaced
@@ -133,7 +133,7 @@ def test_choice_of_language(lang, environment, chosen, monkeypatch):
     ],
 )  # fmt: skip
 def test_what_holds_memory_is_said_in_both_languages(what):
-    words = _in_words(what)
+    words = in_words(what)
     assert render_evidence(words, "en") == what
     assert re.search("[\u4e00-\u9fff]", render_evidence(words, "zh"))
 

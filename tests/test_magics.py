@@ -13,8 +13,8 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import oom_magic
 from oom_magic.memory.report import MemoryReport
-from oom_magic.notebook.cells.hints import HINT
 
+HINT = "%oom_explain says which tensor did not fit, why, and what to change (--off: no more hints)."
 MODEL = """%%gpumem --no-plot
 import torch
 model = torch.nn.Linear(1024, 1024, device="cuda")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from io import BytesIO
 from itertools import pairwise
 
@@ -13,18 +16,24 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.font_manager import fontManager
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from oom_magic.language import _, choose_language, speaking
 from oom_magic.memory.allocator.replay import replay
 from oom_magic.memory.categories import CATEGORIES, Category
 from oom_magic.memory.report import MemoryReport
 from oom_magic.memory.timeline import PHASES, MarkKind, Phase
-from oom_magic.units import GIB, MIB, format_bytes
+from oom_magic.units import GIB, MIB
 from oom_magic.views.blocks import Picture
 from oom_magic.views.palette import LIGHT
 from oom_magic.views.report import place
+from oom_magic.views.words import word
 
 _MOST_POINTS = 320
+_CHINESE_FONT = re.compile(
+    r"(CJK|Han (Sans|Serif)|Source Han).*SC|WenQuanYi|Microsoft YaHei|SimHei|PingFang SC|Heiti SC"
+)
 _CARD_IN_VIEW = 0.3  # the card's limit is drawn when the peak reaches this share of it
 _STACK = (  # what stays longest at the bottom
     Category.BEFORE, Category.WORKSPACE, Category.PARAMETER, Category.OPTIMIZER_STATE,
@@ -45,10 +54,19 @@ class Curve:
 
 def timeline_picture(report: MemoryReport) -> Picture:
     """The timeline as an inline SVG."""
-    peak = format_bytes(report.peak_allocated_bytes)
-    each = f" of each of {len(report.cards)} cards" if len(report.cards) > 1 else ""
-    alt = f"Allocated memory{each} over the run, stacked by category; peak {peak}."
-    return Picture(alt, _themed_svg(timeline_figure(report)))
+    peak, cards = report.peak_allocated_bytes, len(report.cards)
+    if cards > 1:
+        alt = _(
+            "Allocated memory of each of {cards} cards over the run, stacked by category; peak {peak_bytes}.",
+            cards=cards,
+            peak_bytes=peak,
+        )
+    else:
+        alt = _(
+            "Allocated memory over {name}, stacked by category; peak {peak_bytes}.", name=_("the run"), peak_bytes=peak
+        )
+    with drawn_in_chinese():
+        return Picture(alt, _themed_svg(timeline_figure(report)))
 
 
 def timeline_figure(report: MemoryReport) -> Figure:
@@ -102,11 +120,11 @@ def _draw_curve(axes: Axes, curve: Curve) -> None:
             curve.positions,
             [curve.by_category[:, CATEGORIES.index(category)] for category in shown],
             colors=[LIGHT[category.value] for category in shown],
-            labels=[category.label for category in shown],
+            labels=[word(category.value) for category in shown],
             edgecolor=LIGHT["paper"],
             linewidth=0.4,
         )
-    axes.plot(curve.positions, curve.reserved_bytes, color=LIGHT["quiet"], linewidth=1, label="reserved")
+    axes.plot(curve.positions, curve.reserved_bytes, color=LIGHT["quiet"], linewidth=1, label=_("reserved"))
 
 
 def _draw_peak(axes: Axes, report: MemoryReport, curve: Curve) -> None:
@@ -115,7 +133,7 @@ def _draw_peak(axes: Axes, report: MemoryReport, curve: Curve) -> None:
     totals = curve.by_category.sum(axis=1)
     at = int(totals.argmax())
     position, height = curve.positions[at], int(totals[at])
-    text = f"peak {format_bytes(report.peak_allocated_bytes)}"
+    text = _("peak {peak_bytes}", peak_bytes=report.peak_allocated_bytes)
     if report.peak_line is not None:
         text += f"  {place(report.peak_line)}"
     across = (position - curve.positions[0]) / max(curve.positions[-1] - curve.positions[0], 1)
@@ -129,7 +147,9 @@ def _draw_peak(axes: Axes, report: MemoryReport, curve: Curve) -> None:
 
 def _draw_card(axes: Axes, report: MemoryReport) -> None:
     limit, top = report.device.usable_bytes, report.peak_reserved_bytes
-    text = f"PyTorch can have {format_bytes(limit)} of {format_bytes(report.device_total_bytes)}"
+    text = _(
+        "PyTorch can have {limit_bytes} of {total_bytes}", limit_bytes=limit, total_bytes=report.device_total_bytes
+    )
     if top < _CARD_IN_VIEW * limit:
         axes.set_ylim(0, max(top, MIB) * 1.25)
         axes.text(1, 1.01, text, transform=axes.transAxes, ha="right", color=LIGHT["quiet"], fontsize=8)
@@ -152,7 +172,7 @@ def _draw_phases(axes: Axes, curve: Curve) -> None:
         start, end = float(curve.positions[first]), float(curve.positions[last])
         shade = _PHASE_SHADES[phase]
         axes.axvspan(start, end, -0.05, -0.02, color=LIGHT["quiet"], alpha=shade, lw=0, clip_on=False)
-        _label_span(axes, start, end, phase.value, -0.06, 0.07)
+        _label_span(axes, start, end, word(phase), -0.06, 0.07)
 
 
 def _draw_steps(axes: Axes, report: MemoryReport) -> None:
@@ -160,7 +180,7 @@ def _draw_steps(axes: Axes, report: MemoryReport) -> None:
     ends = [mark.position for mark in report.timeline.marks if mark.kind is MarkKind.STEP_END]
     for number, end in enumerate(ends, 1):
         axes.axvline(end, color=LIGHT["quiet"], linewidth=0.6, alpha=0.5)
-        _label_span(axes, start, end, f"step {number}", -0.13, 0.05)
+        _label_span(axes, start, end, _("step {number}", number=number), -0.13, 0.05)
         start = end
 
 
@@ -182,7 +202,7 @@ def _draw_failure(axes: Axes, report: MemoryReport, curve: Curve) -> None:
     axes.plot([position, position], [height, wanted], color=LIGHT["bad"], linewidth=2, linestyle=":")
     axes.plot([position], [wanted], "X", color=LIGHT["bad"], markersize=7, clip_on=False)
     axes.set_ylim(0, max(axes.get_ylim()[1], wanted * 1.12))
-    text = f"asked for {format_bytes(report.out_of_memory.tensor_bytes)} more"
+    text = _("asked for {more_bytes} more", more_bytes=report.out_of_memory.tensor_bytes)
     axes.annotate(
         text, (position, wanted), xytext=(-8, -3), textcoords="offset points", ha="right",
         color=LIGHT["bad"], fontsize=9, fontweight="bold",
@@ -194,7 +214,7 @@ def dress(axes: Axes) -> None:
     unit, name = (GIB, "GiB") if axes.get_ylim()[1] >= GIB else (MIB, "MiB")
     ticks = MaxNLocator(5, steps=[1, 2, 4, 5, 10]).tick_values(0, axes.get_ylim()[1] / unit)
     axes.set_yticks([tick * unit for tick in ticks if tick * unit <= axes.get_ylim()[1]])
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / unit:g} {name}"))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _at: f"{value / unit:g} {name}"))
     axes.set_xticks([])
     axes.tick_params(colors=LIGHT["quiet"], length=0, labelsize=8)
     axes.grid(axis="y", color=LIGHT["line"], linewidth=0.6)
@@ -204,6 +224,21 @@ def dress(axes: Axes) -> None:
         loc="lower center", bbox_to_anchor=(0.5, 1.03), ncols=9, frameon=False, fontsize=8,
         labelcolor=LIGHT["quiet"], handlelength=1, handleheight=0.9, columnspacing=1.2, handletextpad=0.5,
     )  # fmt: skip
+
+
+@contextmanager
+def drawn_in_chinese() -> Iterator[None]:
+    """Chinese words find a font; where none is installed an SVG names none, and so the page's own is taken."""
+    with matplotlib.rc_context({"font.family": ["sans-serif", *_chinese_fonts()]}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from")
+        yield
+
+
+@cache
+def _chinese_fonts() -> list[str]:
+    """Installed fonts with Chinese characters, by what foundries call them."""
+    names = sorted({font.name for font in fontManager.ttflist})
+    return [name for name in names if _CHINESE_FONT.search(name)]
 
 
 def _themed_svg(figure: Figure) -> str:
@@ -250,7 +285,12 @@ def plot(runs: MemoryReport | Mapping[str, MemoryReport]) -> Plot:
     """
     named = {"": runs} if isinstance(runs, MemoryReport) else dict(runs)
     if not named:
-        raise ValueError("plot() got no report; give it one, or several by name: plot({'now': report}).")
+        raise ValueError(_("plot() got no report; give it one, or several by name: plot({{'now': report}})."))
+    with speaking(choose_language() if _chinese_fonts() else "en"), drawn_in_chinese():
+        return Plot(_side_by_side(named), "\n".join(_words(name, report) for name, report in named.items()))
+
+
+def _side_by_side(named: Mapping[str, MemoryReport]) -> Figure:
     figure = Figure(figsize=(_WIDTH, _HEIGHT * len(named)), facecolor=LIGHT["paper"], layout="constrained")
     all_axes = figure.subplots(len(named), squeeze=False)[:, 0]
     for axes, (name, report) in zip(all_axes, named.items(), strict=True):
@@ -261,9 +301,11 @@ def plot(runs: MemoryReport | Mapping[str, MemoryReport]) -> Plot:
     for axes in all_axes:
         axes.set_ylim(0, highest)
         dress(axes)
-    return Plot(figure, "\n".join(_words(name, report) for name, report in named.items()))
+    return figure
 
 
 def _words(name: str, report: MemoryReport) -> str:
-    peak = f"peak {format_bytes(report.peak_allocated_bytes)} ({report.peak_phase.value})"
-    return f"{name}: {peak}" if name else f"Allocated memory over the run, {peak}"
+    values = {"peak_bytes": report.peak_allocated_bytes, "phase": word(report.peak_phase)}
+    if name:
+        return _("{name}: peak {peak_bytes} ({phase})", name=name, **values)
+    return _("Allocated memory over the run, peak {peak_bytes} ({phase})", **values)

@@ -7,6 +7,7 @@ from types import TracebackType
 
 from IPython import get_ipython
 
+from oom_magic.language import _, choose_language
 from oom_magic.user_code import cell_name, is_users_file
 
 
@@ -36,7 +37,6 @@ class InOneLine:
         if not isinstance(error, KeyboardInterrupt) or isinstance(error, Interrupted):
             return
         from oom_magic.explain.language import translate
-        from oom_magic.language import choose_language
 
         interrupted = Interrupted(translate(self._key, choose_language(), where=_where(error)))
         del kind, error, tb
@@ -51,4 +51,4 @@ def _where(error: BaseException) -> str:
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if is_users_file(frame.filename):
             return f"{cell_name(frame.filename)}:{frame.lineno}"
-    return "its beginning"
+    return _("its beginning")

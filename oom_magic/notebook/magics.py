@@ -9,6 +9,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand, output_can_be_silenced
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
+from oom_magic.language import _
 from oom_magic.notebook.cells import gpumem
 from oom_magic.notebook.cells.explanations import explain_last, explain_pasted, explain_path
 from oom_magic.notebook.cells.gpumem import CardOptions, CellRunner
@@ -36,27 +37,31 @@ class OOMMagics(Magics):
     @output_can_be_silenced
     @no_var_expand
     @magic_arguments()
-    @argument("--dry-run", action="store_true", help="Follow the cell on a pretend GPU; nothing runs for real.")
-    @argument("--gpu", type=unquoted, help='The pretend GPU, such as "RTX 3060" or "2x T4"; implies --dry-run.')
+    @argument("--dry-run", action="store_true", help=_("Follow the cell on a pretend GPU; nothing runs for real."))
+    @argument("--gpu", type=unquoted, help=_('The pretend GPU, such as "RTX 3060" or "2x T4"; implies --dry-run.'))
     @argument(
-        "--num-processes", type=int, metavar="N", help="Follow one of N processes that torchrun starts; a card each."
+        "--num-processes", type=int, metavar="N", help=_("Follow one of N processes that torchrun starts; a card each.")
     )
-    @argument("--rank", type=int, metavar="R", help="Which of them (default: 0).")
-    @argument("--num-gpus", type=int, metavar="N", help="How many of it the cell sees (default: 1); implies --dry-run.")
+    @argument("--rank", type=int, metavar="R", help=_("Which of them (default: 0)."))
+    @argument(
+        "--num-gpus", type=int, metavar="N", help=_("How many of it the cell sees (default: 1); implies --dry-run.")
+    )
     @argument(
         "--memory",
         type=unquoted,
-        help="Its memory, such as 12GiB, if not the catalogue's; implies --dry-run.",
+        help=_("Its memory, such as 12GiB, if not the catalogue's; implies --dry-run."),
     )
-    @argument("--steps", default="3", metavar="N", help="Optimizer steps that a dry run follows, or all (default: 3).")
     @argument(
-        "--no-compile", action="store_true", help="A dry run follows compiled code as eager code: an upper bound."
+        "--steps", default="3", metavar="N", help=_("Optimizer steps that a dry run follows, or all (default: 3).")
     )
-    @argument("--device", type=int, help="Number of the CUDA device to measure (default: the current one).")
-    @argument("--top", type=int, default=5, help="How many lines to list (default: 5).")
-    @argument("--no-plot", action="store_true", help="Leave out the timeline picture.")
-    @argument("-o", "--output", metavar="NAME", help="Bind the report to a variable.")
-    @argument("--json", type=unquoted, metavar="FILE", help="Write the report to a file as JSON.")
+    @argument(
+        "--no-compile", action="store_true", help=_("A dry run follows compiled code as eager code: an upper bound.")
+    )
+    @argument("--device", type=int, help=_("Number of the CUDA device to measure (default: the current one)."))
+    @argument("--top", type=int, default=5, help=_("How many lines to list (default: 5)."))
+    @argument("--no-plot", action="store_true", help=_("Leave out the timeline picture."))
+    @argument("-o", "--output", metavar="NAME", help=_("Bind the report to a variable."))
+    @argument("--json", type=unquoted, metavar="FILE", help=_("Write the report to a file as JSON."))
     @line_cell_magic
     def gpumem(self, line: str, cell: str | None = None) -> Any:
         """Show what a cell or statement takes of GPU memory: when, on which line and for what.
@@ -91,20 +96,24 @@ class OOMMagics(Magics):
 
     def _check(self, options: Any, statement: str, cell: str | None) -> None:
         if cell is not None and statement:
-            raise UsageError(f"%%gpumem takes options only; {statement!r} belongs into the cell.")
+            raise UsageError(
+                _("%%gpumem takes options only; {statement!r} belongs into the cell.", statement=statement)
+            )
         if options.top < 1:
-            raise UsageError(f"--top: {options.top} lines cannot be listed; use 1 or more.")
+            raise UsageError(_("--top: {top} lines cannot be listed; use 1 or more.", top=options.top))
         if options.output is not None and not options.output.isidentifier():
-            raise UsageError(f"-o: {options.output!r} is not a name for a variable.")
+            raise UsageError(_("-o: {output!r} is not a name for a variable.", output=options.output))
 
     def _choose(self, card: CardOptions) -> None:
         if not card:
             raise UsageError(
-                "%gpumem needs a statement to run, or --gpu, --num-gpus, --num-processes or --memory to choose "
-                "a pretend GPU."
+                _(
+                    "%gpumem needs a statement to run, or --gpu, --num-gpus, --num-processes or --memory to choose"
+                    " a pretend GPU."
+                )
             )
         self.runner.card = card
-        print(f"Dry runs of this notebook now use {card}.")
+        print(_("Dry runs of this notebook now use {card}.", card=card))
 
     def _show(self, options: Any) -> None:
         report = self.runner.last_report
@@ -119,10 +128,10 @@ class OOMMagics(Magics):
     @output_can_be_silenced
     @no_var_expand
     @magic_arguments()
-    @argument("--lang", choices=("en", "zh"), help="Language from now on (default: the locale's).")
-    @argument("--fast", action="store_true", help="Explain only; price no remedies.")
+    @argument("--lang", choices=("en", "zh"), help=_("Language from now on (default: the locale's)."))
+    @argument("--fast", action="store_true", help=_("Explain only; price no remedies."))
     @setup_arguments
-    @argument("--off", action="store_true", help="No more hints under out-of-memory errors.")
+    @argument("--off", action="store_true", help=_("No more hints under out-of-memory errors."))
     @line_cell_magic
     def oom_explain(self, line: str, cell: str | None = None) -> Any:
         """Explain an out-of-memory error: the last one, one in a FILE, or the text under %%oom_explain.
@@ -150,9 +159,9 @@ class OOMMagics(Magics):
 
     @output_can_be_silenced
     @magic_arguments()
-    @argument("--names", nargs="+", default=[], metavar="NAME", help="Delete these variables, too.")
-    @argument("--out", action="store_true", help="Forget the results that IPython keeps (Out, _, _3), too.")
-    @argument("--dry-run", action="store_true", help="Change nothing; tell what would go.")
+    @argument("--names", nargs="+", default=[], metavar="NAME", help=_("Delete these variables, too."))
+    @argument("--out", action="store_true", help=_("Forget the results that IPython keeps (Out, _, _3), too."))
+    @argument("--dry-run", action="store_true", help=_("Change nothing; tell what would go."))
     @line_magic
     def oom_free(self, line: str) -> Any:
         """Release what failed cells still hold; say how much that was, what is left and who holds it.
@@ -177,10 +186,12 @@ class OOMMagics(Magics):
         type=unquoted,
         nargs="*",
         metavar="NAME",
-        help="Find the largest comfortable training setup of these models by dry runs (no name: three typical ones).",
+        help=_(
+            "Find the largest comfortable training setup of these models by dry runs (no name: three typical ones)."
+        ),
     )
-    @argument("--gpu", type=unquoted, help='For this card, such as "RTX 3060" (default: the one here).')
-    @argument("--memory", type=unquoted, help="Its memory, if not the catalogue's: 10GiB.")
+    @argument("--gpu", type=unquoted, help=_('For this card, such as "RTX 3060" (default: the one here).'))
+    @argument("--memory", type=unquoted, help=_("Its memory, if not the catalogue's: 10GiB."))
     @line_magic
     def oom_doctor(self, line: str) -> Any:
         """Check host, GPU, driver, processes and settings; say what to change and, for a model, how to train it.
@@ -201,9 +212,9 @@ class OOMMagics(Magics):
             raise UsageError(f"%oom_doctor: {error}") from None
 
     @magic_arguments()
-    @argument("what", nargs="?", choices=("stop",), help="End the monitor that runs.")
-    @argument("--device", type=int, help="Number of the CUDA device (default: the current one).")
-    @argument("--every", type=float, default=1.0, metavar="SECONDS", help="Time between two looks (default: 1).")
+    @argument("what", nargs="?", choices=("stop",), help=_("End the monitor that runs."))
+    @argument("--device", type=int, help=_("Number of the CUDA device (default: the current one)."))
+    @argument("--every", type=float, default=1.0, metavar="SECONDS", help=_("Time between two looks (default: 1)."))
     @line_magic
     def gpumem_watch(self, line: str) -> None:
         """Show a device's memory live under this cell while others run, until %gpumem_watch stop.
@@ -218,7 +229,7 @@ class OOMMagics(Magics):
         if options.what == "stop":
             return
         if options.every < 0.1:
-            raise UsageError(f"--every: {options.every} seconds is too often; use 0.1 or more.")
+            raise UsageError(_("--every: {every} seconds is too often; use 0.1 or more.", every=options.every))
         self.monitor = Monitor(_watched(options.device), options.every, can_update(self.shell))
         self.monitor.start()
 
@@ -254,6 +265,6 @@ def _watched(device: int | None) -> int | None:
 
     if not _has_gpu():
         if device is not None:
-            raise UsageError(f"--device: there is no CUDA device {device} here.")
+            raise UsageError(_("--device: there is no CUDA device {device} here.", device=device))
         return None
     return default_device() if device is None else device

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.display import display
 
+from oom_magic.language import _
+from oom_magic.memory.shares import DANGER_SHARE, TIGHT_SHARE
 from oom_magic.views.blocks import Block, Description, Fact, Facts, Part, Parts, Sentence
 
 if TYPE_CHECKING:
     from oom_magic.measure.device.memory_sample import MemorySample
 
-TIGHT, DANGER = 0.85, 0.90  # shares of the card: the lines across the bar
 _NUM_LOOKS = 120  # that the sparkline shows at most
 _WIDTH = 60  # characters of the sparkline
 _LEVELS = "▁▂▃▄▅▆▇█"
-_IN_TERMINAL = f"Shown once: a terminal is not redrawn. Only passing {DANGER:.0%} is told; %gpumem_watch looks again."
 _PATIENCE = 5.0  # seconds that stopping waits for the thread
 
 
@@ -44,14 +44,20 @@ class Monitor:
         from oom_magic.measure.device.memory_sample import open_sampler, sample_host
 
         stack = ExitStack()
-        name, look = "This machine", sample_host
+        name, look = _("This machine"), sample_host
         if self._device is not None:
             name, look = stack.enter_context(open_sampler(self._device))
         self._record = Record(name, is_host=self._device is None)
         self._record.add(look())
         handle = display(self._record.describe(), display_id=True)
         if not self._can_update:
-            print(_IN_TERMINAL)
+            print(
+                _(
+                    "Shown once: a terminal is not redrawn. Only passing {danger:.0%} is told;"
+                    " %gpumem_watch looks again.",
+                    danger=DANGER_SHARE,
+                )
+            )
         self._thread = Thread(target=self._watch, args=(look, handle, stack), name="gpumem_watch", daemon=True)
         self._thread.start()
 
@@ -93,7 +99,7 @@ class Record:
         self._looks.append(look)
         self._peak_used = max(self._peak_used, look.used_bytes)
         self._peak_allocated = max(self._peak_allocated, look.allocated_bytes)
-        if self._passed_at or look.used_fraction <= DANGER:
+        if self._passed_at or look.used_fraction <= DANGER_SHARE:
             return False
         self._passed_at = time.strftime("%H:%M:%S")
         return True
@@ -108,28 +114,32 @@ class Record:
         look = self._looks[-1]
         blocks: list[Block] = []
         if self._is_host:
-            blocks.append(Sentence("There is no CUDA device here; this is the host's memory."))
+            blocks.append(Sentence(_("There is no CUDA device here; this is the host's memory.")))
         if self._passed_at:
-            blocks.append(Sentence(f"Passed {DANGER:.0%} at {self._passed_at}: the next peak may not fit.", "warning"))
-        blocks.append(Parts("", self._parts(look), "capacity", look.total_bytes, (TIGHT, DANGER)))
-        facts = [Fact("peak in use", self._peak_used)]
-        facts += [] if self._is_host else [Fact("peak allocated", self._peak_allocated)]
-        blocks += [Facts(tuple(facts)), Sentence(f"in use lately  {_sparkline(self._looks)}")]
+            text = _(
+                "Passed {danger:.0%} at {time}: the next peak may not fit.", danger=DANGER_SHARE, time=self._passed_at
+            )
+            blocks.append(Sentence(text, "warning"))
+        blocks.append(Parts("", self._parts(look), _("capacity"), look.total_bytes, (TIGHT_SHARE, DANGER_SHARE)))
+        facts = [Fact(_("peak in use"), self._peak_used)]
+        facts += [] if self._is_host else [Fact(_("peak allocated"), self._peak_allocated)]
+        blocks += [Facts(tuple(facts)), Sentence(f"{_('in use lately')}  {_sparkline(self._looks)}")]
         if self._ended_with:
-            blocks.insert(0, Sentence(f"The monitor ended, this is its last look: {self._ended_with}.", "bad"))
+            text = _("The monitor ended, this is its last look: {reason}.", reason=self._ended_with)
+            blocks.insert(0, Sentence(text, "bad"))
         if look.problem:
-            blocks.append(Sentence(f"Other processes are not known: {look.problem}.", "quiet"))
-        return Description(f"{self._name} now", tuple(blocks))
+            blocks.append(Sentence(_("Other processes are not known: {problem}.", problem=look.problem), "quiet"))
+        return Description(_("{name} now", name=self._name), tuple(blocks))
 
     def _parts(self, look: MemorySample) -> tuple[Part, ...]:
-        free = Part("free", max(look.total_bytes - look.used_bytes, 0), "free")
+        free = Part(_("free"), max(look.total_bytes - look.used_bytes, 0), "free")
         if self._is_host:
-            return Part("in use", look.used_bytes, "other"), free
+            return Part(_("in use"), look.used_bytes, "other"), free
         return (
-            Part("allocated", look.allocated_bytes, "parameter"),
-            Part("reserved beyond it", look.reserved_bytes - look.allocated_bytes, "cached"),
-            Part("this process, outside PyTorch", look.outside_bytes, "outside"),
-            Part("other processes", look.other_bytes, "other"),
+            Part(_("allocated"), look.allocated_bytes, "parameter"),
+            Part(_("reserved beyond it"), look.reserved_bytes - look.allocated_bytes, "cached"),
+            Part(_("this process, outside PyTorch"), look.outside_bytes, "outside"),
+            Part(_("other processes"), look.other_bytes, "other"),
             free,
         )
 

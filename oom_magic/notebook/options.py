@@ -62,21 +62,21 @@ def _split(parser: MagicArgumentParser, line: str) -> tuple[str, str]:
 
 # Option, the field of TrainingSetup, what it is.
 _WORDS = (
-    ("model", "model", 'The model: a preset such as roberta-base, or a folder with "config.json".'),
-    ("precision", "precision", "fp32, bf16, fp16 (weights) or amp-bf16, amp-fp16 (autocast)."),
-    ("method", "method", "full, lora or qlora."),
-    ("optimizer", "optimizer", "Such as adamw, adamw8bit, adafactor, sgd."),
-    ("attention", "attention", "sdpa, eager or flash_attention_2."),
-    ("loss", "loss", "plain or chunked."),
-    ("gpu", "gpu", 'The card, such as "RTX 3080" (default: one of the size that the message names).'),
-    ("memory", "memory", "Its memory, if not the catalogue's: 10GiB."),
+    ("model", "model", _('The model: a preset such as roberta-base, or a folder with "config.json".')),
+    ("precision", "precision", _("fp32, bf16, fp16 (weights) or amp-bf16, amp-fp16 (autocast).")),
+    ("method", "method", _("full, lora or qlora.")),
+    ("optimizer", "optimizer", _("Such as adamw, adamw8bit, adafactor, sgd.")),
+    ("attention", "attention", _("sdpa, eager or flash_attention_2.")),
+    ("loss", "loss", _("plain or chunked.")),
+    ("gpu", "gpu", _('The card, such as "RTX 3080" (default: one of the size that the message names).')),
+    ("memory", "memory", _("Its memory, if not the catalogue's: 10GiB.")),
 )
 _NUMBERS = (
-    ("batch", "microbatch_size", "Sequences per forward."),
-    ("seq", "seq_len", "Tokens per sequence."),
-    ("target-seq", "target_seq_len", "Tokens per target sequence, for encoder-decoder models."),
-    ("rank", "rank", "Rank of LoRA."),
-    ("accumulation", "gradient_accumulation_steps", "Forwards per optimizer step."),
+    ("batch", "microbatch_size", _("Sequences per forward.")),
+    ("seq", "seq_len", _("Tokens per sequence.")),
+    ("target-seq", "target_seq_len", _("Tokens per target sequence, for encoder-decoder models.")),
+    ("rank", "rank", _("Rank of LoRA.")),
+    ("accumulation", "gradient_accumulation_steps", _("Forwards per optimizer step.")),
 )
 _SIMILAR = 0.02  # cards of one size differ by less
 
@@ -87,7 +87,7 @@ def setup_arguments(magic: Callable[..., Any]) -> Callable[..., Any]:
         magic = argument(f"--{name}", dest=field, type=unquoted, help=text)(magic)
     for name, field, text in reversed(_NUMBERS):
         magic = argument(f"--{name}", dest=field, type=int, help=text)(magic)
-    flag = argument("--checkpointing", action="store_true", help="With activation checkpointing.")
+    flag = argument("--checkpointing", action="store_true", help=_("With activation checkpointing."))
     decorated: Callable[..., Any] = flag(magic)
     return decorated
 
@@ -97,7 +97,7 @@ def setup_from(options: Any, failure: Failure | None) -> TrainingSetup | None:
 
     A UsageError says what is wrong with them.
     """
-    given = {field: getattr(options, field) for _, field, _ in (*_WORDS, *_NUMBERS)}
+    given = {field: getattr(options, field) for _option, field, _help in (*_WORDS, *_NUMBERS)}
     given = {field: value for field, value in given.items() if value is not None}
     if "model" not in given:
         if given or options.checkpointing:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from html import escape
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from oom_magic.language import _
 from oom_magic.memory.allocator.segments import MIN_BLOCK_BYTES
 from oom_magic.memory.categories import CATEGORIES, Category
 from oom_magic.memory.report import MemoryReport
 from oom_magic.memory.timeline import PHASES, MarkKind, Phase, Timeline
-from oom_magic.units import GIB, MIB, format_bytes
+from oom_magic.units import GIB, MIB
 from oom_magic.views.blocks import Picture
+from oom_magic.views.words import word
 
 _WIDTH, _HEIGHT = 560, 150  # of the curve
 _LEFT, _TOP, _BELOW = 52, 14, 34
@@ -47,15 +50,16 @@ def step_picture(report: MemoryReport) -> Picture:
     size = f"0 0 {_LEFT + _WIDTH + 8} {_TOP + _HEIGHT + _BELOW}"
     start_tag = f'<svg viewBox="{size}" width="100%" style="max-width:40rem" font-size="10" fill="var(--oom-quiet)">'
     svg = f"{start_tag}{''.join(parts)}</svg>"
-    return Picture(f"Allocated memory over {name}, stacked by category; peak {format_bytes(peak)}.", svg)
+    alt = _("Allocated memory over {name}, stacked by category; peak {peak_bytes}.", name=name, peak_bytes=peak)
+    return Picture(alt, svg)
 
 
 def _last_step(timeline: Timeline) -> tuple[int, int, str]:
     """First event, end and name of the stretch to draw."""
     ends = [mark.position for mark in timeline.marks if mark.kind is MarkKind.STEP_END]
     if len(ends) > 1:
-        return ends[-2], ends[-1], f"step {len(ends)}"
-    return 0, timeline.num_events, "the run"
+        return ends[-2], ends[-1], _("step {number}", number=len(ends))
+    return 0, timeline.num_events, _("the run")
 
 
 def _curve(timeline: Timeline, start: int, end: int) -> tuple[IntArray, IntArray, IntArray]:
@@ -88,7 +92,7 @@ def _areas(x: FloatArray, y: FloatArray) -> list[str]:
             hue = category.value
             areas.append(
                 f'<polygon points="{there} {back}" fill="var(--oom-{hue})" stroke="var(--oom-paper)"'
-                f' stroke-width=".5"><title>{category.label}</title></polygon>'
+                f' stroke-width=".5"><title>{word(category.value)}</title></polygon>'
             )
         floor = y[:, column]
     return areas
@@ -116,7 +120,7 @@ def _limit(y: float, limit: int, peak_x: float) -> str:
     return (
         f'<line x1="{_LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--oom-bad)"'
         f' stroke-dasharray="5 3"/><text x="{x}" y="{y - 4:.1f}" text-anchor="{anchor}" fill="var(--oom-bad)">'
-        f"PyTorch can have {format_bytes(limit)}</text>"
+        f"{escape(_('PyTorch can have {limit_bytes}', limit_bytes=limit))}</text>"
     )
 
 
@@ -126,7 +130,7 @@ def _peak(x: FloatArray, y: FloatArray, peak: int) -> str:
     return (
         f'<circle cx="{x[at]:.1f}" cy="{y[at]:.1f}" r="3" fill="var(--oom-fg)"/>'
         f'<text x="{x[at]:.1f}" y="{y[at] - 6:.1f}" text-anchor="{side}" fill="var(--oom-fg)"'
-        f' font-weight="600">peak {format_bytes(peak)}</text>'
+        f' font-weight="600">{escape(_("peak {peak_bytes}", peak_bytes=peak))}</text>'
     )
 
 
@@ -147,5 +151,5 @@ def _phase_ribbon(x: FloatArray, phases: IntArray) -> str:
             f' opacity="{shades[phase]}"/>'
         )
         if width > 45:
-            parts.append(f'<text x="{x[first] + width / 2:.1f}" y="{y + 17}" text-anchor="middle">{phase.value}</text>')
+            parts.append(f'<text x="{x[first] + width / 2:.1f}" y="{y + 17}" text-anchor="middle">{word(phase)}</text>')
     return "".join(parts)

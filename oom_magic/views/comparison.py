@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from oom_magic.memory.categories import CATEGORIES, Category
+from oom_magic.language import _
+from oom_magic.memory.categories import CATEGORIES
 from oom_magic.memory.comparison import Comparison, Ratios, SideBySide
 from oom_magic.views.blocks import Bar, Bars, Block, Cell, Description, Part, Sentence, Table
 from oom_magic.views.registry import register
+from oom_magic.views.words import word
 
 _WIDEST = 5  # runs whose categories fit beside each other into 80 columns
 
@@ -14,13 +16,15 @@ _WIDEST = 5  # runs whose categories fit beside each other into 80 columns
 def describe_comparison(comparison: Comparison) -> Description:
     """Both peaks and every category: predicted, measured and their ratio."""
     rows = tuple(
-        (name, predicted, measured, f"{predicted / measured:.4f}" if measured else "")
+        (word(name), predicted, measured, f"{predicted / measured:.4f}" if measured else "")
         for name, predicted, measured in comparison.rows()
     )
-    table = Table(("", "predicted", "measured", "ratio"), rows)
+    table = Table(("", _("predicted"), _("measured"), _("ratio")), rows)
     off = abs(comparison.allocated_ratio - 1)
-    verdict = Sentence(f"Predicted peak allocated is off by {100 * off:.2f} %.", "strong")
-    return Description(f"Predicted against measured on {comparison.measured.device.name}", (verdict, table))
+    verdict = Sentence(_("Predicted peak allocated is off by {percent:.2f} %.", percent=100 * off), "strong")
+    return Description(
+        _("Predicted against measured on {name}", name=comparison.measured.device.name), (verdict, table)
+    )
 
 
 @register
@@ -31,21 +35,23 @@ def describe_side_by_side(runs: SideBySide) -> Description:
     blocks += [_categories(runs, names[start : start + _WIDEST]) for start in range(0, len(names), _WIDEST)]
     failed = [name for name, report in runs.reports.items() if report.out_of_memory is not None]
     if failed:
-        blocks.append(Sentence(f"Out of memory, shown up to there: {', '.join(failed)}.", "bad"))
-    return Description("Peak allocated, by what it is for", tuple(blocks))
+        blocks.append(Sentence(_("Out of memory, shown up to there: {failed}.", failed=", ".join(failed)), "bad"))
+    return Description(_("Peak allocated, by what it is for"), tuple(blocks))
 
 
 def _bar(runs: SideBySide, name: str) -> Bar:
     parts = runs.reports[name].breakdown.items()
-    shown = tuple(Part(Category(part).label, size, part) for part, size in parts)
+    shown = tuple(Part(word(part), size, part) for part, size in parts)
     return Bar(name, shown, runs.notes.get(name, ""))
 
 
 def _categories(runs: SideBySide, names: list[str]) -> Table:
     shown = [part for part in CATEGORIES if any(report.breakdown[part] for report in runs.reports.values())]
     chosen = [runs.reports[name] for name in names]
-    rows: list[tuple[Cell, ...]] = [(part.label, *(report.breakdown[part] for report in chosen)) for part in shown]
-    rows.append(("peak reserved", *(report.peak_reserved_bytes for report in chosen)))
+    rows: list[tuple[Cell, ...]] = [
+        (word(part.value), *(report.breakdown[part] for report in chosen)) for part in shown
+    ]
+    rows.append((_("peak reserved"), *(report.peak_reserved_bytes for report in chosen)))
     hues = (*(part.value for part in shown), "free")
     return Table(("", *names), tuple(rows), hues=hues)
 
@@ -56,10 +62,6 @@ def describe_ratios(ratios: Ratios) -> Description:
     rows: list[tuple[Cell, ...]] = []
     for name, size in ratios.by_hand.items():
         ratio = f"{ratios[name]:.3f}" if ratios.in_run[name] else ""
-        rows.append((_shown(name), round(size), ratios.in_run[name], ratio))
-    table = Table(("", "by hand", "in the run", "ratio"), tuple(rows))
-    return Description("By hand against the run", (table,))
-
-
-def _shown(name: str) -> str:
-    return Category(name).label if name in Category._value2member_map_ else name
+        rows.append((word(name), round(size), ratios.in_run[name], ratio))
+    table = Table(("", _("by hand"), _("in the run"), _("ratio")), tuple(rows))
+    return Description(_("By hand against the run"), (table,))

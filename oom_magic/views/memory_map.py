@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from itertools import groupby
 
+from oom_magic.language import _, ngettext
 from oom_magic.memory.memory_map import MappedBlock, MemoryMap
-from oom_magic.units import format_bytes
 from oom_magic.views.blocks import Bar, Bars, Block, Description, Fact, Facts, Part, Sentence
 from oom_magic.views.registry import register
+from oom_magic.views.words import word
 
 _MOST_SEGMENTS = 24
 _LEAST_SHARE = 1 / 400  # of the widest segment: smaller neighbours of one kind are drawn as one
@@ -16,11 +17,12 @@ _LEAST_SHARE = 1 / 400  # of the widest segment: smaller neighbours of one kind 
 @register
 def describe_memory_map(shown_map: MemoryMap) -> Description:
     """What is held and free, then a bar for each segment."""
+    segments = ngettext("in {count} segment", "in {count} segments", len(shown_map.segments))
     facts = (
-        Fact("reserved", shown_map.reserved_bytes, f"in {_counted(len(shown_map.segments), 'segment')}"),
-        Fact("allocated", shown_map.reserved_bytes - shown_map.free_bytes),
-        Fact("free in the cache", shown_map.free_bytes),
-        Fact("largest free block", shown_map.largest_free_bytes),
+        Fact(_("reserved"), shown_map.reserved_bytes, segments),
+        Fact(_("allocated"), shown_map.reserved_bytes - shown_map.free_bytes),
+        Fact(_("free in the cache"), shown_map.free_bytes),
+        Fact(_("largest free block"), shown_map.largest_free_bytes),
     )
     by_size = sorted(range(len(shown_map.segments)), key=lambda number: -_size(shown_map.segments[number]))
     shown = sorted(by_size[:_MOST_SEGMENTS])
@@ -28,10 +30,14 @@ def describe_memory_map(shown_map: MemoryMap) -> Description:
     bars = tuple(_bar(number + 1, shown_map.segments[number], least) for number in shown)
     blocks: list[Block] = [Facts(facts), *([Bars(bars)] if bars else [])]
     if len(bars) < len(shown_map.segments):
-        smaller = format_bytes(sum(_size(shown_map.segments[number]) for number in by_size[_MOST_SEGMENTS:]))
-        left_out = len(shown_map.segments) - len(bars)
-        blocks.append(Sentence(f"{left_out} smaller segments, {smaller} together, are not drawn.", "quiet"))
-    return Description("What the allocator holds", tuple(blocks))
+        text = ngettext(
+            "{count} smaller segment, {smaller_bytes} together, is not drawn.",
+            "{count} smaller segments, {smaller_bytes} together, are not drawn.",
+            len(shown_map.segments) - len(bars),
+            smaller_bytes=sum(_size(shown_map.segments[number]) for number in by_size[_MOST_SEGMENTS:]),
+        )
+        blocks.append(Sentence(text, "quiet"))
+    return Description(_("What the allocator holds"), tuple(blocks))
 
 
 def _size(segment: tuple[MappedBlock, ...]) -> int:
@@ -39,7 +45,7 @@ def _size(segment: tuple[MappedBlock, ...]) -> int:
 
 
 def _bar(number: int, segment: tuple[MappedBlock, ...], least_bytes: int) -> Bar:
-    return Bar(f"segment {number}", _drawn(segment, least_bytes), _note(segment))
+    return Bar(_("segment {number}", number=number), _drawn(segment, least_bytes), _note(segment))
 
 
 def _drawn(segment: tuple[MappedBlock, ...], least_bytes: int) -> tuple[Part, ...]:
@@ -49,16 +55,14 @@ def _drawn(segment: tuple[MappedBlock, ...], least_bytes: int) -> tuple[Part, ..
         segment, key=lambda block: (block.label, block.hue, block.num_bytes < least_bytes)
     ):
         sizes = [block.num_bytes for block in blocks]
-        parts += [Part(label, size, hue) for size in ([sum(sizes)] if is_small else sizes)]
+        parts += [Part(word(label), size, hue) for size in ([sum(sizes)] if is_small else sizes)]
     return tuple(parts)
 
 
 def _note(segment: tuple[MappedBlock, ...]) -> str:
     free = [block.num_bytes for block in segment if block.is_free]
     if not free:
-        return "full"
-    return f"{format_bytes(sum(free))} free in {_counted(len(free), 'piece')}"
-
-
-def _counted(number: int, thing: str) -> str:
-    return f"1 {thing}" if number == 1 else f"{number} {thing}s"
+        return _("full")
+    return ngettext(
+        "{free_bytes} free in {count} piece", "{free_bytes} free in {count} pieces", len(free), free_bytes=sum(free)
+    )

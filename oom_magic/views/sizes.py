@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from oom_magic.language import _, ngettext
 from oom_magic.predict.sizing.sizes import Sizes
 from oom_magic.units import format_bytes
 from oom_magic.views.blocks import Block, Description, Details, Sentence, Table
@@ -12,25 +13,39 @@ from oom_magic.views.registry import register
 def describe_sizes(sizes: Sizes) -> Description:
     """The ranges, the peak at their ends, where the function changes its ways, and what was assumed."""
     ranges = sizes.ranges
-    rows = [(name, f"{axis[0]} to {axis[-1]}") for name, axis in ranges.axes.items()]
+    rows = [(name, _("{first} to {last}", first=axis[0], last=axis[-1])) for name, axis in ranges.axes.items()]
     rows += [(name, ", ".join(map(str, options))) for name, options in ranges.choices.items()]
     ends = {
         ", ".join(f"{name}={value}" for name, value in point.items()): sizes.peak_allocated_bytes(**point)
         for point in sizes.ends().values()
     }
     blocks: list[Block] = [
-        Table(("argument", "range"), tuple(rows)),
-        Table(("at", "peak allocated"), tuple(ends.items())),
+        Table((_("argument"), _("range")), tuple(rows)),
+        Table((_("at"), _("peak allocated")), tuple(ends.items())),
     ]
     capacity = format_bytes(sizes.device.total_bytes)
     if not sizes.fits(**sizes.ends()["lowest"]):
-        blocks.append(Sentence(f"Even the smallest does not fit on {sizes.device.name} ({capacity}).", "bad"))
+        blocks.append(
+            Sentence(
+                _("Even the smallest does not fit on {name} ({capacity}).", name=sizes.device.name, capacity=capacity),
+                "bad",
+            )
+        )
     if sizes.borders:
         known = tuple(Sentence(text) for text in sizes.borders)
-        blocks.append(Details("Where it changes its ways", known))
+        blocks.append(Details(_("Where it changes its ways"), known))
     if sizes.assumptions:
         said = (f"{item.line}: {item.text}" if item.line else item.text for item in sizes.assumptions)
-        blocks.append(Details("Assumed", tuple(Sentence(text) for text in said)))
-    traced = f"From {sizes.num_traces} dry runs on {sizes.device.name} ({capacity})."
+        blocks.append(Details(_("Assumed"), tuple(Sentence(text) for text in said)))
+    traced = ngettext(
+        "From {count} dry run on {name} ({capacity}).",
+        "From {count} dry runs on {name} ({capacity}).",
+        sizes.num_traces,
+        name=sizes.device.name,
+        capacity=capacity,
+    )
     blocks.append(Sentence(traced, "quiet"))
-    return Description(f"GPU memory of {sizes.label} as a function of {', '.join(ranges.names)}", tuple(blocks))
+    return Description(
+        _("GPU memory of {label} as a function of {names}", label=sizes.label, names=", ".join(ranges.names)),
+        tuple(blocks),
+    )

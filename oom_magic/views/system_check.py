@@ -5,19 +5,18 @@ from __future__ import annotations
 import os
 
 from oom_magic.explain.doctor import Checkup, Recommendation, training_arguments
+from oom_magic.language import _
 from oom_magic.measure.device.nvml import DeviceProcess
 from oom_magic.measure.system.check import SystemCheck
 from oom_magic.units import format_bytes
 from oom_magic.views.blocks import Block, Code, Description, Sentence, Table
 from oom_magic.views.registry import register
 
-_MORE = "For a training setup that fits: %oom_doctor --model NAME (--model alone: three typical models)."
-
 
 @register
 def describe_system_check(check: SystemCheck) -> Description:
     """Findings with what to do; then the facts, and who is on the cards."""
-    return Description("System check", tuple(_blocks(check)))
+    return Description(_("System check"), tuple(_blocks(check)))
 
 
 def _blocks(check: SystemCheck) -> list[Block]:
@@ -25,13 +24,13 @@ def _blocks(check: SystemCheck) -> list[Block]:
     for one in check.findings:
         blocks += [Sentence(one.what, one.tone), Sentence(f"{one.why} {one.fix}")]
     if not check.findings:
-        blocks.append(Sentence("Nothing to change.", "good"))
-    blocks.append(Table(("what", "value"), check.facts))
+        blocks.append(Sentence(_("Nothing to change."), "good"))
+    blocks.append(Table((_("what"), _("value")), check.facts))
     for card in check.cards:
         rows = tuple((str(one.pid), _name(one), _size(one.num_bytes)) for one in card.processes)
-        title = f"Processes on GPU {card.index}"
-        blocks += [Table(("pid", "process", "memory"), rows, title=title)] if rows else []
-    blocks += [Sentence(f"Not looked at: {name} ({why}).", "quiet") for name, why in check.failed]
+        title = _("Processes on GPU {index}", index=card.index)
+        blocks += [Table((_("pid"), _("process"), _("memory")), rows, title=title)] if rows else []
+    blocks += [Sentence(_("Not looked at: {name} ({why}).", name=name, why=why), "quiet") for name, why in check.failed]
     return blocks
 
 
@@ -40,28 +39,34 @@ def describe_checkup(checkup: Checkup) -> Description:
     """Findings, facts, and setups to paste."""
     blocks: list[Block] = _blocks(checkup)
     if checkup.recommended:
-        blocks.append(Sentence(f"Recommended for {checkup.card}:", "strong"))
-    for one in checkup.recommended:
-        blocks += _recommendation(one)
-    return Description("System check", (*blocks, *([] if checkup.recommended else [Sentence(_MORE, "quiet")])))
+        blocks.append(Sentence(_("Recommended for {card}:", card=checkup.card), "strong"))
+        for one in checkup.recommended:
+            blocks += _recommendation(one)
+    else:
+        more = _("For a training setup that fits: %oom_doctor --model NAME (--model alone: three typical models).")
+        blocks.append(Sentence(more, "quiet"))
+    return Description(_("System check"), tuple(blocks))
 
 
 def _recommendation(recommendation: Recommendation) -> list[Block]:
     """The setup in words, and the options to paste."""
     if recommendation.setup is None:
+        name = recommendation.model
         return [
-            Sentence(
-                f"{recommendation.model}: not even QLoRA with short sequences fits; choose a smaller model.", "bad"
-            )
+            Sentence(_("{name}: not even QLoRA with short sequences fits; choose a smaller model.", name=name), "bad")
         ]
-    words = f"{recommendation.setup.summary}: peak {format_bytes(recommendation.peak_reserved_bytes)} (dry run)"
+    words = _(
+        "{setup}: peak {peak_bytes} (dry run)",
+        setup=recommendation.setup.summary,
+        peak_bytes=recommendation.peak_reserved_bytes,
+    )
     return [Sentence(words, "good"), Code(training_arguments(recommendation.setup))]
 
 
 def _name(process: DeviceProcess) -> str:
-    own = "this kernel" if process.pid == os.getpid() else ""
-    return ", ".join(filter(None, (process.name, own))) or "not known"
+    own = _("this kernel") if process.pid == os.getpid() else ""
+    return ", ".join(filter(None, (process.name, own))) or _("not known")
 
 
 def _size(num_bytes: int | None) -> str:
-    return "not known" if num_bytes is None else format_bytes(num_bytes)
+    return _("not known") if num_bytes is None else format_bytes(num_bytes)

@@ -29,7 +29,7 @@ class Holder:
 
 
 _MOST_LINES = 5
-# What measure.holders and measure.dead_frames say, by the sentence that says the same in both languages.
+# What measure.holders and measure.dead_frames say, by the sentence that says the same.
 _WORDS = {
     "held_as_module": re.compile(r"module (?P<kind>.+)"),
     "held_as_optimizer": re.compile(r"optimizer (?P<kind>.+), its state"),
@@ -73,14 +73,14 @@ def earlier_bytes(held: Sequence[Holder], report: MemoryReport | None) -> int:
 
 def _in_notebook(released: Released) -> Iterator[Holder]:
     for gone in released.gone:
-        yield Holder("own_frames" if gone.is_own else "frames", gone.what, gone.num_bytes, _in_words(gone.what))
+        yield Holder("own_frames" if gone.is_own else "frames", gone.what, gone.num_bytes, in_words(gone.what))
     for one in released.holders:
         if one.name and one.num_bytes >= _LEAST_BYTES:
             kind: Kind = "output" if one.name.startswith("Out[") else "name"
-            yield Holder(kind, one.name, one.num_bytes, _in_words(one.what))
+            yield Holder(kind, one.name, one.num_bytes, in_words(one.what))
 
 
-def _in_words(what: str) -> Evidence:
+def in_words(what: str) -> Evidence:
     """What ``release`` says of a holder, as a sentence of the catalogue."""
     for key, pattern in _WORDS.items():
         match = pattern.fullmatch(what)

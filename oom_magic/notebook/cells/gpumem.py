@@ -13,12 +13,12 @@ from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from IPython.display import display
 
 from oom_magic.inputs import parse_bytes
+from oom_magic.language import _
 from oom_magic.notebook.cells.names import DryNamespace
 from oom_magic.notebook.cells.running import CompiledCell, trimmed
 from oom_magic.notebook.options import checked
 from oom_magic.predict.distributed.job import Job
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, checked_number, find_gpu, split_count
-from oom_magic.units import format_bytes
 from oom_magic.views.blocks import Block, Description, Facts
 
 if TYPE_CHECKING:
@@ -52,15 +52,17 @@ class CardOptions:
         A UsageError names the fix.
         """
         if num_processes is None and rank is not None:
-            raise UsageError("--rank: says which process of a job is followed; give --num-processes too.")
+            raise UsageError(_("--rank: says which process of a job is followed; give --num-processes too."))
         if num_processes is not None:
-            checked("--num-processes", lambda _: Job(num_processes, rank or 0), "")
+            checked("--num-processes", lambda _text: Job(num_processes, rank or 0), "")
         number, name = split_count(gpu) if gpu else (None, None)
         if None not in (number, num_gpus) and number != num_gpus:
-            raise UsageError(f"--num-gpus: {num_gpus}, but --gpu {gpu!r} names {number}; give one of them.")
+            values = {"asked": num_gpus, "gpu": gpu, "number": number}
+            text = _("{asked}, but --gpu {gpu!r} names {number}; give one of them.", **values)
+            raise UsageError(f"--num-gpus: {text}")
         number = num_gpus if number is None else number
         if number is not None:
-            checked("--num-gpus", lambda _: checked_number(number, "num_gpus"), "")
+            checked("--num-gpus", lambda _text: checked_number(number, "num_gpus"), "")
         name = checked("--gpu", find_gpu, name).name if name else None
         return cls(name, checked("--memory", parse_bytes, memory) if memory else None, number, num_processes, rank or 0)
 
@@ -72,10 +74,13 @@ class CardOptions:
         return replace(card, num_gpus=number, num_processes=job.num_processes, rank=job.rank)
 
     def __str__(self) -> str:
-        memory = f" with {format_bytes(self.memory_bytes)}" if self.memory_bytes else ""
         number = f"{self.num_gpus} x " if (self.num_gpus or 1) > 1 else ""
-        job = f", process {self.rank} of {self.num_processes}" if self.num_processes else ""
-        return f"{number}{self.gpu or DEFAULT_GPU}{memory}{job}"
+        name = f"{number}{self.gpu or DEFAULT_GPU}"
+        if self.memory_bytes:
+            name = _("{name} with {memory_bytes}", name=name, memory_bytes=self.memory_bytes)
+        if self.num_processes:
+            name = _("{name}, process {rank} of {number}", name=name, rank=self.rank, number=self.num_processes)
+        return name
 
     def __bool__(self) -> bool:
         return any(option is not None for option in (self.gpu, self.memory_bytes, self.num_gpus, self.num_processes))
@@ -94,7 +99,7 @@ class _UsersNames(Mapping[str, Any]):
         return (name for name in list(self._names) if name not in ("exit", "quit", "get_ipython"))
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return len(list(iter(self)))
 
 
 class CellRunner:
@@ -217,7 +222,7 @@ def parse_steps(text: str) -> int | None:
     if text == "all":
         return None
     if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"{text!r} is no number of optimizer steps; give 1 or more, or all.")
+        raise ValueError(_("{text!r} is no number of optimizer steps; give 1 or more, or all.", text=text))
     return int(text)
 
 
@@ -247,4 +252,5 @@ def save(report: MemoryReport, path: str) -> None:
     try:
         Path(path).write_text(json.dumps(report.to_dict()), encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"--json: {path!r} cannot be written: {error.strerror}.") from None
+        text = _("{path!r} cannot be written: {reason}.", path=path, reason=error.strerror)
+        raise UsageError(f"--json: {text}") from None

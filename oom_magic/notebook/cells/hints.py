@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
 
+from oom_magic.language import _
+
 if TYPE_CHECKING:
     from oom_magic.predict.instrumentation.starting_point import StartingPoint
-
-HINT = "%oom_explain says which tensor did not fit, why, and what to change (--off: no more hints)."
 
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|not enough memory|(?:can't|cannot|unable to) allocate|_ALLOC_FAILED|NOT_ENOUGH_MEMORY|bad_alloc",
@@ -55,7 +55,7 @@ class FailureWatch:
         self.is_hinting = True
         self._start: StartingPoint | None = None
 
-    def before_cell(self, _: ExecutionInfo) -> None:
+    def before_cell(self, _info: ExecutionInfo) -> None:
         """IPython's ``pre_run_cell``. With a GPU, what the cell finds there is noted."""
         self._start = None
         if "torch" not in sys.modules:
@@ -80,7 +80,7 @@ class FailureWatch:
         is_dry = is_observed and self.was_dry()
         self.failed_cell = FailedCell(source, is_observed, is_dry, None if is_dry else self._start)
         if self.is_hinting:
-            print(HINT)
+            print(_("%oom_explain says which tensor did not fit, why, and what to change (--off: no more hints)."))
 
 
 def is_out_of_memory(error: BaseException) -> bool:

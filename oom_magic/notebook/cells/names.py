@@ -11,6 +11,8 @@ from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
+from oom_magic.language import _
+
 _ABSENT = object()
 
 
@@ -49,11 +51,12 @@ class DryNamespace:
     def hint(self, name: str) -> str:
         """Why a cell does not find ``name``, if that is because of dry runs; else an empty text."""
         if name in self.names:
-            return f"{name} was assigned in a dry run; it can be used in %%gpumem cells only."
+            return _("{name} was assigned in a dry run; it can be used in %%gpumem cells only.", name=name)
         if name in self._unassigned:
-            return (
-                f"{name} would be assigned in a cell whose dry run ended before, with the last optimizer step it was to"
-                " follow; %%gpumem --steps all follows that cell to its end."
+            return _(
+                "{name} would be assigned in a cell whose dry run ended before, with the last optimizer step it was to"
+                " follow; %%gpumem --steps all follows that cell to its end.",
+                name=name,
             )
         return ""
 

@@ -13,6 +13,7 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
+from oom_magic.language import _
 from oom_magic.user_code import is_own_file
 
 # around functions that follow a dispatch mode, and operators called from Python
@@ -76,7 +77,7 @@ def compile_cell(shell: InteractiveShell, text: str, lines_above: int = 0) -> Co
 
 def _compiled(shell: InteractiveShell, text: str, lines_above: int) -> CompiledCell:
     blank = takewhile(lambda line: not line.strip(), text.splitlines())
-    source = "\n" * (lines_above + sum(1 for _ in blank)) + shell.transform_cell(text)
+    source = "\n" * (lines_above + len(list(blank))) + shell.transform_cell(text)
     name = shell.compile.cache(source, _cell_number(shell), raw_code="\n" * lines_above + text)
     _refuse_await(source, name)
     tree = shell.transform_ast(ast.parse(source, name))
@@ -95,7 +96,7 @@ def _refuse_await(source: str, name: str) -> None:
     """Raise if the code awaits outside a function: the notebook's event loop already runs this cell."""
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     if compile(source, name, "exec", flags, dont_inherit=True).co_flags & inspect.CO_COROUTINE:
-        raise UsageError("A cell under this magic cannot await at its top level; put the await into a function.")
+        raise UsageError(_("A cell under this magic cannot await at its top level; put the await into a function."))
 
 
 def _cell_number(shell: InteractiveShell) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from oom_magic.inputs import parse_bytes
+from oom_magic.language import _
 from oom_magic.memory.report import Device
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, closest_gpu, find_gpu, list_gpus
 from oom_magic.units import format_bytes
@@ -32,8 +33,9 @@ class SliderCard:
         return card.capability, card.num_multiprocessors
 
     def __str__(self) -> str:
+        yours = _(" (yours)") if self.is_own else ""
         name = self.device.name.removeprefix("NVIDIA ").removeprefix("GeForce ")
-        return f"{name}, {format_bytes(self.device.total_bytes)}{' (yours)' if self.is_own else ''}"
+        return f"{name}, {format_bytes(self.device.total_bytes)}{yours}"
 
 
 def offered_cards(gpu: str | Iterable[str] | None, memory: str | int | None) -> tuple[SliderCard, ...]:

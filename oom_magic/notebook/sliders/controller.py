@@ -11,6 +11,7 @@ import ipywidgets
 from IPython import get_ipython
 from IPython.display import display
 
+from oom_magic.language import _
 from oom_magic.memory.report import MemoryReport
 from oom_magic.notebook.interrupted import InOneLine, Interrupted
 from oom_magic.notebook.sliders.cards import SliderCard, offered_cards
@@ -77,7 +78,7 @@ class Sliders(ipywidgets.VBox):
         self.controls: dict[str, Any] = {"gpu": gpu, **_controls(priced)}
         self._live_class, self._still_class = f"oom-live-{gpu.model_id}", f"oom-still-{gpu.model_id}"
         hidden = f"body:not(.jp-Notebook) .{self._still_class}{{display:none}}"
-        self._panel = Panel(f"What {priced.label} takes", self.controls, grid, self._go_to, hidden)
+        self._panel = Panel(_("What {label} takes", label=priced.label), self.controls, grid, self._go_to, hidden)
         super().__init__(self._panel.children)
         self.add_class("oom-live").add_class(self._live_class)
         for control in self.controls.values():
@@ -111,7 +112,7 @@ class Sliders(ipywidgets.VBox):
 
     # -- following the hand ---------------------------------------------------
 
-    def _moved(self, _: Any) -> None:
+    def _moved(self, _change: Any) -> None:
         if not self._is_moving_many:
             self._update()
 
@@ -163,7 +164,8 @@ class Sliders(ipywidgets.VBox):
             close = self._priced.sizes_elsewhere(values, card)
             if close is not None:
                 self._show(close, self._estimator.quick(close, values))
-            with self._panel.tracing(f"Tracing {self._priced.label} with these choices for {card} …", self._is_shown):
+            text = _("Tracing {label} with these choices for {card} …", label=self._priced.label, card=card)
+            with self._panel.tracing(text, self._is_shown):
                 self._priced.trace(values, card)
         return self._priced.sizes(values, card)
 
@@ -212,7 +214,7 @@ class Sliders(ipywidgets.VBox):
     def _refined(self) -> Estimate:
         """The present estimate with its report and the largest batch, computed now if need be."""
         if self._estimate is None:
-            reason = to_text(Description("The function fails with these values", self._failure))
+            reason = to_text(Description(_("The function fails with these values"), self._failure))
             raise RuntimeError(reason)
         if self._estimate.report is None or (self._estimate.largest and not self._estimate.largest.is_exact):
             values = self._estimate.values
@@ -225,7 +227,7 @@ class Sliders(ipywidgets.VBox):
 
     def describe(self) -> Description:
         """The present setting for a page or a terminal without sliders."""
-        title = f"What {self._priced.label} takes on {self.card}"
+        title = _("What {label} takes on {card}", label=self._priced.label, card=self.card)
         values = {**self._priced.ranges.fixed, **self.values}
         blocks: list[Block] = [settings_table(values)]
         if self._estimate is None:
@@ -237,7 +239,7 @@ class Sliders(ipywidgets.VBox):
         if self._estimator.grid is not None and cells is not None:
             blocks.append(self._estimator.grid.table(cells, estimate.device))
         blocks.append(step_picture(estimate.report))
-        blocks.append(Details("Code to paste", (Code(self._priced.code(self.values)),)))
+        blocks.append(Details(_("Code to paste"), (Code(self._priced.code(self.values)),)))
         blocks.append(assumption_details(estimate.assumptions))
         return Description(title, tuple(blocks))
 
@@ -248,7 +250,7 @@ class Sliders(ipywidgets.VBox):
         values = ", ".join(f"{name}={value!r}" for name, value in self.values.items())
         return f"<Sliders of {self._priced.label}: {values}>"
 
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+    def _repr_mimebundle_(self, **_options: Any) -> dict[str, Any]:
         """The live view, and the present setting for where it cannot live."""
         return {**super()._repr_mimebundle_(), **self._still()}
 
@@ -262,7 +264,7 @@ class Sliders(ipywidgets.VBox):
         if getattr(shell, "kernel", None) is None:
             display(self._repr_mimebundle_(), raw=True)
             return
-        words = f"Sliders of {self._priced.label}; what they were last set to:"
+        words = _("Sliders of {label}; what they were last set to:", label=self._priced.label)
         display({_VIEW: super()._repr_mimebundle_()[_VIEW], "text/plain": words}, raw=True)
         script = {"text/plain": "", "text/html": naming_script(self._live_class)}
         display(script, raw=True, display_id=self.model_id)  # at once; what the allocator says comes behind it

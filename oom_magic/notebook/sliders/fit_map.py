@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets
 import numpy as np
 
+from oom_magic.language import _
 from oom_magic.memory.report import Device
+from oom_magic.memory.shares import verdict_on
 from oom_magic.memory.timeline import IntArray
 from oom_magic.notebook.sliders.ranges import BATCHES, LENGTHS, first_of, landmarks
-from oom_magic.notebook.sliders.view import DANGER, TIGHT
 from oom_magic.units import GIB, MIB
 from oom_magic.views.blocks import Table
 
@@ -104,7 +105,7 @@ class Grid:
             (str(row) if self.down else "", *map(" ".join, zip(signs[at], numbers[at], strict=True)))
             for at, row in enumerate(self.rows)
         )
-        title = f"What fits: peak allocated in {name} (✓ safe, ▲ tight or in danger, ✗ does not fit)"
+        title = _("What fits: peak allocated in {name} (✓ safe, ▲ tight or in danger, ✗ does not fit)", name=name)
         return Table((corner, *(str(column) for column in self.columns)), rows, title)
 
 
@@ -123,7 +124,7 @@ class FitMap:
         labels = [", ".join(f"{name} {value}" for name, value in grid.values(cell).items()) for cell in cells]
         self._buttons = ipywidgets.ToggleButtons(
             options=[(label, cell) for cell, label in enumerate(labels)],
-            tooltips=[f"Go to {label}" for label in labels],
+            tooltips=[_("Go to {label}", label=label) for label in labels],
             value=None,
         )
         self._buttons.observe(self._chosen, names="value")
@@ -185,7 +186,7 @@ def state_of(held: int, device: Device) -> str:
     used = (held + device.context_bytes) / max(device.total_bytes, 1)
     if held > device.usable_bytes:
         return "over"
-    return "safe" if used < TIGHT else "tight" if used <= DANGER else "danger"
+    return verdict_on(used)
 
 
 def _number(num_bytes: int, unit: int) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.error import UsageError
 from IPython.core.magic_arguments import argument, magic_arguments
 
+from oom_magic.language import _
 from oom_magic.notebook.options import checked, parse_options, unquoted
 from oom_magic.notebook.sliders.controller import Sliders, sliders
 from oom_magic.notebook.sliders.ranges import closest, setup_ranges
@@ -20,18 +21,18 @@ _FIELDS = ("method", "precision", "optimizer", "attention")
 
 
 @magic_arguments()
-@argument("--model", type=unquoted, help="A preset such as qwen2.5-7b, or a folder with config.json.")
-@argument("--method", type=unquoted, help="full, lora or qlora (default: full).")
-@argument("--gpu", type=unquoted, help='The card to start with, such as "RTX 3060".')
-@argument("--memory", type=unquoted, help="Its memory, such as 12GiB, if not the catalogue's.")
-@argument("--rank", type=unquoted, help="LoRA rank to start with, such as 16, or its range, such as 4:128.")
-@argument("--batch", type=unquoted, help="Microbatch size, or its range.")
-@argument("--seq", type=unquoted, help="Sequence length, or its range.")
-@argument("--accumulation", type=int, default=1, help="Microbatches per optimizer step (default: 1).")
-@argument("--precision", type=unquoted, help="bf16, fp16, fp32, amp-bf16 or amp-fp16.")
-@argument("--optimizer", type=unquoted, help="adamw, adamw8bit, sgd, ...")
-@argument("--attention", type=unquoted, help="sdpa, eager or flash_attention_2.")
-@argument("--checkpointing", action="store_true", help="Start with activation checkpointing.")
+@argument("--model", type=unquoted, help=_("A preset such as qwen2.5-7b, or a folder with config.json."))
+@argument("--method", type=unquoted, help=_("full, lora or qlora (default: full)."))
+@argument("--gpu", type=unquoted, help=_('The card to start with, such as "RTX 3060".'))
+@argument("--memory", type=unquoted, help=_("Its memory, such as 12GiB, if not the catalogue's."))
+@argument("--rank", type=unquoted, help=_("LoRA rank to start with, such as 16, or its range, such as 4:128."))
+@argument("--batch", type=unquoted, help=_("Microbatch size, or its range."))
+@argument("--seq", type=unquoted, help=_("Sequence length, or its range."))
+@argument("--accumulation", type=int, default=1, help=_("Microbatches per optimizer step (default: 1)."))
+@argument("--precision", type=unquoted, help=_("bf16, fp16, fp32, amp-bf16 or amp-fp16."))
+@argument("--optimizer", type=unquoted, help=_("adamw, adamw8bit, sgd, ..."))
+@argument("--attention", type=unquoted, help=_("sdpa, eager or flash_attention_2."))
+@argument("--checkpointing", action="store_true", help=_("Start with activation checkpointing."))
 def oom_sliders() -> None:
     """The options of the magic."""
 
@@ -42,15 +43,17 @@ def sliders_from_line(line: str, shell: InteractiveShell) -> Sliders:
     try:
         if options.model is not None:
             if rest:
-                raise UsageError(f"%oom_sliders takes --model or a function, not both: {rest!r}.")
+                raise UsageError(_("%oom_sliders takes --model or a function, not both: {rest!r}.", rest=rest))
             return _of_preset(options)
         if rest:
             return sliders(_function(rest, shell.user_ns), gpu=options.gpu, memory=options.memory)
     except (TypeError, ValueError) as error:
         raise UsageError(f"%oom_sliders: {error}") from None
     raise UsageError(
-        "%oom_sliders needs a preset or a function of the notebook: %oom_sliders --model qwen2.5-7b --method"
-        " qlora, or %oom_sliders train."
+        _(
+            "%oom_sliders needs a preset or a function of the notebook: %oom_sliders --model qwen2.5-7b"
+            " --method qlora, or %oom_sliders train."
+        )
     )
 
 
@@ -78,11 +81,11 @@ def _of_preset(options: Any) -> Sliders:
 
 def _number_or_range(text: str) -> tuple[int, int]:
     """``"16"`` or ``"4:128"``."""
-    low, _, high = text.partition(":")
+    low, _colon, high = text.partition(":")
     if not low.isdecimal() or not (high or low).isdecimal():
-        raise ValueError(f"{text!r} is not a whole number or a range; write it like 16 or 4:128.")
+        raise ValueError(_("{text!r} is not a whole number or a range; write it like 16 or 4:128.", text=text))
     if high and int(high) <= int(low):
-        raise ValueError(f"{text!r} is reversed or empty; write it like 4:128.")
+        raise ValueError(_("{text!r} is reversed or empty; write it like 4:128.", text=text))
     return int(low), int(high or low)
 
 
@@ -92,6 +95,7 @@ def _function(text: str, names: dict[str, Any]) -> Callable[..., Any]:
     if callable(found):
         return found  # type: ignore[no-any-return]
     if found is not None:
-        raise UsageError(f"%oom_sliders: {text!r} is {type(found).__name__}, not a function.")
+        raise UsageError(_("%oom_sliders: {text!r} is {name}, not a function.", text=text, name=type(found).__name__))
     functions = [name for name, value in names.items() if callable(value) and not name.startswith("_")]
-    raise UsageError(f"%oom_sliders: there is no function {text!r} in this notebook{closest(text, functions)}.")
+    text = _("there is no function {name!r} in this notebook{offer}.", name=text, offer=closest(text, functions))
+    raise UsageError(f"%oom_sliders: {text}")

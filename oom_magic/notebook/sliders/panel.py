@@ -12,6 +12,7 @@ import ipywidgets
 import numpy as np
 import traitlets
 
+from oom_magic.language import _
 from oom_magic.memory.report import Device
 from oom_magic.memory.timeline import IntArray
 from oom_magic.notebook.sliders.fit_map import Cells, FitMap, Grid, landmarks_of
@@ -63,7 +64,7 @@ class NumberControl(ipywidgets.HBox):
             self.value = change["new"]
             self._follow(change)
 
-    def _follow(self, _: Any) -> None:
+    def _follow(self, _change: Any) -> None:
         """The field shows the value, the slider the stop next to it."""
         self._is_following = True
         self.field.value = self.value
@@ -90,12 +91,14 @@ class Panel:
         style: str,
     ) -> None:
         self._progress = ipywidgets.Output()
-        self._status, self._picture, self._chart, self._code, self._assumptions = (ipywidgets.HTML() for _ in range(5))
+        self._status, self._picture, self._chart, self._code, self._assumptions = (
+            ipywidgets.HTML() for _area in range(5)
+        )
         self._map = FitMap(grid, go_to) if grid is not None else None
         self._chart.add_class("oom-chart")
         left = ipywidgets.VBox(_aligned(controls)).add_class("oom-controls")
         right = ipywidgets.VBox([self._status, self._progress, self._picture]).add_class("oom-picture")
-        folded = [*_folded("Code to paste", self._code), *_folded("Assumptions", self._assumptions)]
+        folded = [*_folded(_("Code to paste"), self._code), *_folded(_("Assumptions"), self._assumptions)]
         more = ipywidgets.VBox(folded).add_class("oom-more")
         lower = ([self._map.widget] if self._map is not None else []) + [self._chart]
         self._lower = ipywidgets.HBox(lower).add_class("oom-bottom")
@@ -126,7 +129,7 @@ class Panel:
     def show_details(self, estimate: Estimate) -> None:
         """The timeline and what was assumed."""
         if estimate.report is not None:
-            _write(self._chart, (Sentence("One step", "strong"), step_picture(estimate.report)))
+            _write(self._chart, (Sentence(_("One step"), "strong"), step_picture(estimate.report)))
         _write(self._assumptions, assumption_blocks(estimate.assumptions))
 
     def show_failure(self, blocks: Sequence[Block]) -> None:
@@ -150,7 +153,8 @@ class Panel:
 
 def _folded(title: str, content: Any) -> tuple[Any, Any]:
     """A button, and the content that it shows and hides; an accordion's headings cannot be reached with keys."""
-    button = ipywidgets.ToggleButton(description=title, icon="caret-right", tooltip=f"Show or hide: {title}")
+    tooltip = _("Show or hide: {title}", title=title)
+    button = ipywidgets.ToggleButton(description=title, icon="caret-right", tooltip=tooltip)
     button.add_class("oom-fold")
     content.layout.display = "none"
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from oom_magic.language import _
 from oom_magic.memory.timeline import IntArray
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def first_of(names: Iterable[str], known: Sequence[str]) -> str | None:
 def closest(name: str, known: Iterable[str]) -> str:
     """An offer such as ``"; did you mean 'train'?"``, or nothing."""
     close = get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    return _("; did you mean {close!r}?", close=close[0]) if close else ""
 
 
 def _nearest(axis: IntArray, value: int) -> int:

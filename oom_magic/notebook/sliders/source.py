@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
+from oom_magic.language import _
 from oom_magic.notebook.sliders.cards import SliderCard
 from oom_magic.notebook.sliders.fit_map import OVER, Cells, Grid
 from oom_magic.notebook.sliders.ranges import (
@@ -158,8 +159,8 @@ class Priced(ABC):
 
     def sizes_elsewhere(self, values: Values, card: SliderCard) -> Sizes | None:
         """Sizes for these choices that were traced for another kind of card, with the memory of this one."""
-        *choices, _ = self._key(values, card)
-        alike = (sizes for (*others, _), sizes in self._traced.items() if others == choices)
+        *choices, _kind = self._key(values, card)
+        alike = (sizes for (*others, _kind), sizes in self._traced.items() if others == choices)
         sizes = next(alike, None)
         return None if sizes is None else _on(sizes, card)
 
@@ -204,8 +205,11 @@ class PricedFunction(Priced):
     def __init__(self, fn: Callable[..., Any], given: Values) -> None:
         if not callable(fn):
             raise TypeError(
-                f"sliders needs a function or a TrainingSetup, not {type(fn).__name__} {fn!r}; wrap the code"
-                " in a function."
+                _(
+                    "sliders needs a function or a TrainingSetup, not {kind} {fn!r}; wrap the code in a function.",
+                    kind=type(fn).__name__,
+                    fn=fn,
+                )
             )
         ranges = Ranges.parse(fn, as_choices(given) if given else inferred_ranges(fn))
         parameters = inspect.signature(fn).parameters
@@ -274,7 +278,7 @@ class PricedSetup(Priced):
         return self.base.replace(gpu=card.gpu, memory=card.memory_bytes).sizes(**ranges)
 
 
-def _any_arguments(**_: Any) -> None:
+def _any_arguments(**_arguments: Any) -> None:
     """Stands for a setup's training code where only the names of arguments count."""
 
 
@@ -282,7 +286,7 @@ def _check_names(setup: TrainingSetup, given: Values) -> None:
     known = [field.name for field in fields(setup)]
     for name in given:
         if name not in known:
-            raise TypeError(f"TrainingSetup has no field {name!r}{closest(name, known)}.")
+            raise TypeError(_("TrainingSetup has no field {name!r}{offer}.", name=name, offer=closest(name, known)))
 
 
 def _on(sizes: Sizes, card: SliderCard) -> Sizes:
@@ -297,4 +301,4 @@ def _check_end(setup: TrainingSetup, name: str, end: int) -> None:
     try:
         setup.replace(**{name: end})
     except ValueError as error:
-        raise ValueError(f"The range of {name} reaches {end}: {error}") from None
+        raise ValueError(_("The range of {name} reaches {end}: {error}", name=name, end=end, error=error)) from None

@@ -8,13 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from oom_magic.language import _
 from oom_magic.memory.categories import Breakdown, Category
 from oom_magic.memory.report import Assumption, Device, MemoryReport
+from oom_magic.memory.shares import DANGER_SHARE, TIGHT_SHARE, verdict_on
 from oom_magic.memory.timeline import SourceLine
 from oom_magic.notebook.sliders.ranges import ACCUMULATIONS, BATCHES, LENGTHS, first_of
 from oom_magic.units import format_bytes
 from oom_magic.views.blocks import Block, Code, Details, Fact, Facts, Part, Parts, Sentence, Table
 from oom_magic.views.report import place
+from oom_magic.views.words import verdict_sentence, word
 
 
 def error_blocks(error: BaseException) -> tuple[Block, ...]:
@@ -36,9 +39,6 @@ def _users_line(error: BaseException) -> SourceLine | None:
             text = linecache.getline(frame.filename, frame.lineno)
             return SourceLine(cell_name(frame.filename), frame.lineno, text)
     return None
-
-
-TIGHT, DANGER = 0.85, 0.90
 
 
 @dataclass(frozen=True)
@@ -98,21 +98,21 @@ def live_blocks(estimate: Estimate) -> tuple[Block, ...]:
 
 def verdict(estimate: Estimate) -> Sentence:
     """Whether it fits, by the thresholds of every report."""
-    share = f"{'' if estimate.report is not None else 'at least '}{100 * estimate.used_fraction:.1f} %"
     if not estimate.fits:
-        need, have = format_bytes(estimate.held_bytes), format_bytes(estimate.device.usable_bytes)
-        return Sentence(f"Does not fit: it needs at least {need}, PyTorch can have {have}.", "bad")
-    if estimate.used_fraction < TIGHT:
-        return Sentence(f"Safe: {share} of the card is in use at the peak.", "good")
-    if estimate.used_fraction <= DANGER:
-        return Sentence(f"Tight: {share} of the card is in use at the peak.", "warning")
-    return Sentence(f"Danger: {share} of the card is in use at the peak; anything more may end it.", "bad")
+        text = _(
+            "Does not fit: it needs at least {needed_bytes}, PyTorch can have {usable_bytes}.",
+            needed_bytes=estimate.held_bytes,
+            usable_bytes=estimate.device.usable_bytes,
+        )
+        return Sentence(text, "bad")
+    degree = "at least" if estimate.report is None else "exactly"
+    return verdict_sentence(verdict_on(estimate.used_fraction), estimate.used_fraction, degree)
 
 
 def _facts(estimate: Estimate) -> Facts:
     allocated = estimate.peak_allocated_bytes
-    share = f"{100 * allocated / max(estimate.device.total_bytes, 1):.1f} % of the card"
-    facts = [Fact("peak allocated", allocated, share), _reserved(estimate)]
+    share = _("{percent:.1f} % of the card", percent=100 * allocated / max(estimate.device.total_bytes, 1))
+    facts = [Fact(_("peak allocated"), allocated, share), _reserved(estimate)]
     largest = estimate.largest
     if largest is not None:
         facts.append(_largest(largest))
@@ -121,20 +121,20 @@ def _facts(estimate: Estimate) -> Facts:
 
 
 def _reserved(estimate: Estimate) -> Fact:
-    outside = f"and {format_bytes(estimate.device.context_bytes)} outside PyTorch"
+    outside = _("and {context_bytes} outside PyTorch", context_bytes=estimate.device.context_bytes)
     if not estimate.fits:
-        return Fact("peak reserved", "over the card", outside)
+        return Fact(_("peak reserved"), _("over the card"), outside)
     sign = "" if estimate.report is not None else "≥ "
-    return Fact("peak reserved", f"{sign}{format_bytes(estimate.held_bytes)}", outside)
+    return Fact(_("peak reserved"), f"{sign}{format_bytes(estimate.held_bytes)}", outside)
 
 
 def _largest(largest: Largest) -> Fact:
     if not largest.value:
-        value, note = "none", "not even the smallest"
+        value, note = _("none"), _("not even the smallest")
     else:
         value = f"{'' if largest.is_exact else '≈ '}{largest.value:,}"
-        note = "the end of its range" if largest.value == largest.limit else "one step more does not"
-    return Fact(f"largest {largest.name} that fits", value, note)
+        note = _("the end of its range") if largest.value == largest.limit else _("one step more does not")
+    return Fact(_("largest {name} that fits", name=largest.name), value, note)
 
 
 def _per_step(arguments: Mapping[str, Any]) -> list[Fact]:
@@ -148,10 +148,10 @@ def _per_step(arguments: Mapping[str, Any]) -> list[Fact]:
     facts = []
     if accumulation is not None:
         count *= numbers[accumulation]
-        note = f"{numbers[batch]} x {numbers[accumulation]} accumulated"
-        facts.append(Fact("global batch", f"{count:,}", note))
+        note = _("{batch} x {times} accumulated", batch=numbers[batch], times=numbers[accumulation])
+        facts.append(Fact(_("global batch"), f"{count:,}", note))
     if length is not None:
-        facts.append(Fact("tokens per step", f"{count * numbers[length]:,}", f"{count} x {numbers[length]}"))
+        facts.append(Fact(_("tokens per step"), f"{count * numbers[length]:,}", f"{count} x {numbers[length]}"))
     return facts
 
 
@@ -160,17 +160,17 @@ def _bar(estimate: Estimate) -> Parts:
     breakdown = estimate.breakdown
     if estimate.report is not None and estimate.fits:
         breakdown = estimate.report.breakdown
-    parts = [Part(Category(name).label, breakdown[name], name) for name in _ALWAYS if breakdown[name]]
+    parts = [Part(word(name), breakdown[name], name) for name in _ALWAYS if breakdown[name]]
     held = breakdown.total_bytes
     if estimate.report is not None and estimate.fits:
-        parts.append(Part("reserved beyond it", estimate.held_bytes - held, "cached"))
+        parts.append(Part(_("reserved beyond it"), estimate.held_bytes - held, "cached"))
         held = estimate.held_bytes
-    parts.append(Part("outside PyTorch", device.context_bytes, "outside"))
+    parts.append(Part(_("outside PyTorch"), device.context_bytes, "outside"))
     free = device.total_bytes - held - device.context_bytes
     if free >= 0:
-        parts.append(Part("free", free, "free"))
-    total = "capacity" if free >= 0 else f"needed, of {format_bytes(device.total_bytes)}"
-    return Parts("", tuple(parts), total, device.total_bytes, (TIGHT, DANGER))
+        parts.append(Part(_("free"), free, "free"))
+    total = _("capacity") if free >= 0 else _("needed, of {total_bytes}", total_bytes=device.total_bytes)
+    return Parts("", tuple(parts), total, device.total_bytes, (TIGHT_SHARE, DANGER_SHARE))
 
 
 _ALWAYS = tuple(category.value for category in Category)
@@ -178,16 +178,16 @@ _ALWAYS = tuple(category.value for category in Category)
 
 def settings_table(values: Mapping[str, Any]) -> Table:
     """The sliders as a table."""
-    return Table(("argument", "value"), tuple((name, str(value)) for name, value in values.items()))
+    return Table((_("argument"), _("value")), tuple((name, str(value)) for name, value in values.items()))
 
 
 def assumption_blocks(assumptions: tuple[Assumption, ...]) -> tuple[Block, ...]:
     """What could not be followed exactly."""
     if not assumptions:
-        return (Sentence("None: everything in this run was followed exactly.", "quiet"),)
+        return (Sentence(_("None: everything in this run was followed exactly."), "quiet"),)
     return tuple(Sentence(f"{item.text} ({place(item.line)})" if item.line else item.text) for item in assumptions)
 
 
 def assumption_details(assumptions: tuple[Assumption, ...]) -> Details:
     """The same under a heading."""
-    return Details(f"Assumptions ({len(assumptions)})", assumption_blocks(assumptions))
+    return Details(_("Assumptions ({count})", count=len(assumptions)), assumption_blocks(assumptions))
