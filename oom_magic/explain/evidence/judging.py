@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, Judgement, PossibleCause, Support
 from oom_magic.explain.evidence.number_rules import number_rules, observations
+from oom_magic.explain.evidence.situation_rules import situation_rules
 from oom_magic.explain.evidence.text_rules import text_rules
 from oom_magic.explain.evidence.traceback import Clues, find_clues
 from oom_magic.explain.messages.failure import Failure
@@ -105,10 +106,17 @@ def _supports(failure: Failure | None, clues: Clues, text: str) -> Iterator[Supp
         yield from number_rules(failure, clues)
         yield from _driver(failure, clues)
     yield from text_rules(failure, clues, text)
+    yield from situation_rules(failure, clues)
+
+
+# Programs that ask the driver for their weights and buffers themselves: such a message is their usual one.
+_OWN_ALLOCATORS = ("llama_cpp", "ollama", "numba", "thrust", "cupy", "tensorrt")
 
 
 def _driver(failure: Failure, clues: Clues) -> Iterator[Support]:
     """Messages raised outside PyTorch's allocator."""
+    if clues.program is not None and clues.program.program.key in _OWN_ALLOCATORS:
+        return
     text = failure.text.lower()
     is_bare = not (clues.frames or clues.phase)
     is_driver = (

@@ -55,7 +55,7 @@ def number_rules(failure: Failure, clues: Clues) -> Iterator[Support]:
 def _sysmem_fallback(failure: Failure, clues: Clues) -> Iterator[Support]:
     held, total, weight = failure.pytorch_bytes, failure.total_bytes, 0.97
     if total is None and {"Windows", "WSL"} & set(clues.systems):
-        total, weight = clues.stated_total_bytes, 0.85
+        total, weight = clues.card_bytes, 0.85
     if held is None or not total or failure.backend != "cuda" or held <= total + 2 * rounding_bytes(total):
         return
     evidence = Evidence("allocated_above_capacity", {"held_bytes": held, "total_bytes": total})

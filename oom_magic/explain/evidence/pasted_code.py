@@ -172,6 +172,7 @@ class _Walk:
             evaluates = bool(_EVALUATES.search(node.name))
             yield from self._block(node.body, _Scope(False, self._is_shut_off, evaluates, frozenset(), set()))
         elif isinstance(node, ast.ClassDef):
+            yield from _collected_outputs(node)
             yield from self._block(node.body, _Scope())
         elif isinstance(node, ast.If):
             yield from self._block([*node.body, *node.orelse], scope)
@@ -250,6 +251,15 @@ class _Walk:
         if infers is None or self._trains or self._is_shut_off or scope.without_gradients or not is_evaluation:
             return
         yield CodeFault("infers_with_gradients", _shortened(ast.unparse(infers)))
+
+
+def _collected_outputs(node: ast.ClassDef) -> Iterator[CodeFault]:
+    """A hook that is given what every step of an epoch returned, which is kept until then (Lightning before 2.0)."""
+    methods = {one.name: one for one in node.body if isinstance(one, ast.FunctionDef)}
+    for name, method in methods.items():
+        step = name.removesuffix("_epoch_end") + "_step"
+        if name.endswith("_epoch_end") and len(method.args.args) > 1 and step in methods:
+            yield CodeFault("collects_outputs", f"def {name}({ast.unparse(method.args)})")
 
 
 def _assigned(body: Iterable[ast.stmt]) -> frozenset[str]:

@@ -143,9 +143,10 @@ PROGRAMS: tuple[Program, ...] = (
         "diffusers", "diffusers",
         re.compile(r"\bdiffusers\b|Pipeline\.from_pretrained|enable_\w+_cpu_offload|\bpipe\(|FramePack|fooocus"
             r"|stable[- _]?diffusion"
-                   r"|\bflux[-_.\d]|StableMatrix|webui", re.I),
+                   r"|\bflux[-_.\d]|StableMatrix|webui|(?:auto|vlad|sd)[-_]?1111|\ba1111\b|automatic1111|tiled (?:vae|diffusion)"
+                   r"|txt2img|img2img|hires[. ]?fix|esrgan|invokeai|\bsdxl\b", re.I),
         (
-            _stage("vae", r"vae\.decode|VAE decode|autoencoder_kl|decode_latents|vae[/\\]|tiled vae",
+            _stage("vae", r"vae\.decode|VAE decode|autoencoder_kl|decode_latents|decode_first_stage|vae[/\\]|tiled vae",
                 Cause.ACTIVATIONS, 0.75),
             _stage("loading", r"from_pretrained\([^\n]*\n[^\n]{0,200}\.to\(.cuda|\.to\(.cuda.\)|load_flow_model"
                 r"|Loading checkpoint|Loading pipeline"

@@ -9,6 +9,7 @@ from oom_magic.explain.evidence.causes import Cause, Evidence, Support
 from oom_magic.explain.evidence.number_rules import NAMELESS_REQUESTS, OWN_SHARE, TENSOR_CAUSES
 from oom_magic.explain.evidence.traceback import Clues
 from oom_magic.explain.messages.failure import Failure
+from oom_magic.explain.messages.pytorch import parse_size
 from oom_magic.units import GIB, MIB
 
 _BY_PHASE = {
@@ -23,6 +24,7 @@ _BY_FAULT = {
     "sums_tensors": (Cause.LEAK_OR_RETAINED_REFERENCE, 0.7),
     "carries_state": (Cause.LEAK_OR_RETAINED_REFERENCE, 0.65),
     "collects_tensors": (Cause.LEAK_OR_RETAINED_REFERENCE, 0.6),
+    "collects_outputs": (Cause.LEAK_OR_RETAINED_REFERENCE, 0.6),
     "averages_tensors": (Cause.LEAK_OR_RETAINED_REFERENCE, 0.5),
     "retains_graph": (Cause.LEAK_OR_RETAINED_REFERENCE, 0.5),
     "infers_with_gradients": (Cause.ACTIVATIONS, 0.5),
@@ -35,8 +37,6 @@ _GATHERS = re.compile(
 _CHECKPOINT_LOAD = re.compile(
     r"_cuda_deserialize|restore_location|torch\.load\(|load_from_checkpoint|load_checkpoint\("
 )
-# A bare message beside words of training names no cause; it only makes one possible.
-_BARE_WEIGHT = 0.2
 _FULL_SHARE = 0.88
 # A request as small as this on a full device shows only who filled it before.
 _SMALL_REQUEST = 200 * MIB
@@ -46,6 +46,10 @@ _FREE_AT_START = re.compile(
 )
 _OLLAMA_PARTS = re.compile(
     r"memory\.required\.kv=\"?(\d+(?:\.\d+)?) GiB\"?.{0,80}memory\.weights\.total=\"?(\d+(?:\.\d+)?) GiB"
+)
+_IMAGE_NODE = re.compile(r"(?:node|Node:)[^\n]{0,200}?(?:[Cc]onv|[Bb]atch_?[Nn]orm|[Pp]ool|[Rr]elu|ImagePatches|bn/)")
+_BUFFER_STATISTICS = re.compile(
+    r"(parameter|maybe_live_out|preallocated temp) allocation:\s{1,20}(\d[\d.]{0,12})\s?([KMGT]iB|B)"
 )
 _BUFFER_SHAPE = re.compile(r"Shape: [a-z]{1,4}\d{1,2}\[[\d,]+\]")
 
@@ -159,8 +163,9 @@ def _frameworks(failure: Failure | None, text: str) -> Iterator[Support]:
             yield Support(Cause.ACTIVATIONS, 0.5, Evidence("buffers_listed"))
         return
     if failure.shape is not None and failure.backend == "tensorflow":
-        yield from _stated_shape(failure.shape)
+        yield from _stated_shape(failure.shape, text)
     if failure.backend == "jax":
+        yield from _buffer_statistics(text)
         if _BUFFER_SHAPE.search(text) and (requested or 0) >= _SMALL_JAX_REQUEST:
             yield Support(Cause.ACTIVATIONS, 0.5, Evidence("buffers_listed"))
         elif requested and requested < _SMALL_JAX_REQUEST:
@@ -169,21 +174,33 @@ def _frameworks(failure: Failure | None, text: str) -> Iterator[Support]:
         yield Support(Cause.REQUEST_ALONE_TOO_BIG, 0.95, Evidence("request_overflowed", {"requested_bytes": requested}))
 
 
-def _stated_shape(shape: tuple[int, ...]) -> Iterator[Support]:
-    """A square of two equal last sizes, by heads and batch, is a score matrix."""
+def _stated_shape(shape: tuple[int, ...], text: str) -> Iterator[Support]:
+    """A square of two equal last sizes, by heads and batch, is a score matrix, unless a convolution's node asked."""
     sizes = " x ".join(map(str, shape))
-    if len(shape) == 4 and shape[2] == shape[3] and shape[2] >= 64 and shape[1] <= 128 and shape[1] != 3:
+    is_square = len(shape) == 4 and shape[2] == shape[3] and shape[2] >= 64 and shape[1] <= 128 and shape[1] != 3
+    if is_square and not _IMAGE_NODE.search(text):
         yield Support(Cause.ATTENTION_SCORES, 0.6, Evidence("shape_of_scores", {"sizes": sizes}))
     elif len(shape) > 1:
         yield Support(Cause.ACTIVATIONS, 0.45, Evidence("shape_of_batch", {"sizes": sizes}))
 
 
+def _buffer_statistics(text: str) -> Iterator[Support]:
+    """XLA's own account of a program: its parameters beside its results and temporaries."""
+    sizes = {
+        name: parse_size(f"{number}{unit}".lower()) or 0 for name, number, unit in _BUFFER_STATISTICS.findall(text)
+    }
+    computed = sizes.get("maybe_live_out", 0) + sizes.get("preallocated temp", 0)
+    parameters = sizes.get("parameter", 0)
+    if not computed + parameters:
+        return
+    values = {"computed_bytes": computed, "parameter_bytes": parameters}
+    cause = Cause.ACTIVATIONS if computed > parameters else Cause.WEIGHTS_TOO_BIG
+    yield Support(cause, 0.6, Evidence("buffer_statistics", values))
+
+
 def _run(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     """How far the run came and what its author saw."""
     run, told = clues.run, clues.run.told
-    if "host_fills" in told and (failure is None or failure.backend in (None, "cpu")):
-        yield Support(Cause.HOST_RAM, 0.65, Evidence("host_fills"))
-        yield Support(Cause.ACTIVATIONS, -0.7)
     if "grows" in told:
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.5, Evidence("memory_grows"))
     if "smaller_batch_helps" in told:
@@ -261,8 +278,7 @@ def _filled(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.ACTIVATIONS, 0.4, Evidence(f"phase_{clues.phase}", _where(clues)))
     elif trains and program is None and clues.phase not in _BY_PHASE:
         evidence = Evidence("own_tensors_fill", values) if is_full else Evidence("training_told")
-        is_bare = held is None and failure.requested_bytes is None and not clues.frames
-        yield Support(Cause.ACTIVATIONS, _BARE_WEIGHT if is_bare else 0.32, evidence)
+        yield Support(Cause.ACTIVATIONS, 0.32, evidence)
     elif program is not None and program.program.key in ("diffusers", "comfyui") and is_full:
         is_packed = held is not None and total and held >= total * _FULL_SHARE
         if is_packed and (failure.requested_bytes or GIB) <= _SMALL_REQUEST:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from oom_magic.explain.evidence.magnitudes import Magnitude, card_bytes, large_inputs, weights_bytes
 from oom_magic.explain.evidence.pasted_code import CodeFault, faults_in
 from oom_magic.explain.evidence.programs import ProgramUse, find_program
 from oom_magic.explain.evidence.run_facts import RunFacts, run_facts
 from oom_magic.explain.messages.normalization import clean
-from oom_magic.units import GIB
 
 _MAX_LINES = 400
 _MAX_LINE = 400
@@ -136,11 +136,6 @@ _EXPANDABLE = _any(
     r"expandable_segments is enabled",
 )
 _ACCUMULATION = re.compile(r"gradient[_ -]accumulation|grad_accum|梯度累[积计]", re.I)
-# Vendors' GB of a GPU are GiB.
-_CARD = re.compile(
-    r"\b(?:RTX|GTX|GPU|Tesla|Quadro|A\d{2,3}|V100|T4|P100)\b[^\n\d]{0,12}(?:\d{4}[^\n\d]{0,12})?"
-    r"\b(\d{1,3}) ?Gi?B\b"
-)
 # A cell magic's frame quotes the whole cell: every phase would be seen in it.
 _WHOLE_CELL = "get_ipython().run_cell_magic("
 # PyTorch's own tip names the setting too; it says nothing of what the user has set.
@@ -150,6 +145,9 @@ _QUOTED_TIP = _any(
 )
 
 
+_FEW_PARAMETERS = re.compile(r"\b(?:q?lora|peft|adapters?|p-?tuning|prefix)\b|\blora_|frozen", re.I)
+_BATCH_OF_ONE = re.compile(r"batch[-_ ]?size\W{1,4}1\b(?!\d)", re.I)
+_SMALL_PICTURE = re.compile(r"(?:--?img(?:sz|[-_]size)?|image[-_]size|imgsz)\W{1,4}(?:[1-5]\d\d|640)\b", re.I)
 _NO_FACTS = RunFacts()
 
 
@@ -174,7 +172,8 @@ class Clues:
     ``run`` what is told of the run, ``program`` the inference server, pipeline or runtime that failed (None:
     training, or not told). ``trace`` holds the traceback's lines, ``has_tip`` is True where PyTorch's tip
     against fragmentation is quoted.
-    ``stated_total_bytes`` is the GPU's memory where the author names it ("RTX 3060 12GB").
+    ``card_bytes`` is the GPU's memory where the author names it ("RTX 3060 12GB"), ``weights_bytes`` the model's,
+    ``inputs`` what is large. ``trains_few``: an adapter is trained; ``is_tiny``: one small picture a step.
     """
 
     phase: str | None = None
@@ -191,7 +190,11 @@ class Clues:
     systems: tuple[str, ...] = ()
     expandable_segments: bool = False
     names_accumulation: bool = False
-    stated_total_bytes: int | None = None
+    card_bytes: int | None = None
+    inputs: tuple[Magnitude, ...] = ()
+    weights_bytes: int | None = None
+    trains_few: bool = False
+    is_tiny: bool = False
 
 
 def find_clues(text: str, failure_start: int | None = None, message_format: str | None = None) -> Clues:
@@ -202,7 +205,6 @@ def find_clues(text: str, failure_start: int | None = None, message_format: str 
     inner_text = "\n".join(innermost)
     all_text = "\n".join(lines)
     head = _surroundings(cleaned, failure_start)
-    card = _CARD.search(head)
     return Clues(
         phase=_phase(lines),
         tensor=_tensor(inner_text),
@@ -218,7 +220,11 @@ def find_clues(text: str, failure_start: int | None = None, message_format: str 
         systems=tuple(name for name, pattern in _SYSTEMS.items() if pattern.search(head)),
         expandable_segments=bool(_EXPANDABLE.search(_TIP.sub("", head))),
         names_accumulation=bool(_ACCUMULATION.search(head)),
-        stated_total_bytes=int(card.group(1)) * GIB if card else None,
+        card_bytes=card_bytes(head),
+        inputs=large_inputs(head),
+        weights_bytes=weights_bytes(head),
+        trains_few=bool(_FEW_PARAMETERS.search(head)),
+        is_tiny=bool(_BATCH_OF_ONE.search(head)) and bool(_SMALL_PICTURE.search(head)),
     )
 
 

@@ -142,6 +142,7 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     # Other frameworks and what they wrap.
     ("vllm", "cuda", True, r"noavailablememoryforthecacheblocks|largerthantheavailablekvcachememory"),
     ("vllm", "cuda", True, r"largerthanthemaximumnumberoftokensthatcanbestoredinkvcache"),
+    ("vllm", "cuda", True, r"exceedsavailable[a-z]{0,20}cacheblocks"),
     ("sglang", "cuda", True, r"notenoughmemory\.pleasetrytoincrease--mem-fraction-static"),
     ("tgi", "cuda", True, r"notenoughmemorytohandle\d{1,9}(?:total|prefill)tokens"),
     ("paddle", "cuda", True, rf"outofmemoryerrorongpu\d{{0,3}}\.cannotallocate(?P<requested>{SIZE})memory"),
@@ -179,6 +180,7 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("inductor_triton", "cuda", False, r"novalidtritonconfigs.{0,60}?outofresource:triton_"),
     ("inductor_triton", "cuda", False, r"outofresource:triton_"),
     ("device_side_assert", "cuda", False, r"device-sideasserttriggered"),
+    ("device_side_assert", "cuda", False, r"block:\[[\d,]{5,30}\],thread:\[[\d,]{5,30}\]assertion"),
     ("illegal_memory_access", "cuda", False, r"illegalmemoryaccess"),
     ("cuda_invalid_config", "cuda", False, r"invalidconfigurationargument"),
     ("misaligned_address", "cuda", False, r"misalignedaddress"),
@@ -249,11 +251,45 @@ _KILLED = (
     r"|(?:it|s)[/a-z]{0,8}\]\[\d{1,4}\][ \t+-]{1,8}\d{1,9}[ \t]{1,8}[Kk]illed\b"
     r"|[\"'`\u201c]Killed[\"'`\u201d]"
 )
+_SPENT = (
+    r"(?:oom|out[- ]of[- ]memory|(?:runs?|running|ran|goes|gets?) out|exhaust\w*|overflow\w*|insufficient|not enough)"
+)
+_NEAR = r"(?:(?!\b(?:ram|cpu|host|system|not|if|avoid\w*|prevent\w*)\b)[^.\n]){0,36}?"
+_GPU = r"(?:cuda|v-?ram|(?:gpu|video|graphics?|card|device)s?'?(?: memory)?)"
+_TOLD_DEVICE = (
+    rf"\b{_GPU}\b{_NEAR}\b{_SPENT}\b|\b{_SPENT}\b{_NEAR}\b{_GPU}\b"
+    r"|\u663e\u5b58(?:\u4e0d\u8db3|\u4e0d\u591f|\u6ea2\u51fa|\u7206|\u70b8|\u8d85)|[\u7206\u70b8]\u4e86?\u663e\u5b58"
+)
+_RAM = r"(?:(?<!gpu )(?<!video )ram|(?:system|host|cpu|main|server)(?: virtual)? (?:memory|ram))"
+_TOLD_HOST = (
+    rf"\b{_RAM}\b(?:(?!\b(?:not|if|gpu|cuda)\b)[^.\n]){{0,30}}?\b{_SPENT}\b|\b{_SPENT}\b(?:(?!\b(?:gpu|cuda)\b)[^.\n])"
+    rf"{{0,16}}?\b{_RAM}\b|\b(?:process|job|script|training|worker|program)\b[^.\n]{{0,24}}\b(?:was|is|got|gets|been)"
+    r" (?:\w+ )?killed\b|\bkilled by (?:the |my )?(?:oom|system|kernel|computer|os)\b|\u5185\u5b58(?:\u4e0d\u8db3|\u4e0d\u591f|\u6ea2\u51fa)"
+)
+_TOLD = r"\boom(?:s|ed|ing)?\b(?! ?killer)|\bout[- ]of[- ]memory\b|\b(?:runs?|running|ran) out of memory\b"
 LINE_KINDS = (
     # cudaMallocAsync's message ends here where a NUL byte cut it (2.3 and later, device 0).
     Kind("cuda_malloc_async", "cuda", True, re.compile(r"\bAllocation on device[ \t]*$", re.M), True),
     Kind("sigkill", "cpu", True, re.compile(_KILLED, re.M), True),
     Kind("memory_error", "cpu", True, re.compile(r"(?<![\w.])MemoryError\b(?!\()"), True),
+    Kind(
+        "class_only",
+        "cuda",
+        True,
+        re.compile(
+            r"(?<!except )(?<!except \()(?<!raise )\btorch\.(?:cuda\.)?OutOfMemoryError\b"
+            r"(?!:?\s{0,3}\(?CUDA)"
+        ),
+        True,
+    ),
+)
+
+
+# What an author says without quoting a message; read where a text quotes none. The first kind that is said counts.
+TOLD_KINDS = (
+    Kind("told_host", "cpu", True, re.compile(_TOLD_HOST, re.I), True),
+    Kind("told_device", "cuda", True, re.compile(_TOLD_DEVICE, re.I), True),
+    Kind("told", None, True, re.compile(_TOLD, re.I), True),
 )
 
 
@@ -270,3 +306,12 @@ def line_messages(cleaned: str) -> Iterator[tuple[Kind, re.Match[str]]]:
         match = kind.pattern.search(cleaned)
         if match is not None:
             yield kind, match
+
+
+def told_messages(cleaned: str) -> Iterator[tuple[Kind, re.Match[str]]]:
+    """What the author says of a failure whose message the text does not quote; offsets are in the cleaned text."""
+    for kind in TOLD_KINDS:
+        match = kind.pattern.search(cleaned)
+        if match is not None:
+            yield kind, match
+            return

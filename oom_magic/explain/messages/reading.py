@@ -9,7 +9,7 @@ from typing import Any
 
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.explain.messages.normalization import Squeezed, clean
-from oom_magic.explain.messages.others import MOST_OF_A_KIND, Kind, line_messages, other_messages
+from oom_magic.explain.messages.others import MOST_OF_A_KIND, Kind, line_messages, other_messages, told_messages
 from oom_magic.explain.messages.pytorch import Draft, drafts, parse_size
 from oom_magic.explain.messages.versions import guess_version, stated_version
 
@@ -55,6 +55,8 @@ def read(text: str) -> tuple[Failure, ...]:
     found = _located(_clearest(_squeezed_messages(squeezed.text)), squeezed)
     if all(item.is_faint for item in found):
         found = _clearest(found + [_found_of(kind, match) for kind, match in line_messages(cleaned)])
+    if not found:
+        found = [_found_of(kind, match) for kind, match in told_messages(cleaned)]
     version = stated_version(cleaned) if found else None
     ends = [0, *(item.end for item in found)]
     starts = [*(item.start for item in found[1:]), len(cleaned)]

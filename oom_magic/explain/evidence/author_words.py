@@ -1,0 +1,234 @@
+"""What the author of a text says of the failure in prose, in English or Chinese, as keys.
+
+The rules of ``text_rules`` and ``situation_rules`` say what each is worth.
+"""
+
+from __future__ import annotations
+
+import re
+
+
+def _words(*patterns: str) -> re.Pattern[str]:
+    return re.compile("|".join(patterns), re.I)
+
+
+_MEMORY = r"(?:memory|vram|(?<!of )ram|rss|usage|consumption|footprint)"
+_HOST = (
+    r"(?:(?<!gpu )(?<!video )(?<!of )\bram\b|\brss\b|(?:host|system|cpu|main|physical)(?:[- ]\w+)?[- ](?:memory|ram)"
+    r"|computer'?s memory)"
+)
+_RISES = (
+    r"(?:increas|grow|climb|accumulat|leak|creep)\w*|\brising|\bris(?:e|es|en)\b|grew|(?:goes|going|go|went|build\w*"
+    r"|pil\w+) up\b"
+)
+# Between two words of one statement that is not denied.
+_NEAR = r"(?:(?!\bnot?\b|n't|\bnever\b)[^.\n])"
+_NO_GPU = r"(?:(?!\bnot?\b|n't|\bgpu\b|cuda|vram)[^.\n])"
+_SPENT = (
+    r"(?:exceed\w*|exhaust\w*|\bfull\b|fill\w*|used? up|max\w* out|insufficient|oom\b|ran out|runn?s? out|running out)"
+)
+_WHEN = r"(?:when|while|during|at|after|before|upon|on|in|once)\s(?:i\s|it\s|we\s|the\s|trying to\s|try to\s)?"
+_MODEL = r"(?:\w+\s){0,2}(?:models?|weights|checkpoints?|pipeline|llm|unet|network)\b"
+
+TOLD: dict[str, re.Pattern[str]] = {
+    "grows": _words(
+        rf"\b{_MEMORY}\b{_NEAR}{{0,60}}?\b(?:{_RISES})(?![^.\n]{{0,16}}\b(?:batch|resolution|length|limit|fraction)\b)",
+        rf"(?:increas|grow|accumulat|climb|leak|ris)ing\b[^.\n]{{0,30}}\b(?:gpu[- ]?)?{_MEMORY}\b"
+        r"(?! ?(?:limit|fraction|size|request))",
+        r"memory[- ]leak", r"leak(?:s|ing)? (?:of )?(?:gpu )?memory", r"accumulates? memory", r"keep increasing until",
+        r"always growing",
+        r"(?:显存|内存)(?:占用)?(?:会|在)?(?:一直|不断|持续|逐渐|越来越|慢慢|逐步)(?:地|在)?(?:增加|增长|上升|升高|涨|变大|多|增大)",
+        r"(?:显存|内存)泄[漏露]",
+    ),
+    "evaluates": _words(
+        r"(?:during|in|at|while|when|on|after|only)\s(?:the\s|in\s|at\s|during\s)?(?:evaluat\w+|validat\w+|testing|eval"
+        r"|test)\b",
+        r"evaluation (?:step|loop|phase)", r"(?:trainer|model)\.evaluate\(", r"\b(?:validate|evaluate)\w*\(?\)?`?"
+        r" function", r"\beval_(?:period|steps|interval)",
+        r"验证(?:阶段|时|集)|评估时|测试(?:阶段|时)",
+    ),
+    "training_fits": _words(
+        r"train\w*\s(?:\w+[ ]){0,4}(?:works?|runs?|is|was|goes|went|are|worked|ran)\s?(?:\w+\s)?(?:totally\s)?(?:fine|ok"
+        r"|okay|well|perfect\w*|normal\w*|good|smooth\w*|successful\w*|without)",
+        r"can (?:\w+ )?train(?: \w+)? (?:fine|ok|normally|well|without)", r"use the train\w* code, it is ok",
+        r"no (?:problem|issue|error)s? (?:during|in|while|with) train",
+        r"训练(?:过程|时|阶段)?(?:没有|没)?(?:正常|没问题|可以)",
+    ),
+    "trains": _words(
+        r"\btrain(?:ing|er|ed|s|_\w+)?\b(?![- ]free)", r"\bfine-?tun", r"\btrain\w*\.(?:py|sh)", r"\bepochs?\b",
+        r"\.backward\(", r"dreambooth|\bloras?\b", r"训练|微调",
+    ),
+    "host_fills": _words(
+        rf"{_HOST}{_NO_GPU}{{0,60}}?\b(?:{_RISES}|{_SPENT}|decreas\w*)", rf"(?:{_SPENT}|increas\w*|grow\w*|out of|high"
+        rf"|enough|all (?:of )?(?:the|my)?){_NO_GPU}{{0,24}}?{_HOST}",
+        r"\(?NOT (?:on )?GPU", r"\bswap\b[^.\n]{0,30}(?:full|fill|exhaust|used)", r"\(cpu memory\)",
+        r"(?:memory|usage) (?:usage )?exceeds? \d{2,4} ?gi?b and (?:the process|it)", r"\d+ ?gb and \d+ ?gb swap",
+        r"(?:主机|系统|CPU|服务器)\s?内存[^\n]{0,20}(?:增|涨|满|耗尽|不足|爆)", r"内存(?:不足|不够|爆|溢出)",
+    ),
+    "killed": _words(
+        rf"\b(?:process|job|script|program|training|workers?|pod|container|python|kernel|server|app\w*|it)\b{_NEAR}{{0,30}}"
+        r"\b(?:was|is|were|are|got|gets?|been|being)\s(?:\w+\s)?killed",
+        r"\bkilled by (?:the |my |a )?(?:oom|system|kernel|computer|os\b|linux|slurm|docker|scheduler)",
+        r"oom[- _]?kill", r"\bkilled\b[^.\n]{0,12}\(?oom\b", r"(?:system|kernel|os) kill(?:ed|s)",
+        r"exit(?:ed)?(?: with)?(?: code)?:? ?137", r"被(?:系统)?(?:杀死|杀掉|杀|kill)",
+    ),
+    "infers": _words(
+        r"\binference\b", r"\binferr?ing\b", r"transcri(?:b|pt)", r"\bwhisper\w*",
+        r"\b(?:predict|test|demo|infer\w*|generate|sample|eval\w*|super_resolve)\w*\.(?:py|sh|ipynb)\b",
+        r"run(?:ning)? (?:the |just run the )?(?:test|demo|predict\w*|inference|sampling)", r"\bupscal", r"txt2img|img2img",
+        r"generat(?:e|es|ing) (?:an? |the |\d+ )?(?:\w+ )?(?:images?|pictures?|videos?|audio|text|samples?|tokens?)",
+        r"推理|生成(?:图片|图像|视频)",
+    ),
+    "resumes": _words(r"\bresum(?:e|es|ed|ing)\b", r"from (?:a |the |old )?checkpoint", r"恢复训练|断点续训|继续训练"),
+    "saves": _words(
+        rf"{_WHEN}(?:model\s|checkpoint\s|ckpt\s)?(?:sav(?:e|es|ing)|checkpointing|merg(?:e|ing)|export(?:s|ing)?"
+        r"|convert(?:s|ing)?)\b",
+        r"save_pretrained|\bstate_dict\(|save_checkpoint|save_model|save_ckpt|merge_and_unload",
+        r"(?:oom|out of memory|memory)\w* (?:while|when|during|at|after) (?:checkpoint |model )?sav", r"保存(?:模型|权重|ckpt"
+        r"|checkpoint|时)",
+    ),
+    "loads": _words(
+        rf"{_WHEN}(?:model\s)?(?:load(?:s|ing|ed)?|initiali[sz](?:e|es|ing|ation))\s(?:of\s)?{_MODEL}",
+        rf"(?:cannot|can't|unable to|fail\w* to|try\w* to|tried to|want to|able to|could not) load\s{_MODEL}",
+        r"loading checkpoint shards|loading weights|loading pipeline components", r"(?:oom|memory)\w* on load(?:ing)?\b",
+        rf"loading\s{_MODEL}", r"加载(?:大)?(?:模型|权重)|载入模型",
+    ),
+    "smaller_batch_helps": _words(
+        r"(?:reduc|decreas|lower|smaller|small)\w*\s(?:the\s|my\s)?batch[ _-]?size\w*(?:(?!n't|\bnot\b|\bno\b|even|still"
+        r")[^.\n]){0,50}(?:help|work|solve|fix|disappear|resolve|ok)",
+        r"batch[ _-]?size[^.\n]{0,40}(?:too (?:large|big|high)|is the (?:problem|cause))",
+        r"have to reduce the batch", r"works? (?:fine |well )?(?:with|for) (?:a )?(?:smaller )?batch[ _-]?size",
+        r"(?:batch[ _-]?size|it)\s(?:\w+\s)?to \d{1,4}(?:(?!n't|not)[^.\n]){0,30}\b(?:solve|works|run it|fits|normally)",
+        r"can only fit \d+ (?:examples|samples|images)", r"max(?:imum)? batch[ _-]?size[^.\n]{0,30}\d",
+        r"batch[ _-]?size?.{0,12}(?:对于|太大|过大)", r"(?:please )?decrease the batch size of your model",
+        r"减[小少](?:了)?\s?batch[ _-]?size?.{0,16}(?:可以|解决|就好|正常)",
+    ),
+    "larger_input_fails": _words(
+        r"(?:images?|inputs?|sequences?|samples?|videos?|resolution|crops?|tiles?|graphs?|data|scenes?|point clouds?|files?"
+        r"|texts?|prompts?|audios?|clouds?|dataset)\s(?:size\s)?(?:is|are|was|were|get|gets)?\s?(?:so|too|very|quite)\s"
+        r"(?:big|large|long|high|huge)",
+        r"only (?:fails|crashes|happens) (?:with|for|on) (?:large|long|big)", r"(?:longer|larger|bigger) (?:sequences?"
+        r"|inputs?|images?|context|datasets?|graphs?|resolutions?|files?|prompts?|volumes?|videos?)\b",
+        r"(?:as|when|after) the context grows", r"\b(?:large|huge|big|high[- ]?res\w*|long) (?:\w+ )?(?:images?|graphs?"
+        r"|inputs?|pictures?|volumes?|videos?|context\w*|prompts?|sequences?|point clouds?|scenes?|resolution)\b",
+        r"1920\s?[x\u00d7]\s?1080|\b4k\b|6300, 6304", r"high(?:er)? (?:resolution|quality)",
+        r"(?:序列|图像|图片|上下文|文本|视频)(?:长度|分辨率)?(?:太|过|很)(?:长|大|高)",
+        r"\blong(?:er)? (?:audio|wav|videos?|files?|inputs?|texts?|documents?)",
+        r"(?:audio|video|file|text|image)\w*\s(?:\w+\s)?(?:longer|larger|bigger) than", r"长达|长音频|长视频|长文本|高分辨率",
+        r"ground[- ]truths? per im|(?:gt|ground[- ]truth)[_ ](?:b?box(?:es)?)\b|bbox_overlaps|label assign\w*"
+        r"|pairwise_iou",
+    ),
+    "smaller_input_works": _words(
+        r"(?:small(?:er)?|low(?:er)?|short(?:er)?)[- ](?:\w+ )?(?:set|subset|data\w*|images?|quality|resolution|inputs?"
+        r"|sequences?|samples?|graphs?|scenes?|files?|size)\b[^\n]{0,40}\b(?:works?|fine|ok|not a problem|no problem|good"
+        r"|success\w*|runs?)",
+        r"reduc\w+ (?:the )?(?:image|input|resolution|sequence|patch|crop)\b[^.\n]{0,30}(?:works?|solve|help|fix)",
+        r"works? (?:fine |well )?(?:with|for|on|at|up to) (?:small|low|short)",
+        r"max(?:imum)? \w+ (?:i can use|that works|without oom)",
+    ),
+    "full_batch": _words(
+        r"full[- _]?(?:batch|graph|image|size|volume|slide)", r"(?:whole|entire) (?:graph|image|dataset|volume|slide|scene"
+        r"|sequence|point cloud)", r"single big graph", r"整(?:张)?图|全图",
+    ),
+    "dense_pairs": _words(
+        r"to_dense\w*", r"dense (?:adj\w*|matri\w*|graph)", r"adjacency matrix", r"\bcdist\b", r"(?:distance|similarity"
+        r"|affinity|gram|kernel|covariance) matrix", r"pairwise (?:dist|simil)\w*", r"\b[nN] ?[x*\u00d7] ?[nN]\b",
+    ),
+    "after_while": _words(
+        r"after (?:a while|(?:a |some )(?:long )?time|some (?:\w+ )?(?:time|iterations?|steps?|epochs?|batches)"
+        r"|(?:a few|few|several|many|a couple of|around|about|~|\d[\d,.]*[kK]?\+?) ?(?:\w+ )?(?:hours?|minutes?|mins?|days?"
+        r"|iterations?|iters?|steps?|epochs?|batches|requests?|images?|generations?|runs?|rounds?|episodes?|files?|samples?"
+        r"|frames?|videos?|messages?))",
+        r"(?:can|could) run (?:some|a few|several) epochs?", r"(?:middle|midst) of (?:the )?training|half-?way|mid-?training",
+        r"训练(?:了)?(?:一段时间|几个|一会)|过一(?:会|段时间)|中途|跑着跑着",
+    ),
+    "at_times": _words(
+        r"\b(?:sometimes|occasionally|randomly|at random|intermittent\w*|from time to time|suddenly|all of a sudden)\b",
+        r"有时候?|偶尔|随机|突然",
+    ),
+    "repeated_use": _words(
+        r"(?:second|2nd|third|subsequent|next|consecutive|another) (?:time|run|generation|inference|image|prompt|call|request"
+        r"|attempt|video|batch of)\b(?! (?:step|epoch))",
+        r"switch(?:ing|ed)? (?:between )?(?:models?|checkpoints?|loras?)",
+        r"(?:not|never|n't|without|refuse\w* to)\s(?:\w+\s){0,2}(?:releas|free|freed|unload|clear|clean|let (?:it )?go)\w*",
+        r"(?:memory|vram)\s(?:\w+\s){0,2}(?:not|never)\s(?:\w+\s)?(?:released|freed|cleared|unloaded|cleaned)",
+        r"until i (?:close|restart|reopen|kill|quit)", r"(?:have|need) to restart", r"each time i (?:run|call|generate)",
+        r"(?:显存|内存)(?:没有|不|未|没)(?:被)?释放|第二次",
+    ),
+    "shares_device": _words(
+        r"(?:other|another|several|two|multiple|\d{1,3} other) (?:process|program|job|user|notebook|kernel|model"
+        r"|app\w*|instance|script|task|vram consumer|student|people)\w*"
+        r"[^.\n]{0,60}(?:us(?:e|es|ing)|tak(?:e|es|ing)|occup|runn|host|load|hold|detect|consum)",
+        r"\b\d{1,2} (?:processes|kernels)\b[^.\n]{0,30}(?:are|were)?\s?(?:using|running|on)", r"zombie process",
+        r"(?:others?|someone|somebody) (?:is|are|was|were) using", r"(?:gpu|card|device|memory|vram) (?:is|was|are) already"
+        r" (?:in use|used|occupied|taken|full)",
+        r"(?:其他|别的|另一个|多个|别人)(?:进程|程序|用户|任务|Notebook|在用)",
+        r"\b\d{1,3} other models\b", r"started two python processes", r"shared (?:gpu|server|cluster)\b",
+        r"(?:restart|reboot)(?:ing|ed)?\b[^.\n]{0,40}(?:work|fix|solv|help|fine|ok\b)", r"重启[^\n]{0,12}(?:可以|好了|正常)",
+    ),
+    "device_idle": _words(
+        r"(?:plenty|enough|sufficient|lots?) (?:of )?(?:free |available )?(?:gpu |video )?(?:memory|vram)",
+        r"(?:memory|vram) is (?:available|free)", r"free gpu oom", r"although memory is available",
+        r"显存(?:还有|足够|充足)|显存.{0,6}够",
+    ),
+    "batch_of_one": _words(
+        r"(?:even|only|just|is|are|with|my|to|set)\s(?:\w+\s){0,3}(?:a\s)?batch[ _-]?size[^.\n\d]{0,12}\b1\b(?!\d)",
+        r"batch[ _-]?size\s?(?:=|is|:|of|to)?\s?(?:1|one)\b(?!\d)", r"single (?:image|sample|example) (?:per|at)",
+    ),
+    "many_ranks": _words(
+        r"(?:four|eight|two|multi(?:ple)?|[2-9]|1[0-6])[- ]?(?:x\s?)?gpus?\b", r"multi-?gpu",
+        r"DataParallel|torchrun|distributed\.launch|--nproc",
+    ),
+    "pins": _words(
+        r"pin_memory\s?=\s?True", r"\bpin_memory\b(?!\s?=\s?False)", r"pinned (?:host )?memory", r"cudaHostAlloc",
+        r"cudaHostRegister",
+    ),
+    "offloads_to_host": _words(
+        r"cpu[-_ ]offload", r"offload_(?:optimizer|param|opt)\w*", r"zero[-_ ]?(?:3|stage[-_ ]?3|infinity)",
+        r"ds_z[23]_offload",
+    ),
+    "indexes": _words(
+        r"IndexError", r"index(?: is)? out of (?:range|bounds)", r"with \d+ ind(?:ex|ic)es",
+        r"(?:num_labels|vocab_size|num_embeddings)[^.\n]{0,40}(?:wrong|mismatch|smaller)",
+        r"Assertion [`'\"]?(?:index|t >= 0|srcIndex|input_val|-sizes|idx_dim)",
+    ),
+    "varies_in_length": _words(
+        r"variable[- ](?:length|size)", r"(?:different|varying|irregular|dynamic|various) (?:image )?(?:length|size|shape)s?",
+        r"irregular size", r"dynamic padding|pad(?:ding)? to longest|变长|长度不一",
+    ),
+    "fragments": _words(r"fragment(?:s|ed|ation)\b(?! ?loss)(?![^\n]{0,12}See doc)", r"碎片"),
+    "keeps_predictions": _words(
+        r"compute_metrics", r"eval_accumulation_steps", r"preprocess_logits_for_metrics",
+        r"metrics?\b[^.\n]{0,40}commented out",
+    ),
+    "replays": _words(
+        r"replay[_ ]?buffer|experience replay|rollout buffer", r"\b(?:dqn|atari|breakout)\b",
+    ),
+    "shuts_down": _words(
+        r"(?:system|computer|machine|pc) (?:shuts? ?down|reboots?|powers? off|restarts?)",
+        r"(?:系统|电脑|机器|服务器)(?:自动|突然|会|直接)?(?:关机|重启|死机)",
+    ),
+}  # fmt: skip
+# Said by programs and messages, not by the author.
+_QUOTED = re.compile(
+    r"to avoid fragmentation[^\n]{0,200}|try setting (?:max_split_size_mb|PYTORCH_\w+)[^\n]{0,120}"
+    r"|1\. If yes, please stop them[^\n]*|Please check whether there is any other process[^\n]*"
+    r"|2\. If no, please (?:decrease|try)[^\n]*|TIPS: If the workflow worked before[^\n]*",
+    re.I,
+)
+_ADVICE = re.compile(
+    r"(?:是否有?|如果|检查|防止|避免|whether|check|if there (?:is|are)(?: any)?|prevent\w*|avoid\w*|against|no|not)"
+    r"[\s\w*]{0,12}$",
+    re.I,
+)
+
+
+def said_in(text: str) -> frozenset[str]:
+    """The keys of everything that a cleaned text says of the run."""
+    said = _QUOTED.sub("", text)
+    return frozenset(key for key, pattern in TOLD.items() if _is_told(pattern, said))
+
+
+def _is_told(pattern: re.Pattern[str], text: str) -> bool:
+    """Whether a text says so, rather than asks or advises: "check whether others use it", "against leaks"."""
+    return any(not _ADVICE.search(text, max(0, match.start() - 24), match.start()) for match in pattern.finditer(text))

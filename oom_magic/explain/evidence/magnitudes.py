@@ -1,0 +1,133 @@
+"""Sizes that a text names in passing: of pictures, sequences, graphs, batches, and of the model beside its card."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from oom_magic.units import GIB
+
+# From these sizes on an input is called large: what a card of a few years ago computes only in parts.
+_LARGE_PICTURE = 1_000_000
+_LARGE_SEQUENCE = 8_192
+_LARGE_COUNTS = {"nodes": 50_000, "edges": 1_000_000, "points": 1_000_000, "gaussians": 1_000_000, "objects": 500}
+
+_SIDES = re.compile(
+    r"(?<![\w.\[/,-])(\d{3,5})\s?[x\u00d7X*]\s?(\d{3,5})(?:\s?[x\u00d7X*]\s?(\d{1,5}))?(?![\w.%])"
+    r"|\((\d{3,5}),\s?(\d{3,5})(?:,\s?[1-4])?\)"
+)
+_NOT_A_PICTURE = re.compile(r"(?:shape|size mismatch|weight|linear|matrix|torch\.size|tensor)\W{0,10}$", re.I)
+_PICTURE_SIDE = re.compile(
+    r"(?:images?|pictures?|resolution)[^.\n\d]{0,24}>?\s?(\d{4,5})(?![\d.])\s?(?:px|pixels|p\b)?", re.I
+)
+_SEQUENCE = re.compile(
+    r"(?:cutoff_len|max_(?:\w{1,20}_)?(?:len|length|tokens)|max[-_]model[-_]len|(?:sequence|context|prompt|token|block)[ _-]?"
+    r"(?:length|size|window|len)|num_ctx|n_ctx|ctx[-_]size|seq_?len|\s-c)\b\W{0,4}(?:of|is|to|up to|around)?\W{0,3}"
+    r"(\d[\d,_]*)\s?(k\b)?"
+    r"|(\d{1,4})\s?(k)(?=[- ]?(?:context|tokens?|ctx|sequences?|length|seq)\b|的?(?:序列|上下文|长度))",
+    re.I,
+)
+_COUNT = re.compile(
+    r"(\d[\d,.]*)\s?(k|m|million|thousand|w|万)?\+?\s(?:\w+\s)?(nodes?|edges?|points?|gaussians?|splats?|vertices"
+    r"|triangles|faces|boxes|objects|instances)\b|edge_index=\[2, (\d{1,12})\]|gaussians: \d+/(\d{1,12})",
+    re.I,
+)
+_KIND_OF = {"splat": "gaussians", "vertice": "points", "triangle": "points", "face": "points", "boxe": "objects",
+            "instance": "objects"}  # fmt: skip
+_FACTORS = {"k": 1_000, "thousand": 1_000, "m": 1_000_000, "million": 1_000_000, "w": 10_000, "万": 10_000}
+_PARAMETERS = re.compile(
+    r"(?<![\w.])(?:[A-Za-z][\w.]{0,24}[-_: ])?(\d{1,3}(?:\.\d{1,2})?)[Bb](?![\w]*yte)(?=[-_\s.,:;)\]/'\"`]|$)"
+)
+_MIXTURE = re.compile(r"(?<![\w.])(\d{1,2})x(\d{1,3})[Bb]\b")
+_BITS = (
+    (re.compile(r"q2_k|iq2|2[- ]?bit", re.I), 2.6), (re.compile(r"q3_k|iq3|3[- ]?bit", re.I), 3.5),
+    (re.compile(r"4[- ]?bit|int4|nf4|fp4|awq|gptq|q4_|qlora|w4a16|load_in_4bit", re.I), 4.5),
+    (re.compile(r"q5_|q6_", re.I), 5.7), (re.compile(r"8[- ]?bit|int8|fp8|q8_0|w8a8|load_in_8bit", re.I), 8.5),
+    (re.compile(r"fp32|float32", re.I), 32.0),
+)  # fmt: skip
+_BITS_OF_HALF = 16.0
+
+
+@dataclass(frozen=True)
+class Magnitude:
+    """A large input that the text names: what it is (``picture``, ``sequence``, ``nodes``...), as it is written."""
+
+    kind: str
+    words: str
+
+
+def large_inputs(text: str) -> tuple[Magnitude, ...]:
+    """Every input that the text gives a size of and that is large; each kind once."""
+    found: dict[str, Magnitude] = {}
+    for match in _SIDES.finditer(text):
+        if _NOT_A_PICTURE.search(text, max(0, match.start() - 24), match.start()):
+            continue
+        sides = [int(side) for side in match.groups() if side]
+        if sides[0] * sides[1] * (sides[2] if len(sides) > 2 else 1) >= _LARGE_PICTURE:
+            found.setdefault("picture", Magnitude("picture", match.group().strip()))
+    side = _PICTURE_SIDE.search(text)
+    if side and "picture" not in found and int(side.group(1)) ** 2 >= 2 * _LARGE_PICTURE:
+        found["picture"] = Magnitude("picture", side.group().strip())
+    for match in _SEQUENCE.finditer(text):
+        digits, thousand = match.group(1) or match.group(3), match.group(2) or match.group(4)
+        if _number(digits) * (1_000 if thousand else 1) >= _LARGE_SEQUENCE:
+            found.setdefault("sequence", Magnitude("sequence", match.group().strip()))
+    for match in _COUNT.finditer(text):
+        kind, count = _counted(match)
+        if count >= _LARGE_COUNTS.get(kind, 10**12):
+            found.setdefault(kind, Magnitude(kind, match.group().strip()))
+    return tuple(found.values())
+
+
+def _counted(match: re.Match[str]) -> tuple[str, float]:
+    """What was counted and how many."""
+    digits, factor, noun, edges, gaussians = match.groups()
+    if edges or gaussians:
+        return ("edges", float(edges)) if edges else ("gaussians", float(gaussians))
+    singular = noun.lower().removesuffix("s")
+    return _KIND_OF.get(singular, f"{singular}s"), _number(digits) * _FACTORS.get((factor or "").lower(), 1)
+
+
+def _number(digits: str) -> float:
+    """A number as people write it: 12,300 or 2.7; 0 where it is none."""
+    plain = digits.replace(",", "").replace("_", "").rstrip(".")
+    return float(plain) if plain.count(".") <= 1 and plain.strip(".") else 0.0
+
+
+def weights_bytes(text: str) -> int | None:
+    """Bytes of the largest model that the text names by its parameters ("llama-13b", "7B", "8x7B"), in the precision
+    named with it (half precision if none is); None where it names none."""
+    sizes = [float(match.group(1)) for match in _PARAMETERS.finditer(text)]
+    sizes += [0.83 * int(match.group(1)) * int(match.group(2)) for match in _MIXTURE.finditer(text)]
+    sizes = [size for size in sizes if 0.5 <= size <= 700]
+    if not sizes:
+        return None
+    bits = next((bits for pattern, bits in _BITS if pattern.search(text)), _BITS_OF_HALF)
+    return round(max(sizes) * 1e9 * bits / 8)
+
+
+_CARD = re.compile(
+    r"\b(?:RTX|GTX|GPUs?|Tesla|Quadro|[AHLBV]\d{2,3}|T4|P100|\d{4}(?: ?ti| ?super)?|VRAM|cards?|显卡|显存|\d ?[xX*]"
+    r" ?\w{2,6})\b[^\n\d]{0,16}(?:\d{4}[^\n\d]{0,12})?\b(\d{1,3}) ?(?:Gi?B?)\b(?! ?(?:ram|of ram|memory ram))"
+    r"|\b(\d{1,3}) ?(?:Gi?B?) ?(?:of )?(?:VRAM|GPU|video|graphics|card|显存|显卡|vram)",
+    re.I,
+)  # vendors' GB of a GPU are GiB
+_KNOWN_CARDS = {
+    "1050": 4, "1650": 4, "1060": 6, "1660": 6, "2060": 6, "1070": 8, "1080": 8, "2070": 8, "2080": 8, "3050": 8,
+    "3070": 8, "4060": 8, "1080ti": 11, "2080ti": 11, "3080": 10, "3060": 12, "4070": 12, "titanx": 12, "4080": 16,
+    "t4": 16, "p100": 16, "v100": 32, "3090": 24, "4090": 24, "a10": 24, "l4": 24, "5090": 32, "a6000": 48, "l40": 48,
+    "l40s": 48, "a100": 80, "a800": 80, "h100": 80, "h800": 80, "h200": 141, "b200": 180,
+}  # fmt: skip
+_CARD_NAME = re.compile(r"(?<![\w.])(?:(?:rtx|gtx|geforce|nvidia|tesla|quadro) ?)?((?:[1-5]0[5-9]0|16[56]0) ?(?:ti)?|titan ?x"
+                        r"|t4|p100|v100|a10|a100|a800|a6000|l4|l40s?|[hb][12]00|h800)(?![\w.])", re.I)  # fmt: skip
+
+
+def card_bytes(text: str) -> int | None:
+    """Memory of the GPU that the text names, by its size or its name (the larger variant of each); None: not named."""
+    match = _CARD.search(text)
+    if match:
+        size = int(match.group(1) or match.group(2))
+        return size * GIB if size >= 2 else None
+    name = _CARD_NAME.search(text)
+    size_of = _KNOWN_CARDS.get(name.group(1).lower().replace(" ", "")) if name else None
+    return None if size_of is None else size_of * GIB

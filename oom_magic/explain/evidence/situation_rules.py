@@ -1,0 +1,149 @@
+"""What the situation makes likely where neither numbers nor frames settle it: what ran, on what, and how large it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from oom_magic.explain.evidence.causes import Cause, Evidence, Support
+from oom_magic.explain.evidence.traceback import Clues
+from oom_magic.explain.messages.failure import Failure
+from oom_magic.units import GIB
+
+# Messages that only say that memory ran out, not how much.
+PROSE_FORMATS = ("told_device", "told_host", "told", "class_only", "short")
+# A single request of such a share is the result of some operation: layers' weights are smaller.
+_LARGE_REQUEST_SHARE = 0.05
+_LARGE_REQUEST_BYTES = GIB
+# No GPU has so much; a request of it is a mistake.
+_LARGEST_DEVICE_BYTES = 512 * GIB
+_ADAM_FACTOR = 8  # weights, gradients and two moments in fp32 for weights in half precision
+_MOST_OF_A_CARD = 0.85
+
+
+def situation_rules(failure: Failure | None, clues: Clues) -> Iterator[Support]:
+    """What each rule on the situation says."""
+    if failure is not None and failure.is_oom is False:
+        return
+    if _is_of_host(failure, clues):
+        yield from _host(failure, clues)
+        return
+    if failure is None and not clues.run.told & {"grows", "repeated_use", "saves", "dense_pairs"} and not clues.inputs:
+        return
+    yield from _inputs(failure, clues)
+    yield from _model_beside_card(failure, clues)
+    yield from _part_of_the_run(failure, clues)
+    yield from _over_time(clues)
+    yield from _likeliest_of_all(failure, clues)
+
+
+def _is_of_host(failure: Failure | None, clues: Clues) -> bool:
+    """Whether the text is about the computer's own memory."""
+    if failure is not None and failure.backend not in (None, "cpu"):
+        return False
+    return bool({"host_fills", "killed"} & clues.run.told) or (failure is not None and failure.backend == "cpu")
+
+
+def _host(failure: Failure | None, clues: Clues) -> Iterator[Support]:
+    told = clues.run.told
+    if "killed" in told:
+        yield Support(Cause.HOST_RAM, 0.6, Evidence("told_killed"))
+    if "host_fills" in told:
+        yield Support(Cause.HOST_RAM, 0.6, Evidence("host_fills"))
+    if failure is not None and failure.format == "told_host":
+        yield Support(Cause.HOST_RAM, 0.5, Evidence("meaning_told_host"))
+    if "offloads_to_host" in told:
+        yield Support(Cause.HOST_RAM, 0.2, Evidence("told_offload"))
+
+
+def _inputs(failure: Failure | None, clues: Clues) -> Iterator[Support]:
+    """Large inputs, and what is made of every pair of their parts."""
+    requested = None if failure is None else failure.requested_bytes
+    told = clues.run.told
+    if failure is not None and requested and requested > _LARGEST_DEVICE_BYTES and failure.total_bytes is None:
+        evidence = Evidence("request_above_any_device", {"requested_bytes": requested})
+        yield Support(Cause.REQUEST_ALONE_TOO_BIG, 0.9, evidence)
+    if clues.inputs:
+        words = ", ".join(one.words for one in clues.inputs[:3])
+        yield Support(Cause.ACTIVATIONS, 0.4, Evidence("input_named", {"what": words}))
+        if any(one.kind == "gaussians" for one in clues.inputs):
+            yield Support(Cause.WEIGHTS_TOO_BIG, 0.3, Evidence("gaussians_are_parameters"))
+    if "dense_pairs" in told:
+        yield Support(Cause.REQUEST_ALONE_TOO_BIG, 0.4, Evidence("dense_pairs"))
+        yield Support(Cause.ACTIVATIONS, 0.2, Evidence("dense_pairs"))
+    if "full_batch" in told:
+        yield Support(Cause.ACTIVATIONS, 0.4, Evidence("told_whole"))
+    if "smaller_input_works" in told:
+        yield Support(Cause.ACTIVATIONS, 0.45, Evidence("smaller_input_works"))
+        yield Support(Cause.FRAGMENTATION, -0.4)
+
+
+def _model_beside_card(failure: Failure | None, clues: Clues) -> Iterator[Support]:
+    """The weights that the text names, against the card that it names."""
+    weights, card = clues.weights_bytes, (failure.total_bytes if failure is not None else None) or clues.card_bytes
+    if weights is None or card is None or "many_ranks" in clues.run.told:
+        return
+    values = {"weights_bytes": weights, "total_bytes": card}
+    if weights > card * _MOST_OF_A_CARD:
+        yield Support(Cause.WEIGHTS_TOO_BIG, 0.6, Evidence("weights_fill_card", values))
+    elif weights > card * 0.5 and clues.program is not None:
+        yield Support(Cause.WEIGHTS_TOO_BIG, 0.25, Evidence("weights_fill_card", values))
+    elif _trains(clues) and not clues.trains_few and weights * _ADAM_FACTOR > card:
+        yield Support(Cause.OPTIMIZER_STATE, 0.3, Evidence("adam_fills_card", values))
+
+
+def _part_of_the_run(failure: Failure | None, clues: Clues) -> Iterator[Support]:
+    """Loading, saving, evaluating: as the author says, where no frame shows it."""
+    told = clues.run.told
+    if clues.frames and clues.phase is not None:
+        return
+    if "saves" in told and clues.phase is None:
+        yield Support(Cause.WEIGHTS_TOO_BIG, 0.45, Evidence("told_saving"))
+    elif "loads" in told and clues.phase is None and clues.program is None:
+        yield Support(Cause.WEIGHTS_TOO_BIG, 0.4, Evidence("told_loading"))
+    if "evaluates" in told and _trains(clues):
+        weight = 0.4 if "training_fits" in told else 0.3
+        yield Support(Cause.ACTIVATIONS, weight, Evidence("told_evaluation"))
+        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.22, Evidence("told_evaluation_collects"))
+
+
+def _over_time(clues: Clues) -> Iterator[Support]:
+    """Memory that is not given back, and failures that come late or at times."""
+    told = clues.run.told
+    if "repeated_use" in told:
+        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.45, Evidence("told_repeated"))
+    if "replays" in told:
+        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.35, Evidence("replay_buffer"))
+    if "after_while" in told and not clues.run.is_late:
+        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.22, Evidence("told_late"))
+        yield Support(Cause.ACTIVATIONS, 0.25, Evidence("largest_batch_late"))
+    if "at_times" in told:
+        yield Support(Cause.ACTIVATIONS, 0.2, Evidence("largest_batch_late"))
+
+
+def _likeliest_of_all(failure: Failure | None, clues: Clues) -> Iterator[Support]:
+    """What a run that fills a GPU is filled with, if nothing else is known: its activations, then its weights."""
+    if failure is None or failure.backend == "cpu" or clues.phase in ("loading", "saving", "optimizer_step"):
+        return
+    requested, total = failure.requested_bytes, failure.total_bytes
+    is_bare = failure.format in PROSE_FORMATS and failure.pytorch_bytes is None
+    if (
+        requested
+        and total
+        and requested <= total
+        and requested >= max(total * _LARGE_REQUEST_SHARE, _LARGE_REQUEST_BYTES)
+    ):
+        yield Support(Cause.ACTIVATIONS, 0.3, Evidence("large_request", {"requested_bytes": requested}))
+    if not is_bare or (clues.program is not None and clues.program.program.default_cause is not None):
+        return
+    if _trains(clues):
+        yield Support(Cause.ACTIVATIONS, 0.2, Evidence("training_told"))
+        if clues.is_tiny:
+            yield Support(Cause.OTHER_PROCESS, 0.4, Evidence("tiny_run"))
+        elif "batch_of_one" in clues.run.told:
+            yield Support(Cause.WEIGHTS_TOO_BIG, 0.15, Evidence("told_batch_of_one"))
+    elif "infers" in clues.run.told:
+        yield Support(Cause.ACTIVATIONS, 0.28, Evidence("inference_told"))
+
+
+def _trains(clues: Clues) -> bool:
+    return clues.is_training or ("trains" in clues.run.told and clues.program is None)
