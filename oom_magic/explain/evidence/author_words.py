@@ -48,7 +48,8 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"验证(?:阶段|时|集)|评估时|测试(?:阶段|时)",
     ),
     "training_fits": _words(
-        r"train\w*\s(?:\w+[ ]){0,4}(?:works?|runs?|is|was|goes|went|are|worked|ran)\s?(?:\w+\s)?(?:totally\s)?(?:fine|ok"
+        r"train\w*\s(?:\w+[ ]){0,4}(?:works?|runs?|is|was|goes|went|are|worked"
+        r"|ran)\s?(?:\w+\s)?(?:totally\s)?(?:fine|ok"
         r"|okay|well|perfect\w*|normal\w*|good|smooth\w*|successful\w*|without)",
         r"can (?:\w+ )?train(?: \w+)? (?:fine|ok|normally|well|without)", r"use the train\w* code, it is ok",
         r"no (?:problem|issue|error)s? (?:during|in|while|with) train",
@@ -66,7 +67,8 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:主机|系统|CPU|服务器)\s?内存[^\n]{0,20}(?:增|涨|满|耗尽|不足|爆)", r"内存(?:不足|不够|爆|溢出)",
     ),
     "killed": _words(
-        rf"\b(?:process|job|script|program|training|workers?|pod|container|python|kernel|server|app\w*|it)\b{_NEAR}{{0,30}}"
+        rf"\b(?:process|job|script|program|training|workers?|pod|container|python|kernel|server|app\w*"
+        rf"|it)\b{_NEAR}{{0,30}}"
         r"\b(?:was|is|were|are|got|gets?|been|being)\s(?:\w+\s)?killed",
         r"\bkilled by (?:the |my |a )?(?:oom|system|kernel|computer|os\b|linux|slurm|docker|scheduler)",
         r"oom[- _]?kill", r"\bkilled\b[^.\n]{0,12}\(?oom\b", r"(?:system|kernel|os) kill(?:ed|s)",
@@ -75,7 +77,8 @@ TOLD: dict[str, re.Pattern[str]] = {
     "infers": _words(
         r"\binference\b", r"\binferr?ing\b", r"transcri(?:b|pt)", r"\bwhisper\w*",
         r"\b(?:predict|test|demo|infer\w*|generate|sample|eval\w*|super_resolve)\w*\.(?:py|sh|ipynb)\b",
-        r"run(?:ning)? (?:the |just run the )?(?:test|demo|predict\w*|inference|sampling)", r"\bupscal", r"txt2img|img2img",
+        r"run(?:ning)? (?:the |just run the )?(?:test|demo|predict\w*|inference"
+        r"|sampling)", r"\bupscal", r"txt2img|img2img",
         r"generat(?:e|es|ing) (?:an? |the |\d+ )?(?:\w+ )?(?:images?|pictures?|videos?|audio|text|samples?|tokens?)",
         r"推理|生成(?:图片|图像|视频)",
     ),
@@ -84,27 +87,32 @@ TOLD: dict[str, re.Pattern[str]] = {
         rf"{_WHEN}(?:model\s|checkpoint\s|ckpt\s)?(?:sav(?:e|es|ing)|checkpointing|merg(?:e|ing)|export(?:s|ing)?"
         r"|convert(?:s|ing)?)\b",
         r"save_pretrained|\bstate_dict\(|save_checkpoint|save_model|save_ckpt|merge_and_unload",
-        r"(?:oom|out of memory|memory)\w* (?:while|when|during|at|after) (?:checkpoint |model )?sav", r"保存(?:模型|权重|ckpt"
+        r"(?:oom|out of memory|memory)\w* (?:while|when|during|at|after) (?:checkpoint |model )?sav",
+        r"保存(?:模型|权重|ckpt"
         r"|checkpoint|时)",
     ),
     "loads": _words(
         rf"{_WHEN}(?:model\s)?(?:load(?:s|ing|ed)?|initiali[sz](?:e|es|ing|ation))\s(?:of\s)?{_MODEL}",
         rf"(?:cannot|can't|unable to|fail\w* to|try\w* to|tried to|want to|able to|could not) load\s{_MODEL}",
-        r"loading checkpoint shards|loading weights|loading pipeline components", r"(?:oom|memory)\w* on load(?:ing)?\b",
+        r"loading checkpoint shards|loading weights|loading pipeline components", r"(?:oom"
+        r"|memory)\w* on load(?:ing)?\b",
         rf"loading\s{_MODEL}", r"加载(?:大)?(?:模型|权重)|载入模型",
     ),
     "smaller_batch_helps": _words(
-        r"(?:reduc|decreas|lower|smaller|small)\w*\s(?:the\s|my\s)?batch[ _-]?size\w*(?:(?!n't|\bnot\b|\bno\b|even|still"
+        r"(?:reduc|decreas|lower|smaller|small)\w*\s(?:the\s|my\s)?batch[ _-]?size\w*(?:(?!n't|\bnot\b|\bno\b"
+        r"|even|still"
         r")[^.\n]){0,50}(?:help|work|solve|fix|disappear|resolve|ok)",
         r"batch[ _-]?size[^.\n]{0,40}(?:too (?:large|big|high)|is the (?:problem|cause))",
         r"have to reduce the batch", r"works? (?:fine |well )?(?:with|for) (?:a )?(?:smaller )?batch[ _-]?size",
-        r"(?:batch[ _-]?size|it)\s(?:\w+\s)?to \d{1,4}(?:(?!n't|not)[^.\n]){0,30}\b(?:solve|works|run it|fits|normally)",
+        r"(?:batch[ _-]?size|it)\s(?:\w+\s)?to \d{1,4}(?:(?!n't|not)[^.\n]){0,30}\b(?:solve|works|run it|fits"
+        r"|normally)",
         r"can only fit \d+ (?:examples|samples|images)", r"max(?:imum)? batch[ _-]?size[^.\n]{0,30}\d",
         r"batch[ _-]?size?.{0,12}(?:对于|太大|过大)", r"(?:please )?decrease the batch size of your model",
         r"减[小少](?:了)?\s?batch[ _-]?size?.{0,16}(?:可以|解决|就好|正常)",
     ),
     "larger_input_fails": _words(
-        r"(?:images?|inputs?|sequences?|samples?|videos?|resolution|crops?|tiles?|graphs?|data|scenes?|point clouds?|files?"
+        r"(?:images?|inputs?|sequences?|samples?|videos?|resolution|crops?|tiles?|graphs?|data|scenes?"
+        r"|point clouds?|files?"
         r"|texts?|prompts?|audios?|clouds?|dataset)\s(?:size\s)?(?:is|are|was|were|get|gets)?\s?(?:so|too|very|quite)\s"
         r"(?:big|large|long|high|huge)",
         r"only (?:fails|crashes|happens) (?:with|for|on) (?:large|long|big)", r"(?:longer|larger|bigger) (?:sequences?"
@@ -114,20 +122,23 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"1920\s?[x\u00d7]\s?1080|\b4k\b|6300, 6304", r"high(?:er)? (?:resolution|quality)",
         r"(?:序列|图像|图片|上下文|文本|视频)(?:长度|分辨率)?(?:太|过|很)(?:长|大|高)",
         r"\blong(?:er)? (?:audio|wav|videos?|files?|inputs?|texts?|documents?)",
-        r"(?:audio|video|file|text|image)\w*\s(?:\w+\s)?(?:longer|larger|bigger) than", r"长达|长音频|长视频|长文本|高分辨率",
+        r"(?:audio|video|file|text|image)\w*\s(?:\w+\s)?(?:longer|larger|bigger) than",
+        r"长达|长音频|长视频|长文本|高分辨率",
         r"ground[- ]truths? per im|(?:gt|ground[- ]truth)[_ ](?:b?box(?:es)?)\b|bbox_overlaps|label assign\w*"
         r"|pairwise_iou",
     ),
     "smaller_input_works": _words(
         r"(?:small(?:er)?|low(?:er)?|short(?:er)?)[- ](?:\w+ )?(?:set|subset|data\w*|images?|quality|resolution|inputs?"
-        r"|sequences?|samples?|graphs?|scenes?|files?|size)\b[^\n]{0,40}\b(?:works?|fine|ok|not a problem|no problem|good"
+        r"|sequences?|samples?|graphs?|scenes?|files?|size)\b[^\n]{0,40}\b(?:works?|fine|ok|not a problem"
+        r"|no problem|good"
         r"|success\w*|runs?)",
         r"reduc\w+ (?:the )?(?:image|input|resolution|sequence|patch|crop)\b[^.\n]{0,30}(?:works?|solve|help|fix)",
         r"works? (?:fine |well )?(?:with|for|on|at|up to) (?:small|low|short)",
         r"max(?:imum)? \w+ (?:i can use|that works|without oom)",
     ),
     "full_batch": _words(
-        r"full[- _]?(?:batch|graph|image|size|volume|slide)", r"(?:whole|entire) (?:graph|image|dataset|volume|slide|scene"
+        r"full[- _]?(?:batch|graph|image|size|volume|slide)", r"(?:whole|entire) (?:graph|image|dataset|volume"
+        r"|slide|scene"
         r"|sequence|point cloud)", r"single big graph", r"整(?:张)?图|全图",
     ),
     "dense_pairs": _words(
@@ -136,10 +147,13 @@ TOLD: dict[str, re.Pattern[str]] = {
     ),
     "after_while": _words(
         r"after (?:a while|(?:a |some )(?:long )?time|some (?:\w+ )?(?:time|iterations?|steps?|epochs?|batches)"
-        r"|(?:a few|few|several|many|a couple of|around|about|~|\d[\d,.]*[kK]?\+?) ?(?:\w+ )?(?:hours?|minutes?|mins?|days?"
-        r"|iterations?|iters?|steps?|epochs?|batches|requests?|images?|generations?|runs?|rounds?|episodes?|files?|samples?"
+        r"|(?:a few|few|several|many|a couple of|around|about|~|\d[\d,.]*[kK]?\+?) ?(?:\w+ )?(?:hours?|minutes?"
+        r"|mins?|days?"
+        r"|iterations?|iters?|steps?|epochs?|batches|requests?|images?|generations?|runs?|rounds?|episodes?"
+        r"|files?|samples?"
         r"|frames?|videos?|messages?))",
-        r"(?:can|could) run (?:some|a few|several) epochs?", r"(?:middle|midst) of (?:the )?training|half-?way|mid-?training",
+        r"(?:can|could) run (?:some|a few|several) epochs?", r"(?:middle|midst) of (?:the )?training|half-?way"
+        r"|mid-?training",
         r"训练(?:了)?(?:一段时间|几个|一会)|过一(?:会|段时间)|中途|跑着跑着",
     ),
     "at_times": _words(
@@ -147,24 +161,40 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"有时候?|偶尔|随机|突然",
     ),
     "repeated_use": _words(
-        r"(?:second|2nd|third|subsequent|next|consecutive|another) (?:time|run|generation|inference|image|prompt|call|request"
+        r"(?:second|2nd|third|subsequent|next|consecutive|another) (?:time|run|generation|inference|image|prompt"
+        r"|call|request"
         r"|attempt|video|batch of)\b(?! (?:step|epoch))",
         r"switch(?:ing|ed)? (?:between )?(?:models?|checkpoints?|loras?)",
-        r"(?:not|never|n't|without|refuse\w* to)\s(?:\w+\s){0,2}(?:releas|free|freed|unload|clear|clean|let (?:it )?go)\w*",
+        r"(?:not|never|n't|without|refuse\w* to)\s(?:\w+\s){0,2}(?:releas|free|freed|unload|clear|clean"
+        r"|let (?:it )?go)\w*",
         r"(?:memory|vram)\s(?:\w+\s){0,2}(?:not|never)\s(?:\w+\s)?(?:released|freed|cleared|unloaded|cleaned)",
-        r"until i (?:close|restart|reopen|kill|quit)", r"(?:have|need) to restart", r"each time i (?:run|call|generate)",
+        r"until i (?:close|restart|reopen|kill|quit)", r"(?:have|need) to restart", r"each time i (?:run|call"
+        r"|generate)",
         r"(?:显存|内存)(?:没有|不|未|没)(?:被)?释放|第二次",
+    ),
+    "keeps_graph": _words(
+        r"(?:non|un|not)[- ]?detached", r"without (?:\w+ )?detach", r"(?:comput\w+|dynamic|autograd) graph",
+        r"(?:loss|output)\w* ?\+= ?\w+", r"forg[eo]t\w* to (?:detach|zero)", r"(?:did not|didn't"
+        r"|not) call(?:ing)? \w*zero_grad",
+        r"计算图(?:没有|未)?(?:释放|保留)",
+    ),
+    "smaller_share_helps": _words(
+        r"(?:lower|reduc|decreas|smaller)\w*\s(?:the\s)?`?(?:--)?(?:gpu[-_ ]?)?(?:memory|mem)[-_ ]?(?:ratio"
+        r"|fraction|utili[sz]ation)"
+        r"[^.\n]{0,60}", r"preallocat\w+[^.\n]{0,40}(?:false|help|fix|solv|works)",
     ),
     "shares_device": _words(
         r"(?:other|another|several|two|multiple|\d{1,3} other) (?:process|program|job|user|notebook|kernel|model"
         r"|app\w*|instance|script|task|vram consumer|student|people)\w*"
         r"[^.\n]{0,60}(?:us(?:e|es|ing)|tak(?:e|es|ing)|occup|runn|host|load|hold|detect|consum)",
         r"\b\d{1,2} (?:processes|kernels)\b[^.\n]{0,30}(?:are|were)?\s?(?:using|running|on)", r"zombie process",
-        r"(?:others?|someone|somebody) (?:is|are|was|were) using", r"(?:gpu|card|device|memory|vram) (?:is|was|are) already"
+        r"(?:others?|someone|somebody) (?:is|are|was|were) using", r"(?:gpu|card|device|memory|vram) (?:is|was"
+        r"|are) already"
         r" (?:in use|used|occupied|taken|full)",
         r"(?:其他|别的|另一个|多个|别人)(?:进程|程序|用户|任务|Notebook|在用)",
         r"\b\d{1,3} other models\b", r"started two python processes", r"shared (?:gpu|server|cluster)\b",
-        r"(?:restart|reboot)(?:ing|ed)?\b[^.\n]{0,40}(?:work|fix|solv|help|fine|ok\b)", r"重启[^\n]{0,12}(?:可以|好了|正常)",
+        r"(?:restart|reboot)(?:ing|ed)?\b[^.\n]{0,40}(?:work|fix|solv|help|fine|ok\b)",
+        r"重启[^\n]{0,12}(?:可以|好了|正常)",
     ),
     "device_idle": _words(
         r"(?:plenty|enough|sufficient|lots?) (?:of )?(?:free |available )?(?:gpu |video )?(?:memory|vram)",
@@ -193,13 +223,19 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"Assertion [`'\"]?(?:index|t >= 0|srcIndex|input_val|-sizes|idx_dim)",
     ),
     "varies_in_length": _words(
-        r"variable[- ](?:length|size)", r"(?:different|varying|irregular|dynamic|various) (?:image )?(?:length|size|shape)s?",
+        r"variable[- ](?:length|size)", r"(?:different|varying|irregular|dynamic|various) (?:image )?(?:length"
+        r"|size|shape)s?",
         r"irregular size", r"dynamic padding|pad(?:ding)? to longest|变长|长度不一",
     ),
     "fragments": _words(r"fragment(?:s|ed|ation)\b(?! ?loss)(?![^\n]{0,12}See doc)", r"碎片"),
     "keeps_predictions": _words(
         r"compute_metrics", r"eval_accumulation_steps", r"preprocess_logits_for_metrics",
         r"metrics?\b[^.\n]{0,40}commented out",
+    ),
+    "computes": _words(
+        r"\b(?:datasets?|images?|resolutions?|batch|videos?|samples?|sequences?|tokens?|frames?|pixels?"
+        r"|point clouds?|graphs?)\b",
+        r"数据集|图片|图像|视频|批",
     ),
     "replays": _words(
         r"replay[_ ]?buffer|experience replay|rollout buffer", r"\b(?:dqn|atari|breakout)\b",
@@ -217,8 +253,9 @@ _QUOTED = re.compile(
     re.I,
 )
 _ADVICE = re.compile(
-    r"(?:是否有?|如果|检查|防止|避免|whether|check|if there (?:is|are)(?: any)?|prevent\w*|avoid\w*|against|no|not)"
-    r"[\s\w*]{0,12}$",
+    r"(?:是否有?|如果|检查|防止|避免|whether|check|if there (?:is|are)(?: any)?|prevent\w*|avoid\w*"
+    r"|against)[\s\w*]{0,12}$"
+    r"|\b(?:no|not|n't|without)\s(?:a |any |the |be |have )?$",
     re.I,
 )
 

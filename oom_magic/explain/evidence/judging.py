@@ -49,6 +49,7 @@ _FIXED: dict[str, tuple[Cause, Confidence]] = {
     "pod_oom_kill": (Cause.HOST_RAM, Confidence.CERTAIN),
     "ray_oom_kill": (Cause.HOST_RAM, Confidence.CERTAIN),
     "sglang": (Cause.MEMORY_FRACTION_LIMIT, Confidence.CERTAIN),
+    "sd_webui": (Cause.ACTIVATIONS, Confidence.LIKELY),
     "tgi": (Cause.ACTIVATIONS, Confidence.LIKELY),
     "kernel_oom_killer": (Cause.HOST_RAM, Confidence.CERTAIN),
     "sigkill": (Cause.HOST_RAM, Confidence.LIKELY),

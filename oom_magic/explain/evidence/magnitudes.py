@@ -13,7 +13,7 @@ _LARGE_SEQUENCE = 8_192
 _LARGE_COUNTS = {"nodes": 50_000, "edges": 1_000_000, "points": 1_000_000, "gaussians": 1_000_000, "objects": 500}
 
 _SIDES = re.compile(
-    r"(?<![\w.\[/,-])(\d{3,5})\s?[x\u00d7X*]\s?(\d{3,5})(?:\s?[x\u00d7X*]\s?(\d{1,5}))?(?![\w.%])"
+    r"(?<![\w.\[/,-])(\d{3,5})\s?[x\u00d7X*]\s?(\d{3,5})(?:\s?[x\u00d7X*]\s?(\d{1,5}))?(?![\w%]|\.\d)"
     r"|\((\d{3,5}),\s?(\d{3,5})(?:,\s?[1-4])?\)"
 )
 _NOT_A_PICTURE = re.compile(r"(?:shape|size mismatch|weight|linear|matrix|torch\.size|tensor)\W{0,10}$", re.I)
@@ -21,7 +21,8 @@ _PICTURE_SIDE = re.compile(
     r"(?:images?|pictures?|resolution)[^.\n\d]{0,24}>?\s?(\d{4,5})(?![\d.])\s?(?:px|pixels|p\b)?", re.I
 )
 _SEQUENCE = re.compile(
-    r"(?:cutoff_len|max_(?:\w{1,20}_)?(?:len|length|tokens)|max[-_]model[-_]len|(?:sequence|context|prompt|token|block)[ _-]?"
+    r"(?:cutoff_len|max_(?:\w{1,20}_)?(?:len|length|tokens)|max[-_]model[-_]len|(?:sequence|context|prompt|token"
+    r"|block)[ _-]?"
     r"(?:length|size|window|len)|num_ctx|n_ctx|ctx[-_]size|seq_?len|\s-c)\b\W{0,4}(?:of|is|to|up to|around)?\W{0,3}"
     r"(\d[\d,_]*)\s?(k\b)?"
     r"|(\d{1,4})\s?(k)(?=[- ]?(?:context|tokens?|ctx|sequences?|length|seq)\b|的?(?:序列|上下文|长度))",
@@ -118,7 +119,8 @@ _KNOWN_CARDS = {
     "t4": 16, "p100": 16, "v100": 32, "3090": 24, "4090": 24, "a10": 24, "l4": 24, "5090": 32, "a6000": 48, "l40": 48,
     "l40s": 48, "a100": 80, "a800": 80, "h100": 80, "h800": 80, "h200": 141, "b200": 180,
 }  # fmt: skip
-_CARD_NAME = re.compile(r"(?<![\w.])(?:(?:rtx|gtx|geforce|nvidia|tesla|quadro) ?)?((?:[1-5]0[5-9]0|16[56]0) ?(?:ti)?|titan ?x"
+_CARD_NAME = re.compile(r"(?<![\w.])(?:(?:rtx|gtx|geforce|nvidia|tesla|quadro) ?)?((?:[1-5]0[5-9]0"
+    r"|16[56]0) ?(?:ti)?|titan ?x"
                         r"|t4|p100|v100|a10|a100|a800|a6000|l4|l40s?|[hb][12]00|h800)(?![\w.])", re.I)  # fmt: skip
 
 

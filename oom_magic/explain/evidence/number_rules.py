@@ -14,6 +14,8 @@ from oom_magic.units import GIB, MIB
 MIN_STUCK_SHARE = 0.04
 # From this share of what PyTorch holds stuck memory is too much for chance.
 _MUCH_STUCK_SHARE = 0.1
+# PyTorch gives whole unused segments back before it fails: such a share that stayed is in pieces.
+_UNRELEASABLE_SHARE = 0.25
 # Others on the card are called the cause from this share of its capacity.
 _MIN_OTHERS_SHARE = 0.25
 # From this share of the capacity others, or a rest that nobody listed, are worth a look.
@@ -177,7 +179,12 @@ def _mps(failure: Failure) -> Iterator[Support]:
 def _fragmentation(failure: Failure) -> Iterator[Support]:
     """Enough for the request lies unused, in PyTorch's cache and free, in pieces that do not join."""
     stuck, requested, held = failure.stuck_bytes, failure.requested_bytes, failure.pytorch_bytes
-    if stuck is None or requested is None or not held or requested == NAMELESS_REQUESTS[0]:
+    if stuck is None or requested is None or not held:
+        return
+    if requested == NAMELESS_REQUESTS[0]:
+        if stuck >= held * _UNRELEASABLE_SHARE:
+            values = {"stuck_bytes": stuck, "requested_bytes": requested}
+            yield Support(Cause.FRAGMENTATION, 0.65, Evidence("stuck_unreleasable", values))
         return
     if stuck < held * MIN_STUCK_SHARE or stuck + (failure.free_bytes or 0) < requested or 2 * stuck < requested:
         return

@@ -15,7 +15,7 @@ _CODE = re.compile(
     r"^\s*(?:(?:for|while|with|def|class|if|elif|else|try|except|finally|return|import|from|async)\b.*"
     r"|@\w[\w.]*.*|#.*|[\w.\[\]'\", ()*]{1,120}\s?(?:[-+*/]?=)\s?\S.*|[\w.]{1,80}\(.*|\s*[)\]}]+,?\s*|\s*\w+=.*,\s*"
     r"|del .*"
-    r"|pass|break|continue)\s*$"
+    r"|pass|break|continue|\.\.\.|[\"'][^\"']{1,60}[\"']\s?:.*)\s*$"
 )
 _FENCE = re.compile(r"^\s*(?:`{3,}|~{3,})")
 # Numbers, and tensors cut off from their graph; what is collected so holds next to nothing.

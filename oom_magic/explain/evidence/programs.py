@@ -116,7 +116,9 @@ PROGRAMS: tuple[Program, ...] = (
     ),
     Program(
         "server", "an inference server",
-        re.compile(r"\bserve --model|\bserve \S+/\S+|launch_server|api_server|kv[-_](?:reserve|cache)[-_]\w+", re.I),
+        re.compile(r"\bserve --model|\bserve \S+/\S+|launch_server|api_server|kv[-_](?:reserve|cache)[-_]\w+"
+            r"|bentoml serve|tritonserver"
+                   r"|\blmdeploy\b|\bopenllm\b|\bxinference\b|\bfastchat\.serve|\bexllama|\btabbyapi\b", re.I),
         (_stage("loading", _LOADS, Cause.WEIGHTS_TOO_BIG, 0.6),),
         remedies=("server_share", "shorter_context", "quantized_model", "tensor_parallel"), by_cause=_SERVER_CAUSES,
         default_cause=(Cause.MEMORY_FRACTION_LIMIT, 0.4),
@@ -143,7 +145,8 @@ PROGRAMS: tuple[Program, ...] = (
         "diffusers", "diffusers",
         re.compile(r"\bdiffusers\b|Pipeline\.from_pretrained|enable_\w+_cpu_offload|\bpipe\(|FramePack|fooocus"
             r"|stable[- _]?diffusion"
-                   r"|\bflux[-_.\d]|StableMatrix|webui|(?:auto|vlad|sd)[-_]?1111|\ba1111\b|automatic1111|tiled (?:vae|diffusion)"
+                   r"|\bflux[-_.\d]|StableMatrix|webui|(?:auto|vlad|sd)[-_]?1111|\ba1111\b|automatic1111"
+                   r"|tiled (?:vae|diffusion)"
                    r"|txt2img|img2img|hires[. ]?fix|esrgan|invokeai|\bsdxl\b", re.I),
         (
             _stage("vae", r"vae\.decode|VAE decode|autoencoder_kl|decode_latents|decode_first_stage|vae[/\\]|tiled vae",
@@ -224,7 +227,8 @@ PROGRAMS: tuple[Program, ...] = (
 )  # fmt: skip
 
 _TRAINS = re.compile(
-    r"\.backward\(|run_backward|training_step|_inner_training_loop|trainer\.train\(|optimizer\.step|[/\\]optim[/\\]|\bTrainer\b"
+    r"\.backward\(|run_backward|training_step|_inner_training_loop|trainer\.train\(|optimizer\.step"
+    r"|[/\\]optim[/\\]|\bTrainer\b"
     r"|MegatronTrain|\btrain(?:ing)?\.py|async_train|policy[_ ]?loss|[Ss]FTTrainer|GRPO|\bDPO\b|finetun|in train\b"
 )
 # Programs that compute what they are told, training too; a training loop does not speak against them.
@@ -246,7 +250,7 @@ _BY_FORMAT = {
     "vllm": "vllm", "vllm_startup": "vllm", "sglang": "sglang", "tgi": "tgi", "llama_cpp": "llama_cpp",
     "llama_cpp_host": "llama_cpp", "ollama_host": "ollama", "onnxruntime": "onnxruntime", "tensorrt": "tensorrt",
     "tensorrt_tactic": "tensorrt", "jax": "jax", "tensorflow": "tensorflow", "rmm": "rapids", "cupy": "cupy",
-    "numba": "numba", "thrust": "thrust", "paddle": "paddle",
+    "sd_webui": "diffusers", "numba": "numba", "thrust": "thrust", "paddle": "paddle",
 }  # fmt: skip
 
 

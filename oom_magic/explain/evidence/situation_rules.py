@@ -20,6 +20,10 @@ _ADAM_FACTOR = 8  # weights, gradients and two moments in fp32 for weights in ha
 _MOST_OF_A_CARD = 0.85
 
 
+# What says enough of a failure although nothing in the text looks like a message.
+_TELLING = {"grows", "repeated_use", "saves", "dense_pairs", "keeps_graph"}
+
+
 def situation_rules(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     """What each rule on the situation says."""
     if failure is not None and failure.is_oom is False:
@@ -27,7 +31,7 @@ def situation_rules(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     if _is_of_host(failure, clues):
         yield from _host(failure, clues)
         return
-    if failure is None and not clues.run.told & {"grows", "repeated_use", "saves", "dense_pairs"} and not clues.inputs:
+    if failure is None and not clues.run.told & _TELLING and not clues.inputs:
         return
     yield from _inputs(failure, clues)
     yield from _model_beside_card(failure, clues)
@@ -97,7 +101,7 @@ def _part_of_the_run(failure: Failure | None, clues: Clues) -> Iterator[Support]
     if clues.frames and clues.phase is not None:
         return
     if "saves" in told and clues.phase is None:
-        yield Support(Cause.WEIGHTS_TOO_BIG, 0.45, Evidence("told_saving"))
+        yield Support(Cause.WEIGHTS_TOO_BIG, 0.5, Evidence("told_saving"))
     elif "loads" in told and clues.phase is None and clues.program is None:
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.4, Evidence("told_loading"))
     if "evaluates" in told and _trains(clues):
@@ -112,7 +116,12 @@ def _over_time(clues: Clues) -> Iterator[Support]:
     if "repeated_use" in told:
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.45, Evidence("told_repeated"))
     if "replays" in told:
-        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.35, Evidence("replay_buffer"))
+        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.4, Evidence("replay_buffer"))
+        yield Support(Cause.ACTIVATIONS, -0.4)  # such nets are small
+    if "keeps_graph" in told:
+        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.5, Evidence("told_graph_kept"))
+    if "smaller_share_helps" in told:
+        yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.65, Evidence("smaller_share_helps"))
     if "after_while" in told and not clues.run.is_late:
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.22, Evidence("told_late"))
         yield Support(Cause.ACTIVATIONS, 0.25, Evidence("largest_batch_late"))
@@ -136,13 +145,15 @@ def _likeliest_of_all(failure: Failure | None, clues: Clues) -> Iterator[Support
     if not is_bare or (clues.program is not None and clues.program.program.default_cause is not None):
         return
     if _trains(clues):
-        yield Support(Cause.ACTIVATIONS, 0.2, Evidence("training_told"))
         if clues.is_tiny:
             yield Support(Cause.OTHER_PROCESS, 0.4, Evidence("tiny_run"))
+            yield Support(Cause.ACTIVATIONS, -0.5)
         elif "batch_of_one" in clues.run.told:
             yield Support(Cause.WEIGHTS_TOO_BIG, 0.15, Evidence("told_batch_of_one"))
     elif "infers" in clues.run.told:
         yield Support(Cause.ACTIVATIONS, 0.28, Evidence("inference_told"))
+    elif "computes" in clues.run.told:
+        yield Support(Cause.ACTIVATIONS, 0.26, Evidence("computing_told"))
 
 
 def _trains(clues: Clues) -> bool:

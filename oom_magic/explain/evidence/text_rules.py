@@ -193,6 +193,9 @@ def _buffer_statistics(text: str) -> Iterator[Support]:
     parameters = sizes.get("parameter", 0)
     if not computed + parameters:
         return
+    if computed + parameters < _SMALL_JAX_REQUEST:
+        yield Support(Cause.OTHER_PROCESS, 0.4, Evidence("program_is_small", {"computed_bytes": computed + parameters}))
+        return
     values = {"computed_bytes": computed, "parameter_bytes": parameters}
     cause = Cause.ACTIVATIONS if computed > parameters else Cause.WEIGHTS_TOO_BIG
     yield Support(cause, 0.6, Evidence("buffer_statistics", values))
@@ -276,7 +279,7 @@ def _filled(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.ACTIVATIONS, 0.2, Evidence(f"phase_{clues.phase}", _where(clues)))
     elif clues.is_training and in_step:
         yield Support(Cause.ACTIVATIONS, 0.4, Evidence(f"phase_{clues.phase}", _where(clues)))
-    elif trains and program is None and clues.phase not in _BY_PHASE:
+    elif trains and program is None and clues.phase not in _BY_PHASE and "saves" not in told:
         evidence = Evidence("own_tensors_fill", values) if is_full else Evidence("training_told")
         yield Support(Cause.ACTIVATIONS, 0.32, evidence)
     elif program is not None and program.program.key in ("diffusers", "comfyui") and is_full:

@@ -72,7 +72,8 @@ _PHASES: tuple[tuple[str, re.Pattern[str]], ...] = (
             r"safetensors", r"torch[/\\]serialization", r"param_applied = fn\(", r"\bin _apply\b",
             r"return (?:t|tensor)\.to\(", r"\btensor = tensor\.to\(", r"\bmodel\.(?:to\(|cuda\()",
             r"\bmodel ?= ?\w+\.(?:to\(|cuda\()", r"init_empty_weights", r"set_module_tensor_to_device",
-            r"dispatch_model",
+            r"dispatch_model", r"\.prepare\(", r"\bin (?:prepare_model|_prepare_one|accelerator_setup"
+            r"|model_to_device)\b",
         ),
     ),
     ("forward", _any(r"\bin forward\b", r"_call_impl", r"\bF\.\w+\(", r"torch\._C\._nn\.", r"_conv_forward",
@@ -145,6 +146,7 @@ _QUOTED_TIP = _any(
 )
 
 
+_QUOTED_CODE = re.compile(r"[`\"]([^`\"\n]{3,160}[=(@][^`\"\n]{1,160})[`\"]")
 _FEW_PARAMETERS = re.compile(r"\b(?:q?lora|peft|adapters?|p-?tuning|prefix)\b|\blora_|frozen", re.I)
 _BATCH_OF_ONE = re.compile(r"batch[-_ ]?size\W{1,4}1\b(?!\d)", re.I)
 _SMALL_PICTURE = re.compile(r"(?:--?img(?:sz|[-_]size)?|image[-_]size|imgsz)\W{1,4}(?:[1-5]\d\d|640)\b", re.I)
@@ -207,7 +209,7 @@ def find_clues(text: str, failure_start: int | None = None, message_format: str 
     head = _surroundings(cleaned, failure_start)
     return Clues(
         phase=_phase(lines),
-        tensor=_tensor(inner_text),
+        tensor=_tensor(inner_text) or (None if lines else _tensor("\n".join(_QUOTED_CODE.findall(head)))),
         code=_innermost_code(innermost),
         frames=_frames(lines),
         is_training=bool(_TRAINING.search(all_text)),

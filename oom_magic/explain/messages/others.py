@@ -142,6 +142,7 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     # Other frameworks and what they wrap.
     ("vllm", "cuda", True, r"noavailablememoryforthecacheblocks|largerthantheavailablekvcachememory"),
     ("vllm", "cuda", True, r"largerthanthemaximumnumberoftokensthatcanbestoredinkvcache"),
+    ("sd_webui", "cuda", True, r"notenoughmemory,uselowerresolution"),
     ("vllm", "cuda", True, r"exceedsavailable[a-z]{0,20}cacheblocks"),
     ("sglang", "cuda", True, r"notenoughmemory\.pleasetrytoincrease--mem-fraction-static"),
     ("tgi", "cuda", True, r"notenoughmemorytohandle\d{1,9}(?:total|prefill)tokens"),
@@ -264,7 +265,8 @@ _RAM = r"(?:(?<!gpu )(?<!video )ram|(?:system|host|cpu|main|server)(?: virtual)?
 _TOLD_HOST = (
     rf"\b{_RAM}\b(?:(?!\b(?:not|if|gpu|cuda)\b)[^.\n]){{0,30}}?\b{_SPENT}\b|\b{_SPENT}\b(?:(?!\b(?:gpu|cuda)\b)[^.\n])"
     rf"{{0,16}}?\b{_RAM}\b|\b(?:process|job|script|training|worker|program)\b[^.\n]{{0,24}}\b(?:was|is|got|gets|been)"
-    r" (?:\w+ )?killed\b|\bkilled by (?:the |my )?(?:oom|system|kernel|computer|os)\b|\u5185\u5b58(?:\u4e0d\u8db3|\u4e0d\u591f|\u6ea2\u51fa)"
+    r" (?:\w+ )?killed\b|\bkilled by (?:the |my )?(?:oom|system|kernel|computer|os)\b"
+    r"|\u5185\u5b58(?:\u4e0d\u8db3|\u4e0d\u591f|\u6ea2\u51fa)"
 )
 _TOLD = r"\boom(?:s|ed|ing)?\b(?! ?killer)|\bout[- ]of[- ]memory\b|\b(?:runs?|running|ran) out of memory\b"
 LINE_KINDS = (

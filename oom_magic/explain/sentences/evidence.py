@@ -119,6 +119,54 @@ EVIDENCE: Sentences = {
     "wsl_pins_little": (
         "Under WSL a CUDA error about memory is often about pinned memory of the host, of which little can be had."
     ),
+    "code_collects_outputs": "What every step returns is kept until the epoch's end, for this hook: {line}",
+    "told_killed": "The text says that the process was killed; the system does that when its RAM is full.",
+    "told_offload": "Offloading to the CPU keeps parameters or optimizer state in RAM.",
+    "request_above_any_device": "{requested_bytes} are more than any GPU has: a size on the failing line is wrong.",
+    "input_named": "The text names a large input ({what}); what is computed from it grows with it.",
+    "gaussians_are_parameters": (
+        "Each Gaussian is a set of parameters with gradients and optimizer state; their number grows in training."
+    ),
+    "dense_pairs": "An entry for every pair (a dense matrix) grows with the square of the number of nodes or samples.",
+    "told_whole": "The whole graph, picture or data set goes through the model at once.",
+    "smaller_input_works": "The text says that smaller inputs work.",
+    "weights_fill_card": (
+        "A model of the size that the text names takes {weights_bytes} for its weights; the card has {total_bytes}."
+    ),
+    "adam_fills_card": (
+        "Weights of {weights_bytes} need about eight times as much when all are trained with Adam; the card has"
+        " {total_bytes}."
+    ),
+    "told_saving": (
+        "The text speaks of saving: a state dict that is gathered, merged or converted is one more copy of the weights."
+    ),
+    "told_loading": "The text says that it fails while a model is loaded.",
+    "told_evaluation": (
+        "It fails at the evaluation: without torch.no_grad(), or with larger inputs or batches than in training."
+    ),
+    "told_evaluation_collects": "Evaluations often collect their results on the GPU.",
+    "told_repeated": "The text says that memory is not given back from one use to the next.",
+    "replay_buffer": "The text speaks of a replay buffer or of reinforcement learning, where past steps are kept.",
+    "told_late": "It failed only after a while.",
+    "large_request": (
+        "{requested_bytes} in one piece are more than a layer's weights take: a result of some operation."
+    ),
+    "tiny_run": "One small picture at a time takes little of a card: something else must fill it.",
+    "told_batch_of_one": "Even a batch of 1 does not fit.",
+    "inference_told": "The text is about inference, not about training.",
+    "buffer_statistics": (
+        "XLA counts {computed_bytes} of results and temporaries beside {parameter_bytes} of parameters."
+    ),
+    "told_graph_kept": "The text speaks of tensors kept with their graphs (sums of losses, no detach()).",
+    "smaller_share_helps": "The text says that a smaller share of the device helps.",
+    "computing_told": (
+        "The text says nothing of the model's size or of other programs; what a run computes is the likeliest."
+    ),
+    "program_is_small": "The program itself needs only {computed_bytes}: the device, or its share, was full before.",
+    "stuck_unreleasable": (
+        "PyTorch gave back what it could before it failed, and {stuck_bytes} of its cache stayed: pieces between"
+        " tensors in use. So even {requested_bytes} found no room."
+    ),
     # The one check that would settle a cause.
     "check_fragmentation": (
         "print(torch.cuda.memory_summary()) just before: reserved far above allocated, much of it inactive."

@@ -130,4 +130,8 @@ MEANINGS: Sentences = {
         "The program was not built for this GPU's architecture: install a build that supports it. It is not about "
         "memory."
     ),
+    "meaning_told_device": "The text says that the GPU's memory ran out; it quotes no message.",
+    "meaning_told_host": "The text says that the computer's memory (RAM) ran out; it quotes no message.",
+    "meaning_told": "The text says that memory ran out; it quotes no message and does not say which memory.",
+    "meaning_sd_webui": "The web UI's attention does not fit at this picture size.",
 }
