@@ -14,7 +14,8 @@ def _words(*patterns: str) -> re.Pattern[str]:
 
 _MEMORY = r"(?:memory|vram|(?<!of )ram|rss|usage|consumption|footprint)"
 _HOST = (
-    r"(?:(?<!gpu )(?<!video )(?<!of )\bram\b|\brss\b|(?:host|system|cpu|main|physical)(?:[- ]\w+)?[- ](?:memory|ram)"
+    r"(?:(?<!gpu )(?<!video )(?<!gb of )(?<!gb )(?<!g of )(?<!gigs of )\bram\b|\brss\b|(?:host|system|cpu|main"
+    r"|physical|computer|pc|server)(?:'s)?(?:[- ]\w+)?[- ](?:memory|ram)"
     r"|computer'?s memory)"
 )
 _RISES = (
@@ -25,7 +26,8 @@ _RISES = (
 _NEAR = r"(?:(?!\bnot?\b|n't|\bnever\b)[^.\n])"
 _NO_GPU = r"(?:(?!\bnot?\b|n't|\bgpu\b|cuda|vram)[^.\n])"
 _SPENT = (
-    r"(?:exceed\w*|exhaust\w*|\bfull\b|fill\w*|used? up|max\w* out|insufficient|oom\b|ran out|runn?s? out|running out)"
+    r"(?:exceed\w*|exhaust\w*|\bfull\b|fill\w*|used? up|max\w* out|fully (?:used|utili[sz]ed)|saturat\w*"
+    r"|stays? (?:loaded|occupied)|insufficient|oom\b|ran out|runn?s? out|running out)"
 )
 _WHEN = r"(?:when|while|during|at|after|before|upon|on|in|once)\s(?:i\s|it\s|we\s|the\s|trying to\s|try to\s)?"
 _MODEL = r"(?:\w+\s){0,2}(?:models?|weights|checkpoints?|pipeline|llm|unet|network)\b"
@@ -57,7 +59,7 @@ TOLD: dict[str, re.Pattern[str]] = {
     ),
     "trains": _words(
         r"\btrain(?:ing|er|ed|s|_\w+)?\b(?![- ]free)", r"\bfine-?tun", r"\btrain\w*\.(?:py|sh)", r"\bepochs?\b",
-        r"\.backward\(", r"dreambooth|\bloras?\b", r"训练|微调",
+        r"\.backward\(", r"dreambooth|(?:mak|creat|train)\w*\s(?:\w+\s){0,3}loras?\b", r"训练|微调",
     ),
     "host_fills": _words(
         rf"{_HOST}{_NO_GPU}{{0,60}}?\b(?:{_RISES}|{_SPENT}|decreas\w*)", rf"(?:{_SPENT}|increas\w*|grow\w*|out of|high"
@@ -103,6 +105,8 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"|even|still"
         r")[^.\n]){0,50}(?:help|work|solve|fix|disappear|resolve|ok)",
         r"batch[ _-]?size[^.\n]{0,40}(?:too (?:large|big|high)|is the (?:problem|cause))",
+        r"batch[ _-]?size\s?(?:=|of )?\d+[^.\n]{0,24}\b(?:works?|runs?|fine"
+        r"|ok)\b", r"\bbatch[ _-]?size\s?(?:of )?\d+ it works",
         r"have to reduce the batch", r"works? (?:fine |well )?(?:with|for) (?:a )?(?:smaller )?batch[ _-]?size",
         r"(?:batch[ _-]?size|it)\s(?:\w+\s)?to \d{1,4}(?:(?!n't|not)[^.\n]){0,30}\b(?:solve|works|run it|fits"
         r"|normally)",
@@ -168,6 +172,8 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:not|never|n't|without|refuse\w* to)\s(?:\w+\s){0,2}(?:releas|free|freed|unload|clear|clean"
         r"|let (?:it )?go)\w*",
         r"(?:memory|vram)\s(?:\w+\s){0,2}(?:not|never)\s(?:\w+\s)?(?:released|freed|cleared|unloaded|cleaned)",
+        r"\bchang(?:e|es|ing|ed) (?:of )?(?:the |my |between )?(?:loras?|models?|checkpoints?)",
+        r"(?:every|each|after each|eighth|several) (?:generation|run|iteration|inference|workflow)\b(?! step)",
         r"until i (?:close|restart|reopen|kill|quit)", r"(?:have|need) to restart", r"each time i (?:run|call"
         r"|generate)",
         r"(?:显存|内存)(?:没有|不|未|没)(?:被)?释放|第二次",
@@ -182,6 +188,14 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:lower|reduc|decreas|smaller)\w*\s(?:the\s)?`?(?:--)?(?:gpu[-_ ]?)?(?:memory|mem)[-_ ]?(?:ratio"
         r"|fraction|utili[sz]ation)"
         r"[^.\n]{0,60}", r"preallocat\w+[^.\n]{0,40}(?:false|help|fix|solv|works)",
+    ),
+    "collects_results": _words(
+        r"(?:append|collect|stor|accumulat|keep|kept|cach|concatenat|sav)\w*\s(?:\w+\s){0,4}(?:all|every|each"
+        r"|whole|list|entire)\s"
+        r"(?:\w+\s){0,2}(?:predict\w*|outputs?|results?|logits?|features?|embeddings?|images?|losses|masks"
+        r"|activations)",
+        r"(?:all|every) (?:the )?(?:predictions|outputs|results|logits|features|embeddings) (?:\w+\s){0,3}(?:in"
+        r"|into|on|at once)\b",
     ),
     "shares_device": _words(
         r"(?:other|another|several|two|multiple|\d{1,3} other) (?:process|program|job|user|notebook|kernel|model"
@@ -233,7 +247,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"metrics?\b[^.\n]{0,40}commented out",
     ),
     "computes": _words(
-        r"\b(?:datasets?|images?|resolutions?|batch|videos?|samples?|sequences?|tokens?|frames?|pixels?"
+        r"(?<![a-z])batch|\b(?:datasets?|images?|resolutions?|videos?|samples?|sequences?|tokens?|frames?|pixels?"
         r"|point clouds?|graphs?)\b",
         r"数据集|图片|图像|视频|批",
     ),

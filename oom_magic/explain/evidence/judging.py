@@ -100,7 +100,8 @@ def _supports(failure: Failure | None, clues: Clues, text: str) -> Iterator[Supp
     """Everything that speaks for a cause; what the kind of message settles stands alone."""
     if failure is not None and failure.format in _FIXED:
         cause, confidence = _FIXED[failure.format]
-        yield Support(cause, _WEIGHTS[confidence], _meaning(failure))
+        if cause is not Cause.DRIVER_LEVEL or not _allocates_itself(clues):
+            yield Support(cause, _WEIGHTS[confidence], _meaning(failure))
         if confidence is Confidence.CERTAIN:
             return
     if failure is not None:
@@ -114,9 +115,13 @@ def _supports(failure: Failure | None, clues: Clues, text: str) -> Iterator[Supp
 _OWN_ALLOCATORS = ("llama_cpp", "ollama", "numba", "thrust", "cupy", "tensorrt")
 
 
+def _allocates_itself(clues: Clues) -> bool:
+    return clues.program is not None and clues.program.program.key in _OWN_ALLOCATORS
+
+
 def _driver(failure: Failure, clues: Clues) -> Iterator[Support]:
     """Messages raised outside PyTorch's allocator."""
-    if clues.program is not None and clues.program.program.key in _OWN_ALLOCATORS:
+    if _allocates_itself(clues):
         return
     text = failure.text.lower()
     is_bare = not (clues.frames or clues.phase)

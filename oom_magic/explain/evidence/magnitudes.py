@@ -20,6 +20,11 @@ _NOT_A_PICTURE = re.compile(r"(?:shape|size mismatch|weight|linear|matrix|torch\
 _PICTURE_SIDE = re.compile(
     r"(?:images?|pictures?|resolution)[^.\n\d]{0,24}>?\s?(\d{4,5})(?![\d.])\s?(?:px|pixels|p\b)?", re.I
 )
+_PICTURE_NAME = re.compile(
+    r"(?:resolution|images?|videos?|pictures?|frames?)[^.\n]{0,30}\b[248]k\b|\b(?:1080|1440|2160)p\b"
+    r"|\b4k (?:images?|videos?)",
+    re.I,
+)
 _SEQUENCE = re.compile(
     r"(?:cutoff_len|max_(?:\w{1,20}_)?(?:len|length|tokens)|max[-_]model[-_]len|(?:sequence|context|prompt|token"
     r"|block)[ _-]?"
@@ -69,6 +74,9 @@ def large_inputs(text: str) -> tuple[Magnitude, ...]:
     side = _PICTURE_SIDE.search(text)
     if side and "picture" not in found and int(side.group(1)) ** 2 >= 2 * _LARGE_PICTURE:
         found["picture"] = Magnitude("picture", side.group().strip())
+    named = _PICTURE_NAME.search(text)
+    if named:
+        found.setdefault("picture", Magnitude("picture", named.group().strip()))
     for match in _SEQUENCE.finditer(text):
         digits, thousand = match.group(1) or match.group(3), match.group(2) or match.group(4)
         if _number(digits) * (1_000 if thousand else 1) >= _LARGE_SEQUENCE:

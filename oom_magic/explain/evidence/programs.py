@@ -23,7 +23,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Program:
-    """A program that does not train.
+    """A program with an allocator or settings of its own; ``trains``: it is also what people train with.
 
     ``budget`` is the share of the device that it takes of itself, unless ``budget_setting`` in the text says
     otherwise; ``remedies`` are what it can be told, by cause, the most telling first (keys of the catalogue).
@@ -38,6 +38,7 @@ class Program:
     remedies: tuple[str, ...] = ()
     by_cause: tuple[tuple[Cause, tuple[str, ...]], ...] = ()
     default_cause: tuple[Cause, float] | None = None
+    trains: bool = False
 
     def remedies_against(self, cause: Cause) -> tuple[str, ...]:
         """What to change against a cause, the first step first."""
@@ -145,7 +146,8 @@ PROGRAMS: tuple[Program, ...] = (
         "diffusers", "diffusers",
         re.compile(r"\bdiffusers\b|Pipeline\.from_pretrained|enable_\w+_cpu_offload|\bpipe\(|FramePack|fooocus"
             r"|stable[- _]?diffusion"
-                   r"|\bflux[-_.\d]|StableMatrix|webui|(?:auto|vlad|sd)[-_]?1111|\ba1111\b|automatic1111"
+                   r"|\bflux[-_.\d]|StableMatrix|webui|--?(?:low|med|no)vram|(?:auto|vlad|sd)[-_]?1111|\ba1111\b"
+                   r"|automatic1111"
                    r"|tiled (?:vae|diffusion)"
                    r"|txt2img|img2img|hires[. ]?fix|esrgan|invokeai|\bsdxl\b", re.I),
         (
@@ -204,11 +206,11 @@ PROGRAMS: tuple[Program, ...] = (
         re.compile(
             r"\bjax(?:lib)?\b|XlaRuntimeError|XLA_PYTHON|RESOURCE_EXHAUSTED|xla/python|XLA Label|BufferAssignment"
         ),
-        (), remedies=("jax_preallocate", "jax_remat", "smaller_batch_plain"),
+        (), trains=True, remedies=("jax_preallocate", "jax_remat", "smaller_batch_plain"),
     ),
     Program(
         "tensorflow", "TensorFlow", re.compile(r"tensorflow|ResourceExhaustedError: OOM|allocator GPU_\d|keras", re.I),
-        (), remedies=("tf_growth", "smaller_batch_plain", "close_processes_any"),
+        (), trains=True, remedies=("tf_growth", "smaller_batch_plain", "close_processes_any"),
     ),
     Program(
         "rapids", "RAPIDS", re.compile(r"\bcudf\b|\brmm\b|rapids|cuml|dask[-_]cuda", re.I),
@@ -223,7 +225,7 @@ PROGRAMS: tuple[Program, ...] = (
     Program("thrust", "Thrust", re.compile(r"\bthrust::|parallel_for failed"), (),
             remedies=("smaller_arrays", "close_processes_any"), default_cause=(Cause.REQUEST_ALONE_TOO_BIG, 0.3)),
     Program("paddle", "PaddlePaddle", re.compile(r"paddle", re.I), (),
-            remedies=("smaller_batch_plain", "paddle_fraction", "close_processes_any")),
+            trains=True, remedies=("smaller_batch_plain", "paddle_fraction", "close_processes_any")),
 )  # fmt: skip
 
 _TRAINS = re.compile(

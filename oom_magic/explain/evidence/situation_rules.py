@@ -1,4 +1,4 @@
-"""What the situation makes likely where neither numbers nor frames settle it: what ran, on what, and how large it was."""
+"""What the situation makes likely where neither numbers nor frames settle it: what ran, on what, how large it was."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_OF_A_CARD = 0.85
 
 
 # What says enough of a failure although nothing in the text looks like a message.
-_TELLING = {"grows", "repeated_use", "saves", "dense_pairs", "keeps_graph"}
+_TELLING = {"grows", "repeated_use", "saves", "dense_pairs", "keeps_graph", "collects_results"}
 
 
 def situation_rules(failure: Failure | None, clues: Clues) -> Iterator[Support]:
@@ -35,7 +35,7 @@ def situation_rules(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         return
     yield from _inputs(failure, clues)
     yield from _model_beside_card(failure, clues)
-    yield from _part_of_the_run(failure, clues)
+    yield from _part_of_the_run(clues)
     yield from _over_time(clues)
     yield from _likeliest_of_all(failure, clues)
 
@@ -69,6 +69,7 @@ def _inputs(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     if clues.inputs:
         words = ", ".join(one.words for one in clues.inputs[:3])
         yield Support(Cause.ACTIVATIONS, 0.4, Evidence("input_named", {"what": words}))
+        yield Support(Cause.FRAGMENTATION, -0.45)
         if any(one.kind == "gaussians" for one in clues.inputs):
             yield Support(Cause.WEIGHTS_TOO_BIG, 0.3, Evidence("gaussians_are_parameters"))
     if "dense_pairs" in told:
@@ -95,7 +96,7 @@ def _model_beside_card(failure: Failure | None, clues: Clues) -> Iterator[Suppor
         yield Support(Cause.OPTIMIZER_STATE, 0.3, Evidence("adam_fills_card", values))
 
 
-def _part_of_the_run(failure: Failure | None, clues: Clues) -> Iterator[Support]:
+def _part_of_the_run(clues: Clues) -> Iterator[Support]:
     """Loading, saving, evaluating: as the author says, where no frame shows it."""
     told = clues.run.told
     if clues.frames and clues.phase is not None:
@@ -120,6 +121,10 @@ def _over_time(clues: Clues) -> Iterator[Support]:
         yield Support(Cause.ACTIVATIONS, -0.4)  # such nets are small
     if "keeps_graph" in told:
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.5, Evidence("told_graph_kept"))
+    if "collects_results" in told:
+        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.5, Evidence("told_collects"))
+    if {"grows", "repeated_use"} & told:
+        yield Support(Cause.OTHER_PROCESS, -0.5)  # on a Mac such numbers count this process, too
     if "smaller_share_helps" in told:
         yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.65, Evidence("smaller_share_helps"))
     if "after_while" in told and not clues.run.is_late:
@@ -152,9 +157,9 @@ def _likeliest_of_all(failure: Failure | None, clues: Clues) -> Iterator[Support
             yield Support(Cause.WEIGHTS_TOO_BIG, 0.15, Evidence("told_batch_of_one"))
     elif "infers" in clues.run.told:
         yield Support(Cause.ACTIVATIONS, 0.28, Evidence("inference_told"))
-    elif "computes" in clues.run.told:
+    elif "computes" in clues.run.told or clues.has_prose:
         yield Support(Cause.ACTIVATIONS, 0.26, Evidence("computing_told"))
 
 
 def _trains(clues: Clues) -> bool:
-    return clues.is_training or ("trains" in clues.run.told and clues.program is None)
+    return clues.is_training or clues.tells_of_training

@@ -260,7 +260,7 @@ def _host(failure: Failure | None, clues: Clues) -> Iterator[Support]:
 def _filled(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     """Whose tensors most likely fill a device that is full of PyTorch's own."""
     told, program = clues.run.told, clues.program
-    trains = clues.is_training or ("trains" in told and program is None)
+    trains = clues.is_training or clues.tells_of_training
     in_step = clues.phase in ("forward", "backward", "loss")
     if failure is None or failure.backend == "cpu":
         if failure is None and trains and clues.phase == "backward":
@@ -279,7 +279,9 @@ def _filled(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.ACTIVATIONS, 0.2, Evidence(f"phase_{clues.phase}", _where(clues)))
     elif clues.is_training and in_step:
         yield Support(Cause.ACTIVATIONS, 0.4, Evidence(f"phase_{clues.phase}", _where(clues)))
-    elif trains and program is None and clues.phase not in _BY_PHASE and "saves" not in told:
+    elif (
+        trains and (program is None or program.program.trains) and clues.phase not in _BY_PHASE and "saves" not in told
+    ):
         evidence = Evidence("own_tensors_fill", values) if is_full else Evidence("training_told")
         yield Support(Cause.ACTIVATIONS, 0.32, evidence)
     elif program is not None and program.program.key in ("diffusers", "comfyui") and is_full:

@@ -150,6 +150,9 @@ _QUOTED_CODE = re.compile(r"[`\"]([^`\"\n]{3,160}[=(@][^`\"\n]{1,160})[`\"]")
 _FEW_PARAMETERS = re.compile(r"\b(?:q?lora|peft|adapters?|p-?tuning|prefix)\b|\blora_|frozen", re.I)
 _BATCH_OF_ONE = re.compile(r"batch[-_ ]?size\W{1,4}1\b(?!\d)", re.I)
 _SMALL_PICTURE = re.compile(r"(?:--?img(?:sz|[-_]size)?|image[-_]size|imgsz)\W{1,4}(?:[1-5]\d\d|640)\b", re.I)
+_WORDS = re.compile(r"(?<![\w./])[A-Za-z]{2,}(?![\w./=(])|[\u4e00-\u9fff]{2}")
+_WORDS_OF_AN_AUTHOR = 10
+_LONGEST_MESSAGE = 700
 _NO_FACTS = RunFacts()
 
 
@@ -175,7 +178,8 @@ class Clues:
     training, or not told). ``trace`` holds the traceback's lines, ``has_tip`` is True where PyTorch's tip
     against fragmentation is quoted.
     ``card_bytes`` is the GPU's memory where the author names it ("RTX 3060 12GB"), ``weights_bytes`` the model's,
-    ``inputs`` what is large. ``trains_few``: an adapter is trained; ``is_tiny``: one small picture a step.
+    ``inputs`` what is large. ``has_prose``: somebody wrote more than a message. ``trains_few``: an adapter is trained;
+    ``is_tiny``: one small picture a step.
     """
 
     phase: str | None = None
@@ -197,6 +201,12 @@ class Clues:
     weights_bytes: int | None = None
     trains_few: bool = False
     is_tiny: bool = False
+    has_prose: bool = False
+
+    @property
+    def tells_of_training(self) -> bool:
+        """Whether the author speaks of training, in a program that trains or none that is known."""
+        return "trains" in self.run.told and (self.program is None or self.program.program.trains)
 
 
 def find_clues(text: str, failure_start: int | None = None, message_format: str | None = None) -> Clues:
@@ -226,8 +236,18 @@ def find_clues(text: str, failure_start: int | None = None, message_format: str 
         inputs=large_inputs(head),
         weights_bytes=weights_bytes(head),
         trains_few=bool(_FEW_PARAMETERS.search(head)),
+        has_prose=_is_prose(cleaned, failure_start, message_format, all_text),
         is_tiny=bool(_BATCH_OF_ONE.search(head)) and bool(_SMALL_PICTURE.search(head)),
     )
+
+
+def _is_prose(cleaned: str, failure_start: int | None, message_format: str | None, trace: str) -> bool:
+    """Whether somebody wrote sentences around the message and the traceback."""
+    if failure_start is None or (message_format or "").startswith("told"):
+        said = cleaned[:_MAX_HEAD]
+    else:
+        said = cleaned[:failure_start][:_MAX_HEAD] + cleaned[failure_start + _LONGEST_MESSAGE :][:_MAX_AROUND]
+    return len(_WORDS.findall(said)) - len(_WORDS.findall(trace)) >= _WORDS_OF_AN_AUTHOR
 
 
 def _surroundings(cleaned: str, failure_start: int | None) -> str:

@@ -40,6 +40,7 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("cuda_error_oom", "cuda", True, r"cudaerror:outofmemory"),
     ("cuda_error_oom", "cuda", True, r"cudaerror2(?!\d).{0,60}?outofmemory"),
     ("cuda_error_oom", "cuda", True, r"cudasuccess\(2vs\.0\)outofmemory|cudamallocretryfailed:outofmemory"),
+    ("cuda_error_oom", "cuda", True, r"cudalaunch.{0,60}?outofmemory"),
     ("cuda_error_oom", "hip", True, r"hiperror:outofmemory"),
     ("cuda_driver_error", "cuda", True, r"cudadrivererror:outofmemory"),
     ("cuda_driver_error", "hip", True, r"hipdrivererror:outofmemory"),
@@ -146,7 +147,13 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("vllm", "cuda", True, r"exceedsavailable[a-z]{0,20}cacheblocks"),
     ("sglang", "cuda", True, r"notenoughmemory\.pleasetrytoincrease--mem-fraction-static"),
     ("tgi", "cuda", True, r"notenoughmemorytohandle\d{1,9}(?:total|prefill)tokens"),
+    (
+        "paddle", "cuda", True,
+        rf"outofmemoryerrorongpu\d{{0,3}}\.cannotallocate(?P<requested>{SIZE})(?:gpu)?memory(?:ongpu\d{{1,3}})?,"
+        rf"(?:(?P<allocated>{SIZE})memoryhasbeenallocatedand)?availablememoryisonly(?P<free>{SIZE})",
+    ),
     ("paddle", "cuda", True, rf"outofmemoryerrorongpu\d{{0,3}}\.cannotallocate(?P<requested>{SIZE})memory"),
+    ("paddle", "cuda", True, rf"cannotmalloc(?P<requested>{SIZE})gpumemory"),
     ("paddle", "cuda", True, r"enforceallocating<=availablefailed"),
     ("vllm_startup", "cuda", True, r"freememoryondevice.{0,80}islessthandesiredgpumemoryutilization"),
     ("hf_offload", "cuda", True, r"somemodulesaredispatchedonthecpuorthedisk"),

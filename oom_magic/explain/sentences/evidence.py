@@ -167,6 +167,7 @@ EVIDENCE: Sentences = {
         "PyTorch gave back what it could before it failed, and {stuck_bytes} of its cache stayed: pieces between"
         " tensors in use. So even {requested_bytes} found no room."
     ),
+    "told_collects": "The text says that the results of every step are collected.",
     # The one check that would settle a cause.
     "check_fragmentation": (
         "print(torch.cuda.memory_summary()) just before: reserved far above allocated, much of it inactive."
