@@ -274,8 +274,14 @@ _ADVICE = re.compile(
 )
 
 
+# Authors write less; more are logs.
+_LONGEST_STORY = 10_000
+
+
 def said_in(text: str) -> frozenset[str]:
     """The keys of everything that a cleaned text says of the run."""
+    if len(text) > 2 * _LONGEST_STORY:
+        text = f"{text[:_LONGEST_STORY]}\n{text[-_LONGEST_STORY:]}"
     said = _QUOTED.sub("", text)
     return frozenset(key for key, pattern in TOLD.items() if _is_told(pattern, said))
 

@@ -317,10 +317,14 @@ def line_messages(cleaned: str) -> Iterator[tuple[Kind, re.Match[str]]]:
             yield kind, match
 
 
+# Authors tell what happened first; what follows are logs.
+_LONGEST_STORY = 20_000
+
+
 def told_messages(cleaned: str) -> Iterator[tuple[Kind, re.Match[str]]]:
     """What the author says of a failure whose message the text does not quote; offsets are in the cleaned text."""
     for kind in TOLD_KINDS:
-        match = kind.pattern.search(cleaned)
+        match = kind.pattern.search(cleaned, 0, _LONGEST_STORY)
         if match is not None:
             yield kind, match
             return
