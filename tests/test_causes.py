@@ -36,7 +36,7 @@ def rendered(version="T6", **changes):
     [
         (rendered(), "unknown"),
         (rendered(allocated=12 * GIB, stuck=3 * GIB), "fragmentation"),
-        (rendered(allocated=12 * GIB, stuck=3 * GIB, requested=4 * GIB), "unknown"),
+        (rendered(allocated=12 * GIB, stuck=3 * GIB, requested=4 * GIB), "activations"),
         (rendered(requested=17 * GIB), "request_alone_too_big"),
         (rendered(allocated=30 * GIB, free=0), "sysmem_fallback"),
         (rendered(allocated=3 * GIB, process=4 * GIB, others=((17, 11 * GIB),)), "other_process"),

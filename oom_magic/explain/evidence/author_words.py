@@ -146,7 +146,10 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"|sequence|point cloud)", r"single big graph", r"整(?:张)?图|全图",
     ),
     "dense_pairs": _words(
-        r"to_dense\w*", r"dense (?:adj\w*|matri\w*|graph)", r"adjacency matrix", r"\bcdist\b", r"(?:distance|similarity"
+        r"to_dense\w*",
+        r"pairwise[_ ]?(?:dist|sim)\w*",
+        r"dist(?:ance)?_?matri\w*", r"\(\s?(?:\d+,\s?)?(?P<side>\d{4,}),\s?(?P=side)\s?\)",
+        r"dense (?:adj\w*|matri\w*|graph)", r"adjacency matrix", r"\bcdist\b", r"(?:distance|similarity"
         r"|affinity|gram|kernel|covariance) matrix", r"pairwise (?:dist|simil)\w*", r"\b[nN] ?[x*\u00d7] ?[nN]\b",
     ),
     "after_while": _words(
@@ -179,7 +182,9 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:显存|内存)(?:没有|不|未|没)(?:被)?释放|第二次",
     ),
     "keeps_graph": _words(
-        r"(?:non|un|not)[- ]?detached", r"without (?:\w+ )?detach", r"(?:comput\w+|dynamic|autograd) graph",
+        r"(?:non|un|not)[- ]?detached", r"without (?:\w+ )?`?\.?item\b", r"loss\w*[^.\n]{0,40}\+=",
+        r"should be [^.\n]{0,30}\.item\(",
+ r"without (?:\w+ )?detach", r"(?:comput\w+|dynamic|autograd) graph",
         r"(?:loss|output)\w* ?\+= ?\w+", r"forg[eo]t\w* to (?:detach|zero)", r"(?:did not|didn't"
         r"|not) call(?:ing)? \w*zero_grad",
         r"计算图(?:没有|未)?(?:释放|保留)",
@@ -206,6 +211,8 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"|are) already"
         r" (?:in use|used|occupied|taken|full)",
         r"(?:其他|别的|另一个|多个|别人)(?:进程|程序|用户|任务|Notebook|在用)",
+        r"(?:still|keeps?|kept) (?:hold|occup|us)\w* (?:the |up )?(?:gpu |video )?(?:memory|vram)", r"no such process",
+        r"process (?:is )?(?:still )?(?:hold|occupy)ing", r"(?:killed|dead|defunct|ghost|orphan\w*) process",
         r"\b\d{1,3} other models\b", r"started two python processes", r"shared (?:gpu|server|cluster)\b",
         r"(?:restart|reboot)(?:ing|ed)?\b[^.\n]{0,40}(?:work|fix|solv|help|fine|ok\b)",
         r"重启[^\n]{0,12}(?:可以|好了|正常)",

@@ -34,6 +34,7 @@ _FIXED: dict[str, tuple[Cause, Confidence]] = {
     "numpy": (Cause.HOST_RAM, Confidence.CERTAIN),
     "memory_error": (Cause.HOST_RAM, Confidence.CERTAIN),
     "bad_alloc": (Cause.HOST_RAM, Confidence.CERTAIN),
+    "opencv": (Cause.HOST_RAM, Confidence.CERTAIN),
     "java_heap": (Cause.HOST_RAM, Confidence.CERTAIN),
     "llama_cpp_host": (Cause.HOST_RAM, Confidence.CERTAIN),
     "ollama_host": (Cause.HOST_RAM, Confidence.CERTAIN),
@@ -133,7 +134,8 @@ def _driver(failure: Failure, clues: Clues) -> Iterator[Support]:
         or (failure.format == "nvml_assert" and "nvmlinit" in text)
     )
     if is_driver and failure.is_oom and not {"smaller_batch_helps", "larger_input_fails", "grows"} & clues.run.told:
-        yield Support(Cause.DRIVER_LEVEL, 0.62, _meaning(failure))
+        weight = 0.45 if clues.tells_of_training or clues.full_devices else 0.62
+        yield Support(Cause.DRIVER_LEVEL, weight, _meaning(failure))
 
 
 def _meaning(failure: Failure) -> Evidence:

@@ -10,7 +10,7 @@ from oom_magic.units import GIB
 # From these sizes on an input is called large: what a card of a few years ago computes only in parts.
 _LARGE_PICTURE = 1_000_000
 _LARGE_SEQUENCE = 8_192
-_LARGE_COUNTS = {"nodes": 50_000, "edges": 1_000_000, "points": 1_000_000, "gaussians": 1_000_000, "objects": 500}
+_LARGE_COUNTS = {"nodes": 50_000, "edges": 1_000_000, "points": 50_000, "gaussians": 1_000_000, "objects": 500}
 
 _SIDES = re.compile(
     r"(?<![\w.\[/,-])(\d{3,5})\s?[x\u00d7X*]\s?(\d{3,5})(?:\s?[x\u00d7X*]\s?(\d{1,5}))?(?![\w%]|\.\d)"
@@ -38,6 +38,7 @@ _COUNT = re.compile(
     r"|triangles|faces|boxes|objects|instances)\b|edge_index=\[2, (\d{1,12})\]|gaussians: \d+/(\d{1,12})",
     re.I,
 )
+_COUNT_AFTER = re.compile(r"\b(point|node|edge|gaussian)s?\b[^.\n\d]{0,24}(\d[\d,]{4,})", re.I)
 _KIND_OF = {"splat": "gaussians", "vertice": "points", "triangle": "points", "face": "points", "boxe": "objects",
             "instance": "objects"}  # fmt: skip
 _FACTORS = {"k": 1_000, "thousand": 1_000, "m": 1_000_000, "million": 1_000_000, "w": 10_000, "万": 10_000}
@@ -81,6 +82,10 @@ def large_inputs(text: str) -> tuple[Magnitude, ...]:
         digits, thousand = match.group(1) or match.group(3), match.group(2) or match.group(4)
         if _number(digits) * (1_000 if thousand else 1) >= _LARGE_SEQUENCE:
             found.setdefault("sequence", Magnitude("sequence", match.group().strip()))
+    for match in _COUNT_AFTER.finditer(text):
+        kind = f"{match.group(1).lower()}s"
+        if _number(match.group(2)) >= _LARGE_COUNTS[kind]:
+            found.setdefault(kind, Magnitude(kind, match.group().strip()))
     for match in _COUNT.finditer(text):
         kind, count = _counted(match)
         if count >= _LARGE_COUNTS.get(kind, 10**12):

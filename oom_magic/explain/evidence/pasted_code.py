@@ -31,6 +31,7 @@ _STATE_NAME = re.compile(r"^(?:\w*_)?(?:h|c|hx|cx|hidden\w*|state\w*|mem\w*|carr
 _MODEL_NAME = re.compile(
     r"(?:^|\.)(?:\w*model\w*|net|\w*net|encoder|decoder|generator|discriminator|pipe|backbone)$", re.I
 )
+_NEW_TENSOR = re.compile(r"\btorch\.(?:empty|zeros|ones|full|rand|randn)\(.*(?:cuda|device|\.to\()")
 _LOSS_CALL = re.compile(r"(?:criterion|loss|cross_entropy|neg_log_likelihood)\w*$", re.I)
 _EVALUATES = re.compile(r"(?:^|_)(?:eval\w*|valid\w*|test\w*|infer\w*|predict\w*)(?:$|_)", re.I)
 _NO_GRADIENTS = ("no_grad", "inference_mode", "set_grad_enabled")
@@ -60,6 +61,7 @@ class _Scope:
     evaluates: bool = False
     loop_assigns: frozenset[str] = frozenset()
     tensors: set[str] = field(default_factory=set)
+    buffers: set[str] = field(default_factory=set)
 
 
 def faults_in(text: str) -> tuple[CodeFault, ...]:
@@ -159,14 +161,14 @@ class _Walk:
     def _statement(self, node: ast.stmt, scope: _Scope) -> Iterator[CodeFault]:
         if isinstance(node, ast.For | ast.While | ast.AsyncFor):
             assigned = scope.loop_assigns | _assigned(node.body)
-            inner = _Scope(True, scope.without_gradients, scope.evaluates, assigned, scope.tensors)
+            inner = _Scope(True, scope.without_gradients, scope.evaluates, assigned, scope.tensors, scope.buffers)
             yield from self._unguarded(node, scope)
             yield from self._block([*node.body, *node.orelse], inner)
         elif isinstance(node, ast.With | ast.AsyncWith):
             is_off = any(one in ast.unparse(item.context_expr) for item in node.items for one in _NO_GRADIENTS)
             off = scope.without_gradients or is_off
             yield from self._block(
-                node.body, _Scope(scope.in_loop, off, scope.evaluates, scope.loop_assigns, scope.tensors)
+                node.body, _Scope(scope.in_loop, off, scope.evaluates, scope.loop_assigns, scope.tensors, scope.buffers)
             )
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             evaluates = bool(_EVALUATES.search(node.name))
@@ -192,6 +194,7 @@ class _Walk:
     def _assignment(self, node: ast.Assign, scope: _Scope) -> Iterator[CodeFault]:
         targets = [name for target in node.targets for name in _names(target)]
         value = node.value
+        yield from self._stored(node, scope)
         if isinstance(value, ast.Call):
             called = ast.unparse(value.func)
             if _MODEL_NAME.search(called) or _LOSS_CALL.search(called):
@@ -202,6 +205,17 @@ class _Walk:
             rest = [side for side in sides if ast.unparse(side) != targets[0]]
             if len(rest) == 1:
                 yield from self._sum(targets[0], rest[0], node, scope)
+
+    def _stored(self, node: ast.Assign, scope: _Scope) -> Iterator[CodeFault]:
+        """A result written into a tensor of the device, turn by turn: the graph of each is kept with it."""
+        if isinstance(node.value, ast.Call) and _NEW_TENSOR.search(ast.unparse(node.value)):
+            scope.buffers.update(name for target in node.targets for name in _names(target))
+        is_kept = any(
+            isinstance(target, ast.Subscript) and ast.unparse(target.value) in scope.buffers for target in node.targets
+        )
+        is_result = isinstance(node.value, ast.Call) and not _CUTS.search(ast.unparse(node.value))
+        if is_kept and is_result and scope.in_loop and not (scope.without_gradients or self._is_shut_off):
+            yield CodeFault("stores_tensors", _line(node))
 
     def _carried(self, targets: list[str], call: ast.Call, node: ast.stmt, scope: _Scope) -> Iterator[CodeFault]:
         """A state that goes into a module and comes out of it, turn by turn, with all that made it."""

@@ -50,7 +50,7 @@ def _is_of_host(failure: Failure | None, clues: Clues) -> bool:
 def _host(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     told = clues.run.told
     if "killed" in told:
-        yield Support(Cause.HOST_RAM, 0.6, Evidence("told_killed"))
+        yield Support(Cause.HOST_RAM, 0.55, Evidence("told_killed"))
     if "host_fills" in told:
         yield Support(Cause.HOST_RAM, 0.6, Evidence("host_fills"))
     if failure is not None and failure.format == "told_host":
@@ -139,7 +139,7 @@ def _likeliest_of_all(failure: Failure | None, clues: Clues) -> Iterator[Support
     if failure is None or failure.backend == "cpu" or clues.phase in ("loading", "saving", "optimizer_step"):
         return
     requested, total = failure.requested_bytes, failure.total_bytes
-    is_bare = failure.format in PROSE_FORMATS and failure.pytorch_bytes is None
+    is_bare = failure.format in (*PROSE_FORMATS, "cuda_error_oom") and failure.pytorch_bytes is None
     if (
         requested
         and total
@@ -149,11 +149,13 @@ def _likeliest_of_all(failure: Failure | None, clues: Clues) -> Iterator[Support
         yield Support(Cause.ACTIVATIONS, 0.3, Evidence("large_request", {"requested_bytes": requested}))
     if not is_bare or (clues.program is not None and clues.program.program.default_cause is not None):
         return
+    if clues.is_tiny:
+        yield Support(Cause.OTHER_PROCESS, 0.4, Evidence("tiny_run"))
+        yield Support(Cause.ACTIVATIONS, -0.5)
+    if clues.full_devices:
+        yield Support(Cause.OTHER_PROCESS, 0.5, Evidence("device_seen_full", {"used": clues.full_devices}))
     if _trains(clues):
-        if clues.is_tiny:
-            yield Support(Cause.OTHER_PROCESS, 0.4, Evidence("tiny_run"))
-            yield Support(Cause.ACTIVATIONS, -0.5)
-        elif "batch_of_one" in clues.run.told:
+        if "batch_of_one" in clues.run.told:
             yield Support(Cause.WEIGHTS_TOO_BIG, 0.15, Evidence("told_batch_of_one"))
     elif "infers" in clues.run.told:
         yield Support(Cause.ACTIVATIONS, 0.28, Evidence("inference_told"))

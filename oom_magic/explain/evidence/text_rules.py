@@ -25,6 +25,7 @@ _BY_FAULT = {
     "carries_state": (Cause.LEAK_OR_RETAINED_REFERENCE, 0.65),
     "collects_tensors": (Cause.LEAK_OR_RETAINED_REFERENCE, 0.6),
     "collects_outputs": (Cause.LEAK_OR_RETAINED_REFERENCE, 0.6),
+    "stores_tensors": (Cause.LEAK_OR_RETAINED_REFERENCE, 0.55),
     "averages_tensors": (Cause.LEAK_OR_RETAINED_REFERENCE, 0.5),
     "retains_graph": (Cause.LEAK_OR_RETAINED_REFERENCE, 0.5),
     "infers_with_gradients": (Cause.ACTIVATIONS, 0.5),

@@ -148,11 +148,20 @@ _QUOTED_TIP = _any(
 
 _QUOTED_CODE = re.compile(r"[`\"]([^`\"\n]{3,160}[=(@][^`\"\n]{1,160})[`\"]")
 _FEW_PARAMETERS = re.compile(r"\b(?:q?lora|peft|adapters?|p-?tuning|prefix)\b|\blora_|frozen", re.I)
-_BATCH_OF_ONE = re.compile(r"batch[-_ ]?size\W{1,4}1\b(?!\d)", re.I)
-_SMALL_PICTURE = re.compile(r"(?:--?img(?:sz|[-_]size)?|image[-_]size|imgsz)\W{1,4}(?:[1-5]\d\d|640)\b", re.I)
+_BATCH_OF_ONE = re.compile(r"batch[-_ ]?size(?:\W{1,4}|\s(?:to|is|of|as)\s)1\b(?!\d)", re.I)
+_SMALL_PICTURE = re.compile(
+    r"(?:--?img(?:sz|[-_]size)?|ima?ge?[-_ ]size|imgsz)(?:\W{1,4}|\s(?:to|is|of"
+    r"|as)\s)(?:[1-5]\d\d|640)\b",
+    re.I,
+)
 _WORDS = re.compile(r"(?<![\w./])[A-Za-z]{2,}(?![\w./=(])|[\u4e00-\u9fff]{2}")
 _WORDS_OF_AN_AUTHOR = 10
 _LONGEST_MESSAGE = 700
+# Messages that print no sizes end at once.
+_BARE_FORMATS = ("short", "cuda_error_oom", "class_only", "cuda_thc_pre0.4.1")
+_BARE_LENGTH = 40
+_SMI = re.compile(r"(\d{1,7})MiB\s{0,3}/\s{0,3}(\d{1,7})MiB")
+_FULL_FROM = 0.9
 _NO_FACTS = RunFacts()
 
 
@@ -179,7 +188,7 @@ class Clues:
     against fragmentation is quoted.
     ``card_bytes`` is the GPU's memory where the author names it ("RTX 3060 12GB"), ``weights_bytes`` the model's,
     ``inputs`` what is large. ``has_prose``: somebody wrote more than a message. ``trains_few``: an adapter is trained;
-    ``is_tiny``: one small picture a step.
+    ``is_tiny``: one small picture a step. ``full_devices`` is what a pasted nvidia-smi shows of a GPU that is full.
     """
 
     phase: str | None = None
@@ -202,6 +211,7 @@ class Clues:
     trains_few: bool = False
     is_tiny: bool = False
     has_prose: bool = False
+    full_devices: str = ""
 
     @property
     def tells_of_training(self) -> bool:
@@ -236,9 +246,18 @@ def find_clues(text: str, failure_start: int | None = None, message_format: str 
         inputs=large_inputs(head),
         weights_bytes=weights_bytes(head),
         trains_few=bool(_FEW_PARAMETERS.search(head)),
+        full_devices=_full_device(head),
         has_prose=_is_prose(cleaned, failure_start, message_format, all_text),
         is_tiny=bool(_BATCH_OF_ONE.search(head)) and bool(_SMALL_PICTURE.search(head)),
     )
+
+
+def _full_device(text: str) -> str:
+    """What nvidia-smi printed of a device that is nearly full, beside one that is nearly empty; empty: no such."""
+    rows = [(int(used), int(total), match) for match in _SMI.finditer(text) for used, total in [match.groups()]]
+    full = [match.group() for used, total, match in rows if used >= _FULL_FROM * total]
+    has_room = any(used < total / 10 for used, total, _ in rows)
+    return full[0] if full and has_room else ""
 
 
 def _is_prose(cleaned: str, failure_start: int | None, message_format: str | None, trace: str) -> bool:
@@ -246,7 +265,8 @@ def _is_prose(cleaned: str, failure_start: int | None, message_format: str | Non
     if failure_start is None or (message_format or "").startswith("told"):
         said = cleaned[:_MAX_HEAD]
     else:
-        said = cleaned[:failure_start][:_MAX_HEAD] + cleaned[failure_start + _LONGEST_MESSAGE :][:_MAX_AROUND]
+        end = failure_start + (_BARE_LENGTH if message_format in _BARE_FORMATS else _LONGEST_MESSAGE)
+        said = cleaned[:failure_start][:_MAX_HEAD] + cleaned[end : end + _MAX_AROUND]
     return len(_WORDS.findall(said)) - len(_WORDS.findall(trace)) >= _WORDS_OF_AN_AUTHOR
 
 

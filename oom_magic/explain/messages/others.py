@@ -117,6 +117,7 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ),
     ("bad_alloc", "cpu", True, r"std::bad_alloc(?:what\(\):std::bad_alloc)?(?!:(?:cuda|out|rmm))"),
     ("bad_alloc", "cpu", True, r"arrowmemoryerror:(?:malloc|realloc)ofsize(?P<requested_bytes>\d{1,22})failed"),
+    ("opencv", "cpu", True, r"\(-4:insufficientmemory\)failedtoallocate(?:(?P<requested_bytes>\d{1,22})bytes)?"),
     ("java_heap", "cpu", True, r"java\.lang\.outofmemoryerror"),
     ("fork_enomem", "cpu", True, r"errno12\]cannotallocatememory|cannotallocatememory\(12\)"),
     ("windows_paging_file", "cpu", True, r"winerror1455(?:\]?thepagingfileistoosmall)?|pagingfileistoosmall"),
@@ -264,7 +265,12 @@ _SPENT = (
 )
 _NEAR = r"(?:(?!\b(?:ram|cpu|host|system|not|if|avoid\w*|prevent\w*)\b)[^.\n]){0,36}?"
 _GPU = r"(?:cuda|v-?ram|(?:gpu|video|graphics?|card|device)s?'?(?: memory)?)"
+_TOO_MUCH = (
+    r"(?:tak(?:e|es|ing)|us(?:e|es|ing)|need\w*|requir\w+|consum\w+|occup\w+) (?:up )?(?:too|so"
+    r"|way too) (?:much|large) "
+)
 _TOLD_DEVICE = (
+    rf"{_TOO_MUCH}(?:(?:gpu|cuda|video|graphics) ?memory|v-?ram)|"
     rf"\b{_GPU}\b{_NEAR}\b{_SPENT}\b|\b{_SPENT}\b{_NEAR}\b{_GPU}\b"
     r"|\u663e\u5b58(?:\u4e0d\u8db3|\u4e0d\u591f|\u6ea2\u51fa|\u7206|\u70b8|\u8d85)|[\u7206\u70b8]\u4e86?\u663e\u5b58"
 )
@@ -275,7 +281,10 @@ _TOLD_HOST = (
     r" (?:\w+ )?killed\b|\bkilled by (?:the |my )?(?:oom|system|kernel|computer|os)\b"
     r"|\u5185\u5b58(?:\u4e0d\u8db3|\u4e0d\u591f|\u6ea2\u51fa)"
 )
-_TOLD = r"\boom(?:s|ed|ing)?\b(?! ?killer)|\bout[- ]of[- ]memory\b|\b(?:runs?|running|ran) out of memory\b"
+_TOLD = (
+    r"\bmemory (?:errors?|issues?|problems?)\b|\boom(?:s|ed|ing)?\b(?! ?killer)|\bout[- ]of[- ]memory\b"
+    r"|\b(?:runs?|running|ran) out of memory\b"
+)
 LINE_KINDS = (
     # cudaMallocAsync's message ends here where a NUL byte cut it (2.3 and later, device 0).
     Kind("cuda_malloc_async", "cuda", True, re.compile(r"\bAllocation on device[ \t]*$", re.M), True),
@@ -285,10 +294,7 @@ LINE_KINDS = (
         "class_only",
         "cuda",
         True,
-        re.compile(
-            r"(?<!except )(?<!except \()(?<!raise )\btorch\.(?:cuda\.)?OutOfMemoryError\b"
-            r"(?!:?\s{0,3}\(?CUDA)"
-        ),
+        re.compile(r"(?<!except )(?<!except \()(?<!raise )\btorch\.(?:cuda\.)?OutOfMemoryError\b(?!\s{0,2}:\s{0,3}\S)"),
         True,
     ),
 )

@@ -168,6 +168,8 @@ EVIDENCE: Sentences = {
         " tensors in use. So even {requested_bytes} found no room."
     ),
     "told_collects": "The text says that the results of every step are collected.",
+    "device_seen_full": "The pasted nvidia-smi shows a GPU that is full ({used}) beside one that is free.",
+    "code_stores_tensors": "The pasted loop writes results with their graphs into a tensor: {line}",
     # The one check that would settle a cause.
     "check_fragmentation": (
         "print(torch.cuda.memory_summary()) just before: reserved far above allocated, much of it inactive."

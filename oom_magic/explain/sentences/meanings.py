@@ -134,4 +134,5 @@ MEANINGS: Sentences = {
     "meaning_told_host": "The text says that the computer's memory (RAM) ran out; it quotes no message.",
     "meaning_told": "The text says that memory ran out; it quotes no message and does not say which memory.",
     "meaning_sd_webui": "The web UI's attention does not fit at this picture size.",
+    "meaning_opencv": "OpenCV found no RAM for an image.",
 }
