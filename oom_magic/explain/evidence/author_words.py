@@ -197,8 +197,10 @@ TOLD: dict[str, re.Pattern[str]] = {
     "collects_results": _words(
         r"(?:append|collect|stor|accumulat|keep|kept|cach|concatenat|sav)\w*\s(?:\w+\s){0,4}(?:all|every|each"
         r"|whole|list|entire)\s"
-        r"(?:\w+\s){0,2}(?:predict\w*|outputs?|results?|logits?|features?|embeddings?|images?|losses|masks"
-        r"|activations)",
+        r"(?:\w+\s){0,2}(?:predict\w*|outputs?|results?|logits?|features?|embeddings?|images?|loss(?:es)?|masks"
+        r"|activations|states?|histor\w+|tensors?|variables?)\b",
+        r"\b(?:encod|embed)\w*\b[^.\n]{0,40}\b(?:million|billion|\d{6,}"
+        r"|large (?:corpus|data ?set|collection)|corpus)\b",
         r"(?:all|every) (?:the )?(?:predictions|outputs|results|logits|features|embeddings) (?:\w+\s){0,3}(?:in"
         r"|into|on|at once)\b",
     ),

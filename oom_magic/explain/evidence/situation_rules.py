@@ -10,7 +10,10 @@ from oom_magic.explain.messages.failure import Failure
 from oom_magic.units import GIB
 
 # Messages that only say that memory ran out, not how much.
-PROSE_FORMATS = ("told_device", "told_host", "told", "class_only", "short")
+_BARE_FORMATS = (
+    "told_device", "told_host", "told", "class_only", "short", "cuda_error_oom", "cuda_thc_pre0.4.1", "tensorflow",
+    "jax", "paddle",
+)  # fmt: skip
 # A single request of such a share is the result of some operation: layers' weights are smaller.
 _LARGE_REQUEST_SHARE = 0.05
 _LARGE_REQUEST_BYTES = GIB
@@ -138,15 +141,11 @@ def _likeliest_of_all(failure: Failure | None, clues: Clues) -> Iterator[Support
     """What a run that fills a GPU is filled with, if nothing else is known: its activations, then its weights."""
     if failure is None or failure.backend == "cpu" or clues.phase in ("loading", "saving", "optimizer_step"):
         return
-    requested, total = failure.requested_bytes, failure.total_bytes
-    is_bare = failure.format in (*PROSE_FORMATS, "cuda_error_oom") and failure.pytorch_bytes is None
-    if (
-        requested
-        and total
-        and requested <= total
-        and requested >= max(total * _LARGE_REQUEST_SHARE, _LARGE_REQUEST_BYTES)
-    ):
-        yield Support(Cause.ACTIVATIONS, 0.3, Evidence("large_request", {"requested_bytes": requested}))
+    is_bare = failure.format in _BARE_FORMATS and failure.pytorch_bytes is None
+    if _is_large_request(failure, clues):
+        yield Support(
+            Cause.ACTIVATIONS, 0.3, Evidence("large_request", {"requested_bytes": failure.requested_bytes or 0})
+        )
     if not is_bare or (clues.program is not None and clues.program.program.default_cause is not None):
         return
     if clues.is_tiny:
@@ -161,6 +160,16 @@ def _likeliest_of_all(failure: Failure | None, clues: Clues) -> Iterator[Support
         yield Support(Cause.ACTIVATIONS, 0.28, Evidence("inference_told"))
     elif "computes" in clues.run.told or clues.has_prose:
         yield Support(Cause.ACTIVATIONS, 0.26, Evidence("computing_told"))
+
+
+def _is_large_request(failure: Failure, clues: Clues) -> bool:
+    """Whether one request is larger than a layer's weights, in a program that asks for each tensor by itself."""
+    if clues.program is not None and not clues.program.program.trains:
+        return False
+    requested, total = failure.requested_bytes or 0, failure.total_bytes
+    if total is None:
+        return 4 * _LARGE_REQUEST_BYTES <= requested <= _LARGEST_DEVICE_BYTES
+    return max(total * _LARGE_REQUEST_SHARE, _LARGE_REQUEST_BYTES) <= requested <= total
 
 
 def _trains(clues: Clues) -> bool:
