@@ -133,9 +133,9 @@ QWEN_7B = {"heads": 32, "hidden": 4096, "vocab": 151936, "intermediate": 11008, 
     ("name", "setup", "cause", "tensor"),
     [
         ("1-vulberta-rtx3080.md", ROBERTA_BASE, "attention_scores", "attention_scores"),
-        ("2-t5-small-3x20gb.md", None, "fragmentation", None),
+        ("2-t5-small-3x20gb.md", None, "activations", None),
         ("3-qwen1.5-7b-qlora-16gb.md", QWEN_7B, "logits_or_loss", "logits"),
-        ("4-classification-small-machines.md", None, "unknown", None),
+        ("4-classification-small-machines.md", None, "activations", None),
         ("5-rtx3060-12gb.md", None, "sysmem_fallback", None),
     ],
 )

@@ -73,6 +73,7 @@ def test_options_describe_the_run(shell):
     assert diagnosis.cause == Cause.ATTENTION_SCORES
     text = " ".join(str(diagnosis).split())
     assert "Taken for the run" in text and "RTX 3080 (9.77 GiB)" in text and "batch 4 x 1024" in text
+    assert "--fast was given" in text and "describe the run" not in text
 
 
 @pytest.mark.parametrize(

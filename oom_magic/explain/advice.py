@@ -62,6 +62,7 @@ _VALUES: Mapping[str, Mapping[str, Any]] = {
 _SAME_SIZE = 0.02  # cards of one kind differ by less
 _NO_RUN = Evidence("reason_no_run")
 _FITS = Evidence("reason_fits_as_it_is")
+NOT_ASKED = Evidence("reason_fast")
 _NOT_YET = Evidence("reason_not_yet")
 _ELSEWHERE = Evidence("reason_other_program")
 _NOTHING_SAVES = Evidence("reason_nothing_saves")

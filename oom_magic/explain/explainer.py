@@ -92,14 +92,13 @@ def explain(
     a TrainingSetup (not if ``fast``), else only named. Raises ValueError when nothing is given and nothing
     has failed yet, FileNotFoundError for a Path that is not a file.
     """
-    from oom_magic.explain.advice import (
-        advise_setup,
-        unpriced_remedies,  # these load NumPy
-    )
+    from oom_magic.explain.advice import NOT_ASKED, advise_setup, unpriced_remedies  # these load NumPy
 
     diagnosis = _diagnose(problem, setup, models, lang, report, names, released, locate)
-    if setup is None or isinstance(setup, Mapping) or fast or not diagnosis.is_oom:
+    if setup is None or isinstance(setup, Mapping) or not diagnosis.is_oom:
         return replace(diagnosis, remedies=unpriced_remedies(diagnosis))
+    if fast:
+        return replace(diagnosis, remedies=unpriced_remedies(diagnosis, NOT_ASKED))
     diagnosis = refine_with_setup(diagnosis, setup)
     *_, priced = diagnosis, *advise_setup(diagnosis, setup)
     return priced

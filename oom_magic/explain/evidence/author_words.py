@@ -98,7 +98,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         rf"(?:cannot|can't|unable to|fail\w* to|try\w* to|tried to|want to|able to|could not) load\s{_MODEL}",
         r"loading checkpoint shards|loading weights|loading pipeline components", r"(?:oom"
         r"|memory)\w* on load(?:ing)?\b",
-        rf"loading\s{_MODEL}", r"加载(?:大)?(?:模型|权重)|载入模型",
+        rf"loading\s{_MODEL}", r"(?:加载|载入)(?:大)?(?:模型|权重)(?:时|失败|过程|的时候|就)",
     ),
     "smaller_batch_helps": _words(
         r"(?:reduc|decreas|lower|smaller|small)\w*\s(?:the\s|my\s)?batch[ _-]?size\w*(?:(?!n't|\bnot\b|\bno\b"
@@ -225,8 +225,11 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"显存(?:还有|足够|充足)|显存.{0,6}够",
     ),
     "batch_of_one": _words(
-        r"(?:even|only|just|is|are|with|my|to|set)\s(?:\w+\s){0,3}(?:a\s)?batch[ _-]?size[^.\n\d]{0,12}\b1\b(?!\d)",
-        r"batch[ _-]?size\s?(?:=|is|:|of|to)?\s?(?:1|one)\b(?!\d)", r"single (?:image|sample|example) (?:per|at)",
+        r"\b(?:even|still|only)\b[^.\n]{0,40}batch[ _-]?size[^.\n\d]{0,12}\b1\b(?!\d)",
+        r"batch[ _-]?size\s?(?:=|is|:|of|to)?\s?(?:1|one)\b(?!\d)[^.\n]{0,40}(?:\bstill\b|\bbut\b|\balready\b"
+        r"|\bcannot\b"
+        r"|\bfails?\b|依然|还是|仍)",
+        r"\bbatch[ _-]?size is (?:1|one)\b(?!\d)",
     ),
     "many_ranks": _words(
         r"(?:four|eight|two|multi(?:ple)?|[2-9]|1[0-6])[- ]?(?:x\s?)?gpus?\b", r"multi-?gpu",

@@ -116,15 +116,6 @@ PROGRAMS: tuple[Program, ...] = (
         default_cause=(Cause.ACTIVATIONS, 0.3),
     ),
     Program(
-        "server", "an inference server",
-        re.compile(r"\bserve --model|\bserve \S+/\S+|launch_server|api_server|kv[-_](?:reserve|cache)[-_]\w+"
-            r"|bentoml serve|tritonserver"
-                   r"|\blmdeploy\b|\bopenllm\b|\bxinference\b|\bfastchat\.serve|\bexllama|\btabbyapi\b", re.I),
-        (_stage("loading", _LOADS, Cause.WEIGHTS_TOO_BIG, 0.6),),
-        remedies=("server_share", "shorter_context", "quantized_model", "tensor_parallel"), by_cause=_SERVER_CAUSES,
-        default_cause=(Cause.MEMORY_FRACTION_LIMIT, 0.4),
-    ),
-    Program(
         "comfyui", "ComfyUI",
         re.compile(r"comfy[/\\_]|ComfyUI|\b[KM]Sampler|SamplerCustomAdvanced|Got an OOM, unloading|VAEDecode"),
         (
@@ -185,6 +176,15 @@ PROGRAMS: tuple[Program, ...] = (
         (_stage("kv_cache", r"memory\.required\.kv=|failed to create context", Cause.ACTIVATIONS, 0.45),),
         remedies=("ollama_context", "ollama_parallel", "smaller_model", "more_ram"),
         default_cause=(Cause.ACTIVATIONS, 0.25),
+    ),
+    Program(
+        "server", "an inference server",
+        re.compile(r"\bserve --model|\bserve \S+/\S+|launch_server|api_server|kv[-_](?:reserve|cache)[-_]\w+"
+            r"|bentoml serve|tritonserver"
+                   r"|\blmdeploy\b|\bopenllm\b|\bxinference\b|\bfastchat\.serve|\bexllama|\btabbyapi\b", re.I),
+        (_stage("loading", _LOADS, Cause.WEIGHTS_TOO_BIG, 0.6),),
+        remedies=("server_share", "shorter_context", "quantized_model", "tensor_parallel"), by_cause=_SERVER_CAUSES,
+        default_cause=(Cause.MEMORY_FRACTION_LIMIT, 0.4),
     ),
     Program(
         "quantizing", "AWQ/GPTQ quantizing",

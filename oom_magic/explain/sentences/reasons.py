@@ -45,4 +45,5 @@ REASONS: Sentences = {
     "reason_no_model_ran": "no model ran in the rehearsal",
     "reason_line_elsewhere": "that line is not in this cell",
     "reason_size_not_set_there": "the size is set elsewhere",
+    "reason_fast": "not rehearsed: --fast was given",
 }

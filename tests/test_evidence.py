@@ -1,0 +1,141 @@
+"""What is read from the text around a message: pasted code, programs, an author's words, sizes that are named."""
+
+from __future__ import annotations
+
+import pytest
+
+from oom_magic.explain.evidence.author_words import said_in
+from oom_magic.explain.evidence.causes import Cause
+from oom_magic.explain.evidence.magnitudes import card_bytes, large_inputs, weights_bytes
+from oom_magic.explain.evidence.pasted_code import faults_in
+from oom_magic.explain.evidence.programs import find_program
+from oom_magic.explain.explainer import explain
+from oom_magic.units import GIB
+
+LOOP = "for batch in loader:\n    loss = criterion(model(batch))\n    loss.backward()\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "kinds"),
+    [
+        (LOOP, []),
+        (LOOP + "    losses.append(loss)\n", ["appends_tensors"]),
+        (LOOP + "    losses.append(loss.item())\n", []),
+        (LOOP + "    running_loss += loss\n", ["sums_tensors"]),
+        (LOOP + "    running_loss = running_loss + loss\n", ["sums_tensors"]),
+        (LOOP + "    running_loss += loss.detach()\n", []),
+        (LOOP + "    meter.update(loss, batch.size(0))\n", ["averages_tensors"]),
+        (LOOP + "    loss.backward(retain_graph=True)\n", ["retains_graph"]),
+        ("for x in data:\n    out, hidden = net(x, hidden)\n", ["carries_state"]),
+        ("for x in data:\n    hidden = hidden.detach()\n    out, hidden = net(x, hidden)\n", []),
+        ("model.eval()\nfor x in data:\n    out = model(x)\n", ["infers_with_gradients"]),
+        ("model.eval()\nwith torch.no_grad():\n    for x in data:\n        out = model(x)\n", []),
+        ("with torch.no_grad():\n    for x in data:\n        preds.append(model(x))\n", ["collects_tensors"]),
+        ("with torch.no_grad():\n    for x in data:\n        preds.append(model(x).cpu())\n", []),
+        ("X = torch.zeros(9, 3).cuda()\nfor i in range(9):\n    X[i] = net(i)\n", ["stores_tensors"]),
+        ("X = torch.zeros(9, 3)\nfor i in range(9):\n    X[i] = net(i)\n", []),
+        (
+            "class M(LightningModule):\n    def training_step(self, b, i):\n        return {\n"
+            '            "loss": b,\n        }\n    def training_epoch_end(self, outputs):\n        ...\n',
+            ["collects_outputs"],
+        ),
+        (f"I wrote\n{LOOP}    losses.append(loss)\nand it fails", ["appends_tensors"]),
+        ("for x in\n  ][ nothing of this parses", []),
+    ],
+)
+def test_faults_of_pasted_code(code, kinds):
+    assert [fault.kind for fault in faults_in(code)] == kinds
+
+
+@pytest.mark.parametrize(
+    ("text", "program", "stage"),
+    [
+        ('File "vllm/v1/worker/gpu_model_runner.py", line 9, in capture_model', "vllm", "graphs"),
+        ("vllm serve MODEL --gpu-memory-utilization 0.95", "vllm", None),
+        ("python -m sglang.launch_server --mem-fraction-static 0.85", "sglang", None),
+        ('File "comfy/sd.py", line 3, in decode\n    VAEDecode', "comfyui", "vae"),
+        ("pipe = StableDiffusionPipeline.from_pretrained(name)", "diffusers", None),
+        ("llama_kv_cache_init: failed to allocate buffer for kv cache", "llama_cpp", "kv_cache"),
+        ("ollama run llama3:70b", "ollama", None),
+        ("trainer.train()\nvllm is installed too", None, None),
+        ("a text about nothing", None, None),
+    ],
+)
+def test_programs_and_their_stages(text, program, stage):
+    use = find_program(text, "")
+    assert (None if use is None else use.program.key) == program
+    assert (None if use is None or use.stage is None else use.stage.key) == stage
+
+
+def test_a_programs_own_share_is_read():
+    use = find_program("vllm serve MODEL --gpu-memory-utilization 0.95", "")
+    assert use is not None and use.budget == 0.95
+    default = find_program("vllm serve MODEL", "")
+    assert default is not None and default.budget == 0.9
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "is_said"),
+    [
+        ("the GPU memory keeps growing during training", "grows", True),
+        ("the memory does not grow", "grows", False),
+        ("显存一直增加", "grows", True),
+        ("my RAM fills up after an hour", "host_fills", True),
+        ("a card with 24 GB of RAM", "host_fills", False),
+        ("check whether another process is using the GPU", "shares_device", False),
+        ("another process is using the GPU", "shares_device", True),
+        ("it crashes when saving the checkpoint", "saves", True),
+        ("the process got killed", "killed", True),
+        ("even with a batch size of 1 it fails", "batch_of_one", True),
+        ("set the batch size to 1 to save memory", "batch_of_one", False),
+        ("to avoid fragmentation try setting max_split_size_mb", "fragments", False),
+    ],
+)
+def test_what_authors_say(text, key, is_said):
+    assert (key in said_in(text)) is is_said
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds"),
+    [
+        ("an image of 8256x5503", ["picture"]),
+        ("images of 224x224", []),
+        ("a weight of shape (4096, 11008)", []),
+        ("cutoff_len: 32768", ["sequence"]),
+        ("max_length 512", []),
+        ("a graph with 276,984 nodes and 2,703,203 edges", ["nodes", "edges"]),
+        ("a 4k video", ["picture"]),
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", []),
+    ],
+)
+def test_large_inputs(text, kinds):
+    assert [one.kind for one in large_inputs(text)] == kinds
+
+
+def test_models_and_cards_by_their_names():
+    assert weights_bytes("llama-13b in 4bit") == round(13e9 * 4.5 / 8)
+    assert weights_bytes("Mistral-7B-Instruct") == round(7e9 * 2)
+    assert weights_bytes("512 bytes, 3 epochs") is None
+    assert card_bytes("my RTX 3060 12GB") == 12 * GIB and card_bytes("a single RTX 4090") == 24 * GIB
+    assert card_bytes("a laptop with 16 GB of RAM") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("CUDA out of memory when I load llama-65b on my RTX 4090", Cause.WEIGHTS_TOO_BIG),
+        ("Training a U-Net fails with CUDA out of memory", Cause.ACTIVATIONS),
+        ("训练时显存不足", Cause.ACTIVATIONS),
+        ("The process was killed: the system memory was full", Cause.HOST_RAM),
+        ("the kernel tries to allocate 87000GB", Cause.REQUEST_ALONE_TOO_BIG),
+        ("GPU memory keeps increasing every iteration until it is out of memory", Cause.LEAK_OR_RETAINED_REFERENCE),
+    ],
+)
+def test_prose_alone_is_judged(text, cause):
+    diagnosis = explain(text, fast=True, lang="en")
+    assert diagnosis.cause is cause and diagnosis.possible
+
+
+def test_a_text_without_a_failure_is_none():
+    for text in ("How do I install PyTorch?", "def f(x):\n    return x\n", "memory is a topic of this book"):
+        assert not explain(text, fast=True, lang="en").failures
