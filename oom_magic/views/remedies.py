@@ -151,7 +151,7 @@ def _batch(before: int | None, after: int | None) -> str:
 
 def _note(remedy: Remedy, lang: Language) -> str:
     """Why a remedy has no price, or one that is not rehearsed; with a blank before it."""
-    if remedy.note is None or _is_only_named(remedy):
+    if remedy.note is None or (_is_only_named(remedy) and remedy.note.key != _NOT_ASKED):
         return ""
     reason = render_evidence(remedy.note, lang)
     text = translate("remedy_not_priced", lang, reason=reason) if remedy.needed_bytes is None else reason
