@@ -13,7 +13,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from oom_magic.collection import gc_disabled
-from oom_magic.predict.isolation.live_objects import are_set_aside, heap_set_aside, num_live_objects
+from oom_magic.predict.isolation.live_objects import (
+    are_set_aside,
+    count_objects,
+    heap_set_aside,
+    num_live_objects,
+)
 from oom_magic.predict.isolation.patching import patched
 
 _collect = gc.collect
@@ -75,7 +80,7 @@ class Collector:
             self._num_young = self._num_middle = self._num_pending = 0
             self._num_old = num_live_objects()
         elif self._num_young > middle:
-            self._num_pending += len(gc.get_objects(0)) + len(gc.get_objects(1)) - self._collect(1)
+            self._num_pending += count_objects(0) + count_objects(1) - self._collect(1)
             self._num_young = 0
             self._num_middle += 1
         else:
@@ -87,7 +92,7 @@ class Collector:
 
         They are looked at: CPython's own count depends on what lies in its free lists, too.
         """
-        num_young = len(gc.get_objects(0))
+        num_young = count_objects(0)
         self._num_passed, self._next_look = 0, max(_SELDOM, num_young // _PER_CALL)
         return num_young - (self._num_own() - self._own_before)
 

@@ -98,9 +98,12 @@ class Training:
                 raise refusal
 
     def assign_modules(self) -> None:
-        """Call what live modules hold parameters and gradients, also where none of them ran."""
+        """Call what live modules hold parameters and gradients, also where none of them ran.
+
+        A real tensor is not asked for its gradient, which another thread may be writing.
+        """
         for module in find_live_objects().modules:
-            for tensor in _weights_of(module):
+            for tensor in filter(self._gpu.storage_of, _weights_of(module)):
                 self._gpu.assign(tensor, Category.PARAMETER)
                 if isinstance(tensor, torch.nn.Parameter) and tensor.grad is not None:
                     self._gpu.assign(tensor.grad, Category.GRADIENT)

@@ -1,9 +1,14 @@
-"""The tensors, modules and optimizers that are alive in this process, found through the garbage collector."""
+"""The tensors, modules and optimizers that are alive in this process, found through the garbage collector.
+
+A list of all objects holds what other threads are making as well: a tuple that they fill may then not grow
+(``_PyTuple_Resize``). So such a list begins and ends within one call of C, in which no other thread runs Python code.
+"""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+import itertools
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,36 +53,54 @@ def heap_set_aside(collects: bool = True) -> Iterator[None]:
 
 
 def find_live_objects() -> LiveObjects:
-    """One pass over all objects; most of the hundreds of thousands are told by their type alone."""
+    """One pass over all objects, most of which are told by their type alone."""
     found = LiveObjects()
     for aside in _aside:
         found = LiveObjects(list(aside.tensors), list(aside.modules), list(aside.tools), aside.num_objects)
-    homes: dict[type, list[Any] | None] = {}
-    objects = gc.get_objects()
-    found.num_objects += len(objects)
+    homes = {id(kind): home for root, home in _homes(found) for kind in _subclasses(root)}
+    [(number, objects)] = _of_types(homes)
+    found.num_objects += number
     for obj in objects:
-        kind = type(obj)
-        if kind in homes:
-            home = homes[kind]
-        else:
-            home = homes[kind] = _home(kind, found)
-        if home is not None:
-            home.append(obj)
+        homes[id(type(obj))].append(obj)
     return found
 
 
-def _home(kind: type, found: LiveObjects) -> list[Any] | None:
-    if issubclass(kind, torch.Tensor):
-        return found.tensors
-    if issubclass(kind, torch.nn.Module):
-        return found.modules
-    return found.tools if issubclass(kind, _TRAINING_TOOLS) else None
+def _homes(found: LiveObjects) -> list[tuple[type, list[Any]]]:
+    tools = ((kind, found.tools) for kind in _TRAINING_TOOLS)
+    return [(torch.Tensor, found.tensors), (torch.nn.Module, found.modules), *tools]
+
+
+def _subclasses(root: type) -> set[type]:
+    """A class and all that were derived of it."""
+    found, waiting = {root}, [root]
+    while waiting:
+        new = set(type.__subclasses__(waiting.pop())) - found
+        found |= new
+        waiting += new
+    return found
+
+
+def _of_types(wanted: Collection[int]) -> list[tuple[int, list[Any]]]:
+    """How many objects there are, and those whose types have the identities ``wanted``, in one call of C."""
+    return list(_counted_and_chosen(wanted))
+
+
+def _counted_and_chosen(wanted: Collection[int]) -> Iterator[tuple[int, list[Any]]]:
+    thrice = itertools.chain.from_iterable(map(itertools.repeat, map(gc.get_objects, (None,)), (3,)))  # the same list
+    identities = map(map, itertools.repeat(id), map(map, itertools.repeat(type), thrice))
+    are_wanted = map(map, itertools.repeat(wanted.__contains__), identities)
+    return zip(map(len, thrice), map(list, map(itertools.compress, thrice, are_wanted)), strict=True)
+
+
+def count_objects(generation: int | None = None) -> int:
+    """How many objects the collector knows, of one generation or (None) of all, frozen ones apart."""
+    return next(map(len, map(gc.get_objects, (generation,))))
 
 
 def num_live_objects() -> int:
     """How many objects the collector knows, without counting those that were set aside again."""
     aside = sum(one.num_objects for one in _aside)
-    return len(gc.get_objects()) + (aside or gc.get_freeze_count())
+    return count_objects() + (aside or gc.get_freeze_count())
 
 
 def are_set_aside() -> bool:

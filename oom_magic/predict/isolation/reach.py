@@ -7,6 +7,7 @@ Libraries are not walked through; what they hold of the user's, such as a traine
 from __future__ import annotations
 
 import gc
+import inspect
 import sys
 import threading
 import types
@@ -28,14 +29,20 @@ _NOT_WALKED = frozenset(
 )  # fmt: skip
 _WALKED_OF_OURS = ("oom_magic.explain", "oom_magic.predict.setups", "oom_magic.predict.sizing")
 _PLAIN = (str, int, float, bool, bytes, complex, type(None), types.CodeType, types.FrameType, types.TracebackType)
+_OF_A_COPY = 3  # references that an unshared one has here: the frame's, the variable's, the argument's
 _TORCH = str(torch.__file__).rpartition("__init__")[0]
 
 
 @dataclass
 class Reach:
-    """Everything that was reached. ``by_name``: of a function's globals only those that its code names."""
+    """Everything that was reached.
+
+    ``by_name``: of a function's globals only those that its code names. No tensor with an identity in ``racing`` (None:
+    no tensor at all) is asked for its gradient: a backward of another thread writes it without Python's lock.
+    """
 
     by_name: bool = False
+    racing: Collection[int] | None = ()
     seen: set[int] = field(default_factory=set)
     _ways: dict[type, Callable[[Any], Iterable[Any]] | None] = field(default_factory=dict)
 
@@ -65,7 +72,7 @@ class Reach:
         if issubclass(kind, _PLAIN):
             return None
         if issubclass(kind, torch.Tensor):
-            return _of_tensor
+            return self._of_tensor
         if issubclass(kind, types.FunctionType):
             return self._of_function
         if issubclass(kind, types.ModuleType):
@@ -86,6 +93,16 @@ class Reach:
             else:
                 yield function.__globals__
 
+    def _of_tensor(self, tensor: torch.Tensor) -> Iterator[Any]:
+        yield from gc.get_referents(tensor)
+        is_asked = self.racing is not None and id(tensor) not in self.racing
+        has_usual = type(tensor).grad is torch.Tensor.grad  # type: ignore[comparison-overlap]
+        with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
+            if is_asked and has_usual and tensor.is_leaf and tensor.grad is not None:
+                yield tensor.grad
+            if type(tensor) is torch.Tensor and tensor._is_view():
+                yield tensor._base
+
 
 def named(code: types.CodeType, names: dict[str, Any]) -> Iterator[Any]:
     """The values of the names that code, and functions made in it, look up."""
@@ -104,7 +121,7 @@ def users_modules() -> Iterator[types.ModuleType]:
 
 def used_by_other_threads(own: Collection[int]) -> tuple[Reach, list[str]] | None:
     """What the user's code on other threads than ``own`` may touch, and their names; None where there is none."""
-    reach, names = Reach(by_name=True), []
+    reach, names = Reach(by_name=True, racing=None), []
     known = {thread.ident: thread.name for thread in threading.enumerate()}
     stacks = sys._current_frames()
     del stacks[threading.get_ident()]  # this very frame: it would hold itself
@@ -134,12 +151,12 @@ def _is_waiting_for(innermost: types.FrameType, own: Collection[int]) -> bool:
     """Whether a thread only waits, as the main one does for a thread that runs a dry run."""
     is_main = any(frame.f_code.co_name == "<module>" for frame in _stack(innermost))
     in_threading = innermost.f_code.co_filename == threading.__file__
-    joined = (frame.f_locals.get("self") for frame in _stack(innermost) if frame.f_code.co_name == "join")
+    joined = (_variables(frame).get("self") for frame in _stack(innermost) if frame.f_code.co_name == "join")
     return (is_main and in_threading) or any(getattr(thread, "ident", None) in own for thread in joined)
 
 
 def _of_frame(frame: types.FrameType) -> list[Any]:
-    code, variables = frame.f_code, frame.f_locals
+    code, variables = frame.f_code, _variables(frame)
     if not is_users_file(code.co_filename):
         return list(variables.values()) if code.co_filename.startswith(_TORCH) else []
     if variables is frame.f_globals:
@@ -147,18 +164,21 @@ def _of_frame(frame: types.FrameType) -> list[Any]:
     return [*variables.values(), *named(code, frame.f_globals)]
 
 
+def _variables(frame: types.FrameType) -> dict[str, Any]:
+    """A frame's variables. The copy that CPython before 3.13 then keeps in a function's frame would keep them alive."""
+    found = frame.f_locals
+    if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        return found
+    variables = dict(found)
+    is_traced = frame.f_trace is not None or threading.gettrace() is not None  # the copy is written back then
+    if type(found) is dict and not is_traced and sys.getrefcount(found) <= _OF_A_COPY:
+        found.clear()
+    return variables
+
+
 def _referents(obj: Any) -> Iterable[Any]:
     """Marks what the collector knows to follow."""
     return gc.get_referents(obj)
-
-
-def _of_tensor(tensor: torch.Tensor) -> Iterator[Any]:
-    yield from gc.get_referents(tensor)
-    with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
-        if type(tensor).grad is torch.Tensor.grad and tensor.is_leaf and tensor.grad is not None:  # type: ignore[comparison-overlap]
-            yield tensor.grad
-        if type(tensor) is torch.Tensor and tensor._is_view():
-            yield tensor._base
 
 
 def _of_module(module: types.ModuleType) -> Iterator[Any]:

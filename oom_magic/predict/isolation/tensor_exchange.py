@@ -146,8 +146,23 @@ def _is_unchanged(before: Any, now: Any) -> bool:
 
 
 def _fill(container: Any, contents: Any) -> None:
-    container.clear()
-    container.update(contents) if isinstance(container, (dict, set)) else container.extend(contents)
+    """Make a container hold this. What stays in it is never missing meanwhile, since other threads may look it up."""
+    if isinstance(container, list):
+        container[:] = contents
+    elif isinstance(container, deque):
+        container.clear()
+        container.extend(contents)
+    elif isinstance(container, set):
+        container.intersection_update(contents)
+        container.update(contents)
+    else:
+        for key in container.keys() - contents.keys():
+            del container[key]
+        container.update(contents)
+        if not all(map(operator.is_, container, contents)):
+            for key, value in contents.items():
+                del container[key]
+                container[key] = value
 
 
 def _change(noted: _Noted) -> _Change | None:
@@ -377,7 +392,7 @@ def _live_objects(function: Callable[[], Any], namespaces: list[dict[str, Any]])
     if found is None:
         return live, None
     theirs, names = found
-    own = Reach()
+    own = Reach(racing=theirs.seen)
     own.walk([function, *namespaces, *users_modules()])
 
     def select(objects: list[Any], with_theirs: bool) -> list[Any]:

@@ -1,0 +1,204 @@
+"""Threads: those of the user go on unharmed while a dry run lasts; those that it starts see the pretend GPU."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import oom_magic as om
+from oom_magic.predict.session import DrySession
+
+
+def beside(work: Callable[[], object], during: Callable[[], None]) -> tuple[int, list[BaseException]]:
+    """Repeat ``work`` on another thread for as long as ``during`` lasts: how often it ran, and what it raised."""
+    errors: list[BaseException] = []
+    counts = [0]
+    is_over = threading.Event()
+
+    def repeat() -> None:
+        while not is_over.is_set() and not errors:
+            try:
+                work()
+                counts[0] += 1
+            except BaseException as error:  # noqa: PERF203
+                errors.append(error)
+
+    thread = threading.Thread(target=repeat, name="users")
+    thread.start()
+    try:
+        while not counts[0] and not errors:
+            time.sleep(0.001)
+        counts[0] = 0
+        during()
+    finally:
+        is_over.set()
+        thread.join()
+    return counts[0], errors
+
+
+def train() -> None:
+    model = nn.Linear(512, 512).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        model(torch.randn(4, 512).cuda()).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_code_on_other_threads_goes_on_with_its_own_tensors() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def work() -> None:
+        loss = model(torch.randn(4, 64)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        assert loss.device.type == "cpu" and not torch.cuda.is_available() and loss.isfinite()
+
+    def during() -> None:
+        for _ in range(4):
+            report = om.dry_run(train)
+            assert len(report.steps) == 3 and report.breakdown["parameter"] >= 4 * 512 * 512
+        with pytest.raises(RuntimeError, match=r"thread users uses it: a dry run cannot change it"):
+            om.dry_run(lambda: model.cuda())
+
+    if torch.cuda.is_available():
+        pytest.skip("the threads' answers about a GPU are those of this machine")
+    count, errors = beside(work, during)
+    assert not errors and count > 0
+    assert all(state["step"] >= count for state in optimizer.state.values())
+    assert om.dry_run(lambda: model.cuda()).peak_allocated_bytes  # once the thread has ended
+
+
+def test_threads_of_the_run_end_with_it() -> None:
+    begun = threading.Event()
+
+    def loop() -> None:
+        begun.set()
+        while True:
+            torch.ones(2, device="cuda")
+
+    def start() -> None:
+        threading.Thread(target=loop, daemon=True, name="endless").start()
+        begun.wait()
+
+    om.dry_run(start)
+    deadline = time.monotonic() + 10
+    while any(thread.name == "endless" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_prefetcher_and_a_pool_see_the_pretend_gpu() -> None:
+    import queue
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(torch.cuda.is_available).result() == torch.cuda.is_available()
+
+        def prefetched() -> None:
+            batches: queue.Queue[torch.Tensor | None] = queue.Queue(2)
+
+            def load() -> None:
+                with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+                    for _ in range(4):
+                        batches.put(torch.randn(64, 512).cuda(non_blocking=True))
+                batches.put(None)
+
+            threading.Thread(target=load).start()
+            model = nn.Linear(512, 512).cuda()
+            while (batch := batches.get()) is not None:
+                assert batch.is_cuda
+                model(batch).sum().backward()
+            assert pool.submit(torch.cuda.is_available).result()
+            assert pool.submit(lambda: torch.ones(3, device="cuda").device).result() == torch.device("cuda", 0)
+
+        assert om.dry_run(prefetched).breakdown["parameter"] >= 4 * 512 * 512
+        assert pool.submit(torch.cuda.is_available).result() == torch.cuda.is_available()
+
+
+def test_a_thread_that_runs_out_of_memory_ends_the_run_so() -> None:
+    def start() -> None:
+        thread = threading.Thread(target=lambda: torch.empty(1 << 40, dtype=torch.uint8, device="cuda"))
+        thread.start()
+        thread.join()
+
+    assert om.dry_run(start).out_of_memory is not None
+
+
+def test_gradients_of_other_threads_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backward writes them without Python's lock: reading one meanwhile ended the process."""
+    model = nn.Linear(8, 8)
+    theirs = {id(parameter) for parameter in model.parameters()}
+    asked: list[int] = []
+
+    def work() -> None:
+        model.zero_grad()
+        model(torch.randn(4, 8)).sum().backward()
+
+    own = threading.current_thread()
+    usual = torch._C.TensorBase.grad  # type: ignore[attr-defined]
+
+    def read(tensor: torch.Tensor) -> Any:
+        if threading.current_thread() is own and id(tensor) in theirs:
+            asked.append(id(tensor))
+        return usual.__get__(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "grad", property(read, usual.__set__), raising=False)
+    _, errors = beside(work, lambda: om.dry_run(lambda: (train(), model)))
+    assert not errors and not asked
+
+
+def test_what_other_threads_make_is_not_held() -> None:
+    """A tuple that somebody else holds cannot grow."""
+
+    def during() -> None:
+        for _ in range(4):
+            om.dry_run(lambda: None)
+
+    count, errors = beside(lambda: [tuple(number for number in range(50)) for _ in range(1000)], during)
+    assert count and not errors
+
+
+def test_variables_of_other_threads_die_when_they_are_done_with() -> None:
+    go, done = threading.Event(), threading.Event()
+    seen: list[Any] = []
+
+    def work() -> None:
+        batch = nn.Linear(2, 2)
+        seen.append(weakref.ref(batch))
+        done.set()
+        go.wait()
+        del batch
+        seen.append(seen[0]())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    done.wait()
+    om.dry_run(lambda: None)
+    go.set()
+    thread.join()
+    assert seen[1] is None
+
+
+def test_names_that_other_threads_look_up_are_never_missing() -> None:
+    seen: list[bool] = []
+
+    class Dies:
+        def __del__(self) -> None:
+            seen.append("kept" in names)
+
+    def run() -> None:
+        names["made"] = Dies()
+
+    names: dict[str, Any] = {"first": 0, "kept": 1}
+    DrySession(has_bar=False, is_lasting=False).run(run, [names])
+    assert seen == [True] and list(names) == ["first", "kept"]
