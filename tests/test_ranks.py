@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ import torch.distributed as dist
 from rank_cases import Case, train
 
 from oom_magic.predict.session import DrySession, dry_run
+from oom_magic.predict.what_if.change import Change, InapplicableError
+from oom_magic.predict.what_if.parallel_changes import FullySharded, GradientsInBuckets, Resharded
 
 TRUTH = json.loads((Path(__file__).parent / "data" / "ranks_truth_2.13.0.json").read_text())
 QUICK = {"zero1-gpt2-x4", "fsdp1-gradop-x2", "fsdp2-llama-noreshard-x2", "tp2-fsdp2-x4"}
@@ -90,3 +93,48 @@ def test_streams_have_pools_of_their_own() -> None:
 
     report = dry_run(code)
     assert (report.peak_allocated_bytes, report.peak_reserved_bytes) == (4 << 20, 40 << 20)
+
+
+def _blocks() -> torch.nn.Sequential:
+    return torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.GELU()) for _ in range(4)])
+
+
+def _steps(model: torch.nn.Module) -> None:
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(3):
+        model(torch.randn(64, 512, device="cuda")).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def _replicated(**options: Any) -> None:
+    dist.init_process_group("nccl")
+    _steps(torch.nn.parallel.DistributedDataParallel(_blocks().cuda(), **options))
+
+
+def _sharded(**options: Any) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("nccl")
+    model = _blocks().cuda()
+    for block in model:
+        fully_shard(block, **options)
+    _steps(fully_shard(model))
+
+
+@pytest.mark.parametrize(
+    ("change", "before", "after"),
+    [
+        (FullySharded, _replicated, _sharded),
+        (GradientsInBuckets, _replicated, partial(_replicated, gradient_as_bucket_view=True)),
+        (Resharded, partial(_sharded, reshard_after_forward=False), partial(_sharded, reshard_after_forward=True)),
+    ],
+)
+def test_a_change_takes_what_the_code_written_so_takes(change: type[Change], before: Any, after: Any) -> None:
+    session = DrySession("T4", num_processes=4, has_bar=False, changes=[change()])
+    changed, written = session.run(before), dry_run(after, gpu="T4", num_processes=4)
+    assert changed.steps == written.steps
+    assert changed.peak_reserved_bytes == written.peak_reserved_bytes
+    assert changed.peak_reserved_bytes < dry_run(before, gpu="T4", num_processes=4).peak_reserved_bytes
+    with pytest.raises(InapplicableError):  # there is nothing left of it to change
+        DrySession("T4", num_processes=4, has_bar=False, changes=[change()]).run(after)

@@ -205,13 +205,20 @@ class DrySession:
     def copy(self) -> DrySession:
         """A session on the same card without limit that starts from what was there before this one's last run."""
         options: dict[str, Any] = {
-            "num_gpus": len(self.recorders),
+            **self.machine,
             "is_lasting": False,
             "is_limited": False,
             "has_bar": False,
             "origin": self,
         }
         return DrySession(self.gpu.name, self.total_bytes, stop_after_steps=self.training.stop_after_steps, **options)
+
+    @property
+    def machine(self) -> dict[str, Any]:
+        """The settings of a session with as many cards, for the same process of the job."""
+        if self.job is None:
+            return {"num_gpus": len(self.recorders)}
+        return {"num_processes": self.job.num_processes, "rank": self.job.rank}
 
     def storage_of(self, tensor: torch.Tensor) -> tuple[int, int] | None:
         """Identity and bytes of what a tensor, or its double, has on the pretend GPU; None if it is not there."""

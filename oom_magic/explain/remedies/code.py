@@ -49,6 +49,15 @@ optimizer = bnb.optim.AdamW8bit({model}.parameters(), lr=lr)""",
 from torchao.optim import CPUOffloadOptimizer   # pip install torchao
 optimizer = CPUOffloadOptimizer({model}.parameters(), torch.optim.AdamW, lr=lr)""",
     "adafactor": "optimizer = torch.optim.Adafactor({model}.parameters(), lr=lr)",
+    "gradients_in_buckets": "{model} = DistributedDataParallel({model}, gradient_as_bucket_view=True)",
+    "resharded": """\
+for block in {layers}:
+    fully_shard(block, reshard_after_forward=True)""",
+    "fully_sharded": """\
+from torch.distributed.fsdp import fully_shard
+for block in {layers}:
+    fully_shard(block)
+fully_shard({model})   # in place of DistributedDataParallel({model}), before the optimizer is made""",
     "sgd": "optimizer = torch.optim.SGD({model}.parameters(), lr=lr, momentum=0.0)",
     "half_weights": "{model} = {model}.to(torch.{torch_dtype})   # before the optimizer is made",
     "lora": """\

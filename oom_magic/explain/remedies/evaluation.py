@@ -129,7 +129,7 @@ class RemedyEvaluator:
             yield from self._growth_stopped()
         if not self.fits:
             yield from self._changes()
-            yield from other_hardware(self._baseline, self.needed_bytes, self._situation)
+            yield from other_hardware(self._baseline, self.needed_bytes, self._situation, self._rehearsal.is_of_job)
 
     def _growth_stopped(self) -> Iterator[Remedy]:
         """The line that grows mended, where the loop is too long to be followed until the card is full."""

@@ -84,6 +84,10 @@ class Rehearsal(Protocol):
     def accumulation(self) -> int:
         """Forwards per optimizer step."""
 
+    @property
+    def is_of_job(self) -> bool:
+        """Whether the run is one of several processes with a GPU each."""
+
     def begin(self, changes: Sequence[Change], enough_bytes: int, /) -> MemoryReport:
         """The report of the run as it is, followed at least until it takes ``enough_bytes``, as far as it can be.
 
@@ -124,7 +128,7 @@ class Rehearsal(Protocol):
 class SetupRehearsal:
     """The training code that a TrainingSetup writes."""
 
-    is_evaluation = keeps_no_graph = False
+    is_evaluation = keeps_no_graph = is_of_job = False
 
     def __init__(self, setup: TrainingSetup) -> None:
         self.setup = setup
@@ -217,7 +221,8 @@ class CellRehearsal:
     ``origin`` is the dry session the cell failed in, ``start`` what it found on a real device: it starts from there.
     ``decided`` are names that each dry run decides anew. ``call(tree, names)`` executes the cell; what
     it does to ``names`` is undone each time. ``find_in_the_way`` tells what earlier cells hold, but for names that are
-    needed. With ``num_gpus`` cards prices are those of the fullest.
+    needed. ``machine`` are the settings ``num_gpus``, ``num_processes`` and ``rank`` of a dry session; of several cards
+    prices are those of the fullest.
     """
 
     def __init__(
@@ -232,13 +237,14 @@ class CellRehearsal:
         start: StartingPoint | None = None,
         find_in_the_way: Callable[[Collection[str]], InTheWay | None] = lambda _: None,
         decided: DecidedNames | None = None,
-        num_gpus: int = 1,
+        machine: Mapping[str, Any] | None = None,
     ) -> None:
         self._decided = None if decided is None else [decided]
         self._call = call
         self._tree = tree
         self._names = names
-        self._card: dict[str, Any] = {"gpu": gpu, "memory": memory, "num_gpus": num_gpus}
+        self._card: dict[str, Any] = {"gpu": gpu, "memory": memory, **(machine or {})}
+        self.is_of_job = self._card.get("num_processes") is not None
         self._origin = origin
         self._start = start
         self._find_in_the_way = find_in_the_way

@@ -52,9 +52,10 @@ def growing_segments(report: MemoryReport, needed: int, situation: Situation) ->
         yield situation.judged(replace(remedy, saving_bytes=needed - now), now)
 
 
-def other_hardware(report: MemoryReport, needed: int, situation: Situation) -> Iterator[Remedy]:
-    """Other cards, or more of them, with which a run fits that needs so many bytes."""
-    yield from _several_cards(report, needed, situation)
+def other_hardware(report: MemoryReport, needed: int, situation: Situation, is_of_job: bool) -> Iterator[Remedy]:
+    """Other cards, or more of them where the run has but one, with which one fits that needs so many bytes."""
+    if not is_of_job:
+        yield from _several_cards(report, needed, situation)
     yield from _larger_card(needed, situation)
 
 

@@ -65,6 +65,7 @@ def remedy_specs(situation: Situation) -> list[RemedySpec]:
     from oom_magic.predict.what_if import loop_changes as habits
     from oom_magic.predict.what_if import model_changes as models
     from oom_magic.predict.what_if import optimizer_changes as optimizers
+    from oom_magic.predict.what_if import parallel_changes as parallel
 
     dtype = "bf16" if situation.gpu.capability >= (8, 0) else "fp16"
     half, rank = {"dtype": dtype}, {"rank": 16}
@@ -78,6 +79,9 @@ def remedy_specs(situation: Situation) -> list[RemedySpec]:
               slot="optimizer"),
         _made("mixed_precision", 20, "faster", STEP, lambda: models.MixedPrecision(dtype),
               {"precision": f"amp-{dtype}"}, half, "precision"),
+        _made("gradients_in_buckets", 13, "same", ("gradient",), parallel.GradientsInBuckets, slot="parallel"),
+        _made("resharded", 30, "fsdp", ("temporary", "parameter"), parallel.Resharded, slot="parallel"),
+        _made("fully_sharded", 35, "fsdp", every[:3], parallel.FullySharded, slot="parallel"),
         _made("chunked_loss", 25, "same", STEP, models.ChunkedLoss, {"loss": "chunked"}, slot="loss"),
         _made("checkpointing", 40, "checkpointing", ("activation",), models.ActivationCheckpointing,
               {"activation_checkpointing": True}),

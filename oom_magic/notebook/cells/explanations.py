@@ -63,7 +63,7 @@ def prices(
             start=cell.start,
             find_in_the_way=lambda needed: find_in_the_way(names, needed, there_before, total),
             decided=runner.decided(users, names),
-            num_gpus=1 if report is None else len(report.cards),
+            machine=None if origin is None else origin.machine,
         )
         yield from advise(diagnosis, rehearsal, gpu, report, device=device)
 
