@@ -135,11 +135,8 @@ def _groups_forgotten(module: ModuleType, run: Run) -> Iterator[None]:
 @contextmanager
 def _accelerator_found_anew(module: ModuleType, run: Run) -> Iterator[None]:
     """DeepSpeed looks once what the machine has, often before there is a pretend GPU."""
-    before, module.ds_accelerator = module.ds_accelerator, None
-    try:
+    with patched(module, {"ds_accelerator": None}):
         yield
-    finally:
-        module.ds_accelerator = before
 
 
 ADAPTERS: dict[str, Adapter] = {
