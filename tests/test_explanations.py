@@ -108,14 +108,14 @@ def test_wrong_options_are_refused_in_chinese(shell, line, says):
     assert not re.search(r"(?:[a-z]{2,}[ ,]+){3,}[a-z]+", said)
 
 
-def test_a_described_run_is_priced(shell, monkeypatch):
+def test_a_described_run_is_priced(shell, monkeypatch, capsys):
     monkeypatch.setattr(pricing, "remedy_specs", lambda _: [])  # only sizes: fewer dry runs
     line = "--model distilgpt2 --batch 16 --seq 128 --gpu 'RTX 3060' --memory 2.5GiB"
     diagnosis = run(shell, f"%%oom_explain {line}\n{MESSAGE}")
     smaller = next(remedy for remedy in diagnosis.remedies if remedy.key == "smaller_batch")
     assert smaller.fits and smaller.needed_bytes < 3 * 2**30  # of the card described, not the message's
-    first = shell.display_pub.outputs[0]["data"]["text/plain"]
-    assert "What happened" in first  # before any price
+    first, _, whole = capsys.readouterr().out.partition("What happened:")
+    assert "Why:" in first and "Microbatch" not in first and "Microbatch" in whole
 
 
 def test_the_last_dry_failure_is_explained_at_once(shell):

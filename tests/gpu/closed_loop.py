@@ -68,8 +68,9 @@ def explained(notebook: Notebook, values: dict[str, Any]) -> dict[str, Any]:
     with contextlib.redirect_stdout(io.StringIO()):
         for cell in notebook.cells:
             result = shell.run_cell(filled(cell, values), store_history=True)
-            error = result.error_before_exec or result.error_in_exec
-            del result
+            shown = getattr(sys, "last_value", None)  # by a magic, such as %run, whose cell goes on
+            error = result.error_before_exec or result.error_in_exec or shown
+            del result, shown
         failed = None if error is None else f"{type(error).__name__}: {error}"[:200]
         del error
         start, start_of_process = time.monotonic(), time.process_time()

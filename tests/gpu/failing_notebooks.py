@@ -231,7 +231,8 @@ first_try = build(16).cuda()
 first_optimizer = torch.optim.Adam(first_try.parameters())
 first_try(torch.randn(8, 2048, device="cuda")).sum().backward(); first_optimizer.step()
 """,
-        """{DEL}
+        "{DEL}",
+        """
 net = build(12).cuda()
 optimizer = torch.optim.Adam(net.parameters())
 for _ in range(2):

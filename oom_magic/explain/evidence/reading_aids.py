@@ -51,16 +51,18 @@ def judge_tip(failure: Failure, clues: Clues) -> Evidence | None:
     if stuck is None or requested is None or not clues.has_tip:
         return None
     values = {"stuck_bytes": stuck, "requested_bytes": requested}
+    with_free = {"free_bytes": free} if stuck < requested else {}
     if stuck + free < requested:
         return Evidence("tip_does_not_apply", values)
     held = failure.pytorch_bytes or 0
     if stuck < held * MIN_STUCK_SHARE:
-        return Evidence("tip_delays", {**values, "held_bytes": held})
+        values |= {"held_bytes": held}
+        return Evidence("tip_delays_with_free", values | with_free) if with_free else Evidence("tip_delays", values)
     if clues.expandable_segments:
         return Evidence("tip_already_followed", values)
     unsupported = [system for system in clues.systems if system in _UNSUPPORTED_SYSTEMS]
     if unsupported:
         return Evidence("tip_unsupported", values | {"system": unsupported[0]})
-    if stuck < requested:
-        return Evidence("tip_applies_with_free", values | {"free_bytes": free})
+    if with_free:
+        return Evidence("tip_applies_with_free", values | with_free)
     return Evidence("tip_applies", values)

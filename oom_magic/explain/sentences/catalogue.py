@@ -104,6 +104,9 @@ CATALOGUE: Sentences = {
         "{kept_bytes} made in earlier steps are still alive, and are neither weights nor gradients nor"
         " optimizer state: something keeps them."
     ),
+    "start_supposed": (
+        "oom_magic was loaded after the failure: what the cell found on the card is worked out from what is there now."
+    ),
     "rehearsal_fits": (
         "Rehearsed as it is, the run needs {needed_bytes} of the {usable_bytes} that can be had: it would fit."
         " What failed was larger, or something else held memory then."
@@ -154,6 +157,10 @@ CATALOGUE: Sentences = {
     "tip_delays": (
         "PyTorch's tip would only have delayed it: {stuck_bytes} stuck in its cache would have served these"
         " {requested_bytes}, but are little beside the {held_bytes} held."
+    ),
+    "tip_delays_with_free": (
+        "PyTorch's tip would only have delayed it: {stuck_bytes} stuck in its cache, with the {free_bytes} free, would"
+        " have served these {requested_bytes}, but are little beside the {held_bytes} held."
     ),
     "tip_applies": "PyTorch's tip applies: {stuck_bytes} stuck in its cache would have served the {requested_bytes}.",
     "tip_applies_with_free": (

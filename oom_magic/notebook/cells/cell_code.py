@@ -71,6 +71,41 @@ def code_of(shell: InteractiveShell, source: str, names: dict[str, Any]) -> Cell
     return CellCode(ast.parse(path.read_bytes()), own, str(path), (str(path), *arguments))
 
 
+def names_made(tree: ast.Module) -> frozenset[str]:
+    """The names that a cell assigns, but for those whose value it has read before: it needs what was there."""
+    made: set[str] = set()
+    read: set[str] = set()
+    for statement in tree.body:
+        _note_names(statement, made, read)
+    return frozenset(made)
+
+
+def _note_names(node: ast.AST, made: set[str], read: set[str]) -> None:
+    """Note the names of a node in the order in which it is executed."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        made.add(node.name)
+        return
+    if isinstance(node, ast.Lambda):
+        return
+    if isinstance(node, ast.Name):
+        if isinstance(node.ctx, ast.Load):
+            read |= {node.id} - made
+        elif node.id not in read:
+            made.add(node.id)
+        return
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        made |= {(one.asname or one.name).partition(".")[0] for one in node.names}
+    if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+        read |= {node.target.id} - made
+    parts = list(ast.iter_child_nodes(node))
+    targets = [one for one in parts if one in (*getattr(node, "targets", ()), getattr(node, "target", None))]
+    for part in (*(one for one in parts if one not in targets and not isinstance(one, ast.stmt)), *targets):
+        _note_names(part, made, read)
+    for part in parts:
+        if isinstance(part, ast.stmt):
+            _note_names(part, made, read)
+
+
 def _only_tells(statement: ast.stmt) -> bool:
     """Whether a statement prints or writes what is there already, and nothing else."""
     call = statement.value if isinstance(statement, ast.Expr) else None

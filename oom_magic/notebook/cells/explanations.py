@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import display
 
 from oom_magic.notebook.cells.cell_code import code_of
-from oom_magic.notebook.cells.hints import FailureWatch, is_out_of_memory
+from oom_magic.notebook.cells.hints import FailureWatch, is_out_of_memory, unwatched_cell
 from oom_magic.notebook.options import setup_from, similar_card
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, GPU, find_gpu
 
@@ -133,11 +134,14 @@ def explain_last(shell: InteractiveShell, failures: FailureWatch, runner: CellRu
     if options.model is not None:
         return _explain_text(shell, problem, options)
     from oom_magic.explain.advice import before_prices
+    from oom_magic.explain.evidence.causes import Evidence
     from oom_magic.explain.explainer import explain
     from oom_magic.explain.language import translate
     from oom_magic.notebook.cells.releasing import find_holders, names_and_places
 
     cell = failures.failed_cell
+    if cell is None and isinstance(problem, BaseException):
+        cell = unwatched_cell(shell, problem)
     report = runner.last_report if cell is not None and cell.is_observed else None
     released = find_holders(shell, runner, problem if isinstance(problem, BaseException) else None)
     names, locate = names_and_places(shell, runner)
@@ -148,6 +152,8 @@ def explain_last(shell: InteractiveShell, failures: FailureWatch, runner: CellRu
         return diagnosis
     print(translate("rehearses", diagnosis.lang))
     diagnosis = before_prices(diagnosis)
+    if cell.is_supposed:
+        diagnosis = replace(diagnosis, evidence=(*diagnosis.evidence, Evidence("start_supposed")))
     return _show(shell, diagnosis, prices(shell, runner, cell, diagnosis, report))
 
 
@@ -191,20 +197,34 @@ def _usage_error(key: str, options: Any, **values: object) -> UsageError:
 
 
 def _show(shell: InteractiveShell, diagnosis: Diagnosis, prices: Iterator[Diagnosis]) -> Diagnosis:
-    """Show a diagnosis at once and bring it up to date as prices are found; the last is the magic's value."""
+    """Show first words at once and prices as they are found; the last, the magic's value, is the whole.
+
+    A notebook brings what it shows up to date. A terminal would print all of it again, so there the whole comes once.
+    """
     from oom_magic.explain.language import translate
 
     start = time.monotonic()
-    handle = display(diagnosis, display_id=True)
-    can_update = getattr(shell, "kernel", None) is not None  # a terminal would print all of it again
+    can_update = getattr(shell, "kernel", None) is not None
+    handle = display(diagnosis, display_id=True) if can_update else None
+    if not can_update:
+        print(_first_words(diagnosis))
     try:
         for diagnosis in prices:
-            if can_update and handle is not None:
+            if handle is not None:
                 handle.update(diagnosis)
     except KeyboardInterrupt:  # what was found until then counts
         print(translate("interrupted_rehearsals", diagnosis.lang, count=len(diagnosis.remedies)))
-    if can_update and handle is not None:
+    if handle is not None:
         seconds = f"{time.monotonic() - start:.0f}"
         text = translate("priced", diagnosis.lang, count=len(diagnosis.remedies), seconds=seconds)
         handle.update({"text/plain": text}, raw=True)
     return diagnosis
+
+
+def _first_words(diagnosis: Diagnosis) -> str:
+    """What did not fit and why, before anything is priced."""
+    from oom_magic.views.blocks import Sentence
+
+    description = diagnosis.describe()
+    why = [block for block in description.blocks if isinstance(block, Sentence) and block.tone == "strong"]
+    return str(replace(description, blocks=tuple(why[:1])))

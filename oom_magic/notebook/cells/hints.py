@@ -30,13 +30,14 @@ _CLASSES = ("OutOfMemoryError", "MemoryError")
 class FailedCell:
     """A cell that ran out of memory, as text; ``is_observed``: under ``%%gpumem``, ``is_dry``: in a dry run.
 
-    ``start`` is what it found on a real device, by weak references.
+    ``start`` is what it found on a real device, by weak references; ``is_supposed``: worked out afterwards.
     """
 
     source: str
     is_observed: bool = False
     is_dry: bool = False
     start: StartingPoint | None = None
+    is_supposed: bool = False
 
 
 class FailureWatch:
@@ -54,10 +55,12 @@ class FailureWatch:
         self.failed_cell: FailedCell | None = None
         self.is_hinting = True
         self._start: StartingPoint | None = None
+        self._shown_before = 0  # the error that was shown last, by identity
 
     def before_cell(self, _info: ExecutionInfo) -> None:
         """IPython's ``pre_run_cell``. With a GPU, what the cell finds there is noted."""
         self._start = None
+        self._shown_before = id(getattr(sys, "last_value", None))
         if "torch" not in sys.modules:
             return
         from oom_magic.measure.device.memory_sample import is_available
@@ -69,7 +72,7 @@ class FailureWatch:
 
     def after_cell(self, result: ExecutionResult) -> None:
         """IPython's ``post_run_cell``."""
-        error = result.error_in_exec or result.error_before_exec
+        error = result.error_in_exec or result.error_before_exec or self._shown()
         if isinstance(error, NameError) and (hint := self.hint_at(error.name or "")):
             print(hint)
         if error is None or not is_out_of_memory(error):
@@ -81,6 +84,34 @@ class FailureWatch:
         self.failed_cell = FailedCell(source, is_observed, is_dry, None if is_dry else self._start)
         if self.is_hinting:
             print(_("%oom_explain says which tensor did not fit, why, and what to change (--off: no more hints)."))
+
+    def _shown(self) -> BaseException | None:
+        """The error that a magic has shown itself, as ``%run`` does, and the cell went on."""
+        shown = getattr(sys, "last_value", None)
+        return None if id(shown) == self._shown_before else shown
+
+
+def unwatched_cell(shell: InteractiveShell, error: BaseException) -> FailedCell | None:
+    """The cell that failed with ``error`` before its failures were watched, from IPython's history; None without one.
+
+    Where there is a GPU, what it found there is worked out from what is there now.
+    """
+    numbers: dict[str, int] = getattr(shell.compile, "_filename_map", {})
+    files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
+    number = next((numbers[file] for file in files if file in numbers), None)
+    history = getattr(shell.history_manager, "input_hist_raw", ())
+    if number is None or number >= len(history) or "torch" not in sys.modules:
+        return None
+    from oom_magic.measure.device.memory_sample import is_available
+    from oom_magic.notebook.cells.cell_code import code_of, names_made
+
+    source = str(history[number])
+    if not is_available():
+        return FailedCell(source)
+    from oom_magic.predict.instrumentation.starting_point import StartingPoint
+
+    made = names_made(code_of(shell, source, shell.user_ns).tree)
+    return FailedCell(source, start=StartingPoint.supposed(shell.user_ns, made), is_supposed=True)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from oom_magic.predict.isolation.live_objects import find_live_objects
+from oom_magic.predict.isolation.reach import Reach
 
 _DICTS = (dict, OrderedDict, defaultdict)
 _LISTS = (list, set, deque)
@@ -32,13 +33,14 @@ _OF_THE_SHELL = ("In", "Out", "exit", "quit", "get_ipython", "open")
 
 @dataclass(frozen=True, slots=True)
 class TensorWas:
-    """A tensor as it was: where it lay (None: in no memory), its type, whether it had a gradient or wanted one."""
+    """A tensor as it was: where it lay, its type, whether it had a gradient or wanted one, whether autograd made it."""
 
     reference: weakref.ref[torch.Tensor]
     device: str
     dtype: torch.dtype
     has_grad: bool
     requires_grad: bool
+    is_result: bool  # of autograd
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +56,12 @@ class _Contents:
 class StartingPoint:
     """The process as it was: tensors, the containers of modules, optimizers and names, the user's own objects.
 
-    ``dropped`` are the names that the run made since; ``kept`` those of them that a rehearsal needs after all, as it
-    reads them before it makes them.
+    The names ``but`` are taken not to have been there. ``dropped`` are the names that the run made since; ``kept``
+    those of them that a rehearsal needs after all, as it reads them before it makes them.
     """
 
-    def __init__(self, namespaces: Sequence[dict[str, Any]]) -> None:
+    def __init__(self, namespaces: Sequence[dict[str, Any]], but: Collection[str] = ()) -> None:
+        self._but = but
         self.dropped: set[str] = set()
         self.kept: set[str] = set()
         self._references: dict[int, weakref.ref[Any]] = {}
@@ -74,6 +77,24 @@ class StartingPoint:
             self._note(namespace, _DEPTH, lambda namespace=namespace: namespace, (), is_namespace=True)  # type: ignore[misc]
         for one in (*live.modules, *live.tools):
             self._note(vars(one), _DEPTH, weakref.ref(one), ())
+
+    @classmethod
+    def supposed(cls, namespace: dict[str, Any], made: Collection[str]) -> StartingPoint:
+        """What a run that failed began from, where nothing was noted before it: what is there without that run.
+
+        What only the names that it ``made`` lead to was not there, nor were gradients and results of autograd.
+        """
+        stayed = {name: value for name, value in namespace.items() if _is_users(name) and name not in made}
+        reached = Reach(seen={id(namespace)})  # functions lead to all names
+        reached.walk(stayed.values())
+        point = cls([namespace], made)
+        point._references = {one: reference for one, reference in point._references.items() if one in reached.seen}
+        point._tensors = {
+            one: replace(was, has_grad=False)
+            for one, was in point._tensors.items()
+            if one in reached.seen and not was.is_result
+        }
+        return point
 
     def tensor(self, tensor: torch.Tensor) -> TensorWas | None:
         """The tensor as it was; None for one that was not there."""
@@ -161,7 +182,7 @@ class StartingPoint:
         is_dict = isinstance(container, _DICTS)
         items = list(container.items() if is_dict else enumerate(container))
         if is_namespace:
-            items = [item for item in items if _is_users(item[0])]
+            items = [item for item in items if _is_users(item[0]) and item[0] not in self._but]
         held = {_token(key): id(value) for key, value in items} if is_dict else [id(value) for _, value in items]
         self._contents.append(_Contents(owner, path, held, is_namespace))
         for key, value in items:
@@ -185,7 +206,9 @@ class StartingPoint:
 def _was(tensor: torch.Tensor) -> TensorWas | None:
     try:
         has_grad = tensor.is_leaf and tensor.grad is not None
-        return TensorWas(weakref.ref(tensor), tensor.device.type, tensor.dtype, has_grad, tensor.requires_grad)
+        return TensorWas(
+            weakref.ref(tensor), tensor.device.type, tensor.dtype, has_grad, tensor.requires_grad, not tensor.is_leaf
+        )
     except (RuntimeError, NotImplementedError, AttributeError):  # wrappers of functorch and others
         return None
 
