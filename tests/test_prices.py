@@ -27,7 +27,7 @@ class Run:
     """A training run; a smaller batch, checkpointing and mixed precision halve what a step takes."""
 
     accumulation = 1
-    is_evaluation = keeps_no_graph = False
+    is_evaluation = keeps_no_graph = is_of_job = False
     names: dict[str, str] = {}  # noqa: RUF012
 
     def __init__(self, batch=16, works=True):
