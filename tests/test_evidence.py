@@ -129,6 +129,9 @@ def test_models_and_cards_by_their_names():
         ("The process was killed: the system memory was full", Cause.HOST_RAM),
         ("the kernel tries to allocate 87000GB", Cause.REQUEST_ALONE_TOO_BIG),
         ("GPU memory keeps increasing every iteration until it is out of memory", Cause.LEAK_OR_RETAINED_REFERENCE),
+        ("OOM when using Adam: SGD works with the same batch size.", Cause.OPTIMIZER_STATE),
+        ("The chat runs out of CUDA memory after several rounds of the conversation.", Cause.ACTIVATIONS),
+        ("Memory error: the notebook crashes when too many images are loaded at the same time.", Cause.HOST_RAM),
     ],
 )
 def test_prose_alone_is_judged(text, cause):

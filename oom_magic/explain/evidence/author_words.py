@@ -57,11 +57,57 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"no (?:problem|issue|error)s? (?:during|in|while|with) train",
         r"训练(?:过程|时|阶段)?(?:没有|没)?(?:正常|没问题|可以)",
     ),
+    "loads_data": _words(
+        r"(?:load|read|stor|keep|kept|hold|cach)\w*\s(?:\w+\s){0,3}(?:all|every\w*|entire|whole|too many|full)\s"
+        r"(?:\w+\s){0,4}?(?:in|into|to|at once)\b[^.\n]{0,16}(?:memory|ram)",
+        r"too many (?:images|files|samples|pictures|records) (?:are|were|is) (?:loaded|read)",
+        r"(?:entire|whole|full|complete|all (?:of )?the) (?:training )?(?:data ?set|data|images|files|corpus|csv)\s"
+        r"(?:is|are|was|were|gets?) (?:\w+\s)?(?:loaded|read|kept|held|stored)",
+        r"(?:数据集?|图片|图像)[^\n]{0,8}(?:全部|一次性)[^\n]{0,8}(?:加载|读)|(?:全部|一次性)(?:加载|读入?)[^\n]{0,8}(?:数据|内存)",
+    ),
+    "speaks_of_ram": _words(r"(?<!gpu )(?<!video )(?<!gb of )(?<!gb )\bRAM\b", r"\bRAM (?:memory"
+    r"|usage)", r"\d+ ?gb (?:of )?ram\b"),
+    "speaks_of_gpu": _words(
+        r"\b(?:gpus?|cuda|vram|nvidia|rtx|gtx|geforce|tesla|quadro|[ahv]100|cudnn|t4|p100|device memory)\b",
+        r"显[存卡]",
+    ),
+    "converses": _words(
+        r"multi-?(?:turn|round)", r"(?:conversation|chat|dialog\w*)(?:'s)? (?:history|context|goes on|continues"
+        r"|gets? long|grow)",
+        r"(?:several|few|many|more|\d+) (?:\w+ )?(?:turns?|rounds?|messages|dialog\w*|questions|conversations)\b",
+        r"\bhistory (?:gets?|grows?|is) (?:too )?long",
+        r"多轮(?:对话|交互|聊天)?|不断(?:交互|对话|提问)|随着(?:对话|交互|聊天|提问)"
+        r"|历史(?:对话|记录|消息)|几轮|轮对话",
+    ),
+    "makes_pictures": _words(
+        r"\b(?:wan|hunyuan|ltx|mochi|cogvideo|animatediff|infinitetalk|sdxl?|flux|kandinsky|pixart|sora"
+        r"|svd)[-_ ]?(?:\d\.\d|video|gp)?\b"
+        r"[^\n]{0,80}\b(?:generat|frames?|prompts?|video|workflow|720p|480p|t2v|i2v|image|resolution)",
+        r"\b(?:text|image)[- ]?(?:to|2)[- ]?(?:video|image)\b|\b[ti]2[vi]\b|\bi2v|t2v\b", r"\bforge\b|\bworkflow\b",
+        r"(?:generat|render)\w* (?:\w+ ){0,3}(?:frames|videos?|pictures?|images?)\b", r"\b(?:number of|more"
+        r"|\d+) frames\b", r"positive prompts?|negative prompts?",
+        r"(?:text|video|image)\s?encode\b|TextEncode",
+    ),
+    "adam_costs": _words(
+        r"\badam\w*\b[^.\n]{0,40}\b(?:oom|out of memory|more memory|double|twice|memory error|throws|runs out)",
+        r"(?:oom|out of memory|memory)\b[^.\n]{0,30}\b(?:with|using|us(?:e|ing)|for) \badam",
+        r"\bsgd\b[^.\n]{0,60}\b(?:works?|fine|ok|fits|runs|no (?:oom|problem))", r"(?:switch"
+        r"|chang)\w* (?:\w+ ){0,4}(?:to|from) \b(?:sgd|adam\w*|adafactor)",
+        r"8[- ]?bit[ -]?adam|adafactor[^.\n]{0,40}(?:work|fits|help|solv)",
+    ),
+    "smaller_input_no_help": _words(
+        r"(?:small(?:er)?|reduc\w+|lower\w*|decreas\w+|halv\w+|crop\w*)\s(?:\w+\s){0,3}(?:images?|pictures?"
+        r"|resolution|inputs?|size|crops?|length|batch[ _-]?size)\s?"
+        r"(?:\w+\s){0,3}(?:(?:doesn|didn|don|does|did|do)(?:'?t|\s?not) (?:\w+ )?(?:help|work|change|solve"
+        r"|matter)|no (?:help|effect|difference|use)|makes? no)",
+    ),
     "trains": _words(
         r"\btrain(?:ing|er|ed|s|_\w+)?\b(?![- ]free)", r"\bfine-?tun", r"\btrain\w*\.(?:py|sh)", r"\bepochs?\b",
         r"\.backward\(", r"dreambooth|(?:mak|creat|train)\w*\s(?:\w+\s){0,3}loras?\b", r"训练|微调",
     ),
     "host_fills": _words(
+        r"\bcpu (?:oom|out of memory)\b", r"(?<!video )(?<!gpu )(?<!card )\bmemory (?:fills?"
+        r"|filled) up\b(?=[^.\n]{0,60}memory ?error)",
         rf"{_HOST}{_NO_GPU}{{0,60}}?\b(?:{_RISES}|{_SPENT}|decreas\w*)", rf"(?:{_SPENT}|increas\w*|grow\w*|out of|high"
         rf"|enough|all (?:of )?(?:the|my)?){_NO_GPU}{{0,24}}?{_HOST}",
         r"\(?NOT (?:on )?GPU", r"\bswap\b[^.\n]{0,30}(?:full|fill|exhaust|used)", r"\(cpu memory\)",
@@ -73,7 +119,10 @@ TOLD: dict[str, re.Pattern[str]] = {
         rf"|it)\b{_NEAR}{{0,30}}"
         r"\b(?:was|is|were|are|got|gets?|been|being)\s(?:\w+\s)?killed",
         r"\bkilled by (?:the |my |a )?(?:oom|system|kernel|computer|os\b|linux|slurm|docker|scheduler)",
-        r"oom[- _]?kill", r"\bkilled\b[^.\n]{0,12}\(?oom\b", r"(?:system|kernel|os) kill(?:ed|s)",
+        r"^\W{0,6}killed (?:when|while|during|at|after|on)\b|notice the killed",
+        r"oom[- _]?kill",
+        r"\bkilled\b[^.\n]{0,12}\(?oom\b",
+        r"(?:system|kernel|os) kill(?:ed|s)",
         r"exit(?:ed)?(?: with)?(?: code)?:? ?137", r"被(?:系统)?(?:杀死|杀掉|杀|kill)",
     ),
     "infers": _words(

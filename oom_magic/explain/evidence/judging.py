@@ -135,6 +135,8 @@ def _driver(failure: Failure, clues: Clues) -> Iterator[Support]:
     )
     if is_driver and failure.is_oom and not {"smaller_batch_helps", "larger_input_fails", "grows"} & clues.run.told:
         weight = 0.45 if clues.tells_of_training or clues.full_devices else 0.62
+        if failure.format == "cuda_error_oom" and clues.phase in ("forward", "backward", "loss"):
+            weight = 0.3  # PyTorch up to 0.4.1 says no more when its own tensors fill the device
         yield Support(Cause.DRIVER_LEVEL, weight, _meaning(failure))
 
 

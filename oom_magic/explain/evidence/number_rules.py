@@ -16,6 +16,8 @@ MIN_STUCK_SHARE = 0.04
 _MUCH_STUCK_SHARE = 0.1
 # PyTorch gives whole unused segments back before it fails: such a share that stayed is in pieces.
 _UNRELEASABLE_SHARE = 0.25
+# Less than a few segments of 20 MiB are what any run leaves.
+_SMALL_REMAINDER = 160 * MIB
 # Others on the card are called the cause from this share of its capacity.
 _MIN_OTHERS_SHARE = 0.25
 # From this share of the capacity others, or a rest that nobody listed, are worth a look.
@@ -181,7 +183,7 @@ def _fragmentation(failure: Failure) -> Iterator[Support]:
     stuck, requested, held = failure.stuck_bytes, failure.requested_bytes, failure.pytorch_bytes
     if stuck is None or requested is None or not held:
         return
-    if requested == NAMELESS_REQUESTS[0]:
+    if requested == NAMELESS_REQUESTS[0] or (requested == NAMELESS_REQUESTS[1] and stuck < _SMALL_REMAINDER):
         if stuck >= held * _UNRELEASABLE_SHARE:
             values = {"stuck_bytes": stuck, "requested_bytes": requested}
             yield Support(Cause.FRAGMENTATION, 0.65, Evidence("stuck_unreleasable", values))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from oom_magic.explain.evidence.author_words import TOLD
 from oom_magic.explain.evidence.causes import Cause
 
 
@@ -185,6 +186,15 @@ PROGRAMS: tuple[Program, ...] = (
         (_stage("loading", _LOADS, Cause.WEIGHTS_TOO_BIG, 0.6),),
         remedies=("server_share", "shorter_context", "quantized_model", "tensor_parallel"), by_cause=_SERVER_CAUSES,
         default_cause=(Cause.MEMORY_FRACTION_LIMIT, 0.4),
+    ),
+    Program(
+        "pictures", "a program that makes pictures or videos", TOLD["makes_pictures"],
+        (_stage("loading", r"(?i)(?:trying|try|tried|unable|fails?) to load\b|(?:oom|memory)\w* (?:on|when|while"
+                           r"|during) load", Cause.WEIGHTS_TOO_BIG, 0.55),),
+        remedies=("smaller_image", "diffusers_vae", "diffusers_offload", "quantized_model"),
+        by_cause=((Cause.WEIGHTS_TOO_BIG, ("quantized_model", "diffusers_offload")),
+                  (Cause.OTHER_PROCESS, ("close_processes_any",))),
+        default_cause=(Cause.ACTIVATIONS, 0.35),
     ),
     Program(
         "quantizing", "AWQ/GPTQ quantizing",

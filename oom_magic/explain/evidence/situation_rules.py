@@ -47,7 +47,10 @@ def _is_of_host(failure: Failure | None, clues: Clues) -> bool:
     """Whether the text is about the computer's own memory."""
     if failure is not None and failure.backend not in (None, "cpu"):
         return False
-    return bool({"host_fills", "killed"} & clues.run.told) or (failure is not None and failure.backend == "cpu")
+    told = clues.run.told
+    if {"host_fills", "killed"} & told or (failure is not None and failure.backend == "cpu"):
+        return True
+    return "speaks_of_gpu" not in told and bool({"loads_data", "speaks_of_ram"} & told)
 
 
 def _host(failure: Failure | None, clues: Clues) -> Iterator[Support]:
@@ -58,6 +61,10 @@ def _host(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.HOST_RAM, 0.6, Evidence("host_fills"))
     if failure is not None and failure.format == "told_host":
         yield Support(Cause.HOST_RAM, 0.5, Evidence("meaning_told_host"))
+    if "loads_data" in told:
+        yield Support(Cause.HOST_RAM, 0.5, Evidence("told_loads_data"))
+    elif "speaks_of_ram" in told and "speaks_of_gpu" not in told:
+        yield Support(Cause.HOST_RAM, 0.45, Evidence("told_ram_only"))
     if "offloads_to_host" in told:
         yield Support(Cause.HOST_RAM, 0.2, Evidence("told_offload"))
 
@@ -80,6 +87,13 @@ def _inputs(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.ACTIVATIONS, 0.2, Evidence("dense_pairs"))
     if "full_batch" in told:
         yield Support(Cause.ACTIVATIONS, 0.4, Evidence("told_whole"))
+    if "adam_costs" in told:
+        yield Support(Cause.OPTIMIZER_STATE, 0.6, Evidence("told_adam"))
+        yield Support(Cause.ACTIVATIONS, -0.4)
+    if "smaller_input_no_help" in told:
+        cause = Cause.OPTIMIZER_STATE if _trains(clues) else Cause.WEIGHTS_TOO_BIG
+        yield Support(cause, 0.35, Evidence("smaller_input_no_help"))
+        yield Support(Cause.ACTIVATIONS, -0.4)
     if "smaller_input_works" in told:
         yield Support(Cause.ACTIVATIONS, 0.45, Evidence("smaller_input_works"))
         yield Support(Cause.FRAGMENTATION, -0.4)
@@ -126,6 +140,9 @@ def _over_time(clues: Clues) -> Iterator[Support]:
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.5, Evidence("told_graph_kept"))
     if "collects_results" in told:
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.5, Evidence("told_collects"))
+    if "converses" in told and not _trains(clues):
+        yield Support(Cause.ACTIVATIONS, 0.6, Evidence("told_conversation"))
+        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, -0.5)
     if {"grows", "repeated_use"} & told:
         yield Support(Cause.OTHER_PROCESS, -0.5)  # on a Mac such numbers count this process, too
     if "smaller_share_helps" in told:

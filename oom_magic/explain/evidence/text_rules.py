@@ -42,6 +42,8 @@ _FULL_SHARE = 0.88
 # A request as small as this on a full device shows only who filled it before.
 _SMALL_REQUEST = 200 * MIB
 _SMALL_JAX_REQUEST = 256 * MIB
+# What people train today was not made for such cards.
+_SMALL_CARD = 4 * GIB
 _FREE_AT_START = re.compile(
     r"[Tt]otal ?[Mm]emory:? ?(\d+(?:\.\d+)?) ?GiB[\s,]{0,4}[Ff]ree ?[Mm]emory:? ?(\d+(?:\.\d+)?) ?([GM])iB"
 )
@@ -294,3 +296,5 @@ def _filled(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     elif is_full and program is None:
         yield Support(Cause.ACTIVATIONS, 0.2, Evidence("own_tensors_fill", values))
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.12, Evidence("own_tensors_fill", values))
+    if is_full and (total or 0) <= _SMALL_CARD and clues.phase not in _BY_PHASE:
+        yield Support(Cause.ACTIVATIONS, 0.25, Evidence("small_card", {"total_bytes": total or 0}))

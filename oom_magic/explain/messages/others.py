@@ -272,6 +272,7 @@ _TOO_MUCH = (
 _TOLD_DEVICE = (
     rf"{_TOO_MUCH}(?:(?:gpu|cuda|video|graphics) ?memory|v-?ram)|"
     rf"\b{_GPU}\b{_NEAR}\b{_SPENT}\b|\b{_SPENT}\b{_NEAR}\b{_GPU}\b"
+    r"|\b(?:un|in)sufficient v-?ram\b|\u663e\u5361\u5185\u5b58(?:\u4e0d\u8db3|\u4e0d\u591f|\u6ea2\u51fa|\u4f1a?\u7206)"
     r"|\u663e\u5b58(?:\u4e0d\u8db3|\u4e0d\u591f|\u6ea2\u51fa|\u7206|\u70b8|\u8d85)|[\u7206\u70b8]\u4e86?\u663e\u5b58"
 )
 _RAM = r"(?:(?<!gpu )(?<!video )ram|(?:system|host|cpu|main|server)(?: virtual)? (?:memory|ram))"
@@ -279,11 +280,11 @@ _TOLD_HOST = (
     rf"\b{_RAM}\b(?:(?!\b(?:not|if|gpu|cuda)\b)[^.\n]){{0,30}}?\b{_SPENT}\b|\b{_SPENT}\b(?:(?!\b(?:gpu|cuda)\b)[^.\n])"
     rf"{{0,16}}?\b{_RAM}\b|\b(?:process|job|script|training|worker|program)\b[^.\n]{{0,24}}\b(?:was|is|got|gets|been)"
     r" (?:\w+ )?killed\b|\bkilled by (?:the |my )?(?:oom|system|kernel|computer|os)\b"
-    r"|\u5185\u5b58(?:\u4e0d\u8db3|\u4e0d\u591f|\u6ea2\u51fa)"
+    r"|\bcpu oom\b|(?<!\u663e\u5361)\u5185\u5b58(?:\u4e0d\u8db3|\u4e0d\u591f|\u6ea2\u51fa)"
 )
 _TOLD = (
     r"\bmemory (?:errors?|issues?|problems?)\b|\boom(?:s|ed|ing)?\b(?! ?killer)|\bout[- ]of[- ]memory\b"
-    r"|\b(?:runs?|running|ran) out of memory\b"
+    r"|\b(?:runs?|running|ran) out of memory\b|\b(?:un|in)sufficient (?:v-?ram|memory)\b"
 )
 LINE_KINDS = (
     # cudaMallocAsync's message ends here where a NUL byte cut it (2.3 and later, device 0).

@@ -170,6 +170,17 @@ EVIDENCE: Sentences = {
     "told_collects": "The text says that the results of every step are collected.",
     "device_seen_full": "The pasted nvidia-smi shows a GPU that is full ({used}) beside one that is free.",
     "code_stores_tensors": "The pasted loop writes results with their graphs into a tensor: {line}",
+    "told_loads_data": "The text says that the whole data set is loaded at once.",
+    "told_ram_only": "The text speaks of RAM and of no GPU.",
+    "told_conversation": (
+        "Every turn of a conversation goes through the model again with all turns before it: the cache of keys"
+        " and values grows with them."
+    ),
+    "told_adam": "The text compares optimizers: Adam keeps two more values for every parameter, plain SGD none.",
+    "smaller_input_no_help": (
+        "The text says that smaller inputs do not help: what fills the device does not grow with them."
+    ),
+    "small_card": "A card of {total_bytes} has little room for the activations of what is usually trained today.",
     # The one check that would settle a cause.
     "check_fragmentation": (
         "print(torch.cuda.memory_summary()) just before: reserved far above allocated, much of it inactive."
