@@ -106,7 +106,11 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"\.backward\(", r"dreambooth|(?:mak|creat|train)\w*\s(?:\w+\s){0,3}loras?\b", r"训练|微调",
     ),
     "host_fills": _words(
-        r"\bcpu (?:oom|out of memory)\b", r"(?<!video )(?<!gpu )(?<!card )\bmemory (?:fills?"
+        r"\bcpu (?:oom|out of memory)\b",
+        r"(?:system|machine|computer|server)(?:'s)? (?:does not|doesn't|did not|hasn't) have enough"
+        r" memory",
+        r"(?:machine|server|computer)(?:'s)? memory\b[^.\n]{0,20}\boverflow",
+        r"(?<!video )(?<!gpu )(?<!card )\bmemory (?:fills?"
         r"|filled) up\b(?=[^.\n]{0,60}memory ?error)",
         rf"{_HOST}{_NO_GPU}{{0,60}}?\b(?:{_RISES}|{_SPENT}|decreas\w*)", rf"(?:{_SPENT}|increas\w*|grow\w*|out of|high"
         rf"|enough|all (?:of )?(?:the|my)?){_NO_GPU}{{0,24}}?{_HOST}",
@@ -162,6 +166,11 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"can only fit \d+ (?:examples|samples|images)", r"max(?:imum)? batch[ _-]?size[^.\n]{0,30}\d",
         r"batch[ _-]?size?.{0,12}(?:对于|太大|过大)", r"(?:please )?decrease the batch size of your model",
         r"减[小少](?:了)?\s?batch[ _-]?size?.{0,16}(?:可以|解决|就好|正常)",
+    ),
+    "larger_batch_fails": _words(
+        r"\b(?:set|increas\w*|rais\w*|chang\w*|put)\s(?:the\s|my\s)?(?:max[_ ]tokens|batch[_ ]?size|num[_ ]workers"
+        r"|frames?|length)\s?"
+        r"(?:=|to|as)?\s?(?:an? )?(?:big|large|high|\d{3,})",
     ),
     "larger_input_fails": _words(
         r"(?:images?|inputs?|sequences?|samples?|videos?|resolution|crops?|tiles?|graphs?|data|scenes?"
@@ -241,7 +250,9 @@ TOLD: dict[str, re.Pattern[str]] = {
     "smaller_share_helps": _words(
         r"(?:lower|reduc|decreas|smaller)\w*\s(?:the\s)?`?(?:--)?(?:gpu[-_ ]?)?(?:memory|mem)[-_ ]?(?:ratio"
         r"|fraction|utili[sz]ation)"
-        r"[^.\n]{0,60}", r"preallocat\w+[^.\n]{0,40}(?:false|help|fix|solv|works)",
+        r"(?![^\n]{0,160}(?:n't|\bnot?) (?:\w+ )?(?:help|solv|fix|work|change))",
+        r"preallocat\w+[^.\n]{0,40}(?:help|fix|solv|works|false)"
+        r"(?![^\n]{0,120}(?:n't|\bnot?) (?:\w+ )?(?:help|solv|fix|work|change))",
     ),
     "collects_results": _words(
         r"(?:append|collect|stor|accumulat|keep|kept|cach|concatenat|sav)\w*\s(?:\w+\s){0,4}(?:all|every|each"

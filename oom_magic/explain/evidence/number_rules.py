@@ -52,7 +52,7 @@ def number_rules(failure: Failure, clues: Clues) -> Iterator[Support]:
     yield from _above_block_limit(failure)
     yield from _others(failure)
     yield from _mps(failure)
-    yield from _fragmentation(failure)
+    yield from _fragmentation(failure, clues)
     yield from _refused_with_room(failure, clues)
 
 
@@ -178,7 +178,7 @@ def _mps(failure: Failure) -> Iterator[Support]:
         yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.3, Evidence("mps_watermark", values))
 
 
-def _fragmentation(failure: Failure) -> Iterator[Support]:
+def _fragmentation(failure: Failure, clues: Clues) -> Iterator[Support]:
     """Enough for the request lies unused, in PyTorch's cache and free, in pieces that do not join."""
     stuck, requested, held = failure.stuck_bytes, failure.requested_bytes, failure.pytorch_bytes
     if stuck is None or requested is None or not held:
@@ -193,7 +193,8 @@ def _fragmentation(failure: Failure) -> Iterator[Support]:
     is_much = stuck >= held * _MUCH_STUCK_SHARE
     values = {"stuck_bytes": stuck, "requested_bytes": requested}
     if stuck >= requested:
-        weight = 0.7 if is_much else 0.42
+        # A training step that nearly fills a device leaves so little of its cache in pieces by chance.
+        weight = 0.7 if is_much else 0.3 if clues.program is None else 0.42
         yield Support(Cause.FRAGMENTATION, weight, Evidence("stuck_above_request", values))
     elif is_much:
         more = {**values, "free_bytes": failure.free_bytes or 0}

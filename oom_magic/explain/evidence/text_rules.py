@@ -42,8 +42,10 @@ _FULL_SHARE = 0.88
 # A request as small as this on a full device shows only who filled it before.
 _SMALL_REQUEST = 200 * MIB
 _SMALL_JAX_REQUEST = 256 * MIB
+_TRANSCRIBER_LOADS = re.compile(r"transcribe\.py\"?, line \d+, in (?:__)?init|load_model")
 # What people train today was not made for such cards.
 _SMALL_CARD = 4 * GIB
+_OWN_SHARE_OF_SMALL = 0.5  # the CUDA context takes a good part of the rest
 _FREE_AT_START = re.compile(
     r"[Tt]otal ?[Mm]emory:? ?(\d+(?:\.\d+)?) ?GiB[\s,]{0,4}[Ff]ree ?[Mm]emory:? ?(\d+(?:\.\d+)?) ?([GM])iB"
 )
@@ -212,6 +214,9 @@ def _run(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     if "smaller_batch_helps" in told:
         yield Support(Cause.ACTIVATIONS, 0.6, Evidence("smaller_batch_helps"))
         yield Support(Cause.FRAGMENTATION, -0.3)
+    if "larger_batch_fails" in told:
+        yield Support(Cause.ACTIVATIONS, 0.5, Evidence("larger_batch_fails"))
+        yield Support(Cause.FRAGMENTATION, -0.4)
     if "larger_input_fails" in told:
         yield Support(Cause.ACTIVATIONS, 0.4, Evidence("larger_input_fails"))
     if "shares_device" in told and (failure is None or failure.backend != "cpu"):
@@ -270,12 +275,18 @@ def _filled(failure: Failure | None, clues: Clues) -> Iterator[Support]:
             yield Support(Cause.ACTIVATIONS, 0.4, Evidence("phase_backward", _where(clues)))
         return
     held, total = failure.pytorch_bytes, failure.total_bytes
-    is_full = held is not None and bool(total) and held >= (total or 0) * OWN_SHARE
+    is_full = (
+        held is not None
+        and bool(total)
+        and held >= (total or 0) * (_OWN_SHARE_OF_SMALL if (total or 0) <= _SMALL_CARD else OWN_SHARE)
+    )
     if held is not None and total and not is_full:
         return
     if failure.format == "ctranslate2":
         yield Support(Cause.ACTIVATIONS, 0.3, Evidence("meaning_ctranslate2"))
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.25, Evidence("meaning_ctranslate2"))
+        if _TRANSCRIBER_LOADS.search(clues.trace):
+            yield Support(Cause.WEIGHTS_TOO_BIG, 0.5, Evidence("phase_loading", _where(clues)))
     values: dict[str, int | str] = {"held_bytes": held or 0, "total_bytes": total or 0}
     if trains and clues.is_training and in_step and is_full:
         yield Support(Cause.ACTIVATIONS, 0.45, Evidence("own_tensors_fill", values))

@@ -181,6 +181,7 @@ EVIDENCE: Sentences = {
         "The text says that smaller inputs do not help: what fills the device does not grow with them."
     ),
     "small_card": "A card of {total_bytes} has little room for the activations of what is usually trained today.",
+    "larger_batch_fails": "The text says that it fails where more goes through at once.",
     # The one check that would settle a cause.
     "check_fragmentation": (
         "print(torch.cuda.memory_summary()) just before: reserved far above allocated, much of it inactive."
