@@ -16,6 +16,7 @@ import torch
 from oom_magic.predict.isolation.files.saving import unwritten
 from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.libraries.adapters import Adapter, Run, pretend_on_host
+from oom_magic.predict.setups.layers import with_layers_as_asked
 from oom_magic.predict.setups.models import config_for_hub_id
 
 # Arguments of a model's from_pretrained that its configuration's must not take.
@@ -60,7 +61,7 @@ def _configurations(module: ModuleType, run: Run) -> Iterator[None]:
         try:
             settings, unused = original(cls, name, **kwargs)
             if settings:
-                return settings, unused
+                return with_layers_as_asked(settings), unused
         except OSError as caught:
             error = caught
         preset = config_for_hub_id(str(name))
@@ -68,7 +69,7 @@ def _configurations(module: ModuleType, run: Run) -> Iterator[None]:
             raise OSError(_unknown(name)) from error
         run.assume(f"{name}: the configuration is the preset's, since none is in the local cache")
         with run.isolation.scope.outside(), TemporaryDirectory() as folder:
-            Path(folder, "config.json").write_text(json.dumps(preset))
+            Path(folder, "config.json").write_text(json.dumps(with_layers_as_asked(preset)))
             return original(cls, folder, **kwargs)
 
     with patched(owner, {"get_config_dict": _classmethod(get_config_dict)}):

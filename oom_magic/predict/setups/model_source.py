@@ -75,6 +75,7 @@ class ModelSource:
     path: str | None = None
     config: Any = None
     factory: Callable[[], Any] | None = None
+    num_layers: int | None = None  # of which runs with fewer tell everything; None: not known to be alike
 
     @property
     def auto_class(self) -> str:
@@ -134,7 +135,9 @@ def _from_name(name: str) -> ModelSource:
     file = Path(name).expanduser() / "config.json"
     if not file.is_file():
         preset = find_model(name)
-        return ModelSource(preset.name, preset.task, preset.model_type, preset.dims(), path=preset.hub_id)
+        layers = preset.num_layers
+        dims = preset.dims()
+        return ModelSource(preset.name, preset.task, preset.model_type, dims, path=preset.hub_id, num_layers=layers)
     try:
         plain = json.loads(file.read_text())
         model_type = plain["model_type"]

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any, Literal
 
 from oom_magic.errors import InvalidSettingError
+from oom_magic.predict.setups.layers import layer_counts
 from oom_magic.predict.setups.tables import read_table
 
 Task = Literal["causal-lm", "sequence-classification", "seq2seq-lm", "image-classification"]
@@ -77,6 +78,12 @@ class ModelPreset:
     def auto_class(self) -> str:
         """The transformers class that one loads it with, such as ``"AutoModelForCausalLM"``."""
         return auto_class(self.task)
+
+    @property
+    def num_layers(self) -> int | None:
+        """How many layers it has, in the encoder and in the decoder where it has both; None: other numbers."""
+        counts = set(layer_counts(self.settings).values())
+        return counts.pop() if len(counts) == 1 else None
 
     def dims(self) -> dict[str, int]:
         """The sizes that tensors of this model are made of, by transformers' most common names."""

@@ -162,7 +162,10 @@ class TrainingSetup(Result):
 
     def sizes(self, **ranges: Any) -> Sizes:
         """The same as a function of fields: ``setup.sizes(microbatch_size=(1, 32), seq_len=(128, 4096))``."""
-        from oom_magic.predict.sizing.sizes import size
+        from oom_magic.predict.setups.layers import only_layers
+        from oom_magic.predict.sizing.layered import Layers
+        from oom_magic.predict.sizing.ranges import Ranges
+        from oom_magic.predict.sizing.sizes import Sizes
 
         for name in ("gpu", "memory"):
             if name in ranges:
@@ -172,7 +175,11 @@ class TrainingSetup(Result):
         def train(**values: Any) -> None:
             self.replace(**values).train()
 
-        return size(train, gpu=self.gpu, memory=self.memory, **ranges)
+        count = self.source.num_layers
+        layers = None if count is None else Layers(count, only_layers)
+        sizes = Sizes(train, Ranges.parse(train, ranges), self.gpu, self.memory, layers=layers)
+        sizes.trace()
+        return sizes
 
     def replace(self, **changes: Any) -> TrainingSetup:
         """The setup with some fields changed."""

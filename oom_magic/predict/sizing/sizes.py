@@ -21,6 +21,7 @@ from oom_magic.predict.isolation.live_objects import heap_set_aside
 from oom_magic.predict.isolation.process_state import other_random_numbers
 from oom_magic.predict.session import DrySession, failure_message, namespaces_of
 from oom_magic.predict.setups.gpus import find_gpu
+from oom_magic.predict.sizing.layered import LayeredRuns, Layers
 from oom_magic.predict.sizing.pieces import (
     Explorer,
     Node,
@@ -70,6 +71,8 @@ def size(
 class Sizes(Result):
     """What ``fn`` takes at any point of ``ranges``. Made by ``size``; all sizes in bytes.
 
+    Where ``fn`` builds a model of many equal ``layers`` it is run with few of them.
+
     A point is given as keyword arguments: one value for each argument that varies. ``report`` is what ``dry_run`` would
     find there; the other methods are parts of it, and faster.
     """
@@ -80,9 +83,10 @@ class Sizes(Result):
         ranges: Ranges,
         gpu: str | None,
         memory: str | int | None,
-        stop_after_steps: int,
+        stop_after_steps: int = 3,
         num_gpus: int = 1,
         card: int | None = None,
+        layers: Layers | None = None,
     ) -> None:
         self.label = label(fn)
         self.ranges = ranges
@@ -102,6 +106,8 @@ class Sizes(Result):
         )
         self.settings = session.settings
         self.num_traces = 0
+        self._layers = layers
+        self._runs = LayeredRuns(self._run, layers)
         self._bar: Any = None
         self._families: dict[tuple[int, ...], Node] = {}
         # Runs at single points of pieces that are not exact.
@@ -126,6 +132,7 @@ class Sizes(Result):
             self._options["stop_after_steps"],
             self._options["num_gpus"],
             self._number,
+            self._layers,
         )
         for setting, family in self._families.items():
             moved = on_card(family, other._card)
@@ -350,6 +357,10 @@ class Sizes(Result):
         return DrySession(**self._options, is_lasting=False, has_bar=False, follows_compile=False, **options)
 
     def _trace(self, setting: tuple[int, ...], point: Point) -> Trace:
+        return self._runs.trace((setting, point))
+
+    def _run(self, where: tuple[tuple[int, ...], Point]) -> Trace:
+        setting, point = where
         arguments = self.ranges.arguments(setting, point)
         session = self._session(is_limited=False, keeps_empty=True)
         self.num_traces += 1

@@ -32,6 +32,15 @@ class Structure:
     @classmethod
     def of(cls, timeline: Timeline, reckonings: Mapping[int, SizeExpression]) -> Structure:
         """The structure of a run's timeline, some of whose sizes were reckoned by laws."""
+        counts = np.ones(timeline.num_allocations, dtype=np.int64)
+        for allocation, reckoning in reckonings.items():
+            counts[allocation] = len(reckoning.numbers)
+        laws = {allocation: reckoning.law for allocation, reckoning in sorted(reckonings.items())}
+        return cls.made(timeline, laws, counts)
+
+    @classmethod
+    def made(cls, timeline: Timeline, laws: Mapping[int, SizeFunction], counts: IntArray) -> Structure:
+        """The structure of a timeline with these laws, in the order of their allocations, and counts of numbers."""
         timeline = replace(timeline, order=_canonical(timeline))
         digest = hashlib.sha256()
         for name in _COLUMNS:
@@ -40,10 +49,6 @@ class Structure:
             digest.update(column.tobytes())
         for name in _TABLES:
             digest.update(repr(getattr(timeline, name)).encode())
-        laws = {allocation: reckoning.law for allocation, reckoning in sorted(reckonings.items())}
-        counts = np.ones(timeline.num_allocations, dtype=np.int64)
-        for allocation, reckoning in reckonings.items():
-            counts[allocation] = len(reckoning.numbers)
         digest.update(repr(laws).encode())
         digest.update(counts.tobytes())
         return cls(timeline, laws, counts, digest.digest())

@@ -1,0 +1,103 @@
+"""Runs of a model with many equal layers, made from runs with few: a fraction of the time, the same to the byte."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from oom_magic.predict.sizing.pieces import Trace
+from oom_magic.predict.sizing.repetition import IrregularError, LayeredRun, Repetition
+
+_FEWEST = (4, 5, 6)  # numbers of layers, tried as the fewest with which a model repeats as it does with more
+_NUM_RUNS = 3  # with one layer more each: two that teach, one that checks
+_LEAST_GAIN = 2  # layers that a model has beyond those
+_MOST_KNOWN = 64
+
+_Where = TypeVar("_Where")
+
+
+@dataclass(frozen=True)
+class Layers:
+    """How many layers a model has; inside ``only(n)`` it is built with ``n``."""
+
+    count: int
+    only: Callable[[int], AbstractContextManager[None]]
+
+
+@dataclass
+class _Known:
+    """How layers repeat in one structure, if in a way that is known; ``unchecked`` is where that was learned until it
+    was seen to hold elsewhere."""
+
+    repetition: Repetition | None
+    unchecked: object
+
+
+_known: OrderedDict[bytes, _Known] = OrderedDict()  # by the structure with the fewest layers, for all that is sized
+
+
+class LayeredRuns(Generic[_Where]):
+    """Traces of one function at any place. ``run`` makes one with the layers that the function has by itself.
+
+    How layers repeat is learned where a structure is first met, and checked where it is met next.
+    """
+
+    def __init__(self, run: Callable[[_Where], Trace], layers: Layers | None) -> None:
+        self._run = run
+        self._layers = layers
+        most = 0 if layers is None else layers.count - _NUM_RUNS - _LEAST_GAIN
+        self._fewest = tuple(fewest for fewest in _FEWEST if fewest <= most)
+        self._here: dict[int, Trace] = {}  # by the number of layers, at the present place
+
+    def trace(self, where: _Where) -> Trace:
+        """The trace at a place, with all layers."""
+        self._here = {}
+        for fewest in self._fewest:
+            few = self._with_layers(where, fewest)
+            repetition = self._repetition(where, few, fewest)
+            if repetition is not None and self._layers is not None:
+                self._fewest = (fewest,)
+                structure, numbers = repetition.lengthened(self._layered(where, fewest), self._layers.count)
+                return Trace(structure, numbers, few.dims, few.assumptions)
+        self._fewest = ()
+        return self._run(where)
+
+    def _repetition(self, where: _Where, few: Trace, fewest: int) -> Repetition | None:
+        key = few.structure.key
+        known = _known.get(key)
+        if known is None:
+            known = _known[key] = _Known(self._learned(where, fewest), where)
+            while len(_known) > _MOST_KNOWN:
+                _known.popitem(last=False)
+        elif known.repetition is not None and known.unchecked not in (None, where):
+            known.unchecked = None
+            self._check(where, fewest, known)
+        return known.repetition
+
+    def _learned(self, where: _Where, fewest: int) -> Repetition | None:
+        try:
+            return Repetition.learn([self._layered(where, fewest + more) for more in range(_NUM_RUNS)])
+        except IrregularError:
+            return None
+
+    def _check(self, where: _Where, fewest: int, known: _Known) -> None:
+        """Forget what was learned elsewhere if it does not hold here."""
+        assert known.repetition is not None
+        try:
+            known.repetition.check(self._layered(where, fewest), self._layered(where, fewest + _NUM_RUNS - 1))
+        except IrregularError:
+            known.repetition = None
+
+    def _layered(self, where: _Where, num_layers: int) -> LayeredRun:
+        trace = self._with_layers(where, num_layers)
+        return LayeredRun(num_layers, trace.structure, trace.numbers)
+
+    def _with_layers(self, where: _Where, num_layers: int) -> Trace:
+        assert self._layers is not None
+        if num_layers not in self._here:
+            with self._layers.only(num_layers):
+                self._here[num_layers] = self._run(where)
+        return self._here[num_layers]

@@ -1,0 +1,93 @@
+"""Models of many equal layers, sized from runs with few of them, to the byte."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+
+from oom_magic.predict.setups.layers import only_layers, with_layers_as_asked
+from oom_magic.predict.setups.setup import TrainingSetup
+from oom_magic.predict.sizing import layered
+from oom_magic.predict.sizing.layered import LayeredRuns
+from oom_magic.predict.sizing.sizes import Sizes
+from tests.test_sizes import same
+
+pytest.importorskip("transformers")
+
+
+def agrees(setup: TrainingSetup, sizes: Sizes, **point: Any) -> bool:
+    return same(sizes.report(**point), setup.replace(**point).dry_run())
+
+
+def assert_shortened(sizes: Sizes) -> None:
+    assert sizes.num_traces > 0
+    assert len(sizes._runs._fewest) == 1
+
+
+def test_gpt2_of_twelve_layers_from_runs_with_few() -> None:
+    setup = TrainingSetup("gpt2", precision="amp-fp16", activation_checkpointing=True, gpu="A100 80GB")
+    sizes = setup.sizes(microbatch_size=(2, 64))
+    assert_shortened(sizes)
+    assert agrees(setup, sizes, microbatch_size=13)
+    modules = dict(sizes.report(microbatch_size=13).modules)
+    assert any(".h.11" in path for path in modules)
+
+
+def test_what_does_not_repeat_is_run_with_all_layers() -> None:
+    """The sizes of all norms make one size, in more numbers with each layer."""
+    setup = TrainingSetup("gpt2", max_grad_norm=1.0, gpu="A100 80GB")
+    sizes = setup.sizes(microbatch_size=(2, 8))
+    assert sizes._runs._fewest == ()
+    assert agrees(setup, sizes, microbatch_size=5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "fields"),
+    [
+        ("gpt2", {"method": "lora"}),
+        ("bert-base-uncased", {"precision": "amp-fp16"}),
+        ("bert-base-uncased", {"method": "lora"}),
+        ("t5-base", {}),
+        ("t5-base", {"method": "lora", "activation_checkpointing": True}),
+        ("llama-3.2-1b", {"activation_checkpointing": True, "gradient_accumulation_steps": 2}),
+        ("llama-3.2-1b", {"method": "lora", "optimizer": "adamw8bit"}),
+        ("llama-3.2-1b", {"loss": "chunked", "optimizer": "adafactor"}),
+        ("qwen2.5-1.5b", {"method": "lora", "data": "padded", "activation_checkpointing": True}),
+        ("qwen2.5-7b", {"method": "qlora"}),
+        ("qwen3-0.6b", {"attention": "eager"}),
+        ("gemma-2-2b", {"method": "lora"}),
+        ("gemma-2-2b", {"activation_checkpointing": True}),
+        ("phi-3-mini", {"method": "qlora", "activation_checkpointing": True}),
+        ("vit-base", {"method": "lora"}),
+    ],
+)
+def test_presets_of_many_layers_from_runs_with_few(model: str, fields: dict[str, Any]) -> None:
+    setup = TrainingSetup(model, gpu="A100 80GB", **fields)
+    sizes = setup.sizes(microbatch_size=(2, 64))
+    assert_shortened(sizes)
+    assert agrees(setup, sizes, microbatch_size=7)
+
+
+def test_what_was_learned_at_one_point_and_does_not_hold_at_another_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(layered, "_known", OrderedDict())
+
+    monkeypatch.setattr(LayeredRuns, "_check", lambda runs, where, fewest, known: setattr(known, "repetition", None))
+    setup = TrainingSetup("gpt2", gpu="A100 80GB")
+    sizes = setup.sizes(microbatch_size=(2, 8))
+    assert sizes._runs._fewest == ()
+    assert agrees(setup, sizes, microbatch_size=5)
+
+
+def test_configurations_with_fewer_layers() -> None:
+    plain = {"num_layers": 12, "num_decoder_layers": 12, "d_model": 8}
+    nested = {"text_config": {"num_hidden_layers": 34, "layer_types": ["a", "b"] * 17}, "vision_config": {"n": 1}}
+    with only_layers(3):
+        assert with_layers_as_asked(plain) == {"num_layers": 3, "num_decoder_layers": 3, "d_model": 8}
+        text = with_layers_as_asked(nested)["text_config"]
+        assert text == {"num_hidden_layers": 3, "layer_types": ["a", "b", "a"]}
+    assert with_layers_as_asked(plain) is plain
