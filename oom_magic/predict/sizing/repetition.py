@@ -63,8 +63,16 @@ class Repetition:
 
         Raises IrregularError unless what these two teach foretells the others to the last event.
         """
+        try:
+            return cls._learned(runs, by_size=True)
+        except IrregularError:  # a size that sums over layers is another with each number of them
+            return cls._learned(runs, by_size=False)
+
+    @classmethod
+    def _learned(cls, runs: Sequence[LayeredRun], by_size: bool) -> Repetition:
+        """The same from events that are told apart by their sizes too, or not."""
         kinds: dict[Hashable, int] = {}
-        first, second = (_Line.of(run.structure, kinds) for run in runs[:2])
+        first, second = (_Line.of(run, kinds, by_size) for run in runs[:2])
         stretches = tuple(_find_stretches(first.kind, second.kind))
         layouts = [_Layout.of(stretches, len(first.kind), more) for more in (0, 1)]
         found = cls(runs[0], first, stretches, *_learn_laws(layouts, (first, second)), growth=np.zeros(0, np.int64))
@@ -88,13 +96,16 @@ class Repetition:
         layout = _Layout.of(self.stretches, len(self.line.kind), more)
         is_made = self.line.is_made[layout.event]
         source, laws = self.line.allocation[layout.event[is_made]], self.base.structure.laws
-        structure = Structure.made(
-            self._timeline(layout, more),
-            {at: laws[number] for at, number in enumerate(source.tolist()) if number in laws},
-            self.base.structure.counts[source],
-        )
         of_number = self._numbers_of(source)
-        return structure, base.numbers[of_number] + self.growth[of_number] * more
+        growth = self.growth[of_number] * more
+        counts = self.base.structure.counts[source]
+        requested_bytes = base.structure.timeline.requested_bytes[source] + growth[np.cumsum(counts) - counts]
+        structure = Structure.made(
+            self._timeline(layout, more, requested_bytes),
+            {at: laws[number] for at, number in enumerate(source.tolist()) if number in laws},
+            counts,
+        )
+        return structure, base.numbers[of_number] + growth
 
     def _referred(self, layout: _Layout, more: int) -> IntArray:
         """For each event of a longer run, which copy it frees and the numbers in its module's path."""
@@ -102,7 +113,7 @@ class Repetition:
         referred: IntArray = np.einsum("ekc,ec->ek", self.laws[layout.event], copy)
         return referred
 
-    def _timeline(self, layout: _Layout, more: int) -> Timeline:
+    def _timeline(self, layout: _Layout, more: int, requested_bytes: IntArray) -> Timeline:
         line, timeline, events = self.line, self.base.structure.timeline, layout.event
         referred = self._referred(layout, more)
         is_made, is_end, is_mark = line.is_made[events], line.ended[events] >= 0, line.is_mark[events]
@@ -116,12 +127,13 @@ class Repetition:
         module, modules = _named(timeline, timeline.module[source], referred[is_made, 1:])
         columns: dict[str, Any] = {
             name: getattr(timeline, name)[source]
-            for name in ("requested_bytes", "category", "phase", "step", "operator", "line", "stream")
+            for name in ("category", "phase", "step", "operator", "line", "stream")
         }
         positions = np.flatnonzero(is_mark) - np.arange(int(is_mark.sum()))
         kinds = [_MARKS[-1 - kind] for kind in line.kind[events[is_mark]].tolist()]
         marks = tuple(Mark(position, kind) for position, kind in zip(positions.tolist(), kinds, strict=True))
-        return replace(timeline, order=order[~is_mark], module=module, modules=modules, marks=marks, **columns)
+        columns |= {"requested_bytes": requested_bytes, "module": module, "modules": modules}
+        return replace(timeline, order=order[~is_mark], marks=marks, **columns)
 
     def _numbers_of(self, source: IntArray) -> IntArray:
         """Where the numbers of these allocations of the base are, one allocation after another."""
@@ -140,6 +152,10 @@ class Repetition:
             raise IrregularError("sizes are made of other numbers")
         growth = np.zeros_like(self.base.numbers)
         growth[of_number] = numbers - self.base.numbers[of_number]
+        counts = self.base.structure.counts
+        lawful = np.repeat(np.isin(np.arange(len(counts)), list(self.base.structure.laws)), counts)
+        if growth[lawful].any():
+            raise IrregularError("what a kernel takes inside grows with the layers")
         return growth
 
 
@@ -147,7 +163,7 @@ class Repetition:
 class _Line:
     """A run as a line of events: allocations, frees and marks.
 
-    ``kind`` is what each is, apart from layers and sizes (a free's is one more than that of what it frees);
+    ``kind`` is what each is, apart from layers (a free's is one more than that of what it frees);
     ``allocation`` its number in the timeline, ``ended`` the event of the allocation that a free ends (-1: it is none),
     ``path`` the numbers in its module's path.
     """
@@ -160,15 +176,15 @@ class _Line:
     is_mark: BoolArray
 
     @classmethod
-    def of(cls, structure: Structure, kinds: dict[Hashable, int]) -> _Line:
+    def of(cls, run: LayeredRun, kinds: dict[Hashable, int], by_size: bool) -> _Line:
         """The events of a run. ``kinds`` numbers what they are, in all runs that are compared."""
-        timeline = structure.timeline
+        timeline = run.structure.timeline
         order = np.insert(timeline.order, [mark.position for mark in timeline.marks], _MARK)
         is_mark = order == _MARK
         is_made = (order >= 0) & ~is_mark
         allocation = np.where(is_mark, 0, np.where(is_made, order, ~order))
         is_end = ~is_made & ~is_mark
-        kind = 2 * _kinds_of(structure, kinds)[allocation] + is_end
+        kind = 2 * _kinds_of(run, kinds, by_size)[allocation] + is_end
         kind[is_mark] = [-1 - _MARKS.index(mark.kind) for mark in timeline.marks]
         ended = np.full(len(order), -1, dtype=np.int64)
         ended[is_end] = np.flatnonzero(is_made)[allocation[is_end]]
@@ -297,12 +313,13 @@ def _extent(line: IntArray, here: int, period: int, least: int) -> tuple[int, in
     return start, here + period
 
 
-def _kinds_of(structure: Structure, kinds: dict[Hashable, int]) -> IntArray:
-    """For each allocation, a number for what it is apart from its size and the layer."""
-    timeline = structure.timeline
+def _kinds_of(run: LayeredRun, kinds: dict[Hashable, int], by_size: bool) -> IntArray:
+    """For each allocation, a number for what it is apart from the layer, and from its size unless ``by_size``."""
+    structure, timeline = run.structure, run.structure.timeline
+    sizes = timeline.requested_bytes if by_size else np.zeros(timeline.num_allocations, dtype=np.int64)
     lines = [str(line) for line in timeline.lines]
     paths = [_LAYER.sub("*", path) for path in timeline.modules]
-    columns = (timeline.category, timeline.phase, timeline.step, timeline.stream, structure.counts)
+    columns = (timeline.category, timeline.phase, timeline.step, timeline.stream, structure.counts, sizes)
     rows = zip(
         (timeline.operators[at] for at in timeline.operator.tolist()),
         (lines[at] for at in timeline.line.tolist()),
