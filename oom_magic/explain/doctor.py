@@ -14,6 +14,7 @@ from oom_magic.predict.setups.gpus import DEFAULT_GPU, GPU, closest_gpu, find_gp
 if TYPE_CHECKING:
     from oom_magic.memory.report import MemoryReport
     from oom_magic.predict.setups.setup import TrainingSetup
+    from oom_magic.predict.sizing.sizes import Sizes
 
 TYPICAL_MODELS = ("bert-base-uncased", "llama-3.2-1b", "qwen2.5-7b")
 GLOBAL_BATCH_SIZE = 16
@@ -54,7 +55,8 @@ def recommend(model: str, gpu: str, memory: int | str | None = None) -> Recommen
     """
     from tqdm.auto import tqdm
 
-    with tqdm(desc=f"dry runs of {model}", unit="run", leave=False) as bar:
+    shown = "{desc}: {n_fmt} tried{postfix} [{elapsed}]"
+    with tqdm(desc=f"setups of {model}", bar_format=shown, leave=False) as bar:
         search = _Search(model, gpu, memory, bar)
         setup, report = search.best()
     peak = 0 if report is None else report.peak_reserved_bytes
@@ -75,6 +77,7 @@ class _Search:
         self._memory = memory
         self._bar = bar
         self._known: dict[tuple[int, str, int, bool], _Found | None] = {}
+        self._known_sizes: dict[tuple[str, bool], Sizes] = {}
 
     def best(self) -> tuple[TrainingSetup | None, MemoryReport | None]:
         """The setup wanted most of those that fit comfortably, and its report; None and None without one."""
@@ -118,30 +121,44 @@ class _Search:
         return self._known[key]
 
     def _tried(self, length: int, method: str, microbatch: int, checkpointing: bool) -> _Found | None:
-        from oom_magic.predict.session import DrySession
-        from oom_magic.predict.setups.setup import TrainingSetup
-
         try:
-            setup = TrainingSetup(
-                self._model,
-                method=method,
-                microbatch_size=microbatch,
-                gradient_accumulation_steps=2,  # gradients are there in the second forward, as in all that follow
-                seq_len=length,
-                precision="amp-bf16" if self._card.capability >= (8, 0) else "amp-fp16",
-                activation_checkpointing=checkpointing,
-                gpu=self._card.name,
-                memory=self._memory,
-            )
+            setup = self._setup(method, checkpointing).replace(microbatch_size=microbatch, seq_len=length)
         except ValueError:  # such as QLoRA of a model that is given by a configuration
             return None
-        session = DrySession(setup.gpu, setup.memory, stop_after_steps=_STEPS, is_lasting=False, has_bar=False)
         self._bar.set_postfix_str(f"{method}, {microbatch} x {length} tokens")
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            report = session.run(setup.train)
+            report = self._sizes(method, checkpointing).report_of_run(microbatch_size=microbatch, seq_len=length)
         self.num_runs += 1
         self._bar.update()
         return (setup, report) if report.verdict == "safe" else None
+
+    def _setup(self, method: str, checkpointing: bool) -> TrainingSetup:
+        from oom_magic.predict.setups.setup import TrainingSetup
+
+        return TrainingSetup(
+            self._model,
+            method=method,
+            gradient_accumulation_steps=2,  # gradients are there in the second forward, as in all that follow
+            seq_len=self._lengths()[-1],
+            precision="amp-bf16" if self._card.capability >= (8, 0) else "amp-fp16",
+            activation_checkpointing=checkpointing,
+            gpu=self._card.name,
+            memory=self._memory,
+        )
+
+    def _sizes(self, method: str, checkpointing: bool) -> Sizes:
+        """The sizes of one way to train, which share what was learned of the model's layers."""
+        key = method, checkpointing
+        if key not in self._known_sizes:
+            lengths = sorted(self._lengths())
+            found = self._setup(*key).untraced_sizes(
+                stop_after_steps=_STEPS,
+                microbatch_size=(_MICROBATCHES[0], _MICROBATCHES[-1]),
+                seq_len=(lengths[0], lengths[-1]) if len(lengths) > 1 else lengths[0],
+            )
+            found.has_bar = False
+            self._known_sizes[key] = found
+        return self._known_sizes[key]
 
 
 def training_arguments(setup: TrainingSetup) -> str:

@@ -162,6 +162,12 @@ class TrainingSetup(Result):
 
     def sizes(self, **ranges: Any) -> Sizes:
         """The same as a function of fields: ``setup.sizes(microbatch_size=(1, 32), seq_len=(128, 4096))``."""
+        sizes = self.untraced_sizes(**ranges)
+        sizes.trace()
+        return sizes
+
+    def untraced_sizes(self, *, stop_after_steps: int = 3, **ranges: Any) -> Sizes:
+        """The same function before it is traced anywhere."""
         from oom_magic.predict.setups.layers import only_layers
         from oom_magic.predict.sizing.layered import Layers
         from oom_magic.predict.sizing.ranges import Ranges
@@ -175,11 +181,10 @@ class TrainingSetup(Result):
         def train(**values: Any) -> None:
             self.replace(**values).train()
 
+        train.__name__ = self.source.label
         count = self.source.num_layers
         layers = None if count is None else Layers(count, only_layers)
-        sizes = Sizes(train, Ranges.parse(train, ranges), self.gpu, self.memory, layers=layers)
-        sizes.trace()
-        return sizes
+        return Sizes(train, Ranges.parse(train, ranges), self.gpu, self.memory, stop_after_steps, layers=layers)
 
     def replace(self, **changes: Any) -> TrainingSetup:
         """The setup with some fields changed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from math import gcd
 
 import numpy as np
@@ -39,7 +39,8 @@ _MOST_TRACES = 100  # at once, after which no more borders are looked for
 _MOST_COMPARED = 2000  # points of a region at which explanations are compared
 _FEW_ENDS = 3  # of runs of values, from which on equal distances are no chance
 _MOST_RUNS = 64
-_NUM_SAMPLES = 24  # replayed to learn what the allocator adds
+_FEWEST_SAMPLES, _MOST_SAMPLES = 8, 24  # replayed to learn what the allocator adds
+_SAMPLED_EVENTS = 240_000  # in all of them; a long run has many blocks, over which chance evens out
 _RUN = "reports are of dry runs made there, maps and quick peaks close only"
 
 BoolArray = npt.NDArray[np.bool_]
@@ -72,8 +73,21 @@ class Piece:
     points: tuple[Point, ...]
     inexact: IntArray
     assumptions: tuple[Assumption, ...]
-    peaks: Peaks
+    samples: IntArray
+    settings: AllocatorSettings
     is_followed: bool = True
+
+    @cached_property
+    def peaks(self) -> Peaks:
+        """What the allocator adds, learned at the ``samples`` when it is first asked for."""
+        return Peaks.learn(self.structure, self.kind, self.functions, self.samples, self.settings)
+
+    def on_card(self, card: GPU) -> Piece:
+        """The same with the sizes on another card; what was learned holds there too."""
+        moved = replace(self, functions=replace(self.functions, card=card))
+        if "peaks" in vars(self):
+            vars(moved)["peaks"] = replace(self.peaks, functions=moved.functions)
+        return moved
 
     @property
     def is_exact(self) -> bool:
@@ -179,8 +193,7 @@ def on_card(node: Node, card: GPU) -> Node:
         return replace(node, inside=on_card(node.inside, card), outside=on_card(node.outside, card))
     if isinstance(node, Steps):
         return replace(node, nodes={value: on_card(part, card) for value, part in node.nodes.items()})
-    functions = replace(node.functions, card=card)
-    return replace(node, functions=functions, peaks=replace(node.peaks, functions=functions))
+    return node.on_card(card)
 
 
 def all_borders(node: Node) -> Iterator[Border]:
@@ -386,7 +399,8 @@ class Explorer:
     def _piece(self, region: Region, points: list[Point], fitted: _Fitted) -> Piece:
         traces = [self._at(point) for point in points]
         structure = traces[0].structure
-        samples = _rows(region.sample(self._random, _NUM_SAMPLES))
+        num_events = structure.timeline.num_events
+        num_samples = min(max(_SAMPLED_EVENTS // max(num_events, 1), _FEWEST_SAMPLES), _MOST_SAMPLES)
         makers = structure.makers(fitted.row)
         functions, kind = SizeFunctions.of(fitted.polynomials, makers, self._card)
         unknown = set(fitted.left.tolist())
@@ -399,7 +413,8 @@ class Explorer:
             points=tuple(points),
             inexact=inexact,
             assumptions=tuple(dict.fromkeys([*found, *_said(structure, inexact)])),
-            peaks=Peaks.learn(structure, kind, functions, samples, self._settings),
+            samples=_rows(region.sample(self._random, num_samples)),
+            settings=self._settings,
         )
 
 

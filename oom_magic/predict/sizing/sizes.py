@@ -108,6 +108,7 @@ class Sizes(Result):
         self.num_traces = 0
         self._layers = layers
         self._runs = LayeredRuns(self._run, layers)
+        self.has_bar = True
         self._bar: Any = None
         self._families: dict[tuple[int, ...], Node] = {}
         # Runs at single points of pieces that are not exact.
@@ -157,7 +158,15 @@ class Sizes(Result):
     def report(self, **point: Any) -> MemoryReport:
         """What ``dry_run`` would report, without a run where the sizes are known exactly (``is_exact``)."""
         setting, at = self.ranges.locate(point)
-        piece = self._exact_piece(setting, at)
+        return self._report(self._exact_piece(setting, at), at)
+
+    def report_of_run(self, **point: Any) -> MemoryReport:
+        """The same from a run at this very point: for few points that is faster than to trace all around."""
+        setting, at = self.ranges.locate(point)
+        with self._tracing():
+            return self._report(self._alone.get((setting, at)) or self._run_at(setting, at), at)
+
+    def _report(self, piece: Piece, at: Point) -> MemoryReport:
         timeline = piece.timeline(at)
         replayed = replay(timeline, capacity_bytes=self.device.usable_bytes, settings=self.settings)
         failure = replayed.failure
@@ -345,9 +354,10 @@ class Sizes(Result):
         if self._bar is not None:
             yield
             return
-        options: dict[str, Any] = {"unit": "dry run", "delay": 2, "leave": False}
+        options: dict[str, Any] = {"unit": "dry run", "delay": 2, "leave": False, "disable": not self.has_bar}
+        options["desc"] = f"sizes of {self.label.removesuffix('()')}"
         try:
-            with heap_set_aside(), tqdm(total=_EXPECTED_TRACES, desc=f"sizes of {self.label}", **options) as self._bar:
+            with heap_set_aside(), tqdm(total=_EXPECTED_TRACES, **options) as self._bar:
                 yield
                 self._bar.total = self._bar.n  # in a notebook a bar that ends short of its total stays, in red
         finally:
