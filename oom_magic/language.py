@@ -81,6 +81,11 @@ def choose_language(lang: str | None = None) -> Language:
     return "en"
 
 
+def load_language() -> None:
+    """Read the catalogue now: it is asked for later where files are not to be read, as in a dry run."""
+    _translations(choose_language())
+
+
 def keep_language(lang: str | None) -> None:
     """Speak this language from now on, where none is asked for; None: that of the environment again."""
     _kept[:] = [] if lang is None else [choose_language(lang)]

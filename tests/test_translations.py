@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from string import Formatter
 
 import pytest
-from translations import catalogue, has_words, messages, strings, template, untranslated, updated, written
+from translations import PACKAGE, catalogue, has_words, messages, strings, template, untranslated, updated, written
 
 from oom_magic.language import CATALOGUES, Plural, keep_language, ngettext, render
 
@@ -96,3 +97,66 @@ def test_what_has_no_translation_is_said_in_english():
     assert (
         render("no sentence of ours: {size_bytes}", "zh", {"size_bytes": 2**30}) == "no sentence of ours: 1024.00 MiB"
     )
+
+
+# What shows its first argument to people, and errors that reach them.
+SHOWN = {"Sentence", "Fact", "Part", "Parts", "Details", "Description", "Table", "Finding", "Assumption", "print"}
+SHOWN |= {
+    "assume",
+    "_assume",
+    "note",
+    "UsageError",
+    "ValueError",
+    "TypeError",
+    "RuntimeError",
+    "ImportError",
+    "KeyError",
+}
+SHOWN |= {"NotImplementedError", "OSError", "TimeoutError", "UnreachableError"}
+# Where errors are not said to people: PyTorch's own words, Python's, or caught by who asked.
+NOT_OURS = {
+    "explain/live/frames.py": "a question whose answer is that it is not known",
+    "__main__.py": "a command's name",
+    "predict/kernels/workspaces.py": "PyTorch's message",
+    "predict/fake_cuda/fake_gpu.py": "PyTorch's messages",
+    "predict/fake_cuda/device_view.py": "PyTorch's message",
+    "predict/isolation/files/file_tree.py": "Python's message",
+    "predict/isolation/files/saving.py": "PyTorch's message",
+    "predict/operators/overloads.py": "for developers",
+    "views/registry.py": "for developers",
+}
+
+
+def said(call):
+    """The literal texts that a call shows."""
+    name = getattr(call.func, "id", None) or getattr(call.func, "attr", "")
+    if name not in SHOWN or not call.args:
+        return
+    pending = [call.args[0]]
+    while pending:
+        node = pending.pop()
+        match node:
+            case ast.Constant(value=str()):
+                yield node.value
+            case ast.JoinedStr():
+                yield " ".join(part.value for part in node.values if isinstance(part, ast.Constant))
+            case ast.Tuple() | ast.List():
+                pending += node.elts
+            case ast.IfExp():
+                pending += [node.body, node.orelse]
+            case ast.BinOp():
+                pending += [node.left, node.right]
+
+
+def test_what_people_read_can_be_translated():
+    found = []
+    for file in sorted(PACKAGE.rglob("*.py")):
+        name = str(file.relative_to(PACKAGE))
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))) if name not in NOT_OURS else ():
+            texts = said(node) if isinstance(node, ast.Call) else ()
+            found += [
+                f"{name}:{node.lineno}: {text}"
+                for text in texts
+                if re.search(r"[A-Za-z]{3}.*[ ].*[a-z]{2}|^[a-z]{3,}$", text)
+            ]
+    assert found == [], "put it into _() or ngettext()"

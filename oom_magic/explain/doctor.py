@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from oom_magic.language import _
 from oom_magic.measure.system.check import SystemCheck, check_system
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, GPU, closest_gpu, find_gpu
 
@@ -56,7 +57,7 @@ def recommend(model: str, gpu: str, memory: int | str | None = None) -> Recommen
     from tqdm.auto import tqdm
 
     shown = "{desc}: {n_fmt} tried{postfix} [{elapsed}]"
-    with tqdm(desc=f"setups of {model}", bar_format=shown, leave=False) as bar:
+    with tqdm(desc=_("setups of {model}", model=model), bar_format=shown, leave=False) as bar:
         search = _Search(model, gpu, memory, bar)
         setup, report = search.best()
     peak = 0 if report is None else report.peak_reserved_bytes

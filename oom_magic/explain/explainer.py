@@ -36,7 +36,7 @@ from oom_magic.explain.live.refinement import (
 )
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.explain.messages.reading import read
-from oom_magic.language import choose_language
+from oom_magic.language import _, choose_language
 from oom_magic.user_code import is_machinery
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def explain(
     if fast:
         return replace(diagnosis, remedies=unpriced_remedies(diagnosis, NOT_ASKED))
     diagnosis = refine_with_setup(diagnosis, setup)
-    *_, priced = diagnosis, *advise_setup(diagnosis, setup)
+    *_unused, priced = diagnosis, *advise_setup(diagnosis, setup)
     return priced
 
 
@@ -259,7 +259,7 @@ def _last_failure() -> BaseException:
     """What failed last in this interpreter, as ``%debug`` would have it."""
     last = getattr(sys, "last_value", None)
     if not isinstance(last, BaseException):
-        raise ValueError("Nothing has failed in this session yet; pass an exception, a text or a path.")
+        raise ValueError(_("Nothing has failed in this session yet; pass an exception, a text or a path."))
     return last
 
 

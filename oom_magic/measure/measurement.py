@@ -13,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from oom_magic.collection import gc_disabled
 from oom_magic.inputs import parse_bytes
+from oom_magic.language import _, ngettext
 from oom_magic.measure.device.cards import current_device
 from oom_magic.measure.history import recording as history
 from oom_magic.measure.history.assembly import Assembler, FailedRequest
@@ -90,7 +91,7 @@ def measure(
     """
     if not torch.cuda.is_available():
         raise RuntimeError(
-            "There is no CUDA device to measure; om.dry_run(fn, ...) shows what your code would take on one."
+            _("There is no CUDA device to measure; om.dry_run(fn, ...) shows what your code would take on one.")
         )
     return Measurement(_index_of(device), users_names(1) if namespace is None else namespace)
 
@@ -116,7 +117,7 @@ class Measurement:
     def report(self) -> MemoryReport:
         """What the block took. Raises RuntimeError while it still runs."""
         if self._report is None:
-            raise RuntimeError("The block has not ended; read .report after the with statement.")
+            raise RuntimeError(_("The block has not ended; read .report after the with statement."))
         return self._report
 
     def __enter__(self) -> Measurement:
@@ -157,7 +158,7 @@ class Measurement:
                 owners = self._owners = find_owners()
             self._stepped.add(id(optimizer))
         except Exception as error:  # whatever a strange tensor answers must not end the user's training
-            self._problems.add(f"Owners of memory could not be looked up after a step: {error}")
+            self._problems.add(_("Owners of memory could not be looked up after a step: {error}", error=error))
         self._assembler.note(count, owners.by_address, ends_step=True)
         self._history.drain_if_large()
 
@@ -187,27 +188,35 @@ class Measurement:
         """What could not be followed exactly."""
         doubts = sorted(self._problems)
         if self._history.is_users:
-            doubts.append("Your own recording of the memory history was read and left running.")
+            doubts.append(_("Your own recording of the memory history was read and left running."))
         if self._history.was_reset:
-            doubts.append("torch's counts were reset in the block: steps and categories are less certain.")
+            doubts.append(_("torch's counts were reset in the block: steps and categories are less certain."))
         if self._history.problem:
-            doubts.append(f"Nothing but torch's counters could be read: {self._history.problem}")
+            doubts.append(_("Nothing but torch's counters could be read: {problem}", problem=self._history.problem))
             return doubts
         num_missing, num_forgotten = self._assembler.num_missing, self._assembler.log.num_forgotten_steps
         if num_missing:
             doubts.append(
-                f"The history lost {num_missing} allocations and frees (its buffer was full or cleared); "
-                "lines, categories and steps describe the rest."
+                _(
+                    "The history lost {num_missing} allocations and frees (its buffer was full or cleared);"
+                    " lines, categories and steps describe the rest.",
+                    num_missing=num_missing,
+                )
             )
         if num_missing and end.allocated.peak == self._start.allocated.peak:
-            doubts.append("The peak may have been higher, up to torch's own of before the block.")
+            doubts.append(_("The peak may have been higher, up to torch's own of before the block."))
         if num_forgotten:
             doubts.append(
-                f"{num_forgotten} steps are left out of the record, which would be too long; none of them "
-                "had a higher peak."
+                ngettext(
+                    "{count} step is left out of the record, which would be too long; it had no higher peak.",
+                    "{count} steps are left out of the record, which would be too long; none of them had a higher"
+                    " peak.",
+                    num_forgotten,
+                )
             )
         if self._assembler.drift_bytes and not num_missing:
-            doubts.append(f"The sizes of blocks are off by {self._assembler.drift_bytes} bytes at the end.")
+            drift = self._assembler.drift_bytes
+            doubts.append(_("The sizes of blocks are off by {drift} bytes at the end.", drift=drift))
         return doubts
 
 
@@ -243,16 +252,27 @@ def _peak(seen: int, start: _Level, end: _Level) -> int:
 
 def _index_of(device: int | str | torch.device | None) -> int:
     if callable(device):
-        raise TypeError("om.measure observes a block: `with om.measure() as measured: train()`, then measured.report.")
+        raise TypeError(
+            _("om.measure observes a block: `with om.measure() as measured: train()`, then measured.report.")
+        )
     try:
         asked = torch.device("cuda" if device is None else device)
     except (RuntimeError, TypeError):
-        raise ValueError(f'{device!r} is no device; give "cuda:0" or 0, or nothing for the current one.') from None
+        text = _('{device!r} is no device; give "cuda:0" or 0, or nothing for the current one.', device=device)
+        raise ValueError(text) from None
     if asked.type != "cuda":
-        raise ValueError(f"om.measure observes CUDA devices, and {asked} is none; leave it out for the current one.")
+        text = _(
+            "om.measure observes CUDA devices, and {asked} is none; leave it out for the current one.", asked=asked
+        )
+        raise ValueError(text)
     count = torch.cuda.device_count()
     if asked.index is not None and asked.index >= count:
         raise ValueError(
-            f"There is no {asked}: this machine shows {count} CUDA device{'s' * (count > 1)}, from cuda:0 on."
+            ngettext(
+                "There is no {asked}: this machine shows {count} CUDA device, from cuda:0 on.",
+                "There is no {asked}: this machine shows {count} CUDA devices, from cuda:0 on.",
+                count,
+                asked=asked,
+            )
         )
     return torch.cuda.current_device() if asked.index is None else asked.index

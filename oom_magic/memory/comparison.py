@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from oom_magic.language import _
 from oom_magic.memory.categories import CATEGORIES
 from oom_magic.memory.report import MemoryReport
 from oom_magic.results import Result
@@ -71,11 +72,12 @@ def compare(reports: Mapping[str, MemoryReport], notes: Mapping[str, str] | None
     Raises ValueError without a run, KeyError for a note on a run that is not there.
     """
     if not reports:
-        raise ValueError("compare() got no report; give it at least one: compare({'now': report}).")
+        raise ValueError(_("compare() got no report; give it at least one: compare({{'now': report}})."))
     notes = notes or {}
     for name in notes:
         if name not in reports:
-            raise KeyError(f"{name!r} has a note and no report; there are: {', '.join(reports)}.")
+            names = ", ".join(reports)
+            raise KeyError(_("{name!r} has a note and no report; there are: {names}.", name=name, names=names))
     return SideBySide(dict(reports), dict(notes))
 
 
@@ -104,7 +106,9 @@ def ratios(by_hand: Mapping[Any, int], in_run: Mapping[Any, int]) -> Ratios:
     try:
         found = {_label(name): int(in_run[name]) for name in by_hand}
     except KeyError as error:
-        raise KeyError(f"{error.args[0]!r} is not in the run, which has: {', '.join(map(str, in_run))}.") from None
+        names = ", ".join(map(str, in_run))
+        text = _("{name!r} is not in the run, which has: {names}.", name=error.args[0], names=names)
+        raise KeyError(text) from None
     return Ratios({_label(name): size for name, size in by_hand.items()}, found)
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from oom_magic.language import _
 from oom_magic.memory.allocator.replay import AllocatorSettings, Replay, minimum_device_bytes, replay
 from oom_magic.memory.categories import CATEGORIES, Breakdown, Category
 from oom_magic.memory.shares import verdict_on
@@ -285,11 +286,11 @@ class MemoryReport(Result):
             "modules": [{"module": name, "num_bytes": size} for name, size in self.modules.items()],
         }  # fmt: skip
         if of not in tables:
-            raise ValueError(f"to_dataframe({of!r}): there are tables of {', '.join(tables)}.")
+            raise ValueError(_("to_dataframe({of!r}): there are tables of {tables}.", of=of, tables=", ".join(tables)))
         try:
             import pandas
         except ImportError:
-            raise ImportError("to_dataframe() needs pandas: pip install pandas.") from None
+            raise ImportError(_("to_dataframe() needs pandas: pip install pandas.")) from None
         return pandas.DataFrame(tables[of])
 
     def save_snapshot(self, path: str | Path) -> None:

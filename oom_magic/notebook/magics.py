@@ -7,7 +7,7 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand, output_can_be_silenced
-from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
+from IPython.core.magic_arguments import argument, magic_arguments
 
 from oom_magic.language import _
 from oom_magic.notebook.cells import gpumem
@@ -18,7 +18,7 @@ from oom_magic.notebook.cells.levels import LevelWatch
 from oom_magic.notebook.cells.running import compile_cell
 from oom_magic.notebook.interrupted import InOneLine
 from oom_magic.notebook.monitor import Monitor, can_update
-from oom_magic.notebook.options import checked, parse_options, setup_arguments, unquoted
+from oom_magic.notebook.options import checked, parse_line, parse_options, setup_arguments, unquoted
 
 
 @magics_class
@@ -175,7 +175,7 @@ class OOMMagics(Magics):
         """
         from oom_magic.notebook.cells.releasing import release_in
 
-        options = parse_argstring(self.oom_free, line)
+        options = parse_line(self.oom_free, line)
         wishes = {"names": options.names, "out": options.out, "dry_run": options.dry_run}
         return release_in(self.shell, self.runner, usual=self.levels.before_failure, **wishes)
 
@@ -203,7 +203,7 @@ class OOMMagics(Magics):
         """
         from oom_magic.explain.doctor import TYPICAL_MODELS, doctor
 
-        options = parse_argstring(self.oom_doctor, line)
+        options = parse_line(self.oom_doctor, line)
         models = TYPICAL_MODELS if options.model == [] else options.model or ()
         card = self.runner.card
         try:
@@ -224,7 +224,7 @@ class OOMMagics(Magics):
             %gpumem_watch --every 0.5
             %gpumem_watch stop
         """
-        options = parse_argstring(self.gpumem_watch, line)
+        options = parse_line(self.gpumem_watch, line)
         self.stop_watching()
         if options.what == "stop":
             return

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser, argument, parse_argstring
 
-from oom_magic.language import _
+from oom_magic.language import Sentences, _, spoken
 from oom_magic.predict.setups.gpus import GPU, list_gpus
 
 if TYPE_CHECKING:
@@ -34,7 +34,36 @@ def parse_options(magic: Any, line: str) -> tuple[Any, str]:
         return parse_argstring(magic, options), statement
     except UsageError as error:
         usage = parser.format_usage().replace("::\n\n", "").strip()
-        raise UsageError(f"{error}\n{usage}") from None
+        raise UsageError(f"{_in_words(str(error))}\n{usage}") from None
+
+
+def parse_line(magic: Any, line: str) -> Any:
+    """The options of a magic that takes nothing else. A UsageError says what is allowed."""
+    try:
+        return parse_argstring(magic, line)
+    except UsageError as error:
+        raise UsageError(_in_words(str(error))) from None
+
+
+# What argparse says (Lib/argparse.py), whose own translations Python does not ship.
+_MISTAKES: Sentences = {
+    "unrecognized": "unrecognized arguments: {given}",
+    "no_value": "argument {name}: expected one argument",
+    "no_values": "argument {name}: expected at least one argument",
+    "not_of_type": "argument {name}: invalid {kind} value: {given}",
+    "not_a_choice": "argument {name}: invalid choice: {given} (choose from {known})",
+    "ambiguous": "ambiguous option: {given} could match {known}",
+    "required": "the following arguments are required: {names}",
+}
+
+
+def _in_words(mistake: str) -> str:
+    """What argparse found, in the language spoken."""
+    for sentence in _MISTAKES.values():
+        pattern = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>.+)", re.escape(str(sentence)))
+        if found := re.fullmatch(pattern, mistake):
+            return spoken(sentence, **found.groupdict())
+    return mistake
 
 
 def checked(option: str, parse: Callable[[str], Value], text: str) -> Value:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from types import CodeType
 from typing import TYPE_CHECKING, Protocol
 
+from oom_magic.language import _
 from oom_magic.memory.report import Assumption, MemoryReport
 from oom_magic.predict.instrumentation.decided_names import DecidedNames, cpu_names, joined, shown
-from oom_magic.units import format_bytes
 
 if TYPE_CHECKING:
     from oom_magic.predict.instrumentation.recorder import Recorder
@@ -39,10 +39,15 @@ class StayedOnCPU:
     peak_allocated_bytes: int | None
 
     def __str__(self) -> str:
-        was = joined([f"`{name}` was decided as {value}" for name, value in zip(self.names, self.values, strict=True)])
-        text = f"nothing was put on the GPU: {was} before the dry run"
-        peak = self.peak_allocated_bytes
-        return text if peak is None else f"{text}; with 'cuda' it would take {format_bytes(peak)}"
+        decided = zip(self.names, self.values, strict=True)
+        was = joined([_("`{name}` was decided as {value}", name=name, value=value) for name, value in decided])
+        if self.peak_allocated_bytes is None:
+            return _("nothing was put on the GPU: {was} before the dry run", was=was)
+        return _(
+            "nothing was put on the GPU: {was} before the dry run; with 'cuda' it would take {peak_bytes}",
+            was=was,
+            peak_bytes=self.peak_allocated_bytes,
+        )
 
 
 def stayed_on_cpu(

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from oom_magic.inputs import parse_bytes
+from oom_magic.language import _, load_language
 from oom_magic.memory.allocator.replay import AllocatorOutOfMemory, CachingAllocator, ReplayFailure
 from oom_magic.memory.allocator.settings import AllocatorSettings
 from oom_magic.memory.report import Assumption, Device, MemoryReport, OutOfMemory
@@ -123,7 +124,7 @@ class DrySession:
         capacity = usable if is_limited else None
         num_cards = max(checked_number(num_gpus, "num_gpus"), 1 if self.job is None else self.job.num_processes)
         self.recorders = tuple(
-            Recorder(CachingAllocator(capacity, self.settings), keeps_empty=keeps_empty) for _ in range(num_cards)
+            Recorder(CachingAllocator(capacity, self.settings), keeps_empty=keeps_empty) for _unused in range(num_cards)
         )
         self.follows_compile = follows_compile
         self.attribution = Attribution()
@@ -178,6 +179,7 @@ class DrySession:
             gc.collect()  # what is dead on the card dies before this run, not in it
         self._restart()
         interrupts = self.fake_gpu.interrupts
+        load_language()
         try:
             with interrupts.waiting(), self._active(function, list(namespaces)):
                 try:
@@ -240,7 +242,10 @@ class DrySession:
         """The code caught what errors there were: it is as if the memory had been enough."""
         if self._out_of_memory is not None:
             found, self._out_of_memory = self._out_of_memory, None
-            text = f"{format_bytes(found.requested_bytes)} did not fit once; the code caught the error and went on"
+            text = _(
+                "{requested_bytes} did not fit once; the code caught the error and went on",
+                requested_bytes=found.requested_bytes,
+            )
             self._assumptions.setdefault((text, found.line))
 
     def _restart(self) -> None:
@@ -412,12 +417,14 @@ def dry_run(
 def _check_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raise TypeError with the fix where ``fn`` cannot be called so."""
     if not callable(fn):
-        raise TypeError(f"dry_run needs a function, not {type(fn).__name__} {fn!r}; wrap the code in one.")
+        kind = type(fn).__name__
+        raise TypeError(_("dry_run needs a function, not {kind} {fn!r}; wrap the code in one.", kind=kind, fn=fn))
     try:
         inspect.signature(fn).bind(*args, **kwargs)
     except TypeError as error:
         name = getattr(fn, "__name__", repr(fn))
-        raise TypeError(f"{name}(): {error}; pass its arguments to dry_run too: dry_run({name}, ...).") from None
+        text = _("{name}(): {error}; pass its arguments to dry_run too: dry_run({name}, ...).", name=name, error=error)
+        raise TypeError(text) from None
     except ValueError:  # a builtin without a signature says for itself what it needs
         return
 

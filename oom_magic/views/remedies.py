@@ -9,6 +9,7 @@ from oom_magic.explain.language import render_evidence, translate
 from oom_magic.language import Language
 from oom_magic.memory.shares import DANGER_SHARE, TIGHT_SHARE
 from oom_magic.views.blocks import Bar, Bars, Block, Cell, Code, Details, Part, Sentence, Table
+from oom_magic.views.code_comments import code_in
 
 if TYPE_CHECKING:
     from oom_magic.explain.remedies.remedy import AsItIs, Remedy
@@ -107,7 +108,7 @@ def _is_only_named(remedy: Remedy) -> bool:
 
 def _how(remedy: Remedy, wording: _Wording) -> Details:
     """How to make the change, and what it does to the speed."""
-    blocks: list[Block] = [Code(remedy.code, remedy.language)]
+    blocks: list[Block] = [Code(code_in(wording.lang, remedy.code), remedy.language)]
     if remedy.needed_bytes is not None:
         text = translate(f"speed_{remedy.speed}", wording.lang)
         blocks.insert(0, Sentence(translate("speed_heading", wording.lang, text=text), "quiet"))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 
 from oom_magic.explain.doctor import Checkup, Recommendation, training_arguments
-from oom_magic.language import _
+from oom_magic.language import _, choose_language
 from oom_magic.measure.device.nvml import DeviceProcess
 from oom_magic.measure.system.check import SystemCheck
 from oom_magic.units import format_bytes
 from oom_magic.views.blocks import Block, Code, Description, Sentence, Table
+from oom_magic.views.code_comments import code_in
 from oom_magic.views.registry import register
 
 
@@ -60,7 +61,7 @@ def _recommendation(recommendation: Recommendation) -> list[Block]:
         setup=recommendation.setup.summary,
         peak_bytes=recommendation.peak_reserved_bytes,
     )
-    return [Sentence(words, "good"), Code(training_arguments(recommendation.setup))]
+    return [Sentence(words, "good"), Code(code_in(choose_language(), training_arguments(recommendation.setup)))]
 
 
 def _name(process: DeviceProcess) -> str:

@@ -8,6 +8,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from oom_magic.language import _
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceProcess:
@@ -141,8 +143,8 @@ def _processes(nvml: Any, handle: Any) -> tuple[DeviceProcess, ...]:
 
 def _problem(error: Exception) -> str:
     if isinstance(error, ImportError):
-        return "nvidia-ml-py is not installed (pip install nvidia-ml-py)"
-    return f"the driver does not answer: {error}"
+        return _("nvidia-ml-py is not installed (pip install nvidia-ml-py)")
+    return _("the driver does not answer: {error}", error=error)
 
 
 def _asked(function: Any, *args: Any) -> Any:

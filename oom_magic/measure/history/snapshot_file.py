@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from oom_magic.inputs import parse_bytes
+from oom_magic.language import _
 from oom_magic.measure.history.assembly import Assembler, state_before
 from oom_magic.measure.history.recording import AllocatorState, Batch, read_state, read_trace, settings_in
 from oom_magic.memory.report import Assumption, Device, MemoryReport
@@ -39,12 +40,12 @@ def load_snapshot(path: str | Path, *, memory: str | int | None = None, device: 
     total = parse_bytes(memory) if memory is not None else _total_bytes(traces[index], state)
     return MemoryReport.from_timeline(
         timeline,
-        Device(f"CUDA device {index}", total),
+        Device(_("CUDA device {index}", index=index), total),
         source="measured",
         settings=settings,
         replayed=assembler.replayed(0),
         kept_bytes=allocated - sum(block.num_bytes for block in before.blocks),
-        assumptions=(Assumption("Read from a snapshot: categories follow from where and when memory was taken."),),
+        assumptions=(Assumption(_("Read from a snapshot: categories follow from where and when memory was taken.")),),
     )
 
 
@@ -54,7 +55,7 @@ class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """The class, if it is a container. Raises UnpicklingError for anything else."""
         if (module, name) not in _TRUSTED:
-            raise pickle.UnpicklingError(f"a snapshot holds no {module}.{name}")
+            raise pickle.UnpicklingError(_("a snapshot holds no {kind}", kind=f"{module}.{name}"))
         return super().find_class(module, name)
 
 
@@ -63,12 +64,16 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         snapshot = _PlainUnpickler(io.BytesIO(content)).load()
     except Exception as error:
-        raise ValueError(f"{path} is no snapshot of torch.cuda.memory._dump_snapshot: {error}.") from None
+        text = _("{path} is no snapshot of torch.cuda.memory._dump_snapshot: {error}.", path=path, error=error)
+        raise ValueError(text) from None
     if not isinstance(snapshot, dict) or not {"segments", "device_traces"} <= snapshot.keys():
-        raise ValueError(f"{path} is no snapshot of torch.cuda.memory._dump_snapshot: it has no traces.")
+        raise ValueError(_("{path} is no snapshot of torch.cuda.memory._dump_snapshot: it has no traces.", path=path))
     if not any(snapshot["device_traces"]):
         raise ValueError(
-            f"{path} has no trace of allocations; call torch.cuda.memory._record_memory_history() before the run."
+            _(
+                "{path} has no trace of allocations; call torch.cuda.memory._record_memory_history() before the run.",
+                path=path,
+            )
         )
     return snapshot
 
@@ -78,7 +83,10 @@ def _device(traces: list[list[dict[str, Any]]], device: int | None) -> int:
         return max(range(len(traces)), key=lambda index: len(traces[index]))
     if not 0 <= device < len(traces) or not traces[device]:
         used = ", ".join(str(index) for index, trace in enumerate(traces) if trace)
-        raise ValueError(f"device={device} has no trace in this snapshot; there are traces of: {used}.")
+        text = _(
+            "device={device} has no trace in this snapshot; there are traces of: {used}.", device=device, used=used
+        )
+        raise ValueError(text)
     return device
 
 
@@ -87,7 +95,7 @@ def _total_bytes(trace: list[dict[str, Any]], state: AllocatorState) -> int:
     failed = [entry for entry in trace if entry["action"] == "oom"]
     if not failed:
         raise ValueError(
-            'The snapshot does not say how large its card is; give it: load_snapshot(path, memory="24GiB").'
+            _('The snapshot does not say how large its card is; give it: load_snapshot(path, memory="24GiB").')
         )
     free = int(failed[-1].get("device_free", failed[-1].get("addr", 0)))
     return state.reserved_bytes + free

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from oom_magic.language import _
 from oom_magic.measure.history.frames import source_line
 from oom_magic.measure.holders.reach import module_of
 from oom_magic.measure.live_objects import live_objects
@@ -165,6 +166,6 @@ def _say_so_under_debug(shell: Any) -> None:
             vars(shell).pop("debugger", None)
             shell.debugger(force)
         else:
-            print("Nothing to debug: the frames of the last error were released (%oom_free).")
+            print(_("Nothing to debug: the frames of the last error were released (%oom_free)."))
 
     vars(shell)["debugger"] = debugger

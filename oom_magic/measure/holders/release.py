@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from oom_magic.collection import gc_disabled
+from oom_magic.language import _
 from oom_magic.measure.device.accelerators import Levels, Memory, find_accelerators
 from oom_magic.measure.history.attribution import Storage
 from oom_magic.measure.holders.failed_frames import KeptFrames, clear, find_kept_frames, forget_last_error, told_apart
@@ -195,12 +196,12 @@ def _check(names: Sequence[str], namespace: MutableMapping[str, Any]) -> None:
     for name in names:
         if name not in namespace:
             close = get_close_matches(name, [one for one in namespace if not one.startswith("_")], n=1)
-            offer = f"; did you mean {close[0]!r}?" if close else "."
-            raise ValueError(f"names: there is no variable {name!r}{offer}")
+            offer = _("; did you mean {close!r}?", close=close[0]) if close else "."
+            raise ValueError(_("names: there is no variable {name!r}{offer}", name=name, offer=offer))
 
 
 def _results(namespace: Mapping[str, Any], out: bool) -> list[str]:
-    return [name for name, _ in named_values(namespace) if name.startswith("Out[")] if out else []
+    return [name for name, _unused in named_values(namespace) if name.startswith("Out[")] if out else []
 
 
 def _going(kept: Sequence[KeptFrames], held: HeldStorages, staying: HeldStorages, locate: Locate) -> Iterator[Gone]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from oom_magic.language import _
 from oom_magic.measure.device.cards import Card, driver_reading, read_cards
 from oom_magic.measure.system.findings import Finding, Seen
 from oom_magic.measure.system.gpu_probe import probe_card, probe_fallback, probe_order, probe_torch, torch_build
@@ -49,7 +50,7 @@ def check_system() -> SystemCheck:
     try:
         cards = read_cards()
     except Exception as error:  # a GPU may fall off the bus at any moment
-        failed.append(("the cards", _reason(error)))
+        failed.append((_("the cards"), _reason(error)))
     seen = [_looked(name, probe, failed) for name, probe in _probes(cards)]
     findings = [finding for one in seen for finding in one.findings]
     return SystemCheck(
@@ -63,18 +64,18 @@ def check_system() -> SystemCheck:
 
 
 def _probes(cards: tuple[Card, ...]) -> Iterable[_Probe]:
-    yield "the platform", probe_platform
+    yield _("the platform"), probe_platform
     yield "torch", probe_torch
     for card in cards:
         yield f"GPU {card.index}", partial(_probe_card, card)
-    yield "the order of the cards", partial(probe_order, cards)
-    yield "the driver's fallback", probe_fallback
-    yield "host memory", probe_memory
-    yield "processes killed", probe_kills
-    yield "shared memory", probe_shared_memory
-    yield "the disk", probe_disk
-    yield "settings", probe_settings
-    yield "packages", probe_packages
+    yield _("the order of the cards"), partial(probe_order, cards)
+    yield _("the driver's fallback"), probe_fallback
+    yield _("host memory"), probe_memory
+    yield _("processes killed"), probe_kills
+    yield _("shared memory"), probe_shared_memory
+    yield _("the disk"), probe_disk
+    yield _("settings"), probe_settings
+    yield _("packages"), probe_packages
 
 
 def _probe_card(card: Card) -> Seen:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import torch
 
+from oom_magic.language import _
 from oom_magic.measure.device.cards import Card, driver_reading, own_process
 from oom_magic.measure.device.host import notebook_platform
 from oom_magic.measure.device.nvml import CardReading, name_cards
 from oom_magic.measure.system.findings import Finding, Seen
-from oom_magic.units import MIB, format_bytes
+from oom_magic.units import MIB
 
 _NOTICEABLE_BYTES = 512 * MIB
 _CONTEXT_BYTES = 512 * MIB  # at most what a process holds outside of torch's allocator
@@ -41,21 +42,29 @@ def probe_torch() -> Seen:
         return seen
     cards = name_cards()
     if build == "CPU only" and (cards or _has_driver()):
-        name = cards[0] if cards else "an NVIDIA card"
+        name = cards[0] if cards else _("an NVIDIA card")
         seen.findings.append(
             Finding(
-                f"torch is a CPU-only build beside {name}.",
-                "It cannot use the card: training runs in host memory, and many times slower.",
-                "Install a CUDA build with the command that pytorch.org/get-started shows, then restart the kernel.",
+                _("torch is a CPU-only build beside {name}.", name=name),
+                _("It cannot use the card: training runs in host memory, and many times slower."),
+                _("Install a CUDA build with the command that pytorch.org/get-started shows, then restart the kernel."),
                 "bad",
             )
         )
     elif build == "CPU only":
-        fix = "om.dry_run and om.sliders predict for any card; to train, take a GPU runtime and a CUDA build of torch."
-        seen.findings.append(Finding("No GPU, and a CPU build of torch.", "Nothing can be trained on a GPU here.", fix))
+        fix = _(
+            "om.dry_run and om.sliders predict for any card; to train, take a GPU runtime and a CUDA build of torch."
+        )
+        seen.findings.append(
+            Finding(_("No GPU, and a CPU build of torch."), _("Nothing can be trained on a GPU here."), fix)
+        )
     else:
-        fix = "Check the driver (nvidia-smi), CUDA_VISIBLE_DEVICES, or choose a GPU runtime."
-        seen.findings.append(Finding(f"torch sees no GPU: {_why_none()}", "Training would run on the CPU.", fix, "bad"))
+        fix = _("Check the driver (nvidia-smi), CUDA_VISIBLE_DEVICES, or choose a GPU runtime.")
+        seen.findings.append(
+            Finding(
+                _("torch sees no GPU: {reason}", reason=_why_none()), _("Training would run on the CPU."), fix, "bad"
+            )
+        )
     return seen
 
 
@@ -63,10 +72,10 @@ def probe_card(card: Card, reading: CardReading) -> Seen:
     """One card and who is on it."""
     name = f"GPU {card.index}"
     device = card.device
-    total, free = format_bytes(device.total_bytes), format_bytes(card.free_bytes)
-    seen = Seen([(name, f"{device.name}, {free} free of {total}")])
+    sizes = {"total_bytes": device.total_bytes, "free_bytes": card.free_bytes}
+    seen = Seen([(name, _("{name}, {free_bytes} free of {total_bytes}", name=device.name, **sizes))])
     if device.capability is not None:
-        seen.rows.append((f"{name}, compute capability", "{}.{}".format(*device.capability)))
+        seen.rows.append((_("{name}, compute capability", name=name), "{}.{}".format(*device.capability)))
     seen.rows += [(f"{name}, {what}", value) for what, value in _state(reading)]
     seen.findings += _findings(name, card, reading)
     return seen
@@ -76,12 +85,13 @@ def probe_order(cards: tuple[Card, ...]) -> Seen:
     """Whether torch numbers the cards as nvidia-smi does."""
     numbers = [driver_reading(card.index).number for card in cards]
     others = [(card, number) for card, number in zip(cards, numbers, strict=True) if number not in (card.index, None)]
-    seen = Seen([(f"GPU {card.index}, in nvidia-smi", f"GPU {number}") for card, number in others])
+    seen = Seen([(_("GPU {index}, in nvidia-smi", index=card.index), f"GPU {number}") for card, number in others])
     wished = [one.strip() for one in os.environ.get(_VISIBLE, "").split(",") if one.strip()]
     if 0 < len(cards) < len(wished):
-        what = f"{_VISIBLE} names {len(wished)} GPUs; torch sees {len(cards)}."
-        why = "CUDA goes no further than the first entry that is none of its GPUs."
-        seen.findings.append(Finding(what, why, "nvidia-smi -L lists their numbers and UUIDs."))
+        values = {"variable": _VISIBLE, "named": len(wished), "seen": len(cards)}
+        what = _("{variable} names {named} GPUs; torch sees {seen}.", **values)
+        why = _("CUDA goes no further than the first entry that is none of its GPUs.")
+        seen.findings.append(Finding(what, why, _("nvidia-smi -L lists their numbers and UUIDs.")))
     named = wished if wished else [str(card.index) for card in cards]
     for card, number, name in zip(cards, numbers, named, strict=False):
         if number is not None and name.isdigit() and int(name) != number:
@@ -92,9 +102,15 @@ def probe_order(cards: tuple[Card, ...]) -> Seen:
 
 def _other_number(card: Card, number: int, name: str) -> Finding:
     return Finding(
-        f"torch's GPU {card.index} ({card.device.name}) is nvidia-smi's GPU {number}, not {name}.",
-        "CUDA puts the fastest card first, so a number may mean another card, with other memory.",
-        'os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID" before torch is first used numbers alike.',
+        _(
+            "torch's GPU {index} ({card}) is nvidia-smi's GPU {number}, not {name}.",
+            index=card.index,
+            card=card.device.name,
+            number=number,
+            name=name,
+        ),
+        _("CUDA puts the fastest card first, so a number may mean another card, with other memory."),
+        _('os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID" before torch is first used numbers alike.'),
     )
 
 
@@ -102,47 +118,57 @@ def probe_fallback() -> Seen:
     """Windows moves GPU memory to the host instead of failing."""
     if notebook_platform() not in ("Windows", "WSL"):
         return Seen()
-    fix = 'In the NVIDIA Control Panel set "CUDA - Sysmem Fallback Policy" to "Prefer No Sysmem Fallback".'
-    why = "A run that does not fit gets many times slower instead of failing with a message."
-    return Seen(findings=[Finding("The Windows driver moves GPU memory to host memory when it is full.", why, fix)])
+    fix = _('In the NVIDIA Control Panel set "CUDA - Sysmem Fallback Policy" to "Prefer No Sysmem Fallback".')
+    why = _("A run that does not fit gets many times slower instead of failing with a message.")
+    return Seen(findings=[Finding(_("The Windows driver moves GPU memory to host memory when it is full."), why, fix)])
 
 
 def _state(reading: CardReading) -> Iterator[tuple[str, str]]:
     if reading.driver_version:
-        yield "driver", reading.driver_version
+        yield _("driver"), reading.driver_version
     if reading.temperature is not None:
-        yield "temperature", f"{reading.temperature} °C"
+        yield _("temperature"), f"{reading.temperature} °C"
     if reading.power_limit_watts is not None:
-        yield "power limit", f"{reading.power_limit_watts} W"
+        yield _("power limit"), f"{reading.power_limit_watts} W"
     if reading.has_ecc is not None:
-        yield "ECC", "on" if reading.has_ecc else "off"
+        yield "ECC", _("on") if reading.has_ecc else _("off")
     if reading.is_instance:
-        yield "MIG", "on: the memory is that of one instance"
+        yield "MIG", _("on: the memory is that of one instance")
 
 
 def _findings(name: str, card: Card, reading: CardReading) -> Iterator[Finding]:
     hidden = _hidden_bytes(card, reading)
     if card.device.other_bytes - hidden > _NOTICEABLE_BYTES:
-        others = format_bytes(card.device.other_bytes - hidden)
-        fix = "Shut down idle kernels and other programs; the table of processes says which."
-        yield Finding(f"Other processes hold {others} of {name}.", "That much less is left for training.", fix)
+        others = card.device.other_bytes - hidden
+        fix = _("Shut down idle kernels and other programs; the table of processes says which.")
+        yield Finding(
+            _("Other processes hold {other_bytes} of {name}.", other_bytes=others, name=name),
+            _("That much less is left for training."),
+            fix,
+        )
     if card.problem:
-        fix = "pip install nvidia-ml-py" if "not installed" in card.problem else "Restart the machine or its driver."
-        yield Finding(f"{name}: {card.problem}.", "Other processes' memory is not known.", fix)
+        fix = "pip install nvidia-ml-py" if "pip install" in card.problem else _("Restart the machine or its driver.")
+        yield Finding(f"{name}: {card.problem}.", _("Other processes' memory is not known."), fix)
     if hidden > _NOTICEABLE_BYTES:
         yield Finding(
-            f"{name}: {format_bytes(hidden)} are held by processes that the driver does not name here.",
-            "A container sees its own processes only; what others hold is not free all the same.",
-            "Look at nvidia-smi on the host.",
+            _(
+                "{name}: {hidden_bytes} are held by processes that the driver does not name here.",
+                name=name,
+                hidden_bytes=hidden,
+            ),
+            _("A container sees its own processes only; what others hold is not free all the same."),
+            _("Look at nvidia-smi on the host."),
         )
     if reading.has_ecc and card.device.capability not in _WITH_HBM:
-        why = "On cards without HBM the codes are kept in the memory itself and take up to 6 % of it."
-        fix = "nvidia-smi -e 0 and a restart give it back; errors of the memory then pass unnoticed."
-        yield Finding(f"{name} keeps error-correcting codes (ECC) in its memory.", why, fix)
+        why = _("On cards without HBM the codes are kept in the memory itself and take up to 6 % of it.")
+        fix = _("nvidia-smi -e 0 and a restart give it back; errors of the memory then pass unnoticed.")
+        yield Finding(_("{name} keeps error-correcting codes (ECC) in its memory.", name=name), why, fix)
     if reading.temperature is not None and reading.temperature >= _HOT:
-        why = "The card slows down; a machine may switch off under load, which looks like a crash for memory."
+        why = _("The card slows down; a machine may switch off under load, which looks like a crash for memory.")
         yield Finding(
-            f"{name} has {reading.temperature} °C.", why, "Check its fans, or lower its power: nvidia-smi -pl."
+            _("{name} has {temperature} °C.", name=name, temperature=reading.temperature),
+            why,
+            _("Check its fans, or lower its power: nvidia-smi -pl."),
         )
 
 
@@ -167,6 +193,6 @@ def _why_none() -> str:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except Exception as error:  # whatever torch says
         if visible is not None and (visible in ("", "-1") or _NONE_LEFT in str(error)):
-            return f'{_VISIBLE}="{visible}" hides all.'
-        return (str(error).strip().splitlines() or ["no reason given."])[0]
-    return "no reason given."
+            return _('{variable}="{value}" hides all.', variable=_VISIBLE, value=visible)
+        return (str(error).strip().splitlines() or [_("no reason given.")])[0]
+    return _("no reason given.")

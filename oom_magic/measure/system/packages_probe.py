@@ -5,18 +5,18 @@ from __future__ import annotations
 import re
 from importlib.metadata import PackageNotFoundError, version
 
+from oom_magic.language import Sentences, _, spoken
 from oom_magic.measure.system.findings import Finding, Seen
 
 _NAMES = ("transformers", "peft", "accelerate", "bitsandbytes")
-_MATTERS = {
-    ("transformers", (5, 0)): (
-        "from_pretrained loads float32 weights whatever the checkpoint has: twice the memory of 16 bits.",
-        "Pass dtype=torch.bfloat16 (torch_dtype before 4.56), or update.",
-    ),
-    ("bitsandbytes", (0, 46, 1)): (
-        "transformers refuses to make 4-bit layers with it, so QLoRA does not work.",
-        "pip install -U bitsandbytes",
-    ),
+_SINCE = {"transformers": (5, 0), "bitsandbytes": (0, 46, 1)}
+_WHY: Sentences = {
+    "transformers": "from_pretrained loads float32 weights whatever the checkpoint has: twice the memory of 16 bits.",
+    "bitsandbytes": "transformers refuses to make 4-bit layers with it, so QLoRA does not work.",
+}
+_FIX: Sentences = {
+    "transformers": "Pass dtype=torch.bfloat16 (torch_dtype before 4.56), or update.",
+    "bitsandbytes": "pip install -U bitsandbytes",
 }
 
 
@@ -29,9 +29,10 @@ def probe_packages() -> Seen:
         except PackageNotFoundError:
             continue
         seen.rows.append((name, installed))
-        for (package, since), (why, fix) in _MATTERS.items():
-            if package == name and _numbers(installed) < since:
-                seen.findings.append(Finding(f"{name} {installed} is older than {_text(since)}.", why, fix))
+        if name in _SINCE and _numbers(installed) < _SINCE[name]:
+            values = {"name": name, "installed": installed, "since": _text(_SINCE[name])}
+            what = _("{name} {installed} is older than {since}.", **values)
+            seen.findings.append(Finding(what, spoken(_WHY[name]), spoken(_FIX[name])))
     return seen
 
 

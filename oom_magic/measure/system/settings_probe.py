@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from oom_magic.language import _
 from oom_magic.measure.device.host import notebook_platform
 from oom_magic.measure.system.findings import Finding, Seen
 from oom_magic.memory.allocator.settings import AllocatorSettings
@@ -29,36 +30,52 @@ def probe_settings(environment: Mapping[str, str] = os.environ) -> Seen:
 
 
 def _about_allocator(found: Mapping[str, str], version: tuple[int, ...]) -> Iterator[Finding]:
-    why = "The allocator's options decide how much memory is lost between tensors."
+    why = _("The allocator's options decide how much memory is lost between tensors.")
     if _NEW in found and _OLD in found:
-        yield Finding(f"Both {_NEW} and {_OLD} are set.", why, "Keep one.")
+        yield Finding(_("Both {new} and {old} are set.", new=_NEW, old=_OLD), why, _("Keep one."))
     if _NEW in found and version < _KNOWS_NEW:
-        yield Finding(f"torch {torch.__version__} does not read {_NEW}.", why, f"Set {_OLD} instead.")
+        yield Finding(
+            _("torch {version} does not read {name}.", version=torch.__version__, name=_NEW),
+            why,
+            _("Set {name} instead.", name=_OLD),
+        )
     for name in (_NEW, _OLD):
         if name not in found:
             continue
         try:
             settings = AllocatorSettings.parse(found[name])
         except ValueError as error:
-            yield Finding(f"{name}={found[name]}: {error}", "torch may refuse to start with it.", "Correct it.", "bad")
+            yield Finding(
+                f"{name}={found[name]}: {error}", _("torch may refuse to start with it."), _("Correct it."), "bad"
+            )
             continue
         if settings.expandable_segments and notebook_platform() == "Windows":
-            yield Finding(f"{name} asks for expandable_segments.", "Windows has none.", "Leave it out.")
+            yield Finding(
+                _("{name} asks for expandable_segments.", name=name), _("Windows has none."), _("Leave it out.")
+            )
         if settings.expandable_segments and settings.max_split_size_bytes is not None:
-            both = "Both are against fragmentation; the limit keeps large blocks from being used for smaller tensors."
-            yield Finding(f"{name} sets expandable_segments and max_split_size_mb.", both, "Keep expandable_segments.")
+            both = _(
+                "Both are against fragmentation; the limit keeps large blocks from being used for smaller tensors."
+            )
+            yield Finding(
+                _("{name} sets expandable_segments and max_split_size_mb.", name=name),
+                both,
+                _("Keep expandable_segments."),
+            )
         if not _was_there_at_start(name):
-            late = "It counts only if that was before torch first used the GPU."
-            yield Finding(f"{name} was set after this kernel had started.", late, "Set it in the first cell.")
+            late = _("It counts only if that was before torch first used the GPU.")
+            yield Finding(
+                _("{name} was set after this kernel had started.", name=name), late, _("Set it in the first cell.")
+            )
 
 
 def _about_others(found: Mapping[str, str]) -> Iterator[Finding]:
     if found.get("PYTORCH_NO_CUDA_MEMORY_CACHING", "0") not in ("", "0"):
-        why = "Every tensor is asked of the driver: slow, and torch's reserved memory means nothing."
-        yield Finding("PYTORCH_NO_CUDA_MEMORY_CACHING is set.", why, "Unset it.")
+        why = _("Every tensor is asked of the driver: slow, and torch's reserved memory means nothing.")
+        yield Finding(_("{name} is set.", name="PYTORCH_NO_CUDA_MEMORY_CACHING"), why, _("Unset it."))
     if found.get("CUDA_LAUNCH_BLOCKING") == "1":
-        why = "Training is slow; memory does not change."
-        yield Finding("CUDA_LAUNCH_BLOCKING=1 is set.", why, "Unset it when you do not debug.")
+        why = _("Training is slow; memory does not change.")
+        yield Finding(_("{name} is set.", name="CUDA_LAUNCH_BLOCKING=1"), why, _("Unset it when you do not debug."))
 
 
 def _was_there_at_start(name: str) -> bool:

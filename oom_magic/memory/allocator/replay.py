@@ -18,6 +18,7 @@ from itertools import chain, pairwise
 
 import numpy as np
 
+from oom_magic.language import _
 from oom_magic.memory.allocator.segments import (
     ADDRESS_BITS,
     GRANULE_BYTES,
@@ -180,7 +181,9 @@ class CachingAllocator:
         if pool is None:
             return
         if block.is_free:
-            raise ValueError(f"The block at address {block.address} was freed already; free each block once.")
+            raise ValueError(
+                _("The block at address {address} was freed already; free each block once.", address=block.address)
+            )
         self.allocated_bytes -= block.size_bytes
         keys, blocks = pool.keys, pool.blocks
         for neighbour in (block.previous, block.next):
@@ -198,7 +201,7 @@ class CachingAllocator:
     def empty_cache(self) -> None:
         """Give back to the driver all that is wholly free: segments, pages (``release_cached_blocks``)."""
         pools = self._pools.values()
-        for pool in chain((large for _, large in pools), (small for small, _ in pools)):
+        for pool in chain((large for _unused, large in pools), (small for small, _unused in pools)):
             for block in [pool.blocks[key] for key in pool.keys]:
                 if self.settings.expandable_segments:
                     self._device.unmap(block, pool)
@@ -279,7 +282,7 @@ class CachingAllocator:
         threshold = int(self.settings.garbage_collection_threshold * self._device.limit_bytes)
         excess = self._device.reserved_bytes - threshold
         now = self._num_large_searches
-        cached = chain.from_iterable(large.blocks.values() for _, large in self._pools.values())
+        cached = chain.from_iterable(large.blocks.values() for _unused, large in self._pools.values())
         idle = [block for block in cached if not block.is_split]
         while idle and excess > 0:
             mean_age = sum(now - block.born for block in idle) / len(idle)
@@ -434,7 +437,9 @@ def minimum_device_bytes(timeline: Timeline, settings: AllocatorSettings = _DEFA
     while not ends(enough):
         too_few, enough = enough, 2 * enough
         if enough * GRANULE_BYTES > UNLIMITED:
-            raise ValueError(f"No device is large enough with memory_fraction {settings.memory_fraction}.")
+            raise ValueError(
+                _("No device is large enough with memory_fraction {fraction}.", fraction=settings.memory_fraction)
+            )
     while enough - too_few > 1:
         middle = (too_few + enough) // 2
         if ends(middle):

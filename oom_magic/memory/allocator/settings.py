@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from oom_magic.language import Sentences, _, spoken
 from oom_magic.units import MIB
 
 LARGE_SEGMENT_BYTES = 20 * MIB  # kLargeBuffer
@@ -49,22 +50,29 @@ class AllocatorSettings:
                 continue
             if option not in _OPTIONS:
                 raise ValueError(
-                    f"{option!r} (value {value!r}) is not an option of PyTorch's CUDA allocator; "
-                    f"use one of {', '.join(sorted(_OPTIONS))}."
+                    _(
+                        "{option!r} (value {value!r}) is not an option of PyTorch's CUDA allocator;"
+                        " use one of {known}.",
+                        option=option,
+                        value=value,
+                        known=", ".join(sorted(_OPTIONS)),
+                    )
                 )
-            name, read, fix = _OPTIONS[option]
+            name, read = _OPTIONS[option]
+            values = {"option": option, "value": value, "fix": spoken(_FIXES[option])}
             try:
                 setting = read(value)
             except (ValueError, IndexError) as error:
-                raise ValueError(f"{value!r} is not a value of {option!r}; {fix}.") from error
+                raise ValueError(_("{value!r} is not a value of {option!r}; {fix}.", **values)) from error
             if name:
                 found[name] = setting
         segment = found.setdefault("large_segment_bytes", LARGE_SEGMENT_BYTES)
         found.setdefault("max_non_split_rounding_bytes", segment)
         for option in ("max_split_size_mb", "max_non_split_rounding_mb"):
-            name, _, fix = _OPTIONS[option]
+            name = _OPTIONS[option][0]
             if found.get(name, segment) < segment:
-                raise ValueError(f"{found[name] // MIB} is too little for {option!r}; {fix}.")
+                values = {"number": found[name] // MIB, "option": option, "fix": spoken(_FIXES[option])}
+                raise ValueError(_("{number} is too little for {option!r}; {fix}.", **values))
         return cls(**found)
 
 
@@ -76,7 +84,7 @@ def _split_options(text: str) -> list[tuple[str, str]]:
     for position, character in enumerate(text):
         depth += (character == "[") - (character == "]")
         if (character == "," and depth <= 0) or position == len(text) - 1:
-            option, _, value = text[start:position].partition(":")
+            option, _unused, value = text[start:position].partition(":")
             start = position + 1
             if option:
                 options.append((option, value))
@@ -139,34 +147,25 @@ def _read_divisions(value: str) -> tuple[int, ...]:
     return tuple(divisions)
 
 
-_OPTIONS: dict[str, tuple[str, Callable[[str], Any], str]] = {  # field, how to read it, fix
-    "backend": ("", _read_only("native"), "only 'native' can be simulated"),
-    "expandable_segments": ("expandable_segments", _read_bool, "write True or False"),
-    "garbage_collection_threshold": (
-        "garbage_collection_threshold",
-        _read_threshold,
-        "write a number between 0 and 1, such as 0.8",
-    ),
-    "large_segment_size_mb": ("large_segment_bytes", _read_size, "write a whole number of MiB above 10"),
-    "max_non_split_rounding_mb": (
-        "max_non_split_rounding_bytes",
-        _read_size,
-        "write a whole number of MiB, at least large_segment_size_mb (20)",
-    ),
-    "max_split_size_mb": (
-        "max_split_size_bytes",
-        _read_size,
-        "write a whole number of MiB, at least large_segment_size_mb (20)",
-    ),
-    "per_process_memory_fraction": (
-        "memory_fraction",
-        _read_fraction,
-        "write a number from 0 to 1, such as 0.9",
-    ),
-    "roundup_power2_divisions": (
-        "roundup_power2_divisions",
-        _read_divisions,
-        "write a power of 2, or a list such as [256:1,512:2,1024:4,>:8]",
-    ),
-    "throw_on_cudamalloc_oom": ("", _read_only("False"), "only False can be simulated"),
+_OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {  # field and how to read it
+    "backend": ("", _read_only("native")),
+    "expandable_segments": ("expandable_segments", _read_bool),
+    "garbage_collection_threshold": ("garbage_collection_threshold", _read_threshold),
+    "large_segment_size_mb": ("large_segment_bytes", _read_size),
+    "max_non_split_rounding_mb": ("max_non_split_rounding_bytes", _read_size),
+    "max_split_size_mb": ("max_split_size_bytes", _read_size),
+    "per_process_memory_fraction": ("memory_fraction", _read_fraction),
+    "roundup_power2_divisions": ("roundup_power2_divisions", _read_divisions),
+    "throw_on_cudamalloc_oom": ("", _read_only("False")),
+}
+_FIXES: Sentences = {
+    "backend": "only 'native' can be simulated",
+    "expandable_segments": "write True or False",
+    "garbage_collection_threshold": "write a number between 0 and 1, such as 0.8",
+    "large_segment_size_mb": "write a whole number of MiB above 10",
+    "max_non_split_rounding_mb": "write a whole number of MiB, at least large_segment_size_mb (20)",
+    "max_split_size_mb": "write a whole number of MiB, at least large_segment_size_mb (20)",
+    "per_process_memory_fraction": "write a number from 0 to 1, such as 0.9",
+    "roundup_power2_divisions": "write a power of 2, or a list such as [256:1,512:2,1024:4,>:8]",
+    "throw_on_cudamalloc_oom": "only False can be simulated",
 }

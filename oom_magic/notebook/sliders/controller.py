@@ -11,7 +11,7 @@ import ipywidgets
 from IPython import get_ipython
 from IPython.display import display
 
-from oom_magic.language import _
+from oom_magic.language import _, choose_language
 from oom_magic.memory.report import MemoryReport
 from oom_magic.notebook.interrupted import InOneLine, Interrupted
 from oom_magic.notebook.sliders.cards import SliderCard, offered_cards
@@ -23,6 +23,7 @@ from oom_magic.notebook.sliders.view import Estimate, assumption_details, error_
 from oom_magic.notebook.step_chart import step_picture
 from oom_magic.views import to_html, to_text
 from oom_magic.views.blocks import Block, Code, Description, Details, Sentence
+from oom_magic.views.code_comments import code_in
 
 if TYPE_CHECKING:
     from oom_magic.predict.setups.setup import TrainingSetup
@@ -239,7 +240,7 @@ class Sliders(ipywidgets.VBox):
         if self._estimator.grid is not None and cells is not None:
             blocks.append(self._estimator.grid.table(cells, estimate.device))
         blocks.append(step_picture(estimate.report))
-        blocks.append(Details(_("Code to paste"), (Code(self._priced.code(self.values)),)))
+        blocks.append(Details(_("Code to paste"), (Code(code_in(choose_language(), self._priced.code(self.values))),)))
         blocks.append(assumption_details(estimate.assumptions))
         return Description(title, tuple(blocks))
 

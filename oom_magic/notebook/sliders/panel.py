@@ -12,7 +12,7 @@ import ipywidgets
 import numpy as np
 import traitlets
 
-from oom_magic.language import _
+from oom_magic.language import _, choose_language
 from oom_magic.memory.report import Device
 from oom_magic.memory.timeline import IntArray
 from oom_magic.notebook.sliders.fit_map import Cells, FitMap, Grid, landmarks_of
@@ -21,6 +21,7 @@ from oom_magic.notebook.sliders.view import Estimate, assumption_blocks, live_bl
 from oom_magic.notebook.step_chart import step_picture
 from oom_magic.views import style_element, to_fragment
 from oom_magic.views.blocks import Block, Code, Sentence
+from oom_magic.views.code_comments import code_in
 
 Control = Any  # a widget with a ``value``; ipywidgets carries no types
 
@@ -124,7 +125,7 @@ class Panel:
 
     def show_code(self, code: str) -> None:
         """The code to paste."""
-        _write(self._code, (Code(code),))
+        _write(self._code, (Code(code_in(choose_language(), code)),))
 
     def show_details(self, estimate: Estimate) -> None:
         """The timeline and what was assumed."""

@@ -12,29 +12,31 @@ from typing import Any
 import torch
 from torch._jit_internal import createResolutionCallbackFromFrame
 
+from oom_magic.language import _
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.isolation.patching import patched, suspended
 from oom_magic.predict.operators.overloads import TORCH
 from oom_magic.user_code import is_users_file
 
-AS_EAGER = "torch.compile: followed as eager code, an upper bound: compiled code usually takes a fifth to a half less"
-NO_TRITON = (
-    "torch.compile: Triton is not installed, so compiled code is followed as eager code, an upper bound "
-    '(pip install --no-deps "triton>=3.7" makes it exact)'
-)
-TOO_OLD = (
-    f"torch.compile: what PyTorch {torch.__version__} compiles is not followed (2.13 and newer is); "
-    "run as eager code, an upper bound"
-)
-
 
 def why_not_followed(is_wanted: bool) -> str:
     """Why compiled code is followed as eager code; empty if it is followed as compiled."""
     if not is_wanted:
-        return AS_EAGER
+        return _(
+            "torch.compile: followed as eager code, an upper bound: compiled code usually takes a fifth to a half less"
+        )
     if TORCH < (2, 13):
-        return TOO_OLD
-    return "" if importlib.util.find_spec("triton") else NO_TRITON
+        return _(
+            "torch.compile: what PyTorch {version} compiles is not followed (2.13 and newer is); run as eager code, an"
+            " upper bound",
+            version=torch.__version__,
+        )
+    if importlib.util.find_spec("triton"):
+        return ""
+    return _(
+        "torch.compile: Triton is not installed, so compiled code is followed as eager code, an upper bound"
+        ' (pip install --no-deps "triton>=3.7" makes it exact)'
+    )
 
 
 @contextmanager
@@ -101,12 +103,12 @@ def _on_first_call(gpu: FakeGPU, assume: Callable[..., None]) -> Iterator[None]:
 def _as_eager(note: Callable[[], None]) -> Iterator[None]:
     """``torch.compile`` returns what it is given, and what is compiled already runs as it was written."""
 
-    def compile(model: Any = None, **_: Any) -> Any:  # noqa: A001 (torch's own name)
+    def compile(model: Any = None, **_unused: Any) -> Any:  # noqa: A001 (torch's own name)
         if not _is_import(sys._getframe(1)):
             note()
         return model if model is not None else lambda function: function
 
-    def compile_module(*_: Any, **__: Any) -> None:
+    def compile_module(*_unused: Any, **__: Any) -> None:
         note()
 
     with ExitStack() as stack:

@@ -21,6 +21,7 @@ from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrate
 from torch._dynamo.utils import CleanupManager
 from torch.overrides import _get_current_function_mode_stack
 
+from oom_magic.language import _
 from oom_magic.predict.compiled.card import compiled_for
 from oom_magic.predict.compiled.fake_tensors import fake_cuda_tensors
 from oom_magic.predict.compiled.generated import loaded_without_compiler
@@ -30,10 +31,6 @@ from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.isolation.patching import patched, resumed, suspended
 
 _PACKAGE = str(Path(__file__).resolve().parents[2])
-GRAPHS = "torch.compile: CUDA graphs are not followed; their private pools keep more memory than is shown here"
-TUNED = (
-    "torch.compile: max-autotune chooses kernels by timing them; PyTorch's own are taken, and timing takes no memory"
-)
 _CONVERT = convert_frame.CatchErrorsWrapper.__call__  # PyTorch's own: this file is imported with nothing replaced
 _REASONS = "get_and_maybe_log_recompilation_reasons"
 _OURS = ConvertFrameReturn(frame_exec_strategy=FrameExecStrategy(FrameAction.SKIP, FrameAction.DEFAULT))
@@ -121,10 +118,20 @@ class Compiler:
         def _compile_fx_inner(module: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             config = torch._inductor.config
             if config.triton.cudagraphs:
-                self._assume(GRAPHS)
+                self._assume(
+                    _(
+                        "torch.compile: CUDA graphs are not followed; their private pools keep more memory than"
+                        " is shown here"
+                    )
+                )
                 kwargs["cudagraphs"] = torch._inductor.utils.BoxedBool(False)
             if config.max_autotune or config.max_autotune_gemm:
-                self._assume(TUNED)
+                self._assume(
+                    _(
+                        "torch.compile: max-autotune chooses kernels by timing them; PyTorch's own are taken, and"
+                        " timing takes no memory"
+                    )
+                )
             try:
                 with self._compiling(), config.patch(options):
                     return usual(module, inputs, *args, **kwargs)
@@ -147,9 +154,11 @@ class Compiler:
 def _not_followed(name: str, error: Exception) -> str:
     words = str(error).strip().splitlines()
     reason = next((line for line in words if line and not line.startswith("backend=")), "")
-    return (
-        f"torch.compile: {name} could not be compiled here ({type(error).__name__}: {reason[:160]}); "
-        "followed as eager code, an upper bound"
+    return _(
+        "torch.compile: {name} could not be compiled here ({kind}: {reason}); followed as eager code, an upper bound",
+        name=name,
+        kind=type(error).__name__,
+        reason=reason[:160],
     )
 
 
@@ -236,7 +245,7 @@ def _without_view() -> Iterator[None]:
 
 
 def _set_modes(modes: list[Any]) -> None:
-    for _ in range(torch._C._len_torch_function_stack()):
+    for _unused in range(torch._C._len_torch_function_stack()):
         torch._C._pop_torch_function_stack()
     for mode in modes:
         torch._C._push_on_torch_function_stack(mode)

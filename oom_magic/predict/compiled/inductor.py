@@ -9,15 +9,11 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from oom_magic.language import _
 from oom_magic.predict.compiled.fake_tensors import OnHost
 from oom_magic.predict.fake_cuda.device_view import DeviceView
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.isolation.patching import patched
-
-PADDING = (
-    "torch.compile: Inductor times on the GPU whether a matrix product is faster with padded sizes; "
-    "taken not to be (a padded product keeps a padded copy of its factors for a while)"
-)
 
 
 @contextmanager
@@ -29,7 +25,11 @@ def compiling_on(gpu: FakeGPU, view: DeviceView, assume: Callable[[str], None]) 
     known: dict[str, Any] = {}
 
     def bench(function: Callable[[], Any]) -> float:
-        assume(PADDING)
+        text = _(
+            "torch.compile: Inductor times on the GPU whether a matrix product is faster with padded sizes; taken not"
+            " to be (a padded product keeps a padded copy of its factors for a while)"
+        )
+        assume(text)
         function()
         cache_bytes = torch.cuda.get_device_properties(0).L2_cache_size
         flushed = torch.empty(cache_bytes // 4, dtype=torch.int, device="cuda")

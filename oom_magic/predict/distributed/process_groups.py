@@ -15,16 +15,12 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from oom_magic.language import _
 from oom_magic.predict.distributed.collectives import Sent, collective_handlers
 from oom_magic.predict.distributed.sharding import shapes_found_aside, sharding_handlers
 from oom_magic.predict.distributed.world import NOBODY, World
 from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.libraries.adapters import Adapter, Run
-
-NCCL_MEMORY = (
-    "NCCL's own memory is not counted (published: 544-688 MB for one communicator on A100s, "
-    "1.06-4.34 GB with all-to-all on H100s)"
-)
 
 
 @contextmanager
@@ -41,7 +37,13 @@ def _one_of_many(module: ModuleType, run: Run) -> Iterator[None]:
         begin(*args, **kwargs)
         gpu.process_groups = World.current(module)
         rank, size = module.get_rank(), module.get_world_size()
-        run.assume(f"process {rank} of {size} was followed; {NCCL_MEMORY}")
+        text = _(
+            "process {rank} of {size} was followed; NCCL's own memory is not counted (published: 544-688 MB for one"
+            " communicator on A100s, 1.06-4.34 GB with all-to-all on H100s)",
+            rank=rank,
+            size=size,
+        )
+        run.assume(text)
 
     changes = {
         "init_process_group": init_process_group,
@@ -94,7 +96,7 @@ def _made_alone(module: ModuleType) -> Callable[..., Any]:
     return _new_process_group_helper
 
 
-def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[tuple[Any, int, int]]:
+def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **_unused: Any) -> Iterator[tuple[Any, int, int]]:
     """Nobody is met: a store of this process alone, and the numbers that were given or are in the environment."""
     rank = int(os.environ.get("RANK", 0)) if rank < 0 else rank
     world_size = int(os.environ.get("WORLD_SIZE", 1)) if world_size < 0 else world_size

@@ -14,6 +14,7 @@ import torch.cuda.nccl
 import torch.cuda.nvtx
 from torch.utils import _foreach_utils
 
+from oom_magic.language import _
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.places import Place
 from oom_magic.predict.isolation.patching import patched
@@ -50,8 +51,11 @@ def grouped_by_place(gpu: FakeGPU) -> Iterator[None]:
         yield
 
 
-GRAPHS = "CUDA graphs: what is captured runs as eager code, without a memory pool of its own"
 _NCCL_VERSION = (2, 29, 7)  # that of PyTorch 2.13
+
+
+def _about_graphs() -> str:
+    return _("CUDA graphs: what is captured runs as eager code, without a memory pool of its own")
 
 
 @contextmanager
@@ -69,7 +73,7 @@ def cuda_build(gpu: FakeGPU, assume: Callable[[str], None]) -> Iterator[None]:
         stack.enter_context(patched(torch.Tensor, {"record_stream": lambda tensor, stream: None}))  # see streams
         stack.enter_context(patched(torch.cuda.nvtx, {"_nvtx": _Unmarked()}))
         stack.enter_context(patched(torch.cuda.nccl, {"version": lambda: _NCCL_VERSION}))
-        stack.enter_context(patched(torch._C, {"_get_accelerator": lambda *_: torch.device("cuda")}))
+        stack.enter_context(patched(torch._C, {"_get_accelerator": lambda *_unused: torch.device("cuda")}))
         stack.enter_context(patched(torch.cuda, _graphs(assume)))
         stack.enter_context(_fast_paths(assume))
         stack.enter_context(patched(torch, {"Generator": _Generator}))
@@ -81,9 +85,9 @@ def cuda_build(gpu: FakeGPU, assume: Callable[[str], None]) -> Iterator[None]:
 def _triton_kernels_skipped(assume: Callable[[str], None]) -> Iterator[None]:
     """A Triton kernel writes into tensors that are there already, so not running it takes no memory away."""
 
-    def run(kernel: Any, *_: Any, **__: Any) -> None:
+    def run(kernel: Any, *_unused: Any, **__: Any) -> None:
         name = getattr(kernel, "__name__", type(kernel).__name__)
-        assume(f"Triton kernel {name}: not run; what its launch takes inside is not counted")
+        assume(_("Triton kernel {name}: not run; what its launch takes inside is not counted", name=name))
 
     with ExitStack() as stack:
         for module, name in (("triton.runtime.jit", "JITFunction"), ("triton.runtime.autotuner", "Autotuner")):
@@ -100,8 +104,10 @@ def _fast_paths(assume: Callable[[str], None]) -> Iterator[None]:
         plain = torch._C._disabled_torch_function_impl, torch.Tensor.__torch_function__
         return any(getattr(type(tensor), "__torch_function__", plain[0]) not in plain for tensor in tensors)
 
-    def _nested_tensor_from_mask_left_aligned(*_: Any) -> bool:
-        assume("nn.TransformerEncoder: padding is computed too; PyTorch leaves it out in evaluation (nested tensors)")
+    def _nested_tensor_from_mask_left_aligned(*_unused: Any) -> bool:
+        assume(
+            _("nn.TransformerEncoder: padding is computed too; PyTorch leaves it out in evaluation (nested tensors)")
+        )
         return False
 
     nested = {"_nested_tensor_from_mask_left_aligned": _nested_tensor_from_mask_left_aligned}
@@ -134,12 +140,12 @@ def _graphs(assume: Callable[[str], None]) -> dict[str, Any]:
         def pool(self) -> tuple[int, int]:
             return (0, 1)
 
-    def graph(*_: Any, **__: Any) -> AbstractContextManager[None]:
-        assume(GRAPHS)
+    def graph(*_unused: Any, **__: Any) -> AbstractContextManager[None]:
+        assume(_about_graphs())
         return nullcontext()
 
-    def make_graphed_callables(callables: Any, *_: Any, **__: Any) -> Any:
-        assume(GRAPHS)
+    def make_graphed_callables(callables: Any, *_unused: Any, **__: Any) -> Any:
+        assume(_about_graphs())
         return callables
 
     return {

@@ -18,6 +18,7 @@ from torch._C import DisableTorchFunction  # type: ignore[attr-defined]
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from oom_magic.language import _
 from oom_magic.memory.allocator.replay import AllocatorOutOfMemory
 from oom_magic.memory.categories import Category
 from oom_magic.memory.timeline import Phase
@@ -49,11 +50,6 @@ if TYPE_CHECKING:
     from oom_magic.predict.distributed.world import World
     from oom_magic.predict.operators.autocast import Autocast
     from oom_magic.predict.operators.values import Values
-
-COLLECTED = (
-    "tensors that only objects referring to each other hold are freed when Python's collector runs: here as CPython "
-    "counts objects, which a real run may do some objects sooner or later"
-)
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _WITH_HOST_LENGTHS = {
     torch.ops.aten._pack_padded_sequence.default,
@@ -119,7 +115,9 @@ class FakeGPU(TorchDispatchMode):
         self.threads = Threads()
         self.background_streams: dict[int, Any] = {}  # of nn.DataParallel, by card
         self.streams = Streams(self)
-        self._workspaces: list[dict[Hashable, int]] = [{} for _ in self.recorders]  # allocations of libraries, by owner
+        self._workspaces: list[dict[Hashable, int]] = [
+            {} for _unused in self.recorders
+        ]  # allocations of libraries, by owner
         self.job: Job | None = None  # of which this is one process
         self.process_groups: World | None = None  # what code on it made, between runs
         self.traces: Callable[[torch.Tensor], bool] | None = None  # says of a compiler's tensor that it is on "cuda"
@@ -264,7 +262,12 @@ class FakeGPU(TorchDispatchMode):
 
     def _has_collected(self, num_freed: int) -> None:
         if num_freed > 0:
-            self.values.assume(COLLECTED)
+            self.values.assume(
+                _(
+                    "tensors that only objects referring to each other hold are freed when Python's collector runs:"
+                    " here as CPython counts objects, which a real run may do some objects sooner or later"
+                )
+            )
 
     # -- taking and giving memory ---------------------------------------------
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from oom_magic.language import _, ngettext
 from oom_magic.user_code import is_users_file
 
 # What code asks of PyTorch, or of a library, to find out what GPU there is.
@@ -146,10 +147,15 @@ class DecidedNames:
 def decided_sentence(decisions: Sequence[Decision]) -> str:
     """What is said of them in a report, in one line."""
     names, before, now = ([get(one) for one in decisions] for get in (_name, _before, _now))
-    was, they = ("was", "it is") if len(decisions) == 1 else ("were", "they are")
-    return (
-        f"{joined(names)} {was} decided as {joined(before)} before the dry run, for want of a GPU; "
-        f"with one {they} {joined(now)}, as followed here"
+    return ngettext(
+        "{names} was decided as {before} before the dry run, as there is no GPU here; with one it is {now}, as followed"
+        " here",
+        "{names} were decided as {before} before the dry run, as there is no GPU here; with one they are {now}, as"
+        " followed here",
+        len(decisions),
+        names=joined(names),
+        before=joined(before),
+        now=joined(now),
     )
 
 
@@ -192,7 +198,9 @@ def _now(one: Decision) -> str:
 
 def joined(words: Sequence[str]) -> str:
     """``"a, b and c"``."""
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+    if len(words) < 2:
+        return "".join(words)
+    return _("{most} and {last}", most=", ".join(words[:-1]), last=words[-1])
 
 
 def shown(value: Any) -> str:

@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from oom_magic.language import _
 from oom_magic.memory.allocator.replay import Block, CachingAllocator, Replay
 from oom_magic.memory.categories import CATEGORIES, Category
 from oom_magic.memory.timeline import PHASES, Mark, MarkKind, Phase, SourceLine, Timeline
@@ -97,8 +98,11 @@ class Recorder:
         """Take memory on a stream; the number of the allocation. Raises TimeoutError if no step ends for too long."""
         if time.monotonic() > self._step_due:
             raise TimeoutError(
-                f"No optimizer step in {STEP_LIMIT_SECONDS} seconds of this dry run. Does the loop call "
-                "optimizer.step()? A smaller model, fewer layers or a shorter loop before it also help."
+                _(
+                    "No optimizer step in {seconds} seconds of this dry run. Does the loop call optimizer.step()? A"
+                    " smaller model, fewer layers or a shorter loop before it also help.",
+                    seconds=STEP_LIMIT_SECONDS,
+                )
             )
         number = len(self.columns)
         if num_bytes or reckoning is None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
+from oom_magic.language import _
 from oom_magic.predict.isolation.patching import patched
 
 _running = threading.Lock()
@@ -20,8 +21,10 @@ def only_one() -> Iterator[None]:
     """One dry run at a time. Raises RuntimeError for a second one."""
     if not _running.acquire(blocking=False):
         raise RuntimeError(
-            "A dry run is under way in this process; a dry run inside another, or beside it in a thread, is not "
-            "possible. Call the function itself instead."
+            _(
+                "A dry run is under way in this process; a dry run inside another, or beside it in a thread, is not "
+                "possible. Call the function itself instead."
+            )
         )
     try:
         yield
@@ -71,7 +74,7 @@ def checkpoints_compared_alike() -> Iterator[None]:
 def python_functions_followed() -> Iterator[None]:
     """Let torch-function modes see the operators inside PyTorch's own Python functions, not those functions."""
 
-    def is_overridden(*_: Any) -> bool:
+    def is_overridden(*_unused: Any) -> bool:
         return False
 
     with ExitStack() as stack:

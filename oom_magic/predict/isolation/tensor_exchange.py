@@ -30,6 +30,7 @@ from typing import Any
 
 import torch
 
+from oom_magic.language import _
 from oom_magic.memory.categories import Category
 from oom_magic.memory.timeline import Phase
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
@@ -87,7 +88,7 @@ class Snapshot:
     def add_plain(self, container: Any, depth: int) -> None:
         """Note a container that is part of no object, and those in it, ``depth`` levels deep."""
         level = [container]
-        for _ in range(depth):
+        for _unused in range(depth):
             inner: list[Any] = []
             for one in level:
                 if id(one) not in self._seen:
@@ -241,11 +242,11 @@ class TensorExchange:
         """Exchange what can be; gradients only with their tensors."""
         tensors = self._exchangeable(live)
         grads = [(tensor, tensor.grad) for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
-        are_grads = {id(grad) for _, grad in grads}
+        are_grads = {id(grad) for _unused, grad in grads}
         were_grads = {id(grad) for tensor, grad in grads if self._start is None or self._start.had_grad(tensor)}
         doubles = _FakeCopies(self.gpu, self._origin, were_grads, self._start, self._absent)
         done: set[int] = set()
-        owners = [tensor for tensor, _ in grads]
+        owners = [tensor for tensor, _unused in grads]
         first = {id(tensor) for tensor in owners}
         rest = (tensor for tensor in tensors if id(tensor) not in first and id(tensor) not in are_grads)
         for tensor in itertools.chain(owners, rest):
@@ -290,16 +291,19 @@ class TensorExchange:
         for tensor in stayed:
             if not _is_plain(tensor):
                 if id(tensor) in names:
-                    assume(f"`{names[id(tensor)]}` stays real: {_kind(tensor)} tensors are not exchanged in a dry run")
+                    values = {"name": names[id(tensor)], "kind": _kind(tensor)}
+                    assume(_("`{name}` stays real: {kind} tensors are not exchanged in a dry run", **values))
                 continue
-            name = names.get(id(tensor), f"a tensor of shape {tuple(tensor.shape)}")
+            name = names.get(id(tensor), _("a tensor of shape {shape}", shape=tuple(tensor.shape)))
             is_others = others is not None and tensor in others.reach
-            reason = "PyTorch holds a weak reference to it, as compiled code does"
+            reason = _("PyTorch holds a weak reference to it, as compiled code does")
             if others is not None and is_others:
-                reason = f"thread {others.named} uses it"
+                reason = _("thread {name} uses it", name=others.named)
             else:
-                assume(f"`{name}` stays real: {reason}, so it cannot be exchanged")
-            self.gpu.untouchable[tensor.untyped_storage()._cdata] = f"{name} is the real one, since {reason}"
+                assume(_("`{name}` stays real: {reason}, so it cannot be exchanged", name=name, reason=reason))
+            self.gpu.untouchable[tensor.untyped_storage()._cdata] = _(
+                "{name} is the real one, since {reason}", name=name, reason=reason
+            )
             if tensor.is_leaf and tensor.requires_grad and not is_others:
                 journal.record(functools.partial(_restore_grad, tensor, tensor.grad))
 
@@ -309,9 +313,9 @@ class TensorExchange:
 
     def _exchangeable(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         origin = self._origin
-        doubles = {id(double) for _, double in self._kept.values()}
+        doubles = {id(double) for _unused, double in self._kept.values()}
         if origin is not None:
-            doubles |= {id(double) for _, double in origin._kept.values()}
+            doubles |= {id(double) for _unused, double in origin._kept.values()}
         return [
             tensor
             for tensor in tensors
@@ -347,7 +351,7 @@ class _Pair:
         """Give the tensor its own data back, if the double has it."""
         if self.double._cdata != self.real:
             return
-        for _ in range(2):  # an error may be of the moment
+        for _unused in range(2):  # an error may be of the moment
             try:
                 torch._C._swap_tensor_impl(self.tensor, self.double)
             except RuntimeError:

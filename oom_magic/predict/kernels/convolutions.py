@@ -1,7 +1,7 @@
 """How CUDA's convolutions take their memory: cuDNN's memory format, and the copies that bring arguments into it.
 
 Sources: aten/src/ATen/native/Convolution.cpp (``convolution_backward``), aten/src/ATen/native/cudnn/ConvShared.cpp.
-What cuDNN's engines take inside depends on the engine that it picks and is not known here: ``WORKSPACE_ASSUMPTION``.
+What cuDNN's engines take inside depends on the engine that it picks and is not known here, and said in the report.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from oom_magic.language import _
 from oom_magic.predict.fake_cuda.fake_gpu import Rule
 from oom_magic.predict.kernels.copies import make_outputs
 from oom_magic.predict.kernels.reductions import take_buffers
 from oom_magic.predict.operators.calls import Call
 
 aten = torch.ops.aten
-WORKSPACE_ASSUMPTION = "convolutions: cuDNN's own workspace (none to hundreds of MiB, for a moment) is not counted"
 _FORMATS = {3: torch.contiguous_format, 4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -42,7 +42,9 @@ def _take_copies(call: Call, memory_format: torch.memory_format, *tensors: torch
 def _forward(call: Call) -> None:
     """``_convolution`` lays out the input, ``cudnn_convolution_forward_out`` the weight."""
     tensor, weight = call.args[:2]
-    call.gpu.values.assume(WORKSPACE_ASSUMPTION)
+    call.gpu.values.assume(
+        _("convolutions: cuDNN's own workspace (none to hundreds of MiB, for a moment) is not counted")
+    )
     memory_format = memory_format_of(tensor, weight)
     copies = _take_copies(call, memory_format, tensor)
     make_outputs(call)

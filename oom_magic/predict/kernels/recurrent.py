@@ -2,7 +2,7 @@
 
 Sources: aten/src/ATen/native/cudnn/RNN.cpp (``_cudnn_impl``, ``_cudnn_rnn``, ``_cudnn_rnn_backward``,
 ``copy_weights_to_flat_buf_views``, ``_cudnn_rnn_cast_reflatten``) and aten/src/ATen/native/RNN.cpp.
-What cuDNN reserves for the backward and takes inside is estimated from the gates of every step: ``ASSUMPTION``.
+What cuDNN reserves for the backward and takes inside is estimated from the gates of every step, which the report says.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from oom_magic.predict.fake_cuda.places import Handler, Place
 from oom_magic.predict.operators.calls import Call
 
 aten = torch.ops.aten
-ASSUMPTION = "recurrent layers: the memory that cuDNN reserves between forward and backward is estimated"
 RELU, TANH, LSTM, GRU = range(4)  # cudnnRNNMode_t
 _GATES = {RELU: 1, TANH: 1, LSTM: 4, GRU: 3}
 MODES = {"RNN_RELU": RELU, "RNN_TANH": TANH, "LSTM": LSTM, "GRU": GRU}
@@ -149,7 +148,7 @@ def _time_first(gpu: FakeGPU, tensor: torch.Tensor, batch_first: bool, lengths: 
 def _forward(gpu: FakeGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
     (tensor, weights, _, buffer, hx, cx, mode, size, projected, num_layers, batch_first, _, train, bidirectional,
      lengths, _) = args  # fmt: skip
-    gpu.values.assume(ASSUMPTION)
+    gpu.values.assume(_("recurrent layers: the memory that cuDNN reserves between forward and backward is estimated"))
     x = _time_first(gpu, tensor, batch_first, lengths)
     width = (projected or size) * (1 + bidirectional)
     with gpu:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from oom_magic.language import _
 from oom_magic.predict.fake_cuda.device_view import DeviceView
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.places import Handler, Place, tensors_in
@@ -88,9 +89,9 @@ def _emptied(cache: dict[Any, Any], keep: bool = False) -> Iterator[None]:
 def _operators() -> list[OpOverload]:
     found = []
     for name in torch._C._dispatch_get_all_op_names():
-        namespace, _, rest = name.partition("::")
+        namespace, _unused, rest = name.partition("::")
         if namespace == "bitsandbytes":
-            packet, _, overload = rest.partition(".")
+            packet, _unused, overload = rest.partition(".")
             found.append(getattr(getattr(torch.ops.bitsandbytes, packet), overload or "default"))
     return found
 
@@ -158,8 +159,10 @@ def _as_user_code() -> Callable[[], AbstractContextManager[None]]:
 def _get_paged(run: Run) -> Kernel:
     def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> torch.Tensor:
         run.assume(
-            "the state of a paged optimizer is managed memory, which CUDA moves between host and GPU; "
-            "it is outside PyTorch's allocator and not counted"
+            _(
+                "the state of a paged optimizer is managed memory, which CUDA moves between host and GPU; it is"
+                " outside PyTorch's allocator and not counted"
+            )
         )
         state: Any = pretend_on_host(run.gpu, shape, dtype)
         state.is_paged, state.page_deviceid = True, 0

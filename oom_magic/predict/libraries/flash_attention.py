@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
+from oom_magic.language import _
 from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.libraries.adapters import Adapter, Run
 from oom_magic.predict.operators.attention import flash_attend
@@ -47,7 +48,7 @@ def _flash_attn_varlen_func(
 
 
 def _flash_attn_with_kvcache(*args: Any, **kwargs: Any) -> Any:
-    raise NotImplementedError("flash_attn_with_kvcache serves generation; its stand-in has none.")
+    raise NotImplementedError(_("flash_attn_with_kvcache serves generation; its stand-in has none."))
 
 
 def _index_first_axis(tensor: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
@@ -129,7 +130,7 @@ def _at_request(module: ModuleType, run: Run) -> Iterator[None]:
                     if not hasattr(flash, "lazy_import_flash_attention"):  # then it looks only when imported
                         with _a_cuda_build():
                             importlib.reload(flash)
-                    run.assume("flash_attn is not installed here; PyTorch's flash attention takes its place")
+                    run.assume(_("flash_attn is not installed here; PyTorch's flash attention takes its place"))
                 with _a_cuda_build():
                     return check(*args, **kwargs)
 

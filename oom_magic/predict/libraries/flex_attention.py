@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+from oom_magic.language import _
 from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.libraries.adapters import Adapter, Run
 
@@ -15,8 +16,11 @@ from oom_magic.predict.libraries.adapters import Adapter, Run
 def _refused(module: ModuleType, run: Run) -> Iterator[None]:
     def flex_attention(*args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(
-            "flex_attention is not followed in a dry run; use torch.nn.functional.scaled_dot_product_attention "
-            '(attn_implementation="sdpa" in transformers) for the rehearsal.'
+            _(
+                "flex_attention is not followed in a dry run; use"
+                ' torch.nn.functional.scaled_dot_product_attention (attn_implementation="sdpa" in transformers)'
+                " for the rehearsal."
+            )
         )
 
     with patched(module, {"flex_attention": flex_attention}):

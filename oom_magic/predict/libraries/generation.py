@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch._C import DisableTorchFunction  # type: ignore[attr-defined]
 
+from oom_magic.language import _
 from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.libraries.adapters import Adapter, Run
 
@@ -29,7 +30,7 @@ def _not_done(criterion: Callable[..., Any], run: Run) -> Callable[..., Any]:
         done = criterion(self, *args, **kwargs)
         with DisableTorchFunction():
             if isinstance(done, torch.Tensor) and run.gpu.values.get(done) is None:
-                run.assume("generation: no sequence ends before the greatest length")
+                run.assume(_("generation: no sequence ends before the greatest length"))
                 run.gpu.values.put(done, torch.zeros(done.shape, dtype=done.dtype))
         return done
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from oom_magic.language import _
 from oom_magic.predict.isolation.files.saving import unwritten
 from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.libraries.adapters import Adapter, Run, pretend_on_host
@@ -67,7 +68,7 @@ def _configurations(module: ModuleType, run: Run) -> Iterator[None]:
         preset = config_for_hub_id(str(name))
         if preset is None:
             raise OSError(_unknown(name)) from error
-        run.assume(f"{name}: the configuration is the preset's, since none is in the local cache")
+        run.assume(_("{name}: the configuration is the preset's, since none is in the local cache", name=name))
         with run.isolation.scope.outside(), TemporaryDirectory() as folder:
             Path(folder, "config.json").write_text(json.dumps(with_layers_as_asked(preset)))
             return original(cls, folder, **kwargs)
@@ -81,11 +82,12 @@ def _classmethod(function: Any) -> Any:
 
 
 def _unknown(name: Any) -> str:
-    return (
-        f"{str(name)!r} is neither a folder with a config.json, nor in the local Hugging Face cache, nor a "
-        "model preset. A dry run needs only a model's configuration and downloads nothing: put its config.json into "
-        "a folder and give the folder's path, or load the configuration once outside the dry run "
-        f"(transformers.AutoConfig.from_pretrained({str(name)!r}))."
+    return _(
+        "{name!r} is neither a folder with a config.json, nor in the local Hugging Face cache, nor a"
+        " model preset. A dry run needs only a model's configuration and downloads nothing: put its"
+        " config.json into a folder and give the folder's path, or load the configuration once outside"
+        " the dry run (transformers.AutoConfig.from_pretrained({name!r})).",
+        name=str(name),
     )
 
 
@@ -104,8 +106,11 @@ def _tokenizers(module: ModuleType, run: Run) -> Iterator[None]:
         except OSError as caught:
             error = caught
         raise OSError(
-            f"The tokenizer of {str(name)!r} is not on this machine, and a dry run downloads nothing. Load "
-            f"it once outside the dry run (a few MB): transformers.AutoTokenizer.from_pretrained({str(name)!r})."
+            _(
+                "The tokenizer of {name!r} is not on this machine, and a dry run downloads nothing. Load it"
+                " once outside the dry run (a few MB): transformers.AutoTokenizer.from_pretrained({name!r}).",
+                name=str(name),
+            )
         ) from error
 
     with patched(owner, {"from_pretrained": _classmethod(from_pretrained)}):
@@ -132,7 +137,7 @@ def _load(cls: Any, original: Callable[..., Any], run: Run, name: Any, args: Any
     config, kwargs = _configuration_of(cls, name, kwargs)
     quantized = getattr(config, "quantization_config", None)
     if quantized is not None and kwargs.get("quantization_config") is None:
-        run.assume(f"{name}: weights saved quantized are taken to be quantized while they are loaded")
+        run.assume(_("{name}: weights saved quantized are taken to be quantized while they are loaded", name=name))
         kwargs["quantization_config"] = _as_object(quantized)
         del config.quantization_config
     weights = _weights_of(cls, config, args, run)
@@ -177,9 +182,12 @@ def _weights_of(cls: Any, config: Any, args: Any, run: Run) -> dict[str, torch.T
         for key, tensor in _each_once(model.state_dict(keep_vars=True)).items()
     }
     shown = str(dtype).removeprefix("torch.")
-    run.assume(f"{cls.__name__}: weights are not read; {shown} was taken as their type on disk")
+    name = cls.__name__
+    run.assume(_("{name}: weights are not read; {dtype} was taken as their type on disk", name=name, dtype=shown))
     if any(getattr(config, name, None) for name in _EXPERTS):
-        run.assume(f"{cls.__name__}: experts are taken to be joined on disk; joining them while they load takes more")
+        run.assume(
+            _("{name}: experts are taken to be joined on disk; joining them while they load takes more", name=name)
+        )
     return weights
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from oom_magic.language import _
 from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.libraries.adapters import Adapter, Run
 
@@ -34,7 +35,10 @@ def _weights(module: ModuleType, run: Run) -> Iterator[None]:
             if not loading:
                 raise
         model, name = loading[-1]
-        run.assume(f"{model_id}: no file of the adapter's weights is there; their type was taken to be the model's")
+        text = _(
+            "{name}: no file of the adapter's weights is there; their type was taken to be the model's", name=model_id
+        )
+        run.assume(text)
         state = module.get_peft_model_state_dict(model, adapter_name=name)
         return {key: torch.empty_like(tensor, device=device or "cuda") for key, tensor in state.items()}
 

@@ -12,6 +12,8 @@ from torch._library.simple_registry import singleton
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
+from oom_magic.language import _
+
 if TYPE_CHECKING:
     from oom_magic.predict.fake_cuda.places import FakeDevice
 
@@ -44,7 +46,7 @@ def find_fallback(error: Exception) -> _Fallback | None:
 def _run_sized_by_values(gpu: FakeDevice, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The outputs of an operator such as ``torchvision::nms``, as long as its first tensor."""
     name = func.name()
-    gpu.values.assume(f"{name}: its result's size depends on values; taken to be that of its first tensor")
+    gpu.values.assume(_("{name}: its result's size depends on values; taken to be that of its first tensor", name=name))
     with set_ctx_getter(lambda: _AsLongAs(_first_tensor(args, kwargs))):
         return singleton.find(name).fake_impl.kernel(*args, **kwargs)
 
@@ -62,13 +64,19 @@ def _run_without_kernel(gpu: FakeDevice, func: OpOverload, args: tuple[Any, ...]
         return None  # it writes into its arguments only, such as a fused optimizer
     if func.namespace in ("aten", "prims", "quantized"):
         raise NotImplementedError(
-            f"{name} cannot be dry-run: PyTorch does not tell the shape of its result without data. "
-            f'Tell it with @torch.library.register_fake("{name}"), or leave the operator out of the dry run.'
+            _(
+                "{name} cannot be dry-run: PyTorch does not tell the shape of its result without data. Tell it"
+                ' with @torch.library.register_fake("{name}"), or leave the operator out of the dry run.',
+                name=name,
+            )
         )
     first = _first_tensor(args, kwargs)
     gpu.values.assume(
-        f"{name} has no fake kernel; its results were taken to be like its first tensor "
-        f'(@torch.library.register_fake("{name}") tells their true shape)'
+        _(
+            "{name} has no fake kernel; its results were taken to be like its first tensor"
+            ' (@torch.library.register_fake("{name}") tells their true shape)',
+            name=name,
+        )
     )
     made = [
         torch.empty_like(first) if isinstance(result.type, torch.TensorType) and first is not None else None
@@ -104,7 +112,10 @@ def storage_under(tensor: torch.Tensor) -> torch.UntypedStorage:
         if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             return storage_under(torch._C._functorch.get_unwrapped(tensor))
         raise NotImplementedError(
-            f"{tensor.layout} tensors are not followed in a dry run; use dense ones (for an embedding: sparse=False)."
+            _(
+                "{layout} tensors are not followed in a dry run; use dense ones (for an embedding: sparse=False).",
+                layout=tensor.layout,
+            )
         ) from None
 
 
@@ -115,5 +126,5 @@ def is_wrapper(kind: type) -> bool:
 
 def wrapped_in(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The tensors that a wrapper holds."""
-    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    names, _unused = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
     return [getattr(tensor, name) for name in names]

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from oom_magic.language import _
 from oom_magic.predict.fake_cuda.places import FakeDevice, Handler, Place, map_tensors, tensors_in
 from oom_magic.predict.operators.branches import answer_that_goes_on
 from oom_magic.predict.operators.shadows import Shadow, covers
@@ -78,10 +79,10 @@ class Values:
         value = self.get(tensor)
         if value is not None:
             if shadow is not None and shadow.is_assumed:
-                self.assume("a check of values computed on the pretend GPU is read; they were taken to be finite")
+                self.assume(_("a check of values computed on the pretend GPU is read; they were taken to be finite"))
             return value
         default, shown = self._default(tensor)
-        self.assume(f"a value computed on the pretend GPU is read; {shown} was taken")
+        self.assume(_("a value computed on the pretend GPU is read; {shown} was taken", shown=shown))
         if shadow is not None:
             return torch.where(shadow.known_mask(tensor), shadow.values(tensor), default)
         return default
@@ -94,7 +95,7 @@ class Values:
         if tensor.numel() > 1 and not self._has_passed(tensor):
             mask = torch.zeros(tensor.numel(), dtype=torch.bool, device="cpu")
             mask[::2] = True
-            return mask.view(tensor.shape), "every other element as True"
+            return mask.view(tensor.shape), _("every other element as True")
         answer = answer_that_goes_on(sys._getframe(2), self._answered)
         if answer is None:
             answer = self._has_passed(tensor)
@@ -433,7 +434,7 @@ def _unscale(gpu: FakeDevice, func: OpOverload, args: Any, kwargs: dict[str, Any
     if all(gpu.place(gradient) is None for gradient in gradients):
         func(*args, **kwargs)
         return
-    gpu.values.assume("GradScaler: gradients are taken to be finite, so no step is skipped")
+    gpu.values.assume(_("GradScaler: gradients are taken to be finite, so no step is skipped"))
     for gradient in gradients:
         gpu.values.forget(gradient.untyped_storage()._cdata)
 

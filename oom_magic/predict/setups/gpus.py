@@ -16,6 +16,7 @@ from itertools import takewhile
 from typing import Any
 
 from oom_magic.errors import InvalidSettingError
+from oom_magic.language import _
 from oom_magic.predict.setups.tables import read_table
 from oom_magic.units import MIB
 
@@ -81,7 +82,10 @@ def find_gpu(name: str) -> GPU:
 def checked_number(number: Any, name: str) -> int:
     """A count of 1 or more. Raises ValueError naming the argument, the value and the fix."""
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-        raise ValueError(f"{name}={number!r} is no count; give a whole number of 1 or more, such as {name}=2.")
+        values = {"name": name, "number": number}
+        raise ValueError(
+            _("{name}={number!r} is no count; give a whole number of 1 or more, such as {name}=2.", **values)
+        )
     return number
 
 
@@ -111,13 +115,13 @@ def closest_gpu(name: str, capability: tuple[int, int]) -> GPU:
 def _num_alike(name: str, other: str) -> int:
     """With how many characters both names begin."""
     pairs = zip(_key(name), _key(other), strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return sum(1 for _unused in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 @cache
 def list_gpus() -> tuple[GPU, ...]:
     """Every card of gpus.toml, oldest generation first."""
-    return tuple(card for card, _ in _cards())
+    return tuple(card for card, _unused in _cards())
 
 
 @cache

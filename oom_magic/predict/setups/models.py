@@ -10,11 +10,11 @@ from functools import cache
 from typing import Any, Literal
 
 from oom_magic.errors import InvalidSettingError
+from oom_magic.language import _
 from oom_magic.predict.setups.layers import layer_counts
 from oom_magic.predict.setups.tables import read_table
 
 Task = Literal["causal-lm", "sequence-classification", "seq2seq-lm", "image-classification"]
-NEEDS_TRANSFORMERS = 'Model presets need transformers: pip install "oom_magic[hf]".'
 
 # What each architecture calls a size; the first name that a configuration has is taken.
 _DIMENSIONS = {
@@ -128,13 +128,17 @@ def make_config(model_type: str, settings: dict[str, Any]) -> Any:
     try:
         import transformers
     except ImportError:
-        raise ImportError(NEEDS_TRANSFORMERS) from None
+        raise ImportError(_('Model presets need transformers: pip install "oom_magic[hf]".')) from None
     try:
         return transformers.AutoConfig.for_model(model_type, **settings)
     except ValueError:
         raise ValueError(
-            f"transformers {transformers.__version__} does not know the architecture {model_type!r};"
-            " a newer one does: pip install -U transformers."
+            _(
+                "transformers {version} does not know the architecture {model_type!r}; a newer one does: pip"
+                " install -U transformers.",
+                version=transformers.__version__,
+                model_type=model_type,
+            )
         ) from None
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from oom_magic.errors import InvalidSettingError
 from oom_magic.inputs import parse_bytes
-from oom_magic.language import Language, Plural, Sentences, choose_language, render
+from oom_magic.language import Language, Plural, Sentences, _, choose_language, render
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, find_gpu
 from oom_magic.predict.setups.model_source import ModelSource, resolve_model
 from oom_magic.predict.setups.training_code import OPTIMIZERS, write_code
@@ -175,7 +175,9 @@ class TrainingSetup(Result):
 
         for name in ("gpu", "memory"):
             if name in ranges:
-                raise ValueError(f"{name} is no size of the run: use setup.replace({name}=...).sizes(...).")
+                raise ValueError(
+                    _("{name} is no size of the run: use setup.replace({name}=...).sizes(...).", name=name)
+                )
         _check_names(ranges)
 
         def train(**values: Any) -> None:

@@ -11,6 +11,7 @@ from math import gcd
 import numpy as np
 import numpy.typing as npt
 
+from oom_magic.language import _, ngettext
 from oom_magic.memory.allocator.settings import AllocatorSettings
 from oom_magic.memory.report import Assumption
 from oom_magic.memory.timeline import IntArray, Timeline
@@ -41,7 +42,6 @@ _FEW_ENDS = 3  # of runs of values, from which on equal distances are no chance
 _MOST_RUNS = 64
 _FEWEST_SAMPLES, _MOST_SAMPLES = 8, 24  # replayed to learn what the allocator adds
 _SAMPLED_EVENTS = 240_000  # in all of them; a long run has many blocks, over which chance evens out
-_RUN = "reports are of dry runs made there, maps and quick peaks close only"
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -143,8 +143,12 @@ class Steps:
 
     def text(self, names: Sequence[str]) -> str:
         """What it does, in words."""
-        values = "each value" if self.width == 1 else f"each {self.width} values"
-        return f"{names[self.argument]}: with {values}, traced when it is first asked for"
+        return ngettext(
+            "{name}: with each value, traced when it is first asked for",
+            "{name}: with each {count} values, traced when it is first asked for",
+            self.width,
+            name=names[self.argument],
+        )
 
 
 Node = Piece | Fork | Steps
@@ -356,7 +360,11 @@ class Explorer:
         other = next(self._at(point) for point, key in zip(points, keys, strict=True) if key != common)
         piece = self._piece(region, ours, self._fit(region, ours, _NUM_SPARE))
         difference = piece.structure.difference(other.structure)
-        text = f"what the function does changes with its arguments in a way that is not followed ({difference}); {_RUN}"
+        text = _(
+            "what the function does changes with its arguments in a way that is not followed ({difference});"
+            " reports are of dry runs made there, maps and quick peaks close only",
+            difference=difference,
+        )
         return replace(piece, assumptions=(*piece.assumptions, Assumption(text)), is_followed=False)
 
     def _fit(self, region: Region, points: list[Point], num_spare: int) -> _Fitted:
@@ -404,7 +412,9 @@ class Explorer:
         makers = structure.makers(fitted.row)
         functions, kind = SizeFunctions.of(fitted.polynomials, makers, self._card)
         unknown = set(fitted.left.tolist())
-        inexact = np.array([at for at, (_, rows) in enumerate(makers) if not unknown.isdisjoint(rows)], dtype=np.int64)
+        inexact = np.array(
+            [at for at, (_unused, rows) in enumerate(makers) if not unknown.isdisjoint(rows)], dtype=np.int64
+        )
         found = [assumption for trace in traces for assumption in trace.assumptions]
         return Piece(
             structure=structure,
@@ -442,5 +452,9 @@ def _said(structure: Structure, inexact: IntArray) -> Iterator[Assumption]:
     """Which sizes are not exact."""
     timeline = structure.timeline
     for operator, line in dict.fromkeys((int(timeline.operator[at]), int(timeline.line[at])) for at in inexact):
-        text = f"some sizes of {timeline.operators[operator]} follow no polynomial of the arguments; {_RUN}"
+        text = _(
+            "some sizes of {operator} follow no polynomial of the arguments; reports are of dry runs made there, maps"
+            " and quick peaks close only",
+            operator=timeline.operators[operator],
+        )
         yield Assumption(text, timeline.lines[line] if line else None)

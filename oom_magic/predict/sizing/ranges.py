@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from oom_magic.language import _
 from oom_magic.memory.timeline import IntArray
 from oom_magic.predict.sizing.regions import Point
 
@@ -39,7 +40,7 @@ class Ranges:
         choices = {name: _choices(name, value) for name, value in given.items() if isinstance(value, list)}
         fixed = {name: value for name, value in given.items() if name not in axes and name not in choices}
         if not axes and not choices:
-            raise ValueError(f"Nothing varies in {label(fn)}; give a range such as batch_size=(1, 64).")
+            raise ValueError(_("Nothing varies in {label}; give a range such as batch_size=(1, 64).", label=label(fn)))
         return cls(axes, choices, fixed)
 
     @property
@@ -63,11 +64,13 @@ class Ranges:
         for name in values:
             if name not in self.names or name == but:
                 known = [other for other in self.names if other != but]
-                raise TypeError(f"{name!r} does not vary here; these do: {', '.join(known)}{_offer(name, known)}")
+                values = {"name": name, "known": ", ".join(known), "offer": _offer(name, known)}
+                raise TypeError(_("{name!r} does not vary here; these do: {known}{offer}", **values))
         missing = [name for name in self.names if name not in values and name != but]
         if missing:
             example = ", ".join(f"{name}={self.lowest(name)!r}" for name in missing)
-            raise TypeError(f"{', '.join(missing)} must be given too, such as {example}.")
+            names = ", ".join(missing)
+            raise TypeError(_("{names} must be given too, such as {example}.", names=names, example=example))
 
     def check_value(self, name: str, value: int) -> None:
         """Raise ValueError unless ``value`` is on the axis ``name``."""
@@ -90,25 +93,44 @@ def _is_range(value: Any) -> bool:
 def _axis(name: str, given: tuple[Any, ...]) -> IntArray:
     whole = all(isinstance(number, Integral) and not isinstance(number, bool) for number in given)
     if len(given) not in (2, 3) or not whole:
-        raise TypeError(f"{name}={given!r} is not a range; write (low, high) or (low, high, step) in whole numbers.")
+        values: dict[str, Any] = {"name": name, "given": given}
+        raise TypeError(
+            _("{name}={given!r} is not a range; write (low, high) or (low, high, step) in whole numbers.", **values)
+        )
     low, high, step = (*map(int, given), 1)[:3]
     if low < 1:
-        raise ValueError(f"{name}={given!r} starts at {low}; sizes begin at 1.")
+        raise ValueError(_("{name}={given!r} starts at {low}; sizes begin at 1.", name=name, given=given, low=low))
     if step < 1:
-        raise ValueError(f"{name}={given!r} has step {step}; a step is at least 1.")
+        raise ValueError(
+            _("{name}={given!r} has step {step}; a step is at least 1.", name=name, given=given, step=step)
+        )
     if high < low:
-        raise ValueError(f"{name}={given!r} is reversed; write ({high}, {low}).")
+        raise ValueError(
+            _("{name}={given!r} is reversed; write ({high}, {low}).", name=name, given=given, high=high, low=low)
+        )
     if high - low < step:
-        raise ValueError(f"{name}={given!r} has one value only; give {name}={low} to fix it, or a wider range.")
+        values = {"name": name, "given": given, "low": low}
+        raise ValueError(
+            _("{name}={given!r} has one value only; give {name}={low} to fix it, or a wider range.", **values)
+        )
     if (high - low) // step >= _MOST_VALUES:
         fewer = 10 ** len(str((high - low) // _MOST_VALUES))
-        raise ValueError(f"{name}={given!r} has over {_MOST_VALUES:,} values; write ({low}, {high}, {fewer}).")
+        text = _(
+            "{name}={given!r} has over {most:,} values; write ({low}, {high}, {step}).",
+            name=name,
+            given=given,
+            most=_MOST_VALUES,
+            low=low,
+            high=high,
+            step=fewer,
+        )
+        raise ValueError(text)
     return np.arange(low, high + 1, step, dtype=np.int64)
 
 
 def _choices(name: str, given: list[Any]) -> tuple[Any, ...]:
     if not given:
-        raise ValueError(f"{name}=[] has no choices; list at least one.")
+        raise ValueError(_("{name}=[] has no choices; list at least one.", name=name))
     return tuple(given)
 
 
@@ -117,24 +139,30 @@ def _position(name: str, value: Any, options: Sequence[Any]) -> int:
         if type(option) is type(value) and option == value:
             return position
     offer = _offer(value, [option for option in options if isinstance(option, str)])
-    raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, options))}{offer}")
+    known = ", ".join(map(repr, options))
+    raise ValueError(
+        _("{name}={value!r} is not one of {known}{offer}", name=name, value=value, known=known, offer=offer)
+    )
 
 
 def _on_axis(name: str, value: Any, axis: IntArray) -> int:
     if not isinstance(value, Integral) or isinstance(value, bool):
-        raise TypeError(f"{name}={value!r} is not a whole number.")
+        raise TypeError(_("{name}={value!r} is not a whole number.", name=name, value=value))
     at = int(np.searchsorted(axis, int(value)))
     if at < len(axis) and axis[at] == value:
         return int(value)
     if not axis[0] <= value <= axis[-1]:
-        raise ValueError(f"{name}={value!r} is outside its range, {axis[0]} to {axis[-1]}; trace a wider one.")
-    closest = f"{axis[at - 1]} and {axis[at]}"
-    raise ValueError(f"{name}={value!r} is between the steps of its range; the closest are {closest}.")
+        values = {"name": name, "value": value, "first": axis[0], "last": axis[-1]}
+        raise ValueError(_("{name}={value!r} is outside its range, {first} to {last}; trace a wider one.", **values))
+    closest = _("{most} and {last}", most=axis[at - 1], last=axis[at])
+    values = {"name": name, "value": value, "closest": closest}
+    raise ValueError(_("{name}={value!r} is between the steps of its range; the closest are {closest}.", **values))
 
 
 def _check_names(fn: Callable[..., Any], given: Mapping[str, Any]) -> None:
     if not callable(fn):
-        raise TypeError(f"size needs a function, not {type(fn).__name__} {fn!r}; wrap the code in one.")
+        kind = type(fn).__name__
+        raise TypeError(_("size needs a function, not {kind} {fn!r}; wrap the code in one.", kind=kind, fn=fn))
     try:
         parameters = inspect.signature(fn).parameters
     except ValueError:  # a builtin without a signature says for itself what it needs
@@ -143,11 +171,15 @@ def _check_names(fn: Callable[..., Any], given: Mapping[str, Any]) -> None:
     known = [name for name, parameter in parameters.items() if parameter.kind not in _UNNAMED]
     for name in given:
         if name not in known and inspect.Parameter.VAR_KEYWORD not in kinds:
-            raise TypeError(f"{label(fn)} has no argument {name!r}{_offer(name, known)}")
+            offer = _offer(name, known)
+            raise TypeError(_("{label} has no argument {name!r}{offer}", label=label(fn), name=name, offer=offer))
     missing = [name for name in known if name not in given and parameters[name].default is inspect.Parameter.empty]
     if missing:
-        what = f"{label(fn)} needs {', '.join(missing)} too"
-        raise TypeError(f"{what}; give a range such as {missing[0]}=(1, 64), a list of choices, or a value.")
+        what = _("{label} needs {names} too", label=label(fn), names=", ".join(missing))
+        text = _(
+            "{what}; give a range such as {name}=(1, 64), a list of choices, or a value.", what=what, name=missing[0]
+        )
+        raise TypeError(text)
 
 
 _UNNAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -156,4 +188,4 @@ _UNNAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL,
 def _offer(name: Any, known: Sequence[str]) -> str:
     """The end of a sentence: the closest name, if one is close."""
     close = get_close_matches(str(name), known, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else "."
+    return _("; did you mean {close!r}?", close=close[0]) if close else "."

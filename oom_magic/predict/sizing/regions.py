@@ -9,6 +9,7 @@ from math import prod
 
 import numpy as np
 
+from oom_magic.language import _
 from oom_magic.memory.timeline import IntArray
 
 Point = tuple[int, ...]
@@ -43,7 +44,9 @@ class Border:
         """The condition, or its contrary, in words such as ``"batch_size x seq_len <= 3072"``."""
         factors = " x ".join(name for name, exponent in zip(names, self.exponents, strict=True) if exponent)
         if self.modulus:
-            return f"{factors} {'' if holds else 'not '}a multiple of {self.modulus}"
+            if holds:
+                return _("{factors} a multiple of {modulus}", factors=factors, modulus=self.modulus)
+            return _("{factors} not a multiple of {modulus}", factors=factors, modulus=self.modulus)
         return f"{factors} {'<=' if holds else '>'} {self.threshold}"
 
 
@@ -170,7 +173,7 @@ class Region:
 
     def _at_borders(self) -> Iterator[IntArray]:
         """Points close to the borders, which a sample of a large lattice may miss."""
-        for border, _ in self.conditions:
+        for border, _unused in self.conditions:
             if not border.modulus:
                 yield from self._near(border, border.threshold)
                 yield from self._near(border, border.threshold + 1)
@@ -231,7 +234,7 @@ def find_border(
     num_labels = len(set(labels.values()))
     guess: tuple[tuple[int, ...], int] | None = None
     num_confirmed = 0
-    for _ in range(_MOST_QUESTIONS):
+    for _unused in range(_MOST_QUESTIONS):
         pair, border, low, high = _best_hypothesis(labels, known, by_support=len(set(labels.values())) == num_labels)
         if guess != (border.exponents, border.modulus):
             guess, num_confirmed = (border.exponents, border.modulus), 0
@@ -263,7 +266,7 @@ def _best_hypothesis(
         support = min(len(ones), len(others)) if by_support else 0
         ranked.append((num_differing, -support, factor, pair))
     ranked.sort()
-    for *_, pair in ranked:
+    for *_unused, pair in ranked:
         ones, others = (by_label[labels[point]] for point in pair)
         for found in _hypotheses(np.array(ones), np.array(others), known):
             return pair, *found

@@ -12,6 +12,7 @@ import torch
 from tqdm.auto import tqdm
 
 from oom_magic.inputs import parse_bytes
+from oom_magic.language import _
 from oom_magic.memory.allocator.replay import Replay, ReplayFailure, replay
 from oom_magic.memory.categories import Breakdown
 from oom_magic.memory.report import Assumption, Device, MemoryReport, OutOfMemory, StepUsage
@@ -205,7 +206,8 @@ class Sizes(Result):
         """The largest value of argument ``name`` in its range that fits in ``memory``, or 0; one step more does not."""
         self.ranges.check_names(rest, but=name)
         if name not in self.ranges.axes:
-            raise TypeError(f"{name!r} has no range to search; these do: {', '.join(self.ranges.axes)}.")
+            names = ", ".join(self.ranges.axes)
+            raise TypeError(_("{name!r} has no range to search; these do: {names}.", name=name, names=names))
         axis = self.ranges.axes[name]
         setting, at = self.ranges.locate({**rest, name: int(axis[0])})
         position = list(self.ranges.axes).index(name)
@@ -223,7 +225,7 @@ class Sizes(Result):
         """``peak_allocated_bytes`` over a grid: one dimension for each argument that is given a sequence, in order."""
         grids = {name: value for name, value in values.items() if isinstance(value, (Sequence, np.ndarray, range))
                  and not isinstance(value, str) and name in self.ranges.axes}  # fmt: skip
-        setting, _ = self.ranges.locate({**values, **{name: int(value[0]) for name, value in grids.items()}})
+        setting, _unused = self.ranges.locate({**values, **{name: int(value[0]) for name, value in grids.items()}})
         for name, value in grids.items():
             for number in value:
                 self.ranges.check_value(name, int(number))
@@ -335,7 +337,7 @@ class Sizes(Result):
         return found
 
     def _explore(self, setting: tuple[int, ...]) -> Node:
-        lowest, _ = self._ends()
+        lowest, _unused = self._ends()
         with self._tracing():
             known = {lowest: self._trace(setting, lowest)}
             with other_random_numbers():
@@ -377,7 +379,8 @@ class Sizes(Result):
         try:
             report = session.run(lambda: self._fn(**arguments), namespaces_of(self._fn))
         except Exception as error:
-            raise ValueError(f"{_call(self.label, arguments)} failed: {type(error).__name__}: {error}") from error
+            values = {"call": _call(self.label, arguments), "kind": type(error).__name__, "error": error}
+            raise ValueError(_("{call} failed: {kind}: {error}", **values)) from error
         if self._bar is not None:
             self._bar.total = max(self._bar.total, self._bar.n + 2)
             self._bar.update()
@@ -401,7 +404,10 @@ class Sizes(Result):
         else:
             return
         call = _call(self.label, self.ranges.arguments(setting, point))
-        raise ValueError(f"{call} does not do the same twice ({difference}); make it deterministic, with a seed say.")
+        values = {"call": call, "difference": difference}
+        raise ValueError(
+            _("{call} does not do the same twice ({difference}); make it deterministic, with a seed say.", **values)
+        )
 
 
 def _checked_card(card: int | None, num_cards: int) -> int:
@@ -409,10 +415,15 @@ def _checked_card(card: int | None, num_cards: int) -> int:
     known = ", ".join(f"card={number}" for number in range(num_cards))
     if card is None and num_cards > 1:
         raise ValueError(
-            f"{num_cards} cards: sizes are those of one; name it: {known} (the cards of om.dry_run tell which is full)."
+            _(
+                "{num_cards} cards: sizes are those of one; name it: {known} (the cards of om.dry_run tell"
+                " which is full).",
+                num_cards=num_cards,
+                known=known,
+            )
         )
     if card is not None and card not in range(num_cards):
-        raise ValueError(f"card={card!r} is not there; give one of {known}.")
+        raise ValueError(_("card={card!r} is not there; give one of {known}.", card=card, known=known))
     return card or 0
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from oom_magic.language import _
 from oom_magic.memory.timeline import IntArray, Timeline
 from oom_magic.predict.instrumentation.recorder import SizeExpression, SizeFunction
 
@@ -65,9 +66,9 @@ class Structure:
 
     def place(self, allocation: int) -> str:
         """Where an allocation is made, such as ``"aten::mm at train.py:12"``."""
-        operator = self.timeline.operators[self.timeline.operator[allocation]] or "an allocation"
+        operator = self.timeline.operators[self.timeline.operator[allocation]] or _("an allocation")
         line = self.timeline.line[allocation]
-        return f"{operator} at {self.timeline.lines[line]}" if line else operator
+        return _("{operator} at {line}", operator=operator, line=self.timeline.lines[line]) if line else operator
 
     def difference(self, other: Structure) -> str:
         """The first event at which ``other`` goes another way, in words."""
@@ -78,13 +79,18 @@ class Structure:
             named = [_names(timeline, names, column)[:length] for timeline in (mine, others)]
             differs |= named[0] != named[1]
         position = int(differs.argmax()) if differs.any() else length
-        return f"event {position}: {self._event(position)} against {other._event(position)}"
+        return _(
+            "event {position}: {one} against {another}",
+            position=position,
+            one=self._event(position),
+            another=other._event(position),
+        )
 
     def _event(self, position: int) -> str:
         if position >= self.timeline.num_events:
-            return "the end"
+            return _("the end")
         event = int(self.timeline.order[position])
-        return self.place(event) if event >= 0 else f"a free of what {self.place(~event)} took"
+        return self.place(event) if event >= 0 else _("a free of what {place} took", place=self.place(~event))
 
 
 def _names(timeline: Timeline, table: str, column: str) -> Any:

@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from ipaddress import ip_address
 from typing import Any
 
+from oom_magic.language import _
 from oom_magic.predict.isolation.files.file_tree import FileTree
 from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.isolation.scope import Scope
@@ -128,15 +129,21 @@ class Boundary:
     def _judge_name(self, event: str, host: Any) -> None:
         host = host.decode() if isinstance(host, bytes) else host
         if not _is_here(host) and not (event == "socket.getaddrinfo" and _is_number(host)):
-            self._assume(f"{event}({host!r}): refused; a dry run sends nothing")
-            raise UnreachableError(f"{host}: a dry run reaches nothing beyond this machine; the call was not made")
+            self._assume(_("{event}({host!r}): refused; a dry run sends nothing", event=event, host=host))
+            text = _("{host}: a dry run reaches nothing beyond this machine; the call was not made", host=host)
+            raise UnreachableError(text)
 
     def _refuse(self, event: str, what: Any) -> None:
         with self._scope.outside():
-            self._assume(f"{event}({what!r}): refused; a dry run changes nothing outside itself")
+            text = _("{event}({what!r}): refused; a dry run changes nothing outside itself", event=event, what=what)
+            self._assume(text)
         raise RefusedCallError(
-            f"{event}({what!r}) was refused: a dry run changes nothing outside itself, and cannot pretend this call. "
-            "Leave it out, or run it outside the dry run."
+            _(
+                "{event}({what!r}) was refused: a dry run changes nothing outside itself, and cannot pretend"
+                " this call. Leave it out, or run it outside the dry run.",
+                event=event,
+                what=what,
+            )
         )
 
     # -- answers --------------------------------------------------------------
@@ -148,7 +155,7 @@ class Boundary:
             if not self._scope.applies() or _is_import():
                 return usual(process, args, *rest)
             if not _shown(args).startswith("nvidia-smi"):  # asked by libraries; it has no effect anyway
-                self._assume(f"program {_shown(args)}: not started; taken to succeed without output")
+                self._assume(_("program {command}: not started; taken to succeed without output", command=_shown(args)))
             pipes = rest[_BEFORE_PIPES : _BEFORE_PIPES + 6]
             with self._scope.outside():
                 process._close_pipe_fds(*pipes)  # the child's ends: what it said is read to its end at once
@@ -166,7 +173,7 @@ class Boundary:
         def system(command: Any) -> int:
             if not self._scope.applies():
                 return usual(command)
-            self._assume(f"os.system({command!r}): not run; taken to succeed")
+            self._assume(_("os.system({command!r}): not run; taken to succeed", command=command))
             return 0
 
         return system

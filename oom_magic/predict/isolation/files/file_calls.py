@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from oom_magic.language import _
 from oom_magic.predict.isolation.files.file_tree import FileTree, Found, Kind, Node
 from oom_magic.predict.isolation.scope import Scope
 
@@ -211,8 +212,8 @@ class FileCalls:
     def _symlink(self, src: Any, dst: Any, target_is_directory: bool = False, *, dir_fd: int | None = None) -> None:
         self._make(dst, dir_fd, Kind.LINK, lambda made: os.symlink(src, made, target_is_directory))
 
-    def _mkfifo(self, path: Any, *_: Any, **__: Any) -> None:
-        raise PermissionError(errno.EPERM, "a dry run makes no pipes and devices", path)
+    def _mkfifo(self, path: Any, *_unused: Any, **__: Any) -> None:
+        raise PermissionError(errno.EPERM, _("a dry run makes no pipes and devices"), path)
 
     _mknod = _mkfifo
 
@@ -262,7 +263,7 @@ class FileCalls:
     def _take_away(self, found: Found, node: Node) -> None:
         self._tree.check_changeable(found.parent)
         if self._tree.is_users(found.parent, found.name):
-            self._tree.note(f"{self._tree.path(node)}: removed for the dry run only")
+            self._tree.note(_("{path}: removed for the dry run only", path=self._tree.path(node)))
         self._tree.remove(found.parent, found.name, node)
 
     def _rename(self, src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
@@ -278,7 +279,7 @@ class FileCalls:
         for folder in (source.parent, target.parent):
             tree.check_changeable(folder)
         if tree.is_users(source.parent, source.name):
-            tree.note(f"{tree.path(node)}: renamed for the dry run only")
+            tree.note(_("{path}: renamed for the dry run only", path=tree.path(node)))
         if there is not None:
             tree.remove(target.parent, target.name, there)
         tree.put(source.parent, source.name, None)
@@ -303,7 +304,7 @@ class FileCalls:
         follow = kwargs.get("follow_symlinks", True) and not name.startswith("l")
         node = self._node(path, kwargs.pop("dir_fd", None), follow)
         if node.kind is Kind.OTHER:
-            self._tree.note(f"os.{name}({path!r}): not done")
+            self._tree.note(_("os.{name}({path!r}): not done", name=name, path=path))
             return
         function(self._tree.writable(node), *args, **kwargs)
 

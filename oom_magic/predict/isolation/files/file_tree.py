@@ -19,8 +19,9 @@ from enum import Enum
 from threading import RLock
 from typing import Any
 
+from oom_magic.language import _
+
 COPIED_BYTES = 1 << 30  # a larger file of the user's is not copied to be written to
-WRITTEN = "files: what is written can be read back, and is gone when the dry run ends"
 _MOST_LINKS = 40  # as Linux follows, path_resolution(7)
 _LONGEST_ENDING = 50
 
@@ -273,7 +274,7 @@ class FileTree:
             self.is_untouched = False
             hidden = self.find(self._private)
             self.put(hidden.parent, hidden.name, None)
-            self.note(WRITTEN)
+            self.note(_("files: what is written can be read back, and is gone when the dry run ends"))
 
     def new_name(self, name: str) -> str:
         """A real path that nothing is at, with the name's ending: some libraries look at it."""
@@ -297,7 +298,7 @@ class FileTree:
         elif num_bytes > COPIED_BYTES:
             raise OSError(
                 errno.EFBIG,
-                f"a dry run writes to a copy, and copies no file above {COPIED_BYTES >> 30} GiB",
+                _("a dry run writes to a copy, and copies no file above {size_bytes}", size_bytes=COPIED_BYTES),
                 node.backing,
             )
         else:

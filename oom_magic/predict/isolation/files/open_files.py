@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from oom_magic.language import _
 from oom_magic.predict.isolation.files.file_tree import FileTree
 from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.isolation.scope import Scope
@@ -58,7 +59,7 @@ def _reachable(namespaces: Sequence[dict[str, Any]], function: Any) -> list[Any]
     files: dict[int, Any] = {}
     level: list[Any] = [*namespaces, function]
     seen = {id(one) for one in level}
-    for _ in range(_DEPTH):
+    for _unused in range(_DEPTH):
         below: list[Any] = []
         for one in level:
             for part in gc.get_referents(one):
@@ -153,7 +154,10 @@ def _file_kept(file: Any, tree: FileTree, assume: Callable[[str], None]) -> Iter
     outer, number, state = layers.outer, layers.raw.fileno(), layers.state()
     position = _position(outer)
     if position is None:
-        assume(f"file {state[0]!r}: it is being read line by line, and what the dry run reads of it is gone")
+        text = _(
+            "file {name!r}: it is being read line by line, and what the dry run reads of it is gone", name=state[0]
+        )
+        assume(text)
     saved = os.dup(number)
     try:
         if layers.raw.writable():
@@ -208,7 +212,7 @@ def _database_kept(connection: Any, assume: Callable[[str], None]) -> Iterator[N
     except Exception:  # closed, or another thread's
         yield
         return
-    assume("a SQLite connection opened before the dry run can only be read in it")
+    assume(_("a SQLite connection opened before the dry run can only be read in it"))
     try:
         yield
     finally:

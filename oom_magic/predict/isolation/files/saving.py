@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from oom_magic.language import _
 from oom_magic.predict.fake_cuda.places import META, Place, is_large
 from oom_magic.predict.isolation.files.substitution import substituted
 from oom_magic.predict.isolation.patching import patched
@@ -34,7 +35,7 @@ def unwritten(*names: str) -> Adapter:
     def adapt(module: ModuleType, run: Run) -> Iterator[None]:
         with ExitStack() as stack:
             for name in names:
-                owner_name, _, attribute = name.rpartition(".")
+                owner_name, _unused, attribute = name.rpartition(".")
                 owner = getattr(module, owner_name, None) if owner_name else module
                 if hasattr(owner, attribute):
                     stack.enter_context(patched(owner, {attribute: skipped(name, run)}))
@@ -47,7 +48,7 @@ def skipped(name: str, run: Run) -> Callable[..., None]:
     """A function in place of one that sends something out; the report says that it did not."""
 
     def skip(*args: Any, **kwargs: Any) -> None:
-        run.assume(f"{name} did nothing: a dry run has no effect outside itself")
+        run.assume(_("{name} did nothing: a dry run has no effect outside itself", name=name))
 
     return skip
 
@@ -87,7 +88,7 @@ def restored_tensor(
 ) -> torch.Tensor:
     """Called by what reads a pickle: the tensor where ``torch.load`` was asked to put it, else where it was."""
     if not _current:
-        raise RuntimeError("This was saved in a dry run, has no values, and can be read in a dry run only.")
+        raise RuntimeError(_("This was saved in a dry run, has no values, and can be read in a dry run only."))
     location = storage.location
     device = _Load.current.device(location) if _Load.current is not None else torch.device(location)
     made = storage.memory(_current[-1], device).view(dtype).as_strided(size, stride, offset)
@@ -141,7 +142,7 @@ class _Probe:
     def __init__(self, device: Any) -> None:
         self.device = torch.device(device)
 
-    def cuda(self, device: Any = None, **_: Any) -> _Probe:
+    def cuda(self, device: Any = None, **_unused: Any) -> _Probe:
         """As a storage's."""
         return _Probe("cuda")
 
@@ -149,7 +150,7 @@ class _Probe:
         """As a storage's."""
         return _Probe("cpu")
 
-    def to(self, *, device: Any, **_: Any) -> _Probe:
+    def to(self, *, device: Any, **_unused: Any) -> _Probe:
         """As a storage's."""
         return _Probe(device)
 
