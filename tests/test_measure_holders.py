@@ -13,7 +13,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from torch import nn
 
 from oom_magic.measure.history import attribution as ownership
-from oom_magic.measure.history.attribution import Owners, find_owners, gradient_owners, storage_of, workspace_sizes
+from oom_magic.measure.history.attribution import Owners, find_owners, gradient_owners, storage_of
 from oom_magic.measure.holders.inventory import holders_in
 from oom_magic.measure.holders.reach import reach
 from oom_magic.memory.categories import Category
@@ -116,20 +116,3 @@ def test_a_proxy_is_not_asked() -> None:
     proxy = Proxy()
     find_owners()
     del proxy
-
-
-@pytest.mark.parametrize(
-    ("capability", "setting", "expected"),
-    [
-        ((8, 6), "", {8320 * 1024}),
-        ((9, 0), "", {2**25}),
-        ((8, 6), ":4096:8", {8320 * 1024, 2**25}),
-        ((8, 6), ":16:8:4096:2", {8320 * 1024}),
-        ((8, 6), "nonsense", {8320 * 1024}),
-    ],
-)
-def test_workspaces(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], setting: str, expected: set[int]
-) -> None:
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", setting)
-    assert workspace_sizes(capability) == expected

@@ -17,7 +17,7 @@ from oom_magic.language import _, ngettext
 from oom_magic.measure.device.cards import current_device
 from oom_magic.measure.history import recording as history
 from oom_magic.measure.history.assembly import Assembler, FailedRequest
-from oom_magic.measure.history.attribution import find_owners, gradient_owners, on_cuda, workspace_sizes
+from oom_magic.measure.history.attribution import find_owners, gradient_owners, on_cuda
 from oom_magic.measure.holders.inventory import holders_in
 from oom_magic.measure.holders.ipython_results import users_names
 from oom_magic.memory.allocator.segments import (
@@ -30,6 +30,7 @@ from oom_magic.memory.allocator.segments import (
 from oom_magic.memory.allocator.settings import AllocatorSettings
 from oom_magic.memory.report import Assumption, MemoryReport, OutOfMemory
 from oom_magic.memory.timeline import Phase, SourceLine
+from oom_magic.memory.workspaces import Workspaces
 from oom_magic.units import format_bytes
 
 _TRIED = re.compile(r"Tried to allocate ([\d.]+ \w+)")
@@ -165,7 +166,7 @@ class Measurement:
     def _build(self, has_graph: bool, error: BaseException | None) -> MemoryReport:
         end = _Counters.read(self.device)
         device = current_device(self.device)
-        workspaces = workspace_sizes(device.capability)
+        workspaces = Workspaces.here(torch.__version__).kept_bytes(device.capability or (0, 0))
         timeline = self._assembler.timeline(has_graph=has_graph, workspace_sizes=workspaces)
         replayed = self._assembler.replayed(end.num_retries - self._start.num_retries)
         return MemoryReport.from_timeline(

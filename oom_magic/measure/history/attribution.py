@@ -6,7 +6,6 @@ are looked up and let go at once; nothing here keeps one alive.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +16,6 @@ from oom_magic.measure.history.frames import AUTOGRAD_SITE, Site
 from oom_magic.measure.live_objects import live_objects
 from oom_magic.memory.categories import Category
 from oom_magic.memory.timeline import Phase, SourceLine
-from oom_magic.units import KIB, MIB
 
 
 @dataclass(slots=True)
@@ -225,20 +223,6 @@ def gradient_owners(optimizer: torch.optim.Optimizer, known: Owners) -> Owners:
             _, path = known.by_address.get(storage_address(parameter), (Category.PARAMETER, ""))
             _claim(owners, parameter.grad, Category.GRADIENT, path)
     return owners
-
-
-def workspace_sizes(capability: tuple[int, int] | None) -> frozenset[int]:
-    """Bytes of the workspaces that PyTorch keeps for cuBLAS: its default, and ``CUBLAS_WORKSPACE_CONFIG``.
-
-    Source: ``parseChosenWorkspaceSize`` in aten/src/ATen/cuda/CublasHandlePool.cpp (8,320 KiB;
-    32 MiB on 9.0).
-    """
-    sizes = {32 * MIB if capability and capability[0] == 9 else 8320 * KIB}
-    fields = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "").strip(":").split(":")
-    if len(fields) % 2 == 0 and all(text.isdigit() for text in fields):
-        pairs = zip(fields[::2], fields[1::2], strict=True)
-        sizes.add(sum(int(size) * int(count) for size, count in pairs) * KIB)
-    return frozenset(sizes)
 
 
 def _live_objects() -> tuple[list[torch.nn.Module], list[torch.optim.Optimizer], list[torch.Tensor]]:

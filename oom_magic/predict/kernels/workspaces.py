@@ -1,28 +1,22 @@
-"""The workspaces of matrix products.
+"""Which matrix products take a workspace; ``memory.workspaces`` says how large.
 
-Sources: aten/src/ATen/cuda/CublasHandlePool.cpp (``parseChosenWorkspaceSize``, ``getWorkspaceAllocation``) and
-aten/src/ATen/native/cuda/Blas.cpp (``addmm_out_cuda_impl``, ``prepare_matrix_for_cublas``).
+Source: aten/src/ATen/native/cuda/Blas.cpp (``addmm_out_cuda_impl``, ``prepare_matrix_for_cublas``).
 """
 
 from __future__ import annotations
-
-import os
-import re
 
 import torch
 from torch._ops import OpOverload
 
 from oom_magic.memory.categories import Category
+from oom_magic.memory.workspaces import Workspaces
 from oom_magic.predict.fake_cuda.fake_gpu import Rule
 from oom_magic.predict.instrumentation.recorder import SizeFunction
 from oom_magic.predict.operators.calls import Call
-from oom_magic.predict.operators.overloads import TORCH
 from oom_magic.predict.setups.gpus import GPU
-from oom_magic.units import KIB, MIB
 
 aten = torch.ops.aten
-_IS_KEPT = TORCH < (2, 15)  # a workspace stays with the thread; later it goes when the product is done
-_LT_SHARES = (2, 12) <= TORCH < (2, 15)  # cublasLt works in that of cuBLAS (seen: not in 2.11, but in 2.13 and 2.14)
+_HERE = Workspaces.here(torch.__version__)
 
 
 class _Workspaces:
@@ -31,22 +25,25 @@ class _Workspaces:
     def product(self, call: Call) -> None:
         """A product by cuBLAS."""
         _copy_factors(call)
-        self._work(call, "cublas", _cublas_bytes)
+        self._work_by_cublas(call)
 
     def biased_product(self, call: Call) -> None:
         """``addmm``: a bias for each column is added inside cublasLt."""
         bias = call.args[0]
         has_epilogue = bias.dim() == 1 and bias.is_contiguous()
-        if not has_epilogue or _LT_SHARES:
+        if not has_epilogue or _HERE.is_unified:
             self.product(call)
             return
         _copy_factors(call)
-        if _IS_KEPT:
-            self._work(call, "cublas", _cublas_bytes)
-        self._work(call, "cublasLt", _cublas_lt_bytes)
+        if _HERE.lt_takes_both:
+            self._work_by_cublas(call)
+        self._work(call, "cublasLt", _cublas_lt_bytes, stays=_HERE.lt_stays)
 
-    def _work(self, call: Call, library: str, law: SizeFunction) -> None:
-        if not _IS_KEPT:
+    def _work_by_cublas(self, call: Call) -> None:
+        self._work(call, "cublas", _cublas_bytes, stays=_HERE.stays)
+
+    def _work(self, call: Call, library: str, law: SizeFunction, *, stays: bool) -> None:
+        if not stays:
             call.allocate_scratch(law)
             return
         owner = (library, call.gpu.streams.at_work(), call.gpu.threads.handle(call.gpu.current))
@@ -63,15 +60,11 @@ def workspace_rules() -> dict[OpOverload, Rule]:
 
 
 def _cublas_bytes(card: GPU) -> int:
-    """As ``CUBLAS_WORKSPACE_CONFIG`` says (":KiB:count" pairs), else by generation."""
-    pairs = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
-    if pairs:
-        return sum(int(size) * int(count) for size, count in pairs) * KIB
-    return 32 * MIB if card.capability >= (9, 0) else 8320 * KIB
+    return _HERE.cublas_bytes(card.capability)
 
 
-def _cublas_lt_bytes(_: GPU) -> int:
-    return MIB
+def _cublas_lt_bytes(_card: GPU) -> int:
+    return _HERE.cublas_lt_bytes()
 
 
 def _copy_factors(call: Call) -> None:
