@@ -1,4 +1,4 @@
-"""Why a value or a setting is refused: one table of sentences and the one error that says them."""
+"""Why a value or a setting is refused: one table of sentences and the one error that says them; errors in a line."""
 
 from __future__ import annotations
 
@@ -74,3 +74,11 @@ class InvalidSettingError(ValueError):
         sentence = render(REFUSALS[self.key], lang, self.values)
         offer = render(REFUSALS["did_you_mean"], lang, {"names": self.offer}) if self.offer else ""
         return f"{sentence} {offer}".rstrip()
+
+
+def describe_error(error: BaseException | None) -> str:
+    """The type and first line of an exception, such as ``"ValueError: bad shape"``; empty for None."""
+    if error is None:
+        return ""
+    first_line = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__

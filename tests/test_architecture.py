@@ -18,7 +18,7 @@ ALLOWED = {
     "results": set(),  # finds the views by name, so that data know none
     "user_code": set(),
     "memory": {"language", "results", "units"},
-    "measure": {"collection", "inputs", "language", "results", "units", "user_code", "memory"},
+    "measure": {"collection", "errors", "inputs", "language", "results", "units", "user_code", "memory"},
     "predict": {"collection", "errors", "inputs", "language", "results", "units", "user_code", "memory"},
     "explain": {"errors", "inputs", "language", "results", "units", "user_code", "memory", "measure", "predict"},
     "views": {"language", "results", "units", "memory", "measure", "predict", "explain"},
@@ -134,3 +134,17 @@ def test_no_folder_is_too_full() -> None:
     folders = {file.parent for file in FILES}
     full = {str(folder) for folder in folders if len([*folder.glob("*.py")]) > MOST_FILES}
     assert not full, "a newcomer finds nothing among so many files: make a room of what belongs together"
+
+
+def public_classes() -> dict[str, list[str]]:
+    """The files of each public class."""
+    found: dict[str, list[str]] = {}
+    for file in FILES:
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(str(file.relative_to(PACKAGE)))
+    return found
+
+
+def test_no_two_public_classes_have_one_name() -> None:
+    assert {name: files for name, files in public_classes().items() if len(files) > 1} == {}

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 import oom_magic as om
+from oom_magic.errors import describe_error
 from oom_magic.measure.history.assembly import Assembler
 from oom_magic.measure.history.recording import AllocatorState, Batch, EventLog, LiveBlock, newest, read_state
-from oom_magic.measure.measurement import describe_error, find_out_of_memory
+from oom_magic.measure.measurement import find_out_of_memory
 from oom_magic.memory.allocator.replay import replay
 from oom_magic.memory.allocator.settings import AllocatorSettings
 from oom_magic.memory.categories import Category

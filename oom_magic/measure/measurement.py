@@ -12,6 +12,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from oom_magic.collection import gc_disabled
+from oom_magic.errors import describe_error
 from oom_magic.inputs import parse_bytes
 from oom_magic.language import _, ngettext
 from oom_magic.measure.device.cards import current_device
@@ -35,14 +36,6 @@ from oom_magic.units import format_bytes
 
 _TRIED = re.compile(r"Tried to allocate ([\d.]+ \w+)")
 _UNKNOWN = FailedRequest(0, SourceLine("", 0), "", Phase.OTHER, 0)
-
-
-def describe_error(error: BaseException | None) -> str:
-    """The type and first line of an exception, such as ``"ValueError: bad shape"``; empty for None."""
-    if error is None:
-        return ""
-    first_line = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
 
 
 def find_out_of_memory(

@@ -43,7 +43,7 @@ class MemoryMap(Result):
     def _of(cls, allocator: CachingAllocator, live: list[tuple[str, str, Block]]) -> MemoryMap:
         known = {id(block): (label, hue) for label, hue, block in live if not block.is_free}
         blocks = [block for _, _, block in live if not block.is_free and block.size_bytes]
-        heads = {id(head): head for head in map(_head, [*blocks, *allocator.free_blocks()])}
+        heads = {id(block.head): block.head for block in (*blocks, *allocator.free_blocks())}
         ordered = sorted(heads.values(), key=lambda block: block.address)
         return cls(tuple(_segment(head, known) for head in ordered))
 
@@ -84,18 +84,10 @@ def memory_map(report: MemoryReport, position: int | None = None) -> MemoryMap:
     return MemoryMap._of(allocator, live)
 
 
-def _head(block: Block) -> Block:
-    while block.previous is not None:
-        block = block.previous
-    return block
-
-
 def _segment(head: Block, known: Mapping[int, tuple[str, str]]) -> tuple[MappedBlock, ...]:
     found = []
-    block: Block | None = head
-    while block is not None:
+    for block in head.chain():
         if block.is_mapped:
             label, hue = ("free", "cached") if block.is_free else known.get(id(block), ("allocated", "parameter"))
             found.append(MappedBlock(label, block.size_bytes, hue))
-        block = block.next
     return tuple(found)

@@ -106,7 +106,7 @@ class Assumption:
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class KeptName:
     """A name that still holds memory after the run."""
 
     name: str
@@ -135,7 +135,7 @@ class MemoryReport(Result):
     peak_position: int
     peak_line: SourceLine | None = None
     peak_phase: Phase = Phase.OTHER
-    kept_by: tuple[Holder, ...] = ()
+    kept_by: tuple[KeptName, ...] = ()
     out_of_memory: OutOfMemory | None = None
     assumptions: tuple[Assumption, ...] = ()
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
@@ -310,7 +310,7 @@ class MemoryReport(Result):
             modules=Breakdown(values["modules"]),
             lines=tuple(LineUsage(**{**use, "line": SourceLine(**use["line"])}) for use in values["lines"]),
             steps=tuple(StepUsage(**{**use, "peak_phase": Phase(use["peak_phase"])}) for use in values["steps"]),
-            kept_by=tuple(Holder(**item) for item in values["kept_by"]),
+            kept_by=tuple(KeptName(**item) for item in values["kept_by"]),
             assumptions=tuple(
                 Assumption(item["text"], _source_line(item["line"]), item.get("is_upper_bound", False))
                 for item in values["assumptions"]

@@ -81,16 +81,9 @@ class _Writer:
     def _chains(self) -> Iterator[tuple[Block, list[Block]]]:
         """Each segment's blocks by address, after the first of them."""
         blocks = [block for block in self._live.values() if block.size_bytes]
-        heads = {id(head): head for head in map(_head, [*blocks, *self._allocator.free_blocks()])}
+        heads = {id(block.head): block.head for block in (*blocks, *self._allocator.free_blocks())}
         for head in sorted(heads.values(), key=lambda block: block.address):
-            chain, block = [], head
-            while block is not None:
-                chain.append(block)
-                following = block.next
-                if following is None:
-                    break
-                block = following
-            yield head, chain
+            yield head, list(head.chain())
 
     def _described_segments(self) -> Iterator[Event]:
         owners = {id(block): allocation for allocation, block in self._live.items()}
@@ -125,9 +118,3 @@ class _Writer:
         if line.file:
             frames.append({"filename": line.file, "line": line.line, "name": line.text})
         return frames
-
-
-def _head(block: Block) -> Block:
-    while block.previous is not None:
-        block = block.previous
-    return block

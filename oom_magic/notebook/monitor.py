@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.display import display
 
+from oom_magic.errors import describe_error
 from oom_magic.language import _
 from oom_magic.memory.shares import DANGER_SHARE, TIGHT_SHARE
 from oom_magic.views.blocks import Block, Description, Fact, Facts, Part, Parts, Sentence
@@ -69,8 +70,6 @@ class Monitor:
             self._thread = None
 
     def _watch(self, look: Callable[[], MemorySample], handle: Any, stack: ExitStack) -> None:
-        from oom_magic.measure.measurement import describe_error
-
         with stack:
             while not self._stopped.wait(self._every_seconds):
                 try:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from oom_magic.predict.instrumentation.recorder import Recorder
 
 
-class Run(Protocol):
+class EndedRun(Protocol):
     """A dry run that ended: a session."""
 
     report: MemoryReport | None
@@ -51,11 +51,11 @@ class StayedOnCPU:
 
 
 def stayed_on_cpu(
-    session: Run,
+    session: EndedRun,
     codes: Sequence[CodeType],
     followed: Collection[str],
     presume: Callable[[Collection[str]], DecidedNames],
-    again: Callable[[DecidedNames], Run],
+    again: Callable[[DecidedNames], EndedRun],
 ) -> StayedOnCPU | None:
     """What kept the run of a session on the CPU, which its report then says, too; None where nothing did.
 
@@ -81,5 +81,5 @@ def stayed_on_cpu(
     return stayed
 
 
-def _took_memory(session: Run) -> bool:
+def _took_memory(session: EndedRun) -> bool:
     return any(len(recorder.columns) > recorder.num_before for recorder in session.recorders)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from oom_magic.errors import describe_error
 from oom_magic.inputs import parse_bytes
 from oom_magic.language import _, load_language
 from oom_magic.memory.allocator.replay import AllocatorOutOfMemory, CachingAllocator, ReplayFailure
@@ -193,11 +194,11 @@ class DrySession:
             self._forgive()
         except torch.OutOfMemoryError as exception:
             if self._out_of_memory is None:
-                error = f"{type(exception).__name__}: {exception}"
+                error = describe_error(exception)
                 raise
             self.exception = exception
         except BaseException as exception:
-            error = f"{type(exception).__name__}: {str(exception).splitlines()[0] if str(exception) else ''}"
+            error = describe_error(exception)
             raise
         finally:
             self.report = self._make_report(error)

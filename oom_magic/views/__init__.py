@@ -21,7 +21,7 @@ _VIEWS = {
     "oom_magic.memory.comparison": "comparison",
     "oom_magic.memory.memory_map": "memory_map",
     "oom_magic.memory.report": "report",
-    "oom_magic.predict.setups.setup": "setup",
+    "oom_magic.predict.setups.setup": "sizes",
     "oom_magic.predict.sizing.sizes": "sizes",
 }
 

@@ -11,25 +11,25 @@ from oom_magic.memory.report import MemoryReport, StepUsage
 from oom_magic.memory.timeline import Phase, SourceLine, Timeline
 from oom_magic.units import format_bytes
 from oom_magic.views.blocks import Block, Code, Description, Details, Fact, Facts, Part, Parts, Sentence, Table
-from oom_magic.views.cards import card_name, describe_cards
 from oom_magic.views.registry import register
 from oom_magic.views.words import verdict_sentence, word
 
 _LONGEST_CODE = 60  # characters of a source line that are shown
 _MOST_ROWS = 12
+_UNEQUAL = 0.10  # shares of capacity of several cards that differ by more are worth a sentence
 
 
 @register
 def describe_report(report: MemoryReport, top: int = 5) -> Description:
     """One run: verdict, peaks, breakdown at the peak and the ``top`` lines; then what else is known."""
     capacity = format_bytes(report.device_total_bytes)
-    blocks = [*_verdict(report), *describe_cards(report), _peaks(report), _breakdown(report), *_peak_line(report)]
+    blocks = [*_verdict(report), *_cards(report), _peaks(report), _breakdown(report), *_peak_line(report)]
     blocks += [*_lines(report, top), *_steps(report), *_kept(report), _card(report), *_other_cards(report)]
     blocks += [*_modules(report), *_message(report), *_assumptions(report), _footnote(report)]
     name, number = report.device.name, len(report.cards)
     if number > 1:
         name = f"{number} x {name}"
-        capacity = _("{capacity} each; below, {card}", capacity=capacity, card=card_name(report))
+        capacity = _("{capacity} each; below, {card}", capacity=capacity, card=_card_name(report))
     if report.source == "predicted":
         title = _("GPU memory predicted for {name} ({capacity})", name=name, capacity=capacity)
     else:
@@ -37,11 +37,74 @@ def describe_report(report: MemoryReport, top: int = 5) -> Description:
     return Description(title, tuple(blocks))
 
 
+def _card_name(report: MemoryReport) -> str:
+    """``cuda:1``."""
+    return f"cuda:{report.device.index}"
+
+
+def _cards(report: MemoryReport) -> Iterable[Block]:
+    """A row for each card, and what of their balance is worth saying; nothing for one card."""
+    cards = report.cards
+    if len(cards) == 1:
+        return
+    rows = tuple(
+        (
+            _card_name(card),
+            card.peak_allocated_bytes,
+            card.peak_reserved_bytes,
+            f"{100 * card.used_fraction:.1f} %",
+            _largest(card),
+        )
+        for card in cards
+    )
+    yield Table((_("card"), _("peak allocated"), _("peak reserved"), _("in use"), _("mostly")), rows, title=_("Cards"))
+    yield from _balance(cards)
+
+
+def _largest(card: MemoryReport) -> str:
+    name, size = max(card.breakdown.items(), key=lambda item: item[1], default=("", 0))
+    return f"{word(name)} {format_bytes(size)}" if size else _("nothing")
+
+
+def _balance(cards: tuple[MemoryReport, ...]) -> Iterable[Sentence]:
+    unused = [_card_name(card) for card in cards if not card.peak_reserved_bytes]
+    if unused:
+        names = ", ".join(unused)
+        yield Sentence(ngettext("{names} is not used.", "{names} are not used.", len(unused), names=names), "warning")
+    used = [card for card in cards if card.peak_reserved_bytes]
+    if len(used) < 2:
+        return
+    fullest, emptiest = (choose(used, key=lambda card: card.used_fraction) for choose in (max, min))
+    if fullest.used_fraction - emptiest.used_fraction <= _UNEQUAL:
+        return
+    text = _(
+        "The cards are filled unequally: {fullest} is {most:.0f} % full at its peak, {emptiest} {least:.0f} %."
+        " {difference}",
+        fullest=_card_name(fullest),
+        most=100 * fullest.used_fraction,
+        emptiest=_card_name(emptiest),
+        least=100 * emptiest.used_fraction,
+        difference=_difference(fullest, emptiest),
+    )
+    yield Sentence(text, "warning")
+
+
+def _difference(fullest: MemoryReport, emptiest: MemoryReport) -> str:
+    """The category that makes the most of it."""
+    name = max(fullest.breakdown, key=lambda name: fullest.breakdown[name] - emptiest.breakdown[name])
+    return _(
+        "Most of the difference is {category}: {most_bytes} against {least_bytes}.",
+        category=word(name),
+        most_bytes=fullest.breakdown[name],
+        least_bytes=emptiest.breakdown[name],
+    )
+
+
 def _verdict(report: MemoryReport) -> Iterable[Block]:
     if report.out_of_memory is not None:
         failure = report.out_of_memory
         phase = [word(failure.phase)] if failure.phase is not Phase.OTHER else []
-        card = [_("on {card}", card=card_name(report))] if len(report.cards) > 1 else []
+        card = [_("on {card}", card=_card_name(report))] if len(report.cards) > 1 else []
         where = ", ".join(
             [place(failure.line), *card, *phase, *([_("step {step}", step=failure.step)] if failure.step else [])]
         )
@@ -201,7 +264,7 @@ def _card(report: MemoryReport) -> Details:
 def _other_cards(report: MemoryReport) -> Iterable[Details]:
     for card in report.cards:
         if len(report.cards) > 1 and card.device.index != report.device.index:
-            yield Details(card_name(card), (_peaks(card), _breakdown(card)))
+            yield Details(_card_name(card), (_peaks(card), _breakdown(card)))
 
 
 def _modules(report: MemoryReport) -> Iterable[Block]:

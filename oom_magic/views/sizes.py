@@ -1,8 +1,9 @@
-"""What Sizes say about themselves."""
+"""What Sizes, and the TrainingSetup that they may be of, say about themselves."""
 
 from __future__ import annotations
 
 from oom_magic.language import _, ngettext
+from oom_magic.predict.setups.setup import TrainingSetup
 from oom_magic.predict.sizing.sizes import Sizes
 from oom_magic.units import format_bytes
 from oom_magic.views.blocks import Block, Description, Details, Sentence, Table
@@ -49,3 +50,9 @@ def describe_sizes(sizes: Sizes) -> Description:
         _("GPU memory of {label} as a function of {names}", label=sizes.label, names=", ".join(ranges.names)),
         tuple(blocks),
     )
+
+
+@register
+def describe_setup(setup: TrainingSetup) -> Description:
+    """The settings in one line."""
+    return Description(setup.summary)

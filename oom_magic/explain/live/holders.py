@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from oom_magic.measure.holders.release import Released
     from oom_magic.memory.report import MemoryReport
 
-Kind = Literal["name", "output", "frames", "own_frames", "process", "category", "line"]
+HolderKind = Literal["name", "output", "frames", "own_frames", "process", "category", "line"]
 
 
 @dataclass(frozen=True)
 class Holder:
     """A variable, a kept result, a process, a category or a line of code, and the bytes it holds; ``what`` it is."""
 
-    kind: Kind
+    kind: HolderKind
     name: str
     num_bytes: int
     what: Evidence | None = None
@@ -76,7 +76,7 @@ def _in_notebook(released: Released) -> Iterator[Holder]:
         yield Holder("own_frames" if gone.is_own else "frames", gone.what, gone.num_bytes, in_words(gone.what))
     for one in released.holders:
         if one.name and one.num_bytes >= _LEAST_BYTES:
-            kind: Kind = "output" if one.name.startswith("Out[") else "name"
+            kind: HolderKind = "output" if one.name.startswith("Out[") else "name"
             yield Holder(kind, one.name, one.num_bytes, in_words(one.what))
 
 

@@ -11,7 +11,7 @@ from oom_magic.explain.messages.pytorch import SIZE
 
 
 @dataclass(frozen=True)
-class Kind:
+class MessageKind:
     """One kind of message: the pattern that shows it (over the squeezed text) and what it is.
 
     ``is_oom`` is None where such a message is only sometimes about memory. A ``is_faint`` kind counts
@@ -245,8 +245,8 @@ _FAINT_ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
 )
 
 KINDS = (
-    *(Kind(key, backend, is_oom, re.compile(pattern)) for key, backend, is_oom, pattern in _ROWS),
-    *(Kind(key, backend, is_oom, re.compile(pattern), True) for key, backend, is_oom, pattern in _FAINT_ROWS),
+    *(MessageKind(key, backend, is_oom, re.compile(pattern)) for key, backend, is_oom, pattern in _ROWS),
+    *(MessageKind(key, backend, is_oom, re.compile(pattern), True) for key, backend, is_oom, pattern in _FAINT_ROWS),
 )
 
 # "Killed" after what a shell puts before it: "script: line 34: 1657575", "1657575", "[1]  + 1657575".
@@ -288,10 +288,10 @@ _TOLD = (
 )
 LINE_KINDS = (
     # cudaMallocAsync's message ends here where a NUL byte cut it (2.3 and later, device 0).
-    Kind("cuda_malloc_async", "cuda", True, re.compile(r"\bAllocation on device[ \t]*$", re.M), True),
-    Kind("sigkill", "cpu", True, re.compile(_KILLED, re.M), True),
-    Kind("memory_error", "cpu", True, re.compile(r"(?<![\w.])MemoryError\b(?!\()"), True),
-    Kind(
+    MessageKind("cuda_malloc_async", "cuda", True, re.compile(r"\bAllocation on device[ \t]*$", re.M), True),
+    MessageKind("sigkill", "cpu", True, re.compile(_KILLED, re.M), True),
+    MessageKind("memory_error", "cpu", True, re.compile(r"(?<![\w.])MemoryError\b(?!\()"), True),
+    MessageKind(
         "class_only",
         "cuda",
         True,
@@ -303,20 +303,20 @@ LINE_KINDS = (
 
 # What an author says without quoting a message; read where a text quotes none. The first kind that is said counts.
 TOLD_KINDS = (
-    Kind("told_host", "cpu", True, re.compile(_TOLD_HOST, re.I), True),
-    Kind("told_device", "cuda", True, re.compile(_TOLD_DEVICE, re.I), True),
-    Kind("told", None, True, re.compile(_TOLD, re.I), True),
+    MessageKind("told_host", "cpu", True, re.compile(_TOLD_HOST, re.I), True),
+    MessageKind("told_device", "cuda", True, re.compile(_TOLD_DEVICE, re.I), True),
+    MessageKind("told", None, True, re.compile(_TOLD, re.I), True),
 )
 
 
-def other_messages(squeezed: str) -> Iterator[tuple[Kind, re.Match[str]]]:
+def other_messages(squeezed: str) -> Iterator[tuple[MessageKind, re.Match[str]]]:
     """The matches of every kind in a squeezed text, up to MOST_OF_A_KIND of each."""
     for kind in KINDS:
         for match in islice(kind.pattern.finditer(squeezed), MOST_OF_A_KIND):
             yield kind, match
 
 
-def line_messages(cleaned: str) -> Iterator[tuple[Kind, re.Match[str]]]:
+def line_messages(cleaned: str) -> Iterator[tuple[MessageKind, re.Match[str]]]:
     """The first message of each kind that only its place on a line gives away; offsets are in the cleaned text."""
     for kind in LINE_KINDS:
         match = kind.pattern.search(cleaned)
@@ -328,7 +328,7 @@ def line_messages(cleaned: str) -> Iterator[tuple[Kind, re.Match[str]]]:
 _LONGEST_STORY = 20_000
 
 
-def told_messages(cleaned: str) -> Iterator[tuple[Kind, re.Match[str]]]:
+def told_messages(cleaned: str) -> Iterator[tuple[MessageKind, re.Match[str]]]:
     """What the author says of a failure whose message the text does not quote; offsets are in the cleaned text."""
     for kind in TOLD_KINDS:
         match = kind.pattern.search(cleaned, 0, _LONGEST_STORY)

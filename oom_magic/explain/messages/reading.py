@@ -9,7 +9,7 @@ from typing import Any
 
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.explain.messages.normalization import Squeezed, clean
-from oom_magic.explain.messages.others import MOST_OF_A_KIND, Kind, line_messages, other_messages, told_messages
+from oom_magic.explain.messages.others import MOST_OF_A_KIND, MessageKind, line_messages, other_messages, told_messages
 from oom_magic.explain.messages.pytorch import Draft, drafts, parse_size
 from oom_magic.explain.messages.versions import guess_version, stated_version
 
@@ -138,7 +138,7 @@ def _format_of(draft: Draft, backend: str, squeezed: str) -> str:
     return "short"
 
 
-def _found_of(kind: Kind, match: re.Match[str]) -> _Found:
+def _found_of(kind: MessageKind, match: re.Match[str]) -> _Found:
     """The message that a match of the table shows."""
     groups = match.groupdict()
     values: dict[str, Any] = {"format": kind.format, "backend": kind.backend, "is_oom": kind.is_oom}

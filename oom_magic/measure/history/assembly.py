@@ -10,7 +10,7 @@ import numpy as np
 
 from oom_magic.measure.history.attribution import Allocation, Owner, classify, mirrored_operators
 from oom_magic.measure.history.frames import Frame, Site, site_of
-from oom_magic.measure.history.recording import Action, AllocatorState, Batch, Entry, EventLog, LiveBlock
+from oom_magic.measure.history.recording import Action, AllocatorState, Batch, EventLog, HistoryEntry, LiveBlock
 from oom_magic.memory.allocator.replay import CachingAllocator, Replay
 from oom_magic.memory.allocator.segments import MIN_BLOCK_BYTES, SMALL_BYTES, round_up
 from oom_magic.memory.allocator.settings import AllocatorSettings
@@ -122,7 +122,7 @@ class Assembler:
         self._last_line: SourceLine | None = None
         self._backward_line: SourceLine | None = None
         self._cache_emptied = self._has_retries = False
-        self._handlers: dict[Action, Callable[[Entry], None]] = {
+        self._handlers: dict[Action, Callable[[HistoryEntry], None]] = {
             Action.ALLOC: self._on_alloc,
             Action.FREE_REQUESTED: self._on_free,
             Action.FREE_COMPLETED: lambda entry: self._layout.free(entry.address),
@@ -261,7 +261,7 @@ class Assembler:
         self.log.order = [numbers[event] if event >= 0 else ~numbers[~event] for event in self.log.order]
         self._live = {address: numbers[index] for address, index in self._live.items()}
 
-    def _on_alloc(self, entry: Entry) -> None:
+    def _on_alloc(self, entry: HistoryEntry) -> None:
         self._mark_empty_cache()
         self._count += 1
         site, line, phase = self._place(entry.frames)
@@ -270,25 +270,25 @@ class Assembler:
         allocation.line, allocation.phase = line, phase
         self._born(entry.address, allocation)
 
-    def _on_free(self, entry: Entry) -> None:
+    def _on_free(self, entry: HistoryEntry) -> None:
         self._count += 1
         self._died(entry.address)
 
-    def _on_segment_alloc(self, entry: Entry) -> None:
+    def _on_segment_alloc(self, entry: HistoryEntry) -> None:
         self._settle_freed_segments()
         self._layout.add_segment(entry.address, entry.num_bytes)
         self._on_reserved(entry)
 
-    def _on_segment_free(self, entry: Entry) -> None:
+    def _on_segment_free(self, entry: HistoryEntry) -> None:
         self._layout.remove_segment(entry.address)
         self._cache_emptied = True
         self._on_reserved(entry)
 
-    def _on_reserved(self, entry: Entry) -> None:
+    def _on_reserved(self, entry: HistoryEntry) -> None:
         self._reserved_now += _reserved_change(entry)
         self._peak_reserved_bytes = max(self._peak_reserved_bytes, self._reserved_now)
 
-    def _on_oom(self, entry: Entry) -> None:
+    def _on_oom(self, entry: HistoryEntry) -> None:
         self._settle_freed_segments()
         site, line, phase = self._place(entry.frames)
         line = line or SourceLine("", 0)
@@ -328,7 +328,7 @@ class Assembler:
         return site, line, phase
 
 
-def _reserved_change(entry: Entry) -> int:
+def _reserved_change(entry: HistoryEntry) -> int:
     """What an entry adds to the reserved bytes."""
     if entry.action in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP):
         return entry.num_bytes

@@ -36,7 +36,7 @@ _COUNTED = ("alloc", "free_requested")  # what torch's counts count
 _ACTIONS = {action.name.lower(): action for action in Action}
 
 
-class Entry(NamedTuple):
+class HistoryEntry(NamedTuple):
     """One action: ``num_bytes`` as requested (segments: their size) at ``address``, called by ``frames``."""
 
     action: Action
@@ -113,7 +113,7 @@ def settings_in(snapshot: dict[str, Any]) -> AllocatorSettings:
         return AllocatorSettings()
 
 
-def read_trace(trace: Sequence[dict[str, Any]]) -> list[Entry]:
+def read_trace(trace: Sequence[dict[str, Any]]) -> list[HistoryEntry]:
     """The entries of one device's trace that oom_magic knows, oldest first."""
     stacks: dict[tuple[int, ...], tuple[Frame, ...]] = {}
     entries = []
@@ -128,7 +128,7 @@ def read_trace(trace: Sequence[dict[str, Any]]) -> list[Entry]:
         if stack is None:
             stack = tuple(Frame(frame["filename"], frame["line"], frame["name"]) for frame in frames)
             stacks[key] = stack
-        entries.append(Entry(action, raw.get("addr", 0), raw["size"], raw["stream"], stack))
+        entries.append(HistoryEntry(action, raw.get("addr", 0), raw["size"], raw["stream"], stack))
     return entries
 
 
@@ -154,7 +154,7 @@ class Batch:
     cleared it. ``state`` and the counters hold at the end.
     """
 
-    entries: list[Entry]
+    entries: list[HistoryEntry]
     num_missing: int
     state: AllocatorState
     allocated_bytes: int
@@ -255,7 +255,7 @@ class History:
         return self._num_retries > before
 
 
-def newest(trace: Sequence[dict[str, Any]], num_events: int) -> tuple[list[Entry], int]:
+def newest(trace: Sequence[dict[str, Any]], num_events: int) -> tuple[list[HistoryEntry], int]:
     """The entries with the last ``num_events`` allocations and frees, and how many of them are missing."""
     start, found = len(trace), 0
     while start and not (found == num_events and trace[start - 1]["action"] in _COUNTED):

@@ -17,7 +17,7 @@ from oom_magic.collection import gc_disabled
 from oom_magic.measure.history.attribution import inner_tensors, tensors_in
 from oom_magic.measure.holders.reach import Locate, Reached, Storages, namespaces_of_modules, reach, referrers, without
 from oom_magic.measure.live_objects import live_objects
-from oom_magic.memory.report import Holder
+from oom_magic.memory.report import KeptName
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Holding:
 
 def holders_in(
     namespace: Mapping[str, Any], locate: Locate, *, among: Collection[int] | None = None
-) -> tuple[Holder, ...]:
+) -> tuple[KeptName, ...]:
     """The names whose values reach memory, largest first; what two names share counts for both.
 
     ``among`` limits it to storages at these addresses. IPython's ``_``, ``__`` and the like are left out, as
@@ -72,7 +72,7 @@ def holders_in(
     sizes: Counter[str] = Counter()
     for (name, _), storages in held_in(namespace, locate).rows.items():
         sizes[name] += sum(num_bytes for address, num_bytes in storages.items() if among is None or address in among)
-    return tuple(Holder(name, num_bytes) for name, num_bytes in sizes.most_common() if num_bytes)
+    return tuple(KeptName(name, num_bytes) for name, num_bytes in sizes.most_common() if num_bytes)
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from oom_magic.errors import describe_error
 from oom_magic.language import _
 from oom_magic.measure.device.cards import Card, driver_reading, read_cards
 from oom_magic.measure.system.findings import Finding, Seen
@@ -50,7 +51,7 @@ def check_system() -> SystemCheck:
     try:
         cards = read_cards()
     except Exception as error:  # a GPU may fall off the bus at any moment
-        failed.append((_("the cards"), _reason(error)))
+        failed.append((_("the cards"), describe_error(error)))
     seen = [_looked(name, probe, failed) for name, probe in _probes(cards)]
     findings = [finding for one in seen for finding in one.findings]
     return SystemCheck(
@@ -87,9 +88,5 @@ def _looked(name: str, probe: Callable[[], Seen], failed: list[tuple[str, str]])
     try:
         return probe()
     except Exception as error:
-        failed.append((name, _reason(error)))
+        failed.append((name, describe_error(error)))
         return Seen()
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

@@ -6,6 +6,7 @@ The rules are those of c10/cuda/CUDACachingAllocator.cpp; each function names th
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Iterator
 
 from oom_magic.memory.allocator.settings import AllocatorSettings
 from oom_magic.units import MIB
@@ -49,6 +50,21 @@ class Block:
     def is_split(self) -> bool:
         """Whether it is only a part of its segment."""
         return self.previous is not None or self.next is not None
+
+    @property
+    def head(self) -> Block:
+        """The first block of its segment."""
+        block = self
+        while block.previous is not None:
+            block = block.previous
+        return block
+
+    def chain(self) -> Iterator[Block]:
+        """This block and those behind it in its segment, by address."""
+        block: Block | None = self
+        while block is not None:
+            yield block
+            block = block.next
 
     def append(self, block: Block) -> None:
         """Put ``block`` between this one and the next (``Block::splice``)."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 
-class Cards(Protocol):
+class StreamOwner(Protocol):
     """What streams need of the cards they are on."""
 
     current: int
@@ -133,7 +133,7 @@ class Streams:
     Autograd runs a node on the stream on which its forward ran (``Node::stream`` in torch/csrc/autograd/function.h).
     """
 
-    def __init__(self, gpu: Cards) -> None:
+    def __init__(self, gpu: StreamOwner) -> None:
         self._gpu = gpu
         self._num_taken: Counter[tuple[int, int]] = Counter()  # by card and priority
         self._current: dict[int, int] = {}  # by card

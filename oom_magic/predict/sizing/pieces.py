@@ -27,7 +27,7 @@ from oom_magic.predict.sizing.polynomials import (
     plain_families,
     solve,
 )
-from oom_magic.predict.sizing.quotients import Dimension, Found, find_quotients
+from oom_magic.predict.sizing.quotients import Dimension, FoundQuotients, find_quotients
 from oom_magic.predict.sizing.regions import Border, Point, Region, find_border
 from oom_magic.predict.sizing.structure import Structure
 
@@ -385,11 +385,11 @@ class Explorer:
         highest = np.array([axis[-1] for axis in self._axes], dtype=np.int64)
         return _Fitted(row.reshape(-1), polynomials.narrowed(highest), unknown, doubt, num_wanted)
 
-    def _quotients(self, points: list[Point], num_spare: int, lattice: IntArray) -> Found:
+    def _quotients(self, points: list[Point], num_spare: int, lattice: IntArray) -> FoundQuotients:
         """What the dimensions of tensors are made of besides products of arguments."""
         columns = [self._at(point).dims for point in points]
         if len({len(column) for column in columns}) > 1:
-            return Found((), None)
+            return FoundQuotients((), None)
         rows = _rows(points)
         dims = np.unique(np.concatenate([rows.T, np.stack(columns, axis=1)]), axis=0)
         known = solve(rows, dims, num_spare, plain_families(len(self._axes)))
@@ -402,7 +402,7 @@ class Explorer:
             made = solve(rows, dims[left], num_spare, families_with(found.quotients, len(self._axes)))
             known.update({left[at]: terms for at, terms in made.items()})
             if found.doubt is not None or not made:
-                return Found(quotients, found.doubt)
+                return FoundQuotients(quotients, found.doubt)
 
     def _piece(self, region: Region, points: list[Point], fitted: _Fitted) -> Piece:
         traces = [self._at(point) for point in points]

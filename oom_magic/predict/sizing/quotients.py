@@ -31,14 +31,14 @@ class Dimension:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundQuotients:
     """Quotients, and a point that will tell between two that explain a dimension alike (None: there is none)."""
 
     quotients: tuple[Quotient, ...]
     doubt: int | None
 
 
-def find_quotients(known: list[Dimension], left: IntArray, lattice: IntArray) -> Found:
+def find_quotients(known: list[Dimension], left: IntArray, lattice: IntArray) -> FoundQuotients:
     """What makes of ``known`` dimensions those that are ``left`` (one per row); the doubt is a row of ``lattice``."""
     known, found, doubt = list(known), dict[Quotient, None](), None
     rows = [row for row in left if len(np.unique(row)) > 1]
@@ -55,7 +55,7 @@ def find_quotients(known: list[Dimension], left: IntArray, lattice: IntArray) ->
             known.append(Dimension(terms, row))
             if doubt is None:
                 doubt = _telling(candidates, lattice)
-    return Found(tuple(found), doubt)
+    return FoundQuotients(tuple(found), doubt)
 
 
 def _explanations(known: list[Dimension], row: IntArray) -> Iterator[list[tuple[Quotient, Terms]]]:

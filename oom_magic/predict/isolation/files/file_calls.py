@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from oom_magic.language import _
-from oom_magic.predict.isolation.files.file_tree import FileTree, Found, Kind, Node
+from oom_magic.predict.isolation.files.file_tree import FileTree, FoundNode, Node, NodeKind
 from oom_magic.predict.isolation.scope import Scope
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -127,11 +127,11 @@ class FileCalls:
             node = self._node(path, dir_fd, follow_symlinks)
         except OSError:
             return False
-        return node.kind is Kind.LINK or os.access(node.backing, mode, effective_ids=effective_ids)
+        return node.kind is NodeKind.LINK or os.access(node.backing, mode, effective_ids=effective_ids)
 
     def _readlink(self, path: Any, *, dir_fd: int | None = None) -> Any:
         node = self._node(path, dir_fd, False)
-        if node.kind is not Kind.LINK:
+        if node.kind is not NodeKind.LINK:
             return os.readlink(node.backing if not os.path.islink(node.backing) else path)
         return _like(path, os.readlink(node.backing))
 
@@ -147,7 +147,9 @@ class FileCalls:
             return os.scandir(path)
         above = "" if isinstance(path, int) else path
         named = ((name, self._tree.child(folder, name)) for name in self._tree.names(folder))
-        return Entries([Entry(self._tree, self._scope, above, name, node) for name, node in named if node is not None])
+        return Entries(
+            [FolderEntry(self._tree, self._scope, above, name, node) for name, node in named if node is not None]
+        )
 
     def _folder_to_list(self, path: Any) -> Node | None:
         """The folder, or None where the real one shows the same."""
@@ -189,10 +191,10 @@ class FileCalls:
                 raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), path)
             if _names_folder(path):
                 raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-            return int(tree.make(found.parent, found.name, Kind.FILE, lambda made: os.open(made, flags, mode)))
+            return int(tree.make(found.parent, found.name, NodeKind.FILE, lambda made: os.open(made, flags, mode)))
         if must_be_new:
             raise OSError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-        if node.kind is Kind.DIRECTORY:
+        if node.kind is NodeKind.DIRECTORY:
             opened = os.open(node.backing, flags)
             tree.folders_open[opened] = node
             return opened
@@ -207,10 +209,10 @@ class FileCalls:
     # -- changing -------------------------------------------------------------
 
     def _mkdir(self, path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
-        self._make(path, dir_fd, Kind.DIRECTORY, lambda made: os.mkdir(made, mode))
+        self._make(path, dir_fd, NodeKind.DIRECTORY, lambda made: os.mkdir(made, mode))
 
     def _symlink(self, src: Any, dst: Any, target_is_directory: bool = False, *, dir_fd: int | None = None) -> None:
-        self._make(dst, dir_fd, Kind.LINK, lambda made: os.symlink(src, made, target_is_directory))
+        self._make(dst, dir_fd, NodeKind.LINK, lambda made: os.symlink(src, made, target_is_directory))
 
     def _mkfifo(self, path: Any, *_unused: Any, **__: Any) -> None:
         raise PermissionError(errno.EPERM, _("a dry run makes no pipes and devices"), path)
@@ -229,17 +231,17 @@ class FileCalls:
         self._tree.begin()
         node = self._node(src, src_dir_fd, False)
         is_free = self._find(dst, dst_dir_fd, follow=False).node is None
-        if node.kind is Kind.DIRECTORY and is_free and not _names_folder(dst):
+        if node.kind is NodeKind.DIRECTORY and is_free and not _names_folder(dst):
             raise OSError(errno.EPERM, os.strerror(errno.EPERM), src)
         source = self._tree.writable(node)
         self._make(dst, dst_dir_fd, node.kind, lambda made: os.link(source, made, follow_symlinks=False))
 
-    def _make(self, path: Any, dir_fd: int | None, kind: Kind, create: Callable[[str], Any]) -> None:
+    def _make(self, path: Any, dir_fd: int | None, kind: NodeKind, create: Callable[[str], Any]) -> None:
         self._tree.begin()
         found = self._find(path, dir_fd, follow=False)
         if found.node is not None:
             raise OSError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-        if kind is not Kind.DIRECTORY and _names_folder(path):
+        if kind is not NodeKind.DIRECTORY and _names_folder(path):
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         self._tree.make(found.parent, found.name, kind, create)
 
@@ -247,7 +249,7 @@ class FileCalls:
         self._tree.begin()
         found = self._find(path, dir_fd, follow=False)
         node = self._there(found, path)
-        if node.kind is Kind.DIRECTORY:
+        if node.kind is NodeKind.DIRECTORY:
             number = errno.EISDIR if os.name == "posix" else errno.EACCES
             raise OSError(number, os.strerror(number), path)
         self._take_away(found, node)
@@ -260,7 +262,7 @@ class FileCalls:
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
         self._take_away(found, node)
 
-    def _take_away(self, found: Found, node: Node) -> None:
+    def _take_away(self, found: FoundNode, node: Node) -> None:
         self._tree.check_changeable(found.parent)
         if self._tree.is_users(found.parent, found.name):
             self._tree.note(_("{path}: removed for the dry run only", path=self._tree.path(node)))
@@ -303,7 +305,7 @@ class FileCalls:
         self._tree.begin()
         follow = kwargs.get("follow_symlinks", True) and not name.startswith("l")
         node = self._node(path, kwargs.pop("dir_fd", None), follow)
-        if node.kind is Kind.OTHER:
+        if node.kind is NodeKind.OTHER:
             self._tree.note(_("os.{name}({path!r}): not done", name=name, path=path))
             return
         function(self._tree.writable(node), *args, **kwargs)
@@ -316,7 +318,7 @@ class FileCalls:
 
     # -- looking up -----------------------------------------------------------
 
-    def _find(self, path: Any, dir_fd: int | None = None, follow: bool = True) -> Found:
+    def _find(self, path: Any, dir_fd: int | None = None, follow: bool = True) -> FoundNode:
         folder = None
         if dir_fd is not None:
             folder = self._tree.folders_open.get(dir_fd) or self._tree.node(os.readlink(f"/proc/self/fd/{dir_fd}"))
@@ -326,13 +328,13 @@ class FileCalls:
         return self._there(self._find(path, dir_fd, follow), path)
 
     @staticmethod
-    def _there(found: Found, path: Any) -> Node:
+    def _there(found: FoundNode, path: Any) -> Node:
         if found.node is None:
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return found.node
 
 
-class Entry:
+class FolderEntry:
     """What ``os.scandir`` yields (``os.DirEntry``) for a folder of the layer."""
 
     def __init__(self, tree: FileTree, scope: Scope, above: Any, name: str, node: Node) -> None:
@@ -348,15 +350,15 @@ class Entry:
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
         """Whether it is a folder, or leads to one."""
-        return self._is(Kind.DIRECTORY, follow_symlinks)
+        return self._is(NodeKind.DIRECTORY, follow_symlinks)
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
         """Whether it is a file, or leads to one."""
-        return self._is(Kind.FILE, follow_symlinks)
+        return self._is(NodeKind.FILE, follow_symlinks)
 
     def is_symlink(self) -> bool:
         """Whether it is a link."""
-        return self._node.kind is Kind.LINK
+        return self._node.kind is NodeKind.LINK
 
     def is_junction(self) -> bool:
         """False: the layer makes none."""
@@ -371,8 +373,8 @@ class Entry:
         """As ``os.DirEntry.inode``."""
         return self.stat(follow_symlinks=False).st_ino
 
-    def _is(self, kind: Kind, follow: bool) -> bool:
-        if not follow or self._node.kind is not Kind.LINK:
+    def _is(self, kind: NodeKind, follow: bool) -> bool:
+        if not follow or self._node.kind is not NodeKind.LINK:
             return self._node.kind is kind
         try:
             with self._scope.outside():
@@ -388,13 +390,13 @@ class Entry:
 class Entries:
     """The iterator that ``os.scandir`` returns."""
 
-    def __init__(self, entries: list[Entry]) -> None:
+    def __init__(self, entries: list[FolderEntry]) -> None:
         self._entries = iter(entries)
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[FolderEntry]:
         return self._entries
 
-    def __next__(self) -> Entry:
+    def __next__(self) -> FolderEntry:
         return next(self._entries)
 
     def __enter__(self) -> Entries:
@@ -413,21 +415,21 @@ def _only_reads(mode: str) -> bool:
 
 
 def _state_of(node: Node) -> os.stat_result:
-    return os.lstat(node.backing) if node.kind is Kind.LINK else os.stat(node.backing)
+    return os.lstat(node.backing) if node.kind is NodeKind.LINK else os.stat(node.backing)
 
 
 def _is_same(first: Node, second: Node) -> bool:
     return first is second or os.path.samestat(os.lstat(first.backing), os.lstat(second.backing))
 
 
-def _check_rename(tree: FileTree, node: Node, target: Found, target_path: str) -> None:
+def _check_rename(tree: FileTree, node: Node, target: FoundNode, target_path: str) -> None:
     """Raise what rename(2) raises for a target that is there, or that lies in the source."""
-    there, is_folder = target.node, node.kind is Kind.DIRECTORY
+    there, is_folder = target.node, node.kind is NodeKind.DIRECTORY
     number = 0
     if there is not None:
-        if is_folder and there.kind is not Kind.DIRECTORY:
+        if is_folder and there.kind is not NodeKind.DIRECTORY:
             number = errno.ENOTDIR
-        elif not is_folder and there.kind is Kind.DIRECTORY:
+        elif not is_folder and there.kind is NodeKind.DIRECTORY:
             number = errno.EISDIR
         elif is_folder and tree.names(there):
             number = errno.ENOTEMPTY

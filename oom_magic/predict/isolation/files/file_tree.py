@@ -26,7 +26,7 @@ _MOST_LINKS = 40  # as Linux follows, path_resolution(7)
 _LONGEST_ENDING = 50
 
 
-class Kind(Enum):
+class NodeKind(Enum):
     """What a name stands for; devices, pipes and sockets are left to the real system."""
 
     FILE = "file"
@@ -43,7 +43,7 @@ class Node:
     whose names are seen through it (None: it is the run's own), and ``entries`` what the run changed in it.
     """
 
-    kind: Kind
+    kind: NodeKind
     backing: str
     parent: Node | None = None
     name: str = ""
@@ -54,7 +54,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundNode:
     """Where a path leads: the folder, the name in it, and what is there (None: nothing)."""
 
     parent: Node
@@ -80,7 +80,7 @@ class FileTree:
 
     # -- looking up -----------------------------------------------------------
 
-    def find(self, path: str, follow: bool = True, folder: Node | None = None) -> Found:
+    def find(self, path: str, follow: bool = True, folder: Node | None = None) -> FoundNode:
         """Where ``path`` leads; a link at its end is followed if ``follow``. Relative paths begin at ``folder``."""
         if not path:
             raise _error(errno.ENOENT, path)
@@ -89,7 +89,7 @@ class FileTree:
         if self.is_private(path):  # a library was told where the file really is
             kind = _kind(os.lstat(path).st_mode)
             node = Node(kind, path, None, path, is_private=True)
-            return Found(node, path, node)
+            return FoundNode(node, path, node)
         if folder is None and self._working is not None:
             folder = self._working
             if not os.path.isabs(path) and not self._is_there(folder):
@@ -107,7 +107,7 @@ class FileTree:
 
     def names(self, folder: Node) -> list[str]:
         """The names in a folder: those on the disk that are left, then the run's own."""
-        if folder.kind is not Kind.DIRECTORY:
+        if folder.kind is not NodeKind.DIRECTORY:
             raise _error(errno.ENOTDIR, folder.name)
         lower = os.listdir(folder.lower) if folder.lower is not None else []
         there = [name for name in lower if name not in folder.entries or self.child(folder, name)]
@@ -123,11 +123,11 @@ class FileTree:
         path = os.path.join(folder.lower, name)
         try:
             kind = _kind(os.lstat(path).st_mode)
-            if kind is Kind.LINK and path.startswith("/proc/"):  # these lead to what has no path
+            if kind is NodeKind.LINK and path.startswith("/proc/"):  # these lead to what has no path
                 kind = _kind(os.stat(path).st_mode)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return Node(kind, path, folder, name, lower=path if kind is Kind.DIRECTORY else None)
+        return Node(kind, path, folder, name, lower=path if kind is NodeKind.DIRECTORY else None)
 
     def path(self, node: Node) -> str:
         """The path of a node as the run sees it."""
@@ -137,7 +137,7 @@ class FileTree:
 
     def enter(self, folder: Node) -> None:
         """Let relative paths begin at ``folder`` from now on."""
-        if folder.kind is not Kind.DIRECTORY:
+        if folder.kind is not NodeKind.DIRECTORY:
             raise _error(errno.ENOTDIR, folder.name)
         self._working, self.is_untouched = self._kept(folder), False
 
@@ -161,15 +161,15 @@ class FileTree:
         drive, rest = os.path.splitdrive(path)
         top = drive + os.sep
         if top not in self._roots:
-            self._roots[top] = Node(Kind.DIRECTORY, top, lower=top)
+            self._roots[top] = Node(NodeKind.DIRECTORY, top, lower=top)
         return self._roots[top], rest
 
-    def _walk(self, folder: Node, path: str, follow: bool) -> Found:
+    def _walk(self, folder: Node, path: str, follow: bool) -> FoundNode:
         parts = _parts(path)
         here, num_links = folder, 0
         while parts:
             part = parts.pop()
-            if here.kind is not Kind.DIRECTORY:
+            if here.kind is not NodeKind.DIRECTORY:
                 raise _error(errno.ENOTDIR, path)
             if part in ("", os.curdir):
                 continue
@@ -180,8 +180,8 @@ class FileTree:
             if child is None:
                 if any(rest not in ("", os.curdir) for rest in parts):
                     raise _error(errno.ENOENT, path)
-                return Found(here, part, None)
-            if child.kind is Kind.LINK and (follow or parts):
+                return FoundNode(here, part, None)
+            if child.kind is NodeKind.LINK and (follow or parts):
                 num_links += 1
                 if num_links > _MOST_LINKS:
                     raise _error(errno.ELOOP, path)
@@ -191,7 +191,7 @@ class FileTree:
                 parts += _parts(target)
                 continue
             here = child
-        return Found(here.parent or here, here.name, here)
+        return FoundNode(here.parent or here, here.name, here)
 
     # -- changing -------------------------------------------------------------
 
@@ -215,7 +215,7 @@ class FileTree:
     def remove(self, parent: Node, name: str, node: Node) -> None:
         """Take ``node`` away from a folder; of the user's files only the name."""
         self.put(parent, name, None)
-        if node.is_private and node.kind is not Kind.DIRECTORY:
+        if node.is_private and node.kind is not NodeKind.DIRECTORY:
             os.unlink(node.backing)
 
     def check_changeable(self, folder: Node) -> None:
@@ -225,24 +225,24 @@ class FileTree:
 
     def writable(self, node: Node, truncates: bool = False) -> str:
         """The real file to write to in place of ``node``: a private one, with what it held unless ``truncates``."""
-        if node.is_private or node.kind is Kind.OTHER:
+        if node.is_private or node.kind is NodeKind.OTHER:
             return node.backing
-        if node.kind is Kind.FILE and not os.access(node.backing, os.W_OK):
+        if node.kind is NodeKind.FILE and not os.access(node.backing, os.W_OK):
             raise _error(errno.EACCES, node.backing)
         made = self.new_name(node.name)
-        if node.kind is Kind.DIRECTORY:
+        if node.kind is NodeKind.DIRECTORY:
             os.mkdir(made)
-        elif node.kind is Kind.LINK:
+        elif node.kind is NodeKind.LINK:
             os.symlink(os.readlink(node.backing), made)
         else:
             self._copy(node, made, truncates)
-        if node.kind is not Kind.LINK:
+        if node.kind is not NodeKind.LINK:
             shutil.copystat(node.backing, made)
         node.backing, node.is_private = made, True
         self._kept(node)
         return made
 
-    def make(self, parent: Node, name: str, kind: Kind, create: Callable[[str], Any]) -> Any:
+    def make(self, parent: Node, name: str, kind: NodeKind, create: Callable[[str], Any]) -> Any:
         """A new file, folder or link; what ``create``, which gets the real path, returns."""
         self.check_changeable(parent)
         backing = self.new_name(name)
@@ -257,7 +257,7 @@ class FileTree:
             found = self.find(path)
             if found.node is not None:
                 return self.writable(found.node)
-            node = Node(Kind.FILE, self.new_name(found.name), is_private=True, is_promised=True)
+            node = Node(NodeKind.FILE, self.new_name(found.name), is_private=True, is_promised=True)
             self.put(found.parent, found.name, node)
             return node.backing
 
@@ -317,12 +317,12 @@ class FileTree:
         return node
 
 
-def _kind(mode: int) -> Kind:
+def _kind(mode: int) -> NodeKind:
     if stat.S_ISDIR(mode):
-        return Kind.DIRECTORY
+        return NodeKind.DIRECTORY
     if stat.S_ISLNK(mode):
-        return Kind.LINK
-    return Kind.FILE if stat.S_ISREG(mode) else Kind.OTHER
+        return NodeKind.LINK
+    return NodeKind.FILE if stat.S_ISREG(mode) else NodeKind.OTHER
 
 
 def _parts(path: str) -> list[str]:
