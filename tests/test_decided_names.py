@@ -52,7 +52,7 @@ def test_what_was_decided_for_want_of_a_gpu_is_decided_anew(way: str) -> None:
     report = om.dry_run(notebook.train)
     assert report.breakdown["parameter"] > 4 * MIB and report.breakdown["optimizer_state"] > 8 * MIB
     (assumption,) = report.assumptions
-    assert "`device`" in assumption.text and "for want of a GPU" in assumption.text and "'cuda" in assumption.text
+    assert "`device`" in assumption.text and "as there is no GPU here" in assumption.text and "'cuda" in assumption.text
     assert str(notebook.device) == "cpu"
 
 
