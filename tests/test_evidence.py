@@ -132,6 +132,9 @@ def test_models_and_cards_by_their_names():
         ("OOM when using Adam: SGD works with the same batch size.", Cause.OPTIMIZER_STATE),
         ("The chat runs out of CUDA memory after several rounds of the conversation.", Cause.ACTIVATIONS),
         ("Memory error: the notebook crashes when too many images are loaded at the same time.", Cause.HOST_RAM),
+        ("70B LoRA fine-tuning on 2 GPUs of 24 GB: CUDA out of memory", Cause.WEIGHTS_TOO_BIG),
+        ("训练时显存还是够用的，但是一到eval阶段就爆OOM了", Cause.ACTIVATIONS),
+        ("My mmdet training keeps increasing its GPU memory, then CUDA out of memory", Cause.ACTIVATIONS),
     ],
 )
 def test_prose_alone_is_judged(text, cause):

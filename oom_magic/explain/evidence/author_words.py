@@ -45,11 +45,13 @@ TOLD: dict[str, re.Pattern[str]] = {
     "evaluates": _words(
         r"(?:during|in|at|while|when|on|after|only)\s(?:the\s|in\s|at\s|during\s)?(?:evaluat\w+|validat\w+|testing|eval"
         r"|test)\b",
-        r"evaluation (?:step|loop|phase)", r"(?:trainer|model)\.evaluate\(", r"\b(?:validate|evaluate)\w*\(?\)?`?"
+        r"evaluation (?:step|loop|phase)", r"(?:进入|到|在)\s?(?:eval|验证|评估)|进行(?:评估|验证)|eval(?:阶段|时)",
+        r"(?:trainer|model)\.evaluate\(", r"\b(?:validate|evaluate)\w*\(?\)?`?"
         r" function", r"\beval_(?:period|steps|interval)",
         r"验证(?:阶段|时|集)|评估时|测试(?:阶段|时)",
     ),
     "training_fits": _words(
+        r"训练时?显存(?:还是|是)?(?:够|足够|正常)",
         r"train\w*\s(?:\w+[ ]){0,4}(?:works?|runs?|is|was|goes|went|are|worked"
         r"|ran)\s?(?:\w+\s)?(?:totally\s)?(?:fine|ok"
         r"|okay|well|perfect\w*|normal\w*|good|smooth\w*|successful\w*|without)",
@@ -71,6 +73,13 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"\b(?:gpus?|cuda|vram|nvidia|rtx|gtx|geforce|tesla|quadro|[ahv]100|cudnn|t4|p100|device memory)\b",
         r"显[存卡]",
     ),
+    "detects": _words(r"gt_?b?boxe?s|\bmmdet(?:ection)?\b|bbox_overlaps|iou_assigner"
+        r"|two_stage\.py|anchor_head|roi_heads"),
+    "shards": _words(
+        r"tensor[-_ ]parallel|zero[-_ ]?(?:stage[-_ ]?)?3|stage3|\bfsdp\b|device_map\W{1,4}auto"
+        r"|pipeline[-_ ]parallel|\btp[-_=]",
+    ),
+    "speaks_of_memory": _words(r"(?<![a-z])(?:memory|vram|oom)(?![a-z])|[显内]存"),
     "converses": _words(
         r"multi-?(?:turn|round)", r"(?:conversation|chat|dialog\w*)(?:'s)? (?:history|context|goes on|continues"
         r"|gets? long|grow)",
@@ -119,6 +128,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:主机|系统|CPU|服务器)\s?内存[^\n]{0,20}(?:增|涨|满|耗尽|不足|爆)", r"内存(?:不足|不够|爆|溢出)",
     ),
     "killed": _words(
+        r"(?:automatically|suddenly|just) killed",
         rf"\b(?:process|job|script|program|training|workers?|pod|container|python|kernel|server|app\w*"
         rf"|it)\b{_NEAR}{{0,30}}"
         r"\b(?:was|is|were|are|got|gets?|been|being)\s(?:\w+\s)?killed",
@@ -168,6 +178,8 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"减[小少](?:了)?\s?batch[ _-]?size?.{0,16}(?:可以|解决|就好|正常)",
     ),
     "larger_batch_fails": _words(
+        r"(?:enlarg|increas|rais|extend)\w*\s(?:the\s)?(?:context|sequence|max\w*|prompt|input)[ _-]?(?:length|size"
+        r"|tokens|len)?",
         r"\b(?:set|increas\w*|rais\w*|chang\w*|put)\s(?:the\s|my\s)?(?:max[_ ]tokens|batch[_ ]?size|num[_ ]workers"
         r"|frames?|length)\s?"
         r"(?:=|to|as)?\s?(?:an? )?(?:big|large|high|\d{3,})",
@@ -177,6 +189,8 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"|point clouds?|files?"
         r"|texts?|prompts?|audios?|clouds?|dataset)\s(?:size\s)?(?:is|are|was|were|get|gets)?\s?(?:so|too|very|quite)\s"
         r"(?:big|large|long|high|huge)",
+        r"(?:large|huge|high|big|too many|so many|lots? of|a lot of) (?:number of )?(?:\w+ )?(?:objects|b?boxes"
+        r"|instances|targets|ground[- ]truths)\b",
         r"only (?:fails|crashes|happens) (?:with|for|on) (?:large|long|big)", r"(?:longer|larger|bigger) (?:sequences?"
         r"|inputs?|images?|context|datasets?|graphs?|resolutions?|files?|prompts?|volumes?|videos?)\b",
         r"(?:as|when|after) the context grows", r"\b(?:large|huge|big|high[- ]?res\w*|long) (?:\w+ )?(?:images?|graphs?"
@@ -315,7 +329,8 @@ TOLD: dict[str, re.Pattern[str]] = {
     ),
     "fragments": _words(r"fragment(?:s|ed|ation)\b(?! ?loss)(?![^\n]{0,12}See doc)", r"碎片"),
     "keeps_predictions": _words(
-        r"compute_metrics", r"eval_accumulation_steps", r"preprocess_logits_for_metrics",
+        r"compute_metrics", r"eval_accum\w*_steps", r"(?:累积|积累|保存)(?:所有)?(?:preds|logits|预测)",
+        r"preprocess_logits_for_metrics",
         r"metrics?\b[^.\n]{0,40}commented out",
     ),
     "computes": _words(

@@ -34,13 +34,19 @@ def situation_rules(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     if _is_of_host(failure, clues):
         yield from _host(failure, clues)
         return
-    if failure is None and not clues.run.told & _TELLING and not clues.inputs:
+    if failure is None and not _tells_enough(clues):
         return
     yield from _inputs(failure, clues)
     yield from _model_beside_card(failure, clues)
     yield from _part_of_the_run(clues)
     yield from _over_time(clues)
     yield from _likeliest_of_all(failure, clues)
+
+
+def _tells_enough(clues: Clues) -> bool:
+    """Whether a text without a message says enough of a failure to be judged."""
+    told = clues.run.told
+    return bool(told & _TELLING or clues.inputs or {"larger_input_fails", "speaks_of_memory", "speaks_of_gpu"} <= told)
 
 
 def _is_of_host(failure: Failure | None, clues: Clues) -> bool:
@@ -76,6 +82,8 @@ def _inputs(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     if failure is not None and requested and requested > _LARGEST_DEVICE_BYTES and failure.total_bytes is None:
         evidence = Evidence("request_above_any_device", {"requested_bytes": requested})
         yield Support(Cause.REQUEST_ALONE_TOO_BIG, 0.9, evidence)
+    if {"host_fills", "device_idle"} <= told and failure is not None and failure.backend == "cuda":
+        yield Support(Cause.HOST_RAM, 0.55, Evidence("host_fills"))
     if clues.inputs:
         words = ", ".join(one.words for one in clues.inputs[:3])
         yield Support(Cause.ACTIVATIONS, 0.4, Evidence("input_named", {"what": words}))
@@ -100,13 +108,15 @@ def _inputs(failure: Failure | None, clues: Clues) -> Iterator[Support]:
 
 
 def _model_beside_card(failure: Failure | None, clues: Clues) -> Iterator[Support]:
-    """The weights that the text names, against the card that it names."""
+    """The weights that the text names, against the card that it names; ranks that do not share them hold all."""
     weights, card = clues.weights_bytes, (failure.total_bytes if failure is not None else None) or clues.card_bytes
-    if weights is None or card is None or "many_ranks" in clues.run.told:
+    if weights is None or card is None or ("many_ranks" in clues.run.told and "shards" in clues.run.told):
         return
     values = {"weights_bytes": weights, "total_bytes": card}
     if weights > card * _MOST_OF_A_CARD:
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.6, Evidence("weights_fill_card", values))
+    elif "many_ranks" in clues.run.told:
+        return
     elif weights > card * 0.5 and clues.program is not None:
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.25, Evidence("weights_fill_card", values))
     elif _trains(clues) and not clues.trains_few and weights * _ADAM_FACTOR > card:
@@ -143,6 +153,9 @@ def _over_time(clues: Clues) -> Iterator[Support]:
     if "converses" in told and not _trains(clues):
         yield Support(Cause.ACTIVATIONS, 0.6, Evidence("told_conversation"))
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, -0.5)
+    if {"grows", "detects"} <= told:
+        yield Support(Cause.ACTIVATIONS, 0.45, Evidence("boxes_vary"))
+        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, -0.4)
     if {"grows", "repeated_use"} & told:
         yield Support(Cause.OTHER_PROCESS, -0.5)  # on a Mac such numbers count this process, too
     if "smaller_share_helps" in told:

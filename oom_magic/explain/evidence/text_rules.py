@@ -53,6 +53,7 @@ _OLLAMA_PARTS = re.compile(
     r"memory\.required\.kv=\"?(\d+(?:\.\d+)?) GiB\"?.{0,80}memory\.weights\.total=\"?(\d+(?:\.\d+)?) GiB"
 )
 _IMAGE_NODE = re.compile(r"(?:node|Node:)[^\n]{0,200}?(?:[Cc]onv|[Bb]atch_?[Nn]orm|[Pp]ool|[Rr]elu|ImagePatches|bn/)")
+_MOMENT_NODE = re.compile(r"[Nn]ode:? ?[^\s=]{0,60}/(?:Adam\w*|RMSprop|RMSProp|Momentum|Adagrad|Ftrl)(?:/|\b)")
 _BUFFER_STATISTICS = re.compile(
     r"(parameter|maybe_live_out|preallocated temp) allocation:\s{1,20}(\d[\d.]{0,12})\s?([KMGT]iB|B)"
 )
@@ -182,6 +183,9 @@ def _frameworks(failure: Failure | None, text: str) -> Iterator[Support]:
 def _stated_shape(shape: tuple[int, ...], text: str) -> Iterator[Support]:
     """A square of two equal last sizes, by heads and batch, is a score matrix, unless a convolution's node asked."""
     sizes = " x ".join(map(str, shape))
+    if _MOMENT_NODE.search(text):
+        yield Support(Cause.OPTIMIZER_STATE, 0.6, Evidence("node_of_optimizer", {"sizes": sizes}))
+        return
     is_square = len(shape) == 4 and shape[2] == shape[3] and shape[2] >= 64 and shape[1] <= 128 and shape[1] != 3
     if is_square and not _IMAGE_NODE.search(text):
         yield Support(Cause.ATTENTION_SCORES, 0.6, Evidence("shape_of_scores", {"sizes": sizes}))

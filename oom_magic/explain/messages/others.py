@@ -99,7 +99,8 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ),
     ("rmm", "cuda", True, r"rmm::(?:bad_alloc|out_of_memory)|std::bad_alloc:(?:out_of_memory:)?cudaerror(?=[^m])"),
     ("rmm", "cuda", True, r"std::bad_alloc:(?:out_of_memory:)?rmmfailure|maximumpoolsizeexceeded"),
-    ("thrust", "cuda", True, r"thrust::.{0,60}?bad_alloc|std::bad_alloc:(?:cudaerrormemoryallocation|outofmemory)"),
+    ("thrust", "cuda", True, r"thrust::.{0,60}?bad_alloc|(?:std::bad_alloc"
+    r"|badallocation):(?:cudaerrormemoryallocation|outofmemory)"),
     ("thrust", "cuda", True, r"(?:parallel_for|reduce|sort|scan|copy)failed:(?:[a-z]{1,40}:)?outofmemory"),
     ("numba", "cuda", True, r"calltocumem\w{1,20}resultsincuda_error_out_of_memory"),
     ("bitsandbytes", "cuda", True, r"erroroutofmemoryatline\d{1,6}infile"),
@@ -270,6 +271,7 @@ _TOO_MUCH = (
     r"|way too) (?:much|large) "
 )
 _TOLD_DEVICE = (
+    r"\b(?:gpu memory|v-?ram) (?:usage|consumption|cost) is (?:too|very|so) (?:high|large|big)|"
     rf"{_TOO_MUCH}(?:(?:gpu|cuda|video|graphics) ?memory|v-?ram)|"
     rf"\b{_GPU}\b{_NEAR}\b{_SPENT}\b|\b{_SPENT}\b{_NEAR}\b{_GPU}\b"
     r"|\b(?:un|in)sufficient v-?ram\b|\u663e\u5361\u5185\u5b58(?:\u4e0d\u8db3|\u4e0d\u591f|\u6ea2\u51fa|\u4f1a?\u7206)"
@@ -283,14 +285,18 @@ _TOLD_HOST = (
     r"|\bcpu oom\b|(?<!\u663e\u5361)\u5185\u5b58(?:\u4e0d\u8db3|\u4e0d\u591f|\u6ea2\u51fa)"
 )
 _TOLD = (
-    r"\bmemory (?:errors?|issues?|problems?)\b|\boom(?:s|ed|ing)?\b(?! ?killer)|\bout[- ]of[- ]memory\b"
+    r"\bmemory (?:errors?|issues?|problems?)\b|(?<![a-z0-9_])oom(?:s|ed|ing)?(?![a-z0-9_])(?! ?killer)"
+    r"|\bout[- ]of[- ]memory\b"
     r"|\b(?:runs?|running|ran) out of memory\b|\b(?:un|in)sufficient (?:v-?ram|memory)\b"
+    r"|\bmemory (?:to )?(?:explo[ds]\w+|blows? up|overflow\w*)"
 )
 LINE_KINDS = (
     # cudaMallocAsync's message ends here where a NUL byte cut it (2.3 and later, device 0).
     MessageKind("cuda_malloc_async", "cuda", True, re.compile(r"\bAllocation on device[ \t]*$", re.M), True),
     MessageKind("sigkill", "cpu", True, re.compile(_KILLED, re.M), True),
-    MessageKind("memory_error", "cpu", True, re.compile(r"(?<![\w.])MemoryError\b(?!\()"), True),
+    MessageKind(
+        "memory_error", "cpu", True, re.compile(r"(?<![\w.])MemoryError\b(?!\()(?!: bad allocation: cuda)"), True
+    ),
     MessageKind(
         "class_only",
         "cuda",

@@ -182,6 +182,10 @@ EVIDENCE: Sentences = {
     ),
     "small_card": "A card of {total_bytes} has little room for the activations of what is usually trained today.",
     "larger_batch_fails": "The text says that it fails where more goes through at once.",
+    "boxes_vary": (
+        "A detector compares every box of a picture with every anchor: pictures with many boxes take more memory."
+    ),
+    "node_of_optimizer": "The node that asked for {sizes} belongs to the optimizer.",
     # The one check that would settle a cause.
     "check_fragmentation": (
         "print(torch.cuda.memory_summary()) just before: reserved far above allocated, much of it inactive."
