@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from IPython.core.displaypub import CapturingDisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
+os.environ["OOM_MAGIC_LANG"] = "en"  # whatever the machine speaks
 GOLDEN = Path(__file__).parent / "golden"
 
 # No test is timed: a slow machine is not a fault of the code.

@@ -148,3 +148,22 @@ def public_classes() -> dict[str, list[str]]:
 
 def test_no_two_public_classes_have_one_name() -> None:
     assert {name: files for name, files in public_classes().items() if len(files) > 1} == {}
+
+
+def drawn_folders() -> set[str]:
+    """The folders in README's picture of the package, by the depth that each is indented to."""
+    readme = (PACKAGE.parent / "README.md").read_text(encoding="utf-8")
+    picture = readme.partition("oom_magic/\n")[2].partition("```")[0]
+    path: list[str] = []
+    found = set()
+    for line in picture.splitlines():
+        name = line.split()[0] if line.split() else ""
+        if name.endswith("/"):
+            path[(len(line) - len(line.lstrip())) // 4 - 1 :] = [name.rstrip("/")]
+            found.add("/".join(path))
+    return found
+
+
+def test_readme_draws_the_folders_that_there_are() -> None:
+    folders = {str(file.parent.relative_to(PACKAGE)) for file in FILES} - {"."}
+    assert drawn_folders() == folders | {"locale"}

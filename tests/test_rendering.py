@@ -12,6 +12,7 @@ from pages import Page, assert_text_and_html_agree, words
 from samples import failed, measured, predicted
 
 from oom_magic.inputs import parse_bytes
+from oom_magic.language import speaking
 from oom_magic.memory.comparison import Comparison
 from oom_magic.units import GIB
 from oom_magic.views import to_html, to_text
@@ -53,6 +54,15 @@ def test_golden(name: str, golden) -> None:
     golden(f"{name}.txt", to_text(description))
     golden(f"{name}.html", to_html(description))
     assert max(map(display_width, to_text(description).splitlines())) <= 80
+
+
+@pytest.mark.parametrize("name", ["predicted", "failed"])
+def test_golden_in_chinese(name: str, golden) -> None:
+    with speaking("zh"):
+        description = RESULTS[name]().describe()
+    golden(f"{name}_zh.txt", to_text(description))
+    assert max(map(display_width, to_text(description).splitlines())) <= 80
+    assert_text_and_html_agree(description)
 
 
 @pytest.mark.parametrize("name", ["predicted", "measured", "failed"])

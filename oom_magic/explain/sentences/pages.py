@@ -163,7 +163,7 @@ PAGE_CATALOGUE: Sentences = {
     "pace_int8": "slower layers",
     "pace_offload": "much slower",
     "pace_fsdp": "depends",
-    "pace_combination": "sum",
+    "pace_combination": "added up",
     "speed_heading": "Speed: {text}.",
     "same_model_twice": "{names} are models of the same shape, both on the GPU: {twin_bytes} could be freed.",
     "name_grows": Plural(
