@@ -24,6 +24,17 @@ REFUSALS: Sentences = {
     ),
     "padded_without_mask": "data 'padded' needs a transformers language model, not images or a function.",
     "no_target_modules": "target_modules must be given for the model of a function.",
+    "gpus_and_processes": "num_gpus is for one process; of {processes} processes each has one: give one of the two.",
+    "chunked_loss_of_several": (
+        "loss 'chunked' goes around the model's own forward, which several GPUs need: use 'plain'."
+    ),
+    "replicas_in_4_bits": "method 'qlora': 4-bit layers cannot be replicated; use num_processes={gpus}, not num_gpus.",
+    "shards_of_one": "parallelism 'fsdp2' needs several processes: give num_processes.",
+    "shards_of_adapters": (
+        "parallelism 'fsdp2' goes with method 'full': adapters have another type than what they adapt."
+    ),
+    "shards_stepped_by_others": "parallelism 'fsdp2' needs an optimizer of PyTorch, not {optimizer}.",
+    "shards_scaled": "parallelism 'fsdp2' is not written for precision 'amp-fp16': use 'amp-bf16'.",
     "flash_in_32_bits": ("attention 'flash_attention_2' works in 16 bits only: with precision 'fp32' use 'sdpa'."),
     "flash_on_old_card": (
         "attention 'flash_attention_2' needs compute capability 8.0, which {gpu} does not have: use 'sdpa'."

@@ -3,6 +3,7 @@
 import ast
 import itertools
 import json
+from typing import Any
 
 import pytest
 
@@ -315,3 +316,34 @@ def test_a_classifier_under_adapters_is_trained_in_float32_where_gradients_are_s
     assert "parameter.data.float()" in setup.code()
     assert setup.dry_run(stop_after_steps=2).error == ""
     assert "parameter.data.float()" not in setup.replace(precision="amp-bf16").code()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_gpus": 2, "num_processes": 2}, "num_gpus is for one process"),
+        ({"parallelism": "fsdp2"}, "needs several processes"),
+        ({"parallelism": "fsdp2", "num_processes": 2, "method": "lora"}, "goes with method 'full'"),
+        ({"parallelism": "fsdp2", "num_processes": 2, "optimizer": "adamw8bit"}, "needs an optimizer of PyTorch"),
+        ({"num_gpus": 2, "method": "qlora"}, "use num_processes=2"),
+        ({"num_processes": 2, "loss": "chunked"}, "use 'plain'"),
+    ],
+)
+def test_what_several_gpus_do_not_go_with(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        TrainingSetup("gpt2", **changes)
+
+
+def test_several_gpus() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=2, n_embd=128, n_head=2, vocab_size=1000)
+    alone = TrainingSetup(config, microbatch_size=8, seq_len=64, precision="fp32")
+    replicas, ddp = alone.replace(num_gpus=2), alone.replace(num_processes=4)
+    sharded = ddp.replace(parallelism="fsdp2")
+    assert (replicas.global_batch_size, ddp.global_batch_size) == (8, 32)
+    reports = [setup.dry_run() for setup in (alone, replicas, ddp, sharded)]
+    assert [len(report.cards) for report in reports] == [1, 2, 1, 1]
+    states = [report.breakdown["optimizer_state"] for report in reports]
+    assert states[0] == states[1] == states[2] > 3 * states[3]
+    sizes = ddp.sizes(microbatch_size=(2, 16))
+    assert sizes.report(microbatch_size=8).peak_allocated_bytes == reports[2].peak_allocated_bytes

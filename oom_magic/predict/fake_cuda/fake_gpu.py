@@ -106,6 +106,7 @@ class FakeGPU(TorchDispatchMode):
         self.card = card
         self.creating: Place | None = None
         self.creating_card = 0
+        self._in_place: OpOverload | None = None
         self.fused: dict[OpOverload, Callable[..., Any]] = {}  # outputs of what is one kernel on CUDA only
         self.kernels: dict[OpOverload, Callable[..., Any]] = {}  # for inference mode, which passes autograd by
         self.handlers = handlers
@@ -243,6 +244,15 @@ class FakeGPU(TorchDispatchMode):
             yield
         finally:
             self.creating, self.creating_card = before
+
+    @contextmanager
+    def writing_in_place(self, func: OpOverload) -> Iterator[None]:
+        """``func`` inside writes into its first argument: C++ code that does so keeps clear of tensors without data."""
+        before, self._in_place = self._in_place, func
+        try:
+            yield
+        finally:
+            self._in_place = before
 
     def meant_by_meta(self) -> Place:
         """Where C++ code makes a tensor on "meta": if nobody named a place, it took the device from another tensor."""
@@ -430,7 +440,7 @@ class FakeGPU(TorchDispatchMode):
     ) -> Any:
         name = func.name()
         phase = self.attribution.phase(torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
-        reused = reused_gradient(func, args)
+        reused = _alias(args[0]) if func is self._in_place else reused_gradient(func, args)
         out = self._kernel(func, args, kwargs) if reused is None else reused
         rule = self._rules.get(func)
         if rule is None:
@@ -544,3 +554,10 @@ class FakeGPU(TorchDispatchMode):
             for i in range(length)
         ]
         return [item for items in made for item in items] if func._schema.returns else None
+
+
+def _alias(tensor: torch.Tensor) -> torch.Tensor:
+    """Another tensor on the same memory."""
+    made: torch.Tensor = torch.empty(0, dtype=tensor.dtype, device=META)
+    storage = tensor.untyped_storage()
+    return made.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())  # type: ignore[call-overload]

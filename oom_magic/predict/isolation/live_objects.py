@@ -74,7 +74,7 @@ def _subclasses(root: type) -> set[type]:
     """A class and all that were derived of it."""
     found, waiting = {root}, [root]
     while waiting:
-        new = set(type.__subclasses__(waiting.pop())) - found
+        new: set[type] = set(type.__subclasses__(waiting.pop())) - found
         found |= new
         waiting += new
     return found

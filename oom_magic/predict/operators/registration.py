@@ -37,7 +37,8 @@ def _choices(gpu: FakeGPU, card: GPU) -> dict[str, Kernel]:
         return choose
 
     def attention(*args: Any, **kwargs: Any) -> Any:
-        return attend(card.capability, *args, **kwargs)
+        with gpu.writing_in_place(aten.add.Tensor):  # the mask: attention.cpp, _scaled_dot_product_attention_math
+            return attend(card.capability, *args, **kwargs)
 
     chosen: dict[str, Kernel] = {
         **recurrent.layer_kernels(gpu, card.num_multiprocessors),

@@ -36,6 +36,9 @@ PHRASES: Sentences = {
     "checkpointing": "activation checkpointing",
     "attention": "{name} attention",
     "chunked_loss": "chunked loss",
+    "replicas": "{number} GPUs (DataParallel)",
+    "ddp": "{number} processes (DDP)",
+    "fsdp2": "{number} processes (FSDP2)",
     "card": "on {gpu} ({total})",
 }
 
@@ -55,8 +58,17 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "attention": ("sdpa", "eager", "flash_attention_2"),
     "loss": ("plain", "chunked"),
     "data": ("packed", "padded"),
+    "parallelism": ("ddp", "fsdp2"),
 }
-_COUNTS = ("rank", "microbatch_size", "gradient_accumulation_steps", "seq_len", "num_labels")
+_COUNTS = (
+    "rank",
+    "microbatch_size",
+    "gradient_accumulation_steps",
+    "seq_len",
+    "num_labels",
+    "num_gpus",
+    "num_processes",
+)
 
 
 def _naming_the_closest(cls: type[_T]) -> type[_T]:
@@ -83,7 +95,8 @@ class TrainingSetup(Result):
     weights ("fp32", "bf16", "fp16") or autocast over float32 weights ("amp-bf16", "amp-fp16"); weights that LoRA
     and QLoRA freeze are 16 bits wide in both. ``frozen``: parts of names of parameters that are not trained.
     ``data``: "packed" (all sequences full) or "padded" (with an attention mask). ``memory`` overrides the capacity
-    of ``gpu``.
+    of ``gpu``. ``num_gpus`` such cards are used by one process (DataParallel, which shares each microbatch out), or one
+    by each of ``num_processes``, which hold replicas ("ddp") or shards ("fsdp2") and a microbatch each.
     Raises ValueError, naming field, value and what is allowed, if something does not go together.
     """
 
@@ -108,6 +121,9 @@ class TrainingSetup(Result):
     max_grad_norm: float | None = None
     gpu: str = DEFAULT_GPU
     memory: str | int | None = None
+    num_gpus: int = 1
+    num_processes: int = 1
+    parallelism: str = "ddp"
 
     def __post_init__(self) -> None:
         for name in ("target_modules", "frozen"):
@@ -136,8 +152,13 @@ class TrainingSetup(Result):
 
     @property
     def global_batch_size(self) -> int:
-        """Sequences per optimizer step on one GPU."""
-        return self.microbatch_size * self.gradient_accumulation_steps
+        """Sequences per optimizer step, of all processes."""
+        return self.microbatch_size * self.gradient_accumulation_steps * self.num_processes
+
+    @property
+    def machine(self) -> dict[str, int]:
+        """The settings of ``dry_run`` for these GPUs."""
+        return {"num_gpus": self.num_gpus} if self.num_processes == 1 else {"num_processes": self.num_processes}
 
     def code(self) -> str:
         """The training code, ready to paste: it is what ``dry_run`` runs."""
@@ -158,7 +179,7 @@ class TrainingSetup(Result):
         """What the code would take on ``gpu``; ``options`` go to ``oom_magic.dry_run``."""
         from oom_magic.predict.session import dry_run
 
-        return dry_run(self.train, gpu=self.gpu, memory=self.memory, **options)
+        return dry_run(self.train, **{"gpu": self.gpu, "memory": self.memory, **self.machine, **options})
 
     def sizes(self, **ranges: Any) -> Sizes:
         """The same as a function of fields: ``setup.sizes(microbatch_size=(1, 32), seq_len=(128, 4096))``."""
@@ -173,7 +194,7 @@ class TrainingSetup(Result):
         from oom_magic.predict.sizing.ranges import Ranges
         from oom_magic.predict.sizing.sizes import Sizes
 
-        for name in ("gpu", "memory"):
+        for name in ("gpu", "memory", "num_gpus", "num_processes"):
             if name in ranges:
                 raise ValueError(
                     _("{name} is no size of the run: use setup.replace({name}=...).sizes(...).", name=name)
@@ -185,8 +206,10 @@ class TrainingSetup(Result):
 
         train.__name__ = self.source.label
         count = self.source.num_layers
-        layers = None if count is None else Layers(count, only_layers)
-        return Sizes(train, Ranges.parse(train, ranges), self.gpu, self.memory, stop_after_steps, layers=layers)
+        is_alone = self.num_gpus == self.num_processes == 1  # else buckets go across layers
+        layers = Layers(count, only_layers) if count is not None and is_alone else None
+        options: dict[str, Any] = {"layers": layers, **self.machine}
+        return Sizes(train, Ranges.parse(train, ranges), self.gpu, self.memory, stop_after_steps, **options)
 
     def replace(self, **changes: Any) -> TrainingSetup:
         """The setup with some fields changed."""
@@ -209,6 +232,8 @@ class TrainingSetup(Result):
             (self.activation_checkpointing, "checkpointing", {}),
             (self.attention != "sdpa", "attention", {"name": self.attention}),
             (self.loss == "chunked", "chunked_loss", {}),
+            (self.num_gpus > 1, "replicas", {"number": self.num_gpus}),
+            (self.num_processes > 1, self.parallelism, {"number": self.num_processes}),
             (True, "card", {"gpu": card.name, "total": format_bytes(total_bytes)}),
         ]
         return [(key, values) for is_said, key, values in said if is_said]
@@ -273,6 +298,13 @@ def _check_combination(setup: TrainingSetup) -> None:
         "checkpointing_of_own_model": setup.activation_checkpointing and is_own,
         "padded_without_mask": setup.data == "padded" and source.task in ("own", "image-classification"),
         "no_target_modules": is_own and setup.method == "lora" and setup.target_modules is None,
+        "gpus_and_processes": setup.num_gpus > 1 and setup.num_processes > 1,
+        "chunked_loss_of_several": setup.loss == "chunked" and max(setup.num_gpus, setup.num_processes) > 1,
+        "replicas_in_4_bits": setup.method == "qlora" and setup.num_gpus > 1,
+        "shards_of_one": setup.parallelism == "fsdp2" and setup.num_processes == 1,
+        "shards_of_adapters": setup.parallelism == "fsdp2" and setup.method != "full",
+        "shards_stepped_by_others": setup.parallelism == "fsdp2" and OPTIMIZERS[setup.optimizer][0] != "torch",
+        "shards_scaled": setup.parallelism == "fsdp2" and setup.precision == "amp-fp16",
         "flash_in_32_bits": is_flash and setup.precision == "fp32",
         "flash_on_old_card": is_flash and find_gpu(setup.gpu).capability < (8, 0),
         "flash_of_t5": is_flash and source.model_type == "t5",
@@ -284,6 +316,9 @@ def _check_combination(setup: TrainingSetup) -> None:
         "seq": setup.seq_len,
         "positions": positions,
         "model": source.label,
+        "gpus": setup.num_gpus,
+        "processes": setup.num_processes,
+        "optimizer": setup.optimizer,
     }
     for key, is_wrong in wrong.items():
         if is_wrong:

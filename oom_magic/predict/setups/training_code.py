@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
 
 from oom_magic.predict.setups.model_source import ModelSource
+from oom_magic.predict.setups.parallel_code import Machine, imports_for, opening, spreading
 
 # Name: library, class, arguments.
 OPTIMIZERS = {
@@ -48,7 +49,7 @@ def chunked_loss(hidden, labels, tokens=1024):
 '''.strip()
 
 
-class Settings(Protocol):
+class Settings(Machine, Protocol):
     """What code is written from: the settings of a TrainingSetup."""
 
     @property
@@ -95,7 +96,10 @@ def write_code(setup: Settings) -> str:
     """The code of ``setup``, ending with a newline."""
     writer = _Writer(setup)
     model = writer.ready_model()
-    return writer.joined([*model, writer.loss_function(), writer.optimizer(), writer.data(), writer.loop()])
+    for module in imports_for(setup):
+        writer.use(module)
+    parts = [opening(setup), *model, spreading(setup), writer.loss_function()]
+    return writer.joined([*parts, writer.optimizer(), writer.data(), writer.loop()])
 
 
 def write_model_code(setup: Settings) -> str:
@@ -159,7 +163,8 @@ class _Writer:
             lines += _call(f"model = {auto}.from_config", ["config", *arguments], '.to("cuda")')
         elif self.setup.method == "qlora":
             lines += self._quantization()
-            extra = ["quantization_config=quantization", 'device_map={"": 0}']
+            card = 0 if self.setup.num_processes == 1 else "torch.cuda.current_device()"
+            extra = ["quantization_config=quantization", f'device_map={{"": {card}}}']
             lines += _call(f"model = {auto}.from_pretrained", [_quoted(source.path), *arguments, *extra])
         else:
             lines += _call(f"model = {auto}.from_pretrained", [_quoted(source.path), *arguments], '.to("cuda")')
@@ -326,7 +331,7 @@ class _Writer:
             return [
                 'loss = F.cross_entropy(model(batch["input_ids"]).flatten(0, -2), batch["labels"].flatten())',
             ]
-        return ["loss = model(**batch).loss"]
+        return ["loss = model(**batch).loss" + (".mean()" if self.setup.num_gpus > 1 else "")]  # one of each GPU
 
     def _step(self, is_scaled: bool) -> list[str]:
         lines = []

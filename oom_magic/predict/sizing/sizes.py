@@ -50,6 +50,7 @@ def size(
     memory: str | int | None = None,
     stop_after_steps: int = 3,
     num_gpus: int = 1,
+    num_processes: int | None = None,
     card: int | None = None,
     **ranges: Any,
 ) -> Sizes:
@@ -58,13 +59,14 @@ def size(
     Each argument is given a range ``(low, high)`` or ``(low, high, step)`` of whole numbers, a list of choices, or a
     fixed value: ``size(train, batch_size=(1, 64), seq_len=(128, 4096), precision=["fp32", "bf16"], layers=12)``.
     ``fn`` is dry-run at some points of the ranges, once more where its course changes; the further choices when first
-    asked for. ``gpu``, ``memory``, ``stop_after_steps`` and ``num_gpus`` are those of ``dry_run``; of several cards
-    ``card`` is the one whose memory is asked for.
+    asked for. ``gpu``, ``memory``, ``stop_after_steps``, ``num_gpus`` and ``num_processes`` are those of ``dry_run``;
+    of several cards ``card`` is the one whose memory is asked for, of several processes the first is followed.
 
     Raises ValueError or TypeError, naming argument, value and fix, for ranges that make no sense, and ValueError for a
     function that fails or does something else when run again.
     """
-    sizes = Sizes(fn, Ranges.parse(fn, ranges), gpu, memory, stop_after_steps, num_gpus, card)
+    parsed = Ranges.parse(fn, ranges)
+    sizes = Sizes(fn, parsed, gpu, memory, stop_after_steps, num_gpus, card, num_processes=num_processes)
     sizes.trace()
     return sizes
 
@@ -88,16 +90,17 @@ class Sizes(Result):
         num_gpus: int = 1,
         card: int | None = None,
         layers: Layers | None = None,
+        num_processes: int | None = None,
     ) -> None:
         self.label = label(fn)
         self.ranges = ranges
         self._fn = fn
         self._options: dict[str, Any] = {"gpu": gpu, "memory": memory, "stop_after_steps": stop_after_steps}
-        self._options["num_gpus"] = num_gpus
+        self._options |= {"num_gpus": num_gpus, "num_processes": num_processes}
         session = self._session()
         self._card = session.gpu
-        self._options["num_gpus"] = len(session.recorders)  # "2x T4" says it in the name
-        self._number = _checked_card(card, len(session.recorders))
+        self._options |= {"num_gpus": 1, **session.machine}  # "2x T4" says it in the name
+        self._number = 0 if session.job is not None else _checked_card(card, len(session.recorders))
         self.device = Device(
             session.gpu.name,
             session.total_bytes,
@@ -135,6 +138,7 @@ class Sizes(Result):
             self._options["num_gpus"],
             self._number,
             self._layers,
+            self._options["num_processes"],
         )
         for setting, family in self._families.items():
             moved = on_card(family, other._card)
