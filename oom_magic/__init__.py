@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from oom_magic.memory.comparison import Comparison, compare, ratios
     from oom_magic.memory.memory_map import MemoryMap, memory_map
     from oom_magic.memory.report import MemoryReport
+    from oom_magic.notebook.callbacks import hf_callback, lightning_callback
     from oom_magic.notebook.figures import plot
     from oom_magic.notebook.sliders.controller import sliders
     from oom_magic.predict.session import dry_run
@@ -43,6 +44,8 @@ __all__ = [
     "doctor",
     "dry_run",
     "explain",
+    "hf_callback",
+    "lightning_callback",
     "load_ipython_extension",
     "load_snapshot",
     "measure",
@@ -69,6 +72,8 @@ _HOMES = {
     "doctor": "explain.doctor",
     "dry_run": "predict.session",
     "explain": "explain.explainer",
+    "hf_callback": "notebook.callbacks",
+    "lightning_callback": "notebook.callbacks",
     "load_snapshot": "measure.history.snapshot_file",
     "measure": "measure.measurement",
     "memory_map": "memory.memory_map",

@@ -86,3 +86,14 @@ def test_one_run_is_plotted_without_a_name() -> None:
     assert repr(plot(predicted())) == "Allocated memory over the run, peak 4.05 GiB (backward)"
     with pytest.raises(ValueError, match="no report"):
         plot({})
+
+
+def test_a_run_is_drawn_into_axes_of_the_user() -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    axes = figure.subplots()
+    assert plot(predicted(), ax=axes) is axes
+    assert axes.has_data() and axes.get_legend() is not None
+    with pytest.raises(ValueError, match="2 reports for one ax"):
+        plot({"a": predicted(), "b": failed()}, ax=axes)  # type: ignore[call-overload]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from io import BytesIO
 from itertools import pairwise
+from typing import overload
 
 import matplotlib
 import numpy as np
@@ -278,15 +279,29 @@ class Plot:
         return file.getvalue()
 
 
-def plot(runs: MemoryReport | Mapping[str, MemoryReport]) -> Plot:
+@overload
+def plot(runs: MemoryReport | Mapping[str, MemoryReport]) -> Plot: ...
+
+
+@overload
+def plot(runs: MemoryReport, *, ax: Axes) -> Axes: ...
+
+
+def plot(runs: MemoryReport | Mapping[str, MemoryReport], *, ax: Axes | None = None) -> Plot | Axes:
     """Allocated memory over a run, stacked by category; of runs by name, one under the other on one scale.
 
-    Raises ValueError without a run.
+    With ``ax`` one run is drawn into these matplotlib axes, which are returned. Raises ValueError without a run, and
+    for several where there is one place.
     """
     named = {"": runs} if isinstance(runs, MemoryReport) else dict(runs)
     if not named:
         raise ValueError(_("plot() got no report; give it one, or several by name: plot({{'now': report}})."))
     with speaking(choose_language() if _chinese_fonts() else "en"), drawn_in_chinese():
+        if ax is not None:
+            if len(named) > 1:
+                raise ValueError(_("plot() got {count} reports for one ax; call it once for each.", count=len(named)))
+            draw_timeline(ax, next(iter(named.values())))
+            return ax
         return Plot(_side_by_side(named), "\n".join(_words(name, report) for name, report in named.items()))
 
 

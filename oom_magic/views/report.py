@@ -22,19 +22,25 @@ _UNEQUAL = 0.10  # shares of capacity of several cards that differ by more are w
 @register
 def describe_report(report: MemoryReport, top: int = 5) -> Description:
     """One run: verdict, peaks, breakdown at the peak and the ``top`` lines; then what else is known."""
-    capacity = format_bytes(report.device_total_bytes)
     blocks = [*_verdict(report), *_cards(report), _peaks(report), _breakdown(report), *_peak_line(report)]
     blocks += [*_lines(report, top), *_steps(report), *_kept(report), _card(report), *_other_cards(report)]
     blocks += [*_modules(report), *_message(report), *_assumptions(report), _footnote(report)]
-    name, number = report.device.name, len(report.cards)
+    return Description(_title(report), tuple(blocks))
+
+
+def describe_steps(report: MemoryReport) -> Description:
+    """The optimizer steps of a run, without the rest."""
+    return Description(_title(report), (*_verdict(report), _step_table(report)))
+
+
+def _title(report: MemoryReport) -> str:
+    name, number, capacity = report.device.name, len(report.cards), format_bytes(report.device_total_bytes)
     if number > 1:
         name = f"{number} x {name}"
         capacity = _("{capacity} each; below, {card}", capacity=capacity, card=_card_name(report))
     if report.source == "predicted":
-        title = _("GPU memory predicted for {name} ({capacity})", name=name, capacity=capacity)
-    else:
-        title = _("GPU memory measured on {name} ({capacity})", name=name, capacity=capacity)
-    return Description(title, tuple(blocks))
+        return _("GPU memory predicted for {name} ({capacity})", name=name, capacity=capacity)
+    return _("GPU memory measured on {name} ({capacity})", name=name, capacity=capacity)
 
 
 def _card_name(report: MemoryReport) -> str:
@@ -214,14 +220,18 @@ def _steps(report: MemoryReport) -> Iterable[Block]:
     else:
         text = _("Step 1 peaked at {first_bytes} ({phase}).", **peak)
     yield Sentence(text)
+    yield Details(_("Steps ({count})", count=len(report.steps)), (_step_table(report),))
+
+
+def _step_table(report: MemoryReport) -> Table:
+    """A row for each stretch of steps that show the same."""
     groups = [list(steps) for _shown, steps in groupby(report.steps, key=_as_shown)]
     rows = [(_step_range(steps), *_step_values(steps[0])) for steps in groups[:_MOST_ROWS]]
     if len(groups) > _MOST_ROWS:
         rest = [step for steps in groups[_MOST_ROWS:] for step in steps]
         top = max(rest, key=lambda step: step.peak_allocated_bytes)
         rows.append((_step_range(rest), top.peak_allocated_bytes, top.peak_reserved_bytes, word(top.peak_phase)))
-    table = Table((_("step"), _("peak allocated"), _("peak reserved"), _("peak in")), tuple(rows))
-    yield Details(_("Steps ({count})", count=len(report.steps)), (table,))
+    return Table((_("step"), _("peak allocated"), _("peak reserved"), _("peak in")), tuple(rows))
 
 
 def _step_values(step: StepUsage) -> tuple[int, int, str]:

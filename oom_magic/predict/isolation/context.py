@@ -16,6 +16,11 @@ from oom_magic.predict.isolation.patching import patched
 _running = threading.Lock()
 
 
+def is_dry_run() -> bool:
+    """Whether a dry run is under way in this process."""
+    return _running.locked()
+
+
 @contextmanager
 def only_one() -> Iterator[None]:
     """One dry run at a time. Raises RuntimeError for a second one."""
