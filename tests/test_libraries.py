@@ -240,6 +240,21 @@ def test_quantized_layers_leave_bitsandbytes_as_it_was() -> None:
     assert dict(bitsandbytes.functional.name2qmap).keys() == cached.keys()
 
 
+def test_quantized_layers_need_no_driver_where_torch_has_a_cuda_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+
+    def no_driver(_: int) -> int:
+        raise RuntimeError("CUDA driver version is insufficient")
+
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", no_driver, raising=False)
+
+    def train() -> None:
+        layer = bitsandbytes.nn.Linear4bit(1024, 4096, bias=False, quant_type="nf4").cuda()
+        layer(torch.randn(8, 1024, device="cuda", requires_grad=True)).sum().backward()
+
+    assert om.dry_run(train).error == ""
+
+
 def test_paged_state_is_outside_the_allocator() -> None:
     bitsandbytes = pytest.importorskip("bitsandbytes")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import logging
 from collections.abc import Callable, Iterator
@@ -112,7 +113,8 @@ def _cuda_kernels(library: _Kernels) -> dict[str, Kernel]:
     with (
         patched(bitsandbytes._ops, {"register_kernel": register_kernel}),
         patched(bitsandbytes.cextension, {"lib": library}),
-        patched(torch._C, {"_cuda_getCurrentRawStream": library.stream}),  # a method, so that the copies keep it
+        # a partial: functions are lent, and what is made here keeps it
+        patched(torch._C, {"_cuda_getCurrentRawStream": functools.partial(library.stream)}),
         patched(torch, {"compile": lambda function=None, **options: function or (lambda same: same)}),
     ):
         for name in _BACKENDS:
