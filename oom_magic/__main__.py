@@ -74,6 +74,7 @@ def _run(options: Any) -> int:
     """Follow a program, print its report, and say by the exit code whether it fits."""
     from oom_magic.notebook.cells.gpumem import CardOptions, parse_steps
     from oom_magic.notebook.options import checked
+    from oom_magic.predict.instrumentation.loop_code import with_loops
     from oom_magic.predict.session import dry_run
     from oom_magic.views.report import describe_report
 
@@ -81,6 +82,7 @@ def _run(options: Any) -> int:
     steps = checked("--steps", parse_steps, options.steps)
     script = Path(options.script)
     code = compile(script.read_text(encoding="utf-8"), str(script.resolve()), "exec")
+    code = with_loops(code)
     names = {"__name__": "__main__", "__file__": str(script)}
     before = sys.argv, sys.path[:]
     sys.argv, sys.path[:] = [options.script, *options.arguments], [str(script.resolve().parent), *sys.path]

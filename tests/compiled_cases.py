@@ -62,7 +62,8 @@ def train(case: dict[str, Any], on_step: Callable[[int], None]) -> None:
     import transformers
 
     config, name, sizes = MODELS[case["model"]]
-    model = getattr(transformers, name)(getattr(transformers, config)(**sizes))
+    attention = {"attn_implementation": case["attention"]} if "attention" in case else {}
+    model = getattr(transformers, name)(getattr(transformers, config)(**sizes, **attention))
     if case.get("weights") == "bf16":
         model = model.to(torch.bfloat16)
     if case.get("checkpointing"):
@@ -84,7 +85,7 @@ def _train(
                 block.compile()
     elif case.get("how") == "method":
         model.compile()
-    else:
+    elif case.get("how") != "attention":  # which compiles itself
         run = torch.compile(model)
     for number, (batch, length) in enumerate(case.get("sizes", [(4, 256)] * 3)):
         tokens = torch.randint(0, 1000, (batch, length), device="cuda")

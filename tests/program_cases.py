@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.graph import save_on_cpu
 from torch.func import functional_call, grad, vmap
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 CUDA = "cuda"
 
@@ -206,6 +207,31 @@ def evaluated(mode: Callable[[], Any]) -> Callable[[], None]:
     return program
 
 
+def flexible(has_mask: bool, has_score: bool, is_trained: bool = True) -> Callable[[], None]:
+    """``flex_attention`` as written, not compiled, with grouped heads and a mask by documents."""
+
+    def program() -> None:
+        size = 256
+        documents = torch.arange(size, device=CUDA) // 64
+        mask = create_block_mask(
+            lambda b, h, q, k: (q >= k) & (documents[q] == documents[k]), None, None, size, size, device=CUDA
+        )
+        query = torch.randn(2, 8, size, 64, device=CUDA, dtype=torch.bfloat16, requires_grad=is_trained)
+        key, value = (torch.randn(2, 4, size, 64, device=CUDA, dtype=torch.bfloat16) for _ in range(2))
+        out = flex_attention(
+            query,
+            key,
+            value,
+            score_mod=(lambda score, b, h, q, k: score + (q - k) * torch.exp2(-h)) if has_score else None,
+            block_mask=mask if has_mask else None,
+            enable_gqa=True,
+        )
+        if is_trained:
+            out.sum().backward()
+
+    return program
+
+
 PROGRAMS: dict[str, Callable[[], None]] = {
     "diffusion": diffusion,
     "adversarial": adversarial,
@@ -218,6 +244,10 @@ PROGRAMS: dict[str, Callable[[], None]] = {
     "forward_mode": forward_mode,
     "evaluated": evaluated(torch.no_grad),
     "evaluated_inference": evaluated(torch.inference_mode),
+    "flex_masked": flexible(True, False),
+    "flex_scored": flexible(False, True),
+    "flex_both": flexible(True, True),
+    "flex_inference": flexible(True, True, is_trained=False),
     "mse_loss": of_loss(F.mse_loss),
     "mse_loss_mixed": of_loss(lambda x, y: F.mse_loss(x.half(), y)),
     "smooth_l1_loss": of_loss(F.smooth_l1_loss),

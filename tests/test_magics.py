@@ -93,7 +93,7 @@ def test_a_dry_name_in_a_real_cell_is_explained(shell, capsys) -> None:
 def test_a_name_that_a_dry_run_never_came_to_is_explained(shell, capsys) -> None:
     train = "def train():\n    for _ in range(9):\n        w.sum().backward()\n        opt.step()\n    return 7\n"
     setup = "import torch\nw = torch.ones(3, device='cuda', requires_grad=True)\nopt = torch.optim.SGD([w], 0.1)\n"
-    run(shell, f"%%gpumem --dry-run --no-plot\n{setup}{train}curve = train()")
+    run(shell, f"%%gpumem --dry-run --no-plot --steps 3\n{setup}{train}curve = train()")
     run(shell, "%%gpumem --dry-run --no-plot\ncurve")
     assert "curve would be assigned in a cell whose dry run ended before" in capsys.readouterr().out
     run(shell, "%%gpumem --dry-run --no-plot --steps all\ncurve = train()")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from program_cases import PROGRAMS
+from sparse_and_graph_cases import SPARSE_AND_GRAPHS
 
 import oom_magic as om
 
@@ -18,9 +19,9 @@ VERSION = torch.__version__.partition("+")[0]
 @pytest.mark.skipif(
     TRUTH["torch"] != VERSION, reason=f"the truth was recorded with torch {TRUTH['torch']}, this is {VERSION}"
 )
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", [*PROGRAMS, *SPARSE_AND_GRAPHS])
 def test_program_equals_cuda(name: str) -> None:
-    report = om.dry_run(PROGRAMS[name], gpu="RTX 3060", stop_after_steps=None)
+    report = om.dry_run((PROGRAMS | SPARSE_AND_GRAPHS)[name], gpu="RTX 3060", stop_after_steps=None)
     assert [report.peak_allocated_bytes, report.peak_reserved_bytes] == TRUTH["peaks"][name]
 
 

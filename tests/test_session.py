@@ -68,7 +68,7 @@ def test_what_comes_after_the_last_step_is_said_to_be_missing() -> None:
         with torch.no_grad():
             torch.empty(256 * MIB, device="cuda", dtype=torch.uint8)
 
-    partial, whole = om.dry_run(train_and_evaluate), om.dry_run(train_and_evaluate, stop_after_steps=None)
+    partial, whole = (om.dry_run(train_and_evaluate, stop_after_steps=number) for number in (3, None))
     assert partial.peak_allocated_bytes < 256 * MIB < whole.peak_allocated_bytes
     assert "after 3 optimizer steps" in " ".join(to_text(partial.describe()).split())
     assert "is not counted" not in to_text(whole.describe())

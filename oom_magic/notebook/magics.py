@@ -52,7 +52,12 @@ class OOMMagics(Magics):
         help=_("Its memory, such as 12GiB, if not the catalogue's; implies --dry-run."),
     )
     @argument(
-        "--steps", default="3", metavar="N", help=_("Optimizer steps that a dry run follows, or all (default: 3).")
+        "--steps",
+        default="alike",
+        metavar="N",
+        help=_(
+            "Where a dry run ends: after N optimizer steps, or all; by default three like steps of a loop are enough."
+        ),
     )
     @argument(
         "--no-compile", action="store_true", help=_("A dry run follows compiled code as eager code: an upper bound.")

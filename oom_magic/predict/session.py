@@ -7,10 +7,11 @@ import inspect
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch.utils.dlpack
 
 from oom_magic.errors import describe_error
 from oom_magic.inputs import parse_bytes
@@ -26,14 +27,21 @@ from oom_magic.predict.distributed.job import Job
 from oom_magic.predict.fake_cuda import transfers
 from oom_magic.predict.fake_cuda.answers.torch_cuda import Cards, torch_cuda_answered
 from oom_magic.predict.fake_cuda.cuda_build import cuda_build, grouped_by_place
-from oom_magic.predict.fake_cuda.device_view import DeviceView, saved_tensor_hooks_followed, shown_without_values
+from oom_magic.predict.fake_cuda.device_view import (
+    DeviceView,
+    saved_tensor_hooks_followed,
+    shared_by_dlpack,
+    shown_without_values,
+)
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.instrumentation.attribution import Attribution
 from oom_magic.predict.instrumentation.autograd_order import AutogradOrder
 from oom_magic.predict.instrumentation.decided_names import DecidedNames, decided_sentence
+from oom_magic.predict.instrumentation.loop_code import loops_known
+from oom_magic.predict.instrumentation.loops import Loops
 from oom_magic.predict.instrumentation.recorder import Recorder
 from oom_magic.predict.instrumentation.starting_point import StartingPoint
-from oom_magic.predict.instrumentation.training import Finished, Training
+from oom_magic.predict.instrumentation.training import Finished, StopAfter, Training
 from oom_magic.predict.isolation.context import (
     checkpoints_compared_alike,
     checkpoints_ended,
@@ -48,7 +56,7 @@ from oom_magic.predict.isolation.tensor_exchange import TensorExchange
 from oom_magic.predict.kernels import composed, recurrent
 from oom_magic.predict.kernels.rules import kernel_rules
 from oom_magic.predict.libraries import libraries_followed
-from oom_magic.predict.operators import values
+from oom_magic.predict.operators import sparse, values
 from oom_magic.predict.operators.autocast import Autocast
 from oom_magic.predict.operators.registration import cuda_operators
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, GPU, checked_number, find_gpu, split_count
@@ -85,8 +93,8 @@ class DrySession:
     """A pretend GPU that lasts: what one run leaves on it, the next finds there.
 
     ``gpu`` names a card of the catalogue, ``memory`` overrides its capacity (``"12GiB"``, or bytes), ``num_gpus`` such
-    cards are visible to the process, ``cuda:0`` and on; ``"2x T4"`` says both. A run ends after
-    ``stop_after_steps`` optimizer steps (None: when the code ends). ``is_lasting`` keeps what a run did to the user's
+    cards are visible to the process, ``cuda:0`` and on; ``"2x T4"`` says both. What ends a run is
+    ``stop_after_steps``, as in ``dry_run``. ``is_lasting`` keeps what a run did to the user's
     objects (a model moved to the GPU, say) for the session's next run. Without ``is_limited`` the card never runs out,
     whatever its capacity; ``keeps_empty`` is the recorder's; without ``has_bar`` no progress is shown. ``changes`` are
     made to what is run. A session with an ``origin`` starts from what was there before that session's last run, one
@@ -104,7 +112,7 @@ class DrySession:
         num_gpus: int = 1,
         num_processes: int | None = None,
         rank: int = 0,
-        stop_after_steps: int | None = 3,
+        stop_after_steps: StopAfter = "alike",
         is_lasting: bool = True,
         is_limited: bool = True,
         keeps_empty: bool = False,
@@ -136,13 +144,20 @@ class DrySession:
         self._upper_bounds: set[str] = set()
         self._out_of_memory: OutOfMemory | None = None
         self._allocated_before = [0] * num_cards
+        loops = Loops(self._assume_left_out)
         rules = kernel_rules(self.gpu)
-        handlers = {**transfers.HANDLERS, **values.HANDLERS, **recurrent.HANDLERS, **composed.HANDLERS}
+        handlers = {
+            **transfers.HANDLERS,
+            **values.HANDLERS,
+            **sparse.HANDLERS,
+            **recurrent.HANDLERS,
+            **composed.HANDLERS,
+        }
         self.fake_gpu = FakeGPU(self.recorders, self.attribution, self.gpu, handlers, rules, self._fail)
-        self.fake_gpu.values = values.Values(self.fake_gpu, self.assume)
+        self.fake_gpu.values = values.Values(self.fake_gpu, self.assume, loops.read)
         self.fake_gpu.job = self.job
         self.fake_gpu.process_groups = None if origin is None else origin.fake_gpu.process_groups
-        self.training = Training(self.fake_gpu, changes, stop_after_steps, has_bar)
+        self.training = Training(self.fake_gpu, changes, stop_after_steps, has_bar, loops)
         self._user_state: TensorExchange = TensorExchange(
             self.fake_gpu, is_lasting, None if origin is None else origin._user_state, start, absent
         )
@@ -155,6 +170,9 @@ class DrySession:
         self._assumptions.setdefault((text, self.attribution.line()))
         if is_upper_bound:
             self._upper_bounds.add(text)
+
+    def _assume_left_out(self, why: str, line: SourceLine) -> None:
+        self._assumptions.setdefault((why, line))
 
     def _assume_of_user(self, text: str) -> None:
         """Note what the user's code does; what PyTorch's compiler does beside its work matters to nobody."""
@@ -182,7 +200,11 @@ class DrySession:
         interrupts = self.fake_gpu.interrupts
         load_language()
         try:
-            with interrupts.waiting(), self._active(function, list(namespaces)):
+            with (
+                interrupts.waiting(),
+                self._loops_known(function, namespaces),
+                self._active(function, list(namespaces)),
+            ):
                 try:
                     self._decide()
                     self.fake_gpu.collector.begin()
@@ -197,6 +219,17 @@ class DrySession:
                 error = describe_error(exception)
                 raise
             self.exception = exception
+        except Exception as exception:
+            if not self.training.has_seen_like_steps:
+                error = describe_error(exception)
+                raise
+            self._assume_of_all(
+                _(
+                    "what follows the steps was followed up to an error that values nobody knows may have caused: "
+                    "{error}",
+                    error=describe_error(exception),
+                )
+            )
         except BaseException as exception:
             error = describe_error(exception)
             raise
@@ -204,6 +237,11 @@ class DrySession:
             self.report = self._make_report(error)
         self.training.check_changes()
         return self.report
+
+    def _loops_known(
+        self, function: Callable[[], Any], namespaces: Sequence[dict[str, Any]]
+    ) -> AbstractContextManager[None]:
+        return loops_known(function, namespaces) if self.training.stop_after_steps == "alike" else nullcontext()
 
     def copy(self) -> DrySession:
         """A session on the same card without limit that starts from what was there before this one's last run."""
@@ -320,6 +358,9 @@ class DrySession:
             view = DeviceView(self.fake_gpu)
             stack.enter_context(patched(torch._tensor_str, shown_without_values(view)))
             stack.enter_context(patched(torch._C._autograd, saved_tensor_hooks_followed(view)))
+            dlpack = shared_by_dlpack()
+            stack.enter_context(patched(torch._C, dlpack))
+            stack.enter_context(patched(torch.utils.dlpack, {"to_dlpack": dlpack["_to_dlpack"]}))
             # no answer of the view's: a fake stream would be refused before it is asked
             stack.enter_context(patched(torch.Tensor, {"record_stream": lambda tensor, stream: None}))
             stack.enter_context(patched(torch.UntypedStorage, transfers.storages_followed(self.fake_gpu)))
@@ -375,17 +416,19 @@ def dry_run(
     num_gpus: int = 1,
     num_processes: int | None = None,
     rank: int | None = None,
-    stop_after_steps: int | None = 3,
+    stop_after_steps: StopAfter = "alike",
     follow_compile: bool = True,
     **kwargs: Any,
 ) -> MemoryReport:
     """Run ``fn(*args, **kwargs)``, ordinary code written for "cuda", on a pretend GPU; its MemoryReport.
 
-    No GPU is needed and no device memory used. The run ends after ``stop_after_steps`` optimizer steps (None: when
-    ``fn`` ends). ``gpu`` names a card (default RTX 3060), ``memory`` overrides its capacity. ``num_gpus`` such cards
-    are visible; ``report.cards`` has a report for each, and the report itself is that of the fullest. Without
-    ``follow_compile`` compiled code is followed as eager code, which is faster and an upper bound. A simulated
-    out-of-memory ends the run and is in ``report.out_of_memory``; other exceptions of ``fn`` are the caller's.
+    No GPU is needed and no device memory used. A loop ends after three like steps and what follows it is followed, for
+    ten seconds of computing or as long as the steps took; a number ends the run after ``stop_after_steps`` optimizer
+    steps, None when ``fn`` ends. ``gpu`` names a card (default RTX 3060), ``memory`` overrides its capacity.
+    ``num_gpus`` such cards are visible; ``report.cards`` has a report for each, and the report itself is that of the
+    fullest. Without ``follow_compile`` compiled code is followed as eager code, which is faster and an upper bound.
+    A simulated out-of-memory ends the run and is in ``report.out_of_memory``; other exceptions of ``fn`` are the
+    caller's, save those that come after three like steps.
     With ``num_processes`` the run is that of process ``rank`` as ``torchrun`` would start it, one of so many with a
     card each: RANK, WORLD_SIZE and the like are set, and the others are taken to do as this one does. Without it
     ``rank`` is an argument of ``fn``, such as LoRA's.

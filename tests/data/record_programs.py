@@ -1,5 +1,6 @@
-"""Measure the programs of test_programs.py on CUDA: python tests/data/record_programs.py, which writes programs_truth.json.
+"""Measure the programs of test_programs.py and test_loops.py on CUDA: python tests/data/record_programs.py.
 
+It writes programs_truth.json.
 With names only those are measured anew, the rest stays.
 """
 
@@ -14,8 +15,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from program_cases import PROGRAMS
+from loop_cases import LOOPS
+from program_cases import PROGRAMS as SHORT
+from sparse_and_graph_cases import SPARSE_AND_GRAPHS
 
+PROGRAMS = SHORT | SPARSE_AND_GRAPHS | LOOPS
 TRUTH = Path(__file__).with_name("programs_truth.json")
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from oom_magic.memory.report import MemoryReport
     from oom_magic.predict.cpu_runs import StayedOnCPU
     from oom_magic.predict.instrumentation.decided_names import DecidedNames
+    from oom_magic.predict.instrumentation.training import StopAfter
     from oom_magic.predict.session import DrySession
 
 
@@ -129,12 +130,16 @@ class CellRunner:
             self.last_report = measurement.report
 
     def dry_run(
-        self, cell: CompiledCell, card: CardOptions, stop_after_steps: int | None, follows_compile: bool = True
+        self, cell: CompiledCell, card: CardOptions, stop_after_steps: StopAfter, follows_compile: bool = True
     ) -> Any:
         """Follow the cell on the pretend GPU; its value. Raises the cell's exception or the simulated one."""
         __tracebackhide__ = True
         self.was_dry = True
+        from oom_magic.predict.instrumentation.loop_code import with_loops
+
         session = self._session_for(card.over(self.card))
+        if cell.statements is not None:
+            cell = replace(cell, statements=with_loops(cell.statements))
         session.training.stop_after_steps, session.follows_compile = stop_after_steps, follows_compile
         values: list[Any] = []
         users = self.shell.user_ns
@@ -217,10 +222,10 @@ class CellRunner:
         return self.session
 
 
-def parse_steps(text: str) -> int | None:
+def parse_steps(text: str) -> StopAfter:
     """How many optimizer steps a dry run follows; None for ``"all"``. Raises ValueError for what is neither."""
-    if text == "all":
-        return None
+    if text in ("all", "alike"):
+        return None if text == "all" else "alike"
     if not text.isdecimal() or int(text) < 1:
         raise ValueError(_("{text!r} is no number of optimizer steps; give 1 or more, or all.", text=text))
     return int(text)

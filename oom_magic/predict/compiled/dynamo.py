@@ -26,7 +26,7 @@ from oom_magic.predict.compiled.card import compiled_for
 from oom_magic.predict.compiled.fake_tensors import fake_cuda_tensors
 from oom_magic.predict.compiled.generated import loaded_without_compiler
 from oom_magic.predict.compiled.inductor import compiling_on
-from oom_magic.predict.fake_cuda.device_view import DeviceView
+from oom_magic.predict.fake_cuda.device_view import DeviceView, set_function_modes
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.isolation.patching import patched, resumed, suspended
 
@@ -59,6 +59,7 @@ class Compiler:
             stack.enter_context(patched(convert_frame.CatchErrorsWrapper, {"__call__": self._convert()}))
             stack.enter_context(patched(guards.CheckFunctionManager, {"__init__": _guarded_with_modes()}))
             stack.enter_context(patched(convert_frame, {_REASONS: _with_modes(getattr(convert_frame, _REASONS))}))
+            stack.enter_context(patched(torch._dynamo.utils, {"set_torch_function_mode_stack": _set_modes_below_view}))
             stack.enter_context(patched(pgo, {"_CODE_STATE": None, "_INIT_CODE_STATE": None}))
             stack.enter_context(patched(pgo, {"put_code_state": lambda: None, "get_cache_key": lambda: None}))
             stack.enter_context(patched(torch._inductor.compile_fx, {"_compile_fx_inner": self._compile_inner()}))
@@ -235,32 +236,31 @@ def _without_view() -> Iterator[None]:
     if len(kept) == len(modes):
         yield
         return
-    _set_modes(kept)
+    set_function_modes(kept)
     _hidden.append(modes)
     try:
         yield
     finally:
         _hidden.pop()
-        _set_modes(modes)
-
-
-def _set_modes(modes: list[Any]) -> None:
-    for _unused in range(torch._C._len_torch_function_stack()):
-        torch._C._pop_torch_function_stack()
-    for mode in modes:
-        torch._C._push_on_torch_function_stack(mode)
+        set_function_modes(modes)
 
 
 @contextmanager
 def _modes_back() -> Iterator[None]:
     """What was hidden from the compiler is there again."""
     inside = _get_current_function_mode_stack()
-    _set_modes(_hidden[-1] if _hidden else inside)
+    set_function_modes(_hidden[-1] if _hidden else inside)
     try:
         with resumed():
             yield
     finally:
-        _set_modes(inside)
+        set_function_modes(inside)
+
+
+def _set_modes_below_view(modes: list[Any]) -> None:
+    """Compiled code that entered a mode puts back those that the compiler saw: without the dry run's."""
+    own = [mode for mode in _get_current_function_mode_stack() if isinstance(mode, DeviceView)]
+    set_function_modes([*own, *(mode for mode in modes if mode not in own)])
 
 
 def _with_modes(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.utils import _foreach_utils
 
 from oom_magic.language import _
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
+from oom_magic.predict.fake_cuda.graphs import graphs_followed
 from oom_magic.predict.fake_cuda.places import Place
 from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.kernels import recurrent
@@ -74,7 +75,7 @@ def cuda_build(gpu: FakeGPU, assume: Callable[[str], None]) -> Iterator[None]:
         stack.enter_context(patched(torch.cuda.nvtx, {"_nvtx": _Unmarked()}))
         stack.enter_context(patched(torch.cuda.nccl, {"version": lambda: _NCCL_VERSION}))
         stack.enter_context(patched(torch._C, {"_get_accelerator": lambda *_unused: torch.device("cuda")}))
-        stack.enter_context(patched(torch.cuda, _graphs(assume)))
+        stack.enter_context(graphs_followed(gpu))
         stack.enter_context(_fast_paths(assume))
         stack.enter_context(patched(torch, {"Generator": _Generator}))
         stack.enter_context(_triton_kernels_skipped(assume))
@@ -127,30 +128,3 @@ class _Generator(torch.Generator):
 
     def __new__(cls, device: Any = "cpu") -> _Generator:
         return super().__new__(cls, "cpu")  # type: ignore[call-arg]
-
-
-def _graphs(assume: Callable[[str], None]) -> dict[str, Any]:
-    """CUDA graphs: what is captured runs once, and replays take no memory."""
-
-    class CUDAGraph:
-        def replay(self) -> None: ...
-
-        reset = enable_debug_mode = capture_begin = capture_end = replay
-
-        def pool(self) -> tuple[int, int]:
-            return (0, 1)
-
-    def graph(*_unused: Any, **__: Any) -> AbstractContextManager[None]:
-        assume(_about_graphs())
-        return nullcontext()
-
-    def make_graphed_callables(callables: Any, *_unused: Any, **__: Any) -> Any:
-        assume(_about_graphs())
-        return callables
-
-    return {
-        "CUDAGraph": CUDAGraph,
-        "graph": graph,
-        "make_graphed_callables": make_graphed_callables,
-        "graph_pool_handle": lambda: (0, 1),
-    }

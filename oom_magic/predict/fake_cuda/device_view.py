@@ -5,7 +5,8 @@ A torch-function mode: it answers before autograd, in Python, and only where a d
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy as np
@@ -154,6 +155,25 @@ class _Moved(torch.autograd.Function):
             with DisableTorchFunction(), view.gpu.creating_on(*origin):
                 return view.gpu.copy_to(gradient, Place.HOST, "").to(dtype), None, None, None
         return view.move(gradient, origin, dtype), None, None, None
+
+
+@contextmanager
+def view_hidden() -> Iterator[None]:
+    """For a while nothing of the pretend GPU's devices is seen: other torch-function modes stay."""
+    modes = _get_current_function_mode_stack()
+    set_function_modes([mode for mode in modes if not isinstance(mode, DeviceView)])
+    try:
+        yield
+    finally:
+        set_function_modes(modes)
+
+
+def set_function_modes(modes: list[Any]) -> None:
+    """Let these be the thread's torch-function modes, outermost first."""
+    for _ in range(torch._C._len_torch_function_stack()):
+        torch._C._pop_torch_function_stack()
+    for mode in modes:
+        torch._C._push_on_torch_function_stack(mode)
 
 
 def _is_followed_back(tensor: torch.Tensor) -> bool:
@@ -311,6 +331,40 @@ def _set_data(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[s
     return None
 
 
+def _new(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``gradient.new(indices, values, size)``, with which torch.optim makes sparse tensors."""
+    if args[0].layout is torch.sparse_coo and len(args) > 2:
+        return torch.sparse_coo_tensor(*args[1:], check_invariants=False)
+    return func(*args, **kwargs)
+
+
+class _Shared:
+    """A DLPack capsule of a pretended tensor."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+def _dlpack_device(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    spot = view.spot(args[0])
+    return (_DLPACK_CUDA, spot.card) if spot.place is Place.GPU else func(*args, **kwargs)
+
+
+def shared_by_dlpack() -> dict[str, Any]:
+    """Replacements in ``torch._C``: what another library is given comes back as the same memory."""
+    take = torch._C._from_dlpack
+
+    def _from_dlpack(capsule: Any) -> Any:
+        return capsule.tensor.detach() if isinstance(capsule, _Shared) else take(capsule)
+
+    def giving(name: str) -> Callable[..., Any]:
+        give = getattr(torch._C, name)
+        return lambda tensor, **options: _Shared(tensor) if tensor.is_cuda else give(tensor, **options)
+
+    names = [name for name in ("_to_dlpack", "_to_dlpack_versioned") if hasattr(torch._C, name)]
+    return {"_from_dlpack": _from_dlpack, **{name: giving(name) for name in names}}
+
+
 def _numpy(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensor = args[0]
     here = view.spot(tensor)
@@ -363,6 +417,7 @@ def _backward(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[s
 
 
 _COMPARING_DEVICES = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}  # of arguments, before any operator
+_DLPACK_CUDA = 2  # kDLCUDA
 _T = torch.Tensor
 _ANSWERS: dict[Any, Answer] = {
     torch.device: _named_device,
@@ -378,8 +433,10 @@ _ANSWERS: dict[Any, Answer] = {
     _T.cpu: _cpu,
     _T.pin_memory: _same,
     _T.is_pinned: _no,
+    _T.new: _new,
     _T.type: type_of,
     _T.type_as: _type_as,
+    _T.__dlpack_device__: _dlpack_device,
     _T.__setitem__: _set_item,
     _T.__getitem__: _get_item,
     torch._has_compatible_shallow_copy_type: _yes,

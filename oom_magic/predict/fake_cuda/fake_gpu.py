@@ -43,6 +43,7 @@ from oom_magic.predict.operators.fallbacks import find_fallback, is_wrapper, sto
 from oom_magic.predict.operators.gradients import counts_when_unheld, reused_gradient
 from oom_magic.predict.operators.known_outputs import KnownOutputs
 from oom_magic.predict.operators.overloads import find_overload
+from oom_magic.predict.operators.sparse import is_sparse, run_sparse
 from oom_magic.predict.setups.gpus import GPU
 
 if TYPE_CHECKING:
@@ -124,6 +125,7 @@ class FakeGPU(TorchDispatchMode):
         self.traces: Callable[[torch.Tensor], bool] | None = None  # says of a compiler's tensor that it is on "cuda"
         self._storages: dict[int, Storage] = {}
         self.has_pretended_on_host = False
+        self.has_sparse = False
         self._cards_of_nodes: dict[int, int] = {}  # by autograd's sequence number
         self._composite: dict[OpOverload, bool] = {}
         self.collector = Collector(self._num_containers, self._has_collected)
@@ -383,6 +385,8 @@ class FakeGPU(TorchDispatchMode):
         if self.untouchable and func._schema.is_mutable:
             self.check_written(*tensors_in(args, kwargs)[:1])
         handler = self.handlers.get(func)
+        if self.has_sparse and is_sparse(args, kwargs):
+            return run_sparse(self, func, args, kwargs)
         if handler is None:
             return self.run(func, args, kwargs)
         with self.on_card_among(args, kwargs):

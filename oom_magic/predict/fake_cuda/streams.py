@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from oom_magic.memory.allocator.replay import PRIVATE
+
 
 class StreamOwner(Protocol):
     """What streams need of the cards they are on."""
@@ -137,6 +139,7 @@ class Streams:
         self._gpu = gpu
         self._num_taken: Counter[tuple[int, int]] = Counter()  # by card and priority
         self._current: dict[int, int] = {}  # by card
+        self.captured_in: int | None = None  # the private pool of the CUDA graph that is being captured
         self._selected_in = -1  # the backward in which user code selected the current stream
         self._first_nodes: dict[int, list[int]] = {}  # by card: from this node of autograd on ...
         self._streams_of_nodes: dict[int, list[int]] = {}  # ... it was this stream
@@ -144,6 +147,8 @@ class Streams:
 
     def at_work(self, operator: str = "") -> int:
         """The stream of the current card on which ``operator`` takes memory now."""
+        if self.captured_in is not None:
+            return PRIVATE + self.captured_in
         card, graph_task = self._gpu.current, torch._C._current_graph_task_id()
         if card in self._first_nodes and graph_task not in (-1, self._selected_in):
             node = torch._C._current_autograd_node()

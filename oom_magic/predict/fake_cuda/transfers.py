@@ -11,6 +11,7 @@ from oom_magic.memory.categories import Category
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.places import META, Handler, Place, is_large
 from oom_magic.predict.operators.calls import Call
+from oom_magic.predict.operators.sparse import run_sparse
 
 aten = torch.ops.aten
 
@@ -26,6 +27,9 @@ def _to_copy(gpu: FakeGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) 
     is_joining = origin is None and gpu.creating is Place.HOST and device == META  # see DeviceView.joined
     if origin is None and place in (None, Place.HOST) and not is_joining:
         return func(*args, **kwargs)
+    if source.layout is torch.sparse_coo:
+        gpu.has_sparse = True
+        return run_sparse(gpu, func, args, kwargs)
     card = gpu.current if gpu.creating is None else gpu.creating_card  # a handler runs on the card of its source
     if place is Place.GPU and origin is Place.GPU and card == gpu.current:
         return gpu.run(func, args, {**kwargs, "device": META})

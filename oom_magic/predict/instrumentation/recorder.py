@@ -82,6 +82,7 @@ class Recorder:
         self.modules = _Table("")
         self.step = 0
         self._step_due = float("inf")
+        self.watch: Callable[[], None] | None = None  # called before each allocation; may end the run
         self.num_before = 0  # so many allocations were there when the trace began
 
     def allocate(
@@ -104,6 +105,8 @@ class Recorder:
                     seconds=STEP_LIMIT_SECONDS,
                 )
             )
+        if self.watch is not None:
+            self.watch()
         number = len(self.columns)
         if num_bytes or reckoning is None:
             self.blocks[number] = self.allocator.allocate(num_bytes, stream)

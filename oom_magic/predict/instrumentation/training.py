@@ -7,15 +7,18 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from itertools import count
+from typing import Any, Literal
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from tqdm.auto import tqdm
 
+from oom_magic.language import _
 from oom_magic.memory.categories import Category
 from oom_magic.memory.timeline import MarkKind
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
+from oom_magic.predict.instrumentation.loops import LIKE_STEPS, LOOPS, Loops
 from oom_magic.predict.isolation.live_objects import find_live_objects
 from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.isolation.run_threads import is_of_run
@@ -23,6 +26,8 @@ from oom_magic.predict.what_if.change import Change, InapplicableError, Inputs, 
 
 MOST_STEPS = 20
 MOST_SECONDS = 8
+FOLLOWING_SECONDS = 10  # of computing after three like steps, or as long as those took
+StopAfter = int | Literal["alike"] | None
 
 
 class Finished(BaseException):
@@ -50,11 +55,14 @@ class Training:
     ``model_calls`` are all calls of outermost modules. ``begins_at``
     is the event of each card from which the run counts, where a change says that the model would be loaded so.
     ``num_calls`` counts the calls of models with gradients since the last optimizer step. ``stop_after_steps`` of them
-    end a run (None: its own end does); one that never had ``enough_bytes`` by then goes on until it has, for
-    ``MOST_STEPS`` and as many more as ``MOST_SECONDS`` allow.
+    end a run (None: its own end does; "alike": loops end after three, and the run with what follows them, for
+    ``FOLLOWING_SECONDS`` of computing or as long as the steps took). One that never had ``enough_bytes`` by then goes
+    on until it has, for ``MOST_STEPS`` and as many more as ``MOST_SECONDS`` allow.
     """
 
-    def __init__(self, gpu: FakeGPU, changes: Sequence[Change], stop_after_steps: int | None, has_bar: bool) -> None:
+    def __init__(
+        self, gpu: FakeGPU, changes: Sequence[Change], stop_after_steps: StopAfter, has_bar: bool, loops: Loops
+    ) -> None:
         self.model_calls: list[ModelCall] = []
         self.begins_at: tuple[int, ...] = ()
         self.num_calls = 0
@@ -63,6 +71,11 @@ class Training:
         self._refusals: dict[Change, InapplicableError | None] = {}
         self._prepared: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self.stop_after_steps = stop_after_steps
+        self.has_seen_like_steps = False
+        self.left_at = 0.0  # seconds of computing
+        self._loops = loops
+        self._numbers = count()
+        self._serials: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self.enough_bytes = 0
         self._start = 0.0
         self._steps_of: dict[int, int] = {}
@@ -83,12 +96,16 @@ class Training:
         self.model_calls.clear()
         self._start = time.process_time()
         self.num_calls = 0
+        self.has_seen_like_steps = False
+        self._watch(None)
         with ExitStack() as stack:
             stack.enter_context(patched(torch.nn.Module, {"__call__": self._module_call()}))
             stack.enter_context(self._optimizer_hooks())
             for change in self._changes:
                 stack.enter_context(change.around_run())
             stack.enter_context(self._progress())
+            if self.stop_after_steps == "alike":
+                stack.enter_context(LOOPS.followed(self._loops))
             yield
 
     def check_changes(self) -> None:
@@ -113,7 +130,8 @@ class Training:
         """A bar over the optimizer steps, for runs of more than two seconds."""
         self._expect_step()
         options: dict[str, Any] = {"desc": "dry run", "unit": "step", "delay": 2, "leave": False}
-        with tqdm(total=self.stop_after_steps, disable=not self._has_bar, **options) as bar:
+        total = self.stop_after_steps if isinstance(self.stop_after_steps, int) else None
+        with tqdm(total=total, disable=not self._has_bar, **options) as bar:
             self._bar = bar
             try:
                 yield
@@ -145,6 +163,9 @@ class Training:
         """The outermost module is about to run."""
         self.num_calls += torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
         self._prepare(module)
+        if self.has_seen_like_steps and not torch.is_grad_enabled() and _is_model(module):
+            taken = tuple(recorder.allocator.allocated_bytes for recorder in self._gpu.recorders)
+            self._loops.call(self._serial(module), (taken, inputs_of(args, kwargs)))
         self._gpu.num_noted += 3  # the call, its inputs, and the shape of one
         self.model_calls.append(
             ModelCall(
@@ -214,6 +235,7 @@ class Training:
     def _count_step(self, optimizer: torch.optim.Optimizer) -> None:
         """A step ends when an optimizer has stepped more often than any had before."""
         number = self._steps_of[id(optimizer)] = self._steps_of.get(id(optimizer), 0) + 1
+        is_in_loop = self.stop_after_steps == "alike" and self._loops.step(self._serial(optimizer))
         if number < max(self._gpu.recorder.step, 1):
             return
         self.num_calls = 0
@@ -223,9 +245,46 @@ class Training:
         self._expect_step()
         if self._bar is not None:
             self._bar.update()
-        if self.stop_after_steps is not None and number >= self.stop_after_steps and self._has_seen_enough(number):
-            self._mark(MarkKind.LEFT)
-            raise Finished
+        if self.stop_after_steps == "alike":
+            self._after_like_steps(number, is_in_loop)
+        elif self.stop_after_steps is not None and number >= self.stop_after_steps and self._has_seen_enough(number):
+            self.leave()
+
+    def _serial(self, owner: Any) -> int:
+        """A number of an optimizer's or a module's own: the next one may lie where it lay."""
+        return self._serials.setdefault(owner, next(self._numbers))
+
+    def leave(self) -> None:
+        """End the run here, though the user's code would go on."""
+        self._watch(None)
+        self._mark(MarkKind.LEFT)
+        raise Finished
+
+    def _after_like_steps(self, number: int, is_in_loop: bool) -> None:
+        """With the third step a loop ends, and the run goes on; without a loop that could end, the run does."""
+        if number >= LIKE_STEPS and not self.has_seen_like_steps:
+            if not is_in_loop:
+                self.leave()
+            self.has_seen_like_steps = True
+            now = time.process_time()
+            self.left_at = now + max(FOLLOWING_SECONDS, now - self._start)
+            self._watch(self._leave_in_time)
+
+    def _leave_in_time(self) -> None:
+        if time.process_time() > self.left_at:
+            seconds = max(FOLLOWING_SECONDS, round(self.left_at - self._start) // 2)
+            self._gpu.values.assume(
+                _(
+                    "what follows three like steps was followed for {seconds} s of computing and left here; "
+                    "stop_after_steps=None (--steps all) follows it to its end",
+                    seconds=seconds,
+                )
+            )
+            self.leave()
+
+    def _watch(self, watch: Callable[[], None] | None) -> None:
+        for recorder in self._gpu.recorders:
+            recorder.watch = watch
 
     def _has_seen_enough(self, number: int) -> bool:
         """Whether so much was taken by now, or so many steps were followed."""

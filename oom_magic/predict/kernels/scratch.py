@@ -157,6 +157,13 @@ def _index(call: Call) -> None:
                 call.take_like(index)
 
 
+def _where(call: Call) -> None:
+    """aten/src/ATen/native/TensorCompare.cpp, ``where_self_out``: numbers on the host go to the GPU."""
+    for number in call.args[1:]:
+        if not number.is_meta:
+            call.take(number.element_size())
+
+
 def _scalar_power(call: Call) -> None:
     """aten/src/ATen/native/Pow.cpp, ``pow.Scalar_out``: the base goes to the GPU."""
     call.output(0)
@@ -190,6 +197,7 @@ RULES: dict[OpOverload, Rule] = {
     aten.index.Tensor: _index,
     aten.pow.Scalar: _scalar_power,
     aten.roll.default: _roll,
+    aten.where.self: _where,
     aten._safe_softmax.default: _safe_softmax,
     aten._softmax_backward_data.default: _softmax_backward,
     **existing(

@@ -1,30 +1,65 @@
-"""``flex_attention``: what it takes is decided in kernels that are generated for each ``score_mod``; it is refused."""
+"""``flex_attention`` outside of compiled code: PyTorch's own dense implementation, which makes the whole score matrix.
+
+On CUDA it is traced first and then run operator by operator (the compiler's backend "eager"); here it is run without
+the tracing. Inside ``torch.compile`` the compiler follows it. Source: torch/_higher_order_ops/flex_attention.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from oom_magic.language import _
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from oom_magic.predict.fake_cuda.device_view import view_hidden
+from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.libraries.adapters import Adapter, Run
 
 
 @contextmanager
-def _refused(module: ModuleType, run: Run) -> Iterator[None]:
-    def flex_attention(*args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError(
-            _(
-                "flex_attention is not followed in a dry run; use"
-                ' torch.nn.functional.scaled_dot_product_attention (attn_implementation="sdpa" in transformers)'
-                " for the rehearsal."
-            )
-        )
-
-    with patched(module, {"flex_attention": flex_attention}):
+def _dense(module: ModuleType, run: Run) -> Iterator[None]:
+    operators = import_module("torch._higher_order_ops.flex_attention")  # its package names the operator alike
+    with (
+        patched(module, {"_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG": True}),
+        patched(operators, {"create_fw_bw_graph": _traced_on_the_host(operators.create_fw_bw_graph)}),
+        _followed(operators.flex_attention, operators.sdpa_dense),
+        _followed(operators.flex_attention_backward, operators.sdpa_dense_backward),
+    ):
         yield
 
 
-ADAPTERS: dict[str, Adapter] = {"torch.nn.attention.flex_attention": _refused}
+@contextmanager
+def _followed(operator: Any, dense: Callable[..., Any]) -> Iterator[None]:
+    """The operator on the pretend GPU: what it is made of, below autograd."""
+
+    def run(gpu: FakeGPU, *args: Any, **kwargs: Any) -> Any:
+        with gpu:
+            return dense(*args, **kwargs)
+
+    operator.python_key_table[FakeGPU] = run
+    try:
+        yield
+    finally:
+        del operator.python_key_table[FakeGPU]
+
+
+def _traced_on_the_host(usual: Callable[..., Any]) -> Callable[..., Any]:
+    """``create_fw_bw_graph``: the gradient of ``score_mod`` is traced with scalars that are on no pretend GPU."""
+
+    def create_fw_bw_graph(score_mod: Any, examples: tuple[Any, ...], others: tuple[Any, ...]) -> Any:
+        if any(isinstance(one, FakeTensor) for one in examples):  # a compiler's
+            return usual(score_mod, examples, others)
+        with view_hidden(), _disable_current_modes():
+            real = [torch.zeros((), dtype=one.dtype, requires_grad=one.requires_grad) for one in examples]
+            return usual(score_mod, tuple(real), others)
+
+    return create_fw_bw_graph
+
+
+ADAPTERS: dict[str, Adapter] = {"torch.nn.attention.flex_attention": _dense}

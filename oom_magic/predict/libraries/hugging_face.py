@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -126,8 +127,7 @@ def _models(module: ModuleType, run: Run) -> Iterator[None]:
     def from_pretrained(cls: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
         if name is None or kwargs.get("state_dict") is not None:
             return original(cls, name, *args, **kwargs)
-        with _loaded_in_order():
-            return _load(cls, original, run, name, args, kwargs)
+        return _load(cls, original, run, name, args, kwargs)
 
     with patched(owner, {"from_pretrained": _classmethod(from_pretrained)}):
         yield
@@ -141,7 +141,12 @@ def _load(cls: Any, original: Callable[..., Any], run: Run, name: Any, args: Any
         kwargs["quantization_config"] = _as_object(quantized)
         del config.quantization_config
     weights = _weights_of(cls, config, args, run)
-    loaded = original(cls, None, *args, config=config, state_dict=weights, **kwargs)
+    before = _is_quantizing[:]
+    _is_quantizing[:] = [str(name)] if kwargs.get("quantization_config") is not None else []
+    try:
+        loaded = original(cls, None, *args, config=config, state_dict=weights, **kwargs)
+    finally:
+        _is_quantizing[:] = before
     model = loaded[0] if isinstance(loaded, tuple) else loaded
     model.config._name_or_path = model.name_or_path = str(name)
     return loaded
@@ -198,18 +203,36 @@ def _each_once(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 @contextmanager
-def _loaded_in_order() -> Iterator[None]:
-    """transformers 5 loads in threads, which a dispatch mode does not see, unless this variable is set."""
-    name = "HF_DEACTIVATE_ASYNC_LOAD"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
-    try:
+def _loaded_ahead(module: ModuleType, run: Run) -> Iterator[None]:
+    """transformers 5 loads in threads ahead of what it does with the weights: here as far ahead as they can get.
+
+    What is quantized while it is loaded is then on the GPU as a whole in the type that it has on disk. Version 5.23
+    loads such weights one by one (``has_on_the_fly_quantization``), and asks for no threads.
+    """
+
+    class LoadedAhead:
+        def __init__(self, *_unused: Any, **_options: Any) -> None:
+            if _is_quantizing:
+                run.assume(
+                    _(
+                        "transformers loads weights in threads while others are quantized; the worst case was taken, "
+                        "in which all are on the GPU before the first is quantized "
+                        "(HF_DEACTIVATE_ASYNC_LOAD=1 avoids it)"
+                    )
+                )
+
+        def submit(self, load: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
+            future: Future[Any] = Future()
+            future.set_result(load(*args, **kwargs))
+            return future
+
+        def shutdown(self, *_unused: Any, **_options: Any) -> None: ...
+
+    with patched(module, {"ThreadPoolExecutor": LoadedAhead} if hasattr(module, "ThreadPoolExecutor") else {}):
         yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+
+
+_is_quantizing: list[str] = []  # the models that are being loaded so
 
 
 @contextmanager
@@ -231,6 +254,7 @@ ADAPTERS: dict[str, Adapter] = {
     "transformers.configuration_utils": _configurations,
     "transformers.tokenization_utils_base": _tokenizers,
     "transformers.modeling_utils": _models,
+    "transformers.core_model_loading": _loaded_ahead,
     "transformers.utils.import_utils": _answers_forgotten,
     "accelerate.utils.imports": _answers_forgotten,
 }

@@ -111,9 +111,12 @@ def storage_under(tensor: torch.Tensor) -> torch.UntypedStorage:
     except NotImplementedError:
         if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             return storage_under(torch._C._functorch.get_unwrapped(tensor))
+        if tensor.layout is torch.sparse_coo:
+            with torch._C._DisableTorchDispatch():
+                return tensor._values().untyped_storage()
         raise NotImplementedError(
             _(
-                "{layout} tensors are not followed in a dry run; use dense ones (for an embedding: sparse=False).",
+                "{layout} tensors are not followed in a dry run; use dense ones, or torch.sparse_coo.",
                 layout=tensor.layout,
             )
         ) from None

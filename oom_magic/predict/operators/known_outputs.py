@@ -65,6 +65,8 @@ def _maker(out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[
     if not isinstance(tensors, (tuple, list)):
         return None
     made = _tensors(tensors)
+    if any(tensor.layout is not torch.strided for tensor in made):
+        return None
     layouts = [_layout(item) if isinstance(item, torch.Tensor) else item for item in tensors]
     storages = [tensor.untyped_storage()._cdata for tensor in made]
     given = {tensor.untyped_storage()._cdata for tensor in _tensors((args, tuple(kwargs.values())))}

@@ -29,9 +29,10 @@ UNKNOWN_NUMBER = 1.0  # what an unknown number is read as: can be divided by and
 class Values:
     """The shadows, by storage."""
 
-    def __init__(self, gpu: FakeDevice, assume: Callable[[str], None]) -> None:
+    def __init__(self, gpu: FakeDevice, assume: Callable[[str], None], has_read: Callable[[], None]) -> None:
         self._gpu = gpu
         self.assume = assume
+        self._has_read = has_read  # told of each read of what is not known
         self._shadows: dict[int, Shadow] = {}
         self._passed: set[int] = set()  # storages with the outcome of a check of unknown values
         self._answered: dict[tuple[str, int], bool] = {}  # by line of a loop: what its condition was read as last
@@ -81,6 +82,7 @@ class Values:
             if shadow is not None and shadow.is_assumed:
                 self.assume(_("a check of values computed on the pretend GPU is read; they were taken to be finite"))
             return value
+        self._has_read()
         default, shown = self._default(tensor)
         self.assume(_("a value computed on the pretend GPU is read; {shown} was taken", shown=shown))
         if shadow is not None:

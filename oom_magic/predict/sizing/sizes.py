@@ -18,6 +18,7 @@ from oom_magic.memory.categories import Breakdown
 from oom_magic.memory.report import Assumption, Device, MemoryReport, OutOfMemory, StepUsage
 from oom_magic.memory.timeline import PHASES, IntArray
 from oom_magic.predict.instrumentation.recorder import SizeExpression
+from oom_magic.predict.instrumentation.training import StopAfter
 from oom_magic.predict.isolation.live_objects import heap_set_aside
 from oom_magic.predict.isolation.process_state import other_random_numbers
 from oom_magic.predict.session import DrySession, failure_message, namespaces_of
@@ -48,7 +49,7 @@ def size(
     *,
     gpu: str | None = None,
     memory: str | int | None = None,
-    stop_after_steps: int = 3,
+    stop_after_steps: StopAfter = "alike",
     num_gpus: int = 1,
     num_processes: int | None = None,
     card: int | None = None,
@@ -86,7 +87,7 @@ class Sizes(Result):
         ranges: Ranges,
         gpu: str | None,
         memory: str | int | None,
-        stop_after_steps: int = 3,
+        stop_after_steps: StopAfter = "alike",
         num_gpus: int = 1,
         card: int | None = None,
         layers: Layers | None = None,

@@ -1,0 +1,91 @@
+"""CUDA graphs captured by hand: what is captured takes its memory from a private pool, which the graph keeps.
+
+Sources: aten/src/ATen/cuda/CUDAGraph.cpp (``capture_begin``), CUDAGeneratorImpl.cpp (``register_graph``) and
+c10/cuda/CUDACachingAllocator.cpp (``beginAllocateToPool``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from typing import Any
+
+import torch
+import torch.cuda.graphs
+
+from oom_magic.memory.timeline import Phase
+from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
+from oom_magic.predict.isolation.patching import patched
+
+_SEED_BYTES = 8  # of the generator's seed, and of its offset
+
+
+class _FakeGraph:
+    """In place of ``torch.cuda.CUDAGraph``; a replay takes no memory."""
+
+    captures: Captures
+
+    def __init__(self, keep_graph: bool = False) -> None:
+        self._pool: tuple[int, int] | None = None
+
+    def capture_begin(self, pool: tuple[int, int] | None = None, **_: Any) -> None:
+        """From now on memory is that of ``pool`` (default: one of this graph's own)."""
+        self._pool = pool or self.captures.new_pool()
+        self.captures.begin(self._pool)
+
+    def capture_end(self) -> None:
+        """Memory is taken as usual again; the pool keeps what it has."""
+        self.captures.end()
+
+    def pool(self) -> tuple[int, int] | None:
+        """The pool that the graph was captured in, for others to share."""
+        return self._pool
+
+    def replay(self) -> None:
+        """Nothing runs: what it computes is where it was."""
+
+    instantiate = reset = enable_debug_mode = replay
+
+    def debug_dump(self, path: str) -> None:
+        """Nothing is written."""
+
+
+class Captures:
+    """The graphs of one dry run."""
+
+    def __init__(self, gpu: FakeGPU) -> None:
+        self._gpu = gpu
+        self._numbers = count(1)
+
+    def new_pool(self) -> tuple[int, int]:
+        """A handle as ``graph_pool_handle`` gives."""
+        return (0, next(self._numbers))
+
+    def begin(self, pool: tuple[int, int]) -> None:
+        """A capture begins. Its random numbers have their state on the GPU (seen: of the default stream)."""
+        streams = self._gpu.streams
+        before = streams.select(streams.Stream(stream_id=0))
+        for _ in ("seed", "offset"):
+            self._gpu.take(_SEED_BYTES, "cuda_graph", Phase.OTHER)
+        streams.restore(before)
+        streams.captured_in = pool[1]
+
+    def end(self) -> None:
+        """The capture ends."""
+        self._gpu.streams.captured_in = None
+
+
+@contextmanager
+def graphs_followed(gpu: FakeGPU) -> Iterator[None]:
+    """While a dry run lasts, ``torch.cuda.graph`` and ``make_graphed_callables`` capture on the pretend GPU."""
+    captures = Captures(gpu)
+    graph = type("CUDAGraph", (_FakeGraph,), {"captures": captures})
+    names = {"CUDAGraph": graph, "graph_pool_handle": captures.new_pool}
+    is_capturing = {"is_current_stream_capturing": lambda: gpu.streams.captured_in is not None}
+    with ExitStack() as stack:
+        for module in (torch.cuda, torch.cuda.graphs):
+            stack.enter_context(patched(module, {**names, **is_capturing}))
+        stack.enter_context(patched(torch.cuda.graphs.graph, {"default_capture_stream": None}))
+        stack.enter_context(patched(torch._C, {"_host_emptyCache": lambda: None}))
+        yield

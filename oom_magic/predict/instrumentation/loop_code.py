@@ -1,0 +1,187 @@
+"""The user's functions with their loops made known to ``loops``, for as long as a dry run lasts.
+
+A function's code is compiled anew from its source, where the items of each loop that may train or evaluate go through
+``LOOPS``. Nothing else of it changes: names, lines and what it does are the same.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import lru_cache, partial
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+
+from oom_magic.predict.instrumentation.loops import LOOPS
+from oom_magic.user_code import is_users_file
+
+_PLACE = "<the loops of the dry run>"  # in the compiled code, until LOOPS itself takes its place
+_TRAINS = re.compile(r"step|backward|train|eval|valid|test|epoch|loader|batch|fit|infer|no_grad|model|net\b")
+# Classes of libraries with loops that train.
+_TRAINERS = (("transformers.trainer", "Trainer"), ("trl.trainer.base_trainer", "_BaseTrainer"))
+
+
+@contextmanager
+def loops_known(function: Callable[..., Any], namespaces: Iterable[Mapping[str, Any]]) -> Iterator[None]:
+    """The functions that ``function`` and the user's modules lead to are as ``with_loops`` makes them."""
+    before: list[tuple[FunctionType, CodeType]] = []
+    try:
+        for found in _functions(function, namespaces):
+            code = found.__code__
+            made = with_loops(code)
+            if made is not code:
+                before.append((found, code))
+                found.__code__ = made
+        yield
+    finally:
+        for found, code in before:
+            found.__code__ = code
+
+
+def with_loops(code: CodeType) -> CodeType:
+    """``code`` with its loops known; itself where it has none, or where its source is not what it was made of."""
+    found = _compiled(code.co_filename, "".join(linecache.getlines(code.co_filename)))
+    for usual, rewritten in found.get((code.co_name, code.co_firstlineno), ()):
+        if usual.co_code == code.co_code and usual.co_freevars == code.co_freevars:
+            return rewritten
+    return code
+
+
+Codes = dict[tuple[str, int], list[tuple[CodeType, CodeType]]]
+
+
+@lru_cache(maxsize=64)
+def _compiled(file: str, source: str) -> Codes:
+    """All code of a file by name and first line: as it is, and with its loops known."""
+    found: Codes = {}
+    if _TRAINS.search(source) is None:
+        return found
+    try:
+        tree, other = ast.parse(source), _Rewriter(source).visit(ast.parse(source))
+        for part in _units(file, tree.body):
+            usual, rewritten = (
+                compile(ast.Module(one.body[part], []), file, "exec", dont_inherit=True) for one in (tree, other)
+            )
+            _collect(usual, _with_loops_in_place(rewritten), found)
+    except (SyntaxError, ValueError, RecursionError):  # a cell with magics in it
+        found.clear()
+    return found
+
+
+def _units(file: str, statements: list[ast.stmt]) -> list[slice]:
+    """What is compiled at once: a file as a whole; a cell too, or without its last expression, or each statement."""
+    units = [slice(None)]
+    if _is_cell(file):
+        units += [slice(0, -1), *(slice(number, number + 1) for number in range(len(statements)))]
+    return units
+
+
+def _is_cell(file: str) -> bool:
+    """Whether code of this file was typed into a notebook."""
+    return file.startswith("<") or "ipykernel" in file
+
+
+def _collect(usual: CodeType, rewritten: CodeType, found: Codes) -> None:
+    """Note both and the code inside of them, which comes in the same order."""
+    found.setdefault((usual.co_name, usual.co_firstlineno), []).append((usual, rewritten))
+    inner = [[one for one in code.co_consts if isinstance(one, CodeType)] for code in (usual, rewritten)]
+    for one, other in zip(*inner, strict=True):
+        _collect(one, other, found)
+
+
+def _with_loops_in_place(code: CodeType) -> CodeType:
+    consts = tuple(
+        _with_loops_in_place(constant) if isinstance(constant, CodeType) else LOOPS if constant == _PLACE else constant
+        for constant in code.co_consts
+    )
+    return code.replace(co_consts=consts)  # type: ignore[arg-type]
+
+
+class _Rewriter(ast.NodeTransformer):
+    """Lets the items of loops go through ``LOOPS``; what a model computes is left as it is, for compilers' sake."""
+
+    def __init__(self, source: str) -> None:
+        self._lines = source.splitlines()
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        if any(ast.unparse(base).endswith("Module") for base in node.bases):
+            return node
+        return self.generic_visit(node)
+
+    def visit_For(self, node: ast.For) -> ast.AST:
+        self.generic_visit(node)
+        if self._may_train(node):
+            call = _call("each", [node.iter, ast.Constant(node.lineno)])
+            node.iter = ast.fix_missing_locations(ast.copy_location(call, node.iter))
+        return node
+
+    def visit_While(self, node: ast.While) -> ast.AST:
+        self.generic_visit(node)
+        if node.orelse or not self._may_train(node):
+            return node
+        leave = ast.If(ast.UnaryOp(ast.Not(), node.test), [ast.Break()], [])
+        target = ast.Attribute(ast.Constant(_PLACE), "turn", ast.Store())
+        loop = ast.For(target, _call("turns", [ast.Constant(node.lineno)]), [leave, *node.body], [])
+        for made in (leave, target, loop.iter):
+            ast.fix_missing_locations(ast.copy_location(made, node.test))
+        return ast.fix_missing_locations(ast.copy_location(loop, node))
+
+    def _may_train(self, node: ast.For | ast.While) -> bool:
+        lines = self._lines[node.lineno - 1 : node.end_lineno]
+        return any(isinstance(one, ast.Call) for one in ast.walk(node)) and any(map(_TRAINS.search, lines))
+
+
+def _call(name: str, arguments: list[ast.expr]) -> ast.Call:
+    return ast.Call(ast.Attribute(ast.Constant(_PLACE), name, ast.Load()), arguments, [])
+
+
+def _functions(function: Callable[..., Any], namespaces: Iterable[Mapping[str, Any]]) -> list[FunctionType]:
+    """The user's functions that ``function``, these namespaces and the user's modules hold, and trainers' methods."""
+    found: dict[int, FunctionType] = {}
+    waiting: list[Any] = [function, *(value for names in namespaces for value in list(names.values()))]
+    for module in list(sys.modules.values()):
+        if isinstance(module, ModuleType) and is_users_file(getattr(module, "__file__", None) or "<none>"):
+            waiting += list(vars(module).values())
+    seen: set[int] = set()
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, FunctionType):
+            if is_users_file(one.__code__.co_filename):
+                found[id(one)] = one
+            waiting += _held_by(one)
+        else:
+            waiting += _parts(one)
+    for name, trainer in _TRAINERS:
+        methods = vars(getattr(sys.modules.get(name), trainer, object)).values()
+        found.update((id(one), one) for one in methods if isinstance(one, FunctionType))
+    return list(found.values())
+
+
+def _held_by(function: FunctionType) -> Iterator[Any]:
+    yield getattr(function, "__wrapped__", None)
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # not assigned yet
+            yield cell.cell_contents
+
+
+def _parts(value: Any) -> list[Any]:
+    """Where else functions of the user's may be: methods, partials, classes, objects of the user's classes."""
+    if isinstance(value, MethodType):
+        return [value.__func__, value.__self__]
+    if isinstance(value, partial):
+        return [value.func]
+    kind = value if isinstance(value, type) else type(value)
+    home = sys.modules.get(kind.__module__ or "")
+    is_users = is_users_file(getattr(home, "__file__", None) or ("<stdin>" if kind.__module__ == "__main__" else "<>"))
+    if not is_users or issubclass(kind, torch.nn.Module):
+        return []
+    return [*vars(kind).values(), *(base for base in kind.__mro__[1:-1])]

@@ -1,0 +1,116 @@
+"""A dry run by default: like steps are left out, and what follows them is seen, as PyTorch's own counters saw it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from loop_cases import LOOPS, network
+
+import oom_magic as om
+from oom_magic.predict.instrumentation.loop_code import with_loops
+
+TRUTH = json.loads((Path(__file__).parent / "data" / "programs_truth.json").read_text())
+VERSION = torch.__version__.partition("+")[0]
+
+
+@pytest.mark.skipif(
+    TRUTH["torch"] != VERSION, reason=f"the truth was recorded with torch {TRUTH['torch']}, this is {VERSION}"
+)
+@pytest.mark.parametrize("name", LOOPS)
+def test_what_follows_like_steps_is_seen(name: str) -> None:
+    function = LOOPS[name]
+    code = function.__code__
+    report = om.dry_run(function, gpu="RTX 3060")
+    assert [report.peak_allocated_bytes, report.peak_reserved_bytes] == TRUTH["peaks"][name]
+    assert len(report.steps) <= 12 and not report.timeline.was_left
+    left = [assumption.line for assumption in report.assumptions if "rest of this loop" in assumption.text]
+    assert left and all(line is not None and line.text.startswith(("for ", "while ")) for line in left)
+    assert function.__code__ is code
+
+
+def test_an_error_behind_the_steps_hides_nothing() -> None:
+    def program() -> None:
+        model = network()
+        optimizer = torch.optim.Adam(model.parameters())
+        for _step in range(10):
+            model(torch.randn(32, 256, device="cuda")).sum().backward()
+            optimizer.step()
+        raise LookupError("of values that nobody knows")
+
+    report = om.dry_run(program)
+    assert report.peak_allocated_bytes and any("LookupError" in one.text for one in report.assumptions)
+    with pytest.raises(LookupError):
+        om.dry_run(program, stop_after_steps=None)
+
+
+def test_what_lasts_too_long_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    from oom_magic.predict.instrumentation import training
+
+    monkeypatch.setattr(training, "FOLLOWING_SECONDS", 0)
+
+    def program() -> None:
+        model = network()
+        optimizer = torch.optim.Adam(model.parameters())
+        for _step in range(10):
+            model(torch.randn(32, 256, device="cuda")).sum().backward()
+            optimizer.step()
+        while True:
+            torch.ones(10, device="cuda")
+
+    report = om.dry_run(program)
+    assert report.timeline.was_left and any("left here" in one.text for one in report.assumptions)
+
+
+def test_a_loop_that_waits_for_a_value_ends() -> None:
+    def program() -> None:
+        model = network()
+        x = torch.randn(32, 256, device="cuda")
+        while True:
+            y = model(x)
+            if (y - x).norm().item() < 1e-6:
+                break
+            x = y
+        torch.zeros(5000, 1000, device="cuda")
+
+    report = om.dry_run(program)
+    assert report.peak_allocated_bytes > 4 * 5000 * 1000
+    assert any("until a value" in one.text for one in report.assumptions)
+
+
+def test_code_outside_a_dry_run_is_as_it_was() -> None:
+    names: dict[str, object] = {}
+    source = Path(__file__).with_name("loop_cases.py")
+    exec(with_loops(compile(source.read_text(), str(source), "exec")), names)
+    seen = [len(item[0]) for item in names["data"](6, 2)]  # type: ignore[operator]
+    assert seen == [2, 2, 2]
+
+
+def test_loops_of_a_notebook(shell: Any) -> None:
+    """In functions of earlier cells, and in the cell itself, whose last expression is compiled apart."""
+    shell.run_cell(
+        "import torch\n"
+        "def train(steps):\n"
+        "    weight = torch.ones(1000, 1000, device='cuda', requires_grad=True)\n"
+        "    optimizer = torch.optim.Adam([weight])\n"
+        "    for _ in range(steps):\n"
+        "        torch.sin(weight).sum().backward()\n"
+        "        optimizer.step()\n",
+        store_history=True,
+    )
+    shell.run_cell(
+        "%%gpumem --dry-run --no-plot -o report\n"
+        "train(30)\n"
+        "for size in range(10):\n"
+        "    train(4)\n"
+        "last = torch.ones(30_000_000, device='cuda')\n"
+        "last.shape\n",
+        store_history=True,
+    )
+    report = shell.user_ns["report"]
+    assert report.peak_allocated_bytes >= 120_000_000 and not report.timeline.was_left
+    lines = [one.line.text for one in report.assumptions if one.line is not None and "rest of this loop" in one.text]
+    assert lines == ["for _ in range(steps):"]
