@@ -98,6 +98,28 @@ def test_another_optimizer_takes_the_place_of_the_users(key, line):
     assert rewritten(key).splitlines()[-1] == line
 
 
+def test_outputs_are_deleted_where_only_the_loss_is_used():
+    code = rewritten("dropped_outputs", "for x in loader:\n    out = net(x)\n    out.loss.backward()\n    opt.step()")
+    assert "    out = net(x)\n    loss = out.loss\n    del out\n    loss.backward()\n" in code
+    named = "for x in loader:\n    out = net(x)\n    total = out.loss / 2\n    total.backward()"
+    assert "    total = out.loss / 2\n    del out\n    total.backward()" in rewritten("dropped_outputs", named)
+    assert rewritten("dropped_outputs", named + "\n    print(out.logits)") == ""
+
+
+def test_what_evaluates_goes_under_no_grad():
+    code = rewritten("no_grad", "import torch\ndef score(x):\n    return net(x)\nresult = score(data)")
+    assert code == "with torch.no_grad():\n    result = score(data)"
+
+
+def test_code_of_the_model_is_shown_only_where_the_cell_shows_the_model():
+    tree = ast.parse("fit()")
+    hidden = CellRehearsal(lambda *_: None, tree, {})
+    seen = CellRehearsal(lambda *_: None, ast.parse("fit(net)"), {"net": make()})
+    assert hidden.own_code("checkpointing", VALUES) == "" and seen.own_code("checkpointing", VALUES) is None
+    assert hidden.own_code("chunked_loss", VALUES) == seen.own_code("chunked_loss", VALUES) == ""
+    assert hidden.own_code("expandable_segments", VALUES) is None
+
+
 @pytest.mark.parametrize(
     ("key", "source"),
     [
@@ -136,7 +158,7 @@ def test_the_model_is_called_as_the_user_calls_it():
     wrapped.module = Net()
     tree = ast.parse("loss = criterion(net(x), y)")
     names = {"net": Net(), "criterion": torch.nn.MSELoss(), "other": Net()}
-    assert own_names(tree, names) == {"model": "net", "inner": "net", "layers": "net.stages", "blocks": "stages"}
+    assert own_names(tree, names) == {"model": "net", "inner": "net", "layers": "net.stages"}
     assert own_names(tree, {**names, "net": wrapped})["layers"] == "net.module.stages"
     assert own_names(tree, {**names, "criterion": Net()}) == {}  # which of the two is not seen
 

@@ -25,14 +25,14 @@ _STOPS = ".。"
 def best_remedy(remedies: Sequence[Remedy], lang: Language) -> str:
     """The first remedy that fits as a sentence, else what saves most; empty where nothing is priced."""
     wording = _Wording(remedies, lang)
-    best = next((one for one in remedies if one.fits), None)
-    if best is not None:
+    best = remedies[0] if remedies else None
+    if best is not None and best.fits:
         if not best.saving_bytes or best.needed_bytes is None:
             return translate("best_makes_room", lang, text=wording.of(best))
         sizes = {"needed_bytes": best.needed_bytes, "saving_bytes": best.saving_bytes}
         verdict = translate(f"verdict_{best.verdict or 'fits'}", lang)
         return translate("best_rehearsed", lang, text=wording.of(best), verdict=verdict, **sizes)
-    rehearsed = [one for one in remedies if one.fits is not None]
+    rehearsed = [one for one in remedies if one.fits is not None and not one.is_bought]
     saving = max(rehearsed, key=lambda one: one.saving_bytes or 0, default=None)
     if saving is None or (saving.saving_bytes or 0) <= 0:
         return ""

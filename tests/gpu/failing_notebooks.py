@@ -340,3 +340,165 @@ if __name__ == "__main__":
 """
     },
 )
+
+NOTEBOOKS["trainer that evaluates"] = Notebook(
+    (
+        SMALL
+        + """
+from transformers import Trainer, TrainingArguments
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 128
+    def __getitem__(self, i):
+        ids = torch.arange(512) % 8192
+        return dict(input_ids=ids, labels=ids)
+args = TrainingArguments("out", per_device_train_batch_size=4, per_device_eval_batch_size={E}, max_steps=2,
+                         eval_strategy="steps", eval_steps=1, report_to=[], disable_tqdm=True, save_strategy="no")
+trainer = Trainer(model=GPT2LMHeadModel(config), args=args, train_dataset=Data(), eval_dataset=Data())
+""",
+        "trainer.train()",
+    ),
+    {"E": 64},
+    FILLED | {"request_alone_too_big"},
+    _names("smaller_evaluation"),
+    {"smaller_evaluation": after("E")},
+    reads_values=True,
+)
+
+NOTEBOOKS["class that trains"] = Notebook(
+    (
+        SMALL
+        + """
+class Fitter:
+    def __init__(self, model, batch_size=8, lr=1e-4):
+        self.model, self.batch_size = model.cuda(), batch_size
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr)
+        self.losses = []
+    def batches(self, number):
+        for _ in range(number):
+            yield torch.randint(0, 8192, (self.batch_size, 512), device="cuda")
+    def fit(self, steps=3):
+        for ids in self.batches(steps):
+            loss = self.model(input_ids=ids, labels=ids).loss
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            self.losses.append(loss.item())
+""",
+        "fitter = Fitter(GPT2LMHeadModel(config), batch_size={B})",
+        "fitter.fit()",
+    ),
+    {"B": 48},
+    FILLED,
+    STEP,
+    {"smaller_batch": after("B")},
+)
+
+NOTEBOOKS["module with a runner"] = Notebook(
+    (
+        SMALL
+        + """
+class LitModel(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = GPT2LMHeadModel(config)
+    def training_step(self, batch, index):
+        return self.net(input_ids=batch, labels=batch).loss
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=1e-4)
+class Runner:
+    def __init__(self, max_steps=3, accelerator="cuda"):
+        self.max_steps, self.device = max_steps, torch.device(accelerator)
+    def fit(self, module, loader):
+        module.to(self.device)
+        optimizer = module.configure_optimizers()
+        for index, batch in enumerate(loader):
+            if index == self.max_steps: break
+            loss = module.training_step(batch.to(self.device), index)
+            optimizer.zero_grad(); loss.backward(); optimizer.step()
+data = torch.zeros(512, 512, dtype=torch.long)
+""",
+        """
+loader = torch.utils.data.DataLoader(data, batch_size={B}, shuffle=True)
+lit = LitModel()
+Runner().fit(lit, loader)
+""",
+    ),
+    {"B": 48},
+    FILLED,
+    STEP,
+    {"smaller_batch": after("B")},
+)
+
+NOTEBOOKS["accelerate"] = Notebook(
+    (
+        SMALL
+        + """
+from accelerate import Accelerator
+batch_size = {B}
+model = GPT2LMHeadModel(config)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+loader = torch.utils.data.DataLoader(torch.zeros(512, 512, dtype=torch.long), batch_size=batch_size)
+""",
+        """
+accelerator = Accelerator()
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+for step, ids in enumerate(loader):
+    loss = model(input_ids=ids, labels=ids).loss
+    accelerator.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+    if step == 3: break
+""",
+    ),
+    {"B": 48},
+    FILLED,
+    STEP,
+    {"smaller_batch": after("B")},
+)
+
+NOTEBOOKS["imported function, its defaults"] = Notebook(
+    ("import torch, engine", "engine.run({ARGS})"),
+    {"ARGS": ""},
+    FILLED,
+    STEP,
+    {"smaller_batch": lambda before, remedy: {**before, "ARGS": f"batch_size={remedy['after']}"}},
+    files={
+        "engine.py": SMALL
+        + """
+def run(batch_size=48, steps=3, lr=1e-4):
+    with torch.device("cuda"):
+        model = GPT2LMHeadModel(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    for step in range(steps):
+        ids = torch.randint(0, 8192, (batch_size, 512), device="cuda")
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+    },
+)
+
+NOTEBOOKS["built on the device"] = Notebook(
+    (
+        SMALL
+        + """
+def train(model, batch_size={B}, steps=3):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        ids = torch.randint(0, 8192, (batch_size, 512))
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+""",
+        """
+torch.set_default_device("cuda")
+with torch.device("cuda"):
+    model = GPT2LMHeadModel(config)
+train(model)
+""",
+    ),
+    {"B": 48},
+    FILLED,
+    STEP,
+    {"smaller_batch": after("B")},
+)

@@ -37,10 +37,10 @@ loss = sum(checkpoint(chunk_loss, h, t, use_reentrant=False) for h, t in parts) 
 {inner}.{switch}_enable(
     {switch}_kwargs={{"use_reentrant": False}})""",
     "checkpointing_blocks": """\
+from functools import partial
 from torch.utils.checkpoint import checkpoint
-
-for block in self.{blocks}:       # in the model's forward
-    x = checkpoint(block, x, use_reentrant=False)""",
+for block in {layers}:
+    block.forward = partial(checkpoint, block.forward, use_reentrant=False)""",
     "foreach": "optimizer = torch.optim.AdamW({model}.parameters(), lr=lr, foreach=False)   # or fused=True",
     "optimizer_8bit": """\
 import bitsandbytes as bnb
@@ -161,6 +161,8 @@ export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
     "check_processes": "{tool}",
     "close_processes": "nvidia-smi   # then close the notebooks and programs it lists: kill <PID>",
 }
+# Of these a template shows a loop or a model that is nobody's: as code only where they are in the user's own.
+IN_A_LOOP = frozenset({"chunked_loss", "no_grad", "dropped_outputs", "mixed_precision"})
 _STYLES = {"plain": _PLAIN, "trainer": _TRAINER, "accelerate": _ACCELERATE}
 _TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16"}
 # How the user's code calls things, where that is not known.
@@ -169,6 +171,11 @@ _NAMES = {
     "blocks": "blocks", "switch": "gradient_checkpointing",
 }  # fmt: skip
 _SCALER = "; scale it with torch.amp.GradScaler"
+
+
+def names_model(key: str) -> bool:
+    """Whether the code for a remedy is of the model by its name."""
+    return any(word in _PLAIN.get(key, "") for word in ("{model}", "{inner}", "{layers}"))
 
 
 def code_for(key: str, style: str, values: Mapping[str, Any]) -> tuple[str, str]:

@@ -222,9 +222,7 @@ class RemedyEvaluator:
             return
         variant = next((change.variant for change in candidate.variation.changes), "")
         if variant:
-            values = {**self._rehearsal.names, **candidate.values}
-            code, _ = code_for(f"{candidate.key}_{variant}", self._situation.style, values)
-            remedy = replace(remedy, code=code)
+            remedy = self._with_code(remedy, f"{candidate.key}_{variant}", candidate.values)
         remedy = self._with_price(remedy, report.peak_allocated_bytes, _needed(report))
         yield from iter((remedy,)) if is_wanted else self._if_useful(remedy)
 
@@ -239,6 +237,12 @@ class RemedyEvaluator:
 
     def _remedy(self, key: str, cost: int, speed: str, values: Mapping[str, Any]) -> Remedy:
         """A remedy that keeps the global batch, with its code."""
+        batch = self._global_batch
+        remedy = Remedy(key, cost, speed, values, global_batch_before=batch, global_batch_after=batch)
+        return self._with_code(remedy, key, values)
+
+    def _with_code(self, remedy: Remedy, key: str, values: Mapping[str, Any]) -> Remedy:
+        """The remedy with its code, as the user's own is where it can be written so."""
         code, language = code_for(key, self._situation.style, {**self._rehearsal.names, **values})
         if self._situation.style == "plain":
             own = self._rehearsal.own_code(key, values)
@@ -247,10 +251,7 @@ class RemedyEvaluator:
             code = self._rehearsal.own_arguments(code) or code
         if language == "python" and not _is_python(code):
             code = ""
-        batch = self._global_batch
-        return Remedy(
-            key, cost, speed, values, code=code, language=language, global_batch_before=batch, global_batch_after=batch
-        )
+        return replace(remedy, code=code, language=language)
 
     def _with_price(self, remedy: Remedy, peak: int | None, now: int) -> Remedy:
         remedy = replace(remedy, peak_allocated_bytes=peak, saving_bytes=self.needed_bytes - now)
@@ -260,7 +261,7 @@ class RemedyEvaluator:
         """The largest smaller batch (or length) that is safe, else fits, else the smallest. Raises NotPricedError.
 
         Smaller batches are made up for by accumulating gradients: that is what is needed. The peak is of the smaller
-        batch alone.
+        batch alone, where nothing else is changed.
         """
         key, cost, speed = self._shrinking(what)
         before = self._rehearsal.sizes[what]
@@ -280,7 +281,7 @@ class RemedyEvaluator:
         after = next(filter(None, fitting), None) or min(reports)
         values = {"before": before, "after": after, "accumulation": whole // after, "name": self._rehearsal.label(what)}
         peak = reports[after].peak_allocated_bytes
-        if accumulated.changes:
+        if accumulated.changes and not base.parts:  # of several changes together only the run as advised is priced
             values["accumulated_peak_bytes"] = peak
             peak = self._run(base.with_(Variation(sizes={what: after}))).peak_allocated_bytes
         return self._with_price(self._remedy(key, cost, speed, values), peak, need(after))
@@ -303,7 +304,8 @@ class RemedyEvaluator:
             if len({one.slot for one, _ in chosen}) == number
             and self._expected(chosen) <= self._situation.usable_bytes * _LIKELY
         ]
-        possible.sort(key=lambda chosen: sum(one.cost for one, _ in chosen))
+        usable = self._situation.usable_bytes
+        possible.sort(key=lambda chosen: (self._expected(chosen) > usable, sum(one.cost for one, _ in chosen)))
         for chosen in possible[:_MOST_COMBINATIONS]:
             keys = frozenset(one.key for one, _ in chosen)
             if self._is_late():

@@ -15,7 +15,7 @@ def own_names(tree: ast.Module, names: Mapping[str, Any]) -> Mapping[str, str]:
     """The words of ``remedy_code``'s templates that a cell shows: ``loader`` loads ``source`` as ``model``.
 
     Of ``names``, those that the cell sees, the one model that it calls tells ``inner``, what a wrapper for several GPUs
-    has inside, and the ``layers`` that it repeats, of the attribute ``blocks``.
+    has inside, and the ``layers`` that it repeats.
     """
     return {**_of_the_model(tree, names), **_of_the_load(tree)}
 
@@ -39,7 +39,7 @@ def _of_the_model(tree: ast.Module, names: Mapping[str, Any]) -> dict[str, str]:
     from oom_magic.predict.what_if.model_changes import path_of_blocks  # loads torch
 
     path = path_of_blocks(model)
-    return {**found, "layers": f"{inner}.{path}", "blocks": path.rpartition(".")[2]} if path else found
+    return found if path is None else {**found, "layers": f"{inner}.{path}" if path else inner}
 
 
 def _of_the_load(tree: ast.Module) -> dict[str, str]:
@@ -93,12 +93,16 @@ def own_code(tree: ast.Module, names: Mapping[str, Any], key: str, values: Mappi
     """
     if key in _OPTIMIZERS:
         return _with_optimizer(tree, key)
+    if key == "no_grad":
+        return _without_gradients(tree)
     loops = [loop for loop in ast.walk(tree) if isinstance(loop, ast.For) and len(list(_backwards(loop))) == 1]
     if len(loops) != 1:
         return ""
     loop = copied(loops[0])
     if key == "smaller_batch":
         return _accumulating(loop, values)
+    if key == "dropped_outputs":
+        return _with_outputs_dropped(loop)
     if key == "mixed_precision" and values.get("dtype") == "bf16":
         return _under_autocast(loop, {name for name, value in names.items() if is_module(value)})
     return ""
@@ -248,6 +252,40 @@ def _under_autocast(loop: ast.For, models: set[str]) -> str:
     context.body = covered
     loop.body[start:end] = [context]
     return ast.unparse(ast.fix_missing_locations(loop))
+
+
+def _with_outputs_dropped(loop: ast.For) -> str:
+    """The loop with the model's outputs deleted before the backward; "" where they are used for more than the loss."""
+    (backward,) = _backwards(loop)
+    uses = [node for node in ast.walk(loop) if isinstance(node, ast.Attribute) and node.attr == "loss"]
+    names = [node for node in ast.walk(loop) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
+    outputs = uses[0].value if len(uses) == 1 else None
+    if not isinstance(outputs, ast.Name) or sum(one.id == outputs.id for one in names) != 1:
+        return ""
+    at = loop.body.index(backward)
+    call = backward.value
+    assert isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
+    if call.func.value is uses[0]:
+        loop.body.insert(at, ast.Assign([ast.Name("loss")], uses[0]))
+        call.func.value = ast.Name("loss")
+        at += 1
+    loop.body.insert(at, ast.Delete([ast.Name(outputs.id)]))
+    return ast.unparse(ast.fix_missing_locations(loop))
+
+
+_DEFINING = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_MOST_STATEMENTS = 12
+
+
+def _without_gradients(tree: ast.Module) -> str:
+    """What the cell runs, under ``no_grad``; "" where that is long."""
+    body = [one for one in tree.body if not isinstance(one, _DEFINING)]
+    context = ast.parse("with torch.no_grad():\n    pass").body[0]
+    assert isinstance(context, ast.With)
+    if not body or len(body) > _MOST_STATEMENTS:
+        return ""
+    context.body = body
+    return ast.unparse(context)
 
 
 def _is_update(statement: ast.stmt) -> bool:

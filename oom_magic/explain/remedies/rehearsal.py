@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from oom_magic.errors import InvalidSettingError
 from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.live.growth import Growth, is_in, mended
+from oom_magic.explain.remedies.code import IN_A_LOOP, names_model
 from oom_magic.explain.remedies.own_code import own_arguments, own_code, own_names
 from oom_magic.explain.remedies.size_parameters import SizeParameter, find_size_parameters
 
@@ -250,6 +251,7 @@ class CellRehearsal:
         self._find_in_the_way = find_in_the_way
         self._num_steps: int | None = _STEPS
         self._parameters: dict[str, SizeParameter | None] = {}
+        self._trials: dict[tuple[tuple[str, int], ...], MemoryReport] = {}  # with nothing changed but sizes
         self._survey: Survey | None = None
         self._fullest: ModelCall | None = None
         self.sizes: Mapping[str, int] = {}
@@ -287,14 +289,17 @@ class CellRehearsal:
         """Execute the cell again, changed; sizes by what sets them, else by cutting the model's inputs."""
         from oom_magic.predict.what_if.change import ShorterInputs
 
+        known = self._trials.get(tuple(variation.sizes.items()))
+        if known is not None and not variation.changes and variation.mended is None:
+            return known
         turned: dict[SizeParameter, int] = {}
         cut: list[Change] = []
         for what, value in variation.sizes.items():
             if what not in self._parameters:
-                parameter, report = self._find_parameter(what, value)
-                self._parameters[what] = parameter
-                if report is not None and not variation.changes and len(variation.sizes) == 1:
-                    return report
+                self._parameters[what], report = self._find_parameter(what, value)
+                if report is not None:
+                    self._trials[(what, value),] = report
+                    return self.run(variation)
             parameter = self._parameters[what]
             if parameter is not None:
                 turned[parameter] = value
@@ -337,7 +342,11 @@ class CellRehearsal:
         """The cell's statements, as they are with the remedy; of a size, what sets it."""
         what = _SIZE_OF.get(key)
         if what is None:
-            return own_code(self._tree, self._names, key, values) or None
+            if key == "no_grad" and (self._survey is None or self._survey.has_trained):
+                return ""
+            own = own_code(self._tree, self._names, key, values)
+            is_foreign = key in IN_A_LOOP or (names_model(key) and "model" not in self.names)
+            return own or ("" if is_foreign else None)
         parameter = self._parameters.get(what)
         if parameter is None:
             return ""

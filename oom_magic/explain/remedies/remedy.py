@@ -98,7 +98,10 @@ class Situation:
 
 
 def ranked(remedies: Sequence[Remedy]) -> tuple[Remedy, ...]:
-    """What fits first, by its verdict and then the least cost; then what saves most; what is not priced; hardware."""
+    """What fits first, by its verdict and then the least cost; then what saves most; what is not priced; hardware.
+
+    Hardware comes first only where no change fits and all were tried.
+    """
     order: tuple[Verdict | None, ...] = ("safe", "tight", "danger", None)
 
     def rank(remedy: Remedy) -> tuple[Any, ...]:
@@ -106,9 +109,11 @@ def ranked(remedies: Sequence[Remedy]) -> tuple[Remedy, ...]:
             return True, remedy.fits is None, -(remedy.saving_bytes or 0), 0
         return False, remedy.is_bought, order.index(remedy.verdict), remedy.cost
 
-    return tuple(sorted(remedies, key=lambda remedy: (remedy.is_bought and _any_other(remedies), *rank(remedy))))
+    may_do = any(_may_do(one) for one in remedies)
+    return tuple(sorted(remedies, key=lambda remedy: (remedy.is_bought and may_do, *rank(remedy))))
 
 
-def _any_other(remedies: Sequence[Remedy]) -> bool:
-    """Whether a change to the run itself fits."""
-    return any(one.fits and not one.is_bought for one in remedies)
+def _may_do(remedy: Remedy) -> bool:
+    """Whether a change to the run itself fits, or was not tried for want of time."""
+    is_untried = remedy.note is not None and remedy.note.key == "reason_time"
+    return is_untried or bool(remedy.fits and not remedy.is_bought)

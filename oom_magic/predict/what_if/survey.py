@@ -41,6 +41,11 @@ class Survey(Change):
     def forwards_per_step(self) -> int:
         return self._num_forwards if self._has_stepped and self._num_models == 1 else 1
 
+    @property
+    def has_trained(self) -> bool:
+        """Whether an optimizer stepped."""
+        return self._has_stepped
+
     def refusal(self, change: Change) -> InapplicableError | None:
         """Why the run has no place for a change, or None."""
         if isinstance(change, ReleasedGradients):
