@@ -138,3 +138,44 @@ def test_a_change_takes_what_the_code_written_so_takes(change: type[Change], bef
     assert changed.peak_reserved_bytes < dry_run(before, gpu="T4", num_processes=4).peak_reserved_bytes
     with pytest.raises(InapplicableError):  # there is nothing left of it to change
         DrySession("T4", num_processes=4, has_bar=False, changes=[change()]).run(after)
+
+
+def _rank_of_two(rank: int, num_processes: int, wide: int) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29501")
+    dist.init_process_group("nccl", rank=rank, world_size=num_processes)
+    torch.cuda.set_device(rank)
+    _steps(torch.nn.parallel.DistributedDataParallel(_blocks().cuda(), device_ids=[rank]))
+    dist.destroy_process_group()
+
+
+def _accelerated() -> None:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator()
+    assert accelerator.num_processes == 2
+    model = _blocks()
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+    for _ in range(3):
+        accelerator.backward(model(torch.randn(64, 512, device=accelerator.device)).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def _launched() -> None:
+    from accelerate import notebook_launcher
+
+    notebook_launcher(_accelerated, (), num_processes=2)
+
+
+@pytest.mark.parametrize(
+    "start", [partial(torch.multiprocessing.spawn, _rank_of_two, args=(2, 512), nprocs=2), _launched]
+)
+def test_processes_that_a_notebook_starts(start: Any) -> None:
+    pytest.importorskip("accelerate")
+    before = dict(os.environ)
+    report = dry_run(start, gpu="T4", num_gpus=2)
+    assert [card.device.index for card in report.cards] == [0]  # the other card is another process's
+    assert report.breakdown["parameter"] == 4 * (512 * 512 + 512) * 4
+    assert any("process 0 of 2 was followed" in one.text for one in report.assumptions)
+    assert dict(os.environ) == before
+    assert not dist.is_initialized()

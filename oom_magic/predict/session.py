@@ -289,6 +289,7 @@ class DrySession:
 
     def _restart(self) -> None:
         self.fake_gpu.restart()
+        self.fake_gpu.job = self.job
         self._allocated_before = [recorder.allocator.allocated_bytes for recorder in self.recorders]
         self._assumptions.clear()
         self._upper_bounds.clear()
@@ -296,8 +297,9 @@ class DrySession:
 
     def _make_report(self, error: str) -> MemoryReport:
         cards: Sequence[int] = range(len(self.recorders))
-        if self.job is not None:  # the machine has a card for each process; this one uses its own
-            cards = [card for card in cards if self.recorders[card].columns] or [self.job.rank]
+        job = self.fake_gpu.job  # also of processes that the code started itself
+        if job is not None:  # the machine has a card for each process; this one uses its own
+            cards = [card for card in cards if self.recorders[card].columns] or [job.rank]
         return MemoryReport.of_cards([self._report_of(card, error) for card in cards])
 
     def _report_of(self, card: int, error: str) -> MemoryReport:
