@@ -55,7 +55,8 @@ def rendered(page: str, shell: Any) -> str:
 
 
 @recorded_with("2.13.0")
-@pytest.mark.parametrize("language", ["en", pytest.param("zh", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("language", PAGES)
 def test_outputs_are_what_the_code_shows(
     language: str, shell: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
