@@ -49,7 +49,7 @@ def lightning_callback() -> Any:
     except ImportError:
         from pytorch_lightning import Callback
 
-    class StepTableCallback(Callback, _StepTable):  # type: ignore[misc]
+    class StepTableCallback(Callback, _StepTable):
         """Prints the step table; one process of a machine does."""
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
