@@ -20,6 +20,7 @@ from oom_magic.memory.allocator.replay import AllocatorOutOfMemory, CachingAlloc
 from oom_magic.memory.allocator.settings import AllocatorSettings
 from oom_magic.memory.report import Assumption, Device, MemoryReport, OutOfMemory
 from oom_magic.memory.timeline import Phase, SourceLine
+from oom_magic.predict import torch_private
 from oom_magic.predict.compiled.calls import compile_followed, scripted_as_written
 from oom_magic.predict.cpu_runs import stayed_on_cpu
 from oom_magic.predict.distributed.data_parallel import data_parallel_followed
@@ -199,6 +200,7 @@ class DrySession:
         self._restart()
         interrupts = self.fake_gpu.interrupts
         load_language()
+        torch_private.check()
         try:
             with (
                 interrupts.waiting(),

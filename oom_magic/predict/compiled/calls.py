@@ -13,6 +13,7 @@ import torch
 from torch._jit_internal import createResolutionCallbackFromFrame
 
 from oom_magic.language import _
+from oom_magic.predict import torch_private
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.isolation.patching import patched, suspended
 from oom_magic.predict.operators.overloads import TORCH
@@ -60,6 +61,7 @@ def _on_first_call(gpu: FakeGPU, assume: Callable[..., None]) -> Iterator[None]:
     def begin() -> None:
         if not is_begun:
             with suspended(None):
+                torch_private.check(torch_private.COMPILED)
                 from oom_magic.predict.compiled.dynamo import Compiler
             begun.enter_context(Compiler(gpu, assume).active())
             is_begun.append(True)

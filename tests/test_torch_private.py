@@ -1,0 +1,74 @@
+"""The table of PyTorch's private names is complete and true here."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from oom_magic.predict import torch_private
+
+ROOM = Path(torch_private.__file__).parent
+TABLES = (torch_private.EVERY_RUN, torch_private.COMPILED, torch_private.DISTRIBUTED)
+
+
+def is_private(name: str) -> bool:
+    return any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
+
+
+def used_in(source: str) -> Iterator[str]:
+    """The private names of torch that code imports or reaches by a dotted path, up to the last private part."""
+    tree = ast.parse(source)
+    known = {"torch": "torch"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "torch":
+            for alias in node.names:
+                known[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+                if is_private(f"{node.module}.{alias.name}"):
+                    yield f"{node.module}.{alias.name}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            root, *rest = ast.unparse(node).split(".")
+            if root in known and all(part.isidentifier() for part in rest):
+                name = ".".join([known[root], *rest])
+                if rest[-1].startswith("_") and not rest[-1].startswith("__"):
+                    yield name
+
+
+def used() -> set[str]:
+    return {name for file in ROOM.rglob("*.py") for name in used_in(file.read_text(encoding="utf-8"))}
+
+
+def listed() -> set[str]:
+    return {name for table in TABLES for group in table.values() for name in group}
+
+
+def leads(name: str) -> bool:
+    """Whether a listed name begins with this one, such as the module that holds it."""
+    return any(one == name or one.startswith(f"{name}.") for one in listed())
+
+
+def test_every_private_name_that_a_dry_run_uses_is_listed() -> None:
+    assert {name for name in used() if not leads(name)} == set()
+
+
+def test_every_listed_name_is_used() -> None:
+    assert {name for name in listed() if not any(one.startswith(name) for one in used())} == set()
+
+
+def test_this_pytorch_has_them_all() -> None:
+    assert torch_private.missing(torch_private.EVERY_RUN) == {}
+    assert torch_private.missing(torch_private.DISTRIBUTED) == {}
+    if torch_private.torch.__version__ >= "2.13" and find_spec("triton"):
+        assert torch_private.missing(torch_private.COMPILED) == {}
+
+
+def test_what_is_missing_is_named() -> None:
+    names = {"tensors are told apart": ("torch._C._no_such_name", "torch._no_such_module.thing", "torch.float32")}
+    lost = torch_private.missing(names)
+    assert set(lost) == {"torch._C._no_such_name", "torch._no_such_module.thing"}
+    with pytest.raises(RuntimeError, match=r"no longer has torch\._C\._no_such_name \(tensors are told apart\)"):
+        torch_private.check(names)
