@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.multiprocessing
 
+from oom_magic.language import _
 from oom_magic.predict.distributed.job import Job
 from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.libraries.adapters import Adapter, Run
@@ -31,7 +32,13 @@ def _process_of(run: Run, num_processes: int) -> Iterator[Job]:
             yield job
     finally:
         if run.gpu.process_groups is None:  # what makes groups says it
-            run.assume(f"process {job.rank} of the {num_processes} that are started here was followed")
+            run.assume(
+                _(
+                    "process {rank} of the {num_processes} that are started here was followed",
+                    rank=job.rank,
+                    num_processes=num_processes,
+                )
+            )
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
         os.environ.clear()
