@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from oom_magic.predict.fake_cuda.device_view import view_hidden
