@@ -34,7 +34,8 @@ EVERY_RUN: Names = {
         "torch.ops.aten._pack_padded_sequence",
     ),
     "tensors say that they are on a GPU, and are exchanged": (
-        "torch._C._from_dlpack", "torch._C._nn._parse_to", "torch._C._swap_tensor_impl", "torch._has_compatible_shallow_copy_type",
+        "torch._C._from_dlpack", "torch._C._nn._parse_to", "torch._C._swap_tensor_impl",
+        "torch._has_compatible_shallow_copy_type",
         "torch._tensor_str._str", "torch._tensor", "torch._C._autograd._push_saved_tensors_default_hooks",
         "torch._GLOBAL_DEVICE_CONTEXT", "torch.utils._foreach_utils",
     ),
