@@ -68,6 +68,7 @@ _CAUSE_OF_TENSOR = {
     "attention_scores": Cause.ATTENTION_SCORES,
     "optimizer_state": Cause.OPTIMIZER_STATE,
 }
+_KINDS_OF_ACTIVATIONS = (Cause.LOGITS_OR_LOSS, Cause.ATTENTION_SCORES)
 
 
 def explain(
@@ -210,7 +211,8 @@ def _refined(judgement: Judgement, answer: TensorAnswer) -> Judgement:
         return judgement
     is_seen = best.fit >= 1 and bool(best.expression)
     is_open = judgement.cause is Cause.UNKNOWN or judgement.confidence is Confidence.POSSIBLE
-    if not is_open:
+    is_named_closer = is_seen and judgement.cause is Cause.ACTIVATIONS and judgement.confidence is Confidence.LIKELY
+    if not (is_open or (is_named_closer and _CAUSE_OF_TENSOR[best.name] in _KINDS_OF_ACTIVATIONS)):
         return judgement
     key = "tensor_seen" if is_seen else "tensor_matches"
     known = (
