@@ -160,3 +160,15 @@ def test_what_people_read_can_be_translated():
                 if re.search(r"[A-Za-z]{3}.*[ ].*[a-z]{2}|^[a-z]{3,}$", text)
             ]
     assert found == [], "put it into _() or ngettext()"
+
+
+def test_no_name_hides_what_translates():
+    found = []
+    for file in sorted(PACKAGE.rglob("*.py")):
+        for function in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                continue
+            names = [node for node in ast.walk(function) if isinstance(node, ast.Name) and node.id == "_"]
+            if len({type(name.ctx) for name in names}) > 1:
+                found.append(f"{file.relative_to(PACKAGE)}:{function.lineno}: {function.name}")
+    assert found == []

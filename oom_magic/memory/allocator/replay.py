@@ -5,7 +5,7 @@ names the one it follows. tests/data holds histories recorded from PyTorch 2.13:
 
 Assumptions: the driver deals in granules of 2 MiB and loses none to fragmentation; memory freed while another
 stream still uses it (``record_stream``) returns by the next request; a private pool of a CUDA graph, which has a
-number from ``PRIVATE`` on in a stream's place, keeps what it has.
+negative number in a stream's place (recorded streams have their addresses), keeps what it has.
 PyTorch before 2.13 chose between equal blocks by real address: recorded training still agrees, some random
 stress does not.
 """
@@ -35,10 +35,7 @@ from oom_magic.memory.allocator.settings import AllocatorSettings
 from oom_magic.memory.timeline import IntArray, MarkKind, Timeline
 from oom_magic.units import format_bytes
 
-PRIVATE = 1 << 40
-
 __all__ = [
-    "PRIVATE",
     "AllocatorOutOfMemory",
     "AllocatorSettings",
     "Block",
@@ -204,7 +201,7 @@ class CachingAllocator:
 
     def empty_cache(self) -> None:
         """Give back to the driver all that is wholly free: segments, pages (``release_cached_blocks``)."""
-        pools = [pools for stream, pools in self._pools.items() if stream < PRIVATE]
+        pools = [pools for stream, pools in self._pools.items() if stream >= 0]
         for pool in chain((large for _unused, large in pools), (small for small, _unused in pools)):
             for block in [pool.blocks[key] for key in pool.keys]:
                 if self.settings.expandable_segments:

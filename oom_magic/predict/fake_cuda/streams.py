@@ -12,8 +12,6 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from oom_magic.memory.allocator.replay import PRIVATE
-
 
 class StreamOwner(Protocol):
     """What streams need of the cards they are on."""
@@ -148,7 +146,7 @@ class Streams:
     def at_work(self, operator: str = "") -> int:
         """The stream of the current card on which ``operator`` takes memory now."""
         if self.captured_in is not None:
-            return PRIVATE + self.captured_in
+            return -self.captured_in  # as the allocator's replay has it
         card, graph_task = self._gpu.current, torch._C._current_graph_task_id()
         if card in self._first_nodes and graph_task not in (-1, self._selected_in):
             node = torch._C._current_autograd_node()

@@ -118,8 +118,8 @@ def _embedding_bag_backward(call: Call) -> None:
     gradient, indices = call.args[:2]
     if not gradient.is_contiguous():
         call.take_like(gradient)
-    if call.argument(8) != _MAX_OF_BAG:
-        _add_up(call, indices.numel(), bool(call.argument(7)), least=0)
+    if call.argument(7) != _MAX_OF_BAG:
+        _add_up(call, indices.numel(), bool(call.argument(6)), least=0)
 
 
 def _add_up(call: Call, num_items: int, scales: bool, least: int) -> None:
@@ -195,7 +195,6 @@ RULES: dict[OpOverload, Rule] = {
     aten._embedding_bag.default: _embedding_bag,
     aten._embedding_bag_forward_only.default: _embedding_bag,
     aten._embedding_bag_dense_backward.default: _embedding_bag_backward,
-    aten._embedding_bag_backward.default: _embedding_bag_backward,
     aten.masked_scatter.default: _masked_scatter,
     aten.masked_scatter_.default: _masked_scatter,
     aten.embedding_dense_backward.default: _embedding_backward,

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from oom_magic.language import _
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU, Rule
 from oom_magic.predict.fake_cuda.places import Handler, Place
 from oom_magic.predict.operators.calls import Call
@@ -146,8 +147,8 @@ def _time_first(gpu: FakeGPU, tensor: torch.Tensor, batch_first: bool, lengths: 
 
 
 def _forward(gpu: FakeGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
-    (tensor, weights, _, buffer, hx, cx, mode, size, projected, num_layers, batch_first, _, train, bidirectional,
-     lengths, _) = args  # fmt: skip
+    (tensor, weights, _stride, buffer, hx, cx, mode, size, projected, num_layers, batch_first, _dropout, train,
+     bidirectional, lengths, _state) = args  # fmt: skip
     gpu.values.assume(_("recurrent layers: the memory that cuDNN reserves between forward and backward is estimated"))
     x = _time_first(gpu, tensor, batch_first, lengths)
     width = (projected or size) * (1 + bidirectional)
