@@ -10,8 +10,8 @@ from oom_templates import GIB, MIB, Numbers, render
 
 from oom_magic.explain.advice import unpriced_remedies
 from oom_magic.explain.evidence.causes import Cause, Confidence
+from oom_magic.explain.evidence.clues.traceback import find_clues
 from oom_magic.explain.evidence.judging import judge
-from oom_magic.explain.evidence.traceback import find_clues
 from oom_magic.explain.explainer import explain
 from oom_magic.explain.messages.reading import read
 

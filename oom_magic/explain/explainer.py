@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from oom_magic.explain.diagnosis import Diagnosis
 from oom_magic.explain.evidence.budget import budget_of
 from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, Judgement
+from oom_magic.explain.evidence.clues.traceback import Clues, find_clues
 from oom_magic.explain.evidence.judging import judge, main_failure
 from oom_magic.explain.evidence.reading_aids import facts_about, judge_tip
 from oom_magic.explain.evidence.tensors import (
@@ -24,7 +25,6 @@ from oom_magic.explain.evidence.tensors import (
     name_tensor,
     preset_dims,
 )
-from oom_magic.explain.evidence.traceback import Clues, find_clues
 from oom_magic.explain.live.growth import find_growing_containers
 from oom_magic.explain.live.holders import earlier_bytes, find_holders
 from oom_magic.explain.live.location import UNKNOWN_LOCATION, FailureLocation, locate_failure

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, Judgement, PossibleCause, Support
+from oom_magic.explain.evidence.clues.traceback import Clues, find_clues
 from oom_magic.explain.evidence.number_rules import number_rules, observations
 from oom_magic.explain.evidence.situation_rules import situation_rules
 from oom_magic.explain.evidence.text_rules import text_rules
-from oom_magic.explain.evidence.traceback import Clues, find_clues
 from oom_magic.explain.messages.failure import Failure
 
 # A cause is named from this degree on; below it the text leaves it open.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from oom_magic.explain.evidence.causes import Evidence
+from oom_magic.explain.evidence.clues.traceback import Clues
 from oom_magic.explain.evidence.number_rules import MIN_STUCK_SHARE
-from oom_magic.explain.evidence.traceback import Clues
 from oom_magic.explain.messages.failure import Failure
 
 

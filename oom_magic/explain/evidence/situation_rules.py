@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from oom_magic.explain.evidence.causes import Cause, Evidence, Support
-from oom_magic.explain.evidence.traceback import Clues
+from oom_magic.explain.evidence.clues.traceback import Clues
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.units import GIB
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 
 from oom_magic.explain.evidence.causes import Cause, Evidence, Support
+from oom_magic.explain.evidence.clues.traceback import Clues
 from oom_magic.explain.evidence.number_rules import NAMELESS_REQUESTS, OWN_SHARE, TENSOR_CAUSES
-from oom_magic.explain.evidence.traceback import Clues
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.explain.messages.pytorch import parse_size
 from oom_magic.units import GIB, MIB

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from oom_magic.explain.evidence.causes import Cause
-from oom_magic.explain.evidence.programs import PROGRAMS
+from oom_magic.explain.evidence.clues.programs import PROGRAMS
 
 if TYPE_CHECKING:
     from oom_magic.explain.diagnosis import Diagnosis

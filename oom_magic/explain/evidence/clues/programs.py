@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from oom_magic.explain.evidence.author_words import TOLD
 from oom_magic.explain.evidence.causes import Cause
+from oom_magic.explain.evidence.clues.author_words import TOLD
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from oom_magic.explain.evidence.author_words import said_in
+from oom_magic.explain.evidence.clues.author_words import said_in
 
 _BAR = re.compile(r"(\d{1,3})%\|[^|\n]{0,200}\|\s{0,3}(\d{1,9})/(\d{1,9})")
 _DONE = re.compile(
