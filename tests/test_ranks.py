@@ -6,9 +6,11 @@ watchdog of NCCL's process group looked in the middle of a step, which it does e
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -170,8 +172,10 @@ def _launched() -> None:
 @pytest.mark.parametrize(
     "start", [partial(torch.multiprocessing.spawn, _rank_of_two, args=(2, 512), nprocs=2), _launched]
 )
-def test_processes_that_a_notebook_starts(start: Any) -> None:
+def test_processes_that_a_notebook_starts(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("accelerate")
+    importlib.import_module("torch._dynamo")  # which sets a variable of the environment when it is first imported
+    monkeypatch.setitem(sys.modules, "bitsandbytes", sys)  # as pricing QLoRA imports it: accelerate starts nothing then
     before = dict(os.environ)
     report = dry_run(start, gpu="T4", num_gpus=2)
     assert [card.device.index for card in report.cards] == [0]  # the other card is another process's

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from oom_magic.language import _
 from oom_magic.predict.isolation.files.saving import skipped
 from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.libraries.adapters import Adapter, Run
@@ -33,6 +34,22 @@ def _accelerate_state(module: ModuleType, run: Run) -> Iterator[None]:
         for store, contents in zip(stores, before, strict=True):
             store.clear()
             store.update(contents)
+
+
+@contextmanager
+def _notebook_launcher(module: ModuleType, run: Run) -> Iterator[None]:
+    """``notebook_launcher`` without its refusal after an import of bitsandbytes, which rehearsals import too."""
+    find = module.are_libraries_initialized
+
+    def are_libraries_initialized(*names: str) -> list[str]:
+        found = find(*names)
+        for name in found:
+            text = _("notebook_launcher starts no processes on a GPU where {name} was imported before it", name=name)
+            run.assume(text)
+        return []
+
+    with patched(module, {"are_libraries_initialized": are_libraries_initialized}):
+        yield
 
 
 @contextmanager
@@ -96,6 +113,7 @@ def _lightning_loggers(module: ModuleType, run: Run) -> Iterator[None]:
 
 _LOGGERS = "trainer.connectors.logger_connector.logger_connector"
 ADAPTERS: dict[str, Adapter] = {
+    "accelerate.launchers": _notebook_launcher,
     "accelerate.state": _accelerate_state,
     "transformers.training_args": _training_arguments,
     "transformers.trainer": _trainer,
