@@ -11,6 +11,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from oom_magic.results import show_with as _show_with
+
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
@@ -94,6 +96,7 @@ class _Package(ModuleType):
 
 
 sys.modules[__name__].__class__ = _Package
+_show_with(lambda: import_module("oom_magic.views"))
 
 
 def __getattr__(name: str) -> Any:

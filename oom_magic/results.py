@@ -1,19 +1,41 @@
 """A result shows itself: as text in a terminal, as text and HTML in a notebook.
 
-Data know no views. What a class of results looks like is in ``views``, which is looked up by name when a result is
-first shown: the one junction between the two.
+Data know no views: what a class of results looks like is in ``views``, which the package itself hands over.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
-if TYPE_CHECKING:
-    from types import ModuleType
+
+class Views(Protocol):
+    """What shows results."""
+
+    def describe(self, result: Any) -> Any:
+        """A result as a title and blocks."""
+
+    def to_text(self, description: Any) -> str:
+        """The description as text of 80 columns."""
+
+    def to_html(self, description: Any) -> str:
+        """The description as a fragment of HTML."""
+
+
+_loaders: list[Callable[[], Views]] = []
+
+
+def show_with(load: Callable[[], Views]) -> None:
+    """Results are shown by what ``load`` returns, which is called when one is shown."""
+    _loaders[:] = [load]
+
+
+def _views() -> Views:
+    (load,) = _loaders
+    return load()
 
 
 class Result:
@@ -37,7 +59,7 @@ class Result:
         return asdict(cast("Any", self))
 
     def __str__(self) -> str:
-        return str(_views().to_text(self.describe()))
+        return _views().to_text(self.describe())
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.describe().title}>"
@@ -45,7 +67,3 @@ class Result:
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         views, description = _views(), self.describe()
         return {"text/plain": views.to_text(description), "text/html": views.to_html(description)}
-
-
-def _views() -> ModuleType:
-    return import_module("oom_magic.views")

@@ -15,7 +15,7 @@ ALLOWED = {
     "errors": {"language"},
     "inputs": {"errors", "units"},
     "collection": set(),
-    "results": set(),  # finds the views by name, so that data know none
+    "results": set(),  # is given the views, so that data know none
     "user_code": set(),
     "memory": {"language", "results", "units"},
     "measure": {"collection", "errors", "inputs", "language", "results", "units", "user_code", "memory"},
@@ -36,7 +36,7 @@ ALLOWED = {
         "explain",
     },
     "__main__": {"explain", "language", "memory", "notebook", "predict", "views"},
-    "__init__": {"memory", "measure", "predict", "explain", "notebook"},  # the public names
+    "__init__": {"results", "memory", "measure", "predict", "explain", "notebook"},  # the public names
 }
 LIBRARIES = {
     "torch": {"measure", "predict"},

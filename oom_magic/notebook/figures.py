@@ -27,7 +27,7 @@ from oom_magic.memory.report import MemoryReport
 from oom_magic.memory.timeline import PHASES, MarkKind, Phase
 from oom_magic.units import GIB, MIB
 from oom_magic.views.blocks import Picture
-from oom_magic.views.palette import LIGHT
+from oom_magic.views.encodings.palette import LIGHT
 from oom_magic.views.report import place
 from oom_magic.views.words import word
 

@@ -1,0 +1,1 @@
+"""What a pasted text tells, before anyone judges it."""

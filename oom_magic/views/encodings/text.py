@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 
 from oom_magic.views.blocks import Bars, Block, Code, Description, Details, Facts, Parts, Picture, Sentence, Table
-from oom_magic.views.layout import (
+from oom_magic.views.encodings.layout import (
     SIGNS,
     bars_table,
     facts_table,

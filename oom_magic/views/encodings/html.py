@@ -28,7 +28,7 @@ from oom_magic.views.blocks import (
     Sentence,
     Table,
 )
-from oom_magic.views.layout import (
+from oom_magic.views.encodings.layout import (
     SIGNS,
     bars_table,
     facts_table,
@@ -38,8 +38,8 @@ from oom_magic.views.layout import (
     shown_code,
     texts,
 )
-from oom_magic.views.palette import DARK, LIGHT, css_variables
-from oom_magic.views.text import to_text
+from oom_magic.views.encodings.palette import DARK, LIGHT, css_variables
+from oom_magic.views.encodings.text import to_text
 
 _SHORT = 28  # characters that a cell keeps on one line
 # JupyterLab and nbconvert, VS Code, Colab and others; then a bare page that follows the system.

@@ -1,0 +1,1 @@
+"""A Description as text and as HTML, with the same rows."""
