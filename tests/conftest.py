@@ -51,6 +51,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.add_marker(pytest.mark.skip(reason=reason))
 
 
+@pytest.fixture(autouse=True)
+def _nothing_kept_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test finds nothing that another run left in the user's cache folder."""
+    from oom_magic.predict.sizing import store
+
+    monkeypatch.setattr(store, "is_on", False)
+
+
 _UNCOMPARED: list[str] = []
 
 

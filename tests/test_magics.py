@@ -13,6 +13,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import oom_magic
 from oom_magic.memory.report import MemoryReport
+from oom_magic.notebook.options import with_cards_quoted
 
 HINT = "%oom_explain says which tensor did not fit, why, and what to change (--off: no more hints)."
 MODEL = """%%gpumem --no-plot
@@ -258,3 +259,31 @@ def test_help_has_two_examples(shell, name) -> None:
 @pytest.mark.parametrize("name", oom_magic.__all__)
 def test_every_public_name_is_documented(name) -> None:
     assert len((getattr(oom_magic, name).__doc__ or "").split()) >= 8
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("--gpu RTX 3060 train()", '--gpu "RTX 3060" train()'),
+        ("--steps 2 --gpu A100 80GB", '--steps 2 --gpu "A100 80GB"'),
+        ("--gpu 2x T4 train(4)", '--gpu "2x T4" train(4)'),
+        ("--gpu T4 train(4)", "--gpu T4 train(4)"),
+        ("--gpu RTX 3600", '--gpu "RTX 3600"'),
+        ('--gpu "RTX 3060" --top 3', '--gpu "RTX 3060" --top 3'),
+        ("train(gpu)", "train(gpu)"),
+    ],
+)
+def test_a_card_of_several_words_needs_no_quotes(line, meant):
+    assert with_cards_quoted(line) == meant
+
+
+def test_catalogues_are_listed(shell, capsys):
+    shell.run_line_magic("gpumem", "--list-gpus")
+    shell.run_line_magic("oom_sliders", "--list-models")
+    printed = capsys.readouterr().out
+    assert "NVIDIA GeForce RTX 3060" in printed and "qwen2.5-7b" in printed
+
+
+def test_a_part_of_an_option_is_no_option(shell):
+    with pytest.raises(UsageError, match="--of"):
+        shell.run_line_magic("oom_explain", "--of")

@@ -349,3 +349,9 @@ def test_several_gpus() -> None:
     assert states[0] == states[1] == states[2] > 3 * states[3]
     sizes = ddp.sizes(microbatch_size=(2, 16))
     assert sizes.report(microbatch_size=8).peak_allocated_bytes == reports[2].peak_allocated_bytes
+
+
+def test_a_dry_run_on_another_card():
+    report = TrainingSetup("gpt-2", gpu="RTX 3060", seq_len=16).dry_run(gpu="T4", memory="15GiB", stop_after_steps=1)
+    assert report.device.name == "Tesla T4"
+    assert report.device.total_bytes == 15 * 2**30

@@ -73,3 +73,9 @@ def test_repeated_blocks_fold_into_one():
     folded = modules.folded()
     assert folded.total_bytes == modules.total_bytes
     assert folded["transformer.h.*"] == sum(size for name, size in modules.items() if ".h." in name)
+
+
+def test_runs_without_names_are_numbered():
+    one, other = predicted(), failed()
+    assert list(compare(one).reports) == ["run 1"]
+    assert list(compare([one, other]).reports) == ["run 1", "run 2"]

@@ -65,12 +65,18 @@ class SideBySide(Result):
         return {name: report.to_dict() for name, report in self.reports.items()}
 
 
-def compare(reports: Mapping[str, MemoryReport], notes: Mapping[str, str] | None = None) -> SideBySide:
-    """Runs beside each other: ``compare({"float32": report, "bfloat16": other})``.
+def compare(
+    reports: Mapping[str, MemoryReport] | Sequence[MemoryReport] | MemoryReport, notes: Mapping[str, str] | None = None
+) -> SideBySide:
+    """Runs beside each other: ``compare({"float32": report, "bfloat16": other})``; without names they are numbered.
 
     Shows peak allocated of each, by category, and peak reserved; ``notes`` has a word to put beside a run's bar.
     Raises ValueError without a run, KeyError for a note on a run that is not there.
     """
+    if isinstance(reports, MemoryReport):
+        reports = [reports]
+    if not isinstance(reports, Mapping):
+        reports = {f"run {number}": report for number, report in enumerate(reports, 1)}
     if not reports:
         raise ValueError(_("compare() got no report; give it at least one: compare({{'now': report}})."))
     notes = notes or {}

@@ -17,8 +17,16 @@ from oom_magic.notebook.cells.hints import FailureWatch
 from oom_magic.notebook.cells.levels import LevelWatch
 from oom_magic.notebook.cells.running import compile_cell
 from oom_magic.notebook.interrupted import InOneLine
+from oom_magic.notebook.listings import cards_listed, models_listed
 from oom_magic.notebook.monitor import Monitor, can_update
-from oom_magic.notebook.options import checked, parse_line, parse_options, setup_arguments, unquoted
+from oom_magic.notebook.options import (
+    checked,
+    parse_line,
+    parse_options,
+    setup_arguments,
+    slider_arguments,
+    unquoted,
+)
 
 
 @magics_class
@@ -63,6 +71,7 @@ class OOMMagics(Magics):
         "--no-compile", action="store_true", help=_("A dry run follows compiled code as eager code: an upper bound.")
     )
     @argument("--device", type=int, help=_("Number of the CUDA device to measure (default: the current one)."))
+    @argument("--list-gpus", action="store_true", help=_("List the cards that --gpu knows."))
     @argument("--top", type=int, default=5, help=_("How many lines to list (default: 5)."))
     @argument("--no-plot", action="store_true", help=_("Leave out the timeline picture."))
     @argument("-o", "--output", metavar="NAME", help=_("Bind the report to a variable."))
@@ -83,6 +92,9 @@ class OOMMagics(Magics):
         """
         __tracebackhide__ = True
         options, statement = parse_options(self.gpumem, line)
+        if options.list_gpus:
+            print(cards_listed())
+            return None
         card = CardOptions.parse(options.gpu, options.memory, options.num_gpus, options.num_processes, options.rank)
         stop_after_steps = checked("--steps", gpumem.parse_steps, options.steps)
         self._check(options, statement, cell)
@@ -197,6 +209,7 @@ class OOMMagics(Magics):
     )
     @argument("--gpu", type=unquoted, help=_('For this card, such as "RTX 3060" (default: the one here).'))
     @argument("--memory", type=unquoted, help=_("Its memory, if not the catalogue's: 10GiB."))
+    @argument("--no-cache", action="store_true", help=_("Use and keep no results on disk in this session."))
     @line_magic
     def oom_doctor(self, line: str) -> Any:
         """Check host, GPU, driver, processes and settings; say what to change and, for a model, how to train it.
@@ -209,6 +222,8 @@ class OOMMagics(Magics):
         from oom_magic.explain.doctor import TYPICAL_MODELS, doctor
 
         options = parse_line(self.oom_doctor, line)
+        if options.no_cache:
+            keep_nothing_on_disk()
         models = TYPICAL_MODELS if options.model == [] else options.model or ()
         card = self.runner.card
         try:
@@ -238,6 +253,8 @@ class OOMMagics(Magics):
         self.monitor = Monitor(_watched(options.device), options.every, can_update(self.shell))
         self.monitor.start()
 
+    @magic_arguments()
+    @slider_arguments
     @line_magic
     def oom_sliders(self, line: str) -> Any:
         """Open the sliders for a preset, or for a function of the notebook.
@@ -247,15 +264,28 @@ class OOMMagics(Magics):
             %oom_sliders --model qwen2.5-7b --method qlora --gpu "RTX 3060"
             %oom_sliders train
         """
-        from oom_magic.notebook.sliders.magic import sliders_from_line
+        options, rest = parse_options(self.oom_sliders, line)
+        if options.no_cache:
+            keep_nothing_on_disk()
+        if options.list_models:
+            print(models_listed())
+            return None
+        from oom_magic.notebook.sliders.magic import sliders_from
 
-        return sliders_from_line(line, self.shell)
+        return sliders_from(options, rest, self.shell)
 
     def stop_watching(self) -> None:
         """End the live monitor, if one runs."""
         if self.monitor is not None:
             self.monitor.stop()
             self.monitor = None
+
+
+def keep_nothing_on_disk() -> None:
+    """From now on this process neither reads nor keeps results."""
+    from oom_magic.predict.sizing import store
+
+    store.is_on = False
 
 
 def _has_gpu() -> bool:

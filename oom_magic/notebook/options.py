@@ -10,7 +10,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser, argument, parse_argstring
 
 from oom_magic.language import Sentences, _, spoken
-from oom_magic.predict.setups.gpus import GPU, list_gpus
+from oom_magic.predict.setups.gpus import GPU, is_card, list_gpus
 
 if TYPE_CHECKING:
     from oom_magic.explain.messages.failure import Failure
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 
+_MOST_WORDS = 5  # of a card's name, such as RTX PRO 6000 Blackwell 96GB
 _TOKEN = re.compile(r"\s*(\"[^\"]*\"|'[^']*'|\S+)")
 
 
@@ -29,7 +30,8 @@ def unquoted(text: str) -> str:
 def parse_options(magic: Any, line: str) -> tuple[Any, str]:
     """The options of a magic's line, and the statement after them. A UsageError says what is allowed."""
     parser: MagicArgumentParser = magic.parser
-    options, statement = _split(parser, line)
+    parser.allow_abbrev = False  # --of is no --off
+    options, statement = _split(parser, with_cards_quoted(line))
     try:
         return parse_argstring(magic, options), statement
     except UsageError as error:
@@ -40,7 +42,7 @@ def parse_options(magic: Any, line: str) -> tuple[Any, str]:
 def parse_line(magic: Any, line: str) -> Any:
     """The options of a magic that takes nothing else. A UsageError says what is allowed."""
     try:
-        return parse_argstring(magic, line)
+        return parse_argstring(magic, with_cards_quoted(line))
     except UsageError as error:
         raise UsageError(_in_words(str(error))) from None
 
@@ -64,6 +66,20 @@ def _in_words(mistake: str) -> str:
         if found := re.fullmatch(pattern, mistake):
             return spoken(sentence, **found.groupdict())
     return mistake
+
+
+def with_cards_quoted(line: str) -> str:
+    """The line with quotes around the card behind ``--gpu`` where its name is several words: ``--gpu RTX 3060``."""
+    option = re.search(r"(?:^|\s)--gpu[ =]+(?=[^\s\"'-])", line)
+    if option is None:
+        return line
+    words = list(re.finditer(r"\S+", line[option.end() :]))[:_MOST_WORDS]
+    names = [line[option.end() : option.end() + word.end()] for word in words]
+    known = [name for name in names[1:] if is_card(name)]
+    if not known and not is_card(names[0]) and len(words) > 1 and re.fullmatch(r"[\w.]+", words[1][0]):
+        known = [names[1]]  # mistyped: both words are searched for what was meant
+    name = max(known, key=len, default="")
+    return f'{line[: option.end()]}"{name}"{line[option.end() + len(name) :]}' if name else line
 
 
 def checked(option: str, parse: Callable[[str], Value], text: str) -> Value:
@@ -119,6 +135,36 @@ def setup_arguments(magic: Callable[..., Any]) -> Callable[..., Any]:
     flag = argument("--checkpointing", action="store_true", help=_("With activation checkpointing."))
     decorated: Callable[..., Any] = flag(magic)
     return decorated
+
+
+def slider_arguments(magic: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: the options of ``%oom_sliders``."""
+    for name, text in reversed(_OF_SLIDERS):
+        magic = argument(f"--{name}", type=unquoted, help=text)(magic)
+    counted = argument("--accumulation", type=int, default=1, help=_("Microbatches per optimizer step (default: 1)."))
+    switches = {
+        "--checkpointing": _("Start with activation checkpointing."),
+        "--no-cache": _("Use and keep no results on disk in this session."),
+        "--list-models": _("List the presets that --model knows."),
+    }
+    for name, text in reversed(switches.items()):
+        magic = argument(name, action="store_true", help=text)(magic)
+    decorated: Callable[..., Any] = counted(magic)
+    return decorated
+
+
+_OF_SLIDERS = (
+    ("model", _("A preset such as qwen2.5-7b, or a folder with config.json.")),
+    ("method", _("full, lora or qlora (default: full).")),
+    ("gpu", _('The card to start with, such as "RTX 3060".')),
+    ("memory", _("Its memory, such as 12GiB, if not the catalogue's.")),
+    ("rank", _("LoRA rank to start with, such as 16, or its range, such as 4:128.")),
+    ("batch", _("Microbatch size, or its range.")),
+    ("seq", _("Sequence length, or its range.")),
+    ("precision", _("bf16, fp16, fp32, amp-bf16 or amp-fp16.")),
+    ("optimizer", _("adamw, adamw8bit, sgd, ...")),
+    ("attention", _("sdpa, eager or flash_attention_2.")),
+)
 
 
 def setup_from(options: Any, failure: Failure | None) -> TrainingSetup | None:

@@ -12,6 +12,8 @@ from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
+from oom_magic.notebook.options import with_cards_quoted
+
 _MAIN = "__main__"
 # Magics that run the statement behind them, or the cell below, each with its options that take a value.
 _RUNNING = {
@@ -150,7 +152,7 @@ def _run_by(shell: InteractiveShell, name: str, line: str, cell: str) -> ast.Mod
 
 def _without_options(line: str, valued: list[str]) -> str:
     """What stands behind a magic's options."""
-    words = line.strip()
+    words = with_cards_quoted(line).strip()
     while words.startswith("-"):
         option, _, words = words.partition(" ")
         words = words.lstrip()

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic_arguments import argument, magic_arguments
 
 from oom_magic.language import _
-from oom_magic.notebook.options import checked, parse_options, unquoted
+from oom_magic.notebook.options import checked
 from oom_magic.notebook.sliders.controller import Sliders, sliders
 from oom_magic.notebook.sliders.ranges import closest, setup_ranges
 
@@ -20,26 +19,8 @@ _NUMBERS = {"rank": "rank", "batch": "microbatch_size", "seq": "seq_len"}
 _FIELDS = ("method", "precision", "optimizer", "attention")
 
 
-@magic_arguments()
-@argument("--model", type=unquoted, help=_("A preset such as qwen2.5-7b, or a folder with config.json."))
-@argument("--method", type=unquoted, help=_("full, lora or qlora (default: full)."))
-@argument("--gpu", type=unquoted, help=_('The card to start with, such as "RTX 3060".'))
-@argument("--memory", type=unquoted, help=_("Its memory, such as 12GiB, if not the catalogue's."))
-@argument("--rank", type=unquoted, help=_("LoRA rank to start with, such as 16, or its range, such as 4:128."))
-@argument("--batch", type=unquoted, help=_("Microbatch size, or its range."))
-@argument("--seq", type=unquoted, help=_("Sequence length, or its range."))
-@argument("--accumulation", type=int, default=1, help=_("Microbatches per optimizer step (default: 1)."))
-@argument("--precision", type=unquoted, help=_("bf16, fp16, fp32, amp-bf16 or amp-fp16."))
-@argument("--optimizer", type=unquoted, help=_("adamw, adamw8bit, sgd, ..."))
-@argument("--attention", type=unquoted, help=_("sdpa, eager or flash_attention_2."))
-@argument("--checkpointing", action="store_true", help=_("Start with activation checkpointing."))
-def oom_sliders() -> None:
-    """The options of the magic."""
-
-
-def sliders_from_line(line: str, shell: InteractiveShell) -> Sliders:
-    """The sliders that the line of ``%oom_sliders`` asks for. A UsageError says what is allowed."""
-    options, rest = parse_options(oom_sliders, line)
+def sliders_from(options: Any, rest: str, shell: InteractiveShell) -> Sliders:
+    """The sliders that ``%oom_sliders`` with these options asks for. A UsageError says what is allowed."""
     try:
         if options.model is not None:
             if rest:

@@ -79,6 +79,11 @@ def find_gpu(name: str) -> GPU:
     raise InvalidSettingError("unknown_card", name=name, offer=list(close)[:3])
 
 
+def is_card(name: str) -> bool:
+    """Whether ``find_gpu`` knows it; ``"2x T4"`` names one too."""
+    return _key(split_count(name)[1]) in _cards_by_key()
+
+
 def checked_number(number: Any, name: str) -> int:
     """A count of 1 or more. Raises ValueError naming the argument, the value and the fix."""
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:

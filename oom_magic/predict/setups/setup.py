@@ -190,6 +190,7 @@ class TrainingSetup(Result):
     def untraced_sizes(self, *, stop_after_steps: int = 3, **ranges: Any) -> Sizes:
         """The same function before it is traced anywhere."""
         from oom_magic.predict.setups.layers import only_layers
+        from oom_magic.predict.setups.local_files import local_configurations
         from oom_magic.predict.sizing.layered import Layers
         from oom_magic.predict.sizing.ranges import Ranges
         from oom_magic.predict.sizing.sizes import Sizes
@@ -208,7 +209,8 @@ class TrainingSetup(Result):
         count = self.source.num_layers
         is_alone = self.num_gpus == self.num_processes == 1  # else buckets go across layers
         layers = Layers(count, only_layers) if count is not None and is_alone else None
-        options: dict[str, Any] = {"layers": layers, **self.machine}
+        known = None if layers is None else (self.to_dict(), self.code(), local_configurations(self.source.path))
+        options: dict[str, Any] = {"layers": layers, "identity": known, **self.machine}
         return Sizes(train, Ranges.parse(train, ranges), self.gpu, self.memory, stop_after_steps, **options)
 
     def replace(self, **changes: Any) -> TrainingSetup:

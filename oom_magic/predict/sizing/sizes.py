@@ -38,6 +38,7 @@ from oom_magic.predict.sizing.pieces import (
 )
 from oom_magic.predict.sizing.ranges import Ranges, label
 from oom_magic.predict.sizing.regions import Point
+from oom_magic.predict.sizing.store import kept
 from oom_magic.predict.sizing.structure import Structure
 from oom_magic.results import Result
 
@@ -75,7 +76,8 @@ def size(
 class Sizes(Result):
     """What ``fn`` takes at any point of ``ranges``. Made by ``size``; all sizes in bytes.
 
-    Where ``fn`` builds a model of many equal ``layers`` it is run with few of them.
+    Where ``fn`` builds a model of many equal ``layers`` it is run with few of them. With an ``identity``, whose
+    ``repr`` says all that decides what ``fn`` does with its arguments, what was found is kept on disk.
 
     A point is given as keyword arguments: one value for each argument that varies. ``report`` is what ``dry_run`` would
     find there; the other methods are parts of it, and faster.
@@ -92,6 +94,7 @@ class Sizes(Result):
         card: int | None = None,
         layers: Layers | None = None,
         num_processes: int | None = None,
+        identity: Any = None,
     ) -> None:
         self.label = label(fn)
         self.ranges = ranges
@@ -112,6 +115,7 @@ class Sizes(Result):
         self.settings = session.settings
         self.num_traces = 0
         self._layers = layers
+        self._identity = identity
         self._runs = LayeredRuns(self._run, layers)
         self.has_bar = True
         self._bar: Any = None
@@ -140,6 +144,7 @@ class Sizes(Result):
             self._number,
             self._layers,
             self._options["num_processes"],
+            self._identity,
         )
         for setting, family in self._families.items():
             moved = on_card(family, other._card)
@@ -297,8 +302,10 @@ class Sizes(Result):
         return piece if piece.is_exact else self._run_at(setting, point)
 
     def _run_at(self, setting: tuple[int, ...], point: Point) -> Piece:
-        alone = self._explorer(setting, [np.array([value]) for value in point], {}).explore()
-        self._alone[setting, point] = piece_at(alone, point)
+        def run() -> Node:
+            return self._explorer(setting, [np.array([value]) for value in point], {}).explore()
+
+        self._alone[setting, point] = piece_at(self._kept((setting, point), run), point)
         return self._alone[setting, point]
 
     def _replay(self, setting: tuple[int, ...], point: Point, device: Device) -> Replay:
@@ -338,8 +345,24 @@ class Sizes(Result):
     def _family(self, setting: tuple[int, ...]) -> Node:
         found = self._families.get(setting)
         if found is None:
-            found = self._families[setting] = self._explore(setting)
+            found = self._families[setting] = self._kept(setting, lambda: self._explore(setting))
         return found
+
+    def _kept(self, what: Any, make: Callable[[], Node]) -> Node:
+        """What ``make`` finds, or found before for a function that is known by more than its name."""
+        if self._identity is None:
+            return make()
+
+        def ready() -> Node:
+            found = make()
+            for piece in all_pieces(found):
+                assert piece.peaks is not None  # learned now, to be kept with the rest
+            return found
+
+        axes = [(name, *axis[[0, -1]].tolist(), len(axis)) for name, axis in self.ranges.axes.items()]
+        given = axes, self.ranges.choices, self.ranges.fixed, self._options
+        own = self._identity, given, self._card, self.device.total_bytes, self.settings
+        return kept((own, what), ready)
 
     def _explore(self, setting: tuple[int, ...]) -> Node:
         lowest, _unused = self._ends()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +14,7 @@ from oom_magic.language import _
 from oom_magic.memory.timeline import IntArray, Timeline
 from oom_magic.predict.instrumentation.recorder import SizeExpression, SizeFunction
 
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of a function, which is another in each process
 _COLUMNS = ("order", "category", "phase", "step", "operator", "line", "module", "stream")
 _TABLES = ("operators", "lines", "modules", "marks")
 
@@ -50,7 +52,7 @@ class Structure:
             digest.update(column.tobytes())
         for name in _TABLES:
             digest.update(repr(getattr(timeline, name)).encode())
-        digest.update(repr(laws).encode())
+        digest.update(_ADDRESS.sub("", repr(laws)).encode())
         digest.update(counts.tobytes())
         return cls(timeline, laws, counts, digest.digest())
 

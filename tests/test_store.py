@@ -1,0 +1,67 @@
+"""Sizes are kept on disk: there at once the second time, and never those of something else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oom_magic.predict.setups.setup import TrainingSetup
+from oom_magic.predict.sizing import store
+from tests.test_sizes import same
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(store, "is_on", True)
+    monkeypatch.setattr(store, "folder", lambda: tmp_path / "cache")
+    return tmp_path / "cache"
+
+
+def test_the_second_time_nothing_is_run(folder: Path) -> None:
+    pytest.importorskip("transformers")
+    setup = TrainingSetup("gpt2", gpu="A100 80GB")
+    first, second = (setup.sizes(microbatch_size=(2, 8)) for _ in range(2))
+    assert first.num_traces > 0
+    assert second.num_traces == 0
+    assert same(first.report(microbatch_size=5), second.report(microbatch_size=5))
+    assert first.peak_allocated_bytes(microbatch_size=5) == second.peak_allocated_bytes(microbatch_size=5)
+    other = second.on("RTX 4090")  # what was read from disk is compared with runs of this process
+    assert same(other.report(microbatch_size=3), setup.replace(gpu="RTX 4090", microbatch_size=3).dry_run())
+    assert all(file.stat().st_mode & 0o077 == 0 for file in folder.iterdir())
+
+
+def made(what: Any, found: list[Any]) -> Any:
+    found.append(what)
+    return f"made of {what}"
+
+
+def test_each_thing_is_kept_for_itself_and_damage_only_costs_time(folder: Path) -> None:
+    calls: list[Any] = []
+    for what in (1, 1, 2, 1):
+        assert store.kept(what, lambda what=what: made(what, calls)) == f"made of {what}"
+    assert calls == [1, 2]
+    for file in folder.iterdir():
+        file.write_bytes(b"damaged")
+    assert store.kept(1, lambda: made(1, calls)) == "made of 1"
+    assert calls == [1, 2, 1]
+    assert store.kept(3, lambda: lambda: 0)() == 0  # cannot be pickled
+    assert {file.suffix for file in folder.iterdir()} == {".sizes"}
+
+
+def test_other_versions_and_settings_have_files_of_their_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    store.kept(1, lambda: made(1, calls))
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    store.kept(1, lambda: made(1, calls))
+    monkeypatch.setattr(store, "_versions", lambda: "another")
+    store.kept(1, lambda: made(1, calls))
+    assert len(calls) == 3
+
+
+def test_the_longest_unused_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(store, "_MOST_BYTES", 0)
+    store.kept(1, lambda: made(1, calls))
+    assert list(folder.iterdir()) == []
