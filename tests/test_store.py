@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import pytest
+import torch
 
+from oom_magic.language import speaking
+from oom_magic.predict.setups.local_files import local_configurations
 from oom_magic.predict.setups.setup import TrainingSetup
-from oom_magic.predict.sizing import store
+from oom_magic.predict.sizing import store, surroundings
 from tests.test_sizes import same
 
 
@@ -55,9 +59,52 @@ def test_other_versions_and_settings_have_files_of_their_own(folder: Path, monke
     store.kept(1, lambda: made(1, calls))
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     store.kept(1, lambda: made(1, calls))
-    monkeypatch.setattr(store, "_versions", lambda: "another")
+    monkeypatch.setattr(torch, "__version__", "2.99")
     store.kept(1, lambda: made(1, calls))
-    assert len(calls) == 3
+    torch.set_grad_enabled(False)
+    store.kept(1, lambda: made(1, calls))
+    torch.set_grad_enabled(True)
+    with speaking("zh"):  # what could not be followed is said in words
+        store.kept(1, lambda: made(1, calls))
+    assert len(calls) == len(list(folder.iterdir())) == 5
+
+
+def test_nothing_is_kept_where_a_library_was_changed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    modeling = pytest.importorskip("transformers.models.gpt2.modeling_gpt2")
+    calls: list[Any] = []
+    own = FunctionType((lambda self, x: x).__code__, {"__name__": "liger_kernel.transformers"})
+    with monkeypatch.context() as changes:
+        changes.setattr(modeling.GPT2MLP, "forward", own)
+        store.kept(1, lambda: made(1, calls))
+    with monkeypatch.context() as changes:
+        changes.setattr(torch.nn.functional, "scaled_dot_product_attention", own)
+        store.kept(1, lambda: made(1, calls))
+    with torch.device("cpu"):
+        store.kept(1, lambda: made(1, calls))
+    assert len(calls) == 3 and not folder.exists()
+
+
+def test_a_library_whose_files_changed_is_another(tmp_path: Path) -> None:
+    (tmp_path / "part").mkdir()
+    file = tmp_path / "part" / "modeling.py"
+    file.write_text("size = 1")
+    first = surroundings._files([tmp_path])
+    assert surroundings._files([tmp_path]) == first
+    file.write_text("size = 10")
+    assert surroundings._files([tmp_path]) != first
+
+
+def test_a_configuration_on_the_machine_is_part_of_a_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = local_configurations("openai-community/gpt2")
+    Path("openai-community/gpt2").mkdir(parents=True)
+    Path("openai-community/gpt2/config.json").write_text("{}")
+    assert local_configurations("openai-community/gpt2") != before
+
+
+def test_a_folder_that_cannot_be_written_only_costs_time(folder: Path) -> None:
+    folder.write_text("a file")
+    assert store.kept(1, lambda: "made") == "made"
 
 
 def test_the_longest_unused_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

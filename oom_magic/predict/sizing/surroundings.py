@@ -1,0 +1,110 @@
+"""What decides sizes beside the code and its arguments: libraries, switches of the process, the environment.
+
+Results on disk are known by it, so it says too much rather than too little.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from oom_magic.language import choose_language
+
+_FOLLOWED = ("torch", "transformers", "peft", "accelerate", "bitsandbytes")  # their code decides what is allocated
+_OTHERS = ("numpy", "safetensors", "tokenizers", "triton", "huggingface_hub")
+_VARIABLES = ("PYTORCH_", "TORCH", "CUDA", "CUBLAS", "NVIDIA_", "HF_", "TRANSFORMERS_", "BNB_", "ACCELERATE_", "USE_")
+_HARMLESS = {"oom_magic", "tqdm", "typing_extensions", *_FOLLOWED, *_OTHERS, *sys.stdlib_module_names}
+_CHANGED_BY_OTHERS = ("torch.nn", "torch.optim", "peft.tuners")
+
+
+def surroundings() -> tuple[Any, ...] | None:
+    """All of it, as plain values; None where others have changed what a name in a library means.
+
+    Liger and Unsloth put functions of their own in place of a model's, and so may a cell: what they do is not known.
+    """
+    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack() or any(_foreign()):
+        return None
+    variables = sorted(item for item in os.environ.items() if item[0].startswith(_VARIABLES))
+    libraries = [_library(name) for name in _FOLLOWED], [_version(name) for name in _OTHERS]
+    # What could not be followed is said in words, and they are kept with the sizes.
+    return sys.version, sys.platform, _OWN, libraries, _switches(), variables, choose_language()
+
+
+def _switches() -> tuple[Any, ...]:
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    return (
+        str(torch.get_default_dtype()),
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("cuda"),
+        str(torch.get_autocast_dtype("cuda")),
+        torch.is_anomaly_enabled(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
+        [cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(), cuda.cudnn_sdp_enabled()],
+        [cudnn.enabled, cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32],
+    )
+
+
+def _foreign() -> Iterator[Any]:
+    """Functions and classes of others in models and in PyTorch's modules."""
+    for name, module in list(sys.modules.items()):
+        if not name.startswith(_CHANGED_BY_OTHERS) and ".modeling_" not in name:
+            continue
+        for value in list(vars(module).values()):
+            members = vars(value).values() if isinstance(value, type) and value.__module__ == name else ()
+            yield from (one for one in (value, *members) if _is_foreign(one))
+
+
+def _is_foreign(value: Any) -> bool:
+    function = getattr(value, "__func__", value)
+    if not isinstance(function, (type, FunctionType)):
+        return False
+    root = (function.__module__ or "torch").partition(".")[0]
+    return root not in _HARMLESS and not root.startswith("namedtuple_")
+
+
+def _library(name: str) -> tuple[str, str]:
+    """The version that is loaded, or would be, and what its files are; files that change later are not loaded."""
+    loaded = sys.modules.get(name)
+    known = _known_files.get(name)
+    if known is None or known[0] != (loaded is not None):
+        found = find_spec(name) if loaded is None else None
+        folders = getattr(loaded, "__path__", None) or (found and found.submodule_search_locations) or ()
+        known = _known_files[name] = loaded is not None, _files([Path(folder) for folder in folders])
+    return _version(name) if loaded is None else str(getattr(loaded, "__version__", "")), known[1]
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def _files(folders: list[Path]) -> str:
+    """A digest of the code in some folders, by size and time: a library installed from its repository changes while its
+    version stays."""
+    digest = hashlib.sha256()
+    for folder in folders:
+        for where, inside, names in os.walk(folder):
+            inside.sort()
+            for name in sorted(names):
+                if name.endswith((".py", ".toml", ".so", ".pyd")):
+                    file = Path(where, name)
+                    about = file.stat()
+                    digest.update(f"{file} {about.st_size} {about.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+_known_files: dict[str, tuple[bool, str]] = {}  # by library: whether it was loaded then, and its files
+_OWN = _files([Path(__file__).parents[2]])  # now: files that come later are not what runs
