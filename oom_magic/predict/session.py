@@ -57,8 +57,10 @@ from oom_magic.predict.isolation.tensor_exchange import TensorExchange
 from oom_magic.predict.kernels import composed, recurrent
 from oom_magic.predict.kernels.rules import kernel_rules
 from oom_magic.predict.libraries import libraries_followed
-from oom_magic.predict.operators import sparse, values
+from oom_magic.predict.operators import sparse
 from oom_magic.predict.operators.autocast import Autocast
+from oom_magic.predict.operators.known_values import readers
+from oom_magic.predict.operators.known_values.values import Values
 from oom_magic.predict.operators.registration import cuda_operators
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, GPU, checked_number, find_gpu, split_count
 from oom_magic.predict.what_if.change import Change
@@ -149,13 +151,13 @@ class DrySession:
         rules = kernel_rules(self.gpu)
         handlers = {
             **transfers.HANDLERS,
-            **values.HANDLERS,
+            **readers.HANDLERS,
             **sparse.HANDLERS,
             **recurrent.HANDLERS,
             **composed.HANDLERS,
         }
         self.fake_gpu = FakeGPU(self.recorders, self.attribution, self.gpu, handlers, rules, self._fail)
-        self.fake_gpu.values = values.Values(self.fake_gpu, self.assume, loops.read)
+        self.fake_gpu.values = Values(self.fake_gpu, self.assume, loops.read)
         self.fake_gpu.job = self.job
         self.fake_gpu.process_groups = None if origin is None else origin.fake_gpu.process_groups
         self.training = Training(self.fake_gpu, changes, stop_after_steps, has_bar, loops)

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from oom_magic.predict.distributed.job import Job
     from oom_magic.predict.distributed.world import World
     from oom_magic.predict.operators.autocast import Autocast
-    from oom_magic.predict.operators.values import Values
+    from oom_magic.predict.operators.known_values.values import Values
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _WITH_HOST_LENGTHS = {
     torch.ops.aten._pack_padded_sequence.default,
