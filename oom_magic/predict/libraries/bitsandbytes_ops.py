@@ -61,9 +61,11 @@ def _kernels_left_out(module: ModuleType, run: Run) -> Iterator[None]:
     from bitsandbytes.backends import utils
 
     library = _Kernels()
-    handler = _handler(_cuda_kernels(library))
     handlers = run.gpu.handlers
     with ExitStack() as stack:
+        # A partial, as functions are lent: newer versions keep it when imported, older ones ask at each kernel.
+        stack.enter_context(patched(torch._C, {"_cuda_getCurrentRawStream": functools.partial(library.stream)}))
+        handler = _handler(_cuda_kernels(library))
         stack.enter_context(patched(functional, {"lib": library, "get_paged": _get_paged(run)}))
         for singleton in (functional.CUBLAS_Context, functional.GlobalPageManager):
             stack.enter_context(patched(singleton, {"_instance": None}))
@@ -113,8 +115,6 @@ def _cuda_kernels(library: _Kernels) -> dict[str, Kernel]:
     with (
         patched(bitsandbytes._ops, {"register_kernel": register_kernel}),
         patched(bitsandbytes.cextension, {"lib": library}),
-        # a partial: functions are lent, and what is made here keeps it
-        patched(torch._C, {"_cuda_getCurrentRawStream": functools.partial(library.stream)}),
         patched(torch, {"compile": lambda function=None, **options: function or (lambda same: same)}),
     ):
         for name in _BACKENDS:
