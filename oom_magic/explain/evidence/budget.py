@@ -75,6 +75,8 @@ def _rest_key(failure: Failure, rest: int, rounding: int) -> str:
     """What the unexplained rest is called."""
     if abs(rest) <= rounding:
         return "budget_rounding"
+    if rest < 0 and failure.mps_other_bytes is not None:
+        return "budget_above_limit"
     if rest < 0:
         is_fallback = failure.backend == "cuda" and (failure.free_bytes or 0) <= (failure.total_bytes or 0)
         return "budget_in_system_memory" if is_fallback else "budget_contradiction"

@@ -169,7 +169,10 @@ def _mps(failure: Failure) -> Iterator[Support]:
         return
     if other >= 2 * allocated and not (limit and other < limit / 2):
         values = {"other_bytes": other, "held_bytes": allocated, "limit_bytes": limit or 0}
-        yield Support(Cause.OTHER_PROCESS, 0.8, Evidence("mps_others", values))
+        yield Support(Cause.OTHER_PROCESS, 0.5, Evidence("mps_others", values))
+        if limit:
+            marked = {"held_bytes": allocated + other, "limit_bytes": limit}
+            yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.3, Evidence("mps_watermark", marked))
     elif limit and allocated >= limit * 0.8:
         values = {"held_bytes": allocated, "limit_bytes": limit}
         is_large = (failure.requested_bytes or 0) >= limit * 0.08

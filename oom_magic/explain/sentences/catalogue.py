@@ -77,7 +77,10 @@ CATALOGUE: Sentences = {
     "others_unlisted": (
         "PyTorch held only {held_bytes}; about {other_bytes} of {total_bytes} belong to no process listed."
     ),
-    "mps_others": "Other allocations took {other_bytes} of the {limit_bytes} allowed, PyTorch {held_bytes}.",
+    "mps_others": (
+        "Other allocations took {other_bytes} of the {limit_bytes} allowed, PyTorch {held_bytes}. They are what Metal"
+        " holds beside PyTorch's tensors: temporaries of this program's graphs, other libraries or other programs."
+    ),
     "stuck_above_request": "{stuck_bytes} were reserved but unallocated, more than the {requested_bytes} asked for.",
     "room_in_pieces": "{free_bytes} free and {stuck_bytes} unused in the cache, yet {requested_bytes} found no place.",
     "memory_grows": "The text says that memory keeps growing.",
@@ -134,6 +137,7 @@ CATALOGUE: Sentences = {
     "budget_outside": "outside PyTorch: CUDA context, libraries, other processes",
     "budget_in_system_memory": "moved to system memory",
     "budget_contradiction": "the printed sizes contradict each other",
+    "budget_above_limit": "above PyTorch's own limit",
     "budget_not_said": "not said",
     "budget_capacity": "capacity",
     # Tensors that could have asked.
