@@ -55,7 +55,7 @@ def describe_diagnosis(diagnosis: Diagnosis) -> Description:
 
 def _title(diagnosis: Diagnosis) -> str:
     failure, lang = diagnosis.main_failure, diagnosis.lang
-    if diagnosis.cause in _HOST_CAUSES:
+    if diagnosis.cause in _HOST_CAUSES and (failure is None or failure.is_oom is not None):
         return translate("title_host", lang)
     if failure is None:
         return translate("title_nothing", lang)

@@ -34,6 +34,7 @@ _FIXED: dict[str, tuple[Cause, Confidence]] = {
     "numpy": (Cause.HOST_RAM, Confidence.CERTAIN),
     "memory_error": (Cause.HOST_RAM, Confidence.CERTAIN),
     "bad_alloc": (Cause.HOST_RAM, Confidence.CERTAIN),
+    "host_allocation": (Cause.HOST_RAM, Confidence.CERTAIN),
     "opencv": (Cause.HOST_RAM, Confidence.CERTAIN),
     "java_heap": (Cause.HOST_RAM, Confidence.CERTAIN),
     "llama_cpp_host": (Cause.HOST_RAM, Confidence.CERTAIN),
@@ -45,6 +46,7 @@ _FIXED: dict[str, tuple[Cause, Confidence]] = {
     "sigbus": (Cause.SHARED_MEMORY, Confidence.LIKELY),
     "shared_memory_full": (Cause.SHARED_MEMORY, Confidence.CERTAIN),
     "dataloader_killed": (Cause.HOST_RAM, Confidence.LIKELY),
+    "dataloader_exited": (Cause.HOST_RAM, Confidence.POSSIBLE),
     "slurm_oom_kill": (Cause.HOST_RAM, Confidence.CERTAIN),
     "scheduler_oom_kill": (Cause.HOST_RAM, Confidence.CERTAIN),
     "pod_oom_kill": (Cause.HOST_RAM, Confidence.CERTAIN),
@@ -135,6 +137,8 @@ def _driver(failure: Failure, clues: Clues) -> Iterator[Support]:
     )
     if is_driver and failure.is_oom and not {"smaller_batch_helps", "larger_input_fails", "grows"} & clues.run.told:
         weight = 0.45 if clues.tells_of_training or clues.full_devices else 0.62
+        if failure.format == "cuda_error_oom" and not failure.torch_version_guess:
+            weight = min(weight, 0.5)  # whose allocator it was is not said
         if failure.format == "cuda_error_oom" and clues.phase in ("forward", "backward", "loss"):
             weight = 0.3  # PyTorch up to 0.4.1 says no more when its own tensors fill the device
         yield Support(Cause.DRIVER_LEVEL, weight, _meaning(failure))

@@ -167,7 +167,7 @@ def _mps(failure: Failure) -> Iterator[Support]:
     other, limit, allocated = failure.mps_other_bytes, failure.limit_bytes, failure.allocated_bytes
     if failure.backend != "mps" or other is None or allocated is None:
         return
-    if other >= 2 * allocated and not (limit and other < limit / 2):
+    if other >= limit / 2 if limit else other >= 2 * allocated:
         values = {"other_bytes": other, "held_bytes": allocated, "limit_bytes": limit or 0}
         yield Support(Cause.OTHER_PROCESS, 0.5, Evidence("mps_others", values))
         if limit:

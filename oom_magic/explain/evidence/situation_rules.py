@@ -24,7 +24,10 @@ _MOST_OF_A_CARD = 0.85
 
 
 # What says enough of a failure although nothing in the text looks like a message.
-_TELLING = {"grows", "repeated_use", "saves", "dense_pairs", "keeps_graph", "collects_results"}
+_TELLING = {
+    "grows", "repeated_use", "saves", "dense_pairs", "keeps_graph", "collects_results", "smaller_share_helps",
+    "crowds_one_device", "replays",
+}  # fmt: skip
 
 
 def situation_rules(failure: Failure | None, clues: Clues) -> Iterator[Support]:
@@ -46,7 +49,12 @@ def situation_rules(failure: Failure | None, clues: Clues) -> Iterator[Support]:
 def _tells_enough(clues: Clues) -> bool:
     """Whether a text without a message says enough of a failure to be judged."""
     told = clues.run.told
-    return bool(told & _TELLING or clues.inputs or {"larger_input_fails", "speaks_of_memory", "speaks_of_gpu"} <= told)
+    return bool(
+        told & _TELLING
+        or clues.inputs
+        or "uses_much" in told
+        or {"larger_input_fails", "speaks_of_memory", "speaks_of_gpu"} <= told
+    )
 
 
 def _is_of_host(failure: Failure | None, clues: Clues) -> bool:
@@ -169,7 +177,11 @@ def _over_time(clues: Clues) -> Iterator[Support]:
 
 def _likeliest_of_all(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     """What a run that fills a GPU is filled with, if nothing else is known: its activations, then its weights."""
-    if failure is None or failure.backend == "cpu" or clues.phase in ("loading", "saving", "optimizer_step"):
+    if failure is None:
+        if "uses_much" in clues.run.told and _trains(clues):
+            yield Support(Cause.ACTIVATIONS, 0.3, Evidence("training_told"))
+        return
+    if failure.backend == "cpu" or clues.phase in ("loading", "saving", "optimizer_step"):
         return
     is_bare = failure.format in _BARE_FORMATS and failure.pytorch_bytes is None
     if _is_large_request(failure, clues):

@@ -189,8 +189,11 @@ def _stated_shape(shape: tuple[int, ...], text: str) -> Iterator[Support]:
     is_square = len(shape) == 4 and shape[2] == shape[3] and shape[2] >= 64 and shape[1] <= 128 and shape[1] != 3
     if is_square and not _IMAGE_NODE.search(text):
         yield Support(Cause.ATTENTION_SCORES, 0.6, Evidence("shape_of_scores", {"sizes": sizes}))
-    elif len(shape) > 1:
+    elif len(shape) > 2:
         yield Support(Cause.ACTIVATIONS, 0.45, Evidence("shape_of_batch", {"sizes": sizes}))
+    elif len(shape) == 2:
+        yield Support(Cause.ACTIVATIONS, 0.3, Evidence("shape_of_matrix", {"sizes": sizes}))
+        yield Support(Cause.WEIGHTS_TOO_BIG, 0.28, Evidence("shape_of_matrix", {"sizes": sizes}))
 
 
 def _buffer_statistics(text: str) -> Iterator[Support]:
@@ -248,7 +251,10 @@ def _checkpoint(clues: Clues) -> Iterator[Support]:
     loads = bool(_CHECKPOINT_LOAD.search(clues.trace))
     if loads:
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.45, Evidence("checkpoint_to_gpu"))
-    if "resumes" in told and ("many_ranks" in told or "shares_device" in told):
+    if "many_ranks" in told and "crowds_one_device" in told:
+        yield Support(Cause.WEIGHTS_TOO_BIG, 0.5, Evidence("ranks_load_to_one"))
+        yield Support(Cause.OTHER_PROCESS, -0.5)
+    elif "resumes" in told and ("many_ranks" in told or "shares_device" in told):
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.5, Evidence("ranks_load_to_one"))
     elif "resumes" in told and clues.phase not in ("loading",) and not loads:
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.5, Evidence("checkpoint_kept"))

@@ -49,6 +49,7 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("cublas", "cuda", True, _LIBRARY + r"(?:alloc_failed|allocation_failed|not_initialized)"),
     ("cublas", "cuda", True, r"cufft_alloc_failed|createcu(?:blas|rand|dnn)handlefailed"),
     ("cublas", "cuda", True, r"cublasruntimeerror:resourceallocationfailed"),
+    ("cublas", "hip", True, r"roc(?:blas|solver|fft|sparse)(?:error:|_status_)memory(?:allocationfailure|_error)"),
     ("cublas", "cuda", None, _LIBRARY + r"(?:execution_failed|internal_error|mapping_error)"),
     ("cuda_library_misuse", "cuda", False, _LIBRARY + r"(?:invalid_value|not_supported|arch_mismatch)"),
     ("cudnn", "cuda", True, r"cudnn_status_(?:not_initialized|alloc_failed)"),
@@ -67,6 +68,7 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("llama_cpp", "cuda", True, r"failedtoallocate(?:cuda|vulkan|metal"
         r"|sycl)\d{0,2}bufferofsize(?P<requested_bytes>\d{1,22})"),
     ("llama_cpp", "cuda", True, r"unabletoallocate(?:cuda|vulkan|rocm|metal|sycl)\d{0,2}buffer"),
+    ("llama_cpp", "cuda", True, r"ggml_vulkan:devicememoryallocationofsize(?P<requested_bytes>\d{1,22})failed"),
     ("llama_cpp_host", "cpu", True,
         r"cpu_buffer_type_alloc_buffer:failedtoallocatebufferofsize(?P<requested_bytes>\d{1,22})"),
     ("llama_cpp_host", "cpu", True, r"failedtoallocatecpu\d{0,2}bufferofsize(?P<requested_bytes>\d{1,22})"),
@@ -99,6 +101,7 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ),
     ("rmm", "cuda", True, r"rmm::(?:bad_alloc|out_of_memory)|std::bad_alloc:(?:out_of_memory:)?cudaerror(?=[^m])"),
     ("rmm", "cuda", True, r"std::bad_alloc:(?:out_of_memory:)?rmmfailure|maximumpoolsizeexceeded"),
+    ("rmm", "cuda", True, r"rmm_error_out_of_memory(?:\(4\)attemptedtoallocate:(?P<requested_bytes>\d{1,22})bytes)?"),
     ("thrust", "cuda", True, r"thrust::.{0,60}?bad_alloc|(?:std::bad_alloc"
     r"|badallocation):(?:cudaerrormemoryallocation|outofmemory)"),
     ("thrust", "cuda", True, r"(?:parallel_for|reduce|sort|scan|copy)failed:(?:[a-z]{1,40}:)?outofmemory"),
@@ -106,7 +109,15 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("bitsandbytes", "cuda", True, r"erroroutofmemoryatline\d{1,6}infile"),
     ("bitsandbytes", "cuda", False, r"errorinvaliddeviceordinalatline\d{1,6}infile"),
     ("nvml_assert", "cuda", True, r"nvml_success==.{0,120}?internalassertfailed"),
+    # Vulkan, OpenCL and Direct3D, on any vendor's device.
+    ("graphics_api", None, True, r"(?:error|vk_error_)out_?of_?device_?memory(?![a-z])"),
+    ("graphics_api", None, True, r"mem_object_allocation_failure|cl_out_of_resources|wgpuerror:outofmemory"),
+    ("graphics_api", None, True, r"(?<![a-z])e_outofmemory(?![a-z])|8007000e(?![\da-f])"),
     # Host memory.
+    ("host_allocation", "cpu", True, rf"cannotallocatevectorofsize(?P<requested>{SIZE})"),
+    ("host_allocation", "cpu", True, r"(?<![a-z])memoryallocationof(?P<requested_bytes>\d{1,22})bytesfailed"),
+    ("host_allocation", "cpu", True, r"javascriptheapoutofmemory|fatalerror:runtime:outofmemory"),
+    ("host_allocation", "cpu", True, r"winerror(?:8|1450)\]|mmapfailed:enomem"),
     ("cpu_allocator", "cpu", True, r"youtriedtoallocate(?P<requested_bytes>\d{1,22})bytes"),
     ("cpu_allocator", "cpu", True, rf"notenoughmemory:youtriedtoallocate(?P<requested>{SIZE})"),
     ("cpu_allocator", "cpu", True, r"posix_memalign\([^)]{0,60}\)==0\.12vs0"),
@@ -128,17 +139,18 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
         r"|\(buserror\)isdetectedbytheoperatingsystem"),
     ("dataloader_killed", "cpu", True, _WORKER + r"iskilledbysignal:killed"),
     ("dataloader_other_signal", "cpu", None, _WORKER + r"iskilledbysignal:(?:terminated|aborted)"),
-    ("dataloader_other_signal", "cpu", None, _WORKER + r"exitedunexpectedly"),
+    ("dataloader_exited", "cpu", None, _WORKER + r"exitedunexpectedly"),
     ("dataloader_segfault", "cpu", False, _WORKER + r"iskilledbysignal:segm"),
     ("shared_memory_full", "cpu", True, r"unabletowritetofile<?/torch_|/dev/shm.{0,80}nospaceleftondevice"),
     ("shared_memory_full", "cpu", True, r"nospaceleftondevice.{0,80}/dev/shm"),
     ("slurm_oom_kill", "cpu", True, r"detected\d{1,6}oom[-_]?killevent"),
-    ("slurm_oom_kill", "cpu", True, r"slurm.{0,60}exceeded(?:job|step)memorylimit"),
+    ("slurm_oom_kill", "cpu", True, r"slurm.{0,60}exceeded(?:job|step)memorylimit|cgroupout-of-memoryhandler"),
     ("slurm_oom_kill", "cpu", True, r"srun:error:.{0,60}?task[\d,\-]{1,20}:outofmemory"),
     ("scheduler_oom_kill", "cpu", True, r"pbs:jobkilled:[vp]{0,2}mem|term_memlimit"),
     ("kernel_oom_killer", "cpu", True, r"outofmemory:kill(?:ed)?process|killedbytheoomkiller"),
-    ("kernel_oom_killer", "cpu", True, r"systemd-oomd(?:\[\d{1,10}\])?:killed|memorypressurefor.{0,120}being\d"),
-    ("pod_oom_kill", "cpu", True, r"reason:oomkilled|oomkilled.{0,40}exitcode:137"),
+    ("kernel_oom_killer", "cpu", True, r"systemd-oomd(?:\[\d{1,10}\])?:?killed|memorypressurefor.{0,120}being\d"),
+    ("pod_oom_kill", "cpu", True, r"reason:oomkilled|oomkilled.{0,40}exitcode:137|nodewaslowonresource:memory"),
+    ("scheduler_oom_kill", "cpu", True, r"killedbyyarnforexceeding"),
     ("ray_oom_kill", "cpu", True, r"duetothenoderunninglowonmemory|killedduetomemorypressure\(oom\)"),
     ("notebook_host", "cpu", True, r"crashedafterusing(?:all)?availableram|usedallavailableram"),
     ("notebook_host", "cpu", True, r"notebooktriedtoallocatemorememorythanisavailable"),
@@ -179,7 +191,8 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
         rf"oomwhenallocatingtensorwithshape\[(?P<shape>[\d,]{{0,80}})\](?:andtype{_DTYPE})?",
     ),
     ("mps_invalid_buffer", "mps", True, rf"invalidbuffersize:(?P<requested>{SIZE})"),
-    ("mps_command_buffer", "mps", True, r"kiogpucommandbuffercallbackerroroutofmemory"),
+    ("mps_command_buffer", "mps", True, r"kiogpucommandbuffercallbackerroroutofmemory"
+        r"|commandbuffer[a-z]{0,20}failed.{0,60}?insufficientmemory"),
     (
         "mps_invalid_buffer", "mps", True,
         r"attemptingtoallocate(?P<requested_bytes>\d{1,22})byteswhichisgreaterthanthemaximum",
@@ -192,6 +205,7 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("device_side_assert", "cuda", False, r"device-sideasserttriggered"),
     ("device_side_assert", "cuda", False, r"block:\[[\d,]{5,30}\],thread:\[[\d,]{5,30}\]assertion"),
     ("illegal_memory_access", "cuda", False, r"illegalmemoryaccess"),
+    ("illegal_memory_access", "hip", False, r"memoryaccessfaultbygpu"),
     ("cuda_invalid_config", "cuda", False, r"invalidconfigurationargument"),
     ("misaligned_address", "cuda", False, r"misalignedaddress"),
     (
@@ -216,7 +230,10 @@ _FAINT_ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("cuda_thc_pre0.4.1", "cuda", True, r"error=2:outofmemory"),
     ("cuda_error_oom", "cuda", True, r"cudaerrormemoryallocation"),
     ("cuda_driver_call", "cuda", True, r"cuda_error_out_of_memory"),
+    ("cuda_driver_call", "cuda", True, r"cu(?:da)?(?:malloc|memalloc).{0,240}?outofmemory|outofmemoryincumemalloc"),
     ("jax", "jax", True, r"resource_exhausted"),
+    ("jax", "jax", True, r"ranoutofmemoryinmemoryspacehbm|exceededhbmcapacity"),
+    ("tensorflow", "tensorflow", True, r"oomwhenallocatingtensor|resourceexhausted(?:error)?:"),
     ("llama_cpp", "cuda", True, r"failedtoallocatebufferforkvcache|failedtoallocatecompute(?:pp)?buffers"),
     ("class_only", "cuda", True, r"outofmemoryerror(?=traceback\(most)"),
     ("cuda_error_oom", "hip", True, r"hiperroroutofmemory"),
@@ -236,12 +253,13 @@ _FAINT_ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
         "cpu",
         True,
         r"code:?=?\(?(?:-9|137)(?!\d)|exitstatus:?=?(?:-9|137)(?!\d)|signal9\(sigkill\)"
-        r"|signals\.sigkill|killedwithsignal-?9|signal:killed",
+        r"|signals\.sigkill|killedwithsignal-?9|signal:killed|exited\(137\)"
+        r"|\u9000\u51fa(?:\u4ee3\u7801|\u7801|\u72b6\u6001)[\u4e3a\u662f:]?(?:-9|137)(?!\d)",
     ),
     ("sigbus", "cpu", True, r"(?:exit|return)code:?=?-7(?!\d)|signal7\(sigbus\)|sigbus\(@"),
     ("notebook_host", "cpu", True, r"tcmalloc:largealloc(?P<requested_bytes>\d{1,22})bytes"),
     ("notebook_host", "cpu", None, r"kernelrestarter:restartingkernel"),
-    ("kernel_died", None, None, r"kernel(?:appearstohave|has)?died|kernelcrashedwhileexecuting"),
+    ("kernel_died", None, None, r"kernel(?:for[^\s]{1,80}?)?(?:appearstohave|has)?died|thekernelcrashed"),
     ("inductor_triton", "cuda", False, r"novalidtritonconfigs"),
 )
 
@@ -259,10 +277,12 @@ _KILLED = (
     # right behind a progress bar, or quoted in prose
     r"|(?:it|s)[/a-z]{0,8}\](?:\[\d{1,4}\][ \t+-]{1,8}\d{1,9}[ \t]{1,8})?[Kk]illed(?![\w ])"
     r"|(?:it|s)[/a-z]{0,8}\]\[\d{1,4}\][ \t+-]{1,8}\d{1,9}[ \t]{1,8}[Kk]illed\b"
-    r"|[\"'`\u201c]Killed[\"'`\u201d]"
+    r"|[\"'`\u201c]Killed[\"'`\u201d]|(?:\u663e\u793a|\u51fa\u73b0|\u63d0\u793a|\u76f4\u63a5"
+    r"|\u62a5\u9519?)[ :\uff1a]?[Kk]illed\b"
 )
 _SPENT = (
-    r"(?:oom|out[- ]of[- ]memory|(?:runs?|running|ran|goes|gets?) out|exhaust\w*|overflow\w*|insufficient|not enough)"
+    r"(?:oom|out[- ]of[- ]memory|(?:runs?|running|ran|goes|gets?) out|exhaust\w*|overflow\w*|insufficient|not enough"
+    r"|(?:hits?|reach\w*) (?:the|its) (?:roof|ceiling|limit))"
 )
 _NEAR = r"(?:(?!\b(?:ram|cpu|host|system|not|if|avoid\w*|prevent\w*)\b)[^.\n]){0,36}?"
 _GPU = r"(?:cuda|v-?ram|(?:gpu|video|graphics?|card|device)s?'?(?: memory)?)"
@@ -274,7 +294,8 @@ _TOLD_DEVICE = (
     r"\b(?:gpu memory|v-?ram) (?:usage|consumption|cost) is (?:too|very|so) (?:high|large|big)|"
     rf"{_TOO_MUCH}(?:(?:gpu|cuda|video|graphics) ?memory|v-?ram)|"
     rf"\b{_GPU}\b{_NEAR}\b{_SPENT}\b|\b{_SPENT}\b{_NEAR}\b{_GPU}\b"
-    r"|\b(?:un|in)sufficient v-?ram\b|\u663e\u5361\u5185\u5b58(?:\u4e0d\u8db3|\u4e0d\u591f|\u6ea2\u51fa|\u4f1a?\u7206)"
+    r"|\b(?:un|in)sufficient v-?ram\b|\bout of (?:gpu|cuda|video|device|graphics) memory\b"
+    r"|(?:cuda|gpu|\u663e\u5361) ?\u5185\u5b58(?:\u4e0d\u8db3|\u4e0d\u591f|\u6ea2\u51fa|\u4f1a?\u7206)"
     r"|\u663e\u5b58(?:\u4e0d\u8db3|\u4e0d\u591f|\u6ea2\u51fa|\u7206|\u70b8|\u8d85)|[\u7206\u70b8]\u4e86?\u663e\u5b58"
 )
 _RAM = r"(?:(?<!gpu )(?<!video )ram|(?:system|host|cpu|main|server)(?: virtual)? (?:memory|ram))"
@@ -282,7 +303,8 @@ _TOLD_HOST = (
     rf"\b{_RAM}\b(?:(?!\b(?:not|if|gpu|cuda)\b)[^.\n]){{0,30}}?\b{_SPENT}\b|\b{_SPENT}\b(?:(?!\b(?:gpu|cuda)\b)[^.\n])"
     rf"{{0,16}}?\b{_RAM}\b|\b(?:process|job|script|training|worker|program)\b[^.\n]{{0,24}}\b(?:was|is|got|gets|been)"
     r" (?:\w+ )?killed\b|\bkilled by (?:the |my )?(?:oom|system|kernel|computer|os)\b"
-    r"|\bcpu oom\b|(?<!\u663e\u5361)\u5185\u5b58(?:\u4e0d\u8db3|\u4e0d\u591f|\u6ea2\u51fa)"
+    r"|\bcpu oom\b|(?<!\u663e\u5361)(?<!cuda)(?<!cuda )(?<!gpu)(?<!gpu )\u5185\u5b58(?:\u4e0d\u8db3"
+    r"|\u4e0d\u591f|\u6ea2\u51fa)"
 )
 _TOLD = (
     r"\bmemory (?:errors?|issues?|problems?)\b|(?<![a-z0-9_])oom(?:s|ed|ing)?(?![a-z0-9_])(?! ?killer)"
@@ -328,6 +350,24 @@ def line_messages(cleaned: str) -> Iterator[tuple[MessageKind, re.Match[str]]]:
         match = kind.pattern.search(cleaned)
         if match is not None:
             yield kind, match
+
+
+_NVIDIA = re.compile(r"\bcuda\b|nvidia|geforce|\b[rg]tx\b|\btesla\b", re.I)
+_OTHER_VENDORS = (
+    ("mps", re.compile(r"\bmps\b|\bmac(?:book|os|[ -]?mini|[ -]?studio)?\b|\bapple silicon\b", re.I)),
+    ("hip", re.compile(r"\brocm\b|\bradeon\b|\brx ?[5-9]\d{3}|\bamd gpu|\bmi[23]\d\dx?\b", re.I)),
+    ("npu", re.compile(r"\bnpus?\b|\bascend\b|\u6607\u817e", re.I)),
+    ("xpu", re.compile(r"\bxpu\b|\bintel arc\b|\barc [ab]\d{3}\b|\bipex\b", re.I)),
+)
+
+
+def named_backend(cleaned: str) -> str | None:
+    """The backend of the device that a text names where it names no NVIDIA card; None: none, or not only that one."""
+    head = cleaned[:_LONGEST_STORY]
+    if _NVIDIA.search(head):
+        return None
+    named = [backend for backend, pattern in _OTHER_VENDORS if pattern.search(head)]
+    return named[0] if len(named) == 1 else None
 
 
 # Authors tell what happened first; what follows are logs.

@@ -9,7 +9,14 @@ from typing import Any
 
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.explain.messages.normalization import Squeezed, clean
-from oom_magic.explain.messages.others import MOST_OF_A_KIND, MessageKind, line_messages, other_messages, told_messages
+from oom_magic.explain.messages.others import (
+    MOST_OF_A_KIND,
+    MessageKind,
+    line_messages,
+    named_backend,
+    other_messages,
+    told_messages,
+)
 from oom_magic.explain.messages.pytorch import Draft, drafts, parse_size
 from oom_magic.explain.messages.versions import guess_version, stated_version
 
@@ -25,6 +32,8 @@ _WRAPPED_EXCEPTION = re.compile(
 # PyTorch 2.3 prints device 0 as a NUL byte, where the message then ends.
 _NUL_CUT = re.compile(r"\.\s{0,8}G\s?P\s?U[ \t\xa0]*(?:$|\n|\\n|['\"`)|…])")
 _SEPARATORS = re.compile(r"[\s*`'\"|]+")
+# Whose device it was is told elsewhere in the text, if anywhere.
+_OF_ANY_DEVICE = ("told", "told_device", "graphics_api")
 _MAX_BEFORE = 300
 _MAX_TEXT = 2000
 _VERSION_WINDOW = 700
@@ -159,6 +168,8 @@ def _placed(item: _Found, room: tuple[int, int], cleaned: str, squeezed: str, ve
     values = dict(item.values)
     if values["format"] == "short" and _NUL_CUT.match(cleaned, item.end):
         values["format"] = "cuda_v2.3_nul_cut"
+    if values["format"] in _OF_ANY_DEVICE:
+        values["backend"] = named_backend(cleaned) or values["backend"]
     values["exception"] = _exception_of(item, room, cleaned)
     values["text"] = cleaned[item.start : min(item.end, item.start + _MAX_TEXT)]
     start, end = item.squeezed_span

@@ -81,6 +81,7 @@ EVIDENCE: Sentences = {
     ),
     "shape_of_scores": "The array {sizes} is a score matrix: batch, heads, and the sequence length twice.",
     "shape_of_batch": "The array {sizes} grows with its first size, the batch.",
+    "shape_of_matrix": "The matrix {sizes} is a batch of rows, or a layer's weights, which no smaller batch changes.",
     "small_request_on_full": (
         "A small request on a device that PyTorch had filled before ({held_bytes} of {total_bytes}): what fills it is"
         " the model."
@@ -104,7 +105,10 @@ EVIDENCE: Sentences = {
     ),
     "training_told": "The text is about training.",
     "checkpoint_to_gpu": "torch.load() puts a checkpoint back on the GPU that it was saved from, beside the model.",
-    "ranks_load_to_one": "Every process loads the checkpoint to the same GPU unless map_location says otherwise.",
+    "ranks_load_to_one": (
+        "Every process puts its context and what it loads on the same GPU, unless torch.cuda.set_device and"
+        " map_location say otherwise."
+    ),
     "checkpoint_kept": (
         "It fails only after resuming: the checkpoint that was loaded (optimizer state too) is still held beside the"
         " model."

@@ -44,12 +44,18 @@ MEANINGS: Sentences = {
     "meaning_numpy": "A NumPy array found no RAM.",
     "meaning_memory_error": "Python found no RAM.",
     "meaning_bad_alloc": "C++ code found no RAM.",
+    "meaning_host_allocation": "A program found no RAM for what it asked of the system.",
+    "meaning_graphics_api": "A graphics API (Vulkan, OpenCL, Direct3D) found no room on its device.",
     "meaning_fork_enomem": "The system had too little RAM to start another process.",
     "meaning_windows_paging_file": "Windows' paging file is too small for the memory asked for.",
     "meaning_static_tls": "A library came too late to get its thread-local storage; import it first.",
     "meaning_dataloader": "A data loading worker died of a bus error, most often for lack of shared memory.",
     "meaning_dataloader_killed": "The system killed a data loading worker, most often for lack of RAM.",
     "meaning_dataloader_other_signal": "A data loading worker was ended from outside; the text does not say why.",
+    "meaning_dataloader_exited": (
+        "A data loading worker ended without a word; most often the system killed it for lack of RAM, or /dev/shm was"
+        " full."
+    ),
     "meaning_dataloader_segfault": "A data loading worker crashed; that is a bug, not a lack of memory.",
     "meaning_shared_memory_full": "/dev/shm is full.",
     "meaning_slurm_oom_kill": "SLURM ended the job because it used more RAM than it had asked for (--mem).",

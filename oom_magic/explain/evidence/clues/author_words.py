@@ -73,7 +73,15 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"\b(?:gpus?|cuda|vram|nvidia|rtx|gtx|geforce|tesla|quadro|[ahv]100|cudnn|t4|p100|device memory)\b",
         r"显[存卡]",
     ),
-    "detects": _words(r"gt_?b?boxe?s|\bmmdet(?:ection)?\b|bbox_overlaps|iou_assigner"
+    "uses_much": _words(
+        r"\b(?:huge|high|large|excessive|enormous|massive|too much|so much|a lot of"
+        r"|lots of)\s(?:\w+\s){0,3}(?:memory|vram|ram)\b",
+        r"(?:memory|vram|ram) (?:usage|consumption|footprint|use) (?:is|goes|gets) (?:\w+ )?(?:huge|high|large"
+        r"|too much)",
+        r"(?:\u663e\u5b58|\u5185\u5b58)(?:\u5360\u7528)?(?:\u592a|\u5f88|\u8fc7|\u975e\u5e38)(?:\u5927|\u9ad8|\u591a)",
+    ),
+    "detects": _words(r"(?:mask|faster|cascade)[-_ ]?r-?cnn|retinanet|detectron2?|instance segmentation"
+        r"|gt_?b?boxe?s|\bmmdet(?:ection)?\b|bbox_overlaps|iou_assigner"
         r"|two_stage\.py|anchor_head|roi_heads"),
     "shards": _words(
         r"tensor[-_ ]parallel|zero[-_ ]?(?:stage[-_ ]?)?3|stage3|\bfsdp\b|device_map\W{1,4}auto"
@@ -95,7 +103,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"\b(?:text|image)[- ]?(?:to|2)[- ]?(?:video|image)\b|\b[ti]2[vi]\b|\bi2v|t2v\b", r"\bforge\b|\bworkflow\b",
         r"(?:generat|render)\w* (?:\w+ ){0,3}(?:frames|videos?|pictures?|images?)\b", r"\b(?:number of|more"
         r"|\d+) frames\b", r"positive prompts?|negative prompts?",
-        r"(?:text|video|image)\s?encode\b|TextEncode",
+        r"(?:text|video|image)\s?encode\b|TextEncode|\bvae\b[^.\n]{0,12}\bdecod",
     ),
     "adam_costs": _words(
         r"\badam\w*\b[^.\n]{0,40}\b(?:oom|out of memory|more memory|double|twice|memory error|throws|runs out)",
@@ -105,6 +113,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"8[- ]?bit[ -]?adam|adafactor[^.\n]{0,40}(?:work|fits|help|solv)",
     ),
     "smaller_input_no_help": _words(
+        r"batch[ _-]?sizes?\b[^.\n]{0,40}\b(?:did not|didn'?t|does not|doesn'?t|no) (?:help|work|effect|matter|change)",
         r"(?:small(?:er)?|reduc\w+|lower\w*|decreas\w+|halv\w+|crop\w*)\s(?:\w+\s){0,3}(?:images?|pictures?"
         r"|resolution|inputs?|size|crops?|length|batch[ _-]?size)\s?"
         r"(?:\w+\s){0,3}(?:(?:doesn|didn|don|does|did|do)(?:'?t|\s?not) (?:\w+ )?(?:help|work|change|solve"
@@ -128,7 +137,8 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:主机|系统|CPU|服务器)\s?内存[^\n]{0,20}(?:增|涨|满|耗尽|不足|爆)", r"内存(?:不足|不够|爆|溢出)",
     ),
     "killed": _words(
-        r"(?:automatically|suddenly|just) killed",
+        r"(?:automatically|suddenly|just|gets?|got|getting|always|still) killed\b", r"\bkilled (?:error|again)\b",
+        r"(?:leads? to|results? in|ends? (?:up )?(?:with|in)|shows?|says?|prints?) (?:a |an |the )?\W?killed\b",
         rf"\b(?:process|job|script|program|training|workers?|pod|container|python|kernel|server|app\w*"
         rf"|it)\b{_NEAR}{{0,30}}"
         r"\b(?:was|is|were|are|got|gets?|been|being)\s(?:\w+\s)?killed",
@@ -249,7 +259,9 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:memory|vram)\s(?:\w+\s){0,2}(?:not|never)\s(?:\w+\s)?(?:released|freed|cleared|unloaded|cleaned)",
         r"\bchang(?:e|es|ing|ed) (?:of )?(?:the |my |between )?(?:loras?|models?|checkpoints?)",
         r"(?:every|each|after each|eighth|several) (?:generation|run|iteration|inference|workflow)\b(?! step)",
-        r"until i (?:close|restart|reopen|kill|quit)", r"(?:have|need) to restart", r"each time i (?:run|call"
+        r"\bmore than once\b|\btwice\b(?! as)|\b(?:multiple|several|repeated) (?:times|runs)\b|\bre-?run(?:s|ning)?\b",
+        r"\b(?:2x|double|twice) the (?:gpu )?memory\b", r"until i (?:close|restart|reopen|kill"
+        r"|quit)", r"(?:have|need) to restart", r"each time i (?:run|call"
         r"|generate)",
         r"(?:显存|内存)(?:没有|不|未|没)(?:被)?释放|第二次",
     ),
@@ -269,6 +281,11 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?![^\n]{0,120}(?:n't|\bnot?) (?:\w+ )?(?:help|solv|fix|work|change))",
     ),
     "collects_results": _words(
+        r"(?:aggregat|accumulat|collect|concatenat|gather)\w* (?:\w+ ){0,2}(?:predictions|outputs|results"
+        r"|logits) (?:on|in)"
+        r" (?:the )?(?:gpu|device|memory)",
+        r"(?:mov|copy|transfer|offload)(?:e|es|ing)? (?:\S+ ){0,3}\S*(?:predictions?|outputs?|results?|logits"
+        r"|labels)(?: \w+)? (?:back )?to (?:the )?cpu",
         r"(?:append|collect|stor|accumulat|keep|kept|cach|concatenat|sav)\w*\s(?:\w+\s){0,4}(?:all|every|each"
         r"|whole|list|entire)\s"
         r"(?:\w+\s){0,2}(?:predict\w*|outputs?|results?|logits?|features?|embeddings?|images?|loss(?:es)?|masks"
@@ -283,6 +300,8 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"|app\w*|instance|script|task|vram consumer|student|people)\w*"
         r"[^.\n]{0,60}(?:us(?:e|es|ing)|tak(?:e|es|ing)|occup|runn|host|load|hold|detect|consum)",
         r"\b\d{1,2} (?:processes|kernels)\b[^.\n]{0,30}(?:are|were)?\s?(?:using|running|on)", r"zombie process",
+        r"\b(?:gunicorn|uwsgi|uvicorn|celery)\b[^.\n]{0,60}(?:workers?\b|process)",
+        r"(?:ran|run|running) (?:\w+ )?too (?:much|many)",
         r"(?:others?|someone|somebody) (?:is|are|was|were) using", r"(?:gpu|card|device|memory|vram) (?:is|was"
         r"|are) already"
         r" (?:in use|used|occupied|taken|full)",
@@ -307,7 +326,14 @@ TOLD: dict[str, re.Pattern[str]] = {
     ),
     "many_ranks": _words(
         r"(?:four|eight|two|multi(?:ple)?|[2-9]|1[0-6])[- ]?(?:x\s?)?gpus?\b", r"multi-?gpu",
-        r"DataParallel|torchrun|distributed\.launch|--nproc",
+        r"DataParallel|\bDDP\b|torchrun|distributed\.launch|--nproc",
+    ),
+    "crowds_one_device": _words(
+        r"\b(?:all|every|each|others?|additional|more|many|higher|extra|\d)\b[^.\n]{0,60}\b(?:gpu|cuda"
+        r"|device)[ :#-]{0,2}0\b",
+        r"\b(?:gpu|cuda|device)[ :#-]{0,2}0\b[^.\n]{0,40}\b(?:more|higher|additional|extra|all|every|each)\b",
+        r"(?:\u6240\u6709|\u5168\u90e8|\u6bcf\u4e2a)[^\n]{0,16}(?:gpu|cuda|\u5361)[ :]?0\b|(?:gpu|cuda"
+        r"|\u5361)[ :]?0[^\n]{0,12}(?:\u5f88\u9ad8|\u66f4\u9ad8|\u66f4\u591a|\u591a)",
     ),
     "pins": _words(
         r"pin_memory\s?=\s?True", r"\bpin_memory\b(?!\s?=\s?False)", r"pinned (?:host )?memory", r"cudaHostAlloc",

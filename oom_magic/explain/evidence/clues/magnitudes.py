@@ -123,7 +123,8 @@ def weights_bytes(text: str) -> int | None:
 _CARD = re.compile(
     r"\b(?:RTX|GTX|GPUs?|Tesla|Quadro|[AHLBV]-?\d{2,3}G?|T4|P100|\d{4}(?: ?ti| ?super)?|VRAM|cards?|显卡|显存|\d ?[xX*]"
     r" ?\w{2,6})\b[^\n\d]{0,16}(?:\d{4}[^\n\d]{0,12})?\b(\d{1,3}) ?(?:Gi?B?)\b(?! ?(?:ram|of ram|memory ram))"
-    r"|\b(\d{1,3}) ?(?:Gi?B?) ?(?:of )?(?:VRAM|GPU|video|graphics|card|显存|显卡|vram)",
+    r"|\b(\d{1,3}) ?(?:Gi?B?) ?(?:of )?(?:VRAM|GPU|video|graphics|card|显存|显卡|vram)"
+    r"|\bon (?:an? )?(\d{1,3}) ?Gi?B\b(?! ?(?:of )?(?:ram|memory))",
     re.I,
 )  # vendors' GB of a GPU are GiB
 _KNOWN_CARDS = {
@@ -141,7 +142,7 @@ def card_bytes(text: str) -> int | None:
     """Memory of the GPU that the text names, by its size or its name (the larger variant of each); None: not named."""
     match = _CARD.search(text)
     if match:
-        size = int(match.group(1) or match.group(2))
+        size = int(match.group(1) or match.group(2) or match.group(3))
         return size * GIB if size >= 2 else None
     name = _CARD_NAME.search(text)
     size_of = _KNOWN_CARDS.get(name.group(1).lower().replace(" ", "")) if name else None

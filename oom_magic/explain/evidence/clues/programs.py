@@ -198,10 +198,13 @@ PROGRAMS: tuple[Program, ...] = (
     ),
     Program(
         "quantizing", "AWQ/GPTQ quantizing",
-        re.compile(r"\bawq[/\\.]|AutoAWQ|auto_gptq|AutoGPTQ|gptqmodel|llmcompressor|\.quantize\(|quantizer\.quantize"),
+        re.compile(r"\bawq[/\\.]|AutoAWQ|auto_gptq|AutoGPTQ|gptqmodel|llm-?compressor|\.quantize\(|quantizer\.quantize"
+                   r"|quantiz(?:ing|ation) (?:step|process)|\bquant(?:ize)? (?:the )?model\b"
+                   r"|[Dd]uring (?:the )?(?:calibrat|quantiz)|NUM_CALIBRATION"),
         (_stage("calibrating", r"_get_input_feat|quantizer\.py|calib|common_device|\.quantize\(",
                 Cause.ACTIVATIONS, 0.55),),
         remedies=("fewer_calibration_samples", "layerwise_quantizing", "no_cache"),
+        default_cause=(Cause.ACTIVATIONS, 0.3),
     ),
     Program(
         "onnxruntime", "ONNX Runtime", re.compile(r"onnxruntime|ONNXRuntime|BFCArena"),
