@@ -2,7 +2,8 @@
 
 Truth is what PyTorch's own CUDA build counted (tests/data/truth_transformers.json and, where the folder is there,
 ../shared/truth/dev.json). ``--trackers`` runs ``torch.distributed._tools.mem_tracker.MemTracker`` on the same cases.
-``python tests/agreement.py --record FILE...`` makes tests/data/truth_transformers.json of results of truth.py.
+``python tests/agreement.py --record FILE...`` makes tests/data/truth_transformers.json of results of truth.py. The stub
+reads what a GPU computed as zeros; "switch" was recorded with routers that choose as ``operators/known_values/choices.py`` says.
 """
 
 from __future__ import annotations

@@ -33,9 +33,7 @@ def comparable_truth(name: str) -> agreement.Truth:
     return truth
 
 
-# Its router picks tokens by values that are not known: every other one is supposed, and 8 % more is predicted.
-_INEXACT = {"switch"}
-_REST = [pytest.param(name, marks=pytest.mark.slow) for name in _TRUTHS if name not in {*_SELECTED, *_INEXACT}]
+_REST = [pytest.param(name, marks=pytest.mark.slow) for name in _TRUTHS if name not in _SELECTED]
 
 
 @pytest.mark.parametrize("name", [*_SELECTED, *_REST])

@@ -116,3 +116,28 @@ def test_constants_cost_nothing() -> None:
 
     om.dry_run(program)
     assert seen == [3, True]
+
+
+def test_routers_spread_tokens_evenly() -> None:
+    """Each expert is chosen as often as the others, however code looks for its tokens."""
+    counts: list[list[int]] = []
+
+    def program() -> None:
+        router = torch.randn(64, 8, device="cuda").softmax(-1)
+        best = router.argmax(-1)
+        top = router.topk(2, dim=-1).indices
+        hit = torch.nn.functional.one_hot(top, 8).permute(2, 1, 0)
+        counts.append([int((best == expert).sum()) for expert in range(8)])
+        counts.append([len(torch.where(hit[expert])[1]) for expert in range(8)])
+        counts.append(torch.bincount(top.flatten(), minlength=8).tolist())
+        counts.append([len((router.max(0).indices == row).nonzero()) for row in (31, 32, 39, 40)])
+        top.fill_(0)
+        counts.append([int(top.sum())])
+
+    report = om.dry_run(program)
+    assert counts == [[8] * 8, [16] * 8, [16] * 8, [0, 1, 1, 0], [0]]
+    assert {one.text for one in report.assumptions} == {
+        "what argmax or topk choose by values computed on the pretend GPU is read; each possibility was taken as often "
+        "as the others"
+    }
+    assert {one.line.line - program.__code__.co_firstlineno for one in report.assumptions if one.line} == {5, 6, 7, 8}

@@ -29,9 +29,10 @@ def _not_done(criterion: Callable[..., Any], run: Run) -> Callable[..., Any]:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         done = criterion(self, *args, **kwargs)
         with DisableTorchFunction():
-            if isinstance(done, torch.Tensor) and run.gpu.values.get(done) is None:
+            values = run.gpu.values
+            if isinstance(done, torch.Tensor) and (values.get(done) is None or values.assumption_about([done])):
                 run.assume(_("generation: no sequence ends before the greatest length"))
-                run.gpu.values.put(done, torch.zeros(done.shape, dtype=done.dtype))
+                values.put(done, torch.zeros(done.shape, dtype=done.dtype))
         return done
 
     return __call__

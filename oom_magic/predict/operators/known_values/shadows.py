@@ -14,14 +14,15 @@ class Shadow:
     """The known values of a storage of ``num_bytes``.
 
     ``constant`` is the one element that all equal; else ``copy`` is a storage on the CPU. ``known`` marks with ones
-    the bytes of ``copy`` that are known (None: all of them). What follows from a guess is ``is_assumed``.
+    the bytes of ``copy`` that are known (None: all of them). What follows from a guess has the sentence that says which
+    in ``assumption``.
     """
 
     num_bytes: int
     constant: torch.Tensor | None = None
     copy: torch.UntypedStorage | None = None
     known: torch.UntypedStorage | None = None
-    is_assumed: bool = False
+    assumption: str = ""
 
     def is_known(self, tensor: torch.Tensor) -> bool:
         """Whether all that ``tensor``, a view of the storage, holds is known."""

@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 from oom_magic.language import _
 from oom_magic.predict.fake_cuda.places import FakeDevice, map_tensors, tensors_in
 from oom_magic.predict.operators.known_values.branches import answer_that_goes_on
+from oom_magic.predict.operators.known_values.choices import CHOOSING, spread_choices
 from oom_magic.predict.operators.known_values.shadows import Shadow, covers
 
 aten = torch.ops.aten
@@ -55,6 +56,8 @@ class Values:
             self._put_constant(tensor, value.detach().flatten()[0].to(tensor.dtype))
         elif is_small(tensor):
             self._own(tensor).write(tensor, value)
+            if covers(tensor):
+                self._own(tensor).assumption = ""
         else:
             self._forget(tensor)
 
@@ -67,8 +70,7 @@ class Values:
         value = self.get(source)
         if value is not None and value.size() == target.size():
             self.put(target, value)
-            if shadow is not None and shadow.is_assumed:
-                self._own(target).is_assumed = True
+            self._note(target, self.assumption_about([source]))
         elif shadow is not None and is_small(target) and is_small(source) and source.size() == target.size():
             self._own(target).write(target, shadow.values(source), shadow.known_mask(source))
         else:
@@ -79,8 +81,9 @@ class Values:
         shadow = self._shadow(tensor) if tensor.is_meta else None
         value = self.get(tensor)
         if value is not None:
-            if shadow is not None and shadow.is_assumed:
-                self.assume(_("a check of values computed on the pretend GPU is read; they were taken to be finite"))
+            assumption = self.assumption_about([tensor])
+            if assumption:
+                self.assume(assumption)
             return value
         self._has_read()
         default, shown = self._default(tensor)
@@ -122,14 +125,15 @@ class Values:
         """Repeat an operator that just ran on the shadows, or forget what it overwrote."""
         finite = _answer_if_finite(func, args)
         if finite is not None and self._shadow(args[0]) is None:
-            self._put_constant(out, torch.full((), finite, dtype=torch.bool, device="cpu"), is_assumed=True)
+            self._put_constant(out, torch.full((), finite, dtype=torch.bool, device="cpu"))
+            self._note(out, _("a check of values computed on the pretend GPU is read; they were taken to be finite"))
             return
         if func in _CHECKS or (func in _CONJUNCTIONS and all(map(self._has_passed, tensors))):
             self._passed.add(out.untyped_storage()._cdata)
         constant = _constant_made(func, args, kwargs)
         if constant is not None:
             self._put_constant(out, torch.full((), constant, dtype=out.dtype, device="cpu"))
-        elif self._shadows or func in _FILLS or func in _WRITES:
+        elif self._shadows or func in _FILLS or func in _WRITES or func in CHOOSING:
             if func._schema.is_mutable:
                 self._follow_in_place(func, args, kwargs, tensors)
             else:
@@ -143,18 +147,42 @@ class Values:
         if not all(map(self._is_known, tensors)):
             if func in _MOVES:
                 self._move_parts(func, args, kwargs, out)
+            self._choose(func, args, out)
             return
         made = tensors_in((out,), {})
-        is_assumed = any(tensor.is_meta and self._shadows[_key(tensor)].is_assumed for tensor in tensors)
+        assumption = self.assumption_about(tensors)
         if self._are_constant(func, tensors):
             values = tensors_in((self._repeat(func, args, kwargs, self._element),), {})
             for tensor, value in zip(made, values, strict=False):
-                self._put_constant(tensor, value.flatten()[0].to(tensor.dtype), is_assumed)
+                self._put_constant(tensor, value.flatten()[0].to(tensor.dtype))
+                self._note(tensor, assumption)
         elif all(map(is_small, made)) and all(map(is_small, tensors)):
             values = tensors_in((self._repeat(func, args, kwargs, self.get),), {})
             for tensor, value in zip(made, values, strict=False):
                 self.put(tensor, value)
-                self._shadows[_key(tensor)].is_assumed = is_assumed
+                self._note(tensor, assumption)
+
+    def _choose(self, func: OpOverload, args: Any, out: Any) -> None:
+        chosen = spread_choices(func, args, out)
+        if chosen is not None and chosen[0].numel() and is_small(chosen[0]):
+            self.put(*chosen)
+            self._note(
+                chosen[0],
+                _(
+                    "what argmax or topk choose by values computed on the pretend GPU is read; "
+                    "each possibility was taken as often as the others"
+                ),
+            )
+
+    def assumption_about(self, tensors: list[torch.Tensor]) -> str:
+        """What was assumed of the values of these, if anything was."""
+        shadows = (self._shadow(tensor) for tensor in tensors if tensor.is_meta)
+        return next((shadow.assumption for shadow in shadows if shadow is not None and shadow.assumption), "")
+
+    def _note(self, tensor: torch.Tensor, assumption: str) -> None:
+        shadow = self._shadows.get(_key(tensor)) if assumption else None
+        if shadow is not None:
+            shadow.assumption = assumption
 
     def _has_passed(self, tensor: torch.Tensor) -> bool:
         return tensor.is_meta and _key(tensor) in self._passed
@@ -169,10 +197,10 @@ class Values:
         """The shadow of a tensor's storage; a new one knows nothing."""
         return self._shadows.setdefault(_key(tensor), Shadow(tensor.untyped_storage().nbytes()))
 
-    def _put_constant(self, tensor: torch.Tensor, element: torch.Tensor, is_assumed: bool = False) -> None:
+    def _put_constant(self, tensor: torch.Tensor, element: torch.Tensor) -> None:
         if covers(tensor):
             num_bytes = tensor.untyped_storage().nbytes()
-            self._shadows[_key(tensor)] = Shadow(num_bytes, element, is_assumed=is_assumed)
+            self._shadows[_key(tensor)] = Shadow(num_bytes, element)
         elif is_small(tensor):
             self._own(tensor).write(tensor, element)
         else:
@@ -254,6 +282,7 @@ class Values:
                 for target in targets:
                     self._forget(target)
             return
+        assumption = self.assumption_about(read)
         if func in _FILLS:
             self._put_constant(targets[0], torch.full((), _filled_with(args), dtype=targets[0].dtype, device="cpu"))
         elif all(map(covers, targets)) and targets and self._are_constant(func, read) and not only_written:
@@ -267,6 +296,8 @@ class Values:
         else:
             for target in targets:
                 self._forget(target)
+        for target in targets:
+            self._note(target, assumption)
 
     def _element_in_place(self, tensor: torch.Tensor) -> torch.Tensor | None:
         shadow = self._shadows[_key(tensor)] if tensor.is_meta else None
