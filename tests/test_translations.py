@@ -117,7 +117,7 @@ SHOWN |= {"NotImplementedError", "OSError", "TimeoutError", "UnreachableError"}
 NOT_OURS = {
     "explain/live/frames.py": "a question whose answer is that it is not known",
     "__main__.py": "a command's name",
-    "predict/kernels/workspaces.py": "PyTorch's message",
+    "predict/kernels/matrix_products.py": "PyTorch's message",
     "predict/fake_cuda/fake_gpu.py": "PyTorch's messages",
     "predict/fake_cuda/device_view.py": "PyTorch's message",
     "predict/isolation/files/file_tree.py": "Python's message",

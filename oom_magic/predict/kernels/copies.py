@@ -1,4 +1,4 @@
-"""Copies that CUDA's kernels make of arguments whose layout they cannot read.
+"""Copies that CUDA's kernels make of arguments that they cannot read as they lie, or where they lie.
 
 The gradient of a sum is one number expanded, so a backward often begins with such a copy.
 """
@@ -73,6 +73,30 @@ def _columns_to_images(call: Call) -> None:
         call.take_like(columns)
 
 
+def _where(call: Call) -> None:
+    """aten/src/ATen/native/TensorCompare.cpp, ``where_self_out``: numbers on the host go to the GPU."""
+    for number in call.args[1:]:
+        if not number.is_meta:
+            call.take(number.element_size())
+
+
+def _scalar_power(call: Call) -> None:
+    """aten/src/ATen/native/Pow.cpp, ``pow.Scalar_out``: the base goes to the GPU."""
+    call.output(0)
+    call.take(call.outputs[0].element_size())
+
+
+def _roll(call: Call) -> None:
+    """aten/src/ATen/native/TensorTransformations.h, ``roll_common``: one dimension after the other."""
+    tensor, shifts = call.args[:2]
+    copy = -1 if tensor.is_contiguous() else call.take_like(tensor)
+    for _ in shifts[1:]:
+        call.take_like(tensor)
+        call.give_back(copy)
+        copy = -1
+    call.output(0)
+
+
 _GRADIENT_AFTER_OUTPUT = (
     "nll_loss_backward", "nll_loss2d_backward",
     "max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward",
@@ -97,6 +121,9 @@ RULES: dict[OpOverload, Rule] = {
     **_rules(_FIRST_BEFORE_OUTPUT, lambda: copied(0, before_output=True)),
     aten.abs.default: _complex_to_real,
     aten.angle.default: _complex_to_real,
+    aten.where.self: _where,
+    aten.pow.Scalar: _scalar_power,
+    aten.roll.default: _roll,
     aten.im2col.default: _images_to_columns,
     aten.col2im.default: _columns_to_images,
 }

@@ -1,4 +1,4 @@
-"""Operators that sort indices inside CUDA's kernels: gradients of embeddings, and adding up by index.
+"""Operators that read or write by index; gradients of embeddings, and adding up by index, sort the indices inside.
 
 Sources: aten/src/ATen/native/cuda/Embedding.cu and EmbeddingBackwardKernel.cu, Indexing.cu
 (``index_put_with_sort_kernel``).
@@ -103,6 +103,24 @@ def _sort_pairs(call: Call, num_items: int, num_keys: int, above: int = 0) -> No
     call.give_back(storage, positions)
 
 
+def _embedding(call: Call) -> None:
+    """aten/src/ATen/native/Embedding.cpp, ``embedding_symint``: indices are read as one row."""
+    indices = call.args[1]
+    is_row = indices.dim() == 1 or indices.is_contiguous()
+    reads = -1 if is_row else call.take_like(indices)
+    call.output(0)
+    call.give_back(reads)
+
+
+def _index(call: Call) -> None:
+    """aten/src/ATen/native/TensorAdvancedIndexing.cpp, ``AdvancedIndex``: several indices are laid out alike."""
+    given = torch.broadcast_tensors(*(index for index in call.args[1] if index is not None))
+    if len({index.stride() for index in given}) > 1:
+        for index in given:
+            if not index.is_contiguous():
+                call.take_like(index)
+
+
 def _embedding_backward(call: Call) -> None:
     """``embedding_dense_backward_cuda``: few indices are added up unsorted."""
     gradient, indices = call.args[:2]
@@ -192,6 +210,8 @@ def _index_put(call: Call) -> None:
 
 
 RULES: dict[OpOverload, Rule] = {
+    aten.embedding.default: _embedding,
+    aten.index.Tensor: _index,
     aten._embedding_bag.default: _embedding_bag,
     aten._embedding_bag_forward_only.default: _embedding_bag,
     aten._embedding_bag_dense_backward.default: _embedding_bag_backward,

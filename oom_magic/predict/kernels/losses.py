@@ -43,6 +43,34 @@ def _reduced(call: Call) -> None:
         take_sum_buffers(call, call.args[0])
 
 
+def _elementwise_loss(call: Call) -> None:
+    """aten/src/ATen/native/BinaryOps.cpp, ``mse_loss``: the mean keeps the storage that was made for all elements."""
+    if call.argument(2, 1) == 0:
+        return
+    shape = torch.broadcast_shapes(call.args[0].shape, call.args[1].shape)
+    elements = torch.empty(shape, dtype=call.outputs[0].dtype, device="meta")
+    call.output(0, elements.numel() * elements.element_size())
+    call.take_like(elements)
+    take_sum_buffers(call, elements)
+
+
+def _binary_cross_entropy_with_logits(call: Call) -> None:
+    """aten/src/ATen/native/Loss.cpp: two temporaries as large as the input; weights of positives are spread first."""
+    call.take_like(call.args[0])
+    positives = call.argument(3)
+    if positives is not None:
+        less_one = call.take_like(positives)
+        spread = call.take_like(call.args[0])
+        call.give_back(less_one, spread)
+    if call.argument(4, 1) == 0:
+        call.output(0)
+        call.take_like(call.args[0])
+        return
+    call.take_like(call.args[0])
+    call.output(0)
+    take_sum_buffers(call, call.args[0])
+
+
 def _soft_margin_backward(call: Call) -> None:
     """aten/src/ATen/native/Loss.cpp, ``soft_margin_loss_backward_out``."""
     negative, product, exponential = (call.take_like(call.args[1]) for _ in range(3))
@@ -122,6 +150,9 @@ RULES: dict[OpOverload, Rule] = {
     aten.soft_margin_loss.default: _shrunk,
     aten.soft_margin_loss_backward.default: _soft_margin_backward,
     aten.huber_loss.default: _reduced,
+    aten.mse_loss.default: _elementwise_loss,
+    aten.smooth_l1_loss.default: _elementwise_loss,
+    aten.binary_cross_entropy_with_logits.default: _binary_cross_entropy_with_logits,
     aten.log_sigmoid_forward.default: _log_sigmoid,
     aten._ctc_loss.default: _ctc_memory,
     aten._ctc_loss.Tensor: _ctc_memory,

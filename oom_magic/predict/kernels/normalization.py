@@ -1,4 +1,4 @@
-"""How CUDA's normalisations take their memory."""
+"""How CUDA's normalizations, softmaxes and dropout take their memory."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch._ops import OpOverload
 from oom_magic.predict.fake_cuda.fake_gpu import Rule
 from oom_magic.predict.kernels.copies import make_outputs
 from oom_magic.predict.operators.calls import Call
+from oom_magic.predict.operators.overloads import existing
 
 aten = torch.ops.aten
 
@@ -86,11 +87,78 @@ def batch_norm_gradients(
     )
 
 
+def _native_dropout(call: Call) -> None:
+    """aten/src/ATen/native/cuda/Dropout.cu, ``dropout_cuda``: the mask first."""
+    call.output(1)
+
+
+def _softmax_backward(call: Call) -> None:
+    """aten/src/ATen/native/cuda/SoftMax.cu, ``softmax_backward_cuda_out``: gradient times output is aside."""
+    call.output(0)
+    gradient, output = call.args[:2]
+    call.take_like(output, torch.promote_types(gradient.dtype, output.dtype))
+
+
+def _safe_softmax(call: Call) -> None:
+    """aten/src/ATen/native/transformers/attention.cpp: rows that are masked wholly are found and set to zero."""
+    call.output(0)
+    scores = call.args[0]
+    call.take(scores.numel())
+    call.take(scores.numel() // max(scores.shape[-1], 1))
+    call.take(scores.element_size())
+
+
+def _logsumexp(call: Call) -> None:
+    """aten/src/ATen/native/ReduceOps.cpp, ``logsumexp_out_impl``: maxima, those that are infinite, exponentials."""
+    tensor, made = call.args[0], call.outputs[0]
+    maxima = call.take_like(made)
+    magnitudes = call.take_like(made)
+    call.give_back(call.take_like(made, torch.bool), magnitudes)
+    exponentials = call.take_like(tensor)
+    call.output(0)
+    call.give_back(exponentials, maxima)
+
+
+def _copied(*, before: tuple[int, ...] = (), after: tuple[int, ...] = ()) -> Rule:
+    """A kernel that wants the arguments at these positions contiguous: copies before and after its outputs."""
+
+    def rule(call: Call) -> None:
+        for position in before:
+            _copy_contiguous(call, position)
+        for position in range(len(call.outputs)):
+            call.output(position)
+        for position in after:
+            _copy_contiguous(call, position)
+
+    return rule
+
+
+def _copy_contiguous(call: Call, position: int) -> None:
+    tensor = call.args[position]
+    if not tensor.is_contiguous():
+        call.take_like(tensor)
+
+
 RULES: dict[OpOverload, Rule] = {
     aten.native_group_norm.default: _group_norm,
     aten.native_group_norm_backward.default: _group_norm_backward,
     aten.native_batch_norm.default: _batch_norm,
     aten.native_batch_norm_backward.default: _batch_norm_backward,
+    aten.native_layer_norm.default: _copied(before=(0,)),
+    aten.native_layer_norm_backward.default: _copied(before=(1,), after=(0,)),
+    aten._softmax.default: _copied(after=(0,)),
+    aten._softmax_backward_data.default: _softmax_backward,
+    aten._log_softmax.default: _copied(after=(0,)),
+    aten._log_softmax_backward_data.default: _copied(after=(0, 1)),
+    aten._safe_softmax.default: _safe_softmax,
+    aten.logsumexp.default: _logsumexp,
+    aten.native_dropout.default: _native_dropout,
+    **existing(
+        {
+            "_fused_rms_norm": _copied(before=(0,)),
+            "_fused_rms_norm_backward": _copied(before=(1,), after=(0,)),
+        }
+    ),
 }
 KERNELS: dict[OpOverload, Callable[..., Any]] = {
     aten.native_batch_norm.default: batch_norm_outputs,

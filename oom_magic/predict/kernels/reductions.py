@@ -14,7 +14,9 @@ import torch
 from torch._ops import OpOverload
 
 from oom_magic.predict.fake_cuda.fake_gpu import Rule
+from oom_magic.predict.kernels.copies import make_outputs
 from oom_magic.predict.operators.calls import Call
+from oom_magic.predict.operators.overloads import TORCH
 from oom_magic.predict.setups.gpus import GPU
 
 aten = torch.ops.aten
@@ -126,8 +128,7 @@ def _reduces(item_bytes: int | None, dims_at: int, values: int) -> Rule:
 
     def rule(call: Call) -> None:
         tensor = call.args[0]
-        for position in range(len(call.outputs)):
-            call.output(position)
+        make_outputs(call)
         dims = all_dims(tensor, call.argument(dims_at) if dims_at >= 0 else None)
         wide = item_bytes or _accumulator_bytes(tensor, call.outputs[0])
         take_buffers(call, _as_read(call, tensor), dims, wide, values=values)
@@ -166,4 +167,31 @@ def _accumulator_bytes(tensor: torch.Tensor, made: torch.Tensor) -> int:
     return max(made.element_size(), 1)
 
 
-RULES: dict[OpOverload, Rule] = {op: _reduces(*how) for ops, how in _REDUCTIONS for op in ops}
+def _foreach_norm(call: Call) -> None:
+    """aten/src/ATen/native/cuda/ForeachReduceOp.cu: first a partial norm of every chunk of 65,536 elements.
+
+    From 2.15 on only the chunks that there are have room, and 64-bit offsets say where each tensor's begin.
+    """
+    tensors = call.args[0]
+    numbers = (max(tensors[0].element_size(), 4), *(tensor.numel() for tensor in tensors))
+    if TORCH < (2, 15):
+        call.allocate_scratch(_partial_norm_bytes, *numbers)
+        return
+    offsets = call.take((len(tensors) + 1) * 8)
+    partial = call.allocate_scratch(_packed_norm_bytes, *numbers)
+    make_outputs(call)
+    call.give_back(partial, offsets)
+
+
+def _partial_norm_bytes(_: GPU, item_bytes: int, *numels: int) -> int:
+    return len(numels) * max(-(-numel // 65536) for numel in numels) * item_bytes
+
+
+def _packed_norm_bytes(_: GPU, item_bytes: int, *numels: int) -> int:
+    return sum(-(-numel // 65536) for numel in numels) * item_bytes
+
+
+RULES: dict[OpOverload, Rule] = {
+    **{op: _reduces(*how) for ops, how in _REDUCTIONS for op in ops},
+    aten._foreach_norm.Scalar: _foreach_norm,
+}

@@ -14,10 +14,9 @@ from oom_magic.predict.kernels import (
     normalization,
     recurrent,
     reductions,
-    scratch,
     sorting,
 )
-from oom_magic.predict.kernels.workspaces import workspace_rules
+from oom_magic.predict.kernels.matrix_products import product_rules
 from oom_magic.predict.setups.gpus import GPU
 
 
@@ -29,9 +28,7 @@ def kernel_rules(gpu: GPU) -> dict[OpOverload, Rule]:
         **normalization.RULES,
         **convolutions.RULES,
         **recurrent.RULES,
-        **scratch.RULES,
-        **workspace_rules(),
-        **scratch.grouped_rules(gpu),
+        **product_rules(gpu),
         **reductions.RULES,
         **indexing.RULES,
         **sorting.RULES,

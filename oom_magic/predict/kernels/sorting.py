@@ -1,7 +1,8 @@
 """Sorts, largest values and running sums on CUDA.
 
 Sources, under aten/src/ATen/native/cuda: Sort.cpp and Sort.cu (``sort_cuda_kernel``, ``launch_stable_sort_kernel``),
-TensorTopK.cpp and .cu (``mbtopk::launch``), ScanKernels.cpp.
+TensorTopK.cpp and .cu (``mbtopk::launch``), ScanKernels.cpp. Tiles are those of CUB (cub/device/dispatch/tuning:
+tuning_radix_sort.cuh, tuning_scan.cuh, tuning_unique_by_key.cuh), held against the CUDA builds of PyTorch 2.13 and 2.15.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ _INDEX = 8  # bytes
 _PAIR = 8  # bytes: a position and its row
 _SMALL_SORT = 4096  # elements of a slice that one thread block sorts
 _FEW_ROWS = 128  # fewer are sorted all together, then apart again
-_ROW_FILLS_CARD = 1_000_000
+_ROW_FILLS_CARD = 1_000_000  # elements from which on a row is sorted by itself (``launch_stable_sort_kernel``)
 _BLOCK = 256  # threads
 _DIGITS = 256
 _TOPK_BLOCKS = 65536 // (40 * _BLOCK)  # of a multiprocessor: its registers, and 40 for each thread

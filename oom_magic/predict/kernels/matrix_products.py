@@ -1,9 +1,11 @@
-"""Which matrix products take a workspace; ``memory.workspaces`` says how large.
+"""What matrix products take: copies of factors, and a workspace; ``memory.workspaces`` says how large.
 
 Source: aten/src/ATen/native/cuda/Blas.cpp (``addmm_out_cuda_impl``, ``prepare_matrix_for_cublas``).
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import torch
 from torch._ops import OpOverload
@@ -13,9 +15,11 @@ from oom_magic.memory.workspaces import Workspaces
 from oom_magic.predict.fake_cuda.fake_gpu import Rule
 from oom_magic.predict.instrumentation.recorder import SizeFunction
 from oom_magic.predict.operators.calls import Call
+from oom_magic.predict.operators.overloads import existing
 from oom_magic.predict.setups.gpus import GPU
 
 aten = torch.ops.aten
+_POINTER = 8  # bytes, as have a stride and an address
 _HERE = Workspaces.here(torch.__version__)
 
 
@@ -42,21 +46,40 @@ class _Workspaces:
     def _work_by_cublas(self, call: Call) -> None:
         self._work(call, "cublas", _cublas_bytes, stays=_HERE.stays)
 
-    def _work(self, call: Call, library: str, law: SizeFunction, *, stays: bool) -> None:
+    def _work(self, call: Call, library: str, size: SizeFunction, *, stays: bool) -> None:
         if not stays:
-            call.allocate_scratch(law)
+            call.allocate_scratch(size)
             return
         owner = (library, call.gpu.streams.at_work(), call.gpu.threads.handle(call.gpu.current))
         if owner not in call.gpu.workspaces:
-            call.gpu.workspaces[owner] = call.keep_by(law, operator=library, category=Category.WORKSPACE)
+            call.gpu.workspaces[owner] = call.keep_by(size, operator=library, category=Category.WORKSPACE)
 
 
-def workspace_rules() -> dict[OpOverload, Rule]:
-    """The rules of the products, in one process."""
+def product_rules(gpu: GPU) -> dict[OpOverload, Rule]:
+    """The rules of the products, in one process on this card."""
     workspaces = _Workspaces()
     products = (aten.mm, aten.bmm, aten.baddbmm, aten.mv, aten.addmv, aten.dot, aten.vdot)
     rules: dict[OpOverload, Rule] = {packet.default: workspaces.product for packet in products}
-    return {**rules, aten.addmm.default: workspaces.biased_product}
+    rules[aten.addmm.default] = workspaces.biased_product
+    return {**rules, **existing({"_grouped_mm": partial(_grouped_product, gpu)})}
+
+
+def _grouped_product(gpu: GPU, call: Call) -> None:
+    """aten/src/ATen/native/cuda/GroupMM.cu: pointers and sizes of each group, and the workspace of CUTLASS.
+
+    It runs on 9.0 and 10.x with bfloat16; elsewhere the groups are multiplied one by one into the output. A
+    multiprocessor's part of the workspace was observed with the CUDA build of PyTorch 2.13.
+    """
+    first, second = call.args[:2]
+    if gpu.capability[0] not in (9, 10) or first.dtype is not torch.bfloat16:
+        return
+    call.output(0)
+    num_groups = next(tensor.shape[0] for tensor in (second, *call.args[2:3], first) if tensor.dim() != 2)
+    num_aligned = num_groups + num_groups % 2  # to 128 bits
+    call.take((3 * _POINTER) * num_aligned + (3 * _POINTER + 3 * torch.int32.itemsize) * num_groups)
+    is_backward = first.dim() == second.dim() == 2
+    each = 512 if gpu.capability[0] == 9 else 5888 if is_backward else 5376
+    call.take(each * gpu.num_multiprocessors)
 
 
 def _cublas_bytes(card: GPU) -> int:
