@@ -2,7 +2,7 @@
 
 Sources, under aten/src/ATen/native/cuda: Sort.cpp and Sort.cu (``sort_cuda_kernel``, ``launch_stable_sort_kernel``),
 TensorTopK.cpp and .cu (``mbtopk::launch``), ScanKernels.cpp. Tiles are those of CUB (cub/device/dispatch/tuning:
-tuning_radix_sort.cuh, tuning_scan.cuh, tuning_unique_by_key.cuh), held against the CUDA builds of PyTorch 2.13 and 2.15.
+tuning_radix_sort.cuh, tuning_scan.cuh, tuning_unique_by_key.cuh), as the CUDA builds of PyTorch 2.13 and 2.15 have.
 """
 
 from __future__ import annotations
