@@ -57,11 +57,11 @@ def find_live_objects() -> LiveObjects:
     found = LiveObjects()
     for aside in _aside:
         found = LiveObjects(list(aside.tensors), list(aside.modules), list(aside.tools), aside.num_objects)
-    homes = {id(kind): home for root, home in _homes(found) for kind in _subclasses(root)}
-    [(number, objects)] = _of_types(homes)
+    homes = {kind: home for root, home in _homes(found) for kind in _subclasses(root)}
+    [(number, objects)] = list(_counted_and_chosen(homes))
     found.num_objects += number
     for obj in objects:
-        homes[id(type(obj))].append(obj)
+        homes[type(obj)].append(obj)
     return found
 
 
@@ -80,15 +80,10 @@ def _subclasses(root: type) -> set[type]:
     return found
 
 
-def _of_types(wanted: Collection[int]) -> list[tuple[int, list[Any]]]:
-    """How many objects there are, and those whose types have the identities ``wanted``, in one call of C."""
-    return list(_counted_and_chosen(wanted))
-
-
-def _counted_and_chosen(wanted: Collection[int]) -> Iterator[tuple[int, list[Any]]]:
+def _counted_and_chosen(wanted: Collection[type]) -> Iterator[tuple[int, list[Any]]]:
+    """How many objects there are, and those of the types ``wanted``: to be asked for in one call."""
     thrice = itertools.chain.from_iterable(map(itertools.repeat, map(gc.get_objects, (None,)), (3,)))  # the same list
-    identities = map(map, itertools.repeat(id), map(map, itertools.repeat(type), thrice))
-    are_wanted = map(map, itertools.repeat(wanted.__contains__), identities)
+    are_wanted = map(map, itertools.repeat(wanted.__contains__), map(map, itertools.repeat(type), thrice))
     return zip(map(len, thrice), map(list, map(itertools.compress, thrice, are_wanted)), strict=True)
 
 
