@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import gc
 import inspect
+import queue
+import selectors
 import sys
 import threading
 import types
@@ -30,6 +32,7 @@ _NOT_WALKED = frozenset(
 _WALKED_OF_OURS = ("oom_magic.explain", "oom_magic.predict.setups", "oom_magic.predict.sizing")
 _PLAIN = (str, int, float, bool, bytes, complex, type(None), types.CodeType, types.FrameType, types.TracebackType)
 _OF_A_COPY = 3  # references that an unshared one has here: the frame's, the variable's, the argument's
+_WAITING = {threading.__file__, queue.__file__, selectors.__file__}
 _TORCH = str(torch.__file__).rpartition("__init__")[0]
 
 
@@ -134,6 +137,18 @@ def used_by_other_threads(own: Collection[int]) -> tuple[Reach, list[str]] | Non
             for frame in frames:
                 reach.walk(_of_frame(frame))
     return (reach, names) if names else None
+
+
+def others_at_work(own: Collection[int]) -> bool:
+    """Whether code of the user runs on another Python thread than ``own``, and does not just wait."""
+    stacks = sys._current_frames()
+    return any(
+        ident not in own
+        and ident in threading._active  # type: ignore[attr-defined]
+        and innermost.f_code.co_filename not in _WAITING
+        and any(map(_is_running_users, _stack(innermost)))
+        for ident, innermost in stacks.items()
+    )
 
 
 def _stack(frame: types.FrameType | None) -> Iterator[types.FrameType]:

@@ -48,6 +48,10 @@ class Scope:
         finally:
             self._here.is_run = False
 
+    def join(self) -> None:
+        """The calling thread is the run's."""
+        self._here.is_run = True
+
     @contextmanager
     def outside(self) -> Iterator[None]:
         """What is called inside is our own doing: it reaches the disk and passes the net."""

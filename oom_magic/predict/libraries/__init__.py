@@ -21,6 +21,7 @@ from oom_magic.predict.libraries import (
     generation,
     hugging_face,
     peft_adapters,
+    trackers,
     trainers,
 )
 from oom_magic.predict.libraries.adapters import Run, adapted
@@ -29,6 +30,7 @@ _KINDS = (
     hugging_face,
     bitsandbytes_ops,
     trainers,
+    trackers,
     data_loading,
     saving,
     flash_attention,

@@ -1,8 +1,9 @@
 """What keeps a dry run from having effects outside itself: on files, processes, connections.
 
 ``isolated`` is all that others need. Writes go to a private layer (``file_tree``) by way of Python's own functions
-(``file_calls``), which are exchanged wherever modules hold them (``substitution``); what leaves the process is
-answered or refused (``boundary``); files and databases that are open already are in ``open_files``.
+(``file_calls``), which are exchanged wherever modules hold them (``substitution``), and of libc's, where C libraries
+open files themselves (``c_calls``); what leaves the process is answered or refused (``boundary``); files and databases
+that are open already are in ``open_files``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from oom_magic.predict.isolation.files.boundary import Boundary
+from oom_magic.predict.isolation.files.c_calls import c_calls_answered
 from oom_magic.predict.isolation.files.databases import connect
 from oom_magic.predict.isolation.files.file_calls import FileCalls
 from oom_magic.predict.isolation.files.file_tree import FileTree
@@ -64,4 +66,5 @@ def isolated(
         stack.enter_context(patched(sys, {"dont_write_bytecode": True}))
         stack.enter_context(scope.entered())
         stack.enter_context(boundary.closed())
+        stack.enter_context(c_calls_answered(tree, scope, stand_ins, note))
         yield Isolation(tree, scope)

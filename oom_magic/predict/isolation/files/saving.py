@@ -245,6 +245,26 @@ def _saved(run: Run, tensor: torch.Tensor, saved: Any) -> SavedStorage:
 
 
 @contextmanager
+def _scripted(module: ModuleType, run: Run) -> Iterator[None]:
+    """``torch.jit.save`` of what ``torch.jit.script`` left as it is written."""
+    save_file, load_file = module.save, module.load
+
+    def save(m: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        torch.save(m, f) if not isinstance(m, torch.jit.ScriptModule) else save_file(m, f, *args, **kwargs)
+
+    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return load_file(f, map_location, *args, **kwargs)
+        except RuntimeError:
+            if hasattr(f, "seek"):
+                f.seek(0)
+            return torch.load(f, map_location, weights_only=False)
+
+    with patched(torch.jit, {"save": save, "load": load}):
+        yield
+
+
+@contextmanager
 def _safetensors(module: ModuleType, run: Run) -> Iterator[None]:
     """Files of safetensors, whose own code is Rust: pretended tensors are holes in them."""
     holes: dict[str, frozenset[str]] = {}  # by the real file, the names whose values nobody knows
@@ -265,6 +285,17 @@ def _safetensors(module: ModuleType, run: Run) -> Iterator[None]:
 
     functions = {"load_file": load_file, "save_file": save_file, "safe_open": safe_open}
     with substituted([(getattr(module, name), stand_in) for name, stand_in in functions.items()]):
+        yield
+
+
+@contextmanager
+def _safetensors_of_arrays(module: ModuleType, run: Run) -> Iterator[None]:
+    """Arrays of NumPy and others: Python writes what Rust would write beside the file, and rename."""
+
+    def serialize_file(tensor_dict: Any, filename: Any, metadata: Any = None) -> None:
+        Path(filename).write_bytes(module.serialize(tensor_dict, metadata))
+
+    with substituted([(module.serialize_file, serialize_file)]):
         yield
 
 
@@ -344,4 +375,9 @@ class _Slice:
         return self._file.get_tensor(self._name)[index]
 
 
-ADAPTERS: dict[str, Adapter] = {"torch.serialization": _torch_files, "safetensors.torch": _safetensors}
+ADAPTERS: dict[str, Adapter] = {
+    "torch.serialization": _torch_files,
+    "torch.jit": _scripted,
+    "safetensors": _safetensors_of_arrays,
+    "safetensors.torch": _safetensors,
+}

@@ -1,0 +1,75 @@
+"""Trackers of experiments: a run of the user's that is being tracked gets no figures from a dry run."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from oom_magic.predict.isolation.files.saving import skipped, unwritten
+from oom_magic.predict.isolation.files.substitution import substituted
+from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.libraries.adapters import Adapter, Run
+
+_OF_A_RUN = (
+    "log",
+    "finish",
+    "save",
+    "log_artifact",
+    "log_code",
+    "alert",
+    "define_metric",
+    "mark_preempting",
+    "restore",
+)
+
+
+@contextmanager
+def _wandb(module: ModuleType, run: Run) -> Iterator[None]:
+    """Runs that begin are wandb's own disabled ones: its service is a program, which is not started."""
+    usual, before = module.init, dict(vars(module))
+
+    @functools.wraps(usual)
+    def init(*args: Any, **kwargs: Any) -> Any:
+        run.assume("wandb.init: disabled; a dry run has no effect outside itself")
+        return usual(*args, **{**kwargs, "mode": "disabled"})
+
+    names = [f"Run.{name}" for name in _OF_A_RUN]
+    exchanged = [(usual, init), (module.login, skipped("wandb.login", run))]
+    try:
+        with substituted(exchanged), unwritten(*names)(module.sdk.wandb_run, run):
+            yield
+    finally:
+        vars(module).update({name: value for name, value in before.items() if vars(module).get(name) is not value})
+
+
+def _of_writers(*names: str) -> Adapter:
+    """TensorBoard's files: one that was open before is written to by a thread of its own."""
+
+    @contextmanager
+    def adapt(module: ModuleType, run: Run) -> Iterator[None]:
+        made: weakref.WeakSet[Any] = weakref.WeakSet()
+        start = module.FileWriter.__init__
+
+        def begin(writer: Any, *args: Any, **kwargs: Any) -> None:
+            start(writer, *args, **kwargs)
+            made.add(writer)
+
+        def of_run(name: str) -> Callable[..., Any]:
+            usual, skip = getattr(module.FileWriter, name), skipped(f"SummaryWriter: {name}", run)
+            return lambda writer, *args, **kwargs: (usual if writer in made else skip)(writer, *args, **kwargs)
+
+        with patched(module.FileWriter, {"__init__": begin, **{name: of_run(name) for name in names}}):
+            yield
+
+    return adapt
+
+
+ADAPTERS: dict[str, Adapter] = {
+    "wandb": _wandb,
+    "torch.utils.tensorboard.writer": _of_writers("add_event", "flush", "close"),
+    "tensorboardX.writer": _of_writers("add_event", "flush", "close"),
+}

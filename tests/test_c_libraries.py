@@ -1,0 +1,190 @@
+"""C libraries open files themselves: what they write in a dry run can be read back in it, and is not on the disk."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import oom_magic as om
+from oom_magic.predict.isolation.files.effects import isolated
+from oom_magic.predict.isolation.files.linkage import IS_KNOWN
+
+pytestmark = pytest.mark.skipif(not IS_KNOWN, reason="C libraries are held back on Linux with glibc only")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path) -> Iterator[Path]:
+    before = Path.cwd()
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "kept.txt").write_text("kept")
+    os.chdir(home)
+    yield home
+    os.chdir(before)
+    assert {path.relative_to(home): path.read_bytes() for path in home.rglob("*")} == {Path("kept.txt"): b"kept"}
+
+
+def traced() -> None:
+    torch.jit.trace(torch.nn.Linear(2, 2), torch.ones(1, 2)).save("traced.pt")  # type: ignore[no-untyped-call]
+    assert Path("traced.pt").stat().st_size and torch.jit.load("traced.pt")(torch.ones(1, 2)).shape == (1, 2)  # type: ignore[no-untyped-call]
+
+
+def scripted() -> None:
+    torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), "scripted.pt")  # type: ignore[no-untyped-call]
+    assert torch.jit.load("scripted.pt")(torch.ones(1, 2)).shape == (1, 2)  # type: ignore[no-untyped-call]
+
+
+def profiled() -> None:
+    with torch.profiler.profile() as profile:
+        torch.ones(3)
+    profile.export_chrome_trace("trace.json")
+
+
+def own_writer() -> None:
+    torch._C.PyTorchFileWriter("own.zip").write_end_of_file()
+    assert Path("own.zip").stat().st_size
+
+
+def tokens() -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizers.Tokenizer(tokenizers.models.BPE()).save("tokens.json")
+    assert tokenizers.Tokenizer.from_file("tokens.json")
+
+
+def arrays() -> None:
+    numpy = pytest.importorskip("safetensors.numpy")
+    numpy.save_file({"a": np.ones(3)}, "arrays.safetensors")
+    assert numpy.load_file("arrays.safetensors")["a"].sum() == 3
+
+
+def hdf5() -> None:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File("a.h5", "w") as file:
+        file["x"] = np.arange(3)
+    Path("a.h5").rename("b.h5")
+    with h5py.File("b.h5", "a") as file:
+        assert file["x"][2] == 2
+        file["y"] = 1
+
+
+def arrow() -> None:
+    pandas, _ = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+    pandas.DataFrame({"a": [1, 2]}).to_parquet("a.parquet")
+    assert len(pandas.read_parquet("a.parquet")) == 2
+
+
+def sound() -> None:
+    soundfile = pytest.importorskip("soundfile")
+    soundfile.write("s.wav", np.zeros(100), 8000)
+    assert len(soundfile.read("s.wav")[0]) == 100
+
+
+def tracked() -> None:
+    tensorboard = pytest.importorskip("torch.utils.tensorboard")
+    with tensorboard.SummaryWriter("runs/one") as writer:
+        writer.add_scalar("loss", 1.0, 0)
+    assert list(Path("runs/one").iterdir())
+
+
+def wandb() -> None:
+    wandb = pytest.importorskip("wandb")
+    with wandb.init(project="p", mode="offline") as run:
+        wandb.log({"loss": 1.0})
+        run.log({"loss": 2.0})
+
+
+def compressed() -> None:
+    zlib = library()
+    write(zlib, b"new.gz")
+    assert Path("new.gz").read_bytes()[:2] == b"\x1f\x8b"
+    write(zlib, b"kept.txt")
+    assert Path("kept.txt").read_bytes()[:2] == b"\x1f\x8b"
+
+
+def library() -> Any:
+    """zlib, which opens files by their names."""
+    try:
+        return ctypes.CDLL("libz.so.1")
+    except OSError:
+        pytest.skip("no zlib here")
+
+
+def write(zlib: Any, path: bytes) -> None:
+    zlib.gzopen.restype, zlib.gzclose.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    zlib.gzclose(zlib.gzopen(path, b"wb"))
+
+
+WAYS = [traced, scripted, profiled, own_writer, tokens, arrays, hdf5, arrow, sound, tracked, wandb, compressed]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_what_a_c_library_writes_is_not_written(way: Callable[[], None]) -> None:
+    def run() -> None:
+        try:
+            way()
+        except pytest.skip.Exception as skip:
+            skipped.append(skip)
+
+    skipped: list[BaseException] = []
+    om.dry_run(run)
+    for skip in skipped:
+        raise skip
+
+
+def test_a_library_that_was_loaded_before_is_itself_again_afterwards(tmp_path: Path) -> None:
+    zlib = library()
+    with isolated(lambda text: None):
+        write(zlib, b"inside.gz")
+    write(zlib, os.fsencode(tmp_path / "after.gz"))
+    assert (tmp_path / "after.gz").exists()
+
+
+def test_other_threads_write_with_c_libraries_as_always(tmp_path: Path) -> None:
+    zlib, go, done = library(), threading.Event(), threading.Event()
+
+    def theirs() -> None:
+        go.wait()
+        write(zlib, os.fsencode(tmp_path / "theirs.gz"))
+        done.set()
+
+    def run() -> None:
+        go.set()
+        done.wait()
+        write(zlib, os.fsencode(tmp_path / "ours.gz"))
+
+    thread = threading.Thread(target=theirs)
+    thread.start()
+    om.dry_run(run)
+    thread.join()
+    assert [path.name for path in tmp_path.glob("*.gz")] == ["theirs.gz"]
+
+
+def test_a_writer_of_the_users_gets_nothing(tmp_path: Path) -> None:
+    tensorboard = pytest.importorskip("torch.utils.tensorboard")
+    writer = tensorboard.SummaryWriter(tmp_path / "runs")
+    writer.add_scalar("loss", 1.0, 0)
+    writer.flush()
+    (file,) = (tmp_path / "runs").iterdir()
+    before = file.read_bytes()
+
+    def run() -> None:
+        writer.add_scalar("loss", 2.0, 1)
+        writer.flush()
+
+    om.dry_run(run)
+    writer.flush()
+    assert file.read_bytes() == before
+    writer.add_scalar("loss", 3.0, 1)
+    writer.close()
+    assert len(file.read_bytes()) > len(before)
+    assert sys.modules["torch.utils.tensorboard"] is tensorboard
