@@ -8,7 +8,7 @@ import weakref
 import torch
 
 from oom_magic.predict.instrumentation.starting_point import StartingPoint
-from oom_magic.predict.isolation.tensor_exchange import Snapshot
+from oom_magic.predict.isolation.snapshot import Snapshot
 from oom_magic.predict.session import DrySession
 
 

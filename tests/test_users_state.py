@@ -22,7 +22,7 @@ from torch import nn
 
 import oom_magic as om
 from oom_magic.explain.remedies.rehearsal import CellRehearsal
-from oom_magic.predict.isolation import live_objects, process_state, tensor_exchange
+from oom_magic.predict.isolation import live_objects, process_state, snapshot, tensor_exchange
 from oom_magic.predict.isolation.interrupts import Interrupts
 from oom_magic.predict.isolation.journal import Journal
 from oom_magic.predict.session import DrySession
@@ -118,13 +118,13 @@ _STEPS: list[tuple[Any, str]] = [
     (torch._C, "_swap_tensor_impl"),
     (Journal, "record"),
     (Journal, "undo"),
-    (tensor_exchange.Snapshot, "add"),
-    (tensor_exchange.Snapshot, "apply"),
-    (tensor_exchange.Snapshot, "restore"),
-    (tensor_exchange.Snapshot, "changes"),
+    (snapshot.Snapshot, "add"),
+    (snapshot.Snapshot, "apply"),
+    (snapshot.Snapshot, "restore"),
+    (snapshot.Snapshot, "changes"),
     (tensor_exchange._FakeCopies, "make"),
     (tensor_exchange._Pair, "swap_back"),
-    (tensor_exchange, "_fill"),
+    (snapshot, "_fill"),
     (tensor_exchange, "find_live_objects"),
     (process_state, "_restore_environment"),
     (torch, "set_rng_state"),

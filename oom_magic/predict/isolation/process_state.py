@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from oom_magic.predict.isolation.journal import Journal
-from oom_magic.predict.isolation.tensor_exchange import Snapshot
+from oom_magic.predict.isolation.snapshot import Snapshot
 
 _ANOTHER_SEED = 104_729  # nobody's
 

@@ -23,7 +23,7 @@ import torch
 from oom_magic.user_code import is_users_file
 
 # Objects of these lead everywhere: the shell of a notebook to all of its history, say.
-_NOT_WALKED = frozenset(
+NOT_WALKED = frozenset(
     {
         "IPython", "_pytest", "asyncio", "concurrent", "ipykernel", "ipywidgets", "jupyter_client", "logging",
         "matplotlib", "oom_magic", "pluggy", "pytest", "threading", "tornado", "traitlets", "zmq",
@@ -85,7 +85,7 @@ class Reach:
         if issubclass(kind, type):
             return _of_class
         home = kind.__module__ if isinstance(kind.__module__, str) else ""
-        is_skipped = home.partition(".")[0] in _NOT_WALKED and not home.startswith(_WALKED_OF_OURS)
+        is_skipped = home.partition(".")[0] in NOT_WALKED and not home.startswith(_WALKED_OF_OURS)
         return None if is_skipped and not issubclass(kind, threading.Thread) else _referents
 
     def _of_function(self, function: types.FunctionType) -> Iterator[Any]:
@@ -202,8 +202,7 @@ def _of_module(module: types.ModuleType) -> Iterator[Any]:
 
 
 def _of_class(kind: type) -> Iterator[Any]:
-    home = sys.modules.get(getattr(kind, "__module__", "") or "")
-    if home is not None and is_users_module(home):
+    if is_users_class(kind):
         yield from gc.get_referents(kind)
 
 
@@ -217,3 +216,9 @@ def is_users_module(module: Any) -> bool:
     """Whether a module is the user's: no library's, and not built in."""
     name, file = getattr(module, "__name__", None), getattr(module, "__file__", None)
     return name == "__main__" or (isinstance(file, str) and is_users_file(file) and name != "sys")
+
+
+def is_users_class(kind: type) -> bool:
+    """Whether a class is the user's."""
+    home = sys.modules.get(getattr(kind, "__module__", "") or "")
+    return home is not None and is_users_module(home)

@@ -163,7 +163,8 @@ def _entries(dynamic: int) -> Iterator[tuple[int, int]]:
 
 
 def _array(address: int, number: int, dtype: np.dtype[Any]) -> Any:
-    return np.frombuffer((ctypes.c_char * (number * dtype.itemsize)).from_address(address), dtype)
+    memory: Any = (ctypes.c_char * (number * dtype.itemsize)).from_address(address)
+    return np.frombuffer(memory, dtype)
 
 
 _NOTE = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Loaded), ctypes.c_size_t, ctypes.c_void_p)

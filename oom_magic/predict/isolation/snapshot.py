@@ -1,0 +1,153 @@
+"""What containers of the user's hold, noted to be put back in place."""
+
+from __future__ import annotations
+
+import builtins
+import itertools
+import operator
+import weakref
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Collection, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+_DICTS = (dict, OrderedDict, defaultdict)
+_CONTAINERS = (*_DICTS, list, set, deque)
+
+
+@dataclass(frozen=True, slots=True)
+class _Noted:
+    """A container, where it lies in which object, and what it held."""
+
+    owner: Any
+    path: tuple[Hashable, ...]
+    container: Any
+    contents: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """What a container of an object held afterwards that it did not hold before, and which keys it lacked."""
+
+    owner: weakref.ref[Any]
+    changed: Any  # of a dict only what differs: more would keep the user's objects alive
+    lacking: frozenset[Any] = frozenset()
+
+    def apply(self, container: Any) -> None:
+        """Make it so."""
+        if isinstance(container, dict):
+            for key in self.lacking:
+                container.pop(key, None)
+            container.update(self.changed)
+        else:
+            _fill(container, self.changed)
+
+
+Changes = dict[tuple[int, tuple[Hashable, ...]], _Change]  # by the identity of the owner, and the path in it
+
+
+class Snapshot:
+    """What some containers hold, nested ones included, to be put back in place."""
+
+    def __init__(self, but: Collection[int] = ()) -> None:
+        self._entries: list[_Noted] = []
+        self._plain: list[tuple[Any, Any]] = []  # containers that are no one's, and what they held
+        self._undo: list[Callable[[], object]] = []
+        self._seen: set[int] = {id(vars(builtins)), *but}  # every module's globals lead there
+
+    def add_plain(self, container: Any, depth: int) -> None:
+        """Note a container that is part of no object, and those in it, ``depth`` levels deep."""
+        level = [container]
+        for _ in range(depth):
+            inner: list[Any] = []
+            for one in level:
+                if id(one) not in self._seen:
+                    self._seen.add(id(one))
+                    contents = one.copy()
+                    self._plain.append((one, contents))
+                    items = contents.values() if isinstance(contents, dict) else contents
+                    inner += [item for item in items if type(item) in _CONTAINERS]
+            level = inner
+
+    def add_undo(self, undo: Callable[[], object]) -> None:
+        """Note what puts something else back; it can be called again."""
+        self._undo.append(undo)
+
+    def add(self, container: Any, depth: int, owner: Any = None, path: tuple[Hashable, ...] = ()) -> None:
+        """Note ``container`` and the containers in it, ``depth`` levels deep. ``owner`` is the object it is part of."""
+        if depth == 0 or type(container) not in _CONTAINERS or id(container) in self._seen:
+            return
+        self._seen.add(id(container))
+        contents = dict(container) if isinstance(container, dict) else list(container)
+        self._entries.append(_Noted(owner, path, container, contents))
+        for key, item in contents.items() if isinstance(contents, dict) else enumerate(contents):
+            if type(item) in _CONTAINERS:
+                self.add(item, depth - 1, owner, (*path, key if type(key) in (str, int) else id(key)))
+
+    def changes(self) -> Changes:
+        """What the containers that have an owner hold now and did not. The owners are not kept alive."""
+        found = {}
+        for one in self._entries:
+            change = _change(one) if one.owner is not None else None
+            if change is not None:
+                found[id(one.owner), one.path] = change
+        return found
+
+    def apply(self, changes: Changes) -> None:
+        """Make changes that were found between two other moments."""
+        for one in self._entries if changes else ():
+            change = changes.get((id(one.owner), one.path))
+            if change is not None and change.owner() is one.owner:
+                change.apply(one.container)
+
+    def restore(self) -> None:
+        """Put back what was noted, where it is different now."""
+        for container, contents in itertools.chain(
+            self._plain, ((one.container, one.contents) for one in self._entries)
+        ):
+            if not _is_unchanged(contents, container):
+                _fill(container, contents)
+        for undo in self._undo:
+            undo()
+
+
+def _is_unchanged(before: Any, now: Any) -> bool:
+    """Whether a container holds the very objects that it held, in the same order."""
+    if len(before) != len(now):
+        return False
+    if type(now) is set:
+        return bool(now == set(before))
+    if isinstance(now, dict):
+        return all(map(operator.is_, before, now)) and all(map(operator.is_, before.values(), now.values()))
+    return all(map(operator.is_, before, now))
+
+
+def _fill(container: Any, contents: Any) -> None:
+    """Make a container hold this. What stays in it is never missing meanwhile, since other threads may look it up."""
+    if isinstance(container, list):
+        container[:] = contents
+    elif isinstance(container, deque):
+        container.clear()
+        container.extend(contents)
+    elif isinstance(container, set):
+        container.intersection_update(contents)
+        container.update(contents)
+    else:
+        for key in container.keys() - contents.keys():
+            del container[key]
+        container.update(contents)
+        if not all(map(operator.is_, container, contents)):
+            for key, value in contents.items():
+                del container[key]
+                container[key] = value
+
+
+def _change(noted: _Noted) -> _Change | None:
+    before, now = noted.contents, noted.container
+    if isinstance(now, dict):
+        changed = {key: value for key, value in now.items() if key not in before or before[key] is not value}
+        lacking = frozenset(before.keys() - now.keys())
+        return _Change(weakref.ref(noted.owner), changed, lacking) if changed or lacking else None
+    kept = list(now)
+    is_same = len(kept) == len(before) and all(map(operator.is_, kept, before))
+    return None if is_same else _Change(weakref.ref(noted.owner), kept)
