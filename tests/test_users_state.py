@@ -270,6 +270,16 @@ def test_an_interrupt_ends_in_one_line(shell: Any, line: str, capsys: Any, monke
         assert "Cell In[1]:4" in said[0] and "nothing of yours was changed" in said[0]
 
 
+def test_a_model_goes_to_the_host_and_back_with_its_gradients(users: Users) -> None:
+    def run() -> None:
+        for device in ("cuda", "cpu", "cuda"):
+            users.model.to(device)
+            users.model(users.inputs.to(device)).sum().backward()
+            assert {one.grad.device.type for one in users.model.parameters()} == {device}
+
+    DrySession(has_bar=False).run(run, [users.names])
+
+
 # -- what cannot be exchanged -------------------------------------------------------
 
 

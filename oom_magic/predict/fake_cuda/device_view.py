@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -325,9 +326,8 @@ def _set_data(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[s
         made = other.detach().requires_grad_(tensor.requires_grad)
     torch._C._swap_tensor_impl(tensor, made)
     if grad is not None:
-        tensor.grad = (
-            view.move(grad, Spot(Place.HOST), None) if tensor.is_meta else torch.empty_like(grad, device="cpu")
-        )
+        zeros = partial(torch.zeros, grad.shape, dtype=grad.dtype, device="cpu")  # where the tensor is real now
+        tensor.grad = view.move(grad, Spot(Place.HOST), None) if tensor.is_meta else zeros()
     return None
 
 

@@ -1,0 +1,124 @@
+"""A dry run beside real CUDA tensors: whatever ends it, they are where they were, and the device's state is as before."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from oom_magic.predict.isolation import snapshot, tensor_exchange
+from oom_magic.predict.isolation.journal import Journal
+from oom_magic.predict.session import DrySession
+
+pytestmark = pytest.mark.gpu
+
+
+class InjectedError(Exception):
+    pass
+
+
+class Users:
+    """A model that is being trained on the real device."""
+
+    def __init__(self) -> None:
+        self.model = nn.Sequential(nn.Linear(64, 32), nn.BatchNorm1d(32)).cuda().train()
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.inputs = torch.randn(8, 64, device="cuda")
+        self.model(self.inputs).sum().backward()
+        self.optimizer.step()
+        self.names = {"users": self}
+
+    def state(self) -> dict[str, Any]:
+        """Where each tensor is, what host copies hold, the allocator and the generator."""
+        held = [*self.model.parameters(), *self.model.buffers(), self.inputs]
+        held += [one.grad for one in self.model.parameters() if one.grad is not None]
+        held += [value for state in self.optimizer.state.values() for value in state.values()]
+        return {
+            "tensors": [(id(one), one.data_ptr(), one.device, one.dtype, tuple(one.shape)) for one in held],
+            "values": [one.detach().cpu().tolist() for one in held],
+            "modes": [one.training for one in self.model.modules()],
+            "allocated": torch.cuda.memory_allocated(),
+            "random": torch.cuda.get_rng_state().tolist(),
+            "device": (torch.cuda.current_device(), torch.cuda.is_initialized(), torch.cuda.device_count()),
+            "group": {key: value for key, value in self.optimizer.param_groups[0].items() if key != "params"},
+        }
+
+    def train(self) -> None:
+        """Changes all of it."""
+        self.model.eval().cpu().cuda()
+        self.optimizer.param_groups[0]["lr"] = 1.0
+        torch.manual_seed(5)
+        for _ in range(3):
+            self.model(self.inputs).sum().backward()
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.inputs = None  # type: ignore[assignment]
+
+
+def run(users: Users) -> None:
+    DrySession(has_bar=False, is_lasting=False).run(users.train, [users.names])
+
+
+_STEPS: list[tuple[Any, str]] = [
+    (torch._C, "_swap_tensor_impl"),
+    (Journal, "record"),
+    (snapshot.Snapshot, "restore"),
+    (tensor_exchange._FakeCopies, "make"),
+    (tensor_exchange._Pair, "swap_back"),
+    (torch.cuda, "synchronize"),
+]
+
+
+def test_a_dry_run_leaves_the_device_as_it_was() -> None:
+    users = Users()
+    run(users)
+    before = users.state()
+    run(users)
+    assert users.state() == before
+    users.model(users.inputs).sum().backward()
+    users.optimizer.step()
+
+
+@pytest.mark.parametrize("error", [InjectedError, KeyboardInterrupt])
+@pytest.mark.parametrize(("owner", "name"), _STEPS, ids=lambda step: step if isinstance(step, str) else "")
+def test_a_fault_at_any_step_leaves_it_so_too(
+    owner: Any, name: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users = Users()
+    run(users)
+    before = users.state()
+    usual: Callable[..., Any] = getattr(owner, name)
+    calls = fails_at = 0
+
+    def faulty(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == fails_at:
+            raise error("injected")
+        return usual(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, faulty)
+    run(users)
+    total = calls
+    for fails_at in sorted({1, total // 2, total} - {0}):  # noqa: B007
+        calls = 0
+        with contextlib.suppress(error):
+            run(users)
+        assert users.state() == before
+
+
+def test_an_error_of_the_users_code_leaves_it_so_too() -> None:
+    users = Users()
+    before = users.state()
+
+    def fails() -> None:
+        users.train()
+        raise InjectedError
+
+    with pytest.raises(InjectedError):
+        DrySession(has_bar=False, is_lasting=False, stop_after_steps=None).run(fails, [users.names])
+    assert users.state() == before
