@@ -208,6 +208,8 @@ def standard_files() -> None:
     with tempfile.TemporaryDirectory() as folder, tempfile.NamedTemporaryFile(dir=folder) as file:
         assert os.path.exists(file.name)
     tempfile.TemporaryFile().write(b"1")
+    tempfile.tempdir = None  # whoever is the first to ask tries by writing, and holds a lock meanwhile
+    assert os.path.isdir(tempfile.gettempdir())
 
 
 def users_files() -> None:

@@ -76,6 +76,7 @@ class FileTree:
         self.folders_open: dict[int, Node] = {}  # by file descriptor
         self._roots: dict[str, Node] = {}
         self._private = ""
+        self._above = _temporary_folder()  # the run may be asking just now, and hold the lock
         self._num_made = 0
 
     # -- looking up -----------------------------------------------------------
@@ -270,7 +271,7 @@ class FileTree:
     def begin(self) -> None:
         """Make the private folder, which the run does not see; called before the run changes anything."""
         if not self._private:
-            self._private = tempfile.mkdtemp(prefix="oom_magic_")
+            self._private = tempfile.mkdtemp(prefix="oom_magic_", dir=self._above)
             self.is_untouched = False
             hidden = self.find(self._private)
             self.put(hidden.parent, hidden.name, None)
@@ -315,6 +316,14 @@ class FileTree:
         folder.entries[node.name] = node
         node.parent = folder
         return node
+
+
+def _temporary_folder() -> str:
+    """Where the private folder is made."""
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError:
+        return os.curdir  # what is wrong with that one is said when something is written
 
 
 def _kind(mode: int) -> NodeKind:
