@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from types import CodeType
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from oom_magic.language import _
 from oom_magic.memory.report import Assumption, MemoryReport
 from oom_magic.predict.instrumentation.decided_names import DecidedNames, cpu_names, joined, shown
+from oom_magic.predict.isolation.silence import in_silence
 
 if TYPE_CHECKING:
     from oom_magic.predict.instrumentation.recorder import Recorder
@@ -71,7 +71,7 @@ def stayed_on_cpu(
     if not names:
         return None
     peak = None
-    with contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()):
+    with contextlib.suppress(Exception), in_silence():
         other = again(presume(names))
         if not _took_memory(other):
             return None  # the names are used for something else

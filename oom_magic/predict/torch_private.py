@@ -22,6 +22,7 @@ EVERY_RUN: Names = {
         "torch._C.DisableTorchFunction", "torch._C._DisableTorchDispatch", "torch._C._disabled_torch_function_impl",
         "torch._C._EnableTorchFunction", "torch._C._are_functorch_transforms_active",
         "torch.overrides._get_current_function_mode_stack", "torch.utils._python_dispatch.TorchDispatchMode",
+        "torch._C._len_torch_dispatch_stack",
         "torch._ops.OpOverload",
     ),
     "CUDA's operators take the place of the CPU's": (

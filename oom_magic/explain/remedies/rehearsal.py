@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import io
-import logging
-import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,6 +15,7 @@ from oom_magic.explain.live.growth import Growth, is_in, mended
 from oom_magic.explain.remedies.code import IN_A_LOOP, names_model
 from oom_magic.explain.remedies.own_code import own_arguments, own_code, own_names
 from oom_magic.explain.remedies.size_parameters import SizeParameter, find_size_parameters
+from oom_magic.predict.isolation.silence import in_silence
 
 if TYPE_CHECKING:
     from oom_magic.explain.remedies.in_the_way import InTheWay
@@ -447,20 +445,3 @@ def _failed(error: Exception) -> Evidence:
 
 def _first_sentence(text: str) -> str:
     return (text.splitlines() or [""])[0].partition(". ")[0]
-
-
-@contextlib.contextmanager
-def in_silence() -> Iterator[None]:
-    """Nothing that code or libraries print, log or warn of is seen: it was seen when the run itself was made."""
-    disabled = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with (
-            warnings.catch_warnings(),
-            contextlib.redirect_stdout(io.StringIO()),
-            contextlib.redirect_stderr(io.StringIO()),
-        ):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(disabled)

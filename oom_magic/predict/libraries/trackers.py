@@ -34,7 +34,7 @@ def _wandb(module: ModuleType, run: Run) -> Iterator[None]:
 
     @functools.wraps(usual)
     def init(*args: Any, **kwargs: Any) -> Any:
-        run.assume("wandb.init: disabled; a dry run has no effect outside itself")
+        skipped("wandb.init", run)()
         return usual(*args, **{**kwargs, "mode": "disabled"})
 
     names = [f"Run.{name}" for name in _OF_A_RUN]

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from oom_magic.language import _
 from oom_magic.predict.isolation.files.file_tree import FileTree
 from oom_magic.predict.isolation.files.linkage import IS_KNOWN, Links
 from oom_magic.predict.isolation.patching import patched
@@ -26,7 +27,6 @@ from oom_magic.predict.isolation.reach import others_at_work
 from oom_magic.predict.isolation.run_threads import threads_of_run
 from oom_magic.predict.isolation.scope import Scope
 
-NOT_HELD_BACK = "files: on this system what C libraries open by themselves is not held back"
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
 _HERE = -100  # AT_FDCWD of fcntl.h
@@ -84,7 +84,7 @@ def c_calls_answered(
 ) -> Iterator[None]:
     """While a dry run lasts. ``calls`` are the layer's own functions by the name of ``os``'s."""
     if not IS_KNOWN:
-        assume(NOT_HELD_BACK)
+        assume(_("files: on this system what C libraries open by themselves is not held back"))
         yield
         return
     links = Links(_addresses())

@@ -1,0 +1,82 @@
+"""A run that was seen before is not seen again: neither what it prints, logs and warns of, nor what it displays."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.isolation.run_threads import is_of_run
+
+# What shows something in a notebook, by the module that has it: classes of IPython and of the protocol of widgets.
+_SHOWN_BY = (
+    ("IPython.core.displaypub", "DisplayPublisher", ("publish", "clear_output")),
+    ("comm.base_comm", "BaseComm", ("publish_msg",)),
+)
+_FIGURES = "matplotlib._pylab_helpers"  # what pyplot has open is shown when the cell ends
+
+
+@contextmanager
+def in_silence() -> Iterator[None]:
+    """Nothing that code or libraries show is seen, on the run's threads; figures left open meanwhile are dropped."""
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        stack.enter_context(contextlib.redirect_stdout(_Unseen(sys.stdout)))
+        stack.enter_context(contextlib.redirect_stderr(_Unseen(sys.stderr)))
+        stack.enter_context(patched(logging.Logger, {"handle": _show_nothing}))
+        stack.enter_context(_figures_kept())
+        for module, name, functions in _SHOWN_BY:
+            for kind in _kinds(getattr(sys.modules.get(module), name, None)):
+                own = [function for function in functions if function in vars(kind)]
+                stack.enter_context(patched(kind, dict.fromkeys(own, _show_nothing)))
+        yield
+
+
+class _Unseen(io.TextIOBase):
+    """In place of a stream: what other threads write is written."""
+
+    def __init__(self, usual: Any) -> None:
+        self._usual = usual
+
+    def write(self, text: str) -> int:
+        """As a stream's."""
+        return len(text) if is_of_run() else int(self._usual.write(text))
+
+    def flush(self) -> None:
+        """As a stream's."""
+        if not is_of_run():
+            self._usual.flush()
+
+
+def _show_nothing(*_: Any, **__: Any) -> None:
+    """In place of what shows something."""
+
+
+def _kinds(root: type | None) -> Iterator[type]:
+    """A class, if it is loaded, and all that were derived of it."""
+    if root is not None:
+        yield root
+        for kind in root.__subclasses__():
+            yield from _kinds(kind)
+
+
+@contextmanager
+def _figures_kept() -> Iterator[None]:
+    helpers = sys.modules.get(_FIGURES)
+    if helpers is None:
+        yield
+        return
+    figures = helpers.Gcf.figs
+    before = dict(figures)
+    try:
+        yield
+    finally:
+        figures.clear()
+        figures.update(before)
