@@ -21,6 +21,9 @@ class Views(Protocol):
     def to_text(self, description: Any) -> str:
         """The description as text of 80 columns."""
 
+    def to_fallback(self, description: Any) -> str:
+        """The same text, for where a notebook would show HTML."""
+
     def to_html(self, description: Any) -> str:
         """The description as a fragment of HTML."""
 
@@ -66,4 +69,4 @@ class Result:
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         views, description = _views(), self.describe()
-        return {"text/plain": views.to_text(description), "text/html": views.to_html(description)}
+        return {"text/plain": views.to_fallback(description), "text/html": views.to_html(description)}

@@ -80,6 +80,8 @@ def test_runs_are_plotted_under_each_other_on_one_scale() -> None:
     assert first.get_ylim() == second.get_ylim()
     assert repr(shown).splitlines()[0] == "batch 4: peak 4.05 GiB (backward)"
     assert shown._repr_png_().startswith(b"\x89PNG")
+    page = shown._repr_html_()  # in a dark page's colours, too
+    assert "var(--oom-activation" in page and "batch 16" in page
 
 
 def test_one_run_is_plotted_without_a_name() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,7 @@ from oom_magic.inputs import parse_bytes
 from oom_magic.language import speaking
 from oom_magic.memory.comparison import Comparison
 from oom_magic.units import GIB
-from oom_magic.views import to_html, to_text
+from oom_magic.views import to_fallback, to_html, to_text
 from oom_magic.views.blocks import Code, Description, Details, Fact, Facts, Part, Parts, Picture, Sentence, Table
 from oom_magic.views.encodings.palette import DARK, LIGHT
 from oom_magic.views.encodings.text import display_width, wrap
@@ -185,3 +186,10 @@ def _distance(first: str, second: str) -> float:
 def test_short_repr_in_lists() -> None:
     name = "GPU memory predicted for NVIDIA GeForce RTX 3060 (11.76 GiB)"
     assert repr([predicted()]) == f"[<MemoryReport: {name}>]"
+
+
+def test_the_text_of_a_notebook_that_is_not_trusted_says_how_to_see_more(monkeypatch):
+    description = Description("Title", ())
+    assert to_fallback(description) == to_text(description)
+    monkeypatch.setattr("IPython.get_ipython", lambda: SimpleNamespace(kernel=object()))
+    assert to_fallback(description).endswith("Run All shows pictures and sliders.")

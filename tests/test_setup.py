@@ -247,7 +247,7 @@ def test_adapters_go_where_peft_puts_them(family):
     assert usual is None or list(source.lora_targets) == list(usual)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "paged-adamw8bit"])
+@pytest.mark.parametrize("optimizer", ["paged-adamw8bit", pytest.param("adamw", marks=pytest.mark.slow)])
 def test_qlora_runs_in_a_dry_run(optimizer, recwarn):
     pytest.importorskip("bitsandbytes")
     setup = TrainingSetup(

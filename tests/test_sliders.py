@@ -9,6 +9,8 @@ import json
 import re
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,13 +21,16 @@ from samples import RTX_3060
 from torch import nn
 
 import oom_magic as om
+from oom_magic.memory.categories import Breakdown
 from oom_magic.notebook.sliders.cards import offered_cards
 from oom_magic.notebook.sliders.controller import Sliders
 from oom_magic.notebook.sliders.fit_map import Cells, Grid, state_of
 from oom_magic.notebook.sliders.panel import NumberControl
 from oom_magic.notebook.sliders.ranges import inferred_ranges, landmarks, start_of, stops_of
-from oom_magic.notebook.sliders.view import Estimate, verdict
+from oom_magic.notebook.sliders.source import Estimator
+from oom_magic.notebook.sliders.view import Estimate, live_blocks, verdict
 from oom_magic.units import GIB, MIB, format_bytes
+from oom_magic.views.blocks import Sentence
 
 VIEW = "application/vnd.jupyter.widget-view+json"
 CARDS = ["A100 40GB", "A100 80GB", "RTX 3060"]
@@ -356,3 +361,51 @@ def test_the_magic_opens_the_sliders_of_a_function(shell: InteractiveShell) -> N
     panel._ipython_display_()
     (output,) = shell.display_pub.outputs
     assert "What small() takes on Tesla T4" in output["data"]["text/plain"]
+
+
+class Setup:
+    """A setup that fits with checkpointing and a chunked loss only."""
+
+    def ways_out(self, values):
+        return [("activation_checkpointing", True), ("loss", "chunked"), ("method", "qlora")]
+
+    def point(self, values):
+        return values
+
+    def sizes(self, values, card):
+        fits = values["activation_checkpointing"] and values["loss"] == "chunked"
+        return SimpleNamespace(
+            report=lambda **_: SimpleNamespace(out_of_memory=None if fits else "over", peak_reserved_bytes=9 * GIB)
+        )
+
+
+def test_what_does_not_fit_says_what_would() -> None:
+    values = {
+        "microbatch_size": 1,
+        "seq_len": 512,
+        "activation_checkpointing": False,
+        "loss": "plain",
+        "method": "full",
+    }
+    device = offered_cards("RTX 3060", None)[0].device
+    estimate = Estimate(values, device, Breakdown({"activation": 20 * GIB}), arguments=values)
+    found = Estimator(Setup(), None).with_way_out(values, offered_cards("RTX 3060", None)[0], estimate)
+    said = [block.text for block in live_blocks(found) if isinstance(block, Sentence)]
+    assert said[1] == (
+        "What would fit: tick activation_checkpointing and choose chunked as loss; 1 x 512 then takes 9.00 GiB."
+    )
+    assert (
+        Estimator(Setup(), None).with_way_out(values, None, replace(estimate, breakdown=Breakdown({}))).way_out is None
+    )
+
+
+def attend(batch_size: int = 2, width: int = 32) -> None:
+    layer = nn.MultiheadAttention(width, 4).cuda()
+    rows = torch.randn(8, batch_size, width, device="cuda")
+    layer(rows, rows, rows)[0].sum().backward()
+
+
+def test_an_argument_that_cannot_vary_is_left_out_and_said() -> None:
+    panel = om.sliders(attend, gpu="T4")
+    assert set(panel.controls) == {"gpu", "batch_size"}
+    assert "width stays 32: with 33 the function fails: embed_dim must be divisible by num_heads" in shown(panel)

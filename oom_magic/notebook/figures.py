@@ -26,7 +26,8 @@ from oom_magic.memory.categories import CATEGORIES, Category
 from oom_magic.memory.report import MemoryReport
 from oom_magic.memory.timeline import PHASES, MarkKind, Phase
 from oom_magic.units import GIB, MIB
-from oom_magic.views.blocks import Picture
+from oom_magic.views import to_html
+from oom_magic.views.blocks import Description, Picture
 from oom_magic.views.encodings.palette import LIGHT
 from oom_magic.views.report import place
 from oom_magic.views.words import word
@@ -264,7 +265,7 @@ _DOTS_PER_INCH = 110
 
 
 class Plot:
-    """A matplotlib ``figure`` that shows itself as a PNG; its text is what it shows, in words."""
+    """A matplotlib ``figure`` that shows itself in the colours of the page, and as a PNG; its text says it in words."""
 
     def __init__(self, figure: Figure, words: str) -> None:
         self.figure = figure
@@ -272,6 +273,10 @@ class Plot:
 
     def __repr__(self) -> str:
         return self.words
+
+    def _repr_html_(self) -> str:
+        with drawn_in_chinese():
+            return to_html(Description(_("Allocated memory"), (Picture(self.words, _themed_svg(self.figure)),)))
 
     def _repr_png_(self) -> bytes:
         file = BytesIO()

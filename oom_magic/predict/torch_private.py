@@ -21,6 +21,7 @@ EVERY_RUN: Names = {
     "operators are seen, and left alone for a moment": (
         "torch._C.DisableTorchFunction", "torch._C._DisableTorchDispatch", "torch._C._disabled_torch_function_impl",
         "torch._C._EnableTorchFunction", "torch._C._are_functorch_transforms_active",
+        "torch._C._len_torch_dispatch_stack",
         "torch.overrides._get_current_function_mode_stack", "torch.utils._python_dispatch.TorchDispatchMode",
         "torch._C._len_torch_dispatch_stack",
         "torch._ops.OpOverload",

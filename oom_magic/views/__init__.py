@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import Any
 
+from oom_magic.language import _
 from oom_magic.views.blocks import Description
 from oom_magic.views.encodings.html import style_element, to_fragment, to_html
 from oom_magic.views.encodings.text import to_text
 from oom_magic.views.registry import describe_registered
 
-__all__ = ["describe", "style_element", "to_fragment", "to_html", "to_text"]
+__all__ = ["describe", "style_element", "to_fallback", "to_fragment", "to_html", "to_text"]
 
 # Where a class of results is defined, and the view to load before one is first shown.
 _VIEWS = {
@@ -32,3 +34,12 @@ def describe(result: Any) -> Description:
         if kind.__module__ in _VIEWS:
             import_module(f"{__name__}.{_VIEWS[kind.__module__]}")
     return describe_registered(result)
+
+
+def to_fallback(description: Description) -> str:
+    """The description as text, for where HTML is not shown; in a notebook, one that is not trusted, it says what is."""
+    text = to_text(description)
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if getattr(shell, "kernel", None) is None:
+        return text
+    return f"{text}\n\n{_('This is the text of it: Run All shows pictures and sliders.')}"

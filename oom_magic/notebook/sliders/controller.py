@@ -21,7 +21,7 @@ from oom_magic.notebook.sliders.panel import NumberControl, Panel, choice_contro
 from oom_magic.notebook.sliders.source import Estimator, Priced, PricedFunction, PricedSetup, TraceFailed
 from oom_magic.notebook.sliders.view import Estimate, assumption_details, error_blocks, live_blocks, settings_table
 from oom_magic.notebook.step_chart import step_picture
-from oom_magic.views import to_html, to_text
+from oom_magic.views import to_fallback, to_html, to_text
 from oom_magic.views.blocks import Block, Code, Description, Details, Sentence
 from oom_magic.views.code_comments import code_in
 
@@ -56,7 +56,8 @@ def sliders(
         if isinstance(fn_or_setup, TrainingSetup):
             cards = offered_cards(gpu or fn_or_setup.gpu, memory or fn_or_setup.memory)
             return Sliders(PricedSetup(fn_or_setup, ranges), cards)
-        return Sliders(PricedFunction(fn_or_setup, ranges), offered_cards(gpu, memory))
+        cards = offered_cards(gpu, memory)
+        return Sliders(PricedFunction(fn_or_setup, ranges, cards[0]), cards)
 
 
 class Sliders(ipywidgets.VBox):
@@ -202,6 +203,10 @@ class Sliders(ipywidgets.VBox):
             self._estimate = estimate
             self._panel.show(estimate)
             self._panel.show_details(estimate)
+        if not estimate.fits:
+            with self._panel.tracing(_("Looking for what would fit …"), self._is_shown):  # dry runs, at first
+                self._estimate = estimate = estimator.with_way_out(values, self.card, estimate)
+            self._panel.show(estimate)
         for point in self._saved.missing(sizes, values):
             await loop.run_in_executor(_worker, self._saved.draw, sizes, point)
         self._save()
@@ -221,7 +226,8 @@ class Sliders(ipywidgets.VBox):
             values = self._estimate.values
             sizes = self._priced.sizes(values, self.card)
             exact = self._estimator.exact(sizes, values, self._estimate)
-            self._estimate = self._estimator.with_largest(sizes, values, exact)
+            largest = self._estimator.with_largest(sizes, values, exact)
+            self._estimate = self._estimator.with_way_out(values, self.card, largest)
         return self._estimate
 
     # -- without a front end --------------------------------------------------
@@ -283,7 +289,7 @@ class Sliders(ipywidgets.VBox):
             values = self._estimate.values
             html += self._saved.html(self._priced.sizes(values, self.card), values)
         html = f'<div class="{self._still_class}">{html}{naming_script(self._live_class)}</div>'
-        return {"text/plain": to_text(description), "text/html": html}
+        return {"text/plain": to_fallback(description), "text/html": html}
 
 
 def _controls(priced: Priced) -> dict[str, Any]:

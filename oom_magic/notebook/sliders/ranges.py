@@ -77,6 +77,46 @@ def inferred_ranges(fn: Callable[..., Any]) -> dict[str, Any]:
     return found
 
 
+def without_the_stiff(
+    fn: Callable[..., Any], ranges: Mapping[str, Any], run: Callable[[dict[str, Any]], None]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Inferred ranges without arguments that cannot vary, such as a width that heads must divide, and what to say.
+
+    ``run`` runs ``fn`` with arguments beside its defaults, one more than the default, which is what ranges run over.
+    """
+    parameters = inspect.signature(fn).parameters
+    next_to = {
+        name: parameters[name].default + 1
+        for name, value in ranges.items()
+        if isinstance(value, tuple) and name not in _USUAL
+    }
+    needed = {name: value[0] for name, value in ranges.items() if parameters[name].default is inspect.Parameter.empty}
+    if not next_to or _why_not(run, {**needed, **next_to}) is None or _why_not(run, needed) is not None:
+        return dict(ranges), ()
+    reasons = {name: _why_not(run, {**needed, name: value}) for name, value in next_to.items()}
+    stiff = {name: reason for name, reason in reasons.items() if reason is not None}
+    said = [
+        _(
+            "{name} stays {default}: with {value} the function fails: {reason}.",
+            name=name,
+            default=parameters[name].default,
+            value=next_to[name],
+            reason=reason.rstrip("."),
+        )
+        for name, reason in stiff.items()
+    ]
+    return {name: value for name, value in ranges.items() if name not in stiff}, tuple(said)
+
+
+def _why_not(run: Callable[[dict[str, Any]], None], arguments: dict[str, Any]) -> str | None:
+    """What a run fails with, on one line; None: it ends."""
+    try:
+        run(arguments)
+    except Exception as error:
+        return " ".join(str(error).split()) or type(error).__name__
+    return None
+
+
 def as_choices(given: Mapping[str, Any]) -> dict[str, Any]:
     """Ranges in which a switch, ``True`` or ``False``, is a choice that starts there."""
     return {name: [value, not value] if isinstance(value, bool) else value for name, value in given.items()}

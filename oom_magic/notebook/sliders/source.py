@@ -7,6 +7,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.language import _
@@ -20,8 +21,9 @@ from oom_magic.notebook.sliders.ranges import (
     inferred_ranges,
     setup_ranges,
     start_of,
+    without_the_stiff,
 )
-from oom_magic.notebook.sliders.view import Estimate, Largest, error_blocks
+from oom_magic.notebook.sliders.view import Estimate, Largest, WayOut, error_blocks
 from oom_magic.predict.sizing.ranges import Ranges
 from oom_magic.predict.sizing.sizes import Sizes
 from oom_magic.views.blocks import Block
@@ -46,6 +48,7 @@ class Estimator:
             device=sizes.device,
             breakdown=sizes.breakdown(**self.priced.point(values)),
             arguments=self.priced.arguments(values),
+            notes=self.priced.notes,
             largest=self._quick_largest(sizes, values),
         )
 
@@ -65,6 +68,23 @@ class Estimator:
             value = sizes.largest(name, **rest)
             self._largest[key] = Largest(name, value, int(self.priced.ranges.axes[name][-1]), True)
         return replace(estimate, largest=self._largest[key])
+
+    def with_way_out(self, values: Values, card: SliderCard, estimate: Estimate) -> Estimate:
+        """With other choices that fit, where these do not; they are traced when first asked for."""
+        if estimate.fits:
+            return estimate
+        others: dict[str, Any] = {}
+        for name, value in self.priced.ways_out(values):
+            others[name] = value
+            changed = {**values, **others}
+            try:
+                report = self.priced.sizes(changed, card).report(**self.priced.point(changed))
+            except TraceFailed:
+                del others[name]
+                continue
+            if report.out_of_memory is None:
+                return replace(estimate, way_out=WayOut(others, report.peak_reserved_bytes))
+        return estimate
 
     def cells(self, sizes: Sizes, values: Values) -> Cells | None:
         """The map; it changes only with what is not on it."""
@@ -109,6 +129,7 @@ class Estimator:
 
 
 Values = Mapping[str, Any]
+_WAYS_OUT = (("activation_checkpointing", True), ("loss", "chunked"), ("method", "qlora"))
 
 
 class TraceFailed(Exception):  # noqa: N818 - what happened, to be shown and not to be caught by the user
@@ -121,6 +142,8 @@ class TraceFailed(Exception):  # noqa: N818 - what happened, to be shown and not
 
 class Priced(ABC):
     """What is priced at many points. ``ranges`` has what varies, ``starts`` where each begins."""
+
+    notes: tuple[str, ...] = ()  # what to say of what does not vary
 
     def __init__(self, label: str, ranges: Ranges, defaults: Values) -> None:
         self.label = label
@@ -172,6 +195,10 @@ class Priced(ABC):
         """What ``sizes`` takes of ``values``."""
         return {name: values[name] for name in (*self.axes(values), *self.ranges.choices)}
 
+    def ways_out(self, values: Values) -> list[tuple[str, Any]]:  # noqa: ARG002 - of a function nobody knows any
+        """Choices that take less memory than these, the one that costs least first."""
+        return []
+
     @abstractmethod
     def arguments(self, values: Values) -> dict[str, Any]:
         """All that is known by name: these values, and what does not vary."""
@@ -202,7 +229,7 @@ class Priced(ABC):
 class PricedFunction(Priced):
     """A function of the user's."""
 
-    def __init__(self, fn: Callable[..., Any], given: Values) -> None:
+    def __init__(self, fn: Callable[..., Any], given: Values, card: SliderCard) -> None:
         if not callable(fn):
             raise TypeError(
                 _(
@@ -211,12 +238,16 @@ class PricedFunction(Priced):
                     fn=fn,
                 )
             )
-        ranges = Ranges.parse(fn, as_choices(given) if given else inferred_ranges(fn))
+        notes: tuple[str, ...] = ()
+        if not given:
+            given, notes = without_the_stiff(fn, inferred_ranges(fn), partial(_run_once, fn, card))
+        ranges = Ranges.parse(fn, as_choices(given))
         parameters = inspect.signature(fn).parameters
         defaults = {name: parameter.default for name, parameter in parameters.items() if name not in given}
         starts = {name: parameters[name].default for name in ranges.axes if name in parameters}
         super().__init__(f"{getattr(fn, '__name__', type(fn).__name__)}()", ranges, {**defaults, **starts})
         self.fn = fn
+        self.notes = notes
         self.defaults = {name: parameter.default for name, parameter in parameters.items()}
 
     def arguments(self, values: Values) -> dict[str, Any]:
@@ -255,6 +286,11 @@ class PricedSetup(Priced):
         is_full = values.get("method", self.base.method) == "full"
         return [name for name in self.ranges.axes if not (is_full and name == "rank")]
 
+    def ways_out(self, values: Values) -> list[tuple[str, Any]]:
+        """Of those that are offered and not chosen."""
+        choices = self.ranges.choices
+        return [(name, way) for name, way in _WAYS_OUT if way in choices.get(name, ()) and values[name] != way]
+
     def arguments(self, values: Values) -> dict[str, Any]:
         """The setup's fields."""
         setup = self.setup(values)
@@ -276,6 +312,12 @@ class PricedSetup(Priced):
 
     def _size(self, card: SliderCard, ranges: dict[str, Any]) -> Sizes:
         return self.base.replace(gpu=card.gpu, memory=card.memory_bytes).sizes(**ranges)
+
+
+def _run_once(fn: Callable[..., Any], card: SliderCard, arguments: dict[str, Any]) -> None:
+    from oom_magic.predict.session import dry_run
+
+    dry_run(fn, gpu=card.gpu, stop_after_steps=1, **arguments)
 
 
 def _any_arguments(**_arguments: Any) -> None:

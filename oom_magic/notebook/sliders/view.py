@@ -52,6 +52,14 @@ class Largest:
 
 
 @dataclass(frozen=True)
+class WayOut:
+    """Other choices with which the same numbers fit, and what is then held."""
+
+    choices: Mapping[str, Any]
+    held_bytes: int
+
+
+@dataclass(frozen=True)
 class Estimate:
     """One setting and what it takes. Without a ``report`` the allocator was not replayed yet.
 
@@ -65,6 +73,8 @@ class Estimate:
     largest: Largest | None = None
     report: MemoryReport | None = None
     assumptions: tuple[Assumption, ...] = ()
+    way_out: WayOut | None = None  # of what does not fit, where one was found
+    notes: tuple[str, ...] = ()  # of arguments that do not vary
 
     @property
     def peak_allocated_bytes(self) -> int:
@@ -93,7 +103,20 @@ class Estimate:
 
 def live_blocks(estimate: Estimate) -> tuple[Block, ...]:
     """Verdict, numbers and bar: what follows the hand."""
-    return verdict(estimate), _facts(estimate), _bar(estimate)
+    way_out = () if estimate.way_out is None or estimate.fits else (_way_out(estimate.way_out, estimate.arguments),)
+    notes = (Sentence(note, "quiet") for note in estimate.notes)
+    return verdict(estimate), *way_out, _facts(estimate), _bar(estimate), *notes
+
+
+def _way_out(found: WayOut, arguments: Mapping[str, Any]) -> Sentence:
+    changes = [
+        _("tick {name}", name=name) if value is True else _("choose {value} as {name}", name=name, value=value)
+        for name, value in found.choices.items()
+    ]
+    names = (first_of(arguments, BATCHES), first_of(arguments, LENGTHS))
+    setting = " x ".join(str(arguments[name]) for name in names if name is not None)
+    values = {"changes": _(" and ").join(changes), "setting": setting, "held_bytes": found.held_bytes}
+    return Sentence(_("What would fit: {changes}; {setting} then takes {held_bytes}.", **values))
 
 
 def verdict(estimate: Estimate) -> Sentence:

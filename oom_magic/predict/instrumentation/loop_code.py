@@ -46,17 +46,28 @@ def loops_known(function: Callable[..., Any], namespaces: Iterable[Mapping[str, 
 
 def with_loops(code: CodeType) -> CodeType:
     """``code`` with its loops known; itself where it has none, or where its source is not what it was made of."""
-    found = _compiled(code.co_filename, "".join(linecache.getlines(code.co_filename)))
-    for usual, rewritten in found.get((code.co_name, code.co_firstlineno), ()):
+    for usual, rewritten in _codes_of(code.co_filename).get((code.co_name, code.co_firstlineno), ()):
         if usual.co_code == code.co_code and usual.co_freevars == code.co_freevars:
             return rewritten
     return code
 
 
 Codes = dict[tuple[str, int], list[tuple[CodeType, CodeType]]]
+_MOST_FILES = 64
+_by_lines: dict[str, tuple[list[str], Codes]] = {}  # a file's lines are the same list until it is read again
 
 
-@lru_cache(maxsize=64)
+def _codes_of(file: str) -> Codes:
+    lines = linecache.getlines(file)
+    known = _by_lines.get(file)
+    if known is None or known[0] is not lines:
+        known = _by_lines[file] = lines, _compiled(file, "".join(lines))
+        while len(_by_lines) > _MOST_FILES:
+            del _by_lines[next(iter(_by_lines))]
+    return known[1]
+
+
+@lru_cache(maxsize=_MOST_FILES)
 def _compiled(file: str, source: str) -> Codes:
     """All code of a file by name and first line: as it is, and with its loops known."""
     found: Codes = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 import os
 import random
 import sys
@@ -81,6 +82,8 @@ def _restore_pytorchs_own(before: list[tuple[Any, dict[str, Any]]]) -> None:
     """
     for owner, contents in before:
         now = vars(owner)
+        if len(now) == len(contents) and all(map(operator.is_, contents.values(), list(now.values()))):
+            continue
         for name, value in contents.items():
             new = now.get(name, value)
             if new is not value and callable(value) and not _is_pytorchs(getattr(new, "__module__", None) or "torch"):

@@ -37,7 +37,7 @@ def substituted(functions: Sequence[tuple[Any, Any]], namespaces: Sequence[dict[
         for step in reversed(undo):
             step()
         back = {id(stand_in): usual for usual, stand_in in functions}
-        new = [vars(sys.modules[name]) for name in sys.modules.keys() - known if _is_module(sys.modules[name])]
+        new = [vars(one) for one in map(sys.modules.get, sys.modules.keys() - known) if isinstance(one, ModuleType)]
         for names in (*new, *namespaces):
             for name, value in [item for item in names.items() if id(item[1]) in back]:
                 names[name] = back[id(value)]
@@ -47,9 +47,9 @@ def _module_names(wanted: Mapping[int, Any]) -> Iterator[dict[str, Any]]:
     """The names of the modules that hold one of the ``wanted`` functions."""
     sizes = _sizes.setdefault(frozenset(wanted), {})
     for key, module in list(sys.modules.items()):
-        if not _is_module(module):
+        if not isinstance(module, ModuleType):
             continue
-        names = vars(module)
+        names = module.__dict__
         state = (id(names), len(names))
         if sizes.get(key) == state:
             continue
@@ -57,10 +57,6 @@ def _module_names(wanted: Mapping[int, Any]) -> Iterator[dict[str, Any]]:
             sizes[key] = state
         else:
             yield names
-
-
-def _is_module(module: Any) -> bool:
-    return isinstance(module, ModuleType)
 
 
 def _exchange_in_classes(module: Any, by_identity: Mapping[int, Any], undo: list[Callable[[], None]]) -> None:
