@@ -351,3 +351,14 @@ def test_autocast_follows_cudas_rules_in_every_mode() -> None:
 
     om.dry_run(cast)
     assert seen == [torch.bfloat16, torch.float32, torch.float32] * 3
+
+
+def test_attention_without_a_fused_kernel_is_said():
+    def train(dtype: torch.dtype) -> None:
+        rows = torch.randn(2, 8, 256, 64, device="cuda", dtype=dtype, requires_grad=True)
+        torch.nn.functional.scaled_dot_product_attention(rows, rows, rows, is_causal=True).sum().backward()
+
+    said = " ".join(str(om.dry_run(train, torch.bfloat16, gpu="T4")).split())
+    assert "took no fused kernel (tests/test_session.py:" in said and "at once, 4.00 MiB, and grow" in said
+    assert "fused" not in str(om.dry_run(train, torch.bfloat16, gpu="A100 80GB"))
+    assert "fused" not in str(om.dry_run(train, torch.half, gpu="T4"))

@@ -16,6 +16,7 @@ from oom_magic.views.words import verdict_sentence, word
 
 _LONGEST_CODE = 60  # characters of a source line that are shown
 _MOST_ROWS = 12
+_SOFTMAX_OF_MATH = "aten::_safe_softmax"  # of _scaled_dot_product_attention_math alone
 _UNEQUAL = 0.10  # shares of capacity of several cards that differ by more are worth a sentence
 
 
@@ -23,7 +24,14 @@ _UNEQUAL = 0.10  # shares of capacity of several cards that differ by more are w
 def describe_report(report: MemoryReport, top: int = 5) -> Description:
     """One run: verdict, peaks, breakdown at the peak and the ``top`` lines; then what else is known."""
     blocks = [*_verdict(report), *_cards(report), _peaks(report), _breakdown(report), *_peak_line(report)]
-    blocks += [*_lines(report, top), *_steps(report), *_kept(report), _card(report), *_other_cards(report)]
+    blocks += [
+        *_lines(report, top),
+        *_attention(report),
+        *_steps(report),
+        *_kept(report),
+        _card(report),
+        *_other_cards(report),
+    ]
     blocks += [*_modules(report), *_message(report), *_assumptions(report), _footnote(report)]
     return Description(_title(report), tuple(blocks))
 
@@ -291,6 +299,24 @@ def _modules(report: MemoryReport) -> Iterable[Block]:
     yield Details(
         _("Modules at the peak"), (Table((_("module"), _("holds")), tuple(rows), "", shares, (_("sum"), total)),)
     )
+
+
+def _attention(report: MemoryReport) -> Iterable[Block]:
+    """Where attention that asks for a fused kernel got none: PyTorch's sdp_utils.cpp chooses, and says nothing."""
+    timeline = report.timeline
+    if _SOFTMAX_OF_MATH not in timeline.operators:
+        return
+    scores = (timeline.operator == timeline.operators.index(_SOFTMAX_OF_MATH)).nonzero()[0]
+    largest = scores[timeline.requested_bytes[scores].argmax()]
+    text = _(
+        "scaled_dot_product_attention took no fused kernel ({place}): the scores of all pairs of tokens are there at"
+        " once, {scores_bytes}, and grow with the square of the length. No fused kernel takes a mask of another type"
+        " than the queries, grouped heads with a mask or in float32, float64, bfloat16 before Ampere, or heads whose"
+        " size is no multiple of 8 (of 4 in float32).",
+        place=place(timeline.lines[timeline.line[largest]]),
+        scores_bytes=int(timeline.requested_bytes[largest]),
+    )
+    yield Sentence(text, "warning")
 
 
 def _message(report: MemoryReport) -> Iterable[Block]:

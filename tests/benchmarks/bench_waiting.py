@@ -1,0 +1,132 @@
+"""What a user waits for, first and the second time: ``python tests/benchmarks/bench_waiting.py [FOLDER]``.
+
+Each row is measured in a process of its own, by the clock and (in brackets) in seconds of computing, with a cache folder
+that is empty the first time. FOLDER is another checkout of this repository, measured by the same code in the same run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+NUM_MOVES = 60
+_GOALS = {
+    "preset: first picture": "10 s; again 1 s",
+    "preset: exact": "25 s",
+    "another card": "2 s",
+    "another method": "2 s",
+    "a move, median": "50 ms",
+    "a move, worst": "120 ms",
+    "quick peak": "1 ms",
+    "function: first picture": "5 s; again 1 s",
+    "doctor": "20 s; again 1 s",
+}
+
+
+def train(batch_size: int = 8, seq_len: int = 512) -> None:
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config()).to("cuda")
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(3):
+        tokens = torch.randint(0, 50257, (batch_size, seq_len), device="cuda")
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def timed(call: Callable[[], Any]) -> tuple[float, float]:
+    wall, computed = time.perf_counter(), time.process_time()
+    call()
+    return time.perf_counter() - wall, time.process_time() - computed
+
+
+def preset() -> dict[str, tuple[float, float]]:
+    import oom_magic as om
+
+    made: list[Any] = []
+    setup = om.TrainingSetup("qwen2.5-7b", method="qlora", gpu="RTX 3060")
+    rows = {"preset: first picture": timed(lambda: made.append(om.sliders(setup)))}
+    (panel,) = made
+    rows["preset: exact"] = timed(lambda: panel.report)
+    lengths = panel.controls["seq_len"]
+    moves = [timed(lambda at=at: setattr(lengths, "value", 256 + 32 * at)) for at in range(NUM_MOVES)]
+    rows["a move, median"] = tuple(statistics.median(one) for one in zip(*moves, strict=True))  # type: ignore[assignment]
+    rows["a move, worst"] = max(moves)
+    sizes = panel._priced.sizes(panel.values, panel.card)
+    point = panel._priced.point(panel.values)
+    rows["quick peak"] = min(timed(lambda: sizes.peak_allocated_bytes(**point)) for _ in range(NUM_MOVES))
+    gpu = panel.controls["gpu"]
+    other = next(card for name, card in gpu.options if name.startswith("A100 80GB") or "A100" in name)
+    rows["another card"] = timed(lambda: setattr(gpu, "value", other))
+    rows["another method"] = timed(lambda: setattr(panel.controls["method"], "value", "lora"))
+    return rows
+
+
+def function() -> dict[str, tuple[float, float]]:
+    import oom_magic as om
+
+    return {"function: first picture": timed(lambda: om.sliders(train, gpu="RTX 3060"))}
+
+
+def doctor() -> dict[str, tuple[float, float]]:
+    import oom_magic as om
+
+    return {"doctor": timed(lambda: om.doctor("qwen2.5-7b", gpu="RTX 3060"))}
+
+
+CASES: dict[str, Callable[[], dict[str, tuple[float, float]]]] = {
+    "preset": preset, "function": function, "doctor": doctor,
+}  # fmt: skip
+
+
+def measured(folder: Path, case: str, cache: str) -> dict[str, tuple[float, float]]:
+    """The rows of a case, measured by a process of its own in a checkout."""
+    environment = {**os.environ, "PYTHONPATH": str(folder), "XDG_CACHE_HOME": cache, "HF_HOME": f"{cache}/hf"}
+    command = [sys.executable, __file__, "--case", case]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return {f"{case}: {done.stderr.strip().splitlines()[-1]}": (float("nan"), float("nan"))}
+    rows: dict[str, tuple[float, float]] = json.loads(done.stdout.splitlines()[-1])
+    return rows
+
+
+def shown(seconds: tuple[float, float] | None) -> str:
+    if seconds is None:
+        return "-"
+    wall, computed = seconds
+    if wall < 1:
+        return f"{1000 * wall:.1f} ms ({1000 * computed:.1f})"
+    return f"{wall:.1f} s ({computed:.1f})"
+
+
+def main(folders: list[Path]) -> None:
+    table: dict[str, dict[str, tuple[float, float]]] = {}
+    columns = [(folder, times) for folder in folders for times in ("first", "again")]
+    for folder in folders:
+        for case in CASES:
+            with tempfile.TemporaryDirectory() as cache:
+                for times in ("first", "again"):
+                    for row, seconds in measured(folder, case, cache).items():
+                        table.setdefault(row, {})[f"{folder} {times}"] = seconds
+    print("| what | goal | " + " | ".join(f"{folder.name}, {times}" for folder, times in columns) + " |")
+    print("|---" * (2 + len(columns)) + "|")
+    for row, cells in table.items():
+        values = " | ".join(shown(cells.get(f"{folder} {times}")) for folder, times in columns)
+        print(f"| {row} | {_GOALS.get(row, '')} | {values} |")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--case"]:
+        print(json.dumps(CASES[sys.argv[2]]()))
+    else:
+        main([*map(Path, sys.argv[1:]), Path(__file__).parents[2]])
