@@ -3,6 +3,7 @@
 import ast
 import itertools
 import json
+import logging
 from typing import Any
 
 import pytest
@@ -355,3 +356,13 @@ def test_a_dry_run_on_another_card():
     report = TrainingSetup("gpt-2", gpu="RTX 3060", seq_len=16).dry_run(gpu="T4", memory="15GiB", stop_after_steps=1)
     assert report.device.name == "Tesla T4"
     assert report.device.total_bytes == 15 * 2**30
+
+
+def build_noisy():
+    logging.getLogger("transformers").warning("loss_type is unrecognized")
+    return build_perceptron()
+
+
+def test_libraries_say_nothing_about_code_that_the_user_did_not_write(caplog):
+    TrainingSetup(build_noisy, seq_len=16, gpu="T4").dry_run(stop_after_steps=1)
+    assert caplog.text == "" and logging.root.manager.disable == 0

@@ -63,7 +63,8 @@ def _kinds(root: type | None) -> Iterator[type]:
     """A class, if it is loaded, and all that were derived of it."""
     if root is not None:
         yield root
-        for kind in root.__subclasses__():
+        derived: list[type] = root.__subclasses__()
+        for kind in derived:
             yield from _kinds(kind)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import logging
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -175,11 +176,20 @@ class TrainingSetup(Result):
             warnings.simplefilter("ignore", FutureWarning)  # of libraries, about names that the user did not write
             exec(compile(text, CODE_FILE, "exec"), namespace)
 
+    def _rehearse(self) -> None:
+        """The same in a dry run, where libraries say nothing about code that the user did not write."""
+        before = logging.root.manager.disable
+        logging.disable(max(before, logging.WARNING))
+        try:
+            self.train()
+        finally:
+            logging.disable(before)
+
     def dry_run(self, **options: Any) -> MemoryReport:
         """What the code would take on ``gpu``; ``options`` go to ``oom_magic.dry_run``."""
         from oom_magic.predict.session import dry_run
 
-        return dry_run(self.train, **{"gpu": self.gpu, "memory": self.memory, **self.machine, **options})
+        return dry_run(self._rehearse, **{"gpu": self.gpu, "memory": self.memory, **self.machine, **options})
 
     def sizes(self, **ranges: Any) -> Sizes:
         """The same as a function of fields: ``setup.sizes(microbatch_size=(1, 32), seq_len=(128, 4096))``."""
@@ -203,7 +213,7 @@ class TrainingSetup(Result):
         _check_names(ranges)
 
         def train(**values: Any) -> None:
-            self.replace(**values).train()
+            self.replace(**values)._rehearse()
 
         train.__name__ = self.source.label
         count = self.source.num_layers
