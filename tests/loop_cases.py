@@ -100,7 +100,84 @@ def outputs_kept() -> None:
     torch.cat(kept)
 
 
-LOOPS: dict[str, Callable[[], None]] = {
-    function.__name__: function
-    for function in (epochs_with_evaluation, models_in_turn, until_break, two_optimizers, outputs_kept)
-}
+def every_n() -> None:
+    """What a condition on the counter guards comes late: an evaluation, an average of weights at the end."""
+    model, average = network(), None
+    optimizer = torch.optim.AdamW(model.parameters())
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
+    for step, (batch,) in enumerate(data(1600, 16), start=1):
+        loss = model(batch.to(CUDA)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        if step % 20 == 0:
+            with torch.no_grad():
+                model(torch.randn(20000, 256, device=CUDA))
+        if step >= 90:
+            average = average or torch.optim.swa_utils.AveragedModel(model)
+
+
+def thawed() -> None:
+    """A part of the model that is trained from a later epoch on."""
+    first, second = network(), network(1024)
+    model = nn.Sequential(first, nn.Linear(256, 1024).to(CUDA), second)
+    second.requires_grad_(False)
+    optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad])
+    for epoch in range(10):
+        if epoch == 5:
+            second.requires_grad_(True)
+            optimizer.add_param_group({"params": list(second.parameters())})
+        for _ in range(6):
+            model(torch.randn(64, 256, device=CUDA)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def best_kept() -> None:
+    """Early stopping: the best weights are copied, and losses are kept as numbers."""
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters())
+    best, waited, losses, weights = float("inf"), 0, [], model.state_dict()
+    for _epoch in range(50):
+        losses.append(train_epoch(model, optimizer, data(160, 16)))
+        with torch.no_grad():
+            found = model(torch.randn(4000, 256, device=CUDA)).square().mean().item()
+        if found < best:
+            best, weights = found, {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        else:
+            waited += 1
+            if waited >= 5:
+                break
+    model.load_state_dict(weights)
+
+
+def sizes_in_turn() -> None:
+    """A short list of sizes, the largest last."""
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters())
+    for batch_size in (64, 64, 64, 128, 4096):
+        model(torch.randn(batch_size, 256, device=CUDA)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def steps_that_differ() -> None:
+    """No two steps are like: lengths vary, and outputs are kept. They are followed to their end."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    lengths, kept = torch.Generator().manual_seed(0), []
+    for _ in range(30):
+        length = int(torch.randint(8, 4096, (1,), generator=lengths))
+        output = model(torch.randn(length, 256, device=CUDA))
+        output.square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        kept.append(output.detach())
+
+
+ALL = (
+    epochs_with_evaluation, models_in_turn, until_break, two_optimizers, outputs_kept, every_n, thawed, best_kept,
+    sizes_in_turn, steps_that_differ,
+)  # fmt: skip
+LOOPS: dict[str, Callable[[], None]] = {function.__name__: function for function in ALL}

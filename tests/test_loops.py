@@ -26,10 +26,10 @@ def test_what_follows_like_steps_is_seen(name: str) -> None:
     code = function.__code__
     report = om.dry_run(function, gpu="RTX 3060")
     assert [report.peak_allocated_bytes, report.peak_reserved_bytes] == TRUTH["peaks"][name]
-    assert len(report.steps) <= 12 and not report.timeline.was_left
     left = [assumption.line for assumption in report.assumptions if "rest of this loop" in assumption.text]
-    assert left and all(line is not None and line.text.startswith(("for ", "while ")) for line in left)
-    assert function.__code__ is code
+    assert all(line is not None and line.text.startswith(("for ", "while ")) for line in left)
+    assert (len(report.steps) <= 12) is bool(left) is (name != "steps_that_differ")
+    assert function.__code__ is code and not report.timeline.was_left
 
 
 def test_an_error_behind_the_steps_hides_nothing() -> None:
@@ -63,6 +63,41 @@ def test_what_lasts_too_long_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
 
     report = om.dry_run(program)
     assert report.timeline.was_left and any("left here" in one.text for one in report.assumptions)
+
+
+def test_what_was_never_met_is_named() -> None:
+    def program() -> None:
+        model, number = network(), 0
+        optimizer = torch.optim.Adam(model.parameters())
+        while number < 100:
+            model(torch.randn(32, 256, device="cuda")).sum().backward()
+            optimizer.step()
+            number += 1
+            if number % 50 == 0:
+                model(torch.randn(20000, 256, device="cuda"))
+            if number > 3:
+                continue
+
+    report = om.dry_run(program)
+    lines = [one.line.text for one in report.assumptions if one.line is not None and "met in none" in one.text]
+    assert lines == ["if number % 50 == 0:"]
+
+
+def test_steps_that_differ_for_long_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    from oom_magic.predict.instrumentation import loops
+
+    monkeypatch.setattr(loops, "UNLIKE_SECONDS", 0.1)
+
+    def program() -> None:
+        model, kept = network(), []
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(10**6):
+            kept.append(model(torch.randn(32, 256, device="cuda")))
+            kept[-1].sum().backward()
+            optimizer.step()
+
+    report = om.dry_run(program)
+    assert any("keeps more than the one before, the last 32.00 KiB" in one.text for one in report.assumptions)
 
 
 def test_a_loop_that_waits_for_a_value_ends() -> None:

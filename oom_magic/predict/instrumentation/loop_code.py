@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from oom_magic.predict.instrumentation.later_turns import can_be_asked
 from oom_magic.predict.instrumentation.loops import LOOPS
 from oom_magic.user_code import is_users_file
 
@@ -126,22 +127,41 @@ class _Rewriter(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_For(self, node: ast.For) -> ast.AST:
+        if not self._may_train(node):
+            return self.generic_visit(node)
+        counter = _counter(node)
+        conditions = self._conditions(node, counter)
         self.generic_visit(node)
-        if self._may_train(node):
-            call = _call("each", [node.iter, ast.Constant(node.lineno)])
-            node.iter = ast.fix_missing_locations(ast.copy_location(call, node.iter))
+        call = _call("each", [node.iter, ast.Constant(node.lineno), ast.Constant(counter), conditions])
+        node.iter = ast.fix_missing_locations(ast.copy_location(call, node.iter))
         return node
 
     def visit_While(self, node: ast.While) -> ast.AST:
-        self.generic_visit(node)
         if node.orelse or not self._may_train(node):
-            return node
+            return self.generic_visit(node)
+        conditions = self._conditions(node, "")
+        self.generic_visit(node)
         leave = ast.If(ast.UnaryOp(ast.Not(), node.test), [ast.Break()], [])
         target = ast.Attribute(ast.Constant(_PLACE), "turn", ast.Store())
-        loop = ast.For(target, _call("turns", [ast.Constant(node.lineno)]), [leave, *node.body], [])
+        loop = ast.For(target, _call("turns", [ast.Constant(node.lineno), conditions]), [leave, *node.body], [])
         for made in (leave, target, loop.iter):
             ast.fix_missing_locations(ast.copy_location(made, node.test))
         return ast.fix_missing_locations(ast.copy_location(loop, node))
+
+    def _conditions(self, loop: ast.For | ast.While, counter: str) -> ast.expr:
+        """The conditions in a loop, which are then decided through ``LOOPS``: see ``later_turns.Condition``."""
+        found: list[ast.expr] = []
+        for node in _statements_of(loop):
+            if isinstance(node, ast.If):
+                test = ast.unparse(node.test) if counter and can_be_asked(node.test, counter) else ""
+                guarded = self._lines[node.body[0].lineno - 1 : node.body[-1].end_lineno]
+                is_jump = isinstance(node.body[0], (ast.Raise, ast.Break, ast.Continue, ast.Return, ast.Pass))
+                matters = not is_jump and any(map(_TRAINS.search, guarded))
+                found.append(ast.Tuple([ast.Constant(one) for one in (node.lineno, test, matters)], ast.Load()))
+                if not _is_decided(node.test):
+                    call = _call("decided", [node.test, ast.Constant(node.lineno)])
+                    node.test = ast.fix_missing_locations(ast.copy_location(call, node.test))
+        return ast.Tuple(found, ast.Load())
 
     def _may_train(self, node: ast.For | ast.While) -> bool:
         lines = self._lines[node.lineno - 1 : node.end_lineno]
@@ -150,6 +170,28 @@ class _Rewriter(ast.NodeTransformer):
 
 def _call(name: str, arguments: list[ast.expr]) -> ast.Call:
     return ast.Call(ast.Attribute(ast.Constant(_PLACE), name, ast.Load()), arguments, [])
+
+
+def _is_decided(test: ast.expr) -> bool:
+    return isinstance(test, ast.Call) and isinstance(test.func, ast.Attribute) and test.func.attr == "decided"
+
+
+def _counter(loop: ast.For) -> str:
+    """The name that a loop counts its turns with: its target, or the first one of ``enumerate``'s."""
+    target = loop.target
+    if isinstance(target, ast.Tuple) and "enumerate(" in ast.unparse(loop.iter):
+        target = target.elts[0]
+    return target.id if isinstance(target, ast.Name) else ""
+
+
+def _statements_of(loop: ast.For | ast.While) -> Iterator[ast.AST]:
+    """The statements in a loop's turns, without those of functions and classes that are defined there."""
+    waiting: list[ast.AST] = [*loop.body]
+    while waiting:
+        node = waiting.pop(0)
+        yield node
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.expr)):
+            waiting += ast.iter_child_nodes(node)
 
 
 def _functions(function: Callable[..., Any], namespaces: Iterable[Mapping[str, Any]]) -> list[FunctionType]:

@@ -1,6 +1,7 @@
 """Loops of the user's code in a dry run: after three like steps the rest of a loop is left out; what follows it runs.
 
-The loops are those that ``loop_code`` made known; each run has its own ``Loops``.
+Of the rest those turns are followed in which a condition on the loop's counter, such as ``if step % 100 == 0``, has an
+outcome that was not seen yet. The loops are those that ``loop_code`` made known; each run has its own ``Loops``.
 """
 
 from __future__ import annotations
@@ -14,31 +15,70 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import repeat
 from operator import length_hint
-from typing import Any
+from typing import Any, NamedTuple
 
 from oom_magic.language import _
 from oom_magic.memory.timeline import SourceLine
+from oom_magic.predict.instrumentation.later_turns import Condition, Outcomes, turns_to_see
 from oom_magic.predict.isolation.run_threads import is_of_run
-from oom_magic.user_code import cell_name, source_text
+from oom_magic.units import format_bytes
+from oom_magic.user_code import cell_name, is_users_file, source_text
 
 LIKE_STEPS = 3  # the first makes the optimizer's state, the second is like all others, the third shows it
 LIKE_TURNS = 2  # of a loop around such loops: the second finds what the first one left
-
+LIKENESS = 100  # the part of a step's peak by which the next may differ
+UNLIKE_SECONDS = 5  # of computing for steps that differ, or as long as the loop took so far
+UNKNOWN_TURNS = 100  # of a loop that does not say how many are left
 
 MOST_TURNS = 500  # of a ``while`` that decides by values which nobody knows ...
 MOST_SECONDS = 30  # ... and of computing
 
 
+class Usage(NamedTuple):
+    """What is taken after an optimizer step, the most since the one before, and all that was asked for since."""
+
+    allocated_bytes: int
+    peak_bytes: int
+    requested_bytes: int
+
+
 class Loop:
     """One run through a ``for`` or ``while`` statement: its items, until enough of its turns were alike."""
 
-    __slots__ = ("__weakref__", "_begun", "_items", "calls", "line", "num_turns", "steps")
+    __slots__ = (
+        "__weakref__",
+        "_begun",
+        "_due",
+        "_is_ending",
+        "_items",
+        "_iterated",
+        "_position",
+        "_seen",
+        "_usages",
+        "calls",
+        "conditions",
+        "counter",
+        "grown_bytes",
+        "is_left",
+        "line",
+        "num_turns",
+        "steps",
+    )  # fmt: skip
 
-    def __init__(self, items: Iterator[Any], line: tuple[str, int]) -> None:
-        self._items = items
+    def __init__(self, iterated: Iterable[Any], line: tuple[str, int], seen: set[Outcomes]) -> None:
+        self._iterated = iterated
+        self._items = iter(iterated)
         self.line = line
+        self.counter = ""
+        self.conditions: tuple[Condition, ...] = ()
+        self._seen = seen
         self.num_turns = 0
+        self.is_left = self._is_ending = False
+        self.grown_bytes = 0
         self._begun = time.process_time()
+        self._due = 0.0
+        self._position = 0
+        self._usages: dict[int, Usage] = {}  # by step of the last turn
         self.steps: Counter[Hashable] = Counter()  # by optimizer
         self.calls: dict[Hashable, tuple[int, Hashable]] = {}  # of models: in which turn the last was, and how
 
@@ -46,8 +86,36 @@ class Loop:
         return self
 
     def __next__(self) -> Any:
+        if self.is_left and not self._is_ending:
+            self._is_ending = True
+            self._items = turns_to_see(
+                self._iterated, self.num_turns, self.counter, self.conditions, self._seen, sys._getframe(1)
+            )
         self.num_turns += 1
+        self._position = 0
         return next(self._items)
+
+    def is_like_before(self, usage: Usage) -> bool:
+        """Whether an optimizer step takes what the same step of the last turn took, and keeps nothing that adds up."""
+        self._position += 1
+        before = self._usages.get(self._position)
+        self._usages[self._position] = usage
+        if before is None:
+            return False
+        self.grown_bytes = usage.allocated_bytes - before.allocated_bytes
+        limit = usage.peak_bytes // LIKENESS
+        limit_each = limit // max(length_hint(self._items, UNKNOWN_TURNS), 1)
+        return (
+            abs(usage.peak_bytes - before.peak_bytes) <= limit
+            and abs(usage.requested_bytes - before.requested_bytes) <= limit_each
+            and -limit <= self.grown_bytes <= limit_each
+        )
+
+    def is_due(self) -> bool:
+        """Whether its steps differed for long enough."""
+        now = time.process_time()
+        self._due = self._due or now + max(UNLIKE_SECONDS, now - self._begun)
+        return now > self._due
 
     def seems_endless(self) -> bool:
         """Whether a ``while`` has waited long for a value that nobody knows."""
@@ -57,9 +125,8 @@ class Loop:
 
     def leave(self) -> bool:
         """End with the turn that runs; whether it would have gone on, as far as that can be told."""
-        goes_on = length_hint(self._items, 1) > 0
-        self._items = iter(())
-        return goes_on
+        self.is_left = True
+        return length_hint(self._items, 1) > 0
 
 
 class Loops:
@@ -68,10 +135,13 @@ class Loops:
     def __init__(self, tell: Callable[[str, SourceLine], None]) -> None:
         self._tell = tell
         self._active = threading.local()
+        self._outcomes: dict[tuple[str, int], set[bool]] = {}  # of conditions in loops, by file and line
+        self._seen: dict[tuple[str, int], set[Outcomes]] = {}  # of conditions on a loop's counter together, by its line
+        self._shortened: dict[tuple[str, int], None] = {}  # conditions of loops that were left
 
-    def enter(self, items: Iterator[Any], line: tuple[str, int]) -> Loop:
+    def enter(self, iterated: Iterable[Any], line: tuple[str, int]) -> Loop:
         """A loop begins."""
-        loop = Loop(items, line)
+        loop = Loop(iterated, line, self._seen.setdefault(line, set()))
         self._active.loops = [*self._under_way(), weakref.ref(loop)]
         return loop
 
@@ -82,14 +152,34 @@ class Loops:
     def _inside_out(self) -> list[Loop]:
         return [loop for known in reversed(self._under_way()) if (loop := known()) is not None]
 
-    def step(self, optimizer: Hashable) -> bool:
+    def decide(self, place: tuple[str, int], outcome: bool) -> None:
+        """A condition in a loop has this outcome."""
+        self._outcomes.setdefault(place, set()).add(outcome)
+
+    def end(self) -> None:
+        """The run ends: say which conditions of loops that were left were never met."""
+        for file, number in self._shortened:
+            if is_users_file(file) and self._outcomes.get((file, number)) == {False}:
+                self._tell(
+                    _(
+                        "this condition was met in none of the turns of its loop that were followed; what it guards is "
+                        "not seen (stop_after_steps=None, --steps all)"
+                    ),
+                    SourceLine(cell_name(file), number, source_text(file, number)),
+                )
+
+    def step(self, optimizer: Hashable, usage: Usage) -> bool:
         """An optimizer stepped; whether that was in a loop. Loops that have had enough end with this turn."""
         loops = self._inside_out()
         enough = LIKE_STEPS
         for loop in loops:
             loop.steps[optimizer] += 1
+            is_like = loop.is_like_before(usage)
             if loop.steps[optimizer] >= enough:
-                self._leave(loop)
+                if is_like:
+                    self._leave(loop)
+                elif loop.is_due():
+                    self._leave(loop, _about_unlike_steps(loop))
             if loop.steps[optimizer] > 1:  # else it is one of a step's parts
                 enough *= LIKE_TURNS
         return bool(loops)
@@ -113,14 +203,33 @@ class Loops:
                 )
 
     def _leave(self, loop: Loop, why: str = "") -> None:
+        if loop.is_left:
+            return
+        file = loop.line[0]
+        self._shortened.update(dict.fromkeys((file, one.line) for one in loop.conditions if one.matters))
         if loop.leave():
             why = why or _(
                 "after three like steps (of a loop around such loops: two like turns) the rest of this loop is left "
                 "out, and what follows it is followed; what it does only in later turns is not seen "
                 "(stop_after_steps=None, --steps all)"
             )
-            file, number = loop.line
+            number = loop.line[1]
             self._tell(why, SourceLine(cell_name(file), number, source_text(file, number)))
+
+
+def _about_unlike_steps(loop: Loop) -> str:
+    if loop.grown_bytes > 0:
+        return _(
+            "each turn of this loop keeps more than the one before, the last {grown_bytes}: {num_turns} turns were "
+            "followed, and the rest is left out (stop_after_steps=None, --steps all)",
+            grown_bytes=format_bytes(loop.grown_bytes),
+            num_turns=loop.num_turns,
+        )
+    return _(
+        "the steps of this loop differ: {num_turns} turns were followed, and the rest is left out "
+        "(stop_after_steps=None, --steps all)",
+        num_turns=loop.num_turns,
+    )
 
 
 class LoopsOfRun:
@@ -130,6 +239,11 @@ class LoopsOfRun:
         self._running: list[Loops] = []
         self.turn: None = None  # what a ``while`` counts its turns with
 
+    @property
+    def leave_out(self) -> bool:
+        """Whether the rest of a loop is left out: a dry run lasts that was not told how many steps to follow."""
+        return bool(self._running)
+
     @contextmanager
     def followed(self, loops: Loops) -> Iterator[None]:
         """``loops`` are those of the dry run, as long as it lasts."""
@@ -138,20 +252,33 @@ class LoopsOfRun:
             yield
         finally:
             self._running.pop()
+            loops.end()
 
-    def each(self, items: Iterable[Any], line: int) -> Iterator[Any]:
-        """In ``for item in items``, on this line."""
-        found = iter(items)
+    def each(
+        self, items: Iterable[Any], line: int, counter: str, conditions: tuple[tuple[int, str, bool], ...]
+    ) -> Iterator[Any]:
+        """In ``for item in items``, on this line. ``counter`` is the name that counts its turns, if one does."""
         if not self._running or not is_of_run():
-            return found
-        return self._running[-1].enter(found, (sys._getframe(1).f_code.co_filename, line))
+            return iter(items)
+        loop = self._running[-1].enter(items, (sys._getframe(1).f_code.co_filename, line))
+        loop.counter, loop.conditions = counter, tuple(Condition(*one) for one in conditions)
+        return loop
 
-    def turns(self, line: int) -> Iterator[None]:
+    def decided(self, value: Any, line: int) -> bool:
+        """In ``if value`` in a loop, on this line."""
+        outcome = bool(value)
+        if self._running and is_of_run():
+            self._running[-1].decide((sys._getframe(1).f_code.co_filename, line), outcome)
+        return outcome
+
+    def turns(self, line: int, conditions: tuple[tuple[int, str, bool], ...]) -> Iterator[None]:
         """Of a ``while`` on this line: without end."""
         endless = repeat(None)
         if not self._running or not is_of_run():
             return endless
-        return self._running[-1].enter(endless, (sys._getframe(1).f_code.co_filename, line))
+        loop = self._running[-1].enter(endless, (sys._getframe(1).f_code.co_filename, line))
+        loop.conditions = tuple(Condition(*one) for one in conditions)
+        return loop
 
 
 LOOPS = LoopsOfRun()

@@ -18,7 +18,7 @@ from oom_magic.language import _
 from oom_magic.memory.categories import Category
 from oom_magic.memory.timeline import MarkKind
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
-from oom_magic.predict.instrumentation.loops import LIKE_STEPS, LOOPS, Loops
+from oom_magic.predict.instrumentation.loops import LIKE_STEPS, LOOPS, Loops, Usage
 from oom_magic.predict.isolation.live_objects import find_live_objects
 from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.isolation.run_threads import is_of_run
@@ -79,6 +79,7 @@ class Training:
         self.enough_bytes = 0
         self._start = 0.0
         self._steps_of: dict[int, int] = {}
+        self._asked_at: list[tuple[int, int]] = []  # by card: events and allocations when ``_usage`` was last asked
         self._has_bar = has_bar
         self._bar: Any = None
 
@@ -93,6 +94,7 @@ class Training:
     def followed(self) -> Iterator[None]:
         """While the user's code runs."""
         self._steps_of.clear()
+        self._asked_at = []
         self.model_calls.clear()
         self._start = time.process_time()
         self.num_calls = 0
@@ -235,7 +237,7 @@ class Training:
     def _count_step(self, optimizer: torch.optim.Optimizer) -> None:
         """A step ends when an optimizer has stepped more often than any had before."""
         number = self._steps_of[id(optimizer)] = self._steps_of.get(id(optimizer), 0) + 1
-        is_in_loop = self.stop_after_steps == "alike" and self._loops.step(self._serial(optimizer))
+        is_in_loop = self.stop_after_steps == "alike" and self._loops.step(self._serial(optimizer), self._usage())
         if number < max(self._gpu.recorder.step, 1):
             return
         self.num_calls = 0
@@ -249,6 +251,16 @@ class Training:
             self._after_like_steps(number, is_in_loop)
         elif self.stop_after_steps is not None and number >= self.stop_after_steps and self._has_seen_enough(number):
             self.leave()
+
+    def _usage(self) -> Usage:
+        """What is taken now, and what was since this was last asked, on all cards."""
+        peak = requested = 0
+        now = [(len(recorder.allocated), len(recorder.columns)) for recorder in self._gpu.recorders]
+        for recorder, (event, number) in zip(self._gpu.recorders, self._asked_at or [(0, 0)] * len(now), strict=True):
+            peak += max(recorder.allocated[event:], default=recorder.allocator.allocated_bytes)
+            requested += sum(columns[0] for columns in recorder.columns[number:])
+        self._asked_at = now
+        return Usage(sum(recorder.allocator.allocated_bytes for recorder in self._gpu.recorders), peak, requested)
 
     def _serial(self, owner: Any) -> int:
         """A number of an optimizer's or a module's own: the next one may lie where it lay."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from oom_magic.language import _
+from oom_magic.predict.instrumentation.loops import LIKE_STEPS, LOOPS
 from oom_magic.predict.isolation.files.saving import skipped
 from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.libraries.adapters import Adapter, Run
@@ -101,6 +102,33 @@ def _trainer(module: ModuleType, run: Run) -> Iterator[None]:
 
 
 @contextmanager
+def _evaluations(module: ModuleType, run: Run) -> Iterator[None]:
+    """An evaluation every so many steps comes once with the third, where the rest of the steps is left out."""
+    owner = module.DefaultFlowCallback
+    usual = owner.on_step_end
+    seen: set[int] = set()
+
+    def on_step_end(callback: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        control = usual(callback, args, state, control, **kwargs)
+        if control.should_evaluate:
+            seen.add(id(state))
+        strategy = getattr(args, "eval_strategy", None) or getattr(args, "evaluation_strategy", None)
+        if LOOPS.leave_out and strategy == "steps" and state.global_step >= LIKE_STEPS and id(state) not in seen:
+            seen.add(id(state))
+            run.assume(
+                _(
+                    "Trainer evaluates every {steps} steps; the third stands for the first of them",
+                    steps=state.eval_steps,
+                )
+            )
+            control.should_evaluate = True
+        return control
+
+    with patched(owner, {"on_step_end": on_step_end}):
+        yield
+
+
+@contextmanager
 def _lightning_loggers(module: ModuleType, run: Run) -> Iterator[None]:
     """Lightning without its loggers, which write folders."""
 
@@ -117,6 +145,7 @@ ADAPTERS: dict[str, Adapter] = {
     "accelerate.state": _accelerate_state,
     "transformers.training_args": _training_arguments,
     "transformers.trainer": _trainer,
+    "transformers.trainer_callback": _evaluations,
     f"lightning.pytorch.{_LOGGERS}": _lightning_loggers,
     f"pytorch_lightning.{_LOGGERS}": _lightning_loggers,
 }
