@@ -119,6 +119,7 @@ NOT_OURS = {
     "__main__.py": "a command's name",
     "predict/kernels/matrix_products.py": "PyTorch's message",
     "predict/fake_cuda/fake_gpu.py": "PyTorch's messages",
+    "predict/fake_cuda/fake_memory.py": "PyTorch's messages",
     "predict/fake_cuda/device_view.py": "PyTorch's message",
     "predict/isolation/files/file_tree.py": "Python's message",
     "predict/isolation/files/saving.py": "PyTorch's message",

@@ -16,6 +16,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from oom_magic.language import _
+from oom_magic.predict import torch_private
 from oom_magic.predict.distributed.collectives import Sent, collective_handlers
 from oom_magic.predict.distributed.sharding import shapes_found_aside, sharding_handlers
 from oom_magic.predict.distributed.world import NOBODY, World
@@ -32,6 +33,7 @@ def _one_of_many(module: ModuleType, run: Run) -> Iterator[None]:
     begin = module.init_process_group
 
     def init_process_group(*args: Any, **kwargs: Any) -> None:
+        torch_private.check(torch_private.DISTRIBUTED)
         if gpu.process_groups is not None and module.is_initialized():
             module.destroy_process_group()  # a cell that is rehearsed makes its group again
         begin(*args, **kwargs)

@@ -1,16 +1,13 @@
-"""The pretend GPU: tensors without data whose memory is taken from the simulated allocator.
+"""The pretend GPU: operators on tensors without data, whose memory is taken from the simulated allocator.
 
-There may be several cards, each with a recorder and an allocator of its own. A tensor on one is a ``meta`` tensor whose
-storage is listed here; so is a host tensor too large to be worth having. Small host tensors stay real, so that masks,
-lengths and labels keep their values. This mode sees every operator below autograd, on any build of PyTorch, and notes
-each new storage and its end.
+This mode sees every operator below autograd, on any build of PyTorch, and notes each new storage and its end.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,26 +17,24 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from oom_magic.language import _
 from oom_magic.memory.allocator.replay import AllocatorOutOfMemory
-from oom_magic.memory.categories import Category
 from oom_magic.memory.timeline import Phase
+from oom_magic.predict.fake_cuda.fake_memory import FakeMemory
 from oom_magic.predict.fake_cuda.places import (
     META,
     Handler,
     Place,
     Spot,
-    Storage,
     is_large,
     tensors_in,
     to_meta,
 )
-from oom_magic.predict.fake_cuda.streams import Streams
 from oom_magic.predict.fake_cuda.threads import Threads
 from oom_magic.predict.instrumentation.attribution import Attribution
 from oom_magic.predict.instrumentation.collector import Collector
-from oom_magic.predict.instrumentation.recorder import Recorder, SizeExpression
+from oom_magic.predict.instrumentation.recorder import Recorder
 from oom_magic.predict.isolation.interrupts import Interrupts
 from oom_magic.predict.operators.calls import Call
-from oom_magic.predict.operators.fallbacks import find_fallback, is_wrapper, storage_under
+from oom_magic.predict.operators.fallbacks import find_fallback, is_wrapper
 from oom_magic.predict.operators.gradients import counts_when_unheld, reused_gradient
 from oom_magic.predict.operators.known_outputs import KnownOutputs
 from oom_magic.predict.operators.overloads import find_overload
@@ -50,7 +45,6 @@ if TYPE_CHECKING:
     from oom_magic.predict.distributed.job import Job
     from oom_magic.predict.distributed.world import World
     from oom_magic.predict.operators.autocast import Autocast
-    from oom_magic.predict.operators.known_values.values import Values
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _WITH_HOST_LENGTHS = {
     torch.ops.aten._pack_padded_sequence.default,
@@ -80,14 +74,9 @@ _QUERIES = frozenset(
 Rule = Callable[[Call], None]
 
 
-class FakeGPU(TorchDispatchMode):
-    """The dispatch mode. ``handlers`` run instead of an operator; ``rules`` say how CUDA's takes memory.
+class FakeGPU(FakeMemory, TorchDispatchMode):
+    """The dispatch mode. ``handlers`` run instead of an operator; ``rules`` say how CUDA's takes memory."""
 
-    A card for each of ``recorders``. ``current`` is the card on which memory is taken: the one that the user's code
-    set, or, inside an operator, that of its tensors; ``recorder`` and ``workspaces`` are those of the current card.
-    """
-
-    values: Values
     autocast: Autocast
 
     def __init__(
@@ -99,153 +88,40 @@ class FakeGPU(TorchDispatchMode):
         rules: dict[OpOverload, Rule],
         fail: Callable[[AllocatorOutOfMemory, str, Phase], BaseException],
     ) -> None:
-        super().__init__()
-        self.recorders = tuple(recorders)
-        self.current = 0
-        self.recorder = self.recorders[0]
-        self.attribution = attribution
+        super().__init__(recorders, attribution, fail)
         self.card = card
-        self.creating: Place | None = None
-        self.creating_card = 0
-        self._in_place: OpOverload | None = None
+        self.handlers = handlers
         self.fused: dict[OpOverload, Callable[..., Any]] = {}  # outputs of what is one kernel on CUDA only
         self.kernels: dict[OpOverload, Callable[..., Any]] = {}  # for inference mode, which passes autograd by
-        self.handlers = handlers
-        self._rules = rules
-        self._known_outputs = KnownOutputs()
-        self._fail = fail
         self.threads = Threads()
         self.background_streams: dict[int, Any] = {}  # of nn.DataParallel, by card
-        self.streams = Streams(self)
-        self._workspaces: list[dict[Hashable, int]] = [
-            {} for _unused in self.recorders
-        ]  # allocations of libraries, by owner
         self.job: Job | None = None  # of which this is one process
         self.process_groups: World | None = None  # what code on it made, between runs
-        self.traces: Callable[[torch.Tensor], bool] | None = None  # says of a compiler's tensor that it is on "cuda"
-        self._storages: dict[int, Storage] = {}
-        self.has_pretended_on_host = False
         self.has_sparse = False
-        self._cards_of_nodes: dict[int, int] = {}  # by autograd's sequence number
-        self._composite: dict[OpOverload, bool] = {}
         self.collector = Collector(self._num_containers, self._has_collected)
         self.num_noted = 0  # containers that following the training loop takes
-        self._is_inside = False  # an operator, by which others are run
-        self.untouchable: dict[int, str] = {}  # storages of the user's that stayed real, with the reason
         self.lock: threading.RLock | None = None  # once the user's code has started threads
         self.ending: type[BaseException] | None = None  # what threads of the run shall raise
         self.interrupts = Interrupts(FakeGPU._handle, FakeGPU._forget)
+        self._rules = rules
+        self._known_outputs = KnownOutputs()
+        self._in_place: OpOverload | None = None
+        self._cards_of_nodes: dict[int, int] = {}  # by autograd's sequence number
+        self._composite: dict[OpOverload, bool] = {}
+        self._is_inside = False  # an operator, by which others are run
         counts_when_unheld()  # looked up now, before the modes are on
-
-    # -- what is where --------------------------------------------------------
-
-    def storage_of(self, tensor: torch.Tensor) -> Storage | None:
-        """What is known of a pretended tensor's storage; None for a real tensor."""
-        with DisableTorchFunction():
-            return self._storages.get(storage_under(tensor)._cdata) if tensor.is_meta else None
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         """True: while ``torch.compile`` compiles this mode is off, and what was compiled runs under it."""
         return True
 
-    def place(self, tensor: torch.Tensor) -> Place | None:
-        """Where a pretended tensor is; None for a real one."""
-        if self.traces is not None and self.traces(tensor):
-            return Place.GPU
-        storage = self.storage_of(tensor)
-        return None if storage is None else storage.place
-
-    def spot(self, tensor: torch.Tensor) -> Spot | None:
-        """Where a pretended tensor is, and on which card; None for a real one."""
-        storage = self.storage_of(tensor)
-        return None if storage is None else Spot(storage.place, storage.card)
-
-    @property
-    def workspaces(self) -> dict[Hashable, int]:
-        """What libraries keep on the current card between their calls: allocations by owner."""
-        return self._workspaces[self.current]
-
-    def set_current(self, card: int) -> None:
-        """``torch.cuda.set_device``."""
-        self.current, self.recorder = card, self.recorders[card]
-
-    def card_named(self, index: int | None) -> int:
-        """A card's number (None: the current). Raises CUDA's error where there is none of that number."""
-        index = self.current if index is None else index
-        if not 0 <= index < len(self.recorders):
-            number = len(self.recorders)
-            cards = "one GPU, cuda:0" if number == 1 else f"{number} GPUs, cuda:0 to cuda:{number - 1}"
-            more = f"num_gpus={index + 1} makes more of them"
-            raise RuntimeError(
-                f"CUDA error: invalid device ordinal (cuda:{index}); the pretend machine has {cards}; {more}."
-            )
-        return index
-
-    @contextmanager
-    def _switched(self, card: int) -> Iterator[None]:
-        before = self.current
-        self.set_current(card)
-        try:
-            yield
-        finally:
-            self.set_current(before)
-
-    def on_card(self, card: int) -> AbstractContextManager[None]:
-        """Memory taken inside is that of ``card``, as under CUDA's device guards."""
-        return nullcontext() if card == self.current else self._switched(card)
-
-    def on_card_of(self, *tensors: torch.Tensor) -> AbstractContextManager[None]:
-        """``on_card`` of the first of ``tensors`` that is on one."""
-        if len(self.recorders) == 1:
-            return nullcontext()
-        spots = (self.spot(tensor) for tensor in tensors)
-        found = next((spot.card for spot in spots if spot is not None and spot.place is Place.GPU), self.current)
-        return self.on_card(found)
-
-    def on_card_among(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[None]:
-        """``on_card_of`` the tensors among an operator's arguments."""
-        return nullcontext() if len(self.recorders) == 1 else self.on_card_of(*tensors_in(args, kwargs))
-
-    def live_storages(self) -> Iterator[Storage]:
-        """All storages on the pretend GPU that are alive."""
-        return (storage for storage in list(self._storages.values()) if storage.allocation >= 0)
-
     def restart(self) -> None:
         """Begin a new trace; what is alive stays."""
+        super().restart()
         self.lock = self.ending = None
         self._is_inside = False
-        self.set_current(0)
         self._cards_of_nodes.clear()
-        numbers = [recorder.restart() for recorder in self.recorders]
-        for storage in self.live_storages():
-            storage.allocation = numbers[storage.card][storage.allocation]
-        self._workspaces = [
-            {owner: numbers[card][number] for owner, number in kept.items()}
-            for card, kept in enumerate(self._workspaces)
-        ]
-
-    def clear_workspaces(self) -> None:
-        """Give back what libraries keep between their calls; it is taken again at need."""
-        for recorder, kept in zip(self.recorders, self._workspaces, strict=True):
-            for number in kept.values():
-                recorder.free(number)
-            kept.clear()
-
-    def was_there_before(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor's memory was taken before the trace began."""
-        storage = self.storage_of(tensor)
-        return storage is not None and 0 <= storage.allocation < self.recorders[storage.card].num_before
-
-    @contextmanager
-    def creating_on(self, place: Place, card: int | None = None) -> Iterator[None]:
-        """New tensors made inside without a tensor argument are at ``place``, on ``card`` (default: the current)."""
-        before = self.creating, self.creating_card
-        self.creating, self.creating_card = place, self.current if card is None else card
-        try:
-            yield
-        finally:
-            self.creating, self.creating_card = before
 
     @contextmanager
     def writing_in_place(self, func: OpOverload) -> Iterator[None]:
@@ -255,17 +131,6 @@ class FakeGPU(TorchDispatchMode):
             yield
         finally:
             self._in_place = before
-
-    def meant_by_meta(self) -> Place:
-        """Where C++ code makes a tensor on "meta": if nobody named a place, it took the device from another tensor."""
-        is_on_host = self.has_pretended_on_host and not any(one.allocator.allocated_bytes for one in self.recorders)
-        return self.creating or (Place.HOST if is_on_host else Place.GPU)
-
-    def assign(self, tensor: torch.Tensor, category: Category) -> None:
-        """Say what a tensor's memory is for."""
-        storage = self.storage_of(tensor)
-        if storage is not None and storage.allocation >= 0:
-            self.recorders[storage.card].assign(storage.allocation, category)
 
     def _num_containers(self) -> int:
         """The Python containers that following takes: a row an allocation, its block, what is known of its storage."""
@@ -280,81 +145,6 @@ class FakeGPU(TorchDispatchMode):
                     " here as CPython counts objects, which a real run may do some objects sooner or later"
                 )
             )
-
-    # -- taking and giving memory ---------------------------------------------
-
-    def adopt(self, tensor: torch.Tensor, place: Place, operator: str, phase: Phase | None = None) -> None:
-        """List a tensor's storage, if it is new, and take its memory."""
-        if place is Place.GPU:
-            self.adopt_on_gpu(tensor, operator, phase or self.attribution.phase(False))
-        else:
-            self._list(tensor.untyped_storage(), place, -1)
-
-    def adopt_on_gpu(self, tensor: torch.Tensor, operator: str, phase: Phase, num_bytes: int | None = None) -> None:
-        """``adopt`` on the GPU, taking ``num_bytes`` (default: what the storage has)."""
-        storage = storage_under(tensor)
-        known = self._storages.get(storage._cdata)
-        if known is None:
-            num_bytes = storage.nbytes() if num_bytes is None else num_bytes
-            self.recorder.dims.extend(tensor.shape)
-            self._list(storage, Place.GPU, self.take(num_bytes, operator, phase) if num_bytes else -1)
-        elif storage.nbytes() > known.num_bytes and known.place is Place.GPU:
-            before, known.num_bytes = known.allocation, storage.nbytes()
-            with self.on_card(known.card):
-                known.allocation = self.take(known.num_bytes, operator, phase)
-                if before >= 0:
-                    self.recorder.free(before)
-
-    def resized(self, storage: torch.UntypedStorage) -> None:
-        """Follow ``storage.resize_``: the new memory is taken, then the old given back (``resize_bytes_cuda``)."""
-        known = self._storages.get(storage._cdata)
-        if known is None or known.place is not Place.GPU:
-            return
-        before, known.num_bytes = known.allocation, storage.nbytes()
-        phase = self.attribution.phase(False)
-        with self.on_card(known.card):
-            known.allocation = self.take(known.num_bytes, "resize_", phase) if known.num_bytes else -1
-            if before >= 0:
-                self.recorder.free(before)
-
-    def _list(self, storage: torch.UntypedStorage, place: Place, allocation: int) -> None:
-        if storage._cdata not in self._storages:
-            entry = Storage(storage, self._forget)
-            entry.key, entry.place, entry.allocation = storage._cdata, place, allocation
-            entry.card = self.current if place is Place.GPU else 0
-            entry.num_bytes = storage.nbytes()
-            self._storages[entry.key] = entry
-            self.has_pretended_on_host |= place is Place.HOST
-
-    def take(
-        self,
-        num_bytes: int,
-        operator: str,
-        phase: Phase,
-        category: Category = Category.TEMPORARY,
-        reckoning: SizeExpression | None = None,
-    ) -> int:
-        """Take memory on the current card; the number of the allocation. Raises the simulated OutOfMemoryError."""
-        line, module = self.attribution.line(), self.attribution.module(phase)
-        try:
-            return self.recorder.allocate(
-                num_bytes, operator, phase, line, module, category, reckoning, self.streams.at_work(operator)
-            )
-        except AllocatorOutOfMemory as error:
-            failure = self._fail(error, operator, phase)
-        try:
-            raise failure  # outside of the except: the allocator's own error is no part of what the user sees
-        finally:
-            del failure  # an error that its own frame held would keep what the frames above it hold
-
-    def _forget(self, entry: Storage) -> None:
-        if self._storages.get(entry.key) is entry:
-            del self._storages[entry.key]
-            self.values.forget(entry.key)
-        if entry.allocation >= 0:
-            self.recorders[entry.card].free(entry.allocation)
-
-    # -- operators ------------------------------------------------------------
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -391,16 +181,6 @@ class FakeGPU(TorchDispatchMode):
             return self.run(func, args, kwargs)
         with self.on_card_among(args, kwargs):
             return handler(self, func, args, kwargs)
-
-    def check_written(self, *tensors: torch.Tensor) -> None:
-        """Raise RuntimeError, with the reason and what to do, if one of these must stay as it is."""
-        for tensor in tensors if self.untouchable else ():
-            reason = None if tensor.is_meta else self.untouchable.get(tensor.untyped_storage()._cdata)
-            if reason is not None:
-                raise RuntimeError(
-                    f"{reason}: a dry run cannot change it. Let the run work on a copy (copy.deepcopy), or wait until "
-                    "nothing else uses it."
-                )
 
     def run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator on pretended tensors, taking the memory that CUDA's would."""
@@ -456,11 +236,6 @@ class FakeGPU(TorchDispatchMode):
         self.values.follow(func, args, kwargs, tensors, out)
         return out
 
-    def _without_memory(self, out: Any, place: Place) -> Any:
-        for tensor in tensors_in((out,), {}):
-            self._list(tensor.untyped_storage(), place, -1)
-        return out
-
     def _kernel(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             return self._known_outputs.of(func, args, kwargs, self.fused.get(func, func))
@@ -476,15 +251,6 @@ class FakeGPU(TorchDispatchMode):
         self.adopt(made, place, operator)
         self.values.copy(tensor, made)
         return made
-
-    def adopt_all(self, out: Any, place: Place, operator: str, phase: Phase) -> None:
-        """``adopt`` every tensor of an operator's result."""
-        if isinstance(out, torch.Tensor):
-            self.adopt(out, place, operator, phase)
-        elif isinstance(out, (tuple, list)):
-            for item in out:
-                if isinstance(item, torch.Tensor):
-                    self.adopt(item, place, operator, phase)
 
     def create(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator that has no tensor argument, at the place its device means."""

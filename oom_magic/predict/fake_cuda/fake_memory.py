@@ -1,0 +1,268 @@
+"""The memory of the pretend GPU: which storages are on which card, and what they take of its allocator.
+
+There may be several cards, each with a recorder and an allocator of its own. A tensor on one is a ``meta`` tensor whose
+storage is listed here; so is a host tensor too large to be worth having. Small host tensors stay real, so that masks,
+lengths and labels keep their values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C import DisableTorchFunction  # type: ignore[attr-defined]
+
+from oom_magic.memory.allocator.replay import AllocatorOutOfMemory
+from oom_magic.memory.categories import Category
+from oom_magic.memory.timeline import Phase
+from oom_magic.predict.fake_cuda.places import Place, Spot, Storage, tensors_in
+from oom_magic.predict.fake_cuda.streams import Streams
+from oom_magic.predict.instrumentation.attribution import Attribution
+from oom_magic.predict.instrumentation.recorder import Recorder, SizeExpression
+from oom_magic.predict.operators.fallbacks import storage_under
+
+if TYPE_CHECKING:
+    from oom_magic.predict.operators.known_values.values import Values
+
+
+class FakeMemory:
+    """Storages by identity, on a card for each of ``recorders``.
+
+    ``current`` is the card on which memory is taken: the one that the user's code set, or, inside an operator, that of
+    its tensors; ``recorder`` and ``workspaces`` are those of the current card.
+    """
+
+    values: Values
+
+    def __init__(
+        self,
+        recorders: Sequence[Recorder],
+        attribution: Attribution,
+        fail: Callable[[AllocatorOutOfMemory, str, Phase], BaseException],
+    ) -> None:
+        super().__init__()
+        self.recorders = tuple(recorders)
+        self.current = 0
+        self.recorder = self.recorders[0]
+        self.attribution = attribution
+        self.creating: Place | None = None
+        self.creating_card = 0
+        self.traces: Callable[[torch.Tensor], bool] | None = None  # says of a compiler's tensor that it is on "cuda"
+        self.streams = Streams(self)
+        self.has_pretended_on_host = False
+        self.untouchable: dict[int, str] = {}  # storages of the user's that stayed real, with the reason
+        self._fail = fail
+        self._storages: dict[int, Storage] = {}
+        self._workspaces: list[dict[Hashable, int]] = [{} for _unused in self.recorders]  # of libraries, by owner
+
+    # -- what is where --------------------------------------------------------
+
+    def storage_of(self, tensor: torch.Tensor) -> Storage | None:
+        """What is known of a pretended tensor's storage; None for a real tensor."""
+        with DisableTorchFunction():
+            return self._storages.get(storage_under(tensor)._cdata) if tensor.is_meta else None
+
+    def place(self, tensor: torch.Tensor) -> Place | None:
+        """Where a pretended tensor is; None for a real one."""
+        if self.traces is not None and self.traces(tensor):
+            return Place.GPU
+        storage = self.storage_of(tensor)
+        return None if storage is None else storage.place
+
+    def spot(self, tensor: torch.Tensor) -> Spot | None:
+        """Where a pretended tensor is, and on which card; None for a real one."""
+        storage = self.storage_of(tensor)
+        return None if storage is None else Spot(storage.place, storage.card)
+
+    @property
+    def workspaces(self) -> dict[Hashable, int]:
+        """What libraries keep on the current card between their calls: allocations by owner."""
+        return self._workspaces[self.current]
+
+    def set_current(self, card: int) -> None:
+        """``torch.cuda.set_device``."""
+        self.current, self.recorder = card, self.recorders[card]
+
+    def card_named(self, index: int | None) -> int:
+        """A card's number (None: the current). Raises CUDA's error where there is none of that number."""
+        index = self.current if index is None else index
+        if not 0 <= index < len(self.recorders):
+            number = len(self.recorders)
+            cards = "one GPU, cuda:0" if number == 1 else f"{number} GPUs, cuda:0 to cuda:{number - 1}"
+            more = f"num_gpus={index + 1} makes more of them"
+            raise RuntimeError(
+                f"CUDA error: invalid device ordinal (cuda:{index}); the pretend machine has {cards}; {more}."
+            )
+        return index
+
+    @contextmanager
+    def _switched(self, card: int) -> Iterator[None]:
+        before = self.current
+        self.set_current(card)
+        try:
+            yield
+        finally:
+            self.set_current(before)
+
+    def on_card(self, card: int) -> AbstractContextManager[None]:
+        """Memory taken inside is that of ``card``, as under CUDA's device guards."""
+        return nullcontext() if card == self.current else self._switched(card)
+
+    def on_card_of(self, *tensors: torch.Tensor) -> AbstractContextManager[None]:
+        """``on_card`` of the first of ``tensors`` that is on one."""
+        if len(self.recorders) == 1:
+            return nullcontext()
+        spots = (self.spot(tensor) for tensor in tensors)
+        found = next((spot.card for spot in spots if spot is not None and spot.place is Place.GPU), self.current)
+        return self.on_card(found)
+
+    def on_card_among(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[None]:
+        """``on_card_of`` the tensors among an operator's arguments."""
+        return nullcontext() if len(self.recorders) == 1 else self.on_card_of(*tensors_in(args, kwargs))
+
+    def live_storages(self) -> Iterator[Storage]:
+        """All storages on the pretend GPU that are alive."""
+        return (storage for storage in list(self._storages.values()) if storage.allocation >= 0)
+
+    def restart(self) -> None:
+        """Begin a new trace; what is alive stays."""
+        self.set_current(0)
+        numbers = [recorder.restart() for recorder in self.recorders]
+        for storage in self.live_storages():
+            storage.allocation = numbers[storage.card][storage.allocation]
+        self._workspaces = [
+            {owner: numbers[card][number] for owner, number in kept.items()}
+            for card, kept in enumerate(self._workspaces)
+        ]
+
+    def clear_workspaces(self) -> None:
+        """Give back what libraries keep between their calls; it is taken again at need."""
+        for recorder, kept in zip(self.recorders, self._workspaces, strict=True):
+            for number in kept.values():
+                recorder.free(number)
+            kept.clear()
+
+    def was_there_before(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor's memory was taken before the trace began."""
+        storage = self.storage_of(tensor)
+        return storage is not None and 0 <= storage.allocation < self.recorders[storage.card].num_before
+
+    @contextmanager
+    def creating_on(self, place: Place, card: int | None = None) -> Iterator[None]:
+        """New tensors made inside without a tensor argument are at ``place``, on ``card`` (default: the current)."""
+        before = self.creating, self.creating_card
+        self.creating, self.creating_card = place, self.current if card is None else card
+        try:
+            yield
+        finally:
+            self.creating, self.creating_card = before
+
+    def meant_by_meta(self) -> Place:
+        """Where C++ code makes a tensor on "meta": if nobody named a place, it took the device from another tensor."""
+        is_on_host = self.has_pretended_on_host and not any(one.allocator.allocated_bytes for one in self.recorders)
+        return self.creating or (Place.HOST if is_on_host else Place.GPU)
+
+    def assign(self, tensor: torch.Tensor, category: Category) -> None:
+        """Say what a tensor's memory is for."""
+        storage = self.storage_of(tensor)
+        if storage is not None and storage.allocation >= 0:
+            self.recorders[storage.card].assign(storage.allocation, category)
+
+    def check_written(self, *tensors: torch.Tensor) -> None:
+        """Raise RuntimeError, with the reason and what to do, if one of these must stay as it is."""
+        for tensor in tensors if self.untouchable else ():
+            reason = None if tensor.is_meta else self.untouchable.get(tensor.untyped_storage()._cdata)
+            if reason is not None:
+                raise RuntimeError(
+                    f"{reason}: a dry run cannot change it. Let the run work on a copy (copy.deepcopy), or wait until "
+                    "nothing else uses it."
+                )
+
+    # -- taking and giving memory ---------------------------------------------
+
+    def adopt(self, tensor: torch.Tensor, place: Place, operator: str, phase: Phase | None = None) -> None:
+        """List a tensor's storage, if it is new, and take its memory."""
+        if place is Place.GPU:
+            self.adopt_on_gpu(tensor, operator, phase or self.attribution.phase(False))
+        else:
+            self._list(tensor.untyped_storage(), place, -1)
+
+    def adopt_on_gpu(self, tensor: torch.Tensor, operator: str, phase: Phase, num_bytes: int | None = None) -> None:
+        """``adopt`` on the GPU, taking ``num_bytes`` (default: what the storage has)."""
+        storage = storage_under(tensor)
+        known = self._storages.get(storage._cdata)
+        if known is None:
+            num_bytes = storage.nbytes() if num_bytes is None else num_bytes
+            self.recorder.dims.extend(tensor.shape)
+            self._list(storage, Place.GPU, self.take(num_bytes, operator, phase) if num_bytes else -1)
+        elif storage.nbytes() > known.num_bytes and known.place is Place.GPU:
+            before, known.num_bytes = known.allocation, storage.nbytes()
+            with self.on_card(known.card):
+                known.allocation = self.take(known.num_bytes, operator, phase)
+                if before >= 0:
+                    self.recorder.free(before)
+
+    def adopt_all(self, out: Any, place: Place, operator: str, phase: Phase) -> None:
+        """``adopt`` every tensor of an operator's result."""
+        if isinstance(out, torch.Tensor):
+            self.adopt(out, place, operator, phase)
+        elif isinstance(out, (tuple, list)):
+            for item in out:
+                if isinstance(item, torch.Tensor):
+                    self.adopt(item, place, operator, phase)
+
+    def _without_memory(self, out: Any, place: Place) -> Any:
+        for tensor in tensors_in((out,), {}):
+            self._list(tensor.untyped_storage(), place, -1)
+        return out
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Follow ``storage.resize_``: the new memory is taken, then the old given back (``resize_bytes_cuda``)."""
+        known = self._storages.get(storage._cdata)
+        if known is None or known.place is not Place.GPU:
+            return
+        before, known.num_bytes = known.allocation, storage.nbytes()
+        phase = self.attribution.phase(False)
+        with self.on_card(known.card):
+            known.allocation = self.take(known.num_bytes, "resize_", phase) if known.num_bytes else -1
+            if before >= 0:
+                self.recorder.free(before)
+
+    def _list(self, storage: torch.UntypedStorage, place: Place, allocation: int) -> None:
+        if storage._cdata not in self._storages:
+            entry = Storage(storage, self._forget)
+            entry.key, entry.place, entry.allocation = storage._cdata, place, allocation
+            entry.card = self.current if place is Place.GPU else 0
+            entry.num_bytes = storage.nbytes()
+            self._storages[entry.key] = entry
+            self.has_pretended_on_host |= place is Place.HOST
+
+    def take(
+        self,
+        num_bytes: int,
+        operator: str,
+        phase: Phase,
+        category: Category = Category.TEMPORARY,
+        reckoning: SizeExpression | None = None,
+    ) -> int:
+        """Take memory on the current card; the number of the allocation. Raises the simulated OutOfMemoryError."""
+        line, module = self.attribution.line(), self.attribution.module(phase)
+        try:
+            return self.recorder.allocate(
+                num_bytes, operator, phase, line, module, category, reckoning, self.streams.at_work(operator)
+            )
+        except AllocatorOutOfMemory as error:
+            failure = self._fail(error, operator, phase)
+        try:
+            raise failure  # outside of the except: the allocator's own error is no part of what the user sees
+        finally:
+            del failure  # an error that its own frame held would keep what the frames above it hold
+
+    def _forget(self, entry: Storage) -> None:
+        if self._storages.get(entry.key) is entry:
+            del self._storages[entry.key]
+            self.values.forget(entry.key)
+        if entry.allocation >= 0:
+            self.recorders[entry.card].free(entry.allocation)
