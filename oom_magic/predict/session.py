@@ -21,22 +21,16 @@ from oom_magic.memory.allocator.settings import AllocatorSettings
 from oom_magic.memory.report import Assumption, Device, MemoryReport, OutOfMemory
 from oom_magic.memory.timeline import Phase, SourceLine
 from oom_magic.predict import torch_private
-from oom_magic.predict.compiled.calls import compile_followed, scripted_as_written
+from oom_magic.predict.compiled.calls import compile_followed
 from oom_magic.predict.cpu_runs import stayed_on_cpu
 from oom_magic.predict.distributed.data_parallel import data_parallel_followed
 from oom_magic.predict.distributed.job import Job
 from oom_magic.predict.fake_cuda import transfers
-from oom_magic.predict.fake_cuda.answers.torch_cuda import Cards, torch_cuda_answered
-from oom_magic.predict.fake_cuda.cuda_build import cuda_build, grouped_by_place
-from oom_magic.predict.fake_cuda.device_view import (
-    DeviceView,
-    saved_tensor_hooks_followed,
-    shared_by_dlpack,
-    shown_without_values,
-)
+from oom_magic.predict.fake_cuda.answers.torch_cuda import Cards
+from oom_magic.predict.fake_cuda.cuda_build import triton_kernels_skipped
+from oom_magic.predict.fake_cuda.device_view import DeviceView
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.instrumentation.attribution import Attribution
-from oom_magic.predict.instrumentation.autograd_order import AutogradOrder
 from oom_magic.predict.instrumentation.decided_names import DecidedNames, decided_sentence
 from oom_magic.predict.instrumentation.loop_code import loops_known
 from oom_magic.predict.instrumentation.loops import Loops
@@ -50,7 +44,7 @@ from oom_magic.predict.isolation.context import (
     python_functions_followed,
 )
 from oom_magic.predict.isolation.files.effects import isolated
-from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.isolation.patching import all_patched
 from oom_magic.predict.isolation.process_state import process_state_kept
 from oom_magic.predict.isolation.run_threads import RunThreads, of_run
 from oom_magic.predict.isolation.tensor_exchange import TensorExchange
@@ -63,6 +57,7 @@ from oom_magic.predict.operators.known_values import readers
 from oom_magic.predict.operators.known_values.values import Values
 from oom_magic.predict.operators.registration import cuda_operators
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, GPU, checked_number, find_gpu, split_count
+from oom_magic.predict.torch_patches import torch_patches
 from oom_magic.predict.what_if.change import Change
 from oom_magic.units import format_bytes
 from oom_magic.user_code import is_users_file
@@ -341,38 +336,19 @@ class DrySession:
             stack.enter_context(self._user_state.exchanged(function, namespaces, self._assume_of_all))
             isolation = stack.enter_context(isolated(self._assume_of_user, namespaces, function))
             cards = Cards(self.fake_gpu, self.total_bytes, self.gpu.context_bytes)
-            stack.enter_context(torch_cuda_answered(cards))
-            stack.enter_context(
-                patched(
-                    torch,
-                    {"clear_autocast_cache": autocast.clear, "set_autocast_enabled": autocast.set_enabled},
-                )
-            )
-            stack.enter_context(grouped_by_place(self.fake_gpu))
+            view = DeviceView(self.fake_gpu)
+            stack.enter_context(all_patched(torch_patches(cards, view, self.assume)))
             stack.enter_context(python_functions_followed())
-            run_backward = AutogradOrder().around(torch.autograd._engine_run_backward)  # type: ignore[attr-defined]
-            stack.enter_context(patched(torch.autograd, {"_engine_run_backward": run_backward}))
-            stack.enter_context(patched(torch.jit, {"script": scripted_as_written(torch.jit.script)}))
             stack.enter_context(checkpoints_compared_alike())
             stack.enter_context(checkpoints_ended())
             stack.enter_context(data_parallel_followed(self.fake_gpu))
-            stack.enter_context(cuda_build(self.fake_gpu, self.assume))
+            stack.enter_context(triton_kernels_skipped(self.assume))
             stack.enter_context(cuda_operators(self.fake_gpu, self.gpu, autocast))
             stack.enter_context(self.training.followed())
             stack.enter_context(libraries_followed(self.fake_gpu, self.assume, isolation))
             stack.enter_context(compile_followed(self.fake_gpu, self.assume, self.follows_compile))
-            view = DeviceView(self.fake_gpu)
-            stack.enter_context(patched(torch._tensor_str, shown_without_values(view)))
-            stack.enter_context(patched(torch._C._autograd, saved_tensor_hooks_followed(view)))
-            dlpack = shared_by_dlpack()
-            stack.enter_context(patched(torch._C, dlpack))
-            stack.enter_context(patched(torch.utils.dlpack, {"to_dlpack": dlpack["_to_dlpack"]}))
-            # no answer of the view's: a fake stream would be refused before it is asked
-            stack.enter_context(patched(torch.Tensor, {"record_stream": lambda tensor, stream: None}))
-            stack.enter_context(patched(torch.UntypedStorage, transfers.storages_followed(self.fake_gpu)))
             threads = RunThreads(self._on_thread, (Finished, torch.OutOfMemoryError))
-            for owner, patches in threads.patches():
-                stack.enter_context(patched(owner, patches))
+            stack.enter_context(all_patched(threads.patches()))
             stack.enter_context(view)
             stack.enter_context(self.fake_gpu)
             try:

@@ -11,14 +11,12 @@ from typing import Any
 import torch
 import torch.backends.cudnn.rnn
 import torch.cuda.nccl
-import torch.cuda.nvtx
 from torch.utils import _foreach_utils
 
 from oom_magic.language import _
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
-from oom_magic.predict.fake_cuda.graphs import graphs_followed
 from oom_magic.predict.fake_cuda.places import Place
-from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.isolation.patching import Patches, patched
 from oom_magic.predict.kernels import recurrent
 
 _NAME = "_group_tensors_by_device_and_dtype"
@@ -30,9 +28,8 @@ _USERS = (
 )
 
 
-@contextmanager
-def grouped_by_place(gpu: FakeGPU) -> Iterator[None]:
-    """Let ``clip_grad_norm_`` and optimizers find groups of pretended tensors on ``cuda:0`` and other cards."""
+def grouped_by_place(gpu: FakeGPU) -> Patches:
+    """``clip_grad_norm_`` and optimizers find groups of pretended tensors on ``cuda:0`` and other cards."""
     group = getattr(_foreach_utils, _NAME)
 
     def grouped(lists: list[list[Any]], with_indices: bool = False) -> dict[tuple[Any, Any], Any]:
@@ -46,44 +43,32 @@ def grouped_by_place(gpu: FakeGPU) -> Iterator[None]:
                 found[where, dtype] = (of_spot, [indices[position] for position in chosen] if indices else indices)
         return found
 
-    with ExitStack() as stack:
-        for user in _USERS:
-            stack.enter_context(patched(import_module(user), {_NAME: grouped}))
-        yield
+    return [(import_module(user), {_NAME: grouped}) for user in _USERS]
 
 
 _NCCL_VERSION = (2, 29, 7)  # that of PyTorch 2.13
 
 
-def _about_graphs() -> str:
-    return _("CUDA graphs: what is captured runs as eager code, without a memory pool of its own")
+def cuda_build(gpu: FakeGPU) -> Patches:
+    """PyTorch answers as a build with CUDA and cuDNN does."""
+    cudnn = {
+        "is_acceptable": lambda tensor: recurrent.is_acceptable(gpu, tensor),
+        "is_available": lambda: True,
+        "version": lambda: 91000,
+    }
+    return [
+        (torch, {"Generator": _Generator, "_use_cudnn_rnn_flatten_weight": lambda: True}),
+        (torch._C, {"_get_accelerator": lambda *_unused: torch.device("cuda")}),
+        (torch.backends.cudnn, cudnn),
+        (torch.backends.cudnn.rnn, {"get_cudnn_mode": recurrent.MODES.__getitem__}),
+        (torch.cuda.nccl, {"version": lambda: _NCCL_VERSION}),
+        # no answer of the device view's: a fake stream would be refused before it is asked
+        (torch.Tensor, {"record_stream": lambda tensor, stream: None}),
+    ]
 
 
 @contextmanager
-def cuda_build(gpu: FakeGPU, assume: Callable[[str], None]) -> Iterator[None]:
-    """Let PyTorch answer as a build with CUDA and cuDNN does."""
-
-    def is_acceptable(tensor: torch.Tensor) -> bool:
-        return recurrent.is_acceptable(gpu, tensor)
-
-    cudnn = {"is_acceptable": is_acceptable, "is_available": lambda: True, "version": lambda: 91000}
-    with ExitStack() as stack:
-        stack.enter_context(patched(torch.backends.cudnn, cudnn))
-        stack.enter_context(patched(torch.backends.cudnn.rnn, {"get_cudnn_mode": recurrent.MODES.__getitem__}))
-        stack.enter_context(patched(torch, {"_use_cudnn_rnn_flatten_weight": lambda: True}))
-        stack.enter_context(patched(torch.Tensor, {"record_stream": lambda tensor, stream: None}))  # see streams
-        stack.enter_context(patched(torch.cuda.nvtx, {"_nvtx": _Unmarked()}))
-        stack.enter_context(patched(torch.cuda.nccl, {"version": lambda: _NCCL_VERSION}))
-        stack.enter_context(patched(torch._C, {"_get_accelerator": lambda *_unused: torch.device("cuda")}))
-        stack.enter_context(graphs_followed(gpu))
-        stack.enter_context(_fast_paths(assume))
-        stack.enter_context(patched(torch, {"Generator": _Generator}))
-        stack.enter_context(_triton_kernels_skipped(assume))
-        yield
-
-
-@contextmanager
-def _triton_kernels_skipped(assume: Callable[[str], None]) -> Iterator[None]:
+def triton_kernels_skipped(assume: Callable[[str], None]) -> Iterator[None]:
     """A Triton kernel writes into tensors that are there already, so not running it takes no memory away."""
 
     def run(kernel: Any, *_unused: Any, **__: Any) -> None:
@@ -97,8 +82,7 @@ def _triton_kernels_skipped(assume: Callable[[str], None]) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _fast_paths(assume: Callable[[str], None]) -> Iterator[None]:
+def fast_paths(assume: Callable[[str], None]) -> Patches:
     """In evaluation ``nn.TransformerEncoder`` and its parts run fused, unless a mode such as ours watches them."""
 
     def has_torch_function(tensors: Sequence[Any]) -> bool:
@@ -111,16 +95,10 @@ def _fast_paths(assume: Callable[[str], None]) -> Iterator[None]:
         )
         return False
 
-    nested = {"_nested_tensor_from_mask_left_aligned": _nested_tensor_from_mask_left_aligned}
-    with patched(torch.overrides, {"has_torch_function": has_torch_function}), patched(torch, nested):
-        yield
-
-
-class _Unmarked:
-    """``torch.cuda.nvtx``'s C++ part: marks for a profiler."""
-
-    def __getattr__(self, name: str) -> Callable[..., int]:
-        return lambda *args: 0
+    return [
+        (torch, {"_nested_tensor_from_mask_left_aligned": _nested_tensor_from_mask_left_aligned}),
+        (torch.overrides, {"has_torch_function": has_torch_function}),
+    ]
 
 
 class _Generator(torch.Generator):

@@ -6,8 +6,6 @@ c10/cuda/CUDACachingAllocator.cpp (``beginAllocateToPool``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from itertools import count
 from typing import Any
 
@@ -16,7 +14,7 @@ import torch.cuda.graphs
 
 from oom_magic.memory.timeline import Phase
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
-from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.isolation.patching import Patches
 
 _SEED_BYTES = 8  # of the generator's seed, and of its offset
 
@@ -76,16 +74,18 @@ class Captures:
         self._gpu.streams.captured_in = None
 
 
-@contextmanager
-def graphs_followed(gpu: FakeGPU) -> Iterator[None]:
-    """While a dry run lasts, ``torch.cuda.graph`` and ``make_graphed_callables`` capture on the pretend GPU."""
+def graphs_followed(gpu: FakeGPU) -> Patches:
+    """``torch.cuda.graph`` and ``make_graphed_callables`` capture on the pretend GPU."""
     captures = Captures(gpu)
     graph = type("CUDAGraph", (_FakeGraph,), {"captures": captures})
-    names = {"CUDAGraph": graph, "graph_pool_handle": captures.new_pool}
-    is_capturing = {"is_current_stream_capturing": lambda: gpu.streams.captured_in is not None}
-    with ExitStack() as stack:
-        for module in (torch.cuda, torch.cuda.graphs):
-            stack.enter_context(patched(module, {**names, **is_capturing}))
-        stack.enter_context(patched(torch.cuda.graphs.graph, {"default_capture_stream": None}))
-        stack.enter_context(patched(torch._C, {"_host_emptyCache": lambda: None}))
-        yield
+    answers = {
+        "CUDAGraph": graph,
+        "graph_pool_handle": captures.new_pool,
+        "is_current_stream_capturing": lambda: gpu.streams.captured_in is not None,
+    }
+    return [
+        (torch.cuda, answers),
+        (torch.cuda.graphs, answers),
+        (torch.cuda.graphs.graph, {"default_capture_stream": None}),
+        (torch._C, {"_host_emptyCache": lambda: None}),
+    ]

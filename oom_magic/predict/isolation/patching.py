@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from oom_magic.predict.isolation.journal import Journal
 from oom_magic.predict.isolation.run_threads import is_of_run
 
+Patches = Sequence[tuple[Any, Mapping[str, Any]]]  # owners, and their attributes with what stands for them
 _ABSENT = object()
 _active: list[_Replacement] = []
 _suspended: list[tuple[list[_Replacement], list[_Replacement]]] = []
@@ -34,6 +35,15 @@ def patched(owner: Any, values: Mapping[str, Any]) -> Iterator[None]:
             journal.record(functools.partial(_put_back, owner, name, vars(owner).get(name, _ABSENT)))
             setattr(owner, name, lent)
         _active.append(made)
+        yield
+
+
+@contextmanager
+def all_patched(table: Patches) -> Iterator[None]:
+    """``patched`` for every row of a table, from the first to the last."""
+    with ExitStack() as stack:
+        for owner, values in table:
+            stack.enter_context(patched(owner, values))
         yield
 
 

@@ -5,13 +5,12 @@ Source: torch/csrc/tensor/python_tensor.cpp and torch/csrc/utils/tensor_new.cpp,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.isolation.patching import Patches
 
 _DTYPES = {
     "Float": torch.float32, "Double": torch.float64, "Half": torch.float16, "BFloat16": torch.bfloat16,
@@ -46,8 +45,7 @@ TYPES = {
 }
 
 
-@contextmanager
-def legacy_types_answered() -> Iterator[None]:
+def legacy_types() -> Patches:
     """``torch.cuda`` has the types, and one can be the default."""
     set_default = torch.set_default_tensor_type
 
@@ -61,8 +59,7 @@ def legacy_types_answered() -> Iterator[None]:
             torch.set_default_device("cuda")
 
     types = {f"{name}Tensor": kind for name, kind in TYPES.items()}
-    with patched(torch.cuda, types), patched(torch, {"set_default_tensor_type": set_default_tensor_type}):
-        yield
+    return [(torch.cuda, types), (torch, {"set_default_tensor_type": set_default_tensor_type})]
 
 
 def cuda_type(named: Any) -> _CudaType | None:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from oom_magic.memory.timeline import MarkKind
-from oom_magic.predict.fake_cuda.answers.legacy_types import legacy_types_answered
 from oom_magic.predict.fake_cuda.answers.memory_statistics import memory_snapshot, memory_statistics
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.instrumentation.recorder import Recorder
-from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.isolation.patching import Patches
 from oom_magic.predict.setups.gpus import GPU
 from oom_magic.user_code import is_users_file
 
@@ -182,90 +180,102 @@ def _device_contexts(cards: Cards) -> dict[str, type]:
     return {"device": device, "device_of": device_of, "_DeviceGuard": device}
 
 
-def cuda_answers(cards: Cards) -> dict[str, Any]:
-    """Replacements for attributes of ``torch.cuda``."""
-    gpu, num_cards = cards.gpu.card, len(cards.gpu.recorders)
-
-    def answer(value: Any) -> Any:
-        return lambda *args, **kwargs: value
-
-    def generator_state(*_: Any) -> torch.Tensor:
-        return torch.zeros(16, dtype=torch.uint8, device="cpu")
-
-    fixed: dict[str, Any] = {
-            "is_initialized": True, "device_count": num_cards, "init": None,
-            "_lazy_init": None, "synchronize": None, "manual_seed": None, "manual_seed_all": None,
-            "seed": None, "seed_all": None, "initial_seed": 0, "ipc_collect": None,
-            "reset_accumulated_memory_stats": None,
-            "get_device_name": gpu.name, "get_device_capability": gpu.capability,
-            "is_tf32_supported": gpu.capability >= (8, 0),
-            "is_current_stream_capturing": False, "get_arch_list": [f"sm_{gpu.capability[0]}{gpu.capability[1]}"],
-            "utilization": 0, "set_rng_state": None, "set_rng_state_all": None,
-            "list_gpu_processes": "", "temperature": 0, "power_draw": 0, "clock_rate": 0, "memory_usage": 0,
-            "_record_memory_history": None, "_save_segment_usage": None, "_save_memory_usage": None,
-            "host_memory_stats_as_nested_dict": {}, "reset_accumulated_host_memory_stats": None,
-            "reset_peak_host_memory_stats": None, "get_allocator_backend": "native", "check_error": None,
-    }  # fmt: skip
-    answers: dict[str, Any] = {name: answer(value) for name, value in fixed.items()}
-    properties = _properties(gpu, cards.total_bytes)
-    runtime = SimpleNamespace(
-        cudaMemGetInfo=cards.memory_info, cudaProfilerStart=answer(0), cudaProfilerStop=answer(0),
-        cudaGetErrorString=str, cudaHostRegister=answer(0), cudaHostUnregister=answer(0),
-    )  # fmt: skip
-    answers.update(
-        _device_contexts(cards),
-        is_bf16_supported=_is_bf16_supported(gpu),
-        current_device=lambda: cards.gpu.current,
-        set_device=cards.set_device,
-        _exchange_device=cards.exchange,
-        _maybe_exchange_device=cards.exchange,
-        can_device_access_peer=lambda device, peer: device != peer,
-        get_device_properties=lambda device=None: cards.named(device) >= 0 and properties,
-        is_available=_is_available(torch.cuda.is_available()),
-        get_rng_state=generator_state,
-        get_rng_state_all=lambda *args: [generator_state() for _ in range(num_cards)],
-        **cards.gpu.streams.answers(),
-        memory_allocated=lambda device=None: cards.counters(device).allocated(),
-        memory_reserved=lambda device=None: cards.counters(device).reserved(),
-        memory_cached=lambda device=None: cards.counters(device).reserved(),
-        max_memory_allocated=lambda device=None: cards.counters(device).max_allocated(),
-        max_memory_reserved=lambda device=None: cards.counters(device).max_reserved(),
-        max_memory_cached=lambda device=None: cards.counters(device).max_reserved(),
-        reset_peak_memory_stats=lambda device=None: cards.counters(device).reset(),
-        reset_max_memory_allocated=lambda device=None: cards.counters(device).reset(),
-        reset_max_memory_cached=lambda device=None: cards.counters(device).reset(),
-        memory_snapshot=lambda *args, **kwargs: cards.snapshot(),
-        _snapshot=lambda *args, **kwargs: {
-            "segments": cards.snapshot(),
-            "device_traces": [[] for _ in range(num_cards)],
-        },
-        cudart=lambda: runtime,
-        memory_stats_as_nested_dict=lambda device=None: cards.counters(device).stats(),
-        mem_get_info=cards.memory_info,
-        empty_cache=cards.empty_cache,
-        set_per_process_memory_fraction=cards.limit,
-        get_per_process_memory_fraction=cards.fraction,
-    )
-    return answers
-
-
-@contextmanager
-def torch_cuda_answered(cards: Cards) -> Iterator[None]:
+def torch_cuda_answers(cards: Cards) -> Patches:
     """``torch.cuda``, the modules in it and ``torch.accelerator`` answer for the pretend cards.
 
     Functions that only put answers of others together (``memory_stats``, ``memory_summary``) stay PyTorch's own.
     """
-    answers = cuda_answers(cards)
-    with ExitStack() as stack:
-        stack.enter_context(patched(torch.cuda, answers))
-        for module in (torch.cuda.memory, torch.cuda.random, torch.cuda.streams, torch.cuda.profiler):
-            known = {name: answer for name, answer in answers.items() if hasattr(module, name)}
-            stack.enter_context(patched(module, known))
-        stack.enter_context(legacy_types_answered())
-        stack.enter_context(patched(torch.cuda.nvtx, {"_nvtx": _Markers()}))
-        if hasattr(torch, "accelerator"):
-            stack.enter_context(patched(torch.accelerator, accelerator_answers(cards)))
-        yield
+    answers = {**_fixed(cards), **_of_cards(cards), **_of_memory(cards), **cards.gpu.streams.answers()}
+    modules = (torch.cuda.memory, torch.cuda.random, torch.cuda.streams, torch.cuda.profiler)
+    return [
+        (torch.cuda, answers),
+        *((module, {name: answer for name, answer in answers.items() if hasattr(module, name)}) for module in modules),
+        (torch.cuda.nvtx, {"_nvtx": _Markers()}),
+        *([(torch.accelerator, _accelerator_answers(cards))] if hasattr(torch, "accelerator") else []),
+    ]
+
+
+def _answer(value: Any) -> Callable[..., Any]:
+    return lambda *args, **kwargs: value
+
+
+def _fixed(cards: Cards) -> dict[str, Any]:
+    """What is the same at any time."""
+    gpu = cards.gpu.card
+    fixed: dict[str, Any] = {
+        "is_initialized": True, "device_count": len(cards.gpu.recorders), "init": None,
+        "_lazy_init": None, "synchronize": None, "manual_seed": None, "manual_seed_all": None,
+        "seed": None, "seed_all": None, "initial_seed": 0, "ipc_collect": None,
+        "reset_accumulated_memory_stats": None,
+        "get_device_name": gpu.name, "get_device_capability": gpu.capability,
+        "is_tf32_supported": gpu.capability >= (8, 0),
+        "get_arch_list": [f"sm_{gpu.capability[0]}{gpu.capability[1]}"],
+        "utilization": 0, "set_rng_state": None, "set_rng_state_all": None,
+        "list_gpu_processes": "", "temperature": 0, "power_draw": 0, "clock_rate": 0, "memory_usage": 0,
+        "_record_memory_history": None, "_save_segment_usage": None, "_save_memory_usage": None,
+        "host_memory_stats_as_nested_dict": {}, "reset_accumulated_host_memory_stats": None,
+        "reset_peak_host_memory_stats": None, "get_allocator_backend": "native", "check_error": None,
+    }  # fmt: skip
+    return {name: _answer(value) for name, value in fixed.items()}
+
+
+def _of_cards(cards: Cards) -> dict[str, Any]:
+    """Which cards there are, what they can, and which is the current one."""
+
+    def generator_state(*_: Any) -> torch.Tensor:
+        return torch.zeros(16, dtype=torch.uint8, device="cpu")
+
+    properties = _properties(cards.gpu.card, cards.total_bytes)
+    runtime = SimpleNamespace(
+        cudaMemGetInfo=cards.memory_info, cudaProfilerStart=_answer(0), cudaProfilerStop=_answer(0),
+        cudaGetErrorString=str, cudaHostRegister=_answer(0), cudaHostUnregister=_answer(0),
+    )  # fmt: skip
+    return {
+        **_device_contexts(cards),
+        "is_bf16_supported": _is_bf16_supported(cards.gpu.card),
+        "current_device": lambda: cards.gpu.current,
+        "set_device": cards.set_device,
+        "_exchange_device": cards.exchange,
+        "_maybe_exchange_device": cards.exchange,
+        "can_device_access_peer": lambda device, peer: device != peer,
+        "get_device_properties": lambda device=None: cards.named(device) >= 0 and properties,
+        "is_available": _is_available(torch.cuda.is_available()),
+        "get_rng_state": generator_state,
+        "get_rng_state_all": lambda *args: [generator_state() for _ in cards.gpu.recorders],
+        "cudart": lambda: runtime,
+    }
+
+
+def _of_memory(cards: Cards) -> dict[str, Any]:
+    """What the allocator of a card says, and what it is told."""
+    reserved, max_reserved = _counter(cards, CudaCounters.reserved), _counter(cards, CudaCounters.max_reserved)
+    max_allocated, reset = _counter(cards, CudaCounters.max_allocated), _counter(cards, CudaCounters.reset)
+    return {
+        "memory_allocated": _counter(cards, CudaCounters.allocated),
+        "memory_reserved": reserved,
+        "memory_cached": reserved,
+        "max_memory_allocated": max_allocated,
+        "max_memory_reserved": max_reserved,
+        "max_memory_cached": max_reserved,
+        "reset_peak_memory_stats": reset,
+        "reset_max_memory_allocated": reset,
+        "reset_max_memory_cached": reset,
+        "memory_snapshot": lambda *args, **kwargs: cards.snapshot(),
+        "_snapshot": lambda *args, **kwargs: {
+            "segments": cards.snapshot(),
+            "device_traces": [[] for _ in cards.gpu.recorders],
+        },
+        "memory_stats_as_nested_dict": _counter(cards, CudaCounters.stats),
+        "mem_get_info": cards.memory_info,
+        "empty_cache": cards.empty_cache,
+        "set_per_process_memory_fraction": cards.limit,
+        "get_per_process_memory_fraction": cards.fraction,
+    }
+
+
+def _counter(cards: Cards, read: Callable[[CudaCounters], Any]) -> Callable[..., Any]:
+    """A function of ``torch.cuda`` that asks a card's counters."""
+    return lambda device=None: read(cards.counters(device))
 
 
 class _Markers:
@@ -275,9 +285,10 @@ class _Markers:
         return lambda *args: 0
 
 
-def accelerator_answers(cards: Cards) -> dict[str, Any]:
+def _accelerator_answers(cards: Cards) -> dict[str, Any]:
     """Replacements for attributes of ``torch.accelerator``, where this PyTorch has them."""
     answers: dict[str, Any] = {
+        **_of_memory(cards),
         "is_available": lambda: True,
         "device_count": lambda: len(cards.gpu.recorders),
         "current_device_index": lambda: cards.gpu.current,
@@ -288,13 +299,7 @@ def accelerator_answers(cards: Cards) -> dict[str, Any]:
         "current_accelerator": lambda *args, **kwargs: torch.device("cuda"),
         "current_stream": lambda device=None: torch.cuda.current_stream(device),
         "set_stream": lambda stream: torch.cuda.set_stream(stream),
-        "synchronize": lambda *args, **kwargs: None,
-        "empty_cache": cards.empty_cache,
-        "memory_allocated": lambda device=None: cards.counters(device).allocated(),
-        "memory_reserved": lambda device=None: cards.counters(device).reserved(),
-        "max_memory_allocated": lambda device=None: cards.counters(device).max_allocated(),
-        "max_memory_reserved": lambda device=None: cards.counters(device).max_reserved(),
-        "reset_peak_memory_stats": lambda device=None: cards.counters(device).reset(),
+        "synchronize": _answer(None),
         "get_memory_info": cards.memory_info,
     }
     module = getattr(torch, "accelerator", None)
