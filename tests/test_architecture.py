@@ -44,7 +44,7 @@ LIBRARIES = {
     "ipywidgets": {"notebook"},
     "matplotlib": {"notebook"},
 }
-MOST_FILES = 13  # a dozen and __init__
+MOST_FILES = 14  # about a dozen, __init__ included
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

@@ -10,6 +10,11 @@ from pathlib import Path
 import pytest
 
 from oom_magic.predict import torch_private
+from oom_magic.predict.fake_cuda.answers.torch_cuda import Cards
+from oom_magic.predict.fake_cuda.device_view import DeviceView
+from oom_magic.predict.operators.autocast import Autocast
+from oom_magic.predict.session import DrySession
+from oom_magic.predict.torch_patches import torch_patches
 
 ROOM = Path(torch_private.__file__).parent
 TABLES = (torch_private.EVERY_RUN, torch_private.COMPILED, torch_private.DISTRIBUTED)
@@ -72,3 +77,20 @@ def test_what_is_missing_is_named() -> None:
     assert set(lost) == {"torch._C._no_such_name", "torch._no_such_module.thing"}
     with pytest.raises(RuntimeError, match=r"no longer has torch\._C\._no_such_name \(tensors are told apart\)"):
         torch_private.check(names)
+
+
+OF_CUDA_BUILDS = {
+    "_record_memory_history",
+    "_save_segment_usage",
+    "_save_memory_usage",
+    "_snapshot",
+    "_host_emptyCache",
+}
+
+
+def test_what_a_dry_run_replaces_is_there() -> None:
+    gpu = DrySession("rtx3060").fake_gpu
+    gpu.autocast = Autocast(gpu)
+    table = torch_patches(Cards(gpu, gpu.card.total_bytes, 0), DeviceView(gpu), print)
+    absent = {name for owner, values in table for name in values if not hasattr(owner, name)}
+    assert absent <= OF_CUDA_BUILDS
