@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import linecache
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,25 @@ def test_what_lasts_too_long_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
 
     report = om.dry_run(program)
     assert report.timeline.was_left and any("left here" in one.text for one in report.assumptions)
+
+
+def test_names_of_code_that_is_no_function_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a loop looks for later turns, the variables are a namespace itself: a cell's, a class's."""
+    code = (
+        "model = network()\n"
+        "optimizer = torch.optim.Adam(model.parameters())\n"
+        "for step in range(50):\n"
+        "    model(torch.randn(32, 256, device='cuda')).sum().backward()\n"
+        "    optimizer.step()\n"
+        "    if step % 20 == 19:\n"
+        "        large = model(torch.randn(20000, 256, device='cuda'))\n"
+    )
+    lines = (len(code), None, code.splitlines(keepends=True), "<cell of a test>")
+    monkeypatch.setitem(linecache.cache, "<cell of a test>", lines)
+    names: dict[str, object] = {}
+    compiled = with_loops(compile(code, "<cell of a test>", "exec"))
+    om.dry_run(lambda: exec(compiled, {"torch": torch, "network": network}, names))
+    assert {"model", "optimizer", "step", "large"} <= names.keys()
 
 
 def test_what_was_never_met_is_named() -> None:

@@ -6,6 +6,7 @@ import ast
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from inspect import CO_OPTIMIZED
 from itertools import islice
 from operator import length_hint
 from types import CodeType, FrameType
@@ -66,8 +67,8 @@ def turns_to_see(
         chosen = list(islice((count for count in later if outcomes.are_new(count, seen)), _FEW))
         del outcomes
     finally:
-        if names is not frame.f_globals and sys.version_info < (3, 13):
-            names.clear()  # what the frame keeps of its variables beside them would keep tensors alive
+        if frame.f_code.co_flags & CO_OPTIMIZED and sys.version_info < (3, 13):
+            names.clear()  # a copy of a function's variables, which would keep tensors alive
     return map(item, chosen)
 
 
