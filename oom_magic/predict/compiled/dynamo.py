@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import sys
 from collections.abc import Callable, Iterator
@@ -19,13 +20,14 @@ from torch._dynamo import convert_frame, guards, pgo, trace_rules
 from torch._dynamo.exc import Unsupported, UserError
 from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 from torch._dynamo.utils import CleanupManager
+from torch._dynamo.variables.optimizer import OptimizerVariable
 from torch.overrides import _get_current_function_mode_stack
 
 from oom_magic.language import _
 from oom_magic.predict.compiled.card import compiled_for
 from oom_magic.predict.compiled.fake_tensors import fake_cuda_tensors
-from oom_magic.predict.compiled.generated import loaded_without_compiler
-from oom_magic.predict.compiled.inductor import compiling_on
+from oom_magic.predict.compiled.generated import loaded_without_compiler, random_states_exchanged
+from oom_magic.predict.compiled.inductor import compiling_on, is_on_gpu, running_on
 from oom_magic.predict.fake_cuda.device_view import DeviceView, set_function_modes
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.isolation.patching import patched, resumed, suspended
@@ -63,6 +65,7 @@ class Compiler:
             stack.enter_context(patched(pgo, {"_CODE_STATE": None, "_INIT_CODE_STATE": None}))
             stack.enter_context(patched(pgo, {"put_code_state": lambda: None, "get_cache_key": lambda: None}))
             stack.enter_context(patched(torch._inductor.compile_fx, {"_compile_fx_inner": self._compile_inner()}))
+            stack.enter_context(random_states_exchanged(self._gpu))
             stack.enter_context(compiled_for(self._gpu.card))
             yield
 
@@ -75,6 +78,7 @@ class Compiler:
             stack.enter_context(fake_cuda_tensors(self._gpu))
             stack.enter_context(loaded_without_compiler(self._gpu))
             stack.enter_context(compiling_on(self._gpu, self._view, self._assume))
+            stack.enter_context(patched(OptimizerVariable, {"call_method": self._optimizer_method()}))
             stack.enter_context(torch._inductor.config.patch(force_disable_caches=True, compile_threads=1))
             stack.enter_context(torch._functorch.config.patch(enable_autograd_cache=False))
             yield
@@ -107,6 +111,24 @@ class Compiler:
 
         return __call__
 
+    def _optimizer_method(self) -> Callable[..., Any]:
+        """An optimizer's state, which Dynamo lets the optimizer make at once, on the GPU."""
+        usual = OptimizerVariable.call_method
+
+        def call_method(variable: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+            if name != "_init_group":
+                return usual(variable, tx, name, args, kwargs)
+            made = variable.value._init_group
+
+            def _init_group(*args: Any, **kwargs: Any) -> Any:
+                with running_on(self._gpu, self._view), resumed():
+                    return made(*args, **kwargs)
+
+            with patched(variable.value, {name: _init_group}):
+                return usual(variable, tx, name, args, kwargs)
+
+        return call_method
+
     def _compile_inner(self) -> Callable[..., Any]:
         """Inductor's part, which for a backward runs only when that begins."""
         usual = torch._inductor.compile_fx._compile_fx_inner
@@ -133,13 +155,17 @@ class Compiler:
                         " timing takes no memory"
                     )
                 )
+            graph = torch.fx.GraphModule(module, copy.copy(module.graph))  # Inductor's passes change the one it gets
+            as_captured = torch._functorch.aot_autograd.make_boxed_func(graph.forward)
+            if not is_on_gpu(graph):
+                return as_captured  # it takes nothing there, and its values are known
             try:
                 with self._compiling(), config.patch(options):
                     return usual(module, inputs, *args, **kwargs)
             except Exception as error:
                 self._raise_simulated(error)
                 self._assume(_not_followed("backward" if kwargs.get("is_backward") else "forward", error), True)
-                return torch._functorch.aot_autograd.make_boxed_func(module.forward)
+                return as_captured
 
         return _compile_fx_inner
 

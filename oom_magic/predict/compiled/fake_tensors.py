@@ -54,6 +54,8 @@ def fake_cuda_tensors(gpu: FakeGPU) -> Iterator[None]:
         answers = {"is_cuda": property(_is_cuda), "is_meta": property(_is_meta)}
         stack.enter_context(patched(FunctionalTensor, {"device": property(_device_inside), **answers}))
         stack.enter_context(patched(FakeTensor, answers))
+        users = {"is_cuda": property(lambda tensor: gpu.place(tensor) is Place.GPU)}  # optimizers are asked for theirs
+        stack.enter_context(patched(torch.Tensor, users))
         for mode in (FunctionalTensorMode, ProxyTorchDispatchMode, FakeTensorMode):
             stack.enter_context(patched(mode, {"__torch_dispatch__": _on_cuda(mode.__torch_dispatch__)}))
         stack.enter_context(_tensors_from_data())

@@ -8,7 +8,7 @@ kernels, which do nothing.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
@@ -28,6 +28,10 @@ class _NoCompiler:
         """A kernel that can be launched."""
         return load_kernel(kernel_name, source_code)
 
+    def cpp_pybinding(self, argtypes: list[str], source_code: str, **_: Any) -> Callable[..., None]:
+        """What is computed on the host, within a graph of the GPU's, is not."""
+        return lambda *_: None
+
     def wait(self, scope: dict[str, Any]) -> None:
         """Nothing is under way."""
 
@@ -35,7 +39,7 @@ class _NoCompiler:
 @contextmanager
 def loaded_without_compiler(gpu: FakeGPU) -> Iterator[None]:
     """Let Inductor's modules be loaded from memory, for the pretend GPU."""
-    from torch._inductor import graph
+    from torch._inductor import cpu_vec_isa, graph
 
     def _compile_to_module_lines(lowering: Any, wrapper_code: Any) -> ModuleType:
         module = ModuleType("oom_magic_generated")
@@ -44,7 +48,10 @@ def loaded_without_compiler(gpu: FakeGPU) -> Iterator[None]:
         lowering.cache_key, lowering.cache_path, lowering.cache_linemap = "", module.__file__, []
         return module
 
-    with patched(graph.GraphLowering, {"_compile_to_module_lines": _compile_to_module_lines}):
+    with (
+        patched(graph.GraphLowering, {"_compile_to_module_lines": _compile_to_module_lines}),
+        patched(cpu_vec_isa, {"valid_vec_isa_list": list}),  # a compiler would be started to find out
+    ):
         yield
 
 
@@ -58,6 +65,22 @@ def load(source: str, module: ModuleType, gpu: FakeGPU) -> None:
         stack.enter_context(patched(torch._C, {"_cuda_getCurrentRawStream": lambda device: 0}))
         exec(compile(source, "<inductor>", "exec"), names)
     names.update(_runtime(gpu))
+
+
+@contextmanager
+def random_states_exchanged(gpu: FakeGPU) -> Iterator[None]:
+    """What the backward draws again is drawn in the state of the forward's generator: here nothing is drawn."""
+    from torch._prims.rng_prims import graphsafe_run_with_rng_state
+
+    usual = type(graphsafe_run_with_rng_state).__call__
+
+    def __call__(run: Any, operator: Any, *args: Any, rng_state: Any = None, **kwargs: Any) -> Any:  # noqa: N807
+        if gpu.traces is not None:  # the compiler looks at it
+            return usual(run, operator, *args, rng_state=rng_state, **kwargs)
+        return operator(*args, **kwargs)
+
+    with patched(type(graphsafe_run_with_rng_state), {"__call__": __call__}):
+        yield
 
 
 def _runtime(gpu: FakeGPU) -> dict[str, Any]:

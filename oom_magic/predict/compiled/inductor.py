@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves
 
 from oom_magic.language import _
 from oom_magic.predict.compiled.fake_tensors import OnHost
@@ -38,7 +39,7 @@ def compiling_on(gpu: FakeGPU, view: DeviceView, assume: Callable[[str], None]) 
         return 1.0
 
     timed = {
-        "no_dispatch": lambda: _running_on(gpu, view),
+        "no_dispatch": lambda: running_on(gpu, view),
         "get_do_bench": lambda: bench,
         "get_cached_should_pad": known.get,
         "get_cached_base_mm_benchmark_time": known.get,
@@ -53,8 +54,14 @@ def compiling_on(gpu: FakeGPU, view: DeviceView, assume: Callable[[str], None]) 
         yield
 
 
+def is_on_gpu(graph: torch.fx.GraphModule) -> bool:
+    """Whether a captured graph takes or makes anything on the GPU."""
+    values = tree_leaves([node.meta.get("val") for node in graph.graph.nodes])
+    return any(isinstance(value, torch.Tensor) and value.device.type == "cuda" for value in values)
+
+
 @contextmanager
-def _running_on(gpu: FakeGPU, view: DeviceView) -> Iterator[None]:
+def running_on(gpu: FakeGPU, view: DeviceView) -> Iterator[None]:
     """Code inside runs on the pretend GPU, while all else is compiling."""
     with _disable_current_modes(), view, gpu:
         yield

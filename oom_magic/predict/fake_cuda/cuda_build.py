@@ -61,6 +61,7 @@ def cuda_build(gpu: FakeGPU) -> Patches:
         (torch._C, {"_get_accelerator": lambda *_unused: torch.device("cuda")}),
         (torch.backends.cudnn, cudnn),
         (torch.backends.cudnn.rnn, {"get_cudnn_mode": recurrent.MODES.__getitem__}),
+        (torch.cuda, {"default_generators": tuple(_DeviceGenerator() for _unused in gpu.recorders)}),
         (torch.cuda.nccl, {"version": lambda: _NCCL_VERSION}),
         # no answer of the device view's: a fake stream would be refused before it is asked
         (torch.Tensor, {"record_stream": lambda tensor, stream: None}),
@@ -106,3 +107,23 @@ class _Generator(torch.Generator):
 
     def __new__(cls, device: Any = "cpu") -> _Generator:
         return super().__new__(cls, "cpu")  # type: ignore[call-arg]
+
+
+class _DeviceGenerator(_Generator):
+    """The generator of a card: its state is exchanged by compiled code that draws again what the forward drew."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """Where it would draw."""
+        return torch.device("cuda", 0)
+
+    def clone_state(self) -> _DeviceGenerator:
+        """Another generator."""
+        return _DeviceGenerator()
+
+    def graphsafe_get_state(self) -> _DeviceGenerator:
+        """Its state."""
+        return self
+
+    def graphsafe_set_state(self, state: torch.Generator) -> None:  # type: ignore[override]
+        """Nothing is drawn."""
