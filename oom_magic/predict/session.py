@@ -134,7 +134,7 @@ class DrySession:
             Recorder(CachingAllocator(capacity, self.settings), keeps_empty=keeps_empty) for _unused in range(num_cards)
         )
         self.follows_compile = follows_compile
-        self.attribution = Attribution()
+        self.attribution = Attribution({})
         self.report: MemoryReport | None = None
         self.exception: BaseException | None = None
         self.decided: list[DecidedNames] = []  # by the last run

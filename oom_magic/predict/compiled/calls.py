@@ -60,7 +60,7 @@ def _on_first_call(gpu: FakeGPU, assume: Callable[..., None]) -> Iterator[None]:
 
     def begin() -> None:
         if not is_begun:
-            with suspended(None):
+            with suspended(None), _unseen(gpu):
                 torch_private.check(torch_private.COMPILED)
                 from oom_magic.predict.compiled.dynamo import Compiler
             begun.enter_context(Compiler(gpu, assume).active())
@@ -70,7 +70,7 @@ def _on_first_call(gpu: FakeGPU, assume: Callable[..., None]) -> Iterator[None]:
         is_import = _is_import(sys._getframe(1))
         if not is_import:
             begin()
-        with suspended(None):
+        with suspended(None), _unseen(gpu):
             made = usual(*args, **kwargs)
         if is_import:
             watch()  # what a library compiles on import may run later
@@ -78,7 +78,7 @@ def _on_first_call(gpu: FakeGPU, assume: Callable[..., None]) -> Iterator[None]:
 
     def compile_module(module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         begin()
-        with suspended(None):
+        with suspended(None), _unseen(gpu):
             usual_method(module, *args, **kwargs)
 
     def convert(wrapper: Any, *args: Any) -> Any:
@@ -99,6 +99,16 @@ def _on_first_call(gpu: FakeGPU, assume: Callable[..., None]) -> Iterator[None]:
         stack.enter_context(begun)
         watch()  # something may be compiled already
         yield
+
+
+@contextmanager
+def _unseen(gpu: FakeGPU) -> Iterator[None]:
+    """What the compiler does while it is imported is nothing that the user's code did."""
+    before, gpu.traces = gpu.traces, lambda tensor: False
+    try:
+        yield
+    finally:
+        gpu.traces = before
 
 
 @contextmanager

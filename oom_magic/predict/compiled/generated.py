@@ -15,9 +15,11 @@ from typing import Any
 
 import torch
 
+from oom_magic.predict.compiled.origins import origins_of
 from oom_magic.predict.compiled.triton_kernels import Kernel, load_kernel
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.places import META, Place
+from oom_magic.predict.instrumentation.attribution import Origin
 from oom_magic.predict.isolation.patching import patched
 
 
@@ -44,7 +46,7 @@ def loaded_without_compiler(gpu: FakeGPU) -> Iterator[None]:
     def _compile_to_module_lines(lowering: Any, wrapper_code: Any) -> ModuleType:
         module = ModuleType("oom_magic_generated")
         module.__file__ = os.devnull  # where PyTorch reads the source again, for what nobody asks here
-        load(wrapper_code.value, module, gpu)
+        load(wrapper_code.value, module, gpu, origins_of(lowering, wrapper_code.value))
         lowering.cache_key, lowering.cache_path, lowering.cache_linemap = "", module.__file__, []
         return module
 
@@ -55,15 +57,17 @@ def loaded_without_compiler(gpu: FakeGPU) -> Iterator[None]:
         yield
 
 
-def load(source: str, module: ModuleType, gpu: FakeGPU) -> None:
-    """Execute a generated module's definitions in ``module``."""
+def load(source: str, module: ModuleType, gpu: FakeGPU, origins: dict[int, Origin]) -> None:
+    """Execute a generated module's definitions in ``module``; its lines stand for ``origins``."""
     from torch._inductor import async_compile
 
     names = vars(module)
+    file = f"<inductor {len(gpu.attribution.generated)}>"
+    gpu.attribution.generated[file] = origins
     with ExitStack() as stack:
         stack.enter_context(patched(async_compile, {"AsyncCompile": _NoCompiler}))
         stack.enter_context(patched(torch._C, {"_cuda_getCurrentRawStream": lambda device: 0}))
-        exec(compile(source, "<inductor>", "exec"), names)
+        exec(compile(source, file, "exec"), names)
     names.update(_runtime(gpu))
 
 

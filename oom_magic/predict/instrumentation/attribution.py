@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,10 +15,23 @@ from oom_magic.memory.timeline import Phase, SourceLine
 from oom_magic.user_code import cell_name, is_users_file, source_text
 
 
+class Origin(NamedTuple):
+    """What a line of generated code stands for.
+
+    ``line`` is the user's: file and number; None where it is as if the line that called the code ran. ``way`` leads
+    from the module that was called (".blocks.0"), or from the user's ``variable``, to the module that was running.
+    """
+
+    line: tuple[str, int] | None
+    variable: str
+    way: str
+
+
 class Attribution(threading.local):
     """Answers "where are we" at each allocation, thread by thread; what needs telling is told by the patches."""
 
-    def __init__(self) -> None:
+    def __init__(self, generated: dict[str, dict[int, Origin]]) -> None:
+        self.generated = generated  # what lines of code stand for that a compiler made, by file
         self.modules: list[str] = []  # paths of the modules whose forward is running, outermost first
         self.in_optimizer = False
         self._root_name = ""
@@ -37,10 +51,12 @@ class Attribution(threading.local):
     @contextmanager
     def inside(self, module: torch.nn.Module) -> Iterator[None]:
         """While ``module`` runs."""
-        if not self.modules and id(module) not in self._names:
-            self._names = {id(child): name for name, child in module.named_modules()}
-            self._root_name = type(module).__name__
-        name = self._names.get(id(module), type(module).__name__)
+        wrapped: torch.nn.Module = getattr(module, "_orig_mod", module)  # of torch.compile's OptimizedModule
+        if not self.modules and id(wrapped) not in self._names:
+            named = wrapped.named_modules()
+            self._names = {id(child): name.replace("._orig_mod", "") for name, child in named}
+            self._root_name = type(wrapped).__name__
+        name = self._names.get(id(wrapped), type(wrapped).__name__)
         self.modules.append(f"{self._root_name}.{name}" if name else self._root_name)
         try:
             yield
@@ -49,6 +65,13 @@ class Attribution(threading.local):
 
     def module(self, phase: Phase) -> str:
         """Path of the innermost running module; in the backward, of the one whose forward is mirrored."""
+        called = self._module_called(phase)
+        origin = self._origin() if self.generated else None
+        if origin is None:
+            return called
+        return (called or origin.variable) + origin.way if called or origin.variable else origin.way.lstrip(".")
+
+    def _module_called(self, phase: Phase) -> str:
         if self.modules:
             path = self.modules[-1]
             if phase is Phase.FORWARD:
@@ -60,23 +83,37 @@ class Attribution(threading.local):
                 return self._forward_modules.get(node._sequence_nr(), "")
         return ""
 
+    def _origin(self) -> Origin | None:
+        """What the innermost running line of generated code stands for."""
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None:
+            lines = self.generated.get(frame.f_code.co_filename)
+            if lines is not None:
+                return lines.get(frame.f_lineno)
+            frame = frame.f_back
+        return None
+
     def line(self) -> SourceLine | None:
-        """The innermost running line of the user's own code."""
+        """The innermost running line of the user's own code, or the one that running generated code stands for."""
         frame: FrameType | None = sys._getframe(2)
         while frame is not None:
             file = frame.f_code.co_filename
+            if file in self.generated:
+                origin = self.generated[file].get(frame.f_lineno)
+                if origin is not None and origin.line is not None:
+                    return self._source_line(*origin.line)
             is_users = self._is_users.get(file)
             if is_users is None:
                 is_users = self._is_users[file] = is_users_file(file)
             if is_users:
-                return self._source_line(frame)
+                return self._source_line(file, frame.f_lineno, frame.f_globals)
             frame = frame.f_back
         return None
 
-    def _source_line(self, frame: FrameType) -> SourceLine:
-        key = (frame.f_code.co_filename, frame.f_lineno)
+    def _source_line(self, file: str, number: int, names: dict[str, Any] | None = None) -> SourceLine:
+        key = (file, number)
         known = self._known_lines.get(key)
         if known is None:
-            text = source_text(*key, frame.f_globals)
+            text = source_text(*key, names)
             known = self._known_lines[key] = SourceLine(cell_name(key[0]), key[1], text)
         return known
