@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_cases import train
+from compiled_cases import MODELS, Transformer, train
+from compiled_programs import PROGRAMS
 from torch import nn
 
 import oom_magic as om
@@ -48,9 +49,11 @@ def steps_of(program: Any, case: dict[str, Any]) -> list[list[int]]:
 @pytest.mark.skipif(TORCH[:2] != (2, 13), reason="recorded with torch 2.13")
 @pytest.mark.parametrize("name", list(TRUTH["steps"]))
 def test_compiled_training_equals_cuda(name: str) -> None:
-    if CASES[name]["model"] != "transformer":
+    case = CASES[name]
+    if case.get("model") in MODELS or name == "trainer":
         pytest.importorskip("transformers")
-    assert steps_of(train, CASES[name]) == TRUTH["steps"][name]
+    program = (lambda _, on_step: PROGRAMS[name](on_step)) if case.get("program") else train
+    assert steps_of(program, case) == TRUTH["steps"][name]
 
 
 @needs_triton
@@ -106,6 +109,43 @@ def test_nothing_of_the_compiler_is_left() -> None:
 def _training_step() -> None:
     model = torch.compile(nn.Linear(8, 8).cuda())
     model(torch.randn(2, 8, device="cuda")).sum().backward()
+
+
+@needs_triton
+@pytest.mark.slow
+def test_each_line_and_module_has_what_compiled_code_took_for_it() -> None:
+    def step() -> None:
+        model = Transformer().cuda()
+        tokens = torch.randint(0, 1000, (4, 256), device="cuda")
+        with torch.autocast("cuda", torch.bfloat16):
+            torch.compile(model)(tokens, tokens).backward()
+
+    report = om.dry_run(step, gpu="A100 80GB")
+    taken = {line.line.text: line.rise_bytes for line in report.lines}
+    assert taken["return x + self.mlp(self.norm_mlp(x))"] > 1024**2
+    assert any(module.startswith("Transformer.blocks.") for module in report.modules)
+    assert not any("_orig_mod" in module or "OptimizedModule" in module for module in report.modules)
+    assert not any("what is written" in assumption.text for assumption in report.assumptions)
+
+
+@needs_triton
+@pytest.mark.slow
+def test_what_cannot_be_run_as_compiled_is_run_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    from oom_magic.predict.compiled import generated
+
+    runtime = generated._runtime
+    monkeypatch.setattr(generated, "_runtime", lambda gpu: {**runtime(gpu), "empty_strided_cuda": None})
+    report = om.dry_run(_training_step)
+    assert report.is_upper_bound and report.peak_allocated_bytes > 0
+    assert any("could not be run here" in assumption.text for assumption in report.assumptions)
+
+    def wrong() -> None:
+        _training_step()
+        raise ValueError("mine")
+
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="mine"):
+        om.dry_run(wrong)
 
 
 def test_without_compiling_the_figures_are_marked_as_upper_bounds() -> None:

@@ -22,6 +22,7 @@ from oom_magic.memory.report import Assumption, Device, MemoryReport, OutOfMemor
 from oom_magic.memory.timeline import Phase, SourceLine
 from oom_magic.predict import torch_private
 from oom_magic.predict.compiled.calls import compile_followed
+from oom_magic.predict.compiled.instead import run_or_as_written
 from oom_magic.predict.cpu_runs import stayed_on_cpu
 from oom_magic.predict.distributed.data_parallel import data_parallel_followed
 from oom_magic.predict.distributed.job import Job
@@ -242,15 +243,12 @@ class DrySession:
     ) -> AbstractContextManager[None]:
         return loops_known(function, namespaces) if self.training.stop_after_steps == "alike" else nullcontext()
 
-    def copy(self) -> DrySession:
-        """A session on the same card without limit that starts from what was there before this one's last run."""
-        options: dict[str, Any] = {
-            **self.machine,
-            "is_lasting": False,
-            "is_limited": False,
-            "has_bar": False,
-            "origin": self,
-        }
+    def copy(self, **options: Any) -> DrySession:
+        """A session on the same card, without limit if no ``options`` say otherwise, that starts from what was there
+        before this one's last run.
+        """
+        alone = {"is_lasting": False, "is_limited": False, "has_bar": False}
+        options = {**self.machine, **alone, "origin": self, **options}
         return DrySession(self.gpu.name, self.total_bytes, stop_after_steps=self.training.stop_after_steps, **options)
 
     @property
@@ -424,8 +422,11 @@ def dry_run(
     def run(decided: Sequence[DecidedNames] | None, **options: Any) -> DrySession:
         options = {**machine, "stop_after_steps": stop_after_steps, "follows_compile": follow_compile, **options}
         session = DrySession(gpu, memory, is_lasting=False, **options)
-        session.run(lambda: fn(*args, **kwargs), namespaces, decided)
-        return session
+        return run_or_as_written(
+            session,
+            lambda: session.run(lambda: fn(*args, **kwargs), namespaces, decided),
+            lambda: run(decided, **{**options, "follows_compile": False}),
+        )
 
     session = run(None)
     if namespaces:

@@ -72,9 +72,11 @@ COMPILED: Names = {
         "torch._dynamo.types.FrameAction",
         "torch._dynamo.types.FrameExecStrategy",
         "torch._dynamo.utils.CleanupManager.instance._remove_id",
+        "torch._dynamo.variables.optimizer.OptimizerVariable",
     ),
     "what Inductor generates runs on it": (
         "torch._inductor.async_compile",
+        "torch._inductor.cpu_vec_isa",
         "torch._inductor.compile_fx._compile_fx_inner",
         "torch._inductor.constant_folding.ConstantFolder",
         "torch._inductor.fx_passes.joint_graph",
@@ -82,6 +84,7 @@ COMPILED: Names = {
         "torch._inductor.graph",
         "torch._inductor.runtime.triton_helpers",
         "torch._inductor.runtime.triton_heuristics",
+        "torch._prims.rng_prims.graphsafe_run_with_rng_state",
     ),
     "the compiler's own fake tensors": (
         "torch.Tensor._make_subclass",

@@ -20,6 +20,7 @@ def measure(case: dict[str, object]) -> list[list[int]]:
     """Peak allocated, peak reserved and allocated bytes after each step."""
     import torch
     from compiled_cases import train
+    from compiled_programs import PROGRAMS
 
     steps: list[list[int]] = []
 
@@ -28,7 +29,10 @@ def measure(case: dict[str, object]) -> list[list[int]]:
         steps.append([cuda.max_memory_allocated(), cuda.max_memory_reserved(), cuda.memory_allocated()])
         cuda.reset_peak_memory_stats()
 
-    train(case, on_step)
+    if case.get("program"):
+        PROGRAMS[str(case["name"])](on_step)
+    else:
+        train(case, on_step)
     return steps
 
 

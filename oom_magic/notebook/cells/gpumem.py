@@ -135,6 +135,7 @@ class CellRunner:
         """Follow the cell on the pretend GPU; its value. Raises the cell's exception or the simulated one."""
         __tracebackhide__ = True
         self.was_dry = True
+        from oom_magic.predict.compiled.instead import run_or_as_written
         from oom_magic.predict.instrumentation.loop_code import with_loops
 
         session = self._session_for(card.over(self.card))
@@ -144,9 +145,20 @@ class CellRunner:
         values: list[Any] = []
         users = self.shell.user_ns
         with self.names.entered(self.shell) as names:
-            decided = self.decided(users, names)
+            decided, own = self.decided(users, names), dict(names)
+
+            def run(one: DrySession) -> DrySession:
+                one.run(lambda: values.append(cell.run(names)), [users], [decided])
+                return one
+
+            def as_written() -> DrySession:
+                names.clear()
+                names.update(own)
+                self.session = session.copy(is_lasting=True, is_limited=True, has_bar=True, follows_compile=False)
+                return run(self.session)
+
             try:
-                session.run(lambda: values.append(cell.run(names)), [users], [decided])
+                session = run_or_as_written(session, lambda: run(session), as_written)
             except BaseException as error:
                 raise trimmed(error)  # noqa: B904 - the same exception, not one that follows from it
             finally:

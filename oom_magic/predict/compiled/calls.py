@@ -60,6 +60,7 @@ def _on_first_call(gpu: FakeGPU, assume: Callable[..., None]) -> Iterator[None]:
 
     def begin() -> None:
         if not is_begun:
+            gpu.has_compiled = True
             with suspended(None), _unseen(gpu):
                 torch_private.check(torch_private.COMPILED)
                 from oom_magic.predict.compiled.dynamo import Compiler

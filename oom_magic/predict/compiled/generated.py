@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import count
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +22,8 @@ from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.places import META, Place
 from oom_magic.predict.instrumentation.attribution import Origin
 from oom_magic.predict.isolation.patching import patched
+
+_numbers = count(1)  # of the files that generated code seems to stand in
 
 
 class _NoCompiler:
@@ -62,7 +65,7 @@ def load(source: str, module: ModuleType, gpu: FakeGPU, origins: dict[int, Origi
     from torch._inductor import async_compile
 
     names = vars(module)
-    file = f"<inductor {len(gpu.attribution.generated)}>"
+    file = f"<inductor {next(_numbers)}>"
     gpu.attribution.generated[file] = origins
     with ExitStack() as stack:
         stack.enter_context(patched(async_compile, {"AsyncCompile": _NoCompiler}))

@@ -97,6 +97,7 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         self.background_streams: dict[int, Any] = {}  # of nn.DataParallel, by card
         self.job: Job | None = None  # of which this is one process
         self.process_groups: World | None = None  # what code on it made, between runs
+        self.has_compiled = False  # something, in this run
         self.has_sparse = False
         self.collector = Collector(self._num_containers, self._has_collected)
         self.num_noted = 0  # containers that following the training loop takes
@@ -120,7 +121,8 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         """Begin a new trace; what is alive stays."""
         super().restart()
         self.lock = self.ending = None
-        self._is_inside = False
+        self._is_inside = self.has_compiled = False
+        self.attribution.generated.clear()
         self._cards_of_nodes.clear()
 
     @contextmanager

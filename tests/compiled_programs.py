@@ -1,0 +1,221 @@
+"""Ways of using torch.compile, each a program whose peaks the CUDA build counted (data/compiled_truth.json).
+
+``PROGRAMS[name](on_step)`` runs some steps and calls ``on_step(i)`` after each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from compiled_cases import SIZES, Block
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+OnStep = Callable[[int], None]
+PROGRAMS: dict[str, Callable[[OnStep], None]] = {}
+SHAPE = (4, 256)
+
+
+def program(function: Callable[[OnStep], None]) -> Callable[[OnStep], None]:
+    """Take a program into the table."""
+    PROGRAMS[function.__name__] = function
+    return function
+
+
+def steps(
+    model: nn.Module,
+    loss_of: Callable[[torch.Tensor], torch.Tensor],
+    on_step: OnStep,
+    sizes: Any = (SHAPE,) * 3,
+    amp: bool = False,
+    step: Callable[[], Any] | None = None,
+    optimizer: Any = None,
+) -> None:
+    """Train: a loss of random tokens, its backward, a step."""
+    optimizer = optimizer or torch.optim.AdamW(model.parameters(), fused=True)
+    for number, size in enumerate(sizes):
+        tokens = torch.randint(0, 1000, size, device="cuda")
+        with torch.autocast("cuda", torch.bfloat16, enabled=amp):
+            loss = loss_of(tokens)
+        loss.backward()
+        (step or optimizer.step)()
+        optimizer.zero_grad()
+        del loss
+        on_step(number)
+
+
+class Body(nn.Module):
+    """A transformer that returns logits, with what a subclass does to each block."""
+
+    def __init__(self, width: int = 256, vocabulary: int = 1024, depth: int = 2) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.blocks = nn.ModuleList([Block(width) for _ in range(depth)])
+        self.head = nn.Linear(width, vocabulary, bias=False)
+
+    def block(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        """What happens to each block."""
+        return block(x)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = self.block(block, x)
+        return self.head(x)
+
+
+class Checkpointed(Body):
+    def block(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(block, x, use_reentrant=False)
+
+
+def nll(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten())
+
+
+def plain(model: nn.Module, on_step: OnStep, run: Any = None, **options: Any) -> None:
+    run = run if run is not None else torch.compile(model)
+    steps(model, lambda tokens: nll(run(tokens), tokens), on_step, **options)
+
+
+@program
+def submodule(on_step: OnStep) -> None:
+    model = Body().cuda()
+    model.blocks[0] = torch.compile(model.blocks[0])
+    plain(model, on_step, run=model, amp=True)
+
+
+@program
+def loss_only(on_step: OnStep) -> None:
+    model = Body().cuda()
+    loss = torch.compile(nll)
+    steps(model, lambda tokens: loss(model(tokens), tokens), on_step)
+
+
+@program
+def optimizer_step(on_step: OnStep) -> None:
+    model = Body().cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    @torch.compile(fullgraph=False)
+    def step() -> None:
+        optimizer.step()
+
+    plain(model, on_step, run=model, step=step, optimizer=optimizer)
+
+
+@program
+def checkpoint_inside(on_step: OnStep) -> None:
+    plain(Checkpointed(depth=4).cuda(), on_step, amp=True)
+
+
+@program
+def backend_aot_eager(on_step: OnStep) -> None:
+    model = Body().cuda()
+    plain(model, on_step, run=torch.compile(model, backend="aot_eager"), amp=True)
+
+
+@program
+def train_step(on_step: OnStep) -> None:
+    model = Body().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+
+    @torch.compile
+    def step(tokens: torch.Tensor) -> torch.Tensor:
+        loss = nll(model(tokens), tokens)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    for number in range(3):
+        step(torch.randint(0, 1000, SHAPE, device="cuda"))
+        on_step(number)
+
+
+@program
+def dynamic_amp(on_step: OnStep) -> None:
+    model = Body().cuda()
+    sizes = ((4, 256), (3, 256), (5, 256), (5, 200), (4, 256))
+    plain(model, on_step, sizes=sizes, amp=True)
+
+
+@program
+def fp16_scaler(on_step: OnStep) -> None:
+    model = Body().cuda()
+    run = torch.compile(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    scaler = torch.amp.GradScaler("cuda")
+    for number in range(3):
+        tokens = torch.randint(0, 1000, SHAPE, device="cuda")
+        with torch.autocast("cuda", torch.float16):
+            loss = nll(run(tokens), tokens)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        on_step(number)
+
+
+class Pictures(nn.Module):
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, width, 3, padding=1)
+        self.body = nn.Sequential(
+            *[nn.Sequential(nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()) for _ in range(3)]
+        )
+        self.pool = nn.MaxPool2d(2)
+        self.head = nn.Linear(width, 1024)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.pool(self.body(self.stem(x))).mean((2, 3)))
+
+
+def train_pictures(model: nn.Module, on_step: OnStep, **options: Any) -> None:
+    run = torch.compile(model)
+
+    def loss_of(tokens: torch.Tensor) -> torch.Tensor:
+        x = torch.randn(16, 3, 64, 64, device="cuda")
+        return F.cross_entropy(run(x), tokens[:, 0])
+
+    steps(model, loss_of, on_step, sizes=((16, 1),) * 3, **options)
+
+
+@program
+def pictures(on_step: OnStep) -> None:
+    train_pictures(Pictures().cuda(), on_step)
+
+
+@program
+def ran_before(on_step: OnStep) -> None:
+    model = Body()
+    run = torch.compile(model, backend="eager")
+    tokens = torch.randint(0, 1000, (2, 16))
+    nll(run(tokens), tokens).backward()
+    model.zero_grad()
+    model.cuda()
+    plain(model, on_step, run=run)
+
+
+@program
+def trainer(on_step: OnStep) -> None:
+    import tempfile
+
+    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+
+    class EachStep(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            on_step(state.global_step - 1)
+
+    model = LlamaForCausalLM(LlamaConfig(**SIZES, vocab_size=2000))
+    data = [{"input_ids": list(range(256)), "labels": list(range(256))} for _ in range(16)]
+    arguments = TrainingArguments(
+        tempfile.mkdtemp(), per_device_train_batch_size=4, max_steps=3, bf16=True, torch_compile=True,
+        report_to=[], save_strategy="no", disable_tqdm=True,
+    )  # fmt: skip
+    Trainer(model, arguments, train_dataset=data, callbacks=[EachStep()]).train()
