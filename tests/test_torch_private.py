@@ -61,7 +61,8 @@ def test_every_private_name_that_a_dry_run_uses_is_listed() -> None:
 
 
 def test_every_listed_name_is_used() -> None:
-    assert {name for name in listed() if not any(one.startswith(name) for one in used())} == set()
+    found = used()
+    assert {name for name in listed() if not any(one.startswith(name) for one in found)} == set()
 
 
 def test_this_pytorch_has_them_all() -> None:
