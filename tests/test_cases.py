@@ -104,3 +104,28 @@ def test_25_gib_on_a_card_of_12_is_the_drivers_fallback():
     assert diagnosis.cause == Cause.SYSMEM_FALLBACK
     assert {"held_bytes": 27745488732, "total_bytes": 12 * GIB} in [dict(item.values) for item in diagnosis.evidence]
     assert "25.84 GiB" in str(diagnosis) and "12.00 GiB" in str(diagnosis)
+
+
+def test_what_an_author_makes_of_it_is_judged():
+    """Causes confirmed or not, ways out that help, change nothing, or are missing; a log of settings proposes none."""
+    settings = "gradient_checkpointing=True, max_grad_norm=1.0, num_workers=4"
+    message = "CUDA out of memory. Tried to allocate 2.32 GiB. GPU 0 has a total capacity of 15.89 GiB of which 1.2 GiB is free"
+    guide = f"""logits.float() needs memory
+Causes: logits in float32 need room; fragmentation. {message}
+## Solutions
+Reduce the batch size, {settings}, call torch.cuda.empty_cache()"""
+    text = str(explain(guide, lang="en", fast=True))
+    judged = " ".join(text[text.index("What the text makes of it") : text.index("The message")].split())
+    for said in (
+        "what it shows agrees: The logits or the loss",
+        "nothing in it speaks: ",
+        "it helps: A smaller microbatch",
+        "it helps: Activation checkpointing",
+        "num_workers and pin_memory change the computer's RAM",
+        "(empty_cache) makes no room",
+        "max_grad_norm keeps training stable",
+        "It does not name this, which helps: Compute the loss in chunks",
+    ):
+        assert said in judged
+    assert "What the text makes of it" not in str(explain(f"{settings}\n{message}", lang="en", fast=True))
+    assert "对文中说法的判断" in str(explain(guide, lang="zh", fast=True))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.evidence.budget import Budget
 from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, PossibleCause
+from oom_magic.explain.evidence.clues.story import Story
 from oom_magic.explain.evidence.judging import main_failure
 from oom_magic.explain.evidence.tensors import TensorCandidate
 from oom_magic.explain.live.holders import Holder
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from oom_magic.explain.live.growth import Growth
     from oom_magic.explain.remedies.remedy import AsItIs, Remedy
     from oom_magic.predict.setups.setup import Phrase
+
+
+_NO_STORY = Story()
 
 
 @dataclass(frozen=True, repr=False)
@@ -32,7 +36,8 @@ class Diagnosis(Result):
     ``facts`` how to read the numbers, ``tip`` what PyTorch's own tip against fragmentation is worth here.
     ``possible`` are all causes that a text leaves possible, each with its degree and the check that would settle it,
     ``program`` the server, pipeline or runtime that failed where no training did, ``told`` what the text's author
-    says of the run (keys of ``run_facts``). ``lang`` is the language that it is shown in.
+    says of the run (keys of ``run_facts``), ``story`` the causes and the ways out that it names. ``lang`` is the
+    language that it is shown in.
     """
 
     failures: tuple[Failure, ...] = ()
@@ -56,6 +61,7 @@ class Diagnosis(Result):
     possible: tuple[PossibleCause, ...] = ()
     program: str = ""
     told: frozenset[str] = frozenset()
+    story: Story = _NO_STORY
     place: str = ""
     code: str = ""
     setup_phrases: tuple[Phrase, ...] = ()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from oom_magic.explain.diagnosis import Diagnosis
 from oom_magic.explain.evidence.budget import budget_of
 from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, Judgement
+from oom_magic.explain.evidence.clues.story import Story
 from oom_magic.explain.evidence.clues.traceback import Clues, find_clues
 from oom_magic.explain.evidence.judging import judge, main_failure
 from oom_magic.explain.evidence.reading_aids import facts_about, judge_tip
@@ -158,6 +159,7 @@ def _diagnose(
         possible=judgement.possible,
         program=clues.program.program.key if clues.program is not None else "",
         told=clues.run.told,
+        story=Story() if isinstance(problem, BaseException) else clues.story,
         place=sighting.place or _place(clues),
         code=sighting.code or clues.code,
         setup_phrases=() if setup is None or isinstance(setup, Mapping) else tuple(setup.phrases()),
@@ -303,6 +305,7 @@ def _is_path(text: str) -> bool:
 def _read_end(path: Path) -> str:
     """The end of a log file, decoded leniently."""
     with path.open("rb") as file:
-        size = file.seek(0, 2)
-        file.seek(max(0, size - _MAX_FILE_BYTES))
-        return file.read().decode("utf-8", errors="replace")
+        if file.seekable():  # a pipe, as the shell makes for <(command), is not
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _MAX_FILE_BYTES))
+        return file.read()[-_MAX_FILE_BYTES:].decode("utf-8", errors="replace")

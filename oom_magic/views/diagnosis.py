@@ -17,7 +17,7 @@ from oom_magic.language import Language
 from oom_magic.predict.setups.setup import in_words
 from oom_magic.views.blocks import Block, Code, Description, Details, Part, Parts, Sentence, Table
 from oom_magic.views.registry import register
-from oom_magic.views.remedies import best_remedy, remedies_chart, remedies_details
+from oom_magic.views.remedies import Wording, best_remedy, remedies_chart, remedies_details
 
 _HOST_CAUSES = (Cause.HOST_RAM, Cause.SHARED_MEMORY)
 _HUES = {
@@ -33,6 +33,29 @@ _HUES = {
     "budget_rounding": "free",
     "budget_in_system_memory": "free",
 }
+# What is kept of a step for its backward: an author who names activations means these, too.
+_PARTS_OF_A_STEP = (Cause.LOGITS_OR_LOSS, Cause.ATTENTION_SCORES)
+_WITHOUT_EFFECT = ("workers", "clearing", "clipping")
+# The remedies that a proposal stands for, where it is not one remedy's key.
+_MEANS = {
+    "mixed_precision": ("mixed_precision", "half_weights"),
+    "quantized": ("qlora", "loaded_4bit", "loaded_8bit", "quantized_model"),
+    "offload": ("offload", "offload_optimizer", "diffusers_offload"),
+}
+# What else saves memory, as it is said where it is none of the first things to change.
+_IN_GENERAL: dict[str, tuple[str, dict[str, str | int]]] = {
+    "smaller_batch": ("remedy_smaller_batch_any", {}),
+    "shorter_sequences": ("remedy_shorter_sequences_any", {}),
+    "checkpointing": ("remedy_checkpointing", {}),
+    "mixed_precision": ("remedy_mixed_precision", {"dtype": "bf16"}),
+    "quantized": ("remedy_loaded_4bit", {}),
+    "offload": ("remedy_offload", {}),
+    "fsdp": ("remedy_fsdp_any", {}),
+    "sdpa": ("remedy_sdpa", {}),
+    "optimizer_8bit": ("remedy_optimizer_8bit", {}),
+    "smaller_model": ("remedy_smaller_model", {}),
+}
+_MOST_MISSING = 2
 _LONGEST_MESSAGE = 1200
 _MOST_HOLDERS = 12
 _LIKELY_FIT = 0.7
@@ -49,7 +72,7 @@ def describe_diagnosis(diagnosis: Diagnosis) -> Description:
     blocks += remedies_chart(diagnosis.remedies, diagnosis.as_is, lang)
     blocks += [*_budget(diagnosis), *remedies_details(diagnosis.remedies, lang, diagnosis.as_is)]
     blocks += [*_tensors(diagnosis), *_evidence(diagnosis), *_possible(diagnosis)]
-    blocks += [*_numbers(diagnosis), *_held(diagnosis), *_message(diagnosis)]
+    blocks += [*_numbers(diagnosis), *_story(diagnosis), *_held(diagnosis), *_message(diagnosis)]
     return Description(_title(diagnosis), tuple(blocks))
 
 
@@ -210,6 +233,47 @@ def _numbers(diagnosis: Diagnosis) -> Iterator[Block]:
     if items:
         sentences = tuple(Sentence(f"• {render_evidence(item, lang)}") for item in items)
         yield Details(translate("heading_numbers", lang), sentences)
+
+
+def _story(diagnosis: Diagnosis) -> Iterator[Block]:
+    """What the author named, judged: causes confirmed or not, ways out that help, do nothing, or are missing."""
+    lang, story = diagnosis.lang, diagnosis.story
+    if not story.proposals and not story.causes:
+        return
+    sentences = [*_causes_named(diagnosis), *_proposals_judged(diagnosis)]
+    yield Details(translate("heading_story", lang), tuple(Sentence(f"• {text}") for text in sentences))
+
+
+def _causes_named(diagnosis: Diagnosis) -> Iterator[str]:
+    possible = {one.cause for one in diagnosis.possible if one.confidence is not Confidence.OPEN}
+    for cause in diagnosis.story.causes:
+        is_part = cause is Cause.ACTIVATIONS and diagnosis.cause in _PARTS_OF_A_STEP
+        agrees = "agrees" if cause is diagnosis.cause or is_part else "possible" if cause in possible else "unsupported"
+        text = translate(f"cause_{cause.value}", diagnosis.lang)
+        yield translate(f"story_cause_{agrees}", diagnosis.lang, cause=text)
+
+
+def _proposals_judged(diagnosis: Diagnosis) -> Iterator[str]:
+    lang, wording = diagnosis.lang, Wording(diagnosis.remedies, diagnosis.lang)
+    against = {one.key.removesuffix("_any"): one for one in diagnosis.remedies if (one.saving_bytes or 1) > 0}
+    named: set[str] = set()
+    for key in diagnosis.story.proposals:
+        if key in _WITHOUT_EFFECT:
+            yield translate(f"story_{key}", lang)
+            continue
+        meant = [one for one in _MEANS.get(key, (key,)) if one in against]
+        named.update(meant)
+        if meant:
+            yield translate("story_helps", lang, remedy=wording.of(against[meant[0]]))
+        elif key in _IN_GENERAL:
+            yield translate("story_saves_too", lang, remedy=_in_general(key, lang))
+    for missing in [one for key, one in against.items() if key not in named][:_MOST_MISSING]:
+        yield translate("story_missing", lang, remedy=wording.of(missing))
+
+
+def _in_general(proposal: str, lang: Language) -> str:
+    key, values = _IN_GENERAL[proposal]
+    return translate(key, lang, **values)
 
 
 def _held(diagnosis: Diagnosis) -> Iterator[Block]:

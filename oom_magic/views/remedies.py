@@ -24,7 +24,7 @@ _STOPS = ".。"
 
 def best_remedy(remedies: Sequence[Remedy], lang: Language) -> str:
     """The first remedy that fits as a sentence, else what saves most; empty where nothing is priced."""
-    wording = _Wording(remedies, lang)
+    wording = Wording(remedies, lang)
     best = remedies[0] if remedies else None
     if best is not None and best.fits:
         if not best.saving_bytes or best.needed_bytes is None:
@@ -44,7 +44,7 @@ def remedies_chart(remedies: Sequence[Remedy], as_is: AsItIs | None, lang: Langu
     priced = [one for one in remedies if one.needed_bytes is not None and one.fits is not None and not one.is_bought]
     if as_is is None or not priced:
         return []
-    wording = _Wording(remedies, lang)
+    wording = Wording(remedies, lang)
 
     def bar(label: str, needed: int, verdict: str | None, word: str) -> Bar:
         return Bar(label, (Part(label, needed, _HUES[verdict]),), word)
@@ -75,7 +75,7 @@ def remedies_details(remedies: Sequence[Remedy], lang: Language, as_is: AsItIs |
     """The table of what is priced, what is not and why, and code to paste; nothing where there is nothing."""
     if not remedies:
         return []
-    wording = _Wording(remedies, lang)
+    wording = Wording(remedies, lang)
     priced = [one for one in remedies if one.needed_bytes is not None]
     blocks: list[Block] = []
     if priced:
@@ -106,7 +106,7 @@ def _is_only_named(remedy: Remedy) -> bool:
     return remedy.note is not None and remedy.note.key in (_NO_RUN, _NOT_ASKED, _ELSEWHERE)
 
 
-def _how(remedy: Remedy, wording: _Wording) -> Details:
+def _how(remedy: Remedy, wording: Wording) -> Details:
     """How to make the change, and what it does to the speed."""
     blocks: list[Block] = [Code(code_in(wording.lang, remedy.code), remedy.language)]
     if remedy.needed_bytes is not None:
@@ -115,7 +115,7 @@ def _how(remedy: Remedy, wording: _Wording) -> Details:
     return Details(translate("heading_code", wording.lang, text=wording.of(remedy).rstrip(_STOPS)), tuple(blocks))
 
 
-class _Wording:
+class Wording:
     """Remedies as sentences; parts of a combination take their values from the remedies that stand alone."""
 
     def __init__(self, remedies: Sequence[Remedy], lang: Language) -> None:
@@ -133,7 +133,7 @@ class _Wording:
         return translate(f"remedy_{remedy.key}", self.lang, parts=" + ".join(part.rstrip(_STOPS) for part in parts))
 
 
-def _row(remedy: Remedy, wording: _Wording) -> tuple[Cell, ...]:
+def _row(remedy: Remedy, wording: Wording) -> tuple[Cell, ...]:
     return (
         wording.of(remedy) + _note(remedy, wording.lang),
         remedy.needed_bytes or "",

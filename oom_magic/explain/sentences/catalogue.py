@@ -155,7 +155,10 @@ CATALOGUE: Sentences = {
     "tensor_nameless": (
         "2.00 and 20.00 MiB are what PyTorch asks for when any small tensor needs room: they name none."
     ),
-    "tensor_none_fits": "No usual tensor of this model has the size that was asked for.",
+    "tensor_none_fits": (
+        "No usual tensor of this model has the size that was asked for: its batches may be longer than the text says,"
+        " or it is another model."
+    ),
     "tensor_unknown_model": "Nothing is known of the model, and no common shape has this size.",
     # PyTorch's own tip, judged.
     "tip_delays": (

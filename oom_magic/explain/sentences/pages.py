@@ -99,6 +99,18 @@ PAGE_CATALOGUE: Sentences = {
     "heading_evidence": "Why we think so",
     "heading_numbers": "How to read the message",
     "heading_holders": "What else holds memory",
+    "heading_story": "What the text makes of it",
+    "story_cause_agrees": "It names a cause, and what it shows agrees: {cause}",
+    "story_cause_possible": "It names a cause that is possible, too: {cause}",
+    "story_cause_unsupported": "It names a cause for which nothing in it speaks: {cause}",
+    "story_helps": "It proposes this, and it helps: {remedy}",
+    "story_saves_too": "It proposes this, which saves memory but is not the first thing to change here: {remedy}",
+    "story_missing": "It does not name this, which helps: {remedy}",
+    "story_workers": "num_workers and pin_memory change the computer's RAM, not the GPU's memory.",
+    "story_clearing": (
+        "Clearing the cache (empty_cache) makes no room for PyTorch: before it fails it gives back what it can itself."
+    ),
+    "story_clipping": "max_grad_norm keeps training stable; it saves no memory.",
     "heading_remedies": "What to change, and what it saves",
     "heading_code": "Code: {text}",
     "heading_message": "The message",

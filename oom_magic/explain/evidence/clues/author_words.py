@@ -68,7 +68,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:数据集?|图片|图像)[^\n]{0,8}(?:全部|一次性)[^\n]{0,8}(?:加载|读)|(?:全部|一次性)(?:加载|读入?)[^\n]{0,8}(?:数据|内存)",
     ),
     "speaks_of_ram": _words(r"(?<!gpu )(?<!video )(?<!gb of )(?<!gb )\bRAM\b", r"\bRAM (?:memory"
-    r"|usage)", r"\d+ ?gb (?:of )?ram\b"),
+    r"|usage)", r"\d{1,6} ?gb (?:of )?ram\b"),
     "speaks_of_gpu": _words(
         r"\b(?:gpus?|cuda|vram|nvidia|rtx|gtx|geforce|tesla|quadro|[ahv]100|cudnn|t4|p100|device memory)\b",
         r"显[存卡]",
@@ -91,7 +91,7 @@ TOLD: dict[str, re.Pattern[str]] = {
     "converses": _words(
         r"multi-?(?:turn|round)", r"(?:conversation|chat|dialog\w*)(?:'s)? (?:history|context|goes on|continues"
         r"|gets? long|grow)",
-        r"(?:several|few|many|more|\d+) (?:\w+ )?(?:turns?|rounds?|messages|dialog\w*|questions|conversations)\b",
+        r"(?:several|few|many|more|\d{1,6}) (?:\w+ )?(?:turns?|rounds?|messages|dialog\w*|questions|conversations)\b",
         r"\bhistory (?:gets?|grows?|is) (?:too )?long",
         r"多轮(?:对话|交互|聊天)?|不断(?:交互|对话|提问)|随着(?:对话|交互|聊天|提问)"
         r"|历史(?:对话|记录|消息)|几轮|轮对话",
@@ -102,7 +102,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"[^\n]{0,80}\b(?:generat|frames?|prompts?|video|workflow|720p|480p|t2v|i2v|image|resolution)",
         r"\b(?:text|image)[- ]?(?:to|2)[- ]?(?:video|image)\b|\b[ti]2[vi]\b|\bi2v|t2v\b", r"\bforge\b|\bworkflow\b",
         r"(?:generat|render)\w* (?:\w+ ){0,3}(?:frames|videos?|pictures?|images?)\b", r"\b(?:number of|more"
-        r"|\d+) frames\b", r"positive prompts?|negative prompts?",
+        r"|\d{1,6}) frames\b", r"positive prompts?|negative prompts?",
         r"(?:text|video|image)\s?encode\b|TextEncode|\bvae\b[^.\n]{0,12}\bdecod",
     ),
     "adam_costs": _words(
@@ -133,7 +133,8 @@ TOLD: dict[str, re.Pattern[str]] = {
         rf"{_HOST}{_NO_GPU}{{0,60}}?\b(?:{_RISES}|{_SPENT}|decreas\w*)", rf"(?:{_SPENT}|increas\w*|grow\w*|out of|high"
         rf"|enough|all (?:of )?(?:the|my)?){_NO_GPU}{{0,24}}?{_HOST}",
         r"\(?NOT (?:on )?GPU", r"\bswap\b[^.\n]{0,30}(?:full|fill|exhaust|used)", r"\(cpu memory\)",
-        r"(?:memory|usage) (?:usage )?exceeds? \d{2,4} ?gi?b and (?:the process|it)", r"\d+ ?gb and \d+ ?gb swap",
+        r"(?:memory|usage) (?:usage )?exceeds? \d{2,4} ?gi?b and (?:the process|it)",
+        r"\d{1,6} ?gb and \d{1,6} ?gb swap",
         r"(?:主机|系统|CPU|服务器)\s?内存[^\n]{0,20}(?:增|涨|满|耗尽|不足|爆)", r"内存(?:不足|不够|爆|溢出)",
     ),
     "killed": _words(
@@ -154,7 +155,8 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"\b(?:predict|test|demo|infer\w*|generate|sample|eval\w*|super_resolve)\w*\.(?:py|sh|ipynb)\b",
         r"run(?:ning)? (?:the |just run the )?(?:test|demo|predict\w*|inference"
         r"|sampling)", r"\bupscal", r"txt2img|img2img",
-        r"generat(?:e|es|ing) (?:an? |the |\d+ )?(?:\w+ )?(?:images?|pictures?|videos?|audio|text|samples?|tokens?)",
+        r"generat(?:e|es|ing) (?:an? |the |\d{1,6} )?(?:\w+ )?(?:images?|pictures?|videos?|audio|text|samples?"
+        r"|tokens?)",
         r"推理|生成(?:图片|图像|视频)",
     ),
     "resumes": _words(r"\bresum(?:e|es|ed|ing)\b", r"from (?:a |the |old )?checkpoint", r"恢复训练|断点续训|继续训练"),
@@ -178,12 +180,12 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"|even|still"
         r")[^.\n]){0,50}(?:help|work|solve|fix|disappear|resolve|ok)",
         r"batch[ _-]?size[^.\n]{0,40}(?:too (?:large|big|high)|is the (?:problem|cause))",
-        r"batch[ _-]?size\s?(?:=|of )?\d+[^.\n]{0,24}\b(?:works?|runs?|fine"
-        r"|ok)\b", r"\bbatch[ _-]?size\s?(?:of )?\d+ it works",
+        r"batch[ _-]?size\s?(?:=|of )?\d{1,6}[^.\n]{0,24}\b(?:works?|runs?|fine"
+        r"|ok)\b", r"\bbatch[ _-]?size\s?(?:of )?\d{1,6} it works",
         r"have to reduce the batch", r"works? (?:fine |well )?(?:with|for) (?:a )?(?:smaller )?batch[ _-]?size",
         r"(?:batch[ _-]?size|it)\s(?:\w+\s)?to \d{1,4}(?:(?!n't|not)[^.\n]){0,30}\b(?:solve|works|run it|fits"
         r"|normally)",
-        r"can only fit \d+ (?:examples|samples|images)", r"max(?:imum)? batch[ _-]?size[^.\n]{0,30}\d",
+        r"can only fit \d{1,6} (?:examples|samples|images)", r"max(?:imum)? batch[ _-]?size[^.\n]{0,30}\d",
         r"batch[ _-]?size?.{0,12}(?:对于|太大|过大)", r"(?:please )?decrease the batch size of your model",
         r"减[小少](?:了)?\s?batch[ _-]?size?.{0,16}(?:可以|解决|就好|正常)",
     ),
@@ -209,7 +211,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:序列|图像|图片|上下文|文本|视频)(?:长度|分辨率)?(?:太|过|很)(?:长|大|高)",
         r"\blong(?:er)? (?:audio|wav|videos?|files?|inputs?|texts?|documents?)",
         r"(?:audio|video|file|text|image)\w*\s(?:\w+\s)?(?:longer|larger|bigger) than",
-        r"长达|长音频|长视频|长文本|高分辨率",
+        r"长达|长音频|长视频|(?<!无法处理)长文本|高分辨率",
         r"ground[- ]truths? per im|(?:gt|ground[- ]truth)[_ ](?:b?box(?:es)?)\b|bbox_overlaps|label assign\w*"
         r"|pairwise_iou",
     ),
@@ -230,13 +232,13 @@ TOLD: dict[str, re.Pattern[str]] = {
     "dense_pairs": _words(
         r"to_dense\w*",
         r"pairwise[_ ]?(?:dist|sim)\w*",
-        r"dist(?:ance)?_?matri\w*", r"\(\s?(?:\d+,\s?)?(?P<side>\d{4,}),\s?(?P=side)\s?\)",
+        r"dist(?:ance)?_?matri\w*", r"\(\s?(?:\d{1,6},\s?)?(?P<side>\d{4,}),\s?(?P=side)\s?\)",
         r"dense (?:adj\w*|matri\w*|graph)", r"adjacency matrix", r"\bcdist\b", r"(?:distance|similarity"
         r"|affinity|gram|kernel|covariance) matrix", r"pairwise (?:dist|simil)\w*", r"\b[nN] ?[x*\u00d7] ?[nN]\b",
     ),
     "after_while": _words(
         r"after (?:a while|(?:a |some )(?:long )?time|some (?:\w+ )?(?:time|iterations?|steps?|epochs?|batches)"
-        r"|(?:a few|few|several|many|a couple of|around|about|~|\d[\d,.]*[kK]?\+?) ?(?:\w+ )?(?:hours?|minutes?"
+        r"|(?:a few|few|several|many|a couple of|around|about|~|\d[\d,.]{0,14}[kK]?\+?) ?(?:\w+ )?(?:hours?|minutes?"
         r"|mins?|days?"
         r"|iterations?|iters?|steps?|epochs?|batches|requests?|images?|generations?|runs?|rounds?|episodes?"
         r"|files?|samples?"
@@ -344,7 +346,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"ds_z[23]_offload",
     ),
     "indexes": _words(
-        r"IndexError", r"index(?: is)? out of (?:range|bounds)", r"with \d+ ind(?:ex|ic)es",
+        r"IndexError", r"index(?: is)? out of (?:range|bounds)", r"with \d{1,6} ind(?:ex|ic)es",
         r"(?:num_labels|vocab_size|num_embeddings)[^.\n]{0,40}(?:wrong|mismatch|smaller)",
         r"Assertion [`'\"]?(?:index|t >= 0|srcIndex|input_val|-sizes|idx_dim)",
     ),

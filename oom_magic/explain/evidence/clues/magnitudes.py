@@ -29,16 +29,16 @@ _SEQUENCE = re.compile(
     r"(?:cutoff_len|max_(?:\w{1,20}_)?(?:len|length|tokens)|max[-_]model[-_]len|(?:sequence|context|prompt|token"
     r"|block)[ _-]?"
     r"(?:length|size|window|len)|num_ctx|n_ctx|ctx[-_]size|seq_?len|\s-c)\b\W{0,4}(?:of|is|to|up to|around)?\W{0,3}"
-    r"(\d[\d,_]*)\s?(k\b)?"
+    r"(\d[\d,_]{0,14})\s?(k\b)?"
     r"|(\d{1,4})\s?(k)(?=[- ]?(?:context|tokens?|ctx|sequences?|length|seq)\b|的?(?:序列|上下文|长度))",
     re.I,
 )
 _COUNT = re.compile(
-    r"(\d[\d,.]*)\s?(k|m|million|thousand|w|万)?\+?\s(?:\w+\s)?(nodes?|edges?|points?|gaussians?|splats?|vertices"
-    r"|triangles|faces|boxes|objects|instances)\b|edge_index=\[2, (\d{1,12})\]|gaussians: \d+/(\d{1,12})",
+    r"(\d[\d,.]{0,14})\s?(k|m|million|thousand|w|万)?\+?\s(?:\w+\s)?(nodes?|edges?|points?|gaussians?|splats?|vertices"
+    r"|triangles|faces|boxes|objects|instances)\b|edge_index=\[2, (\d{1,12})\]|gaussians: \d{1,12}/(\d{1,12})",
     re.I,
 )
-_COUNT_AFTER = re.compile(r"\b(point|node|edge|gaussian)s?\b[^.\n\d]{0,24}(\d[\d,]{4,})", re.I)
+_COUNT_AFTER = re.compile(r"\b(point|node|edge|gaussian)s?\b[^.\n\d]{0,24}(\d[\d,]{4,14})", re.I)
 _KIND_OF = {"splat": "gaussians", "vertice": "points", "triangle": "points", "face": "points", "boxe": "objects",
             "instance": "objects"}  # fmt: skip
 _FACTORS = {"k": 1_000, "thousand": 1_000, "m": 1_000_000, "million": 1_000_000, "w": 10_000, "万": 10_000}

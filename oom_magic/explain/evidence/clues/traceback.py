@@ -9,6 +9,7 @@ from oom_magic.explain.evidence.clues.magnitudes import Magnitude, card_bytes, l
 from oom_magic.explain.evidence.clues.pasted_code import CodeFault, faults_in
 from oom_magic.explain.evidence.clues.programs import ProgramUse, find_program
 from oom_magic.explain.evidence.clues.run_facts import RunFacts, run_facts
+from oom_magic.explain.evidence.clues.story import Story, story_in
 from oom_magic.explain.messages.normalization import clean
 
 _MAX_LINES = 400
@@ -163,6 +164,7 @@ _BARE_LENGTH = 40
 _SMI = re.compile(r"(\d{1,7})MiB\s{0,3}/\s{0,3}(\d{1,7})MiB")
 _FULL_FROM = 0.9
 _NO_FACTS = RunFacts()
+_NO_STORY = Story()
 
 
 @dataclass(frozen=True)
@@ -189,6 +191,7 @@ class Clues:
     ``card_bytes`` is the GPU's memory where the author names it ("RTX 3060 12GB"), ``weights_bytes`` the model's,
     ``inputs`` what is large. ``has_prose``: somebody wrote more than a message. ``trains_few``: an adapter is trained;
     ``is_tiny``: one small picture a step. ``full_devices`` is what a pasted nvidia-smi shows of a GPU that is full.
+    ``story`` is what the author makes of it.
     """
 
     phase: str | None = None
@@ -212,6 +215,7 @@ class Clues:
     is_tiny: bool = False
     has_prose: bool = False
     full_devices: str = ""
+    story: Story = _NO_STORY
 
     @property
     def tells_of_training(self) -> bool:
@@ -247,6 +251,7 @@ def find_clues(text: str, failure_start: int | None = None, message_format: str 
         weights_bytes=weights_bytes(head),
         trains_few=bool(_FEW_PARAMETERS.search(head)),
         full_devices=_full_device(head),
+        story=story_in(head),
         has_prose=_is_prose(cleaned, failure_start, message_format, all_text),
         is_tiny=bool(_BATCH_OF_ONE.search(head)) and bool(_SMALL_PICTURE.search(head)),
     )

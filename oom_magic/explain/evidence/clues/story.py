@@ -1,0 +1,94 @@
+"""What the author of a text makes of the failure: the causes that it names and the ways out that it proposes.
+
+Only texts that look for a way out (a guide, a report of a repair) are read so: a log that lists settings proposes none.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from oom_magic.explain.evidence.causes import Cause
+
+_LOOKS_FOR_A_WAY_OUT = re.compile(
+    r"解决方[案法]|修复|优化(?:指南|技巧|建议)|推荐(?:的)?(?:配置|参数|设置)"
+    r"|\bsolutions?\b|how to (?:fix|solve|avoid)|\bworkarounds?\b"
+    r"|\brecommend\w*",
+    re.I,
+)
+# PyTorch's own tip is no claim of the author's.
+_TIP = re.compile(r"to avoid fragmentation[^\n]{0,200}|If reserved[^\n]{0,160}", re.I)
+
+
+def _any(*patterns: str) -> re.Pattern[str]:
+    return re.compile("|".join(patterns), re.I)
+
+
+_CAUSES = (
+    (
+        Cause.ACTIVATIONS,
+        _any(
+            r"batch[ _-]?size\S{0,12}[^.\n。]{0,40}(?:too (?:large|big)|太大|过大)",
+            r"批次(?:大小)?(?:太大|过大)|激活值|\bactivations\b",
+        ),
+    ),
+    (Cause.LOGITS_OR_LOSS, _any(r"logits[^\n]{0,30}(?:float32|fp32)")),
+    (Cause.FRAGMENTATION, _any(r"碎片", r"\bfragment(?:ed|ation)\b")),
+    (Cause.WEIGHTS_TOO_BIG, _any(r"模型(?:太大|过大)", r"\bmodel (?:is )?too (?:big|large)\b")),
+    (Cause.OTHER_PROCESS, _any(r"(?:其他|多个)进程", r"\b(?:an)?other process")),
+)
+# Keys of remedies without their "_any", and of what changes nothing of a GPU's memory.
+_PROPOSALS = (
+    (
+        "smaller_batch",
+        _any(
+            r"(?:减小|降低|减少|调小)\s?(?:了)?\s?(?:batch|批|单次)|batch[ _-]?size[^\n]{0,24}(?:→|->|降到"
+            r"|减小到|从 ?\d)",
+            r"(?:reduc|decreas|lower|smaller)\w*\s(?:the\s|your\s)?(?:micro)?batch",
+        ),
+    ),
+    (
+        "shorter_sequences",
+        _any(
+            r"(?:减小|减少|降低|缩短)[^\n]{0,6}(?:序列|`?max_?(?:seq|len))",
+            r"max_(?:seq_)?len\w*[^\n]{0,16}(?:→|->|从 ?\d)",
+            r"(?:shorter|reduc\w+|decreas\w+) (?:the )?(?:max\w*[ _])?(?:seq|context|length)",
+        ),
+    ),
+    ("checkpointing", _any(r"gradient[ _]checkpointing|activation checkpointing|梯度检查点|激活检查点")),
+    ("mixed_precision", _any(r"混合精度|mixed[ -]precision|\bautocast\b|--use_amp")),
+    ("quantized", _any(r"\b[48][- ]?bits?\b[^\n]{0,8}(?:量化|quantiz|load)|量化|load_in_[48]bit|\bquantiz")),
+    ("offload", _any(r"\boffload")),
+    ("fsdp", _any(r"ZeRO-?\d|\bFSDP\b")),
+    ("sdpa", _any(r"\bsdpa\b|flash[ _-]?attention")),
+    ("optimizer_8bit", _any(r"adamw?_?8-?bit|8-?bit adam")),
+    ("expandable_segments", _any(r"expandable_segments:True")),
+    ("smaller_model", _any(r"更小的模型|smaller model")),
+    ("workers", _any(r"(?:dataloader_)?num_workers|pin_memory")),
+    (
+        "clearing",
+        _any(
+            r"empty_cache|(?:清理|清空)\s?(?:GPU ?)?(?:内存|显存|缓存)|(?:内存|显存)清理", r"clear\w*[ _](?:the )?gpu"
+        ),
+    ),
+    ("clipping", _any(r"max_grad_norm")),
+)
+
+
+@dataclass(frozen=True)
+class Story:
+    """The ``causes`` that an author names and the ``proposals`` for a way out, in the order of their tables."""
+
+    causes: tuple[Cause, ...] = ()
+    proposals: tuple[str, ...] = ()
+
+
+def story_in(text: str) -> Story:
+    """What a cleaned text makes of the failure; empty where it looks for no way out."""
+    if not _LOOKS_FOR_A_WAY_OUT.search(text):
+        return Story()
+    said = _TIP.sub("", text)
+    return Story(
+        tuple(cause for cause, pattern in _CAUSES if pattern.search(said)),
+        tuple(key for key, pattern in _PROPOSALS if pattern.search(said)),
+    )
