@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from oom_magic.explain.evidence.causes import Cause, Evidence
 from oom_magic.explain.evidence.judging import device_tool
 from oom_magic.explain.evidence.number_rules import unlisted_bytes
+from oom_magic.explain.evidence.tensors import NO_LANGUAGE_MODEL
 from oom_magic.explain.live.holders import earlier_bytes
 from oom_magic.explain.live.refinement import settled_by_remedy, without_fragmentation
 from oom_magic.explain.remedies.code import code_for
@@ -51,6 +52,7 @@ _AGAINST: Mapping[Cause, tuple[str, ...]] = {
     Cause.DRIVER_LEVEL: ("smaller_batch_any",),
     Cause.UNKNOWN: ("smaller_batch_any", "mixed_precision", "checkpointing"),
 }
+_OF_LANGUAGE_MODELS = ("sdpa", "shorter_sequences_any", "lora", "qlora", "chunked_loss")
 _AT_EVALUATION = ("no_grad", "smaller_evaluation_any")
 _VALUES: Mapping[str, Mapping[str, Any]] = {
     "detach": {"fixed": "losses.append(loss.item())", "code": "losses.append(loss)"},
@@ -142,6 +144,8 @@ def unpriced_remedies(diagnosis: Diagnosis, reason: Evidence = _NO_RUN) -> tuple
         keys = _AT_EVALUATION
     if _may_be_shared(diagnosis):
         keys = (*keys, "check_processes")
+    if NO_LANGUAGE_MODEL.search(diagnosis.code):
+        keys = (*(key for key in keys if key not in _OF_LANGUAGE_MODELS), "smaller_input")
     growth = diagnosis.growth
     if growth is not None and growth.fixed and growth.remedy != "detach":
         keys = (growth.remedy, *(key for key in keys if key not in ("detach", "no_grad")))

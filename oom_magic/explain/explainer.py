@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from oom_magic.explain.evidence.clues.traceback import Clues, find_clues
 from oom_magic.explain.evidence.judging import judge, main_failure
 from oom_magic.explain.evidence.reading_aids import facts_about, judge_tip
 from oom_magic.explain.evidence.tensors import (
+    NO_LANGUAGE_MODEL,
     Dims,
     TensorAnswer,
     TensorCandidate,
@@ -56,8 +56,6 @@ _WORTH_SHOWING = 0.5
 _LEAST_FIT = 0.3
 # Where nothing is known of the model sizes that fit by chance are many.
 _LEAST_BLIND_FIT = 0.45
-# The tensors that can be guessed are those of language models in PyTorch.
-_NO_LANGUAGE_MODEL = re.compile(r"\bconv(?:_?transpose)?[123]d\b|_conv_forward|\b(?:unet|vae|resnet)\w*\b", re.I)
 _OTHER_KINDS = (
     "diffusers", "comfyui", "llama_cpp", "ollama", "onnxruntime", "tensorrt", "jax", "tensorflow", "rapids", "cupy",
     "numba", "thrust", "paddle",
@@ -191,7 +189,7 @@ def _tensors(failure: Failure, dims: Dims, sighting: FailureLocation, clues: Clu
 
 def _is_guessable(failure: Failure, clues: Clues) -> bool:
     """Whether the tensor can be one of a language model's: such are asked of PyTorch, by no convolution."""
-    if failure.backend in ("cpu", "jax", "tensorflow") or _NO_LANGUAGE_MODEL.search(clues.trace):
+    if failure.backend in ("cpu", "jax", "tensorflow") or NO_LANGUAGE_MODEL.search(clues.trace):
         return False
     return clues.program is None or clues.program.program.key not in _OTHER_KINDS
 

@@ -56,6 +56,8 @@ _IN_GENERAL: dict[str, tuple[str, dict[str, str | int]]] = {
     "smaller_model": ("remedy_smaller_model", {}),
 }
 _MOST_MISSING = 2
+# What is called no GPU.
+_DEVICES = {"npu": "NPU", "mlu": "MLU"}
 _LONGEST_MESSAGE = 1200
 _MOST_HOLDERS = 12
 _LIKELY_FIT = 0.7
@@ -116,7 +118,9 @@ def _asked(failure: Failure, lang: Language) -> str:
 def _device(failure: Failure, lang: Language) -> str:
     if failure.device_index is None:
         return translate("device_any", lang)
-    return translate("device_numbered", lang, index=failure.device_index)
+    return translate(
+        "device_numbered", lang, device=_DEVICES.get(failure.backend or "", "GPU"), index=failure.device_index
+    )
 
 
 def _why(diagnosis: Diagnosis) -> Block:
@@ -152,12 +156,13 @@ def _advice(diagnosis: Diagnosis, lang: Language) -> str:
 
 def _budget(diagnosis: Diagnosis) -> Iterator[Block]:
     if diagnosis.budget is not None:
-        yield from _budget_blocks(diagnosis.budget, diagnosis.lang)
+        whole = "budget_limit" if diagnosis.backend == "mps" else "budget_capacity"
+        yield from _budget_blocks(diagnosis.budget, whole, diagnosis.lang)
 
 
-def _budget_blocks(budget: Budget, lang: Language) -> tuple[Block, ...]:
+def _budget_blocks(budget: Budget, whole: str, lang: Language) -> tuple[Block, ...]:
     parts = tuple(Part(translate(row.key, lang), row.num_bytes, _HUES.get(row.key, "outside")) for row in budget.rows)
-    bar = Parts(translate("heading_budget", lang), parts, translate("budget_capacity", lang), budget.capacity_bytes)
+    bar = Parts(translate("heading_budget", lang), parts, translate(whole, lang), budget.capacity_bytes)
     if not budget.rounding_bytes:
         return (bar,)
     return bar, Sentence(translate("rounding_note", lang, rounding_bytes=budget.rounding_bytes), "quiet")

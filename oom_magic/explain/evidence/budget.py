@@ -82,4 +82,6 @@ def _rest_key(failure: Failure, rest: int, rounding: int) -> str:
         return "budget_in_system_memory" if is_fallback else "budget_contradiction"
     if failure.free_bytes is None or failure.stuck_bytes is None:
         return "budget_not_said"
-    return "budget_unexplained" if failure.own_process_bytes is not None else "budget_outside"
+    if failure.own_process_bytes is not None:
+        return "budget_unexplained"
+    return "budget_outside" if failure.backend == "cuda" else "budget_outside_device"

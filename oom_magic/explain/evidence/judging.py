@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, Judgement, PossibleCause, Support
 from oom_magic.explain.evidence.clues.traceback import Clues, find_clues
-from oom_magic.explain.evidence.number_rules import number_rules, observations
+from oom_magic.explain.evidence.number_rules import number_rules, observations, overflow_rules
 from oom_magic.explain.evidence.situation_rules import situation_rules
 from oom_magic.explain.evidence.text_rules import text_rules
 from oom_magic.explain.messages.failure import Failure
@@ -105,6 +105,8 @@ def _supports(failure: Failure | None, clues: Clues, text: str) -> Iterator[Supp
         cause, confidence = _FIXED[failure.format]
         if cause is not Cause.DRIVER_LEVEL or not _allocates_itself(clues):
             yield Support(cause, _WEIGHTS[confidence], _meaning(failure))
+        if failure.format == "cuda_absurd_size":
+            yield from overflow_rules(failure, clues)
         if confidence is Confidence.CERTAIN:
             return
     if failure is not None:

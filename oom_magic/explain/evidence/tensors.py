@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from oom_magic.predict.setups.setup import TrainingSetup
 
 Dims = Mapping[str, int | str]
+# Lines of code of models that have neither tokens nor heads.
+NO_LANGUAGE_MODEL = re.compile(r"\bconv(?:_?transpose)?[123]d\b|_conv_forward|\b(?:unet|vae|resnet)\w*\b", re.I)
 
 _NAMES = {
     "heads": "num_attention_heads",

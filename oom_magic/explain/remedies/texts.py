@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _PROGRAMS = {program.key: program for program in PROGRAMS}
 # What helps by the kind of message, whatever the cause is called.
 _BY_FORMAT: Mapping[str, tuple[str, ...]] = {
+    "cuda_absurd_size": ("find_tensor",),
     "windows_paging_file": ("page_file", "fewer_workers"),
     "slurm_oom_kill": ("scheduler_memory", "fewer_workers", "stream_data"),
     "scheduler_oom_kill": ("scheduler_memory", "fewer_workers", "stream_data"),
@@ -30,6 +31,8 @@ _BY_FORMAT: Mapping[str, tuple[str, ...]] = {
 }
 # What helps by a piece of evidence, the first that is there.
 _BY_EVIDENCE: Mapping[str, tuple[str, ...]] = {
+    "request_absurd": ("find_tensor",),
+    "request_above_any_device": ("find_tensor",),
     "gathers_predictions": ("gather_on_host", "smaller_evaluation_any"),
     "code_carries_state": ("detach_state", "no_grad"),
     "code_retains_graph": ("no_retain_graph", "detach"),

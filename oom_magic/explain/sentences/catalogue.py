@@ -135,11 +135,13 @@ CATALOGUE: Sentences = {
     "budget_rounding": "rounding of the printed sizes",
     "budget_unexplained": "held by nobody listed",
     "budget_outside": "outside PyTorch: CUDA context, libraries, other processes",
+    "budget_outside_device": "outside PyTorch: the device's context, libraries, other processes",
     "budget_in_system_memory": "moved to system memory",
     "budget_contradiction": "the printed sizes contradict each other",
     "budget_above_limit": "above PyTorch's own limit",
     "budget_not_said": "not said",
     "budget_capacity": "capacity",
+    "budget_limit": "PyTorch's limit",
     # Tensors that could have asked.
     "tensor_name_attention_scores": "the attention scores",
     "tensor_name_logits": "the logits",

@@ -10,6 +10,8 @@ EVIDENCE: Sentences = {
         "{requested_bytes} were asked for on a device of {total_bytes}: nobody meant a tensor of that size, so a shape"
         " on the failing line is wrong (a size that was multiplied in, an index taken for a length)."
     ),
+    "request_is_power": "{requested_bytes} are 2**{exponent} bytes: the product of sizes that overflowed.",
+    "request_of_line": "What was multiplied are the sizes on this line: {code}",
     "request_overflowed": (
         "A size of {requested_bytes} is a number that overflowed: sizes multiplied beyond what an integer holds, or a"
         " negative size."

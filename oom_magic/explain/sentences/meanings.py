@@ -17,7 +17,10 @@ MEANINGS: Sentences = {
     ),
     "meaning_cuda_malloc_async": "The driver's own allocator (cudaMallocAsync) ran out.",
     "meaning_cuda_thc_pre0.4.1": "PyTorch 0.4.0 or older ran out of device memory; it prints no sizes.",
-    "meaning_cuda_error_oom": "A driver call outside PyTorch's allocator found no memory; such calls print no sizes.",
+    "meaning_cuda_error_oom": (
+        "The driver found no memory. PyTorch's own allocator prints sizes since 0.4.1, so the call may have come from"
+        " outside it."
+    ),
     "meaning_cuda_driver_error": (
         "The driver could not map memory, as expandable_segments asks for; under WSL that fails early."
     ),

@@ -29,7 +29,7 @@ PAGE_CATALOGUE: Sentences = {
     ),
     "what_capacity": "{requested_bytes} were asked for on {device} of {total_bytes}.",
     "what_requested": "{requested_bytes} were asked for and not granted.",
-    "device_numbered": "GPU {index}",
+    "device_numbered": "{device} {index}",
     "device_any": "a device",
     "tensor_seen": "The failing call made it: {formula}.",
     "best_makes_room": "{text} Then it fits.",

@@ -356,7 +356,7 @@ def _innermost_code(lines: list[str]) -> str:
         arrow = _ARROW.match(line)
         if arrow:
             return arrow.group("code").strip()
-        if not _FRAME.search(line) and re.search(r"\w ?= ?\S|\w\(.*\)|\)$", line):
+        if not _FRAME.search(line) and re.search(r"\w ?= ?\S|\w\(.*[),]|\)$", line):
             return line.strip()
     return ""
 
