@@ -67,6 +67,8 @@ _FITS = Evidence("reason_fits_as_it_is")
 NOT_ASKED = Evidence("reason_fast")
 _NOT_YET = Evidence("reason_not_yet")
 _ELSEWHERE = Evidence("reason_other_program")
+_OF_HOST = Evidence("reason_host")
+_HOST_CAUSES = (Cause.HOST_RAM, Cause.SHARED_MEMORY)
 _NOTHING_SAVES = Evidence("reason_nothing_saves")
 
 
@@ -149,6 +151,7 @@ def unpriced_remedies(diagnosis: Diagnosis, reason: Evidence = _NO_RUN) -> tuple
     growth = diagnosis.growth
     if growth is not None and growth.fixed and growth.remedy != "detach":
         keys = (growth.remedy, *(key for key in keys if key not in ("detach", "no_grad")))
+    reason = _OF_HOST if diagnosis.cause in _HOST_CAUSES else reason
     own = {} if growth is None or not growth.fixed else {"fixed": growth.fixed, "code": growth.code}
     for cost, key in enumerate(keys):
         values = {**_values_of(key, diagnosis), **(own if growth is not None and key == growth.remedy else {})}

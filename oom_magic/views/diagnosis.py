@@ -12,7 +12,7 @@ from oom_magic.explain.evidence.judging import device_tool
 from oom_magic.explain.language import render_evidence, translate
 from oom_magic.explain.live.holders import Holder
 from oom_magic.explain.messages.failure import Failure
-from oom_magic.explain.remedies.texts import code_of
+from oom_magic.explain.remedies.texts import code_of, is_named_by_message
 from oom_magic.language import Language
 from oom_magic.predict.setups.setup import in_words
 from oom_magic.views.blocks import Block, Code, Description, Details, Part, Parts, Sentence, Table
@@ -145,7 +145,8 @@ def _change(diagnosis: Diagnosis) -> Iterator[Block]:
 def _advice(diagnosis: Diagnosis, lang: Language) -> str:
     """What helps first against the cause, where nothing is priced."""
     first = diagnosis.remedies[0] if diagnosis.remedies else None
-    if first is not None and (code_of(first.key) is not None or diagnosis.program or first.key == "smaller_input"):
+    is_told = diagnosis.program or is_named_by_message(diagnosis)
+    if first is not None and (code_of(first.key) is not None or is_told or first.key == "smaller_input"):
         return translate(f"remedy_{first.key}", lang, **first.values)
     if diagnosis.phase == "saving" and diagnosis.cause is Cause.WEIGHTS_TOO_BIG:
         return translate("advice_saving", lang, code=_STATE_ON_HOST)

@@ -18,7 +18,7 @@ _COLUMNS = ("remedy", "needed", "saving", "verdict", "speed", "batch")
 _HUES = {"safe": "parameter", "tight": "optimizer_state", "danger": "activation", None: "before"}
 _MOST_BARS = 6
 _NO_RUN, _NOT_ASKED = "reason_no_run", "reason_fast"  # the notes of remedies that are only named
-_ELSEWHERE = "reason_other_program"  # and of those that no run of ours could show
+_ELSEWHERE = ("reason_other_program", "reason_host")  # and of those that no run of ours could show
 _STOPS = ".。"
 
 
@@ -103,7 +103,7 @@ def _is_worthwhile(remedy: Remedy) -> bool:
 
 
 def _is_only_named(remedy: Remedy) -> bool:
-    return remedy.note is not None and remedy.note.key in (_NO_RUN, _NOT_ASKED, _ELSEWHERE)
+    return remedy.note is not None and remedy.note.key in (_NO_RUN, _NOT_ASKED, *_ELSEWHERE)
 
 
 def _how(remedy: Remedy, wording: Wording) -> Details:

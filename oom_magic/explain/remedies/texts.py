@@ -136,6 +136,11 @@ def text_remedies(diagnosis: Diagnosis) -> tuple[str, ...] | None:
     return _by_evidence(keys, diagnosis) or None
 
 
+def is_named_by_message(diagnosis: Diagnosis) -> bool:
+    """Whether the kind of message alone says what to change."""
+    return diagnosis.main_failure is not None and diagnosis.main_failure.format in _BY_FORMAT
+
+
 def code_of(key: str) -> tuple[str, str] | None:
     """Lines to copy for a change, and their language; None where a sentence says it all."""
     return _CODE.get(key)

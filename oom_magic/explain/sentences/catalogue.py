@@ -31,7 +31,9 @@ CATALOGUE: Sentences = {
     "cause_sysmem_fallback": "The driver had moved memory to the computer's RAM (Windows or WSL); that ran out, too.",
     "cause_host_ram": "The computer's own memory (RAM) ran out, not the GPU's.",
     "cause_shared_memory": "The shared memory (/dev/shm) that data loading workers use ran out, not the GPU's memory.",
-    "cause_driver_level": "The driver or a CUDA library could not get memory, outside PyTorch's own allocator.",
+    "cause_driver_level": (
+        "The driver, or a library that asks it directly, could not get memory, outside PyTorch's own allocator."
+    ),
     "cause_not_oom": "This is not about running out of device memory.",
     "cause_unknown": "The text alone does not establish the cause.",
     # How sure a judgement is.

@@ -11,6 +11,7 @@ REASONS: Sentences = {
     "reason_no_run": "nothing here to rehearse; give the run (setup= or --model ...)",
     "reason_fits_as_it_is": "what was rehearsed fits as it is",
     "reason_other_program": "a setting of another program",
+    "reason_host": "what is rehearsed is the GPU's memory, not the computer's RAM",
     "reason_not_yet": "not rehearsed yet",
     "reason_nothing_saves": "the cell was rehearsed with every change that fits it, and none of them saves much",
     "reason_loop_is_long": (
