@@ -211,7 +211,7 @@ def _refined(judgement: Judgement, answer: TensorAnswer) -> Judgement:
         return judgement
     is_seen = best.fit >= 1 and bool(best.expression)
     is_open = judgement.cause is Cause.UNKNOWN or judgement.confidence is Confidence.POSSIBLE
-    is_named_closer = is_seen and judgement.cause is Cause.ACTIVATIONS and judgement.confidence is Confidence.LIKELY
+    is_named_closer = judgement.cause is Cause.ACTIVATIONS and judgement.confidence is Confidence.LIKELY
     if not (is_open or (is_named_closer and _CAUSE_OF_TENSOR[best.name] in _KINDS_OF_ACTIVATIONS)):
         return judgement
     key = "tensor_seen" if is_seen else "tensor_matches"

@@ -186,7 +186,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:batch[ _-]?size|it)\s(?:\w+\s)?to \d{1,4}(?:(?!n't|not)[^.\n]){0,30}\b(?:solve|works|run it|fits"
         r"|normally)",
         r"can only fit \d{1,6} (?:examples|samples|images)", r"max(?:imum)? batch[ _-]?size[^.\n]{0,30}\d",
-        r"batch[ _-]?size?.{0,12}(?:对于|太大|过大)", r"(?:please )?decrease the batch size of your model",
+        r"batch[ _-]?size?[^\n]{0,40}(?:太大|过大)", r"(?:please )?decrease the batch size of your model",
         r"减[小少](?:了)?\s?batch[ _-]?size?.{0,16}(?:可以|解决|就好|正常)",
     ),
     "larger_batch_fails": _words(
