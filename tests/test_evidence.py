@@ -145,3 +145,13 @@ def test_prose_alone_is_judged(text, cause):
 def test_a_text_without_a_failure_is_none():
     for text in ("How do I install PyTorch?", "def f(x):\n    return x\n", "memory is a topic of this book"):
         assert not explain(text, fast=True, lang="en").failures
+
+
+def test_a_pasted_line_that_keeps_a_graph_is_mended_as_it_stands():
+    text = "for x in loader:\n    loss = criterion(model(x), y)\n    loss.backward()\n    {line}\nRuntimeError: CUDA error: out of memory"
+    for line, fixed in (
+        ("loss_hist.append(loss)", "loss_hist.append(loss.item())"),
+        ("running_loss += loss", "running_loss += loss.item()"),
+        ("buf.append(model(x))", "buf.append(model(x).detach().cpu())"),
+    ):
+        assert fixed in str(explain(text.format(line=line), lang="en", fast=True))

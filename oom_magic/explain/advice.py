@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.evidence.causes import Cause, Evidence
+from oom_magic.explain.evidence.clues.pasted_code import without_graph
 from oom_magic.explain.evidence.judging import device_tool
 from oom_magic.explain.evidence.number_rules import unlisted_bytes
 from oom_magic.explain.evidence.tensors import NO_LANGUAGE_MODEL
@@ -52,6 +53,8 @@ _AGAINST: Mapping[Cause, tuple[str, ...]] = {
     Cause.DRIVER_LEVEL: ("smaller_batch_any",),
     Cause.UNKNOWN: ("smaller_batch_any", "mixed_precision", "checkpointing"),
 }
+# Evidence that quotes the line that keeps tensors.
+_KEEPING_LINES = ("code_appends_tensors", "code_sums_tensors", "code_averages_tensors")
 _OF_LANGUAGE_MODELS = ("sdpa", "shorter_sequences_any", "lora", "qlora", "chunked_loss")
 _AT_EVALUATION = ("no_grad", "smaller_evaluation_any")
 _VALUES: Mapping[str, Mapping[str, Any]] = {
@@ -164,6 +167,11 @@ def _values_of(key: str, diagnosis: Diagnosis) -> Mapping[str, Any]:
     """The values that a remedy's sentence names."""
     if key in ("close_processes_any", "check_processes"):
         return {"tool": device_tool(diagnosis.backend)}
+    if key == "detach":
+        lines = (str(one.values["line"]) for one in diagnosis.evidence if one.key in _KEEPING_LINES)
+        mended = next(((line, fixed) for line in lines if (fixed := without_graph(line))), None)
+        if mended is not None:
+            return {"code": mended[0], "fixed": mended[1]}
     return _VALUES.get(key, {})
 
 

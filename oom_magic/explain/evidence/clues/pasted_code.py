@@ -79,6 +79,29 @@ def faults_in(text: str) -> tuple[CodeFault, ...]:
     return tuple(found.values())
 
 
+def without_graph(line: str) -> str:
+    """A line that keeps a tensor over steps, so that it keeps its number (a loss) or the tensor cut off, on the host.
+
+    Empty where the line is of another kind.
+    """
+    tree, _ = _tree_or_error([line])
+    node = tree.body[0] if tree is not None and tree.body else None
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and node.value.args:
+        node.value.args[0] = _cut(node.value.args[0])
+    elif isinstance(node, ast.AugAssign):
+        node.value = _cut(node.value)
+    else:
+        return ""
+    return ast.unparse(node)
+
+
+def _cut(value: ast.expr) -> ast.expr:
+    text = ast.unparse(value)
+    end = ".item()" if "loss" in text.lower() else ".detach().cpu()"
+    whole = text if isinstance(value, ast.Name | ast.Attribute | ast.Subscript | ast.Call) else f"({text})"
+    return ast.parse(whole + end, mode="eval").body
+
+
 def _blocks(text: str) -> Iterator[list[str]]:
     """Runs of lines that look like code; prose between them ends a run."""
     block: list[str] = []
