@@ -145,7 +145,7 @@ def test_reserved_and_cached_mean_different_things():
             "cupy",
             True,
         ),
-        ("DataLoader worker (pid(s) 1234, 5678) exited unexpectedly", "dataloader_other_signal", None),
+        ("DataLoader worker (pid(s) 1234, 5678) exited unexpectedly", "dataloader_exited", None),
         ("$ Torch: not enough memory: you tried to allocate 12GB. Buy new RAM!", "cpu_allocator", True),
         ("the weather is fine", None, None),
         ("", None, None),
