@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,6 +25,15 @@ def is_private(name: str) -> bool:
     return any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
 
 
+def dotted(node: ast.expr) -> list[str]:
+    """The names of ``a.b.c``; the first is empty where it begins with something else than a name."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.insert(0, node.attr)
+        node = node.value
+    return [node.id if isinstance(node, ast.Name) else "", *parts]
+
+
 def used_in(source: str) -> Iterator[str]:
     """The private names of torch that code imports or reaches by a dotted path, up to the last private part."""
     tree = ast.parse(source)
@@ -35,14 +45,13 @@ def used_in(source: str) -> Iterator[str]:
                 if is_private(f"{node.module}.{alias.name}"):
                     yield f"{node.module}.{alias.name}"
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute):
-            root, *rest = ast.unparse(node).split(".")
-            if root in known and all(part.isidentifier() for part in rest):
-                name = ".".join([known[root], *rest])
-                if rest[-1].startswith("_") and not rest[-1].startswith("__"):
-                    yield name
+        if isinstance(node, ast.Attribute) and is_private(node.attr):
+            root, *rest = dotted(node)
+            if root in known:
+                yield ".".join([known[root], *rest])
 
 
+@cache
 def used() -> set[str]:
     return {name for file in ROOM.rglob("*.py") for name in used_in(file.read_text(encoding="utf-8"))}
 

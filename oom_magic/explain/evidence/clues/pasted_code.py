@@ -26,7 +26,6 @@ _TENSOR_NAME = re.compile(
     r"|embeddings?|log_probs?|logp|reward)(?:$|_|\d)|loss|tensor",
     re.I,
 )
-_SUM_NAME = re.compile(r"(?:running|total|epoch|sum|train|val|valid|test|avg|mean|acc|cum)", re.I)
 _STATE_NAME = re.compile(r"^(?:\w*_)?(?:h|c|hx|cx|hidden\w*|state\w*|mem\w*|carry)$", re.I)
 _MODEL_NAME = re.compile(
     r"(?:^|\.)(?:\w*model\w*|net|\w*net|encoder|decoder|generator|discriminator|pipe|backbone)$", re.I
