@@ -103,7 +103,7 @@ def test_a_survey_changes_nothing_and_keeps_nothing():
     assert survey.refusal(Change()).key == "no_model_ran"
 
 
-def test_forwards_per_step_are_counted():
+def test_batches_per_step_are_counted():
     def accumulate():
         model = nn.Linear(8, 8).cuda()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -114,7 +114,21 @@ def test_forwards_per_step_are_counted():
 
     survey = Survey([])
     run(accumulate, survey)
-    assert survey.forwards_per_step == 4
+    assert survey.batches_per_step == 4
+
+
+def test_two_calls_with_one_backward_are_one_batch():
+    def compare():
+        model = nn.Linear(8, 8).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            one, other = (model(torch.zeros(2, 8, device="cuda")) for _ in range(2))
+            (one - other).sum().backward()
+            optimizer.step()
+
+    survey = Survey([])
+    run(compare, survey)
+    assert survey.batches_per_step == 1
 
 
 def test_an_offloaded_optimizer_takes_nothing():
@@ -285,4 +299,4 @@ def test_a_loss_module_is_no_forward_of_the_model():
 
     survey = Survey([])
     run(train, survey)
-    assert survey.forwards_per_step == 1
+    assert survey.batches_per_step == 1

@@ -62,6 +62,48 @@ def test_the_statement_that_sets_the_batch_is_shown_as_it_then_is():
     assert "batch_size=6" in ast.unparse(tree)
 
 
+ACCUMULATING = """
+for step, (images, labels) in enumerate(loader):
+    loss = F.mse_loss(net(images), labels) / {ACCUM}
+    loss.backward()
+    if (step + 1) % {ACCUM} == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(("accumulation", "names"), [("4", {}), ("ACCUM", {"ACCUM": 4}), ("k", {"k": 4, "other": 4})])
+def test_a_run_that_accumulates_already_accumulates_more(accumulation, names):
+    tree = ast.parse(ACCUMULATING.replace("{ACCUM}", accumulation))
+    rehearsal = CellRehearsal(exec, tree, {"net": make(), "BATCH": 6, **names})
+    rehearsal.accumulation = 4
+    rehearsal._parameters["batch"] = find_size_parameters(tree, rehearsal._names, "batch", 6)[0]
+    code = rehearsal.own_code("smaller_batch", {**VALUES, "accumulation": 12})
+    assert code.startswith("BATCH = 2")
+    assert code.count("12") == (1 if names else 2) and ("other" in code) is False
+    assert f"{accumulation} = 12" in code if names else "% 12 == 0" in code
+
+
+@pytest.mark.parametrize("option", ["--train-batch-size {}", "--batch={}"])
+def test_the_size_on_a_command_line(option):
+    words = ["train.py", "--epochs", "1", *option.format(6).split()]
+    rehearsal = CellRehearsal(exec, ast.parse("main()"), {"steps": 6}, arguments=words)
+    rehearsal._parameters["batch"] = find_size_parameters(rehearsal._tree, rehearsal._names, "batch", 6, words)[0]
+    assert rehearsal.own_code("smaller_batch", VALUES) == f"%run train.py --epochs 1 {option.format(2)}"
+    assert words[3:] == option.format(6).split()
+
+
+def test_the_loss_that_an_accelerator_is_given_is_divided():
+    code = rewritten("smaller_batch", LOOP.replace("loss.backward()", "accelerator.backward(loss)"))
+    assert "accelerator.backward(loss / accumulation)" in code
+
+
+def test_the_default_of_an_option():
+    tree = ast.parse("parser.add_argument('--batch-size', type=int, default=6)")
+    first = find_size_parameters(tree, {}, "batch", 6)[0]
+    assert (first.label, first.is_named) == ("--batch-size", True)
+
+
 def test_a_loop_that_counts_keeps_its_counter():
     turns = "for i, (images, labels) in enumerate(loader):"
     code = rewritten("smaller_batch", LOOP.replace("for images, labels in loader:", turns))

@@ -130,6 +130,20 @@ def test_ranking():
     assert verdicts == sorted(verdicts, key=["safe", "tight", "danger"].index)
 
 
+@pytest.mark.parametrize("usable", [need(1), need(6), need(10)])
+def test_while_prices_come_in_the_headline_only_changes_for_the_better(usable):
+    found, order = [], ["safe", "tight", "danger", None]
+    heads = []
+    for remedy in priced(Run(), usable):
+        found.append(remedy)
+        best = ranked(found)[0]
+        unfit = -(best.saving_bytes or 0)
+        heads.append(
+            (not best.fits, best.is_bought, *((order.index(best.verdict), best.cost) if best.fits else (unfit,)))
+        )
+    assert heads == sorted(heads, reverse=True)
+
+
 def test_a_safe_remedy_comes_before_a_cheaper_one_that_fills_the_card():
     cheap, dear = Remedy("sdpa", 1, "same", fits=True), Remedy("lora", 70, "same", fits=True)
     full, safe = replace(cheap, verdict="danger"), replace(dear, verdict="safe")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import gc
 import weakref
 
+import pytest
 import torch
 
+from oom_magic.explain.remedies.rehearsal import CellRehearsal
 from oom_magic.predict.instrumentation.starting_point import StartingPoint
 from oom_magic.predict.isolation.snapshot import Snapshot
 from oom_magic.predict.session import DrySession
@@ -50,6 +53,18 @@ def test_names_objects_and_states_are_as_they_were_and_then_as_they_are() -> Non
     noted.restore()
     assert names["batch_size"] == 64 and len(names["losses"]) == 2 and names["runner"].optimizer is optimizer
     assert not net.training and "head" in net._modules and len(optimizer.state) == 2
+
+
+def test_the_groups_of_an_optimizer_that_loaded_a_state_since() -> None:
+    net = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+    names = {"net": net, "optimizer": optimizer}
+    start = StartingPoint([names])
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.param_groups[0]["lr"] = 0.2
+    gone_back(start, names)
+    assert [one["lr"] for one in optimizer.param_groups] == [0.1]
+    assert optimizer.param_groups[0]["params"][0] is net.weight
 
 
 def test_it_keeps_nothing_alive() -> None:
@@ -106,3 +121,35 @@ def test_what_is_in_the_way_takes_nothing_where_it_is_left_out() -> None:
         report = session.run(lambda: exec(code, names), [names])
         assert report.breakdown["before"] == before
         assert report.peak_allocated_bytes == 4 * 2**20
+
+
+@pytest.mark.parametrize(("more", "kept_mib"), [("", 0), ("; kept = [out]", 64), ("; other = out[:1]", 64)])
+def test_what_a_name_held_goes_when_the_cell_binds_it_anew(more: str, kept_mib: int) -> None:
+    names = {"torch": torch}
+    first = DrySession("RTX 3060", has_bar=False)
+    tensor = "torch.ones({}, 2**20, dtype=torch.uint8, device='cuda')"
+    made = f"model = {tensor.format(32)}; out = {tensor.format(64)}{more}"
+    cell = f"for _ in range(1):\n    out = {tensor.format(16)}\n    del model\nbig = {tensor.format(256)}"
+    first.run(lambda: exec(made, names), [])
+    first.run(lambda: exec(cell, names), [names])
+    rehearsal = CellRehearsal(
+        lambda tree, names: exec(compile(tree, "<cell>", "exec"), names), ast.parse(cell), names, origin=first
+    )
+    for _ in range(2):
+        assert rehearsal.begin([], 0).peak_allocated_bytes == (16 + 256 + kept_mib) * 2**20
+    assert sorted(names)[:1] == ["__builtins__"] and not any(name.startswith("__oom") for name in names)
+
+
+def test_a_result_that_goes_takes_the_weights_of_its_graph_along() -> None:
+    names = {"torch": torch}
+    first = DrySession("RTX 3060", has_bar=False)
+    cell = "out = None\nbig = torch.ones(64, 2**20, dtype=torch.uint8, device='cuda')"
+    made = "net = torch.nn.Linear(2048, 2048, bias=False).cuda()\nout = net(torch.ones(1, 2048, device='cuda')).sum()"
+    first.run(lambda: exec(f"{made}\nout.backward()\nfor weight in net.parameters(): weight.grad = None", names), [])
+    for name in ("net", "weight"):
+        del names[name]
+    first.run(lambda: exec(cell, names), [names])
+    rehearsal = CellRehearsal(
+        lambda tree, names: exec(compile(tree, "<cell>", "exec"), names), ast.parse(cell), names, origin=first
+    )
+    assert rehearsal.begin([], 0).peak_allocated_bytes == 64 * 2**20

@@ -1,6 +1,8 @@
 """One notebook in a process of its own: it fails and is explained, or (with ``truth``) it is run plainly.
 
-    python tests/gpu/closed_loop.py NAME [VALUES as JSON] [truth]
+    python tests/gpu/closed_loop.py NAME [VALUES as JSON] [truth | pretend]
+
+``pretend`` runs each cell under ``%%gpumem`` on a pretend card of the same size: where there is no device.
 
 The last line of the output is JSON.
 """
@@ -12,6 +14,7 @@ import io
 import json
 import os
 import re
+import shlex
 import sys
 import tempfile
 import time
@@ -19,7 +22,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from failing_notebooks import NOTEBOOKS, Notebook
+import unlike_notebooks
+from failing_notebooks import CARD_MIB, NOTEBOOKS, Notebook
 
 
 def filled(cell: str, values: dict[str, Any]) -> str:
@@ -27,6 +31,14 @@ def filled(cell: str, values: dict[str, Any]) -> str:
     for name, value in values.items():
         cell = cell.replace("{" + name + "}", str(value))
     return cell
+
+
+def on_a_pretend_card(cell: str) -> str:
+    """The cell under ``%%gpumem``, or its line magic with the card."""
+    card = f'--no-plot --gpu "RTX 3060" --memory {CARD_MIB}MiB --steps all'
+    if cell.startswith("%gpumem"):
+        return cell.replace("--no-plot", card)
+    return f"%%gpumem {card}\n{cell}"
 
 
 def known_values() -> contextlib.AbstractContextManager[Any]:
@@ -42,6 +54,15 @@ def known_values() -> contextlib.AbstractContextManager[Any]:
     return shadow
 
 
+def run_plainly(cell: str, names: dict[str, Any]) -> None:
+    """What a cell runs, without IPython."""
+    code = re.sub(r"^%%?(time|gpumem( --\S+)*)\s*", "", cell)
+    if code.startswith("%run "):
+        sys.argv = shlex.split(code)[1:]
+        code, names = Path(sys.argv[0]).read_text(), {"__name__": "__main__"}
+    exec(compile(code, "<cell>", "exec"), names)
+
+
 def truth(notebook: Notebook, values: dict[str, Any]) -> dict[str, Any]:
     """Whether the cells run, and what they took at most."""
     import torch
@@ -52,14 +73,13 @@ def truth(notebook: Notebook, values: dict[str, Any]) -> dict[str, Any]:
         with known_values() if notebook.reads_values else contextlib.nullcontext():
             for cell in notebook.cells:
                 torch.cuda.reset_peak_memory_stats()  # the price is that of the last cell
-                code = re.sub(r"^%%?(time|gpumem( --\S+)*)\s*", "", filled(cell, values))
-                exec(compile(code, "<cell>", "exec"), names)
+                run_plainly(filled(cell, values), names)
     except torch.OutOfMemoryError:
         fits = False
     return {"fits": fits, "peak": torch.cuda.max_memory_allocated()}
 
 
-def explained(notebook: Notebook, values: dict[str, Any]) -> dict[str, Any]:
+def explained(notebook: Notebook, values: dict[str, Any], is_pretended: bool) -> dict[str, Any]:
     """What ``%oom_explain`` says when the last cell has failed."""
     from IPython.core.interactiveshell import InteractiveShell
 
@@ -67,12 +87,15 @@ def explained(notebook: Notebook, values: dict[str, Any]) -> dict[str, Any]:
     shell.run_line_magic("load_ext", "oom_magic")
     with contextlib.redirect_stdout(io.StringIO()):
         for cell in notebook.cells:
-            result = shell.run_cell(filled(cell, values), store_history=True)
+            code = filled(cell, values)
+            result = shell.run_cell(on_a_pretend_card(code) if is_pretended else code, store_history=True)
             shown = getattr(sys, "last_value", None)  # by a magic, such as %run, whose cell goes on
             error = result.error_before_exec or result.error_in_exec or shown
             del result, shown
         failed = None if error is None else f"{type(error).__name__}: {error}"[:200]
         del error
+        if failed is None:
+            return {"failed": None, "cause": "", "seconds": (0, 0), "remedies": [], "text": ""}
         start, start_of_process = time.monotonic(), time.process_time()
         diagnosis = shell.run_line_magic("oom_explain", "")
         seconds = time.monotonic() - start, time.process_time() - start_of_process
@@ -100,15 +123,17 @@ def explained(notebook: Notebook, values: dict[str, Any]) -> dict[str, Any]:
 
 def main(name: str, *more: str) -> None:
     """Print the result of one run."""
-    notebook = NOTEBOOKS[name]
+    notebook = unlike_notebooks.LIGHTNING if name == "lightning" else NOTEBOOKS[name]
     values = next((json.loads(one) for one in more if one.startswith("{")), notebook.values)
     folder = tempfile.mkdtemp()
     for file, text in notebook.files.items():
+        Path(folder, file).parent.mkdir(exist_ok=True)
         Path(folder, file).write_text(text)
     sys.path.insert(0, folder)
     os.chdir(folder)
     warnings.filterwarnings("ignore")
-    print(json.dumps(truth(notebook, values) if "truth" in more else explained(notebook, values)))
+    is_pretended = "pretend" in more
+    print(json.dumps(truth(notebook, values) if "truth" in more else explained(notebook, values, is_pretended)))
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def after(name: str) -> Apply:
     return lambda before, remedy: {**before, name: remedy["after"]}
 
 
-def _names(*names: str) -> frozenset[str]:
+def names(*names: str) -> frozenset[str]:
     return frozenset(names)
 
 
@@ -49,8 +49,8 @@ HEAD = """import torch, torch.nn as nn, torch.nn.functional as F
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 """
 SMALL = HEAD + "config = GPT2Config(n_embd=256, n_layer=6, n_head=4, vocab_size=8192, n_positions=512)\n"
-STEP = _names("smaller_batch", "checkpointing", "mixed_precision", "combination", "chunked_loss")
-FILLED = _names("activations", "logits_or_loss")
+STEP = names("smaller_batch", "checkpointing", "mixed_precision", "combination", "chunked_loss")
+FILLED = names("activations", "logits_or_loss")
 
 NOTEBOOKS: dict[str, Notebook] = {}
 
@@ -169,8 +169,8 @@ for step in range(200):
 """,
     ),
     {"ITEM": ""},
-    _names("leak_or_retained_reference"),
-    _names("detach"),
+    names("leak_or_retained_reference"),
+    names("detach"),
     {"detach": put(ITEM=".item()")},
 )
 
@@ -191,8 +191,8 @@ def predict(batches=64):
         "predictions = predict()",
     ),
     {"CPU": ""},
-    _names("leak_or_retained_reference"),
-    _names("keep_on_host"),
+    names("leak_or_retained_reference"),
+    names("keep_on_host"),
     {"keep_on_host": put(CPU=".cpu()")},
 )
 
@@ -218,7 +218,7 @@ run_epoch(); print(validate())
     ),
     {"B": 96},
     FILLED | {"request_alone_too_big"},
-    _names("smaller_evaluation"),
+    names("smaller_evaluation"),
     {"smaller_evaluation": after("B")},
 )
 
@@ -241,8 +241,8 @@ for _ in range(2):
 """,
     ),
     {"DEL": ""},
-    _names("leak_or_retained_reference"),
-    _names("drop_copy", "free_held"),
+    names("leak_or_retained_reference"),
+    names("drop_copy", "free_held"),
     {"drop_copy": put(DEL="del first_try, first_optimizer; import gc; gc.collect(); torch.cuda.empty_cache()")},
 )
 
@@ -285,8 +285,8 @@ for step in range(3):
 """,
     ),
     {},
-    _names("other_process"),
-    _names("close_processes"),
+    names("other_process"),
+    names("close_processes"),
     others_mib=1400,
 )
 
@@ -359,7 +359,7 @@ trainer = Trainer(model=GPT2LMHeadModel(config), args=args, train_dataset=Data()
     ),
     {"E": 64},
     FILLED | {"request_alone_too_big"},
-    _names("smaller_evaluation"),
+    names("smaller_evaluation"),
     {"smaller_evaluation": after("E")},
     reads_values=True,
 )

@@ -391,8 +391,9 @@ class RemedyEvaluator:
 
 
 def _is_python(code: str) -> bool:
+    """Whether a cell can hold it: Python, but for lines that call a magic."""
     try:
-        ast.parse(code)
+        ast.parse("\n".join(line for line in code.splitlines() if not line.startswith("%")))
     except SyntaxError:
         return False
     return True

@@ -211,12 +211,14 @@ def _draws_batches(loop: ast.For) -> bool:
 
 
 def _divide(backward: ast.Expr, by: str) -> None:
-    """``loss.backward()`` becomes ``(loss / by).backward()``, a scaler's the same inside."""
+    """``loss.backward()`` becomes ``(loss / by).backward()``; of a scaler, an accelerator what it is given."""
     call = backward.value
     assert isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
     loss = call.func.value
     if isinstance(loss, ast.Call) and len(loss.args) == 1 and ast.unparse(loss.func).endswith("scale"):
         loss.args[0] = ast.BinOp(loss.args[0], ast.Div(), ast.Name(by))
+    elif call.args and ast.unparse(loss).endswith("accelerator"):
+        call.args[0] = ast.BinOp(call.args[0], ast.Div(), ast.Name(by))
     else:
         call.func.value = ast.BinOp(loss, ast.Div(), ast.Name(by))
 

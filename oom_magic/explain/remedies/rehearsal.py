@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +15,7 @@ from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.live.growth import Growth, is_in, mended
 from oom_magic.explain.remedies.code import IN_A_LOOP, names_model
 from oom_magic.explain.remedies.own_code import own_arguments, own_code, own_names
-from oom_magic.explain.remedies.size_parameters import SizeParameter, find_size_parameters
+from oom_magic.explain.remedies.size_parameters import SizeParameter, find_accumulation, find_size_parameters
 from oom_magic.predict.isolation.silence import in_silence
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class Rehearsal(Protocol):
 
     @property
     def accumulation(self) -> int:
-        """Forwards per optimizer step."""
+        """Batches per optimizer step."""
 
     @property
     def is_of_job(self) -> bool:
@@ -221,7 +222,7 @@ class CellRehearsal:
     ``decided`` are names that each dry run decides anew. ``call(tree, names)`` executes the cell; what
     it does to ``names`` is undone each time. ``find_in_the_way`` tells what earlier cells hold, but for names that are
     needed. ``machine`` are the settings ``num_gpus``, ``num_processes`` and ``rank`` of a dry session; of several cards
-    prices are those of the fullest.
+    prices are those of the fullest. ``arguments`` is the command line of the script that the cell runs, as it reads it.
     """
 
     def __init__(
@@ -237,7 +238,9 @@ class CellRehearsal:
         find_in_the_way: Callable[[Collection[str]], InTheWay | None] = lambda _: None,
         decided: DecidedNames | None = None,
         machine: Mapping[str, Any] | None = None,
+        arguments: list[str] | None = None,
     ) -> None:
+        self._arguments = arguments or []
         self._decided = None if decided is None else [decided]
         self._call = call
         self._tree = tree
@@ -264,7 +267,7 @@ class CellRehearsal:
         self._num_steps = report.timeline.num_steps() if report.timeline.was_left else None
         self._fullest = training.call_at(report.peak_position)
         self.sizes = {} if self._fullest is None else _sizes(self._fullest.inputs)
-        self.accumulation = self._survey.forwards_per_step
+        self.accumulation = self._survey.batches_per_step
         return report
 
     @property
@@ -348,14 +351,27 @@ class CellRehearsal:
         parameter = self._parameters.get(what)
         if parameter is None:
             return ""
-        before = list(map(ast.unparse, self._tree.body))
-        with parameter.override(self._tree, self._names, values["after"]):
+        turned = {parameter: values["after"]}
+        if key == "smaller_batch" and self.accumulation > 1:
+            accumulation = find_accumulation(self._tree, self._names, self.accumulation)
+            turned |= {} if accumulation is None else {accumulation: values["accumulation"]}
+        return self._with_sizes(key, values, turned)
+
+    def _with_sizes(self, key: str, values: Mapping[str, Any], turned: Mapping[SizeParameter, int]) -> str:
+        """The statements that sizes change, and what sets those that other cells set."""
+        before, words = list(map(ast.unparse, self._tree.body)), list(self._arguments)
+        with contextlib.ExitStack() as stack:
+            for parameter, value in turned.items():
+                stack.enter_context(parameter.override(self._tree, self._names, value))
             pairs = zip(self._tree.body, before, strict=True)
-            turned = [ast.unparse(one) for one, old in pairs if ast.unparse(one) != old]
-            simple = [one for one in turned if isinstance(ast.parse(one).body[0], (ast.Assign, ast.Expr))]
-            setting = "\n".join(simple) or (f"{parameter.target} = {values['after']}" if parameter.target else "")
+            changed = [ast.unparse(one) for one, old in pairs if ast.unparse(one) != old]
+            simple = [one for one in changed if isinstance(ast.parse(one).body[0], (ast.Assign, ast.Expr))]
+            targets = [f"{one.target} = {value}" for one, value in turned.items() if one.target]
+            if self._arguments != words:
+                return f"%run {shlex.join(self._arguments)}"
+            setting = "\n".join([*simple, *targets])
             inside = own_code(self._tree, self._names, key, {**values, "setting": setting})
-        return inside or "\n".join(turned) or setting
+        return inside or "\n".join([*targets, *changed])
 
     def own_arguments(self, code: str, /) -> str:
         """Those that the cell makes."""
@@ -365,7 +381,8 @@ class CellRehearsal:
         """The parameter for a size, tried with ``value``, and the report of that trial."""
         from oom_magic.predict.what_if.change import ExpectedInputs
 
-        for parameter in find_size_parameters(self._tree, self._names, what, self.sizes[what])[:_MOST_PARAMETERS]:
+        found = find_size_parameters(self._tree, self._names, what, self.sizes[what], self._arguments)
+        for parameter in found[:_MOST_PARAMETERS]:
             number = 0 if self._fullest is None else self._fullest.number
             expected = ExpectedInputs(number, lambda inputs: _sizes(inputs).get(what) == value)
             with contextlib.suppress(NotPricedError):
@@ -380,6 +397,7 @@ class CellRehearsal:
         dropped: InTheWay | None = None,
         enough_bytes: int = 0,
     ) -> tuple[MemoryReport, Training]:
+        from oom_magic.predict.instrumentation.rebound_names import ReboundNames, leaves_of_graphs
         from oom_magic.predict.session import DrySession
 
         def call() -> None:
@@ -390,8 +408,10 @@ class CellRehearsal:
                     stack.enter_context(mended(growth, self._tree, self._names))
                 for parameter, value in turned.items():
                     stack.enter_context(parameter.override(self._tree, self._names, value))
-                self._call(self._tree, self._names)
+                rebound = ReboundNames(self._names, session.fake_gpu, leaves)
+                self._call(rebound.watched(self._tree), self._names)
 
+        leaves = leaves_of_graphs()
         namespaces = [self._names, *(names.namespace for names in self._decided or ())]
         while True:
             session = DrySession(

@@ -63,9 +63,10 @@ def _larger_card(needed: int, situation: Situation) -> Iterator[Remedy]:
     """The smallest card of the catalogue that would do."""
     from oom_magic.predict.setups.gpus import list_gpus
 
-    present = situation.gpu
+    gpu = situation.gpu
+    present = (situation.total_bytes or gpu.total_bytes) - gpu.context_bytes
     larger = [gpu for gpu in list_gpus() if gpu.total_bytes - gpu.context_bytes >= needed]
-    if larger and present.total_bytes - present.context_bytes < needed:
+    if larger and present < needed:
         gpu = min(larger, key=lambda card: (card.total_bytes, -card.capability[0]))
         values = {"gpu": gpu.name, "total_bytes": gpu.total_bytes}
         yield Remedy("larger_card", 0, "same", values, needed_bytes=needed, saving_bytes=0, fits=True,

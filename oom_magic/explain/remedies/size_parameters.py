@@ -15,7 +15,8 @@ from typing import Any
 
 _BATCH = re.compile(r"batch|(^|_)bs($|_)|^B$", re.IGNORECASE)
 _LENGTH = re.compile(r"seq|len|block_size|context|n_ctx|^T$|^S$", re.IGNORECASE)
-NAMES = {"batch": _BATCH, "seq": _LENGTH}
+_ACCUMULATION = re.compile(r"accum", re.IGNORECASE)
+NAMES = {"batch": _BATCH, "seq": _LENGTH, "accumulation": _ACCUMULATION}
 
 Override = Callable[[ast.Module, dict[str, Any], int], Any]
 
@@ -33,14 +34,45 @@ class SizeParameter:
     target: str = ""
 
 
-def find_size_parameters(tree: ast.Module, names: Mapping[str, Any], what: str, value: int) -> list[SizeParameter]:
-    """Places that hold ``value`` and may set ``what`` ("batch" or "seq"), the best named first."""
+def find_size_parameters(
+    tree: ast.Module, names: Mapping[str, Any], what: str, value: int, arguments: list[str] | None = None
+) -> list[SizeParameter]:
+    """Places that hold ``value`` and may set ``what`` ("batch", "seq" or "accumulation"), the best named first.
+
+    ``arguments`` is a script's command line.
+    """
     pattern = NAMES[what]
-    found = [*_literals(tree, pattern, value), *_variables(tree, names, pattern, value)]
+    found = [
+        *_of_command_line(arguments or [], pattern, value),
+        *_literals(tree, pattern, value),
+        *_variables(tree, names, pattern, value),
+    ]
     found += _shapes(tree, what, value)
     found += _defaults(tree, names, pattern, value)
     found += _attributes(names, pattern, value)
     return sorted(found, key=lambda parameter: not parameter.is_named)
+
+
+def _of_command_line(words: list[str], pattern: re.Pattern[str], value: int) -> Iterator[SizeParameter]:
+    """Options with that value: ``--batch-size 8`` or ``--batch-size=8``."""
+    for at, word in enumerate(words):
+        option, is_joined, given = word.partition("=")
+        if is_joined and given == str(value):
+            yield SizeParameter(option, bool(pattern.search(option)), _override_word(words, at, f"{option}="))
+        elif at and word == str(value) and words[at - 1].startswith("-"):
+            yield SizeParameter(words[at - 1], bool(pattern.search(words[at - 1])), _override_word(words, at, ""))
+
+
+def _override_word(words: list[str], at: int, before_value: str) -> Override:
+    @contextmanager
+    def override(_tree: ast.Module, _names: dict[str, Any], value: int) -> Iterator[None]:
+        before, words[at] = words[at], f"{before_value}{value}"
+        try:
+            yield
+        finally:
+            words[at] = before
+
+    return override
 
 
 def _literals(tree: ast.Module, pattern: re.Pattern[str], value: int) -> Iterator[SizeParameter]:
@@ -61,6 +93,20 @@ def _shapes(tree: ast.Module, what: str, value: int) -> Iterator[SizeParameter]:
         yield SizeParameter(str(value), False, _override_literals(firsts))
 
 
+def find_accumulation(tree: ast.Module, names: Mapping[str, Any], value: int) -> SizeParameter | None:
+    """What sets how many batches make up a step: by its name, or as the number that the loop divides by."""
+    named = [one for one in find_size_parameters(tree, names, "accumulation", value) if one.is_named]
+    if named:
+        return named[0]
+    divisions = [node for node in ast.walk(tree) if isinstance(node, ast.BinOp)]
+    moduli = {ast.unparse(node.right) for node in divisions if isinstance(node.op, ast.Mod)}
+    divisors = [node.right for node in divisions if isinstance(node.op, (ast.Mod, ast.Div))]
+    literals = [one for one in divisors if isinstance(one, ast.Constant) and one.value == value]
+    if literals and str(value) in moduli:
+        return SizeParameter(str(value), False, _override_literals(literals))
+    return next((one for one in _variables(tree, names, re.compile(""), value) if one.label in moduli), None)
+
+
 def _override_literals(constants: list[ast.Constant]) -> Override:
     @contextmanager
     def override(tree: ast.Module, names: dict[str, Any], value: int) -> Iterator[None]:
@@ -75,7 +121,10 @@ def _override_literals(constants: list[ast.Constant]) -> Override:
 def _labelled(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
     """(name, value) pairs in a node: keywords, assignments, defaults; other values without a name."""
     if isinstance(node, ast.Call):
-        yield from ((keyword.arg or "", keyword.value) for keyword in node.keywords)
+        option = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else None
+        is_option = isinstance(option, str) and option.startswith("--")  # argparse's, whose default it is
+        labels = ((str(option) if is_option and one.arg == "default" else one.arg, one) for one in node.keywords)
+        yield from ((label or "", one.value) for label, one in labels)
         yield from (("", argument) for argument in node.args)
     elif isinstance(node, ast.Assign):
         yield from ((target.id, node.value) for target in node.targets if isinstance(target, ast.Name))
@@ -187,9 +236,8 @@ def _attributes(names: Mapping[str, Any], pattern: re.Pattern[str], value: int) 
             continue
         sampler = getattr(holder, "batch_sampler", None)
         if pattern is _BATCH and getattr(sampler, "batch_size", None) == value:
-            yield SizeParameter(
-                "batch_size", True, _override_item("batch_size", vars(sampler))
-            )  # a loader's own cannot be set
+            target = f"{name}.batch_sampler.batch_size"  # a loader's own cannot be set
+            yield SizeParameter("batch_size", True, _override_item("batch_size", vars(sampler)), target)
         elif hasattr(holder, "__dict__") and not inspect.isclass(holder) and not inspect.ismodule(holder):
             for key, held in list(vars(holder).items()):
                 if type(held) is int and held == value and pattern.search(key) and not key.startswith("_"):

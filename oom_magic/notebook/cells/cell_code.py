@@ -40,12 +40,12 @@ _LOOKING = (
 
 @dataclass(frozen=True)
 class CellCode:
-    """Statements and the names that they see; ``arguments`` are those of a script that the cell runs."""
+    """Statements and the names that they see; ``arguments`` are a script's, its path first."""
 
     tree: ast.Module
     names: dict[str, Any]
     file: str = "<ipython-input-rehearsed>"  # a cell by its name: the user's code, no library's
-    arguments: tuple[str, ...] = field(default=())
+    arguments: list[str] = field(default_factory=list)
 
     def execute(self, tree: ast.Module, names: dict[str, Any]) -> None:
         """Run ``tree``, these statements or what was made of them, as Python would."""
@@ -70,7 +70,7 @@ def code_of(shell: InteractiveShell, source: str, names: dict[str, Any]) -> Cell
         return CellCode(tree, names)
     path, arguments, is_interactive = script
     own = names if is_interactive else {"__name__": _MAIN, "__file__": str(path), "__builtins__": __builtins__}
-    return CellCode(ast.parse(path.read_bytes()), own, str(path), (str(path), *arguments))
+    return CellCode(ast.parse(path.read_bytes()), own, str(path), [str(path), *arguments])
 
 
 def names_made(tree: ast.Module) -> frozenset[str]:

@@ -65,6 +65,7 @@ def prices(
             find_in_the_way=lambda needed: find_in_the_way(names, needed, there_before, total),
             decided=runner.decided(users, names),
             machine=None if origin is None else origin.machine,
+            arguments=code.arguments,
         )
         yield from advise(diagnosis, rehearsal, gpu, report, device=device)
 

@@ -55,13 +55,15 @@ class FailureWatch:
         self.failed_cell: FailedCell | None = None
         self.is_hinting = True
         self._start: StartingPoint | None = None
+        self._names_before: set[str] | None = None  # where torch was not loaded, and so nothing on a device
         self._shown_before = 0  # the error that was shown last, by identity
 
     def before_cell(self, _info: ExecutionInfo) -> None:
         """IPython's ``pre_run_cell``. With a GPU, what the cell finds there is noted."""
-        self._start = None
+        self._start, self._names_before = None, None
         self._shown_before = id(getattr(sys, "last_value", None))
         if "torch" not in sys.modules:
+            self._names_before = set(self._shell.user_ns)
             return
         from oom_magic.measure.device.memory_sample import is_available
 
@@ -81,9 +83,21 @@ class FailureWatch:
         source = str(getattr(result.info, "raw_cell", "") or "")
         is_observed = source.lstrip().startswith(("%%gpumem", "%gpumem"))
         is_dry = is_observed and self.was_dry()
-        self.failed_cell = FailedCell(source, is_observed, is_dry, None if is_dry else self._start)
+        self.failed_cell = FailedCell(source, is_observed, is_dry, None if is_dry else self._start_of_cell())
         if self.is_hinting:
             print(_("%oom_explain says which tensor did not fit, why, and what to change (--off: no more hints)."))
+
+    def _start_of_cell(self) -> StartingPoint | None:
+        """What the cell found on a device: nothing, where it loaded torch itself."""
+        if self._names_before is None or "torch" not in sys.modules:
+            return self._start
+        from oom_magic.measure.device.memory_sample import is_available
+
+        if not is_available():
+            return None
+        from oom_magic.predict.instrumentation.starting_point import StartingPoint
+
+        return StartingPoint.supposed(self._shell.user_ns, set(self._shell.user_ns) - self._names_before)
 
     def _shown(self) -> BaseException | None:
         """The error that a magic has shown itself, as ``%run`` does, and the cell went on."""

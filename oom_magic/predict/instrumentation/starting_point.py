@@ -67,7 +67,7 @@ class StartingPoint:
         self._references: dict[int, weakref.ref[Any]] = {}
         self._plain: dict[int, Any] = {}
         self._contents: list[_Contents] = []
-        self._seen: set[int] = set()
+        self._seen: set[int] = set()  # containers
         self._num_entries = 0
         live = find_live_objects()
         self._tensors = {id(tensor): was for tensor in live.tensors if (was := _was(tensor)) is not None}
@@ -148,9 +148,17 @@ class StartingPoint:
     def _restore_list(self, container: Any, held: list[int]) -> None:
         known = {id(one): one for one in container}
         found = [known[one] if one in known and self._is(known[one], one) else self._resolved(one) for one in held]
+        if not isinstance(container, set):
+            found = [self._in_its_place(one, container, at, held[at]) for at, one in enumerate(found)]
         kept = [one for one in found if one is not _ABSENT]
         container.clear()
         container.update(kept) if isinstance(container, set) else container.extend(kept)
+
+    def _in_its_place(self, found: Any, container: Any, at: int, identity: int) -> Any:
+        """A dictionary or list that a like one replaced since, as ``load_state_dict`` does with an optimizer's groups:
+        that one, whose own contents are restored next."""
+        is_replaced = found is _ABSENT and identity in self._seen and at < len(container)
+        return container[at] if is_replaced and isinstance(container[at], (*_DICTS, *_LISTS)) else found
 
     def _is(self, value: Any, identity: int) -> bool:
         """Whether a value is the object that had this identity, not another one in its place."""

@@ -21,8 +21,8 @@ class Survey(Change):
     """Asks ``changes`` of each model that runs whether they apply; notes habits of the loop. Changes nothing.
 
     ``keeps_gradients``: the loop fills them with zeros. ``keeps_outputs``: a Hugging Face model's logits live until
-    the optimizer's step. ``forwards_per_step`` counts the calls of the model before the first step, where there is
-    but one.
+    the optimizer's step. ``batches_per_step`` counts the batches before the first step: the calls of the model, where
+    there is but one, or the backwards, if those are fewer (two calls may share one).
     """
 
     def __init__(self, changes: Iterable[Change]) -> None:
@@ -32,14 +32,16 @@ class Survey(Change):
         self._changes = tuple(changes)
         self._num_models = 0
         self._num_forwards = 0
+        self._num_backwards = 0
         self._num_calls = 0
         self._num_training_calls = 0
         self._has_stepped = False
         self._logits: weakref.ref[torch.Tensor] | None = None
 
     @property
-    def forwards_per_step(self) -> int:
-        return self._num_forwards if self._has_stepped and self._num_models == 1 else 1
+    def batches_per_step(self) -> int:
+        is_known = self._has_stepped and self._num_models == 1
+        return max(min(self._num_forwards, self._num_backwards), 1) if is_known else 1
 
     @property
     def has_trained(self) -> bool:
@@ -88,6 +90,7 @@ class Survey(Change):
             with (
                 patched(torch.optim.Optimizer, {"zero_grad": self._noting(torch.optim.Optimizer.zero_grad)}),
                 patched(torch.nn.Module, {"zero_grad": self._noting(torch.nn.Module.zero_grad)}),
+                patched(torch.autograd, {"backward": self._counting(torch.autograd.backward)}),
             ):
                 yield
         finally:
@@ -95,6 +98,13 @@ class Survey(Change):
             for change in self._changes:
                 if isinstance(change, NoGradients):
                     change.num_training_calls = self._num_training_calls
+
+    def _counting(self, backward: Callable[..., None]) -> Callable[..., None]:
+        def run(*args: Any, **kwargs: Any) -> None:
+            self._num_backwards += not self._has_stepped
+            backward(*args, **kwargs)
+
+        return run
 
     def _noting(self, zero_grad: Callable[..., None]) -> Callable[..., None]:
         def run(owner: Any, set_to_none: bool = True) -> None:

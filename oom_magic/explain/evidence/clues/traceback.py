@@ -83,6 +83,7 @@ _PHASES: tuple[tuple[str, re.Pattern[str]], ...] = (
 # What a forward can happen inside of. "net(x).sum().backward()" is not yet in its backward.
 _AROUND = (*_PHASES[:2], ("backward", _any(r"\bloss\w*\.backward\(", r"run_backward", r"\bin backward\b",
                                            r"autograd[/\\]__init__")))  # fmt: skip
+_CLOSURE = re.compile(r"\bclosure\(\s*\)")
 _EVALUATION = re.compile(r"\bin (?:evaluat\w*|validat\w*|eval\w*|test(?!_)\w*|predict\w*|prediction_step|inference)\b")
 _TRAINING = _any(
     r"\.backward\(", r"run_backward", r"training_step", r"_inner_training_loop", r"\bin train\w*\b",
@@ -328,10 +329,11 @@ def _looks_like_code(line: str) -> bool:
 def _phase(lines: list[str]) -> str | None:
     """The phase that the innermost telling line shows; evaluation when an outer frame says so."""
     phase = None
-    for line in reversed(lines):
+    inner = _within_closure(lines)
+    for line in reversed(inner):
         phase = next((name for name, pattern in _PHASES if pattern.search(line)), None)
         if phase == "forward":
-            outer = (name for other in lines for name, pattern in _AROUND if pattern.search(other))
+            outer = (name for other in inner for name, pattern in _AROUND if pattern.search(other))
             phase = next(outer, phase)
         if phase is not None:
             break
@@ -339,6 +341,12 @@ def _phase(lines: list[str]) -> str | None:
     if is_evaluation and phase in (None, "forward", "loss"):
         return phase if any(_NO_GRAD.search(line) for line in lines) else "evaluation"
     return phase
+
+
+def _within_closure(lines: list[str]) -> list[str]:
+    """The lines of what an optimizer's step calls to compute the gradients, as Lightning has it; else all of them."""
+    calls = [at for at, line in enumerate(lines) if _CLOSURE.search(line)]
+    return lines[calls[-1] + 1 :] if calls else lines
 
 
 def _tensor(inner_text: str) -> str | None:

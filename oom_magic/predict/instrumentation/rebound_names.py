@@ -1,0 +1,141 @@
+"""Names that a cell binds anew: what only they held before it goes then, as it does for real.
+
+A dry run keeps the user's objects alive, to give them back afterwards. So their memory is let go where the cell's own
+statements drop the last name that leads to them.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from oom_magic.predict.fake_cuda.places import Place
+from oom_magic.predict.isolation.live_objects import find_live_objects
+from oom_magic.predict.isolation.reach import Reach, users_modules
+
+if TYPE_CHECKING:
+    from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
+
+_PLAIN = (str, bytes, int, float, complex, bool, type(None), type(ast))
+_NAME = "__oom_magic_names_are_bound__"
+_ABSENT = object()
+
+
+Leaves = dict[int, list[weakref.ref[torch.Tensor]]]
+
+
+def leaves_of_graphs() -> Leaves:
+    """For each result of autograd that is alive, by identity, the weights that its graph keeps alive.
+
+    ``AccumulateGrad`` holds its variable (torch/csrc/autograd/functions/accumulate_grad.h), also after the backward.
+    Only a real graph tells: a dry run's doubles have none.
+    """
+    found: Leaves = {}
+    for tensor in find_live_objects().tensors:
+        try:
+            node = tensor.grad_fn
+        except (RuntimeError, NotImplementedError, AttributeError):  # wrappers of functorch and others
+            continue
+        if node is not None:
+            found[id(tensor)] = [weakref.ref(one) for one in _variables(node)]
+    return found
+
+
+def _variables(node: Any) -> Iterator[torch.Tensor]:
+    waiting, seen = [node], {node}
+    while waiting:
+        one = waiting.pop()
+        variable = getattr(one, "variable", None)
+        if isinstance(variable, torch.Tensor):
+            yield variable
+        following = {further for further, _ in one.next_functions if further is not None} - seen
+        seen |= following
+        waiting += following
+
+
+class ReboundNames:
+    """Watches ``names``, as they are now, through one run of a cell on ``gpu``; ``leaves`` are of graphs before it."""
+
+    def __init__(self, names: dict[str, Any], gpu: FakeGPU, leaves: Leaves) -> None:
+        self._names = names
+        self._gpu = gpu
+        self._leaves = leaves
+        self._held = {name: value for name, value in names.items() if not isinstance(value, _PLAIN)}
+
+    def watched(self, tree: ast.Module) -> ast.Module:
+        """The same statements, with a look at the names after each that binds one; ``tree`` stays as it is."""
+        self._names[_NAME] = self._look
+        return ast.Module(_with_looks(tree.body), tree.type_ignores)
+
+    def _look(self) -> None:
+        gone = [name for name, value in self._held.items() if self._names.get(name, _ABSENT) is not value]
+        if not gone:
+            return
+        before = self._reach([self._held.pop(name) for name in gone])
+        candidates = [one for one in find_live_objects().tensors if one in before]
+        if not any(self._gpu.place(one) is Place.GPU for one in candidates):
+            return
+        now = self._reach([*self._names.values(), *users_modules()])
+        for tensor in candidates:
+            if tensor not in now and self._gpu.place(tensor) is Place.GPU:
+                _empty(tensor)
+
+    def _reach(self, roots: list[Any]) -> Reach:
+        """What ``roots`` lead to, through the graphs of results too; no function leads to all names."""
+        found = Reach(seen={id(self._names)})
+        found.walk(roots)
+        held = [one() for result, leaves in self._leaves.items() if result in found.seen for one in leaves]
+        found.walk(held)
+        return found
+
+
+def _empty(tensor: torch.Tensor) -> None:
+    """Let go of the memory of a tensor that stands for one of the user's, whose own data is set aside."""
+    with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad():  # type: ignore[attr-defined]
+        tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+
+
+def _with_looks(statements: Iterable[ast.stmt]) -> list[ast.stmt]:
+    found: list[ast.stmt] = []
+    for one in statements:
+        found += _with_look(one)
+    return found
+
+
+def _with_look(statement: ast.stmt) -> Iterator[ast.stmt]:
+    parts = {name: part for name in ("body", "orelse", "finalbody") if (part := getattr(statement, name, None))}
+    handlers = getattr(statement, "handlers", ())
+    is_scope = isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+    if is_scope or not parts:
+        yield statement
+        if _binds(statement):
+            yield _call(statement)
+        return
+    made = copy.copy(statement)
+    for name, part in parts.items():
+        begin = [_call(part[0])] if name == "body" and not isinstance(statement, (ast.If, ast.Try)) else []
+        setattr(made, name, [*begin, *_with_looks(part)])
+    if handlers:
+        made.handlers = [_handler(one) for one in handlers]  # type: ignore[attr-defined]
+    yield made
+
+
+def _handler(handler: ast.ExceptHandler) -> ast.ExceptHandler:
+    made = copy.copy(handler)
+    made.body = _with_looks(handler.body)
+    return made
+
+
+def _binds(statement: ast.stmt) -> bool:
+    return any(isinstance(one, ast.Name) and not isinstance(one.ctx, ast.Load) for one in ast.walk(statement))
+
+
+def _call(beside: ast.stmt) -> ast.stmt:
+    call = ast.Expr(ast.Call(ast.Name(_NAME, ast.Load()), [], []))
+    return ast.fix_missing_locations(ast.copy_location(call, beside))
