@@ -64,7 +64,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory, notebook: nbformat.NotebookNod
         port = free.getsockname()[1]
     places = {f"JUPYTER_{kind}_DIR": str(folder / kind) for kind in ("CONFIG", "DATA", "RUNTIME")}
     options = ["--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}", f"--notebook-dir={folder}"]
-    options += ["--IdentityProvider.token=", "--LabApp.news_url=None", "--LabApp.check_for_updates_class="
+    options += ["--IdentityProvider.token=", "--expose-app-in-browser", "--LabApp.news_url=None", "--LabApp.check_for_updates_class="
                 "jupyterlab.NeverCheckForUpdate"]  # fmt: skip
     with (folder / "log.txt").open("wb") as log:
         server = subprocess.Popen(

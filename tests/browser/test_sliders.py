@@ -6,6 +6,7 @@ import re
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -167,3 +168,42 @@ def test_delay_from_key_to_changed_picture(page: Any, record_property: Callable[
     median, worst = statistics.median(delays), max(delays)
     record_property("delay_ms", {"median": median, "worst": worst})
     print(f"\nkey to changed picture: median {median:.0f} ms, worst {worst:.0f} ms over {len(delays)} moves")
+
+
+_OVERFLOWING = """() => [...document.querySelectorAll('.oom-live, .oom-live .oom-controls, .oom-live .oom-picture,'
+    + ' .oom-live .oom-map-box, .oom-live .oom-chart')]
+  .filter(box => box.clientWidth && box.scrollWidth > box.clientWidth + 1 && getComputedStyle(box).overflowX != 'visible')
+  .map(box => `${box.className}: ${box.scrollWidth} in ${box.clientWidth}`)"""
+_OVERLAPPING = """() => {
+  const shown = [...document.querySelectorAll('.oom-live .oom-map-heading .columns span, .oom-live .oom-map-heading b,'
+    + ' .oom-live .oom-map-heading small, .oom-live dl > div, .oom-live .oom-controls .widget-label')]
+    .map(one => [one.innerText, one.getBoundingClientRect()]).filter(([text, box]) => text && box.width);
+  const hits = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1;
+  return shown.flatMap(([text, a], at) => shown.slice(at + 1).filter(([_, b]) => hits(a, b))
+    .map(([other, _]) => `${text} on ${other}`));
+}"""
+_FAINT = """() => {
+  const channels = colour => colour.match(/[\\d.]+/g).slice(0, 3).map(Number).map(one => one / 255)
+    .map(one => one <= 0.03928 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4);
+  const light = colour => { const [r, g, b] = channels(colour); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  const ground = light(getComputedStyle(document.querySelector('.jp-Notebook')).backgroundColor);
+  return [...document.querySelectorAll('.oom-live .oom-picture dt, .oom-live .oom-picture dd, .oom-live .oom-chart text')]
+    .filter(one => one.textContent.trim())
+    .map(one => { const style = getComputedStyle(one); const own = light(one.tagName == 'text' ? style.fill : style.color);
+      return [one.textContent, (Math.max(own, ground) + 0.05) / (Math.min(own, ground) + 0.05)]; })
+    .filter(([_, contrast]) => contrast < 4.5).map(([text, contrast]) => `${text}: ${contrast.toFixed(1)}`);
+}"""
+
+
+@pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])
+@pytest.mark.parametrize("width", [1280, 900])
+def test_nothing_overflows_overlaps_or_is_faint(page: Any, width: int, theme: str, tmp_path: Path) -> None:
+    page.set_viewport_size({"width": width, "height": 1400})
+    page.evaluate("theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})", theme)
+    page.wait_for_selector(f'body[data-jp-theme-light="{str(theme.endswith("Light")).lower()}"]', state="attached")
+    settle(page)
+    page.locator(".oom-live").first.scroll_into_view_if_needed()
+    page.screenshot(path=tmp_path / f"{width}.png")
+    assert page.evaluate(_OVERFLOWING) == []
+    assert page.evaluate(_OVERLAPPING) == []
+    assert page.evaluate(_FAINT) == []
