@@ -7,6 +7,7 @@ import gc
 import pytest
 import torch
 from torch import nn
+from versions import bitsandbytes_or_skip
 
 from oom_magic.predict.session import DrySession
 from oom_magic.predict.what_if import load_changes as loading
@@ -138,7 +139,7 @@ def test_an_offloaded_optimizer_takes_nothing():
 
 
 def test_quantized_adapters_are_as_if_loaded_so():
-    peft, bitsandbytes = pytest.importorskip("peft"), pytest.importorskip("bitsandbytes")
+    peft, bitsandbytes = pytest.importorskip("peft"), bitsandbytes_or_skip()
     config = transformers.LlamaConfig(
         hidden_size=256, intermediate_size=512, num_hidden_layers=3, num_attention_heads=4, vocab_size=1000
     )
@@ -229,14 +230,14 @@ def quantization(bits):
     ],
 )
 def test_a_model_loaded_otherwise_is_what_its_code_loads(code, change, written):
-    pytest.importorskip("bitsandbytes")
+    bitsandbytes_or_skip()
     changed, meant, plain = run(code, change()), run(lambda: load(**written())), run(code)
     assert changed.peak_allocated_bytes == pytest.approx(meant.peak_allocated_bytes, rel=0.02)
     assert changed.peak_allocated_bytes < 0.6 * plain.peak_allocated_bytes
 
 
 def test_weights_that_are_trained_are_not_loaded_quantized():
-    pytest.importorskip("bitsandbytes")
+    bitsandbytes_or_skip()
     quantized, half = loading.LoadedQuantized(4), loading.LoadedInHalf("bf16")
     survey = Survey([quantized, half])
     run(Loop(), survey)
@@ -244,7 +245,7 @@ def test_weights_that_are_trained_are_not_loaded_quantized():
 
 
 def test_own_models_are_loaded_in_16_bits_only():
-    pytest.importorskip("bitsandbytes")
+    bitsandbytes_or_skip()
     half = loading.LoadedInHalf("fp16")
     assert run(lambda: nn.Linear(1024, 1024).cuda(), half).peak_allocated_bytes < 3 * 2**20
     assert half.variant == "own"

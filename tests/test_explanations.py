@@ -10,6 +10,7 @@ import weakref
 from traceback import walk_tb
 
 import pytest
+from versions import bitsandbytes_or_skip
 
 from oom_magic.explain.diagnosis import Diagnosis
 from oom_magic.explain.evidence.causes import Cause
@@ -217,7 +218,7 @@ def test_a_rehearsal_that_ends_before_the_failure_says_so(shell, monkeypatch):
 
 
 def test_a_cell_that_only_loads_is_rehearsed_with_the_loading_changed(shell):
-    pytest.importorskip("bitsandbytes")
+    bitsandbytes_or_skip()
     load = 'net = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", dtype=torch.float32).to("cuda")'
     shell.run_cell("import torch\nfrom transformers import AutoModelForCausalLM")
     shell.run_cell(f"%%gpumem --dry-run --no-plot --memory 1.8GiB\n{load}")

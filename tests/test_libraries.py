@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from versions import bitsandbytes_or_skip
 
 import oom_magic as om
 from oom_magic.units import MIB
@@ -240,7 +241,7 @@ def test_flash_attention_is_stood_in_for(model_folder: Path, batch: str) -> None
 
 
 def test_quantized_layers_leave_bitsandbytes_as_it_was() -> None:
-    bitsandbytes = pytest.importorskip("bitsandbytes")
+    bitsandbytes = bitsandbytes_or_skip()
     library, cached = bitsandbytes.functional.lib, dict(bitsandbytes.functional.name2qmap)
 
     def train() -> None:
@@ -255,7 +256,7 @@ def test_quantized_layers_leave_bitsandbytes_as_it_was() -> None:
 
 
 def test_quantized_layers_need_no_driver_where_torch_has_a_cuda_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    bitsandbytes = pytest.importorskip("bitsandbytes")
+    bitsandbytes = bitsandbytes_or_skip()
 
     def no_driver(_: int) -> int:
         raise RuntimeError("CUDA driver version is insufficient")
@@ -270,7 +271,7 @@ def test_quantized_layers_need_no_driver_where_torch_has_a_cuda_build(monkeypatc
 
 
 def test_paged_state_is_outside_the_allocator() -> None:
-    bitsandbytes = pytest.importorskip("bitsandbytes")
+    bitsandbytes = bitsandbytes_or_skip()
 
     def train(optimizer: Any) -> None:
         layer = nn.Linear(2048, 2048).to("cuda")

@@ -7,6 +7,7 @@ import logging
 from typing import Any
 
 import pytest
+from versions import bitsandbytes_or_skip
 
 from oom_magic.predict.setups.gpus import DEFAULT_GPU
 from oom_magic.predict.setups.model_source import resolve_model
@@ -224,7 +225,7 @@ def test_code_runs_in_a_dry_run(changes):
 @pytest.mark.parametrize("family", TRAINED)
 def test_every_family_trains_with_every_method(family, method, tmp_path, recwarn):
     """Two layers of it, from a folder. The code says nothing when it runs."""
-    pytest.importorskip("bitsandbytes")
+    bitsandbytes_or_skip()
     config = find_model(family).config()
     for part in (config, getattr(config, "text_config", config), getattr(config, "vision_config", config)):
         for name in ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers", "n_layers"):
@@ -250,7 +251,7 @@ def test_adapters_go_where_peft_puts_them(family):
 
 @pytest.mark.parametrize("optimizer", ["paged-adamw8bit", pytest.param("adamw", marks=pytest.mark.slow)])
 def test_qlora_runs_in_a_dry_run(optimizer, recwarn):
-    pytest.importorskip("bitsandbytes")
+    bitsandbytes_or_skip()
     setup = TrainingSetup(
         "qwen2.5-0.5b",
         method="qlora",
@@ -267,7 +268,7 @@ def test_qlora_runs_in_a_dry_run(optimizer, recwarn):
 
 def test_logits_of_a_failed_qlora_run():
     """The case of Qwen1.5-7B on 16 GB: batch 2 x seq 2048 x vocabulary 151936 x 4 bytes are asked for."""
-    pytest.importorskip("bitsandbytes")
+    bitsandbytes_or_skip()
     setup = TrainingSetup(
         "qwen1.5-7b", method="qlora", rank=64, precision="amp-bf16", microbatch_size=2, seq_len=2048,
         activation_checkpointing=True, gpu="RTX 4080",

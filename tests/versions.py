@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import pytest
 import torch
 
@@ -11,3 +13,12 @@ def recorded_with(version: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(
         not torch.__version__.startswith(version), reason=f"recorded with torch {version}, this is {torch.__version__}"
     )
+
+
+def bitsandbytes_or_skip() -> ModuleType:
+    """bitsandbytes, or a skipped test: with the Triton of torch 2.6 it cannot be imported where there is no GPU."""
+    try:
+        import bitsandbytes
+    except (ImportError, RuntimeError) as error:
+        pytest.skip(f"bitsandbytes cannot be imported: {error}")
+    return bitsandbytes
