@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import agreement
+import printed
 import pytest
 from PIL import Image
 from versions import recorded_with
@@ -107,3 +108,17 @@ def test_the_table_of_runs_holds_the_recorded_truth() -> None:
         if truth.smallest_mib:
             smallest, found = (int(size.replace(",", "")) for size in least.split(" / "))
             assert smallest == truth.smallest_mib and abs(found - smallest) <= 8  # the grain of the bisection
+
+
+def test_the_table_of_printed_figures_holds_what_was_recorded() -> None:
+    rows = re.findall(
+        r"^\| .* \| ([\d.]+) \| ([\d.]+) \| ([+−][\d.]+) % \|$", PAGES["en"].read_text("utf-8"), re.MULTILINE
+    )
+    figures = {**{name: size for name, (_file, _edits, size) in printed.PROGRAMS.items()}, **printed.QLORA}
+    assert [(float(true), float(said)) for true, said, _off in rows] == [
+        (figure, printed.RECORDED[name]) for name, figure in figures.items()
+    ]
+    assert [off for *_sizes, off in rows] == [
+        f"{printed.RECORDED[name] / figure - 1:+.2%}".replace("-", "−").removesuffix("%")
+        for name, figure in figures.items()
+    ]
