@@ -351,6 +351,28 @@ def test_the_magic_says_what_is_allowed(shell: InteractiveShell, line: str, mess
         shell.run_line_magic("oom_sliders", line)
 
 
+def test_sliders_of_several_cards(shell: InteractiveShell) -> None:
+    def halves(rows: int = 512) -> None:
+        torch.ones(rows, 1024, device="cuda:0").mul(2)
+        torch.ones(rows, 4096, device="cuda:1").mul(2)
+
+    def rank(rows: int = 512) -> None:
+        torch.distributed.init_process_group("nccl")
+        x = torch.ones(rows, 1024, device="cuda")
+        torch.distributed.all_gather_into_tensor(torch.empty(rows * 8, 1024, device="cuda"), x)
+
+    panel = om.sliders(halves, gpu="2x T4", card=1, rows=(256, 1024))
+    report = om.dry_run(halves, 512, gpu="T4", num_gpus=2).cards[1]
+    assert panel.report.peak_reserved_bytes == report.peak_reserved_bytes
+    assert "halves(), cuda:1 of 2" in repr(panel._repr_mimebundle_()["text/plain"])
+    shell.user_ns["rank"] = rank
+    panel = shell.run_line_magic("oom_sliders", "--gpu H100 --num-processes 8 rank")
+    assert panel.report.peak_allocated_bytes == om.dry_run(rank, gpu="H100", num_processes=8).peak_allocated_bytes
+    panel = om.sliders(om.TrainingSetup(tiny, microbatch_size=4, precision="fp32"), num_gpus=2, microbatch_size=(4, 8))
+    assert panel.setup is not None and panel.report.cards[0].device.index == 0
+    assert panel.report.peak_allocated_bytes == panel.setup.dry_run().cards[0].peak_allocated_bytes
+
+
 def test_the_magic_opens_the_sliders_of_a_function(shell: InteractiveShell) -> None:
     def small(batch_size: int = 2) -> None:
         torch.nn.Linear(8, 8).to("cuda")(torch.zeros(batch_size, 8, device="cuda"))

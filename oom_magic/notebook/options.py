@@ -149,6 +149,14 @@ def slider_arguments(magic: Callable[..., Any]) -> Callable[..., Any]:
     }
     for name, text in reversed(switches.items()):
         magic = argument(name, action="store_true", help=text)(magic)
+    numbers = {
+        "num-gpus": _("How many such cards one process uses (default: 1)."),
+        "num-processes": _("How many processes with a card each (default: 1)."),
+        "card": _("Of a function on several cards: the one that is priced."),
+    }
+    for name, text in reversed(numbers.items()):
+        magic = argument(f"--{name}", type=int, metavar="N", help=text)(magic)
+    magic = argument("--parallelism", type=unquoted, help=_("What the processes of a preset hold: ddp or fsdp2."))(magic)
     decorated: Callable[..., Any] = counted(magic)
     return decorated
 

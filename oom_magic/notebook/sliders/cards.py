@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from oom_magic.inputs import parse_bytes
 from oom_magic.language import _
 from oom_magic.memory.report import Device
-from oom_magic.predict.setups.gpus import DEFAULT_GPU, closest_gpu, find_gpu, list_gpus
+from oom_magic.predict.setups.gpus import DEFAULT_GPU, closest_gpu, find_gpu, list_gpus, split_count
 from oom_magic.units import format_bytes
 
 
@@ -36,6 +36,36 @@ class SliderCard:
         yours = _(" (yours)") if self.is_own else ""
         name = self.device.name.removeprefix("NVIDIA ").removeprefix("GeForce ")
         return f"{name}, {format_bytes(self.device.total_bytes)}{yours}"
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """How many such cards there are, and whose memory is asked for: that of one ``card``, or of a job's process."""
+
+    num_gpus: int = 1
+    num_processes: int | None = None
+    card: int | None = None
+
+    @property
+    def options(self) -> dict[str, int | None]:
+        """The settings of ``size``."""
+        return {"num_gpus": self.num_gpus, "num_processes": self.num_processes, "card": self.card}
+
+    def named(self, label: str) -> str:
+        """What is priced, by name, and where."""
+        if self.num_processes is not None:
+            return _("{name}, process {rank} of {number}", name=label, rank=0, number=self.num_processes)
+        if self.num_gpus > 1:
+            return _("{name}, cuda:{card} of {number}", name=label, card=self.card or 0, number=self.num_gpus)
+        return label
+
+
+def counted(gpu: str | Iterable[str] | None, num_gpus: int) -> tuple[str | Iterable[str] | None, int]:
+    """The card and how many there are: ``"2x T4"`` says both."""
+    if not isinstance(gpu, str):
+        return gpu, num_gpus
+    number, name = split_count(gpu)
+    return name, number or num_gpus
 
 
 def offered_cards(gpu: str | Iterable[str] | None, memory: str | int | None) -> tuple[SliderCard, ...]:

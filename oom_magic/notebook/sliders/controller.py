@@ -14,7 +14,7 @@ from IPython.display import display
 from oom_magic.language import _, choose_language
 from oom_magic.memory.report import MemoryReport
 from oom_magic.notebook.interrupted import InOneLine, Interrupted
-from oom_magic.notebook.sliders.cards import SliderCard, offered_cards
+from oom_magic.notebook.sliders.cards import Machine, SliderCard, counted, offered_cards
 from oom_magic.notebook.sliders.fit_map import Grid
 from oom_magic.notebook.sliders.page import SavedSliders, naming_script
 from oom_magic.notebook.sliders.panel import NumberControl, Panel, choice_control
@@ -39,13 +39,17 @@ def sliders(
     *,
     gpu: str | Iterable[str] | None = None,
     memory: str | int | None = None,
+    num_gpus: int = 1,
+    num_processes: int | None = None,
+    card: int | None = None,
     **ranges: Any,
 ) -> Sliders:
     """Sliders for the arguments of a training function or the fields of a TrainingSetup: drag, and see the memory.
 
     Ranges are those of ``size``: ``sliders(train, batch_size=(1, 64), seq_len=(128, 4096), precision=["fp32",
     "bf16"])``; ``True`` or ``False`` makes a checkbox. Without any they are inferred. ``gpu`` is the card to start
-    with, or a list of cards to choose from; ``memory`` overrides its capacity.
+    with, or a list of cards to choose from; ``memory`` overrides its capacity. ``num_gpus``, ``num_processes`` and ``card``
+    are those of ``size``; a setup has its own, and they replace them.
 
     Raises ValueError or TypeError, naming argument, value and fix, for ranges that make no sense. An error inside
     the function is shown in the panel.
@@ -53,11 +57,15 @@ def sliders(
     from oom_magic.predict.setups.setup import TrainingSetup
 
     with InOneLine("interrupted_sliders"):
+        gpu, num_gpus = counted(gpu, num_gpus)
         if isinstance(fn_or_setup, TrainingSetup):
-            cards = offered_cards(gpu or fn_or_setup.gpu, memory or fn_or_setup.memory)
-            return Sliders(PricedSetup(fn_or_setup, ranges), cards)
+            given = {"num_gpus": num_gpus, "num_processes": num_processes or 1}
+            setup = fn_or_setup.replace(**{name: number for name, number in given.items() if number != 1})
+            cards = offered_cards(gpu or setup.gpu, memory or setup.memory)
+            return Sliders(PricedSetup(setup, ranges), cards)
+        machine = Machine(num_gpus, num_processes, card)
         cards = offered_cards(gpu, memory)
-        return Sliders(PricedFunction(fn_or_setup, ranges, cards[0]), cards)
+        return Sliders(PricedFunction(fn_or_setup, ranges, cards[0], machine), cards)
 
 
 class Sliders(ipywidgets.VBox):
@@ -80,7 +88,7 @@ class Sliders(ipywidgets.VBox):
         self.controls: dict[str, Any] = {"gpu": gpu, **_controls(priced)}
         self._live_class, self._still_class = f"oom-live-{gpu.model_id}", f"oom-still-{gpu.model_id}"
         hidden = f"body:not(.jp-Notebook) .{self._still_class}{{display:none}}"
-        self._panel = Panel(_("What {label} takes", label=priced.label), self.controls, grid, self._go_to, hidden)
+        self._panel = Panel(_("What {label} takes", label=priced.title), self.controls, grid, self._go_to, hidden)
         super().__init__(self._panel.children)
         self.add_class("oom-live").add_class(self._live_class)
         for control in self.controls.values():
@@ -166,7 +174,7 @@ class Sliders(ipywidgets.VBox):
             close = self._priced.sizes_elsewhere(values, card)
             if close is not None:
                 self._show(close, self._estimator.quick(close, values))
-            text = _("Tracing {label} with these choices for {card} …", label=self._priced.label, card=card)
+            text = _("Tracing {label} with these choices for {card} …", label=self._priced.title, card=card)
             with self._panel.tracing(text, self._is_shown):
                 self._priced.trace(values, card)
         return self._priced.sizes(values, card)
@@ -234,7 +242,7 @@ class Sliders(ipywidgets.VBox):
 
     def describe(self) -> Description:
         """The present setting for a page or a terminal without sliders."""
-        title = _("What {label} takes on {card}", label=self._priced.label, card=self.card)
+        title = _("What {label} takes on {card}", label=self._priced.title, card=self.card)
         values = {**self._priced.ranges.fixed, **self.values}
         blocks: list[Block] = [settings_table(values)]
         if self._estimate is None:
@@ -271,7 +279,7 @@ class Sliders(ipywidgets.VBox):
         if getattr(shell, "kernel", None) is None:
             display(self._repr_mimebundle_(), raw=True)
             return
-        words = _("Sliders of {label}; what they were last set to:", label=self._priced.label)
+        words = _("Sliders of {label}; what they were last set to:", label=self._priced.title)
         display({_VIEW: super()._repr_mimebundle_()[_VIEW], "text/plain": words}, raw=True)
         script = {"text/plain": "", "text/html": naming_script(self._live_class)}
         display(script, raw=True, display_id=self.model_id)  # at once; what the allocator says comes behind it

@@ -11,12 +11,13 @@ from oom_magic.language import _
 from oom_magic.notebook.options import checked
 from oom_magic.notebook.sliders.controller import Sliders, sliders
 from oom_magic.notebook.sliders.ranges import closest, setup_ranges
+from oom_magic.predict.setups.gpus import split_count
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
 _NUMBERS = {"rank": "rank", "batch": "microbatch_size", "seq": "seq_len"}
-_FIELDS = ("method", "precision", "optimizer", "attention")
+_FIELDS = ("method", "precision", "optimizer", "attention", "parallelism")
 
 
 def sliders_from(options: Any, rest: str, shell: InteractiveShell) -> Sliders:
@@ -27,7 +28,8 @@ def sliders_from(options: Any, rest: str, shell: InteractiveShell) -> Sliders:
                 raise UsageError(_("%oom_sliders takes --model or a function, not both: {rest!r}.", rest=rest))
             return _of_preset(options)
         if rest:
-            return sliders(_function(rest, shell.user_ns), gpu=options.gpu, memory=options.memory)
+            function = _function(rest, shell.user_ns)
+            return sliders(function, gpu=options.gpu, memory=options.memory, card=options.card, **_machine(options))
     except (TypeError, ValueError) as error:
         raise UsageError(f"%oom_sliders: {error}") from None
     raise UsageError(
@@ -43,6 +45,10 @@ def _of_preset(options: Any) -> Sliders:
 
     fields: dict[str, Any] = {name: getattr(options, name) for name in _FIELDS if getattr(options, name)}
     fields |= {name: getattr(options, name) for name in ("gpu", "memory") if getattr(options, name)}
+    if options.gpu:
+        number, fields["gpu"] = split_count(options.gpu)
+        fields |= {} if number is None else {"num_gpus": number}
+    fields |= _machine(options)
     ranges: dict[str, tuple[int, int]] = {}
     for option, name in _NUMBERS.items():
         text = getattr(options, option)
@@ -58,6 +64,12 @@ def _of_preset(options: Any) -> Sliders:
         **fields,
     )
     return sliders(setup, **{**setup_ranges(setup), **ranges})
+
+
+def _machine(options: Any) -> dict[str, int]:
+    """How many cards, as far as it is given."""
+    names = ("num_gpus", "num_processes")
+    return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
 
 
 def _number_or_range(text: str) -> tuple[int, int]:

@@ -40,7 +40,19 @@ def setup_ranges(setup: TrainingSetup) -> dict[str, Any]:
         ranges["activation_checkpointing"] = [setup.activation_checkpointing, not setup.activation_checkpointing]
     if source.task == "causal-lm" and source.model_type != "gemma2":
         ranges["loss"] = _starting_with(setup.loss, ("plain", "chunked"))
+    if setup.num_gpus > 1 or setup.num_processes > 1:
+        for name in ranges.keys() & {"method", "optimizer", "loss"}:
+            ranges[name] = [option for option in ranges[name] if _is_allowed(setup, name, option)]
     return ranges
+
+
+def _is_allowed(setup: TrainingSetup, name: str, option: str) -> bool:
+    """Whether several cards can be used so."""
+    try:
+        setup.replace(**{name: option})
+    except ValueError:
+        return False
+    return True
 
 
 def _starting_with(first: str, options: tuple[str, ...]) -> list[str]:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.language import _
-from oom_magic.notebook.sliders.cards import SliderCard
+from oom_magic.notebook.sliders.cards import Machine, SliderCard
 from oom_magic.notebook.sliders.fit_map import OVER, Cells, Grid
 from oom_magic.notebook.sliders.ranges import (
     BATCHES,
@@ -145,8 +145,9 @@ class Priced(ABC):
 
     notes: tuple[str, ...] = ()  # what to say of what does not vary
 
-    def __init__(self, label: str, ranges: Ranges, defaults: Values) -> None:
+    def __init__(self, label: str, ranges: Ranges, defaults: Values, machine: Machine) -> None:
         self.label = label
+        self.machine = machine
         self.ranges = ranges
         self.starts: dict[str, Any] = {name: start_of(axis, defaults.get(name)) for name, axis in ranges.axes.items()}
         for name, options in ranges.choices.items():
@@ -186,6 +187,11 @@ class Priced(ABC):
         alike = (sizes for (*others, _kind), sizes in self._traced.items() if others == choices)
         sizes = next(alike, None)
         return None if sizes is None else _on(sizes, card)
+
+    @property
+    def title(self) -> str:
+        """What is priced, and on which of several cards."""
+        return self.machine.named(self.label)
 
     def axes(self, values: Values) -> list[str]:  # noqa: ARG002 - for a setup they matter
         """The numbers that matter with these choices."""
@@ -229,7 +235,7 @@ class Priced(ABC):
 class PricedFunction(Priced):
     """A function of the user's."""
 
-    def __init__(self, fn: Callable[..., Any], given: Values, card: SliderCard) -> None:
+    def __init__(self, fn: Callable[..., Any], given: Values, card: SliderCard, machine: Machine) -> None:
         if not callable(fn):
             raise TypeError(
                 _(
@@ -240,12 +246,13 @@ class PricedFunction(Priced):
             )
         notes: tuple[str, ...] = ()
         if not given:
-            given, notes = without_the_stiff(fn, inferred_ranges(fn), partial(_run_once, fn, card))
+            given, notes = without_the_stiff(fn, inferred_ranges(fn), partial(_run_once, fn, card, machine))
         ranges = Ranges.parse(fn, as_choices(given))
         parameters = inspect.signature(fn).parameters
         defaults = {name: parameter.default for name, parameter in parameters.items() if name not in given}
         starts = {name: parameters[name].default for name in ranges.axes if name in parameters}
-        super().__init__(f"{getattr(fn, '__name__', type(fn).__name__)}()", ranges, {**defaults, **starts})
+        label = f"{getattr(fn, '__name__', type(fn).__name__)}()"
+        super().__init__(label, ranges, {**defaults, **starts}, machine)
         self.fn = fn
         self.notes = notes
         self.defaults = {name: parameter.default for name, parameter in parameters.items()}
@@ -265,7 +272,7 @@ class PricedFunction(Priced):
     def _size(self, card: SliderCard, ranges: dict[str, Any]) -> Sizes:
         from oom_magic.predict.sizing.sizes import size
 
-        return size(self.fn, gpu=card.gpu, memory=card.memory_bytes, **ranges)
+        return size(self.fn, gpu=card.gpu, memory=card.memory_bytes, **self.machine.options, **ranges)
 
 
 class PricedSetup(Priced):
@@ -278,7 +285,8 @@ class PricedSetup(Priced):
         for name, axis in ranges.axes.items():
             for end in (int(axis[0]), int(axis[-1])):
                 _check_end(setup, name, end)
-        super().__init__(setup.source.label, ranges, {name: getattr(setup, name) for name in ranges.names})
+        starts = {name: getattr(setup, name) for name in ranges.names}
+        super().__init__(setup.source.label, ranges, starts, Machine(**setup.machine))
         self.base = setup
 
     def axes(self, values: Values) -> list[str]:
@@ -314,10 +322,11 @@ class PricedSetup(Priced):
         return self.base.replace(gpu=card.gpu, memory=card.memory_bytes).sizes(**ranges)
 
 
-def _run_once(fn: Callable[..., Any], card: SliderCard, arguments: dict[str, Any]) -> None:
+def _run_once(fn: Callable[..., Any], card: SliderCard, machine: Machine, arguments: dict[str, Any]) -> None:
     from oom_magic.predict.session import dry_run
 
-    dry_run(fn, gpu=card.gpu, stop_after_steps=1, **arguments)
+    number = {"num_gpus": machine.num_gpus, "num_processes": machine.num_processes}
+    dry_run(fn, gpu=card.gpu, stop_after_steps=1, **number, **arguments)
 
 
 def _any_arguments(**_arguments: Any) -> None:

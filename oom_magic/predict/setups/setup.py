@@ -221,6 +221,7 @@ class TrainingSetup(Result):
         layers = Layers(count, only_layers) if count is not None and is_alone else None
         known = None if layers is None else (self.to_dict(), self.code(), local_configurations(self.source.path))
         options: dict[str, Any] = {"layers": layers, "identity": known, **self.machine}
+        options["card"] = 0  # nn.DataParallel fills the first
         return Sizes(train, Ranges.parse(train, ranges), self.gpu, self.memory, stop_after_steps, **options)
 
     def replace(self, **changes: Any) -> TrainingSetup:
