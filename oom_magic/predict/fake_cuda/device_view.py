@@ -63,9 +63,14 @@ class DeviceView(TorchFunctionMode):
                 return func(*args, **kwargs)
         there = self.spot_named(device)
         if there.place is Place.HOST:
+            if func in _LIKE_ANOTHER and self.gpu.has_pretended_on_host and Place.HOST in self._places(args, kwargs):
+                return self._on_host(func, args, {name: value for name, value in kwargs.items() if name != "device"})
             return func(*args, **kwargs)
         with self.gpu.creating_on(*there):
             return func(*args, **{**kwargs, "device": META})
+
+    def _places(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[Place | None]:
+        return {self.gpu.place(tensor) for tensor in tensors_in(args, kwargs)}
 
     def _on_host(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that names no device, where some host tensors are pretended and others real.
@@ -73,7 +78,7 @@ class DeviceView(TorchFunctionMode):
         Real ones that are trained are copied, which autograd records, so that each gets a gradient of its own kind.
         """
         tensors = tensors_in(args, kwargs)
-        places = {self.gpu.place(tensor) for tensor in tensors}
+        places = self._places(args, kwargs)
         if Place.HOST not in places or Place.GPU in places:
             return func(*args, **kwargs)
         here = Spot(Place.HOST)
@@ -417,6 +422,7 @@ def _backward(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[s
 
 
 _COMPARING_DEVICES = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}  # of arguments, before any operator
+_LIKE_ANOTHER = {torch.empty_like, torch.zeros_like, torch.ones_like, torch.full_like, torch.rand_like, torch.randn_like}
 _DLPACK_CUDA = 2  # kDLCUDA
 _T = torch.Tensor
 _ANSWERS: dict[Any, Answer] = {
