@@ -95,6 +95,10 @@ def _ddp(case: Case) -> None:
 
         model = get_peft_model(model, LoraConfig(r=8, target_modules="all-linear"))
     model = nn.parallel.DistributedDataParallel(model.cuda(), device_ids=[0], **case.get("ddp", {}))
+    if case.get("hook"):
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        model.register_comm_hook(None, getattr(default_hooks, f"{case['hook']}_hook"))
     if not case.get("zero1"):
         _loop(case, model, _adamw(model))
         return
@@ -113,6 +117,10 @@ def _fsdp2(case: Case) -> None:
         model.train()
     reduce_dtype = torch.float32 if case.get("reduce_fp32") else None
     options: Case = {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce_dtype)}
+    if case.get("mesh"):
+        from torch.distributed.device_mesh import init_device_mesh
+
+        options["mesh"] = init_device_mesh("cuda", tuple(case["mesh"]), mesh_dim_names=("replicate", "shard"))
     if case.get("offload"):
         options["offload_policy"] = CPUOffloadPolicy()
     else:
@@ -124,7 +132,7 @@ def _fsdp2(case: Case) -> None:
 
 
 def _fsdp1(case: Case) -> None:
-    from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+    from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
     dist.init_process_group("nccl")
@@ -135,6 +143,7 @@ def _fsdp1(case: Case) -> None:
         device_id=0,
         mixed_precision=MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16),
         sharding_strategy=ShardingStrategy[case.get("strategy", "FULL_SHARD")],
+        cpu_offload=CPUOffload(offload_params=bool(case.get("offload"))),
         use_orig_params=case.get("orig", True),
     )
     _loop(case, model, _adamw(model))
@@ -181,10 +190,91 @@ def _deepspeed(case: Case) -> None:
         engine.step()
 
 
+def _context_parallel(case: Case) -> None:
+    """Tokens, labels and positions are shared out along the sequence."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.experimental import context_parallel
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+
+    dist.init_process_group("nccl")
+    mesh = init_device_mesh("cuda", (dist.get_world_size(),), mesh_dim_names=("cp",))
+    width, heads, shape = case["width"], case["heads"], (case["batch"], case["seq"])
+    embed, qkv, out, head = layers = nn.ModuleList(
+        [nn.Embedding(8000, width), nn.Linear(width, 3 * width), nn.Linear(width, width), nn.Linear(width, 8000)]
+    )
+    layers.bfloat16().cuda()
+    positions = torch.arange(case["seq"], device="cuda")[None]
+    optimizer = torch.optim.AdamW(layers.parameters())
+    for _ in range(3):
+        x, y = (torch.randint(0, 8000, shape, device="cuda") for _ in range(2))
+        shared_out = context_parallel(
+            mesh, buffers=[x, y, positions], buffer_seq_dims=[1, 1, 1], no_restore_buffers={x, y}
+        )
+        with shared_out, sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):
+            h = embed(x)
+            q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in qkv(h).chunk(3, -1))
+            a = scaled_dot_product_attention(q, k, v, is_causal=True)
+            logits = head(out(a.transpose(1, 2).flatten(2)) + h)
+            loss = cross_entropy(logits.flatten(0, 1), y.flatten())
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def _expert_parallel(case: Case) -> None:
+    """Experts are shared out over the processes; equally many tokens go to each."""
+    from torch.distributed._functional_collectives import all_to_all_single_autograd
+
+    dist.init_process_group("nccl")
+    world, width = dist.get_world_size(), case["width"]
+    dense = nn.parallel.DistributedDataParallel(nn.Linear(width, width).cuda())
+    experts = nn.ModuleList(
+        nn.Sequential(nn.Linear(width, 2 * width), nn.SiLU(), nn.Linear(2 * width, width))
+        for _ in range(case["experts"] // world)
+    ).cuda()
+    optimizer = torch.optim.AdamW([*dense.parameters(), *experts.parameters()])
+    splits = [case["batch"] // world] * world
+    for _ in range(3):
+        x = torch.randn(case["batch"], width, device="cuda")
+        h = dense(x)
+        got = all_to_all_single_autograd(h, splits, splits, dist.group.WORLD)
+        made = torch.cat([expert(part) for expert, part in zip(experts, got.chunk(len(experts)), strict=True)])
+        back = all_to_all_single_autograd(made, splits, splits, dist.group.WORLD)
+        (h + back).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def _pipeline(case: Case) -> None:
+    """A stage of equal blocks; the first has the batch, the last the loss."""
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    dist.init_process_group("nccl")
+    rank, world, width = dist.get_rank(), dist.get_world_size(), case["width"]
+    device = torch.device("cuda", torch.cuda.current_device())
+    module = nn.Sequential(*[nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(4)]).to(device)
+    told: Case = {}
+    if case.get("told"):
+        x = torch.empty(case["batch"] // 8, width, device="meta", requires_grad=True)
+        told = {"input_args": (x,), "output_args": (x,)}
+    stage = PipelineStage(module, rank, world, device, **told)
+    schedule = ScheduleGPipe(stage, n_microbatches=8, loss_fn=nn.functional.mse_loss)
+    optimizer = torch.optim.AdamW(module.parameters())
+    for _ in range(3):
+        x, y = (torch.randn(case["batch"], width, device=device) for _ in range(2))
+        schedule.step(*([x] if rank == 0 else []), **({"target": y} if rank == world - 1 else {}))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 _KINDS: dict[str, Callable[[Case], None]] = {
     "ddp": _ddp,
     "fsdp2": _fsdp2,
     "fsdp1": _fsdp1,
     "tp": _tensor_parallel,
     "deepspeed": _deepspeed,
+    "cp": _context_parallel,
+    "ep": _expert_parallel,
+    "pipeline": _pipeline,
 }

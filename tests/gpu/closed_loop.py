@@ -69,14 +69,16 @@ def truth(notebook: Notebook, values: dict[str, Any]) -> dict[str, Any]:
 
     names: dict[str, Any] = {"__name__": "__main__"}
     fits = True
+    torch.cuda.init()
     try:
         with known_values() if notebook.reads_values else contextlib.nullcontext():
             for cell in notebook.cells:
-                torch.cuda.reset_peak_memory_stats()  # the price is that of the last cell
+                for card in range(torch.cuda.device_count()):
+                    torch.cuda.reset_peak_memory_stats(card)  # the price is that of the last cell
                 run_plainly(filled(cell, values), names)
     except torch.OutOfMemoryError:
         fits = False
-    return {"fits": fits, "peak": torch.cuda.max_memory_allocated()}
+    return {"fits": fits, "peak": max(map(torch.cuda.max_memory_allocated, range(torch.cuda.device_count())))}
 
 
 def explained(notebook: Notebook, values: dict[str, Any], is_pretended: bool) -> dict[str, Any]:

@@ -18,7 +18,7 @@ CARD_MIB = 2048
 class Notebook:
     """Cells with their values; ``causes`` and ``first`` are those that are right, ``others_mib`` what others hold.
 
-    ``reads_values``: what it takes depends on values of small tensors, which the stub does not compute by itself.
+    ``num_cards`` are visible. ``reads_values``: what it takes depends on values of small tensors, which the stub does not compute by itself.
     """
 
     cells: tuple[str, ...]
@@ -29,6 +29,7 @@ class Notebook:
     others_mib: int = 0
     files: Mapping[str, str] = field(default_factory=dict)
     reads_values: bool = False
+    num_cards: int = 1
 
 
 def put(**values: Any) -> Apply:
@@ -501,4 +502,34 @@ train(model)
     FILLED,
     STEP,
     {"smaller_batch": after("B")},
+)
+
+NOTEBOOKS["two cards"] = Notebook(
+    (
+        """
+import torch, torch.nn as nn
+
+def half(out):
+    blocks = [nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024)) for _ in range(8)]
+    return nn.Sequential(*blocks, nn.Linear(1024, out))
+
+first, second = half(1024).to("cuda:0"), half(16384).to("cuda:1")
+optimizer = torch.optim.AdamW([*first.parameters(), *second.parameters()])
+batch_size = {B}
+""",
+        """
+for _ in range(3):
+    x = torch.randn(batch_size, 1024, device="cuda:0")
+    target = torch.zeros(batch_size, dtype=torch.long, device="cuda:1")
+    loss = nn.functional.cross_entropy(second(first(x).to("cuda:1")), target)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+    ),
+    {"B": 6144},
+    FILLED,
+    STEP,
+    {"smaller_batch": after("B")},
+    num_cards=2,
 )

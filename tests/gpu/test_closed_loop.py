@@ -44,7 +44,7 @@ def run(name: str, *more: str) -> dict[str, Any]:
         "FAKECUDA_CONTEXT_MIB": "380",  # as the catalogue has it
         **({"CUDA_VISIBLE_DEVICES": ""} if "pretend" in more else {}),
         "FAKECUDA_OTHER_MIB": str(NOTEBOOKS[name].others_mib),
-        "FAKECUDA_NDEV": "1",
+        "FAKECUDA_NDEV": str(NOTEBOOKS[name].num_cards),
     }
     command = [sys.executable, str(HERE / "closed_loop.py"), name, *more]
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=900, check=False)

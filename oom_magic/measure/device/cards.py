@@ -30,7 +30,12 @@ class Card:
 
 def read_cards() -> tuple[Card, ...]:
     """The CUDA devices that torch sees, as they are now."""
-    return tuple(map(_read_card, range(torch.cuda.device_count() if torch.cuda.is_available() else 0)))
+    return tuple(map(_read_card, range(read_num_cards())))
+
+
+def read_num_cards() -> int:
+    """How many CUDA devices torch sees."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def current_device(index: int | None = None) -> Device:

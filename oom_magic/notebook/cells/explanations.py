@@ -64,7 +64,7 @@ def prices(
             start=cell.start,
             find_in_the_way=lambda needed: find_in_the_way(names, needed, there_before, total),
             decided=runner.decided(users, names),
-            machine=None if origin is None else origin.machine,
+            machine={"num_gpus": _num_cards()} if origin is None else origin.machine,
             arguments=code.arguments,
         )
         yield from advise(diagnosis, rehearsal, gpu, report, device=device)
@@ -76,6 +76,13 @@ def _device(diagnosis: Diagnosis) -> Device | None:
     from oom_magic.measure.device.memory_sample import is_available
 
     return current_device(_number(diagnosis)) if is_available() else None
+
+
+def _num_cards() -> int:
+    """How many the cell found."""
+    from oom_magic.measure.device.cards import read_num_cards
+
+    return max(read_num_cards(), 1)
 
 
 def _number(diagnosis: Diagnosis) -> int:

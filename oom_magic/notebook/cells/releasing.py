@@ -111,7 +111,7 @@ def located_before(shell: InteractiveShell, runner: CellRunner, cell: FailedCell
         if cell.is_dry:
             return locate(tensor) if session is not None and session.was_there_before(tensor) else None
         was = None if start is None else start.tensor(tensor)
-        return locate(tensor) if start is None or (was is not None and was.device != "cpu") else None
+        return locate(tensor) if start is None or (was is not None and was.device.type != "cpu") else None
 
     return there_before
 

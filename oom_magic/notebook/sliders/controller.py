@@ -48,8 +48,8 @@ def sliders(
 
     Ranges are those of ``size``: ``sliders(train, batch_size=(1, 64), seq_len=(128, 4096), precision=["fp32",
     "bf16"])``; ``True`` or ``False`` makes a checkbox. Without any they are inferred. ``gpu`` is the card to start
-    with, or a list of cards to choose from; ``memory`` overrides its capacity. ``num_gpus``, ``num_processes`` and ``card``
-    are those of ``size``; a setup has its own, and they replace them.
+    with, or a list of cards to choose from; ``memory`` overrides its capacity. ``num_gpus``, ``num_processes`` and
+    ``card`` are those of ``size``; a setup has its own, which the first two replace.
 
     Raises ValueError or TypeError, naming argument, value and fix, for ranges that make no sense. An error inside
     the function is shown in the panel.

@@ -6,13 +6,14 @@ Source: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp; the operators are thos
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
+from oom_magic.language import _
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.places import Handler, Place
 from oom_magic.predict.operators.calls import Call
@@ -28,8 +29,9 @@ class Sent:
     made its second, better ones. The watchdog is taken to look at the end of the step after.
     """
 
-    def __init__(self, gpu: FakeGPU) -> None:
+    def __init__(self, gpu: FakeGPU, assume: Callable[[str], None]) -> None:
         self._gpu = gpu
+        self._assume = assume
         self._held: list[tuple[int, Any]] = []  # by optimizer step
 
     def work(self, result: Any, tensors: Tensors) -> Any:
@@ -38,10 +40,20 @@ class Sent:
         self._held.append((self._gpu.recorder.step, made))
         return made.boxed()
 
-    def look(self, *_: Any) -> None:
+    def look(self, *_unused: Any) -> None:
         """What the watchdog does, when an optimizer has stepped."""
         step = self._gpu.recorder.step  # the next
+        allocator = self._gpu.recorder.allocator
+        before = allocator.allocated_bytes
         self._held = [(sent_in, work) for sent_in, work in self._held if sent_in >= step - 1]
+        if before > allocator.allocated_bytes:
+            self._assume(
+                _(
+                    "what DDP's first backward sent, {num_bytes}, is taken to be held to the end of the second step;"
+                    " NCCL's watchdog, which looks every 0.1 s, lets go of it earlier where steps are slow",
+                    num_bytes=before - allocator.allocated_bytes,
+                )
+            )
 
 
 @cache

@@ -53,10 +53,11 @@ def _one_of_many(module: ModuleType, run: Run) -> Iterator[None]:
         "rendezvous": _rendezvous,
         "is_nccl_available": lambda: True,
         "_verify_params_across_processes": _alike,
+        "recv_object_list": _unknown_object,
     }
     shared = {name: change for name, change in changes.items() if hasattr(torch.distributed, name)}
     own = {name: change for name, change in changes.items() if hasattr(module, name)}
-    sent = Sent(gpu)
+    sent = Sent(gpu, run.assume)
     watchdog = register_optimizer_step_post_hook(sent.look)
     gpu.handlers.update(collective_handlers(sent))
     try:
@@ -109,6 +110,26 @@ def _alike(group: Any, tensors: Any, logger: Any = None) -> None:
     """In place of the reading of all processes' shapes (``verify_params_across_processes`` in c10d's reducer.cpp)."""
 
 
+def _unknown_object(*_unused: Any, **__: Any) -> None:
+    """Objects of another process (``recv_object_list``): neither they nor their sizes are known."""
+    raise RuntimeError(
+        _("recv_object_list: what another process sends is known only there; a dry run follows one process")
+    )
+
+
+@contextmanager
+def _replicated(module: ModuleType, run: Run) -> Iterator[None]:
+    """DDP checks before a communication hook in bfloat16 that this is a build with CUDA."""
+    check = module.DistributedDataParallel._check_comm_hook
+
+    def _check_comm_hook(self: Any, hook: Any) -> None:
+        with patched(torch.version, {"cuda": torch.version.cuda or "13.0"}):
+            check(self, hook)
+
+    with patched(module.DistributedDataParallel, {"_check_comm_hook": _check_comm_hook}):
+        yield
+
+
 @contextmanager
 def _sharded(module: ModuleType, run: Run) -> Iterator[None]:
     """FSDP2's operators write into what is there; its parameters have no data and are on a GPU all the same."""
@@ -150,4 +171,5 @@ ADAPTERS: dict[str, Adapter] = {
     "torch.distributed.distributed_c10d": _one_of_many,
     "torch.distributed.fsdp._fully_shard._fsdp_collectives": _sharded,
     "torch.distributed.tensor._sharding_prop": _distributed_tensors,
+    "torch.nn.parallel.distributed": _replicated,
 }

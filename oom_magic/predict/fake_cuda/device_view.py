@@ -422,7 +422,14 @@ def _backward(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[s
 
 
 _COMPARING_DEVICES = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}  # of arguments, before any operator
-_LIKE_ANOTHER = {torch.empty_like, torch.zeros_like, torch.ones_like, torch.full_like, torch.rand_like, torch.randn_like}
+_LIKE_ANOTHER = {
+    torch.empty_like,
+    torch.zeros_like,
+    torch.ones_like,
+    torch.full_like,
+    torch.rand_like,
+    torch.randn_like,
+}
 _DLPACK_CUDA = 2  # kDLCUDA
 _T = torch.Tensor
 _ANSWERS: dict[Any, Answer] = {

@@ -36,7 +36,7 @@ class TensorWas:
     """A tensor as it was: where it lay, its type, whether it had a gradient or wanted one, whether autograd made it."""
 
     reference: weakref.ref[torch.Tensor]
-    device: str
+    device: torch.device
     dtype: torch.dtype
     has_grad: bool
     requires_grad: bool
@@ -215,7 +215,7 @@ def _was(tensor: torch.Tensor) -> TensorWas | None:
     try:
         has_grad = tensor.is_leaf and tensor.grad is not None
         return TensorWas(
-            weakref.ref(tensor), tensor.device.type, tensor.dtype, has_grad, tensor.requires_grad, not tensor.is_leaf
+            weakref.ref(tensor), tensor.device, tensor.dtype, has_grad, tensor.requires_grad, not tensor.is_leaf
         )
     except (RuntimeError, NotImplementedError, AttributeError):  # wrappers of functorch and others
         return None

@@ -328,7 +328,7 @@ class _FakeCopies:
             return self._made_since(tensor, None)
         if self._start is not None and id(tensor) not in self._grads:
             was = self._start.tensor(tensor)
-            if was is None or (was.device, was.dtype) != (tensor.device.type, tensor.dtype):
+            if was is None or (was.device, was.dtype) != (tensor.device, tensor.dtype):
                 return self._made_since(tensor, was)
         source = tensor if self._origin is None else self._origin.template(tensor)
         storage = source.untyped_storage()
@@ -348,8 +348,9 @@ class _FakeCopies:
         """The double of a tensor that the failed run made, which takes nothing yet, or moved: it is where it was."""
         dtype = tensor.dtype if was is None else was.dtype
         made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=dtype, device=META)
-        place = Place.META if was is None else Place.HOST if was.device == "cpu" else Place.GPU
-        self._gpu.adopt(made, place, "", Phase.OTHER)
+        place = Place.META if was is None else Place.HOST if was.device.type == "cpu" else Place.GPU
+        with self._gpu.on_card(0 if was is None else self._card_named(was.device.index)):
+            self._gpu.adopt(made, place, "", Phase.OTHER)
         self._gpu.assign(made, Category.PARAMETER if isinstance(tensor, torch.nn.Parameter) else Category.BEFORE)
         is_differentiable = made.is_floating_point() or made.is_complex()
         return made.requires_grad_(is_differentiable and (tensor if was is None else was).requires_grad)
@@ -367,8 +368,11 @@ class _FakeCopies:
     def _card_of(self, source: torch.Tensor) -> int:
         """The card of the user's tensor, or of its double in the session this one starts from."""
         spot = self._origin.gpu.spot(source) if source.is_meta and self._origin is not None else None
-        index = source.device.index or 0 if spot is None else spot.card
-        return min(index, len(self._gpu.recorders) - 1)
+        return self._card_named(source.device.index if spot is None else spot.card)
+
+    def _card_named(self, index: int | None) -> int:
+        """The card of this number, as far as there are so many."""
+        return min(index or 0, len(self._gpu.recorders) - 1)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
