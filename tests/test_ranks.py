@@ -25,7 +25,7 @@ from oom_magic.predict.what_if.change import Change, InapplicableError
 from oom_magic.predict.what_if.parallel_changes import FullySharded, GradientsInBuckets, Resharded
 
 TRUTH = json.loads((Path(__file__).parent / "data" / "ranks_truth_2.13.0.json").read_text())
-QUICK = {"zero1-gpt2-x4", "fsdp1-gradop-x2", "fsdp2-llama-noreshard-x2", "tp2-fsdp2-x4"}
+QUICK = {"zero1-gpt2-x4", "fsdp1-gradop-x2", "fsdp2-llama-noreshard-x2", "tp2-fsdp2-x4", "cp-x2", "ep-x8"}
 
 
 def _cases() -> list[Any]:
@@ -49,6 +49,30 @@ def test_peaks_are_true(case: Case, peaks: tuple[int, int], monkeypatch: pytest.
     assert found == [peaks]
     assert len(report.cards) == 1
     assert not dist.is_initialized()
+
+
+def test_a_stage_of_a_pipeline() -> None:
+    case: Case = {"kind": "pipeline", "width": 256, "batch": 64}
+    parameters = 4 * (256 * 256 + 256) * 4
+    for rank, told in ((0, False), (1, True), (3, True)):
+        report = dry_run(train, {**case, "told": told}, gpu="T4", num_processes=4, rank=rank)
+        assert report.breakdown["parameter"] == parameters and len(report.steps) == 3
+    with pytest.raises(RuntimeError, match="stage 1 of the pipeline.* give PipelineStage input_args"):
+        dry_run(train, case, gpu="T4", num_processes=4, rank=1)
+
+
+def test_hooks_of_ddp_in_bfloat16() -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+    def code() -> None:
+        dist.init_process_group("nccl")
+        model = torch.nn.parallel.DistributedDataParallel(_blocks().cuda())
+        model.register_comm_hook(None, bf16_compress_hook)
+        _steps(model)
+
+    report = dry_run(code, gpu="T4", num_processes=2)
+    assert any("NCCL's watchdog" in one.text for one in report.assumptions)
+    assert torch.version.cuda is None or torch.cuda.is_available()
 
 
 def test_a_rank_finds_what_torchrun_sets() -> None:
