@@ -57,7 +57,7 @@ def test_a_stage_of_a_pipeline() -> None:
     for rank, told in ((0, False), (1, True), (3, True)):
         report = dry_run(train, {**case, "told": told}, gpu="T4", num_processes=4, rank=rank)
         assert report.breakdown["parameter"] == parameters and len(report.steps) == 3
-    with pytest.raises(RuntimeError, match="stage 1 of the pipeline.* give PipelineStage input_args"):
+    with pytest.raises(RuntimeError, match=r"stage 1 of the pipeline.* give PipelineStage input_args"):
         dry_run(train, case, gpu="T4", num_processes=4, rank=1)
 
 
