@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from oom_magic.inputs import parse_bytes
 from oom_magic.language import _
@@ -47,7 +48,7 @@ class Machine:
     card: int | None = None
 
     @property
-    def options(self) -> dict[str, int | None]:
+    def options(self) -> dict[str, Any]:
         """The settings of ``size``."""
         return {"num_gpus": self.num_gpus, "num_processes": self.num_processes, "card": self.card}
 
