@@ -156,7 +156,9 @@ def slider_arguments(magic: Callable[..., Any]) -> Callable[..., Any]:
     }
     for name, text in reversed(numbers.items()):
         magic = argument(f"--{name}", type=int, metavar="N", help=text)(magic)
-    magic = argument("--parallelism", type=unquoted, help=_("What the processes of a preset hold: ddp or fsdp2."))(magic)
+    magic = argument("--parallelism", type=unquoted, help=_("What the processes of a preset hold: ddp or fsdp2."))(
+        magic
+    )
     decorated: Callable[..., Any] = counted(magic)
     return decorated
 

@@ -325,7 +325,7 @@ class PricedSetup(Priced):
 def _run_once(fn: Callable[..., Any], card: SliderCard, machine: Machine, arguments: dict[str, Any]) -> None:
     from oom_magic.predict.session import dry_run
 
-    number = {"num_gpus": machine.num_gpus, "num_processes": machine.num_processes}
+    number: dict[str, Any] = {"num_gpus": machine.num_gpus, "num_processes": machine.num_processes}
     dry_run(fn, gpu=card.gpu, stop_after_steps=1, **number, **arguments)
 
 
