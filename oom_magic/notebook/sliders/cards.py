@@ -40,7 +40,7 @@ class SliderCard:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class SliderMachine:
     """How many such cards there are, and whose memory is asked for: that of one ``card``, or of a job's process."""
 
     num_gpus: int = 1

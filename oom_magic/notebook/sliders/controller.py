@@ -14,7 +14,7 @@ from IPython.display import display
 from oom_magic.language import _, choose_language
 from oom_magic.memory.report import MemoryReport
 from oom_magic.notebook.interrupted import InOneLine, Interrupted
-from oom_magic.notebook.sliders.cards import Machine, SliderCard, counted, offered_cards
+from oom_magic.notebook.sliders.cards import SliderCard, SliderMachine, counted, offered_cards
 from oom_magic.notebook.sliders.fit_map import Grid
 from oom_magic.notebook.sliders.page import SavedSliders, naming_script
 from oom_magic.notebook.sliders.panel import NumberControl, Panel, choice_control
@@ -63,7 +63,7 @@ def sliders(
             setup = fn_or_setup.replace(**{name: number for name, number in given.items() if number != 1})
             cards = offered_cards(gpu or setup.gpu, memory or setup.memory)
             return Sliders(PricedSetup(setup, ranges), cards)
-        machine = Machine(num_gpus, num_processes, card)
+        machine = SliderMachine(num_gpus, num_processes, card)
         cards = offered_cards(gpu, memory)
         return Sliders(PricedFunction(fn_or_setup, ranges, cards[0], machine), cards)
 

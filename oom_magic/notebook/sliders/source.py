@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.language import _
-from oom_magic.notebook.sliders.cards import Machine, SliderCard
+from oom_magic.notebook.sliders.cards import SliderCard, SliderMachine
 from oom_magic.notebook.sliders.fit_map import OVER, Cells, Grid
 from oom_magic.notebook.sliders.ranges import (
     BATCHES,
@@ -145,7 +145,7 @@ class Priced(ABC):
 
     notes: tuple[str, ...] = ()  # what to say of what does not vary
 
-    def __init__(self, label: str, ranges: Ranges, defaults: Values, machine: Machine) -> None:
+    def __init__(self, label: str, ranges: Ranges, defaults: Values, machine: SliderMachine) -> None:
         self.label = label
         self.machine = machine
         self.ranges = ranges
@@ -235,7 +235,7 @@ class Priced(ABC):
 class PricedFunction(Priced):
     """A function of the user's."""
 
-    def __init__(self, fn: Callable[..., Any], given: Values, card: SliderCard, machine: Machine) -> None:
+    def __init__(self, fn: Callable[..., Any], given: Values, card: SliderCard, machine: SliderMachine) -> None:
         if not callable(fn):
             raise TypeError(
                 _(
@@ -286,7 +286,7 @@ class PricedSetup(Priced):
             for end in (int(axis[0]), int(axis[-1])):
                 _check_end(setup, name, end)
         starts = {name: getattr(setup, name) for name in ranges.names}
-        super().__init__(setup.source.label, ranges, starts, Machine(**setup.machine))
+        super().__init__(setup.source.label, ranges, starts, SliderMachine(**setup.machine))
         self.base = setup
 
     def axes(self, values: Values) -> list[str]:
@@ -322,7 +322,7 @@ class PricedSetup(Priced):
         return self.base.replace(gpu=card.gpu, memory=card.memory_bytes).sizes(**ranges)
 
 
-def _run_once(fn: Callable[..., Any], card: SliderCard, machine: Machine, arguments: dict[str, Any]) -> None:
+def _run_once(fn: Callable[..., Any], card: SliderCard, machine: SliderMachine, arguments: dict[str, Any]) -> None:
     from oom_magic.predict.session import dry_run
 
     number: dict[str, Any] = {"num_gpus": machine.num_gpus, "num_processes": machine.num_processes}
