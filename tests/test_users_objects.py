@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import argparse
 import collections
+import copy
+import decimal
+import functools
+import io
+import json
+import logging
+import random
+import signal
+import sys
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
+import pytest
 import torch
 
 from oom_magic.predict.session import DrySession
@@ -97,3 +109,142 @@ def test_a_large_array_is_not_written_to() -> None:
     said: list[str] = []
     DrySession(has_bar=False, is_lasting=False).run(run, [names])
     assert not names["large"].any() and said and names["large"].flags.writeable
+
+
+class Registry(dict):  # type: ignore[type-arg]
+    """A container with a class of its own, as configurations often have."""
+
+
+class Slotted:
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 1
+
+
+@functools.lru_cache
+def looked_up(key: int) -> torch.Tensor:
+    return torch.ones(key, device="cuda")
+
+
+def counting() -> Callable[[], int]:
+    count = 0
+
+    def counted() -> int:
+        nonlocal count
+        count += 1
+        return count
+
+    return counted
+
+
+def test_objects_with_values_of_their_own_are_as_before() -> None:
+    pandas = pytest.importorskip("pandas")
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    axes = figure.subplots()
+    deep: dict[str, Any] = {"a": {"b": {"c": {"d": {"e": {"f": [1]}}}}}}
+    table, column = pandas.DataFrame({"a": [1, 2], "b": ["x", "y"]}), pandas.Series([1.0, 2.0])
+    objects, buffer, text = np.array([[1], 2], dtype=object), io.BytesIO(b"ab"), io.StringIO("ab")
+    generators: list[Any] = [np.random.default_rng(0), np.random.RandomState(0), random.Random(0), torch.Generator()]
+    registry, slotted, counted = Registry(a=1), Slotted(), counting()
+    ways: dict[str, tuple[Any, Callable[[], Any], Callable[[], Any]]] = {
+        "registry": (registry, lambda: dict(registry), lambda: registry.update(b=2)),
+        "slots": (slotted, lambda: slotted.value, lambda: setattr(slotted, "value", 2)),
+        "closure": (counted, lambda: counted.__closure__[0].cell_contents, counted),  # type: ignore[index]
+        "cache": (looked_up, lambda: looked_up.cache_info().currsize, lambda: looked_up(3)),
+        "table": (table, table.to_csv, lambda: (table.insert(0, "c", 1), table.drop(index=1, inplace=True))),
+        "values": (column, column.tolist, lambda: column.__setitem__(0, 9.0)),
+        "objects": (objects, lambda: str(objects), lambda: (objects[0].append(2), objects.__setitem__(1, 3))),
+        "buffer": (buffer, lambda: (buffer.getvalue(), buffer.tell()), lambda: buffer.write(b"c")),
+        "text": (text, lambda: (text.getvalue(), text.tell()), lambda: text.write("c")),
+        "deep": (deep, lambda: str(deep), lambda: deep["a"]["b"]["c"]["d"]["e"]["f"].append(2)),
+        "figure": (figure, lambda: (len(axes.lines), axes.get_title()), lambda: (axes.plot([1]), axes.set_title("x"))),
+        "library": (json, lambda: json.dumps.__module__, lambda: setattr(json, "dumps", counting)),
+        "generators": (
+            generators,
+            lambda: [one.random() for one in map(copy.deepcopy, generators[:3])] + generators[3].get_state().tolist(),
+            lambda: [one.random() for one in generators[:3]] + [torch.rand(2, generator=generators[3])],
+        ),
+    }
+    before = {name: read() for name, (_, read, _) in ways.items()}
+
+    def run() -> None:
+        for _, read, change in ways.values():
+            was = read()
+            change()
+            assert read() != was
+
+    DrySession(has_bar=False, is_lasting=False).run(run, [{name: one for name, (one, _, _) in ways.items()}])
+    assert {name: read() for name, (_, read, _) in ways.items()} == before
+    assert table.equals(pandas.DataFrame({"a": [1, 2], "b": ["x", "y"]}))
+
+
+def settings() -> dict[str, Any]:
+    import matplotlib as mpl
+
+    logger = logging.getLogger("users")
+    return {
+        "python": (
+            sys.path[:],
+            sys.argv,
+            sys.getrecursionlimit(),
+            sys.stdout,
+            decimal.getcontext().prec,
+            sys.gettrace(),
+        ),
+        "warnings": warnings.filters[:],
+        "logging": (logging.root.manager.disable, logger.level, logger.handlers[:], logger.isEnabledFor(10)),
+        "signals": (signal.getsignal(signal.SIGTERM), signal.getitimer(signal.ITIMER_REAL)[0] > 0),
+        "numpy": (np.geterr(), np.get_printoptions()["precision"]),
+        "torch": (torch.get_num_threads(), torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark),
+        "printing": torch._tensor_str.PRINT_OPTS.precision,
+        "matplotlib": mpl.rcParams["font.size"],
+        "builtins": print,
+    }
+
+
+def test_settings_of_python_and_libraries_are_as_before() -> None:
+    import builtins
+
+    import matplotlib as mpl
+
+    def run() -> None:
+        sys.path.append("nowhere")
+        sys.argv, sys.stdout = ["x"], io.StringIO()
+        sys.setrecursionlimit(5000)
+        decimal.getcontext().prec = 3
+        warnings.filterwarnings("ignore", message="mine")
+        logging.disable(logging.CRITICAL)
+        logging.getLogger("users").setLevel(5)
+        logging.getLogger("users").addHandler(logging.NullHandler())
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        signal.signal(signal.SIGALRM, lambda *_: None)
+        signal.alarm(100)
+        np.seterr(all="ignore")
+        np.set_printoptions(precision=2)
+        torch.set_num_threads(7)
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.benchmark = True
+        torch.set_printoptions(precision=1)
+        mpl.rcParams["font.size"] = 33
+        builtins.print = len  # type: ignore[assignment]
+
+    logging.getLogger("users")
+    before = settings()
+    DrySession(has_bar=False, is_lasting=False).run(run, [{}])
+    assert settings() == before
+
+
+def test_what_is_taken_from_the_users_iterators_is_said() -> None:
+    numbers = (number for number in range(9))
+    loader = iter(torch.utils.data.DataLoader(range(9)))  # type: ignore[arg-type]
+    names: dict[str, Any] = {"numbers": numbers, "batches": loader, "listed": iter([1, 2]), "left": iter([1, 2])}
+
+    def run() -> None:
+        assert [next(names[name]) for name in ("numbers", "batches", "listed")]
+
+    report = DrySession(has_bar=False, is_lasting=False).run(run, [names])
+    said = [one.text for one in report.assumptions if "iterator" in one.text]
+    assert [text.split("`")[1] for text in said] == ["numbers", "batches", "listed"]

@@ -34,17 +34,21 @@ class Interrupts:
             yield  # no signals here
             return
         self._is_over = False
+        usual = {number: signal.getsignal(number) for number in map(int, signal.valid_signals())}
+        had_alarm = _HAS_ALARM and any(signal.getitimer(signal.ITIMER_REAL))
         try:
-            for number in map(int, signal.valid_signals()):
-                handler = signal.getsignal(number)
+            for number, handler in usual.items():
                 if callable(handler):
                     self._handlers[number] = handler
                     signal.signal(number, self._receive)
             yield
         finally:
             self._is_over = True
-            for number, handler in self._handlers.items():
-                signal.signal(number, handler)
+            if _HAS_ALARM and not had_alarm:
+                signal.setitimer(signal.ITIMER_REAL, 0)  # the run's own does not ring after it
+            for number, handler in usual.items():
+                if handler is not None and signal.getsignal(number) is not handler:
+                    signal.signal(number, handler)
             self.deliver()
 
     def users_code(self, function: Callable[[], T]) -> T:
@@ -74,4 +78,5 @@ class Interrupts:
         return False
 
 
+_HAS_ALARM = hasattr(signal, "setitimer")
 _USERS_CODE: CodeType = Interrupts.users_code.__code__

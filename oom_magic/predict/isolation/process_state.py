@@ -8,6 +8,7 @@ import operator
 import os
 import random
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 
 from oom_magic.predict.isolation.journal import Journal
+from oom_magic.predict.isolation.settings import settings_noted
 from oom_magic.predict.isolation.snapshot import Snapshot
 
 _ANOTHER_SEED = 104_729  # nobody's
@@ -42,6 +44,7 @@ def process_state_kept() -> Iterator[None]:
 
 def _restorations() -> Iterator[Callable[[], object]]:
     """Calls that put back what is now."""
+    yield from settings_noted()
     partial = functools.partial
     yield partial(random.setstate, random.getstate())
     yield partial(np.random.set_state, np.random.get_state())
@@ -96,11 +99,14 @@ def _is_pytorchs(module: str) -> bool:
 
 def _restore_environment(before: dict[str, str]) -> None:
     """Only what differs: other threads read it meanwhile."""
+    is_elsewhere = hasattr(time, "tzset") and os.environ.get("TZ") != before.get("TZ")
     for name in os.environ.keys() - before.keys():
         del os.environ[name]
     for name, value in before.items():
         if os.environ.get(name) != value:
             os.environ[name] = value
+    if is_elsewhere:
+        time.tzset()
 
 
 def _restore_default_device(device: torch.device | None) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import os
 import queue
 import selectors
 import sys
@@ -215,7 +216,8 @@ def _of_weakref(reference: weakref.ref[Any]) -> Iterator[Any]:
 def is_users_module(module: Any) -> bool:
     """Whether a module is the user's: no library's, and not built in."""
     name, file = getattr(module, "__name__", None), getattr(module, "__file__", None)
-    return name == "__main__" or (isinstance(file, str) and is_users_file(file) and name != "sys")
+    is_users = isinstance(file, str) and os.path.isabs(file) and is_users_file(file)  # torch.ops says "_ops.py"
+    return name == "__main__" or (is_users and name != "sys")
 
 
 def is_users_class(kind: type) -> bool:

@@ -32,6 +32,7 @@ from oom_magic.memory.timeline import Phase
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.places import META, Place, is_large
 from oom_magic.predict.instrumentation.starting_point import StartingPoint, TensorWas
+from oom_magic.predict.isolation.iterators import iterators_watched
 from oom_magic.predict.isolation.journal import Journal
 from oom_magic.predict.isolation.live_objects import LiveObjects, find_live_objects
 from oom_magic.predict.isolation.patching import patched
@@ -90,9 +91,11 @@ class TensorExchange:
                 self._exchange(journal, pairs, live.tensors)
                 self._guard(journal, live.tensors, pairs, others, namespaces, assume)
                 del live, others
+                tell_of_iterators = iterators_watched(namespaces, assume)
                 try:
                     yield
                 finally:
+                    tell_of_iterators()
                     self.gpu.untouchable.clear()
                     if self._lasting:
                         self._pretended = real.changes()
@@ -398,6 +401,6 @@ def _snapshot(live: LiveObjects, namespaces: list[dict[str, Any]], others: Other
         snapshot.add(vars(tool), 4, tool)
     for namespace in namespaces:
         snapshot.add_plain(namespace, 3)
-        named = [value for name, value in list(namespace.items()) if not str(name).startswith("_")]
-        note_users_objects(snapshot, named, set() if others is None else others.reach.seen)
+    named = [value for names in namespaces for name, value in list(names.items()) if not str(name).startswith("_")]
+    note_users_objects(snapshot, [*named, *users_modules()], set() if others is None else others.reach.seen)
     return snapshot

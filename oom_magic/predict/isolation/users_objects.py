@@ -1,26 +1,30 @@
-"""What a dry run may change in the user's objects besides tensors: attributes, class attributes, arrays, defaults.
+"""What a dry run may change in the user's objects besides tensors: attributes, classes, arrays, tables, caches.
 
-Looked for from the user's names, a few levels deep. What a function keeps in its closure is not: code that is rehearsed
-may tell its caller something that way.
+Looked for from the user's names and modules. What the function that is run keeps in its own closure is not: code that
+is rehearsed may tell its caller something that way.
 """
 
 from __future__ import annotations
 
 import functools
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 
-from oom_magic.predict.isolation.reach import NOT_WALKED, is_users_class
+from oom_magic.predict.isolation.reach import NOT_WALKED, is_users_class, is_users_module
+from oom_magic.predict.isolation.values_kept import kept
 from oom_magic.user_code import is_users_file
 
-_MOST_OBJECTS, _MOST_ITEMS, _DEPTH = 5_000, 1_000, 5
-_COPIED_BYTES, _MOST_COPIED_BYTES = 1 << 24, 1 << 27  # of one array, of all
-_NO_OBJECTS = (torch.Tensor, torch.nn.Module, types.ModuleType, types.CodeType, types.FrameType)
+_MOST_OBJECTS, _MOST_ITEMS, _DEPTH = 5_000, 1_000, 20
+_MOST_COPIED_BYTES = 1 << 27
+_PLAIN = frozenset((str, int, float, bool, bytes, complex, type(None)))
+_NO_OBJECTS = (torch.Tensor, torch.nn.Module, types.CodeType, types.FrameType, types.TracebackType)
+_NOT_WALKED = NOT_WALKED - {"matplotlib"}  # figures are the user's
+_CONTAINERS = (list, dict, set, deque, OrderedDict)
+_WALKED = frozenset((*_CONTAINERS, tuple, type, types.FunctionType, types.ModuleType))
 
 
 class Notes(Protocol):
@@ -39,57 +43,79 @@ def note_users_objects(notes: Notes, roots: Iterable[Any], not_ours: set[int]) -
     for _ in range(_DEPTH):
         below: list[Any] = []
         for one in level:
-            if id(one) in seen:
+            if type(one) in _PLAIN or id(one) in seen:
                 continue
             seen.add(id(one))
-            if isinstance(one, np.ndarray):
-                room -= _note_array(notes, one, room)
-            else:
+            found = None if type(one) in _WALKED else kept(one, room)
+            if found is None:
                 below += _noted(notes, one)
+            else:
+                notes.add_undo(found.undo)
+                if found.begin is not None:
+                    found.begin()
+                room -= found.num_bytes
+                below += found.inner
             if len(seen) - len(not_ours) > _MOST_OBJECTS:
                 return
         level = below
 
 
 def _noted(notes: Notes, one: Any) -> Iterator[Any]:
-    """Note an object that is no array; what it leads to."""
+    """Note an object that is no value by itself; what it leads to."""
     kind = type(one)
-    if kind in (list, dict, set, deque, tuple):
-        if kind is not tuple:
+    if kind in _CONTAINERS or isinstance(one, (tuple, types.MappingProxyType)):
+        if kind in _CONTAINERS:
             notes.add_plain(one, 1)
         if len(one) <= _MOST_ITEMS:
-            yield from list(one.values()) if kind is dict else list(one)
+            yield from list(one.values()) if isinstance(one, (dict, types.MappingProxyType)) else list(one)
     elif isinstance(one, types.FunctionType):
-        if is_users_file(one.__code__.co_filename):
-            notes.add_plain(one.__dict__, 1)
-            yield from (*(one.__defaults__ or ()), *(one.__kwdefaults__ or {}).values(), *one.__dict__.values())
+        yield from _noted_function(notes, one)
+    elif isinstance(one, types.ModuleType):
+        if is_users_module(one):
+            notes.add_plain(vars(one), 1)
+            yield from [value for name, value in vars(one).items() if not name.startswith("__")]
+        else:
+            _note_library(notes, one)
     elif isinstance(one, type):
         if is_users_class(one):
             before = dict(vars(one))
             notes.add_undo(functools.partial(_restore_class, one, before))
             yield from before.values()
-    elif not isinstance(one, _NO_OBJECTS) and str(kind.__module__).partition(".")[0] not in NOT_WALKED:
+    elif not isinstance(one, _NO_OBJECTS) and str(kind.__module__).partition(".")[0] not in _NOT_WALKED:
         own = getattr(one, "__dict__", None)
         if type(own) is dict:
             notes.add_plain(own, 1)
             yield from list(own.values())
+        if is_users_class(kind):
+            yield from _noted_slots(notes, one)
 
 
-def _note_array(notes: Notes, array: Any, room: int) -> int:
-    """The bytes that were copied. A large array can be read only meanwhile."""
-    if not array.flags.writeable or isinstance(array, np.memmap) or array.dtype.hasobject:
-        return 0
-    if array.nbytes <= min(_COPIED_BYTES, room):
-        notes.add_undo(functools.partial(_restore_array, array, array.copy(order="K")))
-        return int(array.nbytes)
-    notes.add_undo(functools.partial(array.setflags, write=True))
-    array.setflags(write=False)
-    return 0
+def _noted_function(notes: Notes, function: types.FunctionType) -> Iterator[Any]:
+    if not is_users_file(function.__code__.co_filename):
+        return
+    notes.add_plain(function.__dict__, 1)
+    yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *function.__dict__.values())
+    for cell in function.__closure__ or ():
+        try:
+            value = cell.cell_contents
+        except ValueError:  # nothing yet
+            continue
+        notes.add_undo(functools.partial(_restore_attribute, cell, "cell_contents", value))
+        yield value
 
 
-def _restore_array(array: Any, before: Any) -> None:
-    if array.shape == before.shape and array.tobytes() != before.tobytes():  # a NaN is not equal to itself
-        array[...] = before
+def _noted_slots(notes: Notes, one: Any) -> Iterator[Any]:
+    for base in type(one).__mro__:
+        for name, member in vars(base).items():
+            if isinstance(member, types.MemberDescriptorType) and hasattr(one, name):
+                value = getattr(one, name)
+                notes.add_undo(functools.partial(_restore_attribute, one, name, value))
+                yield value
+
+
+def _restore_attribute(one: Any, name: str, value: Any) -> None:
+    if getattr(one, name, one) is not value:
+        object.__setattr__(one, name, value)
 
 
 def _restore_class(kind: type, before: dict[str, Any]) -> None:
@@ -99,3 +125,26 @@ def _restore_class(kind: type, before: dict[str, Any]) -> None:
     for name, value in before.items():
         if now.get(name, before) is not value:
             setattr(kind, name, value)
+
+
+def _note_library(notes: Notes, module: types.ModuleType) -> None:
+    """A library's functions and classes, in place of which the user's code may set its own (``json.dumps = mine``)."""
+    owners = [module, *(one for one in vars(module).values() if isinstance(one, type) and not is_users_class(one))]
+    for owner in owners:
+        notes.add_undo(functools.partial(_restore_library, owner, dict(vars(owner))))
+
+
+def _restore_library(owner: Any, before: dict[str, Any]) -> None:
+    for name, value in list(vars(owner).items()):
+        if before.get(name, before) is not value and _is_users(value):
+            setattr(owner, name, before[name]) if name in before else delattr(owner, name)
+
+
+def _is_users(value: Any) -> bool:
+    if isinstance(value, (staticmethod, classmethod)):
+        value = value.__func__
+    elif isinstance(value, property):
+        value = value.fget
+    if isinstance(value, types.FunctionType):
+        return is_users_file(value.__code__.co_filename)
+    return isinstance(value, type) and is_users_class(value)

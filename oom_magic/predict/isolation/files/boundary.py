@@ -7,6 +7,7 @@ asks one question.
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 import subprocess
@@ -84,7 +85,11 @@ class Boundary:
 
     def replacements(self) -> list[tuple[Any, Any]]:
         """Functions, each with the one that stands in for it."""
-        return [(os.system, self._system(os.system)), (os._exit, self._exit(os._exit))]
+        return [
+            (os.system, self._system(os.system)),
+            (os._exit, self._exit(os._exit)),
+            (atexit.register, self._register(atexit.register)),
+        ]
 
     # -- the net --------------------------------------------------------------
 
@@ -186,6 +191,16 @@ class Boundary:
             return None
 
         return _exit
+
+    def _register(self, usual: Callable[..., Any]) -> Callable[..., Any]:
+        def register(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if not self._scope.applies() or not is_users_file(sys._getframe(1).f_code.co_filename):
+                return usual(function, *args, **kwargs)  # a library's that stays loaded
+            name = getattr(function, "__name__", repr(function))
+            self._assume(_("atexit.register({name}): not called when the program ends", name=name))
+            return function
+
+        return register
 
     def _start(self, usual: Callable[[Any], None]) -> Callable[[Any], None]:
         def start(process: Any) -> None:

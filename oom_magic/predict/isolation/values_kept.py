@@ -1,0 +1,173 @@
+"""Objects that hold values of their own, and how each is put back: arrays, tables, generators, buffers, caches."""
+
+from __future__ import annotations
+
+import array
+import functools
+import io
+import operator
+import random
+import sys
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+_COPIED_BYTES = 1 << 24  # of one object
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What puts an object back, how many bytes were copied, what it leads to, and what to do with it meanwhile."""
+
+    undo: Callable[[], object]
+    num_bytes: int = 0
+    inner: list[Any] = field(default_factory=list)
+    begin: Callable[[], object] | None = None
+
+
+def kept(one: Any, room: int) -> Kept | None:
+    """How an object is put back, of which at most ``room`` bytes are copied; None where it is of no known kind."""
+    if isinstance(one, np.ndarray):
+        return _of_array(one, room)
+    for kinds, read, write in _STATES:
+        if isinstance(one, kinds):
+            return Kept(functools.partial(write, one, read(one)))
+    for kind in (io.BytesIO, io.StringIO, bytearray, array.array):
+        if isinstance(one, kind):
+            return _of_buffer(one, room)
+    pandas = sys.modules.get("pandas")
+    if pandas is not None and isinstance(one, (pandas.DataFrame, pandas.Series)):
+        return _of_table(one, room)
+    return _of_subclass(one)
+
+
+def _empty_again(one: Any, before: Any) -> None:
+    """A cache that the run filled holds what is pretended."""
+    if one.cache_info() != before:
+        one.cache_clear()
+
+
+def _set_bits(one: Any, before: Any) -> None:
+    one.bit_generator.state = before
+
+
+# Kinds with what reads and writes their state: generators of random numbers, and functions with a cache.
+_STATES: tuple[tuple[Any, Callable[[Any], Any], Callable[[Any, Any], Any]], ...] = (
+    (np.random.Generator, lambda one: one.bit_generator.state, _set_bits),
+    (np.random.RandomState, np.random.RandomState.get_state, np.random.RandomState.set_state),
+    (random.SystemRandom, lambda one: None, lambda one, state: None),
+    (random.Random, random.Random.getstate, random.Random.setstate),
+    (torch.Generator, torch.Generator.get_state, torch.Generator.set_state),
+    (type(functools.lru_cache(len)), lambda one: one.cache_info(), _empty_again),
+)
+
+
+def _of_array(one: Any, room: int) -> Kept:
+    """A large array can be read only meanwhile."""
+    if one.dtype.hasobject:
+        return Kept(
+            functools.partial(_restore_objects, one, one.copy()), 0, list(one.flat) if one.dtype == object else []
+        )
+    if not one.flags.writeable or isinstance(one, np.memmap):
+        return Kept(_nothing)
+    if one.nbytes <= min(_COPIED_BYTES, room):
+        return Kept(functools.partial(_restore_array, one, one.copy(order="K")), int(one.nbytes))
+    return Kept(functools.partial(one.setflags, write=True), begin=functools.partial(one.setflags, write=False))
+
+
+def _nothing() -> None:
+    """Cannot be changed, or not by us."""
+
+
+def _restore_array(one: Any, before: Any) -> None:
+    if one.shape == before.shape and one.tobytes() != before.tobytes():  # a NaN is not equal to itself
+        one[...] = before
+
+
+def _restore_objects(one: Any, before: Any) -> None:
+    if one.shape == before.shape and one.flags.writeable and not all(map(operator.is_, one.flat, before.flat)):
+        one[...] = before
+
+
+def _of_buffer(one: Any, room: int) -> Kept:
+    """Text and bytes in memory. Above the limit only the place in it is kept."""
+    if not isinstance(one, (io.BytesIO, io.StringIO)):
+        size = len(one) * getattr(one, "itemsize", 1)
+        return Kept(functools.partial(_restore_items, one, one[:]), size) if size <= room else Kept(_nothing)
+    if one.closed:
+        return Kept(_nothing)
+    place = one.tell()
+    size = one.seek(0, io.SEEK_END)
+    one.seek(place)
+    if size > min(_COPIED_BYTES, room):
+        return Kept(functools.partial(one.seek, place))
+    return Kept(functools.partial(_restore_buffer, one, one.getvalue(), place), size)
+
+
+def _restore_items(one: Any, before: Any) -> None:
+    if one != before:
+        one[:] = before
+
+
+def _restore_buffer(one: Any, before: Any, place: int) -> None:
+    if one.closed:
+        return
+    if one.getvalue() != before:
+        one.seek(0)
+        one.truncate()
+        one.write(before)
+    one.seek(place)
+
+
+def _of_table(one: Any, room: int) -> Kept:
+    """pandas': what it holds is in a manager of blocks, which is exchanged (``NDFrame._mgr``)."""
+    size = int(np.sum(one.memory_usage()))
+    is_copied = size <= min(_COPIED_BYTES, room)  # of others the columns: those that are set or dropped
+    undo = functools.partial(_restore_table, one, one._mgr, one.copy(deep=is_copied))
+    return Kept(undo, size if is_copied else 0)
+
+
+def _restore_table(one: Any, manager: Any, before: Any) -> None:
+    if one._mgr is not manager or not one.equals(before):
+        object.__setattr__(one, "_mgr", before._mgr)
+        getattr(one, "_item_cache", {}).clear()
+
+
+def _of_subclass(one: Any) -> Kept | None:
+    """Of a class made from a container: what that holds, and the object's attributes."""
+    base: Any = next((base for base in (OrderedDict, dict, list, set, deque) if isinstance(one, base)), None)
+    if base is None or type(one) is base:
+        return None
+    before = dict(base.items(one)) if issubclass(base, dict) else base.copy(one)
+    own = dict(getattr(one, "__dict__", {}))
+    inner = [*(before.values() if isinstance(before, dict) else before), *own.values()]
+    return Kept(functools.partial(_restore_subclass, one, base, before, own), inner=inner)
+
+
+def _restore_subclass(one: Any, base: Any, before: Any, own: dict[str, Any]) -> None:
+    now = getattr(one, "__dict__", own)
+    if not _are_same(list(now.items()), list(own.items())):
+        now.clear()
+        now.update(own)
+    if isinstance(before, dict):
+        is_same = _are_same(list(base.items(one)), list(before.items()))
+    else:
+        is_same = base.__eq__(one, before) if base is set else _are_same(list(one), list(before))
+    if not is_same:
+        base.clear(one)
+        (base.extend if base in (list, deque) else base.update)(one, before)
+
+
+def _are_same(now: list[Any], before: list[Any]) -> bool:
+    """Whether two lists hold the very objects, or pairs of them."""
+    if len(now) != len(before):
+        return False
+    pairs = zip(now, before, strict=True)
+    return all(
+        all(map(operator.is_, *both)) if type(both[0]) is tuple is type(both[1]) else both[0] is both[1]
+        for both in pairs
+    )
