@@ -18,7 +18,7 @@ if [ ! -e "$FAKECUDA_HOME/ready" ]; then
 fi
 # --no-deps: what requires torch would bring gigabytes of real CUDA libraries, which torch prefers to the stubs.
 "$FAKECUDA_HOME/venv/bin/pip" install -q --no-deps \
-  ipython traitlets decorator jedi parso matplotlib-inline prompt-toolkit wcwidth pygments stack-data executing \
+  platformdirs ipython traitlets decorator jedi parso matplotlib-inline prompt-toolkit wcwidth pygments stack-data executing \
   asttokens pure-eval pexpect ptyprocess ipython-pygments-lexers comm ipywidgets jupyterlab-widgets widgetsnbextension \
   matplotlib contourpy cycler fonttools kiwisolver pillow pyparsing python-dateutil six \
   pytest pluggy iniconfig hypothesis sortedcontainers attrs

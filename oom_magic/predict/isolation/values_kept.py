@@ -20,7 +20,7 @@ _COPIED_BYTES = 1 << 24  # of one object
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class Restoration:
     """What puts an object back, how many bytes were copied, what it leads to, and what to do with it meanwhile."""
 
     undo: Callable[[], object]
@@ -29,13 +29,13 @@ class Kept:
     begin: Callable[[], object] | None = None
 
 
-def kept(one: Any, room: int) -> Kept | None:
+def kept(one: Any, room: int) -> Restoration | None:
     """How an object is put back, of which at most ``room`` bytes are copied; None where it is of no known kind."""
     if isinstance(one, np.ndarray):
         return _of_array(one, room)
     for kinds, read, write in _STATES:
         if isinstance(one, kinds):
-            return Kept(functools.partial(write, one, read(one)))
+            return Restoration(functools.partial(write, one, read(one)))
     for kind in (io.BytesIO, io.StringIO, bytearray, array.array):
         if isinstance(one, kind):
             return _of_buffer(one, room)
@@ -66,17 +66,17 @@ _STATES: tuple[tuple[Any, Callable[[Any], Any], Callable[[Any, Any], Any]], ...]
 )
 
 
-def _of_array(one: Any, room: int) -> Kept:
+def _of_array(one: Any, room: int) -> Restoration:
     """A large array can be read only meanwhile."""
     if one.dtype.hasobject:
-        return Kept(
+        return Restoration(
             functools.partial(_restore_objects, one, one.copy()), 0, list(one.flat) if one.dtype == object else []
         )
     if not one.flags.writeable or isinstance(one, np.memmap):
-        return Kept(_nothing)
+        return Restoration(_nothing)
     if one.nbytes <= min(_COPIED_BYTES, room):
-        return Kept(functools.partial(_restore_array, one, one.copy(order="K")), int(one.nbytes))
-    return Kept(functools.partial(one.setflags, write=True), begin=functools.partial(one.setflags, write=False))
+        return Restoration(functools.partial(_restore_array, one, one.copy(order="K")), int(one.nbytes))
+    return Restoration(functools.partial(one.setflags, write=True), begin=functools.partial(one.setflags, write=False))
 
 
 def _nothing() -> None:
@@ -93,19 +93,21 @@ def _restore_objects(one: Any, before: Any) -> None:
         one[...] = before
 
 
-def _of_buffer(one: Any, room: int) -> Kept:
+def _of_buffer(one: Any, room: int) -> Restoration:
     """Text and bytes in memory. Above the limit only the place in it is kept."""
     if not isinstance(one, (io.BytesIO, io.StringIO)):
         size = len(one) * getattr(one, "itemsize", 1)
-        return Kept(functools.partial(_restore_items, one, one[:]), size) if size <= room else Kept(_nothing)
+        return (
+            Restoration(functools.partial(_restore_items, one, one[:]), size) if size <= room else Restoration(_nothing)
+        )
     if one.closed:
-        return Kept(_nothing)
+        return Restoration(_nothing)
     place = one.tell()
     size = one.seek(0, io.SEEK_END)
     one.seek(place)
     if size > min(_COPIED_BYTES, room):
-        return Kept(functools.partial(one.seek, place))
-    return Kept(functools.partial(_restore_buffer, one, one.getvalue(), place), size)
+        return Restoration(functools.partial(one.seek, place))
+    return Restoration(functools.partial(_restore_buffer, one, one.getvalue(), place), size)
 
 
 def _restore_items(one: Any, before: Any) -> None:
@@ -123,12 +125,12 @@ def _restore_buffer(one: Any, before: Any, place: int) -> None:
     one.seek(place)
 
 
-def _of_table(one: Any, room: int) -> Kept:
+def _of_table(one: Any, room: int) -> Restoration:
     """pandas': what it holds is in a manager of blocks, which is exchanged (``NDFrame._mgr``)."""
     size = int(np.sum(one.memory_usage()))
     is_copied = size <= min(_COPIED_BYTES, room)  # of others the columns: those that are set or dropped
     undo = functools.partial(_restore_table, one, one._mgr, one.copy(deep=is_copied))
-    return Kept(undo, size if is_copied else 0)
+    return Restoration(undo, size if is_copied else 0)
 
 
 def _restore_table(one: Any, manager: Any, before: Any) -> None:
@@ -137,7 +139,7 @@ def _restore_table(one: Any, manager: Any, before: Any) -> None:
         getattr(one, "_item_cache", {}).clear()
 
 
-def _of_subclass(one: Any) -> Kept | None:
+def _of_subclass(one: Any) -> Restoration | None:
     """Of a class made from a container: what that holds, and the object's attributes."""
     base: Any = next((base for base in (OrderedDict, dict, list, set, deque) if isinstance(one, base)), None)
     if base is None or type(one) is base:
@@ -145,7 +147,7 @@ def _of_subclass(one: Any) -> Kept | None:
     before = dict(base.items(one)) if issubclass(base, dict) else base.copy(one)
     own = dict(getattr(one, "__dict__", {}))
     inner = [*(before.values() if isinstance(before, dict) else before), *own.values()]
-    return Kept(functools.partial(_restore_subclass, one, base, before, own), inner=inner)
+    return Restoration(functools.partial(_restore_subclass, one, base, before, own), inner=inner)
 
 
 def _restore_subclass(one: Any, base: Any, before: Any, own: dict[str, Any]) -> None:
