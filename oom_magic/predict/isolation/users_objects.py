@@ -1,25 +1,31 @@
 """What a dry run may change in the user's objects besides tensors: attributes, classes, arrays, tables, caches.
 
-Looked for from the user's names and modules. What the function that is run keeps in its own closure is not: code that
+Iterators cannot be put back; what was taken from them is said. Looked for from the user's names and modules. What the function that is run keeps in its own closure is not: code that
 is rehearsed may tell its caller something that way.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
+import io
+import operator
 import types
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
 
+from oom_magic.language import _
 from oom_magic.predict.isolation.reach import NOT_WALKED, is_users_class, is_users_module
 from oom_magic.predict.isolation.values_kept import kept
 from oom_magic.user_code import is_users_file
 
 _MOST_OBJECTS, _MOST_ITEMS, _DEPTH = 5_000, 1_000, 20
 _MOST_COPIED_BYTES = 1 << 27
+_ITERATORS_DEEP = 4  # an iterator over another one's values over ...
 _PLAIN = frozenset((str, int, float, bool, bytes, complex, type(None)))
 _NO_OBJECTS = (torch.Tensor, torch.nn.Module, types.CodeType, types.FrameType, types.TracebackType)
 _NOT_WALKED = NOT_WALKED - {"matplotlib"}  # figures are the user's
@@ -40,7 +46,7 @@ class Notes(Protocol):
 def note_users_objects(notes: Notes, roots: Iterable[Any], not_ours: set[int]) -> None:
     """Note what ``roots`` lead to, but nothing with an identity in ``not_ours``."""
     level, seen, room = list(roots), set(not_ours), _MOST_COPIED_BYTES
-    for _ in range(_DEPTH):
+    for _unused in range(_DEPTH):
         below: list[Any] = []
         for one in level:
             if type(one) in _PLAIN or id(one) in seen:
@@ -148,3 +154,39 @@ def _is_users(value: Any) -> bool:
     if isinstance(value, types.FunctionType):
         return is_users_file(value.__code__.co_filename)
     return isinstance(value, type) and is_users_class(value)
+
+
+def iterators_watched(namespaces: Sequence[dict[str, Any]], assume: Callable[[str], None]) -> Callable[[], None]:
+    """To be called after a run: ``assume`` is told the names of iterators from which something was taken since now."""
+    before = [(name, one, _place(one)) for names in namespaces for name, one in _iterators(names)]
+
+    def tell() -> None:
+        for name, one, place in before:
+            if _place(one) != place:
+                assume(_("`{name}` is an iterator of yours: what the dry run took from it is gone", name=name))
+
+    return tell
+
+
+def _iterators(names: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, one in list(names.items()):
+        if hasattr(type(one), "__next__") and not isinstance(one, io.IOBase) and not name.startswith("_"):
+            yield name, one
+
+
+def _place(one: Any, depth: int = _ITERATORS_DEEP) -> tuple[Any, ...]:
+    """What differs once something was taken: of a loader's a number, of others what they refer to and have left."""
+    number = vars(one).get("_num_yielded") if hasattr(one, "__dict__") else None
+    if number is not None:
+        return (number,)
+    held = gc.get_referents(one)
+    own = (
+        (one.gi_frame is not None and one.gi_frame.f_lasti, *map(id, held)) if type(one) is types.GeneratorType else ()
+    )
+    inner = [
+        _place(each, depth - 1) for each in held if hasattr(type(each), "__next__") or type(each) is tuple if depth
+    ]
+    left = -1
+    with contextlib.suppress(Exception):  # of the user's class
+        left = operator.length_hint(one, -1)
+    return (left, own, inner)
