@@ -13,7 +13,7 @@ from IPython.display import clear_output, display
 from tqdm.notebook import tqdm
 
 import oom_magic as om
-from oom_magic.predict.isolation.silence import in_silence
+from oom_magic.predict.silence import in_silence
 
 
 def test_what_a_rehearsal_shows_is_not_seen(shell: Any, capsys: Any, monkeypatch: Any) -> None:

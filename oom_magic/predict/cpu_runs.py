@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from oom_magic.language import _
 from oom_magic.memory.report import Assumption, MemoryReport
 from oom_magic.predict.instrumentation.decided_names import DecidedNames, cpu_names, joined, shown
-from oom_magic.predict.isolation.silence import in_silence
+from oom_magic.predict.silence import in_silence
 
 if TYPE_CHECKING:
     from oom_magic.predict.instrumentation.recorder import Recorder

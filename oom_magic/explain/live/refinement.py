@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from oom_magic.explain.evidence.causes import DOUBTS, Cause, Confidence, Evidence, Judgement
-from oom_magic.predict.isolation.silence import in_silence
+from oom_magic.predict.silence import in_silence
 
 if TYPE_CHECKING:
     from oom_magic.explain.diagnosis import Diagnosis

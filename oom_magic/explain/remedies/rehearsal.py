@@ -16,7 +16,7 @@ from oom_magic.explain.live.growth import Growth, is_in, mended
 from oom_magic.explain.remedies.code import IN_A_LOOP, names_model
 from oom_magic.explain.remedies.own_code import own_arguments, own_code, own_names
 from oom_magic.explain.remedies.size_parameters import SizeParameter, find_accumulation, find_size_parameters
-from oom_magic.predict.isolation.silence import in_silence
+from oom_magic.predict.silence import in_silence
 
 if TYPE_CHECKING:
     from oom_magic.explain.remedies.in_the_way import InTheWay

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.remedies.rehearsal import Variation
-from oom_magic.predict.isolation.silence import in_silence
+from oom_magic.predict.silence import in_silence
 
 if TYPE_CHECKING:
     from oom_magic.explain.remedies.remedy import Situation

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from oom_magic.predict.isolation.journal import Journal
-from oom_magic.predict.isolation.settings import settings_noted
+from oom_magic.predict.isolation.restored.settings import settings_noted
 from oom_magic.predict.isolation.snapshot import Snapshot
 
 _ANOTHER_SEED = 104_729  # nobody's

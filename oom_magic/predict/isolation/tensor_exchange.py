@@ -36,9 +36,9 @@ from oom_magic.predict.isolation.journal import Journal
 from oom_magic.predict.isolation.live_objects import LiveObjects, find_live_objects
 from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.isolation.reach import Reach, used_by_other_threads, users_modules
+from oom_magic.predict.isolation.restored.users_objects import iterators_watched, note_users_objects
 from oom_magic.predict.isolation.run_threads import threads_of_run
 from oom_magic.predict.isolation.snapshot import Changes, Snapshot
-from oom_magic.predict.isolation.users_objects import iterators_watched, note_users_objects
 
 
 class TensorExchange:

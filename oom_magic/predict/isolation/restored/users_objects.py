@@ -1,7 +1,7 @@
 """What a dry run may change in the user's objects besides tensors: attributes, classes, arrays, tables, caches.
 
-Iterators cannot be put back; what was taken from them is said. Looked for from the user's names and modules. What the function that is run keeps in its own closure is not: code that
-is rehearsed may tell its caller something that way.
+All is looked for from the user's names and modules. What the function that is run keeps in its own closure is not: code
+that is rehearsed may tell its caller something that way. What is taken from iterators cannot be put back, and is said.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 
 from oom_magic.language import _
 from oom_magic.predict.isolation.reach import NOT_WALKED, is_users_class, is_users_module
-from oom_magic.predict.isolation.values_kept import kept
+from oom_magic.predict.isolation.restored.values_kept import kept
 from oom_magic.user_code import is_users_file
 
 _MOST_OBJECTS, _MOST_ITEMS, _DEPTH = 5_000, 1_000, 20
