@@ -148,6 +148,20 @@ def test_what_cannot_be_run_as_compiled_is_run_as_written(monkeypatch: pytest.Mo
         om.dry_run(wrong)
 
 
+@pytest.mark.slow
+@needs_triton
+def test_cuda_graphs_are_refused_by_name() -> None:
+    """Neither compiled code nor eager code bounds what their pools take; as eager code it is followed when asked for."""
+
+    def train() -> None:
+        net = torch.compile(torch.nn.Linear(64, 64).cuda(), mode="reduce-overhead")
+        net(torch.randn(8, 64, device="cuda")).sum().backward()
+
+    with pytest.raises(NotImplementedError, match=r"CUDA graphs .*not followed.*--no-compile"):
+        om.dry_run(train)
+    assert om.dry_run(train, follow_compile=False).is_upper_bound
+
+
 def test_without_compiling_the_figures_are_marked_as_upper_bounds() -> None:
     report = om.dry_run(_training_step, follow_compile=False)
     assert report.is_upper_bound

@@ -28,6 +28,7 @@ from oom_magic.predict.compiled.card import compiled_for
 from oom_magic.predict.compiled.fake_tensors import fake_cuda_tensors
 from oom_magic.predict.compiled.generated import loaded_without_compiler, random_states_exchanged
 from oom_magic.predict.compiled.inductor import compiling_on, is_on_gpu, running_on
+from oom_magic.predict.compiled.instead import CudaGraphsError
 from oom_magic.predict.fake_cuda.device_view import DeviceView, set_function_modes
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.isolation.patching import patched, resumed, suspended
@@ -140,14 +141,14 @@ class Compiler:
 
         def _compile_fx_inner(module: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             config = torch._inductor.config
-            if config.triton.cudagraphs:
-                self._assume(
+            if config.triton.cudagraphs and is_on_gpu(module):
+                raise CudaGraphsError(
                     _(
-                        "torch.compile: CUDA graphs are not followed; their private pools keep more memory than"
-                        " is shown here"
+                        "torch.compile with CUDA graphs (mode 'reduce-overhead', 'max-autotune') is not followed: its"
+                        " pools would make every figure wrong. Take mode 'default' or 'max-autotune-no-cudagraphs' in a"
+                        " dry run, or --no-compile to follow it as eager code."
                     )
                 )
-                kwargs["cudagraphs"] = torch._inductor.utils.BoxedBool(False)
             if config.max_autotune or config.max_autotune_gemm:
                 self._assume(
                     _(
@@ -171,9 +172,9 @@ class Compiler:
 
     @staticmethod
     def _raise_simulated(error: BaseException | None) -> None:
-        """Where the card ran out of memory while compiling, that is what is raised."""
+        """Where the card ran out of memory while compiling, or CUDA graphs are refused, that is what is raised."""
         while error is not None:
-            if isinstance(error, torch.OutOfMemoryError):
+            if isinstance(error, (torch.OutOfMemoryError, CudaGraphsError)):
                 raise error.with_traceback(None)
             error = getattr(error, "inner_exception", None) or error.__cause__
 

@@ -21,17 +21,22 @@ class _Run(Protocol):
 R = TypeVar("R", bound=_Run)
 
 
+class CudaGraphsError(NotImplementedError):
+    """Compiled code that replays CUDA graphs: neither it nor the eager code bounds what their pools take."""
+
+
 def run_or_as_written(session: R, run: Callable[[], object], again: Callable[[], R]) -> R:
     """``session`` once ``run`` has ended; where that failed with compiled code, the session that ``again`` gives.
 
     ``again`` runs the same as eager code. Where that fails, too, the error is the code's own and is raised, as is one
-    of Dynamo's that the user asked for (``fullgraph=True``). The other session's figures are upper bounds, and say so.
+    of Dynamo's that the user asked for (``fullgraph=True``), and the refusal of CUDA graphs. The other session's
+    figures are upper bounds, and say so.
     """
     try:
         run()
         return session
     except Exception as error:
-        if not session.fake_gpu.has_compiled or _is_asked_for(error):
+        if not session.fake_gpu.has_compiled or isinstance(error, CudaGraphsError) or _is_asked_for(error):
             raise
         failed = error
     try:
