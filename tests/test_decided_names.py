@@ -82,6 +82,26 @@ def test_a_name_that_says_cpu_for_another_reason_is_told_with_what_the_gpu_takes
     assert f"with 'cuda' it would take {gpu.peak_allocated_bytes / MIB:.2f} MiB" in assumption.text
 
 
+@pytest.mark.parametrize(
+    ("made", "field"),
+    [
+        (
+            "class Config:\n    device = 'cuda' if torch.cuda.is_available() else 'cpu'\n\ncfg = Config()\n",
+            "cfg.device",
+        ),
+        (
+            "class Config:\n    def __init__(self):\n        self.device = torch.device('cpu')\n\ncfg = Config()\n",
+            "cfg.device",
+        ),
+        ("cfg = dict(device='cpu')\n", "cfg['device']"),
+    ],
+)
+def test_a_field_that_keeps_the_run_on_the_cpu_is_named(made: str, field: str) -> None:
+    notebook, _ = module(made + TRAIN.replace("to(device)", f"to({field})"))
+    (assumption,) = om.dry_run(notebook.train).assumptions
+    assert assumption.text.startswith(f"nothing was put on the GPU: `{field}` was decided as 'cpu'")
+
+
 def test_a_name_that_was_given_another_value_since_is_left_alone() -> None:
     for later in ("device = 'cpu'", "for device in ['cpu']:\n    pass"):
         notebook, sources = module(WAYS["text"] + TRAIN)

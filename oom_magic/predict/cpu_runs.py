@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from oom_magic.language import _
 from oom_magic.memory.report import Assumption, MemoryReport
-from oom_magic.predict.instrumentation.decided_names import DecidedNames, cpu_names, joined, shown
+from oom_magic.predict.instrumentation.decided_names import DecidedNames, cpu_fields, cpu_names, joined, shown
 from oom_magic.predict.silence import in_silence
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ class EndedRun(Protocol):
 class StayedOnCPU:
     """A run that took no GPU memory: the ``names`` that kept it on the CPU, and what it would take with "cuda".
 
-    ``values`` are the names' values as one writes them, ``peak_allocated_bytes`` is None where that run failed.
+    ``values`` are the names' values as one writes them, ``peak_allocated_bytes`` is None where that run failed, or was
+    not made: fields of objects (``cfg.device``) are named only.
     """
 
     names: tuple[str, ...]
@@ -68,15 +69,20 @@ def stayed_on_cpu(
     decided = presume(())
     seen = {**decided.namespace, **decided.above}
     names = sorted({name for code in codes for name in cpu_names(seen, code)}.difference(followed))
-    if not names:
-        return None
+    values = {name: seen[name] for name in names}
     peak = None
-    with contextlib.suppress(Exception), in_silence():
-        other = again(presume(names))
-        if not _took_memory(other):
-            return None  # the names are used for something else
-        peak = None if other.report is None else other.report.peak_allocated_bytes
-    stayed = StayedOnCPU(tuple(names), tuple(shown(seen[name]) for name in names), peak)
+    if names:
+        with contextlib.suppress(Exception), in_silence():
+            other = again(presume(names))
+            if not _took_memory(other):
+                return None  # the names are used for something else
+            peak = None if other.report is None else other.report.peak_allocated_bytes
+    else:
+        for code in codes:
+            values |= cpu_fields(seen, code)
+    if not values:
+        return None
+    stayed = StayedOnCPU(tuple(values), tuple(shown(value) for value in values.values()), peak)
     session.report = replace(report, assumptions=(*report.assumptions, Assumption(str(stayed), None)))
     return stayed
 

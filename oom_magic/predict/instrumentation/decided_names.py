@@ -15,7 +15,7 @@ import contextlib
 import linecache
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -161,6 +161,28 @@ def decided_sentence(decisions: Sequence[Decision]) -> str:
 
 def cpu_names(namespace: Mapping[str, Any], code: CodeType) -> list[str]:
     """Names that mean the CPU, and that ``code``, or functions of the namespace that it calls, look up."""
+    return sorted(name for name in _used(namespace, code) if _is_cpu(namespace.get(name)))
+
+
+def cpu_fields(namespace: Mapping[str, Any], code: CodeType) -> dict[str, Any]:
+    """Fields that mean the CPU, of objects and dictionaries that ``code`` looks up, such as ``cfg.device``."""
+    used = _used(namespace, code)
+    found: dict[str, Any] = {}
+    for name in sorted(used & namespace.keys()):
+        owner = namespace[name]
+        if isinstance(owner, dict):
+            fields = {f"{name}[{key!r}]": value for key, value in owner.items() if isinstance(key, str)}
+        elif isinstance(owner, (type, ModuleType)):
+            continue
+        else:
+            own = {**vars(type(owner)), **getattr(owner, "__dict__", {})}
+            fields = {f"{name}.{key}": value for key, value in own.items() if key in used}
+        found |= {field: value for field, value in fields.items() if _is_cpu(value)}
+    return found
+
+
+def _used(namespace: Mapping[str, Any], code: CodeType) -> set[str]:
+    """The names that ``code``, and functions of the namespace that it calls, look up."""
     used: set[str] = set()
     pending = [code]
     while pending:
@@ -171,7 +193,7 @@ def cpu_names(namespace: Mapping[str, Any], code: CodeType) -> list[str]:
             value = namespace.get(name)
             if isinstance(value, FunctionType) and is_users_file(value.__code__.co_filename):
                 pending.append(value.__code__)
-    return sorted(name for name in used if _is_cpu(namespace.get(name)))
+    return used
 
 
 def _is_cpu(value: Any) -> bool:
