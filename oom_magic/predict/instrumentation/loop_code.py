@@ -54,7 +54,7 @@ def with_loops(code: CodeType) -> CodeType:
 
 
 Codes = dict[tuple[str, int], list[tuple[CodeType, CodeType]]]
-_MOST_FILES = 64
+_MOST_FILES = 4096  # each dry run asks for all of the user's in turn: with fewer than these none would be found again
 _by_lines: dict[str, tuple[list[str], Codes]] = {}  # a file's lines are the same list until it is read again
 
 

@@ -135,7 +135,8 @@ def _restore_class(kind: type, before: dict[str, Any]) -> None:
 
 def _note_library(notes: Notes, module: types.ModuleType) -> None:
     """A library's functions and classes, in place of which the user's code may set its own (``json.dumps = mine``)."""
-    owners = [module, *(one for one in vars(module).values() if isinstance(one, type) and not is_users_class(one))]
+    kinds = [one for one in vars(module).values() if issubclass(type(one), type)]  # isinstance would ask a stand-in
+    owners = [module, *(kind for kind in kinds if not is_users_class(kind))]
     for owner in owners:
         notes.add_undo(functools.partial(_restore_library, owner, dict(vars(owner))))
 
