@@ -57,10 +57,7 @@ class DeviceView(TorchFunctionMode):
             return answer(self, func, args, kwargs)
         device = kwargs.get("device")
         if device is None:
-            with self.gpu.on_card_among(args, kwargs):  # for what C++ code makes "like" its arguments
-                if self.gpu.has_pretended_on_host:
-                    return self._on_host(func, args, kwargs)
-                return func(*args, **kwargs)
+            return self.where_arguments_are(func, args, kwargs)
         there = self.spot_named(device)
         if there.place is Place.HOST:
             if func in _LIKE_ANOTHER and self.gpu.has_pretended_on_host and Place.HOST in self._places(args, kwargs):
@@ -68,6 +65,13 @@ class DeviceView(TorchFunctionMode):
             return func(*args, **kwargs)
         with self.gpu.creating_on(*there):
             return func(*args, **{**kwargs, "device": META})
+
+    def where_arguments_are(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that names no device."""
+        with self.gpu.on_card_among(args, kwargs):  # for what C++ code makes "like" its arguments
+            if self.gpu.has_pretended_on_host:
+                return self._on_host(func, args, kwargs)
+            return func(*args, **kwargs)
 
     def _places(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[Place | None]:
         return {self.gpu.place(tensor) for tensor in tensors_in(args, kwargs)}
@@ -320,6 +324,11 @@ def _from_data(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[
     return made.requires_grad_() if kwargs.get("requires_grad") else made
 
 
+def _grad(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    view.gpu.check_alone(args[0])
+    return view.where_arguments_are(func, args, kwargs)
+
+
 def _set_data(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """``tensor.data = other``, which a real GPU allows between host and device but meta tensors do not."""
     tensor, other = args
@@ -456,6 +465,7 @@ _ANSWERS: dict[Any, Answer] = {
     torch.tensor: _from_data,
     torch.as_tensor: _from_data,
     torch.asarray: _from_data,
+    _T.grad.__get__: _grad,  # type: ignore[attr-defined,union-attr]
     _T.data.__set__: _set_data,  # type: ignore[attr-defined]
     _T.numpy: _numpy,
     _T.__array__: _numpy,

@@ -53,6 +53,7 @@ class FakeMemory:
         self.streams = Streams(self)
         self.has_pretended_on_host = False
         self.untouchable: dict[int, str] = {}  # storages of the user's that stayed real, with the reason
+        self.used_elsewhere: set[int] = set()  # those of them that another thread uses
         self._fail = fail
         self._storages: dict[int, Storage] = {}
         self._workspaces: list[dict[Hashable, int]] = [{} for _unused in self.recorders]  # of libraries, by owner
@@ -179,6 +180,11 @@ class FakeMemory:
                     f"{reason}: a dry run cannot change it. Let the run work on a copy (copy.deepcopy), or wait until "
                     "nothing else uses it."
                 )
+
+    def check_alone(self, tensor: torch.Tensor) -> None:
+        """Raise RuntimeError if another thread uses this: its backward may write the gradient that is asked for."""
+        if self.used_elsewhere and not tensor.is_meta and tensor.untyped_storage()._cdata in self.used_elsewhere:
+            self.check_written(tensor)
 
     # -- taking and giving memory ---------------------------------------------
 

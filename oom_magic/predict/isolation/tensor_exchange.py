@@ -96,6 +96,7 @@ class TensorExchange:
                 finally:
                     tell_of_iterators()
                     self.gpu.untouchable.clear()
+                    self.gpu.used_elsewhere.clear()
                     if self._lasting:
                         self._pretended = real.changes()
                         # Small host tensors are copied anew each time: kept copies would be copied by other sessions.
@@ -165,6 +166,7 @@ class TensorExchange:
             reason = _("PyTorch holds a weak reference to it, as compiled code does")
             if others is not None and is_others:
                 reason = _("thread {name} uses it", name=others.named)
+                self.gpu.used_elsewhere.add(tensor.untyped_storage()._cdata)
             else:
                 assume(_("`{name}` stays real: {reason}, so it cannot be exchanged", name=name, reason=reason))
             self.gpu.untouchable[tensor.untyped_storage()._cdata] = _(
