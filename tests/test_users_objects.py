@@ -122,6 +122,20 @@ class Slotted:
         self.value = 1
 
 
+class Hidden(Slotted):
+    """Reads its slot by a property that cannot be set, as mpmath's constants do."""
+
+    @property
+    def value(self) -> int:
+        return Slotted.value.__get__(self)  # type: ignore[attr-defined,no-any-return]
+
+    def __init__(self) -> None:
+        self.set(1)
+
+    def set(self, value: int) -> None:
+        Slotted.value.__set__(self, value)  # type: ignore[attr-defined]
+
+
 @functools.lru_cache
 def looked_up(key: int) -> torch.Tensor:
     return torch.ones(key, device="cuda")
@@ -148,10 +162,11 @@ def test_objects_with_values_of_their_own_are_as_before() -> None:
     table, column = pandas.DataFrame({"a": [1, 2], "b": ["x", "y"]}), pandas.Series([1.0, 2.0])
     objects, buffer, text = np.array([[1], 2], dtype=object), io.BytesIO(b"ab"), io.StringIO("ab")
     generators: list[Any] = [np.random.default_rng(0), np.random.RandomState(0), random.Random(0), torch.Generator()]
-    registry, slotted, counted = Registry(a=1), Slotted(), counting()
+    registry, slotted, hidden, counted = Registry(a=1), Slotted(), Hidden(), counting()
     ways: dict[str, tuple[Any, Callable[[], Any], Callable[[], Any]]] = {
         "registry": (registry, lambda: dict(registry), lambda: registry.update(b=2)),
         "slots": (slotted, lambda: slotted.value, lambda: setattr(slotted, "value", 2)),
+        "hidden slot": (hidden, lambda: hidden.value, lambda: hidden.set(2)),
         "closure": (counted, lambda: counted.__closure__[0].cell_contents, counted),  # type: ignore[index]
         "cache": (looked_up, lambda: looked_up.cache_info().currsize, lambda: looked_up(3)),
         "table": (table, table.to_csv, lambda: (table.insert(0, "c", 1), table.drop(index=1, inplace=True))),

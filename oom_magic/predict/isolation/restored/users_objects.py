@@ -30,6 +30,7 @@ _PLAIN = frozenset((str, int, float, bool, bytes, complex, type(None)))
 _NO_OBJECTS = (torch.Tensor, torch.nn.Module, types.CodeType, types.FrameType, types.TracebackType)
 _NOT_WALKED = NOT_WALKED - {"matplotlib"}  # figures are the user's
 _CONTAINERS = (list, dict, set, deque, OrderedDict)
+_CELL_CONTENTS = vars(types.CellType)["cell_contents"]
 _WALKED = frozenset((*_CONTAINERS, tuple, type, types.FunctionType, types.ModuleType))
 
 
@@ -106,22 +107,29 @@ def _noted_function(notes: Notes, function: types.FunctionType) -> Iterator[Any]
             value = cell.cell_contents
         except ValueError:  # nothing yet
             continue
-        notes.add_undo(functools.partial(_restore_attribute, cell, "cell_contents", value))
+        notes.add_undo(functools.partial(_restore_member, _CELL_CONTENTS, cell, value))
         yield value
 
 
 def _noted_slots(notes: Notes, one: Any) -> Iterator[Any]:
     for base in type(one).__mro__:
-        for name, member in vars(base).items():
-            if isinstance(member, types.MemberDescriptorType) and hasattr(one, name):
-                value = getattr(one, name)
-                notes.add_undo(functools.partial(_restore_attribute, one, name, value))
+        for member in vars(base).values():
+            if isinstance(member, types.MemberDescriptorType):
+                try:
+                    value = member.__get__(one)
+                except AttributeError:  # nothing yet
+                    continue
+                notes.add_undo(functools.partial(_restore_member, member, one, value))
                 yield value
 
 
-def _restore_attribute(one: Any, name: str, value: Any) -> None:
-    if getattr(one, name, one) is not value:
-        object.__setattr__(one, name, value)
+def _restore_member(member: Any, one: Any, value: Any) -> None:
+    """By the slot itself: a subclass may have a property of the same name before it."""
+    now = one
+    with contextlib.suppress(AttributeError, ValueError):  # nothing in it
+        now = member.__get__(one)
+    if now is not value:
+        member.__set__(one, value)
 
 
 def _restore_class(kind: type, before: dict[str, Any]) -> None:
