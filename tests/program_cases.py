@@ -12,6 +12,7 @@ from torch import nn
 from torch.autograd.graph import save_on_cpu
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.utils.checkpoint import checkpoint
 
 CUDA = "cuda"
 
@@ -152,6 +153,24 @@ def penalized() -> None:
             optimizers[0].step()
 
 
+def tuned() -> None:
+    """``cudnn.benchmark``: the cache is emptied after each new convolution, of images of three sizes and recomputed."""
+    torch.backends.cudnn.benchmark = True
+    model = nn.Sequential(
+        *(nn.Sequential(nn.Conv2d(32 if i else 3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU()) for i in range(3)),
+        nn.Conv2d(32, 32, 3, groups=32),
+        nn.ConvTranspose2d(32, 16, 2, stride=2),
+    ).to(CUDA)
+    sound = nn.Conv1d(8, 64, 5).to(CUDA)
+    optimizer = torch.optim.Adam([*model.parameters(), *sound.parameters()])
+    for size in (64, 96, 48, 64):
+        x = torch.randn(16, 3, size, size, device=CUDA)
+        x = model[1](checkpoint(model[0], x, use_reentrant=False))
+        (model[2:](x).mean() + sound(torch.randn(8, 8, 40 * size, device=CUDA)).mean()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def each_gradient() -> None:
     """One gradient for each example, by ``vmap`` of ``grad`` over convolutions."""
     model = nn.Sequential(nn.Conv2d(32, 64, 3), nn.Flatten(), nn.LazyLinear(10))
@@ -248,6 +267,7 @@ PROGRAMS: dict[str, Callable[[], None]] = {
     "flex_scored": flexible(False, True),
     "flex_both": flexible(True, True),
     "flex_inference": flexible(True, True, is_trained=False),
+    "tuned": tuned,
     "mse_loss": of_loss(F.mse_loss),
     "mse_loss_mixed": of_loss(lambda x, y: F.mse_loss(x.half(), y)),
     "smooth_l1_loss": of_loss(F.smooth_l1_loss),

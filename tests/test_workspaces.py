@@ -1,10 +1,16 @@
-"""How large the workspaces of matrix products are: by card, version of PyTorch and environment."""
+"""How large workspaces are: of matrix products by card, version and environment, of convolutions by algorithm."""
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
+import pytest
+import torch
+
+import oom_magic as om
 from oom_magic.memory.workspaces import Workspaces
+from oom_magic.predict.kernels.cudnn_workspaces import Convolution
+from oom_magic.units import MIB
 
 SMALL, LARGE, LT = 8320 * 1024, 2**25, 2**20
 
@@ -49,3 +55,41 @@ def test_cublas_lt_shares_by_version_and_wish(version, wish, unified):
 
 def test_nothing_stays_in_the_newest():
     assert Workspaces((2, 15), {}).kept_bytes((9, 0)) == frozenset()
+
+
+def test_convolutions_take_what_their_algorithms_transform() -> None:
+    """The second convolution of AlexNet, 256 images: cuDNN itself says 213 MiB for FFT (Oyama et al., 2018)."""
+    alexnet = Convolution(
+        "forward",
+        (256, 48, 27, 27),
+        (128, 48, 5, 5),
+        (256, 128, 27, 27),
+        torch.float32,
+        False,
+        (1, 1),
+        (2, 2),
+        (1, 1),
+        1,
+    )
+    assert round(alexnet._fourier() / MIB, 1) == 212.5
+    assert alexnet.most_bytes >= alexnet._fourier()
+    strided = replace(alexnet, stride=(2, 2))
+    assert strided.most_bytes < alexnet.most_bytes
+    assert replace(strided, is_channels_last=True).most_bytes == 0  # nothing has to be laid out
+
+
+def test_what_cudnn_may_take_is_a_range_beside_the_exact_figures() -> None:
+    def convolve(groups: int) -> None:
+        torch.nn.Conv2d(64, 64, 3, padding=1, groups=groups).to("cuda")(torch.zeros(8, 64, 56, 56, device="cuda"))
+
+    report = om.dry_run(convolve, 1, gpu="RTX 3060")
+    allocated, reserved = report.most_bytes
+    assert report.peak_allocated_bytes < allocated <= reserved
+    assert report.peak_reserved_bytes < reserved
+    assert "cuDNN's convolutions may take more" in str(report)
+    assert "an algorithm that needs less" in str(report)
+    assert type(report).from_dict(report.to_dict()).most_bytes == report.most_bytes
+    full = om.dry_run(convolve, 1, gpu="RTX 3060", memory=report.minimum_device_bytes + report.device.context_bytes)
+    assert full.out_of_memory is None  # what does not fit is not taken
+    assert full.most_bytes[1] == full.peak_reserved_bytes
+    assert om.dry_run(convolve, 64, gpu="RTX 3060").most_bytes[1] == report.peak_reserved_bytes  # PyTorch's own kernel

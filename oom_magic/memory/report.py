@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from oom_magic.language import _
-from oom_magic.memory.allocator.replay import AllocatorSettings, Replay, minimum_device_bytes, replay
+from oom_magic.memory.allocator.replay import AllocatorSettings, Replay, minimum_device_bytes, most_with, replay
 from oom_magic.memory.categories import CATEGORIES, Breakdown, Category
 from oom_magic.memory.shares import verdict_on
 from oom_magic.memory.snapshot import write_snapshot
@@ -142,6 +142,7 @@ class MemoryReport(Result):
     torch_version: str = ""
     error: str = ""  # the user's own exception, if one ended the run: type and first line
     all_cards: tuple[MemoryReport, ...] = ()  # of the run, where it saw several
+    passing: tuple[tuple[int, int], ...] = ()  # event, and the most bytes that a library takes besides before it
 
     @classmethod
     def from_timeline(
@@ -239,6 +240,18 @@ class MemoryReport(Result):
             self.timeline, self.device, source=self.source, settings=settings, torch_version=self.torch_version
         )
 
+    @cached_property
+    def most_bytes(self) -> tuple[int, int]:
+        """Peak allocated and peak reserved, in bytes, if libraries take the most that they may (``passing``).
+
+        What they take besides is given back at once, and where it does not fit they do with less: it makes no run fail.
+        """
+        peaks = self.peak_allocated_bytes, self.peak_reserved_bytes
+        if not self.passing or self.out_of_memory is not None:
+            return peaks
+        found = most_with(self.timeline, self.passing, self.device.usable_bytes, self.settings)
+        return max(peaks[0], found[0]), max(peaks[1], found[1])
+
     @property
     def used_fraction(self) -> float:
         """Peak reserved and all that is outside PyTorch, as a share of the card."""
@@ -266,6 +279,7 @@ class MemoryReport(Result):
         for name in ("device", "peak_line", "out_of_memory", "settings"):
             value = getattr(self, name)
             plain[name] = None if value is None else asdict(value)
+        plain["passing"] = [list(item) for item in self.passing]
         for name in ("lines", "steps", "kept_by", "assumptions"):
             plain[name] = [asdict(item) for item in getattr(self, name)]
         plain["timeline"] = self.timeline.to_dict()
@@ -321,6 +335,7 @@ class MemoryReport(Result):
             settings=AllocatorSettings(**values["settings"]),
             out_of_memory=_out_of_memory(values["out_of_memory"]),
             all_cards=tuple(cls.from_dict(card) for card in plain.get("cards", ())),
+            passing=tuple((position, num_bytes) for position, num_bytes in plain.get("passing", ())),
         )
         return cls(**values)
 

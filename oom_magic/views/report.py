@@ -142,12 +142,25 @@ def _verdict(report: MemoryReport) -> Iterable[Block]:
         yield verdict_sentence(report.verdict, report.used_fraction, degree)
         if report.is_upper_bound:
             yield Sentence(_("Compiled code was followed as eager code: all figures are upper bounds."), "warning")
+        yield from _besides(report)
     if report.device.other_bytes:
         yield Sentence(
             _("Other processes hold {other_bytes} of the card.", other_bytes=report.device.other_bytes), "warning"
         )
     if report.source == "predicted":
         yield Sentence(_dry(report.timeline), "quiet")
+
+
+def _besides(report: MemoryReport) -> Iterable[Sentence]:
+    """What cuDNN may take besides the exact figures."""
+    more = report.most_bytes[1] - report.peak_reserved_bytes
+    if more:
+        text = _(
+            "cuDNN's convolutions may take more for a moment: up to {percent:.1f} % of the card is in use then. Where"
+            " that does not fit, cuDNN takes an algorithm that needs less.",
+            percent=100 * (report.used_fraction + more / max(report.device_total_bytes, 1)),
+        )
+        yield Sentence(text, "warning")
 
 
 def _dry(timeline: Timeline) -> str:
@@ -170,6 +183,10 @@ def _peaks(report: MemoryReport) -> Facts:
         Fact(_("peak allocated"), report.peak_allocated_bytes, share(report.peak_allocated_bytes)),
         Fact(_("peak reserved"), report.peak_reserved_bytes, share(report.peak_reserved_bytes)),
     ]
+    allocated, reserved = report.most_bytes
+    if reserved > report.peak_reserved_bytes:
+        also = _("at most, and {allocated_bytes} allocated", allocated_bytes=allocated)
+        facts.append(Fact(_("reserved, with cuDNN's workspaces"), reserved, also))
     least = report.minimum_device_bytes
     if least is not None:
         outside = _("and {context_bytes} outside PyTorch", context_bytes=report.device.context_bytes)

@@ -13,9 +13,11 @@ stress does not.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
+from types import MappingProxyType
 
 import numpy as np
 
@@ -43,6 +45,7 @@ __all__ = [
     "Replay",
     "ReplayFailure",
     "minimum_device_bytes",
+    "most_with",
     "replay",
     "state_at",
 ]
@@ -381,6 +384,28 @@ def replay(
     )
 
 
+def most_with(
+    timeline: Timeline, passing: Sequence[tuple[int, int]], capacity_bytes: int, settings: AllocatorSettings
+) -> tuple[int, int]:
+    """The peaks of allocated and reserved bytes if memory is taken besides, for a moment, wherever it fits.
+
+    ``passing`` has the event before which, and how much: workspaces, which libraries do without where they do not
+    fit. The peaks are those of a timeline that ends on a device of ``capacity_bytes`` without them.
+    """
+    allocator = CachingAllocator(capacity_bytes, settings)
+    blocks = [_NOWHERE] * timeline.num_allocations
+    try:
+        _run(timeline, allocator, [], [], blocks, [0] * timeline.num_allocations, dict(passing))
+    except AllocatorOutOfMemory:  # the cache is so broken up then that all of the device is in use
+        return capacity_bytes, capacity_bytes
+    return allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
+
+
+def _take_for_a_moment(allocator: CachingAllocator, num_bytes: int) -> None:
+    with suppress(AllocatorOutOfMemory):
+        allocator.free(allocator.allocate(num_bytes))
+
+
 def _run(
     timeline: Timeline,
     allocator: CachingAllocator,
@@ -388,16 +413,19 @@ def _run(
     reserved: list[int],
     blocks: list[Block],
     block_bytes: list[int],
+    passing: Mapping[int, int] = MappingProxyType({}),
 ) -> None:
-    """Replay until the end or an exception, filling the lists."""
+    """Replay until the end or an exception, filling the lists; ``passing``: taken for a moment before those events."""
     order, requested = timeline.order.tolist(), timeline.requested_bytes.tolist()
     streams = timeline.stream.tolist()
     allocate, free = allocator.allocate, allocator.free
     note_allocated, note_reserved = allocated.append, reserved.append
-    stops = sorted(mark.position for mark in timeline.marks if mark.kind is MarkKind.EMPTY_CACHE)
-    for start, stop in pairwise([0, *stops, len(order)]):
-        if start in stops:
+    empties = {mark.position for mark in timeline.marks if mark.kind is MarkKind.EMPTY_CACHE}
+    for start, stop in pairwise([0, *sorted(empties.union(passing)), len(order)]):
+        _take_for_a_moment(allocator, passing.get(start, 0))
+        if start in empties:
             allocator.empty_cache()
+            _take_for_a_moment(allocator, passing.get(start, 0))
         for event in order[start:stop]:
             if event >= 0:
                 block = blocks[event] = allocate(requested[event], streams[event])

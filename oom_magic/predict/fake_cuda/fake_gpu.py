@@ -6,7 +6,7 @@ This mode sees every operator below autograd, on any build of PyTorch, and notes
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -99,6 +99,7 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         self.process_groups: World | None = None  # what code on it made, between runs
         self.has_compiled = False  # something, in this run
         self.has_sparse = False
+        self.tried_convolutions: set[Hashable] = set()  # those of which cuDNN knows the fastest algorithm
         self.collector = Collector(self._num_containers, self._has_collected)
         self.num_noted = 0  # containers that following the training loop takes
         self.lock: threading.RLock | None = None  # once the user's code has started threads

@@ -61,6 +61,7 @@ class FakeDevice(Protocol):
     recorder: Recorder
     streams: Any
     threads: Threads
+    tried_convolutions: set[Hashable]
     values: Any
 
     @property

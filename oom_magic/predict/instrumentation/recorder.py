@@ -77,6 +77,7 @@ class Recorder:
         self.allocated: list[int] = []
         self.reserved: list[int] = []
         self.marks: list[Mark] = []
+        self.passing: dict[int, int] = {}  # by event: the most that a library may take besides, just before it
         self.operators = _Table("")
         self.lines = _Table(SourceLine("", 0))
         self.modules = _Table("")
@@ -156,6 +157,7 @@ class Recorder:
         self.blocks = {new: self.blocks[old] for old, new in numbers.items()}
         self.reckonings = {numbers[old]: by for old, by in self.reckonings.items() if old in numbers}
         self.order, self.marks, self.step = list(numbers.values()), [], 0
+        self.passing = {}
         self.num_before = len(numbers)
         self.allocated = list(accumulate(self.block_bytes))
         self.reserved = [self.allocator.reserved_bytes] * len(self.order)
@@ -168,6 +170,11 @@ class Recorder:
     def mark(self, kind: MarkKind) -> None:
         """Note a moment that allocates nothing."""
         self.marks.append(Mark(len(self.order), kind))
+
+    def note_passing(self, num_bytes: int) -> None:
+        """Now a library may take up to so many bytes for a moment; the trace goes on without them."""
+        if num_bytes:
+            self.passing[len(self.order)] = max(num_bytes, self.passing.get(len(self.order), 0))
 
     def empty_cache(self) -> None:
         """What ``torch.cuda.empty_cache`` does."""

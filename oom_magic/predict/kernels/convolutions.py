@@ -1,12 +1,12 @@
 """How CUDA's convolutions take their memory: cuDNN's memory format, and the copies that bring arguments into it.
 
 Sources: aten/src/ATen/native/Convolution.cpp (``convolution_backward``), aten/src/ATen/native/cudnn/ConvShared.cpp.
-What cuDNN's engines take inside depends on the engine that it picks and is not known here, and said in the report.
+What cuDNN's engines take inside depends on the engine that it picks: the most of it is in ``cudnn_workspaces``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch._ops import OpOverload
 from oom_magic.language import _
 from oom_magic.predict.fake_cuda.fake_gpu import Rule
 from oom_magic.predict.kernels.copies import make_outputs
+from oom_magic.predict.kernels.cudnn_workspaces import Convolution, compute, is_by_cudnn
 from oom_magic.predict.kernels.reductions import take_buffers
 from oom_magic.predict.operators.calls import Call
 
@@ -42,14 +43,34 @@ def _take_copies(call: Call, memory_format: torch.memory_format, *tensors: torch
 def _forward(call: Call) -> None:
     """``_convolution`` lays out the input, ``cudnn_convolution_forward_out`` the weight."""
     tensor, weight = call.args[:2]
-    call.gpu.values.assume(
-        _("convolutions: cuDNN's own workspace (none to hundreds of MiB, for a moment) is not counted")
-    )
     memory_format = memory_format_of(tensor, weight)
     copies = _take_copies(call, memory_format, tensor)
     make_outputs(call)
     copies += _take_copies(call, memory_format, weight)
+    _compute(call, "forward", tensor, weight, call.outputs[0], call.args[3:9])
     call.give_back(*reversed(copies))
+
+
+def _compute(
+    call: Call, operation: str, tensor: torch.Tensor, weight: torch.Tensor, made: torch.Tensor, options: Sequence[Any]
+) -> None:
+    """cuDNN's part, if it is cuDNN that computes; ``options`` from the stride on, as ``convolution`` has them."""
+    stride, padding, dilation, transposed, _output_padding, groups = options
+    if not is_by_cudnn(tensor, weight, transposed, stride, dilation, groups):
+        return
+    call.gpu.values.assume(
+        _("convolutions: what cuDNN's algorithms take inside is known as a range only, and not in the exact figures")
+    )
+    if transposed:  # a forward is cuDNN's gradient of the image, and the other way round
+        tensor, made = made, tensor
+        operation = {"forward": "input", "input": "forward"}.get(operation, operation)
+    is_last = memory_format_of(tensor, weight) is not torch.contiguous_format
+    shapes = (tuple(tensor.shape), tuple(weight.shape), tuple(made.shape))
+    sizes = (tuple(stride), tuple(padding), tuple(dilation))
+    if tensor.dim() == 3:  # seen as an image
+        shapes = tuple((*shape[:2], 1, shape[2]) for shape in shapes)  # type: ignore[assignment]
+        sizes = ((1, *sizes[0]), (0, *sizes[1]), (1, *sizes[2]))
+    compute(call, Convolution(operation, *shapes, tensor.dtype, is_last, *sizes, groups))
 
 
 def _backward(call: Call) -> None:
@@ -61,9 +82,15 @@ def _backward(call: Call) -> None:
     if is_one_dimensional:
         _take_copies(call, memory_format, tensor)
     copies = _take_copies(call, memory_format, gradient, *([tensor] if wants_weight and not is_one_dimensional else []))
+    options = call.args[4:10]
     call.output(0)
-    call.give_back(*_take_copies(call, memory_format, *([weight] if wants_input else [])))
+    laid_out = _take_copies(call, memory_format, *([weight] if wants_input else []))
+    if wants_input:
+        _compute(call, "input", tensor, weight, gradient, options)
+    call.give_back(*laid_out)
     call.output(1)
+    if wants_weight:
+        _compute(call, "weight", tensor, weight, gradient, options)
     call.give_back(*reversed(copies))
     if call.outputs[2] is not None:
         call.output(2)
