@@ -66,7 +66,7 @@ def _library_folders() -> tuple[str, ...]:
     named += [*site.getsitepackages(), site.getusersitepackages()]
     named += [
         entry for entry in sys.path if Path(entry).name in ("site-packages", "dist-packages")
-    ]  # another's, shared
+    ]
     torch = find_spec("torch")
     if torch is not None and torch.origin is not None:
         named.append(str(Path(torch.origin).parent))
