@@ -64,9 +64,7 @@ def source_text(file: str, line: int, module_globals: dict[str, Any] | None = No
 def _library_folders() -> tuple[str, ...]:
     named = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     named += [*site.getsitepackages(), site.getusersitepackages()]
-    named += [
-        entry for entry in sys.path if Path(entry).name in ("site-packages", "dist-packages")
-    ]
+    named += [entry for entry in sys.path if Path(entry).name in ("site-packages", "dist-packages")]
     torch = find_spec("torch")
     if torch is not None and torch.origin is not None:
         named.append(str(Path(torch.origin).parent))
