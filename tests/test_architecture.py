@@ -45,6 +45,7 @@ LIBRARIES = {
     "matplotlib": {"notebook"},
 }
 MOST_FILES = 14  # about a dozen, __init__ included
+MOST_LINES = 40  # of a function, its docstring, comments and empty lines apart
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -134,6 +135,33 @@ def test_no_folder_is_too_full() -> None:
     folders = {file.parent for file in FILES}
     full = {str(folder) for folder in folders if len([*folder.glob("*.py")]) > MOST_FILES}
     assert not full, "a newcomer finds nothing among so many files: make a room of what belongs together"
+
+
+def long_functions(source: str) -> list[str]:
+    """The names of functions with more lines of code than ``MOST_LINES``."""
+    lines = source.splitlines()
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        docstring = node.body[0] if ast.get_docstring(node) is not None else None
+        inside = range(0) if docstring is None else range(docstring.lineno, (docstring.end_lineno or 0) + 1)
+        numbers = [number for number in range(node.lineno, (node.end_lineno or 0) + 1) if number not in inside]
+        code = [line for number in numbers if (line := lines[number - 1].strip()) and not line.startswith("#")]
+        if len(code) > MOST_LINES:
+            found.append(node.name)
+    return found
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_functions_are_short(file: Path) -> None:
+    assert long_functions(file.read_text(encoding="utf-8")) == []
+
+
+def test_the_search_for_long_functions_can_fail() -> None:
+    line = "    x = 1\n"
+    assert long_functions("def long():\n" + MOST_LINES * line) == ["long"]
+    assert not long_functions('def short():\n    """Says\n    much."""\n    # why\n' + (MOST_LINES - 1) * line)
 
 
 def public_classes() -> dict[str, list[str]]:

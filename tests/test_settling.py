@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, Judgement
-from oom_magic.explain.explainer import explain
+from oom_magic.explain.explainer import Explainer, explain
 from oom_magic.explain.live.holders import Holder
 from oom_magic.explain.live.refinement import refine_with_call
 from oom_magic.explain.messages.failure import Failure
@@ -158,7 +158,8 @@ def keeps_numbers_and_host_tensors():
 def test_what_grows_in_the_loop_is_named_with_its_line(function, key, name, fixed):
     session = DrySession("RTX 3060", memory=600 * MIB + session_context(), stop_after_steps=None, has_bar=False)
     report = session.run(function)
-    diagnosis = explain(session.exception, report=report, locate=FakeGPUMemory(session).storage, lang="en")
+    explainer = Explainer(lang="en", report=report, locate=FakeGPUMemory(session).storage)
+    diagnosis = explainer.diagnose(session.exception)
     growing = [one for one in diagnosis.evidence if one.key.startswith("name_")]
     if key is None:
         assert not growing and diagnosis.cause == Cause.ACTIVATIONS

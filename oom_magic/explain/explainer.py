@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,8 @@ from oom_magic.language import _, choose_language
 from oom_magic.user_code import is_machinery
 
 if TYPE_CHECKING:
+    from oom_magic.explain.live.growth import Growth
+    from oom_magic.explain.live.holders import Holder
     from oom_magic.measure.holders.reach import Locate
     from oom_magic.measure.holders.release import Released
     from oom_magic.memory.report import MemoryReport
@@ -67,6 +69,7 @@ _CAUSE_OF_TENSOR = {
     "attention_scores": Cause.ATTENTION_SCORES,
     "optimizer_state": Cause.OPTIMIZER_STATE,
 }
+_UNKNOWN_TENSOR = TensorAnswer()
 _KINDS_OF_ACTIVATIONS = (Cause.LOGITS_OR_LOSS, Cause.ATTENTION_SCORES)
 
 
@@ -77,26 +80,21 @@ def explain(
     models: Mapping[str, Dims] | None = None,
     lang: str | None = None,
     report: MemoryReport | None = None,
-    names: Mapping[str, Any] | None = None,
-    released: Released | None = None,
-    locate: Locate | None = None,
     fast: bool = False,
 ) -> Diagnosis:
     """Explains an exception, a pasted text, a log file, or (None) the last failure of this interpreter.
 
     ``setup``, a TrainingSetup or the model's dimensions (batch, seq, heads, hidden, vocab, intermediate,
     dtype), says what was trained; without it a preset that the text names is used (or one of ``models``).
-    ``report`` is the MemoryReport of the run that failed, ``names`` the variables of dry cells, ``released`` what
-    ``release(dry_run=True)`` says holds memory, ``locate`` where tensors of dry cells lie,
-    ``lang`` "en" or "zh" (default: ``OOM_MAGIC_LANG``, then the locale). Remedies are priced by dry runs of
-    a TrainingSetup (not if ``fast``), else only named. Raises ValueError when nothing is given and nothing
-    has failed yet, FileNotFoundError for a Path that is not a file.
+    ``report`` is the MemoryReport of the run that failed, ``lang`` "en" or "zh" (default: ``OOM_MAGIC_LANG``, then
+    the locale). Remedies are priced by dry runs of a TrainingSetup (not if ``fast``), else only named. Raises
+    ValueError when nothing is given and nothing has failed yet, FileNotFoundError for a Path that is not a file.
     """
     from oom_magic.explain.advice import NOT_ASKED, advise_setup, unpriced_remedies  # these load NumPy
 
-    diagnosis = _diagnose(problem, setup, models, lang, report, names, released, locate)
+    diagnosis = Explainer(setup, models, lang, report).diagnose(problem)
     if setup is None or isinstance(setup, Mapping) or not diagnosis.is_oom:
-        return replace(diagnosis, remedies=unpriced_remedies(diagnosis))
+        return diagnosis
     if fast:
         return replace(diagnosis, remedies=unpriced_remedies(diagnosis, NOT_ASKED))
     diagnosis = refine_with_setup(diagnosis, setup)
@@ -104,71 +102,118 @@ def explain(
     return priced
 
 
-def _diagnose(
-    problem: BaseException | str | Path | None,
-    setup: Dims | TrainingSetup | None,
-    models: Mapping[str, Dims] | None,
-    lang: str | None,
-    report: MemoryReport | None,
-    names: Mapping[str, Any] | None,
-    released: Released | None,
-    locate: Locate | None,
-) -> Diagnosis:
-    """All of a diagnosis but its remedies."""
-    language = choose_language(lang)
-    problem = _last_failure() if problem is None else problem
-    text = _text_of(problem)
-    failures = read(text)
-    main = main_failure(failures)
-    clues = find_clues(text, main.start if main else None, main.format if main else None)
-    judgement = judge(failures, text, clues)
-    sighting, answer, growth = UNKNOWN_LOCATION, TensorAnswer(), None
-    if main is not None and main.is_oom:
+@dataclass(frozen=True)
+class _Reading:
+    """What a text tells: its failures, the one that explains it best, and clues."""
+
+    text: str
+    failures: tuple[Failure, ...]
+    main: Failure | None
+    clues: Clues
+
+    @classmethod
+    def of(cls, text: str) -> _Reading:
+        failures = read(text)
+        main = main_failure(failures)
+        return cls(text, failures, main, find_clues(text, main.start if main else None, main.format if main else None))
+
+
+@dataclass(frozen=True)
+class _Findings:
+    """What is seen beside the text: where it failed, which tensor asked, what grew and what is held."""
+
+    location: FailureLocation = UNKNOWN_LOCATION
+    tensor: TensorAnswer = _UNKNOWN_TENSOR
+    growth: Growth | None = None
+    holders: tuple[Holder, ...] = ()
+    about_holders: tuple[Evidence, ...] = ()
+
+
+@dataclass(frozen=True)
+class Explainer:
+    """What is known beside a problem itself.
+
+    The first four are ``explain``'s. ``names`` are the variables of dry cells, ``locate`` where their tensors lie,
+    ``released`` is what ``release(dry_run=True)`` says holds memory.
+    """
+
+    setup: Dims | TrainingSetup | None = None
+    models: Mapping[str, Dims] | None = None
+    lang: str | None = None
+    report: MemoryReport | None = None
+    names: Mapping[str, Any] | None = None
+    released: Released | None = None
+    locate: Locate | None = None
+
+    def diagnose(self, problem: BaseException | str | Path | None) -> Diagnosis:
+        """What failed and why; remedies are named, not priced. Raises as ``explain``."""
+        from oom_magic.explain.advice import unpriced_remedies  # loads NumPy
+
+        language = choose_language(self.lang)
+        problem = _last_failure() if problem is None else problem
         error = problem if isinstance(problem, BaseException) else None
-        growth = find_growing_containers(error, names, locate, main)
-        sighting = locate_failure(error, report, main, clues.phase, names)
-        answer = _tensors(main, _dims(text, setup, models), sighting, clues)
-    judgement = _refined(judgement, answer)
-    if report is not None and sighting.is_exact:
-        judgement = refine_with_report(judgement, report)
-    judgement = refine_with_loop(judgement, growth, main)
-    held, evidence = find_holders(
-        released, report, main, problem if isinstance(problem, BaseException) else None, names
-    )
-    judgement = _kept_needlessly(judgement, evidence, earlier_bytes(held, report), main)
-    judgement = refine_with_call(judgement, clues.phase or sighting.phase, held, main)
+        reading = _Reading.of(_text_of(problem))
+        findings = self._findings(reading, error)
+        diagnosis = _diagnosis(reading, findings, self._judgement(reading, findings))
+        diagnosis = replace(
+            diagnosis,
+            story=Story() if error is not None else reading.clues.story,
+            setup_phrases=() if self.setup is None or isinstance(self.setup, Mapping) else (*self.setup.phrases(),),
+            lang=language,
+        )
+        return replace(diagnosis, remedies=unpriced_remedies(diagnosis))
+
+    def _findings(self, reading: _Reading, error: BaseException | None) -> _Findings:
+        main, clues = reading.main, reading.clues
+        holders, evidence = find_holders(self.released, self.report, main, error, self.names)
+        if main is None or not main.is_oom:
+            return _Findings(holders=holders, about_holders=evidence)
+        growth = find_growing_containers(error, self.names, self.locate, main)
+        location = locate_failure(error, self.report, main, clues.phase, self.names)
+        tensor = _tensors(main, self._dims(reading.text), location, clues)
+        return _Findings(location, tensor, growth, holders, evidence)
+
+    def _dims(self, text: str) -> Dims:
+        if self.setup is not None:
+            return dims_of_setup(self.setup)
+        return dims_in_text(text, preset_dims() if self.models is None else self.models)
+
+    def _judgement(self, reading: _Reading, findings: _Findings) -> Judgement:
+        """What the text speaks for, refined by what was seen."""
+        main, location, holders = reading.main, findings.location, findings.holders
+        judgement = _refined(judge(reading.failures, reading.text, reading.clues), findings.tensor)
+        if self.report is not None and location.is_exact:
+            judgement = refine_with_report(judgement, self.report)
+        judgement = refine_with_loop(judgement, findings.growth, main)
+        judgement = _kept_needlessly(judgement, findings.about_holders, earlier_bytes(holders, self.report), main)
+        return refine_with_call(judgement, reading.clues.phase or location.phase, holders, main)
+
+
+def _diagnosis(reading: _Reading, findings: _Findings, judgement: Judgement) -> Diagnosis:
+    main, clues, location = reading.main, reading.clues, findings.location
     return Diagnosis(
-        failures=failures,
-        is_oom=_is_oom(failures),
+        failures=reading.failures,
+        is_oom=_is_oom(reading.failures),
         cause=judgement.cause,
         evidence=judgement.evidence,
         confidence=judgement.confidence,
-        phase=clues.phase or sighting.phase,
-        tensors=answer.candidates,
-        tensor_note=answer.note,
+        possible=judgement.possible,
+        phase=clues.phase or location.phase,
+        tensors=findings.tensor.candidates,
+        tensor_note=findings.tensor.note,
         budget=budget_of(main) if main is not None else None,
-        growth=growth,
+        growth=findings.growth,
         facts=facts_about(main, clues) if main is not None else (),
         tip=judge_tip(main, clues) if main is not None else None,
-        held=held,
+        held=findings.holders,
         frameworks=clues.frameworks,
         systems=clues.systems,
         expandable_segments=clues.expandable_segments,
-        possible=judgement.possible,
         program=clues.program.program.key if clues.program is not None else "",
         told=clues.run.told,
-        story=Story() if isinstance(problem, BaseException) else clues.story,
-        place=sighting.place or _place(clues),
-        code=sighting.code or clues.code,
-        setup_phrases=() if setup is None or isinstance(setup, Mapping) else tuple(setup.phrases()),
-        lang=language,
+        place=location.place or _place(clues),
+        code=location.code or clues.code,
     )
-
-
-def _dims(text: str, setup: Dims | TrainingSetup | None, models: Mapping[str, Dims] | None) -> Dims:
-    if setup is not None:
-        return dims_of_setup(setup)
-    return dims_in_text(text, preset_dims() if models is None else models)
 
 
 def _tensors(failure: Failure, dims: Dims, sighting: FailureLocation, clues: Clues) -> TensorAnswer:

@@ -63,6 +63,14 @@ from oom_magic.predict.what_if.change import Change
 from oom_magic.units import format_bytes
 from oom_magic.user_code import is_users_file
 
+_HANDLERS = {  # operators that the pretend GPU answers itself
+    **transfers.HANDLERS,
+    **readers.HANDLERS,
+    **sparse.HANDLERS,
+    **recurrent.HANDLERS,
+    **composed.HANDLERS,
+}
+
 
 def failure_message(
     error: AllocatorOutOfMemory | ReplayFailure,
@@ -122,44 +130,40 @@ class DrySession:
         start: StartingPoint | None = None,
         absent: Collection[int] = frozenset(),
     ) -> None:
-        number, name = (None, gpu) if isinstance(gpu, GPU) else split_count(gpu or DEFAULT_GPU)
-        num_gpus = number if number is not None and num_gpus == 1 else num_gpus
-        self.gpu = name if isinstance(name, GPU) else find_gpu(name)
+        self.gpu, num_gpus = _card_and_number(gpu, num_gpus)
         self.job = None if num_processes is None else Job(num_processes, rank)
         self.settings = AllocatorSettings.parse(_allocator_options())
         self.total_bytes = self.gpu.total_bytes if memory is None else parse_bytes(memory)
-        usable = max(self.total_bytes - self.gpu.context_bytes, 0)
-        capacity = usable if is_limited else None
+        capacity = max(self.total_bytes - self.gpu.context_bytes, 0) if is_limited else None
         num_cards = max(checked_number(num_gpus, "num_gpus"), 1 if self.job is None else self.job.num_processes)
         self.recorders = tuple(
             Recorder(CachingAllocator(capacity, self.settings), keeps_empty=keeps_empty) for _unused in range(num_cards)
         )
         self.follows_compile = follows_compile
         self.attribution = Attribution({})
-        self.report: MemoryReport | None = None
-        self.exception: BaseException | None = None
         self.decided: list[DecidedNames] = []  # by the last run
-        self._assumptions: dict[tuple[str, SourceLine | None], None] = {}
-        self._upper_bounds: set[str] = set()
-        self._out_of_memory: OutOfMemory | None = None
-        self._allocated_before = [0] * num_cards
+        self._forget_last_run()
         loops = Loops(self._assume_left_out)
-        rules = kernel_rules(self.gpu)
-        handlers = {
-            **transfers.HANDLERS,
-            **readers.HANDLERS,
-            **sparse.HANDLERS,
-            **recurrent.HANDLERS,
-            **composed.HANDLERS,
-        }
-        self.fake_gpu = FakeGPU(self.recorders, self.attribution, self.gpu, handlers, rules, self._fail)
-        self.fake_gpu.values = Values(self.fake_gpu, self.assume, loops.read)
-        self.fake_gpu.job = self.job
-        self.fake_gpu.process_groups = None if origin is None else origin.fake_gpu.process_groups
+        self.fake_gpu = self._make_fake_gpu(loops, origin)
         self.training = Training(self.fake_gpu, changes, stop_after_steps, has_bar, loops)
         self._user_state: TensorExchange = TensorExchange(
             self.fake_gpu, is_lasting, None if origin is None else origin._user_state, start, absent
         )
+
+    def _make_fake_gpu(self, loops: Loops, origin: DrySession | None) -> FakeGPU:
+        made = FakeGPU(self.recorders, self.attribution, self.gpu, _HANDLERS, kernel_rules(self.gpu), self._fail)
+        made.values = Values(made, self.assume, loops.read)
+        made.job = self.job
+        made.process_groups = None if origin is None else origin.fake_gpu.process_groups
+        return made
+
+    def _forget_last_run(self) -> None:
+        self.report: MemoryReport | None = None
+        self.exception: BaseException | None = None
+        self._assumptions: dict[tuple[str, SourceLine | None], None] = {}
+        self._upper_bounds: set[str] = set()
+        self._out_of_memory: OutOfMemory | None = None
+        self._allocated_before = [recorder.allocator.allocated_bytes for recorder in self.recorders]
 
     def _assume_of_all(self, text: str) -> None:
         self._assumptions.setdefault((text, None))
@@ -196,21 +200,10 @@ class DrySession:
         if any(recorder.blocks for recorder in self.recorders):
             gc.collect()  # what is dead on the card dies before this run, not in it
         self._restart()
-        interrupts = self.fake_gpu.interrupts
         load_language()
         torch_private.check()
         try:
-            with (
-                interrupts.waiting(),
-                self._loops_known(function, namespaces),
-                self._active(function, list(namespaces)),
-            ):
-                try:
-                    self._decide()
-                    self.fake_gpu.collector.begin()
-                    interrupts.users_code(function)
-                finally:
-                    self.training.assign_modules()
+            self._follow(function, namespaces)
             self._forgive()
         except Finished:
             self._forgive()
@@ -223,13 +216,7 @@ class DrySession:
             if not self.training.has_seen_like_steps:
                 error = describe_error(exception)
                 raise
-            self._assume_of_all(
-                _(
-                    "what follows the steps was followed up to an error that values nobody knows may have caused: "
-                    "{error}",
-                    error=describe_error(exception),
-                )
-            )
+            self._assume_of_all(_ended_by(exception))
         except BaseException as exception:
             error = describe_error(exception)
             raise
@@ -237,6 +224,21 @@ class DrySession:
             self.report = self._make_report(error)
         self.training.check_changes()
         return self.report
+
+    def _follow(self, function: Callable[[], Any], namespaces: Sequence[dict[str, Any]]) -> None:
+        """The user's code, on the pretend GPU, with nothing but it open to interrupts."""
+        interrupts = self.fake_gpu.interrupts
+        with (
+            interrupts.waiting(),
+            self._loops_known(function, namespaces),
+            self._active(function, list(namespaces)),
+        ):
+            try:
+                self._decide()
+                self.fake_gpu.collector.begin()
+                interrupts.users_code(function)
+            finally:
+                self.training.assign_modules()
 
     def _loops_known(
         self, function: Callable[[], Any], namespaces: Sequence[dict[str, Any]]
@@ -287,10 +289,7 @@ class DrySession:
     def _restart(self) -> None:
         self.fake_gpu.restart()
         self.fake_gpu.job = self.job
-        self._allocated_before = [recorder.allocator.allocated_bytes for recorder in self.recorders]
-        self._assumptions.clear()
-        self._upper_bounds.clear()
-        self._out_of_memory = self.exception = self.report = None
+        self._forget_last_run()
 
     def _make_report(self, error: str) -> MemoryReport:
         cards: Sequence[int] = range(len(self.recorders))
@@ -387,6 +386,22 @@ class DrySession:
             device_index=card,
         )
         return torch.OutOfMemoryError(message)
+
+
+def _ended_by(exception: Exception) -> str:
+    """What the report says where the code after the steps failed."""
+    return _(
+        "what follows the steps was followed up to an error that values nobody knows may have caused: {error}",
+        error=describe_error(exception),
+    )
+
+
+def _card_and_number(gpu: str | GPU | None, num_gpus: int) -> tuple[GPU, int]:
+    """The card, and how many: those that its name says ("2x T4") unless more are asked for."""
+    if isinstance(gpu, GPU):
+        return gpu, num_gpus
+    number, name = split_count(gpu or DEFAULT_GPU)
+    return find_gpu(name), number if number is not None and num_gpus == 1 else num_gpus
 
 
 def dry_run(

@@ -275,6 +275,22 @@ def _host(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.HOST_RAM, 0.5, Evidence("wsl_pins_little"))
 
 
+def _is_filled_by_own(failure: Failure) -> bool:
+    """Whether most of the device is PyTorch's own."""
+    held, total = failure.pytorch_bytes, failure.total_bytes
+    if held is None or not total:
+        return False
+    return held >= total * (_OWN_SHARE_OF_SMALL if total <= _SMALL_CARD else OWN_SHARE)
+
+
+def _transcriber(clues: Clues) -> Iterator[Support]:
+    """CTranslate2's message, which says no numbers."""
+    yield Support(Cause.ACTIVATIONS, 0.3, Evidence("meaning_ctranslate2"))
+    yield Support(Cause.WEIGHTS_TOO_BIG, 0.25, Evidence("meaning_ctranslate2"))
+    if _TRANSCRIBER_LOADS.search(clues.trace):
+        yield Support(Cause.WEIGHTS_TOO_BIG, 0.5, Evidence("phase_loading", _where(clues)))
+
+
 def _filled(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     """Whose tensors most likely fill a device that is full of PyTorch's own."""
     told, program = clues.run.told, clues.program
@@ -285,18 +301,11 @@ def _filled(failure: Failure | None, clues: Clues) -> Iterator[Support]:
             yield Support(Cause.ACTIVATIONS, 0.4, Evidence("phase_backward", _where(clues)))
         return
     held, total = failure.pytorch_bytes, failure.total_bytes
-    is_full = (
-        held is not None
-        and bool(total)
-        and held >= (total or 0) * (_OWN_SHARE_OF_SMALL if (total or 0) <= _SMALL_CARD else OWN_SHARE)
-    )
+    is_full = _is_filled_by_own(failure)
     if held is not None and total and not is_full:
         return
     if failure.format == "ctranslate2":
-        yield Support(Cause.ACTIVATIONS, 0.3, Evidence("meaning_ctranslate2"))
-        yield Support(Cause.WEIGHTS_TOO_BIG, 0.25, Evidence("meaning_ctranslate2"))
-        if _TRANSCRIBER_LOADS.search(clues.trace):
-            yield Support(Cause.WEIGHTS_TOO_BIG, 0.5, Evidence("phase_loading", _where(clues)))
+        yield from _transcriber(clues)
     values: dict[str, int | str] = {"held_bytes": held or 0, "total_bytes": total or 0}
     if trains and clues.is_training and in_step and is_full:
         yield Support(Cause.ACTIVATIONS, 0.45, Evidence("own_tensors_fill", values))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from oom_magic.explain.remedies.rehearsal import Variation
 from oom_magic.predict.silence import in_silence
 
 if TYPE_CHECKING:
+    from oom_magic.explain.live.growth import Growth
     from oom_magic.explain.remedies.remedy import Situation
     from oom_magic.memory.report import MemoryReport
     from oom_magic.predict.what_if.change import Change
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 # A change that acts on less than this share of the peak is not worth a rehearsal.
 _LEAST_SHARE = 0.02
 STEP = ("activation", "temporary")  # what a step takes and gives back
+_EVERY = ("parameter", "gradient", "optimizer_state", "activation")
+_WEIGHTS = ("parameter",)
 _STATE = ("optimizer_state",)
 _OF_A_GRAPH = frozenset({"no_grad", "released_gradients", "dropped_outputs", "chunked_loss", "checkpointing"})
 
@@ -62,60 +65,92 @@ class RemedySpec:
 
 def remedy_specs(situation: Situation) -> list[RemedySpec]:
     """All changes to code that could help some run on this card, the cheapest first."""
-    from oom_magic.predict.what_if import load_changes as loading
-    from oom_magic.predict.what_if import loop_changes as habits
+    dtype = "bf16" if situation.gpu.capability >= (8, 0) else "fp16"
+    is_loading = situation.phase == "loading"
+    found = [
+        *_of_growth(situation.growth),
+        *_of_model(dtype),
+        *_of_training_loop(),
+        *_of_optimizer(),
+        *_of_weights(dtype, is_loading),
+        *_of_processes(),
+    ]
+    return sorted(found, key=lambda one: one.cost)
+
+
+def _of_growth(growth: Growth | None) -> Iterator[RemedySpec]:
+    """The line that collects tensors, written so that it does not."""
+    if growth is not None and growth.fixed:
+        values = {"fixed": growth.fixed, "code": growth.code}
+        yield RemedySpec(growth.remedy, 0, "same", STEP, Variation(mended=growth), values, growth.remedy)
+
+
+def _of_model(dtype: str) -> Iterator[RemedySpec]:
+    """What a forward computes and keeps."""
     from oom_magic.predict.what_if import model_changes as models
+
+    yield _made("no_grad", 1, "faster", STEP, models.NoGradients)
+    yield _made("sdpa", 10, "faster", STEP, lambda: models.AttentionKernel("sdpa"), {"attention": "sdpa"})
+    precision = {"precision": f"amp-{dtype}"}
+    mixed = partial(models.MixedPrecision, dtype)
+    yield _made("mixed_precision", 20, "faster", STEP, mixed, precision, {"dtype": dtype}, "precision")
+    yield _made("chunked_loss", 25, "same", STEP, models.ChunkedLoss, {"loss": "chunked"}, slot="loss")
+    fields = {"activation_checkpointing": True}
+    yield _made("checkpointing", 40, "checkpointing", ("activation",), models.ActivationCheckpointing, fields)
+
+
+def _of_training_loop() -> Iterator[RemedySpec]:
+    from oom_magic.predict.what_if import loop_changes as loop
+
+    yield _made("released_gradients", 11, "same", ("gradient",), loop.ReleasedGradients)
+    yield _made("dropped_outputs", 12, "same", STEP, loop.DroppedOutputs, slot="loss")
+
+
+def _of_optimizer() -> Iterator[RemedySpec]:
+    """Its states, and what its step takes."""
     from oom_magic.predict.what_if import optimizer_changes as optimizers
+
+    slow, eight_bit = {"optimizer": "adamw-loop"}, {"optimizer": "adamw8bit"}
+    foreach = partial(optimizers.OptimizerOptions, foreach=False)
+    of_optimizer = partial(_made, slot="optimizer")
+    alone = partial(of_optimizer, combines=False)
+    yield of_optimizer("foreach", 15, "optimizer_loop", (), foreach, slow)
+    yield of_optimizer("optimizer_8bit", 45, "same", _STATE, optimizers.eight_bit_adamw, eight_bit)
+    yield of_optimizer("offload_optimizer", 50, "offload", _STATE, optimizers.offloaded_optimizer)
+    yield alone("adafactor", 65, "same", _STATE, optimizers.adafactor, {"optimizer": "adafactor"})
+    yield alone("sgd", 80, "same", _STATE, optimizers.sgd, {"optimizer": "sgd"})
+
+
+def _of_weights(dtype: str, is_loading: bool) -> Iterator[RemedySpec]:
+    """In which precision the weights are, where they lie, and which of them are trained."""
+    from oom_magic.predict.what_if import load_changes as loading
+    from oom_magic.predict.what_if import model_changes as models
+
+    rank, half, precision = {"rank": 16}, {"dtype": dtype}, {"precision": dtype}
+    if is_loading:
+        loaded = partial(loading.LoadedInHalf, dtype)
+        yield _made("loaded_half", 60, "same", _WEIGHTS, loaded, precision, half, "precision", combines=False)
+        reason = Evidence("reason_changes_loading")
+        yield RemedySpec("offload", 77, "offload", _WEIGHTS, None, reason=reason, combines=False)
+    else:
+        yield _made(
+            "half_weights", 60, "faster", _EVERY, partial(models.HalfWeights, dtype), precision, half, "precision"
+        )
+    lora, qlora = {"method": "lora", **rank}, {"method": "qlora", **rank}
+    yield _made("lora", 70, "faster", _EVERY[1:], lambda: models.LowRankAdapters(16), lora, rank, "trained")
+    yield _made("qlora", 75, "qlora", _EVERY[:3], lambda: models.QuantizedAdapters(16), qlora, rank, "trained")
+    for bits, cost, speed in ((8, 72, "int8"), (4, 76, "qlora")):
+        yield _made(f"loaded_{bits}bit", cost, speed, _WEIGHTS, partial(loading.LoadedQuantized, bits), slot="trained")
+
+
+def _of_processes() -> Iterator[RemedySpec]:
+    """What each process of a job holds of parameters, gradients and states."""
     from oom_magic.predict.what_if import parallel_changes as parallel
 
-    dtype = "bf16" if situation.gpu.capability >= (8, 0) else "fp16"
-    half, rank = {"dtype": dtype}, {"rank": 16}
-    every = ("parameter", "gradient", "optimizer_state", "activation")
-    loop = {"optimizer": "adamw-loop"}
-    found = [
-        _made("sdpa", 10, "faster", STEP, lambda: models.AttentionKernel("sdpa"), {"attention": "sdpa"}),
-        _made("released_gradients", 11, "same", ("gradient",), habits.ReleasedGradients),
-        _made("dropped_outputs", 12, "same", STEP, habits.DroppedOutputs, slot="loss"),
-        _made("foreach", 15, "optimizer_loop", (), lambda: optimizers.OptimizerOptions(foreach=False), loop,
-              slot="optimizer"),
-        _made("mixed_precision", 20, "faster", STEP, lambda: models.MixedPrecision(dtype),
-              {"precision": f"amp-{dtype}"}, half, "precision"),
-        _made("gradients_in_buckets", 13, "same", ("gradient",), parallel.GradientsInBuckets, slot="parallel"),
-        _made("resharded", 30, "fsdp", ("temporary", "parameter"), parallel.Resharded, slot="parallel"),
-        _made("fully_sharded", 35, "fsdp", every[:3], parallel.FullySharded, slot="parallel"),
-        _made("chunked_loss", 25, "same", STEP, models.ChunkedLoss, {"loss": "chunked"}, slot="loss"),
-        _made("checkpointing", 40, "checkpointing", ("activation",), models.ActivationCheckpointing,
-              {"activation_checkpointing": True}),
-        _made("optimizer_8bit", 45, "same", _STATE, optimizers.eight_bit_adamw, {"optimizer": "adamw8bit"},
-              slot="optimizer"),
-        _made("offload_optimizer", 50, "offload", _STATE, optimizers.offloaded_optimizer, slot="optimizer"),
-        _made("half_weights", 60, "faster", every, lambda: models.HalfWeights(dtype), {"precision": dtype}, half,
-              "precision"),
-        _made("adafactor", 65, "same", _STATE, optimizers.adafactor, {"optimizer": "adafactor"}, slot="optimizer",
-              combines=False),
-        _made("lora", 70, "faster", every[1:], lambda: models.LowRankAdapters(16), {"method": "lora", **rank}, rank,
-              "trained"),
-        _made("qlora", 75, "qlora", every[:3], lambda: models.QuantizedAdapters(16), {"method": "qlora", **rank}, rank,
-              "trained"),
-        _made("sgd", 80, "same", _STATE, optimizers.sgd, {"optimizer": "sgd"}, slot="optimizer", combines=False),
-    ]  # fmt: skip
-    for bits, cost, speed in ((8, 72, "int8"), (4, 76, "qlora")):
-        found.append(
-            _made(f"loaded_{bits}bit", cost, speed, every[:1], partial(loading.LoadedQuantized, bits), slot="trained")
-        )
-    if situation.phase == "loading":
-        found = [one for one in found if one.key != "half_weights"]
-        found.append(_made("loaded_half", 60, "same", every[:1], lambda: loading.LoadedInHalf(dtype),
-                           {"precision": dtype}, half, "precision", combines=False))  # fmt: skip
-        reason = Evidence("reason_changes_loading")
-        found.append(RemedySpec("offload", 77, "offload", every[:1], None, reason=reason, combines=False))
-    growth = situation.growth
-    if growth is not None and growth.fixed:
-        key = growth.remedy
-        values = {"fixed": growth.fixed, "code": growth.code}
-        found.insert(0, RemedySpec(key, 0, "same", STEP, Variation(mended=growth), values, key))
-    found.insert(0, _made("no_grad", 1, "faster", STEP, models.NoGradients))
-    return found
+    of_processes = partial(_made, slot="parallel")
+    yield of_processes("gradients_in_buckets", 13, "same", ("gradient",), parallel.GradientsInBuckets)
+    yield of_processes("resharded", 30, "fsdp", ("temporary", "parameter"), parallel.Resharded)
+    yield of_processes("fully_sharded", 35, "fsdp", _EVERY[:3], parallel.FullySharded)
 
 
 def _made(

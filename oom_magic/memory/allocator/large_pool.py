@@ -49,17 +49,7 @@ def allocated_bytes(
         else:
             block = given.pop(~event)
             allocated -= block[_SIZE]
-            for side, other in ((_PREVIOUS, _NEXT), (_NEXT, _PREVIOUS)):
-                neighbour = block[side]
-                if neighbour is not None and neighbour[_IS_FREE]:
-                    key = neighbour[_SIZE] << ADDRESS_BITS | neighbour[_ADDRESS]
-                    del keys[bisect_left(keys, key)]
-                    del free[key]
-                    block[_ADDRESS] = min(block[_ADDRESS], neighbour[_ADDRESS])
-                    block[_SIZE] += neighbour[_SIZE]
-                    beyond = block[side] = neighbour[side]
-                    if beyond is not None:
-                        beyond[other] = block
+            _merge(keys, free, block)
             _give(keys, free, block)
         after.append(allocated)
     return after
@@ -73,6 +63,21 @@ def _split(block: list[Any], size: int) -> list[Any]:
     if following is not None:
         following[_PREVIOUS] = rest
     return rest
+
+
+def _merge(keys: list[int], free: dict[int, list[Any]], block: list[Any]) -> None:
+    """Make a block one with its free neighbours."""
+    for side, other in ((_PREVIOUS, _NEXT), (_NEXT, _PREVIOUS)):
+        neighbour = block[side]
+        if neighbour is not None and neighbour[_IS_FREE]:
+            key = neighbour[_SIZE] << ADDRESS_BITS | neighbour[_ADDRESS]
+            del keys[bisect_left(keys, key)]
+            del free[key]
+            block[_ADDRESS] = min(block[_ADDRESS], neighbour[_ADDRESS])
+            block[_SIZE] += neighbour[_SIZE]
+            beyond = block[side] = neighbour[side]
+            if beyond is not None:
+                beyond[other] = block
 
 
 def _give(keys: list[int], free: dict[int, list[Any]], block: list[Any]) -> None:

@@ -143,7 +143,7 @@ def explain_last(shell: InteractiveShell, failures: FailureWatch, runner: CellRu
         return _explain_text(shell, problem, options)
     from oom_magic.explain.advice import before_prices
     from oom_magic.explain.evidence.causes import Evidence
-    from oom_magic.explain.explainer import explain
+    from oom_magic.explain.explainer import Explainer
     from oom_magic.explain.language import translate
     from oom_magic.notebook.cells.releasing import find_holders, names_and_places
 
@@ -153,7 +153,8 @@ def explain_last(shell: InteractiveShell, failures: FailureWatch, runner: CellRu
     report = runner.last_report if cell is not None and cell.is_observed else None
     released = find_holders(shell, runner, problem if isinstance(problem, BaseException) else None)
     names, locate = names_and_places(shell, runner)
-    diagnosis = explain(problem, lang=_language(options), report=report, names=names, released=released, locate=locate)
+    explainer = Explainer(lang=_language(options), report=report, names=names, released=released, locate=locate)
+    diagnosis = explainer.diagnose(problem)
     failure = diagnosis.main_failure
     is_on_host = failure is not None and failure.backend == "cpu"  # rehearsals are of the GPU's memory
     if cell is None or options.fast or not diagnosis.is_oom or is_on_host:

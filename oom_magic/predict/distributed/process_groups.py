@@ -28,27 +28,9 @@ from oom_magic.predict.libraries.adapters import Adapter, Run
 def _one_of_many(module: ModuleType, run: Run) -> Iterator[None]:
     """A group made here needs neither network nor NCCL; it ends with the run, and the session's next finds it again."""
     gpu = run.gpu
-    theirs, hook = World.current(module), sys.excepthook
-    before = dict(gpu.handlers)
-    begin = module.init_process_group
-
-    def init_process_group(*args: Any, **kwargs: Any) -> None:
-        torch_private.check(torch_private.DISTRIBUTED)
-        if gpu.process_groups is not None and module.is_initialized():
-            module.destroy_process_group()  # a cell that is rehearsed makes its group again
-        begin(*args, **kwargs)
-        gpu.process_groups = World.current(module)
-        rank, size = module.get_rank(), module.get_world_size()
-        text = _(
-            "process {rank} of {size} was followed; NCCL's own memory is not counted (published: 544-688 MB for one"
-            " communicator on A100s, 1.06-4.34 GB with all-to-all on H100s)",
-            rank=rank,
-            size=size,
-        )
-        run.assume(text)
-
+    theirs, hook, before = World.current(module), sys.excepthook, gpu.handlers
     changes = {
-        "init_process_group": init_process_group,
+        "init_process_group": _begun_alone(module, run),
         "_new_process_group_helper": _made_alone(module),
         "rendezvous": _rendezvous,
         "is_nccl_available": lambda: True,
@@ -59,7 +41,7 @@ def _one_of_many(module: ModuleType, run: Run) -> Iterator[None]:
     own = {name: change for name, change in changes.items() if hasattr(module, name)}
     sent = Sent(gpu, run.assume)
     watchdog = register_optimizer_step_post_hook(sent.look)
-    gpu.handlers.update(collective_handlers(sent))
+    gpu.handlers = {**before, **collective_handlers(sent)}
     try:
         with patched(module, own), patched(torch.distributed, shared):
             if gpu.process_groups is not None:
@@ -74,6 +56,27 @@ def _one_of_many(module: ModuleType, run: Run) -> Iterator[None]:
         is_made = module._world.default_pg is not theirs.default
         gpu.process_groups = World.current(module) if is_made and module.is_initialized() else None
         theirs.enter(module)
+
+
+def _begun_alone(module: ModuleType, run: Run) -> Callable[..., None]:
+    """``init_process_group``, of which the report says what was followed."""
+    begin, gpu = module.init_process_group, run.gpu
+
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
+        torch_private.check(torch_private.DISTRIBUTED)
+        if gpu.process_groups is not None and module.is_initialized():
+            module.destroy_process_group()  # a cell that is rehearsed makes its group again
+        begin(*args, **kwargs)
+        gpu.process_groups = World.current(module)
+        text = _(
+            "process {rank} of {size} was followed; NCCL's own memory is not counted (published: 544-688 MB for one"
+            " communicator on A100s, 1.06-4.34 GB with all-to-all on H100s)",
+            rank=module.get_rank(),
+            size=module.get_world_size(),
+        )
+        run.assume(text)
+
+    return init_process_group
 
 
 def _made_alone(module: ModuleType) -> Callable[..., Any]:
@@ -133,8 +136,8 @@ def _replicated(module: ModuleType, run: Run) -> Iterator[None]:
 @contextmanager
 def _sharded(module: ModuleType, run: Run) -> Iterator[None]:
     """FSDP2's operators write into what is there; its parameters have no data and are on a GPU all the same."""
-    before = dict(run.gpu.handlers)
-    run.gpu.handlers.update(sharding_handlers())
+    before = run.gpu.handlers
+    run.gpu.handlers = {**before, **sharding_handlers()}
     try:
         yield
     finally:

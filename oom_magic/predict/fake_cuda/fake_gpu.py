@@ -6,7 +6,7 @@ This mode sees every operator below autograd, on any build of PyTorch, and notes
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -84,13 +84,13 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         recorders: Sequence[Recorder],
         attribution: Attribution,
         card: GPU,
-        handlers: dict[OpOverload, Handler],
+        handlers: Mapping[OpOverload, Handler],
         rules: dict[OpOverload, Rule],
         fail: Callable[[AllocatorOutOfMemory, str, Phase], BaseException],
     ) -> None:
         super().__init__(recorders, attribution, fail)
         self.card = card
-        self.handlers = handlers
+        self.handlers = dict(handlers)
         self.fused: dict[OpOverload, Callable[..., Any]] = {}  # outputs of what is one kernel on CUDA only
         self.kernels: dict[OpOverload, Callable[..., Any]] = {}  # for inference mode, which passes autograd by
         self.threads = Threads()

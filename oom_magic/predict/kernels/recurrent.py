@@ -8,6 +8,7 @@ What cuDNN reserves for the backward and takes inside is estimated from the gate
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,19 +34,33 @@ def is_acceptable(gpu: FakeGPU, tensor: torch.Tensor) -> bool:
 
 def layer_kernels(gpu: FakeGPU, num_multiprocessors: int) -> dict[str, Kernel]:
     """``lstm`` and its like, for input on the pretend GPU, by the name of their overload."""
-    dropout_states: list[torch.Tensor] = []
+    layers = _Layers(gpu, num_multiprocessors)
+    modes = {"lstm": LSTM, "gru": GRU, "rnn_tanh": TANH, "rnn_relu": RELU}
+    on_steps = {f"{name}.input": partial(layers.on_steps, mode) for name, mode in modes.items()}
+    return on_steps | {f"{name}.data": partial(layers.on_packed, mode) for name, mode in modes.items()}
 
-    def dropout_state(dropout: float, train: bool) -> torch.Tensor | None:
-        """cuDNN's random state, made once (``cudnnDropoutGetStatesSize``)."""
-        if not train or not dropout:
-            return None
-        if not dropout_states:
-            with gpu.creating_on(Place.GPU):
-                torch.empty(1, dtype=torch.uint8, device="meta")
-                dropout_states.append(torch.empty(num_multiprocessors * 2048 * 16, dtype=torch.uint8, device="meta"))
-        return dropout_states[0]
 
-    def run(mode: int, tensor: Any, hx: Any, weights: Any, has_biases: bool, *options: Any) -> tuple[Any, Any, Any]:
+class _Layers:
+    """Calls of recurrent layers in one run, which share cuDNN's random state."""
+
+    def __init__(self, gpu: FakeGPU, num_multiprocessors: int) -> None:
+        self._gpu = gpu
+        self._num_state_bytes = num_multiprocessors * 2048 * 16  # cudnnDropoutGetStatesSize
+        self._dropout_state: torch.Tensor | None = None
+
+    def on_steps(self, mode: int, tensor: Any, hx: Any, weights: Any, has_biases: bool, *options: Any) -> Any:
+        """The outputs of ``lstm.input`` and its like."""
+        out = self._run(mode, tensor, hx, weights, has_biases, *options, [])
+        return out if mode == LSTM else out[:2]
+
+    def on_packed(self, mode: int, tensor: Any, sizes: Any, hx: Any, weights: Any, *options: Any) -> Any:
+        """The outputs of ``lstm.data`` and its like, for packed sequences."""
+        out = self._run(mode, tensor, hx, weights, *options, False, sizes.tolist())
+        return out if mode == LSTM else out[:2]
+
+    def _run(
+        self, mode: int, tensor: Any, hx: Any, weights: Any, has_biases: bool, *options: Any
+    ) -> tuple[Any, Any, Any]:
         num_layers, dropout, train, bidirectional, batch_first, lengths = options
         hidden, cell = hx if mode == LSTM else (hx, None)
         size, projected = hidden.shape[2], 0
@@ -60,28 +75,17 @@ def layer_kernels(gpu: FakeGPU, num_multiprocessors: int) -> dict[str, Kernel]:
             tensor = tensor.half()
         out = aten._cudnn_rnn(
             tensor, weights, stride, buffer, hidden, cell, mode, size, projected, num_layers, batch_first, dropout,
-            train, bidirectional, lengths, dropout_state(dropout, train),
+            train, bidirectional, lengths, self._random_state() if train and dropout else None,
         )  # fmt: skip
         return out[0], out[1], out[2]
 
-    def layer(mode: int) -> Kernel:
-        def on_steps(tensor: Any, hx: Any, weights: Any, has_biases: bool, *options: Any) -> Any:
-            out = run(mode, tensor, hx, weights, has_biases, *options, [])
-            return out if mode == LSTM else out[:2]
-
-        return on_steps
-
-    def packed_layer(mode: int) -> Kernel:
-        def on_packed(tensor: Any, sizes: Any, hx: Any, weights: Any, has_biases: bool, *options: Any) -> Any:
-            out = run(mode, tensor, hx, weights, has_biases, *options, False, sizes.tolist())
-            return out if mode == LSTM else out[:2]
-
-        return on_packed
-
-    names = {"lstm": LSTM, "gru": GRU, "rnn_tanh": TANH, "rnn_relu": RELU}
-    return {f"{name}.input": layer(mode) for name, mode in names.items()} | {
-        f"{name}.data": packed_layer(mode) for name, mode in names.items()
-    }
+    def _random_state(self) -> torch.Tensor:
+        """What dropout draws from, made once."""
+        if self._dropout_state is None:
+            with self._gpu.creating_on(Place.GPU):
+                torch.empty(1, dtype=torch.uint8, device="meta")
+                self._dropout_state = torch.empty(self._num_state_bytes, dtype=torch.uint8, device="meta")
+        return self._dropout_state
 
 
 def _flat_buffer(weights: Sequence[torch.Tensor]) -> torch.Tensor | None:

@@ -299,10 +299,29 @@ def _check_fields(setup: TrainingSetup) -> None:
 
 def _check_combination(setup: TrainingSetup) -> None:
     source = setup.source
+    values: dict[str, Any] = {
+        "frozen": setup.frozen,
+        "gpu": setup.gpu,
+        "seq": setup.seq_len,
+        "positions": source.max_seq_len,
+        "model": source.label,
+        "gpus": setup.num_gpus,
+        "processes": setup.num_processes,
+        "optimizer": setup.optimizer,
+    }
+    for key, is_wrong in {**_wrong_on_one_card(setup), **_wrong_on_several(setup)}.items():
+        if is_wrong:
+            raise InvalidSettingError(key, **values)
+    if setup.method != "full":
+        _check_adapter(setup)
+
+
+def _wrong_on_one_card(setup: TrainingSetup) -> dict[str, bool]:
+    """Combinations that do not go together, by the error, and whether they are those of the setup."""
+    source = setup.source
     is_own = source.task == "own"
     is_flash = setup.attention == "flash_attention_2"
-    positions = source.max_seq_len
-    wrong = {
+    return {
         "qlora_of_no_file": setup.method == "qlora" and source.path is None,
         "qlora_in_32_bits": setup.method == "qlora" and setup.precision == "fp32",
         "frozen_and_adapters": bool(setup.frozen) and setup.method != "full",
@@ -311,6 +330,16 @@ def _check_combination(setup: TrainingSetup) -> None:
         "checkpointing_of_own_model": setup.activation_checkpointing and is_own,
         "padded_without_mask": setup.data == "padded" and source.task in ("own", "image-classification"),
         "no_target_modules": is_own and setup.method == "lora" and setup.target_modules is None,
+        "flash_in_32_bits": is_flash and setup.precision == "fp32",
+        "flash_on_old_card": is_flash and find_gpu(setup.gpu).capability < (8, 0),
+        "flash_of_t5": is_flash and source.model_type == "t5",
+        "longer_than_positions": source.max_seq_len is not None and setup.seq_len > source.max_seq_len,
+    }
+
+
+def _wrong_on_several(setup: TrainingSetup) -> dict[str, bool]:
+    """The same, of several GPUs or processes."""
+    return {
         "gpus_and_processes": setup.num_gpus > 1 and setup.num_processes > 1,
         "chunked_loss_of_several": setup.loss == "chunked" and max(setup.num_gpus, setup.num_processes) > 1,
         "replicas_in_4_bits": setup.method == "qlora" and setup.num_gpus > 1,
@@ -318,26 +347,7 @@ def _check_combination(setup: TrainingSetup) -> None:
         "shards_of_adapters": setup.parallelism == "fsdp2" and setup.method != "full",
         "shards_stepped_by_others": setup.parallelism == "fsdp2" and OPTIMIZERS[setup.optimizer][0] != "torch",
         "shards_scaled": setup.parallelism == "fsdp2" and setup.precision == "amp-fp16",
-        "flash_in_32_bits": is_flash and setup.precision == "fp32",
-        "flash_on_old_card": is_flash and find_gpu(setup.gpu).capability < (8, 0),
-        "flash_of_t5": is_flash and source.model_type == "t5",
-        "longer_than_positions": positions is not None and setup.seq_len > positions,
     }
-    values: dict[str, Any] = {
-        "frozen": setup.frozen,
-        "gpu": setup.gpu,
-        "seq": setup.seq_len,
-        "positions": positions,
-        "model": source.label,
-        "gpus": setup.num_gpus,
-        "processes": setup.num_processes,
-        "optimizer": setup.optimizer,
-    }
-    for key, is_wrong in wrong.items():
-        if is_wrong:
-            raise InvalidSettingError(key, **values)
-    if setup.method != "full":
-        _check_adapter(setup)
 
 
 def _check_adapter(setup: TrainingSetup) -> None:

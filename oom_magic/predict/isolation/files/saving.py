@@ -21,7 +21,7 @@ import torch
 from oom_magic.language import _
 from oom_magic.predict.fake_cuda.places import META, Place, is_large
 from oom_magic.predict.isolation.files.substitution import substituted
-from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.isolation.patching import Patches, all_patched, patched
 from oom_magic.predict.libraries.adapters import Adapter, Run, pretend_on_host
 
 _MAPPED_BYTES = 1 << 26  # a larger file is mapped into memory, not read
@@ -174,8 +174,24 @@ def _at(run: Run, tensor: torch.Tensor, device: torch.device, moved: dict[int, t
 @contextmanager
 def _torch_files(module: ModuleType, run: Run) -> Iterator[None]:
     """``torch.save``, ``torch.load`` and pickles of tensors."""
+    files = _save_and_load(run)
+    table: Patches = [
+        (torch, files),
+        (torch.serialization, files),
+        (torch._utils, {"_rebuild_tensor": _rebuilt_at_its_place(torch._utils._rebuild_tensor)}),
+        (torch.Tensor, {"_reduce_ex_internal": _reduced_without_data(run, torch.Tensor._reduce_ex_internal)}),
+    ]
+    _current.append(run)
+    try:
+        with all_patched(table), torch.serialization.safe_globals([restored_tensor, restored_storage]):
+            yield
+    finally:
+        _current.pop()
+
+
+def _save_and_load(run: Run) -> dict[str, Callable[..., Any]]:
+    """``torch.save`` and ``torch.load``, by names."""
     save_file, load_file = torch.save, torch.load
-    rebuild, reduce = torch._utils._rebuild_tensor, torch.Tensor._reduce_ex_internal
 
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         if not isinstance(f, (str, os.PathLike)):
@@ -196,9 +212,19 @@ def _torch_files(module: ModuleType, run: Run) -> Iterator[None]:
         finally:
             _Load.current = before
 
+    return {"save": save, "load": load}
+
+
+def _rebuilt_at_its_place(rebuild: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def _rebuild_tensor(*args: Any) -> torch.Tensor:
         made = rebuild(*args)
         return made if _Load.current is None or made.is_meta else _Load.current.tensor(made)
+
+    return _rebuild_tensor
+
+
+def _reduced_without_data(run: Run, reduce: Callable[..., Any]) -> Callable[..., Any]:
+    saved: weakref.WeakValueDictionary[Hashable, SavedStorage] = weakref.WeakValueDictionary()
 
     def _reduce_ex_internal(tensor: torch.Tensor, protocol: Any) -> Any:
         entry = run.gpu.storage_of(tensor)
@@ -209,20 +235,7 @@ def _torch_files(module: ModuleType, run: Run) -> Iterator[None]:
             layout = (tensor.dtype, tensor.storage_offset(), tuple(tensor.size()), tensor.stride())
         return restored_tensor, (storage, *layout, tensor.requires_grad)
 
-    changes = {"save": save, "load": load}
-    saved: weakref.WeakValueDictionary[Hashable, SavedStorage] = weakref.WeakValueDictionary()
-    _current.append(run)
-    try:
-        with (
-            patched(torch, changes),
-            patched(torch.serialization, changes),
-            patched(torch._utils, {"_rebuild_tensor": _rebuild_tensor}),
-            patched(torch.Tensor, {"_reduce_ex_internal": _reduce_ex_internal}),
-            torch.serialization.safe_globals([restored_tensor, restored_storage]),
-        ):
-            yield
-    finally:
-        _current.pop()
+    return _reduce_ex_internal
 
 
 def _is_mapped(path: str) -> bool:
