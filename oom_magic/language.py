@@ -144,9 +144,11 @@ class _PoTranslations(gettext.NullTranslations):
                 self._texts[fields["msgid"]] = text
 
     def gettext(self, message: str) -> str:
+        """The translation of a sentence; the sentence itself where there is none."""
         return self._texts.get(message, message)
 
     def ngettext(self, msgid1: str, msgid2: str, n: int) -> str:
+        """The same, in the plural that ``n`` needs."""
         return self._texts.get(msgid1) or super().ngettext(msgid1, msgid2, n)
 
 

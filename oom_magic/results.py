@@ -62,9 +62,11 @@ class Result:
         return asdict(cast("Any", self))
 
     def __str__(self) -> str:
+        """The description as text."""
         return _views().to_text(self.describe())
 
     def __repr__(self) -> str:
+        """Its title."""
         return f"<{type(self).__name__}: {self.describe().title}>"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:

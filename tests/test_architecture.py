@@ -164,6 +164,33 @@ def test_the_search_for_long_functions_can_fail() -> None:
     assert not long_functions('def short():\n    """Says\n    much."""\n    # why\n' + (MOST_LINES - 1) * line)
 
 
+def undocumented(source: str) -> list[str]:
+    """The public functions, classes and methods without docstring; of a protocol its own is enough."""
+    found = []
+
+    def look(nodes: list[ast.stmt]) -> None:
+        for node in nodes:
+            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) or node.name.startswith("_"):
+                continue
+            names = {ast.unparse(name) for name in [*node.decorator_list, *getattr(node, "bases", [])]}
+            if ast.get_docstring(node) is None and not any(name.endswith((".setter", "overload")) for name in names):
+                found.append(node.name)
+            if isinstance(node, ast.ClassDef) and "Protocol" not in names:
+                look(node.body)
+
+    look(ast.parse(source).body)
+    return found
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_what_is_public_says_what_it_returns(file: Path) -> None:
+    assert undocumented(file.read_text(encoding="utf-8")) == []
+
+
+def test_the_search_for_docstrings_can_fail() -> None:
+    assert undocumented('class A:\n    """One."""\n    def f(self): ...\n    def _g(self): ...') == ["f"]
+
+
 def public_classes() -> dict[str, list[str]]:
     """The files of each public class."""
     found: dict[str, list[str]] = {}

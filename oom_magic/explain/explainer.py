@@ -113,6 +113,7 @@ class _Reading:
 
     @classmethod
     def of(cls, text: str) -> _Reading:
+        """The reading of a text; nothing is raised, whatever it holds."""
         failures = read(text)
         main = main_failure(failures)
         return cls(text, failures, main, find_clues(text, main.start if main else None, main.format if main else None))

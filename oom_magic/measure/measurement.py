@@ -115,6 +115,7 @@ class Measurement:
         return self._report
 
     def __enter__(self) -> Measurement:
+        """Begin to record the device's allocations."""
         torch.cuda.init()  # type: ignore[no-untyped-call]
         self._owners = find_owners()
         self._settings = history.read_settings(self.device)
@@ -129,6 +130,7 @@ class Measurement:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        """End the recording and make the report; an exception of the block passes, noted in it."""
         self._hook.remove()
         try:
             owners = find_owners()
@@ -231,6 +233,7 @@ class _Counters:
 
     @classmethod
     def read(cls, device: int) -> _Counters:
+        """What PyTorch's allocator counts now on a device."""
         stats = torch.cuda.memory_stats(device)
         allocated, reserved = (
             _Level(stats.get(f"{name}.all.current", 0), stats.get(f"{name}.all.peak", 0))

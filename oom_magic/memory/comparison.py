@@ -95,6 +95,7 @@ class Ratios(Result):
     in_run: Mapping[str, int]
 
     def __getitem__(self, name: str) -> float:
+        """Bytes by hand over bytes in the run; NaN where the run has none."""
         return self.by_hand[name] / self.in_run[name] if self.in_run[name] else float("nan")
 
     def to_dict(self) -> dict[str, Any]:

@@ -47,6 +47,7 @@ class SourceLine:
     text: str = ""
 
     def __str__(self) -> str:
+        """``file:line``."""
         return f"{self.file}:{self.line}"
 
 

@@ -40,6 +40,7 @@ class StayedOnCPU:
     peak_allocated_bytes: int | None
 
     def __str__(self) -> str:
+        """The sentence that the report shows."""
         decided = zip(self.names, self.values, strict=True)
         was = joined([_("`{name}` was decided as {value}", name=name, value=value) for name, value in decided])
         if self.peak_allocated_bytes is None:

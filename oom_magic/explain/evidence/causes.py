@@ -28,6 +28,7 @@ class Cause(str, Enum):
     UNKNOWN = "unknown"
 
     def __str__(self) -> str:
+        """The key, as JSON and the catalogue have it."""
         return self.value
 
 
@@ -40,6 +41,7 @@ class Confidence(str, Enum):
     OPEN = "open"
 
     def __str__(self) -> str:
+        """The key, as JSON and the catalogue have it."""
         return self.value
 
 
@@ -89,6 +91,7 @@ class Judgement:
         return tuple(one for one in self.evidence if one.key not in DOUBTS)
 
     def __iter__(self) -> Iterator[Cause | tuple[Evidence, ...] | Confidence]:
+        """``cause, evidence, confidence``, to be unpacked."""
         return iter((self.cause, self.evidence, self.confidence))
 
 

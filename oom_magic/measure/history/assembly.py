@@ -362,7 +362,9 @@ class _Table(Generic[_Item]):
         self._positions = {unknown: 0}
 
     def index(self, item: _Item) -> int:
+        """The position of a value; a new one gets the next."""
         return self._positions.setdefault(item, len(self._positions))
 
     def items(self) -> tuple[_Item, ...]:
+        """All values, by position."""
         return tuple(self._positions)

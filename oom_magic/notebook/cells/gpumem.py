@@ -75,6 +75,7 @@ class CardOptions:
         return replace(card, num_gpus=number, num_processes=job.num_processes, rank=job.rank)
 
     def __str__(self) -> str:
+        """The cards in words, such as ``2 x T4 with 12.00 GiB``."""
         number = f"{self.num_gpus} x " if (self.num_gpus or 1) > 1 else ""
         name = f"{number}{self.gpu or DEFAULT_GPU}"
         if self.memory_bytes:
@@ -84,6 +85,7 @@ class CardOptions:
         return name
 
     def __bool__(self) -> bool:
+        """Whether any option was given."""
         return any(option is not None for option in (self.gpu, self.memory_bytes, self.num_gpus, self.num_processes))
 
 

@@ -70,6 +70,7 @@ class DryAndUsersNames(MutableMapping[str, Any]):
         self._users[name] = value
 
     def __delitem__(self, name: str) -> None:
+        """Forget a dry cell's name, else delete the user's."""
         if name in self._dry.names:
             self._dry.forget(name)
         else:

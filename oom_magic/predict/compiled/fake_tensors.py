@@ -70,6 +70,7 @@ class OnHost(TorchDispatchMode):
     """Lets what is known while compiling be computed on the host, whatever device is named."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """The operator's result, with every device argument the CPU."""
         args, kwargs = tree_map_only(torch.device, lambda _: torch.device("cpu"), (args, kwargs or {}))
         return func(*args, **kwargs)
 

@@ -10,15 +10,13 @@ from oom_magic.errors import InvalidSettingError
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """``num_processes`` processes on one machine, each with a GPU; process ``rank`` is the one that runs here.
-
-    Raises RefusedError for numbers that no job has.
-    """
+    """``num_processes`` processes on one machine, each with a GPU; process ``rank`` is the one that runs here."""
 
     num_processes: int
     rank: int = 0
 
     def __post_init__(self) -> None:
+        """Raises InvalidSettingError for numbers that no job has."""
         if not _is_whole(self.num_processes) or self.num_processes < 1:
             raise InvalidSettingError("not_a_count", name="num_processes", value=self.num_processes)
         if not _is_whole(self.rank) or not 0 <= self.rank < self.num_processes:

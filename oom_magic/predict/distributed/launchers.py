@@ -65,9 +65,11 @@ class _Ended:
     processes: tuple[Any, ...] = ()
 
     def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
+        """True: it has ended."""
         return True
 
     def pids(self) -> list[int]:
+        """None: no process was started."""
         return []
 
 

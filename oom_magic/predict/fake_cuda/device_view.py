@@ -41,6 +41,7 @@ class DeviceView(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        """What the user's call returns, as tensors on a GPU would answer; one thread at a time."""
         lock = self.gpu.lock
         if lock is None or func is _T.backward:  # that calls the user's code, which may wait for another thread
             return self._see(func, args, kwargs or {})

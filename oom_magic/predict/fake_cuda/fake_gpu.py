@@ -152,6 +152,7 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        """The operator's result without data; what CUDA's takes is recorded. One thread at a time."""
         if types and any(map(is_wrapper, types)):
             return NotImplemented  # it says itself what that means for the tensors in it, which come here then
         with DisableTorchFunction():

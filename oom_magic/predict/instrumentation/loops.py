@@ -86,6 +86,7 @@ class Loop:
         return self
 
     def __next__(self) -> Any:
+        """The next item; of a loop that is left, of the turns that are still to be seen. Raises StopIteration."""
         if self.is_left and not self._is_ending:
             self._is_ending = True
             self._items = turns_to_see(

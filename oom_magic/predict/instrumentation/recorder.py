@@ -49,6 +49,7 @@ class _Table(Generic[_T]):
         self._numbers: dict[_T, int] = {unknown: 0}
 
     def number(self, item: _T) -> int:
+        """The position of a value; a new one gets the next."""
         found = self._numbers.get(item)
         if found is None:
             found = self._numbers[item] = len(self.items)

@@ -42,6 +42,7 @@ class Journal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        """Undo all that was recorded, the last first."""
         try:
             self.undo()
         finally:

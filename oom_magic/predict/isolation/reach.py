@@ -51,6 +51,7 @@ class Reach:
     _ways: dict[type, Callable[[Any], Iterable[Any]] | None] = field(default_factory=dict)
 
     def __contains__(self, obj: object) -> bool:
+        """Whether this very object was reached."""
         return id(obj) in self.seen
 
     def walk(self, roots: Iterable[Any]) -> None:

@@ -327,6 +327,7 @@ class _FakeCopies:
         self._storages: dict[int, torch.UntypedStorage] = {}
 
     def make(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The copy of a tensor on the pretend GPU; one of large host tensors takes no memory."""
         was = None
         if id(tensor) in self._absent:
             return self._made_since(tensor, None)

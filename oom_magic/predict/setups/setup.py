@@ -127,6 +127,7 @@ class TrainingSetup(Result):
     parallelism: str = "ddp"
 
     def __post_init__(self) -> None:
+        """Raises InvalidSettingError for values that are wrong, alone or together."""
         for name in ("target_modules", "frozen"):
             value = getattr(self, name)
             if isinstance(value, list):

@@ -135,6 +135,7 @@ class _Writer:
         return "\n".join(self.import_lines()) + "\n\n" + body + "\n"
 
     def import_lines(self) -> list[str]:
+        """The imports that the parts written so far need."""
         self.use("torch")
         plain = [f"import {module}" for module, names in self.imports.items() if "" in names]
         plain += ["import torch.nn.functional as F"] if self.needs_functional else []
@@ -146,10 +147,12 @@ class _Writer:
         return sorted(plain) + sorted(whole)
 
     def use(self, module: str, name: str = "") -> str:
+        """Note that ``name`` of a module, or the module itself, is needed; the name."""
         self.imports.setdefault(module, set()).add(name)
         return name
 
     def model(self) -> list[str]:
+        """The lines that make the model, on the GPU."""
         source = self.source
         if source.factory is not None:
             return self._own_model()
@@ -206,6 +209,7 @@ class _Writer:
         return _call("quantization = BitsAndBytesConfig", settings)
 
     def adapter(self) -> list[str]:
+        """The lines that put adapters on it; none for full training."""
         setup = self.setup
         if not self.has_adapter:
             return []
@@ -232,6 +236,7 @@ class _Writer:
         return lines
 
     def frozen(self) -> list[str]:
+        """The lines that freeze parameters by their names."""
         if not self.setup.frozen:
             return []
         return [
@@ -241,6 +246,7 @@ class _Writer:
         ]
 
     def loss_function(self) -> list[str]:
+        """The loss over chunks of tokens; none for the model's own."""
         if self.setup.loss == "plain":
             return []
         self.needs_functional = True
@@ -249,6 +255,7 @@ class _Writer:
         return [f"decoder = {base}", *_CHUNKED_LOSS.splitlines()]
 
     def optimizer(self) -> list[str]:
+        """The lines that make the optimizer, and a scaler for float16."""
         library, name, arguments = OPTIMIZERS[self.setup.optimizer]
         if library == "torch":
             optimizer = f"torch.optim.{name}"
@@ -265,6 +272,7 @@ class _Writer:
         return lines + (['scaler = torch.amp.GradScaler("cuda")'] if self.setup.precision == "amp-fp16" else [])
 
     def data(self) -> list[str]:
+        """A generator of random batches."""
         count = _NUM_STEPS * self.setup.gradient_accumulation_steps
         head = ["# Random batches stand for your data: put your own DataLoader here.", "def data_loader():"]
         return [*head, f"    for _ in range({count}):", *(f"        {line}" for line in self._batch())]
@@ -301,6 +309,7 @@ class _Writer:
         return "input_ids.clone()"
 
     def loop(self) -> list[str]:
+        """The training loop."""
         setup = self.setup
         count = setup.gradient_accumulation_steps
         is_accumulated = count > 1

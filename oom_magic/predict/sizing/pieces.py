@@ -441,6 +441,7 @@ class _Fitted:
 
     @property
     def is_sure(self) -> bool:
+        """Whether every size is exact and nothing else explains them."""
         return not len(self.left) and self.doubt is None
 
 

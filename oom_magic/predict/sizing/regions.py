@@ -62,6 +62,7 @@ class Region:
         self.points = np.unique(np.concatenate([self.points, *self._at_borders()]), axis=0)
 
     def __contains__(self, point: Point) -> bool:
+        """Whether a point meets all conditions of the region."""
         return bool(self._meets(np.array([point], dtype=np.int64))[0])
 
     def within(self, border: Border, holds: bool) -> Region:

@@ -73,6 +73,7 @@ class ShorterInputs(Change):
         self.after = after
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The same, each tensor cut along the dimension where it is as long as before."""
         return tuple(map(self._cut, args)), {name: self._cut(value) for name, value in kwargs.items()}
 
     def _cut(self, value: Any) -> Any:
@@ -91,6 +92,7 @@ class ExpectedInputs(Change):
         self._are_expected = are_expected
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The same. Raises InapplicableError at the call whose inputs are not the expected ones."""
         self._number -= 1
         if self._number == -1 and not self._are_expected(inputs_of(args, kwargs)):
             raise InapplicableError("size_not_set_there")

@@ -40,6 +40,7 @@ class LoadChange(Change):
 
     @contextmanager
     def around_run(self) -> Iterator[None]:
+        """Models load so, or are converted when they are moved to a GPU."""
         module = torch.nn.Module
         loader = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
         with ExitStack() as stack:
@@ -106,9 +107,11 @@ class LoadedInHalf(LoadChange):
         self.dtype = DTYPES[dtype]
 
     def convert(self, model: torch.nn.Module) -> None:
+        """Cast the weights."""
         model.to(self.dtype)
 
     def loading(self) -> dict[str, Any]:
+        """``dtype``."""
         return {_dtype_name(): self.dtype}
 
 
@@ -123,6 +126,7 @@ class LoadedQuantized(LoadChange):
         self._layers = library("bitsandbytes").nn
 
     def convert(self, model: torch.nn.Module) -> None:
+        """Quantize the linear layers. Raises InapplicableError for a model that is not Hugging Face's."""
         if not hasattr(model, "config"):
             raise InapplicableError("no_quantized_loading")
         model.to(self._dtype)
@@ -130,6 +134,7 @@ class LoadedQuantized(LoadChange):
             setattr(owner, name, quantized(layer, self.bits))
 
     def loading(self) -> dict[str, Any]:
+        """``quantization_config`` and ``dtype``."""
         from transformers import BitsAndBytesConfig
 
         four = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}

@@ -17,6 +17,7 @@ class ReleasedGradients(Change):
 
     @contextmanager
     def around_run(self) -> Iterator[None]:
+        """``zero_grad`` sets gradients to None."""
         with (
             patched(torch.optim.Optimizer, {"zero_grad": _releasing(torch.optim.Optimizer.zero_grad)}),
             patched(torch.nn.Module, {"zero_grad": _releasing(torch.nn.Module.zero_grad)}),
@@ -32,6 +33,7 @@ class AccumulatedGradients(Change):
 
     @contextmanager
     def around_run(self) -> Iterator[None]:
+        """Every second step and what clears gradients after it are left out; losses are halved."""
         turns = _Turns()
         with ExitStack() as stack:
             for kind in _subclasses(torch.optim.Optimizer):
@@ -52,6 +54,8 @@ class _Turns:
         self._is_inside = False  # of one optimizer that wraps another, as accelerate's does
 
     def stepping(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """``step``, but for calls that are left out."""
+
         def run(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             if self._is_inside or args or kwargs:
                 return step(optimizer, *args, **kwargs)
@@ -68,6 +72,8 @@ class _Turns:
         return run
 
     def clearing(self, zero_grad: Callable[..., None]) -> Callable[..., None]:
+        """``zero_grad``, but after a step that is left out."""
+
         def run(owner: Any, set_to_none: bool = True) -> None:
             if not self._is_left_out:
                 zero_grad(owner, set_to_none)
@@ -101,6 +107,7 @@ class DroppedOutputs(Change):
     """Of what a Hugging Face model returns only the loss is kept: the logits go before the backward."""
 
     def result(self, result: Any) -> Any:
+        """The loss alone, where there are logits beside it."""
         return type(result)(loss=result["loss"]) if has_outputs(result) else result
 
 

@@ -21,6 +21,7 @@ class ActivationCheckpointing(Change):
     """Recompute each block's activations in the backward: by Hugging Face's switch, else in the longest list."""
 
     def check(self, model: torch.nn.Module) -> None:
+        """Needs Hugging Face's switch, not yet on, or a list of like blocks."""
         switch = _checkpointing_switch(model)
         if switch is None:
             repeated_blocks(model)
@@ -28,6 +29,7 @@ class ActivationCheckpointing(Change):
             raise InapplicableError("checkpointing_already")
 
     def prepare(self, model: torch.nn.Module) -> None:
+        """Turn on the switch, or recompute each block."""
         switch = _checkpointing_switch(model)
         self.variant = "" if switch is not None else "blocks"
         if switch is not None:
@@ -77,10 +79,12 @@ class MixedPrecision(Change):
         self.dtype = DTYPES[dtype]
 
     def check(self, model: torch.nn.Module) -> None:
+        """Autocast must not be on yet."""
         if torch.is_autocast_enabled("cuda"):
             raise InapplicableError("autocast_already")
 
     def around_call(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+        """``torch.autocast``."""
         return torch.autocast("cuda", self.dtype)
 
 
@@ -91,13 +95,16 @@ class HalfWeights(Change):
         self.dtype = DTYPES[dtype]
 
     def check(self, model: torch.nn.Module) -> None:
+        """Some weights must be wider than 16 bits."""
         if all(p.element_size() <= 2 for p in model.parameters()):
             raise InapplicableError("weights_16_bits_already")
 
     def prepare(self, model: torch.nn.Module) -> None:
+        """Cast the weights."""
         model.to(self.dtype)
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The same, floating-point tensors cast as the weights are."""
         return tuple(map(self._narrow, args)), {name: self._narrow(value) for name, value in kwargs.items()}
 
     def _narrow(self, value: Any) -> Any:
@@ -111,6 +118,7 @@ class AttentionKernel(Change):
         self.name = name
 
     def check(self, model: torch.nn.Module) -> None:
+        """Needs a Hugging Face model with another implementation."""
         names = {config._attn_implementation for config in _attention_configs(model)}
         if not names:
             raise InapplicableError("no_attention_choice")
@@ -118,6 +126,7 @@ class AttentionKernel(Change):
             raise InapplicableError("attention_already", name=self.name)
 
     def prepare(self, model: torch.nn.Module) -> None:
+        """All its configurations name the implementation."""
         for config in _attention_configs(model):
             config._attn_implementation = self.name
 
@@ -135,6 +144,7 @@ class LowRankAdapters(Change):
         self._peft = library("peft")
 
     def check(self, model: torch.nn.Module) -> None:
+        """Needs a Hugging Face model without adapters, and an optimizer."""
         if any("lora_" in name for name, _ in model.named_parameters()):
             raise InapplicableError("adapters_already")
         if not hasattr(model, "config"):
@@ -142,6 +152,7 @@ class LowRankAdapters(Change):
         optimizers_of(model)
 
     def prepare(self, model: torch.nn.Module) -> None:
+        """Add adapters; the optimizers train them and nothing else."""
         optimizers = optimizers_of(model)
         config = self._peft.LoraConfig(r=self.rank, lora_alpha=2 * self.rank, target_modules="all-linear")
         self._peft.inject_adapter_in_model(config, model)
@@ -168,6 +179,7 @@ class QuantizedAdapters(LowRankAdapters):
         self._layers = library("bitsandbytes").nn
 
     def check(self, model: torch.nn.Module) -> None:
+        """Needs linear layers that are not quantized; adapters may be there."""
         if any(isinstance(module, self._layers.Linear4bit) for module in model.modules()):
             raise InapplicableError("quantized_already")
         if not plain_linears(model):
@@ -176,6 +188,7 @@ class QuantizedAdapters(LowRankAdapters):
             super().check(model)
 
     def prepare(self, model: torch.nn.Module) -> None:
+        """Quantize the linear layers, then add adapters where there are none."""
         for owner, name, layer in plain_linears(model):
             setattr(owner, name, quantized(layer, 4).to("cuda"))
         for name, parameter in model.named_parameters():  # as peft.prepare_model_for_kbit_training does
@@ -240,15 +253,18 @@ class NoGradients(Change):
     _num_calls = 0
 
     def check(self, model: torch.nn.Module) -> None:
+        """Gradients must be on."""
         if not torch.is_grad_enabled():
             raise InapplicableError("gradients_off_already")
 
     @contextmanager
     def around_run(self) -> Iterator[None]:
+        """Calls are counted from here."""
         self._num_calls = 0
         yield
 
     def around_call(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+        """``torch.no_grad()`` for a call that evaluates."""
         self._num_calls += 1
         evaluates = not model.training or self._num_calls > self.num_training_calls
         return torch.no_grad() if evaluates else nullcontext()
@@ -260,9 +276,11 @@ class ChunkedLoss(Change):
     TOKENS = 1024
 
     def check(self, model: torch.nn.Module) -> None:
+        """Needs a language model's head with a loss that can be replaced."""
         _language_model(model)
 
     def prepare(self, model: torch.nn.Module) -> None:
+        """The head passes hidden states on; the loss computes logits a chunk at a time."""
         owner = _language_model(model)
         head = owner.lm_head
         project = head.forward

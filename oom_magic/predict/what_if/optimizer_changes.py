@@ -39,12 +39,14 @@ class OptimizerOptions(Change):
         self.options = options
 
     def check(self, model: torch.nn.Module) -> None:
+        """Every optimizer must know the options."""
         for optimizer in optimizers_of(model):
             for name in self.options:
                 if name not in optimizer.defaults:
                     raise InapplicableError("no_such_option", optimizer=type(optimizer).__name__, option=name)
 
     def prepare(self, model: torch.nn.Module) -> None:
+        """Set them in all parameter groups."""
         for optimizer in optimizers_of(model):
             for group in optimizer.param_groups:
                 group.update(self.options)
@@ -58,10 +60,12 @@ class OtherOptimizer(Change):
         self._classes: list[tuple[torch.optim.Optimizer, type]] = []
 
     def check(self, model: torch.nn.Module) -> None:
+        """Some optimizer must be of another class."""
         if all(type(optimizer) is self.kind for optimizer in optimizers_of(model)):
             raise InapplicableError("optimizer_already", name=self.kind.__name__)
 
     def prepare(self, model: torch.nn.Module) -> None:
+        """The objects in use become optimizers of the other class, with their parameters and learning rate."""
         for optimizer in optimizers_of(model):
             if type(optimizer) is self.kind:
                 continue
@@ -74,6 +78,7 @@ class OtherOptimizer(Change):
 
     @contextmanager
     def around_run(self) -> Iterator[None]:
+        """At the end the user's optimizers are of their own classes again."""
         try:
             yield
         finally:
@@ -109,6 +114,7 @@ class _HostOptimizer(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr})
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Nothing happens on the GPU; what the closure returns."""
         return None if closure is None else closure()
 
 

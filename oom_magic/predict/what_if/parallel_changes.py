@@ -19,12 +19,15 @@ class FullySharded(Change):
     """FSDP2 where the code says ``DistributedDataParallel(model)``: each repeated block is sharded, then the rest."""
 
     def check(self, model: torch.nn.Module) -> None:
+        """Needs a model in DDP, and an optimizer made after it was wrapped."""
         if not isinstance(model, DistributedDataParallel):
             raise InapplicableError("no_replicas")
         optimizers_of(model)  # one made before the model was wrapped has none of the shards
 
     @contextmanager
     def around_run(self) -> Iterator[None]:
+        """``DistributedDataParallel(model)`` shards the model."""
+
         def shard(wrapper: Any, module: torch.nn.Module, *_: Any, **__: Any) -> None:
             from torch.distributed.fsdp import fully_shard
 
@@ -59,6 +62,7 @@ class GradientsInBuckets(Change):
         self._has_changed = False
 
     def check(self, model: torch.nn.Module) -> None:
+        """Needs a model in DDP that does not have them yet."""
         if not isinstance(model, DistributedDataParallel):
             raise InapplicableError("no_replicas")
         if model.gradient_as_bucket_view and not self._has_changed:
@@ -66,6 +70,7 @@ class GradientsInBuckets(Change):
 
     @contextmanager
     def around_run(self) -> Iterator[None]:
+        """``DistributedDataParallel`` is made with ``gradient_as_bucket_view=True``."""
         make: Callable[..., None] = DistributedDataParallel.__init__
 
         def run(wrapper: Any, *args: Any, **kwargs: Any) -> None:
@@ -80,11 +85,13 @@ class Resharded(Change):
     """FSDP2 that gives a block's gathered parameters back after its forward, and gathers them again to go back."""
 
     def check(self, model: torch.nn.Module) -> None:
+        """Needs shards that keep their gathered parameters."""
         groups = [shard._get_fsdp_state()._fsdp_param_group for shard in _shards_within(model)]
         if not any(group is not None and not group._reshard_after_forward for group in groups):
             raise InapplicableError("resharded_already")
 
     def prepare(self, model: torch.nn.Module) -> None:
+        """Every shard gives them back after its forward."""
         for shard in _shards_within(model):
             shard.set_reshard_after_forward(True, recurse=False)
 

@@ -40,6 +40,7 @@ class Survey(Change):
 
     @property
     def batches_per_step(self) -> int:
+        """Batches that make up an optimizer step; 1 where that is not known."""
         is_known = self._has_stepped and self._num_models == 1
         return max(min(self._num_forwards, self._num_backwards), 1) if is_known else 1
 
@@ -60,6 +61,7 @@ class Survey(Change):
         return self._refusals.get(change, InapplicableError("no_model_ran"))
 
     def prepare(self, model: torch.nn.Module) -> None:
+        """Ask each change whether it applies to this model."""
         self._num_models += 1
         for change in self._changes:
             self._ask(change, model)
@@ -72,6 +74,7 @@ class Survey(Change):
             self._refusals.setdefault(change, refusal.with_traceback(None))  # its frames hold the outputs
 
     def result(self, result: Any) -> Any:
+        """The same; whether logits are in it is noted."""
         self._num_calls += 1
         self._num_forwards += torch.is_grad_enabled() and not self._has_stepped
         if has_outputs(result):
@@ -80,6 +83,8 @@ class Survey(Change):
 
     @contextmanager
     def around_run(self) -> Iterator[None]:
+        """Optimizer steps, backwards and ``zero_grad`` are noted."""
+
         def before_step(*_: Any) -> None:
             self._has_stepped = True
             self._num_training_calls = self._num_calls

@@ -64,6 +64,7 @@ class SavedStorage:
         self._made: dict[torch.device, torch.Tensor] = {}
 
     def __reduce__(self) -> Any:
+        """Pickled as its size, its place and the values that are known."""
         return restored_storage, (self.num_bytes, self.location, self.values)
 
     def memory(self, run: Run, device: torch.device) -> torch.Tensor:
