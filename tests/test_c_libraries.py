@@ -1,9 +1,13 @@
-"""C libraries open files themselves: what they write in a dry run can be read back in it, and is not on the disk."""
+"""A cell that trains and then writes, with libraries that open files themselves: it reads back what it wrote, and
+nothing is on the disk."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import importlib
 import os
+import sqlite3
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -22,14 +26,15 @@ pytestmark = pytest.mark.skipif(not IS_KNOWN, reason="C libraries are held back 
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path) -> Iterator[Path]:
-    before = Path.cwd()
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the user is, which is the user's home too: caches and settings are looked for there."""
     home = tmp_path / "home"
     home.mkdir()
     (home / "kept.txt").write_text("kept")
-    os.chdir(home)
+    monkeypatch.chdir(home)
+    for name in ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "WANDB_DIR", "MPLCONFIGDIR"):
+        monkeypatch.setenv(name, str(home))
     yield home
-    os.chdir(before)
     assert {path.relative_to(home): path.read_bytes() for path in home.rglob("*")} == {Path("kept.txt"): b"kept"}
 
 
@@ -82,6 +87,44 @@ def arrow() -> None:
     assert len(pandas.read_parquet("a.parquet")) == 2
 
 
+def hashed() -> None:
+    for name in ("dbm.gnu", "dbm.ndbm", "dbm.dumb"):
+        with contextlib.suppress(ImportError):  # not every Python has all
+            module = importlib.import_module(name)
+            with module.open(name, "c") as table:
+                table["a"] = "1"
+            with module.open(name, "r") as table:
+                assert table["a"] == b"1"
+
+
+def figures() -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    figure.subplots().plot([1, 2], label="$x$")
+    for ending in ("png", "pdf", "svg"):
+        figure.savefig(f"f.{ending}")
+        assert Path(f"f.{ending}").stat().st_size > 1000
+
+
+def tables() -> None:
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"a": [1, 2]})
+    for name in ("csv", "json", "pickle"):
+        getattr(table, f"to_{name}")(f"t.{name}")
+        assert getattr(pandas, f"read_{name}")(f"t.{name}")["a"].tolist() == [1, 2]
+    with sqlite3.connect("t.sqlite") as connection:
+        table.to_sql("t", connection)
+        assert len(pandas.read_sql("select * from t", connection)) == 2
+
+
+def images() -> None:
+    image = pytest.importorskip("PIL.Image")
+    for name in ("i.png", "i.jpg"):
+        image.fromarray(np.zeros((8, 8, 3), "u1")).save(name)
+        assert np.asarray(image.open(name)).shape == (8, 8, 3)
+
+
 def sound() -> None:
     soundfile = pytest.importorskip("soundfile")
     soundfile.write("s.wav", np.zeros(100), 8000)
@@ -123,13 +166,22 @@ def write(zlib: Any, path: bytes) -> None:
     zlib.gzclose(zlib.gzopen(path, b"wb"))
 
 
-WAYS = [traced, scripted, profiled, own_writer, tokens, arrays, hdf5, arrow, sound, tracked, wandb, compressed]
+WAYS = [
+    traced, scripted, profiled, own_writer, tokens, arrays, hdf5, arrow, hashed, figures, tables, images, sound, tracked,
+    wandb, compressed,
+]  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_what_a_c_library_writes_is_not_written(way: Callable[[], None]) -> None:
     def run() -> None:
+        model = torch.nn.Linear(8, 8).cuda()
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(5):
+            model(torch.ones(2, 8, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
         try:
             way()
         except pytest.skip.Exception as skip:

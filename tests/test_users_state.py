@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import contextlib
 import copy
+import itertools
 import os
 import random
 import signal
@@ -231,6 +232,36 @@ def test_interrupts_at_random_moments_change_nothing(users: Users) -> None:
 @pytest.mark.slow
 def test_500_interrupts_at_random_moments_change_nothing(users: Users) -> None:
     interrupt_often(users, 500)
+
+
+def test_an_interrupt_while_signals_are_exchanged_changes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    exchange, calls, total = signal.signal, 0, 0
+
+    def faulty(number: int, handler: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == comes_at:
+            signal.raise_signal(signal.SIGINT)
+        return exchange(number, handler)
+
+    def handlers() -> list[Any]:
+        return [signal.getsignal(number) for number in sorted(signal.valid_signals())]
+
+    monkeypatch.setattr(signal, "signal", faulty)
+    usual = exchange(signal.SIGINT, signal.default_int_handler)
+    before = handlers()
+    try:
+        for comes_at in itertools.count():
+            calls = 0
+            with contextlib.suppress(KeyboardInterrupt), Interrupts().waiting():
+                pass
+            assert handlers() == before
+            total = total or calls
+            if comes_at > total:
+                break
+    finally:
+        exchange(signal.SIGINT, usual)
+    assert total >= 2
 
 
 def test_an_alarm_of_the_users_waits_for_the_users_code(users: Users) -> None:

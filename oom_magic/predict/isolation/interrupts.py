@@ -24,17 +24,22 @@ class Interrupts:
     def __init__(self, *closed: Callable[..., Any]) -> None:
         self._closed = {function.__code__ for function in closed}
         self._handlers: dict[int, Handler] = {}
-        self._pending: tuple[int, FrameType | None] | None = None
+        self._pending: dict[int, FrameType | None] = {}
         self._is_over = False
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Around the dry run. What waited until its end is delivered there."""
+        """Around the dry run. What waited until its end is delivered there.
+
+        The handler of interrupts, which raises, is the first to be replaced and the last to be put back.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield  # no signals here
             return
         self._is_over = False
-        usual = {number: signal.getsignal(number) for number in map(int, signal.valid_signals())}
+        self._pending.clear()
+        numbers = sorted(map(int, signal.valid_signals()), key=signal.SIGINT.__ne__)
+        usual = {number: signal.getsignal(number) for number in numbers}
         had_alarm = _HAS_ALARM and any(signal.getitimer(signal.ITIMER_REAL))
         try:
             for number, handler in usual.items():
@@ -43,12 +48,12 @@ class Interrupts:
                     signal.signal(number, self._receive)
             yield
         finally:
-            self._is_over = True
             if _HAS_ALARM and not had_alarm:
                 signal.setitimer(signal.ITIMER_REAL, 0)  # the run's own does not ring after it
-            for number, handler in usual.items():
+            for number, handler in reversed(usual.items()):
                 if handler is not None and signal.getsignal(number) is not handler:
                     signal.signal(number, handler)
+            self._is_over = True
             self.deliver()
 
     def users_code(self, function: Callable[[], T]) -> T:
@@ -57,16 +62,15 @@ class Interrupts:
         return function()
 
     def deliver(self) -> None:
-        """Let the handler run that had to wait, if one did."""
-        if self._pending is not None:
-            (number, frame), self._pending = self._pending, None
-            self._handlers[number](number, frame)
+        """Let the handlers run that had to wait; that of interrupts, which raises, is the last."""
+        for number in sorted(self._pending, key=signal.SIGINT.__eq__):
+            self._handlers[number](number, self._pending.pop(number))
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self._is_over or self._is_in_users_code(frame):
             self._handlers[number](number, frame)
         else:
-            self._pending = number, frame
+            self._pending[number] = frame
 
     def _is_in_users_code(self, frame: FrameType | None) -> bool:
         while frame is not None:
