@@ -1,9 +1,13 @@
 """The catalogue of GPUs: spellings, and totals held against what PyTorch prints."""
 
 import pytest
+import torch
 
+from oom_magic import dry_run
+from oom_magic.predict.setups.contexts import context_range
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, closest_gpu, find_gpu, list_gpus
-from oom_magic.units import GIB
+from oom_magic.predict.setups.tables import read_table
+from oom_magic.units import GIB, MIB
 
 
 @pytest.mark.parametrize(
@@ -100,3 +104,25 @@ def test_a_card_that_is_not_known_is_taken_for_one_of_its_generation(name, capab
 
 def test_default_is_the_plain_12_gb_card():
     assert find_gpu(DEFAULT_GPU).name == "NVIDIA GeForce RTX 3060"
+
+
+def test_what_cuda_takes_is_a_range_with_sources():
+    """Never one number: readings of cards of the generation, or of all where fewer than two were read."""
+    readings = read_table("contexts.toml")["reading"]
+    assert all(reading["source"] and reading["mib"] for reading in readings)
+    card = find_gpu("RTX 5090")
+    assert card.context_range == (189 * MIB, 722 * MIB)
+    assert all(least <= one.context_bytes <= most for one in list_gpus() for least, most in [one.context_range])
+    assert context_range((9, 0), 450 * MIB, {})[1] > 450 * MIB  # no reading of its own
+    eager = context_range((7, 0), 300 * MIB, {"CUDA_MODULE_LOADING": "EAGER"})
+    assert eager == (1006 * MIB, 1343 * MIB)
+
+
+def test_the_verdict_says_when_it_depends_on_what_cuda_takes():
+    report = dry_run(lambda: torch.zeros(int(0.835 * 32102) * MIB, dtype=torch.uint8, device="cuda"), gpu="RTX 5090")
+    assert report.verdict == "safe"
+    assert report.most_used_fraction > 0.85
+    text = " ".join(str(report).split())
+    assert "189.00 MiB to 722.00 MiB outside PyTorch" in text
+    assert "with the most that was seen on such cards, 722.00 MiB" in text
+    assert type(report).from_dict(report.to_dict()).most_used_fraction == report.most_used_fraction

@@ -34,8 +34,9 @@ NOT_IN_YOUR_CODE = SourceLine("", 0, "not in your code")
 class Device:
     """The card of a run. Sizes in bytes.
 
-    ``context_bytes`` is this process's memory outside PyTorch (CUDA context, libraries);
-    ``other_bytes`` that of other processes. PyTorch can use what is left of ``total_bytes``.
+    ``context_bytes`` is this process's memory outside PyTorch (CUDA context, libraries), between the two of
+    ``context_range`` where it was not read; ``other_bytes`` that of other processes. PyTorch can use what is left of
+    ``total_bytes``.
     ``index`` is its number among the cards that the process sees: ``cuda:0``, ``cuda:1``.
     """
 
@@ -45,6 +46,7 @@ class Device:
     other_bytes: int = 0
     capability: tuple[int, int] | None = None
     index: int = 0
+    context_range: tuple[int, int] | None = None
 
     @property
     def usable_bytes(self) -> int:
@@ -259,6 +261,13 @@ class MemoryReport(Result):
         return (self.peak_reserved_bytes + outside) / max(self.device.total_bytes, 1)
 
     @property
+    def most_used_fraction(self) -> float:
+        """``used_fraction`` with the most that CUDA's context was seen to take on such cards."""
+        device = self.device
+        _unused, most = device.context_range or (0, device.context_bytes)
+        return self.used_fraction + (most - device.context_bytes) / max(device.total_bytes, 1)
+
+    @property
     def is_upper_bound(self) -> bool:
         """Whether something was followed as code that needs more memory, such as compiled code as eager code."""
         return any(assumption.is_upper_bound for assumption in self.assumptions)
@@ -316,8 +325,7 @@ class MemoryReport(Result):
         """The report that ``to_dict`` described."""
         values = {key: value for key, value in plain.items() if key not in ("device_total_bytes", "cards")}
         device = dict(values["device"])
-        if device.get("capability"):
-            device["capability"] = tuple(device["capability"])
+        device.update({name: tuple(device[name]) for name in ("capability", "context_range") if device.get(name)})
         values.update(
             device=Device(**device),
             breakdown=Breakdown(values["breakdown"]),

@@ -300,7 +300,12 @@ class DrySession:
 
     def _report_of(self, card: int, error: str) -> MemoryReport:
         device = Device(
-            self.gpu.name, self.total_bytes, self.gpu.context_bytes, capability=self.gpu.capability, index=card
+            self.gpu.name,
+            self.total_bytes,
+            self.gpu.context_bytes,
+            capability=self.gpu.capability,
+            index=card,
+            context_range=self.gpu.context_range,
         )
         recorder, begins_at = self.recorders[card], self.training.begins_at
         timeline, failed = recorder.timeline(), self._out_of_memory

@@ -7,7 +7,8 @@ from itertools import groupby
 from pathlib import PurePath
 
 from oom_magic.language import _, ngettext
-from oom_magic.memory.report import MemoryReport, StepUsage
+from oom_magic.memory.report import Device, MemoryReport, StepUsage
+from oom_magic.memory.shares import verdict_on
 from oom_magic.memory.timeline import Phase, SourceLine, Timeline
 from oom_magic.units import format_bytes
 from oom_magic.views.blocks import Block, Code, Description, Details, Fact, Facts, Part, Parts, Sentence, Table
@@ -142,6 +143,7 @@ def _verdict(report: MemoryReport) -> Iterable[Block]:
         yield verdict_sentence(report.verdict, report.used_fraction, degree)
         if report.is_upper_bound:
             yield Sentence(_("Compiled code was followed as eager code: all figures are upper bounds."), "warning")
+        yield from _with_context(report)
         yield from _besides(report)
     if report.device.other_bytes:
         yield Sentence(
@@ -149,6 +151,19 @@ def _verdict(report: MemoryReport) -> Iterable[Block]:
         )
     if report.source == "predicted":
         yield Sentence(_dry(report.timeline), "quiet")
+
+
+def _with_context(report: MemoryReport) -> Iterable[Sentence]:
+    """Where the verdict depends on what CUDA itself takes."""
+    if verdict_on(report.most_used_fraction) != report.verdict:
+        text = _(
+            "{context_bytes} of that are CUDA's own, which driver, versions and libraries decide: with the most that"
+            " was seen on such cards, {most_bytes}, it is {percent:.1f} %.",
+            context_bytes=report.device.context_bytes,
+            most_bytes=(report.device.context_range or (0, 0))[1],
+            percent=100 * report.most_used_fraction,
+        )
+        yield Sentence(text, "warning")
 
 
 def _besides(report: MemoryReport) -> Iterable[Sentence]:
@@ -189,10 +204,17 @@ def _peaks(report: MemoryReport) -> Facts:
         facts.append(Fact(_("reserved, with cuDNN's workspaces"), reserved, also))
     least = report.minimum_device_bytes
     if least is not None:
-        outside = _("and {context_bytes} outside PyTorch", context_bytes=report.device.context_bytes)
-        facts.append(Fact(_("least memory that runs it"), least, outside))
+        facts.append(Fact(_("least memory that runs it"), least, _outside(report.device)))
     facts.append(Fact(_("kept after the run"), report.kept_bytes))
     return Facts(tuple(facts))
+
+
+def _outside(device: Device) -> str:
+    """What the process takes besides; a range where it was not read."""
+    if device.context_range is None:
+        return _("and {context_bytes} outside PyTorch", context_bytes=device.context_bytes)
+    least, most = device.context_range
+    return _("and {least_bytes} to {most_bytes} outside PyTorch", least_bytes=least, most_bytes=most)
 
 
 def _breakdown(report: MemoryReport) -> Parts:

@@ -17,6 +17,7 @@ from typing import Any
 
 from oom_magic.errors import InvalidSettingError
 from oom_magic.language import _
+from oom_magic.predict.setups.contexts import context_range
 from oom_magic.predict.setups.tables import read_table
 from oom_magic.units import MIB
 
@@ -27,7 +28,8 @@ DEFAULT_GPU = "RTX 3060"
 class GPU:
     """A card as CUDA describes it. Sizes in bytes.
 
-    ``context_bytes`` is what one training process takes outside PyTorch: CUDA context, kernels, libraries.
+    ``context_bytes`` is what one training process takes outside PyTorch as a rule (CUDA context, kernels, libraries),
+    ``context_range`` the least and the most that was read (None: it was read here).
     ``is_read``: PyTorch printed this total on such a card; else it is that of a sister card of the same size.
     """
 
@@ -37,6 +39,7 @@ class GPU:
     num_multiprocessors: int
     context_bytes: int
     is_read: bool
+    context_range: tuple[int, int] | None = None
 
     @property
     def threads_per_multiprocessor(self) -> int:
@@ -134,9 +137,11 @@ def _cards() -> tuple[tuple[GPU, tuple[str, ...]], ...]:
     """The cards and the other names of each."""
     found = []
     for generation in read_table("gpus.toml")["generation"]:
-        capability, context_bytes = tuple(generation["capability"]), generation["context_mib"] * MIB
+        capability, typical = tuple(generation["capability"]), generation["context_mib"] * MIB
+        least, most = context_range(capability, typical)
+        context_bytes = max(typical, least)
         for name, total_mib, is_read, num_multiprocessors, aliases in generation["cards"]:
-            card = GPU(name, total_mib * MIB, capability, num_multiprocessors, context_bytes, is_read)
+            card = GPU(name, total_mib * MIB, capability, num_multiprocessors, context_bytes, is_read, (least, most))
             found.append((card, tuple(aliases)))
     return tuple(found)
 
