@@ -105,6 +105,22 @@ def test_unknown_conditions_let_the_run_go_on() -> None:
     assert any("taken to be finite" in text for text in texts)
 
 
+def test_unknown_masks_of_what_was_copied_to_the_host() -> None:
+    """Large copies on the host are pretended too, and can be indexed by masks computed there."""
+    seen = []
+
+    def program() -> None:
+        x = torch.randn(600, 600, device="cuda").double().cpu()
+        norm = torch.linalg.norm(x, dim=0)
+        mask = norm > 1e-12
+        out = torch.zeros_like(x)
+        out[:, mask] = x[:, mask] / norm[mask]
+        seen.extend([x[:, mask].shape, out.device.type, torch.arange(600.0)[mask].shape])
+
+    om.dry_run(program)
+    assert seen == [(600, 300), "cpu", (300,)]
+
+
 def test_constants_cost_nothing() -> None:
     """A billion zeros are known to be zeros, and are not copied."""
     seen = []

@@ -39,7 +39,9 @@ def _index(gpu: FakeDevice, func: OpOverload, args: Any, kwargs: dict[str, Any])
     """Indexing: boolean masks become index lists, and host indices move to the GPU, as in ATen's ``make_info``."""
     target, indices, *rest = args
     place = gpu.place(target)
-    if place is not Place.GPU:
+    if place is None and any(gpu.place(index) is Place.HOST for index in indices if index is not None):
+        place = Place.HOST
+    if place not in (Place.GPU, Place.HOST):
         return gpu.run(func, args, kwargs)
     mask = _mask_to_fill(gpu, indices, rest)
     if mask is not None:
@@ -51,9 +53,9 @@ def _index(gpu: FakeDevice, func: OpOverload, args: Any, kwargs: dict[str, Any])
     for index in indices:
         if index is not None and index.dtype in (torch.bool, torch.uint8):
             columns = gpu.values.read(index).nonzero().unbind(1)
-            made += [gpu.copy_to(column.contiguous(), Place.GPU, "aten::nonzero") for column in columns]
+            made += [gpu.copy_to(column.contiguous(), place, "aten::nonzero") for column in columns]
         elif index is not None and gpu.place(index) is None:
-            made.append(gpu.copy_to(index, Place.GPU, func.name()))
+            made.append(gpu.copy_to(index, place, func.name()))
         else:
             made.append(index)
     return gpu.run(func, (target, made, *rest), kwargs)
