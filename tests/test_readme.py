@@ -2,13 +2,16 @@
 
 ``<!-- run -->`` above a block of code has it run, one cell after the other; ``<!-- shows -->`` above a text says that
 it is what the code last shown displays, and ``<!-- shows: first 12 lines -->`` that it is cut there. ``--update-golden``
-writes these texts anew.
+writes these texts anew, and the list of what a dry run replaces under ``<!-- replaced -->``.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +74,39 @@ def test_outputs_are_what_the_code_shows(
         PAGES[language].write_text(now, encoding="utf-8")
         page = now
     assert page == now
+
+
+_SHOWS_REPLACED = """
+import json, torch, oom_magic
+from oom_magic.predict.isolation.patching import replaced
+oom_magic.dry_run(lambda: print(json.dumps(replaced())))
+"""
+_ASKS_DEVICE = ("torch.cuda", "torch.accelerator")  # what these answer is too much to list
+
+
+def listed_replacements() -> str:
+    """What is replaced in a dry run of a process that has imported nothing but torch: a line for each owner."""
+    run = subprocess.run([sys.executable, "-c", _SHOWS_REPLACED], capture_output=True, text=True, check=True)
+    found: dict[str, list[str]] = json.loads(run.stdout)
+    lines = []
+    for owner, names in found.items():
+        is_counted = ".".join(owner.split(".")[:2]) in _ASKS_DEVICE and len(names) > 3
+        lines.append(f"{owner}: {f'{len(names)} that ask the device' if is_counted else ', '.join(names)}\n")
+    return "".join(line for line, names in zip(lines, found.values(), strict=True) if names)
+
+
+@recorded_with("2.13.0")
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="C libraries are answered on Linux")
+def test_the_list_of_what_is_replaced_comes_from_the_tables(request: pytest.FixtureRequest) -> None:
+    pytest.importorskip("triton")
+    now, path = listed_replacements(), PAGES["en"]
+    before, begin, rest = path.read_text(encoding="utf-8").partition("<!-- replaced -->\n```text\n")
+    shown, end, after = rest.partition("```")
+    if request.config.getoption("--update-golden"):
+        path.write_text(f"{before}{begin}{now}{end}{after}", encoding="utf-8")
+        shown = now
+    assert shown == now
 
 
 @pytest.mark.parametrize("language", PAGES)

@@ -24,11 +24,9 @@ from oom_magic.predict import torch_private
 from oom_magic.predict.compiled.calls import compile_followed
 from oom_magic.predict.compiled.instead import run_or_as_written
 from oom_magic.predict.cpu_runs import stayed_on_cpu
-from oom_magic.predict.distributed.data_parallel import data_parallel_followed
 from oom_magic.predict.distributed.job import Job
 from oom_magic.predict.fake_cuda import transfers
 from oom_magic.predict.fake_cuda.answers.torch_cuda import Cards
-from oom_magic.predict.fake_cuda.cuda_build import triton_kernels_skipped
 from oom_magic.predict.fake_cuda.device_view import DeviceView
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.instrumentation.attribution import Attribution
@@ -42,7 +40,6 @@ from oom_magic.predict.isolation.context import (
     checkpoints_compared_alike,
     checkpoints_ended,
     only_one,
-    python_functions_followed,
 )
 from oom_magic.predict.isolation.files.effects import isolated
 from oom_magic.predict.isolation.patching import all_patched
@@ -341,11 +338,8 @@ class DrySession:
             cards = Cards(self.fake_gpu, self.total_bytes, self.gpu.context_bytes)
             view = DeviceView(self.fake_gpu)
             stack.enter_context(all_patched(torch_patches(cards, view, self.assume)))
-            stack.enter_context(python_functions_followed())
             stack.enter_context(checkpoints_compared_alike())
             stack.enter_context(checkpoints_ended())
-            stack.enter_context(data_parallel_followed(self.fake_gpu))
-            stack.enter_context(triton_kernels_skipped(self.assume))
             stack.enter_context(cuda_operators(self.fake_gpu, self.gpu, autocast))
             stack.enter_context(self.training.followed())
             stack.enter_context(libraries_followed(self.fake_gpu, self.assume, isolation))

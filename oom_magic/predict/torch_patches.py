@@ -12,9 +12,10 @@ import torch
 import torch.utils.dlpack
 
 from oom_magic.predict.compiled.calls import scripted_as_written
+from oom_magic.predict.distributed.data_parallel import data_parallel_followed
 from oom_magic.predict.fake_cuda.answers.legacy_types import legacy_types
 from oom_magic.predict.fake_cuda.answers.torch_cuda import Cards, torch_cuda_answers
-from oom_magic.predict.fake_cuda.cuda_build import cuda_build, fast_paths, grouped_by_place
+from oom_magic.predict.fake_cuda.cuda_build import cuda_build, fast_paths, grouped_by_place, triton_kernels_skipped
 from oom_magic.predict.fake_cuda.device_view import (
     DeviceView,
     saved_tensor_hooks_followed,
@@ -24,6 +25,7 @@ from oom_magic.predict.fake_cuda.device_view import (
 from oom_magic.predict.fake_cuda.graphs import graphs_followed
 from oom_magic.predict.fake_cuda.transfers import storages_followed
 from oom_magic.predict.instrumentation.autograd_order import AutogradOrder
+from oom_magic.predict.isolation.context import python_functions_followed
 from oom_magic.predict.isolation.patching import Patches
 
 
@@ -38,6 +40,9 @@ def torch_patches(cards: Cards, view: DeviceView, assume: Callable[[str], None])
         *cuda_build(gpu),
         *fast_paths(assume),
         *grouped_by_place(gpu),
+        *triton_kernels_skipped(assume),
+        *data_parallel_followed(gpu),
+        *python_functions_followed(),
         (torch, {"clear_autocast_cache": autocast.clear, "set_autocast_enabled": autocast.set_enabled}),
         (torch.autograd, {"_engine_run_backward": run_backward}),
         (torch.jit, {"script": scripted_as_written(torch.jit.script)}),

@@ -15,7 +15,7 @@ from torch._jit_internal import createResolutionCallbackFromFrame
 from oom_magic.language import _
 from oom_magic.predict import torch_private
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
-from oom_magic.predict.isolation.patching import patched, suspended
+from oom_magic.predict.isolation.patching import Patches, all_patched, patched, suspended
 from oom_magic.predict.operators.overloads import TORCH
 from oom_magic.user_code import is_users_file
 
@@ -44,11 +44,7 @@ def why_not_followed(is_wanted: bool) -> str:
 def compile_followed(gpu: FakeGPU, assume: Callable[..., None], is_wanted: bool) -> Iterator[None]:
     """While a dry run lasts, ``torch.compile`` compiles for the pretend GPU."""
     reason = why_not_followed(is_wanted)
-    with ExitStack() as stack:
-        if reason:
-            stack.enter_context(_as_eager(lambda: assume(reason, True)))
-        else:
-            stack.enter_context(_on_first_call(gpu, assume))
+    with _as_eager(lambda: assume(reason, True)) if reason else _on_first_call(gpu, assume):
         yield
 
 
@@ -94,10 +90,7 @@ def _on_first_call(gpu: FakeGPU, assume: Callable[..., None]) -> Iterator[None]:
 
     is_begun: list[bool] = []
     is_watched: list[bool] = []
-    with ExitStack() as stack:
-        stack.enter_context(patched(torch, {"compile": compile}))
-        stack.enter_context(patched(torch.nn.Module, {"compile": compile_module}))
-        stack.enter_context(begun)
+    with all_patched([(torch, {"compile": compile}), (torch.nn.Module, {"compile": compile_module})]), begun:
         watch()  # something may be compiled already
         yield
 
@@ -124,10 +117,8 @@ def _as_eager(note: Callable[[], None]) -> Iterator[None]:
     def compile_module(*_unused: Any, **__: Any) -> None:
         note()
 
-    with ExitStack() as stack:
-        stack.enter_context(patched(torch, {"compile": compile}))
-        stack.enter_context(patched(torch.nn.Module, {"compile": compile_module}))
-        stack.enter_context(_compiled_code_as_written(note))
+    table: Patches = [(torch, {"compile": compile}), (torch.nn.Module, {"compile": compile_module})]
+    with all_patched(table), _compiled_code_as_written(note):
         yield
 
 

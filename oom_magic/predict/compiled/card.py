@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.isolation.patching import Patches
 from oom_magic.predict.setups.gpus import GPU
 from oom_magic.units import KIB
 
@@ -78,9 +76,8 @@ def _shared_memory(capability: tuple[int, int]) -> int:
     return sizes.get(capability, 99) * KIB
 
 
-@contextmanager
-def compiled_for(gpu: GPU) -> Iterator[None]:
-    """While code is compiled for this card."""
+def compiled_for(gpu: GPU) -> Patches:
+    """What asks about the GPU that code is compiled for hears of this card."""
     from torch._dynamo import device_interface
 
     device_interface.init_device_reg()
@@ -92,12 +89,12 @@ def compiled_for(gpu: GPU) -> Iterator[None]:
         "_maybe_exchange_device": lambda device: 0,
         "_DeviceGuard": _DeviceGuard,
     }
-    with ExitStack() as stack:
-        stack.enter_context(patched(device_interface, {"device_interfaces": interfaces}))
-        stack.enter_context(patched(type(driver), {"active": _driver(gpu)}))
-        stack.enter_context(patched(torch.cuda, cuda))
-        stack.enter_context(patched(triton_checks, {"triton_hash_with_backend": lambda: "0"}))
-        yield
+    return [
+        (device_interface, {"device_interfaces": interfaces}),
+        (type(driver), {"active": _driver(gpu)}),
+        (torch.cuda, cuda),
+        (triton_checks, {"triton_hash_with_backend": lambda: "0"}),
+    ]
 
 
 class _DeviceGuard:

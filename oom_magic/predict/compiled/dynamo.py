@@ -25,13 +25,13 @@ from torch.overrides import _get_current_function_mode_stack
 
 from oom_magic.language import _
 from oom_magic.predict.compiled.card import compiled_for
-from oom_magic.predict.compiled.fake_tensors import fake_cuda_tensors
+from oom_magic.predict.compiled.fake_tensors import fake_cuda_tensors, tracing
 from oom_magic.predict.compiled.generated import loaded_without_compiler, random_states_exchanged
 from oom_magic.predict.compiled.inductor import compiling_on, is_on_gpu, running_on
 from oom_magic.predict.compiled.instead import CudaGraphsError
 from oom_magic.predict.fake_cuda.device_view import DeviceView, set_function_modes
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
-from oom_magic.predict.isolation.patching import patched, resumed, suspended
+from oom_magic.predict.isolation.patching import Patches, all_patched, patched, resumed, suspended
 
 _PACKAGE = str(Path(__file__).resolve().parents[2])
 _CONVERT = convert_frame.CatchErrorsWrapper.__call__  # PyTorch's own: this file is imported with nothing replaced
@@ -59,16 +59,31 @@ class Compiler:
             stack.callback(_caches_cleared)
             stack.callback(self._traces.remove)
             _caches_cleared()
-            stack.enter_context(patched(convert_frame.CatchErrorsWrapper, {"__call__": self._convert()}))
-            stack.enter_context(patched(guards.CheckFunctionManager, {"__init__": _guarded_with_modes()}))
-            stack.enter_context(patched(convert_frame, {_REASONS: _with_modes(getattr(convert_frame, _REASONS))}))
-            stack.enter_context(patched(torch._dynamo.utils, {"set_torch_function_mode_stack": _set_modes_below_view}))
-            stack.enter_context(patched(pgo, {"_CODE_STATE": None, "_INIT_CODE_STATE": None}))
-            stack.enter_context(patched(pgo, {"put_code_state": lambda: None, "get_cache_key": lambda: None}))
-            stack.enter_context(patched(torch._inductor.compile_fx, {"_compile_fx_inner": self._compile_inner()}))
-            stack.enter_context(random_states_exchanged(self._gpu))
-            stack.enter_context(compiled_for(self._gpu.card))
+            stack.enter_context(all_patched(self._following_patches()))
             yield
+
+    def _following_patches(self) -> Patches:
+        """What is replaced while what is compiled is followed."""
+        no_profile = {"_CODE_STATE": None, "_INIT_CODE_STATE": None}  # of earlier runs
+        return [
+            (convert_frame.CatchErrorsWrapper, {"__call__": self._convert()}),
+            (convert_frame, {_REASONS: _with_modes(getattr(convert_frame, _REASONS))}),
+            (guards.CheckFunctionManager, {"__init__": _guarded_with_modes()}),
+            (torch._dynamo.utils, {"set_torch_function_mode_stack": _set_modes_below_view}),
+            (pgo, {**no_profile, "put_code_state": lambda: None, "get_cache_key": lambda: None}),
+            (torch._inductor.compile_fx, {"_compile_fx_inner": self._compile_inner()}),
+            *random_states_exchanged(self._gpu),
+            *compiled_for(self._gpu.card),
+        ]
+
+    def _compiling_patches(self) -> Patches:
+        """What is replaced while something is compiled."""
+        return [
+            *fake_cuda_tensors(self._gpu),
+            *loaded_without_compiler(self._gpu),
+            *compiling_on(self._gpu, self._view, self._assume),
+            (OptimizerVariable, {"call_method": self._optimizer_method()}),
+        ]
 
     @contextmanager
     def _compiling(self) -> Iterator[None]:
@@ -76,10 +91,8 @@ class Compiler:
         with ExitStack() as stack:
             stack.enter_context(_without_view())
             stack.enter_context(suspended(_traced()))
-            stack.enter_context(fake_cuda_tensors(self._gpu))
-            stack.enter_context(loaded_without_compiler(self._gpu))
-            stack.enter_context(compiling_on(self._gpu, self._view, self._assume))
-            stack.enter_context(patched(OptimizerVariable, {"call_method": self._optimizer_method()}))
+            stack.enter_context(tracing(self._gpu))
+            stack.enter_context(all_patched(self._compiling_patches()))
             stack.enter_context(torch._inductor.config.patch(force_disable_caches=True, compile_threads=1))
             stack.enter_context(torch._functorch.config.patch(enable_autograd_cache=False))
             yield

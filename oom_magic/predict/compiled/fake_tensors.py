@@ -2,14 +2,14 @@
 
 A FakeTensor is a meta tensor that says of itself to be elsewhere. To C++ it says so as well, and there a build without
 CUDA cannot follow: autograd asks for streams of the device and aborts the process. Here FakeTensors on "cuda" stay
-meta tensors to C++, where the operators of ``pretend.operators`` serve them, and are on "cuda" to Python.
+meta tensors to C++, where the operators of ``predict.operators`` serve them, and are on "cuda" to Python.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,13 +24,12 @@ from torch.utils._pytree import tree_map_only
 
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.places import META, Place
-from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.isolation.patching import Patches, patched
 
 CUDA = torch.device("cuda", 0)
 
 
-@contextmanager
-def fake_cuda_tensors(gpu: FakeGPU) -> Iterator[None]:
+def fake_cuda_tensors(gpu: FakeGPU) -> Patches:
     """What the compiler makes fake is on "cuda" to Python, and to C++ on "meta"."""
     make_subclass = torch.Tensor._make_subclass
     describe = MetaTensorDescriber.describe_tensor
@@ -46,21 +45,28 @@ def fake_cuda_tensors(gpu: FakeGPU) -> Iterator[None]:
         found = describe(describer, tensor, **options)
         return dataclasses.replace(found, device=CUDA) if gpu.place(tensor) is Place.GPU else found
 
-    with ExitStack() as stack:
-        stack.callback(setattr, gpu, "traces", None)
-        gpu.traces = is_fake_cuda
-        stack.enter_context(patched(torch.Tensor, {"_make_subclass": staticmethod(_make_subclass)}))
-        stack.enter_context(patched(MetaTensorDescriber, {"describe_tensor": describe_tensor}))
-        answers = {"is_cuda": property(_is_cuda), "is_meta": property(_is_meta)}
-        stack.enter_context(patched(FunctionalTensor, {"device": property(_device_inside), **answers}))
-        stack.enter_context(patched(FakeTensor, answers))
-        users = {"is_cuda": property(lambda tensor: gpu.place(tensor) is Place.GPU)}  # optimizers are asked for theirs
-        stack.enter_context(patched(torch.Tensor, users))
-        for mode in (FunctionalTensorMode, ProxyTorchDispatchMode, FakeTensorMode):
-            stack.enter_context(patched(mode, {"__torch_dispatch__": _on_cuda(mode.__torch_dispatch__)}))
-        stack.enter_context(_tensors_from_data())
-        stack.enter_context(patched(proxy_tensor, {"unset_fake_temporarily": _constants_on_host}))
+    answers = {"is_cuda": property(_is_cuda), "is_meta": property(_is_meta)}
+    is_users_on_cuda = property(lambda tensor: gpu.place(tensor) is Place.GPU)  # optimizers are asked for theirs
+    modes = (FunctionalTensorMode, ProxyTorchDispatchMode, FakeTensorMode)
+    return [
+        (torch.Tensor, {"_make_subclass": staticmethod(_make_subclass), "is_cuda": is_users_on_cuda}),
+        (MetaTensorDescriber, {"describe_tensor": describe_tensor}),
+        (FunctionalTensor, {"device": property(_device_inside), **answers}),
+        (FakeTensor, answers),
+        *((mode, {"__torch_dispatch__": _on_cuda(mode.__torch_dispatch__)}) for mode in modes),
+        *_tensors_from_data(),
+        (proxy_tensor, {"unset_fake_temporarily": _constants_on_host}),
+    ]
+
+
+@contextmanager
+def tracing(gpu: FakeGPU) -> Iterator[None]:
+    """Tensors that are met are the compiler's fake ones."""
+    gpu.traces = is_fake_cuda
+    try:
         yield
+    finally:
+        gpu.traces = None
 
 
 _MOVES = {torch.ops.aten._to_copy.default, torch.ops.prims.device_put.default}
@@ -81,8 +87,7 @@ def _constants_on_host() -> Iterator[Any]:
         yield before
 
 
-@contextmanager
-def _tensors_from_data() -> Iterator[None]:
+def _tensors_from_data() -> Patches:
     """``torch.tensor(2.0, device="cuda")`` copies to the device in C++; here the compiler sees that copy."""
     from torch._dynamo import utils
     from torch._inductor.fx_passes import joint_graph
@@ -105,11 +110,11 @@ def _tensors_from_data() -> Iterator[None]:
     def _call_function(interpreter: Any, target: Any, args: Any, kwargs: Any) -> Any:
         return call_function(interpreter, tensor if target is from_data else target, args, kwargs)
 
-    with ExitStack() as stack:
-        stack.enter_context(patched(utils, {"run_node": _run_node}))
-        stack.enter_context(patched(torch.fx.Interpreter, {"call_function": _call_function}))
-        stack.enter_context(patched(joint_graph, {"lazy_init": _with_tensor(joint_graph.lazy_init, tensor)}))
-        yield
+    return [
+        (utils, {"run_node": _run_node}),
+        (torch.fx.Interpreter, {"call_function": _call_function}),
+        (joint_graph, {"lazy_init": _with_tensor(joint_graph.lazy_init, tensor)}),
+    ]
 
 
 def is_fake_cuda(tensor: torch.Tensor) -> bool:

@@ -8,8 +8,7 @@ kernels, which do nothing.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from itertools import count
 from types import ModuleType
 from typing import Any
@@ -21,7 +20,7 @@ from oom_magic.predict.compiled.triton_kernels import Kernel, load_kernel
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.places import META, Place
 from oom_magic.predict.instrumentation.attribution import Origin
-from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.isolation.patching import Patches, all_patched
 
 _numbers = count(1)  # of the files that generated code seems to stand in
 
@@ -41,9 +40,8 @@ class _NoCompiler:
         """Nothing is under way."""
 
 
-@contextmanager
-def loaded_without_compiler(gpu: FakeGPU) -> Iterator[None]:
-    """Let Inductor's modules be loaded from memory, for the pretend GPU."""
+def loaded_without_compiler(gpu: FakeGPU) -> Patches:
+    """Inductor's modules are loaded from memory, for the pretend GPU."""
     from torch._inductor import cpu_vec_isa, graph
 
     def _compile_to_module_lines(lowering: Any, wrapper_code: Any) -> ModuleType:
@@ -53,11 +51,10 @@ def loaded_without_compiler(gpu: FakeGPU) -> Iterator[None]:
         lowering.cache_key, lowering.cache_path, lowering.cache_linemap = "", module.__file__, []
         return module
 
-    with (
-        patched(graph.GraphLowering, {"_compile_to_module_lines": _compile_to_module_lines}),
-        patched(cpu_vec_isa, {"valid_vec_isa_list": list}),  # a compiler would be started to find out
-    ):
-        yield
+    return [
+        (graph.GraphLowering, {"_compile_to_module_lines": _compile_to_module_lines}),
+        (cpu_vec_isa, {"valid_vec_isa_list": list}),  # a compiler would be started to find out
+    ]
 
 
 def load(source: str, module: ModuleType, gpu: FakeGPU, origins: dict[int, Origin]) -> None:
@@ -67,15 +64,16 @@ def load(source: str, module: ModuleType, gpu: FakeGPU, origins: dict[int, Origi
     names = vars(module)
     file = f"<inductor {next(_numbers)}>"
     gpu.attribution.generated[file] = origins
-    with ExitStack() as stack:
-        stack.enter_context(patched(async_compile, {"AsyncCompile": _NoCompiler}))
-        stack.enter_context(patched(torch._C, {"_cuda_getCurrentRawStream": lambda device: 0}))
+    table: Patches = [
+        (async_compile, {"AsyncCompile": _NoCompiler}),
+        (torch._C, {"_cuda_getCurrentRawStream": lambda device: 0}),
+    ]
+    with all_patched(table):
         exec(compile(source, file, "exec"), names)
     names.update(_runtime(gpu))
 
 
-@contextmanager
-def random_states_exchanged(gpu: FakeGPU) -> Iterator[None]:
+def random_states_exchanged(gpu: FakeGPU) -> Patches:
     """What the backward draws again is drawn in the state of the forward's generator: here nothing is drawn."""
     from torch._prims.rng_prims import graphsafe_run_with_rng_state
 
@@ -86,8 +84,7 @@ def random_states_exchanged(gpu: FakeGPU) -> Iterator[None]:
             return usual(run, operator, *args, rng_state=rng_state, **kwargs)
         return operator(*args, **kwargs)
 
-    with patched(type(graphsafe_run_with_rng_state), {"__call__": __call__}):
-        yield
+    return [(type(graphsafe_run_with_rng_state), {"__call__": __call__})]
 
 
 def _runtime(gpu: FakeGPU) -> dict[str, Any]:

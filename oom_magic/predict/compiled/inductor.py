@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,11 +14,10 @@ from oom_magic.language import _
 from oom_magic.predict.compiled.fake_tensors import OnHost
 from oom_magic.predict.fake_cuda.device_view import DeviceView
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
-from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.isolation.patching import Patches
 
 
-@contextmanager
-def compiling_on(gpu: FakeGPU, view: DeviceView, assume: Callable[[str], None]) -> Iterator[None]:
+def compiling_on(gpu: FakeGPU, view: DeviceView, assume: Callable[[str], None]) -> Patches:
     """Constants are folded on the host; what is timed runs on the pretend GPU, and no variant is faster."""
     from torch._inductor.constant_folding import ConstantFolder
     from torch._inductor.fx_passes import joint_graph, pad_mm
@@ -47,11 +46,11 @@ def compiling_on(gpu: FakeGPU, view: DeviceView, assume: Callable[[str], None]) 
         "set_cached_base_mm_benchmark_time": known.__setitem__,
     }
     folder = joint_graph.UniformValueConstantFolder
-    with ExitStack() as stack:
-        stack.enter_context(patched(ConstantFolder, {"run": _on_host(ConstantFolder.run)}))
-        stack.enter_context(patched(folder, {"_add_peephole_patterns": _on_host(folder._add_peephole_patterns)}))
-        stack.enter_context(patched(pad_mm, timed))
-        yield
+    return [
+        (ConstantFolder, {"run": _on_host(ConstantFolder.run)}),
+        (folder, {"_add_peephole_patterns": _on_host(folder._add_peephole_patterns)}),
+        (pad_mm, timed),
+    ]
 
 
 def is_on_gpu(graph: torch.fx.GraphModule) -> bool:

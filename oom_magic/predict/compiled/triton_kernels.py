@@ -8,13 +8,12 @@ size of the L2 cache is written (``CachingAutotuner.benchmark_all_configs`` and 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.isolation.patching import Patches, all_patched
 
 
 class Kernel:
@@ -45,14 +44,13 @@ class Kernel:
 def load_kernel(name: str, source: str) -> Kernel:
     """The kernel of this name that generated source defines."""
     names: dict[str, Any] = {"__name__": name, "__file__": "<triton>"}
-    with _not_compiled():
+    with all_patched(_not_compiled()):
         exec(compile(source, "<triton>", "exec"), names)
     kernel: Kernel = names[name]
     return kernel
 
 
-@contextmanager
-def _not_compiled() -> Iterator[None]:
+def _not_compiled() -> Patches:
     """Inductor's decorators find the ways to launch a kernel; all that follows is left out."""
     import triton
     from torch._inductor.runtime import triton_helpers, triton_heuristics
@@ -65,8 +63,8 @@ def _not_compiled() -> Iterator[None]:
         num_ways = len(triton_heuristics.unique_configs(configs))
         return lambda function: Kernel(function, num_ways, tuple(meta.get("mutated_arg_names", ())))
 
-    with ExitStack() as stack:
-        stack.enter_context(patched(triton, {"jit": lambda function: function}))
-        stack.enter_context(patched(triton_heuristics, {"cached_autotune": cached_autotune}))
-        stack.enter_context(patched(triton_helpers, {"set_driver_to_gpu": lambda: None}))
-        yield
+    return [
+        (triton, {"jit": lambda function: function}),
+        (triton_heuristics, {"cached_autotune": cached_autotune}),
+        (triton_helpers, {"set_driver_to_gpu": lambda: None}),
+    ]

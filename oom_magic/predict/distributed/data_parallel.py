@@ -10,7 +10,7 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,15 +20,14 @@ import torch.nn.parallel.comm
 from torch.nn.parallel._functions import Broadcast
 
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
-from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.isolation.patching import Patches
 
 Tensors = Sequence[torch.Tensor]
 
 
-@contextmanager
-def data_parallel_followed(gpu: FakeGPU) -> Iterator[None]:
+def data_parallel_followed(gpu: FakeGPU) -> Patches:
     """While a dry run lasts, models are replicated over the pretend machine's cards."""
-    patches: list[tuple[Any, dict[str, Any]]] = [
+    return [
         (torch.nn.parallel.comm, {"broadcast": broadcast, "broadcast_coalesced": broadcast_coalesced}),
         (torch.nn.parallel.comm, {"scatter": scatter, "gather": gather}),
         (torch.cuda.nccl, {"is_available": lambda tensors: True, "reduce": lambda *args, **kwargs: None}),
@@ -38,10 +37,6 @@ def data_parallel_followed(gpu: FakeGPU) -> Iterator[None]:
             {"_get_stream": _background_streams(gpu), "Broadcast": _Broadcast},
         ),
     ]
-    with ExitStack() as stack:
-        for owner, values in patches:
-            stack.enter_context(patched(owner, values))
-        yield
 
 
 class _Broadcast(Broadcast):

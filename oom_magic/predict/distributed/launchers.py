@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch.multiprocessing
 
 from oom_magic.language import _
 from oom_magic.predict.distributed.job import Job
-from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.isolation.patching import Patches
 from oom_magic.predict.libraries.adapters import Adapter, Run
 
 
@@ -45,8 +45,7 @@ def _process_of(run: Run, num_processes: int) -> Iterator[Job]:
         os.environ.update(before)
 
 
-@contextmanager
-def _elastic(module: ModuleType, run: Run) -> Iterator[None]:
+def _elastic(module: ModuleType, run: Run) -> Patches:
     """``elastic_launch(config, function)(*args)``: the function, as the agent's worker finds its environment."""
 
     def launch(self: Any, *args: Any) -> dict[int, Any]:
@@ -55,8 +54,7 @@ def _elastic(module: ModuleType, run: Run) -> Iterator[None]:
             job.set_environment()
             return {job.rank: function(*args)}
 
-    with patched(module.elastic_launch, {"__call__": launch}):
-        yield
+    return [(module.elastic_launch, {"__call__": launch})]
 
 
 class _Ended:
@@ -73,8 +71,7 @@ class _Ended:
         return []
 
 
-@contextmanager
-def _spawned(module: ModuleType, run: Run) -> Iterator[None]:
+def _spawned(module: ModuleType, run: Run) -> Patches:
     """``mp.spawn(function, args, nprocs)``: the function with the number of the process that is followed."""
 
     def start_processes(
@@ -84,10 +81,7 @@ def _spawned(module: ModuleType, run: Run) -> Iterator[None]:
             fn(job.rank, *args)
         return None if join else _Ended()
 
-    with ExitStack() as stack:
-        for owner in (module, torch.multiprocessing):
-            stack.enter_context(patched(owner, {"start_processes": start_processes}))
-        yield
+    return [(owner, {"start_processes": start_processes}) for owner in (module, torch.multiprocessing)]
 
 
 ADAPTERS: dict[str, Adapter] = {

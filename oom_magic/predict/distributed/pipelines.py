@@ -6,8 +6,6 @@ each other descriptions of what they exchange where some were not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -15,17 +13,15 @@ from typing import Any
 import torch
 
 from oom_magic.language import _
-from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.isolation.patching import Patches
 from oom_magic.predict.libraries.adapters import Adapter, Run
 
 
-@contextmanager
-def _stages_alone(module: ModuleType, run: Run) -> Iterator[None]:
+def _stages_alone(module: ModuleType, run: Run) -> Patches:
     """``PipelineStage`` whose neighbours are told their shapes where it is, and give gradients of what they got."""
     stage = module.PipelineStage
     if not hasattr(stage, "_recv_meta"):  # before PyTorch 2.13 shapes are sent as objects, which is refused
-        yield
-        return
+        return []
 
     votes: dict[int, int] = {}  # by stage; the others vote as this one does
     usual_vote, usual_result = stage._warmup_forward_vote, stage._warmup_backward_result
@@ -57,8 +53,7 @@ def _stages_alone(module: ModuleType, run: Run) -> Iterator[None]:
         "_warmup_backward_result": _warmup_backward_result,
         "_recv_meta": _recv_meta,
     }
-    with patched(stage, changes):
-        yield
+    return [(stage, changes)]
 
 
 ADAPTERS: dict[str, Adapter] = {"torch.distributed.pipelining.stage": _stages_alone}

@@ -20,7 +20,7 @@ from oom_magic.predict import torch_private
 from oom_magic.predict.distributed.collectives import Sent, collective_handlers
 from oom_magic.predict.distributed.sharding import shapes_found_aside, sharding_handlers
 from oom_magic.predict.distributed.world import NOBODY, World
-from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.isolation.patching import Patches, all_patched, patched
 from oom_magic.predict.libraries.adapters import Adapter, Run
 
 
@@ -43,7 +43,7 @@ def _one_of_many(module: ModuleType, run: Run) -> Iterator[None]:
     watchdog = register_optimizer_step_post_hook(sent.look)
     gpu.handlers = {**before, **collective_handlers(sent)}
     try:
-        with patched(module, own), patched(torch.distributed, shared):
+        with all_patched([(module, own), (torch.distributed, shared)]):
             if gpu.process_groups is not None:
                 gpu.process_groups.enter(module)
             elif gpu.job is not None:
@@ -120,8 +120,7 @@ def _unknown_object(*_unused: Any, **__: Any) -> None:
     )
 
 
-@contextmanager
-def _replicated(module: ModuleType, run: Run) -> Iterator[None]:
+def _replicated(module: ModuleType, run: Run) -> Patches:
     """DDP checks before a communication hook in bfloat16 that this is a build with CUDA."""
     check = module.DistributedDataParallel._check_comm_hook
 
@@ -129,8 +128,7 @@ def _replicated(module: ModuleType, run: Run) -> Iterator[None]:
         with patched(torch.version, {"cuda": torch.version.cuda or "13.0"}):
             check(self, hook)
 
-    with patched(module.DistributedDataParallel, {"_check_comm_hook": _check_comm_hook}):
-        yield
+    return [(module.DistributedDataParallel, {"_check_comm_hook": _check_comm_hook})]
 
 
 @contextmanager
@@ -144,10 +142,8 @@ def _sharded(module: ModuleType, run: Run) -> Iterator[None]:
         run.gpu.handlers = before
 
 
-@contextmanager
-def _distributed_tensors(module: ModuleType, run: Run) -> Iterator[None]:
-    with shapes_found_aside(module.ShardingPropagator):
-        yield
+def _distributed_tensors(module: ModuleType, run: Run) -> Patches:
+    return shapes_found_aside(module.ShardingPropagator)
 
 
 @contextmanager
@@ -160,11 +156,9 @@ def _groups_forgotten(module: ModuleType, run: Run) -> Iterator[None]:
         vars(module).update(before)
 
 
-@contextmanager
-def _accelerator_found_anew(module: ModuleType, run: Run) -> Iterator[None]:
+def _accelerator_found_anew(module: ModuleType, run: Run) -> Patches:
     """DeepSpeed looks once what the machine has, often before there is a pretend GPU."""
-    with patched(module, {"ds_accelerator": None}):
-        yield
+    return [(module, {"ds_accelerator": None})]
 
 
 ADAPTERS: dict[str, Adapter] = {

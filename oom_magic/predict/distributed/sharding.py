@@ -7,8 +7,7 @@ aten/src/ATen/native/cuda/TensorShape.cu (the kernels under them).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.places import Handler
-from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.isolation.patching import Patches
 from oom_magic.predict.operators.calls import Call
 from oom_magic.predict.operators.gradients import is_dense
 from oom_magic.predict.setups.gpus import GPU
@@ -101,8 +100,7 @@ def sharding_handlers() -> dict[OpOverload, Handler]:
     return {getattr(fsdp, name).default: run for name, run in named.items() if hasattr(fsdp, name)}
 
 
-@contextmanager
-def shapes_found_aside(propagator: type) -> Iterator[None]:
+def shapes_found_aside(propagator: type) -> Patches:
     """DTensor asks for the shapes of results with fake tensors, which take no memory."""
     names = [name for name in ("_propagate_tensor_meta_non_cached",) if hasattr(propagator, name)]
 
@@ -113,5 +111,4 @@ def shapes_found_aside(propagator: type) -> Iterator[None]:
 
         return propagate
 
-    with patched(propagator, {name: aside(getattr(propagator, name)) for name in names}):
-        yield
+    return [(propagator, {name: aside(getattr(propagator, name)) for name in names})]

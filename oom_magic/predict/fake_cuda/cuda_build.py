@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch.utils import _foreach_utils
 from oom_magic.language import _
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.places import Place
-from oom_magic.predict.isolation.patching import Patches, patched
+from oom_magic.predict.isolation.patching import Patches
 from oom_magic.predict.kernels import recurrent
 
 _NAME = "_group_tensors_by_device_and_dtype"
@@ -68,19 +67,15 @@ def cuda_build(gpu: FakeGPU) -> Patches:
     ]
 
 
-@contextmanager
-def triton_kernels_skipped(assume: Callable[[str], None]) -> Iterator[None]:
+def triton_kernels_skipped(assume: Callable[[str], None]) -> Patches:
     """A Triton kernel writes into tensors that are there already, so not running it takes no memory away."""
 
     def run(kernel: Any, *_unused: Any, **__: Any) -> None:
         name = getattr(kernel, "__name__", type(kernel).__name__)
         assume(_("Triton kernel {name}: not run; what its launch takes inside is not counted", name=name))
 
-    with ExitStack() as stack:
-        for module, name in (("triton.runtime.jit", "JITFunction"), ("triton.runtime.autotuner", "Autotuner")):
-            if module in sys.modules:
-                stack.enter_context(patched(getattr(sys.modules[module], name), {"run": run}))
-        yield
+    kernels = (("triton.runtime.jit", "JITFunction"), ("triton.runtime.autotuner", "Autotuner"))
+    return [(getattr(sys.modules[module], name), {"run": run}) for module, name in kernels if module in sys.modules]
 
 
 def fast_paths(assume: Callable[[str], None]) -> Patches:

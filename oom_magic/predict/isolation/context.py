@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.utils.checkpoint
 
 from oom_magic.language import _
-from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.isolation.patching import Patches, patched
 
 _running = threading.Lock()
 
@@ -75,15 +75,13 @@ def checkpoints_compared_alike() -> Iterator[None]:
         checks[torch.utils.checkpoint._DEFAULT_DETERMINISM_MODE] = extract
 
 
-@contextmanager
-def python_functions_followed() -> Iterator[None]:
-    """Let torch-function modes see the operators inside PyTorch's own Python functions, not those functions."""
+def python_functions_followed() -> Patches:
+    """Torch-function modes see the operators inside PyTorch's own Python functions, not those functions."""
 
     def is_overridden(*_unused: Any) -> bool:
         return False
 
-    with ExitStack() as stack:
-        for module in (torch._tensor, torch.functional, torch.nn.functional, torch.nn.init, torch.autograd):
-            names = [name for name in vars(module) if name.startswith("has_torch_function")]
-            stack.enter_context(patched(module, dict.fromkeys(names, is_overridden)))
-        yield
+    return [
+        (module, {name: is_overridden for name in vars(module) if name.startswith("has_torch_function")})
+        for module in (torch._tensor, torch.functional, torch.nn.functional, torch.nn.init, torch.autograd)
+    ]

@@ -47,6 +47,18 @@ def all_patched(table: Patches) -> Iterator[None]:
         yield
 
 
+def replaced() -> dict[str, list[str]]:
+    """What is replaced now: the names of owners, and of their attributes. README's list is made from it."""
+    found: dict[str, set[str]] = {}
+    for one in _active:
+        found.setdefault(_name(one.owner), set()).update(one.before)
+    return {owner: sorted(names) for owner, names in sorted(found.items())}
+
+
+def _name(owner: Any) -> str:
+    return owner.__name__ if isinstance(owner, ModuleType) else f"{owner.__module__}.{owner.__qualname__}"
+
+
 def _put_back(owner: Any, name: str, value: Any) -> None:
     _put(owner, {name: value})
 

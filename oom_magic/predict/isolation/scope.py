@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.isolation.patching import Patches
 
 
 class _Here(threading.local):
@@ -27,7 +27,15 @@ class Scope:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """The calling thread, and threads that are started by it meanwhile, are the run's."""
+        """The calling thread is the run's meanwhile."""
+        self._here.is_run = True
+        try:
+            yield
+        finally:
+            self._here.is_run = False
+
+    def patches(self) -> Patches:
+        """Threads that the run's threads start are the run's."""
         scope, start = self, threading.Thread.start
 
         def started(thread: threading.Thread) -> None:
@@ -41,12 +49,7 @@ class Scope:
                 thread.run = run_inside  # type: ignore[method-assign]
             start(thread)
 
-        self._here.is_run = True
-        try:
-            with patched(threading.Thread, {"start": started}):
-                yield
-        finally:
-            self._here.is_run = False
+        return [(threading.Thread, {"start": started})]
 
     def join(self) -> None:
         """The calling thread is the run's."""

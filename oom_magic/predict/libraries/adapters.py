@@ -17,6 +17,7 @@ import torch
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.places import META, Place
 from oom_magic.predict.isolation.files.effects import Isolation
+from oom_magic.predict.isolation.patching import Patches, all_patched
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ def pretend_on_host(gpu: FakeGPU, shape: Sequence[int], dtype: torch.dtype) -> t
         return torch.empty(tuple(shape), dtype=dtype, device=META)
 
 
-Adapter = Callable[[ModuleType, Run], AbstractContextManager[None]]
+PatchTable = Callable[[ModuleType, Run], Patches]  # what is replaced in a module
+Adapter = PatchTable | Callable[[ModuleType, Run], AbstractContextManager[None]]  # where more than that is done
 
 
 @contextmanager
@@ -46,7 +48,8 @@ def adapted(tables: Sequence[Mapping[str, Adapter]], run: Run) -> Iterator[None]
         def adapt(module: ModuleType) -> None:
             for table in tables:
                 if module.__name__ in table:
-                    stack.enter_context(table[module.__name__](module, run))
+                    made = table[module.__name__](module, run)
+                    stack.enter_context(made if isinstance(made, AbstractContextManager) else all_patched(made))
 
         for name in sorted(names & sys.modules.keys()):
             adapt(sys.modules[name])

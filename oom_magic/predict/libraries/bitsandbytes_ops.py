@@ -17,7 +17,7 @@ from oom_magic.language import _
 from oom_magic.predict.fake_cuda.device_view import DeviceView
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.places import Handler, Place, tensors_in
-from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.isolation.patching import Patches, all_patched, patched
 from oom_magic.predict.libraries.adapters import Adapter, Run, pretend_on_host
 
 _BACKENDS = ("bitsandbytes.backends.default.ops", "bitsandbytes.backends.cuda.ops")  # the second is preferred
@@ -62,13 +62,16 @@ def _kernels_left_out(module: ModuleType, run: Run) -> Iterator[None]:
 
     library = _Kernels()
     handlers = run.gpu.handlers
+    table: Patches = [
+        (functional, {"lib": library, "get_paged": _get_paged(run)}),
+        (functional.CUBLAS_Context, {"_instance": None}),
+        (functional.GlobalPageManager, {"_instance": None}),
+    ]
     with ExitStack() as stack:
         # A partial, as functions are lent: newer versions keep it when imported, older ones ask at each kernel.
         stack.enter_context(patched(torch._C, {"_cuda_getCurrentRawStream": functools.partial(library.stream)}))
         handler = _handler(_cuda_kernels(library))
-        stack.enter_context(patched(functional, {"lib": library, "get_paged": _get_paged(run)}))
-        for singleton in (functional.CUBLAS_Context, functional.GlobalPageManager):
-            stack.enter_context(patched(singleton, {"_instance": None}))
+        stack.enter_context(all_patched(table))
         for cache in (functional.name2qmap, getattr(utils, "_code_4bit_cache", {})):
             stack.enter_context(_emptied(cache))
         stack.enter_context(_emptied(handlers, keep=True))
@@ -112,11 +115,12 @@ def _cuda_kernels(library: _Kernels) -> dict[str, Kernel]:
 
         return keep
 
-    with (
-        patched(bitsandbytes._ops, {"register_kernel": register_kernel}),
-        patched(bitsandbytes.cextension, {"lib": library}),
-        patched(torch, {"compile": lambda function=None, **options: function or (lambda same: same)}),
-    ):
+    table: Patches = [
+        (bitsandbytes._ops, {"register_kernel": register_kernel}),
+        (bitsandbytes.cextension, {"lib": library}),
+        (torch, {"compile": lambda function=None, **options: function or (lambda same: same)}),
+    ]
+    with all_patched(table):
         for name in _BACKENDS:
             spec = importlib.util.find_spec(name)
             if spec is not None and spec.loader is not None:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, dataloader
 
-from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.isolation.patching import Patches, patched
 from oom_magic.predict.libraries.adapters import Adapter, Run
 
 
-@contextmanager
-def _one_process(module: ModuleType, run: Run) -> Iterator[None]:
+def _one_process(module: ModuleType, run: Run) -> Patches:
     """Batches are made where they are asked for; pinned memory is host memory like any other."""
 
     def _get_iterator(loader: DataLoader[Any]) -> Any:
@@ -25,11 +22,10 @@ def _one_process(module: ModuleType, run: Run) -> Iterator[None]:
     def pin_memory(data: Any, device: Any = None) -> Any:
         return data
 
-    with (
-        patched(DataLoader, {"_get_iterator": _get_iterator}),
-        patched(torch.utils.data._utils.pin_memory, {"pin_memory": pin_memory}),
-    ):
-        yield
+    return [
+        (DataLoader, {"_get_iterator": _get_iterator}),
+        (torch.utils.data._utils.pin_memory, {"pin_memory": pin_memory}),
+    ]
 
 
 ADAPTERS: dict[str, Adapter] = {"torch.utils.data.dataloader": _one_process}

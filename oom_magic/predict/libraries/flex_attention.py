@@ -18,16 +18,19 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from oom_magic.predict.fake_cuda.device_view import view_hidden
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
-from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.isolation.patching import Patches, all_patched
 from oom_magic.predict.libraries.adapters import Adapter, Run
 
 
 @contextmanager
 def _dense(module: ModuleType, run: Run) -> Iterator[None]:
     operators = import_module("torch._higher_order_ops.flex_attention")  # its package names the operator alike
+    table: Patches = [
+        (module, {"_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG": True}),
+        (operators, {"create_fw_bw_graph": _traced_on_the_host(operators.create_fw_bw_graph)}),
+    ]
     with (
-        patched(module, {"_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG": True}),
-        patched(operators, {"create_fw_bw_graph": _traced_on_the_host(operators.create_fw_bw_graph)}),
+        all_patched(table),
         _followed(operators.flex_attention, operators.sdpa_dense),
         _followed(operators.flex_attention_backward, operators.sdpa_dense_backward),
     ):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -11,18 +10,17 @@ import torch
 from torch._C import DisableTorchFunction  # type: ignore[attr-defined]
 
 from oom_magic.language import _
-from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.isolation.patching import Patches
 from oom_magic.predict.libraries.adapters import Adapter, Run
 
 
-@contextmanager
-def _criteria(module: ModuleType, run: Run) -> Iterator[None]:
+def _criteria(module: ModuleType, run: Run) -> Patches:
     """A stopping criterion that looks at tokens never says that a sequence is done."""
-    with ExitStack() as stack:
-        for found in vars(module).values():
-            if isinstance(found, type) and issubclass(found, module.StoppingCriteria) and "__call__" in vars(found):
-                stack.enter_context(patched(found, {"__call__": _not_done(found.__call__, run)}))
-        yield
+    return [
+        (found, {"__call__": _not_done(found.__call__, run)})
+        for found in vars(module).values()
+        if isinstance(found, type) and issubclass(found, module.StoppingCriteria) and "__call__" in vars(found)
+    ]
 
 
 def _not_done(criterion: Callable[..., Any], run: Run) -> Callable[..., Any]:
@@ -38,13 +36,11 @@ def _not_done(criterion: Callable[..., Any], run: Run) -> Callable[..., Any]:
     return __call__
 
 
-@contextmanager
-def _beams(module: ModuleType, run: Run) -> Iterator[None]:
+def _beams(module: ModuleType, run: Run) -> Patches:
     """Beams are improved on until all of them have the greatest length."""
     name = "_beam_search_has_unfinished_sequences"
     if not hasattr(module.GenerationMixin, name):  # older versions score beams on the host
-        yield
-        return
+        return []
     usual = getattr(module.GenerationMixin, name)
 
     def has_unfinished(improvable: Any, finished: Any, at_their_end: Any, *args: Any, **kwargs: Any) -> Any:
@@ -55,8 +51,7 @@ def _beams(module: ModuleType, run: Run) -> Iterator[None]:
                 run.gpu.values.put(goes_on, ~ends.all())
         return goes_on
 
-    with patched(module.GenerationMixin, {name: staticmethod(has_unfinished)}):
-        yield
+    return [(module.GenerationMixin, {name: staticmethod(has_unfinished)})]
 
 
 ADAPTERS: dict[str, Adapter] = {

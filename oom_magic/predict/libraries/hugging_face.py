@@ -16,7 +16,7 @@ import torch
 
 from oom_magic.language import _
 from oom_magic.predict.isolation.files.saving import unwritten
-from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.isolation.patching import Patches
 from oom_magic.predict.libraries.adapters import Adapter, Run, pretend_on_host
 from oom_magic.predict.setups.layers import with_layers_as_asked
 from oom_magic.predict.setups.models import config_for_hub_id
@@ -30,30 +30,23 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # a configu
 _SMALLEST_VOCABULARY = 128  # transformers 5 makes tokenizers without their files, of a few special tokens
 
 
-@contextmanager
-def _offline(module: ModuleType, run: Run) -> Iterator[None]:
+def _offline(module: ModuleType, run: Run) -> Patches:
     """Only files on this machine are found."""
-    with patched(module, {"HF_HUB_OFFLINE": True}):
-        yield
+    return [(module, {"HF_HUB_OFFLINE": True})]
 
 
-@contextmanager
-def _no_bars(module: ModuleType, run: Run) -> Iterator[None]:
+def _no_bars(module: ModuleType, run: Run) -> Patches:
     """No bar for the loading of weights that are not loaded."""
-    with patched(module, {"_tqdm_active": False}):
-        yield
+    return [(module, {"_tqdm_active": False})]
 
 
-@contextmanager
-def _hub(module: ModuleType, run: Run) -> Iterator[None]:
+def _hub(module: ModuleType, run: Run) -> Patches:
     """Nothing is uploaded or fetched: transformers before version 5 had copied huggingface_hub's switch."""
     known = {"_is_offline_mode": True} if hasattr(module, "_is_offline_mode") else {}
-    with patched(module, known), unwritten("PushToHubMixin.push_to_hub")(module, run):
-        yield
+    return [(module, known), *unwritten("PushToHubMixin.push_to_hub")(module, run)]
 
 
-@contextmanager
-def _configurations(module: ModuleType, run: Run) -> Iterator[None]:
+def _configurations(module: ModuleType, run: Run) -> Patches:
     """Configurations that are not on this machine come from the presets."""
     owner = getattr(module, "PreTrainedConfig", None) or module.PretrainedConfig
     original = owner.__dict__["get_config_dict"].__func__
@@ -74,8 +67,7 @@ def _configurations(module: ModuleType, run: Run) -> Iterator[None]:
             Path(folder, "config.json").write_text(json.dumps(with_layers_as_asked(preset)))
             return original(cls, folder, **kwargs)
 
-    with patched(owner, {"get_config_dict": _classmethod(get_config_dict)}):
-        yield
+    return [(owner, {"get_config_dict": _classmethod(get_config_dict)})]
 
 
 def _classmethod(function: Any) -> Any:
@@ -92,8 +84,7 @@ def _unknown(name: Any) -> str:
     )
 
 
-@contextmanager
-def _tokenizers(module: ModuleType, run: Run) -> Iterator[None]:
+def _tokenizers(module: ModuleType, run: Run) -> Patches:
     """Tokenizers come from this machine; say so where one is missing."""
     owner = module.PreTrainedTokenizerBase
     original = owner.__dict__["from_pretrained"].__func__
@@ -114,12 +105,10 @@ def _tokenizers(module: ModuleType, run: Run) -> Iterator[None]:
             )
         ) from error
 
-    with patched(owner, {"from_pretrained": _classmethod(from_pretrained)}):
-        yield
+    return [(owner, {"from_pretrained": _classmethod(from_pretrained)})]
 
 
-@contextmanager
-def _models(module: ModuleType, run: Run) -> Iterator[None]:
+def _models(module: ModuleType, run: Run) -> Patches:
     """Models are loaded by transformers' own loader from weights that have shapes only."""
     owner = module.PreTrainedModel
     original = owner.__dict__["from_pretrained"].__func__
@@ -129,8 +118,7 @@ def _models(module: ModuleType, run: Run) -> Iterator[None]:
             return original(cls, name, *args, **kwargs)
         return _load(cls, original, run, name, args, kwargs)
 
-    with patched(owner, {"from_pretrained": _classmethod(from_pretrained)}):
-        yield
+    return [(owner, {"from_pretrained": _classmethod(from_pretrained)})]
 
 
 def _load(cls: Any, original: Callable[..., Any], run: Run, name: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -202,8 +190,7 @@ def _each_once(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in tensors.items() if names[id(tensor)] == name}
 
 
-@contextmanager
-def _loaded_ahead(module: ModuleType, run: Run) -> Iterator[None]:
+def _loaded_ahead(module: ModuleType, run: Run) -> Patches:
     """transformers 5 loads in threads ahead of what it does with the weights: here as far ahead as they can get.
 
     What is quantized while it is loaded is then on the GPU as a whole in the type that it has on disk. Version 5.23
@@ -228,8 +215,7 @@ def _loaded_ahead(module: ModuleType, run: Run) -> Iterator[None]:
 
         def shutdown(self, *_unused: Any, **_options: Any) -> None: ...
 
-    with patched(module, {"ThreadPoolExecutor": LoadedAhead} if hasattr(module, "ThreadPoolExecutor") else {}):
-        yield
+    return [(module, {"ThreadPoolExecutor": LoadedAhead} if hasattr(module, "ThreadPoolExecutor") else {})]
 
 
 _is_quantizing: list[str] = []  # the models that are being loaded so

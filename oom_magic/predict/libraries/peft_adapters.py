@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from oom_magic.language import _
-from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.isolation.patching import Patches
 from oom_magic.predict.libraries.adapters import Adapter, Run
 
 
-@contextmanager
-def _weights(module: ModuleType, run: Run) -> Iterator[None]:
+def _weights(module: ModuleType, run: Run) -> Patches:
     """Where there is no file, the adapter's own tensors tell the shapes."""
     owner, read = module.PeftModel, module.load_peft_weights
     usual = owner.load_adapter
@@ -42,8 +39,7 @@ def _weights(module: ModuleType, run: Run) -> Iterator[None]:
         state = module.get_peft_model_state_dict(model, adapter_name=name)
         return {key: torch.empty_like(tensor, device=device or "cuda") for key, tensor in state.items()}
 
-    with patched(owner, {"load_adapter": load_adapter}), patched(module, {"load_peft_weights": load_peft_weights}):
-        yield
+    return [(owner, {"load_adapter": load_adapter}), (module, {"load_peft_weights": load_peft_weights})]
 
 
 ADAPTERS: dict[str, Adapter] = {"peft.peft_model": _weights}

@@ -11,7 +11,7 @@ from typing import Any
 
 from oom_magic.predict.isolation.files.saving import skipped, unwritten
 from oom_magic.predict.isolation.files.substitution import substituted
-from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.isolation.patching import Patches, all_patched
 from oom_magic.predict.libraries.adapters import Adapter, Run
 
 _OF_A_RUN = (
@@ -40,7 +40,7 @@ def _wandb(module: ModuleType, run: Run) -> Iterator[None]:
     names = [f"Run.{name}" for name in _OF_A_RUN]
     exchanged = [(usual, init), (module.login, skipped("wandb.login", run))]
     try:
-        with substituted(exchanged), unwritten(*names)(module.sdk.wandb_run, run):
+        with substituted(exchanged), all_patched(unwritten(*names)(module.sdk.wandb_run, run)):
             yield
     finally:
         vars(module).update({name: value for name, value in before.items() if vars(module).get(name) is not value})
@@ -49,8 +49,7 @@ def _wandb(module: ModuleType, run: Run) -> Iterator[None]:
 def _of_writers(*names: str) -> Adapter:
     """TensorBoard's files: one that was open before is written to by a thread of its own."""
 
-    @contextmanager
-    def adapt(module: ModuleType, run: Run) -> Iterator[None]:
+    def adapt(module: ModuleType, run: Run) -> Patches:
         made: weakref.WeakSet[Any] = weakref.WeakSet()
         start = module.FileWriter.__init__
 
@@ -62,8 +61,7 @@ def _of_writers(*names: str) -> Adapter:
             usual, skip = getattr(module.FileWriter, name), skipped(f"SummaryWriter: {name}", run)
             return lambda writer, *args, **kwargs: (usual if writer in made else skip)(writer, *args, **kwargs)
 
-        with patched(module.FileWriter, {"__init__": begin, **{name: of_run(name) for name in names}}):
-            yield
+        return [(module.FileWriter, {"__init__": begin, **{name: of_run(name) for name in names}})]
 
     return adapt
 

@@ -12,7 +12,7 @@ import torch
 from oom_magic.language import _
 from oom_magic.predict.instrumentation.loops import LIKE_STEPS, LOOPS
 from oom_magic.predict.isolation.files.saving import skipped
-from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.isolation.patching import Patches
 from oom_magic.predict.libraries.adapters import Adapter, Run
 
 _CUDA = torch.device("cuda", 0)
@@ -37,8 +37,7 @@ def _accelerate_state(module: ModuleType, run: Run) -> Iterator[None]:
             store.update(contents)
 
 
-@contextmanager
-def _notebook_launcher(module: ModuleType, run: Run) -> Iterator[None]:
+def _notebook_launcher(module: ModuleType, run: Run) -> Patches:
     """``notebook_launcher`` without its refusal after an import of bitsandbytes, which rehearsals import too."""
     find = module.are_libraries_initialized
 
@@ -49,12 +48,10 @@ def _notebook_launcher(module: ModuleType, run: Run) -> Iterator[None]:
             run.assume(text)
         return []
 
-    with patched(module, {"are_libraries_initialized": are_libraries_initialized}):
-        yield
+    return [(module, {"are_libraries_initialized": are_libraries_initialized})]
 
 
-@contextmanager
-def _training_arguments(module: ModuleType, run: Run) -> Iterator[None]:
+def _training_arguments(module: ModuleType, run: Run) -> Patches:
     """Arguments made before the dry run have seen no GPU."""
     owner = module.TrainingArguments
     usual = owner.__dict__["device"].fget
@@ -84,25 +81,18 @@ def _training_arguments(module: ModuleType, run: Run) -> Iterator[None]:
         "n_gpu": property(num_gpus),
         "_n_gpu": property(visible, set_visible),
     }
-    with patched(owner, changes):
-        yield
+    return [(owner, changes)]
 
 
-@contextmanager
-def _trainer(module: ModuleType, run: Run) -> Iterator[None]:
+def _trainer(module: ModuleType, run: Run) -> Patches:
     """Hugging Face's Trainer without uploads and reports."""
     writes = ("create_model_card", "push_to_hub", "init_hf_repo")
     known = [name for name in writes if hasattr(module.Trainer, name)]
     changes = {name: skipped(f"Trainer.{name.strip('_')}", run) for name in known}
-    with (
-        patched(module.Trainer, changes),
-        patched(module, {"get_reporting_integration_callbacks": lambda report_to: []}),
-    ):
-        yield
+    return [(module.Trainer, changes), (module, {"get_reporting_integration_callbacks": lambda report_to: []})]
 
 
-@contextmanager
-def _evaluations(module: ModuleType, run: Run) -> Iterator[None]:
+def _evaluations(module: ModuleType, run: Run) -> Patches:
     """An evaluation every so many steps comes once with the third, where the rest of the steps is left out."""
     owner = module.DefaultFlowCallback
     usual = owner.on_step_end
@@ -124,19 +114,16 @@ def _evaluations(module: ModuleType, run: Run) -> Iterator[None]:
             control.should_evaluate = True
         return control
 
-    with patched(owner, {"on_step_end": on_step_end}):
-        yield
+    return [(owner, {"on_step_end": on_step_end})]
 
 
-@contextmanager
-def _lightning_loggers(module: ModuleType, run: Run) -> Iterator[None]:
+def _lightning_loggers(module: ModuleType, run: Run) -> Patches:
     """Lightning without its loggers, which write folders."""
 
     def configure_logger(connector: Any, logger: Any) -> None:
         connector.trainer.loggers = []
 
-    with patched(module._LoggerConnector, {"configure_logger": configure_logger}):
-        yield
+    return [(module._LoggerConnector, {"configure_logger": configure_logger})]
 
 
 _LOGGERS = "trainer.connectors.logger_connector.logger_connector"

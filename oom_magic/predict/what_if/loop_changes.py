@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.isolation.patching import Patches, all_patched
 from oom_magic.predict.what_if.change import Change
 
 
@@ -18,10 +18,8 @@ class ReleasedGradients(Change):
     @contextmanager
     def around_run(self) -> Iterator[None]:
         """``zero_grad`` sets gradients to None."""
-        with (
-            patched(torch.optim.Optimizer, {"zero_grad": _releasing(torch.optim.Optimizer.zero_grad)}),
-            patched(torch.nn.Module, {"zero_grad": _releasing(torch.nn.Module.zero_grad)}),
-        ):
+        owners = (torch.optim.Optimizer, torch.nn.Module)
+        with all_patched([(owner, {"zero_grad": _releasing(owner.zero_grad)}) for owner in owners]):
             yield
 
 
@@ -35,13 +33,14 @@ class AccumulatedGradients(Change):
     def around_run(self) -> Iterator[None]:
         """Every second step and what clears gradients after it are left out; losses are halved."""
         turns = _Turns()
-        with ExitStack() as stack:
-            for kind in _subclasses(torch.optim.Optimizer):
-                if "step" in vars(kind):
-                    stack.enter_context(patched(kind, {"step": turns.stepping(kind.step)}))
-            for kind in (torch.optim.Optimizer, torch.nn.Module):
-                stack.enter_context(patched(kind, {"zero_grad": turns.clearing(kind.zero_grad)}))
-            stack.enter_context(patched(torch.Tensor, {"backward": _of_its_part(torch.Tensor.backward)}))
+        optimizers = [kind for kind in _subclasses(torch.optim.Optimizer) if "step" in vars(kind)]
+        owners: tuple[Any, ...] = (torch.optim.Optimizer, torch.nn.Module)
+        table: Patches = [
+            *((kind, {"step": turns.stepping(kind.step)}) for kind in optimizers),
+            *((owner, {"zero_grad": turns.clearing(owner.zero_grad)}) for owner in owners),
+            (torch.Tensor, {"backward": _of_its_part(torch.Tensor.backward)}),
+        ]
+        with all_patched(table):
             yield
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.isolation.patching import Patches, all_patched
 from oom_magic.predict.what_if.change import Change, InapplicableError
 from oom_magic.predict.what_if.load_changes import LoadChange
 from oom_magic.predict.what_if.loop_changes import DroppedOutputs, ReleasedGradients, has_outputs
@@ -90,13 +90,14 @@ class Survey(Change):
             self._num_training_calls = self._num_calls
             self.keeps_outputs |= self._logits is not None and self._logits() is not None
 
+        table: Patches = [
+            (torch.optim.Optimizer, {"zero_grad": self._noting(torch.optim.Optimizer.zero_grad)}),
+            (torch.nn.Module, {"zero_grad": self._noting(torch.nn.Module.zero_grad)}),
+            (torch.autograd, {"backward": self._counting(torch.autograd.backward)}),
+        ]
         handle = register_optimizer_step_pre_hook(before_step)
         try:
-            with (
-                patched(torch.optim.Optimizer, {"zero_grad": self._noting(torch.optim.Optimizer.zero_grad)}),
-                patched(torch.nn.Module, {"zero_grad": self._noting(torch.nn.Module.zero_grad)}),
-                patched(torch.autograd, {"backward": self._counting(torch.autograd.backward)}),
-            ):
+            with all_patched(table):
                 yield
         finally:
             handle.remove()

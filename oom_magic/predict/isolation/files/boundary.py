@@ -13,13 +13,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from ipaddress import ip_address
 from typing import Any
 
 from oom_magic.language import _
 from oom_magic.predict.isolation.files.file_tree import FileTree
-from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.isolation.patching import Patches
 from oom_magic.predict.isolation.scope import Scope
 from oom_magic.user_code import is_users_file
 
@@ -73,15 +73,22 @@ class Boundary:
         if not _is_hooked:
             sys.addaudithook(_hook)
             _is_hooked = True
-        with ExitStack() as stack:
-            stack.enter_context(patched(subprocess.Popen, {"_execute_child": self._execute_child()}))
-            multiprocessing = sys.modules.get("multiprocessing.process")
-            if multiprocessing is not None:
-                process = multiprocessing.BaseProcess
-                stack.enter_context(patched(process, {"start": self._start(process.start)}))
-            _net = self._judge
-            stack.callback(_drop_net)
+        _net = self._judge
+        try:
             yield
+        finally:
+            _net = None
+
+    def patches(self) -> Patches:
+        """Methods that start programs and processes, with what is called in their place."""
+        table: list[tuple[Any, dict[str, Any]]] = [
+            (subprocess.Popen, {"_execute_child": self._execute_child()}),
+        ]
+        multiprocessing = sys.modules.get("multiprocessing.process")
+        if multiprocessing is not None:
+            process = multiprocessing.BaseProcess
+            table.append((process, {"start": self._start(process.start)}))
+        return table
 
     def replacements(self) -> list[tuple[Any, Any]]:
         """Functions, each with the one that stands in for it."""
@@ -210,11 +217,6 @@ class Boundary:
             return None
 
         return start
-
-
-def _drop_net() -> None:
-    global _net
-    _net = None
 
 
 def _is_import() -> bool:

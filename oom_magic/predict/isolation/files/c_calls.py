@@ -22,7 +22,7 @@ from typing import Any
 from oom_magic.language import _
 from oom_magic.predict.isolation.files.file_tree import FileTree
 from oom_magic.predict.isolation.files.linkage import IS_KNOWN, Links
-from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.isolation.patching import Patches, all_patched
 from oom_magic.predict.isolation.reach import others_at_work
 from oom_magic.predict.isolation.run_threads import threads_of_run
 from oom_magic.predict.isolation.scope import Scope
@@ -99,13 +99,14 @@ def c_calls_answered(
 
         return loaded
 
+    table: Patches = [
+        (_imp, {"create_dynamic": then(_imp.create_dynamic)}),
+        (ctypes, {"_dlopen": then(ctypes._dlopen)}),  # type: ignore[attr-defined]
+    ]
     _current.append(answers)
     try:
         links.exchange()
-        with (
-            patched(_imp, {"create_dynamic": then(_imp.create_dynamic)}),
-            patched(ctypes, {"_dlopen": then(ctypes._dlopen)}),  # type: ignore[attr-defined]
-        ):
+        with all_patched(table):
             yield
     finally:
         links.give_back()

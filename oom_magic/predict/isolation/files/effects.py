@@ -25,7 +25,7 @@ from oom_magic.predict.isolation.files.file_calls import FileCalls
 from oom_magic.predict.isolation.files.file_tree import FileTree
 from oom_magic.predict.isolation.files.open_files import open_files_kept
 from oom_magic.predict.isolation.files.substitution import substituted
-from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.isolation.patching import Patches, all_patched
 from oom_magic.predict.isolation.scope import Scope
 
 
@@ -54,17 +54,26 @@ def isolated(
     tree = FileTree(note)
     calls, boundary = FileCalls(tree, scope), Boundary(tree, scope, note)
     stand_ins = calls.replacements()
-    functions = [(getattr(os, name), stand_in) for name, stand_in in stand_ins.items() if name != "os_open"]
-    functions += [(os.open, stand_ins["os_open"]), (io.open, calls.open(io.open))]
-    functions += [(io.open_code, calls.open_code(io.open_code))]
-    functions += [(sqlite3.connect, connect(sqlite3.connect, tree, scope)), *boundary.replacements()]
+    functions = [  # each with what is called in its place
+        *((getattr(os, name), stand_in) for name, stand_in in stand_ins.items() if name != "os_open"),
+        (os.open, stand_ins["os_open"]),
+        (io.open, calls.open(io.open)),
+        (io.open_code, calls.open_code(io.open_code)),
+        (sqlite3.connect, connect(sqlite3.connect, tree, scope)),
+        *boundary.replacements(),
+    ]
+    table: Patches = [
+        (shutil, {"_use_fd_functions": False}),
+        (sys, {"dont_write_bytecode": True}),
+        *scope.patches(),
+        *boundary.patches(),
+    ]
     with ExitStack() as stack:
         stack.callback(tree.discard)
         stack.enter_context(open_files_kept(tree, scope, note, namespaces, function))
         stack.enter_context(substituted(functions, namespaces))
-        stack.enter_context(patched(shutil, {"_use_fd_functions": False}))
-        stack.enter_context(patched(sys, {"dont_write_bytecode": True}))
         stack.enter_context(scope.entered())
+        stack.enter_context(all_patched(table))
         stack.enter_context(boundary.closed())
         stack.enter_context(c_calls_answered(tree, scope, stand_ins, note))
         yield Isolation(tree, scope)

@@ -11,7 +11,7 @@ import os
 import weakref
 import zipfile
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,27 +21,26 @@ import torch
 from oom_magic.language import _
 from oom_magic.predict.fake_cuda.places import META, Place, is_large
 from oom_magic.predict.isolation.files.substitution import substituted
-from oom_magic.predict.isolation.patching import Patches, all_patched, patched
-from oom_magic.predict.libraries.adapters import Adapter, Run, pretend_on_host
+from oom_magic.predict.isolation.patching import Patches, all_patched
+from oom_magic.predict.libraries.adapters import Adapter, PatchTable, Run, pretend_on_host
 
 _MAPPED_BYTES = 1 << 26  # a larger file is mapped into memory, not read
 _current: list[Run] = []
 
 
-def unwritten(*names: str) -> Adapter:
-    """An adapter for a module: calls of ``names`` ("function" or "Class.method") have no effect."""
+def unwritten(*names: str) -> PatchTable:
+    """The table for a module: calls of ``names`` ("function" or "Class.method") have no effect."""
 
-    @contextmanager
-    def adapt(module: ModuleType, run: Run) -> Iterator[None]:
-        with ExitStack() as stack:
-            for name in names:
-                owner_name, _unused, attribute = name.rpartition(".")
-                owner = getattr(module, owner_name, None) if owner_name else module
-                if hasattr(owner, attribute):
-                    stack.enter_context(patched(owner, {attribute: skipped(name, run)}))
-            yield
+    def table(module: ModuleType, run: Run) -> Patches:
+        rows = []
+        for name in names:
+            owner_name, _unused, attribute = name.rpartition(".")
+            owner = getattr(module, owner_name, None) if owner_name else module
+            if hasattr(owner, attribute):
+                rows.append((owner, {attribute: skipped(name, run)}))
+        return rows
 
-    return adapt
+    return table
 
 
 def skipped(name: str, run: Run) -> Callable[..., None]:
@@ -258,8 +257,7 @@ def _saved(run: Run, tensor: torch.Tensor, saved: Any) -> SavedStorage:
     return saved.setdefault((entry.key, entry.num_bytes), SavedStorage(entry.num_bytes, location, values))
 
 
-@contextmanager
-def _scripted(module: ModuleType, run: Run) -> Iterator[None]:
+def _scripted(module: ModuleType, run: Run) -> Patches:
     """``torch.jit.save`` of what ``torch.jit.script`` left as it is written."""
     save_file, load_file = module.save, module.load
 
@@ -274,8 +272,7 @@ def _scripted(module: ModuleType, run: Run) -> Iterator[None]:
                 f.seek(0)
             return torch.load(f, map_location, weights_only=False)
 
-    with patched(torch.jit, {"save": save, "load": load}):
-        yield
+    return [(torch.jit, {"save": save, "load": load})]
 
 
 @contextmanager
