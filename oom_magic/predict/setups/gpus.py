@@ -43,23 +43,21 @@ class GPU:
 
     @property
     def threads_per_multiprocessor(self) -> int:
-        """How many can be resident (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability")."""
-        return _MOST_THREADS.get(self.capability, 2048)
+        """How many can be resident."""
+        return int(self._by_capability("threads_per_multiprocessor"))
 
     @property
     def l2_cache_bytes(self) -> int:
-        """The L2 cache (NVIDIA's architecture whitepapers); that of a sister card where the card is not listed."""
-        listed = (size for name, size in _L2_CACHES_MIB.items() if name in self.name)
-        return next(listed, _L2_CACHE_MIB.get(self.capability, 4)) * MIB
+        """The L2 cache; that of its generation where the card is not listed."""
+        listed = read_table("gpus.toml")["l2_cache_mib"]["cards"]
+        found = (size for name, size in listed.items() if name in self.name)
+        return int(next(found, self._by_capability("l2_cache_mib"))) * MIB
 
-
-_L2_CACHES_MIB = {
-    "A100": 40, "A10": 6, "A30": 24, "A6000": 6, "H100": 50, "H200": 50, "B200": 126, "L40": 96, "L4": 48, "T4": 4,
-    "V100": 6, "P100": 4, "3060": 3, "3070": 4, "3080": 5, "3090": 6, "4060": 24, "4070": 36, "4080": 64, "4090": 72,
-    "5090": 96, "5080": 64, "5070": 48, "5060": 32,
-}  # fmt: skip
-_L2_CACHE_MIB = {(8, 0): 40, (8, 6): 4, (8, 9): 48, (9, 0): 50, (10, 0): 126, (12, 0): 64}
-_MOST_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536}
+    def _by_capability(self, what: str) -> int:
+        sizes = read_table("gpus.toml")[what]
+        major, minor = self.capability
+        number: int = sizes["capabilities"].get(f"{major}.{minor}", sizes["other"])
+        return number
 
 
 _GIGABYTES = re.compile(r"(\d)g\b")
