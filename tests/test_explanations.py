@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import gc
 import re
 import sys
@@ -380,7 +379,7 @@ def test_running_out_of_the_computers_memory_is_explained_too(shell):
         ("train()", False),
     ],
 )
-def test_what_only_prints_or_writes_is_not_rehearsed(code: str, is_left_out: bool) -> None:
-    from oom_magic.notebook.cells.cell_code import _only_tells
+def test_what_only_prints_or_writes_is_not_rehearsed(shell, code: str, is_left_out: bool) -> None:
+    from oom_magic.notebook.cells.cell_code import code_of
 
-    assert _only_tells(ast.parse(code).body[0]) == is_left_out
+    assert (not code_of(shell, code, {}).tree.body) == is_left_out

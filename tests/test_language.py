@@ -13,7 +13,7 @@ from oom_templates import VERSIONS, render, shuffled_numbers
 
 from oom_magic import language
 from oom_magic.errors import REFUSALS
-from oom_magic.explain.advice import _AGAINST
+from oom_magic.explain.advice import AGAINST
 from oom_magic.explain.evidence.budget import budget_of
 from oom_magic.explain.evidence.causes import Cause, Confidence
 from oom_magic.explain.explainer import explain
@@ -21,11 +21,12 @@ from oom_magic.explain.language import SENTENCES, render_evidence, translate
 from oom_magic.explain.live.holders import in_words
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.explain.messages.others import KINDS, LINE_KINDS
-from oom_magic.explain.remedies.rehearsal import NotPricedError, _replaced
+from oom_magic.explain.remedies.rehearsal import NotPricedError, SetupRehearsal, Variation
 from oom_magic.explain.remedies.remedy import Remedy
 from oom_magic.explain.sentences import catalogue
 from oom_magic.language import choose_language
-from oom_magic.predict.setups.setup import TrainingSetup
+from oom_magic.predict.setups.setup import TrainingSetup, wrong_combinations
+from oom_magic.predict.what_if.change import Change
 from oom_magic.views.blocks import Details, Sentence, Table
 
 PACKAGE = Path(catalogue.__file__).parents[1]
@@ -72,7 +73,7 @@ def test_every_remedy_can_be_said():
         and getattr(node.func, "id", "") in ("_made", "Remedy", "_freeing")
         and isinstance(node.args[0], ast.Constant)
     }
-    keys |= {key for against in _AGAINST.values() for key in against}
+    keys |= {key for against in AGAINST.values() for key in against}
     assert len(keys) > 25
     assert {f"remedy_{key}" for key in keys} <= set(SENTENCES)
 
@@ -83,16 +84,8 @@ def test_every_refusal_of_a_setting_and_of_the_magic_exists():
     refused = {key for file in files for key in literal_keys(file, "InvalidSettingError")}
     magic = {key for file in files for key in literal_keys(file, "_usage_error")}
     assert len(refused) > 10 and len(magic) > 2
-    assert refused | combinations_refused() | {"did_you_mean"} == set(REFUSALS)
+    assert refused | wrong_combinations(TrainingSetup("gpt2")).keys() | {"did_you_mean"} == set(REFUSALS)
     assert magic == {key for key in SENTENCES if key.startswith("usage_")}
-
-
-def combinations_refused():
-    """The keys of the table of settings that do not go together."""
-    tree = ast.parse((PREDICT / "setups" / "setup.py").read_text())
-    check = next(node for node in tree.body if getattr(node, "name", "") == "_check_combination")
-    table = next(node.value for node in check.body if isinstance(node, ast.Assign) and node.targets[0].id == "wrong")
-    return {key.value for key in table.keys}
 
 
 def literal_keys(path, name="Evidence"):
@@ -192,7 +185,7 @@ def test_a_chinese_page_has_no_english_sentence(lang):
     refused = []
     for changes in ({"method": "qlora"}, {"loss": "chunked"}, {"method": "lora", "rank": 4096}, {"seq_len": 4096}):
         with pytest.raises(NotPricedError) as error:
-            _replaced(setup, changes)
+            SetupRehearsal(setup).run(Variation(((Change(), changes),)))
         refused.append(Remedy("qlora", 1, "same", {"rank": 16}, note=error.value.reason))
     page = replace(diagnosis, remedies=tuple(refused)).describe()
     assert bool(list(english_in(page.blocks))) is (lang == "en")

@@ -7,7 +7,7 @@ import ast
 import pytest
 import torch
 
-from oom_magic.explain.remedies.code import _ACCELERATE, _PLAIN, _TRAINER, code_for
+from oom_magic.explain.remedies.code import STYLES, code_for
 from oom_magic.explain.remedies.own_code import copied, own_arguments, own_code, own_names
 from oom_magic.explain.remedies.rehearsal import CellRehearsal
 from oom_magic.explain.remedies.size_parameters import find_size_parameters
@@ -228,7 +228,7 @@ def test_the_users_own_arguments_are_rewritten():
     assert own_arguments(tree, "accelerate launch --use_fsdp train.py") == ""
 
 
-@pytest.mark.parametrize("key", [*_PLAIN, *_TRAINER, *_ACCELERATE])
+@pytest.mark.parametrize("key", sorted({key for codes in STYLES.values() for key in codes}))
 def test_all_code_to_paste_is_python(key):
     values = {"rank": 8, "dtype": "fp16", "after": 2, "accumulation": 4, "name": "b", "gpus": 2, "names": "old",
               "fixed": "a", "code": "b"}  # fmt: skip

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _STYLES = {"transformers Trainer": "trainer", "accelerate": "accelerate", "deepspeed": "accelerate"}
 
 # What helps against each cause, the first step first. Keys of the catalogue (``remedy_<key>``).
-_AGAINST: Mapping[Cause, tuple[str, ...]] = {
+AGAINST: Mapping[Cause, tuple[str, ...]] = {
     Cause.ACTIVATIONS: (
         "smaller_batch_any",
         "mixed_precision",
@@ -96,7 +96,7 @@ def advise(
     """
     situation = situation_of(diagnosis, gpu, report, memory, device)
     try:
-        first = [key.removesuffix("_any") for key in _AGAINST.get(diagnosis.cause, ())]
+        first = [key.removesuffix("_any") for key in AGAINST.get(diagnosis.cause, ())]
         prices = RemedyEvaluator(rehearsal, situation, first)
     except NotPricedError as refusal:
         yield replace(diagnosis, remedies=unpriced_remedies(diagnosis, refusal.reason))
@@ -144,7 +144,7 @@ def unpriced_remedies(diagnosis: Diagnosis, reason: Evidence = _NO_RUN) -> tuple
     elsewhere = text_remedies(diagnosis) if diagnosis.growth is None else None
     if elsewhere is not None and diagnosis.program:
         return tuple(_named_elsewhere(elsewhere, diagnosis))
-    keys = _AGAINST.get(diagnosis.cause, ()) if elsewhere is None else elsewhere
+    keys = AGAINST.get(diagnosis.cause, ()) if elsewhere is None else elsewhere
     if diagnosis.phase == "evaluation" and diagnosis.cause is Cause.ACTIVATIONS:
         keys = _AT_EVALUATION
     if _may_be_shared(diagnosis):

@@ -163,7 +163,7 @@ export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 }
 # Of these a template shows a loop or a model that is nobody's: as code only where they are in the user's own.
 IN_A_LOOP = frozenset({"chunked_loss", "no_grad", "dropped_outputs", "mixed_precision"})
-_STYLES = {"plain": _PLAIN, "trainer": _TRAINER, "accelerate": _ACCELERATE}
+STYLES = {"plain": _PLAIN, "trainer": _TRAINER, "accelerate": _ACCELERATE}
 _TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16"}
 # How the user's code calls things, where that is not known.
 _NAMES = {
@@ -182,7 +182,7 @@ def code_for(key: str, style: str, values: Mapping[str, Any]) -> tuple[str, str]
     """(code, its language) for a remedy; ("", "python") where there is nothing to paste."""
     if key in _SHELL:
         return _SHELL[key].replace("{tool}", str(values.get("tool", "nvidia-smi"))), "shell"
-    template = _STYLES[style].get(key) or _PLAIN.get(key, "")
+    template = STYLES[style].get(key) or _PLAIN.get(key, "")
     dtype = str(values.get("dtype", ""))
     names = {**_NAMES, **values}
     inner = names.get("inner", names["model"])

@@ -310,15 +310,19 @@ def _check_combination(setup: TrainingSetup) -> None:
         "processes": setup.num_processes,
         "optimizer": setup.optimizer,
     }
-    for key, is_wrong in {**_wrong_on_one_card(setup), **_wrong_on_several(setup)}.items():
+    for key, is_wrong in wrong_combinations(setup).items():
         if is_wrong:
             raise InvalidSettingError(key, **values)
     if setup.method != "full":
         _check_adapter(setup)
 
 
+def wrong_combinations(setup: TrainingSetup) -> dict[str, bool]:
+    """Settings that do not go together, by the key of the error: whether the setup has them."""
+    return {**_wrong_on_one_card(setup), **_wrong_on_several(setup)}
+
+
 def _wrong_on_one_card(setup: TrainingSetup) -> dict[str, bool]:
-    """Combinations that do not go together, by the error, and whether they are those of the setup."""
     source = setup.source
     is_own = source.task == "own"
     is_flash = setup.attention == "flash_attention_2"
@@ -339,7 +343,6 @@ def _wrong_on_one_card(setup: TrainingSetup) -> dict[str, bool]:
 
 
 def _wrong_on_several(setup: TrainingSetup) -> dict[str, bool]:
-    """The same, of several GPUs or processes."""
     return {
         "gpus_and_processes": setup.num_gpus > 1 and setup.num_processes > 1,
         "chunked_loss_of_several": setup.loss == "chunked" and max(setup.num_gpus, setup.num_processes) > 1,
