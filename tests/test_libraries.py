@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +239,25 @@ def test_flash_attention_is_stood_in_for(model_folder: Path, batch: str) -> None
     assert "flash_attn is not installed here" in texts(report)
     assert "flash_attn" not in sys.modules
     assert report.peak_allocated_bytes < om.dry_run(forward, "eager", gpu="A100 80GB").peak_allocated_bytes
+
+
+def test_models_that_asked_for_flash_attention_at_import_have_it(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GPTBigCode of transformers 4 ended with a NameError: it imports the function only where flash_attn is."""
+    transformers = pytest.importorskip("transformers", "5")
+    if __import__("importlib").util.find_spec("flash_attn") is not None:
+        pytest.skip("flash_attn is installed")
+    old = types.ModuleType("transformers.models.old.modeling_old")
+    old.is_flash_attn_2_available = lambda: False  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, old.__name__, old)
+
+    def load() -> None:
+        transformers.GPT2LMHeadModel.from_pretrained(model_folder, attn_implementation="flash_attention_2")
+        assert callable(old._flash_attention_forward)
+
+    om.dry_run(load)
+    assert not hasattr(old, "_flash_attention_forward")
 
 
 def test_quantized_layers_leave_bitsandbytes_as_it_was() -> None:

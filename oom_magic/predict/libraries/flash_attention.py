@@ -131,6 +131,9 @@ def _at_request(module: ModuleType, run: Run) -> Iterator[None]:
                         with _a_cuda_build():
                             importlib.reload(flash)
                     run.assume(_("flash_attn is not installed here; PyTorch's flash attention takes its place"))
+                for name, missing in _models_without(flash):
+                    stack.enter_context(_restored(vars(sys.modules[name])))
+                    vars(sys.modules[name]).update(missing)
                 with _a_cuda_build():
                     return check(*args, **kwargs)
 
@@ -141,6 +144,18 @@ def _at_request(module: ModuleType, run: Run) -> Iterator[None]:
         stack.enter_context(patched(owner, {name: _like(check, checked) for name, check in checks.items()}))
         yield
     _forget_answers(utils)
+
+
+def _models_without(flash: ModuleType) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Modules of models that asked for flash_attn when they were imported, and what they then did not import.
+
+    transformers before version 5 has such models: GPTBigCode, Jamba, DBRX.
+    """
+    function = getattr(flash, "_flash_attention_forward", None)
+    for name, module in list(sys.modules.items()):
+        asked = name.startswith("transformers.models.") and hasattr(module, "is_flash_attn_2_available")
+        if asked and function is not None and not hasattr(module, "_flash_attention_forward"):
+            yield name, {"_flash_attention_forward": function}
 
 
 def _a_cuda_build() -> AbstractContextManager[None]:
