@@ -184,15 +184,15 @@ def test_a_value_between_the_stops_can_be_typed() -> None:
 
 
 def test_another_card_of_the_same_kind_needs_no_trace(panel: Sliders) -> None:
-    traced = len(panel._priced._traced)
+    traced = len(panel._priced._made)
     panel.controls["gpu"].value = panel.controls["gpu"].options[1][1]
-    assert len(panel._priced._traced) == traced
+    assert len(panel._priced._made) == traced
     assert panel.report.device.total_bytes == om.dry_run(train, gpu="A100 80GB").device_total_bytes
 
 
 def test_the_largest_batch_fits_and_one_more_does_not() -> None:
     panel = om.sliders(train, memory="500MiB", batch_size=(1, 64), seq_len=4096, kind="plain")
-    estimate = panel._refined()
+    estimate = panel._complete()
     assert estimate.largest is not None
     largest = estimate.largest.value
     assert 0 < largest < 64
@@ -394,6 +394,9 @@ class Setup:
     def point(self, values):
         return values
 
+    def is_known(self, sizes, values):
+        return True
+
     def sizes(self, values, card):
         fits = values["activation_checkpointing"] and values["loss"] == "chunked"
         return SimpleNamespace(
@@ -431,3 +434,62 @@ def test_an_argument_that_cannot_vary_is_left_out_and_said() -> None:
     panel = om.sliders(attend, gpu="T4")
     assert set(panel.controls) == {"gpu", "batch_size"}
     assert "width stays 32: with 33 the function fails: embed_dim must be divisible by num_heads" in shown(panel)
+
+
+def rise(batch_size: int = 4, seq_len: int = 64) -> None:
+    """Another function: nothing is known of it."""
+    layer = torch.nn.Linear(16, 32).cuda()
+    layer(torch.randn(batch_size, seq_len, 16, device="cuda")).sum().backward()
+
+
+def test_with_a_front_end_one_run_is_shown_and_the_rest_leaves_the_kernel_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oom_magic.notebook.sliders.controller.is_attended", lambda: True)
+    held: list[float] = []
+
+    async def stand_by() -> None:
+        """The kernel's other work: it comes on between any two dry runs."""
+        while True:
+            held.append(panel._slices._num_runs)
+            await asyncio.sleep(0)
+
+    async def use() -> None:
+        nonlocal panel
+        panel = om.sliders(rise, batch_size=(1, 64), seq_len=(64, 1024))
+        sizes = panel._priced.sizes(panel.values, panel.card)
+        assert panel.report.peak_reserved_bytes == om.dry_run(rise).peak_reserved_bytes
+        assert not sizes.is_known() and "following others" not in panel._panel._status.value
+        other = asyncio.get_running_loop().create_task(stand_by())
+        panel.controls["batch_size"].value = 7  # at once: nothing is known there yet
+        moved = panel._refining
+        await asyncio.sleep(0.3)
+        panel.controls["batch_size"].value = 9  # what is under way for the last value is let go of
+        await panel._refining
+        other.cancel()
+        assert moved.cancelled() and sizes.is_known()
+
+    panel: Sliders
+    asyncio.run(use())
+    steps = np.diff(sorted(set(held)))
+    assert len(steps) > 3 and set(steps) == {1}
+    assert panel._estimate.largest.is_exact
+    true = om.dry_run(rise, batch_size=9)
+    assert panel.report.peak_reserved_bytes == true.peak_reserved_bytes
+
+
+def test_an_interrupt_of_what_is_done_in_slices_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    async def use() -> None:
+        panel = om.sliders(rise, batch_size=(1, 64), gpu=["T4", "RTX 3090"])
+        monkeypatch.setattr("oom_magic.predict.session.DrySession.run", interrupted)
+        panel.controls["gpu"].value = panel.controls["gpu"].options[1][1]
+        await panel._refining
+        assert "interrupted at" in shown(panel) and len(shown(panel).strip().splitlines()) == 1
+        monkeypatch.undo()
+        panel.controls["batch_size"].value = 9
+        await panel._refining
+        assert "interrupted at" not in shown(panel)
+        assert panel.report.peak_reserved_bytes == om.dry_run(rise, batch_size=9, gpu="RTX 3090").peak_reserved_bytes
+
+    asyncio.run(use())

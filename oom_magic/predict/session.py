@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import inspect
-import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -14,17 +13,15 @@ import torch
 import torch.utils.dlpack
 
 from oom_magic.errors import describe_error
-from oom_magic.inputs import parse_bytes
 from oom_magic.language import _, load_language
-from oom_magic.memory.allocator.replay import AllocatorOutOfMemory, CachingAllocator, ReplayFailure
-from oom_magic.memory.allocator.settings import AllocatorSettings
+from oom_magic.memory.allocator.message import failure_message
+from oom_magic.memory.allocator.replay import AllocatorOutOfMemory, CachingAllocator
 from oom_magic.memory.report import Assumption, Device, MemoryReport, OutOfMemory
 from oom_magic.memory.timeline import Phase, SourceLine
 from oom_magic.predict import torch_private
 from oom_magic.predict.compiled.calls import compile_followed
 from oom_magic.predict.compiled.instead import run_or_as_written
 from oom_magic.predict.cpu_runs import stayed_on_cpu
-from oom_magic.predict.distributed.job import Job
 from oom_magic.predict.fake_cuda import transfers
 from oom_magic.predict.fake_cuda.answers.torch_cuda import Cards
 from oom_magic.predict.fake_cuda.device_view import DeviceView
@@ -54,10 +51,10 @@ from oom_magic.predict.operators.autocast import Autocast
 from oom_magic.predict.operators.known_values import readers
 from oom_magic.predict.operators.known_values.values import Values
 from oom_magic.predict.operators.registration import cuda_operators
-from oom_magic.predict.setups.gpus import DEFAULT_GPU, GPU, checked_number, find_gpu, split_count
+from oom_magic.predict.setups.gpus import GPU
+from oom_magic.predict.setups.hardware import Hardware
 from oom_magic.predict.torch_patches import torch_patches
 from oom_magic.predict.what_if.change import Change
-from oom_magic.units import format_bytes
 from oom_magic.user_code import is_users_file
 
 _HANDLERS = {  # operators that the pretend GPU answers itself
@@ -67,30 +64,6 @@ _HANDLERS = {  # operators that the pretend GPU answers itself
     **recurrent.HANDLERS,
     **composed.HANDLERS,
 }
-
-
-def failure_message(
-    error: AllocatorOutOfMemory | ReplayFailure,
-    total_bytes: int,
-    context_bytes: int,
-    limit_bytes: int | None = None,
-    device_index: int = 0,
-) -> str:
-    """PyTorch's own wording (c10/cuda/CUDACachingAllocator.cpp, ``malloc``); ``limit_bytes`` is that of a fraction."""
-    cached = error.reserved_bytes - error.allocated_bytes
-    allowed = "" if limit_bytes is None else f"{format_bytes(limit_bytes)} allowed; "
-    return (
-        f"CUDA out of memory. Tried to allocate {format_bytes(error.segment_bytes)}. GPU {device_index} has a total "
-        f"capacity of {format_bytes(total_bytes)} of which {format_bytes(error.free_bytes)} is free. "
-        "Including non-PyTorch memory, "
-        f"this process has {format_bytes(error.reserved_bytes + context_bytes)} memory in use. "
-        f"{allowed}Of the allocated memory {format_bytes(error.allocated_bytes)} is allocated by PyTorch, "
-        f"and {format_bytes(cached)} is reserved by PyTorch but unallocated. "
-        "If reserved but unallocated memory is large try setting "
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for Memory "
-        "Management  (https://docs.pytorch.org/docs/stable/notes/cuda.html"
-        "#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)"
-    )
 
 
 class DrySession:
@@ -127,12 +100,11 @@ class DrySession:
         start: StartingPoint | None = None,
         absent: Collection[int] = frozenset(),
     ) -> None:
-        self.gpu, num_gpus = _card_and_number(gpu, num_gpus)
-        self.job = None if num_processes is None else Job(num_processes, rank)
-        self.settings = AllocatorSettings.parse(_allocator_options())
-        self.total_bytes = self.gpu.total_bytes if memory is None else parse_bytes(memory)
+        hardware = Hardware.of(gpu, memory, num_gpus, num_processes, rank)
+        self.gpu, self.job, self.settings = hardware.gpu, hardware.job, hardware.settings
+        self.total_bytes, num_cards = hardware.total_bytes, hardware.num_cards
+        self.machine = hardware.options
         capacity = max(self.total_bytes - self.gpu.context_bytes, 0) if is_limited else None
-        num_cards = max(checked_number(num_gpus, "num_gpus"), 1 if self.job is None else self.job.num_processes)
         self.recorders = tuple(
             Recorder(CachingAllocator(capacity, self.settings), keeps_empty=keeps_empty) for _unused in range(num_cards)
         )
@@ -249,13 +221,6 @@ class DrySession:
         alone = {"is_lasting": False, "is_limited": False, "has_bar": False}
         options = {**self.machine, **alone, "origin": self, **options}
         return DrySession(self.gpu.name, self.total_bytes, stop_after_steps=self.training.stop_after_steps, **options)
-
-    @property
-    def machine(self) -> dict[str, Any]:
-        """The settings of a session with as many cards, for the same process of the job."""
-        if self.job is None:
-            return {"num_gpus": len(self.recorders)}
-        return {"num_processes": self.job.num_processes, "rank": self.job.rank}
 
     def storage_of(self, tensor: torch.Tensor) -> tuple[int, int] | None:
         """Identity and bytes of what a tensor, or its double, has on the pretend GPU; None if it is not there."""
@@ -395,14 +360,6 @@ def _ended_by(exception: Exception) -> str:
     )
 
 
-def _card_and_number(gpu: str | GPU | None, num_gpus: int) -> tuple[GPU, int]:
-    """The card, and how many: those that its name says ("2x T4") unless more are asked for."""
-    if isinstance(gpu, GPU):
-        return gpu, num_gpus
-    number, name = split_count(gpu or DEFAULT_GPU)
-    return find_gpu(name), number if number is not None and num_gpus == 1 else num_gpus
-
-
 def dry_run(
     fn: Callable[..., Any],
     *args: Any,
@@ -482,7 +439,3 @@ def _function(fn: Any) -> Any:
     """The function that a partial, a method or a wrapper leads to."""
     function = inspect.unwrap(getattr(fn, "func", fn))
     return getattr(function, "__func__", function)
-
-
-def _allocator_options() -> str:
-    return os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets
@@ -18,6 +17,7 @@ from oom_magic.notebook.sliders.cards import SliderCard, SliderMachine, counted,
 from oom_magic.notebook.sliders.fit_map import Grid
 from oom_magic.notebook.sliders.page import SavedSliders, naming_script
 from oom_magic.notebook.sliders.panel import NumberControl, Panel, choice_control
+from oom_magic.notebook.sliders.slices import Slices, is_attended, running_loop
 from oom_magic.notebook.sliders.source import Estimator, Priced, PricedFunction, PricedSetup, TraceFailed
 from oom_magic.notebook.sliders.view import Estimate, assumption_details, error_blocks, live_blocks, settings_table
 from oom_magic.notebook.step_chart import step_picture
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 _IDLE_SECONDS = 0.12  # without a move, before the allocator is replayed
 _VIEW = "application/vnd.jupyter.widget-view+json"
-_worker = ThreadPoolExecutor(1, thread_name_prefix="oom_sliders")
 
 
 def sliders(
@@ -71,8 +70,8 @@ def sliders(
 class Sliders(ipywidgets.VBox):
     """The panel. ``values``, ``report`` and ``setup`` follow the sliders; ``controls`` has the widgets by name.
 
-    A move shows sums of sizes at once. When the hand rests the allocator is replayed, in a thread, for what is
-    reserved, the largest batch and the timeline; the next move makes that out of date, and it is dropped.
+    A move shows sums of sizes at once. When the hand rests, what is not known yet is found in slices, and the allocator
+    is replayed, for what is reserved, the largest batch and the timeline; the next move makes that out of date.
     """
 
     def __init__(self, priced: Priced, cards: tuple[SliderCard, ...]) -> None:
@@ -81,9 +80,10 @@ class Sliders(ipywidgets.VBox):
         self._estimator = Estimator(priced, grid)
         self._saved = SavedSliders(self._estimator)
         self._refining: asyncio.Task[None] | None = None
-        self._estimate: Estimate | None = None  # None: the function failed, and ``_failure`` says how
+        self._slices: Slices | None = None
+        self._estimate: Estimate | None = None  # None: nothing is known yet, or ``_failure`` says what went wrong
         self._failure: tuple[Block, ...] = ()
-        self._is_shown = self._is_moving_many = False
+        self._is_shown = self._is_moving_many = self._has_begun = False
         gpu = ipywidgets.Dropdown(description="GPU", options=[(str(card), card) for card in cards], value=cards[0])
         self.controls: dict[str, Any] = {"gpu": gpu, **_controls(priced)}
         self._live_class, self._still_class = f"oom-live-{gpu.model_id}", f"oom-still-{gpu.model_id}"
@@ -137,50 +137,78 @@ class Sliders(ipywidgets.VBox):
         self._update()
 
     def _update(self) -> None:
-        """Show the present setting, and have it refined once the hand rests."""
+        """Show the present setting as far as it is known, and have the rest found once the hand rests."""
+        self._stop()
+        values, card, loop = self.values, self.card, running_loop()
+        if loop is None or not self._has_begun:
+            is_later = loop is not None and is_attended()
+            if not self._shown_or_failed(lambda: self._show_now(values, card, is_later)):
+                return
+            self._has_begun = True
+        elif not self._shown_or_failed(lambda: self._show_known(values, card)):
+            return
+        if loop is not None:
+            slices = self._slices = Slices(loop, self._panel.count)
+            self._refining = loop.create_task(self._refine(slices, values, card))
+
+    def _stop(self) -> None:
+        """Let go of what is found for a setting that is left."""
         if self._refining is not None:
             self._refining.cancel()
-            self._refining = None
-        values, card = self.values, self.card
+        if self._slices is not None:
+            self._slices.stop()
+        self._refining = self._slices = None
+
+    def _shown_or_failed(self, show: Callable[[], object]) -> bool:
+        """Whether something could be shown; else the panel says why not."""
         try:
             with InOneLine("interrupted_sliders"):
-                sizes = self._sizes(values, card)
-                estimate = self._estimator.quick(sizes, values)
-                self._show(sizes, estimate)
+                show()
         except Interrupted as interrupted:
             if not self._is_shown:
                 raise
             self._fail((Sentence(str(interrupted), "bad"),))  # the next move tries again
-            return
         except TraceFailed as failed:
             self._fail(failed.blocks)
-            return
         except Exception as error:
             self._fail(error_blocks(error))
-            return
-        try:
-            self._refining = asyncio.get_running_loop().create_task(self._refine(sizes, values, estimate))
-        except RuntimeError:
-            return  # no loop, no front end: what is asked for is computed then
+        else:
+            return True
+        return False
 
     def _fail(self, blocks: tuple[Block, ...]) -> None:
         """Show an error in place of the picture; the sliders stay usable."""
         self._estimate, self._failure = None, blocks
         self._panel.show_failure(blocks)
 
-    def _sizes(self, values: Mapping[str, Any], card: SliderCard) -> Sizes:
-        """The sizes of a setting. While they are traced, those of another card are shown."""
-        if not self._priced.is_traced(values, card):
-            close = self._priced.sizes_elsewhere(values, card)
-            if close is not None:
-                self._show(close, self._estimator.quick(close, values))
-            text = _("Tracing {label} with these choices for {card} …", label=self._priced.title, card=card)
-            with self._panel.tracing(text, self._is_shown):
-                self._priced.trace(values, card)
-        return self._priced.sizes(values, card)
+    def _show_now(self, values: Mapping[str, Any], card: SliderCard, is_later: bool) -> None:
+        """Show a setting before anything else is done: by one run, if the rest comes later or was not asked for."""
+        if self._show_known(values, card):
+            return
+        sizes = self._priced.sizes(values, card)
+        with self._panel.tracing(self._tracing_words(card), self._is_shown):
+            if is_later or (running_loop() is None and not sizes.has_runs):
+                self._show(sizes, self._estimator.exact(sizes, values))
+                return
+            self._priced.trace(sizes, values, card)
+        self._show(sizes, self._estimator.quick(sizes, values))
+
+    def _show_known(self, values: Mapping[str, Any], card: SliderCard) -> bool:
+        """Show a setting if its function is known; what is known of another card meanwhile, if that is."""
+        sizes = self._priced.sizes(values, card)
+        is_known = self._priced.is_known(sizes, values)
+        close = sizes if is_known else self._priced.sizes_elsewhere(values, card)
+        if close is None:
+            self._estimate, self._failure = None, ()
+        else:
+            self._show(close, self._estimator.quick(close, values))
+        return is_known
+
+    def _tracing_words(self, card: SliderCard) -> str:
+        return _("Tracing {label} with these choices for {card} …", label=self._priced.title, card=card)
 
     def _show(self, sizes: Sizes, estimate: Estimate) -> None:
-        self._estimate = estimate
+        self._estimate, self._failure = estimate, ()
         for name in self._priced.ranges.axes:
             self.controls[name].disabled = name not in self._priced.axes(estimate.values)
         self._panel.show(estimate)
@@ -191,51 +219,73 @@ class Sliders(ipywidgets.VBox):
 
     # -- when the hand rests --------------------------------------------------
 
-    async def _refine(self, sizes: Sizes, values: Mapping[str, Any], estimate: Estimate) -> None:
-        """Replay in a thread, and show in the panel what goes wrong there."""
+    async def _refine(self, slices: Slices, values: Mapping[str, Any], card: SliderCard) -> None:
+        """Find the rest, and show in the panel what goes wrong there."""
         await asyncio.sleep(_IDLE_SECONDS)
         try:
-            await self._replay(sizes, values, estimate)
+            with InOneLine("interrupted_sliders"):
+                await self._find(slices, values, card)
+        except KeyboardInterrupt as interrupted:
+            self._fail((Sentence(str(interrupted), "bad"),))
+        except TraceFailed as failed:
+            self._fail(failed.blocks)
         except Exception as error:
             self._fail(error_blocks(error))
 
-    async def _replay(self, sizes: Sizes, values: Mapping[str, Any], estimate: Estimate) -> None:
+    async def _find(self, slices: Slices, values: Mapping[str, Any], card: SliderCard) -> None:
         """One thing after the other; each is shown when known."""
-        loop, estimator = asyncio.get_running_loop(), self._estimator
-        is_replay = sizes.is_exact(**self._priced.point(values))
+        estimator, sizes = self._estimator, self._priced.sizes(values, card)
+        is_known = self._priced.is_known(sizes, values)
+        if not is_known and (self._estimate is None or self._estimate.report is None):
+            with self._panel.working(self._tracing_words(card), fades=True):
+                estimate = await slices.run(estimator.exact, sizes, values)
+            self._show(sizes, estimate)
+            self._panel.show_details(estimate)
+        if not is_known:
+            with self._panel.working(_("One run was followed; following others, for all numbers …")):
+                await slices.run(self._priced.trace, sizes, values, card)
+        estimate = estimator.quick(sizes, values)
+        self._show(sizes, estimate)
         for step in (estimator.exact, estimator.with_largest):
-            if is_replay:
-                estimate = await loop.run_in_executor(_worker, step, sizes, values, estimate)
-            else:  # a dry run: in the thread of all others
-                estimate = step(sizes, values, estimate)
-            self._estimate = estimate
+            estimate = self._estimate = await slices.run(step, sizes, values, estimate)
             self._panel.show(estimate)
             self._panel.show_details(estimate)
         if not estimate.fits:
-            with self._panel.tracing(_("Looking for what would fit …"), self._is_shown):  # dry runs, at first
-                self._estimate = estimate = estimator.with_way_out(values, self.card, estimate)
+            with self._panel.working(_("Looking for what would fit …")):
+                self._estimate = estimate = await slices.run(estimator.with_way_out, values, card, estimate)
             self._panel.show(estimate)
         for point in self._saved.missing(sizes, values):
-            await loop.run_in_executor(_worker, self._saved.draw, sizes, point)
+            await slices.run(self._saved.draw, sizes, point)
         self._save()
         cells = estimator.cells(sizes, values)
         if cells is None:
             return
         for cell in cells.doubtful(sizes.device):
-            await loop.run_in_executor(_worker, estimator.check_cell, sizes, values, cells, cell)
+            await slices.run(estimator.check_cell, sizes, values, cells, cell)
             self._panel.show_map(cells, sizes.device)
 
     def _refined(self) -> Estimate:
-        """The present estimate with its report and the largest batch, computed now if need be."""
-        if self._estimate is None:
+        """The present estimate with its report, found now if need be."""
+        if self._failure:
             reason = to_text(Description(_("The function fails with these values"), self._failure))
             raise RuntimeError(reason)
-        if self._estimate.report is None or (self._estimate.largest and not self._estimate.largest.is_exact):
-            values = self._estimate.values
-            sizes = self._priced.sizes(values, self.card)
-            exact = self._estimator.exact(sizes, values, self._estimate)
-            largest = self._estimator.with_largest(sizes, values, exact)
-            self._estimate = self._estimator.with_way_out(values, self.card, largest)
+        if self._estimate is None or self._estimate.report is None:
+            sizes = self._priced.sizes(self.values, self.card)
+            is_known = self._priced.is_known(sizes, self.values)
+            quick = self._estimator.quick(sizes, self.values) if is_known else None
+            self._estimate = self._estimator.exact(sizes, self.values, quick)
+        return self._estimate
+
+    def _complete(self) -> Estimate:
+        """The same with what takes more than one run: what would fit, the largest batch; the map is known then."""
+        estimate = self._refined()
+        values, card = estimate.values, self.card
+        sizes = self._priced.sizes(values, card)
+        if not self._priced.is_known(sizes, values):
+            with self._panel.tracing(self._tracing_words(card), self._is_shown):
+                self._priced.trace(sizes, values, card)
+        estimate = self._estimator.with_way_out(values, card, estimate)
+        self._estimate = self._estimator.with_largest(sizes, values, estimate)
         return self._estimate
 
     # -- without a front end --------------------------------------------------
@@ -245,9 +295,9 @@ class Sliders(ipywidgets.VBox):
         title = _("What {label} takes on {card}", label=self._priced.title, card=self.card)
         values = {**self._priced.ranges.fixed, **self.values}
         blocks: list[Block] = [settings_table(values)]
-        if self._estimate is None:
+        if self._failure:
             return Description(title, (*self._failure, *blocks))
-        estimate = self._refined()
+        estimate = self._complete() if self._slices is None else self._refined()  # what comes later is shown then
         assert estimate.report is not None
         blocks = [*live_blocks(estimate), *blocks]
         cells = self._estimator.cells(self._priced.sizes(values, self.card), values)
@@ -293,9 +343,9 @@ class Sliders(ipywidgets.VBox):
     def _still(self) -> dict[str, str]:
         description = self.describe()
         html = to_html(description)
-        if self._estimate is not None:
-            values = self._estimate.values
-            html += self._saved.html(self._priced.sizes(values, self.card), values)
+        if not self._failure:
+            sizes = self._priced.sizes(self.values, self.card)
+            html += self._saved.html(sizes, self.values) if self._priced.is_known(sizes, self.values) else ""
         html = f'<div class="{self._still_class}">{html}{naming_script(self._live_class)}</div>'
         return {"text/plain": to_fallback(description), "text/html": html}
 

@@ -12,7 +12,7 @@ import ipywidgets
 import numpy as np
 import traitlets
 
-from oom_magic.language import _, choose_language
+from oom_magic.language import _, choose_language, ngettext
 from oom_magic.memory.report import Device
 from oom_magic.memory.timeline import IntArray
 from oom_magic.notebook.sliders.fit_map import Cells, FitMap, Grid, landmarks_of
@@ -91,6 +91,7 @@ class Panel:
         go_to: Callable[[dict[str, int]], None],
         style: str,
     ) -> None:
+        self._said = ""  # while something is done in slices
         self._progress = ipywidgets.Output()
         self._status, self._picture, self._chart, self._code, self._assumptions = (
             ipywidgets.HTML() for _area in range(5)
@@ -150,6 +151,25 @@ class Panel:
         self._status.value, self._progress.outputs = "", ()
         for area in (self._picture, self._lower):
             area.remove_class("oom-stale")
+
+    @contextmanager
+    def working(self, text: str, fades: bool = False) -> Iterator[None]:
+        """Say what is done in slices, with a count of dry runs; ``fades`` where the picture is of another setting."""
+        self._said = text
+        _write(self._status, (Sentence(text, "quiet"),))
+        if fades:
+            self._picture.add_class("oom-stale")
+        try:
+            yield
+        finally:
+            self._said, self._status.value = "", ""
+            self._picture.remove_class("oom-stale")
+
+    def count(self, num_runs: int) -> None:
+        """How many dry runs were made for what is said."""
+        if self._said:
+            counted = ngettext("{count} dry run", "{count} dry runs", num_runs)
+            _write(self._status, (Sentence(f"{self._said} {counted}", "quiet"),))
 
 
 def _folded(title: str, content: Any) -> tuple[Any, Any]:

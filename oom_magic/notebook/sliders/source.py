@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -11,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.language import _
+from oom_magic.memory.report import MemoryReport
 from oom_magic.notebook.sliders.cards import SliderCard, SliderMachine
 from oom_magic.notebook.sliders.fit_map import OVER, Cells, Grid
 from oom_magic.notebook.sliders.ranges import (
@@ -23,6 +23,7 @@ from oom_magic.notebook.sliders.ranges import (
     start_of,
     without_the_stiff,
 )
+from oom_magic.notebook.sliders.slices import in_slices
 from oom_magic.notebook.sliders.view import Estimate, Largest, WayOut, error_blocks
 from oom_magic.predict.sizing.ranges import Ranges
 from oom_magic.predict.sizing.sizes import Sizes
@@ -52,15 +53,15 @@ class Estimator:
             largest=self._quick_largest(sizes, values),
         )
 
-    def exact(self, sizes: Sizes, values: Values, estimate: Estimate) -> Estimate:
-        """With the report of a run, the allocator replayed."""
-        report = sizes.report(**self.priced.point(values))
-        return replace(estimate, report=report, assumptions=report.assumptions)
+    def exact(self, sizes: Sizes, values: Values, estimate: Estimate | None = None) -> Estimate:
+        """With the report of a run: the allocator replayed where the function is known, else run at this very point."""
+        report = self._report(sizes, values)
+        return replace(estimate or self.quick(sizes, values), report=report, assumptions=report.assumptions)
 
     def with_largest(self, sizes: Sizes, values: Values, estimate: Estimate) -> Estimate:
         """With the largest batch found by replaying the allocator; not where each point would have to be run."""
         name = self._searched(values)
-        if name is None or not sizes.is_exact(**self.priced.point(values)):
+        if name is None or not self.priced.is_known(sizes, values) or not sizes.is_exact(**self.priced.point(values)):
             return estimate
         key = self.key(sizes, values, name)
         if key not in self._largest:
@@ -70,7 +71,7 @@ class Estimator:
         return replace(estimate, largest=self._largest[key])
 
     def with_way_out(self, values: Values, card: SliderCard, estimate: Estimate) -> Estimate:
-        """With other choices that fit, where these do not; they are traced when first asked for."""
+        """With other choices that fit, where these do not; each is run at this point only."""
         if estimate.fits:
             return estimate
         others: dict[str, Any] = {}
@@ -78,17 +79,21 @@ class Estimator:
             others[name] = value
             changed = {**values, **others}
             try:
-                report = self.priced.sizes(changed, card).report(**self.priced.point(changed))
-            except TraceFailed:
+                report = self._report(self.priced.sizes(changed, card), changed)
+            except (TraceFailed, ValueError):
                 del others[name]
                 continue
             if report.out_of_memory is None:
                 return replace(estimate, way_out=WayOut(others, report.peak_reserved_bytes))
         return estimate
 
+    def _report(self, sizes: Sizes, values: Values) -> MemoryReport:
+        point = self.priced.point(values)
+        return sizes.report(**point) if self.priced.is_known(sizes, values) else sizes.report_of_run(**point)
+
     def cells(self, sizes: Sizes, values: Values) -> Cells | None:
-        """The map; it changes only with what is not on it."""
-        if self.grid is None:
+        """The map; it changes only with what is not on it. None until the function is known."""
+        if self.grid is None or not self.priced.is_known(sizes, values):
             return None
         key = self.key(sizes, values, *self.grid.names)
         if key not in self._cells:
@@ -112,7 +117,7 @@ class Estimator:
     def _quick_largest(self, sizes: Sizes, values: Values) -> Largest | None:
         """What was searched for before, else the last value whose sum of sizes is within the card."""
         name = self._searched(values)
-        if name is None:
+        if name is None or not self.priced.is_known(sizes, values):
             return None
         known = self._largest.get(self.key(sizes, values, name))
         if known is not None:
@@ -153,40 +158,47 @@ class Priced(ABC):
         for name, options in ranges.choices.items():
             default = defaults.get(name)
             self.starts[name] = default if default in options else options[0]
-        self._traced: dict[tuple[Any, ...], Sizes] = {}
+        self._made: dict[tuple[Any, ...], Sizes] = {}
         self._failed: dict[tuple[Any, ...], tuple[Block, ...]] = {}
 
     def sizes(self, values: Values, card: SliderCard) -> Sizes:
-        """The sizes for the choices among ``values``, traced now if they were not before; else TraceFailed."""
-        self.trace(values, card)
+        """The sizes for the choices among ``values``, as far as they were traced. TraceFailed where that failed."""
         key = self._key(values, card)
+        if key not in self._made and key not in self._failed:
+            try:
+                self._check(values, card)
+                self._made[key] = self._untraced(values, card)
+                self._made[key].elsewhere = in_slices
+            except Exception as error:
+                self._failed[key] = error_blocks(error)
         if key in self._failed:
             raise TraceFailed(self._failed[key])
-        return _on(self._traced[key], card)
+        return self._made[key].with_device(card.device)
 
-    def trace(self, values: Values, card: SliderCard) -> None:
-        """Trace the choices among ``values`` unless that was tried before. A failure is remembered."""
-        key = self._key(values, card)
-        if key in self._traced or key in self._failed:
+    def trace(self, sizes: Sizes, values: Values, card: SliderCard) -> None:
+        """Trace the choices among ``values``, for all numbers. A failure is remembered."""
+        if self.is_known(sizes, values):
             return
         try:
-            self._check(values, card)
             close = self.sizes_elsewhere(values, card)
-            self._traced[key] = self._trace(values, card) if close is None else close.on(card.gpu, card.memory_bytes)
+            if close is not None:
+                sizes.take_over(close)
+            sizes.trace(**self._choices(values))
         except Exception as error:
-            self._failed[key] = error_blocks(error)
+            self._failed[self._key(values, card)] = error_blocks(error)
+            raise TraceFailed(error_blocks(error)) from None
 
-    def is_traced(self, values: Values, card: SliderCard) -> bool:
-        """Whether ``sizes`` answers at once."""
-        key = self._key(values, card)
-        return key in self._traced or key in self._failed
+    def is_known(self, sizes: Sizes, values: Values) -> bool:
+        """Whether ``sizes`` answers for all numbers at once."""
+        return sizes.is_known(**self._choices(values))
 
     def sizes_elsewhere(self, values: Values, card: SliderCard) -> Sizes | None:
-        """Sizes for these choices that were traced for another kind of card, with the memory of this one."""
-        *choices, _kind = self._key(values, card)
-        alike = (sizes for (*others, _kind), sizes in self._traced.items() if others == choices)
-        sizes = next(alike, None)
-        return None if sizes is None else _on(sizes, card)
+        """Sizes for these choices that are known for another kind of card, with the memory of this one."""
+        *choices, kind = self._key(values, card)
+        alike = (sizes for (*others, other), sizes in self._made.items() if others == choices and other != kind)
+        known = (sizes for sizes in alike if sizes.is_known(**self._choices(values)))
+        sizes = next(known, None)
+        return None if sizes is None else sizes.with_device(card.device)
 
     @property
     def title(self) -> str:
@@ -215,7 +227,7 @@ class Priced(ABC):
 
     @abstractmethod
     def _size(self, card: SliderCard, ranges: dict[str, Any]) -> Sizes:
-        """Trace it on a card."""
+        """It on a card, not traced yet."""
 
     @abstractmethod
     def _check(self, values: Values, card: SliderCard) -> None:
@@ -224,12 +236,15 @@ class Priced(ABC):
     def _key(self, values: Values, card: SliderCard) -> tuple[Any, ...]:
         return (*(repr(values[name]) for name in self.ranges.choices), card.kind)
 
-    def _trace(self, values: Values, card: SliderCard) -> Sizes:
+    def _choices(self, values: Values) -> dict[str, Any]:
+        return {name: values[name] for name in self.ranges.choices}
+
+    def _untraced(self, values: Values, card: SliderCard) -> Sizes:
         ranges: dict[str, Any] = dict(self.ranges.fixed)
         for name in self.axes(values):
             axis = self.ranges.axes[name]
             ranges[name] = (int(axis[0]), int(axis[-1]), int(axis[1] - axis[0]))
-        return self._size(card, {**ranges, **{name: [values[name]] for name in self.ranges.choices}})
+        return self._size(card, {**ranges, **{name: [value] for name, value in self._choices(values).items()}})
 
 
 class PricedFunction(Priced):
@@ -270,9 +285,8 @@ class PricedFunction(Priced):
         """A run says for itself."""
 
     def _size(self, card: SliderCard, ranges: dict[str, Any]) -> Sizes:
-        from oom_magic.predict.sizing.sizes import size
-
-        return size(self.fn, gpu=card.gpu, memory=card.memory_bytes, **self.machine.options, **ranges)
+        parsed = Ranges.parse(self.fn, ranges)
+        return Sizes(self.fn, parsed, card.gpu, card.memory_bytes, **self.machine.options)
 
 
 class PricedSetup(Priced):
@@ -319,7 +333,7 @@ class PricedSetup(Priced):
         self.setup(values).replace(gpu=card.gpu, memory=card.memory_bytes)
 
     def _size(self, card: SliderCard, ranges: dict[str, Any]) -> Sizes:
-        return self.base.replace(gpu=card.gpu, memory=card.memory_bytes).sizes(**ranges)
+        return self.base.replace(gpu=card.gpu, memory=card.memory_bytes).untraced_sizes(**ranges)
 
 
 def _run_once(fn: Callable[..., Any], card: SliderCard, machine: SliderMachine, arguments: dict[str, Any]) -> None:
@@ -338,13 +352,6 @@ def _check_names(setup: TrainingSetup, given: Values) -> None:
     for name in given:
         if name not in known:
             raise TypeError(_("TrainingSetup has no field {name!r}{offer}.", name=name, offer=closest(name, known)))
-
-
-def _on(sizes: Sizes, card: SliderCard) -> Sizes:
-    """The same sizes with the memory of a card."""
-    moved = copy.copy(sizes)
-    moved.device = card.device
-    return moved
 
 
 def _check_end(setup: TrainingSetup, name: str, end: int) -> None:

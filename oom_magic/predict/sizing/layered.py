@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -40,21 +41,27 @@ _known: OrderedDict[bytes, _Known] = OrderedDict()  # by the structure with the 
 
 
 class LayeredRuns(Generic[_Where]):
-    """Traces of one function at any place. ``run`` makes one with the layers that the function has by itself.
+    """Traces of one function at any place. ``run`` makes one inside a context, which may ask for fewer layers.
 
     How layers repeat is learned where a structure is first met, and checked where it is met next.
     """
 
-    def __init__(self, run: Callable[[_Where], Trace], layers: Layers | None) -> None:
+    def __init__(self, run: Callable[[_Where, AbstractContextManager[None]], Trace], layers: Layers | None) -> None:
         self._run = run
         self._layers = layers
         most = 0 if layers is None else layers.count - _NUM_RUNS - _LEAST_GAIN
         self._fewest = tuple(fewest for fewest in _FEWEST if fewest <= most)
-        self._here: dict[int, Trace] = {}  # by the number of layers, at the present place
+        self._here: dict[tuple[_Where, int], Trace] = {}  # at the present place, by the number of layers
+
+    def made_by(self, run: Callable[[_Where, AbstractContextManager[None]], Trace]) -> LayeredRuns[_Where]:
+        """The same with other runs."""
+        other = copy(self)
+        other._run = run
+        return other
 
     def trace(self, where: _Where) -> Trace:
         """The trace at a place, with all layers."""
-        self._here = {}
+        self._here = {known: trace for known, trace in self._here.items() if known[0] == where}
         for fewest in self._fewest:
             few = self._with_layers(where, fewest)
             repetition = self._repetition(where, few, fewest)
@@ -63,7 +70,7 @@ class LayeredRuns(Generic[_Where]):
                 structure, numbers = repetition.lengthened(self._layered(where, fewest), self._layers.count)
                 return Trace(structure, numbers, few.dims, few.assumptions)
         self._fewest = ()
-        return self._run(where)
+        return self._run(where, nullcontext())
 
     def _repetition(self, where: _Where, few: Trace, fewest: int) -> Repetition | None:
         key = few.structure.key
@@ -97,7 +104,7 @@ class LayeredRuns(Generic[_Where]):
 
     def _with_layers(self, where: _Where, num_layers: int) -> Trace:
         assert self._layers is not None
-        if num_layers not in self._here:
-            with self._layers.only(num_layers):
-                self._here[num_layers] = self._run(where)
-        return self._here[num_layers]
+        key = where, num_layers
+        if key not in self._here:
+            self._here[key] = self._run(where, self._layers.only(num_layers))
+        return self._here[key]

@@ -12,9 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from oom_magic.language import _, ngettext
+from oom_magic.memory.allocator.message import failure_message
+from oom_magic.memory.allocator.replay import ReplayFailure
 from oom_magic.memory.allocator.settings import AllocatorSettings
-from oom_magic.memory.report import Assumption
-from oom_magic.memory.timeline import IntArray, Timeline
+from oom_magic.memory.report import Assumption, Device, OutOfMemory
+from oom_magic.memory.timeline import PHASES, IntArray, Timeline
 from oom_magic.predict.setups.gpus import GPU
 from oom_magic.predict.sizing.peaks import Peaks
 from oom_magic.predict.sizing.polynomials import (
@@ -57,6 +59,16 @@ class Trace:
     numbers: IntArray
     dims: IntArray
     assumptions: tuple[Assumption, ...]
+
+    def difference(self, other: Trace) -> str | None:
+        """Where another run was not the same, in words; None if it was."""
+        if self.structure.key != other.structure.key:
+            return self.structure.difference(other.structure)
+        if not (self.numbers != other.numbers).any():
+            return None
+        at = int((self.numbers != other.numbers).argmax())
+        allocation = int(np.searchsorted(np.cumsum(self.structure.counts), at, side="right"))
+        return f"{self.structure.place(allocation)} took {self.numbers[at]} bytes, then {other.numbers[at]}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +113,21 @@ class Piece:
     def timeline(self, point: Point) -> Timeline:
         """The timeline of a run at ``point``."""
         return self.structure.with_sizes(self.sizes(point))
+
+    def out_of_memory(self, failure: ReplayFailure, device: Device) -> OutOfMemory:
+        """What a run on ``device`` ends with where the allocator fails so."""
+        timeline, at = self.structure.timeline, failure.allocation
+        return OutOfMemory(
+            message=failure_message(failure, device.total_bytes, device.context_bytes, None, device.index),
+            requested_bytes=failure.segment_bytes,
+            tensor_bytes=failure.requested_bytes,
+            step=int(timeline.step[at]),
+            phase=PHASES[timeline.phase[at]],
+            operator=timeline.operators[timeline.operator[at]],
+            line=timeline.lines[timeline.line[at]],
+            module=timeline.modules[timeline.module[at]],
+            device_index=device.index,
+        )
 
     def explains(self, point: Point, trace: Trace) -> bool:
         """Whether a run was as it would have it."""

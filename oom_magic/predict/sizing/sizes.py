@@ -1,28 +1,29 @@
-"""Sizes as exact functions: a training function, dry-run at a few points, then known for all of its arguments."""
+"""Sizes as exact functions: a training function, dry-run at a few points, then known for all of its arguments.
+
+What is known needs no PyTorch, so that sizes kept on disk are there before it is loaded.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from copy import copy
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from tqdm.auto import tqdm
 
 from oom_magic.inputs import parse_bytes
 from oom_magic.language import _
-from oom_magic.memory.allocator.replay import Replay, ReplayFailure, replay
+from oom_magic.memory.allocator.replay import Replay, replay
 from oom_magic.memory.categories import Breakdown
-from oom_magic.memory.report import Assumption, Device, MemoryReport, OutOfMemory, StepUsage
-from oom_magic.memory.timeline import PHASES, IntArray
+from oom_magic.memory.report import Assumption, Device, MemoryReport, StepUsage
+from oom_magic.memory.timeline import IntArray
 from oom_magic.predict.instrumentation.recorder import SizeExpression
-from oom_magic.predict.instrumentation.training import StopAfter
-from oom_magic.predict.isolation.live_objects import heap_set_aside
-from oom_magic.predict.isolation.process_state import other_random_numbers
-from oom_magic.predict.session import DrySession, failure_message, namespaces_of
 from oom_magic.predict.setups.gpus import find_gpu
+from oom_magic.predict.setups.hardware import Hardware
 from oom_magic.predict.sizing.layered import LayeredRuns, Layers
 from oom_magic.predict.sizing.pieces import (
     Explorer,
@@ -38,9 +39,14 @@ from oom_magic.predict.sizing.pieces import (
 )
 from oom_magic.predict.sizing.ranges import Ranges, label
 from oom_magic.predict.sizing.regions import Point
-from oom_magic.predict.sizing.store import kept
+from oom_magic.predict.sizing.store import kept, recalled
 from oom_magic.predict.sizing.structure import Structure
+from oom_magic.predict.sizing.surroundings import torch_version
 from oom_magic.results import Result
+
+if TYPE_CHECKING:
+    from oom_magic.predict.instrumentation.training import StopAfter
+    from oom_magic.predict.session import DrySession
 
 _EXPECTED_TRACES = 10  # of a function with two arguments and one structure
 
@@ -79,6 +85,8 @@ class Sizes(Result):
     Where ``fn`` builds a model of many equal ``layers`` it is run with few of them. With an ``identity``, whose
     ``repr`` says all that decides what ``fn`` does with its arguments, what was found is kept on disk.
 
+    With ``elsewhere`` dry runs are made by it: it calls what it is given in the thread that dry runs belong to.
+
     A point is given as keyword arguments: one value for each argument that varies. ``report`` is what ``dry_run`` would
     find there; the other methods are parts of it, and faster.
     """
@@ -101,32 +109,51 @@ class Sizes(Result):
         self._fn = fn
         self._options: dict[str, Any] = {"gpu": gpu, "memory": memory, "stop_after_steps": stop_after_steps}
         self._options |= {"num_gpus": num_gpus, "num_processes": num_processes}
-        session = self._session()
-        self._card = session.gpu
-        self._options |= {"num_gpus": 1, **session.machine}  # "2x T4" says it in the name
-        self._number = 0 if session.job is not None else _checked_card(card, len(session.recorders))
+        hardware = Hardware.of(gpu, memory, num_gpus, num_processes)
+        self._card = hardware.gpu
+        self._options |= {"num_gpus": 1, **hardware.options}  # "2x T4" says it in the name
+        self._number = hardware.checked_card(card)
         self.device = Device(
-            session.gpu.name,
-            session.total_bytes,
-            session.gpu.context_bytes,
-            capability=session.gpu.capability,
+            hardware.gpu.name,
+            hardware.total_bytes,
+            hardware.gpu.context_bytes,
+            capability=hardware.gpu.capability,
             index=self._number,
         )
-        self.settings = session.settings
+        self.settings = hardware.settings
         self.num_traces = 0
         self._layers = layers
         self._identity = identity
         self._runs = LayeredRuns(self._run, layers)
+        self.elsewhere: Callable[[Callable[[], Trace]], Trace] | None = None
         self.has_bar = True
         self._bar: Any = None
         self._families: dict[tuple[int, ...], Node] = {}
-        # Runs at single points of pieces that are not exact.
+        # Runs at single points, of pieces that are not exact or not known yet.
         self._alone: dict[tuple[tuple[int, ...], Point], Piece] = {}
+        self._traces: dict[tuple[tuple[int, ...], Point], Trace] = {}  # of families that are not known yet
 
     def trace(self, **choices: Any) -> None:
         """Trace ``fn`` with these choices (the first of each, where none is given) now rather than when first asked."""
+        self._family(self._setting(choices))
+
+    def is_known(self, **choices: Any) -> bool:
+        """Whether the function is known everywhere with these choices: traced before, or found on disk now."""
+        setting = self._setting(choices)
+        if setting not in self._families and self._identity is not None:
+            found = recalled((self._known_by(), setting))
+            if found is not None:
+                self._families[setting] = found
+        return setting in self._families
+
+    @property
+    def has_runs(self) -> bool:
+        """Whether ``report_of_run`` has told of single points already."""
+        return bool(self._alone)
+
+    def _setting(self, choices: Mapping[str, Any]) -> tuple[int, ...]:
         lowest = {name: self.ranges.lowest(name) for name in self.ranges.names}
-        self._family(self.ranges.locate({**lowest, **choices})[0])
+        return self.ranges.locate({**lowest, **choices})[0]
 
     def on(self, gpu: str | None, memory: str | int | None = None) -> Sizes:
         """The same function on another card.
@@ -146,13 +173,23 @@ class Sizes(Result):
             self._options["num_processes"],
             self._identity,
         )
-        for setting, family in self._families.items():
-            moved = on_card(family, other._card)
+        other.take_over(self)
+        return other
+
+    def with_device(self, device: Device) -> Sizes:
+        """The same on a card of the same kind with other memory."""
+        other = copy(self)
+        other.device, other._runs = replace(device, index=self._number), self._runs.made_by(other._run)
+        return other
+
+    def take_over(self, other: Sizes) -> None:
+        """Know what ``other`` knows of the same function on another card, as ``on`` does."""
+        for setting, family in other._families.items():
+            moved = on_card(family, self._card)
             if any(all_steps(family)):
                 continue
-            if all(piece_at(moved, point).explains(point, other._trace(setting, point)) for point in self._ends()):
-                other._families[setting] = moved
-        return other
+            if all(piece_at(moved, point).explains(point, self._trace(setting, point)) for point in self._ends()):
+                self._families[setting] = moved
 
     def peak_allocated_bytes(self, **point: Any) -> int:
         """Peak allocated memory: sums of sizes and what the allocator typically adds, in well under a millisecond.
@@ -189,9 +226,9 @@ class Sizes(Result):
             self.device,
             settings=self.settings,
             replayed=replayed,
-            out_of_memory=None if failure is None else self._out_of_memory(piece, failure),
+            out_of_memory=None if failure is None else piece.out_of_memory(failure, self.device),
             assumptions=piece.assumptions,
-            torch_version=torch.__version__,
+            torch_version=torch_version(),
         )
 
     def steps(self, **point: Any) -> tuple[StepUsage, ...]:
@@ -306,6 +343,8 @@ class Sizes(Result):
             return self._explorer(setting, [np.array([value]) for value in point], {}).explore()
 
         self._alone[setting, point] = piece_at(self._kept((setting, point), run), point)
+        if setting in self._families:
+            self._traces.pop((setting, point), None)
         return self._alone[setting, point]
 
     def _replay(self, setting: tuple[int, ...], point: Point, device: Device) -> Replay:
@@ -328,20 +367,6 @@ class Sizes(Result):
                 raise error from None
             return Device(card.name, card.total_bytes, card.context_bytes)
 
-    def _out_of_memory(self, piece: Piece, failure: ReplayFailure) -> OutOfMemory:
-        timeline, at = piece.structure.timeline, failure.allocation
-        return OutOfMemory(
-            message=failure_message(failure, self.device.total_bytes, self.device.context_bytes, None, self._number),
-            requested_bytes=failure.segment_bytes,
-            tensor_bytes=failure.requested_bytes,
-            step=int(timeline.step[at]),
-            phase=PHASES[timeline.phase[at]],
-            operator=timeline.operators[timeline.operator[at]],
-            line=timeline.lines[timeline.line[at]],
-            module=timeline.modules[timeline.module[at]],
-            device_index=self._number,
-        )
-
     def _family(self, setting: tuple[int, ...]) -> Node:
         found = self._families.get(setting)
         if found is None:
@@ -359,18 +384,24 @@ class Sizes(Result):
                 vars(piece)["peaks"] = piece.peaks  # learned now, to be kept with the rest
             return found
 
+        return kept((self._known_by(), what), ready)
+
+    def _known_by(self) -> Any:
+        """What decides all of it, apart from the surroundings."""
         axes = [(name, *axis[[0, -1]].tolist(), len(axis)) for name, axis in self.ranges.axes.items()]
         given = axes, self.ranges.choices, self.ranges.fixed, self._options
-        own = self._identity, given, self._card, self.device.total_bytes, self.settings
-        return kept((own, what), ready)
+        return self._identity, given, self._card, self.device.total_bytes, self.settings
 
     def _explore(self, setting: tuple[int, ...]) -> Node:
         lowest, _unused = self._ends()
         with self._tracing():
-            known = {lowest: self._trace(setting, lowest)}
-            with other_random_numbers():
-                self._check_same(setting, lowest, known[lowest], self._trace(setting, lowest))
-            return self._explorer(setting, list(self.ranges.axes.values()), known).explore()
+            first = self._trace(setting, lowest)
+            if self._identity is None:  # else it is known to be deterministic, too
+                self._check_same(setting, lowest, first, self._trace_again(setting, lowest))
+            known = {point: trace for (where, point), trace in self._traces.items() if where == setting}
+            found = self._explorer(setting, list(self.ranges.axes.values()), known).explore()
+        self._traces = {where: trace for where, trace in self._traces.items() if where[0] != setting}
+        return found
 
     def _explorer(self, setting: tuple[int, ...], axes: list[IntArray], known: dict[Point, Trace]) -> Explorer:
         def trace(point: Point) -> Trace:
@@ -380,10 +411,12 @@ class Sizes(Result):
 
     @contextmanager
     def _tracing(self) -> Iterator[None]:
-        """Dry runs inside advance a bar."""
-        if self._bar is not None:
+        """Dry runs inside advance a bar, if they are made in this thread."""
+        if self._bar is not None or threading.current_thread() is not threading.main_thread():
             yield
             return
+        from oom_magic.predict.isolation.live_objects import heap_set_aside
+
         options: dict[str, Any] = {"unit": "dry run", "delay": 2, "leave": False, "disable": not self.has_bar}
         options["desc"] = f"sizes of {self.label.removesuffix('()')}"
         try:
@@ -394,12 +427,32 @@ class Sizes(Result):
             self._bar = None
 
     def _session(self, **options: Any) -> DrySession:
+        from oom_magic.predict.session import DrySession  # PyTorch is loaded when there is something to run
+
         return DrySession(**self._options, is_lasting=False, has_bar=False, follows_compile=False, **options)
 
     def _trace(self, setting: tuple[int, ...], point: Point) -> Trace:
-        return self._runs.trace((setting, point))
+        """The trace at a point; kept until all points of the setting are known, as the search may be stopped."""
+        if (setting, point) not in self._traces:
+            self._traces[setting, point] = self._runs.trace((setting, point))
+        return self._traces[setting, point]
 
-    def _run(self, where: tuple[tuple[int, ...], Point]) -> Trace:
+    def _trace_again(self, setting: tuple[int, ...], point: Point) -> Trace:
+        """The same from other random numbers, with the layers that the function has."""
+        from oom_magic.predict.isolation.process_state import other_random_numbers
+
+        return self._run((setting, point), other_random_numbers())
+
+    def _run(self, where: tuple[tuple[int, ...], Point], context: AbstractContextManager[None]) -> Trace:
+        def run() -> Trace:
+            with context:
+                return self._dry_run(where)
+
+        return run() if self.elsewhere is None else self.elsewhere(run)
+
+    def _dry_run(self, where: tuple[tuple[int, ...], Point]) -> Trace:
+        from oom_magic.predict.session import namespaces_of
+
         setting, point = where
         arguments = self.ranges.arguments(setting, point)
         session = self._session(is_limited=False, keeps_empty=True)
@@ -422,37 +475,12 @@ class Sizes(Result):
         )
 
     def _check_same(self, setting: tuple[int, ...], point: Point, first: Trace, again: Trace) -> None:
-        if first.structure.key != again.structure.key:
-            difference = first.structure.difference(again.structure)
-        elif (first.numbers != again.numbers).any():
-            at = int((first.numbers != again.numbers).argmax())
-            sizes = f"{first.numbers[at]} bytes, then {again.numbers[at]}"
-            allocation = int(np.searchsorted(np.cumsum(first.structure.counts), at, side="right"))
-            difference = f"{first.structure.place(allocation)} took {sizes}"
-        else:
-            return
-        call = _call(self.label, self.ranges.arguments(setting, point))
-        values = {"call": call, "difference": difference}
-        raise ValueError(
-            _("{call} does not do the same twice ({difference}); make it deterministic, with a seed say.", **values)
-        )
-
-
-def _checked_card(card: int | None, num_cards: int) -> int:
-    """The card to size. Raises ValueError where several are there and none of them is named."""
-    known = ", ".join(f"card={number}" for number in range(num_cards))
-    if card is None and num_cards > 1:
-        raise ValueError(
-            _(
-                "{num_cards} cards: sizes are those of one; name it: {known} (the cards of om.dry_run tell"
-                " which is full).",
-                num_cards=num_cards,
-                known=known,
+        difference = first.difference(again)
+        if difference is not None:
+            values = {"call": _call(self.label, self.ranges.arguments(setting, point)), "difference": difference}
+            raise ValueError(
+                _("{call} does not do the same twice ({difference}); make it deterministic, with a seed say.", **values)
             )
-        )
-    if card is not None and card not in range(num_cards):
-        raise ValueError(_("card={card!r} is not there; give one of {known}.", card=card, known=known))
-    return card or 0
 
 
 def _call(function: str, arguments: dict[str, Any]) -> str:

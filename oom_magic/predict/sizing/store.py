@@ -33,16 +33,28 @@ def folder() -> Path:
 
 def kept(what: Any, make: Callable[[], _T]) -> _T:
     """What ``make`` returns, from the folder if it was made before for the same ``what``, whose ``repr`` says all."""
-    around = surroundings() if is_on else None
-    if around is None:
-        return make()
-    file = folder() / (hashlib.sha256(repr((what, around)).encode()).hexdigest() + _ENDING)
-    found = _read(file)
+    file = _file(what)
+    found = None if file is None else _read(file)
     if found is None:
         found = (make(),)
-        _write(file, found)
+        if file is not None:
+            _write(file, found)
     made: _T = found[0]
     return made
+
+
+def recalled(what: Any) -> Any:
+    """What ``kept`` has in the folder for the same ``what``; None for nothing."""
+    file = _file(what)
+    found = None if file is None else _read(file)
+    return None if found is None else found[0]
+
+
+def _file(what: Any) -> Path | None:
+    around = surroundings() if is_on else None
+    if around is None:
+        return None
+    return folder() / (hashlib.sha256(repr((what, around)).encode()).hexdigest() + _ENDING)
 
 
 def _read(file: Path) -> tuple[Any] | None:

@@ -15,44 +15,74 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-import torch
-
 from oom_magic.language import choose_language
 
 _FOLLOWED = ("torch", "transformers", "peft", "accelerate", "bitsandbytes")  # their code decides what is allocated
 _OTHERS = ("numpy", "safetensors", "tokenizers", "triton", "huggingface_hub")
 _VARIABLES = ("PYTORCH_", "TORCH", "CUDA", "CUBLAS", "NVIDIA_", "HF_", "TRANSFORMERS_", "BNB_", "ACCELERATE_", "USE_")
+_OF_LOADING = {"TORCHINDUCTOR_CACHE_DIR"}  # set by torch._inductor when it is loaded; nothing is allocated by it
 _HARMLESS = {"oom_magic", "tqdm", "typing_extensions", *_FOLLOWED, *_OTHERS, *sys.stdlib_module_names}
 _CHANGED_BY_OTHERS = ("torch.nn", "torch.optim", "peft.tuners")
+
+
+_DEFAULTS: dict[str, Any] = {
+    "dtype": "torch.float32",
+    "grad": True,
+    "inference": False,
+    "autocast": False,
+    "autocast_dtype": "torch.float16",
+    "anomaly": False,
+    "deterministic": False,
+    "matmul": "highest",
+    "attention": [True, True, True, True],
+    "cudnn": [True, False, False, True],
+}
+
+
+def torch_version() -> str:
+    """The version of PyTorch that is loaded, or would be."""
+    return _loaded_version("torch")
 
 
 def surroundings() -> tuple[Any, ...] | None:
     """All of it, as plain values; None where others have changed what a name in a library means.
 
     Liger and Unsloth put functions of their own in place of a model's, and so may a cell: what they do is not known.
+    The same whether PyTorch is loaded or not.
     """
-    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack() or any(_foreign()):
+    torch = sys.modules.get("torch")
+    if torch is not None and (
+        torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack() or any(_foreign())
+    ):
         return None
-    variables = sorted(item for item in os.environ.items() if item[0].startswith(_VARIABLES))
-    libraries = [_library(name) for name in _FOLLOWED], [_version(name) for name in _OTHERS]
-    # What could not be followed is said in words, and they are kept with the sizes.
-    return sys.version, sys.platform, _OWN, libraries, _switches(), variables, choose_language()
-
-
-def _switches() -> tuple[Any, ...]:
-    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
-    return (
-        str(torch.get_default_dtype()),
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
-        torch.is_autocast_enabled("cuda"),
-        str(torch.get_autocast_dtype("cuda")),
-        torch.is_anomaly_enabled(),
-        torch.are_deterministic_algorithms_enabled(),
-        torch.get_float32_matmul_precision(),
-        [cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(), cuda.cudnn_sdp_enabled()],
-        [cudnn.enabled, cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32],
+    variables = sorted(
+        item for item in os.environ.items() if item[0].startswith(_VARIABLES) and item[0] not in _OF_LOADING
     )
+    libraries = [_library(name) for name in _FOLLOWED], [_version(name) for name in _OTHERS]
+    switches = {} if torch is None else {name: at for name, at in _switches(torch).items() if at != _DEFAULTS[name]}
+    # What could not be followed is said in words, and they are kept with the sizes.
+    return sys.version, sys.platform, _OWN, libraries, switches, variables, choose_language()
+
+
+def _switches(torch: Any) -> dict[str, Any]:
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    return {
+        "dtype": str(torch.get_default_dtype()),
+        "grad": torch.is_grad_enabled(),
+        "inference": torch.is_inference_mode_enabled(),
+        "autocast": torch.is_autocast_enabled("cuda"),
+        "autocast_dtype": str(torch.get_autocast_dtype("cuda")),
+        "anomaly": torch.is_anomaly_enabled(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "matmul": torch.get_float32_matmul_precision(),
+        "attention": [
+            cuda.flash_sdp_enabled(),
+            cuda.mem_efficient_sdp_enabled(),
+            cuda.math_sdp_enabled(),
+            cuda.cudnn_sdp_enabled(),
+        ],
+        "cudnn": [cudnn.enabled, cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32],
+    }
 
 
 def _foreign() -> Iterator[Any]:
@@ -81,7 +111,12 @@ def _library(name: str) -> tuple[str, str]:
         found = find_spec(name) if loaded is None else None
         folders = getattr(loaded, "__path__", None) or (found and found.submodule_search_locations) or ()
         known = _known_files[name] = loaded is not None, _files([Path(folder) for folder in folders])
-    return _version(name) if loaded is None else str(getattr(loaded, "__version__", "")), known[1]
+    return _loaded_version(name), known[1]
+
+
+def _loaded_version(name: str) -> str:
+    loaded = sys.modules.get(name)
+    return _version(name) if loaded is None else str(getattr(loaded, "__version__", ""))
 
 
 def _version(name: str) -> str:

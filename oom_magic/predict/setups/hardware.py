@@ -1,0 +1,73 @@
+"""The cards of a dry run: which and how many, told from names and numbers alone, before PyTorch is loaded."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from oom_magic.inputs import parse_bytes
+from oom_magic.language import _
+from oom_magic.memory.allocator.settings import AllocatorSettings
+from oom_magic.predict.distributed.job import Job
+from oom_magic.predict.setups.gpus import DEFAULT_GPU, GPU, checked_number, find_gpu, split_count
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """``num_cards`` cards like ``gpu`` of ``total_bytes``, seen by one process or each by a process of ``job``."""
+
+    gpu: GPU
+    total_bytes: int
+    num_cards: int
+    job: Job | None
+    settings: AllocatorSettings
+
+    @classmethod
+    def of(
+        cls,
+        gpu: str | GPU | None,
+        memory: str | int | None,
+        num_gpus: int = 1,
+        num_processes: int | None = None,
+        rank: int = 0,
+    ) -> Hardware:
+        """What these options of ``dry_run`` mean. Raises ValueError, with the fix, where they mean nothing."""
+        number, name = (None, gpu) if isinstance(gpu, GPU) else split_count(gpu or DEFAULT_GPU)
+        num_gpus = number if number is not None and num_gpus == 1 else num_gpus
+        card = name if isinstance(name, GPU) else find_gpu(name)
+        job = None if num_processes is None else Job(num_processes, rank)
+        settings = AllocatorSettings.parse(_allocator_options())
+        total_bytes = card.total_bytes if memory is None else parse_bytes(memory)
+        num_cards = max(checked_number(num_gpus, "num_gpus"), 1 if job is None else job.num_processes)
+        return cls(card, total_bytes, num_cards, job, settings)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of ``dry_run`` for as many cards, for the same process of the job."""
+        if self.job is None:
+            return {"num_gpus": self.num_cards}
+        return {"num_processes": self.job.num_processes, "rank": self.job.rank}
+
+    def checked_card(self, card: int | None) -> int:
+        """The card to size. Raises ValueError where several are there and none of them is named."""
+        if self.job is not None:
+            return 0
+        num_cards = self.num_cards
+        known = ", ".join(f"card={number}" for number in range(num_cards))
+        if card is None and num_cards > 1:
+            raise ValueError(
+                _(
+                    "{num_cards} cards: sizes are those of one; name it: {known} (the cards of om.dry_run tell"
+                    " which is full).",
+                    num_cards=num_cards,
+                    known=known,
+                )
+            )
+        if card is not None and card not in range(num_cards):
+            raise ValueError(_("card={card!r} is not there; give one of {known}.", card=card, known=known))
+        return card or 0
+
+
+def _allocator_options() -> str:
+    return os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
