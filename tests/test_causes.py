@@ -71,7 +71,7 @@ def test_numbers_and_formats(text, cause):
         ("    logits = logits.float()", "logits_or_loss"),
         ('File "a.py", line 3, in train\n    loss.backward()', "activations"),
         ('File "a.py", line 3, in validate\n    out = model(x)', "activations"),
-        ('File "a.py", line 3, in validate\n    with torch.no_grad():\n    out = model(x)', "unknown"),
+        ('File "a.py", line 3, in validate\n    with torch.no_grad():\n    out = model(x)', "activations"),
         (
             'File "a.py", line 3, in train\n    total_loss += loss\n    out = model(x)',
             "leak_or_retained_reference",

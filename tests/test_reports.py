@@ -6,6 +6,7 @@ reports had been collected and was scored only when the rules were done (see REA
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 from dataclasses import dataclass
@@ -79,3 +80,13 @@ def test_the_halves(half):
     assert found.recognised >= 0.98
     assert found.right >= 0.8
     assert found.false <= 0.05
+
+
+def test_precedents_are_counted_from_the_reports():
+    path = _DATA / "record_precedents.py"
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    record = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(record)
+    assert record.TABLE.read_text(encoding="utf-8") == record.counted()

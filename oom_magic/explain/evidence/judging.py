@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, Judgement, PossibleCause, Support
 from oom_magic.explain.evidence.clues.traceback import Clues, find_clues
 from oom_magic.explain.evidence.number_rules import number_rules, observations, overflow_rules
+from oom_magic.explain.evidence.precedents import precedents, signs_of
 from oom_magic.explain.evidence.situation_rules import situation_rules
 from oom_magic.explain.evidence.text_rules import text_rules
 from oom_magic.explain.messages.failure import Failure
@@ -16,7 +19,16 @@ _NAMED_FROM = 0.25
 _LIKELY_FROM = 0.6
 _CERTAIN_FROM = 0.95
 _WEIGHTS = {Confidence.CERTAIN: 0.97, Confidence.LIKELY: 0.7, Confidence.POSSIBLE: 0.35}
+# That a library asked the driver itself says who asked, not why there was no room: where an author tells more, it weighs
+# little (of the reports with such a message and words around it none had the driver as its established cause).
+_WHO_ASKED = 0.25
+_LIBRARIES_ASK = ("third_party_cuda_oom", "cuda_driver_call")
 _MOST_POSSIBLE = 4
+# Where nothing reaches this degree reports that resemble the text are asked; they alone never make a cause likely.
+_CLEAR_FROM = 0.3
+_MOST_BY_PRECEDENT = 0.55
+_IN_ANY_MESSAGE = {"speaks_of_memory", "speaks_of_gpu", "speaks_of_ram", "fragments"}
+_OF_MEMORY = {"speaks_of_memory", "speaks_of_ram", "uses_much", "killed", "grows", "host_fills", "pins", "saves", "kernel_dies"}
 _WORTH_NAMING = 0.12
 
 _FIXED: dict[str, tuple[Cause, Confidence]] = {
@@ -83,6 +95,8 @@ def judge(failures: Sequence[Failure], text: str, clues: Clues | None = None) ->
         return Judgement(Cause.NOT_OOM, tuple(evidence), Confidence.CERTAIN)
     supports = list(_supports(failure, clues, text))
     possible = _weighed(supports, failure, clues)
+    if not (possible and possible[0].degree >= _CLEAR_FROM) and _resembles_reports(failure, clues):
+        possible = _weighed([*supports, *_by_precedent(failure, clues)], failure, clues, _LIKELY_FROM - 0.01)
     best = possible[0] if possible else None
     if best is None or best.degree < _NAMED_FROM:
         known = (Evidence("no_message"),) if failure is None else tuple(observations(failure))
@@ -91,6 +105,21 @@ def judge(failures: Sequence[Failure], text: str, clues: Clues | None = None) ->
     if failure is None:
         evidence.insert(0, Evidence("no_message"))
     return Judgement(best.cause, tuple(evidence), best.confidence, possible)
+
+
+def _resembles_reports(failure: Failure | None, clues: Clues) -> bool:
+    """Whether there is a report to compare with others: more than a bare message, and about memory."""
+    if failure is None:
+        return bool(_OF_MEMORY & clues.run.told)
+    return bool(clues.has_prose or clues.frames or clues.program or clues.run.told - _IN_ANY_MESSAGE)
+
+
+def _by_precedent(failure: Failure | None, clues: Clues) -> Iterator[Support]:
+    """What public reports that resemble this one were about, where nothing speaks more clearly."""
+    known = precedents()
+    for cause, share in islice(known.shares(signs_of(failure, clues)).items(), _MOST_POSSIBLE):
+        values = {"percent": max(5, 5 * round(20 * share)), "count": known.num_reports}
+        yield Support(cause, _MOST_BY_PRECEDENT * math.sqrt(share), Evidence("precedents", values))
 
 
 def main_failure(failures: Sequence[Failure]) -> Failure | None:
@@ -104,7 +133,8 @@ def _supports(failure: Failure | None, clues: Clues, text: str) -> Iterator[Supp
     if failure is not None and failure.format in _FIXED:
         cause, confidence = _FIXED[failure.format]
         if cause is not Cause.DRIVER_LEVEL or not _allocates_itself(clues):
-            yield Support(cause, _WEIGHTS[confidence], _meaning(failure))
+            is_open = failure.format in _LIBRARIES_ASK and clues.has_prose
+            yield Support(cause, _WHO_ASKED if is_open else _WEIGHTS[confidence], _meaning(failure))
         if failure.format == "cuda_absurd_size":
             yield from overflow_rules(failure, clues)
         if confidence is Confidence.CERTAIN:
@@ -140,7 +170,7 @@ def _driver(failure: Failure, clues: Clues) -> Iterator[Support]:
     if is_driver and failure.is_oom and not {"smaller_batch_helps", "larger_input_fails", "grows"} & clues.run.told:
         weight = 0.45 if clues.tells_of_training or clues.full_devices else 0.62
         if failure.format == "cuda_error_oom" and not failure.torch_version_guess:
-            weight = min(weight, 0.5)  # whose allocator it was is not said
+            weight = _WHO_ASKED if clues.has_prose else 0.5
         if failure.format == "cuda_error_oom" and clues.phase in ("forward", "backward", "loss"):
             weight = 0.3  # PyTorch up to 0.4.1 says no more when its own tensors fill the device
         yield Support(Cause.DRIVER_LEVEL, weight, _meaning(failure))
@@ -151,22 +181,26 @@ def _meaning(failure: Failure) -> Evidence:
     return Evidence(f"meaning_{failure.format}")
 
 
-def _weighed(supports: Sequence[Support], failure: Failure | None, clues: Clues) -> tuple[PossibleCause, ...]:
-    """The causes by degree: reasons for one add up as independent ones would, those against it take away."""
+def _weighed(
+    supports: Sequence[Support], failure: Failure | None, clues: Clues, most: float = 1.0
+) -> tuple[PossibleCause, ...]:
+    """The causes by degree, ``most`` at most: reasons add up as independent ones would, those against take away."""
     order = list(dict.fromkeys(one.cause for one in supports if one.weight > 0))
-    found = [_possible(cause, [one for one in supports if one.cause is cause], failure, clues) for cause in order]
+    found = [_possible(cause, [one for one in supports if one.cause is cause], failure, clues, most) for cause in order]
     worth = [one for one in found if one.degree >= _WORTH_NAMING]
     return tuple(sorted(worth, key=lambda one: -one.degree)[:_MOST_POSSIBLE])
 
 
-def _possible(cause: Cause, reasons: Sequence[Support], failure: Failure | None, clues: Clues) -> PossibleCause:
+def _possible(
+    cause: Cause, reasons: Sequence[Support], failure: Failure | None, clues: Clues, most: float
+) -> PossibleCause:
     doubt, kept = 1.0, 1.0
     for one in reasons:
         if one.weight > 0:
             doubt *= 1 - one.weight
         else:
             kept *= 1 + one.weight
-    degree = round((1 - doubt) * kept, 3)
+    degree = min(round((1 - doubt) * kept, 3), most)
     told = sorted((one for one in reasons if one.weight > 0 and one.evidence is not None), key=lambda one: -one.weight)
     return PossibleCause(cause, degree, _confidence(degree), _distinct(told), _check(cause, failure, clues))
 

@@ -26,7 +26,7 @@ _MOST_OF_A_CARD = 0.85
 # What says enough of a failure although nothing in the text looks like a message.
 _TELLING = {
     "grows", "repeated_use", "saves", "dense_pairs", "keeps_graph", "collects_results", "smaller_share_helps",
-    "crowds_one_device", "replays",
+    "crowds_one_device", "replays", "left_over",
 }  # fmt: skip
 
 
@@ -62,7 +62,7 @@ def _is_of_host(failure: Failure | None, clues: Clues) -> bool:
     if failure is not None and failure.backend not in (None, "cpu"):
         return False
     told = clues.run.told
-    if {"host_fills", "killed"} & told or (failure is not None and failure.backend == "cpu"):
+    if {"host_fills", "killed"} & told or ("kernel_dies" in told and "speaks_of_gpu" not in told) or (failure is not None and failure.backend == "cpu"):
         return True
     return "speaks_of_gpu" not in told and bool({"loads_data", "speaks_of_ram"} & told)
 
@@ -71,6 +71,8 @@ def _host(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     told = clues.run.told
     if "killed" in told:
         yield Support(Cause.HOST_RAM, 0.55, Evidence("told_killed"))
+    if "kernel_dies" in told:
+        yield Support(Cause.HOST_RAM, 0.45, Evidence("told_killed"))
     if "host_fills" in told:
         yield Support(Cause.HOST_RAM, 0.6, Evidence("host_fills"))
     if failure is not None and failure.format == "told_host":
@@ -106,7 +108,7 @@ def _inputs(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     if "adam_costs" in told:
         yield Support(Cause.OPTIMIZER_STATE, 0.6, Evidence("told_adam"))
         yield Support(Cause.ACTIVATIONS, -0.4)
-    if "smaller_input_no_help" in told:
+    if "smaller_input_no_help" in told and "smaller_batch_helps" not in told:
         cause = Cause.OPTIMIZER_STATE if _trains(clues) else Cause.WEIGHTS_TOO_BIG
         yield Support(cause, 0.35, Evidence("smaller_input_no_help"))
         yield Support(Cause.ACTIVATIONS, -0.4)
@@ -151,6 +153,8 @@ def _over_time(clues: Clues) -> Iterator[Support]:
     told = clues.run.told
     if "repeated_use" in told:
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.45, Evidence("told_repeated"))
+        if not {"larger_input_fails", "converses"} & told:
+            yield Support(Cause.ACTIVATIONS, -0.3)  # what one turn computes had fitted the first time
     if "replays" in told:
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.4, Evidence("replay_buffer"))
         yield Support(Cause.ACTIVATIONS, -0.4)  # such nets are small

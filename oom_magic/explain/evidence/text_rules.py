@@ -228,6 +228,9 @@ def _run(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.ACTIVATIONS, 0.4, Evidence("larger_input_fails"))
     if "shares_device" in told and (failure is None or failure.backend != "cpu"):
         yield Support(Cause.OTHER_PROCESS, 0.55, Evidence("told_shared"))
+    if "left_over" in told and (failure is None or failure.backend != "cpu"):
+        yield Support(Cause.OTHER_PROCESS, 0.5, Evidence("told_left_over"))
+        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.2, Evidence("told_left_over"))
     if "fragments" in told and "varies_in_length" in told:
         yield Support(Cause.FRAGMENTATION, 0.4, Evidence("told_fragmented"))
     if run.is_late and clues.program is None and clues.phase not in ("optimizer_step", "loading"):

@@ -61,6 +61,7 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("third_party_cuda_oom", "cuda", True, r"cudafailedwitherror2outofmemory"),
     ("ctranslate2", "cuda", True, r"cudafailedwitherroroutofmemory"),
     ("third_party_cuda_oom", "cuda", True, r"cudamallocfailed:outofmemory"),
+    ("third_party_cuda_oom", "cuda", True, r"failedtocudamalloc(?P<requested_bytes>\d{1,22})bytes"),
     # llama.cpp and Ollama: the device's buffers, and the host's.
     ("llama_cpp", "hip", True, rf"{_GGML}(?P<requested>{SIZE}){_GGML_FAILED}(?=.{{0,90}}rocm\d)"),
     ("llama_cpp", "cuda", True, rf"{_GGML}(?P<requested>{SIZE}){_GGML_FAILED}"),
@@ -308,7 +309,7 @@ _TOLD_HOST = (
 )
 _TOLD = (
     r"\bmemory (?:errors?|issues?|problems?)\b|(?<![a-z0-9_])oom(?:s|ed|ing)?(?![a-z0-9_])(?! ?killer)"
-    r"|\bout[- ]of[- ]memory\b"
+    r"|\bout[- ]of[- ](?:mem{1,2}or{1,2}y|memroy)\b"
     r"|\b(?:runs?|running|ran) out of memory\b|\b(?:un|in)sufficient (?:v-?ram|memory)\b"
     r"|\bmemory (?:to )?(?:explo[ds]\w+|blows? up|overflow\w*)"
 )

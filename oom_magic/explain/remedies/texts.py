@@ -51,6 +51,11 @@ _BY_EVIDENCE: Mapping[str, tuple[str, ...]] = {
     "small_carve_out": ("bios_memory",),
     "address_space_in_pieces": ("expandable_segments",),
 }
+# What is told of a run whether it trains or not: where nothing else tells of training, advice for training may be wrong.
+_OF_ANY_RUN = {
+    "computing_told", "inference_told", "precedents", "told_conversation", "input_named", "larger_input_fails",
+    "smaller_input_works", "told_whole",
+}  # fmt: skip
 _HOST_OFFLOAD = ("less_offload", "more_ram")
 _CODE: Mapping[str, tuple[str, str]] = {
     "vllm_utilization": ("vllm serve MODEL --gpu-memory-utilization 0.85", "bash"),
@@ -133,7 +138,15 @@ def text_remedies(diagnosis: Diagnosis) -> tuple[str, ...] | None:
     )
     if is_inference and diagnosis.cause in (Cause.ACTIVATIONS, Cause.UNKNOWN, Cause.WEIGHTS_TOO_BIG):
         return ("smaller_input", "quantized_model", "close_processes_any")
+    if is_device and diagnosis.cause in (Cause.ACTIVATIONS, Cause.UNKNOWN) and keys & _OF_ANY_RUN and not _trains(diagnosis):
+        return ("smaller_input", "close_processes_any")
     return _by_evidence(keys, diagnosis) or None
+
+
+def _trains(diagnosis: Diagnosis) -> bool:
+    """Whether anything in the text tells of training."""
+    in_step = diagnosis.phase in ("backward", "loss", "optimizer_step")
+    return "trains" in diagnosis.told or in_step or bool(diagnosis.frameworks)
 
 
 def is_named_by_message(diagnosis: Diagnosis) -> bool:

@@ -31,6 +31,27 @@ _SPENT = (
 )
 _WHEN = r"(?:when|while|during|at|after|before|upon|on|in|once)\s(?:i\s|it\s|we\s|the\s|trying to\s|try to\s)?"
 _MODEL = r"(?:\w+\s){0,2}(?:models?|weights|checkpoints?|pipeline|llm|unet|network)\b"
+_GPU_MEMORY = r"(?:gpu|cuda|video|card'?s?|device|graphics)[- ]?(?:memory|ram)|memory|vram|gpus?"
+_STAYS = (
+    r"(?:still|remain\w*|stay\w*|keeps?|already|believed?)\s(?:\w+\s){0,3}(?:occup\w*|allocated|us(?:e|ed|ing)|held|hold\w*"
+    r"|full|taken|running|there|reserved)|orphan\w*|(?:not|never|n't) (?:\w+ )?(?:released|freed|cleaned|cleared)"
+    r"|(?:seems? to )?(?:still )?ha(?:ve|s) (?:almost |about |around )?\d{1,6} ?[gm]i?b (?:allocated|used|occupied|in use)"
+)
+_GONE = (
+    r"(?:crash\w*|kill\w*|ctrl\W{0,3}c|interrupt\w*|abort\w*|exit(?:s|ed|ing)?|terminat\w*|stopp\w*|clos(?:ed|ing)|ended"
+    r"|finish\w*|quit|previous (?:run|job|process|script|training)|earlier (?:run|job)|old process|stop(?:ped)? the process)"
+)
+_LESS = r"reduc\w*|decreas\w*|lower\w*|small(?:er)?|halv\w*|shrink\w*|shrunk|minimum|down to|chang\w*"
+_IN_VAIN = (
+    r"(?:is |was |are )?(?:useless|pointless|in vain|to no avail)|no (?:use|avail|luck|effect|help|difference)|still (?:\w+ )?"
+    r"(?:happen\w*|fail\w*|get\w*|occur\w*|oom\w*|crash\w*|run\w* out|the same|not|give\w*|have|face\w*|see)"
+    r"|(?:same|identical) (?:error|problem|issue|result)|nothing (?:helps|changes|works)"
+)
+_NOTHING_RUNS = (
+    r"no (?:other |running )?(?:process\w*|programs?|jobs?)(?: \w+){0,2} (?:running|found|using|shown|listed|seem)"
+    r"|no running process\w*|nothing (?:else )?(?:is |was )?running|(?:not|n't) (?:run|running|have) (?:any|anything)"
+    r"|without (?:any(?:thing)?|a) (?:process |program )?running|(?:not|n't) show (?:any|the) (?:process|pid)"
+)
 
 TOLD: dict[str, re.Pattern[str]] = {
     "grows": _words(
@@ -113,6 +134,10 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"8[- ]?bit[ -]?adam|adafactor[^.\n]{0,40}(?:work|fits|help|solv)",
     ),
     "smaller_input_no_help": _words(
+        rf"\b(?:{_LESS})\b[^.\n]{{0,40}}\b(?:batch\w*|images?|resolution|crops?|inputs?|size|lengths?|samples)\b[^.\n]{{0,40}}"
+        rf"\b(?:{_IN_VAIN})",
+        rf"\b(?:no matter|regardless of)[^.\n]{{0,30}}\bbatch[ _-]?size",
+        r"(?:减小|减少|降低|调小|改小)[^\n，。]{0,16}(?:batch|批)[^\n]{0,16}(?:没用|无效|不行|不能解决|(?:还是|仍然?|依然|也)(?:会|爆|不|报|oom))",
         r"batch[ _-]?sizes?\b[^.\n]{0,40}\b(?:did not|didn'?t|does not|doesn'?t|no) (?:help|work|effect|matter|change)",
         r"(?:small(?:er)?|reduc\w+|lower\w*|decreas\w+|halv\w+|crop\w*)\s(?:\w+\s){0,3}(?:images?|pictures?"
         r"|resolution|inputs?|size|crops?|length|batch[ _-]?size)\s?"
@@ -130,8 +155,9 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:machine|server|computer)(?:'s)? memory\b[^.\n]{0,20}\boverflow",
         r"(?<!video )(?<!gpu )(?<!card )\bmemory (?:fills?"
         r"|filled) up\b(?=[^.\n]{0,60}memory ?error)",
-        rf"{_HOST}{_NO_GPU}{{0,60}}?\b(?:{_RISES}|{_SPENT}|decreas\w*)", rf"(?:{_SPENT}|increas\w*|grow\w*|out of|high"
+        rf"{_HOST}{_NO_GPU}{{0,60}}?\b(?:{_RISES}|{_SPENT}|decreas\w*)", rf"(?:{_SPENT}|increas\w*|grow\w*|out of"
         rf"|enough|all (?:of )?(?:the|my)?){_NO_GPU}{{0,24}}?{_HOST}",
+        rf"\bhigh {_HOST} (?:usage|use|consumption|load|pressure)",
         r"\(?NOT (?:on )?GPU", r"\bswap\b[^.\n]{0,30}(?:full|fill|exhaust|used)", r"\(cpu memory\)",
         r"(?:memory|usage) (?:usage )?exceeds? \d{2,4} ?gi?b and (?:the process|it)",
         r"\d{1,6} ?gb and \d{1,6} ?gb swap",
@@ -142,7 +168,9 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:leads? to|results? in|ends? (?:up )?(?:with|in)|shows?|says?|prints?) (?:a |an |the )?\W?killed\b",
         rf"\b(?:process|job|script|program|training|workers?|pod|container|python|kernel|server|app\w*"
         rf"|it)\b{_NEAR}{{0,30}}"
-        r"\b(?:was|is|were|are|got|gets?|been|being)\s(?:\w+\s)?killed",
+        r"\b(?:was|is|were|are|got|gets?|be|been|being|just)\s(?:\w+\s)?killed",
+        r"\b(?:process|job|script|training|program|python|run|worker) killed\b|\bkilled by itself\b",
+        r"\bsigkill\b|\bsignal:? ?9\b|(?:exit|return) ?code:? ?-9\b|returncode=-9|\bexitcode:? ?-9\b",
         r"\bkilled by (?:the |my |a )?(?:oom|system|kernel|computer|os\b|linux|slurm|docker|scheduler)",
         r"^\W{0,6}killed (?:when|while|during|at|after|on)\b|notice the killed",
         r"oom[- _]?kill",
@@ -150,8 +178,12 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:system|kernel|os) kill(?:ed|s)",
         r"exit(?:ed)?(?: with)?(?: code)?:? ?137", r"被(?:系统)?(?:杀死|杀掉|杀|kill)",
     ),
+    "kernel_dies": _words(
+        r"\bkernell? (?:\w+ ){0,2}(?:dies|died|dying|dead|restart\w*|crash\w*)|kill(?:s|ed)? the kernell?\b",
+        r"(?:内核|kernel)[^\n]{0,8}(?:死|崩溃|重启|挂)",
+    ),
     "infers": _words(
-        r"\binference\b", r"\binferr?ing\b", r"transcri(?:b|pt)", r"\bwhisper\w*",
+        r"\binferenc\w*", r"\binferr?ing\b", r"\b(?:voice conversion|text[- ]to[- ]speech|synthesi[sz]ing)\b", r"transcri(?:b|pt)", r"\bwhisper\w*",
         r"\b(?:predict|test|demo|infer\w*|generate|sample|eval\w*|super_resolve)\w*\.(?:py|sh|ipynb)\b",
         r"run(?:ning)? (?:the |just run the )?(?:test|demo|predict\w*|inference"
         r"|sampling)", r"\bupscal", r"txt2img|img2img",
@@ -313,6 +345,19 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"\b\d{1,3} other models\b", r"started two python processes", r"shared (?:gpu|server|cluster)\b",
         r"(?:restart|reboot)(?:ing|ed)?\b[^.\n]{0,40}(?:work|fix|solv|help|fine|ok\b)",
         r"重启[^\n]{0,12}(?:可以|好了|正常)",
+    ),
+    "left_over": _words(
+        rf"\b(?:{_GONE})\b[^.\n]{{0,90}}\b(?:{_GPU_MEMORY})\b[^.\n]{{0,50}}\b(?:{_STAYS})",
+        rf"\b(?:{_GPU_MEMORY})\b[^.\n]{{0,50}}\b(?:{_STAYS})[^.\n]{{0,90}}\b(?:{_GONE})\b",
+        rf"\b(?:{_NOTHING_RUNS})\b[^\n]{{0,120}}\b(?:{_STAYS})",
+        rf"\b(?:{_STAYS})[^\n]{{0,120}}\b(?:{_NOTHING_RUNS})\b",
+        r"\b(?:zombies?|orphan(?:ed)?|defunct|ghost|stale|left-?over|lingering|hung|stuck|dangling)\b[^.\n]{0,30}"
+        r"\b(?:process\w*|jobs?|python|kernels?|memory|gpus?|contexts?|threads?)\b",
+        r"fuser -v ?/dev|kill -9 (?:the |all |<?pid)", r"(?:allocated|used|occupied|taken|held) by (?:someone|somebody"
+        r"|others?|another)\b",
+        r"(?:memory|gpu|card|vram) (?:is |was |being )?already (?:being )?(?:in use|used|occupied|taken|allocated|full)",
+        r"(?:僵尸|残留|孤儿|后台)\S{0,4}进程|进程[^\n]{0,12}(?:残留|没有?(?:结束|退出|杀掉)|仍(?:然)?占)"
+        r"|(?:停止|结束|退出|中断|杀掉|杀死|ctrl ?\+?c)[^\n]{0,16}(?:显存|gpu)[^\n]{0,8}(?:没有?释放|仍|还(?:在|被)|占)",
     ),
     "device_idle": _words(
         r"(?:plenty|enough|sufficient|lots?) (?:of )?(?:free |available )?(?:gpu |video )?(?:memory|vram)",

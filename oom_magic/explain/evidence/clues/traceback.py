@@ -160,7 +160,9 @@ _WORDS = re.compile(r"(?<![\w./])[A-Za-z]{2,}(?![\w./=(])|[\u4e00-\u9fff]{2}")
 _WORDS_OF_AN_AUTHOR = 10
 _LONGEST_MESSAGE = 700
 # Messages that print no sizes end at once.
-_BARE_FORMATS = ("short", "cuda_error_oom", "class_only", "cuda_thc_pre0.4.1")
+_BARE_FORMATS = (
+    "short", "cuda_error_oom", "class_only", "cuda_thc_pre0.4.1", "third_party_cuda_oom", "cuda_driver_call", "sigkill",
+)  # fmt: skip
 _BARE_LENGTH = 40
 _SMI = re.compile(r"(\d{1,7})MiB\s{0,3}/\s{0,3}(\d{1,7})MiB")
 _FULL_FROM = 0.9
