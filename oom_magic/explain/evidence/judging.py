@@ -19,8 +19,8 @@ _NAMED_FROM = 0.25
 _LIKELY_FROM = 0.6
 _CERTAIN_FROM = 0.95
 _WEIGHTS = {Confidence.CERTAIN: 0.97, Confidence.LIKELY: 0.7, Confidence.POSSIBLE: 0.35}
-# That a library asked the driver itself says who asked, not why there was no room: where an author tells more, it weighs
-# little (of the reports with such a message and words around it none had the driver as its established cause).
+# That a library asked the driver itself says who asked, not why there was no room: where an author tells more, it
+# weighs little (of the reports with such a message and words around it none had the driver as its established cause).
 _WHO_ASKED = 0.25
 _LIBRARIES_ASK = ("third_party_cuda_oom", "cuda_driver_call")
 _MOST_POSSIBLE = 4
@@ -28,7 +28,17 @@ _MOST_POSSIBLE = 4
 _CLEAR_FROM = 0.3
 _MOST_BY_PRECEDENT = 0.55
 _IN_ANY_MESSAGE = {"speaks_of_memory", "speaks_of_gpu", "speaks_of_ram", "fragments"}
-_OF_MEMORY = {"speaks_of_memory", "speaks_of_ram", "uses_much", "killed", "grows", "host_fills", "pins", "saves", "kernel_dies"}
+_OF_MEMORY = {
+    "speaks_of_memory",
+    "speaks_of_ram",
+    "uses_much",
+    "killed",
+    "grows",
+    "host_fills",
+    "pins",
+    "saves",
+    "kernel_dies",
+}
 _WORTH_NAMING = 0.12
 
 _FIXED: dict[str, tuple[Cause, Confidence]] = {

@@ -62,7 +62,11 @@ def _is_of_host(failure: Failure | None, clues: Clues) -> bool:
     if failure is not None and failure.backend not in (None, "cpu"):
         return False
     told = clues.run.told
-    if {"host_fills", "killed"} & told or ("kernel_dies" in told and "speaks_of_gpu" not in told) or (failure is not None and failure.backend == "cpu"):
+    if (
+        {"host_fills", "killed"} & told
+        or ("kernel_dies" in told and "speaks_of_gpu" not in told)
+        or (failure is not None and failure.backend == "cpu")
+    ):
         return True
     return "speaks_of_gpu" not in told and bool({"loads_data", "speaks_of_ram"} & told)
 

@@ -51,7 +51,7 @@ _BY_EVIDENCE: Mapping[str, tuple[str, ...]] = {
     "small_carve_out": ("bios_memory",),
     "address_space_in_pieces": ("expandable_segments",),
 }
-# What is told of a run whether it trains or not: where nothing else tells of training, advice for training may be wrong.
+# What is told of a run whether it trains or not: where nothing tells of training, advice for training may be wrong.
 _OF_ANY_RUN = {
     "computing_told", "inference_told", "precedents", "told_conversation", "input_named", "larger_input_fails",
     "smaller_input_works", "told_whole",
@@ -138,7 +138,12 @@ def text_remedies(diagnosis: Diagnosis) -> tuple[str, ...] | None:
     )
     if is_inference and diagnosis.cause in (Cause.ACTIVATIONS, Cause.UNKNOWN, Cause.WEIGHTS_TOO_BIG):
         return ("smaller_input", "quantized_model", "close_processes_any")
-    if is_device and diagnosis.cause in (Cause.ACTIVATIONS, Cause.UNKNOWN) and keys & _OF_ANY_RUN and not _trains(diagnosis):
+    if (
+        is_device
+        and diagnosis.cause in (Cause.ACTIVATIONS, Cause.UNKNOWN)
+        and keys & _OF_ANY_RUN
+        and not _trains(diagnosis)
+    ):
         return ("smaller_input", "close_processes_any")
     return _by_evidence(keys, diagnosis) or None
 

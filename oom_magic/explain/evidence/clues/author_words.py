@@ -35,15 +35,18 @@ _GPU_MEMORY = r"(?:gpu|cuda|video|card'?s?|device|graphics)[- ]?(?:memory|ram)|m
 _STAYS = (
     r"(?:still|remain\w*|stay\w*|keeps?|already|believed?)\s(?:\w+\s){0,3}(?:occup\w*|allocated|us(?:e|ed|ing)|held|hold\w*"
     r"|full|taken|running|there|reserved)|orphan\w*|(?:not|never|n't) (?:\w+ )?(?:released|freed|cleaned|cleared)"
-    r"|(?:seems? to )?(?:still )?ha(?:ve|s) (?:almost |about |around )?\d{1,6} ?[gm]i?b (?:allocated|used|occupied|in use)"
+    r"|(?:seems? to )?(?:still )?ha(?:ve|s) (?:almost |about |around )?\d{1,6} ?[gm]i?b (?:allocated"
+    r"|used|occupied|in use)"
 )
 _GONE = (
     r"(?:crash\w*|kill\w*|ctrl\W{0,3}c|interrupt\w*|abort\w*|exit(?:s|ed|ing)?|terminat\w*|stopp\w*|clos(?:ed|ing)|ended"
-    r"|finish\w*|quit|previous (?:run|job|process|script|training)|earlier (?:run|job)|old process|stop(?:ped)? the process)"
+    r"|finish\w*|quit|previous (?:run|job|process|script|training)|earlier (?:run|job)|old process"
+    r"|stop(?:ped)? the process)"
 )
 _LESS = r"reduc\w*|decreas\w*|lower\w*|small(?:er)?|halv\w*|shrink\w*|shrunk|minimum|down to|chang\w*"
 _IN_VAIN = (
-    r"(?:is |was |are )?(?:useless|pointless|in vain|to no avail)|no (?:use|avail|luck|effect|help|difference)|still (?:\w+ )?"
+    r"(?:is |was |are )?(?:useless|pointless|in vain|to no avail)|no (?:use|avail|luck|effect|help"
+    r"|difference)|still (?:\w+ )?"
     r"(?:happen\w*|fail\w*|get\w*|occur\w*|oom\w*|crash\w*|run\w* out|the same|not|give\w*|have|face\w*|see)"
     r"|(?:same|identical) (?:error|problem|issue|result)|nothing (?:helps|changes|works)"
 )
@@ -136,7 +139,7 @@ TOLD: dict[str, re.Pattern[str]] = {
     "smaller_input_no_help": _words(
         rf"\b(?:{_LESS})\b[^.\n]{{0,40}}\b(?:batch\w*|images?|resolution|crops?|inputs?|size|lengths?|samples)\b[^.\n]{{0,40}}"
         rf"\b(?:{_IN_VAIN})",
-        rf"\b(?:no matter|regardless of)[^.\n]{{0,30}}\bbatch[ _-]?size",
+        r"\b(?:no matter|regardless of)[^.\n]{0,30}\bbatch[ _-]?size",
         r"(?:减小|减少|降低|调小|改小)[^\n，。]{0,16}(?:batch|批)[^\n]{0,16}(?:没用|无效|不行|不能解决|(?:还是|仍然?|依然|也)(?:会|爆|不|报|oom))",
         r"batch[ _-]?sizes?\b[^.\n]{0,40}\b(?:did not|didn'?t|does not|doesn'?t|no) (?:help|work|effect|matter|change)",
         r"(?:small(?:er)?|reduc\w+|lower\w*|decreas\w+|halv\w+|crop\w*)\s(?:\w+\s){0,3}(?:images?|pictures?"
@@ -183,7 +186,8 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:内核|kernel)[^\n]{0,8}(?:死|崩溃|重启|挂)",
     ),
     "infers": _words(
-        r"\binferenc\w*", r"\binferr?ing\b", r"\b(?:voice conversion|text[- ]to[- ]speech|synthesi[sz]ing)\b", r"transcri(?:b|pt)", r"\bwhisper\w*",
+        r"\binferenc\w*", r"\binferr?ing\b", r"\b(?:voice conversion|text[- ]to[- ]speech|synthesi[sz]ing)\b",
+        r"transcri(?:b|pt)", r"\bwhisper\w*",
         r"\b(?:predict|test|demo|infer\w*|generate|sample|eval\w*|super_resolve)\w*\.(?:py|sh|ipynb)\b",
         r"run(?:ning)? (?:the |just run the )?(?:test|demo|predict\w*|inference"
         r"|sampling)", r"\bupscal", r"txt2img|img2img",
@@ -355,9 +359,11 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"\b(?:process\w*|jobs?|python|kernels?|memory|gpus?|contexts?|threads?)\b",
         r"fuser -v ?/dev|kill -9 (?:the |all |<?pid)", r"(?:allocated|used|occupied|taken|held) by (?:someone|somebody"
         r"|others?|another)\b",
-        r"(?:memory|gpu|card|vram) (?:is |was |being )?already (?:being )?(?:in use|used|occupied|taken|allocated|full)",
+        r"(?:memory|gpu|card|vram) (?:is |was |being )?already (?:being )?(?:in use|used|occupied|taken"
+        r"|allocated|full)",
         r"(?:僵尸|残留|孤儿|后台)\S{0,4}进程|进程[^\n]{0,12}(?:残留|没有?(?:结束|退出|杀掉)|仍(?:然)?占)"
-        r"|(?:停止|结束|退出|中断|杀掉|杀死|ctrl ?\+?c)[^\n]{0,16}(?:显存|gpu)[^\n]{0,8}(?:没有?释放|仍|还(?:在|被)|占)",
+        r"|(?:停止|结束|退出|中断|杀掉|杀死|ctrl ?\+?c)[^\n]{0,16}(?:显存|gpu)[^\n]{0,8}(?:没有?释放|仍|还(?:在|被)"
+        r"|占)",
     ),
     "device_idle": _words(
         r"(?:plenty|enough|sufficient|lots?) (?:of )?(?:free |available )?(?:gpu |video )?(?:memory|vram)",
