@@ -68,7 +68,7 @@ def _is_of_host(failure: Failure | None, clues: Clues) -> bool:
         or (failure is not None and failure.backend == "cpu")
     ):
         return True
-    return "speaks_of_gpu" not in told and bool({"loads_data", "speaks_of_ram"} & told)
+    return "speaks_of_gpu" not in told and bool({"loads_data", "speaks_of_ram", "handles_files"} & told)
 
 
 def _host(failure: Failure | None, clues: Clues) -> Iterator[Support]:
@@ -83,6 +83,8 @@ def _host(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.HOST_RAM, 0.5, Evidence("meaning_told_host"))
     if "loads_data" in told:
         yield Support(Cause.HOST_RAM, 0.5, Evidence("told_loads_data"))
+    elif "handles_files" in told and failure is not None:
+        yield Support(Cause.HOST_RAM, 0.45, Evidence("told_files"))
     elif "speaks_of_ram" in told and "speaks_of_gpu" not in told:
         yield Support(Cause.HOST_RAM, 0.45, Evidence("told_ram_only"))
     if "offloads_to_host" in told:

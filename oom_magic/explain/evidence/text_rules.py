@@ -57,6 +57,10 @@ _MOMENT_NODE = re.compile(r"[Nn]ode:? ?[^\s=]{0,60}/(?:Adam\w*|RMSprop|RMSProp|M
 _BUFFER_STATISTICS = re.compile(
     r"(parameter|maybe_live_out|preallocated temp) allocation:\s{1,20}(\d[\d.]{0,12})\s?([KMGT]iB|B)"
 )
+# Where a process first touches a device: the driver's context, PyTorch's and Torch's initialization.
+_NO_CONTEXT = re.compile(
+    r"cuCtxCreate|cuDevicePrimaryCtxRetain|THCGeneral\.c|in _lazy_init\b|_cuda_init\(|cudaSetDevice\("
+)
 _BUFFER_SHAPE = re.compile(r"Shape: [a-z]{1,4}\d{1,2}\[[\d,]+\]")
 
 
@@ -71,6 +75,7 @@ def text_rules(failure: Failure | None, clues: Clues, text: str) -> Iterator[Sup
     yield from _run(failure, clues)
     yield from _checkpoint(clues)
     yield from _host(failure, clues)
+    yield from _at_start(failure, text)
     yield from _filled(failure, clues)
 
 
@@ -226,6 +231,7 @@ def _run(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.FRAGMENTATION, -0.4)
     if "larger_input_fails" in told:
         yield Support(Cause.ACTIVATIONS, 0.4, Evidence("larger_input_fails"))
+        yield Support(Cause.FRAGMENTATION, -0.3)
     if "shares_device" in told and (failure is None or failure.backend != "cpu"):
         yield Support(Cause.OTHER_PROCESS, 0.55, Evidence("told_shared"))
     if "left_over" in told and (failure is None or failure.backend != "cpu"):
@@ -246,6 +252,12 @@ def _run(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     if "indexes" in told and failure is not None and failure.format in ("cublas", "cudnn", "cuda_error_oom"):
         yield Support(Cause.NOT_OOM, 0.65, Evidence("index_error_beside"))
         yield Support(Cause.DRIVER_LEVEL, -0.6)
+
+
+def _at_start(failure: Failure | None, text: str) -> Iterator[Support]:
+    """A process that gets no context has allocated nothing yet: what fills the device is not its own."""
+    if failure is not None and failure.pytorch_bytes is None and failure.backend == "cuda" and _NO_CONTEXT.search(text):
+        yield Support(Cause.OTHER_PROCESS, 0.6, Evidence("no_context"))
 
 
 def _checkpoint(clues: Clues) -> Iterator[Support]:

@@ -278,7 +278,7 @@ _KILLED = (
     # right behind a progress bar, or quoted in prose
     r"|(?:it|s)[/a-z]{0,8}\](?:\[\d{1,4}\][ \t+-]{1,8}\d{1,9}[ \t]{1,8})?[Kk]illed(?![\w ])"
     r"|(?:it|s)[/a-z]{0,8}\]\[\d{1,4}\][ \t+-]{1,8}\d{1,9}[ \t]{1,8}[Kk]illed\b"
-    r"|[\"'`\u201c]Killed[\"'`\u201d]|(?:\u663e\u793a|\u51fa\u73b0|\u63d0\u793a|\u76f4\u63a5"
+    r"|[\"'`\u201c][Kk]illed[\"'`\u201d]|(?:\u663e\u793a|\u51fa\u73b0|\u63d0\u793a|\u76f4\u63a5"
     r"|\u62a5\u9519?)[ :\uff1a]?[Kk]illed\b"
 )
 _SPENT = (

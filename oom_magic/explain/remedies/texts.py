@@ -54,7 +54,7 @@ _BY_EVIDENCE: Mapping[str, tuple[str, ...]] = {
 # What is told of a run whether it trains or not: where nothing tells of training, advice for training may be wrong.
 _OF_ANY_RUN = {
     "computing_told", "inference_told", "precedents", "told_conversation", "input_named", "larger_input_fails",
-    "smaller_input_works", "told_whole",
+    "smaller_input_works", "told_whole", "large_request",
 }  # fmt: skip
 _HOST_OFFLOAD = ("less_offload", "more_ram")
 _CODE: Mapping[str, tuple[str, str]] = {

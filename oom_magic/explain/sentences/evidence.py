@@ -153,6 +153,11 @@ EVIDENCE: Sentences = {
     "told_evaluation_collects": "Evaluations often collect their results on the GPU.",
     "told_repeated": "The text says that memory is not given back from one use to the next.",
     "replay_buffer": "The text speaks of a replay buffer or of reinforcement learning, where past steps are kept.",
+    "no_context": (
+        "It failed while the process first touched the device, before it had allocated anything: the device was full"
+        " already."
+    ),
+    "told_files": "The text speaks of files of data that are read or written, and of no GPU.",
     "told_left_over": "The text speaks of memory that stays in use after a run has ended or crashed.",
     "told_late": "It failed only after a while.",
     "large_request": (

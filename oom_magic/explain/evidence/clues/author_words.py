@@ -33,13 +33,15 @@ _WHEN = r"(?:when|while|during|at|after|before|upon|on|in|once)\s(?:i\s|it\s|we\
 _MODEL = r"(?:\w+\s){0,2}(?:models?|weights|checkpoints?|pipeline|llm|unet|network)\b"
 _GPU_MEMORY = r"(?:gpu|cuda|video|card'?s?|device|graphics)[- ]?(?:memory|ram)|memory|vram|gpus?"
 _STAYS = (
-    r"(?:still|remain\w*|stay\w*|keeps?|already|believed?)\s(?:\w+\s){0,3}(?:occup\w*|allocated|us(?:e|ed|ing)|held|hold\w*"
+    r"(?:still|remain\w*|stay\w*|keeps?|already|believed?)\s(?:\w+\s){0,3}(?:occup\w*|allocated"
+    r"|us(?:e|ed|ing)|held|hold\w*"
     r"|full|taken|running|there|reserved)|orphan\w*|(?:not|never|n't) (?:\w+ )?(?:released|freed|cleaned|cleared)"
     r"|(?:seems? to )?(?:still )?ha(?:ve|s) (?:almost |about |around )?\d{1,6} ?[gm]i?b (?:allocated"
     r"|used|occupied|in use)"
 )
 _GONE = (
-    r"(?:crash\w*|kill\w*|ctrl\W{0,3}c|interrupt\w*|abort\w*|exit(?:s|ed|ing)?|terminat\w*|stopp\w*|clos(?:ed|ing)|ended"
+    r"(?:crash\w*|kill\w*|ctrl\W{0,3}c|interrupt\w*|abort\w*|exit(?:s|ed|ing)?|terminat\w*|stopp\w*"
+    r"|clos(?:ed|ing)|ended"
     r"|finish\w*|quit|previous (?:run|job|process|script|training)|earlier (?:run|job)|old process"
     r"|stop(?:ped)? the process)"
 )
@@ -92,7 +94,14 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:数据集?|图片|图像)[^\n]{0,8}(?:全部|一次性)[^\n]{0,8}(?:加载|读)|(?:全部|一次性)(?:加载|读入?)[^\n]{0,8}(?:数据|内存)",
     ),
     "speaks_of_ram": _words(r"(?<!gpu )(?<!video )(?<!gb of )(?<!gb )\bRAM\b", r"\bRAM (?:memory"
-    r"|usage)", r"\d{1,6} ?gb (?:of )?ram\b"),
+    r"|usage)", r"\d{1,6} ?gb (?:of )?ram\b", r"\d{1,4} ?gb (?:machine|computer|laptop|server|pc|instance)\b"),
+    "handles_files": _words(
+        r"\bpickl\w*|\b(?:np|numpy|joblib|pd|pandas)\.(?:load|save|dump|read)\w*|\.(?:npy|npz|csv|tsv|h5"
+        r"|hdf5|parquet|pkl)\b"
+        r"|\bdata ?frames?\b|\bpandas\b",
+        r"\b(?:pre-?process|unzip|extract|tokeni[sz]|convert|download)\w*\s(?:\w+\s){0,4}(?:data\w*"
+        r"|files?|corpus|images)\b",
+    ),
     "speaks_of_gpu": _words(
         r"\b(?:gpus?|cuda|vram|nvidia|rtx|gtx|geforce|tesla|quadro|[ahv]100|cudnn|t4|p100|device memory)\b",
         r"显[存卡]",
@@ -137,7 +146,8 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"8[- ]?bit[ -]?adam|adafactor[^.\n]{0,40}(?:work|fits|help|solv)",
     ),
     "smaller_input_no_help": _words(
-        rf"\b(?:{_LESS})\b[^.\n]{{0,40}}\b(?:batch\w*|images?|resolution|crops?|inputs?|size|lengths?|samples)\b[^.\n]{{0,40}}"
+        rf"\b(?:{_LESS})\b[^.\n]{{0,40}}\b(?:batch\w*|images?|resolution|crops?|inputs?|size|lengths?"
+        rf"|samples)\b[^.\n]{{0,40}}"
         rf"\b(?:{_IN_VAIN})",
         r"\b(?:no matter|regardless of)[^.\n]{0,30}\bbatch[ _-]?size",
         r"(?:减小|减少|降低|调小|改小)[^\n，。]{0,16}(?:batch|批)[^\n]{0,16}(?:没用|无效|不行|不能解决|(?:还是|仍然?|依然|也)(?:会|爆|不|报|oom))",
@@ -148,7 +158,8 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"|matter)|no (?:help|effect|difference|use)|makes? no)",
     ),
     "trains": _words(
-        r"\btrain(?:ing|er|ed|s|_\w+)?\b(?![- ]free)", r"\bfine-?tun", r"\btrain\w*\.(?:py|sh)", r"\bepochs?\b",
+        r"(?<!pre-)(?<!pre )\btrain(?:ing|er|ed|s|_\w+)?\b(?![- ]free)", r"\bfine-?tun",
+        r"\btrain\w*\.(?:py|sh)", r"\bepochs?\b",
         r"\.backward\(", r"dreambooth|(?:mak|creat|train)\w*\s(?:\w+\s){0,3}loras?\b", r"训练|微调",
     ),
     "host_fills": _words(
@@ -199,6 +210,7 @@ TOLD: dict[str, re.Pattern[str]] = {
     "saves": _words(
         rf"{_WHEN}(?:model\s|checkpoint\s|ckpt\s)?(?:sav(?:e|es|ing)|checkpointing|merg(?:e|ing)|export(?:s|ing)?"
         r"|convert(?:s|ing)?)\b",
+        r"\b(?:export|merge|merging|conversion|quantization) (?:process|step|script|stage)\b",
         r"save_pretrained|\bstate_dict\(|save_checkpoint|save_model|save_ckpt|merge_and_unload",
         r"(?:oom|out of memory|memory)\w* (?:while|when|during|at|after) (?:checkpoint |model )?sav",
         r"保存(?:模型|权重|ckpt"
@@ -239,7 +251,12 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:big|large|long|high|huge)",
         r"(?:large|huge|high|big|too many|so many|lots? of|a lot of) (?:number of )?(?:\w+ )?(?:objects|b?boxes"
         r"|instances|targets|ground[- ]truths)\b",
-        r"only (?:fails|crashes|happens) (?:with|for|on) (?:large|long|big)", r"(?:longer|larger|bigger) (?:sequences?"
+        r"\b(?:very|too|extreme\w*|excessive\w*|unusual\w*|really|quite|much) (?:long|large|big|huge)(?:er)? (?:\w+ )?"
+        r"(?:sentences?|sequences?|texts?|images?|videos?|audios?|files?|inputs?|documents?|batches"
+        r"|samples?|scenes?|graphs?)\b",
+        r"only (?:fails|crashes|happens) (?:with|for|on) (?:large|long|big)",
+        r"(?:longer|larger|bigger) (?!gpus?\b|cards?\b|memory|vram|ram\b|machines?|instances?|models?"
+        r"|than\b|amounts?|and\b|batch|swap|one\b)[a-z]{4,}|\b(?:longer|larger|bigger) (?:sequences?"
         r"|inputs?|images?|context|datasets?|graphs?|resolutions?|files?|prompts?|volumes?|videos?)\b",
         r"(?:as|when|after) the context grows", r"\b(?:large|huge|big|high[- ]?res\w*|long) (?:\w+ )?(?:images?|graphs?"
         r"|inputs?|pictures?|volumes?|videos?|context\w*|prompts?|sequences?|point clouds?|scenes?|resolution)\b",
@@ -334,12 +351,16 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"|into|on|at once)\b",
     ),
     "shares_device": _words(
-        r"(?:other|another|several|two|multiple|\d{1,3} other) (?:process|program|job|user|notebook|kernel|model"
+        r"(?:other|another|several|two|multiple|\d{1,3} other|\d{1,2}) (?:\w+ )?(?:process|program|job"
+        r"|codes?|training|experiment|user|notebook|kernel|model"
         r"|app\w*|instance|script|task|vram consumer|student|people)\w*"
         r"[^.\n]{0,60}(?:us(?:e|es|ing)|tak(?:e|es|ing)|occup|runn|host|load|hold|detect|consum)",
         r"\b\d{1,2} (?:processes|kernels)\b[^.\n]{0,30}(?:are|were)?\s?(?:using|running|on)", r"zombie process",
         r"\b(?:gunicorn|uwsgi|uvicorn|celery)\b[^.\n]{0,60}(?:workers?\b|process)",
-        r"(?:ran|run|running) (?:\w+ )?too (?:much|many)",
+        r"(?:ran|run|running|started) (?:\w+ )?too (?:much|many)|\b(?:run|running|ran"
+        r"|start\w*) (?:another|other) (?:code|programs?"
+        r"|scripts?|jobs?|process\w*|training|experiments?)|(?:processes|jobs|programs|trainings) (?:are "
+        r"|is |were )?already running",
         r"(?:others?|someone|somebody) (?:is|are|was|were) using", r"(?:gpu|card|device|memory|vram) (?:is|was"
         r"|are) already"
         r" (?:in use|used|occupied|taken|full)",
