@@ -59,7 +59,9 @@ def test_what_is_not_known(script: str, tmp_path: Path, capsys: pytest.CaptureFi
 def test_a_log_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "train.log").write_text(MESSAGE)
     assert main(["explain", "--lang", "en", str(tmp_path / "train.log")]) == 0
-    assert "2.00 GiB" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "2.00 GiB" in shown
+    assert "python -m oom_magic explain FILE --model" in " ".join(shown.split()) and "%oom_explain" not in shown
     (tmp_path / "fine.log").write_text("all is well")
     assert main(["explain", str(tmp_path / "fine.log")]) == 2
     assert main(["explain", str(tmp_path / "no.log")]) == 2

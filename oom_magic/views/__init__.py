@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 from typing import Any
 
@@ -11,6 +10,7 @@ from oom_magic.views.blocks import Description
 from oom_magic.views.encodings.html import style_element, to_fragment, to_html
 from oom_magic.views.encodings.text import to_text
 from oom_magic.views.registry import describe_registered
+from oom_magic.views.words import current_shell
 
 __all__ = ["describe", "style_element", "to_fallback", "to_fragment", "to_html", "to_text"]
 
@@ -39,7 +39,6 @@ def describe(result: Any) -> Description:
 def to_fallback(description: Description) -> str:
     """The description as text, for where HTML is not shown; in a notebook, one that is not trusted, it says what is."""
     text = to_text(description)
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    if getattr(shell, "kernel", None) is None:
+    if getattr(current_shell(), "kernel", None) is None:
         return text
     return f"{text}\n\n{_('This is the text of it: Run All shows pictures and sliders.')}"

@@ -10,6 +10,7 @@ from oom_magic.language import Language
 from oom_magic.memory.shares import DANGER_SHARE, TIGHT_SHARE
 from oom_magic.views.blocks import Bar, Bars, Block, Cell, Code, Details, Part, Sentence, Table
 from oom_magic.views.code_comments import code_in
+from oom_magic.views.words import current_shell
 
 if TYPE_CHECKING:
     from oom_magic.explain.remedies.remedy import AsItIs, Remedy
@@ -92,7 +93,8 @@ def remedies_details(remedies: Sequence[Remedy], lang: Language, as_is: AsItIs |
     if is_shared and notes[0]:
         blocks.append(Sentence(notes[0].strip(" ()"), "quiet"))
     if any(one.note is not None and one.note.key == _NO_RUN for one in remedies):
-        blocks.append(Sentence(translate("how_to_price", lang), "quiet"))
+        how = "how_to_price" if current_shell() is not None else "how_to_price_terminal"
+        blocks.append(Sentence(translate(how, lang), "quiet"))
     blocks += [_how(one, wording) for one in remedies if one.code and _is_worthwhile(one)]
     return [Details(translate("heading_remedies", lang), tuple(blocks))]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from typing import Any
 
 from oom_magic.language import Sentences, spoken
 from oom_magic.views.blocks import Sentence, Tone
@@ -54,3 +56,8 @@ def word(name: str) -> str:
     """A category, phase or state as it is shown; a name that is none of them as it is."""
     sentence = _WORDS.get(name.replace("_", " "))
     return name if sentence is None else spoken(sentence)
+
+
+def current_shell() -> Any:
+    """IPython's shell where the text is shown in one; None in a terminal."""
+    return getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()

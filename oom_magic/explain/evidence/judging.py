@@ -239,6 +239,15 @@ _TOOLS = {
 }  # fmt: skip
 
 
+# What tells how much is allocated, by backend.
+_COUNTERS = {
+    "cuda": "torch.cuda.memory_allocated()", "mps": "torch.mps.driver_allocated_memory()",
+    "xpu": "torch.xpu.memory_allocated()", "npu": "torch.npu.memory_allocated()",
+    "cpu": "psutil.Process().memory_info().rss", "jax": "device.memory_stats()",
+    "tensorflow": "tf.config.experimental.get_memory_info('GPU:0')",
+}  # fmt: skip
+
+
 def device_tool(backend: str | None) -> str:
     """The program that lists who uses devices of a backend."""
     return _TOOLS.get(backend or "cuda", "nvidia-smi")
@@ -249,6 +258,8 @@ def _check(cause: Cause, failure: Failure | None, clues: Clues) -> Evidence:
     backend = None if failure is None else failure.backend
     if cause is Cause.OTHER_PROCESS:
         return Evidence("check_other_process", {"tool": device_tool(backend)})
+    if cause is Cause.LEAK_OR_RETAINED_REFERENCE:
+        return Evidence(f"check_{cause.value}", {"call": _COUNTERS.get(backend or "cuda", _COUNTERS["cuda"])})
     if clues.program is not None and cause in (Cause.WEIGHTS_TOO_BIG, Cause.ACTIVATIONS, Cause.MEMORY_FRACTION_LIMIT):
         return Evidence(f"check_{cause.value}_inference")
     return Evidence(f"check_{cause.value}")

@@ -46,7 +46,7 @@ _BY_EVIDENCE: Mapping[str, tuple[str, ...]] = {
     "wsl_pins_little": ("unpin", "close_processes_any"),
     "above_block_limit": ("relaxed_limits", "smaller_arrays"),
     "mps_watermark": ("mps_watermark", "smaller_input"),
-    "mps_others": ("close_apps", "mps_watermark"),
+    "mps_others": ("smaller_input", "mps_watermark", "close_apps"),
     "mps_own_fill": ("smaller_input", "quantized_model", "mps_watermark"),
     "small_carve_out": ("bios_memory",),
     "address_space_in_pieces": ("expandable_segments",),

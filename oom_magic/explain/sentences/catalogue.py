@@ -80,8 +80,9 @@ CATALOGUE: Sentences = {
         "PyTorch held only {held_bytes}; about {other_bytes} of {total_bytes} belong to no process listed."
     ),
     "mps_others": (
-        "Other allocations took {other_bytes} of the {limit_bytes} allowed, PyTorch {held_bytes}. They are what Metal"
-        " holds beside PyTorch's tensors: temporaries of this program's graphs, other libraries or other programs."
+        "Other allocations took {other_bytes} of the {limit_bytes} allowed, PyTorch {held_bytes}. They are this"
+        " program's, too: what Metal holds for it beside PyTorch's tensors (temporaries and caches of graphs, other"
+        " libraries)."
     ),
     "stuck_above_request": "{stuck_bytes} were reserved but unallocated, more than the {requested_bytes} asked for.",
     "room_in_pieces": "{free_bytes} free and {stuck_bytes} unused in the cache, yet {requested_bytes} found no place.",

@@ -219,7 +219,7 @@ EVIDENCE: Sentences = {
     "check_logits_or_loss": "Compare the request with batch x length x vocabulary x 4 bytes.",
     "check_attention_scores": "Compare the request with batch x heads x length x length x element size.",
     "check_optimizer_state": "See whether the first optimizer.step() fails, and whether plain SGD gets through it.",
-    "check_leak_or_retained_reference": "Print torch.cuda.memory_allocated() every 50 steps: it must not rise.",
+    "check_leak_or_retained_reference": "Print {call} every 50 steps or requests: it must not rise.",
     "check_memory_fraction_limit": "See what share this process was given, and what it holds.",
     "check_memory_fraction_limit_inference": (
         "Start with a smaller share or a shorter context: the log says how many tokens the cache then holds."

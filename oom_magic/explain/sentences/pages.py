@@ -93,6 +93,10 @@ PAGE_CATALOGUE: Sentences = {
         "Not priced. In a notebook %oom_explain rehearses the failed cell; for a message from elsewhere"
         " describe the run: %%oom_explain --model roberta-base --batch 4 --seq 512."
     ),
+    "how_to_price_terminal": (
+        "Not priced. Describe the run, and each change is rehearsed:"
+        " python -m oom_magic explain FILE --model roberta-base --batch 4 --seq 512."
+    ),
     # Headings of the details.
     "heading_budget": "Who held the device",
     "heading_tensor": "Which tensor asked",
