@@ -45,13 +45,13 @@ def _bert() -> Any:
     )
 
 
-def _gpt2(**sizes: Any) -> Any:
+def gpt2(**sizes: Any) -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     return GPT2LMHeadModel(GPT2Config(**{"n_embd": 256, "n_layer": 4, "n_head": 4, "vocab_size": 8000, **sizes}))
 
 
-def _train(model: Any, on_step: OnStep, batch: int = 4, seq: int = 256, optimizer: Any = None, amp: Any = None) -> None:
+def train(model: Any, on_step: OnStep, batch: int = 4, seq: int = 256, optimizer: Any = None, amp: Any = None) -> None:
     optimizer = optimizer or torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
     for _ in range(3):
         x = torch.randint(0, 1000, (batch, seq), device="cuda")
@@ -133,7 +133,7 @@ def data_parallel_cnn(on_step: OnStep) -> None:
 
 def data_parallel_scaled(on_step: OnStep) -> None:
     """``nn.DataParallel`` of GPT-2 under autocast to float16 with a gradient scaler; dictionaries are gathered."""
-    model = nn.DataParallel(_gpt2().cuda())
+    model = nn.DataParallel(gpt2().cuda())
     optimizer, scaler = torch.optim.AdamW(model.parameters(), lr=1e-4), torch.amp.GradScaler("cuda")
     for _ in range(3):
         x = torch.randint(0, 1000, (8, 256), device="cuda")
@@ -179,7 +179,7 @@ def _trainer(model: Any, on_step: OnStep, **options: Any) -> None:
 
 def trainer(on_step: OnStep) -> None:
     """Trainer takes both cards by itself."""
-    _trainer(_gpt2(), on_step, per_device_train_batch_size=4, bf16=True)
+    _trainer(gpt2(), on_step, per_device_train_batch_size=4, bf16=True)
 
 
 def trainer_accumulating(on_step: OnStep) -> None:
@@ -205,12 +205,12 @@ def _dispatched(model: Any, block: str, memory: dict[Any, Any] | None = None, **
 
 def dispatched_three(on_step: OnStep) -> None:
     """accelerate's balanced device map over three cards, under autocast."""
-    _train(_dispatched(_llama(), "LlamaDecoderLayer"), on_step, amp=torch.bfloat16)
+    train(_dispatched(_llama(), "LlamaDecoderLayer"), on_step, amp=torch.bfloat16)
 
 
 def dispatched_unevenly(on_step: OnStep) -> None:
     """``max_memory`` for each card, a model with tied weights."""
-    _train(_dispatched(_gpt2(), "GPT2Block", {0: "12MiB", 1: "2GiB"}), on_step)
+    train(_dispatched(gpt2(), "GPT2Block", {0: "12MiB", 1: "2GiB"}), on_step)
 
 
 def dispatched_lora(on_step: OnStep) -> None:
@@ -218,7 +218,7 @@ def dispatched_lora(on_step: OnStep) -> None:
     from peft import LoraConfig, get_peft_model
 
     model = _dispatched(_bert(), "BertLayer", {0: "40MiB", 1: "1GiB"})
-    _train(get_peft_model(model, LoraConfig(r=4, target_modules=["query", "value"])), on_step)
+    train(get_peft_model(model, LoraConfig(r=4, target_modules=["query", "value"])), on_step)
 
 
 def _saved(model: Any) -> str:
@@ -235,7 +235,7 @@ def loaded(on_step: OnStep) -> None:
     from transformers import AutoModelForCausalLM
 
     folder = _saved(_llama(dtype="bfloat16").to(torch.bfloat16))
-    _train(AutoModelForCausalLM.from_pretrained(folder, device_map="auto", dtype=torch.bfloat16), on_step)
+    train(AutoModelForCausalLM.from_pretrained(folder, device_map="auto", dtype=torch.bfloat16), on_step)
 
 
 def loaded_in_sequence(on_step: OnStep) -> None:
@@ -243,7 +243,7 @@ def loaded_in_sequence(on_step: OnStep) -> None:
     from transformers import AutoModelForCausalLM
 
     memory = {0: "20MiB", 1: "1GiB"}
-    _train(AutoModelForCausalLM.from_pretrained(_saved(_gpt2()), device_map="sequential", max_memory=memory), on_step)
+    train(AutoModelForCausalLM.from_pretrained(_saved(gpt2()), device_map="sequential", max_memory=memory), on_step)
 
 
 def offloaded(on_step: OnStep) -> None:

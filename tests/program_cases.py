@@ -275,6 +275,8 @@ PROGRAMS: dict[str, Callable[[], None]] = {
     "soft_margin_loss": of_loss(F.soft_margin_loss),
     "bce": of_loss(F.binary_cross_entropy),
     "bce_with_logits": of_loss(F.binary_cross_entropy_with_logits),
+    "extremes_half": of_copy(lambda x: (x.half().amax(), x.bfloat16().amin(), x.half().max(), x.bfloat16().min())),
+    "is_infinite": of_copy(torch.isinf),
     "to_host": of_copy(lambda x: x.cpu()),
     "to_host_transposed": of_copy(lambda x: x.t().cpu()),
     "to_host_strided": of_copy(lambda x: x[:, ::2].cpu()),

@@ -96,9 +96,13 @@ def _ddp(case: Case) -> None:
         model = get_peft_model(model, LoraConfig(r=8, target_modules="all-linear"))
     model = nn.parallel.DistributedDataParallel(model.cuda(), device_ids=[0], **case.get("ddp", {}))
     if case.get("hook"):
-        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-        model.register_comm_hook(None, getattr(default_hooks, f"{case['hook']}_hook"))
+        if case["hook"] == "powersgd":
+            state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
+            model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        else:
+            model.register_comm_hook(None, getattr(default_hooks, f"{case['hook']}_hook"))
     if not case.get("zero1"):
         _loop(case, model, _adamw(model))
         return

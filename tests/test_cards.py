@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from card_programs import DATA, PROGRAMS, back_and_forth, data_parallel_cnn, dispatched_unevenly, peaks, shared_head
+from card_programs import (
+    DATA,
+    PROGRAMS,
+    back_and_forth,
+    data_parallel_cnn,
+    dispatched_unevenly,
+    gpt2,
+    peaks,
+    shared_head,
+    train,
+)
 from torch import nn
 
 import oom_magic as om
 from oom_magic.memory.report import MemoryReport
+from oom_magic.predict.session import DrySession
 from oom_magic.predict.setups.gpus import split_count
+from oom_magic.predict.what_if.change import InapplicableError
+from oom_magic.predict.what_if.placement_changes import BalancedLayers
+from oom_magic.predict.what_if.survey import Survey
 from oom_magic.units import MIB
 
 _QUICK = (back_and_forth, shared_head, data_parallel_cnn, dispatched_unevenly)
@@ -130,6 +145,49 @@ def test_text_names_each_card_and_the_imbalance() -> None:
     assert "The cards are filled unequally: cuda:0 is 61 % full at its peak, cuda:1 4 %." in " ".join(text.split())
     again = MemoryReport.from_dict(json.loads(json.dumps(report.to_dict())))
     assert str(again) == text
+
+
+def _split_unevenly(blocks_on_first: int = 5) -> None:
+    from accelerate import dispatch_model
+
+    blocks = {f"transformer.h.{number}": int(number >= blocks_on_first) for number in range(6)}
+    ends = {"transformer.wte": 0, "transformer.wpe": 0, "transformer.drop": 0, "transformer.ln_f": 1, "lm_head": 0}
+    train(dispatch_model(gpt2(n_layer=6), {**ends, **blocks}), lambda: None)
+
+
+def test_balanced_layers_are_priced_as_the_map_written_out() -> None:
+    pytest.importorskip("accelerate")
+    change = BalancedLayers()
+    survey = Survey([change])
+    DrySession("T4", num_gpus=2, has_bar=False, changes=[survey]).run(_split_unevenly)
+    assert survey.refusal(change) is None
+    assert (change.values["card"], change.values["held"], change.values["number"]) == ("cuda:0", 5, 6)
+    assert eval(change.values["map"])["transformer.h.3"] == 1
+    changed = DrySession("T4", num_gpus=2, has_bar=False, changes=[change]).run(_split_unevenly)
+    written = om.dry_run(_split_unevenly, 3, gpu="2x T4")
+    assert [card.steps for card in changed.cards] == [card.steps for card in written.cards]
+    with pytest.raises(InapplicableError, match="layers_balanced_already"):
+        DrySession("T4", num_gpus=2, has_bar=False, changes=[BalancedLayers()]).run(partial(_split_unevenly, 3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_balancing_is_advised_for_the_card_that_failed(shell: Any, lang: str) -> None:
+    shell.run_cell(
+        "import torch\n"
+        "first, second = (torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(n)]) for n in (9, 3))\n"
+        "def train():\n"
+        "    a, b = first.to('cuda:0'), second.to('cuda:1')\n"
+        "    optimizer = torch.optim.AdamW([*a.parameters(), *b.parameters()])\n"
+        "    b(a(torch.ones(64, 2048, device='cuda:0')).to('cuda:1')).sum().backward()\n"
+        "    optimizer.step()"
+    ).raise_error()
+    failed = shell.run_cell("%%gpumem --no-plot --gpu '2x T4' --memory 700MiB\ntrain()", store_history=True)
+    assert "OutOfMemoryError" in type(failed.error_in_exec).__name__
+    told = str(shell.run_cell(f"%oom_explain --lang {lang}", store_history=True).result)
+    assert "cuda:0" in told and "9" in told
+    assert {"en": "cuda:0 holds 9 of 12", "zh": "均衡各层：12 层中 cuda:0 有 9 层"}[lang] in " ".join(told.split())
+    assert {"en": "in your own code", "zh": "你自己的代码"}[lang] in " ".join(told.split())
 
 
 def test_sizes_are_those_of_the_card_that_is_named() -> None:

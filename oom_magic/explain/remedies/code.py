@@ -58,6 +58,14 @@ from torch.distributed.fsdp import fully_shard
 for block in {layers}:
     fully_shard(block)
 fully_shard({model})   # in place of DistributedDataParallel({model}), before the optimizer is made""",
+    "balanced_layers": """\
+device_map = {map}
+{model} = {loader}.from_pretrained({source}, device_map=device_map)""",
+    "shards_on_host": """\
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+for block in {layers}:
+    fully_shard(block, offload_policy=CPUOffloadPolicy())
+fully_shard({model}, offload_policy=CPUOffloadPolicy())   # before the optimizer is made""",
     "sgd": "optimizer = torch.optim.SGD({model}.parameters(), lr=lr, momentum=0.0)",
     "half_weights": "{model} = {model}.to(torch.{torch_dtype})   # before the optimizer is made",
     "lora": """\

@@ -208,11 +208,14 @@ def _replaced(setup: TrainingSetup, fields: Mapping[str, Any]) -> TrainingSetup:
 
 def _check_surveyed(survey: Survey | None, changes: Sequence[Change]) -> None:
     """Raise NotPricedError for the first change that the run has no place for."""
+    from oom_magic.predict.what_if.change import ByHandError
+
     assert survey is not None, "begin comes first"
     for change in changes:
         refusal = survey.refusal(change)
         if refusal is not None:
-            raise NotPricedError(Evidence(f"reason_{refusal.key}", refusal.values), applies=False)
+            is_by_hand = isinstance(refusal, ByHandError)
+            raise NotPricedError(Evidence(f"reason_{refusal.key}", refusal.values), applies=is_by_hand)
 
 
 class CellRehearsal:

@@ -74,6 +74,7 @@ def remedy_specs(situation: Situation) -> list[RemedySpec]:
         *_of_optimizer(),
         *_of_weights(dtype, is_loading),
         *_of_processes(),
+        *_of_cards(),
     ]
     return sorted(found, key=lambda one: one.cost)
 
@@ -151,6 +152,15 @@ def _of_processes() -> Iterator[RemedySpec]:
     yield of_processes("gradients_in_buckets", 13, "same", ("gradient",), parallel.GradientsInBuckets)
     yield of_processes("resharded", 30, "fsdp", ("temporary", "parameter"), parallel.Resharded)
     yield of_processes("fully_sharded", 35, "fsdp", _EVERY[:3], parallel.FullySharded)
+    yield _made("shards_on_host", 50, "offload", _EVERY[:3], parallel.ShardsOnHost)
+
+
+def _of_cards() -> Iterator[RemedySpec]:
+    """What each card of one process holds."""
+    from oom_magic.predict.what_if.placement_changes import BalancedLayers
+
+    balanced = BalancedLayers()
+    yield _made("balanced_layers", 14, "same", _EVERY, lambda: balanced, values=balanced.values)
 
 
 def _made(

@@ -31,6 +31,8 @@ REMEDIES: Sentences = {
     "remedy_gradients_in_buckets": "Gradients as views of DDP's buckets: no second copy of them.",
     "remedy_resharded": "Give gathered parameters back after each block's forward (reshard_after_forward).",
     "remedy_fully_sharded": "FSDP2 instead of DDP: parameters, gradients and optimizer state are shared out.",
+    "remedy_balanced_layers": "Balance the layers: {card} holds {held} of {number}.",
+    "remedy_shards_on_host": "Keep the shards in RAM (CPUOffloadPolicy): the optimizer steps there.",
     "remedy_lora": "LoRA of rank {rank}: train small adapters, freeze the weights.",
     "remedy_qlora": "QLoRA of rank {rank}: frozen weights in 4 bits.",
     "remedy_loaded_half": "Load the weights in {dtype} from the start.",

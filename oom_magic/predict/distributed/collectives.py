@@ -65,8 +65,7 @@ def _work_type() -> type:
 
         def __init__(self, result: Any, tensors: Tensors) -> None:
             super().__init__()
-            self._future: torch.futures.Future[Any] = torch.futures.Future()
-            self._future.set_result(result)
+            self._future = _over(result)
             self._held: Tensors = tuple(tensors)
 
         def is_completed(self) -> bool:
@@ -82,13 +81,30 @@ def _work_type() -> type:
     return HoldingWork
 
 
+class _FutureOnCards(torch.futures.Future[Any]):
+    """A finished future whose values are on GPUs: each callback runs at once, on a stream of the pool.
+
+    Source: ATen/core/ivalue_inl.h (``Future::invokeCallback``); the callback's results are in use there.
+    """
+
+    def then(self, callback: Callable[[Any], Any]) -> Any:
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
+            return _over(callback(self))
+
+
+def _over(result: Any) -> Any:
+    """The future of what is over."""
+    future = _FutureOnCards()
+    future.set_result(result)
+    return future
+
+
 def _done(result: Any = None) -> Any:
     """The work of a collective that is over."""
     from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 
-    future: torch.futures.Future[Any] = torch.futures.Future()
-    future.set_result(result)
-    return _create_work_from_future(future).boxed()
+    return _create_work_from_future(_over(result)).boxed()
 
 
 def _reduced(sent: Sent) -> Handler:

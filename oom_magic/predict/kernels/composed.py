@@ -41,6 +41,13 @@ def _multinomial(weights: torch.Tensor, num_samples: int, replacement: bool = Fa
     return result
 
 
+def _is_infinite(values: torch.Tensor) -> torch.Tensor:
+    """aten/src/ATen/native/TensorCompare.cpp, ``isinf``."""
+    if not values.is_floating_point():
+        return torch.zeros_like(values, dtype=torch.bool)
+    return values.abs() == torch.inf
+
+
 def _euclidean_distance(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """aten/src/ATen/native/Distance.cpp, ``_euclidean_dist``: one product of rows with their norms beside them."""
     first_norm = first.pow(2).sum(-1, keepdim=True)
@@ -142,6 +149,7 @@ def _handler(compose: Callable[..., Any]) -> Handler:
 HANDLERS: dict[OpOverload, Handler] = existing({
     "multinomial": _handler(_multinomial),
     "masked_scatter_backward": _handler(_masked_scatter_backward),
+    "isinf": _handler(_is_infinite),
     "_euclidean_dist": _handler(_euclidean_distance),
     "_native_multi_head_attention": _handler(_attention),
     "_transformer_encoder_layer_fwd": _handler(_encoder_layer),

@@ -24,6 +24,7 @@ _WARP = 32
 _MAX_THREADS = 512
 _MIN_VALUES, _MAX_VALUES = 16, 256  # per thread
 _INPUT_VECTOR = _OUTPUT_VECTOR = 4
+_OWN = 0  # an accumulator of the input's own type
 
 
 def take_buffers(call: Call, tensor: torch.Tensor, dims: Iterable[int], item_bytes: int, *, values: int = 4) -> None:
@@ -130,7 +131,8 @@ def _reduces(item_bytes: int | None, dims_at: int, values: int) -> Rule:
         tensor = call.args[0]
         make_outputs(call)
         dims = all_dims(tensor, call.argument(dims_at) if dims_at >= 0 else None)
-        wide = item_bytes or _accumulator_bytes(tensor, call.outputs[0])
+        own = tensor.element_size() if item_bytes == _OWN else item_bytes
+        wide = own or _accumulator_bytes(tensor, call.outputs[0])
         take_buffers(call, _as_read(call, tensor), dims, wide, values=values)
 
     return rule
@@ -139,10 +141,11 @@ def _reduces(item_bytes: int | None, dims_at: int, values: int) -> Rule:
 # Operators with the same kind of reduction: bytes of the accumulator (None: the input's, of floats at least 4), the
 # position of the dimensions among the arguments (-1: all dimensions), values a thread has (``vt0``).
 _REDUCTIONS: tuple[tuple[tuple[OpOverload, ...], tuple[int | None, int, int]], ...] = (
-    ((aten.sum.default, aten.mean.default, aten.max.default, aten.min.default, aten.prod.default, aten.norm.Scalar,
-      aten.any.default, aten.all.default), (None, -1, 4)),
-    ((aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin.default, aten.prod.dim_int, aten.any.dim,
-      aten.all.dim), (None, 1, 4)),
+    ((aten.sum.default, aten.mean.default, aten.prod.default, aten.norm.Scalar, aten.any.default, aten.all.default),
+     (None, -1, 4)),
+    ((aten.sum.dim_IntList, aten.mean.dim, aten.prod.dim_int, aten.any.dim, aten.all.dim), (None, 1, 4)),
+    ((aten.max.default, aten.min.default), (_OWN, -1, 4)),  # ReduceMaxValuesKernel.cu, ReduceMinValuesKernel.cu
+    ((aten.amax.default, aten.amin.default), (_OWN, 1, 4)),
     ((aten.linalg_vector_norm.default, aten.norm.ScalarOpt_dim), (None, 2, 4)),
     ((aten.aminmax.default,), (8, -1, 4)),
     ((aten.argmax.default, aten.argmin.default), (16, 1, 4)),

@@ -22,6 +22,10 @@ class MissingError(InapplicableError):
     """A change that would be possible with a library that is not installed."""
 
 
+class ByHandError(InapplicableError):
+    """A change that would help, in code that only its author can change."""
+
+
 class Change:
     """The base of all changes: nothing is changed.
 

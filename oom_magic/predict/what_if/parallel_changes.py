@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 
 import torch
@@ -86,7 +87,7 @@ class Resharded(Change):
 
     def check(self, model: torch.nn.Module) -> None:
         """Needs shards that keep their gathered parameters."""
-        groups = [shard._get_fsdp_state()._fsdp_param_group for shard in _shards_within(model)]
+        groups = map(_group_of, _shards_within(model))
         if not any(group is not None and not group._reshard_after_forward for group in groups):
             raise InapplicableError("resharded_already")
 
@@ -94,6 +95,40 @@ class Resharded(Change):
         """Every shard gives them back after its forward."""
         for shard in _shards_within(model):
             shard.set_reshard_after_forward(True, recurse=False)
+
+
+class ShardsOnHost(Change):
+    """FSDP2 that keeps each process's shards, and with them gradients and optimizer state, in RAM."""
+
+    def __init__(self) -> None:
+        self._has_changed = False
+
+    def check(self, model: torch.nn.Module) -> None:
+        """Needs shards that are on the GPU."""
+        policies = [group.offload_policy for group in map(_group_of, _shards_within(model)) if group is not None]
+        if all(type(policy).__name__ == "CPUOffloadPolicy" for policy in policies) and not self._has_changed:
+            raise InapplicableError("shards_on_host_already")
+
+    @contextmanager
+    def around_run(self) -> Iterator[None]:
+        """Whatever is sharded is sharded with ``CPUOffloadPolicy()``."""
+        from torch.distributed.fsdp import CPUOffloadPolicy
+        from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+
+        make: Callable[..., None] = FSDPParamGroup.__init__
+
+        def run(group: Any, *args: Any, **kwargs: Any) -> None:
+            given = signature(make).bind(group, *args, **kwargs)
+            self._has_changed |= not isinstance(given.arguments["offload_policy"], CPUOffloadPolicy)
+            given.arguments["offload_policy"] = CPUOffloadPolicy()
+            make(*given.args, **given.kwargs)
+
+        with patched(FSDPParamGroup, {"__init__": run}):
+            yield
+
+
+def _group_of(shard: Any) -> Any:
+    return shard._get_fsdp_state()._fsdp_param_group
 
 
 def _shards_within(model: torch.nn.Module) -> list[Any]:

@@ -11,7 +11,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from oom_magic.predict.isolation.patching import Patches, all_patched
-from oom_magic.predict.what_if.change import Change, InapplicableError
+from oom_magic.predict.what_if.change import ByHandError, Change, InapplicableError
 from oom_magic.predict.what_if.load_changes import LoadChange
 from oom_magic.predict.what_if.loop_changes import DroppedOutputs, ReleasedGradients, has_outputs
 from oom_magic.predict.what_if.model_changes import NoGradients
@@ -71,7 +71,10 @@ class Survey(Change):
             change.check(model)
             self._refusals[change] = None
         except InapplicableError as refusal:
-            self._refusals.setdefault(change, refusal.with_traceback(None))  # its frames hold the outputs
+            refusal.with_traceback(None)  # its frames hold the outputs
+            known = self._refusals.setdefault(change, refusal)
+            if known is not None and isinstance(refusal, ByHandError):  # seen only with the second model
+                self._refusals[change] = refusal
 
     def result(self, result: Any) -> Any:
         """The same; whether logits are in it is noted."""
