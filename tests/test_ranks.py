@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from rank_cases import Case, train
 
+from oom_magic.predict.distributed import collectives
 from oom_magic.predict.session import DrySession, dry_run
 from oom_magic.predict.what_if.change import Change, InapplicableError
 from oom_magic.predict.what_if.parallel_changes import FullySharded, GradientsInBuckets, Resharded, ShardsOnHost
@@ -51,6 +52,19 @@ def test_peaks_are_true(case: Case, peaks: tuple[int, int], monkeypatch: pytest.
     assert found == [peaks]
     assert len(report.cards) == 1
     assert not dist.is_initialized()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="recorded with torch 2.13")
+def test_slow_steps_let_go_of_what_ddp_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other bound, recorded with a pause of 0.4 s after each step, in which the watchdog looks."""
+    pytest.importorskip("transformers")
+    monkeypatch.setattr(collectives.Sent, "work", lambda _sent, result, _tensors: collectives.finished(result))
+    case = next(row["case"] for row in TRUTH if row["case"]["name"] == "ddp-view-accumulate-amp-x2")
+    found: list[tuple[int, int]] = []
+    session = DrySession("A100 80GB", stop_after_steps=None, has_bar=False, num_processes=2)
+    session.run(lambda: found.append(train(case)))
+    assert found == [(1515456512, 1629487104)]
 
 
 def test_a_stage_of_a_pipeline() -> None:
@@ -211,4 +225,29 @@ def test_processes_that_a_notebook_starts(start: Any, monkeypatch: pytest.Monkey
     assert report.breakdown["parameter"] == 4 * (512 * 512 + 512) * 4
     assert any("process 0 of 2 was followed" in one.text for one in report.assumptions)
     assert dict(os.environ) == before
+    assert not dist.is_initialized()
+
+
+def test_lightning_starts_processes_from_a_notebook(tmp_path: Path) -> None:
+    lightning = pytest.importorskip("lightning")
+
+    class Model(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = _blocks()
+
+        def training_step(self, batch: torch.Tensor, index: int) -> torch.Tensor:
+            return self.blocks(batch).square().mean()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.parameters())
+
+    def fit() -> None:
+        trainer = lightning.Trainer(max_steps=3, accelerator="gpu", devices=2, strategy="ddp_notebook", logger=False,
+                                    default_root_dir=tmp_path, enable_progress_bar=False)  # fmt: skip
+        trainer.fit(Model(), torch.utils.data.DataLoader(torch.randn(256, 512), batch_size=64))
+
+    report = dry_run(fit, gpu="T4", num_gpus=2)
+    assert report.breakdown["parameter"] == 4 * (512 * 512 + 512) * 4
+    assert any("process 0 of 2 was followed" in one.text for one in report.assumptions)
     assert not dist.is_initialized()

@@ -24,9 +24,10 @@ Tensors = Sequence[torch.Tensor]
 class Sent:
     """What asynchronous collectives hold until it is known that they are over.
 
-    ``WorkNCCL`` holds its tensors until somebody waits for it, or the process group's watchdog finds it done, which
-    looks every 0.1 s. DDP waits for the future instead, so the buckets of a first step are still held when it has
-    made its second, better ones. The watchdog is taken to look at the end of the step after.
+    ``WorkNCCL`` holds its tensors until somebody waits for it, or, when the process group's watchdog found it done,
+    which looks every 0.1 s, until the next collective. DDP waits for the future instead, so the buckets of a first
+    step may still be held when it has made its second, better ones. The watchdog is taken to look at the end of the
+    step after, which is the most that can be held; where it looks between the two steps, nothing is.
     """
 
     def __init__(self, gpu: FakeGPU, assume: Callable[[str], None]) -> None:
@@ -100,7 +101,7 @@ def _over(result: Any) -> Any:
     return future
 
 
-def _done(result: Any = None) -> Any:
+def finished(result: Any = None) -> Any:
     """The work of a collective that is over."""
     from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 
@@ -112,19 +113,19 @@ def _reduced(sent: Sent) -> Handler:
 
     def all_reduce(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         is_async = args[4] if len(args) > 4 else kwargs.get("async_op", True)
-        return args[0], sent.work(args[0], args[0]) if is_async else _done(args[0])
+        return args[0], sent.work(args[0], args[0]) if is_async else finished(args[0])
 
     return all_reduce
 
 
 def _in_place(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Broadcasts: every process has what this one has."""
-    return args[0], _done(args[0])
+    return args[0], finished(args[0])
 
 
 def _nothing(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Sent to others, who need no answer."""
-    return _done()
+    return finished()
 
 
 def _all_gather(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -134,14 +135,14 @@ def _all_gather(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: d
         if all(tensor.shape == sent.shape for tensor in received):
             _flatten(gpu, func, received)
         _copy_to_each(gpu, sent, received)
-    return outputs, _done(outputs)
+    return outputs, finished(outputs)
 
 
 def _gather(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Sent one by one."""
     for received, sent in zip(args[0], args[1], strict=False):
         _copy_to_each(gpu, sent, received)
-    return _done()
+    return finished()
 
 
 def _reduce_scatter(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -151,7 +152,7 @@ def _reduce_scatter(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwarg
         if all(tensor.shape == received.shape for tensor in sent):
             _flatten(gpu, func, sent)
         _forget(gpu, [received])
-    return outputs, _done(outputs)
+    return outputs, finished(outputs)
 
 
 def _scatter(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -160,33 +161,33 @@ def _scatter(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict
     group_rank = torch.distributed.ProcessGroup.unbox(args[2]).rank()
     for received, sent in zip(outputs, inputs, strict=False):
         _copy_to_each(gpu, sent[group_rank], [received])
-    return outputs, _done(outputs)
+    return outputs, finished(outputs)
 
 
 def _into_tensor(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Into one tensor; nothing is taken."""
     _write_whole(gpu, args[0], args[1])
-    return args[0], _done(args[0])
+    return args[0], finished(args[0])
 
 
 def _into_tensors(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     for received, sent in zip(args[0], args[1], strict=True):
         _write_whole(gpu, received, sent)
-    return _done(args[0])
+    return finished(args[0])
 
 
 def _gather_lists(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     for received in args[0]:
         for target, sent in zip(received, args[1], strict=True):
             _copy_to_each(gpu, sent, [target])
-    return _done()
+    return finished()
 
 
 def _exchange(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Each process receives from the others what it sends them."""
     for received, sent in zip(args[0], args[1], strict=True):
         _write_whole(gpu, received, sent)
-    return args[0], _done(args[0])
+    return args[0], finished(args[0])
 
 
 def _barrier(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -195,13 +196,13 @@ def _barrier(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict
         call = Call(gpu, args, kwargs, None, func.name(), gpu.attribution.phase(False))
         call.take(4)
         call.end()
-    return _done()
+    return finished()
 
 
 def _received(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What another process sent: nobody knows its values."""
     _forget(gpu, args[0])
-    return _done()
+    return finished()
 
 
 def _flatten(gpu: FakeGPU, func: OpOverload, tensors: Tensors) -> None:
