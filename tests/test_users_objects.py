@@ -7,14 +7,21 @@ import collections
 import copy
 import decimal
 import functools
+import gc
+import gzip
+import hashlib
 import io
+import itertools
 import json
 import logging
+import os
 import random
+import resource
 import signal
 import sys
 import warnings
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -196,26 +203,40 @@ def test_objects_with_values_of_their_own_are_as_before() -> None:
     assert table.equals(pandas.DataFrame({"a": [1, 2], "b": ["x", "y"]}))
 
 
+users_variable: ContextVar[list[int]] = ContextVar("users_variable")
+unset_variable: ContextVar[int] = ContextVar("unset_variable", default=0)
+
+
 def settings() -> dict[str, Any]:
     import matplotlib as mpl
+    from matplotlib import pyplot
 
-    logger = logging.getLogger("users")
+    logger, mask = logging.getLogger("users"), os.umask(0o22)
+    os.umask(mask)
     return {
         "python": (
             sys.path[:],
             sys.argv,
             sys.getrecursionlimit(),
             sys.stdout,
-            decimal.getcontext().prec,
+            sys.stdin,
+            str(decimal.getcontext()),
             sys.gettrace(),
+            sys.breakpointhook,
+            sys.meta_path[:],
+            getattr(os, "sched_getaffinity", id)(0),
         ),
+        "system": (mask, resource.getrlimit(resource.RLIMIT_NOFILE)),
+        "collector": (gc.isenabled(), gc.get_threshold(), gc.callbacks[:]),
+        "context": (users_variable.get(), unset_variable.get()),
+        "level names": logging.getLevelName(10),
         "warnings": warnings.filters[:],
         "logging": (logging.root.manager.disable, logger.level, logger.handlers[:], logger.isEnabledFor(10)),
         "signals": (signal.getsignal(signal.SIGTERM), signal.getitimer(signal.ITIMER_REAL)[0] > 0),
         "numpy": (np.geterr(), np.get_printoptions()["precision"]),
         "torch": (torch.get_num_threads(), torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark),
         "printing": torch._tensor_str.PRINT_OPTS.precision,
-        "matplotlib": mpl.rcParams["font.size"],
+        "matplotlib": (mpl.rcParams["font.size"], pyplot.get_fignums()),
         "builtins": print,
     }
 
@@ -224,12 +245,27 @@ def test_settings_of_python_and_libraries_are_as_before() -> None:
     import builtins
 
     import matplotlib as mpl
+    from matplotlib import pyplot
 
     def run() -> None:
         sys.path.append("nowhere")
         sys.argv, sys.stdout = ["x"], io.StringIO()
         sys.setrecursionlimit(5000)
         decimal.getcontext().prec = 3
+        decimal.getcontext().traps[decimal.Inexact] = True
+        decimal.setcontext(decimal.Context(prec=2))
+        sys.stdin, sys.breakpointhook = None, print  # type: ignore[assignment]
+        sys.meta_path.append(None)  # type: ignore[arg-type]
+        os.umask(0o77)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        gc.disable()
+        gc.set_threshold(3)
+        gc.callbacks.append(lambda *_: None)
+        users_variable.get().append(2)
+        users_variable.set([3])
+        unset_variable.set(1)
+        logging.addLevelName(10, "ten")
+        pyplot.figure()
         warnings.filterwarnings("ignore", message="mine")
         logging.disable(logging.CRITICAL)
         logging.getLogger("users").setLevel(5)
@@ -247,19 +283,109 @@ def test_settings_of_python_and_libraries_are_as_before() -> None:
         builtins.print = len  # type: ignore[assignment]
 
     logging.getLogger("users")
-    before = settings()
-    DrySession(has_bar=False, is_lasting=False).run(run, [{}])
-    assert settings() == before
+    DrySession(has_bar=False).run(lambda: None)  # what is imported then stays
+    users_variable.set([1])
+    before = settings() | {"context": copy.deepcopy(settings()["context"])}
+    DrySession(has_bar=False, is_lasting=False).run(run, [{"users_variable": users_variable}])
+    now = settings()
+    assert {name: value for name, value in now.items() if value != before[name]} == {}
 
 
-def test_what_is_taken_from_the_users_iterators_is_said() -> None:
-    numbers = (number for number in range(9))
-    loader = iter(torch.utils.data.DataLoader(range(9)))  # type: ignore[arg-type]
-    names: dict[str, Any] = {"numbers": numbers, "batches": loader, "listed": iter([1, 2]), "left": iter([1, 2])}
+def test_what_is_taken_from_the_users_iterators_is_there_again_or_said() -> None:
+    words, seen = ["a", "b", "c"], list(range(20))
+    torch.manual_seed(0)
+    loader = torch.utils.data.DataLoader(seen, batch_size=2, shuffle=True)  # type: ignore[arg-type]
+    names: dict[str, Any] = {
+        "listed": iter(words),
+        "backwards": reversed(words),
+        "keys": iter(dict.fromkeys(words)),
+        "numbered": enumerate(map(str.upper, iter(words))),
+        "pairs": zip(words, itertools.cycle(seen), strict=False),
+        "batches": iter(loader),
+        "held": {"inside": [iter(words)]},
+        "digest": hashlib.sha256(b"a"),
+        "packed": gzip.GzipFile(fileobj=io.BytesIO(), mode="wb"),
+        "generator": (number for number in range(9)),
+    }
+    iterators = [names[name] for name in ("listed", "backwards", "keys", "numbered", "pairs", "batches")]
+    iterators.append(names["held"]["inside"][0])
+    for one in iterators:
+        next(one)
+    names["packed"].write(b"before")
 
     def run() -> None:
-        assert [next(names[name]) for name in ("numbers", "batches", "listed")]
+        for name in ("listed", "backwards", "keys", "numbered", "pairs", "batches", "generator"):
+            next(names[name])
+        next(names["held"]["inside"][0])
+        names["digest"].update(b"b")
+        names["packed"].write(b"inside")
+        names["packed"].flush()
 
     report = DrySession(has_bar=False, is_lasting=False).run(run, [names])
-    said = [one.text for one in report.assumptions if "iterator" in one.text]
-    assert [text.split("`")[1] for text in said] == ["numbers", "batches", "listed"]
+    said = [one.text.split("`")[1] for one in report.assumptions if "iterator" in one.text]
+    assert said == ["generator"]
+    for name, one in zip(("listed", "backwards", "keys", "numbered", "pairs", "batches"), iterators, strict=False):
+        assert names[name] is one
+    rest = [list(itertools.islice(one, 9)) for one in iterators]
+    assert rest[:5] == [["b", "c"], ["b", "a"], ["b", "c"], [(1, "B"), (2, "C")], [("b", 1), ("c", 2)]]
+    assert len({int(number) for batch in rest[5] for number in batch}) == 18 and rest[6] == ["b", "c"]
+    assert names["digest"].hexdigest() == hashlib.sha256(b"a").hexdigest()
+    written = names["packed"].fileobj
+    names["packed"].close()
+    assert gzip.decompress(written.getvalue()) == b"before"
+
+
+def test_hooks_of_tensors_are_called_and_stay() -> None:
+    """C++ keeps them with a tensor's data, Python with the object: one without the other never fires again."""
+    called: list[str] = []
+    ours, bare = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+    ours.register_hook(lambda _: called.append("gradient"))
+    handle = ours.register_post_accumulate_grad_hook(lambda _: called.append("accumulated"))
+
+    def run() -> None:
+        (ours * 2).sum().backward()
+        (bare * 2).sum().backward()
+        handle.remove()
+        for tensor in (ours, bare):
+            tensor.register_hook(lambda _: called.append("the run's"))
+            tensor.register_post_accumulate_grad_hook(lambda _: called.append("the run's"))
+
+    DrySession(has_bar=False, is_lasting=False).run(run, [{"ours": ours, "bare": bare}])
+    assert called == ["gradient", "accumulated"]
+    bare.register_hook(lambda _: called.append("later"))
+    bare.register_post_accumulate_grad_hook(lambda _: called.append("later too"))
+    (ours * bare).sum().backward()
+    assert sorted(called[2:]) == ["accumulated", "gradient", "later", "later too"]
+
+
+def test_lazy_modules_stay_lazy() -> None:
+    model = torch.nn.Sequential(torch.nn.LazyLinear(4), torch.nn.LazyBatchNorm1d())
+    weight = model[0].weight
+
+    def run() -> None:
+        model.cuda()(torch.ones(2, 3, device="cuda")).sum().backward()
+        assert type(model[0]) is torch.nn.Linear and model[0].weight.is_cuda
+
+    DrySession(has_bar=False, is_lasting=False).run(run, [{"model": model}])
+    assert type(model[0]) is torch.nn.LazyLinear and model[0].weight is weight
+    assert model(torch.ones(2, 5)).shape == (2, 4) and model[0].weight.shape == (4, 5)
+
+
+@functools.cache
+def the_model() -> torch.nn.Module:
+    return torch.nn.Linear(2, 2)
+
+
+def test_what_the_users_caches_hold_stays() -> None:
+    """A model that only a cache holds would be gone with it."""
+    limited = functools.lru_cache(2)(lambda key: [key])
+    mine, first = the_model(), limited(1)
+
+    def run() -> None:
+        the_model().cuda()
+        limited(1).append("inside")
+        limited(2)
+
+    DrySession(has_bar=False, is_lasting=False).run(run, [{"the_model": the_model, "limited": limited}])
+    assert the_model() is mine and not mine.weight.is_meta
+    assert limited(1) is first == [1] and limited.cache_info().currsize == 1

@@ -7,6 +7,8 @@ import inspect
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextvars import copy_context
+from functools import partial
 from typing import Any
 
 import torch
@@ -205,7 +207,7 @@ class DrySession:
             try:
                 self._decide()
                 self.fake_gpu.collector.begin()
-                interrupts.users_code(function)
+                interrupts.users_code(partial(copy_context().run, function))
             finally:
                 self.training.assign_modules()
 

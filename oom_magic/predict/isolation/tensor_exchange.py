@@ -36,6 +36,7 @@ from oom_magic.predict.isolation.journal import Journal
 from oom_magic.predict.isolation.live_objects import LiveObjects, find_live_objects
 from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.isolation.reach import Reach, used_by_other_threads, users_modules
+from oom_magic.predict.isolation.restored.copies import Copies
 from oom_magic.predict.isolation.restored.users_objects import iterators_watched, note_users_objects
 from oom_magic.predict.isolation.run_threads import threads_of_run
 from oom_magic.predict.isolation.snapshot import Changes, Snapshot
@@ -81,8 +82,10 @@ class TensorExchange:
             with Journal() as journal, patched(torch._C, {"_WeakTensorRef": _Watch}):
                 live, others = _live_objects(function, namespaces)
                 self._others = set() if others is None else others.reach.seen
-                real = _snapshot(live, namespaces, others)
+                tell_of_iterators = iterators_watched(namespaces, assume)
+                real = Snapshot(self._others)
                 journal.record(real.restore)
+                _note(real, live, namespaces, self._others)
                 self._found = self._pretended
                 real.apply(self._found)
                 if self._start is not None:
@@ -90,7 +93,6 @@ class TensorExchange:
                 self._exchange(journal, pairs, live.tensors)
                 self._guard(journal, live.tensors, pairs, others, namespaces, assume)
                 del live, others
-                tell_of_iterators = iterators_watched(namespaces, assume)
                 try:
                     yield
                 finally:
@@ -132,9 +134,11 @@ class TensorExchange:
         try:
             # C++ alone may hold it, as a view its base: this hands it to Python; before 2.10 swapping loses the owner
             tensor.requires_grad_(tensor.requires_grad)
-            pair = _Pair(tensor, _held(self._kept, tensor, doubles.make), tensor._cdata)
+            hooks = tuple(getattr(tensor, name) for name in _HOOKS) if tensor.is_leaf else ()
+            pair = _Pair(tensor, _held(self._kept, tensor, doubles.make), tensor._cdata, hooks)
             journal.record(pair.swap_back)
             torch._C._swap_tensor_impl(tensor, pair.double)
+            pair.take_hooks()
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, NotImplementedError):
@@ -205,18 +209,35 @@ def _held(
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """A real tensor, its double, and where the real tensor's own data is (``_cdata``)."""
+    """A real tensor, its double, where the real tensor's own data is (``_cdata``), and what it has of hooks."""
 
     tensor: torch.Tensor
     double: torch.Tensor
     real: int
+    hooks: tuple[Any, ...]
 
     def kept(self) -> tuple[weakref.ref[torch.Tensor], torch.Tensor]:
         """The pair for the session's next run."""
         return weakref.ref(self.tensor), self.double
 
+    def take_hooks(self) -> None:
+        """Let the double call the hooks: C++ keeps them with the data, Python with the object.
+
+        So they are set where they are already, which lets C++ know (``THPVariable_set_backwards_hooks`` in
+        torch/csrc/autograd/python_variable.cpp).
+        """
+        for name, hooks in zip(_HOOKS, self.hooks, strict=False):
+            if hooks is not None:
+                setattr(self.tensor, name, hooks)
+
     def swap_back(self) -> None:
-        """Give the tensor its own data back, if the double has it."""
+        """Give the tensor its own data back, if the double has it, and its hooks."""
+        self._swap_back()
+        for name, hooks in zip(_HOOKS, self.hooks, strict=False):
+            if getattr(self.tensor, name) is not hooks:
+                setattr(self.tensor, name, hooks)
+
+    def _swap_back(self) -> None:
         if self.double._cdata != self.real:
             return
         for _unused in range(2):  # an error may be of the moment
@@ -236,6 +257,16 @@ class Others:
 
     reach: Reach
     named: str
+
+
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def _hooks(tensor: torch.Tensor) -> Iterator[Any]:
+    """The tables of hooks of a tensor that has some."""
+    for name in _HOOKS:
+        if _is_plain(tensor) and getattr(tensor, name) is not None:
+            yield getattr(tensor, name)
 
 
 def _replace_in_containers(old: Any, new: Any) -> None:
@@ -391,11 +422,15 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _snapshot(live: LiveObjects, namespaces: list[dict[str, Any]], others: Others | None) -> Snapshot:
-    """What a dry run may change in the user's objects, and how deep it lies."""
-    snapshot = Snapshot(set() if others is None else others.reach.seen)
+def _note(snapshot: Snapshot, live: LiveObjects, namespaces: list[dict[str, Any]], others: set[int]) -> None:
+    """Note what a dry run may change in the user's objects, and how deep it lies."""
+    for tensor in live.tensors:
+        for hooks in _hooks(tensor):
+            snapshot.add_plain(hooks, 1)
     for module in live.modules:
         snapshot.add(vars(module), 2, module)
+        if isinstance(module, torch.nn.modules.lazy.LazyModuleMixin):
+            _exchange_lazy(snapshot, module)
         for value in vars(module).values():
             if "config" in type(value).__name__.lower() and hasattr(value, "__dict__"):
                 snapshot.add(vars(value), 2, value)  # a Hugging Face model's configuration
@@ -404,5 +439,24 @@ def _snapshot(live: LiveObjects, namespaces: list[dict[str, Any]], others: Other
     for namespace in namespaces:
         snapshot.add_plain(namespace, 3)
     named = [value for names in namespaces for name, value in list(names.items()) if not str(name).startswith("_")]
-    note_users_objects(snapshot, [*named, *users_modules()], set() if others is None else others.reach.seen)
-    return snapshot
+    copies = Copies()
+    if not others:  # else they would find the copies, too
+        for namespace in namespaces:
+            copies.give(namespace)
+    note_users_objects(snapshot, [*named, *users_modules()], others, copies)
+
+
+def _exchange_lazy(snapshot: Snapshot, module: torch.nn.Module) -> None:
+    """The first call of a lazy module changes its class and its parameters: the run has parameters of its own."""
+    snapshot.add_undo(functools.partial(_restore_class, module, type(module)))
+    tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+    for table in tables:
+        for name, tensor in table.items():
+            if torch.nn.parameter.is_lazy(tensor):
+                make: Any = type(tensor)
+                table[name] = make(tensor.requires_grad, device=tensor.device, dtype=tensor.dtype)
+
+
+def _restore_class(module: torch.nn.Module, kind: type) -> None:
+    if type(module) is not kind:
+        module.__class__ = kind

@@ -9,6 +9,7 @@ import functools
 import gc
 import locale
 import logging
+import os
 import socket
 import sys
 import threading
@@ -25,13 +26,18 @@ _Setting = tuple[Callable[[], Any], Callable[[Any], Any]]  # what asks for it, a
 
 def settings_noted() -> Iterator[Callable[[], object]]:
     """Calls that put back what is now."""
-    for read, write in (*_SETTINGS, *_attributes(), *_of_compilers()):
+    for read, write in (*_SETTINGS, *_of_system(), *_attributes(), *_of_compilers()):
         with contextlib.suppress(RuntimeError):  # PyTorch where the old and the new names of a setting were both used
             yield functools.partial(_restore, read, write, read())
     for names in _tables():
         yield functools.partial(_restore_table, names, dict(names))
-    for items in (sys.path, warnings.filters):
+    for items in (sys.path, sys.meta_path, sys.path_hooks, gc.callbacks, warnings.filters):
         yield functools.partial(_restore_list, items, list(items))
+    figures = getattr(sys.modules.get("matplotlib._pylab_helpers"), "Gcf", None)
+    if figures is not None:  # those that pyplot knows
+        yield functools.partial(_restore_items, figures.figs, dict(figures.figs))
+    context = decimal.getcontext()
+    yield functools.partial(_restore_decimal, context, context.copy())
     yield functools.partial(_restore_loggers, _loggers())
 
 
@@ -45,11 +51,13 @@ def _attributes() -> Iterator[_Setting]:
     """Attributes that are settings."""
     processes = sys.modules.get("multiprocessing.context")
     for owner, names in (
-        (sys, ("argv", "stdout", "stderr", "excepthook", "displayhook")),
+        (sys, ("argv", "stdin", "stdout", "stderr", *_HOOKS_OF_PYTHON)),
         (threading, ("excepthook",)),
         (warnings, ("filters", "showwarning")),
-        (decimal.getcontext(), ("prec", "rounding")),
+        (logging, ("_loggerClass", "_logRecordFactory", "lastResort", "raiseExceptions")),
         (logging.root.manager, ("disable",)),
+        (torch.backends.mkldnn, ("enabled",)),
+        (torch.utils.deterministic, ("fill_uninitialized_memory",)),
         (
             torch.backends.cuda.matmul,
             ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction"),
@@ -76,9 +84,11 @@ def _of_compilers() -> Iterator[_Setting]:
                 )
 
 
-def _tables() -> Iterator[dict[str, Any]]:
+def _tables() -> Iterator[dict[Any, Any]]:
     """Dicts of settings; what stands in them newly is left."""
     yield vars(builtins)
+    yield logging._levelToName
+    yield logging._nameToLevel
     yield vars(torch._tensor_str.PRINT_OPTS)
     if "matplotlib" in sys.modules:
         yield getattr(sys.modules["matplotlib"], "rcParams", {})
@@ -90,7 +100,7 @@ def _tables() -> Iterator[dict[str, Any]]:
         waiting += [inner for inner in table.values() if isinstance(inner, dict)]
 
 
-def _restore_table(names: dict[str, Any], before: dict[str, Any]) -> None:
+def _restore_table(names: dict[Any, Any], before: dict[Any, Any]) -> None:
     for name, value in before.items():
         if dict.get(names, name, names) is not value:
             dict.__setitem__(names, name, value)
@@ -101,6 +111,19 @@ def _restore_list(items: Any, before: list[Any]) -> None:
         items[:] = before
         with warnings.catch_warnings():
             pass  # they are looked at anew
+
+
+def _restore_items(table: dict[Any, Any], before: dict[Any, Any]) -> None:
+    if list(table.items()) != list(before.items()):
+        table.clear()
+        table.update(before)
+
+
+def _restore_decimal(context: decimal.Context, before: decimal.Context) -> None:
+    for name in ("prec", "rounding", "Emin", "Emax", "capitals", "clamp"):
+        setattr(context, name, getattr(before, name))
+    for flags, were in ((context.flags, before.flags), (context.traps, before.traps)):
+        flags.update(were)
 
 
 def _loggers() -> list[tuple[logging.Logger, dict[str, Any], list[Any], list[Any]]]:
@@ -125,11 +148,40 @@ def _restore_loggers(before: list[tuple[logging.Logger, dict[str, Any], list[Any
         logger.handlers[:], logger.filters[:] = handlers, filters
 
 
+def _umask() -> int:
+    """There is no way to ask for it; other threads make files for nobody else meanwhile."""
+    now = os.umask(0o77)
+    os.umask(now)
+    return now
+
+
+def _of_system() -> Iterator[_Setting]:
+    """What only some systems and versions have."""
+    if hasattr(sys, "set_int_max_str_digits"):
+        yield sys.get_int_max_str_digits, sys.set_int_max_str_digits
+    if hasattr(os, "sched_setaffinity"):
+        yield functools.partial(os.sched_getaffinity, 0), functools.partial(os.sched_setaffinity, 0)
+    with contextlib.suppress(ImportError):
+        import resource
+
+        for number in {getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}:
+            yield functools.partial(resource.getrlimit, number), functools.partial(_set_limit, resource, number)
+
+
+def _set_limit(resource: Any, number: int, before: tuple[int, int]) -> None:
+    with contextlib.suppress(ValueError):  # the upper bound is lower now, and cannot be raised
+        resource.setrlimit(number, before)
+
+
+_HOOKS_OF_PYTHON = ("excepthook", "displayhook", "breakpointhook", "unraisablehook")
 _SETTINGS: tuple[_Setting, ...] = (
     (sys.getrecursionlimit, sys.setrecursionlimit),
     (sys.getswitchinterval, sys.setswitchinterval),
     (sys.gettrace, sys.settrace),
     (sys.getprofile, sys.setprofile),
+    (_umask, os.umask),
+    (threading.stack_size, threading.stack_size),
+    (decimal.getcontext, decimal.setcontext),
     (gc.get_threshold, lambda value: gc.set_threshold(*value)),
     (socket.getdefaulttimeout, socket.setdefaulttimeout),
     (functools.partial(locale.setlocale, locale.LC_ALL), functools.partial(locale.setlocale, locale.LC_ALL)),

@@ -1,7 +1,8 @@
 """What a dry run may change in the user's objects besides tensors: attributes, classes, arrays, tables, caches.
 
 All is looked for from the user's names and modules. What the function that is run keeps in its own closure is not: code
-that is rehearsed may tell its caller something that way. What is taken from iterators cannot be put back, and is said.
+that is rehearsed may tell its caller something that way. Of iterators the run has copies (``copies``); what is taken
+from one that cannot be copied, such as a generator, is gone, and said.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 
 from oom_magic.language import _
 from oom_magic.predict.isolation.reach import NOT_WALKED, is_users_class, is_users_module
+from oom_magic.predict.isolation.restored.copies import Copies
 from oom_magic.predict.isolation.restored.values_kept import kept
 from oom_magic.user_code import is_users_file
 
@@ -44,8 +46,8 @@ class Notes(Protocol):
         """Anything else: what puts it back."""
 
 
-def note_users_objects(notes: Notes, roots: Iterable[Any], not_ours: set[int]) -> None:
-    """Note what ``roots`` lead to, but nothing with an identity in ``not_ours``."""
+def note_users_objects(notes: Notes, roots: Iterable[Any], not_ours: set[int], copies: Copies) -> None:
+    """Note what ``roots`` lead to, but nothing with an identity in ``not_ours``; what holds an iterator gets a copy."""
     level, seen, room = list(roots), set(not_ours), _MOST_COPIED_BYTES
     for _unused in range(_DEPTH):
         below: list[Any] = []
@@ -55,7 +57,7 @@ def note_users_objects(notes: Notes, roots: Iterable[Any], not_ours: set[int]) -
             seen.add(id(one))
             found = None if type(one) in _WALKED else kept(one, room)
             if found is None:
-                below += _noted(notes, one)
+                below += _noted(notes, one, copies)
             else:
                 notes.add_undo(found.undo)
                 if found.begin is not None:
@@ -67,7 +69,7 @@ def note_users_objects(notes: Notes, roots: Iterable[Any], not_ours: set[int]) -
         level = below
 
 
-def _noted(notes: Notes, one: Any) -> Iterator[Any]:
+def _noted(notes: Notes, one: Any, copies: Copies) -> Iterator[Any]:
     """Note an object that is no value by itself; what it leads to."""
     kind = type(one)
     if kind in _CONTAINERS or isinstance(one, (tuple, types.MappingProxyType)):
@@ -75,8 +77,9 @@ def _noted(notes: Notes, one: Any) -> Iterator[Any]:
             notes.add_plain(one, 1)
         if len(one) <= _MOST_ITEMS:
             yield from list(one.values()) if isinstance(one, (dict, types.MappingProxyType)) else list(one)
+            copies.give(one)
     elif isinstance(one, types.FunctionType):
-        yield from _noted_function(notes, one)
+        yield from _noted_function(notes, one, copies)
     elif isinstance(one, types.ModuleType):
         if is_users_module(one):
             notes.add_plain(vars(one), 1)
@@ -93,11 +96,12 @@ def _noted(notes: Notes, one: Any) -> Iterator[Any]:
         if type(own) is dict:
             notes.add_plain(own, 1)
             yield from list(own.values())
+            copies.give(own)
         if is_users_class(kind):
             yield from _noted_slots(notes, one)
 
 
-def _noted_function(notes: Notes, function: types.FunctionType) -> Iterator[Any]:
+def _noted_function(notes: Notes, function: types.FunctionType, copies: Copies) -> Iterator[Any]:
     if not is_users_file(function.__code__.co_filename):
         return
     notes.add_plain(function.__dict__, 1)

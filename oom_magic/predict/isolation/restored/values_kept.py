@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import array
 import functools
+import gc
 import io
 import operator
 import random
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +19,7 @@ import numpy as np
 import torch
 
 _COPIED_BYTES = 1 << 24  # of one object
+_CACHED_FUNCTION = type(functools.lru_cache(len))
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,12 @@ def kept(one: Any, room: int) -> Restoration | None:
     """How an object is put back, of which at most ``room`` bytes are copied; None where it is of no known kind."""
     if isinstance(one, np.ndarray):
         return _of_array(one, room)
+    if isinstance(one, _CACHED_FUNCTION):
+        return _of_cache(one)
+    if isinstance(one, memoryview):
+        return Restoration(_nothing, inner=[one.obj])
+    if isinstance(one, ContextVar):  # what is set is of the run's context
+        return Restoration(_nothing, inner=[one.get(None)])
     for kinds, read, write in _STATES:
         if isinstance(one, kinds):
             return Restoration(functools.partial(write, one, read(one)))
@@ -45,24 +54,35 @@ def kept(one: Any, room: int) -> Restoration | None:
     return _of_subclass(one)
 
 
-def _empty_again(one: Any, before: Any) -> None:
-    """A cache that the run filled holds what is pretended."""
-    if one.cache_info() != before:
-        one.cache_clear()
+def _of_cache(one: Any) -> Restoration:
+    """Of a function with a cache: the run's results are taken out of it, the user's stay.
+
+    CPython keeps them in a dict, where there is a limit by way of links (``lru_cache_object`` in
+    Modules/_functoolsmodule.c); a link that the dict lacks is dropped when it is the oldest.
+    """
+    held = gc.get_referents(one)
+    table = next(each for each in held if type(each) is dict and each is not vars(one))
+    return Restoration(functools.partial(_forget_results, one, table, dict(table), one.cache_info()), inner=held)
+
+
+def _forget_results(one: Any, table: dict[Any, Any], before: dict[Any, Any], info: Any) -> None:
+    if info.maxsize is not None and one.cache_info().misses - info.misses > info.maxsize - info.currsize:
+        one.cache_clear()  # results were put out, and links used again
+    for key in [key for key, entry in table.items() if before.get(key, table) is not entry]:
+        del table[key]
 
 
 def _set_bits(one: Any, before: Any) -> None:
     one.bit_generator.state = before
 
 
-# Kinds with what reads and writes their state: generators of random numbers, and functions with a cache.
+# Generators of random numbers, with what reads and writes their state.
 _STATES: tuple[tuple[Any, Callable[[Any], Any], Callable[[Any, Any], Any]], ...] = (
     (np.random.Generator, lambda one: one.bit_generator.state, _set_bits),
     (np.random.RandomState, np.random.RandomState.get_state, np.random.RandomState.set_state),
     (random.SystemRandom, lambda one: None, lambda one, state: None),
     (random.Random, random.Random.getstate, random.Random.setstate),
     (torch.Generator, torch.Generator.get_state, torch.Generator.set_state),
-    (type(functools.lru_cache(len)), lambda one: one.cache_info(), _empty_again),
 )
 
 

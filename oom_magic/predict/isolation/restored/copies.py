@@ -1,0 +1,113 @@
+"""Objects whose state cannot be put back but copied, such as iterators: the run is given copies in their place."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import types
+import warnings
+from collections import OrderedDict, deque
+from typing import Any
+
+from torch.utils.data import dataloader
+
+_EMPTY: tuple[Any, ...] = ([], (), range(0), range(1 << 70), "", "é", b"", bytearray(), set(), deque())
+_DICTS: tuple[Any, ...] = ({}, OrderedDict())
+_TABLES: tuple[Any, ...] = tuple(view for one in _DICTS for view in (one, one.items(), one.values()))
+_REVERSIBLE: tuple[Any, ...] = ([], (), range(0), deque(), *_TABLES)
+_OF_CONTAINERS = (*map(type, map(iter, (*_EMPTY, *_TABLES))), *map(type, map(reversed, _REVERSIBLE)))
+_OF_OTHERS = (
+    zip, map, filter, enumerate,
+    *(kind for kind in vars(itertools).values() if isinstance(kind, type) and hasattr(kind, "__next__")),
+)  # fmt: skip
+_DEEP = 8  # an iterator over another one's values over ...
+
+
+class Copies:
+    """The copies by what they are of. What holds an object must have been noted before it is given the copy."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[Any, Any]] = {}
+
+    def give(self, container: Any) -> None:
+        """Exchange what a dict, a list or a closure's cell holds."""
+        if isinstance(container, types.CellType):
+            found = self._of(container.cell_contents)
+            if found is not None:
+                container.cell_contents = found
+        elif type(container) in (dict, list):
+            items = list(container.items() if isinstance(container, dict) else enumerate(container))
+            for key, value in items:
+                found = self._of(value)
+                if found is not None:
+                    container[key] = found
+
+    def _of(self, one: Any) -> Any:
+        kind: Any = type(one)
+        if not _has_state(kind):
+            return None
+        if id(one) not in self._made:
+            self._made[id(one)] = one, _copied(one, _DEEP)
+        return self._made[id(one)][1]
+
+
+@functools.lru_cache(maxsize=4096)
+def _has_state(kind: Any) -> bool:
+    return issubclass(kind, (*_OF_CONTAINERS, *_OF_OTHERS, dataloader._SingleProcessDataLoaderIter)) or _is_digest(kind)
+
+
+def _is_digest(kind: type) -> bool:
+    """Hashes, and compression on its way."""
+    is_known = kind.__module__ == "zlib" or kind.__module__.startswith(("_hashlib", "_md5", "_sha", "_blake2"))
+    return is_known and hasattr(kind, "copy")
+
+
+def _copied(one: Any, depth: int) -> Any:
+    """A copy that goes on by itself; None where there can be none."""
+    kind = type(one)
+    if _is_digest(kind):
+        return one.copy()
+    if kind in _OF_CONTAINERS:
+        return copy.copy(one)
+    if isinstance(one, dataloader._SingleProcessDataLoaderIter):
+        return _copied_batches(one)
+    if kind not in _OF_OTHERS or depth == 0:
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # itertools' could be copied up to Python 3.13
+            make, args, *state = one.__reduce__()
+            made = make(*(_part(each, depth) for each in args))
+            if state:
+                made.__setstate__(_part(state[0], depth))
+    except (TypeError, _NoCopyError):
+        return None
+    return made
+
+
+class _NoCopyError(Exception):
+    """An iterator inside another one cannot be copied: a generator, say."""
+
+
+def _part(one: Any, depth: int) -> Any:
+    if type(one) is tuple:
+        return tuple(_part(each, depth) for each in one)
+    if type(one) is list:  # what ``cycle`` has seen
+        return list(one)
+    if not hasattr(type(one), "__next__"):
+        return one
+    made = _copied(one, depth - 1)
+    if made is None:
+        raise _NoCopyError
+    return made
+
+
+def _copied_batches(one: Any) -> Any:
+    """Of a data loader without workers: what the run takes of the sampler's numbers the user's iterator gets, too."""
+    if one._dataset_kind != dataloader._DatasetKind.Map:
+        return None
+    made = object.__new__(type(one))
+    one._sampler_iter, ours = itertools.tee(one._sampler_iter)
+    made.__dict__.update(one.__dict__, _sampler_iter=ours)
+    return made
