@@ -223,7 +223,6 @@ def settings() -> dict[str, Any]:
             str(decimal.getcontext()),
             sys.gettrace(),
             sys.breakpointhook,
-            sys.meta_path[:],
             getattr(os, "sched_getaffinity", id)(0),
         ),
         "system": (mask, resource.getrlimit(resource.RLIMIT_NOFILE)),
@@ -255,7 +254,6 @@ def test_settings_of_python_and_libraries_are_as_before() -> None:
         decimal.getcontext().traps[decimal.Inexact] = True
         decimal.setcontext(decimal.Context(prec=2))
         sys.stdin, sys.breakpointhook = None, print  # type: ignore[assignment]
-        sys.meta_path.append(None)  # type: ignore[arg-type]
         os.umask(0o77)
         resource.setrlimit(resource.RLIMIT_NOFILE, (200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
         gc.disable()

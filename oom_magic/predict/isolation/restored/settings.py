@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from oom_magic.user_code import is_users_file
+
 _Setting = tuple[Callable[[], Any], Callable[[Any], Any]]  # what asks for it, and what sets it
 
 
@@ -31,8 +33,9 @@ def settings_noted() -> Iterator[Callable[[], object]]:
             yield functools.partial(_restore, read, write, read())
     for names in _tables():
         yield functools.partial(_restore_table, names, dict(names))
-    for items in (sys.path, sys.meta_path, sys.path_hooks, gc.callbacks, warnings.filters):
+    for items in (sys.path, warnings.filters):
         yield functools.partial(_restore_list, items, list(items))
+    yield functools.partial(_restore_callbacks, gc.callbacks, list(gc.callbacks))
     figures = getattr(sys.modules.get("matplotlib._pylab_helpers"), "Gcf", None)
     if figures is not None:  # those that pyplot knows
         yield functools.partial(_restore_items, figures.figs, dict(figures.figs))
@@ -124,6 +127,18 @@ def _restore_decimal(context: decimal.Context, before: decimal.Context) -> None:
         setattr(context, name, getattr(before, name))
     for flags, were in ((context.flags, before.flags), (context.traps, before.traps)):
         flags.update(were)
+
+
+def _restore_callbacks(functions: list[Any], before: list[Any]) -> None:
+    """Those of libraries that were imported meanwhile stay."""
+    now = [one for one in functions if one in before or not _is_users(one)]
+    if now != functions:
+        functions[:] = now
+
+
+def _is_users(function: Any) -> bool:
+    code = getattr(function, "__code__", None)
+    return code is not None and is_users_file(code.co_filename)
 
 
 def _loggers() -> list[tuple[logging.Logger, dict[str, Any], list[Any], list[Any]]]:
