@@ -436,6 +436,32 @@ def test_an_argument_that_cannot_vary_is_left_out_and_said() -> None:
     assert "width stays 32: with 33 the function fails: embed_dim must be divisible by num_heads" in shown(panel)
 
 
+def test_accumulation_has_a_control_and_more_of_it_takes_no_more_memory() -> None:
+    setup = om.TrainingSetup(tiny, microbatch_size=2, seq_len=32, precision="amp-fp16", max_grad_norm=1.0)
+    panel = om.sliders(setup)
+    times = panel.controls["gradient_accumulation_steps"]
+    for number in (1, 2, 8):
+        times.value = number
+        assert panel.setup.gradient_accumulation_steps == number
+        true = panel.setup.dry_run()
+        found = panel.report.peak_allocated_bytes, panel.report.peak_reserved_bytes
+        assert found == (true.peak_allocated_bytes, true.peak_reserved_bytes)
+    assert len(panel._priced._made) == 2
+
+
+def test_the_list_of_cards_can_be_searched() -> None:
+    panel = om.sliders(rise, batch_size=(1, 64), gpu="T4")
+    gpu, chosen = panel.controls["gpu"], panel.card
+    gpu.search.value = "rtx 3090"
+    names = [name for name, _card in gpu.field.options]
+    assert panel.card == chosen and gpu.field.value == chosen
+    assert len(names) > 1 and all("3090" in name or card == chosen for name, card in gpu.field.options)
+    gpu.field.value = gpu.field.options[-1][1]
+    assert "3090" in str(panel.card)
+    gpu.search.value = ""
+    assert len(gpu.field.options) == len(gpu.options) and "3090" in str(panel.card)
+
+
 def rise(batch_size: int = 4, seq_len: int = 64) -> None:
     """Another function: nothing is known of it."""
     layer = torch.nn.Linear(16, 32).cuda()

@@ -16,7 +16,7 @@ from oom_magic.notebook.interrupted import InOneLine, Interrupted
 from oom_magic.notebook.sliders.cards import SliderCard, SliderMachine, counted, offered_cards
 from oom_magic.notebook.sliders.fit_map import Grid
 from oom_magic.notebook.sliders.page import SavedSliders, naming_script
-from oom_magic.notebook.sliders.panel import NumberControl, Panel, choice_control
+from oom_magic.notebook.sliders.panel import CardControl, NumberControl, Panel, choice_control
 from oom_magic.notebook.sliders.slices import Slices, is_attended, running_loop
 from oom_magic.notebook.sliders.source import Estimator, Priced, PricedFunction, PricedSetup, TraceFailed
 from oom_magic.notebook.sliders.view import Estimate, assumption_details, error_blocks, live_blocks, settings_table
@@ -84,7 +84,7 @@ class Sliders(ipywidgets.VBox):
         self._estimate: Estimate | None = None  # None: nothing is known yet, or ``_failure`` says what went wrong
         self._failure: tuple[Block, ...] = ()
         self._is_shown = self._is_moving_many = self._has_begun = False
-        gpu = ipywidgets.Dropdown(description="GPU", options=[(str(card), card) for card in cards], value=cards[0])
+        gpu = CardControl([(str(card), card) for card in cards])
         self.controls: dict[str, Any] = {"gpu": gpu, **_controls(priced)}
         self._live_class, self._still_class = f"oom-live-{gpu.model_id}", f"oom-still-{gpu.model_id}"
         hidden = f"body:not(.jp-Notebook) .{self._still_class}{{display:none}}"

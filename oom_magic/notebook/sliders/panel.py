@@ -73,6 +73,39 @@ class NumberControl(ipywidgets.HBox):
         self._is_following = False
 
 
+class CardControl(ipywidgets.HBox):
+    """A drop-down of cards and a field that leaves those whose names have all of its words, beside the chosen one."""
+
+    value = traitlets.Any()
+
+    def __init__(self, options: Sequence[tuple[str, Any]]) -> None:
+        self.options = tuple(options)
+        self.field = ipywidgets.Dropdown(description="GPU", options=self.options, value=self.options[0][1])
+        self.search = ipywidgets.Text(placeholder=_("search"), tooltip=_("Leave the cards with these words"))
+        self._is_filtering = False
+        super().__init__([self.field, self.search], value=self.field.value)
+        self.add_class("oom-card")
+        self.observe(lambda change: setattr(self.field, "value", change["new"]), names="value")
+        self.field.observe(self._chosen, names="value")
+        self.search.observe(self._filter, names="value")
+
+    def _chosen(self, change: Mapping[str, Any]) -> None:
+        if not self._is_filtering:
+            self.value = change["new"]
+
+    def _filter(self, change: Mapping[str, Any]) -> None:
+        words = change["new"].lower().split()
+        left = [
+            (name, card)
+            for name, card in self.options
+            if card == self.value or all(word in name.lower() for word in words)
+        ]
+        self._is_filtering = True
+        self.field.options = left
+        self.field.value = self.value
+        self._is_filtering = False
+
+
 def choice_control(name: str, options: Sequence[Any], start: Any) -> Control:
     """A checkbox for a switch, else a drop-down."""
     if sorted(map(repr, options)) == ["False", "True"]:
@@ -192,7 +225,7 @@ def _aligned(controls: Mapping[str, Control]) -> list[Control]:
     longest = max(len(name) for name in controls if name not in boxes)
     for control in controls.values():
         control.layout.width = "100%"
-        labelled = control.field if isinstance(control, NumberControl) else control
+        labelled = control.field if isinstance(control, (NumberControl, CardControl)) else control
         labelled.style.description_width = f"{min(0.56 * longest + 0.8, 13):.1f}rem"
     return list(controls.values())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -15,9 +15,11 @@ from oom_magic.memory.timeline import IntArray
 if TYPE_CHECKING:
     from oom_magic.predict.setups.setup import TrainingSetup
 
+_T = TypeVar("_T")
 _PRECISIONS = ("bf16", "fp16", "fp32", "amp-bf16", "amp-fp16")
 _OPTIMIZERS = ("adamw", "adamw8bit", "paged-adamw8bit", "adafactor", "sgd", "sgd-momentum")
 _LONGEST = 4096
+_TIMES = (1, 2, 4, 8, 16, 32)  # accumulated
 _LARGEST_RANK = 128
 
 
@@ -35,6 +37,7 @@ def setup_ranges(setup: TrainingSetup) -> dict[str, Any]:
         ranges["method"] = _starting_with(setup.method, ("full", "lora", "qlora"))
     ranges["precision"] = _starting_with(setup.precision, _PRECISIONS)
     ranges["optimizer"] = _starting_with(setup.optimizer, _OPTIMIZERS)
+    ranges[ACCUMULATION] = sorted({setup.gradient_accumulation_steps, *_TIMES})
     if not is_own:
         ranges["attention"] = _starting_with(setup.attention, ("sdpa", "eager", "flash_attention_2"))
         ranges["activation_checkpointing"] = [setup.activation_checkpointing, not setup.activation_checkpointing]
@@ -55,14 +58,15 @@ def _is_allowed(setup: TrainingSetup, name: str, option: str) -> bool:
     return True
 
 
-def _starting_with(first: str, options: tuple[str, ...]) -> list[str]:
+def _starting_with(first: _T, options: tuple[_T, ...]) -> list[_T]:
     return [first, *(option for option in options if option != first)]
 
 
 BATCHES = ("microbatch_size", "batch_size", "micro_batch_size", "per_device_train_batch_size", "batch", "bs")
 LENGTHS = ("seq_len", "sequence_length", "max_seq_len", "max_length", "block_size", "context_length", "length", "seq")
 RANKS = ("rank", "lora_rank", "lora_r", "r")
-ACCUMULATIONS = ("gradient_accumulation_steps", "accumulation_steps", "grad_accum_steps", "grad_accum", "accumulation")
+ACCUMULATION = "gradient_accumulation_steps"  # of a setup
+ACCUMULATIONS = (ACCUMULATION, "accumulation_steps", "grad_accum_steps", "grad_accum", "accumulation")
 
 _USUAL = {**dict.fromkeys(BATCHES, (1, 64)), **dict.fromkeys(LENGTHS, (128, 4096)), **dict.fromkeys(RANKS, (4, 128))}
 _STOPS_PER_OCTAVE = 8

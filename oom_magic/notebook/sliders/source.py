@@ -14,6 +14,7 @@ from oom_magic.memory.report import MemoryReport
 from oom_magic.notebook.sliders.cards import SliderCard, SliderMachine
 from oom_magic.notebook.sliders.fit_map import OVER, Cells, Grid
 from oom_magic.notebook.sliders.ranges import (
+    ACCUMULATION,
     BATCHES,
     as_choices,
     closest,
@@ -234,10 +235,11 @@ class Priced(ABC):
         """Raise ValueError if these choices do not go with the card."""
 
     def _key(self, values: Values, card: SliderCard) -> tuple[Any, ...]:
-        return (*(repr(values[name]) for name in self.ranges.choices), card.kind)
+        return (*map(repr, self._choices(values).values()), card.kind)
 
     def _choices(self, values: Values) -> dict[str, Any]:
-        return {name: values[name] for name in self.ranges.choices}
+        point = self.point(values)
+        return {name: point[name] for name in self.ranges.choices}
 
     def _untraced(self, values: Values, card: SliderCard) -> Sizes:
         ranges: dict[str, Any] = dict(self.ranges.fixed)
@@ -325,9 +327,14 @@ class PricedSetup(Priced):
         """The training code that is priced."""
         return self.setup(values).code()
 
+    def point(self, values: Values) -> dict[str, Any]:
+        """With all accumulation followed as two times: the third microbatch finds what the second found."""
+        point = super().point(values)
+        return {**point, ACCUMULATION: min(point[ACCUMULATION], 2)} if ACCUMULATION in point else point
+
     def setup(self, values: Values) -> TrainingSetup:
         """The setup with these values."""
-        return self.base.replace(**{**self.ranges.fixed, **self.point(values)})
+        return self.base.replace(**{**self.ranges.fixed, **super().point(values)})
 
     def _check(self, values: Values, card: SliderCard) -> None:
         self.setup(values).replace(gpu=card.gpu, memory=card.memory_bytes)
