@@ -25,6 +25,20 @@ def test_program_equals_cuda(name: str) -> None:
     assert [report.peak_allocated_bytes, report.peak_reserved_bytes] == TRUTH["peaks"][name]
 
 
+def test_values_of_a_sparse_matrix_can_be_trained() -> None:
+    """The gradient of a product's sparse factor is taken at its indices; what is only near is said."""
+    shapes = []
+
+    def program() -> None:
+        values = torch.randn(50, device="cuda", requires_grad=True)
+        matrix = torch.sparse_coo_tensor(torch.randint(0, 100, (2, 50), device="cuda"), values, (100, 100)).coalesce()
+        (torch.sparse.mm(matrix, torch.randn(100, 64, device="cuda")).sum() + matrix.to_dense().sum()).backward()
+        shapes.append(values.grad.shape)  # type: ignore[union-attr]
+
+    report = om.dry_run(program, gpu="RTX 3060")
+    assert shapes == [(50,)] and any("not exact" in assumption.text for assumption in report.assumptions)
+
+
 def test_checks_of_unknown_values_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Code that verifies what it computed goes on: torch.distributions, isfinite, asserts."""
     monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)  # Dynamo's first use ends it

@@ -136,11 +136,27 @@ def _to_dense(gpu: FakeDevice, sparse: torch.Tensor, dtype: torch.dtype | None =
 
 
 def _masked(gpu: FakeDevice, dense: torch.Tensor, mask: torch.Tensor, *_unused: Any) -> torch.Tensor:
-    """``sparse_mask``: the elements of a dense tensor at another's indices, which are copied."""
+    """``sparse_mask``: the elements of a tensor at another's indices, which are copied."""
     indices, _values = _parts(mask)
+    if dense.layout is torch.sparse_coo:
+        return _intersected(dense, mask)
     rows = dense.reshape(-1, *dense.shape[len(indices) :])
     picked = rows.index_select(0, _flat(indices, mask))
     return _made(mask, indices.clone(), picked, mask.is_coalesced())
+
+
+def _intersected(sparse: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """``_sparse_binary_op_intersection_kernel_impl`` (SparseBinaryOpIntersectionCommon.h): each index is looked up."""
+    indices, values = _parts(sparse)
+    wanted, _values = _parts(mask)
+    looked_up = [
+        _flat(indices, sparse),
+        _flat(wanted, mask),
+        *(wanted.new_empty(wanted.shape[1]) for _unused in ("how many", "first")),
+    ]
+    picked = values.new_empty((wanted.shape[1], *values.shape[1:]))
+    del looked_up
+    return _made(mask, wanted.clone(), picked, mask.is_coalesced())
 
 
 def _product(gpu: FakeDevice, sparse: torch.Tensor, dense: torch.Tensor) -> torch.Tensor:
