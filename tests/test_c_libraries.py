@@ -221,6 +221,42 @@ def test_other_threads_write_with_c_libraries_as_always(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("*.gz")] == ["theirs.gz"]
 
 
+def test_a_file_of_hdf5_that_was_open_is_as_it_was(home: Path) -> None:
+    """What the library knows of the file is in its own memory: the next flush would write the run's data."""
+    h5py = pytest.importorskip("h5py")
+    path = home.parent / "features.h5"
+    file = h5py.File(path, "w")
+    numbers, group = file.create_dataset("numbers", data=np.arange(4)), file.create_group("group")
+    file.attrs["epoch"] = 1
+
+    def run() -> None:
+        numbers[0], file["more"], group["inner"], file.attrs["epoch"] = 99, np.ones(3), 5, 2
+        file.flush()
+        assert (numbers[0], file["more"][0], file["group/inner"][()], file.attrs["epoch"]) == (99, 1, 5, 2)
+
+    om.dry_run(run)
+
+    def content() -> Any:
+        return list(file), file["numbers"][:].tolist(), list(file["group"]), dict(file.attrs)
+
+    assert content() == (["group", "numbers"], [0, 1, 2, 3], [], {"epoch": 1})
+    numbers[1] = 7
+    file.close()
+    with h5py.File(path) as file:
+        assert content() == (["group", "numbers"], [0, 7, 2, 3], [], {"epoch": 1})
+
+
+def test_a_table_that_was_being_written_gets_nothing(home: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pytest.importorskip("pyarrow").table({"a": [1, 2]})
+    path = home.parent / "table.parquet"
+    writer = parquet.ParquetWriter(path, table.schema)
+    writer.write_table(table)
+    om.dry_run(lambda: writer.write_table(table))
+    writer.close()
+    assert parquet.read_table(path).num_rows == 2
+
+
 def test_a_writer_of_the_users_gets_nothing(tmp_path: Path) -> None:
     tensorboard = pytest.importorskip("torch.utils.tensorboard")
     writer = tensorboard.SummaryWriter(tmp_path / "runs")

@@ -23,6 +23,7 @@ from oom_magic.predict.libraries import (
     peft_adapters,
     trackers,
     trainers,
+    written_files,
 )
 from oom_magic.predict.libraries.adapters import Run, adapted
 
@@ -30,6 +31,7 @@ _KINDS = (
     hugging_face,
     bitsandbytes_ops,
     trainers,
+    written_files,
     trackers,
     data_loading,
     saving,

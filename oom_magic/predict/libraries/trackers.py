@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import functools
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
 from oom_magic.predict.isolation.files.saving import skipped, unwritten
 from oom_magic.predict.isolation.files.substitution import substituted
-from oom_magic.predict.isolation.patching import Patches, all_patched
+from oom_magic.predict.isolation.patching import all_patched
 from oom_magic.predict.libraries.adapters import Adapter, Run
+from oom_magic.predict.libraries.written_files import of_new_ones
 
 _OF_A_RUN = (
     "log",
@@ -46,28 +46,10 @@ def _wandb(module: ModuleType, run: Run) -> Iterator[None]:
         vars(module).update({name: value for name, value in before.items() if vars(module).get(name) is not value})
 
 
-def _of_writers(*names: str) -> Adapter:
-    """TensorBoard's files: one that was open before is written to by a thread of its own."""
-
-    def adapt(module: ModuleType, run: Run) -> Patches:
-        made: weakref.WeakSet[Any] = weakref.WeakSet()
-        start = module.FileWriter.__init__
-
-        def begin(writer: Any, *args: Any, **kwargs: Any) -> None:
-            start(writer, *args, **kwargs)
-            made.add(writer)
-
-        def of_run(name: str) -> Callable[..., Any]:
-            usual, skip = getattr(module.FileWriter, name), skipped(f"SummaryWriter: {name}", run)
-            return lambda writer, *args, **kwargs: (usual if writer in made else skip)(writer, *args, **kwargs)
-
-        return [(module.FileWriter, {"__init__": begin, **{name: of_run(name) for name in names}})]
-
-    return adapt
-
-
+# TensorBoard's files: one that was open before is written to by a thread of its own.
+_of_writers = of_new_ones("FileWriter", "add_event", "flush", "close")
 ADAPTERS: dict[str, Adapter] = {
     "wandb": _wandb,
-    "torch.utils.tensorboard.writer": _of_writers("add_event", "flush", "close"),
-    "tensorboardX.writer": _of_writers("add_event", "flush", "close"),
+    "torch.utils.tensorboard.writer": _of_writers,
+    "tensorboardX.writer": _of_writers,
 }

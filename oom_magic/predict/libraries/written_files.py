@@ -1,0 +1,111 @@
+"""Files of libraries in C that were open before a dry run: what those know of them is in their own memory.
+
+So it is not enough that the disk stays as it is. Files of HDF5 are exchanged for private copies, which Python's objects
+lead to meanwhile; writers that cannot be led elsewhere get nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from oom_magic.predict.isolation.files.saving import skipped
+from oom_magic.predict.isolation.patching import Patches
+from oom_magic.predict.libraries.adapters import Adapter, PatchTable, Run
+
+
+@contextmanager
+def _hdf5(module: ModuleType, run: Run) -> Iterator[None]:
+    """Files, groups and data sets ask for what they are in the library: it is what has their name in a copy."""
+    opened = module.h5f.get_obj_ids(module.h5f.OBJ_ALL, module.h5f.OBJ_FILE)
+    written = {_number(module, file): file for file in opened if file.get_intent() & module.h5f.ACC_RDWR}
+    owner = module._hl.base.HLObject
+    usual, copies = owner.id, _Copies(module, run)
+
+    def identity(one: Any) -> Any:
+        own = usual.fget(one)
+        file = written.get(_number(module, own)) if run.isolation.scope.applies() and own.valid else None
+        return own if file is None else copies.of(one, own, file)
+
+    owner.id = property(identity)
+    try:
+        yield
+    finally:
+        owner.id = usual
+        copies.close()
+
+
+def _number(module: ModuleType, identity: Any) -> int:
+    """Of the file that something is in."""
+    return int(module.h5o.get_info(identity).fileno)
+
+
+class _Copies:
+    """Copies of files that were open, and what of them stands for which object."""
+
+    def __init__(self, module: ModuleType, run: Run) -> None:
+        self._module, self._run = module, run
+        self._files: dict[str, Any] = {}
+        self._found: dict[int, tuple[Any, Any, Any]] = {}  # the object, what stands for it, what it had read
+
+    def of(self, one: Any, own: Any, file: Any) -> Any:
+        """What stands for ``one``, whose identity is ``own``, in the copy of a file."""
+        if id(one) not in self._found:
+            with self._run.isolation.scope.outside():
+                module, copy = self._module, self._copy(file)
+                name = None if isinstance(one, module.File) else module.h5i.get_name(own)
+                there = copy if name is None else module.h5o.open(copy, name)
+            self._found[id(one)] = one, there, getattr(one, "_cache_props", None)
+            if hasattr(one, "_cache_props"):
+                one._cache_props = {}
+        return self._found[id(one)][1]
+
+    def _copy(self, file: Any) -> Any:
+        name = os.fsdecode(file.name)
+        if name not in self._files:
+            self._module.h5f.flush(file)
+            private = self._run.isolation.files.promise(str(Path(name).absolute()))
+            self._files[name] = self._module.h5f.open(os.fsencode(private), self._module.h5f.ACC_RDWR)
+        return self._files[name]
+
+    def close(self) -> None:
+        """The objects are themselves again."""
+        for one, _, read in self._found.values():
+            if read is not None:
+                one._cache_props = read
+        for copy in self._files.values():
+            with contextlib.suppress(Exception):  # the run closed it
+                copy.close()
+
+
+def of_new_ones(kind: str, *names: str) -> PatchTable:
+    """Of a class the objects that there were before the run: these methods have no effect."""
+
+    def adapt(module: ModuleType, run: Run) -> Patches:
+        owner, made = getattr(module, kind), weakref.WeakSet[Any]()
+        start = owner.__init__
+
+        def begin(writer: Any, *args: Any, **kwargs: Any) -> None:
+            made.add(writer)
+            start(writer, *args, **kwargs)
+
+        def of_run(name: str) -> Callable[..., Any]:
+            usual, skip = getattr(owner, name), skipped(f"{kind}.{name}", run)
+            return lambda writer, *args, **kwargs: (usual if writer in made else skip)(writer, *args, **kwargs)
+
+        return [(owner, {"__init__": begin, **{name: of_run(name) for name in names if hasattr(owner, name)}})]
+
+    return adapt
+
+
+ADAPTERS: dict[str, Adapter] = {
+    "h5py": _hdf5,
+    "pyarrow.parquet.core": of_new_ones("ParquetWriter", "write", "write_table", "write_batch", "close"),
+    "soundfile": of_new_ones("SoundFile", "write", "buffer_write", "truncate", "seek", "flush", "close"),
+}
