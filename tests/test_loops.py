@@ -169,3 +169,38 @@ def test_loops_of_a_notebook(shell: Any) -> None:
     assert report.peak_allocated_bytes >= 120_000_000 and not report.timeline.was_left
     lines = [one.line.text for one in report.assumptions if one.line is not None and "rest of this loop" in one.text]
     assert lines == ["for _ in range(steps):"]
+
+
+def test_lightning_is_left_after_like_steps_and_validates(tmp_path: Path) -> None:
+    """Its own loops are ``while`` statements: an epoch's rest is left out, its validation and the next epoch are not."""
+    lightning = pytest.importorskip("lightning", reason="Lightning is not installed")
+    data = [
+        torch.utils.data.DataLoader([torch.zeros(1000) for _ in range(count)], batch_size=size)
+        for count, size in ((320, 16), (2048, 1024))
+    ]
+
+    class Small(lightning.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = torch.nn.Linear(1000, 1000)
+
+        def training_step(self, batch: torch.Tensor, number: int) -> torch.Tensor:
+            return self.model(batch).mean()
+
+        def validation_step(self, batch: torch.Tensor, number: int) -> None:
+            self.log("loss", self.model(batch).mean())
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.Adam(self.parameters())
+
+    def fit() -> None:
+        quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+        trainer = lightning.Trainer(max_epochs=4, accelerator="gpu", devices=1, default_root_dir=tmp_path, **quiet)
+        trainer.fit(Small(), *data)
+        torch.zeros(100, 100, 100, device="cuda")
+
+    report, whole = om.dry_run(fit, gpu="RTX 3060"), om.dry_run(fit, gpu="RTX 3060", stop_after_steps=None)
+    assert (len(report.steps), len(whole.steps)) == (6, 80)
+    assert report.peak_allocated_bytes == whole.peak_allocated_bytes
+    assert report.peak_reserved_bytes == whole.peak_reserved_bytes
+    assert not report.timeline.was_left

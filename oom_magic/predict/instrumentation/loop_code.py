@@ -23,9 +23,21 @@ from oom_magic.predict.instrumentation.loops import LOOPS
 from oom_magic.user_code import is_users_file
 
 _PLACE = "<the loops of the dry run>"  # in the compiled code, until LOOPS itself takes its place
-_TRAINS = re.compile(r"step|backward|train|eval|valid|test|epoch|loader|batch|fit|infer|no_grad|model|net\b")
+_TRAINS = re.compile(r"step|backward|train|eval|valid|test|epoch|loader|batch|fit|infer|advance|no_grad|model|net\b")
 # Classes of libraries with loops that train.
-_TRAINERS = (("transformers.trainer", "Trainer"), ("trl.trainer.base_trainer", "_BaseTrainer"))
+_LIGHTNING = (
+    ("fit_loop", "_FitLoop"), ("training_epoch_loop", "_TrainingEpochLoop"), ("evaluation_loop", "_EvaluationLoop"),
+    ("prediction_loop", "_PredictionLoop"),
+)  # fmt: skip
+_TRAINERS = (
+    ("transformers.trainer", "Trainer"),
+    ("trl.trainer.base_trainer", "_BaseTrainer"),
+    *(
+        (f"{package}.loops.{module}", name)
+        for package in ("lightning.pytorch", "pytorch_lightning")
+        for module, name in _LIGHTNING
+    ),
+)
 
 
 @contextmanager
@@ -214,8 +226,9 @@ def _functions(function: Callable[..., Any], namespaces: Iterable[Mapping[str, A
         else:
             waiting += _parts(one)
     for name, trainer in _TRAINERS:
-        methods = vars(getattr(sys.modules.get(name), trainer, object)).values()
-        found.update((id(one), one) for one in methods if isinstance(one, FunctionType))
+        methods = [one for one in vars(getattr(sys.modules.get(name), trainer, object)).values() if callable(one)]
+        wrapped = [held for one in methods if isinstance(one, FunctionType) for held in _held_by(one)]
+        found.update((id(one), one) for one in (*methods, *wrapped) if isinstance(one, FunctionType))
     return list(found.values())
 
 

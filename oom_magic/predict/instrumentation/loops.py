@@ -185,6 +185,11 @@ class Loops:
                 enough *= LIKE_TURNS
         return bool(loops)
 
+    @property
+    def ends_with_turn(self) -> bool:
+        """Whether the turn that runs is the last of the innermost loop, whose rest is left out."""
+        return any(loop.is_left for loop in self._inside_out()[:1])
+
     def call(self, model: Hashable, state: Hashable) -> None:
         """A model is called that does not train; its loop ends when two turns after the first find the same state."""
         for loop in self._inside_out()[:1]:
@@ -244,6 +249,11 @@ class LoopsOfRun:
     def leave_out(self) -> bool:
         """Whether the rest of a loop is left out: a dry run lasts that was not told how many steps to follow."""
         return bool(self._running)
+
+    @property
+    def ends_with_turn(self) -> bool:
+        """Whether the turn that runs is the last that is followed of the innermost loop."""
+        return bool(self._running) and is_of_run() and self._running[-1].ends_with_turn
 
     @contextmanager
     def followed(self, loops: Loops) -> Iterator[None]:

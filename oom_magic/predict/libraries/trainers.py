@@ -117,6 +117,17 @@ def _evaluations(module: ModuleType, run: Run) -> Patches:
     return [(owner, {"on_step_end": on_step_end})]
 
 
+def _lightning_validation(module: ModuleType, run: Run) -> Patches:
+    """Lightning validates in the last turn of its loop over batches: here in the last one that is followed."""
+    owner = module._TrainingEpochLoop
+    usual = owner._should_check_val_fx
+
+    def _should_check_val_fx(loop: Any, *args: Any, **kwargs: Any) -> bool:
+        return usual(loop, *args, **kwargs) or (LOOPS.ends_with_turn and loop._should_check_val_epoch())
+
+    return [(owner, {"_should_check_val_fx": _should_check_val_fx})]
+
+
 def _lightning_loggers(module: ModuleType, run: Run) -> Patches:
     """Lightning without its loggers, which write folders."""
 
@@ -135,4 +146,6 @@ ADAPTERS: dict[str, Adapter] = {
     "transformers.trainer_callback": _evaluations,
     f"lightning.pytorch.{_LOGGERS}": _lightning_loggers,
     f"pytorch_lightning.{_LOGGERS}": _lightning_loggers,
+    "lightning.pytorch.loops.training_epoch_loop": _lightning_validation,
+    "pytorch_lightning.loops.training_epoch_loop": _lightning_validation,
 }
