@@ -20,7 +20,7 @@ from oom_magic.explain.doctor import GLOBAL_BATCH_SIZE, Checkup, Recommendation,
 from oom_magic.measure.device import host
 from oom_magic.measure.device.cards import Card
 from oom_magic.measure.device.nvml import CardReading, DeviceProcess
-from oom_magic.measure.system import check, gpu_probe, host_probe, packages_probe, settings_probe
+from oom_magic.measure.system import check, gpu_probe, host_probe, settings_probe
 from oom_magic.measure.system.findings import Seen
 from oom_magic.memory.report import Device
 from oom_magic.predict.setups.gpus import find_gpu
@@ -198,8 +198,8 @@ def test_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_versions_that_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {"transformers": "4.57.1", "peft": "0.17.0", "accelerate": "1.2", "bitsandbytes": "0.45.0.dev0"}
-    monkeypatch.setattr(packages_probe, "version", versions.__getitem__)
-    assert whats(packages_probe.probe_packages()) == [
+    monkeypatch.setattr(settings_probe, "version", versions.__getitem__)
+    assert whats(settings_probe.probe_packages()) == [
         "transformers 4.57.1 is older than 5.0.",
         "bitsandbytes 0.45.0.dev0 is older than 0.46.1.",
     ]

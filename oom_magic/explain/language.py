@@ -7,7 +7,7 @@ from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.sentences.catalogue import CATALOGUE
 from oom_magic.explain.sentences.evidence import EVIDENCE
 from oom_magic.explain.sentences.pages import PAGE_CATALOGUE
-from oom_magic.explain.sentences.reasons import REASONS
+from oom_magic.explain.sentences.remedies import REASONS
 from oom_magic.language import Language, Sentences, render
 
 SENTENCES: Sentences = {

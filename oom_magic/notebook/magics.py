@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from IPython.core.error import UsageError
-from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand, output_can_be_silenced
 from IPython.core.magic_arguments import argument, magic_arguments
 
@@ -14,19 +15,27 @@ from oom_magic.notebook.cells import gpumem
 from oom_magic.notebook.cells.explanations import explain_last, explain_pasted, explain_path
 from oom_magic.notebook.cells.gpumem import CardOptions, CellRunner
 from oom_magic.notebook.cells.hints import FailureWatch
-from oom_magic.notebook.cells.levels import LevelWatch
 from oom_magic.notebook.cells.running import compile_cell
 from oom_magic.notebook.interrupted import InOneLine
-from oom_magic.notebook.listings import cards_listed, models_listed
 from oom_magic.notebook.monitor import Monitor, can_update
-from oom_magic.notebook.options import (
-    checked,
-    parse_line,
-    parse_options,
-    setup_arguments,
-    slider_arguments,
-    unquoted,
-)
+from oom_magic.notebook.options import checked, parse_line, parse_options, setup_arguments, slider_arguments, unquoted
+from oom_magic.predict.setups.gpus import list_gpus
+from oom_magic.predict.setups.models import list_models
+from oom_magic.units import format_bytes
+
+
+def cards_listed() -> str:
+    """Every card with its memory, by generation."""
+    cards = sorted(list_gpus(), key=lambda card: (card.capability, card.total_bytes, card.name))
+    width = max(len(card.name) for card in cards)
+    return "\n".join(f"{card.name:<{width}}  {format_bytes(card.total_bytes):>10}" for card in cards)
+
+
+def models_listed() -> str:
+    """Every preset with its number of parameters and its name on the hub."""
+    models = list_models()
+    width = max(len(model.name) for model in models)
+    return "\n".join(f"{model.name:<{width}}  {model.num_parameters / 1e9:7.2f} B  {model.hub_id}" for model in models)
 
 
 @magics_class
@@ -303,3 +312,29 @@ def _watched(device: int | None) -> int | None:
             raise UsageError(_("--device: there is no CUDA device {device} here.", device=device))
         return None
     return default_device() if device is None else device
+
+
+class LevelWatch:
+    """Notes what is allocated before each cell.
+
+    ``before_failure`` is that of the last cell that failed, in bytes by device.
+    """
+
+    def __init__(self, runner: CellRunner) -> None:
+        self._runner = runner
+        self._now: dict[str, int] = {}
+        self.before_failure: dict[str, int] = {}
+
+    def before_cell(self, _: ExecutionInfo) -> None:
+        """IPython's ``pre_run_cell``."""
+        self._now = {}
+        if "torch" in sys.modules:
+            from oom_magic.notebook.cells.releasing import allocated_now
+
+            self._now = allocated_now(self._runner)
+
+    def after_cell(self, result: ExecutionResult) -> None:
+        """IPython's ``post_run_cell``."""
+        self._runner.after_cell(result)
+        if not result.success:
+            self.before_failure = self._now

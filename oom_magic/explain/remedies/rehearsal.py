@@ -19,7 +19,7 @@ from oom_magic.explain.remedies.size_parameters import SizeParameter, find_accum
 from oom_magic.predict.silence import in_silence
 
 if TYPE_CHECKING:
-    from oom_magic.explain.remedies.in_the_way import InTheWay
+    from oom_magic.explain.remedies.room import InTheWay
     from oom_magic.memory.report import MemoryReport
     from oom_magic.predict.instrumentation.decided_names import DecidedNames
     from oom_magic.predict.instrumentation.starting_point import StartingPoint

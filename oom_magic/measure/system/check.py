@@ -21,8 +21,7 @@ from oom_magic.measure.system.host_probe import (
     probe_platform,
     probe_shared_memory,
 )
-from oom_magic.measure.system.packages_probe import probe_packages
-from oom_magic.measure.system.settings_probe import probe_settings
+from oom_magic.measure.system.settings_probe import probe_packages, probe_settings
 from oom_magic.results import Result
 
 _Probe = tuple[str, Callable[[], Seen]]

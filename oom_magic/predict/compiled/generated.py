@@ -2,12 +2,21 @@
 
 A generated module has a function ``call(args)``: it allocates with ``empty_strided_cuda``, launches Triton kernels,
 calls ``extern_kernels`` and operators, and deletes what it no longer needs. All of that is done as written, save the
-kernels, which do nothing.
+kernels, which do nothing: a kernel writes into tensors that are there, so it takes no memory, save once. Where Inductor
+knows several ways to launch it, the first launch times them, on copies of the tensors that it changes, between two of
+which a buffer of the size of the L2 cache is written (``CachingAutotuner.benchmark_all_configs`` and
+``InductorBenchmarker.benchmark_gpu``).
+
+Each line stands for one of the user's. Dynamo notes with every operator the user's lines that led to it and the modules
+that were running; Inductor notes from which operators it made a buffer (``torch/_inductor/ir.py``, ``origins``); a
+line of the code that it writes names the buffer that it makes.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 from collections.abc import Callable, Sequence
 from itertools import count
 from types import ModuleType
@@ -15,12 +24,11 @@ from typing import Any
 
 import torch
 
-from oom_magic.predict.compiled.origins import origins_of
-from oom_magic.predict.compiled.triton_kernels import Kernel, load_kernel
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.places import META, Place
 from oom_magic.predict.instrumentation.attribution import Origin
 from oom_magic.predict.isolation.patching import Patches, all_patched
+from oom_magic.user_code import is_users_file
 
 _numbers = count(1)  # of the files that generated code seems to stand in
 
@@ -108,3 +116,101 @@ def _runtime(gpu: FakeGPU) -> dict[str, Any]:
         "assert_size_stride": lambda *_: None,
         "assert_alignment": lambda *_: None,
     }
+
+
+_BUFFER = re.compile(r"^\s+(\w+) = |\bout=(\w+)")
+_FRAME = re.compile(r'^  File "(.+)", line (\d+), in ', re.MULTILINE)
+_MODULE = re.compile(r"[LG]\['(\w+)'\](.*)")  # torch/_dynamo/source.py: local or global variable, and the way from it
+
+
+def origins_of(lowering: Any, source: str) -> dict[int, Origin]:
+    """Of lines of ``source``, the code that ``lowering`` became: what they stand for, by number from 1."""
+    order = {node: number for number, node in enumerate(lowering.graph.nodes)}
+    known: dict[str, Origin | None] = {}
+    found = {}
+    for number, line in enumerate(source.splitlines(), 1):
+        match = _BUFFER.search(line)
+        if match is None:
+            continue
+        name = match[1] or match[2]
+        if name not in known:
+            node = _node(lowering.name_to_buffer.get(name), order)
+            known[name] = None if node is None else _origin(node)
+        origin = known[name]
+        if origin is not None:
+            found[number] = origin
+    return found
+
+
+def _node(buffer: Any, order: dict[torch.fx.Node, int]) -> torch.fx.Node | None:
+    """The operator that a buffer is the result of: of those fused into it, the last."""
+    if buffer is None:
+        return None
+    node: torch.fx.Node | None = buffer.get_origin_node()
+    return node or max(buffer.origins, key=lambda one: order.get(one, -1), default=None)
+
+
+def _origin(node: torch.fx.Node) -> Origin:
+    """The user's innermost line, save in a backward, which runs where the user calls it; and the module."""
+    is_backward = node.meta.get("partitioner_tag") == "is_backward"
+    frames = [] if is_backward else _FRAME.findall(node.meta.get("stack_trace") or "")
+    line = next(((file, int(number)) for file, number in reversed(frames) if is_users_file(file)), None)
+    modules = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    path = next(reversed(modules.values()))[0] if modules else ""
+    match = _MODULE.fullmatch(path)
+    variable, way = (match[1], match[2]) if match else ("", "")
+    return Origin(line, "" if variable == "self" else variable, way)
+
+
+class Kernel:
+    """A kernel: the names of its arguments, those that it changes, and in how many ways it can be launched."""
+
+    def __init__(self, function: Callable[..., Any], num_ways: int, changed: tuple[str, ...]) -> None:
+        self._names = list(inspect.signature(function).parameters)
+        self._changed = frozenset(changed)
+        self._is_timed = num_ways > 1
+
+    def run(self, *args: Any, stream: Any = None, **_: Any) -> None:
+        """Launch it."""
+        if not self._is_timed:
+            return
+        self._is_timed = False
+        changed = [arg for name, arg in zip(self._names, args, strict=False) if name in self._changed]
+        self._copy(changed)
+        cache_bytes = torch.cuda.get_device_properties(0).L2_cache_size
+        flushed = torch.empty(cache_bytes // 4, dtype=torch.int, device="cuda")
+        self._copy(changed)
+        del flushed
+
+    @staticmethod
+    def _copy(tensors: list[torch.Tensor]) -> None:
+        _ = [tensor.clone() for tensor in tensors]
+
+
+def load_kernel(name: str, source: str) -> Kernel:
+    """The kernel of this name that generated source defines."""
+    names: dict[str, Any] = {"__name__": name, "__file__": "<triton>"}
+    with all_patched(_not_compiled()):
+        exec(compile(source, "<triton>", "exec"), names)
+    kernel: Kernel = names[name]
+    return kernel
+
+
+def _not_compiled() -> Patches:
+    """Inductor's decorators find the ways to launch a kernel; all that follows is left out."""
+    import triton
+    from torch._inductor.runtime import triton_helpers, triton_heuristics
+
+    def cached_autotune(
+        size_hints: Any, configs: list[Any], triton_meta: Any, heuristic_type: Any, filename: Any = None,
+        inductor_meta: Any = None, **_: Any,
+    ) -> Callable[[Callable[..., Any]], Kernel]:  # fmt: skip
+        meta = inductor_meta or {}
+        num_ways = len(triton_heuristics.unique_configs(configs))
+        return lambda function: Kernel(function, num_ways, tuple(meta.get("mutated_arg_names", ())))
+
+    return [
+        (triton, {"jit": lambda function: function}),
+        (triton_heuristics, {"cached_autotune": cached_autotune}),
+        (triton_helpers, {"set_driver_to_gpu": lambda: None}),
+    ]

@@ -221,6 +221,36 @@ def _loaded_ahead(module: ModuleType, run: Run) -> Patches:
 _is_quantizing: list[str] = []  # the models that are being loaded so
 
 
+def _adapters(module: ModuleType, run: Run) -> Patches:
+    """Where there is no file of an adapter's weights, its own tensors tell the shapes."""
+    owner, read = module.PeftModel, module.load_peft_weights
+    usual = owner.load_adapter
+    loading: list[tuple[Any, str]] = []
+
+    def load_adapter(model: Any, model_id: Any, adapter_name: str, *args: Any, **kwargs: Any) -> Any:
+        loading.append((model, adapter_name))
+        try:
+            return usual(model, model_id, adapter_name, *args, **kwargs)
+        finally:
+            loading.pop()
+
+    def load_peft_weights(model_id: Any, device: Any = None, **kwargs: Any) -> Any:
+        try:
+            return read(model_id, device=device, **kwargs)
+        except (OSError, ValueError):
+            if not loading:
+                raise
+        model, name = loading[-1]
+        text = _(
+            "{name}: no file of the adapter's weights is there; their type was taken to be the model's", name=model_id
+        )
+        run.assume(text)
+        state = module.get_peft_model_state_dict(model, adapter_name=name)
+        return {key: torch.empty_like(tensor, device=device or "cuda") for key, tensor in state.items()}
+
+    return [(owner, {"load_adapter": load_adapter}), (module, {"load_peft_weights": load_peft_weights})]
+
+
 @contextmanager
 def _answers_forgotten(module: ModuleType, run: Run) -> Iterator[None]:
     """Cached answers such as ``is_torch_cuda_available`` are asked anew, in the dry run and after it."""
@@ -243,4 +273,5 @@ ADAPTERS: dict[str, Adapter] = {
     "transformers.core_model_loading": _loaded_ahead,
     "transformers.utils.import_utils": _answers_forgotten,
     "accelerate.utils.imports": _answers_forgotten,
+    "peft.peft_model": _adapters,
 }

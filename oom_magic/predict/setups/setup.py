@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import cached_property, wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from oom_magic.errors import InvalidSettingError
@@ -201,7 +202,7 @@ class TrainingSetup(Result):
     def untraced_sizes(self, *, stop_after_steps: int = 3, **ranges: Any) -> Sizes:
         """The same function before it is traced anywhere."""
         from oom_magic.predict.setups.layers import only_layers
-        from oom_magic.predict.setups.local_files import local_configurations
+        from oom_magic.predict.setups.setup import local_configurations
         from oom_magic.predict.sizing.layered import Layers
         from oom_magic.predict.sizing.ranges import Ranges
         from oom_magic.predict.sizing.sizes import Sizes
@@ -369,3 +370,22 @@ def _check_adapter(setup: TrainingSetup) -> None:
             )
         if layers and setup.rank > layers[last]:
             raise InvalidSettingError("rank_above_layer", rank=setup.rank, layer=last, model=model, width=layers[last])
+
+
+def local_configurations(hub_id: str | None) -> list[tuple[str, int, int]]:
+    """Path, size and time of each file that decides which configuration a dry run finds.
+
+    That is a folder of the same name, else what the Hugging Face cache holds, of the revision that it names.
+    """
+    if hub_id is None:
+        return []
+    files = [Path(hub_id, "config.json").absolute()]
+    try:
+        from huggingface_hub.constants import HF_HUB_CACHE
+    except ImportError:
+        pass
+    else:
+        own = Path(HF_HUB_CACHE, f"models--{hub_id.replace('/', '--')}")
+        files += [*own.glob("snapshots/*/config.json"), *own.glob("refs/*")]
+    stats = [(str(file), file.stat()) for file in sorted(files) if file.is_file()]
+    return [(name, about.st_size, about.st_mtime_ns) for name, about in stats]

@@ -8,6 +8,7 @@ that are open already are in ``open_files``.
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import shutil
@@ -17,10 +18,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote, unquote
 
 from oom_magic.predict.isolation.files.boundary import Boundary
 from oom_magic.predict.isolation.files.c_calls import c_calls_answered
-from oom_magic.predict.isolation.files.databases import connect
 from oom_magic.predict.isolation.files.file_calls import FileCalls
 from oom_magic.predict.isolation.files.file_tree import FileTree
 from oom_magic.predict.isolation.files.open_files import open_files_kept
@@ -77,3 +78,50 @@ def isolated(
         stack.enter_context(boundary.closed())
         stack.enter_context(c_calls_answered(tree, scope, stand_ins, note))
         yield Isolation(tree, scope)
+
+
+_BESIDE = ("-wal", "-journal")  # files of a database with what is not in it yet, sqlite.org/tempfiles.html
+
+
+def connect(usual: Callable[..., Any], tree: FileTree, scope: Scope) -> Callable[..., Any]:
+    """What stands in for ``sqlite3.connect``."""
+
+    @functools.wraps(usual)
+    def connect(database: Any, *args: Any, **kwargs: Any) -> Any:
+        if not scope.applies():
+            return usual(database, *args, **kwargs)
+        is_uri = kwargs.get("uri", args[6] if len(args) > 6 else False)
+        with scope.outside():
+            name = os.fsdecode(database)
+            private = _private_uri(tree, name) if is_uri and name.startswith("file:") else _private(tree, name)
+            connection = usual(private, *args, **kwargs)
+        connection.set_authorizer(functools.partial(_allow, tree))
+        return connection
+
+    return connect
+
+
+def _private_uri(tree: FileTree, name: str) -> str:
+    path, mark, options = name.removeprefix("file:").partition("?")
+    if "mode=memory" in options:
+        return name
+    path = "/" + path.lstrip("/") if path.startswith("//") else path
+    return f"file:{quote(_private(tree, unquote(path)))}{mark}{options}"
+
+
+def _private(tree: FileTree, path: str) -> str:
+    if path in ("", ":memory:"):
+        return path
+    was_private = tree.is_private(tree.real_path(path))
+    beside = {ending: tree.real_path(path + ending) for ending in _BESIDE}
+    private = tree.promise(path)
+    for ending, file in beside.items():
+        if not was_private and os.path.exists(file):
+            shutil.copyfile(file, private + ending)
+    return private
+
+
+def _allow(tree: FileTree, action: int, first: Any, *_: Any) -> int:
+    """SQLite asks before each statement: ATTACH would open another file of the user's."""
+    is_attached = action == sqlite3.SQLITE_ATTACH and first not in (None, "", ":memory:")
+    return sqlite3.SQLITE_DENY if is_attached and not tree.is_private(str(first)) else sqlite3.SQLITE_OK

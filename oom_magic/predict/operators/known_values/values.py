@@ -16,8 +16,7 @@ from torch._ops import OpOverload
 
 from oom_magic.language import _
 from oom_magic.predict.fake_cuda.places import FakeDevice, map_tensors, tensors_in
-from oom_magic.predict.operators.known_values.branches import answer_that_goes_on
-from oom_magic.predict.operators.known_values.choices import CHOOSING, spread_choices
+from oom_magic.predict.operators.known_values.branches import CHOOSING, answer_that_goes_on, spread_choices
 from oom_magic.predict.operators.known_values.shadows import Shadow, covers
 
 aten = torch.ops.aten
