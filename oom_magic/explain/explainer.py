@@ -217,7 +217,7 @@ def _diagnosis(reading: _Reading, findings: _Findings, judgement: Judgement) -> 
     )
 
 
-def _tensors(failure: Failure, dims: Dims, sighting: FailureLocation, clues: Clues) -> TensorAnswer:
+def _tensors(failure: Failure, dims: Dims, location: FailureLocation, clues: Clues) -> TensorAnswer:
     """What was seen of the tensor, before what the message alone makes likely."""
     supposed = name_tensor(failure, dims)
     if failure.shape is None and not _is_guessable(failure, clues):
@@ -225,16 +225,16 @@ def _tensors(failure: Failure, dims: Dims, sighting: FailureLocation, clues: Clu
     best_fit = max((one.fit for one in supposed.candidates), default=0)
     least_fit = max(best_fit * _WORTH_SHOWING, _LEAST_FIT if dims else _LEAST_BLIND_FIT)
     likely = tuple(one for one in supposed.candidates if one.fit >= least_fit)
-    if not sighting.candidates:
+    if not location.candidates:
         note = supposed.note or ("" if likely else "tensor_unknown_model")
         return TensorAnswer(likely, note)
-    is_seen = sighting.is_exact or sighting.candidates[0].fit >= 1
+    is_seen = location.is_exact or location.candidates[0].fit >= 1
     others = () if is_seen else likely
-    return replace(supposed, candidates=(*sighting.candidates, *others)[:5], note="")
+    return replace(supposed, candidates=(*location.candidates, *others)[:5], note="")
 
 
 def _is_guessable(failure: Failure, clues: Clues) -> bool:
-    """Whether the tensor can be one of a language model's: such are asked of PyTorch, by no convolution."""
+    """Whether the tensor can be one of a language model's: one that PyTorch allocates, and no convolution."""
     if failure.backend in ("cpu", "jax", "tensorflow") or NO_LANGUAGE_MODEL.search(clues.trace):
         return False
     return clues.program is None or clues.program.program.key not in _OTHER_KINDS
@@ -249,7 +249,7 @@ def _place(clues: Clues) -> str:
 
 
 def _refined(judgement: Judgement, answer: TensorAnswer) -> Judgement:
-    """The judgement, settled by the tensor where nothing surer did and it is known which one asked."""
+    """The judgement, refined by the tensor that asked, where it is known and no surer evidence is there."""
     best = answer.candidates[0] if answer.candidates else None
     if best is not None and best.name == "kv_cache":
         return _with_cache(judgement, best)

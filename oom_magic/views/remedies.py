@@ -100,7 +100,7 @@ def remedies_details(remedies: Sequence[Remedy], lang: Language, as_is: AsItIs |
 
 
 def _is_worthwhile(remedy: Remedy) -> bool:
-    """Whether its code is worth showing: it fits, saves, or is named for want of a run to price it with."""
+    """Whether its code is worth showing: it fits, saves, or is only named, without a run to price it with."""
     return bool(remedy.fits) or (remedy.saving_bytes or 0) > 0 or _is_only_named(remedy)
 
 

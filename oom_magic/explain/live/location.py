@@ -48,26 +48,26 @@ def locate_failure(
     recorded = None if report is None else report.out_of_memory
     if recorded is not None and not _agrees(recorded, failure):
         recorded = None
-    sighting = _from_report(recorded) if recorded is not None else UNKNOWN_LOCATION
+    location = _from_report(recorded) if recorded is not None else UNKNOWN_LOCATION
     if error is None or error.__traceback__ is None or "torch" not in sys.modules:
-        return sighting
+        return location
     from oom_magic.explain.live.frames import inspect_failure  # these import torch
     from oom_magic.explain.live.tensors import live_candidates
 
     exact_bytes = recorded.tensor_bytes if recorded is not None else None
     operator = recorded.operator.rpartition("::")[2] if recorded is not None else ""
-    phase = phase or sighting.phase
+    phase = phase or location.phase
     try:
         live = inspect_failure(error, names)
         found = () if live is None else live_candidates(live, failure, phase, exact_bytes, operator)
     except Exception:  # whatever the user's objects do when they are looked at
-        return sighting
+        return location
     if live is None:
-        return sighting
+        return location
     if not found:
-        found = tuple(_with_shape(one, live) for one in sighting.candidates)
-    place, code = sighting.place or live.place, sighting.code or live.code
-    return replace(sighting, candidates=found or sighting.candidates, place=place, code=code)
+        found = tuple(_with_shape(one, live) for one in location.candidates)
+    place, code = location.place or live.place, location.code or live.code
+    return replace(location, candidates=found or location.candidates, place=place, code=code)
 
 
 def _with_shape(candidate: TensorCandidate, live: LiveFailure) -> TensorCandidate:

@@ -1,4 +1,4 @@
-"""Settling a cause by a run that is known: what filled the memory when it failed."""
+"""Refining a judgement by a run that is known: what filled the memory when it failed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _GROWN = {
 
 
 def refine_with_report(judgement: Judgement, report: MemoryReport) -> Judgement:
-    """The judgement, settled where nothing surer did by what had filled the memory when it failed."""
+    """The judgement, refined by what had filled the memory when it failed, where no surer evidence is there."""
     if judgement.confidence is Confidence.CERTAIN:
         return judgement
     from oom_magic.explain.live.outputs import find_kept_outputs  # loads NumPy
@@ -105,7 +105,7 @@ def _by_the_turn(growth: Growth) -> tuple[Evidence, ...]:
 def refine_with_call(
     judgement: Judgement, phase: str | None, held: Sequence[Holder], failure: Failure | None
 ) -> Judgement:
-    """The judgement, settled where nothing else did by what was alive in the failed call alone: its activations."""
+    """The judgement, refined by what was alive in the failed call alone (its activations), where it was open."""
     allocated = 0 if failure is None else failure.allocated_bytes or 0
     own = sum(one.num_bytes for one in held if one.kind == "own_frames")
     is_open = judgement.cause is Cause.UNKNOWN and phase in ("forward", "loss", "backward")

@@ -296,7 +296,7 @@ class CellRehearsal:
         known = self._trials.get(tuple(variation.sizes.items()))
         if known is not None and not variation.changes and variation.mended is None:
             return known
-        turned: dict[SizeParameter, int] = {}
+        overridden: dict[SizeParameter, int] = {}
         cut: list[Change] = []
         for what, value in variation.sizes.items():
             if what not in self._parameters:
@@ -306,10 +306,10 @@ class CellRehearsal:
                     return self.run(variation)
             parameter = self._parameters[what]
             if parameter is not None:
-                turned[parameter] = value
+                overridden[parameter] = value
             else:
                 cut.append(ShorterInputs(_SIZES.index(what), self.sizes[what], value))
-        return self._execute((*variation.changes, *cut), turned, variation.mended)[0]
+        return self._execute((*variation.changes, *cut), overridden, variation.mended)[0]
 
     def without_unneeded(self) -> tuple[InTheWay, MemoryReport] | None:
         """The cell executed without the names that it does not read before it makes them."""
@@ -354,22 +354,22 @@ class CellRehearsal:
         parameter = self._parameters.get(what)
         if parameter is None:
             return ""
-        turned = {parameter: values["after"]}
+        overridden = {parameter: values["after"]}
         if key == "smaller_batch" and self.accumulation > 1:
             accumulation = find_accumulation(self._tree, self._names, self.accumulation)
-            turned |= {} if accumulation is None else {accumulation: values["accumulation"]}
-        return self._with_sizes(key, values, turned)
+            overridden |= {} if accumulation is None else {accumulation: values["accumulation"]}
+        return self._with_sizes(key, values, overridden)
 
-    def _with_sizes(self, key: str, values: Mapping[str, Any], turned: Mapping[SizeParameter, int]) -> str:
+    def _with_sizes(self, key: str, values: Mapping[str, Any], overridden: Mapping[SizeParameter, int]) -> str:
         """The statements that sizes change, and what sets those that other cells set."""
         before, words = list(map(ast.unparse, self._tree.body)), list(self._arguments)
         with contextlib.ExitStack() as stack:
-            for parameter, value in turned.items():
+            for parameter, value in overridden.items():
                 stack.enter_context(parameter.override(self._tree, self._names, value))
             pairs = zip(self._tree.body, before, strict=True)
             changed = [ast.unparse(one) for one, old in pairs if ast.unparse(one) != old]
             simple = [one for one in changed if isinstance(ast.parse(one).body[0], (ast.Assign, ast.Expr))]
-            targets = [f"{one.target} = {value}" for one, value in turned.items() if one.target]
+            targets = [f"{one.target} = {value}" for one, value in overridden.items() if one.target]
             if self._arguments != words:
                 return f"%run {shlex.join(self._arguments)}"
             setting = "\n".join([*simple, *targets])
@@ -395,7 +395,7 @@ class CellRehearsal:
     def _execute(
         self,
         changes: Sequence[Change],
-        turned: Mapping[SizeParameter, int],
+        overridden: Mapping[SizeParameter, int],
         growth: Growth | None = None,
         dropped: InTheWay | None = None,
         enough_bytes: int = 0,
@@ -409,7 +409,7 @@ class CellRehearsal:
             with contextlib.ExitStack() as stack:
                 if growth is not None:
                     stack.enter_context(mended(growth, self._tree, self._names))
-                for parameter, value in turned.items():
+                for parameter, value in overridden.items():
                     stack.enter_context(parameter.override(self._tree, self._names, value))
                 rebound = ReboundNames(self._names, session.fake_gpu, leaves)
                 self._call(rebound.watched(self._tree), self._names)

@@ -114,6 +114,6 @@ def ranked(remedies: Sequence[Remedy]) -> tuple[Remedy, ...]:
 
 
 def _may_do(remedy: Remedy) -> bool:
-    """Whether a change to the run itself fits, or was not tried for want of time."""
+    """Whether a change to the run itself fits, or was not tried, since there was no time."""
     is_untried = remedy.note is not None and remedy.note.key == "reason_time"
     return is_untried or bool(remedy.fits and not remedy.is_bought)

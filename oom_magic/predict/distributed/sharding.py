@@ -56,11 +56,11 @@ def _chunk_cat(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: di
 
 
 def _take_table(
-    gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], law: Any, *numbers: int
+    gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], size_function: Any, *numbers: int
 ) -> None:
     """Addresses and sizes, which the kernel reads from the GPU (``pack_vecs``)."""
     call = Call(gpu, args, kwargs, None, func.name(), gpu.attribution.phase(False))
-    call.allocate_scratch(law, *numbers)
+    call.allocate_scratch(size_function, *numbers)
     call.end()
 
 

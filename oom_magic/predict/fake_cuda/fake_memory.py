@@ -251,13 +251,13 @@ class FakeMemory:
         operator: str,
         phase: Phase,
         category: Category = Category.TEMPORARY,
-        reckoning: SizeExpression | None = None,
+        expression: SizeExpression | None = None,
     ) -> int:
         """Take memory on the current card; the number of the allocation. Raises the simulated OutOfMemoryError."""
         line, module = self.attribution.line(), self.attribution.module(phase)
         try:
             return self.recorder.allocate(
-                num_bytes, operator, phase, line, module, category, reckoning, self.streams.at_work(operator)
+                num_bytes, operator, phase, line, module, category, expression, self.streams.at_work(operator)
             )
         except AllocatorOutOfMemory as error:
             failure = self._fail(error, operator, phase)

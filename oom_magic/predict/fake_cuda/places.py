@@ -80,7 +80,7 @@ class FakeDevice(Protocol):
         operator: str,
         phase: Phase,
         category: Category = Category.TEMPORARY,
-        reckoning: SizeExpression | None = None,
+        expression: SizeExpression | None = None,
     ) -> int:
         """Take memory on the current card; the number of the allocation."""
 

@@ -32,12 +32,12 @@ SizeFunction = Callable[..., int]
 
 @dataclass(frozen=True, slots=True)
 class SizeExpression:
-    """How a kernel reckons with how much it takes inside: ``law(card, *numbers)`` bytes, or none.
+    """How much a kernel takes inside: ``size_function(card, *numbers)`` bytes, or none.
 
-    The numbers are dimensions and what follows from the code; all else, such as a threshold, is the law's.
+    The numbers are dimensions and what follows from the code; all else, such as a threshold, is the function's.
     """
 
-    law: SizeFunction
+    size_function: SizeFunction
     numbers: tuple[int, ...]
 
 
@@ -61,14 +61,14 @@ class Recorder:
     """Ordered allocations and frees on the pretend GPU.
 
     ``allocate`` returns the number of the allocation, by which it is freed and given its category later;
-    it raises the allocator's AllocatorOutOfMemory when the card is full. With ``keeps_empty`` what laws say to be
-    nothing here, but may be something with other numbers, is an allocation of 0 bytes.
+    it raises the allocator's AllocatorOutOfMemory when the card is full. With ``keeps_empty`` what takes nothing
+    here by its size function, but may take something with other numbers, is an allocation of 0 bytes.
     """
 
     def __init__(self, allocator: CachingAllocator, *, keeps_empty: bool = False) -> None:
         self.allocator = allocator
         self.keeps_empty = keeps_empty
-        self.reckonings: dict[int, SizeExpression] = {}
+        self.expressions: dict[int, SizeExpression] = {}
         self.dims: list[int] = []  # of all tensors that came, one after another
         self.order: list[int] = []
         self.columns: list[tuple[int, ...]] = []  # bytes, phase, step, operator, line, module, stream
@@ -95,7 +95,7 @@ class Recorder:
         line: SourceLine | None,
         module: str,
         category: Category = Category.TEMPORARY,
-        reckoning: SizeExpression | None = None,
+        expression: SizeExpression | None = None,
         stream: int = 0,
     ) -> int:
         """Take memory on a stream; the number of the allocation. Raises TimeoutError if no step ends for too long."""
@@ -110,11 +110,11 @@ class Recorder:
         if self.watch is not None:
             self.watch()
         number = len(self.columns)
-        if num_bytes or reckoning is None:
+        if num_bytes or expression is None:
             self.blocks[number] = self.allocator.allocate(num_bytes, stream)
         self.block_bytes.append(self.blocks[number].size_bytes if number in self.blocks else 0)
-        if reckoning is not None:
-            self.reckonings[number] = reckoning
+        if expression is not None:
+            self.expressions[number] = expression
         self.columns.append((
             num_bytes,
             _PHASE_CODE[phase],
@@ -156,7 +156,7 @@ class Recorder:
         self.columns = [self.columns[old] for old in numbers]
         self.block_bytes = [self.block_bytes[old] for old in numbers]
         self.blocks = {new: self.blocks[old] for old, new in numbers.items()}
-        self.reckonings = {numbers[old]: by for old, by in self.reckonings.items() if old in numbers}
+        self.expressions = {numbers[old]: by for old, by in self.expressions.items() if old in numbers}
         self.order, self.marks, self.step = list(numbers.values()), [], 0
         self.passing = {}
         self.num_before = len(numbers)

@@ -155,7 +155,7 @@ class _RevertingFlag:
 
 
 def _restore_class(replacement: type, original: type, known: frozenset[str]) -> None:
-    """Let modules imported since have the class itself: a function in its place could be no base, nor asked of."""
+    """Give modules imported since the class itself: what they subclass or give to isinstance can be no function."""
     for name in sys.modules.keys() - known:
         module = sys.modules[name]
         copies = vars(module).items() if isinstance(module, ModuleType) else ()

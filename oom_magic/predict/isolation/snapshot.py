@@ -34,7 +34,7 @@ class _Change:
     lacking: frozenset[Any] = frozenset()
 
     def apply(self, container: Any) -> None:
-        """Make it so."""
+        """Put the noted values back."""
         if isinstance(container, dict):
             for key in self.lacking:
                 container.pop(key, None)

@@ -54,7 +54,8 @@ def _take_splits(call: Call) -> list[int]:
     if _dropout(call, 3):
         return []
     return [
-        call.allocate_scratch(law, *query.shape, *key.shape[1:3]) for law in (_split_row_bytes, _split_output_bytes)
+        call.allocate_scratch(size_function, *query.shape, *key.shape[1:3])
+        for size_function in (_split_row_bytes, _split_output_bytes)
     ]
 
 

@@ -30,13 +30,13 @@ _ATOMIC_BLOCKS = 4  # a multiprocessor
 
 @dataclass(frozen=True, slots=True)
 class _Above:
-    """A law of what is taken only for more items than ``least``."""
+    """The size of what is taken only for more items than ``least``."""
 
-    law: SizeFunction
+    size_function: SizeFunction
     least: int
 
     def __call__(self, card: GPU, num_items: int, *numbers: int) -> int:
-        return self.law(card, num_items, *numbers) if num_items > self.least else 0
+        return self.size_function(card, num_items, *numbers) if num_items > self.least else 0
 
 
 def _index_bytes(_: GPU, num_items: int) -> int:
@@ -144,8 +144,8 @@ def _add_up(call: Call, num_items: int, scales: bool, least: int) -> None:
     """``embedding_backward_cuda_kernel`` on sorted indices."""
     num_weights = call.outputs[0].shape[0]
 
-    def take(law: SizeFunction, *numbers: int) -> int:
-        return call.allocate_scratch(_Above(law, least), num_items, *numbers)
+    def take(size_function: SizeFunction, *numbers: int) -> int:
+        return call.allocate_scratch(_Above(size_function, least), num_items, *numbers)
 
     _sort_pairs(call, num_items, num_weights, least)
     if scales:

@@ -50,16 +50,18 @@ class Call:
         self._scratch.append(number)
         return number
 
-    def allocate_scratch(self, law: SizeFunction, *numbers: int) -> int:
-        """``take`` of ``law(card, *numbers)`` bytes, perhaps none.
+    def allocate_scratch(self, size_function: SizeFunction, *numbers: int) -> int:
+        """``take`` of ``size_function(card, *numbers)`` bytes, perhaps none.
 
         For sizes that are not sums of products of dimensions: with thresholds, rounding, or what a card has. ``size``
-        asks the law again with other numbers, so it must be a function of the module, and all that varies in them.
+        calls the function again with other numbers: it must be a function of the module, and all that varies in them.
         """
-        num_bytes = law(self.gpu.card, *numbers)
+        num_bytes = size_function(self.gpu.card, *numbers)
         if num_bytes <= 0 and not self.gpu.recorder.keeps_empty:
             return -1
-        number = self.gpu.take(num_bytes, self._operator, self._phase, reckoning=SizeExpression(law, numbers))
+        number = self.gpu.take(
+            num_bytes, self._operator, self._phase, expression=SizeExpression(size_function, numbers)
+        )
         self._scratch.append(number)
         return number
 
@@ -74,10 +76,10 @@ class Call:
                 self._scratch.remove(number)
                 self.gpu.recorder.free(number)
 
-    def keep_by(self, law: SizeFunction, *numbers: int, operator: str, category: Category) -> int:
-        """Take memory by a law that outlives the call; the number of the allocation."""
-        num_bytes = law(self.gpu.card, *numbers)
-        return self.gpu.take(num_bytes, operator, self._phase, category, SizeExpression(law, numbers))
+    def keep_by(self, size_function: SizeFunction, *numbers: int, operator: str, category: Category) -> int:
+        """Take memory that outlives the call, by a size function; the number of the allocation."""
+        num_bytes = size_function(self.gpu.card, *numbers)
+        return self.gpu.take(num_bytes, operator, self._phase, category, SizeExpression(size_function, numbers))
 
     def output(self, position: int, num_bytes: int | None = None) -> None:
         """Make an output now; ``num_bytes`` where its storage is not what its shape needs (0: none)."""

@@ -32,7 +32,7 @@ _Fallback = Callable[["FakeDevice", OpOverload, tuple[Any, ...], dict[str, Any]]
 
 
 def find_fallback(error: Exception) -> _Fallback | None:
-    """What to run in the place of an operator that failed for want of data; None: it failed for another reason.
+    """What to run in place of an operator that failed because its tensors have no data; None: that was not the reason.
 
     The words are those of ``torch/_library/custom_ops.py`` and ``fake_impl.py``, for operators that libraries define.
     """

@@ -1,4 +1,4 @@
-"""The sizes of a piece as functions of a point: polynomials, and what kernels' laws make of polynomials."""
+"""The sizes of a piece as functions of a point: polynomials, and what kernels' size functions make of polynomials."""
 
 from __future__ import annotations
 
@@ -326,35 +326,35 @@ def _unit(argument: int, num_arguments: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, eq=False)
 class SizeFunctions:
-    """Sizes in bytes on ``card``: first the polynomials ``plain`` themselves, then what each law makes of its rows."""
+    """Sizes in bytes on ``card``: first the polynomials ``plain``, then what each size function makes of its rows."""
 
     polynomials: Polynomials
     plain: IntArray
-    laws: tuple[tuple[SizeFunction, tuple[int, ...]], ...]
+    size_functions: tuple[tuple[SizeFunction, tuple[int, ...]], ...]
     card: GPU
 
     @classmethod
     def of(
         cls, polynomials: Polynomials, makers: Sequence[tuple[SizeFunction | None, tuple[int, ...]]], card: GPU
     ) -> tuple[SizeFunctions, IntArray]:
-        """The functions of allocations made so (by a law, or None, from polynomials), and which of them each has."""
-        plain = dict.fromkeys(rows[0] for law, rows in makers if law is None)
-        lawful = dict.fromkeys((law, rows) for law, rows in makers if law is not None)
+        """The functions of allocations, each by its size function (or None) and polynomials; which of them each has."""
+        plain = dict.fromkeys(rows[0] for size_function, rows in makers if size_function is None)
+        computed = dict.fromkeys((size_function, rows) for size_function, rows in makers if size_function is not None)
         number: dict[tuple[SizeFunction | None, tuple[int, ...]], int] = {
             (None, (row,)): at for at, row in enumerate(plain)
         }
-        number.update({maker: at for at, maker in enumerate(lawful, len(plain))})
-        functions = cls(polynomials, np.array(list(plain), dtype=np.int64), tuple(lawful), card)
+        number.update({maker: at for at, maker in enumerate(computed, len(plain))})
+        functions = cls(polynomials, np.array(list(plain), dtype=np.int64), tuple(computed), card)
         return functions, np.array([number[maker] for maker in makers], dtype=np.int64)
 
     def __call__(self, points: IntArray) -> IntArray:
         """The sizes (functions x points) at points, one per row."""
         values = self.polynomials(points)
-        lawful = [self._by_law(law, values[list(rows)]) for law, rows in self.laws]
-        return np.concatenate([values[self.plain], *(row[None] for row in lawful)])
+        computed = [self._by_function(size_function, values[list(rows)]) for size_function, rows in self.size_functions]
+        return np.concatenate([values[self.plain], *(row[None] for row in computed)])
 
-    def _by_law(self, law: SizeFunction, numbers: IntArray) -> IntArray:
-        """A law's sizes for each column of ``numbers``."""
+    def _by_function(self, size_function: SizeFunction, numbers: IntArray) -> IntArray:
+        """A function's sizes for each column of ``numbers``."""
         columns = list(zip(*numbers.tolist(), strict=True)) or [()] * numbers.shape[1]
-        known = {column: max(law(self.card, *column), 0) for column in dict.fromkeys(columns)}
+        known = {column: max(size_function(self.card, *column), 0) for column in dict.fromkeys(columns)}
         return np.array([known[column] for column in columns], dtype=np.int64)

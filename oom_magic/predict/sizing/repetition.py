@@ -45,16 +45,16 @@ class LayeredRun:
 class Repetition:
     """What a run of ``base`` is with more layers.
 
-    In copy ``i`` of what is repeated, with ``n`` layers more, event ``t`` refers to ``laws[t] @ (i, n, 1)``: which
-    copy of event ``target[t]`` it frees, and the numbers in its module's path. ``growth`` is what each of the numbers
-    that make the sizes gains with a layer.
+    In copy ``i`` of what is repeated, with ``n`` layers more, event ``t`` refers to ``references[t] @ (i, n, 1)``:
+    which copy of event ``target[t]`` it frees, and the numbers in its module's path. ``growth`` is what each of the
+    numbers that make the sizes gains with a layer.
     """
 
     base: LayeredRun
     line: _Line
     stretches: tuple[_Stretch, ...]
     target: IntArray
-    laws: IntArray
+    references: IntArray
     growth: IntArray
 
     @classmethod
@@ -95,14 +95,14 @@ class Repetition:
         more = num_layers - base.num_layers
         layout = _Layout.of(self.stretches, len(self.line.kind), more)
         is_made = self.line.is_made[layout.event]
-        source, laws = self.line.allocation[layout.event[is_made]], self.base.structure.laws
+        source, size_functions = self.line.allocation[layout.event[is_made]], self.base.structure.size_functions
         of_number = self._numbers_of(source)
         growth = self.growth[of_number] * more
         counts = self.base.structure.counts[source]
         requested_bytes = base.structure.timeline.requested_bytes[source] + growth[np.cumsum(counts) - counts]
         structure = Structure.made(
             self._timeline(layout, more, requested_bytes),
-            {at: laws[number] for at, number in enumerate(source.tolist()) if number in laws},
+            {at: size_functions[number] for at, number in enumerate(source.tolist()) if number in size_functions},
             counts,
         )
         return structure, base.numbers[of_number] + growth
@@ -110,7 +110,7 @@ class Repetition:
     def _referred(self, layout: _Layout, more: int) -> IntArray:
         """For each event of a longer run, which copy it frees and the numbers in its module's path."""
         copy = np.stack([layout.copy, np.full_like(layout.copy, more), np.ones_like(layout.copy)], axis=1)
-        referred: IntArray = np.einsum("ekc,ec->ek", self.laws[layout.event], copy)
+        referred: IntArray = np.einsum("ekc,ec->ek", self.references[layout.event], copy)
         return referred
 
     def _timeline(self, layout: _Layout, more: int, requested_bytes: IntArray) -> Timeline:
@@ -153,8 +153,8 @@ class Repetition:
         growth = np.zeros_like(self.base.numbers)
         growth[of_number] = numbers - self.base.numbers[of_number]
         counts = self.base.structure.counts
-        lawful = np.repeat(np.isin(np.arange(len(counts)), list(self.base.structure.laws)), counts)
-        if growth[lawful].any():
+        computed = np.repeat(np.isin(np.arange(len(counts)), list(self.base.structure.size_functions)), counts)
+        if growth[computed].any():
             raise IrregularError("what a kernel takes inside grows with the layers")
         return growth
 
@@ -324,7 +324,7 @@ def _kinds_of(run: LayeredRun, kinds: dict[Hashable, int], by_size: bool) -> Int
         (timeline.operators[at] for at in timeline.operator.tolist()),
         (lines[at] for at in timeline.line.tolist()),
         (paths[at] for at in timeline.module.tolist()),
-        (repr(structure.laws.get(number)) for number in range(timeline.num_allocations)),
+        (repr(structure.size_functions.get(number)) for number in range(timeline.num_allocations)),
         *(column.tolist() for column in columns),
         strict=True,
     )

@@ -466,10 +466,10 @@ class Sizes(Result):
             self._bar.total = max(self._bar.total, self._bar.n + 2)
             self._bar.update()
         recorder, report = session.recorders[self._number], report.cards[self._number]
-        reckonings = recorder.reckonings
+        expressions = recorder.expressions
         return Trace(
-            Structure.of(report.timeline, reckonings),
-            _numbers(report.timeline.requested_bytes, reckonings),
+            Structure.of(report.timeline, expressions),
+            _numbers(report.timeline.requested_bytes, expressions),
             np.array(recorder.dims, dtype=np.int64),
             report.assumptions,
         )
@@ -487,12 +487,12 @@ def _call(function: str, arguments: dict[str, Any]) -> str:
     return f"{function[:-1]}{', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
 
 
-def _numbers(requested_bytes: IntArray, reckonings: Mapping[int, SizeExpression]) -> IntArray:
-    """What makes the sizes: the numbers of a law, or the size itself."""
+def _numbers(requested_bytes: IntArray, expressions: Mapping[int, SizeExpression]) -> IntArray:
+    """What makes the sizes: the numbers of a size function, or the size itself."""
     numbers: list[int] = []
     for allocation, num_bytes in enumerate(requested_bytes.tolist()):
-        reckoning = reckonings.get(allocation)
-        numbers.extend((num_bytes,) if reckoning is None else reckoning.numbers)
+        expression = expressions.get(allocation)
+        numbers.extend((num_bytes,) if expression is None else expression.numbers)
     return np.array(numbers, dtype=np.int64)
 
 

@@ -23,27 +23,29 @@ _TABLES = ("operators", "lines", "modules", "marks")
 class Structure:
     """A timeline whose sizes do not count. Two are the same when their keys are.
 
-    Allocation ``a`` has the size that law ``laws[a]`` makes of ``counts[a]`` numbers; without a law the one number is
-    the size. What may be empty is an allocation too.
+    Allocation ``a`` has the size that ``size_functions[a]`` makes of ``counts[a]`` numbers; without one the number
+    is the size. What may be empty is an allocation too.
     """
 
     timeline: Timeline
-    laws: Mapping[int, SizeFunction]
+    size_functions: Mapping[int, SizeFunction]
     counts: IntArray
     key: bytes
 
     @classmethod
-    def of(cls, timeline: Timeline, reckonings: Mapping[int, SizeExpression]) -> Structure:
-        """The structure of a run's timeline, some of whose sizes were reckoned by laws."""
+    def of(cls, timeline: Timeline, expressions: Mapping[int, SizeExpression]) -> Structure:
+        """The structure of a run's timeline, some of whose sizes are computed by functions."""
         counts = np.ones(timeline.num_allocations, dtype=np.int64)
-        for allocation, reckoning in reckonings.items():
-            counts[allocation] = len(reckoning.numbers)
-        laws = {allocation: reckoning.law for allocation, reckoning in sorted(reckonings.items())}
-        return cls.made(timeline, laws, counts)
+        for allocation, expression in expressions.items():
+            counts[allocation] = len(expression.numbers)
+        size_functions = {
+            allocation: expression.size_function for allocation, expression in sorted(expressions.items())
+        }
+        return cls.made(timeline, size_functions, counts)
 
     @classmethod
-    def made(cls, timeline: Timeline, laws: Mapping[int, SizeFunction], counts: IntArray) -> Structure:
-        """The structure of a timeline with these laws, in the order of their allocations, and counts of numbers."""
+    def made(cls, timeline: Timeline, size_functions: Mapping[int, SizeFunction], counts: IntArray) -> Structure:
+        """The structure of a timeline with these functions, in the order of allocations, and counts of numbers."""
         timeline = replace(timeline, order=_canonical(timeline))
         digest = hashlib.sha256()
         for name in _COLUMNS:
@@ -52,19 +54,19 @@ class Structure:
             digest.update(column.tobytes())
         for name in _TABLES:
             digest.update(repr(getattr(timeline, name)).encode())
-        digest.update(_ADDRESS.sub("", repr(laws)).encode())
+        digest.update(_ADDRESS.sub("", repr(size_functions)).encode())
         digest.update(counts.tobytes())
-        return cls(timeline, laws, counts, digest.digest())
+        return cls(timeline, size_functions, counts, digest.digest())
 
     def with_sizes(self, requested_bytes: IntArray) -> Timeline:
         """The timeline of a run of this structure that asked for these sizes (0: not at all)."""
         return replace(self.timeline, requested_bytes=requested_bytes).without_empty()
 
     def makers(self, rows: IntArray) -> list[tuple[SizeFunction | None, tuple[int, ...]]]:
-        """The law of each allocation (None: none), and which of ``rows``, one for each number, it has."""
+        """The size function of each allocation (None: none), and which of ``rows``, one for each number, it has."""
         ends = np.cumsum(self.counts).tolist()
         parts = [tuple(rows[end - count : end].tolist()) for end, count in zip(ends, self.counts.tolist(), strict=True)]
-        return [(self.laws.get(allocation), part) for allocation, part in enumerate(parts)]
+        return [(self.size_functions.get(allocation), part) for allocation, part in enumerate(parts)]
 
     def place(self, allocation: int) -> str:
         """Where an allocation is made, such as ``"aten::mm at train.py:12"``."""

@@ -21,7 +21,7 @@ class LoadChange(Change):
     """The base: ``from_pretrained`` loads the weights so, on the GPU at once; other models are converted in host
     memory before they are moved there.
 
-    ``is_frozen`` says that weights so loaded cannot be trained.
+    ``is_frozen`` says that weights loaded in this way cannot be trained.
     """
 
     is_frozen = False
@@ -35,7 +35,7 @@ class LoadChange(Change):
         raise NotImplementedError
 
     def loading(self) -> dict[str, Any]:
-        """The arguments with which ``from_pretrained`` loads so itself."""
+        """The arguments of ``from_pretrained`` that have the same effect."""
         raise NotImplementedError
 
     @contextmanager

@@ -18,7 +18,7 @@ from oom_magic.predict.what_if.model_changes import NoGradients
 
 
 class Survey(Change):
-    """Asks ``changes`` of each model that runs whether they apply; notes habits of the loop. Changes nothing.
+    """Asks ``changes`` of each model that runs whether they apply; notes what the loop does. Changes nothing.
 
     ``keeps_gradients``: the loop fills them with zeros. ``keeps_outputs``: a Hugging Face model's logits live until
     the optimizer's step. ``batches_per_step`` counts the batches before the first step: the calls of the model, where

@@ -29,13 +29,12 @@ _LATE_STEPS = 50
 
 @dataclass(frozen=True)
 class RunFacts:
-    """How far a run came (``num_steps`` done of ``total_steps``, ``num_epochs``) and what is told of it.
+    """How far a run came (``num_steps`` done, ``num_epochs``) and what is told of it.
 
     ``told`` are keys of what the author says; all is None or empty where the text says nothing.
     """
 
     num_steps: int | None = None
-    total_steps: int | None = None
     num_epochs: int | None = None
     told: frozenset[str] = frozenset()
 
@@ -54,18 +53,15 @@ def run_facts(text: str, trace_start: int | None = None) -> RunFacts:
     """The facts in a cleaned text; ``trace_start`` is where the failure's message stands."""
     before = text[:trace_start] if trace_start is not None else text
     bars = list(_BAR.finditer(text))
-    steps = total = None
-    if bars:
-        _, steps_text, total_text = (bars[-1]).groups()
-        steps, total = int(steps_text), int(total_text)
+    steps = int(bars[-1].group(2)) if bars else None
     done = [_count(match.group(1)) for match in _DONE.finditer(text)]
     if done and not bars:
         steps = max(done)
     epochs = [int(next(one for one in match.groups() if one)) for match in _EPOCHS.finditer(text)]
     is_loading = bool(bars) and "Loading" in before[max(0, bars[-1].start() - 60) : bars[-1].start()]
     if is_loading or "shard" in text[max(0, bars[-1].start() - 40) : bars[-1].start()] if bars else False:
-        steps = total = None
-    return RunFacts(steps, total, max(epochs) if epochs else None, said_in(text))
+        steps = None
+    return RunFacts(steps, max(epochs) if epochs else None, said_in(text))
 
 
 def _count(text: str) -> int:
