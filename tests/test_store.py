@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from oom_magic.predict.setups.local_files import local_configurations
 
 from oom_magic.language import speaking
-from oom_magic.predict.setups.setup import TrainingSetup
+from oom_magic.predict.setups.setup import TrainingSetup, local_configurations
 from oom_magic.predict.sizing import store, surroundings
 from tests.test_sizes import same
 
