@@ -93,3 +93,12 @@ def test_what_cudnn_may_take_is_a_range_beside_the_exact_figures() -> None:
     assert full.out_of_memory is None  # what does not fit is not taken
     assert full.most_bytes[1] == full.peak_reserved_bytes
     assert om.dry_run(convolve, 64, gpu="RTX 3060").most_bytes[1] == report.peak_reserved_bytes  # PyTorch's own kernel
+
+
+def test_one_number_is_of_all_dimensions() -> None:
+    def convolve() -> None:
+        x, weight = torch.zeros(2, 4, 16, 16, device="cuda"), torch.zeros(8, 4, 3, 3, device="cuda", requires_grad=True)
+        torch.convolution(x, weight, None, [1], [1], [1], False, [0], 1).sum().backward()
+        torch.conv_transpose3d(x[:, :, None], weight.transpose(0, 1)[:, :, None], stride=2).sum().backward()
+
+    assert om.dry_run(convolve, gpu="RTX 3060").most_bytes[1] > 0

@@ -51,6 +51,11 @@ def _forward(call: Call) -> None:
     call.give_back(*reversed(copies))
 
 
+def _each(numbers: Sequence[int], tensor: torch.Tensor) -> tuple[int, ...]:
+    """A number for each dimension of the images: one alone is all of theirs."""
+    return (*numbers,) * (tensor.dim() - 2 if len(numbers) == 1 else 1)
+
+
 def _compute(
     call: Call, operation: str, tensor: torch.Tensor, weight: torch.Tensor, made: torch.Tensor, options: Sequence[Any]
 ) -> None:
@@ -66,7 +71,7 @@ def _compute(
         operation = {"forward": "input", "input": "forward"}.get(operation, operation)
     is_last = memory_format_of(tensor, weight) is not torch.contiguous_format
     shapes = (tuple(tensor.shape), tuple(weight.shape), tuple(made.shape))
-    sizes = (tuple(stride), tuple(padding), tuple(dilation))
+    sizes = (_each(stride, tensor), _each(padding, tensor), _each(dilation, tensor))
     if tensor.dim() == 3:  # seen as an image
         shapes = tuple((*shape[:2], 1, shape[2]) for shape in shapes)  # type: ignore[assignment]
         sizes = ((1, *sizes[0]), (0, *sizes[1]), (1, *sizes[2]))
