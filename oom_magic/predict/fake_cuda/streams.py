@@ -139,6 +139,7 @@ class Streams:
         self._current: dict[int, int] = {}  # by card
         self.captured_in: int | None = None  # the private pool of the CUDA graph that is being captured
         self._selected_in = -1  # the backward in which user code selected the current stream
+        self._gave_gradient: dict[int, int] = {}  # by card: the stream of the last node that is not AccumulateGrad
         self._first_nodes: dict[int, list[int]] = {}  # by card: from this node of autograd on ...
         self._streams_of_nodes: dict[int, list[int]] = {}  # ... it was this stream
         self.Stream: type[FakeStream] = type("Stream", (FakeStream,), {"streams": self})
@@ -152,8 +153,16 @@ class Streams:
             node = torch._C._current_autograd_node()
             if node is not None:
                 is_sum = operator == "aten::add.Tensor"
-                return self._of_consumers(card, node) if is_sum else self._of_node(card, node._sequence_nr())
+                return self._of_consumers(card, node) if is_sum else self._of_running(card, node._sequence_nr())
         return self._current.get(card, 0)
+
+    def _of_running(self, card: int, number: int) -> int:
+        """The stream of the node that runs; AccumulateGrad's is that of what gave it the gradient, in whose forward it
+        was made (``grad_accumulator`` in torch/csrc/autograd/variable.cpp).
+        """
+        if number < _NO_SEQUENCE:
+            self._gave_gradient[card] = self._of_node(card, number)
+        return self._gave_gradient.get(card, 0)
 
     def _of_consumers(self, card: int, node: Any) -> int:
         """The stream of a sum of gradients that follows ``node``: that of the next (``InputBuffer::accumulate``).

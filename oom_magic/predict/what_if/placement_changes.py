@@ -29,14 +29,15 @@ class BalancedLayers(Change):
 
     def check(self, model: torch.nn.Module) -> None:
         """Needs a device map with more blocks on one card than on another; notes what a split by hand has where."""
-        holds = _blocks_by_card(model)
+        holds = _blocks_by_device(model)
+        on_cards = Counter({device: number for device, number in holds.items() if device.type == "cuda"})
         if not hasattr(model, "hf_device_map"):
-            self._by_hand += holds
+            self._by_hand += on_cards
             if len(self._by_hand) < 2:
                 raise InapplicableError("no_device_map")
             self._note(self._by_hand)
             raise ByHandError("split_by_hand")
-        if any(device.type != "cuda" for device in holds):
+        if not holds or on_cards != holds:  # some are in RAM
             raise InapplicableError("no_device_map")
         if self._has_changed:
             return
@@ -127,6 +128,6 @@ def _cards() -> range:
     return range(torch.cuda.device_count())
 
 
-def _blocks_by_card(model: torch.nn.Module) -> Counter[torch.device]:
+def _blocks_by_device(model: torch.nn.Module) -> Counter[torch.device]:
     first = (next(block.parameters(), None) for block in repeated_blocks(model))
     return Counter(weight.device for weight in first if weight is not None)
