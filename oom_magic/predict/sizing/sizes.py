@@ -1,6 +1,7 @@
 """Sizes as exact functions: a training function, dry-run at a few points, then known for all of its arguments.
 
-What is known needs no PyTorch, so that sizes kept on disk are there before it is loaded.
+What makes dry runs is loaded when there is something to run: sizes kept on disk are there before it. (Of PyTorch
+they need what the size functions of its kernels import.)
 """
 
 from __future__ import annotations
@@ -427,7 +428,7 @@ class Sizes(Result):
             self._bar = None
 
     def _session(self, **options: Any) -> DrySession:
-        from oom_magic.predict.session import DrySession  # PyTorch is loaded when there is something to run
+        from oom_magic.predict.session import DrySession
 
         return DrySession(**self._options, is_lasting=False, has_bar=False, follows_compile=False, **options)
 
