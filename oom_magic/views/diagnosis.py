@@ -60,6 +60,7 @@ _MOST_MISSING = 2
 _DEVICES = {"npu": "NPU", "mlu": "MLU"}
 _LONGEST_MESSAGE = 1200
 _MOST_HOLDERS = 12
+_MISTAKEN_SIZES = ("request_absurd", "request_overflowed")
 _LIKELY_FIT = 0.7
 _STATE_ON_HOST = "{name: value.cpu() for name, value in model.state_dict().items()}"
 
@@ -144,6 +145,9 @@ def _change(diagnosis: Diagnosis) -> Iterator[Block]:
 
 def _advice(diagnosis: Diagnosis, lang: Language) -> str:
     """What helps first against the cause, where nothing is priced."""
+    line = next((one.values["code"] for one in diagnosis.evidence if one.key == "request_of_line"), "")
+    if any(one.key in _MISTAKEN_SIZES for one in diagnosis.evidence):
+        return translate("advice_overflow_line" if line else "advice_overflow", lang, code=line)
     first = diagnosis.remedies[0] if diagnosis.remedies else None
     is_told = diagnosis.program or is_named_by_message(diagnosis)
     if first is not None and (code_of(first.key) is not None or is_told or first.key == "smaller_input"):

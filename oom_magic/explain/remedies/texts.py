@@ -145,6 +145,13 @@ def text_remedies(diagnosis: Diagnosis) -> tuple[str, ...] | None:
         and not _trains(diagnosis)
     ):
         return ("smaller_input", "close_processes_any")
+    if (
+        is_device
+        and diagnosis.cause is Cause.WEIGHTS_TOO_BIG
+        and "weights_fill_card" in keys
+        and not _trains(diagnosis)
+    ):
+        return ("quantized_model", "offload", "close_processes_any")
     return _by_evidence(keys, diagnosis) or None
 
 

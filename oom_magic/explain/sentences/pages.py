@@ -46,6 +46,14 @@ PAGE_CATALOGUE: Sentences = {
     "advice_request_alone_too_big": (
         "Find the shape behind this one tensor on the failing line; split it, or reduce batch or length."
     ),
+    "advice_overflow": (
+        "Print the sizes that are multiplied on the failing line: one of them is wrong (an index taken for a length,"
+        " a -1, a product that overflowed); a smaller batch would not mend it."
+    ),
+    "advice_overflow_line": (
+        "Print the sizes that are multiplied in {code}: one of them is wrong (an index taken for a length, a -1,"
+        " a product that overflowed); a smaller batch would not mend it."
+    ),
     "advice_weights_too_big": (
         "Load the weights in bf16 or 4 bits, or spread them with device_map; make sure that no earlier copy"
         " of the model is still loaded."

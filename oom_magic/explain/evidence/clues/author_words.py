@@ -158,7 +158,8 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"|matter)|no (?:help|effect|difference|use)|makes? no)",
     ),
     "trains": _words(
-        r"(?<!pre-)(?<!pre )\btrain(?:ing|er|ed|s|_\w+)?\b(?![- ]free)", r"\bfine-?tun",
+        r"(?<!pre-)(?<!pre )(?<!not even )(?<!not )\btrain(?:ing|er|ed|s|_\w+)?\b(?![- ]free)"
+        r"(?<!trained(?= model))(?<!trained(?= weights))(?<!trained(?= network))", r"\bfine-?tun",
         r"\btrain\w*\.(?:py|sh)", r"\bepochs?\b",
         r"\.backward\(", r"dreambooth|(?:mak|creat|train)\w*\s(?:\w+\s){0,3}loras?\b", r"训练|微调",
     ),
@@ -172,12 +173,14 @@ TOLD: dict[str, re.Pattern[str]] = {
         rf"{_HOST}{_NO_GPU}{{0,60}}?\b(?:{_RISES}|{_SPENT}|decreas\w*)", rf"(?:{_SPENT}|increas\w*|grow\w*|out of"
         rf"|enough|all (?:of )?(?:the|my)?){_NO_GPU}{{0,24}}?{_HOST}",
         rf"\bhigh {_HOST} (?:usage|use|consumption|load|pressure)",
+        r"\barray is too big\b",
         r"\(?NOT (?:on )?GPU", r"\bswap\b[^.\n]{0,30}(?:full|fill|exhaust|used)", r"\(cpu memory\)",
         r"(?:memory|usage) (?:usage )?exceeds? \d{2,4} ?gi?b and (?:the process|it)",
         r"\d{1,6} ?gb and \d{1,6} ?gb swap",
         r"(?:主机|系统|CPU|服务器)\s?内存[^\n]{0,20}(?:增|涨|满|耗尽|不足|爆)", r"内存(?:不足|不够|爆|溢出)",
     ),
     "killed": _words(
+        r"\bbackground workers? (?:are|is) (?:no longer alive|6 feet under)",
         r"(?:automatically|suddenly|just|gets?|got|getting|always|still) killed\b", r"\bkilled (?:error|again)\b",
         r"(?:leads? to|results? in|ends? (?:up )?(?:with|in)|shows?|says?|prints?) (?:a |an |the )?\W?killed\b",
         rf"\b(?:process|job|script|program|training|workers?|pod|container|python|kernel|server|app\w*"
@@ -314,7 +317,9 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:memory|vram)\s(?:\w+\s){0,2}(?:not|never)\s(?:\w+\s)?(?:released|freed|cleared|unloaded|cleaned)",
         r"\bchang(?:e|es|ing|ed) (?:of )?(?:the |my |between )?(?:loras?|models?|checkpoints?)",
         r"(?:every|each|after each|eighth|several) (?:generation|run|iteration|inference|workflow)\b(?! step)",
-        r"\bmore than once\b|\btwice\b(?! as)|\b(?:multiple|several|repeated) (?:times|runs)\b|\bre-?run(?:s|ning)?\b",
+        r"\bmore than once\b|\btwice\b(?! as| (?:the )?(?:gpu )?memory)"
+        r"|\b(?:multiple|several|repeated) (?:times|runs)\b"
+        r"|\bre-?run(?:s|ning)?\b",
         r"\b(?:2x|double|twice) the (?:gpu )?memory\b", r"until i (?:close|restart|reopen|kill"
         r"|quit)", r"(?:have|need) to restart", r"each time i (?:run|call"
         r"|generate)",
@@ -333,7 +338,8 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"|fraction|utili[sz]ation)"
         r"(?![^\n]{0,160}(?:n't|\bnot?) (?:\w+ )?(?:help|solv|fix|work|change))",
         r"preallocat\w+[^.\n]{0,40}(?:help|fix|solv|works|false)"
-        r"(?![^\n]{0,120}(?:n't|\bnot?) (?:\w+ )?(?:help|solv|fix|work|change))",
+        r"(?![^\n]{0,120}(?:n't|\bnot?) (?:\w+ )?(?:help|solv|fix|work|change))"
+        r"(?![^.]{0,80}\b(?:still|same (?:error|problem|issue))\b)",
     ),
     "collects_results": _words(
         r"(?:aggregat|accumulat|collect|concatenat|gather)\w* (?:\w+ ){0,2}(?:predictions|outputs|results"
