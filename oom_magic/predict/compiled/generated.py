@@ -3,9 +3,10 @@
 A generated module has a function ``call(args)``: it allocates with ``empty_strided_cuda``, launches Triton kernels,
 calls ``extern_kernels`` and operators, and deletes what it no longer needs. All of that is done as written, save the
 kernels, which do nothing: a kernel writes into tensors that are there, so it takes no memory, save once. Where Inductor
-knows several ways to launch it, the first launch times them, on copies of the tensors that it changes, between two of
-which a buffer of the size of the L2 cache is written (``CachingAutotuner.benchmark_all_configs`` and
-``InductorBenchmarker.benchmark_gpu``).
+knows several ways to launch it, the first launch times each of them, on copies of the tensors that it changes, between
+two of which a buffer of the size of the L2 cache is written (``CachingAutotuner.benchmark_all_configs`` and
+``InductorBenchmarker.benchmark_gpu``). In a backward and in inference the copies that would raise the peak are made on
+the host (``CachingAutotuner.copy_args_to_cpu_if_needed``).
 
 Each line stands for one of the user's. Dynamo notes with every operator the user's lines that led to it and the modules
 that were running; Inductor notes from which operators it made a buffer (``torch/_inductor/ir.py``, ``origins``); a
@@ -163,28 +164,48 @@ def _origin(node: torch.fx.Node) -> Origin:
 
 
 class Kernel:
-    """A kernel: the names of its arguments, those that it changes, and in how many ways it can be launched."""
+    """A kernel: the names of its arguments, in how many ways it can be launched, and what Inductor notes of it."""
 
-    def __init__(self, function: Callable[..., Any], num_ways: int, changed: tuple[str, ...]) -> None:
+    def __init__(self, function: Callable[..., Any], num_ways: int, meta: dict[str, Any]) -> None:
         self._names = list(inspect.signature(function).parameters)
-        self._changed = frozenset(changed)
-        self._is_timed = num_ways > 1
+        self._changed = frozenset(meta.get("mutated_arg_names", ()))
+        self._spares_peak = bool(meta.get("optimize_mem", True))
+        self._num_untimed = num_ways if num_ways > 1 else 0
 
     def run(self, *args: Any, stream: Any = None, **_: Any) -> None:
         """Launch it."""
-        if not self._is_timed:
-            return
-        self._is_timed = False
         changed = [arg for name, arg in zip(self._names, args, strict=False) if name in self._changed]
-        self._copy(changed)
-        cache_bytes = torch.cuda.get_device_properties(0).L2_cache_size
-        flushed = torch.empty(cache_bytes // 4, dtype=torch.int, device="cuda")
-        self._copy(changed)
-        del flushed
+        while self._num_untimed:
+            self._num_untimed -= 1
+            copied = _within_peak(changed) if self._spares_peak else changed
+            _copy(copied)
+            cache_bytes = torch.cuda.get_device_properties(0).L2_cache_size
+            flushed = torch.empty(cache_bytes // 4, dtype=torch.int, device="cuda")
+            _copy(copied)
+            del flushed
 
-    @staticmethod
-    def _copy(tensors: list[torch.Tensor]) -> None:
-        _ = [tensor.clone() for tensor in tensors]
+
+def _within_peak(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Those whose copies raise no peak, one beside the other."""
+    left = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
+    found = []
+    for tensor in tensors:
+        num_bytes = _span(tensor) * tensor.element_size()
+        if num_bytes <= left:
+            left -= num_bytes
+            found.append(tensor)
+    return found
+
+
+def _copy(tensors: list[torch.Tensor]) -> None:
+    _ = [tensor.as_strided((_span(tensor),), (1,)).clone() for tensor in tensors]
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """Elements from the first to the last, gaps between them included."""
+    if tensor.numel() == 0:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def load_kernel(name: str, source: str) -> Kernel:
@@ -205,9 +226,8 @@ def _not_compiled() -> Patches:
         size_hints: Any, configs: list[Any], triton_meta: Any, heuristic_type: Any, filename: Any = None,
         inductor_meta: Any = None, **_: Any,
     ) -> Callable[[Callable[..., Any]], Kernel]:  # fmt: skip
-        meta = inductor_meta or {}
         num_ways = len(triton_heuristics.unique_configs(configs))
-        return lambda function: Kernel(function, num_ways, tuple(meta.get("mutated_arg_names", ())))
+        return lambda function: Kernel(function, num_ways, inductor_meta or {})
 
     return [
         (triton, {"jit": lambda function: function}),
