@@ -299,6 +299,18 @@ def test_stops_span_the_axis(axis: np.ndarray) -> None:
     assert start_of(axis, None) in stops and start_of(axis, int(axis[1])) == axis[1]
 
 
+def test_what_is_compiled_is_an_upper_bound_to_the_hand() -> None:
+    def train(batch_size: int) -> None:
+        model = torch.compile(nn.Linear(1024, 1024).cuda())
+        model(torch.randn(1024 * batch_size, 1024, device="cuda")).sum().backward()
+
+    sizes = om.size(train, gpu="RTX 3060", batch_size=(1, 8192))
+    for batch_size, words in ((1, "all figures are upper bounds"), (8192, "compiled code needs less and may fit")):
+        values = {"batch_size": batch_size}
+        estimate = Estimate(values, sizes.device, sizes.breakdown(**values), assumptions=sizes.assumptions)
+        assert any(words in block.text for block in live_blocks(estimate) if isinstance(block, Sentence))
+
+
 def test_grid_without_usual_names() -> None:
     assert Grid.of({}) is None
     one = Grid.of({"width": np.arange(1, 9)})

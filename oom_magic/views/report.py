@@ -13,7 +13,7 @@ from oom_magic.memory.timeline import Phase, SourceLine, Timeline
 from oom_magic.units import format_bytes
 from oom_magic.views.blocks import Block, Code, Description, Details, Fact, Facts, Part, Parts, Sentence, Table
 from oom_magic.views.registry import register
-from oom_magic.views.words import verdict_sentence, word
+from oom_magic.views.words import upper_bound_sentence, verdict_sentence, word
 
 _LONGEST_CODE = 60  # characters of a source line that are shown
 _MOST_ROWS = 12
@@ -128,7 +128,7 @@ def _verdict(report: MemoryReport) -> Iterable[Block]:
         )
         yield Sentence(text, "bad")
         if report.is_upper_bound:
-            yield Sentence(_("That holds for eager code; compiled code needs less and may fit."), "warning")
+            yield upper_bound_sentence(is_failure=True)
         if failure.line.text:
             yield Code(failure.line.text)
     elif report.error:
@@ -142,7 +142,7 @@ def _verdict(report: MemoryReport) -> Iterable[Block]:
         degree = "at most" if report.is_upper_bound else "exactly"
         yield verdict_sentence(report.verdict, report.used_fraction, degree)
         if report.is_upper_bound:
-            yield Sentence(_("Compiled code was followed as eager code: all figures are upper bounds."), "warning")
+            yield upper_bound_sentence(is_failure=False)
         yield from _with_context(report)
         yield from _besides(report)
     if report.device.other_bytes:

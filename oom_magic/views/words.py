@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from oom_magic.language import Sentences, spoken
+from oom_magic.language import Sentences, _, spoken
 from oom_magic.views.blocks import Sentence, Tone
 
 _WORDS: Sentences = {
@@ -50,6 +50,13 @@ _DEGREES = {"exactly": _EXACTLY, "at most": _AT_MOST, "at least": _AT_LEAST}
 def verdict_sentence(verdict: str, used_fraction: float, degree: str = "exactly") -> Sentence:
     """How full the card is at the peak, and what that means; ``degree``: "exactly", "at most" or "at least"."""
     return Sentence(spoken(_DEGREES[degree][verdict], percent=100 * used_fraction), _TONES[verdict])
+
+
+def upper_bound_sentence(is_failure: bool) -> Sentence:
+    """What the verdict on figures means that are upper bounds."""
+    if is_failure:
+        return Sentence(_("That holds for eager code; compiled code needs less and may fit."), "warning")
+    return Sentence(_("Compiled code was followed as eager code: all figures are upper bounds."), "warning")
 
 
 def word(name: str) -> str:

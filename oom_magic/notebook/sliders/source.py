@@ -52,6 +52,7 @@ class Estimator:
             arguments=self.priced.arguments(values),
             notes=self.priced.notes,
             largest=self._quick_largest(sizes, values),
+            assumptions=sizes.assumptions,
         )
 
     def exact(self, sizes: Sizes, values: Values, estimate: Estimate | None = None) -> Estimate:

@@ -17,7 +17,7 @@ from oom_magic.notebook.sliders.ranges import ACCUMULATIONS, BATCHES, LENGTHS, f
 from oom_magic.units import format_bytes
 from oom_magic.views.blocks import Block, Code, Details, Fact, Facts, Part, Parts, Sentence, Table
 from oom_magic.views.report import place
-from oom_magic.views.words import verdict_sentence, word
+from oom_magic.views.words import upper_bound_sentence, verdict_sentence, word
 
 
 def error_blocks(error: BaseException) -> tuple[Block, ...]:
@@ -91,6 +91,11 @@ class Estimate:
         return self.breakdown.total_bytes <= self.device.usable_bytes
 
     @property
+    def is_upper_bound(self) -> bool:
+        """Whether what was taken in place of something needs more memory."""
+        return any(assumption.is_upper_bound for assumption in self.assumptions)
+
+    @property
     def held_bytes(self) -> int:
         """Reserved at the peak; before the replay, what is reserved at least."""
         return self.report.peak_reserved_bytes if self.report is not None and self.fits else self.breakdown.total_bytes
@@ -105,7 +110,8 @@ def live_blocks(estimate: Estimate) -> tuple[Block, ...]:
     """Verdict, numbers and bar: what follows the hand."""
     way_out = () if estimate.way_out is None or estimate.fits else (_way_out(estimate.way_out, estimate.arguments),)
     notes = (Sentence(note, "quiet") for note in estimate.notes)
-    return verdict(estimate), *way_out, _facts(estimate), _bar(estimate), *notes
+    bounds = (upper_bound_sentence(is_failure=not estimate.fits),) if estimate.is_upper_bound else ()
+    return verdict(estimate), *bounds, *way_out, _facts(estimate), _bar(estimate), *notes
 
 
 def _way_out(found: WayOut, arguments: Mapping[str, Any]) -> Sentence:
@@ -128,7 +134,8 @@ def verdict(estimate: Estimate) -> Sentence:
             usable_bytes=estimate.device.usable_bytes,
         )
         return Sentence(text, "bad")
-    degree = "at least" if estimate.report is None else "exactly"
+    known = "at most" if estimate.is_upper_bound else "exactly"
+    degree = "at least" if estimate.report is None else known
     return verdict_sentence(verdict_on(estimate.used_fraction), estimate.used_fraction, degree)
 
 

@@ -120,7 +120,8 @@ class Compiler:
                 return _ONCE_AS_WRITTEN
             if result.guarded_code is not None:
                 self._traces.compiled.append(result.guarded_code)
-            gc.collect()  # Dynamo leaves cycles that hold what the frame held; compiling for real collects many times
+                self._assume(_freed_at_once())
+            gc.collect()
             return result
 
         return __call__
@@ -190,6 +191,18 @@ class Compiler:
             if isinstance(error, (torch.OutOfMemoryError, CudaGraphsError)):
                 raise error.with_traceback(None)
             error = getattr(error, "inner_exception", None) or error.__cause__
+
+
+def _freed_at_once() -> str:
+    """Dynamo leaves cycles that hold what the frame held, and collects young objects only (``run_gc_after_compile``).
+
+    CPython begins a full collection once the new objects are a quarter of the old ones: while the next frame is
+    compiled, or not before training ends.
+    """
+    return _(
+        "torch.compile: what compiling leaves in cycles of objects is freed here at once; a real run may hold results"
+        " of its first step (logits, say) until Python's collector frees them, as gc.collect() after that step does"
+    )
 
 
 def _not_followed(name: str, error: Exception) -> str:
