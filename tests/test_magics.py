@@ -287,3 +287,25 @@ def test_catalogues_are_listed(shell, capsys):
 def test_a_part_of_an_option_is_no_option(shell):
     with pytest.raises(UsageError, match="--of"):
         shell.run_line_magic("oom_explain", "--of")
+
+
+def test_a_cell_run_again_takes_what_it_took(shell):
+    """What only the names that it binds anew held goes when they are bound, and is not left behind."""
+    training = """
+import torch
+model = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(4)]).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(2):
+    loss = model(torch.randn(64, 2048, device="cuda")).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    reports = []
+    for _ in range(2):
+        shell.run_cell(f'%%gpumem --no-plot --gpu "RTX 3060" -o report\n{training}')
+        reports.append(shell.user_ns["report"])
+    first, again = reports
+    assert again.peak_allocated_bytes == first.peak_allocated_bytes
+    assert first.kept_bytes > again.kept_bytes == 0
+    assert not [name for name in shell.user_ns if "oom_magic" in name and name.startswith("__")]

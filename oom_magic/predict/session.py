@@ -50,6 +50,7 @@ from oom_magic.predict.kernels.rules import kernel_rules
 from oom_magic.predict.libraries import libraries_followed
 from oom_magic.predict.operators import sparse
 from oom_magic.predict.operators.autocast import Autocast
+from oom_magic.predict.operators.known_outputs import KnownOutputs
 from oom_magic.predict.operators.known_values import readers
 from oom_magic.predict.operators.known_values.values import Values
 from oom_magic.predict.operators.registration import cuda_operators
@@ -81,6 +82,7 @@ class DrySession:
     take nothing. ``gpu`` may be of no catalogue. With ``num_processes`` the code runs as process ``rank`` of a job of
     so many, each with a card.
     With ``follows_compile`` what ``torch.compile`` makes is followed, else the code that it is made of.
+    ``known_outputs`` are shared by sessions on one kind of card.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class DrySession:
         follows_compile: bool = True,
         start: StartingPoint | None = None,
         absent: Collection[int] = frozenset(),
+        known_outputs: KnownOutputs | None = None,
     ) -> None:
         hardware = Hardware.of(gpu, memory, num_gpus, num_processes, rank)
         self.gpu, self.job, self.settings = hardware.gpu, hardware.job, hardware.settings
@@ -115,14 +118,16 @@ class DrySession:
         self.decided: list[DecidedNames] = []  # by the last run
         self._forget_last_run()
         loops = Loops(self._assume_left_out)
-        self.fake_gpu = self._make_fake_gpu(loops, origin)
+        self.fake_gpu = self._make_fake_gpu(loops, origin, known_outputs)
         self.training = Training(self.fake_gpu, changes, stop_after_steps, has_bar, loops)
         self._user_state: TensorExchange = TensorExchange(
             self.fake_gpu, is_lasting, None if origin is None else origin._user_state, start, absent
         )
 
-    def _make_fake_gpu(self, loops: Loops, origin: DrySession | None) -> FakeGPU:
-        made = FakeGPU(self.recorders, self.attribution, self.gpu, _HANDLERS, kernel_rules(self.gpu), self._fail)
+    def _make_fake_gpu(self, loops: Loops, origin: DrySession | None, known_outputs: KnownOutputs | None) -> FakeGPU:
+        known = KnownOutputs() if known_outputs is None else known_outputs
+        rules = kernel_rules(self.gpu)
+        made = FakeGPU(self.recorders, self.attribution, self.gpu, _HANDLERS, rules, self._fail, known)
         made.values = Values(made, self.assume, loops.read)
         made.job = self.job
         made.process_groups = None if origin is None else origin.fake_gpu.process_groups

@@ -281,7 +281,8 @@ class RemedyEvaluator:
         after = next(filter(None, fitting), None) or min(reports)
         values = {"before": before, "after": after, "accumulation": whole // after, "name": self._rehearsal.label(what)}
         peak = reports[after].peak_allocated_bytes
-        if accumulated.changes and not base.parts:  # of several changes together only the run as advised is priced
+        # Of several changes together, and of what does not fit, only the run as advised is priced.
+        if accumulated.changes and not base.parts and need(after) <= self._situation.usable_bytes:
             values["accumulated_peak_bytes"] = peak
             peak = self._run(base.with_(Variation(sizes={what: after}))).peak_allocated_bytes
         return self._with_price(self._remedy(key, cost, speed, values), peak, need(after))

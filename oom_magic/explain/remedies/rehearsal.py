@@ -7,7 +7,7 @@ import contextlib
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from oom_magic.errors import InvalidSettingError
@@ -255,7 +255,6 @@ class CellRehearsal:
         self._find_in_the_way = find_in_the_way
         self._num_steps: int | None = _STEPS
         self._parameters: dict[str, SizeParameter | None] = {}
-        self._trials: dict[tuple[tuple[str, int], ...], MemoryReport] = {}  # with nothing changed but sizes
         self._survey: Survey | None = None
         self._fullest: ModelCall | None = None
         self.sizes: Mapping[str, int] = {}
@@ -293,17 +292,13 @@ class CellRehearsal:
         """Execute the cell again, changed; sizes by what sets them, else by cutting the model's inputs."""
         from oom_magic.predict.what_if.change import ShorterInputs
 
-        known = self._trials.get(tuple(variation.sizes.items()))
-        if known is not None and not variation.changes and variation.mended is None:
-            return known
         overridden: dict[SizeParameter, int] = {}
         cut: list[Change] = []
         for what, value in variation.sizes.items():
             if what not in self._parameters:
-                self._parameters[what], report = self._find_parameter(what, value)
-                if report is not None:
-                    self._trials[(what, value),] = report
-                    return self.run(variation)
+                self._parameters[what], report = self._find_parameter(what, value, variation)
+                if report is not None and len(variation.sizes) == 1:
+                    return report
             parameter = self._parameters[what]
             if parameter is not None:
                 overridden[parameter] = value
@@ -380,8 +375,10 @@ class CellRehearsal:
         """Those that the cell makes."""
         return own_arguments(self._tree, code)
 
-    def _find_parameter(self, what: str, value: int) -> tuple[SizeParameter | None, MemoryReport | None]:
-        """The parameter for a size, tried with ``value``, and the report of that trial."""
+    def _find_parameter(
+        self, what: str, value: int, variation: Variation
+    ) -> tuple[SizeParameter | None, MemoryReport | None]:
+        """The parameter for a size, tried with ``value`` and what else is varied, and the report of that trial."""
         from oom_magic.predict.what_if.change import ExpectedInputs
 
         found = find_size_parameters(self._tree, self._names, what, self.sizes[what], self._arguments)
@@ -389,8 +386,17 @@ class CellRehearsal:
             number = 0 if self._fullest is None else self._fullest.number
             expected = ExpectedInputs(number, lambda inputs: _sizes(inputs).get(what) == value)
             with contextlib.suppress(NotPricedError):
-                return parameter, self._execute((expected,), {parameter: value})[0]
+                changes = (*variation.changes, expected)
+                return parameter, self._execute(changes, {parameter: value}, variation.mended)[0]
         return None, None
+
+    @cached_property
+    def _alike(self) -> dict[str, Any]:
+        """The settings of all sessions; what operators gave in one need not be found out in the next."""
+        from oom_magic.predict.operators.known_outputs import KnownOutputs
+
+        shared = {"origin": self._origin, "start": self._start, "known_outputs": KnownOutputs()}
+        return {**self._card, **_UNLIMITED, **shared}
 
     def _execute(
         self,
@@ -418,13 +424,10 @@ class CellRehearsal:
         namespaces = [self._names, *(names.namespace for names in self._decided or ())]
         while True:
             session = DrySession(
-                **self._card,
+                **self._alike,
                 stop_after_steps=self._num_steps,
                 changes=changes,
-                origin=self._origin,
-                start=self._start,
                 absent=frozenset() if dropped is None else dropped.objects,
-                **_UNLIMITED,
             )
             session.training.enough_bytes = enough_bytes
             try:

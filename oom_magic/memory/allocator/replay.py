@@ -13,7 +13,7 @@ stress does not.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
@@ -416,17 +416,11 @@ def _run(
     passing: Mapping[int, int] = MappingProxyType({}),
 ) -> None:
     """Replay until the end or an exception, filling the lists; ``passing``: taken for a moment before those events."""
-    order, requested = timeline.order.tolist(), timeline.requested_bytes.tolist()
-    streams = timeline.stream.tolist()
+    requested, streams = timeline.requested_bytes.tolist(), timeline.stream.tolist()
     allocate, free = allocator.allocate, allocator.free
     note_allocated, note_reserved = allocated.append, reserved.append
-    empties = {mark.position for mark in timeline.marks if mark.kind is MarkKind.EMPTY_CACHE}
-    for start, stop in pairwise([0, *sorted(empties.union(passing)), len(order)]):
-        _take_for_a_moment(allocator, passing.get(start, 0))
-        if start in empties:
-            allocator.empty_cache()
-            _take_for_a_moment(allocator, passing.get(start, 0))
-        for event in order[start:stop]:
+    for events in _between_stops(timeline, allocator, passing):
+        for event in events:
             if event >= 0:
                 block = blocks[event] = allocate(requested[event], streams[event])
                 block_bytes[event] = block.size_bytes
@@ -434,6 +428,20 @@ def _run(
                 free(blocks[~event])
             note_allocated(allocator.allocated_bytes)
             note_reserved(allocator.reserved_bytes)
+
+
+def _between_stops(
+    timeline: Timeline, allocator: CachingAllocator, passing: Mapping[int, int] = MappingProxyType({})
+) -> Iterator[list[int]]:
+    """The events between those at which the cache is emptied or something passes, which is done here."""
+    order = timeline.order.tolist()
+    empties = {mark.position for mark in timeline.marks if mark.kind is MarkKind.EMPTY_CACHE}
+    for start, stop in pairwise([0, *sorted(empties.union(passing)), len(order)]):
+        _take_for_a_moment(allocator, passing.get(start, 0))
+        if start in empties:
+            allocator.empty_cache()
+            _take_for_a_moment(allocator, passing.get(start, 0))
+        yield order[start:stop]
 
 
 def state_at(
@@ -456,14 +464,28 @@ def minimum_device_bytes(timeline: Timeline, settings: AllocatorSettings = _DEFA
     fraction of 0.
     """
 
-    def ends(num_granules: int) -> bool:
-        capacity = num_granules * GRANULE_BYTES
-        return replay(timeline, capacity_bytes=capacity, settings=settings).failure is None
+    requested, streams = timeline.requested_bytes.tolist(), timeline.stream.tolist()
 
+    def taken(num_granules: int) -> int | None:
+        """The most granules taken of so many, with which it ends the same way; None where it fails."""
+        allocator = CachingAllocator(num_granules * GRANULE_BYTES, settings)
+        blocks = [_NOWHERE] * timeline.num_allocations
+        try:
+            for events in _between_stops(timeline, allocator):
+                for event in events:  # nothing is noted of what a search tries
+                    if event >= 0:
+                        blocks[event] = allocator.allocate(requested[event], streams[event])
+                    else:
+                        allocator.free(blocks[~event])
+        except AllocatorOutOfMemory:
+            return None
+        return -(-allocator.peak_reserved_bytes // GRANULE_BYTES) if is_plain else num_granules
+
+    is_plain = settings.memory_fraction is None and not settings.expandable_segments  # else limits follow the capacity
     unlimited = replay(timeline, settings=replace(settings, memory_fraction=None))
     too_few = unlimited.peak_allocated_bytes // GRANULE_BYTES - 1
     enough = -(-unlimited.peak_reserved_bytes // GRANULE_BYTES)
-    while not ends(enough):
+    while taken(enough) is None:
         too_few, enough = enough, 2 * enough
         if enough * GRANULE_BYTES > UNLIMITED:
             raise ValueError(
@@ -471,8 +493,9 @@ def minimum_device_bytes(timeline: Timeline, settings: AllocatorSettings = _DEFA
             )
     while enough - too_few > 1:
         middle = (too_few + enough) // 2
-        if ends(middle):
-            enough = middle
-        else:
+        used = taken(middle)
+        if used is None:
             too_few = middle
+        else:
+            enough = max(used, too_few + 1)
     return enough * GRANULE_BYTES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -141,16 +142,17 @@ class CellRunner:
         from oom_magic.predict.instrumentation.loop_code import with_loops
 
         session = self._session_for(card.over(self.card))
-        if cell.statements is not None:
-            cell = replace(cell, statements=with_loops(cell.statements))
         session.training.stop_after_steps, session.follows_compile = stop_after_steps, follows_compile
         values: list[Any] = []
         users = self.shell.user_ns
         with self.names.entered(self.shell) as names:
-            decided, own = self.decided(users, names), dict(names)
+            decided = self.decided(users, names)
+            own = {name: value for name, value in names.items() if name not in cell.rebound}  # for a second run
+            written, cell = cell, cell.changed(with_loops)
 
             def run(one: DrySession) -> DrySession:
-                one.run(lambda: values.append(cell.run(names)), [users], [decided])
+                with self._dropping(written, names, one) as watched:
+                    one.run(lambda: values.append(watched.changed(with_loops).run(names)), [users], [decided])
                 return one
 
             def as_written() -> DrySession:
@@ -175,6 +177,17 @@ class CellRunner:
             simulated, session.exception = session.exception, None  # it would keep the cell's frames
             raise trimmed(simulated)
         return values[0] if values else None
+
+    @contextmanager
+    def _dropping(self, cell: CompiledCell, names: dict[str, Any], session: DrySession) -> Iterator[CompiledCell]:
+        """The cell so that what dry cells made before, and this one drops, goes when it does."""
+        from oom_magic.predict.instrumentation.rebound_names import ReboundNames, leaves_of_graphs
+
+        if not cell.assigned & self.names.own:
+            yield cell
+            return
+        with ReboundNames(names, session.fake_gpu, leaves_of_graphs(), self.names.own) as rebound:
+            yield cell.watched(rebound.watched)
 
     def decided(self, users: dict[str, Any], names: dict[str, Any], presumed: Collection[str] = ()) -> DecidedNames:
         """The names of plain cells that were decided for the CPU, for want of a GPU; dry cells see ``names``."""

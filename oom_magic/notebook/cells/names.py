@@ -28,6 +28,11 @@ class DryNamespace:
         self._hidden: dict[str, int] = {}  # for each own name: identity of the user's object at that time
         self._unassigned: set[str] = set()  # by cells that were left before they did
 
+    @property
+    def own(self) -> frozenset[str]:
+        """The names that dry cells before this one assigned."""
+        return frozenset(self._hidden)
+
     @contextmanager
     def entered(self, shell: InteractiveShell) -> Iterator[dict[str, Any]]:
         """The names for one dry cell: the user's with the own ones above them. Nested magics see them too."""
@@ -35,8 +40,7 @@ class DryNamespace:
         for name in list(self.names):
             if id(users.get(name, _ABSENT)) != self._hidden[name]:
                 self.forget(name)
-        own = dict(self.names)
-        self.names.update({name: value for name, value in users.items() if name not in own})
+        self.names.update({name: value for name, value in users.items() if name not in self.names})
         shell.user_ns = self.names
         try:
             yield self.names

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import dis
 import inspect
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from types import CodeType, TracebackType
 from typing import Any
@@ -43,17 +45,40 @@ def _is_machinery(file: str) -> bool:
 class CompiledCell:
     """Code of a cell: its statements and, if the last of them is an expression, that one apart.
 
-    ``assigned`` are the names that the statements assign in the notebook.
+    ``assigned`` are the names that the statements assign in the notebook; ``tree`` is what they were compiled from.
     """
 
     statements: CodeType | None
     value: CodeType | None
     assigned: frozenset[str]
+    tree: ast.Module
 
     @property
     def codes(self) -> list[CodeType]:
         """What is executed, in order."""
         return [code for code in (self.statements, self.value) if code is not None]
+
+    @property
+    def rebound(self) -> frozenset[str]:
+        """The assigned names whose values before the cell it does not read: what only they hold goes when they do."""
+        read: set[str] = set()
+        found: set[str] = set()
+        for instruction in () if self.statements is None else dis.get_instructions(self.statements):
+            if instruction.opname == "STORE_NAME":
+                found |= {instruction.argval} - read
+            elif instruction.opname == "LOAD_NAME":
+                read.add(instruction.argval)
+        return frozenset(found)
+
+    def watched(self, watch: Callable[[ast.Module], ast.Module]) -> CompiledCell:
+        """The same with statements that ``watch`` adds."""
+        if self.statements is None:
+            return self
+        return replace(self, statements=compile(watch(self.tree), self.statements.co_filename, "exec"))
+
+    def changed(self, change: Callable[[CodeType], CodeType]) -> CompiledCell:
+        """The same with other code for its statements."""
+        return self if self.statements is None else replace(self, statements=change(self.statements))
 
     def run(self, namespace: dict[str, Any]) -> Any:
         """Execute in ``namespace``; the value of a final expression, else None."""
@@ -84,7 +109,7 @@ def _compiled(shell: InteractiveShell, text: str, lines_above: int) -> CompiledC
     final = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     statements = compile(tree, name, "exec", dont_inherit=True) if tree.body else None
     value = compile(ast.Expression(final.value), name, "eval", dont_inherit=True) if final else None
-    return CompiledCell(statements, value, _assigned(tree, statements))
+    return CompiledCell(statements, value, _assigned(tree, statements), tree)
 
 
 def _assigned(tree: ast.Module, statements: CodeType | None) -> frozenset[str]:

@@ -74,8 +74,8 @@ class DeviceView(TorchFunctionMode):
                 return self._on_host(func, args, kwargs)
             return func(*args, **kwargs)
 
-    def _places(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[Place | None]:
-        return {self.gpu.place(tensor) for tensor in tensors_in(args, kwargs)}
+    def _places(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Place | None]:
+        return [self.gpu.place(tensor) for tensor in tensors_in(args, kwargs)]
 
     def _on_host(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that names no device, where some host tensors are pretended and others real.
@@ -83,7 +83,7 @@ class DeviceView(TorchFunctionMode):
         Real ones that are trained are copied, which autograd records, so that each gets a gradient of its own kind.
         """
         tensors = tensors_in(args, kwargs)
-        places = self._places(args, kwargs)
+        places = [self.gpu.place(tensor) for tensor in tensors]
         if Place.HOST not in places or Place.GPU in places:
             return func(*args, **kwargs)
         here = Spot(Place.HOST)

@@ -87,6 +87,7 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         handlers: Mapping[OpOverload, Handler],
         rules: dict[OpOverload, Rule],
         fail: Callable[[AllocatorOutOfMemory, str, Phase], BaseException],
+        known_outputs: KnownOutputs,
     ) -> None:
         super().__init__(recorders, attribution, fail)
         self.card = card
@@ -106,7 +107,7 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         self.ending: type[BaseException] | None = None  # what threads of the run shall raise
         self.interrupts = Interrupts(FakeGPU._handle, FakeGPU._forget)
         self._rules = rules
-        self._known_outputs = KnownOutputs()
+        self._known_outputs = known_outputs
         self._in_place: OpOverload | None = None
         self._cards_of_nodes: dict[int, int] = {}  # by autograd's sequence number
         self._composite: dict[OpOverload, bool] = {}

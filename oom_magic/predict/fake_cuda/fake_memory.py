@@ -51,7 +51,7 @@ class FakeMemory:
         self.creating_card = 0
         self.traces: Callable[[torch.Tensor], bool] | None = None  # says of a compiler's tensor that it is on "cuda"
         self.streams = Streams(self)
-        self.has_pretended_on_host = False
+        self._on_host: set[int] = set()  # keys of storages pretended there
         self.untouchable: dict[int, str] = {}  # storages of the user's that stayed real, with the reason
         self.used_elsewhere: set[int] = set()  # those of them that another thread uses
         self._fail = fail
@@ -59,6 +59,11 @@ class FakeMemory:
         self._workspaces: list[dict[Hashable, int]] = [{} for _unused in self.recorders]  # of libraries, by owner
 
     # -- what is where --------------------------------------------------------
+
+    @property
+    def has_pretended_on_host(self) -> bool:
+        """Whether some host tensor is too large to be real."""
+        return bool(self._on_host)
 
     def storage_of(self, tensor: torch.Tensor) -> Storage | None:
         """What is known of a pretended tensor's storage; None for a real tensor."""
@@ -243,7 +248,8 @@ class FakeMemory:
             entry.card = self.current if place is Place.GPU else 0
             entry.num_bytes = storage.nbytes()
             self._storages[entry.key] = entry
-            self.has_pretended_on_host |= place is Place.HOST
+            if place is Place.HOST:
+                self._on_host.add(entry.key)
 
     def take(
         self,
@@ -269,6 +275,7 @@ class FakeMemory:
     def _forget(self, entry: Storage) -> None:
         if self._storages.get(entry.key) is entry:
             del self._storages[entry.key]
+            self._on_host.discard(entry.key)
             self.values.forget(entry.key)
         if entry.allocation >= 0:
             self.recorders[entry.card].free(entry.allocation)

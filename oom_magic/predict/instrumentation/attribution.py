@@ -95,16 +95,17 @@ class Attribution(threading.local):
 
     def line(self) -> SourceLine | None:
         """The innermost running line of the user's own code, or the one that running generated code stands for."""
+        generated, known = self.generated, self._is_users  # read once: a stack is deep
         frame: FrameType | None = sys._getframe(2)
         while frame is not None:
             file = frame.f_code.co_filename
-            if file in self.generated:
-                origin = self.generated[file].get(frame.f_lineno)
+            if file in generated:
+                origin = generated[file].get(frame.f_lineno)
                 if origin is not None and origin.line is not None:
                     return self._source_line(*origin.line)
-            is_users = self._is_users.get(file)
+            is_users = known.get(file)
             if is_users is None:
-                is_users = self._is_users[file] = is_users_file(file)
+                is_users = known[file] = is_users_file(file)
             if is_users:
                 return self._source_line(file, frame.f_lineno, frame.f_globals)
             frame = frame.f_back

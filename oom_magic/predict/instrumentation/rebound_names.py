@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import copy
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -60,13 +60,28 @@ def _variables(node: Any) -> Iterator[torch.Tensor]:
 
 
 class ReboundNames:
-    """Watches ``names``, as they are now, through one run of a cell on ``gpu``; ``leaves`` are of graphs before it."""
+    """Watches ``names``, as they are now, through one run of a cell on ``gpu``; ``leaves`` are of graphs before it.
 
-    def __init__(self, names: dict[str, Any], gpu: FakeGPU, leaves: Leaves) -> None:
+    Only the names ``among`` let go of what they held, if those are given.
+    """
+
+    def __init__(
+        self, names: dict[str, Any], gpu: FakeGPU, leaves: Leaves, among: Collection[str] | None = None
+    ) -> None:
         self._names = names
         self._gpu = gpu
         self._leaves = leaves
-        self._held = {name: value for name, value in names.items() if not isinstance(value, _PLAIN)}
+        self._held = {name: value for name, value in self._items(among) if not isinstance(value, _PLAIN)}
+
+    def __enter__(self) -> ReboundNames:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """No name that is not the user's stays."""
+        self._names.pop(_NAME, None)
+
+    def _items(self, among: Collection[str] | None) -> list[tuple[str, Any]]:
+        return [(name, value) for name, value in self._names.items() if among is None or name in among]
 
     def watched(self, tree: ast.Module) -> ast.Module:
         """The same statements, with a look at the names after each that binds one; ``tree`` stays as it is."""

@@ -39,6 +39,8 @@ _ON_PROCESSES = frozenset(
     ).split()
 )
 _ON_ADDRESSES = frozenset(["socket.connect", "socket.sendto", "socket.sendmsg"])
+_ON_NAMES = frozenset(["socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr"])
+_JUDGED = _ON_FILES | _ON_PROCESSES | _ON_ADDRESSES | _ON_NAMES | {"open", "http.client.send", "sqlite3.connect"}
 
 
 class RefusedCallError(PermissionError):
@@ -54,7 +56,7 @@ _is_hooked = False
 
 
 def _hook(event: str, args: tuple[Any, ...]) -> None:
-    if _net is not None:
+    if event in _JUDGED and _net is not None:  # most events are reads of a frame's code, our own among them
         _net(event, args)
 
 
@@ -111,7 +113,7 @@ class Boundary:
                 self._refuse(event, args[0])
         elif event in _ON_ADDRESSES:
             self._judge_address(event, args[1])
-        elif event in ("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr"):
+        elif event in _ON_NAMES:
             self._judge_name(event, args[0])
         elif event == "http.client.send":
             self._judge_name(event, args[0].host)

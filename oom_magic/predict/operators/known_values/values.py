@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -347,6 +348,9 @@ _WRITES = {
     aten.index_put_.default, aten._index_put_impl_.default, aten.masked_fill_.Scalar, aten.masked_fill_.Tensor,
     aten.scatter_.src, aten.scatter_.value, aten.index_fill_.int_Scalar, aten.index_copy_.default,
 }  # fmt: skip
+_PARTS_OF_FINITE = {
+    aten.eq.Tensor, aten.ne.Tensor, aten.eq.Scalar, aten.ne.Scalar, aten.isnan.default, aten.isinf.default
+}  # fmt: skip
 _CONSTANTS = {"zeros": 0, "new_zeros": 0, "zeros_like": 0, "ones": 1, "new_ones": 1, "ones_like": 1}
 _FILLED = {"full": 1, "full_like": 1, "new_full": 2}  # with which argument
 
@@ -358,7 +362,8 @@ def _key(tensor: torch.Tensor) -> int:
 def _constant_made(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
     """What number a factory fills with; None: it does something else."""
     name = func.overloadpacket.__name__
-    if func.namespace != "aten" or func._schema.is_mutable:
+    is_maker = name in _CONSTANTS or name in _FILLED
+    if not is_maker or func.namespace != "aten" or func._schema.is_mutable:
         return None
     if name in _FILLED:
         position = _FILLED[name]
@@ -382,6 +387,8 @@ def _written(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> list[torch.
 
 def _answer_if_finite(func: OpOverload, args: Any) -> bool | None:
     """What parts of ``isfinite``, ``isnan`` and ``isinf`` find in finite numbers; None for other operators."""
+    if func not in _PARTS_OF_FINITE:
+        return None
     if func in (aten.eq.Tensor, aten.ne.Tensor) and args[0] is args[1] and args[0].is_floating_point():
         return func is aten.eq.Tensor
     if func in (aten.eq.Scalar, aten.ne.Scalar) and args[1] in (float("inf"), float("-inf")):
@@ -396,11 +403,13 @@ def is_small(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and tensor.untyped_storage().nbytes() <= limit * tensor.element_size()
 
 
+@cache
 def is_empty(func: OpOverload) -> bool:
     """Whether an operator leaves its output as it finds it (``empty``, ``new_empty_strided``, ...)."""
     return "empty" in func.name()
 
 
+@cache
 def is_random(func: OpOverload) -> bool:
     """Whether an operator draws random numbers."""
     return torch.Tag.nondeterministic_seeded in func.tags
