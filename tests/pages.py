@@ -9,7 +9,7 @@ from oom_magic.views import to_html, to_text
 from oom_magic.views.blocks import Description
 
 _BARS = re.compile("[─ ▏▎▍▌▋▊▉█]+")
-_UNSEEN = {"style", "svg"}
+_UNSEEN = {"style", "svg", "picture"}
 
 
 class Page(HTMLParser):
@@ -26,10 +26,11 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        self.open.append("fallback" if ("class", "oom-text") in attrs else tag)
+        kind = "fallback" if ("class", "oom-text") in attrs else "picture" if ("aria-hidden", "true") in attrs else tag
+        self.open.append(kind)
 
     def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() in (tag, "fallback")
+        assert self.open.pop() in (tag, "fallback", "picture")
 
     def handle_data(self, data: str) -> None:
         if "fallback" in self.open:

@@ -113,12 +113,14 @@ class Bars:
     """Stacked bars under each other on one scale. Labels of parts are read by pointing at them.
 
     ``capacity_bytes`` is what they are held against (0: nothing), ``marks`` are shares of it, at which lines cross.
+    ``marks_note`` says what the lines mean; text has none.
     """
 
     bars: tuple[Bar, ...]
     title: str = ""
     capacity_bytes: int = 0
     marks: tuple[float, ...] = ()
+    marks_note: str = ""
 
     @property
     def scale_bytes(self) -> int:

@@ -59,7 +59,8 @@ def remedies_chart(remedies: Sequence[Remedy], as_is: AsItIs | None, lang: Langu
     usable = max(as_is.usable_bytes, 1)
     marks = ((share * as_is.total_bytes - as_is.outside_bytes) / usable for share in (TIGHT_SHARE, DANGER_SHARE, 1.0))
     title = translate("chart_title", lang, usable_bytes=as_is.usable_bytes)
-    return [Bars(bars, title, as_is.usable_bytes, tuple(max(mark, 0.0) for mark in marks))]
+    lines = translate("chart_lines", lang)
+    return [Bars(bars, title, as_is.usable_bytes, tuple(max(mark, 0.0) for mark in marks), lines)]
 
 
 def _as_it_is_word(as_is: AsItIs, lang: Language) -> str:

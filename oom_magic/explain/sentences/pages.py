@@ -211,7 +211,8 @@ PAGE_CATALOGUE: Sentences = {
     "model_loaded_before": (
         "{names} holds a {model} already on the GPU while another one is loaded: {twin_bytes} could be freed."
     ),
-    "chart_title": "What is needed, against the {usable_bytes} that PyTorch can have (lines: tight, danger, full)",
+    "chart_title": "What is needed, against the {usable_bytes} that PyTorch can have",
+    "chart_lines": "Lines: tight, danger, full.",
     "row_as_it_is": "the run as it is",
     "column_needed": "needs",
     "column_verdict": "on the card",

@@ -149,7 +149,8 @@ def _bars(bars: Bars) -> str:
     table = bars_table(bars)
     marks = _marks(bars.marks, bars.capacity_bytes / bars.scale_bytes)
     stacks = [f'<td class="stacks">{_stack(bar.parts, bars.scale_bytes, marks)}</td>' for bar in bars.bars]
-    return _table(replace(table, shares=()), stacks)
+    note = f'<p class="quiet" aria-hidden="true">{_text(bars.marks_note)}</p>' if bars.marks_note else ""
+    return _table(replace(table, shares=()), stacks) + note
 
 
 def _table(table: Table, ends: Sequence[str] = ()) -> str:
