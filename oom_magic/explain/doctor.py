@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from oom_magic.inputs import parse_bytes
 from oom_magic.language import _
 from oom_magic.measure.system.check import SystemCheck, check_system
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, GPU, closest_gpu, find_gpu
@@ -23,6 +24,7 @@ _LENGTHS = (1024, 512, 256, 128)
 _METHODS = ("full", "lora", "qlora")
 _MICROBATCHES = (1, 2, 4, 8, 16)
 _ENOUGH = 4  # sequences at once, from which on recomputing activations is not worth its time
+_LEAST_BYTES = {"full": 16, "lora": 2}  # a parameter: in float32 its weight, gradient and Adam's two moments; 16 bits
 _STEPS = 2  # the first makes the optimizer's state, the second is like all others
 
 _Found = tuple["TrainingSetup", "MemoryReport"]
@@ -52,8 +54,17 @@ def recommend(model: str, gpu: str, memory: int | str | None = None) -> Recommen
     """The largest comfortable setup of a model: below 85 % of the card, for a global batch of 16 sequences.
 
     First long sequences are kept, then full training before LoRA before QLoRA, then activations rather than
-    recomputing them, then large microbatches. Shows a progress bar.
+    recomputing them, then large microbatches. Shows a progress bar; what was found once is kept on disk.
     """
+    from oom_magic.predict.setups.setup import TrainingSetup, local_configurations
+    from oom_magic.predict.sizing.store import kept
+
+    any_setup = TrainingSetup(model, gpu=gpu, memory=memory)
+    asked = any_setup.to_dict(), any_setup.code(), local_configurations(any_setup.source.path)
+    return kept(("recommended", asked), lambda: _recommended(model, gpu, memory))
+
+
+def _recommended(model: str, gpu: str, memory: int | str | None) -> Recommendation:
     from tqdm.auto import tqdm
 
     shown = "{desc}: {n_fmt} tried{postfix} [{elapsed}]"
@@ -68,14 +79,16 @@ class _Search:
     """Dry runs of one model on one card, each once."""
 
     def __init__(self, model: str, gpu: str, memory: int | str | None, bar: Any) -> None:
-        from oom_magic.predict.setups.gpus import find_gpu
         from oom_magic.predict.setups.model_source import resolve_model
+        from oom_magic.predict.setups.models import list_models
 
         self.num_runs = 0
         self._model = model
         self._source = resolve_model(model)
+        self._num_parameters = {one.name: one.num_parameters for one in list_models()}.get(self._source.label, 0)
         self._card: GPU = find_gpu(gpu)
         self._memory = memory
+        self._total_bytes = self._card.total_bytes if memory is None else parse_bytes(memory)
         self._bar = bar
         self._known: dict[tuple[int, str, int, bool], _Found | None] = {}
         self._known_sizes: dict[tuple[str, bool], Sizes] = {}
@@ -125,6 +138,8 @@ class _Search:
         try:
             setup = self._setup(method, checkpointing).replace(microbatch_size=microbatch, seq_len=length)
         except ValueError:  # such as QLoRA of a model that is given by a configuration
+            return None
+        if self._num_parameters * _LEAST_BYTES.get(method, 0) > self._total_bytes:
             return None
         self._bar.set_postfix_str(f"{method}, {microbatch} x {length} tokens")
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
