@@ -99,9 +99,40 @@ def test_a_cut_traceback_still_tells():
 
 
 def test_evidence_carries_the_numbers():
-    cause, evidence, confidence = judged(rendered(allocated=12 * GIB, stuck=3 * GIB))
+    cause, evidence, confidence = judged(rendered(allocated=9 * GIB, stuck=6 * GIB))
     assert (cause, confidence) == (Cause.FRAGMENTATION, Confidence.LIKELY)
-    assert evidence[0].values == {"stuck_bytes": 3 * GIB, "requested_bytes": 500 * MIB}
+    assert evidence[0].values == {"stuck_bytes": 6 * GIB, "requested_bytes": 500 * MIB}
+
+
+def test_less_in_pieces_is_what_many_runs_leave():
+    cause, _, confidence = judged(rendered(allocated=12 * GIB, stuck=3 * GIB))
+    assert (cause, confidence) == (Cause.FRAGMENTATION, Confidence.POSSIBLE)
+
+
+def test_a_request_above_all_that_the_driver_gave_is_too_large_in_itself():
+    at_all = rendered(free=0, requested=7 * GIB, total=4 * GIB, allocated=GIB, stuck=3 * GIB + 300 * MIB)
+    assert judged(at_all).cause is Cause.REQUEST_ALONE_TOO_BIG
+    served = rendered(free=0, requested=GIB, total=4 * GIB, allocated=GIB, stuck=3 * GIB + 300 * MIB)
+    assert judged(served).cause is Cause.SYSMEM_FALLBACK
+
+
+_OF_TRAINING = ("smaller_batch_any", "mixed_precision", "checkpointing", "half_weights", "lora", "qlora")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        rendered(),
+        rendered(requested=40 * GIB),
+        rendered(allocated=9 * GIB, stuck=6 * GIB),
+        rendered(allocated=2 * GIB, process=3 * GIB, others=((17, 12 * GIB),)),
+        rendered(free=0, requested=GIB, total=4 * GIB, allocated=GIB, stuck=3 * GIB + 300 * MIB),
+    ],
+)
+def test_advice_for_training_only_where_something_trains(text):
+    assert not {one.key for one in explain(text).remedies} & {*_OF_TRAINING}
+    assert "microbatch" not in str(explain(text, lang="en"))
+    assert {one.key for one in explain(f"While training\n{text}").remedies} & {*_OF_TRAINING}
 
 
 def test_what_is_known_is_said_although_the_cause_is_not():

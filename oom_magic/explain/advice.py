@@ -17,7 +17,7 @@ from oom_magic.explain.remedies.code import code_for
 from oom_magic.explain.remedies.evaluation import RemedyEvaluator
 from oom_magic.explain.remedies.rehearsal import NotPricedError, Rehearsal, SetupRehearsal
 from oom_magic.explain.remedies.remedy import AsItIs, Remedy, Situation, ranked
-from oom_magic.explain.remedies.texts import code_of, text_remedies
+from oom_magic.explain.remedies.texts import AGAINST_IN_ANY_RUN, code_of, text_remedies, trains
 from oom_magic.inputs import parse_bytes
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def unpriced_remedies(diagnosis: Diagnosis, reason: Evidence = _NO_RUN) -> tuple
     elsewhere = text_remedies(diagnosis) if diagnosis.growth is None else None
     if elsewhere is not None and diagnosis.program:
         return tuple(_named_elsewhere(elsewhere, diagnosis))
-    keys = AGAINST.get(diagnosis.cause, ()) if elsewhere is None else elsewhere
+    keys = _against(diagnosis, reason) if elsewhere is None else elsewhere
     if diagnosis.phase == "evaluation" and diagnosis.cause is Cause.ACTIVATIONS:
         keys = _AT_EVALUATION
     if _may_be_shared(diagnosis):
@@ -161,6 +161,14 @@ def unpriced_remedies(diagnosis: Diagnosis, reason: Evidence = _NO_RUN) -> tuple
         code, language = code_of(key) or code_for(key, style, values)
         remedies.append(Remedy(key, cost, "same", values, note=reason, code=code, language=language))
     return tuple(remedies)
+
+
+def _against(diagnosis: Diagnosis, reason: Evidence) -> tuple[str, ...]:
+    """The first steps against the cause; where only a text is known that tells of no training, those of any run."""
+    any_run = AGAINST_IN_ANY_RUN.get(diagnosis.cause)
+    if any_run is not None and reason is _NO_RUN and not trains(diagnosis):
+        return any_run
+    return AGAINST.get(diagnosis.cause, ())
 
 
 def _values_of(key: str, diagnosis: Diagnosis) -> Mapping[str, Any]:

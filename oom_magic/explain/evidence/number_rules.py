@@ -14,6 +14,8 @@ from oom_magic.units import GIB, MIB
 MIN_STUCK_SHARE = 0.04
 # From this share of what PyTorch holds stuck memory is too much for chance.
 _MUCH_STUCK_SHARE = 0.1
+# From this share it is likely the cause; of the ten public reports between the two none established fragmentation.
+_MOSTLY_STUCK_SHARE = 1 / 3
 # PyTorch gives whole unused segments back before it fails: such a share that stayed is in pieces.
 _UNRELEASABLE_SHARE = 0.25
 # Less than a few segments of 20 MiB are what any run leaves.
@@ -65,6 +67,8 @@ def _sysmem_fallback(failure: Failure, clues: Clues) -> Iterator[Support]:
         total, weight = clues.card_bytes, 0.85
     if held is None or not total or failure.backend != "cuda" or held <= total + 2 * rounding_bytes(total):
         return
+    if (failure.requested_bytes or 0) > held:
+        return  # more than even the driver was seen to give: no fallback would have served it
     evidence = Evidence("allocated_above_capacity", {"held_bytes": held, "total_bytes": total})
     yield Support(Cause.SYSMEM_FALLBACK, weight, evidence)
 
@@ -215,7 +219,9 @@ def _fragmentation(failure: Failure, clues: Clues) -> Iterator[Support]:
     values = {"stuck_bytes": stuck, "requested_bytes": requested}
     if stuck >= requested:
         # A training step that nearly fills a device leaves so little of its cache in pieces by chance.
-        weight = 0.7 if is_much else 0.3 if clues.program is None else 0.42
+        weight = 0.3 if clues.program is None else 0.42
+        if is_much:
+            weight = 0.7 if stuck >= held * _MOSTLY_STUCK_SHARE else 0.5
         yield Support(Cause.FRAGMENTATION, weight, Evidence("stuck_above_request", values))
     elif is_much:
         more = {**values, "free_bytes": failure.free_bytes or 0}

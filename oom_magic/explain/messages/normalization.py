@@ -48,7 +48,8 @@ _PREFIX = re.compile(
 _DROPPED = re.compile(r"\\[nrt]|[\s*`'\"|\\#>\u2018-\u201f\u2500-\u257f]+")
 # "9,77 GiB" and "1900,00 MiB": some locales write the decimal point so.
 _DECIMAL_COMMA = re.compile(r"(?<=\d),(?=\d{1,2}[ \t]?[KMGTkmgt]i?[Bb]\b)")
-_DIGIT_GAP = re.compile(r"(?<=\d)[ \t]{1,8}(?=\d)")
+_DIGIT_GAP = re.compile(r"(?<=\d)[ \t](?=\d)")
+_WIDE_DIGIT_GAP = re.compile(r"(?<=\d)[ \t]{2,8}(?=\d)")
 _GAP_MARK = "~"
 
 
@@ -82,10 +83,10 @@ class Squeezed:
     """
 
     def __init__(self, cleaned: str) -> None:
-        self._marked = _DIGIT_GAP.sub(lambda gap: _GAP_MARK * len(gap.group()), cleaned)
-        text = _DROPPED.sub("", self._marked)
-        lowered = text.lower()
-        self.text = lowered if len(lowered) == len(text) else "".join(map(_lower, text))
+        narrow = _DIGIT_GAP.sub(_GAP_MARK, cleaned)  # a table of numbers has half a million of them in a megabyte
+        self._marked = _WIDE_DIGIT_GAP.sub(lambda gap: _GAP_MARK * len(gap.group()), narrow)
+        # Of all letters only this one is longer in lower case, which would shift what follows it.
+        self.text = _DROPPED.sub("", self._marked).replace("\u0130", "i").lower()
 
     def origins(self, positions: Iterable[int]) -> Iterator[int]:
         """Offsets in the cleaned text of ascending positions in ``text``."""
@@ -97,9 +98,3 @@ class Squeezed:
                 num_dropped += gap.end() - gap.start()
                 gap = next(gaps, None)
             yield position + num_dropped
-
-
-def _lower(character: str) -> str:
-    """The character in lower case, unless that takes more than one character."""
-    lowered = character.lower()
-    return lowered if len(lowered) == 1 else character

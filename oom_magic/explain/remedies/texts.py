@@ -56,6 +56,22 @@ _OF_ANY_RUN = {
     "computing_told", "inference_told", "precedents", "told_conversation", "input_named", "larger_input_fails",
     "smaller_input_works", "told_whole", "large_request",
 }  # fmt: skip
+# What helps where nothing in a text tells of training: it holds for any run.
+AGAINST_IN_ANY_RUN: Mapping[Cause, tuple[str, ...]] = {
+    Cause.ACTIVATIONS: ("smaller_input",),
+    Cause.ATTENTION_SCORES: ("sdpa", "smaller_input"),
+    Cause.WEIGHTS_TOO_BIG: ("quantized_model", "offload"),
+    Cause.FRAGMENTATION: ("expandable_segments", "smaller_input"),
+    Cause.OTHER_PROCESS: ("close_processes_any", "smaller_input"),
+    Cause.MEMORY_FRACTION_LIMIT: ("raise_limit", "smaller_input"),
+    Cause.REQUEST_ALONE_TOO_BIG: ("find_tensor", "smaller_input"),
+    Cause.SYSMEM_FALLBACK: ("fallback_policy", "smaller_input", "quantized_model"),
+    Cause.DRIVER_LEVEL: ("smaller_input",),
+    Cause.UNKNOWN: ("smaller_input",),
+}
+# What authors tell of a run that trains.
+_TOLD_OF_TRAINING = {"trains", "training_fits", "adam_costs"}
+_TRAINERS = {"transformers Trainer", "deepspeed", "FSDP", "Lightning"}
 _HOST_OFFLOAD = ("less_offload", "more_ram")
 _CODE: Mapping[str, tuple[str, str]] = {
     "vllm_utilization": ("vllm serve MODEL --gpu-memory-utilization 0.85", "bash"),
@@ -130,7 +146,7 @@ def text_remedies(diagnosis: Diagnosis) -> tuple[str, ...] | None:
     if diagnosis.cause is Cause.HOST_RAM:
         return _against_host(diagnosis, keys)
     if diagnosis.cause is Cause.FRAGMENTATION and {"Windows", "WSL"} & set(diagnosis.systems):
-        return ("max_split_size", "smaller_batch_any", "checkpointing")
+        return ("max_split_size", *(("smaller_batch_any", "checkpointing") if trains(diagnosis) else ("smaller_input",)))
     is_inference = (
         ("infers" in diagnosis.told or (failure is not None and failure.format == "ctranslate2"))
         and "trains" not in diagnosis.told
@@ -142,23 +158,25 @@ def text_remedies(diagnosis: Diagnosis) -> tuple[str, ...] | None:
         is_device
         and diagnosis.cause in (Cause.ACTIVATIONS, Cause.UNKNOWN)
         and keys & _OF_ANY_RUN
-        and not _trains(diagnosis)
+        and not trains(diagnosis)
     ):
         return ("smaller_input", "close_processes_any")
     if (
         is_device
         and diagnosis.cause is Cause.WEIGHTS_TOO_BIG
         and "weights_fill_card" in keys
-        and not _trains(diagnosis)
+        and not trains(diagnosis)
     ):
         return ("quantized_model", "offload", "close_processes_any")
     return _by_evidence(keys, diagnosis) or None
 
 
-def _trains(diagnosis: Diagnosis) -> bool:
-    """Whether anything in the text tells of training."""
+def trains(diagnosis: Diagnosis) -> bool:
+    """Whether anything in the text, or the run that was described with it, tells of training."""
     in_step = diagnosis.phase in ("backward", "loss", "optimizer_step")
-    return "trains" in diagnosis.told or in_step or bool(diagnosis.frameworks)
+    is_trainer = bool(_TRAINERS & set(diagnosis.frameworks)) and "infers" not in diagnosis.told
+    is_told = bool(_TOLD_OF_TRAINING & diagnosis.told or diagnosis.setup_phrases)
+    return is_told or in_step or is_trainer
 
 
 def is_named_by_message(diagnosis: Diagnosis) -> bool:

@@ -84,8 +84,8 @@ PAGE_CATALOGUE: Sentences = {
         "Raise the limit (set_per_process_memory_fraction, gpu_memory_utilization) or ask for less below it."
     ),
     "advice_sysmem_fallback": (
-        "Treat the card's own memory as the limit (the driver's fallback only makes it slow): smaller"
-        " microbatch, bf16, activation checkpointing."
+        "Treat the card's own memory as the limit (the driver's fallback only makes it slow): smaller batches or"
+        " inputs, and bf16."
     ),
     "advice_host_ram": (
         "Use less of the computer's RAM: fewer data loading workers, lazy or memory-mapped data, or ask the"
