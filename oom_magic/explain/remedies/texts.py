@@ -146,7 +146,8 @@ def text_remedies(diagnosis: Diagnosis) -> tuple[str, ...] | None:
     if diagnosis.cause is Cause.HOST_RAM:
         return _against_host(diagnosis, keys)
     if diagnosis.cause is Cause.FRAGMENTATION and {"Windows", "WSL"} & set(diagnosis.systems):
-        return ("max_split_size", *(("smaller_batch_any", "checkpointing") if trains(diagnosis) else ("smaller_input",)))
+        smaller = ("smaller_batch_any", "checkpointing") if trains(diagnosis) else ("smaller_input",)
+        return ("max_split_size", *smaller)
     is_inference = (
         ("infers" in diagnosis.told or (failure is not None and failure.format == "ctranslate2"))
         and "trains" not in diagnosis.told
@@ -161,12 +162,7 @@ def text_remedies(diagnosis: Diagnosis) -> tuple[str, ...] | None:
         and not trains(diagnosis)
     ):
         return ("smaller_input", "close_processes_any")
-    if (
-        is_device
-        and diagnosis.cause is Cause.WEIGHTS_TOO_BIG
-        and "weights_fill_card" in keys
-        and not trains(diagnosis)
-    ):
+    if is_device and diagnosis.cause is Cause.WEIGHTS_TOO_BIG and "weights_fill_card" in keys and not trains(diagnosis):
         return ("quantized_model", "offload", "close_processes_any")
     return _by_evidence(keys, diagnosis) or None
 
