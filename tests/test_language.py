@@ -49,7 +49,7 @@ def test_every_key_that_the_code_can_ask_for_exists():
 
 
 PREDICT = PACKAGE.parent / "predict"
-INAPPLICABLE = ("InapplicableError", "MissingError")
+INAPPLICABLE = ("InapplicableError", "ByHandError", "MissingError")
 
 
 def test_every_reason_for_a_missing_price_exists():
