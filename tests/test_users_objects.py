@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import collections
 import copy
 import decimal
@@ -14,6 +15,7 @@ import io
 import itertools
 import json
 import logging
+import mmap
 import os
 import random
 import resource
@@ -23,6 +25,7 @@ import warnings
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -116,6 +119,32 @@ def test_a_large_array_is_not_written_to() -> None:
     said: list[str] = []
     DrySession(has_bar=False, is_lasting=False).run(run, [names])
     assert not names["large"].any() and said and names["large"].flags.writeable
+
+
+def test_a_memory_map_holds_what_it_held(tmp_path: Path) -> None:
+    file = tmp_path / "map"
+    file.write_bytes(b"12345678")
+    with file.open("r+b") as opened:
+        mapped, shared = mmap.mmap(opened.fileno(), 0), mmap.mmap(-1, 8)
+    mapped.seek(2)
+    names = {"mapped": mapped, "shared": shared, "over": np.frombuffer(mapped, np.int32)}
+
+    def run() -> None:
+        mapped.write(b"xx")
+        names["over"][1] = 0
+        shared[:4] = b"good"
+        for forbidden in (mapped.close, functools.partial(mapped.resize, 4)):
+            with pytest.raises(BufferError):
+                forbidden()
+
+    DrySession(has_bar=False, is_lasting=False).run(run, [names])
+    assert mapped[:] == file.read_bytes() == b"12345678" and mapped.tell() == 2 and not any(shared[:])
+    del names["over"]
+    mapped.close()
+    large = mmap.mmap(-1, 1 << 25)
+    with pytest.raises(TypeError, match="32\\.00 MiB"):
+        DrySession(has_bar=False, is_lasting=False).run(run, [{"large": large}])
+    large.close()
 
 
 class Registry(dict):  # type: ignore[type-arg]
@@ -226,6 +255,7 @@ def settings() -> dict[str, Any]:
             getattr(os, "sched_getaffinity", id)(0),
         ),
         "system": (mask, resource.getrlimit(resource.RLIMIT_NOFILE)),
+        "imports": (sys.meta_path[:], sys.path_hooks[:], os.nice(0)),
         "collector": (gc.isenabled(), gc.get_threshold(), gc.callbacks[:]),
         "context": (users_variable.get(), unset_variable.get()),
         "level names": logging.getLevelName(10),
@@ -256,6 +286,10 @@ def test_settings_of_python_and_libraries_are_as_before() -> None:
         sys.stdin, sys.breakpointhook = None, print  # type: ignore[assignment]
         os.umask(0o77)
         resource.setrlimit(resource.RLIMIT_NOFILE, (200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        sys.meta_path[:] = [Meter()]  # type: ignore[list-item]
+        sys.path_hooks.append(noted)  # type: ignore[arg-type]
+        sys.path_hooks.pop(0)
+        assert os.nice(3) == os.nice(0) + 3
         gc.disable()
         gc.set_threshold(3)
         gc.callbacks.append(lambda *_: None)
@@ -304,6 +338,8 @@ def test_what_is_taken_from_the_users_iterators_is_there_again_or_said() -> None
         "digest": hashlib.sha256(b"a"),
         "packed": gzip.GzipFile(fileobj=io.BytesIO(), mode="wb"),
         "generator": (number for number in range(9)),
+        "awaited": asyncio.sleep(0),
+        "waiting": asyncio.sleep(0),
     }
     iterators = [names[name] for name in ("listed", "backwards", "keys", "numbered", "pairs", "batches")]
     iterators.append(names["held"]["inside"][0])
@@ -314,14 +350,16 @@ def test_what_is_taken_from_the_users_iterators_is_there_again_or_said() -> None
     def run() -> None:
         for name in ("listed", "backwards", "keys", "numbered", "pairs", "batches", "generator"):
             next(names[name])
+        asyncio.run(names["awaited"])
         next(names["held"]["inside"][0])
         names["digest"].update(b"b")
         names["packed"].write(b"inside")
         names["packed"].flush()
 
     report = DrySession(has_bar=False, is_lasting=False).run(run, [names])
-    said = [one.text.split("`")[1] for one in report.assumptions if "iterator" in one.text]
-    assert said == ["generator"]
+    said = [one.text.split("`")[1] for one in report.assumptions if "of yours" in one.text]
+    assert said == ["generator", "awaited"]
+    names["waiting"].close()
     for name, one in zip(("listed", "backwards", "keys", "numbered", "pairs", "batches"), iterators, strict=False):
         assert names[name] is one
     rest = [list(itertools.islice(one, 9)) for one in iterators]

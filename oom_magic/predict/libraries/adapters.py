@@ -39,6 +39,11 @@ PatchTable = Callable[[ModuleType, Run], Patches]  # what is replaced in a modul
 Adapter = PatchTable | Callable[[ModuleType, Run], AbstractContextManager[None]]  # where more than that is done
 
 
+def _take_out(finder: Any) -> None:
+    if finder in sys.meta_path:  # else the user's code has
+        sys.meta_path.remove(finder)
+
+
 @contextmanager
 def adapted(tables: Sequence[Mapping[str, Adapter]], run: Run) -> Iterator[None]:
     """Apply each adapter to the module it is listed under: now if that is imported, else when it is."""
@@ -55,7 +60,7 @@ def adapted(tables: Sequence[Mapping[str, Adapter]], run: Run) -> Iterator[None]
             adapt(sys.modules[name])
         finder = _Finder(names, adapt)
         sys.meta_path.insert(0, finder)
-        stack.callback(sys.meta_path.remove, finder)
+        stack.callback(_take_out, finder)
         yield
 
 

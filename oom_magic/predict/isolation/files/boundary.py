@@ -8,6 +8,7 @@ asks one question.
 from __future__ import annotations
 
 import atexit
+import mmap
 import os
 import socket
 import subprocess
@@ -40,7 +41,18 @@ _ON_PROCESSES = frozenset(
 )
 _ON_ADDRESSES = frozenset(["socket.connect", "socket.sendto", "socket.sendmsg"])
 _ON_NAMES = frozenset(["socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr"])
-_JUDGED = _ON_FILES | _ON_PROCESSES | _ON_ADDRESSES | _ON_NAMES | {"open", "http.client.send", "sqlite3.connect"}
+_JUDGED = (
+    _ON_FILES
+    | _ON_PROCESSES
+    | _ON_ADDRESSES
+    | _ON_NAMES
+    | {
+        "open",
+        "http.client.send",
+        "mmap.__new__",
+        "sqlite3.connect",
+    }
+)
 
 
 class RefusedCallError(PermissionError):
@@ -98,6 +110,7 @@ class Boundary:
             (os.system, self._system(os.system)),
             (os._exit, self._exit(os._exit)),
             (atexit.register, self._register(atexit.register)),
+            *((usual, self._unchanged(usual)) for usual in _of_priority()),
         ]
 
     # -- the net --------------------------------------------------------------
@@ -119,12 +132,19 @@ class Boundary:
             self._judge_name(event, args[0].host)
         elif event in _ON_PROCESSES and not (event == "subprocess.Popen" and _is_import()):
             self._refuse(event, args[0] if args else "")
+        elif event == "mmap.__new__":
+            self._judge_map(*args)
         elif event == "sqlite3.connect" and not self._is_private_database(args[0]):
             self._refuse(event, args[0])
 
     def _judge_open(self, path: Any, mode: Any, flags: int) -> None:
         if flags & _WRITING and not isinstance(path, int) and not self._is_private(path):
             self._refuse("open", path)
+
+    def _judge_map(self, number: int, length: int, access: int, offset: int) -> None:
+        is_written = access in (mmap.ACCESS_DEFAULT, mmap.ACCESS_WRITE) and number >= 0 and _can_write(number)
+        if is_written and not self._is_private(number):
+            self._refuse("mmap", _path_of(number))
 
     def _is_private(self, path: Any) -> bool:
         if isinstance(path, int):
@@ -192,6 +212,16 @@ class Boundary:
 
         return system
 
+    def _unchanged(self, usual: Callable[..., Any]) -> Callable[..., Any]:
+        def unchanged(*args: Any) -> Any:
+            is_asked = usual.__name__ == "nice" and args == (0,)
+            if is_asked or not self._scope.applies():
+                return usual(*args)
+            self._assume(_("os.{name}{args}: not done; the process keeps its priority", name=usual.__name__, args=args))
+            return usual(0) + args[0] if usual.__name__ == "nice" else None
+
+        return unchanged
+
     def _exit(self, usual: Callable[[int], Any]) -> Callable[[int], Any]:
         def _exit(status: int) -> Any:
             if not self._scope.applies():
@@ -221,6 +251,13 @@ class Boundary:
         return start
 
 
+def _of_priority() -> Iterator[Callable[..., Any]]:
+    """What changes how much the process gets of the machine, and cannot always be undone."""
+    for name in ("nice", "setpriority", "sched_setscheduler", "sched_setparam"):
+        if hasattr(os, name):
+            yield getattr(os, name)
+
+
 def _is_import() -> bool:
     """Whether a library is being imported, which asks programs about the machine (``ctypes.util.find_library``)."""
     frame = sys._getframe(1)
@@ -230,6 +267,12 @@ def _is_import() -> bool:
             return True
         frame = frame.f_back  # type: ignore[assignment]
     return False
+
+
+def _can_write(number: int) -> bool:
+    import fcntl  # not on Windows, where ``number`` is that of a copy
+
+    return fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
 
 
 def _path_of(number: int) -> str:

@@ -3,7 +3,7 @@
 ``isolated`` is all that others need. Writes go to a private layer (``file_tree``) by way of Python's own functions
 (``file_calls``), which are exchanged wherever modules hold them (``substitution``), and of libc's, where C libraries
 open files themselves (``c_calls``); what leaves the process is answered or refused (``boundary``); files and databases
-that are open already are in ``open_files``.
+that are open already are in ``open_files``, numbers and sockets in ``descriptors``.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from urllib.parse import quote, unquote
 
 from oom_magic.predict.isolation.files.boundary import Boundary
 from oom_magic.predict.isolation.files.c_calls import c_calls_answered
+from oom_magic.predict.isolation.files.descriptors import Descriptors
 from oom_magic.predict.isolation.files.file_calls import FileCalls
 from oom_magic.predict.isolation.files.file_tree import FileTree
 from oom_magic.predict.isolation.files.open_files import open_files_kept
@@ -53,7 +54,8 @@ def isolated(
             assume(text)
 
     tree = FileTree(note)
-    calls, boundary = FileCalls(tree, scope), Boundary(tree, scope, note)
+    numbers = Descriptors(tree, scope, note)
+    calls, boundary = FileCalls(tree, scope, numbers), Boundary(tree, scope, note)
     stand_ins = calls.replacements()
     functions = [  # each with what is called in its place
         *((getattr(os, name), stand_in) for name, stand_in in stand_ins.items() if name != "os_open"),
@@ -61,16 +63,19 @@ def isolated(
         (io.open, calls.open(io.open)),
         (io.open_code, calls.open_code(io.open_code)),
         (sqlite3.connect, connect(sqlite3.connect, tree, scope)),
+        *numbers.replacements(),
         *boundary.replacements(),
     ]
     table: Patches = [
         (shutil, {"_use_fd_functions": False}),
         (sys, {"dont_write_bytecode": True}),
         *scope.patches(),
+        *numbers.patches(),
         *boundary.patches(),
     ]
     with ExitStack() as stack:
         stack.callback(tree.discard)
+        stack.enter_context(numbers.closed_at_the_end())
         stack.enter_context(open_files_kept(tree, scope, note, namespaces, function))
         stack.enter_context(substituted(functions, namespaces))
         stack.enter_context(scope.entered())

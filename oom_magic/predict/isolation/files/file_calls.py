@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from oom_magic.language import _
+from oom_magic.predict.isolation.files.descriptors import Descriptors
 from oom_magic.predict.isolation.files.file_tree import FileTree, FoundNode, Node, NodeKind
 from oom_magic.predict.isolation.scope import Scope
 
@@ -25,9 +26,10 @@ _QUESTIONS = "getxattr listxattr statvfs pathconf"
 class FileCalls:
     """The replacements: ``replacements()`` by the real function. Each acts for the run's threads only."""
 
-    def __init__(self, tree: FileTree, scope: Scope) -> None:
+    def __init__(self, tree: FileTree, scope: Scope, numbers: Descriptors) -> None:
         self._tree = tree
         self._scope = scope
+        self._numbers = numbers
 
     def replacements(self) -> dict[str, Any]:
         """The functions to stand in for those of ``os`` of the same name, and for ``open`` and ``open_code``."""
@@ -47,11 +49,15 @@ class FileCalls:
 
     def open(self, usual: Callable[..., Any]) -> Callable[..., Any]:
         """What stands in for the builtin ``open``, which is ``usual``."""
-        tree, scope = self._tree, self._scope
+        tree, scope, numbers = self._tree, self._scope, self._numbers
 
         @functools.wraps(usual)
         def open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:  # noqa: A001
-            if not scope.applies() or isinstance(file, int) or (tree.is_untouched and _only_reads(mode)):
+            if isinstance(file, int) and scope.applies():
+                with scope.outside():
+                    own = numbers.lent(file) if kwargs.get("closefd", True) else numbers.own(file)
+                    return usual(own, mode, *args, **kwargs)
+            if not scope.applies() or (tree.is_untouched and _only_reads(mode)):
                 return usual(file, mode, *args, **kwargs)
             positional = dict(
                 zip(("buffering", "encoding", "errors", "newline", "closefd", "opener"), args, strict=False)
@@ -106,7 +112,7 @@ class FileCalls:
 
     def _stat(self, path: Any, *, dir_fd: int | None = None, follow_symlinks: bool = True) -> os.stat_result:
         if isinstance(path, int) or (self._tree.is_untouched and dir_fd is None):
-            return os.stat(path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
+            return os.stat(self._numbers.own(path), dir_fd=dir_fd, follow_symlinks=follow_symlinks)
         return _state_of(self._node(path, dir_fd, follow_symlinks))
 
     def _lstat(self, path: Any, *, dir_fd: int | None = None) -> os.stat_result:
@@ -170,7 +176,7 @@ class FileCalls:
         function = getattr(os, name)
         options = {} if follow_symlinks else {"follow_symlinks": False}
         if isinstance(path, int) or self._tree.is_untouched:
-            return function(path, *args, **options)
+            return function(self._numbers.own(path), *args, **options)
         return function(self._node(path, None, follow_symlinks).backing, *args, **options)
 
     # -- opening --------------------------------------------------------------
@@ -204,7 +210,7 @@ class FileCalls:
 
     def _close(self, number: int) -> None:
         self._tree.folders_open.pop(number, None)
-        os.close(number)
+        self._numbers.close(number)
 
     # -- changing -------------------------------------------------------------
 
@@ -291,7 +297,7 @@ class FileCalls:
 
     def _truncate(self, path: Any, length: int) -> None:
         if isinstance(path, int):
-            os.truncate(path, length)
+            os.truncate(self._numbers.own(path), length)
             return
         self._tree.begin()
         os.truncate(self._tree.writable(self._node(path)), length)
@@ -300,7 +306,7 @@ class FileCalls:
         """``chmod`` and its like."""
         function = getattr(os, name)
         if isinstance(path, int):
-            function(path, *args, **kwargs)
+            function(self._numbers.own(path), *args, **kwargs)
             return
         self._tree.begin()
         follow = kwargs.get("follow_symlinks", True) and not name.startswith("l")

@@ -25,14 +25,15 @@ import numpy as np
 from oom_magic.language import _
 from oom_magic.predict.isolation.files.file_tree import FileTree
 from oom_magic.predict.isolation.patching import patched
+from oom_magic.predict.isolation.reach import NOT_WALKED
 from oom_magic.predict.isolation.scope import Scope
 
 _FILES = (io.TextIOWrapper, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.FileIO)
 _CLOSED_IN = (type, types.ModuleType, types.CodeType, types.FrameType, logging.Handler)  # not looked into
-_OF_THE_NOTEBOOK = ("IPython", "ipykernel", "traitlets")  # it goes on as before
+_OF_LIBRARIES = NOT_WALKED - {"oom_magic"}  # the notebook's go on as before
 _MOST_OBJECTS = 5_000
 _MOST_ITEMS = 1_000
-_DEPTH = 6
+_DEPTH = 12
 
 
 @contextmanager
@@ -78,7 +79,7 @@ def _reachable(namespaces: Sequence[dict[str, Any]], function: Any) -> list[Any]
 
 def _is_left_out(part: Any) -> bool:
     """Whether nothing is looked for in it: long lists and tables, the names of modules, what no user's code holds."""
-    if isinstance(part, _CLOSED_IN) or type(part).__module__.startswith(_OF_THE_NOTEBOOK):
+    if isinstance(part, _CLOSED_IN) or str(type(part).__module__).partition(".")[0] in _OF_LIBRARIES:
         return True
     if isinstance(part, dict):
         return len(part) > _MOST_ITEMS or "__builtins__" in part
@@ -95,12 +96,12 @@ class _Layers:
 
     @classmethod
     def of(cls, file: Any) -> _Layers | None:
-        """None for what is closed, or is no file on a disk."""
+        """None for what is closed, a device, or where the process prints to."""
         text = file if isinstance(file, io.TextIOWrapper) else None
         buffer = text.buffer if text is not None else file if not isinstance(file, io.FileIO) else None
         raw: Any = getattr(buffer, "raw", None) if buffer is not None else file
-        is_file = isinstance(raw, io.FileIO) and not raw.closed and stat.S_ISREG(os.fstat(raw.fileno()).st_mode)
-        return cls(text, buffer, raw) if is_file and not _is_output(raw) else None
+        is_kept = isinstance(raw, io.FileIO) and not raw.closed and not stat.S_ISCHR(os.fstat(raw.fileno()).st_mode)
+        return cls(text, buffer, raw) if is_kept and not is_output(raw.fileno()) else None
 
     @property
     def outer(self) -> Any:
@@ -125,12 +126,12 @@ class _Layers:
         return self.raw.name, self.raw.mode, options
 
 
-def _is_output(raw: io.FileIO) -> bool:
-    """Whether it is where the process prints to."""
-    state = os.fstat(raw.fileno())
-    for number in (1, 2, *map(_number, (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__))):
+def is_output(number: int) -> bool:
+    """Whether the process prints to this descriptor."""
+    state = os.fstat(number)
+    for output in (1, 2, *map(_number, (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__))):
         with suppress(OSError):
-            if number >= 0 and os.path.samestat(os.fstat(number), state):
+            if output >= 0 and os.path.samestat(os.fstat(output), state):
                 return True
     return False
 
@@ -153,7 +154,10 @@ def _file_kept(file: Any, tree: FileTree, assume: Callable[[str], None]) -> Iter
         return
     outer, number, state = layers.outer, layers.raw.fileno(), layers.state()
     position = _position(outer)
-    if position is None:
+    is_on_disk = stat.S_ISREG(os.fstat(number).st_mode)
+    if not is_on_disk:
+        assume(_("pipe {name!r}, opened before: nothing is sent there or read from it", name=state[0]))
+    elif position is None:
         text = _(
             "file {name!r}: it is being read line by line, and what the dry run reads of it is gone", name=state[0]
         )
@@ -162,6 +166,7 @@ def _file_kept(file: Any, tree: FileTree, assume: Callable[[str], None]) -> Iter
     try:
         if layers.raw.writable():
             outer.flush()
+        if layers.raw.writable() or not is_on_disk:
             _exchange(layers.raw, tree)
         yield
     finally:
@@ -185,22 +190,34 @@ def _position(file: Any) -> Any:
 
 
 def _exchange(raw: io.FileIO, tree: FileTree) -> None:
-    """Let the descriptor be that of a private copy, at the same position."""
+    """Let the descriptor be that of a private copy, or of the null device in place of a pipe."""
     number = raw.fileno()
+    is_file = stat.S_ISREG(os.fstat(number).st_mode)
+    copy = private_copy(number, str(raw.name), tree) if is_file else os.open(os.devnull, os.O_RDWR)
+    os.dup2(copy, number, os.get_inheritable(number))
+    os.close(copy)
+
+
+def private_copy(number: int, name: str, tree: FileTree) -> int:
+    """A descriptor of the layer's copy of an open file, in the same mode and at the same position."""
+    import fcntl  # not on Windows, where no number is looked at
+
     tree.begin()
     here = f"/proc/self/fd/{number}"
-    path = os.readlink(here) if os.path.lexists(here) else os.path.abspath(str(raw.name))
+    path = os.readlink(here) if os.path.lexists(here) else os.path.abspath(name)
     found = tree.find(path)
+    flags = fcntl.fcntl(number, fcntl.F_GETFL) & (os.O_ACCMODE | os.O_APPEND)
+    is_read = flags == os.O_RDONLY
     if found.node is not None and os.path.samestat(os.stat(found.node.backing), os.fstat(number)):
-        private = tree.writable(found.node)
+        private = found.node.backing if is_read else tree.writable(found.node)
+    elif is_read:
+        private = here
     else:  # it has no name any more
         private = tree.new_name("")
         shutil.copyfile(here, private)
-    flags = (os.O_RDWR if raw.readable() else os.O_WRONLY) | (os.O_APPEND if "a" in raw.mode else 0)
     copy = os.open(private, flags)
     os.lseek(copy, os.lseek(number, 0, os.SEEK_CUR), os.SEEK_SET)
-    os.dup2(copy, number)
-    os.close(copy)
+    return copy
 
 
 @contextmanager

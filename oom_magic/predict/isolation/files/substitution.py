@@ -9,7 +9,7 @@ from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any
 
-_HOLDING_IN_CLASSES = ("tempfile", "pathlib", "pathlib._local", "pathlib._os", "glob")
+_HOLDING_IN_CLASSES = ("tempfile", "pathlib", "pathlib._local", "pathlib._os", "glob", "multiprocessing.connection")
 _SETS = ("os",)  # its supports_dir_fd and the like are sets of functions
 # By what is looked for: of modules that hold none of it, their identity and number of names.
 _sizes: dict[frozenset[int], dict[str, tuple[int, int]]] = {}

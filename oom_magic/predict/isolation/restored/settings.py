@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from oom_magic.predict.isolation.reach import is_users_class
 from oom_magic.user_code import is_users_file
 
 _Setting = tuple[Callable[[], Any], Callable[[Any], Any]]  # what asks for it, and what sets it
@@ -35,7 +36,8 @@ def settings_noted() -> Iterator[Callable[[], object]]:
         yield functools.partial(_restore_table, names, dict(names))
     for items in (sys.path, warnings.filters):
         yield functools.partial(_restore_list, items, list(items))
-    yield functools.partial(_restore_callbacks, gc.callbacks, list(gc.callbacks))
+    for functions in (gc.callbacks, sys.meta_path, sys.path_hooks):
+        yield functools.partial(_restore_callbacks, functions, list(functions))
     figures = getattr(sys.modules.get("matplotlib._pylab_helpers"), "Gcf", None)
     if figures is not None:  # those that pyplot knows
         yield functools.partial(_restore_items, figures.figs, dict(figures.figs))
@@ -132,13 +134,17 @@ def _restore_decimal(context: decimal.Context, before: decimal.Context) -> None:
 def _restore_callbacks(functions: list[Any], before: list[Any]) -> None:
     """Those of libraries that were imported meanwhile stay."""
     now = [one for one in functions if one in before or not _is_users(one)]
+    if [one for one in now if one in before] != before:
+        now = [*(one for one in now if one not in before), *before]
     if now != functions:
         functions[:] = now
 
 
-def _is_users(function: Any) -> bool:
-    code = getattr(function, "__code__", None)
-    return code is not None and is_users_file(code.co_filename)
+def _is_users(one: Any) -> bool:
+    code = getattr(one, "__code__", None)
+    if code is not None:
+        return is_users_file(code.co_filename)
+    return is_users_class(one if isinstance(one, type) else type(one))
 
 
 def _loggers() -> list[tuple[logging.Logger, dict[str, Any], list[Any], list[Any]]]:

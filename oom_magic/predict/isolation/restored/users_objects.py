@@ -32,6 +32,12 @@ _PLAIN = frozenset((str, int, float, bool, bytes, complex, type(None)))
 _NO_OBJECTS = (torch.Tensor, torch.nn.Module, types.CodeType, types.FrameType, types.TracebackType)
 _NOT_WALKED = NOT_WALKED - {"matplotlib"}  # figures are the user's
 _CONTAINERS = (list, dict, set, deque, OrderedDict)
+_FRAMES = {
+    types.GeneratorType: "gi_frame",
+    types.CoroutineType: "cr_frame",
+    types.AsyncGeneratorType: "ag_frame",
+}
+_AWAITED = (types.CoroutineType, types.AsyncGeneratorType)
 _CELL_CONTENTS = vars(types.CellType)["cell_contents"]
 _WALKED = frozenset((*_CONTAINERS, tuple, type, types.FunctionType, types.ModuleType))
 
@@ -175,7 +181,11 @@ def iterators_watched(namespaces: Sequence[dict[str, Any]], assume: Callable[[st
 
     def tell() -> None:
         for name, one, place in before:
-            if _place(one) != place:
+            if _place(one) == place:
+                continue
+            if isinstance(one, _AWAITED):
+                assume(_("`{name}` is a coroutine of yours: what the dry run awaited of it is done", name=name))
+            else:
                 assume(_("`{name}` is an iterator of yours: what the dry run took from it is gone", name=name))
 
     return tell
@@ -183,7 +193,11 @@ def iterators_watched(namespaces: Sequence[dict[str, Any]], assume: Callable[[st
 
 def _iterators(names: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, one in list(names.items()):
-        if hasattr(type(one), "__next__") and not isinstance(one, io.IOBase) and not name.startswith("_"):
+        if (
+            (hasattr(type(one), "__next__") or isinstance(one, _AWAITED))
+            and not isinstance(one, io.IOBase)
+            and not name.startswith("_")
+        ):
             yield name, one
 
 
@@ -192,10 +206,9 @@ def _place(one: Any, depth: int = _ITERATORS_DEEP) -> tuple[Any, ...]:
     number = vars(one).get("_num_yielded") if hasattr(one, "__dict__") else None
     if number is not None:
         return (number,)
+    frame = getattr(one, _FRAMES[type(one)]) if type(one) in _FRAMES else None  # made when it is first asked for
     held = gc.get_referents(one)
-    own = (
-        (one.gi_frame is not None and one.gi_frame.f_lasti, *map(id, held)) if type(one) is types.GeneratorType else ()
-    )
+    own = (frame is not None and frame.f_lasti, *map(id, held)) if type(one) in _FRAMES else ()
     inner = [
         _place(each, depth - 1) for each in held if hasattr(type(each), "__next__") or type(each) is tuple if depth
     ]

@@ -6,6 +6,7 @@ import array
 import functools
 import gc
 import io
+import mmap
 import operator
 import random
 import sys
@@ -17,6 +18,9 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from oom_magic.language import _
+from oom_magic.units import format_bytes
 
 _COPIED_BYTES = 1 << 24  # of one object
 _CACHED_FUNCTION = type(functools.lru_cache(len))
@@ -38,6 +42,8 @@ def kept(one: Any, room: int) -> Restoration | None:
         return _of_array(one, room)
     if isinstance(one, _CACHED_FUNCTION):
         return _of_cache(one)
+    if isinstance(one, mmap.mmap):
+        return _of_map(one, room)
     if isinstance(one, memoryview):
         return Restoration(_nothing, inner=[one.obj])
     if isinstance(one, ContextVar):  # what is set is of the run's context
@@ -111,6 +117,32 @@ def _restore_array(one: Any, before: Any) -> None:
 def _restore_objects(one: Any, before: Any) -> None:
     if one.shape == before.shape and one.flags.writeable and not all(map(operator.is_, one.flat, before.flat)):
         one[...] = before
+
+
+def _of_map(one: mmap.mmap, room: int) -> Restoration:
+    """A map that is lent cannot be closed, nor get another size; a large one that can be written to ends the run."""
+    try:
+        place, lent = one.tell(), memoryview(one)
+    except ValueError:  # closed
+        return Restoration(_nothing)
+    size = 0 if lent.readonly else len(one)
+    if size > min(_COPIED_BYTES, room):
+        lent.release()
+        raise TypeError(
+            _(
+                "A writable mmap of yours has {size}: more than a dry run copies. Open it with"
+                " access=mmap.ACCESS_READ or ACCESS_COPY, or delete its name.",
+                size=format_bytes(size),
+            )
+        )
+    return Restoration(functools.partial(_restore_map, one, bytes(lent) if size else b"", place, lent), size)
+
+
+def _restore_map(one: mmap.mmap, before: bytes, place: int, lent: memoryview) -> None:
+    if before and one[:] != before:
+        one[:] = before
+    one.seek(place)
+    lent.release()
 
 
 def _of_buffer(one: Any, room: int) -> Restoration:
