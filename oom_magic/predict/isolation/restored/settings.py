@@ -34,7 +34,7 @@ def settings_noted() -> Iterator[Callable[[], object]]:
             yield functools.partial(_restore, read, write, read())
     for names in _tables():
         yield functools.partial(_restore_table, names, dict(names))
-    for items in (sys.path, warnings.filters):
+    for items in (sys.argv, sys.path, warnings.filters):
         yield functools.partial(_restore_list, items, list(items))
     for functions in (gc.callbacks, sys.meta_path, sys.path_hooks):
         yield functools.partial(_restore_callbacks, functions, list(functions))
