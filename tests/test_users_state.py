@@ -206,10 +206,12 @@ def interrupted_at(users: Users, delay: float) -> bool:
 
 def interrupt_often(users: Users, times: int) -> None:
     usual = signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background ignores it
+    before, users.before = users.before, users.values()
     try:
         _interrupt_often(users, times)
     finally:
         signal.signal(signal.SIGINT, usual)
+        users.before = before
 
 
 def _interrupt_often(users: Users, times: int) -> None:

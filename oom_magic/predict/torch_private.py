@@ -53,6 +53,7 @@ EVERY_RUN: Names = {
     ),
     "batches are loaded in this process": (
         "torch.utils.data._utils", "torch.utils.data.dataloader._SingleProcessDataLoaderIter",
+        "torch.utils.data.dataloader._DatasetKind",
     ),
     "nn.DataParallel": ("torch.nn.parallel._functions.Broadcast",),
     "torch.compile is noticed": ("torch._jit_internal.createResolutionCallbackFromFrame",),
@@ -109,6 +110,7 @@ DISTRIBUTED: Names = {
         "torch._C._distributed_c10d.Work",
         "torch._C._distributed_c10d._create_work_from_future",
         "torch.distributed._functional_collectives.AsyncCollectiveTensor",
+        "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup",
         "torch.ops._c10d_functional",
         "torch.testing._internal.distributed.fake_pg",
         "torch.utils._python_dispatch._disable_current_modes",
