@@ -6,6 +6,7 @@ The options are the magics' own, read by their parsers.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -66,7 +67,7 @@ def _explain(options: Any) -> int:
     problem = sys.stdin.read() if options.file == "-" else Path(options.file)
     failure = explain(problem, fast=True).main_failure if options.model else None
     diagnosis = explain(problem, setup_from(options, failure), fast=options.fast)
-    print(diagnosis)
+    _show(diagnosis)
     return {True: 0, False: 1, None: NOT_KNOWN}[diagnosis.is_oom]
 
 
@@ -102,10 +103,19 @@ def _run(options: Any) -> int:
         return NOT_KNOWN
     finally:
         sys.argv, sys.path[:] = before
-    print(describe_report(report, options.top))
+    _show(describe_report(report, options.top))
     if options.json:
         report.to_json(options.json)
     return exit_code(report)
+
+
+def _show(shown: object) -> None:
+    """Print it; where the reader has seen enough, as ``head`` has, that is no failure."""
+    try:
+        print(shown, flush=True)
+    except BrokenPipeError:
+        # What is still to be flushed when Python ends goes nowhere, too.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _execute(code: Any, names: dict[str, Any]) -> None:

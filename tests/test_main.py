@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -65,3 +68,13 @@ def test_a_log_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     (tmp_path / "fine.log").write_text("all is well")
     assert main(["explain", str(tmp_path / "fine.log")]) == 2
     assert main(["explain", str(tmp_path / "no.log")]) == 2
+
+
+def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text(MESSAGE)
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "oom_magic", "explain", "--lang", "en", str(tmp_path / "train.log")]
+    ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (0, b"")

@@ -238,3 +238,11 @@ def test_a_phrase_without_end_leaves_other_messages_to_be_read():
     failures = read("CUDA error: out of memory\n" * (MOST_OF_A_KIND + 10) + "CUBLAS_STATUS_ALLOC_FAILED")
     formats = [failure.format for failure in failures]
     assert formats.count("cuda_error_oom") == MOST_OF_A_KIND and formats[-1] == "cublas"
+
+
+def test_letters_that_are_longer_in_lower_case_shift_nothing():
+    text = "CUDA out of memory. Tried to allocate 20.00 MiB"
+    (found,) = read("\u0130\u0130\u0130\n" + text)
+    assert found.requested_bytes == 20 * 2**20
+    assert found.start == 4
+    assert found.text.startswith("CUDA out of memory")

@@ -164,9 +164,13 @@ def unpriced_remedies(diagnosis: Diagnosis, reason: Evidence = _NO_RUN) -> tuple
 
 
 def _against(diagnosis: Diagnosis, reason: Evidence) -> tuple[str, ...]:
-    """The first steps against the cause; where only a text is known that tells of no training, those of any run."""
+    """The first steps against the cause; where only a text is known that tells of no training, those of any run.
+
+    Which run had no room beside another process such a text does not say either.
+    """
     any_run = AGAINST_IN_ANY_RUN.get(diagnosis.cause)
-    if any_run is not None and reason is _NO_RUN and not trains(diagnosis):
+    is_open = diagnosis.cause is Cause.OTHER_PROCESS or not trains(diagnosis)
+    if any_run is not None and reason is _NO_RUN and is_open:
         return any_run
     return AGAINST.get(diagnosis.cause, ())
 

@@ -157,7 +157,8 @@ def _part_of_the_run(clues: Clues) -> Iterator[Support]:
 def _over_time(clues: Clues) -> Iterator[Support]:
     """Memory that is not given back, and failures that come late or at times."""
     told = clues.run.told
-    if "repeated_use" in told:
+    is_repeated = "repeated_use" in told and "left_over" not in told  # what a process left that ended is no leak
+    if is_repeated:
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.45, Evidence("told_repeated"))
         if not {"larger_input_fails", "converses"} & told:
             yield Support(Cause.ACTIVATIONS, -0.3)  # what one turn computes had fitted the first time
@@ -174,7 +175,7 @@ def _over_time(clues: Clues) -> Iterator[Support]:
     if {"grows", "detects"} <= told:
         yield Support(Cause.ACTIVATIONS, 0.45, Evidence("boxes_vary"))
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, -0.4)
-    if {"grows", "repeated_use"} & told:
+    if is_repeated or "grows" in told:
         yield Support(Cause.OTHER_PROCESS, -0.5)  # on a Mac such numbers count this process, too
     if "smaller_share_helps" in told:
         yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.65, Evidence("smaller_share_helps"))

@@ -48,8 +48,9 @@ _PREFIX = re.compile(
 _DROPPED = re.compile(r"\\[nrt]|[\s*`'\"|\\#>\u2018-\u201f\u2500-\u257f]+")
 # "9,77 GiB" and "1900,00 MiB": some locales write the decimal point so.
 _DECIMAL_COMMA = re.compile(r"(?<=\d),(?=\d{1,2}[ \t]?[KMGTkmgt]i?[Bb]\b)")
-_DIGIT_GAP = re.compile(r"(?<=\d)[ \t](?=\d)")
-_WIDE_DIGIT_GAP = re.compile(r"(?<=\d)[ \t]{2,8}(?=\d)")
+# The blank is looked for before the digit in front of it: there are fewer.
+_DIGIT_GAP = re.compile(r"[ \t](?<=\d.)(?=\d)")
+_WIDE_DIGIT_GAP = re.compile(r"[ \t](?<=\d.)[ \t]{1,7}(?=\d)")
 _GAP_MARK = "~"
 
 

@@ -324,7 +324,10 @@ LINE_KINDS = (
         "class_only",
         "cuda",
         True,
-        re.compile(r"(?<!except )(?<!except \()(?<!raise )\btorch\.(?:cuda\.)?OutOfMemoryError\b(?!\s{0,2}:\s{0,3}\S)"),
+        re.compile(
+            r"torch(?<!\wtorch)(?<!except torch)(?<!except \(torch)(?<!raise torch)\.(?:cuda\.)?OutOfMemoryError\b"
+            r"(?!\s{0,2}:\s{0,3}\S)"
+        ),
         True,
     ),
 )
@@ -353,7 +356,12 @@ def line_messages(cleaned: str) -> Iterator[tuple[MessageKind, re.Match[str]]]:
             yield kind, match
 
 
-_NVIDIA = re.compile(r"\bcuda\b|nvidia|geforce|\b[rg]tx\b|\btesla\b", re.I)
+_NVIDIA = re.compile(
+    r"\bcuda\b|nvidia|geforce|\b[rg]tx\b|\btesla\b|\btitan (?:x|xp|v|rtx)\b|\b[avh]100\b|\b[345]0[6-9]0\b", re.I
+)
+_NAMED_HOST = re.compile(
+    r"(?<!gpu )(?<!video )(?<!gb )(?<!gb of )\bram\b|\bcpus?\b|\b(?:system|host) memory\b|killed", re.I
+)
 _OTHER_VENDORS = (
     ("mps", re.compile(r"\bmps\b|\bmac(?:book|os|[ -]?mini|[ -]?studio)?\b|\bapple silicon\b", re.I)),
     ("hip", re.compile(r"\brocm\b|\bradeon\b|\brx ?[5-9]\d{3}|\bamd gpu|\bmi[23]\d\dx?\b", re.I)),
@@ -363,10 +371,10 @@ _OTHER_VENDORS = (
 
 
 def named_backend(cleaned: str) -> str | None:
-    """The backend of the device that a text names where it names no NVIDIA card; None: none, or not only that one."""
+    """The backend of the device that a text names; None: none, not only that one, or the host beside an NVIDIA card."""
     head = cleaned[:_LONGEST_STORY]
     if _NVIDIA.search(head):
-        return None
+        return None if _NAMED_HOST.search(head) else "cuda"
     named = [backend for backend, pattern in _OTHER_VENDORS if pattern.search(head)]
     return named[0] if len(named) == 1 else None
 

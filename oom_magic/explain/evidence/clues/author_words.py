@@ -43,7 +43,7 @@ _GONE = (
     r"(?:crash\w*|kill\w*|ctrl\W{0,3}c|interrupt\w*|abort\w*|exit(?:s|ed|ing)?|terminat\w*|stopp\w*"
     r"|clos(?:ed|ing)|ended"
     r"|finish\w*|quit|previous (?:run|job|process|script|training)|earlier (?:run|job)|old process"
-    r"|stop(?:ped)? the process)"
+    r"|stop(?:ped)? the process|(?:program|process|script|training|job) ends)"
 )
 _LESS = r"reduc\w*|decreas\w*|lower\w*|small(?:er)?|halv\w*|shrink\w*|shrunk|minimum|down to|chang\w*"
 _IN_VAIN = (
@@ -370,6 +370,8 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:others?|someone|somebody) (?:is|are|was|were) using", r"(?:gpu|card|device|memory|vram) (?:is|was"
         r"|are) already"
         r" (?:in use|used|occupied|taken|full)",
+        r"\b(?:infer\w*|predict\w*|test(?:s|ing)?)\b[^.\n]{0,60}\bwhile (?:the |my )?training is (?:still )?(?:going on"
+        r"|running|in progress)", r"\bworks?\b[^.\n]{0,60}\b(?:gpu|card) is free\b",
         r"(?:其他|别的|另一个|多个|别人)(?:进程|程序|用户|任务|Notebook|在用)",
         r"(?:still|keeps?|kept) (?:hold|occup|us)\w* (?:the |up )?(?:gpu |video )?(?:memory|vram)", r"no such process",
         r"process (?:is )?(?:still )?(?:hold|occupy)ing", r"(?:killed|dead|defunct|ghost|orphan\w*) process",
