@@ -132,7 +132,12 @@ _OF_TRAINING = ("smaller_batch_any", "mixed_precision", "checkpointing", "half_w
 def test_advice_for_training_only_where_something_trains(text):
     assert not {one.key for one in explain(text).remedies} & {*_OF_TRAINING}
     assert "microbatch" not in str(explain(text, lang="en"))
-    assert {one.key for one in explain(f"While training\n{text}").remedies} & {*_OF_TRAINING}
+
+
+@pytest.mark.parametrize("numbers", [{}, {"requested": 40 * GIB}, {"allocated": 9 * GIB, "stuck": 6 * GIB}])
+def test_a_text_that_tells_of_training_gets_its_advice(numbers):
+    found = explain(f"While training\n{rendered(**numbers)}").remedies
+    assert {one.key for one in found} & {*_OF_TRAINING}
 
 
 def test_what_is_known_is_said_although_the_cause_is_not():
