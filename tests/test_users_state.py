@@ -430,6 +430,29 @@ _DEADLY = {
     "memory in a backward": """
         x = torch.ones(2**28, device="cuda", requires_grad=True)
         for _ in range(30): y = (x * 2).exp().sin(); y.sum().backward(); x = torch.cat([x.detach()] * 2).requires_grad_()""",
+    "an error of C++ in a backward": """
+        x = torch.ones(3, device="cuda", requires_grad=True)
+        y = x.exp()
+        y.mul_(2)
+        y.sum().backward()""",
+    "deep recursion": """
+        def down(x): return down(x + 1)
+        down(torch.ones(3, device="cuda", requires_grad=True))""",
+    "deep recursion in a backward": """
+        class Down(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x): return x.clone()
+            @staticmethod
+            def backward(ctx, grad):
+                with torch.enable_grad():
+                    x = torch.ones(3, device="cuda", requires_grad=True)
+                    Down.apply(x).sum().backward()
+                return grad
+        Down.apply(torch.ones(3, device="cuda", requires_grad=True)).sum().backward()""",
+    "a long graph": """
+        x = torch.ones(1, device="cuda", requires_grad=True)
+        for _ in range(20_000): x = x + 1
+        x.backward()""",
     "a destructor": """
         class Dies:
             def __del__(self): torch.ones(3, device="cuda").item(); raise LookupError("mine")
