@@ -466,7 +466,7 @@ import textwrap, torch, oom_magic as om
 
 for name, code in {deadly!r}.items():
     print(name, end=": ", flush=True)
-    made = dict()
+    made = dict(torch=torch)
     exec("def run():" + chr(10) + textwrap.indent(textwrap.dedent(code).strip(chr(10)), "    "), made)
     try:
         om.dry_run(made["run"])
@@ -483,6 +483,7 @@ def test_nothing_in_a_dry_run_ends_the_process() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=300)
     said = dict(line.split(": ") for line in done.stdout.splitlines())
     assert done.returncode == 0 and said.keys() == _DEADLY.keys(), done.stdout + done.stderr[-2000:]
+    assert "raised NameError" not in said.values(), "what is to be tried was not"
 
 
 # -- leftovers ------------------------------------------------------------------------
