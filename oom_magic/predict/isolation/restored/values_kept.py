@@ -26,6 +26,13 @@ _COPIED_BYTES = 1 << 24  # of one object
 _CACHED_FUNCTION = type(functools.lru_cache(len))
 
 
+class LargeMapError(TypeError):
+    """A writable map that is too large to be copied; IPython shows it in one line."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"TypeError: {self}"]
+
+
 @dataclass(frozen=True, slots=True)
 class Restoration:
     """What puts an object back, how many bytes were copied, what it leads to, and what to do with it meanwhile."""
@@ -128,7 +135,7 @@ def _of_map(one: mmap.mmap, room: int) -> Restoration:
     size = 0 if lent.readonly else len(one)
     if size > min(_COPIED_BYTES, room):
         lent.release()
-        raise TypeError(
+        raise LargeMapError(
             _(
                 "A writable mmap of yours has {size}: more than a dry run copies. Open it with"
                 " access=mmap.ACCESS_READ or ACCESS_COPY, or delete its name.",
