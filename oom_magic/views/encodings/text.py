@@ -128,6 +128,8 @@ def _table_lines(table: Table, width: int) -> list[str]:
     total = [texts(table.total)] if table.total else []
     widths, bar = _column_widths(heading, [*rows, *total], numeric, width, bool(table.shares))
     lines = wrap(shown(table.title), width) if table.title else []
+    if heading and not table.shares and not numeric[0] and _is_squeezed(widths[0], [*heading, *rows, *total]):
+        return lines + _led_lines(heading, rows, total, numeric, width)
     for cells in heading:
         lines += _row_lines(cells, widths, numeric)
     if heading:
@@ -140,6 +142,30 @@ def _table_lines(table: Table, width: int) -> list[str]:
     for cells in total:
         lines.append("─" * min(sum(widths) + len(_GAP) * (len(widths) - 1), width))
         lines += _row_lines(cells, widths, numeric)
+    return lines
+
+
+def _is_squeezed(width: int, rows: list[list[str]]) -> bool:
+    """Whether a first column is as narrow as words can be and would break most of them over many lines."""
+    return width <= _NARROWEST < _natural_widths(rows)[0]
+
+
+def _led_lines(
+    heading: list[list[str]], rows: list[list[str]], total: list[list[str]], numeric: list[bool], width: int
+) -> list[str]:
+    """A table whose first column has lines of its own, above the other columns."""
+    rest = [[cells[1:] for cells in part] for part in (heading, [*rows, *total])]
+    widths, _unused = _column_widths(*rest, numeric[1:], width - len(_GAP), has_bar=False)
+    rule = "─" * min(len(_GAP) + sum(widths) + len(_GAP) * (len(widths) - 1), width)
+    lines: list[str] = []
+    for cells in (*heading, *rows, *total):
+        if cells in total:
+            lines.append(rule)
+        lines += wrap(cells[0], width)
+        if any(cells[1:]):
+            lines += [_GAP + line for line in _row_lines(cells[1:], widths, numeric[1:])]
+        if cells in heading:
+            lines.append(rule)
     return lines
 
 
