@@ -154,8 +154,8 @@ def _led_lines(
     heading: list[list[str]], rows: list[list[str]], total: list[list[str]], numeric: list[bool], width: int
 ) -> list[str]:
     """A table whose first column has lines of its own, above the other columns."""
-    rest = [[cells[1:] for cells in part] for part in (heading, [*rows, *total])]
-    widths, _unused = _column_widths(*rest, numeric[1:], width - len(_GAP), has_bar=False)
+    columns, values = ([cells[1:] for cells in part] for part in (heading, [*rows, *total]))
+    widths, _unused = _column_widths(columns, values, numeric[1:], width - len(_GAP), has_bar=False)
     rule = "─" * min(len(_GAP) + sum(widths) + len(_GAP) * (len(widths) - 1), width)
     lines: list[str] = []
     for cells in (*heading, *rows, *total):
