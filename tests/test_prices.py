@@ -203,7 +203,8 @@ def levels(timeline):
 
 def test_changes_that_save_nothing_are_not_named_after_all(monkeypatch):
     message = "CUDA out of memory. Tried to allocate 16.00 GiB. GPU 0 has a total capacity of 11.76 GiB of which "
-    diagnosis = explain(message + "11.37 GiB is free.")
+    trains = 'Traceback (most recent call last):\n  File "train.py", line 9, in <module>\n    loss.backward()\n'
+    diagnosis = explain(f"{trains}torch.OutOfMemoryError: {message}11.37 GiB is free.")
     monkeypatch.setattr(RemedyEvaluator, "remedies", lambda _: iter(()))
     assert {"sdpa", "find_tensor"} <= {one.key for one in diagnosis.remedies}
     *_, last = advise(diagnosis, Run(), GPU, memory=need(1))

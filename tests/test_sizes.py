@@ -150,6 +150,7 @@ def test_a_length_that_is_cut() -> None:
     assert all(agrees(sizes, train, batch_size=7, seq_len=seq_len) for seq_len in (100, 511, 512, 513, 2001))
 
 
+@pytest.mark.slow
 def test_a_loop_over_chunks() -> None:
     def train(batch_size: int, seq_len: int) -> None:
         head = nn.Linear(64, 500).cuda()
@@ -161,6 +162,7 @@ def test_a_loop_over_chunks() -> None:
     assert all(agrees(sizes, train, batch_size=7, seq_len=seq_len) for seq_len in (100, 128, 1024))
 
 
+@pytest.mark.slow
 def test_what_follows_no_polynomial_is_run_where_a_report_is_asked_for() -> None:
     def train(batch_size: int) -> None:
         torch.ones(10_000 * int(batch_size**0.5), 1000, device="cuda").square().add(1)
