@@ -236,6 +236,15 @@ users_variable: ContextVar[list[int]] = ContextVar("users_variable")
 unset_variable: ContextVar[int] = ContextVar("unset_variable", default=0)
 
 
+def test_what_names_lead_to_is_put_back_however_much_modules_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A project's tables do not use up the number of objects that are looked at."""
+    monkeypatch.setattr(sys.modules[__name__], "large", [[[] for _ in range(500)] for _ in range(100)], raising=False)
+    deep: dict[str, Any] = {"a": {"b": {"c": {"d": {"e": {"f": [1]}}}}}}
+    run = deep["a"]["b"]["c"]["d"]["e"]["f"].append
+    DrySession(has_bar=False, is_lasting=False).run(lambda: run(2), [{"deep": deep}])
+    assert deep == {"a": {"b": {"c": {"d": {"e": {"f": [1]}}}}}}
+
+
 def settings() -> dict[str, Any]:
     import matplotlib as mpl
     from matplotlib import pyplot

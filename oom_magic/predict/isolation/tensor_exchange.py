@@ -443,7 +443,7 @@ def _note(snapshot: Snapshot, live: LiveObjects, namespaces: list[dict[str, Any]
     if not others:  # else they would find the copies, too
         for namespace in namespaces:
             copies.give(namespace)
-    note_users_objects(snapshot, [*named, *users_modules()], others, copies)
+    note_users_objects(snapshot, [named, users_modules()], others, copies)
 
 
 def _exchange_lazy(snapshot: Snapshot, module: torch.nn.Module) -> None:

@@ -25,7 +25,7 @@ from oom_magic.predict.isolation.restored.copies import Copies
 from oom_magic.predict.isolation.restored.values_kept import kept
 from oom_magic.user_code import is_users_file
 
-_MOST_OBJECTS, _MOST_ITEMS, _DEPTH = 5_000, 1_000, 20
+_MOST_OBJECTS, _MOST_ITEMS, _DEPTH = 10_000, 1_000, 20
 _MOST_COPIED_BYTES = 1 << 27
 _ITERATORS_DEEP = 4  # an iterator over another one's values over ...
 _PLAIN = frozenset((str, int, float, bool, bytes, complex, type(None)))
@@ -52,9 +52,17 @@ class Notes(Protocol):
         """Anything else: what puts it back."""
 
 
-def note_users_objects(notes: Notes, roots: Iterable[Any], not_ours: set[int], copies: Copies) -> None:
-    """Note what ``roots`` lead to, but nothing with an identity in ``not_ours``; what holds an iterator gets a copy."""
-    level, seen, room = list(roots), set(not_ours), _MOST_COPIED_BYTES
+def note_users_objects(notes: Notes, roots: Sequence[Iterable[Any]], not_ours: set[int], copies: Copies) -> None:
+    """Note what each of ``roots`` leads to, but nothing with an identity in ``not_ours``; what holds an iterator gets
+    a copy. However much one root leads to, the next is looked at."""
+    seen, room = set(not_ours), _MOST_COPIED_BYTES
+    for root in roots:
+        room = _note_from(notes, list(root), seen, room, copies)
+
+
+def _note_from(notes: Notes, level: list[Any], seen: set[int], room: int, copies: Copies) -> int:
+    """Note what a level leads to, nearest first; the bytes that may still be copied."""
+    most = len(seen) + _MOST_OBJECTS
     for _unused in range(_DEPTH):
         below: list[Any] = []
         for one in level:
@@ -70,9 +78,10 @@ def note_users_objects(notes: Notes, roots: Iterable[Any], not_ours: set[int], c
                     found.begin()
                 room -= found.num_bytes
                 below += found.inner
-            if len(seen) - len(not_ours) > _MOST_OBJECTS:
-                return
+            if len(seen) > most:
+                return room
         level = below
+    return room
 
 
 def _noted(notes: Notes, one: Any, copies: Copies) -> Iterator[Any]:
