@@ -216,7 +216,8 @@ def _launched() -> None:
     "start", [partial(torch.multiprocessing.spawn, _rank_of_two, args=(2, 512), nprocs=2), _launched]
 )
 def test_processes_that_a_notebook_starts(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("accelerate")
+    accelerate = pytest.importorskip("accelerate")
+    accelerate.state.AcceleratorState._reset_state(True)  # other tests make one for real
     importlib.import_module("torch._dynamo")  # which sets a variable of the environment when it is first imported
     monkeypatch.setitem(sys.modules, "bitsandbytes", sys)  # as pricing QLoRA imports it: accelerate starts nothing then
     before = dict(os.environ)
