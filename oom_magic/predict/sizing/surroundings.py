@@ -17,14 +17,8 @@ from typing import Any
 
 from oom_magic.language import choose_language
 
-_FOLLOWED = (
-    "torch",
-    "transformers",
-    "peft",
-    "accelerate",
-    "bitsandbytes",
-    "deepspeed",
-)  # their code decides what is allocated
+# Their code decides what is allocated.
+_FOLLOWED = ("torch", "transformers", "peft", "accelerate", "bitsandbytes", "deepspeed")
 _OTHERS = ("numpy", "safetensors", "tokenizers", "triton", "huggingface_hub")
 _VARIABLES = ("PYTORCH_", "TORCH", "CUDA", "CUBLAS", "NVIDIA_", "HF_", "TRANSFORMERS_", "BNB_", "ACCELERATE_", "USE_")
 _OF_LOADING = {"TORCHINDUCTOR_CACHE_DIR"}  # set by torch._inductor when it is loaded; nothing is allocated by it
