@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from oom_magic.inputs import parse_bytes
 from oom_magic.language import _
 from oom_magic.measure.system.check import SystemCheck, check_system
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, GPU, closest_gpu, find_gpu
+from oom_magic.predict.setups.hardware import Hardware
 
 if TYPE_CHECKING:
     from oom_magic.memory.report import MemoryReport
@@ -56,11 +56,12 @@ def recommend(model: str, gpu: str, memory: int | str | None = None) -> Recommen
     First long sequences are kept, then full training before LoRA before QLoRA, then activations rather than
     recomputing them, then large microbatches. Shows a progress bar; what was found once is kept on disk.
     """
-    from oom_magic.predict.setups.setup import TrainingSetup, local_configurations
+    from oom_magic.predict.setups.setup import TrainingSetup
     from oom_magic.predict.sizing.store import kept
 
-    any_setup = TrainingSetup(model, gpu=gpu, memory=memory)
-    asked = any_setup.to_dict(), any_setup.code(), local_configurations(any_setup.source.path)
+    asked = TrainingSetup(model, gpu=gpu, memory=memory).identity
+    if asked is None:
+        return _recommended(model, gpu, memory)
     return kept(("recommended", asked), lambda: _recommended(model, gpu, memory))
 
 
@@ -86,9 +87,9 @@ class _Search:
         self._model = model
         self._source = resolve_model(model)
         self._num_parameters = {one.name: one.num_parameters for one in list_models()}.get(self._source.label, 0)
-        self._card: GPU = find_gpu(gpu)
+        hardware = Hardware.of(gpu, memory)
+        self._card, self._total_bytes = hardware.gpu, hardware.total_bytes
         self._memory = memory
-        self._total_bytes = self._card.total_bytes if memory is None else parse_bytes(memory)
         self._bar = bar
         self._known: dict[tuple[int, str, int, bool], _Found | None] = {}
         self._known_sizes: dict[tuple[str, bool], Sizes] = {}

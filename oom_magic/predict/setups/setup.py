@@ -199,10 +199,17 @@ class TrainingSetup(Result):
         sizes.trace()
         return sizes
 
+    @property
+    def identity(self) -> Any:
+        """What tells its sizes from other setups' beside the surroundings; None where its name does not tell it all."""
+        is_alone = self.num_gpus == self.num_processes == 1  # else buckets go across layers
+        if self.source.num_layers is None or not is_alone:
+            return None
+        return self.to_dict(), self.code(), local_configurations(self.source.path)
+
     def untraced_sizes(self, *, stop_after_steps: int = 3, **ranges: Any) -> Sizes:
         """The same function before it is traced anywhere."""
         from oom_magic.predict.setups.layers import only_layers
-        from oom_magic.predict.setups.setup import local_configurations
         from oom_magic.predict.sizing.layered import Layers
         from oom_magic.predict.sizing.ranges import Ranges
         from oom_magic.predict.sizing.sizes import Sizes
@@ -218,10 +225,8 @@ class TrainingSetup(Result):
             self.replace(**values)._rehearse()
 
         train.__name__ = self.source.label
-        count = self.source.num_layers
-        is_alone = self.num_gpus == self.num_processes == 1  # else buckets go across layers
-        layers = Layers(count, only_layers) if count is not None and is_alone else None
-        known = None if layers is None else (self.to_dict(), self.code(), local_configurations(self.source.path))
+        known, count = self.identity, self.source.num_layers
+        layers = None if known is None or count is None else Layers(count, only_layers)
         options: dict[str, Any] = {"layers": layers, "identity": known, **self.machine}
         options["card"] = 0  # nn.DataParallel fills the first
         return Sizes(train, Ranges.parse(train, ranges), self.gpu, self.memory, stop_after_steps, **options)

@@ -133,14 +133,14 @@ def _table_lines(table: Table, width: int) -> list[str]:
     for cells in heading:
         lines += _row_lines(cells, widths, numeric)
     if heading:
-        lines.append("─" * min(sum(widths) + len(_GAP) * (len(widths) - 1), width))
+        lines.append(_rule(widths, width))
     for position, cells in enumerate(rows):
         made = _row_lines(cells, widths, numeric)
         if bar:
             made[0] += _GAP + _bar(table.shares[position], bar)
         lines += made
     for cells in total:
-        lines.append("─" * min(sum(widths) + len(_GAP) * (len(widths) - 1), width))
+        lines.append(_rule(widths, width))
         lines += _row_lines(cells, widths, numeric)
     return lines
 
@@ -156,17 +156,20 @@ def _led_lines(
     """A table whose first column has lines of its own, above the other columns."""
     columns, values = ([cells[1:] for cells in part] for part in (heading, [*rows, *total]))
     widths, _unused = _column_widths(columns, values, numeric[1:], width - len(_GAP), has_bar=False)
-    rule = "─" * min(len(_GAP) + sum(widths) + len(_GAP) * (len(widths) - 1), width)
-    lines: list[str] = []
-    for cells in (*heading, *rows, *total):
-        if cells in total:
-            lines.append(rule)
-        lines += wrap(cells[0], width)
-        if any(cells[1:]):
-            lines += [_GAP + line for line in _row_lines(cells[1:], widths, numeric[1:])]
-        if cells in heading:
-            lines.append(rule)
-    return lines
+
+    def led(part: list[list[str]]) -> Iterator[str]:
+        for first, *rest in part:
+            yield from wrap(first, width)
+            if any(rest):
+                yield from (_GAP + line for line in _row_lines(rest, widths, numeric[1:]))
+
+    rule = _rule([0, *widths], width)
+    return [*led(heading), rule, *led(rows), *([rule, *led(total)] if total else [])]
+
+
+def _rule(widths: Sequence[int], width: int) -> str:
+    """Under headings and above totals: as long as a row."""
+    return "─" * min(sum(widths) + len(_GAP) * (len(widths) - 1), width)
 
 
 def _column_widths(
