@@ -120,7 +120,7 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 
     The style sheet of HTML is left out: it is a file of its own.
     """
-    from oom_magic.views.encodings.html import style_element
+    from oom_magic.views.html import style_element
 
     def compare(name: str, text: str) -> None:
         file = GOLDEN / name

@@ -44,7 +44,7 @@ LIBRARIES = {
     "ipywidgets": {"notebook"},
     "matplotlib": {"notebook"},
 }
-MOST_FILES = 14  # about a dozen, __init__ included
+MOST_FILES = 12  # __init__.py apart
 MOST_LINES = 40  # of a function, its docstring, comments and empty lines apart
 FILES = sorted(PACKAGE.rglob("*.py"))
 
@@ -133,7 +133,7 @@ def test_the_search_for_circles_can_fail() -> None:
 
 def test_no_folder_is_too_full() -> None:
     folders = {file.parent for file in FILES}
-    full = {str(folder) for folder in folders if len([*folder.glob("*.py")]) > MOST_FILES}
+    full = {str(folder) for folder in folders if len({*folder.glob("*.py")} - {folder / "__init__.py"}) > MOST_FILES}
     assert not full, "a newcomer finds nothing among so many files: make a room of what belongs together"
 
 

@@ -21,7 +21,7 @@ from oom_magic.measure.device import host
 from oom_magic.measure.device.cards import Card
 from oom_magic.measure.device.nvml import CardReading, DeviceProcess
 from oom_magic.measure.system import check, gpu_probe, host_probe, settings_probe
-from oom_magic.measure.system.findings import Seen
+from oom_magic.measure.system.host_probe import Seen
 from oom_magic.memory.report import Device
 from oom_magic.predict.setups.gpus import find_gpu
 from oom_magic.units import GIB, MIB

@@ -18,7 +18,7 @@ from torch import nn
 import oom_magic as om
 from oom_magic.predict.compiled import calls
 from oom_magic.predict.isolation.patching import patched, resumed, suspended
-from oom_magic.predict.operators.overloads import TORCH
+from oom_magic.predict.operators.calls import TORCH
 
 DATA = Path(__file__).parent / "data"
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "compile"

@@ -19,7 +19,7 @@ from oom_magic.explain.live.holders import Holder
 from oom_magic.explain.remedies.remedy import AsItIs, Remedy
 from oom_magic.views import to_html
 from oom_magic.views.blocks import Bars, Code, Description, Details, Parts, Sentence, Table
-from oom_magic.views.encodings.text import display_width, to_text
+from oom_magic.views.text import display_width, to_text
 
 LOG = """(train) $ python train.py --model t5-small --batch_size 32 --max_length 256
 Traceback (most recent call last):

@@ -13,8 +13,8 @@ from versions import bitsandbytes_or_skip
 
 from oom_magic.explain.diagnosis import Diagnosis
 from oom_magic.explain.evidence.causes import Cause
-from oom_magic.explain.language import render_evidence
 from oom_magic.explain.remedies import evaluation as pricing
+from oom_magic.explain.sentences.catalogue import render_evidence
 from oom_magic.notebook.cells import explanations
 from oom_magic.predict.instrumentation import training
 from oom_magic.units import MIB

@@ -15,7 +15,7 @@ from oom_magic.memory.report import MemoryReport
 from oom_magic.memory.timeline import Phase
 from oom_magic.notebook.figures import plot, sample, timeline_figure, timeline_picture
 from oom_magic.units import MIB
-from oom_magic.views.encodings.palette import LIGHT
+from oom_magic.views.html import LIGHT
 
 
 @pytest.mark.parametrize("make", [predicted, measured, failed])

@@ -4,9 +4,7 @@ import pytest
 import torch
 
 from oom_magic import dry_run
-from oom_magic.predict.setups.contexts import context_range
-from oom_magic.predict.setups.gpus import DEFAULT_GPU, closest_gpu, find_gpu, list_gpus
-from oom_magic.predict.setups.tables import read_table
+from oom_magic.predict.setups.gpus import DEFAULT_GPU, closest_gpu, context_range, find_gpu, list_gpus, read_table
 from oom_magic.units import GIB, MIB
 
 

@@ -17,13 +17,13 @@ from oom_magic.explain.advice import AGAINST
 from oom_magic.explain.evidence.budget import budget_of
 from oom_magic.explain.evidence.causes import Cause, Confidence
 from oom_magic.explain.explainer import explain
-from oom_magic.explain.language import SENTENCES, render_evidence, translate
 from oom_magic.explain.live.holders import in_words
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.explain.messages.others import KINDS, LINE_KINDS
 from oom_magic.explain.remedies.rehearsal import NotPricedError, SetupRehearsal, Variation
 from oom_magic.explain.remedies.remedy import Remedy
 from oom_magic.explain.sentences import catalogue
+from oom_magic.explain.sentences.catalogue import SENTENCES, render_evidence, translate
 from oom_magic.language import choose_language
 from oom_magic.predict.setups.setup import TrainingSetup, wrong_combinations
 from oom_magic.predict.what_if.change import Change

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from oom_magic.predict.setups.layers import only_layers, with_layers_as_asked
+from oom_magic.predict.setups.models import only_layers, with_layers_as_asked
 from oom_magic.predict.setups.setup import TrainingSetup
 from oom_magic.predict.sizing import layered
 from oom_magic.predict.sizing.layered import LayeredRuns

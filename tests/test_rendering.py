@@ -18,8 +18,8 @@ from oom_magic.memory.comparison import Comparison
 from oom_magic.units import GIB
 from oom_magic.views import to_fallback, to_html, to_text
 from oom_magic.views.blocks import Code, Description, Details, Fact, Facts, Part, Parts, Picture, Sentence, Table
-from oom_magic.views.encodings.palette import DARK, LIGHT
-from oom_magic.views.encodings.text import display_width, wrap
+from oom_magic.views.html import DARK, LIGHT
+from oom_magic.views.text import display_width, wrap
 
 RESULTS = {
     "predicted": predicted,

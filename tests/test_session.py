@@ -24,7 +24,7 @@ from oom_magic.predict.instrumentation import recorder
 from oom_magic.predict.isolation.live_objects import find_live_objects, heap_set_aside
 from oom_magic.predict.session import DrySession
 from oom_magic.units import GIB, MIB
-from oom_magic.views.encodings.text import to_text
+from oom_magic.views.text import to_text
 
 counters: list[float] = []
 

@@ -9,7 +9,7 @@ from samples import failed, predicted
 from oom_magic.memory.comparison import compare, ratios
 from oom_magic.units import MIB
 from oom_magic.views import to_text
-from oom_magic.views.encodings.text import display_width
+from oom_magic.views.text import display_width
 
 
 @pytest.mark.parametrize("number", [1, 5, 7])

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from oom_magic.predict import torch_private
-from oom_magic.predict.fake_cuda.answers.torch_cuda import Cards
 from oom_magic.predict.fake_cuda.device_view import DeviceView
+from oom_magic.predict.fake_cuda.torch_cuda import Cards
 from oom_magic.predict.operators.autocast import Autocast
 from oom_magic.predict.session import DrySession
 from oom_magic.predict.torch_patches import torch_patches

@@ -133,8 +133,8 @@ NOT_OURS = {
     "predict/fake_cuda/device_view.py": "PyTorch's message",
     "predict/isolation/files/file_tree.py": "Python's message",
     "predict/isolation/files/saving.py": "PyTorch's message",
-    "predict/operators/overloads.py": "for developers",
-    "views/registry.py": "for developers",
+    "predict/operators/calls.py": "for developers",
+    "views/blocks.py": "for developers",
 }
 
 

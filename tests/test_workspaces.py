@@ -9,7 +9,7 @@ import torch
 
 import oom_magic as om
 from oom_magic.memory.workspaces import Workspaces
-from oom_magic.predict.kernels.cudnn_workspaces import Convolution
+from oom_magic.predict.kernels.convolutions import Convolution
 from oom_magic.units import MIB
 
 SMALL, LARGE, LT = 8320 * 1024, 2**25, 2**20

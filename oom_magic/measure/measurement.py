@@ -19,8 +19,8 @@ from oom_magic.measure.device.cards import current_device
 from oom_magic.measure.history import recording as history
 from oom_magic.measure.history.assembly import Assembler, FailedRequest
 from oom_magic.measure.history.attribution import find_owners, gradient_owners, on_cuda
+from oom_magic.measure.holders.failed_frames import users_names
 from oom_magic.measure.holders.inventory import holders_in
-from oom_magic.measure.holders.ipython_results import users_names
 from oom_magic.memory.allocator.segments import (
     GRANULE_BYTES,
     MIN_LARGE_BYTES,

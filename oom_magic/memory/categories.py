@@ -1,4 +1,4 @@
-"""What a piece of memory is for, and a peak divided by it."""
+"""What a piece of memory is for, a peak divided by it, and how much of a card it may take."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from enum import Enum
+from typing import Literal
 
+Verdict = Literal["safe", "tight", "danger"]
+# Below the first a run is safe, up to the second tight, above it in danger.
+TIGHT_SHARE, DANGER_SHARE = 0.85, 0.90
 _BLOCK_NUMBER = re.compile(r"\.\d+(?=\.|$)")
 
 
@@ -85,3 +89,10 @@ class Breakdown(Mapping[str, int]):
     def to_dict(self) -> dict[str, int]:
         """The parts as a plain ``dict``."""
         return dict(self._parts)
+
+
+def verdict_on(used_fraction: float) -> Verdict:
+    """Whether it is safe to use that share of a card."""
+    if used_fraction < TIGHT_SHARE:
+        return "safe"
+    return "tight" if used_fraction <= DANGER_SHARE else "danger"

@@ -28,7 +28,7 @@ from oom_magic.memory.timeline import PHASES, MarkKind, Phase
 from oom_magic.units import GIB, MIB
 from oom_magic.views import to_html
 from oom_magic.views.blocks import Description, Picture
-from oom_magic.views.encodings.palette import LIGHT
+from oom_magic.views.html import LIGHT
 from oom_magic.views.report import place
 from oom_magic.views.words import word
 

@@ -36,7 +36,7 @@ class InOneLine:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if not isinstance(error, KeyboardInterrupt) or isinstance(error, Interrupted):
             return
-        from oom_magic.explain.language import translate
+        from oom_magic.explain.sentences.catalogue import translate
 
         interrupted = Interrupted(translate(self._key, choose_language(), where=_where(error)))
         del kind, error, tb

@@ -14,7 +14,7 @@ from IPython.display import display
 
 from oom_magic.errors import describe_error
 from oom_magic.language import _
-from oom_magic.memory.shares import DANGER_SHARE, TIGHT_SHARE
+from oom_magic.memory.categories import DANGER_SHARE, TIGHT_SHARE
 from oom_magic.views.blocks import Block, Description, Fact, Facts, Part, Parts, Sentence
 
 if TYPE_CHECKING:

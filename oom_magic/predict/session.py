@@ -25,9 +25,9 @@ from oom_magic.predict.compiled.calls import compile_followed
 from oom_magic.predict.compiled.instead import run_or_as_written
 from oom_magic.predict.cpu_runs import stayed_on_cpu
 from oom_magic.predict.fake_cuda import transfers
-from oom_magic.predict.fake_cuda.answers.torch_cuda import Cards
 from oom_magic.predict.fake_cuda.device_view import DeviceView
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
+from oom_magic.predict.fake_cuda.torch_cuda import Cards
 from oom_magic.predict.instrumentation.attribution import Attribution
 from oom_magic.predict.instrumentation.decided_names import DecidedNames, decided_sentence
 from oom_magic.predict.instrumentation.loop_code import loops_known

@@ -13,8 +13,6 @@ import torch.utils.dlpack
 
 from oom_magic.predict.compiled.calls import scripted_as_written
 from oom_magic.predict.distributed.data_parallel import data_parallel_followed
-from oom_magic.predict.fake_cuda.answers.legacy_types import legacy_types
-from oom_magic.predict.fake_cuda.answers.torch_cuda import Cards, torch_cuda_answers
 from oom_magic.predict.fake_cuda.cuda_build import cuda_build, fast_paths, grouped_by_place, triton_kernels_skipped
 from oom_magic.predict.fake_cuda.device_view import (
     DeviceView,
@@ -23,6 +21,8 @@ from oom_magic.predict.fake_cuda.device_view import (
     shown_without_values,
 )
 from oom_magic.predict.fake_cuda.graphs import graphs_followed
+from oom_magic.predict.fake_cuda.legacy_types import legacy_types
+from oom_magic.predict.fake_cuda.torch_cuda import Cards, torch_cuda_answers
 from oom_magic.predict.fake_cuda.transfers import storages_followed
 from oom_magic.predict.instrumentation.autograd_order import AutogradOrder
 from oom_magic.predict.isolation.context import python_functions_followed

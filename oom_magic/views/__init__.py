@@ -6,10 +6,9 @@ from importlib import import_module
 from typing import Any
 
 from oom_magic.language import _
-from oom_magic.views.blocks import Description
-from oom_magic.views.encodings.html import style_element, to_fragment, to_html
-from oom_magic.views.encodings.text import to_text
-from oom_magic.views.registry import describe_registered
+from oom_magic.views.blocks import Description, describe_registered
+from oom_magic.views.html import style_element, to_fragment, to_html
+from oom_magic.views.text import to_text
 from oom_magic.views.words import current_shell
 
 __all__ = ["describe", "style_element", "to_fallback", "to_fragment", "to_html", "to_text"]

@@ -7,7 +7,8 @@ A cell of a table is text or an ``int``: a byte count, formatted at the last mom
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from functools import singledispatch
+from typing import Any, Literal
 
 from oom_magic.results import Result
 from oom_magic.units import format_bytes
@@ -166,3 +167,17 @@ class Description(Result):
 def cell_text(cell: Cell) -> str:
     """A cell as shown: a byte count formatted, text as it is."""
     return format_bytes(cell) if isinstance(cell, int) else cell
+
+
+@singledispatch
+def describe_registered(result: Any) -> Description:
+    """The Description of a result whose view is loaded. Raises TypeError for a class without one."""
+    raise TypeError(f"no view is registered for {type(result).__name__}; add one in oom_magic/views.")
+
+
+register = describe_registered.register
+
+
+@register
+def _(description: Description) -> Description:
+    return description

@@ -5,8 +5,7 @@ from __future__ import annotations
 from oom_magic.language import _
 from oom_magic.memory.categories import CATEGORIES
 from oom_magic.memory.comparison import Comparison, Ratios, SideBySide
-from oom_magic.views.blocks import Bar, Bars, Block, Cell, Description, Part, Sentence, Table
-from oom_magic.views.registry import register
+from oom_magic.views.blocks import Bar, Bars, Block, Cell, Description, Part, Sentence, Table, register
 from oom_magic.views.words import word
 
 _WIDEST = 5  # runs whose categories fit beside each other into 80 columns

@@ -9,14 +9,13 @@ from oom_magic.explain.diagnosis import Diagnosis
 from oom_magic.explain.evidence.budget import Budget
 from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence
 from oom_magic.explain.evidence.judging import device_tool
-from oom_magic.explain.language import render_evidence, translate
 from oom_magic.explain.live.holders import Holder
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.explain.remedies.texts import code_of, is_named_by_message
+from oom_magic.explain.sentences.catalogue import render_evidence, translate
 from oom_magic.language import Language
 from oom_magic.predict.setups.setup import in_words
-from oom_magic.views.blocks import Block, Code, Description, Details, Part, Parts, Sentence, Table
-from oom_magic.views.registry import register
+from oom_magic.views.blocks import Block, Code, Description, Details, Part, Parts, Sentence, Table, register
 from oom_magic.views.remedies import Wording, best_remedy, remedies_chart, remedies_details
 
 _HOST_CAUSES = (Cause.HOST_RAM, Cause.SHARED_MEMORY)

@@ -6,8 +6,7 @@ from itertools import groupby
 
 from oom_magic.language import _, ngettext
 from oom_magic.memory.memory_map import MappedBlock, MemoryMap
-from oom_magic.views.blocks import Bar, Bars, Block, Description, Fact, Facts, Part, Sentence
-from oom_magic.views.registry import register
+from oom_magic.views.blocks import Bar, Bars, Block, Description, Fact, Facts, Part, Sentence, register
 from oom_magic.views.words import word
 
 _MOST_SEGMENTS = 24

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from oom_magic.explain.language import render_evidence
 from oom_magic.explain.live.holders import in_words
+from oom_magic.explain.sentences.catalogue import render_evidence
 from oom_magic.language import _, choose_language
 from oom_magic.measure.holders.inventory import Holding
 from oom_magic.measure.holders.release import DeviceChange, Released
-from oom_magic.views.blocks import Block, Cell, Description, Sentence, Table
-from oom_magic.views.registry import register
+from oom_magic.views.blocks import Block, Cell, Description, Sentence, Table, register
 
 
 @register

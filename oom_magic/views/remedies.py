@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from oom_magic.explain.language import render_evidence, translate
+from oom_magic.explain.sentences.catalogue import render_evidence, translate
 from oom_magic.language import Language
-from oom_magic.memory.shares import DANGER_SHARE, TIGHT_SHARE
+from oom_magic.memory.categories import DANGER_SHARE, TIGHT_SHARE
 from oom_magic.views.blocks import Bar, Bars, Block, Cell, Code, Details, Part, Sentence, Table
-from oom_magic.views.code_comments import code_in
-from oom_magic.views.words import current_shell
+from oom_magic.views.words import code_in, current_shell
 
 if TYPE_CHECKING:
     from oom_magic.explain.remedies.remedy import AsItIs, Remedy

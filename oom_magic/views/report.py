@@ -7,12 +7,23 @@ from itertools import groupby
 from pathlib import PurePath
 
 from oom_magic.language import _, ngettext
+from oom_magic.memory.categories import verdict_on
 from oom_magic.memory.report import Device, MemoryReport, StepUsage
-from oom_magic.memory.shares import verdict_on
 from oom_magic.memory.timeline import Phase, SourceLine, Timeline
 from oom_magic.units import format_bytes
-from oom_magic.views.blocks import Block, Code, Description, Details, Fact, Facts, Part, Parts, Sentence, Table
-from oom_magic.views.registry import register
+from oom_magic.views.blocks import (
+    Block,
+    Code,
+    Description,
+    Details,
+    Fact,
+    Facts,
+    Part,
+    Parts,
+    Sentence,
+    Table,
+    register,
+)
 from oom_magic.views.words import upper_bound_sentence, verdict_sentence, word
 
 _LONGEST_CODE = 60  # characters of a source line that are shown

@@ -6,8 +6,7 @@ from oom_magic.language import _, ngettext
 from oom_magic.predict.setups.setup import TrainingSetup
 from oom_magic.predict.sizing.sizes import Sizes
 from oom_magic.units import format_bytes
-from oom_magic.views.blocks import Block, Description, Details, Sentence, Table
-from oom_magic.views.registry import register
+from oom_magic.views.blocks import Block, Description, Details, Sentence, Table, register
 
 
 @register

@@ -9,9 +9,8 @@ from oom_magic.language import _, choose_language
 from oom_magic.measure.device.nvml import DeviceProcess
 from oom_magic.measure.system.check import SystemCheck
 from oom_magic.units import format_bytes
-from oom_magic.views.blocks import Block, Code, Description, Sentence, Table
-from oom_magic.views.code_comments import code_in
-from oom_magic.views.registry import register
+from oom_magic.views.blocks import Block, Code, Description, Sentence, Table, register
+from oom_magic.views.words import code_in
 
 
 @register

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from oom_magic.predict.isolation import snapshot, tensor_exchange
-from oom_magic.predict.isolation.journal import Journal
+from oom_magic.predict.isolation.patching import Journal
 from oom_magic.predict.session import DrySession
 
 pytestmark = pytest.mark.gpu

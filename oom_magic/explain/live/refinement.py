@@ -1,12 +1,16 @@
-"""Refining a judgement by a run that is known: what filled the memory when it failed."""
+"""Refining a judgement by a recorded run: what filled the memory when it failed, and what need not have stayed."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from oom_magic.explain.evidence.causes import DOUBTS, Cause, Confidence, Evidence, Judgement
+from oom_magic.memory.categories import CATEGORIES, Category
 from oom_magic.predict.silence import in_silence
 
 if TYPE_CHECKING:
@@ -31,13 +35,16 @@ _GROWN = {
     "activation": Cause.ACTIVATIONS,
     "temporary": Cause.ACTIVATIONS,
 }
+_PASSING = [CATEGORIES.index(one) for one in (Category.ACTIVATION, Category.INPUT, Category.TEMPORARY)]
+# A step may well hold a few forwards at once: both sides of a comparison, a policy and its reference.
+_MANY_CALLS = 5
+_LEAST_SHARE = 0.2
 
 
 def refine_with_report(judgement: Judgement, report: MemoryReport) -> Judgement:
     """The judgement, refined by what had filled the memory when it failed, where no surer evidence is there."""
     if judgement.confidence is Confidence.CERTAIN:
         return judgement
-    from oom_magic.explain.live.outputs import find_kept_outputs  # loads NumPy
 
     kept = find_kept_outputs(report)
     if kept is not None:
@@ -163,3 +170,33 @@ def refine_with_setup(diagnosis: Diagnosis, setup: TrainingSetup) -> Diagnosis:
     judgement = refine_with_report(Judgement(diagnosis.cause, diagnosis.evidence, diagnosis.confidence), report)
     cause, evidence, confidence = judgement.cause, judgement.evidence, judgement.confidence
     return replace(diagnosis, cause=cause, evidence=evidence, confidence=confidence)
+
+
+def find_kept_outputs(report: MemoryReport) -> Evidence | None:
+    """The evidence that something keeps what should have gone before memory ran out; None without it."""
+    failure, timeline = report.out_of_memory, report.timeline
+    if failure is None or not timeline.num_events:
+        return None
+    live = timeline.live_at(report.peak_position)
+    passing = live[np.isin(timeline.category[live], _PASSING)]
+    least = _LEAST_SHARE * report.breakdown.total_bytes
+    steps = timeline.step[passing]
+    old = passing[(steps >= 1) & (steps < failure.step - 1)]
+    old_bytes = int(timeline.requested_bytes[old].sum())
+    if old_bytes >= least and len(np.unique(timeline.step[old])) > 1:
+        return Evidence("earlier_steps_alive", {"kept_bytes": old_bytes})
+    if failure.num_calls < _MANY_CALLS:
+        return None
+    kept_bytes = _copied_bytes(report, passing, failure.num_calls // 2)
+    return (
+        Evidence("calls_alive", {"count": failure.num_calls, "kept_bytes": kept_bytes}) if kept_bytes >= least else None
+    )
+
+
+def _copied_bytes(report: MemoryReport, allocations: np.ndarray, least_copies: int) -> int:
+    """Bytes of what a module made the same at least so many times, all alive at once."""
+    timeline = report.timeline
+    within = allocations[timeline.module[allocations] > 0]
+    columns = (timeline.module, timeline.operator, timeline.requested_bytes)
+    kinds = Counter(zip(*(column[within].tolist() for column in columns), strict=True))
+    return sum(num_bytes * copies for (_, _, num_bytes), copies in kinds.items() if copies >= least_copies)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.evidence.causes import Evidence
-from oom_magic.memory.shares import TIGHT_SHARE, Verdict, verdict_on
+from oom_magic.memory.categories import TIGHT_SHARE, Verdict, verdict_on
 
 if TYPE_CHECKING:
     from oom_magic.explain.live.growth import Growth

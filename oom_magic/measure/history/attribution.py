@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from oom_magic.collection import live_objects
 from oom_magic.measure.history.frames import AUTOGRAD_SITE, Site
-from oom_magic.measure.live_objects import live_objects
 from oom_magic.memory.categories import Category
 from oom_magic.memory.timeline import Phase, SourceLine
 

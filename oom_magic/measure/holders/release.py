@@ -16,9 +16,18 @@ from oom_magic.collection import gc_disabled
 from oom_magic.language import _
 from oom_magic.measure.device.accelerators import Levels, Memory, find_accelerators
 from oom_magic.measure.history.attribution import Storage
-from oom_magic.measure.holders.failed_frames import KeptFrames, clear, find_kept_frames, forget_last_error, told_apart
+from oom_magic.measure.holders.failed_frames import (
+    KeptFrames,
+    clear,
+    drop_name,
+    drop_results,
+    find_kept_frames,
+    forget_last_error,
+    running_shell,
+    told_apart,
+    users_names,
+)
 from oom_magic.measure.holders.inventory import HeldStorages, Holding, held_in, holdings, named_holdings, named_values
-from oom_magic.measure.holders.ipython_results import drop_name, drop_results, running_shell, users_names
 from oom_magic.measure.holders.reach import Locate, namespaces_of_modules, reach, referents, without
 from oom_magic.results import Result
 

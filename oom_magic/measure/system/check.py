@@ -12,9 +12,10 @@ import torch
 from oom_magic.errors import describe_error
 from oom_magic.language import _
 from oom_magic.measure.device.cards import Card, driver_reading, read_cards
-from oom_magic.measure.system.findings import Finding, Seen
 from oom_magic.measure.system.gpu_probe import probe_card, probe_fallback, probe_order, probe_torch, torch_build
 from oom_magic.measure.system.host_probe import (
+    Finding,
+    Seen,
     probe_disk,
     probe_kills,
     probe_memory,

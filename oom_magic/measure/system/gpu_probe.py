@@ -13,7 +13,7 @@ from oom_magic.language import _
 from oom_magic.measure.device.cards import Card, driver_reading, own_process
 from oom_magic.measure.device.host import notebook_platform
 from oom_magic.measure.device.nvml import CardReading, name_cards
-from oom_magic.measure.system.findings import Finding, Seen
+from oom_magic.measure.system.host_probe import Finding, Seen
 from oom_magic.units import MIB
 
 _NOTICEABLE_BYTES = 512 * MIB

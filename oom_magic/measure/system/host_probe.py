@@ -1,17 +1,36 @@
-"""The machine around the GPU: memory, swap, limits of a container, shared memory, disk."""
+"""What a probe finds, and the machine around the GPU: memory, swap, limits of a container, shared memory, disk."""
 
 from __future__ import annotations
 
 import platform
+from dataclasses import dataclass, field
+from typing import Literal
 
 from oom_magic.language import _, ngettext
 from oom_magic.measure.device import host
-from oom_magic.measure.system.findings import Finding, Seen
 from oom_magic.units import GIB, MIB, format_bytes
 
 _LEAST_HOST_BYTES = 2 * GIB
 _LEAST_SHARED_BYTES = 128 * MIB  # Docker gives 64 MiB unless told
 _LEAST_DISK_BYTES = 5 * GIB
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something worth changing: what it is, why it matters for memory, what to do. ``bad``: training cannot work."""
+
+    what: str
+    why: str
+    fix: str
+    tone: Literal["warning", "bad"] = "warning"
+
+
+@dataclass(slots=True)
+class Seen:
+    """What one probe saw: rows of what and value, and findings."""
+
+    rows: list[tuple[str, str]] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
 
 
 def probe_platform() -> Seen:

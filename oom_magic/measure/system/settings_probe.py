@@ -13,7 +13,7 @@ import torch
 
 from oom_magic.language import Sentences, _, spoken
 from oom_magic.measure.device.host import notebook_platform
-from oom_magic.measure.system.findings import Finding, Seen
+from oom_magic.measure.system.host_probe import Finding, Seen
 from oom_magic.memory.allocator.settings import AllocatorSettings
 
 _NEW, _OLD = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"

@@ -144,7 +144,7 @@ def explain_last(shell: InteractiveShell, failures: FailureWatch, runner: CellRu
     from oom_magic.explain.advice import before_prices
     from oom_magic.explain.evidence.causes import Evidence
     from oom_magic.explain.explainer import Explainer
-    from oom_magic.explain.language import translate
+    from oom_magic.explain.sentences.catalogue import translate
     from oom_magic.notebook.cells.releasing import find_holders, names_and_places
 
     cell = failures.failed_cell
@@ -200,7 +200,7 @@ def _language(options: Any) -> Language:
 
 
 def _usage_error(key: str, options: Any, **values: object) -> UsageError:
-    from oom_magic.explain.language import translate
+    from oom_magic.explain.sentences.catalogue import translate
 
     return UsageError(translate(key, _language(options), **values))
 
@@ -210,7 +210,7 @@ def _show(shell: InteractiveShell, diagnosis: Diagnosis, prices: Iterator[Diagno
 
     A notebook brings what it shows up to date. A terminal would print all of it again, so there the whole comes once.
     """
-    from oom_magic.explain.language import translate
+    from oom_magic.explain.sentences.catalogue import translate
 
     start = time.monotonic()
     can_update = getattr(shell, "kernel", None) is not None

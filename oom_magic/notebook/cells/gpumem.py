@@ -18,8 +18,8 @@ from oom_magic.language import _
 from oom_magic.notebook.cells.names import DryNamespace
 from oom_magic.notebook.cells.running import CompiledCell, trimmed
 from oom_magic.notebook.options import checked
-from oom_magic.predict.distributed.job import Job
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, checked_number, find_gpu, split_count
+from oom_magic.predict.setups.hardware import Job
 from oom_magic.views.blocks import Block, Description, Facts
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ class CellRunner:
 
     def _tell(self, decided: DecidedNames, stayed: StayedOnCPU | None) -> None:
         """Say in one line which names of the CPU decided the run, or would have."""
-        from oom_magic.explain.language import translate
+        from oom_magic.explain.sentences.catalogue import translate
         from oom_magic.language import choose_language
         from oom_magic.predict.instrumentation.decided_names import shown
 

@@ -23,7 +23,7 @@ from oom_magic.notebook.sliders.view import Estimate, assumption_details, error_
 from oom_magic.notebook.step_chart import step_picture
 from oom_magic.views import to_fallback, to_html, to_text
 from oom_magic.views.blocks import Block, Code, Description, Details, Sentence
-from oom_magic.views.code_comments import code_in
+from oom_magic.views.words import code_in
 
 if TYPE_CHECKING:
     from oom_magic.predict.setups.setup import TrainingSetup

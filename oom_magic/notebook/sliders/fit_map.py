@@ -15,8 +15,8 @@ import ipywidgets
 import numpy as np
 
 from oom_magic.language import _
+from oom_magic.memory.categories import verdict_on
 from oom_magic.memory.report import Device
-from oom_magic.memory.shares import verdict_on
 from oom_magic.memory.timeline import IntArray
 from oom_magic.notebook.sliders.ranges import BATCHES, LENGTHS, first_of, landmarks
 from oom_magic.units import GIB, MIB

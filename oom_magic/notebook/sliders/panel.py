@@ -21,7 +21,7 @@ from oom_magic.notebook.sliders.view import Estimate, assumption_blocks, live_bl
 from oom_magic.notebook.step_chart import step_picture
 from oom_magic.views import style_element, to_fragment
 from oom_magic.views.blocks import Block, Code, Sentence
-from oom_magic.views.code_comments import code_in
+from oom_magic.views.words import code_in
 
 Control = Any  # a widget with a ``value``; ipywidgets carries no types
 

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from oom_magic.language import _
-from oom_magic.memory.categories import Breakdown, Category
+from oom_magic.memory.categories import DANGER_SHARE, TIGHT_SHARE, Breakdown, Category, verdict_on
 from oom_magic.memory.report import Assumption, Device, MemoryReport
-from oom_magic.memory.shares import DANGER_SHARE, TIGHT_SHARE, verdict_on
 from oom_magic.memory.timeline import SourceLine
 from oom_magic.notebook.sliders.ranges import ACCUMULATIONS, BATCHES, LENGTHS, first_of
 from oom_magic.units import format_bytes

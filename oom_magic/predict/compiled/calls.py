@@ -16,7 +16,7 @@ from oom_magic.language import _
 from oom_magic.predict import torch_private
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.isolation.patching import Patches, all_patched, patched, suspended
-from oom_magic.predict.operators.overloads import TORCH
+from oom_magic.predict.operators.calls import TORCH
 from oom_magic.user_code import is_users_file
 
 

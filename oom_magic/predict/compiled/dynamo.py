@@ -24,10 +24,9 @@ from torch._dynamo.variables.optimizer import OptimizerVariable
 from torch.overrides import _get_current_function_mode_stack
 
 from oom_magic.language import _
-from oom_magic.predict.compiled.card import compiled_for
+from oom_magic.predict.compiled.card import compiled_for, compiling_on, is_on_gpu, running_on
 from oom_magic.predict.compiled.fake_tensors import fake_cuda_tensors, tracing
 from oom_magic.predict.compiled.generated import loaded_without_compiler, random_states_exchanged
-from oom_magic.predict.compiled.inductor import compiling_on, is_on_gpu, running_on
 from oom_magic.predict.compiled.instead import CudaGraphsError
 from oom_magic.predict.fake_cuda.device_view import DeviceView, set_function_modes
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU

@@ -16,9 +16,9 @@ import torch
 import torch.multiprocessing
 
 from oom_magic.language import _
-from oom_magic.predict.distributed.job import Job
 from oom_magic.predict.isolation.patching import Patches
 from oom_magic.predict.libraries.adapters import Adapter, Run
+from oom_magic.predict.setups.hardware import Job
 
 
 @contextmanager

@@ -15,8 +15,8 @@ import torch
 from torch._C import DisableTorchFunction  # type: ignore[attr-defined]
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-from oom_magic.predict.fake_cuda.answers.legacy_types import type_of
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
+from oom_magic.predict.fake_cuda.legacy_types import type_of
 from oom_magic.predict.fake_cuda.places import META, Place, Spot, map_tensors, tensors_in
 
 Answer = Callable[["DeviceView", Any, tuple[Any, ...], dict[str, Any]], Any]

@@ -28,23 +28,22 @@ from oom_magic.predict.fake_cuda.places import (
     tensors_in,
     to_meta,
 )
-from oom_magic.predict.fake_cuda.threads import Threads
+from oom_magic.predict.fake_cuda.streams import Threads
 from oom_magic.predict.instrumentation.attribution import Attribution
 from oom_magic.predict.instrumentation.collector import Collector
 from oom_magic.predict.instrumentation.recorder import Recorder
 from oom_magic.predict.isolation.interrupts import Interrupts
-from oom_magic.predict.operators.calls import Call
+from oom_magic.predict.operators.calls import Call, find_overload
 from oom_magic.predict.operators.fallbacks import find_fallback, is_wrapper
 from oom_magic.predict.operators.gradients import counts_when_unheld, reused_gradient
 from oom_magic.predict.operators.known_outputs import KnownOutputs
-from oom_magic.predict.operators.overloads import find_overload
 from oom_magic.predict.operators.sparse import is_sparse, run_sparse
 from oom_magic.predict.setups.gpus import GPU
 
 if TYPE_CHECKING:
-    from oom_magic.predict.distributed.job import Job
     from oom_magic.predict.distributed.world import World
     from oom_magic.predict.operators.autocast import Autocast
+    from oom_magic.predict.setups.hardware import Job
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _WITH_HOST_LENGTHS = {
     torch.ops.aten._pack_padded_sequence.default,

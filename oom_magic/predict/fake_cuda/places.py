@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 
 from oom_magic.memory.categories import Category
 from oom_magic.memory.timeline import Phase
-from oom_magic.predict.fake_cuda.threads import Threads
+from oom_magic.predict.fake_cuda.streams import Threads
 from oom_magic.predict.instrumentation.recorder import Recorder, SizeExpression
 from oom_magic.predict.setups.gpus import GPU
 

@@ -18,8 +18,7 @@ from typing import Any
 
 import torch
 
-from oom_magic.predict.instrumentation.later_turns import can_be_asked
-from oom_magic.predict.instrumentation.loops import LOOPS
+from oom_magic.predict.instrumentation.loops import LOOPS, can_be_asked
 from oom_magic.user_code import is_users_file
 
 _PLACE = "<the loops of the dry run>"  # in the compiled code, until LOOPS itself takes its place

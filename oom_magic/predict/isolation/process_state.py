@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from oom_magic.predict.isolation.journal import Journal
+from oom_magic.predict.isolation.patching import Journal
 from oom_magic.predict.isolation.restored.settings import settings_noted
 from oom_magic.predict.isolation.snapshot import Snapshot
 

@@ -10,7 +10,7 @@ from torch._ops import OpOverload
 
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.places import Handler, Place, tensors_in
-from oom_magic.predict.operators.overloads import existing
+from oom_magic.predict.operators.calls import existing
 
 aten = torch.ops.aten
 

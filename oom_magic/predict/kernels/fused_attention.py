@@ -16,8 +16,7 @@ import torch
 from torch._ops import OpOverload
 
 from oom_magic.predict.fake_cuda.fake_gpu import Rule
-from oom_magic.predict.operators.calls import Call
-from oom_magic.predict.operators.overloads import TORCH
+from oom_magic.predict.operators.calls import TORCH, Call
 from oom_magic.predict.setups.gpus import GPU
 
 aten = torch.ops.aten

@@ -14,8 +14,7 @@ from oom_magic.memory.categories import Category
 from oom_magic.memory.workspaces import Workspaces
 from oom_magic.predict.fake_cuda.fake_gpu import Rule
 from oom_magic.predict.instrumentation.recorder import SizeFunction
-from oom_magic.predict.operators.calls import Call
-from oom_magic.predict.operators.overloads import existing
+from oom_magic.predict.operators.calls import Call, existing
 from oom_magic.predict.setups.gpus import GPU
 
 aten = torch.ops.aten

@@ -10,8 +10,7 @@ from torch._ops import OpOverload
 
 from oom_magic.predict.fake_cuda.fake_gpu import Rule
 from oom_magic.predict.kernels.copies import make_outputs
-from oom_magic.predict.operators.calls import Call
-from oom_magic.predict.operators.overloads import existing
+from oom_magic.predict.operators.calls import Call, existing
 
 aten = torch.ops.aten
 

@@ -15,8 +15,7 @@ from torch._ops import OpOverload
 
 from oom_magic.predict.fake_cuda.fake_gpu import Rule
 from oom_magic.predict.kernels.copies import make_outputs
-from oom_magic.predict.operators.calls import Call
-from oom_magic.predict.operators.overloads import TORCH
+from oom_magic.predict.operators.calls import TORCH, Call
 from oom_magic.predict.setups.gpus import GPU
 
 aten = torch.ops.aten

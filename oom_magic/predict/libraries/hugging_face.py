@@ -18,8 +18,7 @@ from oom_magic.language import _
 from oom_magic.predict.isolation.files.saving import unwritten
 from oom_magic.predict.isolation.patching import Patches
 from oom_magic.predict.libraries.adapters import Adapter, Run, pretend_on_host
-from oom_magic.predict.setups.layers import with_layers_as_asked
-from oom_magic.predict.setups.models import config_for_hub_id
+from oom_magic.predict.setups.models import config_for_hub_id, with_layers_as_asked
 
 # Arguments of a model's from_pretrained that its configuration's must not take.
 _LOADING = (

@@ -15,7 +15,7 @@ import torch
 from torch._ops import OpOverload
 
 from oom_magic.predict.fake_cuda.places import FakeDevice, Place, map_tensors, tensors_in
-from oom_magic.predict.operators.overloads import Kernel, find_overload
+from oom_magic.predict.operators.calls import Kernel, find_overload
 
 aten = torch.ops.aten
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from oom_magic.predict.kernels.normalization import is_by_cudnn
-from oom_magic.predict.operators.overloads import TORCH
+from oom_magic.predict.operators.calls import TORCH
 
 aten = torch.ops.aten
 

@@ -14,7 +14,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from oom_magic.predict.operators.overloads import TORCH
+from oom_magic.predict.operators.calls import TORCH
 
 aten = torch.ops.aten
 

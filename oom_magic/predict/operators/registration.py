@@ -17,7 +17,7 @@ from oom_magic.predict.kernels import convolutions, losses, normalization, recur
 from oom_magic.predict.operators import compositions
 from oom_magic.predict.operators.attention import attend
 from oom_magic.predict.operators.autocast import Autocast
-from oom_magic.predict.operators.overloads import Kernel, existing, find_overload, original
+from oom_magic.predict.operators.calls import Kernel, existing, find_overload, original
 from oom_magic.predict.setups.gpus import GPU
 
 aten = torch.ops.aten

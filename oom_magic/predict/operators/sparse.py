@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 
 from oom_magic.language import _
 from oom_magic.predict.fake_cuda.places import META, FakeDevice, Handler, tensors_in
-from oom_magic.predict.operators.overloads import find_overload
+from oom_magic.predict.operators.calls import find_overload
 
 aten = torch.ops.aten
 

@@ -7,21 +7,34 @@ Linux. They move by up to 1 % with the driver; under Windows a consumer card rep
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 from oom_magic.errors import InvalidSettingError
 from oom_magic.language import _
-from oom_magic.predict.setups.contexts import context_range
-from oom_magic.predict.setups.tables import read_table
 from oom_magic.units import MIB
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 DEFAULT_GPU = "RTX 3060"
+_FEWEST_READINGS = 2  # of a generation, that make a range
+
+
+@cache
+def read_table(name: str) -> dict[str, Any]:
+    """The TOML file of this name as plain data, read once: it is not to be changed."""
+    return tomllib.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,3 +171,23 @@ def _cards_by_key() -> dict[str, GPU]:
 
 def _key(name: str) -> str:
     return _NOISE.sub("", _GIGABYTES.sub(r"\1gb", name.lower()))
+
+
+def context_range(
+    capability: tuple[int, int], typical_bytes: int, environment: Mapping[str, str] = os.environ
+) -> tuple[int, int]:
+    """The least and the most bytes that were read on cards of this generation, or on any where few were read.
+
+    ``typical_bytes`` is among them. With ``CUDA_MODULE_LOADING=EAGER`` they are those of all kernels at once.
+    """
+    is_eager = environment.get("CUDA_MODULE_LOADING", "").upper() == "EAGER"
+    least, most = _range(capability, "eager" if is_eager else "lazy")
+    return (least, most) if is_eager else (min(least, typical_bytes), max(most, typical_bytes))
+
+
+@cache
+def _range(capability: tuple[int, int], loading: str) -> tuple[int, int]:
+    readings = [reading for reading in read_table("contexts.toml")["reading"] if reading["loading"] == loading]
+    own = [mib for reading in readings if reading.get("capability") == [*capability] for mib in reading["mib"]]
+    found = own if len(own) >= _FEWEST_READINGS else [mib for reading in readings for mib in reading["mib"]]
+    return min(found) * MIB, max(found) * MIB

@@ -1,9 +1,14 @@
-"""Model presets: configurations known without a network, made with the transformers that is installed."""
+"""Model presets: configurations known without a network, made with the transformers that is installed.
+
+For sizing they are also made with fewer layers.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
@@ -11,8 +16,7 @@ from typing import Any, Literal
 
 from oom_magic.errors import InvalidSettingError
 from oom_magic.language import _
-from oom_magic.predict.setups.layers import layer_counts
-from oom_magic.predict.setups.tables import read_table
+from oom_magic.predict.setups.gpus import read_table
 
 Task = Literal["causal-lm", "sequence-classification", "seq2seq-lm", "image-classification"]
 
@@ -187,3 +191,35 @@ def _look_up(name: str) -> ModelPreset | None:
 
 def _key(name: str) -> str:
     return re.sub(r"[^a-z0-9.]", "", name.lower())
+
+
+_NAMES = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "num_decoder_layers")
+_num_layers: ContextVar[int | None] = ContextVar("num_layers", default=None)
+
+
+@contextmanager
+def only_layers(count: int) -> Iterator[None]:
+    """Models loaded by name in dry runs inside have ``count`` layers, in the encoder and in the decoder."""
+    token = _num_layers.set(count)
+    try:
+        yield
+    finally:
+        _num_layers.reset(token)
+
+
+def layer_counts(settings: Mapping[str, Any]) -> dict[str, int]:
+    """The numbers of layers that ``config.json`` names; of the text's part where there are several."""
+    text = settings.get("text_config", settings)
+    return {name: text[name] for name in _NAMES if isinstance(text.get(name), int)}
+
+
+def with_layers_as_asked(settings: dict[str, Any]) -> dict[str, Any]:
+    """What ``config.json`` says, but for the number of layers that ``only_layers`` asks for."""
+    count = _num_layers.get()
+    if count is None:
+        return settings
+    fewer: dict[str, Any] = dict.fromkeys(layer_counts(settings), count)
+    text = settings.get("text_config", settings)
+    if text.get("layer_types"):
+        fewer["layer_types"] = text["layer_types"][:count]
+    return {**settings, "text_config": {**text, **fewer}} if "text_config" in settings else {**settings, **fewer}

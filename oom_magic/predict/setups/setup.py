@@ -209,7 +209,7 @@ class TrainingSetup(Result):
 
     def untraced_sizes(self, *, stop_after_steps: int = 3, **ranges: Any) -> Sizes:
         """The same function before it is traced anywhere."""
-        from oom_magic.predict.setups.layers import only_layers
+        from oom_magic.predict.setups.models import only_layers
         from oom_magic.predict.sizing.layered import Layers
         from oom_magic.predict.sizing.ranges import Ranges
         from oom_magic.predict.sizing.sizes import Sizes

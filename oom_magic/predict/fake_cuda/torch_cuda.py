@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from oom_magic.memory.timeline import MarkKind
-from oom_magic.predict.fake_cuda.answers.memory_statistics import memory_snapshot, memory_statistics
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
+from oom_magic.predict.fake_cuda.memory_statistics import memory_snapshot, memory_statistics
 from oom_magic.predict.instrumentation.recorder import Recorder
 from oom_magic.predict.isolation.patching import Patches
 from oom_magic.predict.setups.gpus import GPU

@@ -1,1 +1,0 @@
-"""A Description as text and as HTML, with the same rows."""
