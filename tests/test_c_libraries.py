@@ -3,11 +3,16 @@ nothing is on the disk."""
 
 from __future__ import annotations
 
+import _socket
 import contextlib
 import ctypes
+import functools
 import importlib
+import io
 import os
+import socket
 import sqlite3
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -20,6 +25,7 @@ import torch
 
 import oom_magic as om
 from oom_magic.predict.isolation.files.effects import isolated
+from oom_magic.predict.isolation.files.gates import HAS_GATES
 from oom_magic.predict.isolation.files.linkage import IS_KNOWN
 
 pytestmark = pytest.mark.skipif(not IS_KNOWN, reason="C libraries are held back on Linux with glibc only")
@@ -244,6 +250,52 @@ def test_a_file_of_hdf5_that_was_open_is_as_it_was(home: Path) -> None:
     file.close()
     with h5py.File(path) as file:
         assert content() == (["group", "numbers"], [0, 7, 2, 3], [], {"epoch": 1})
+
+
+@pytest.mark.skipif(not HAS_GATES, reason="the interpreter's own calls are answered on x86-64 only")
+def test_what_was_open_gets_nothing_by_whatever_holds_the_call(tmp_path: Path) -> None:
+    import ctypes.util
+    import fcntl
+
+    path = tmp_path / "log"
+    path.write_bytes(b"before")
+    number = os.open(path, os.O_RDWR)
+    os.lseek(number, 2, os.SEEK_SET)
+    read, write = os.pipe()
+    here, there = socket.socketpair()
+    there.setblocking(False)
+    held = {name: getattr(os, name) for name in ("write", "pwrite", "close", "dup2", "ftruncate", "lseek", "read")}
+    pushed = functools.partial(os.write, number)
+    libc = ctypes.CDLL(ctypes.util.find_library("c"))
+
+    def run() -> None:
+        held["write"](number, b"XY")
+        pushed(b"Z")
+        io.FileIO(number, "w", closefd=False).write(b"raw")
+        libc.write(number, b"C", 1)
+        ctypes.CDLL(None).pwrite(number, b"D", 1, 0)
+        assert held["lseek"](number, 0, os.SEEK_SET) == 0 and held["read"](number, 99) == b"DeXYZrawC"
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with pytest.raises(PermissionError, match="refused"):
+            held["ftruncate"](number, 1)
+        held["write"](write, b"pipe")
+        held["dup2"](read, number)
+        held["close"](write)
+        with pytest.raises(OSError, match="non-socket"):
+            _socket.socket.send(here, b"sent")
+        subprocess.run(["true"], check=True)
+
+    report = om.dry_run(run)
+    assert path.read_bytes() == b"before" and os.read(number, 9) == b"fore"
+    other = os.open(path, os.O_RDWR)
+    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert os.write(write, b"-") == 1 == len(os.read(read, 9))
+    with pytest.raises(BlockingIOError):
+        there.recv(9)
+    assert sum(str(path) in one.text for one in report.assumptions) == 1
+    for one in (number, other, read, write):
+        os.close(one)
+    here.close(), there.close()
 
 
 def test_a_table_that_was_being_written_gets_nothing(home: Path) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 from oom_magic.language import _
 from oom_magic.predict.isolation.files.file_tree import FileTree
+from oom_magic.predict.isolation.files.open_files import can_write
 from oom_magic.predict.isolation.patching import Patches
 from oom_magic.predict.isolation.scope import Scope
 from oom_magic.user_code import is_users_file
@@ -142,7 +143,8 @@ class Boundary:
             self._refuse("open", path)
 
     def _judge_map(self, number: int, length: int, access: int, offset: int) -> None:
-        is_written = access in (mmap.ACCESS_DEFAULT, mmap.ACCESS_WRITE) and number >= 0 and _can_write(number)
+        with self._scope.outside():
+            is_written = access in (mmap.ACCESS_DEFAULT, mmap.ACCESS_WRITE) and number >= 0 and can_write(number)
         if is_written and not self._is_private(number):
             self._refuse("mmap", _path_of(number))
 
@@ -267,12 +269,6 @@ def _is_import() -> bool:
             return True
         frame = frame.f_back  # type: ignore[assignment]
     return False
-
-
-def _can_write(number: int) -> bool:
-    import fcntl  # not on Windows, where ``number`` is that of a copy
-
-    return fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
 
 
 def _path_of(number: int) -> str:

@@ -1,14 +1,17 @@
 """Files that C libraries open themselves (HDF5, Arrow, PyTorch's own writers, ...): the run's layer answers them, too.
 
 They call libc, of which no audit event tells. So what they call is exchanged (``linkage``): a path becomes that of the
-private file behind it, and what changes names is answered by the layer. All stand-ins have one shape, some words as
-arguments and one as the result, which is how libc's functions with integers and pointers are called.
+private file behind it, what changes names is answered by the layer, and the number of a file that was open before is
+that of its private copy. The interpreter itself calls libc so, too: whoever holds ``os.write``, or a file object that
+nobody found, is answered alike (``gates``). All stand-ins have one shape, some words as arguments and one as result,
+which is how libc's functions with integers and pointers are called.
 """
 
 from __future__ import annotations
 
 import _imp
 import _thread
+import contextlib
 import ctypes
 import errno
 import functools
@@ -20,8 +23,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from oom_magic.language import _
+from oom_magic.predict.isolation.files.descriptors import Descriptors
 from oom_magic.predict.isolation.files.file_tree import FileTree
-from oom_magic.predict.isolation.files.linkage import IS_KNOWN, Links
+from oom_magic.predict.isolation.files.gates import HAS_GATES, Gates
+from oom_magic.predict.isolation.files.linkage import IS_KNOWN, Links, StandIns
 from oom_magic.predict.isolation.patching import Patches, all_patched
 from oom_magic.predict.isolation.reach import others_at_work
 from oom_magic.predict.isolation.run_threads import threads_of_run
@@ -45,10 +50,12 @@ class _Form:
     action: str
     paths: tuple[At, ...] = ((0, None),)
     other: int | None = None
+    numbers: tuple[int, ...] = ()  # which arguments are numbers of files
 
 
 _FORMS = {
     "dlopen": _Form("dlopen"),
+    "dlsym": _Form("dlsym"),
     "open": _Form("open", other=1),
     "openat": _Form("open", ((1, 0),), 2),
     "creat": _Form("open"),
@@ -78,17 +85,44 @@ _LARGE_STATES = ("stat", "lstat", "fstatat", "statfs", "statvfs", "__xstat", "__
 _FORMS |= {f"{name}64": _FORMS[name] for name in (*_LARGE, *_LARGE_STATES)}
 
 
+def _of_numbers(names: str, *numbers: int) -> dict[str, _Form]:
+    form = _Form("number", (), None, numbers)
+    return {f"{name}{bits}": form for name in names.split() for bits in ("", "64")}
+
+
+_NUMBER_FORMS = {
+    **_of_numbers("write writev pwrite pwritev pwritev2 pwritev64v2 read readv pread preadv preadv2 preadv64v2", 0),
+    **_of_numbers("lseek ftruncate fallocate posix_fallocate fstat fchmod fchown futimens fsetxattr", 0),
+    **_of_numbers("flock lockf fcntl", 0),
+    **_of_numbers("sendfile", 0, 1),
+    **_of_numbers("copy_file_range splice", 0, 2),
+    **_of_numbers("__fxstat", 1),
+}
+_PYTHONS_FORMS = {  # of libraries these are not asked: what they close is their own
+    **_of_numbers("dup send sendto sendmsg recv recvfrom recvmsg shutdown setsockopt listen bind connect", 0),
+    **_of_numbers("dup2 dup3", 0, 1),
+    "close": _Form("close", (), None, (0,)),
+}
+
+
 @contextmanager
 def c_calls_answered(
-    tree: FileTree, scope: Scope, calls: Mapping[str, Callable[..., Any]], assume: Callable[[str], None]
+    tree: FileTree,
+    scope: Scope,
+    numbers: Descriptors,
+    calls: Mapping[str, Callable[..., Any]],
+    assume: Callable[[str], None],
 ) -> Iterator[None]:
     """While a dry run lasts. ``calls`` are the layer's own functions by the name of ``os``'s."""
     if not IS_KNOWN:
         assume(_("files: on this system what C libraries open by themselves is not held back"))
         yield
         return
-    links = Links(_addresses())
-    answers = _Answers(tree, scope, calls, links.exchange)
+    served = _served()
+    if served.of_files is None and any(numbers.written()):
+        assume(_("files opened before: on this system a write to a number is held back only if made by its usual name"))
+    links = Links(served.stand_ins)
+    answers = _Answers(tree, scope, numbers, calls, links.exchange)
 
     def then(load: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(load)
@@ -105,34 +139,66 @@ def c_calls_answered(
     ]
     _current.append(answers)
     try:
+        served.mark(*numbers.written())
         links.exchange()
         with all_patched(table):
             yield
     finally:
         links.give_back()
+        served.mark([], [])
         _current.clear()
 
 
 _current: list[_Answers] = []  # of the run that lasts
 
 
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """What is called in place of libc, and what numbers are marked in: for libraries, and for Python."""
+
+    stand_ins: StandIns
+    of_files: Gates | None = None
+    of_python: Gates | None = None
+
+    def mark(self, files: list[int], others: list[int]) -> None:
+        """From now on calls with these numbers are answered."""
+        if self.of_files is not None and self.of_python is not None:
+            self.of_files.mark(files)
+            self.of_python.mark([*files, *others])
+
+
 @functools.cache
-def _addresses() -> dict[str, int]:
-    """The stand-ins' addresses by name. They are there for good: a thread may be inside of one for a while yet."""
-    found = {name: ctypes.cast(_stand_in(name, form), ctypes.c_void_p).value for name, form in _FORMS.items()}
-    return {name: address for name, address in found.items() if address}
+def _served() -> _Served:
+    """The stand-ins are there for good: a thread may be inside of one for a while yet."""
+    names = {name: stand_in for name, (_real, stand_in, _places) in _ways(_FORMS).items()}
+    if HAS_GATES:
+        with contextlib.suppress(OSError):  # no memory for instructions: not all systems give it
+            of_files, of_python = Gates(_ways(_NUMBER_FORMS)), Gates(_ways(_NUMBER_FORMS | _PYTHONS_FORMS))
+            stand_ins = StandIns(names | of_files.addresses, names | of_python.addresses, of_python.addresses)
+            return _Served(stand_ins, of_files, of_python)
+    return _Served(StandIns(names, names, {}))
 
 
 _kept: list[Any] = []
+_instead: dict[int, int] = {}  # stand-ins by what they stand for
 
 
-def _stand_in(name: str, form: _Form) -> Any:
+def _ways(forms: Mapping[str, _Form]) -> dict[str, tuple[int, int, tuple[int, ...]]]:
+    """Of each function that this libc has: where it is, where its stand-in is, and which arguments are numbers."""
     libc = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(libc, name):
-        return None
-    real = libc[name]
+    made = {}
+    for name, form in forms.items():
+        if hasattr(libc, name):
+            real, stand_in = libc[name], _stand_in(libc[name], form)
+            addresses = [ctypes.cast(one, ctypes.c_void_p).value or 0 for one in (real, stand_in)]
+            made[name] = addresses[0], addresses[1], form.numbers
+            _instead[addresses[0]] = addresses[1]
+    return made
+
+
+def _stand_in(real: Any, form: _Form) -> Any:
     real.restype, real.argtypes = _SHAPE[0], _SHAPE[1:]
-    failed = 0 if form.action in ("fopen", "dlopen") else -1
+    failed = 0 if form.action in ("fopen", "dlopen", "dlsym") else -1
 
     def answer(*words: int) -> int:
         try:
@@ -156,10 +222,16 @@ class _Answers:
     """What the functions do in one run."""
 
     def __init__(
-        self, tree: FileTree, scope: Scope, calls: Mapping[str, Callable[..., Any]], has_loaded: Callable[[], None]
+        self,
+        tree: FileTree,
+        scope: Scope,
+        numbers: Descriptors,
+        calls: Mapping[str, Callable[..., Any]],
+        has_loaded: Callable[[], None],
     ) -> None:
         self._tree = tree
         self._scope = scope
+        self._numbers = numbers
         self._calls = calls
         self._has_loaded = has_loaded
 
@@ -176,6 +248,14 @@ class _Answers:
             handle = int(real(*words))
             self._has_loaded()
             return handle
+        if form.action == "dlsym":
+            return _instead.get(int(real(*words)) or 0, int(real(*words)))
+        if form.action == "close":
+            self._calls["close"](_number(words[0]))
+            return 0
+        if form.numbers:
+            own = [self._numbers.own(_number(word)) if at in form.numbers else word for at, word in enumerate(words)]
+            return int(real(*own))
         paths = [self._path(words, at) for at in form.paths]
         other = 0 if form.other is None else words[form.other]
         if form.action == "look":
@@ -197,7 +277,7 @@ class _Answers:
     def _path(self, words: Words, at: At) -> str:
         position, folder_at = at
         path = os.fsdecode(ctypes.string_at(words[position])) if words[position] else ""
-        folder = _HERE if folder_at is None else ctypes.c_int32(words[folder_at] & 0xFFFFFFFF).value
+        folder = _HERE if folder_at is None else _number(words[folder_at])
         if not path or os.path.isabs(path) or folder == _HERE:
             return path
         with self._scope.outside():
@@ -219,3 +299,7 @@ class _Answers:
         path = path[:-6] + os.urandom(3).hex()
         ctypes.memmove(template, os.fsencode(path), len(os.fsencode(path)))
         return int(self._calls["os_open"](path, _NEW, 0o600))
+
+
+def _number(word: int) -> int:
+    return ctypes.c_int32(word & 0xFFFFFFFF).value

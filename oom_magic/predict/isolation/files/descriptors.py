@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import signal
 import socket
 import stat
 import sys
@@ -19,7 +20,7 @@ from typing import Any
 
 from oom_magic.language import _
 from oom_magic.predict.isolation.files.file_tree import FileTree
-from oom_magic.predict.isolation.files.open_files import is_output, private_copy
+from oom_magic.predict.isolation.files.open_files import can_write, is_output, private_copy
 from oom_magic.predict.isolation.patching import Patches
 from oom_magic.predict.isolation.scope import Scope
 
@@ -80,6 +81,20 @@ class Descriptors:
                 self._private[number] = self._made_private(number)
             return self._private[number] if self._is_users(number) else number
 
+    def written(self) -> tuple[list[int], list[int]]:
+        """What can be written to by its number: files, and others, which have no place to be read from either."""
+        files: list[int] = []
+        others: list[int] = []
+        wakes = _wakes()
+        with self._scope.outside():
+            for number in filter(self._is_users, self._before):
+                if not stat.S_ISREG(os.fstat(number).st_mode):
+                    if wakes not in (None, number):
+                        others.append(number)
+                elif can_write(number):
+                    files.append(number)
+        return files, others
+
     def lent(self, number: int) -> int:
         """``own`` for a file object that closes it."""
         own = self.own(number)
@@ -119,8 +134,11 @@ class Descriptors:
     def _answering(self, usual: Callable[..., Any], num_places: int) -> Callable[..., Any]:
         @functools.wraps(usual)
         def answer(*args: Any, **kwargs: Any) -> Any:
-            if not self._scope.applies() or sys._getframe(1).f_globals.get("__name__") == _TRACKER:
+            if not self._scope.applies():
                 return usual(*args, **kwargs)
+            if sys._getframe(1).f_globals.get("__name__") == _TRACKER:
+                with self._scope.outside():
+                    return usual(*args, **kwargs)
             numbers = map(self.own, args[:num_places])
             named = {name: self.own(value) if name in _NAMED else value for name, value in kwargs.items()}
             return usual(*numbers, *args[num_places:], **named)
@@ -146,9 +164,11 @@ class Descriptors:
         @functools.wraps(usual)
         def unsent(connection: Any, *args: Any, **kwargs: Any) -> Any:
             number = connection.fileno()
-            if not self._scope.applies() or sys._getframe(2).f_code.co_name == _WAKES or self.own(number) == number:
+            if not self._scope.applies() or self.own(number) == number:
                 return usual(connection, *args, **kwargs)
             with self._scope.outside():
+                if sys._getframe(2).f_code.co_name == _WAKES:
+                    return usual(connection, *args, **kwargs)
                 return _ANSWERS[name](self.lent(number) if name == "detach" else number, *args)
 
         return unsent
@@ -164,6 +184,17 @@ def _open_now() -> Iterator[tuple[int, tuple[int, int]]]:
                 is_left = stat.S_ISDIR(state.st_mode) or stat.S_ISCHR(state.st_mode) or is_output(number)
                 if not is_left:
                     yield number, (state.st_dev, state.st_ino)
+
+
+def _wakes() -> int | None:
+    """The number that handlers of signals write to, -1 for none; None on other threads, which cannot ask."""
+    try:
+        number = signal.set_wakeup_fd(-1)
+    except ValueError:
+        return None
+    if number != -1:
+        signal.set_wakeup_fd(number)
+    return number
 
 
 def _name_of(number: int) -> str:

@@ -81,7 +81,7 @@ def isolated(
         stack.enter_context(scope.entered())
         stack.enter_context(all_patched(table))
         stack.enter_context(boundary.closed())
-        stack.enter_context(c_calls_answered(tree, scope, stand_ins, note))
+        stack.enter_context(c_calls_answered(tree, scope, numbers, stand_ins, note))
         yield Isolation(tree, scope)
 
 

@@ -20,9 +20,9 @@ import numpy as np
 # Relocations that hold the address of a symbol: for jumps, for loads, in data.
 _ADDRESS_RELOCATIONS = {"x86_64": (7, 6, 1), "aarch64": (1026, 1025, 257)}.get(platform.machine(), ())
 IS_KNOWN = sys.platform == "linux" and bool(_ADDRESS_RELOCATIONS) and platform.libc_ver()[0] == "glibc"
-_OF_PYTHON = ("libpython", "libc.so", "libc-2", "ld-linux", "libpthread", "linux-vdso")  # served above, or the target
-# cffi's own dlopen; that of other libraries would look for names where the caller, not the library, says.
-_LOADS = b"_cffi_backend"
+_TARGETS = ("libc.so", "libc-2", "ld-linux", "libpthread", "linux-vdso")  # what is called, and what loads
+# Of these alone: that of other libraries would look for names where the caller, not the library, says.
+_LOADING = {"dlopen": (b"_cffi_backend",), "dlsym": (b"_cffi_backend", b"/_ctypes.")}
 _DYNAMIC, _PROTECTED = 2, 0x6474E552  # PT_DYNAMIC, PT_GNU_RELRO of elf.h
 _PLTRELSZ, _STRTAB, _SYMTAB, _RELA, _RELASZ, _STRSZ, _JMPREL, _RELACOUNT = 2, 5, 6, 7, 8, 10, 23, 0x6FFFFFF9
 _RELOCATION = np.dtype([("offset", "<u8"), ("info", "<u8"), ("addend", "<i8")])
@@ -59,17 +59,31 @@ class _Slot:
 _known: dict[tuple[int, bytes], list[_Slot]] = {}  # by a library's place and name
 
 
+@dataclass(frozen=True, slots=True)
+class StandIns:
+    """Addresses by the names of libc's functions: for libraries, for Python's own modules, and for the interpreter."""
+
+    libraries: Mapping[str, int]
+    modules: Mapping[str, int]
+    interpreter: Mapping[str, int]
+
+    def of(self, library: bytes) -> Mapping[str, int]:
+        """Those for a library of this name, by which it was loaded; the program itself has none."""
+        if not library or os.path.basename(library).startswith(b"libpython"):
+            return self.interpreter
+        return self.modules if b"/lib-dynload/" in library else self.libraries
+
+
 class Links:
     """The words of all libraries that are loaded, for some functions of libc."""
 
-    def __init__(self, stand_ins: Mapping[str, int]) -> None:
-        self._stand_ins = stand_ins  # addresses by name
+    def __init__(self, stand_ins: StandIns) -> None:
+        self._stand_ins = stand_ins
         self._before: dict[int, tuple[_Slot, int]] = {}
 
     def exchange(self) -> None:
         """Let libraries that were loaded since call the stand-ins."""
-        for slot in list(_slots(self._stand_ins)):
-            address = self._stand_ins[slot.function]
+        for slot, address in list(_slots(self._stand_ins)):
             now = ctypes.c_uint64.from_address(slot.address).value
             if now != address:
                 self._before[slot.address] = slot, now
@@ -93,13 +107,16 @@ def _write(slot: _Slot, address: int) -> None:
         _libc.mprotect(page, mmap.PAGESIZE, mmap.PROT_READ)
 
 
-def _slots(names: Collection[str]) -> Iterator[_Slot]:
+def _slots(stand_ins: StandIns) -> Iterator[tuple[_Slot, int]]:
     for base, name, headers in _loaded():
-        if not name or os.path.basename(name).startswith(tuple(one.encode() for one in _OF_PYTHON)):
-            continue  # the program itself has no name
+        if os.path.basename(name).startswith(tuple(one.encode() for one in _TARGETS)):
+            continue
+        addresses = stand_ins.of(name)
         if (base, name) not in _known:
-            _known[base, name] = list(_slots_of((base, name), headers, names))
-        yield from (one for one in _known[base, name] if one.function != "dlopen" or _LOADS in name)
+            _known[base, name] = list(_slots_of((base, name), headers, addresses))
+        for one in _known[base, name]:
+            if any(loading in name for loading in _LOADING.get(one.function, (b"",))):
+                yield one, addresses[one.function]
 
 
 def _loaded() -> list[tuple[int, bytes, list[tuple[int, int, int]]]]:

@@ -136,6 +136,13 @@ def is_output(number: int) -> bool:
     return False
 
 
+def can_write(number: int) -> bool:
+    """Whether a descriptor was opened for writing."""
+    import fcntl  # not on Windows, where no number is looked at, and that of a map is that of a copy
+
+    return fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+
+
 def _number(file: Any) -> int:
     try:
         return int(file.fileno())
