@@ -91,5 +91,10 @@ def describe_error(error: BaseException | None) -> str:
     """The type and first line of an exception, such as ``"ValueError: bad shape"``; empty for None."""
     if error is None:
         return ""
-    first_line = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
+    line = first_line(error)
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an exception says; empty where it says nothing."""
+    return str(error).strip().partition("\n")[0]

@@ -5,6 +5,11 @@ from __future__ import annotations
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 
+def unit_for(most_bytes: float) -> tuple[int, str]:
+    """The unit in bytes, and its name, for an axis or a table of numbers up to ``most_bytes``."""
+    return (GIB, "GiB") if most_bytes >= GIB else (MIB, "MiB")
+
+
 def format_bytes(num_bytes: int) -> str:
     """Text such as ``"2.32 GiB"``, in the notation of PyTorch's own messages.
 

@@ -12,14 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oom_magic.memory.allocator.replay import (
-    AllocatorOutOfMemory,
-    AllocatorSettings,
-    CachingAllocator,
-    minimum_device_bytes,
-    replay,
-)
+from oom_magic.memory.allocator.caching_allocator import AllocatorOutOfMemory, CachingAllocator
+from oom_magic.memory.allocator.replay import minimum_device_bytes, replay
 from oom_magic.memory.allocator.segments import UNLIMITED, Block
+from oom_magic.memory.allocator.settings import AllocatorSettings
 from oom_magic.memory.timeline import Mark, MarkKind, Timeline
 from oom_magic.units import GIB, MIB
 

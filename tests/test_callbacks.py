@@ -13,7 +13,7 @@ from torch import nn
 
 import oom_magic as om
 from oom_magic.measure import measurement
-from oom_magic.measure.device import memory_sample
+from oom_magic.measure.device import cards
 
 
 class FakeMeasurement:
@@ -35,7 +35,7 @@ class FakeMeasurement:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if there were one."""
-    monkeypatch.setattr(memory_sample, "is_available", lambda: True)
+    monkeypatch.setattr(cards, "is_available", lambda: True)
     monkeypatch.setattr(measurement, "measure", lambda **_: FakeMeasurement())
     FakeMeasurement.running = 0
 

@@ -20,8 +20,8 @@ from oom_magic.explain.doctor import GLOBAL_BATCH_SIZE, Checkup, Recommendation,
 from oom_magic.measure.device import host
 from oom_magic.measure.device.cards import Card
 from oom_magic.measure.device.nvml import CardReading, DeviceProcess
-from oom_magic.measure.system import check, gpu_probe, host_probe, settings_probe
-from oom_magic.measure.system.host_probe import Seen
+from oom_magic.measure.system import check, probes
+from oom_magic.measure.system.probes import Seen
 from oom_magic.memory.report import Device
 from oom_magic.predict.setups.gpus import find_gpu
 from oom_magic.units import GIB, MIB
@@ -32,7 +32,7 @@ CARD = Device("RTX 3060", 12 * GIB, 300 * MIB, 0, (8, 6))
 
 def seen_on(device: Device = CARD, reading: CardReading = SILENT, **card: Any) -> Seen:
     known: dict[str, Any] = {"reserved_bytes": 0, "processes": (), "driver_version": "580", "problem": "", **card}
-    return gpu_probe.probe_card(Card(0, device, **known), reading)
+    return probes.probe_card(Card(0, device, **known), reading)
 
 
 def whats(seen: Seen) -> list[str]:
@@ -110,23 +110,23 @@ def test_numbers_of_the_cards(
 ) -> None:
     monkeypatch.setenv("CUDA_DEVICE_ORDER", order)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
-    monkeypatch.setattr(gpu_probe, "driver_reading", lambda index: CardReading(number=numbers[index]))
+    monkeypatch.setattr(probes, "driver_reading", lambda index: CardReading(number=numbers[index]))
     cards = tuple(Card(at, CARD, 0, (), "580", "") for at in range(len(numbers)))
-    seen = gpu_probe.probe_order(cards)
+    seen = probes.probe_order(cards)
     assert whats(seen) == expected
     assert len(seen.rows) == sum(number not in (at, None) for at, number in enumerate(numbers))
 
 
 def test_a_cpu_build_beside_a_card_is_said_loudly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    monkeypatch.setattr(gpu_probe, "torch_build", lambda: "CPU only")
+    monkeypatch.setattr(probes, "torch_build", lambda: "CPU only")
     monkeypatch.setitem(__import__("sys").modules, "pynvml", fake_nvml())
-    (finding,) = gpu_probe.probe_torch().findings
+    (finding,) = probes.probe_torch().findings
     assert finding.tone == "bad"
     assert "CPU-only build beside RTX 3060" in finding.what
     monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
-    monkeypatch.setattr(gpu_probe, "_has_driver", lambda: False)
-    (finding,) = gpu_probe.probe_torch().findings
+    monkeypatch.setattr(probes, "_has_driver", lambda: False)
+    (finding,) = probes.probe_torch().findings
     assert "No GPU" in finding.what
 
 
@@ -138,18 +138,18 @@ def test_why_a_cuda_build_sees_no_card(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("No CUDA GPUs are available")
 
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    monkeypatch.setattr(gpu_probe, "torch_build", lambda: "cuda 13.0")
+    monkeypatch.setattr(probes, "torch_build", lambda: "cuda 13.0")
     monkeypatch.setattr(torch.cuda, "init", refuse)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert whats(gpu_probe.probe_torch()) == [
+    assert whats(probes.probe_torch()) == [
         "torch sees no GPU: The NVIDIA driver on your system is too old (found version 11040)."
     ]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert "hides all" in whats(gpu_probe.probe_torch())[0]
+    assert "hides all" in whats(probes.probe_torch())[0]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,0")
-    assert "too old" in whats(gpu_probe.probe_torch())[0]
+    assert "too old" in whats(probes.probe_torch())[0]
     monkeypatch.setattr(torch.cuda, "init", none_left)
-    assert whats(gpu_probe.probe_torch()) == ['torch sees no GPU: CUDA_VISIBLE_DEVICES="0,0" hides all.']
+    assert whats(probes.probe_torch()) == ['torch sees no GPU: CUDA_VISIBLE_DEVICES="0,0" hides all.']
 
 
 @pytest.mark.parametrize(
@@ -167,8 +167,8 @@ def test_why_a_cuda_build_sees_no_card(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_settings(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: list[str]) -> None:
-    monkeypatch.setattr(settings_probe, "_was_there_at_start", lambda _: True)
-    seen = settings_probe.probe_settings(environment)
+    monkeypatch.setattr(probes, "_was_there_at_start", lambda _: True)
+    seen = probes.probe_settings(environment)
     assert dict(seen.rows) == environment
     assert len(seen.findings) == len(expected)
     assert all(text in what for text, what in zip(expected, whats(seen), strict=True))
@@ -176,11 +176,11 @@ def test_settings(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], 
 
 def test_settings_that_contradict_or_come_late(monkeypatch: pytest.MonkeyPatch) -> None:
     both = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-    monkeypatch.setattr(settings_probe, "_was_there_at_start", lambda _: True)
-    assert "Both" in whats(settings_probe.probe_settings(both))[0]
+    monkeypatch.setattr(probes, "_was_there_at_start", lambda _: True)
+    assert "Both" in whats(probes.probe_settings(both))[0]
     monkeypatch.undo()
-    late = settings_probe.probe_settings({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
-    assert ("after this kernel had started" in str(whats(late))) == settings_probe.Path("/proc/self/environ").exists()
+    late = probes.probe_settings({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
+    assert ("after this kernel had started" in str(whats(late))) == probes.Path("/proc/self/environ").exists()
 
 
 def test_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,17 +189,17 @@ def test_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "shared_memory_bytes", lambda: 64 * MIB)
     monkeypatch.setattr(host, "disk_free_bytes", lambda: GIB)
     monkeypatch.setattr(host, "num_oom_kills", lambda: 2)
-    memory = host_probe.probe_memory()
+    memory = probes.probe_memory()
     assert ("limit of the container", "8.00 GiB of the machine's 64.00 GiB") in memory.rows
-    findings = [*whats(memory), *whats(host_probe.probe_shared_memory()), *whats(host_probe.probe_disk())]
-    findings += whats(host_probe.probe_kills())
+    findings = [*whats(memory), *whats(probes.probe_shared_memory()), *whats(probes.probe_disk())]
+    findings += whats(probes.probe_kills())
     assert [text.split()[0] for text in findings] == ["Only", "/dev/shm", "Only", "The"]
 
 
 def test_versions_that_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {"transformers": "4.57.1", "peft": "0.17.0", "accelerate": "1.2", "bitsandbytes": "0.45.0.dev0"}
-    monkeypatch.setattr(settings_probe, "version", versions.__getitem__)
-    assert whats(settings_probe.probe_packages()) == [
+    monkeypatch.setattr(probes, "version", versions.__getitem__)
+    assert whats(probes.probe_packages()) == [
         "transformers 4.57.1 is older than 5.0.",
         "bitsandbytes 0.45.0.dev0 is older than 0.46.1.",
     ]

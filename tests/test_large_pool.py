@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oom_magic.memory.allocator.caching_allocator import CachingAllocator
 from oom_magic.memory.allocator.large_pool import allocated_bytes
-from oom_magic.memory.allocator.replay import Block, CachingAllocator
+from oom_magic.memory.allocator.segments import Block
 from oom_magic.units import MIB
 
 _SIZES = st.integers(2 * MIB // 512 + 1, 40 * MIB // 512).map(lambda blocks: blocks * 512)

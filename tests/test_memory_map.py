@@ -6,7 +6,7 @@ import pytest
 from pages import assert_text_and_html_agree
 from samples import failed, predicted
 
-from oom_magic.memory.allocator.replay import CachingAllocator
+from oom_magic.memory.allocator.caching_allocator import CachingAllocator
 from oom_magic.memory.allocator.settings import AllocatorSettings
 from oom_magic.memory.memory_map import MemoryMap, memory_map
 from oom_magic.units import MIB

@@ -15,8 +15,8 @@ import torch
 from IPython.core.interactiveshell import InteractiveShell
 from test_measure_device import fails, fake_nvml
 
-from oom_magic.measure.device import memory_sample as device_memory
-from oom_magic.measure.device.memory_sample import MemorySample
+from oom_magic.measure.device import cards as device_memory
+from oom_magic.measure.device.cards import MemorySample
 from oom_magic.notebook.monitor import Monitor, Record
 from oom_magic.units import GIB, MIB
 

@@ -25,7 +25,7 @@ from rank_cases import Case, train
 from oom_magic.predict.distributed import collectives
 from oom_magic.predict.session import DrySession, dry_run
 from oom_magic.predict.what_if.change import Change, InapplicableError
-from oom_magic.predict.what_if.parallel_changes import FullySharded, GradientsInBuckets, Resharded, ShardsOnHost
+from oom_magic.predict.what_if.placement_changes import FullySharded, GradientsInBuckets, Resharded, ShardsOnHost
 
 TRUTH = json.loads((Path(__file__).parent / "data" / "ranks_truth_2.13.0.json").read_text())
 QUICK = {"zero1-gpt2-x4", "fsdp1-gradop-x2", "fsdp2-llama-noreshard-x2", "tp2-fsdp2-x4", "cp-x2", "ep-x8"}

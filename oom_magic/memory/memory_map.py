@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from oom_magic.memory.allocator.replay import Block, CachingAllocator, state_at
+from oom_magic.memory.allocator.caching_allocator import CachingAllocator
+from oom_magic.memory.allocator.replay import state_at
+from oom_magic.memory.allocator.segments import Block
 from oom_magic.memory.categories import CATEGORIES
 from oom_magic.results import Result
 

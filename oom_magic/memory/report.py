@@ -11,7 +11,8 @@ from typing import Any, Literal
 import numpy as np
 
 from oom_magic.language import _
-from oom_magic.memory.allocator.replay import AllocatorSettings, Replay, minimum_device_bytes, most_with, replay
+from oom_magic.memory.allocator.replay import Replay, minimum_device_bytes, most_with, replay
+from oom_magic.memory.allocator.settings import AllocatorSettings
 from oom_magic.memory.categories import CATEGORIES, Breakdown, Category, verdict_on
 from oom_magic.memory.snapshot import write_snapshot
 from oom_magic.memory.timeline import PHASES, IntArray, MarkKind, Phase, SourceLine, Timeline

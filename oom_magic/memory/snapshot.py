@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from oom_magic.memory.allocator.replay import AllocatorOutOfMemory, AllocatorSettings, Block, CachingAllocator
+from oom_magic.memory.allocator.caching_allocator import AllocatorOutOfMemory, CachingAllocator
+from oom_magic.memory.allocator.segments import Block
+from oom_magic.memory.allocator.settings import AllocatorSettings
 from oom_magic.memory.categories import CATEGORIES
 from oom_magic.memory.timeline import PHASES, MarkKind, Timeline
 

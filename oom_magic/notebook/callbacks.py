@@ -75,7 +75,7 @@ class _StepTable:
 
     def begin(self, *, is_shown: bool = True) -> None:
         """Start to observe, where there is a GPU to observe."""
-        from oom_magic.measure.device.memory_sample import is_available
+        from oom_magic.measure.device.cards import is_available
         from oom_magic.measure.measurement import measure
         from oom_magic.predict.isolation.context import is_dry_run
 

@@ -25,7 +25,7 @@ from oom_magic.memory.allocator.replay import replay
 from oom_magic.memory.categories import CATEGORIES, Category
 from oom_magic.memory.report import MemoryReport
 from oom_magic.memory.timeline import PHASES, MarkKind, Phase
-from oom_magic.units import GIB, MIB
+from oom_magic.units import MIB, unit_for
 from oom_magic.views import to_html
 from oom_magic.views.blocks import Description, Picture
 from oom_magic.views.html import LIGHT
@@ -213,7 +213,7 @@ def _draw_failure(axes: Axes, report: MemoryReport, curve: Curve) -> None:
 
 def dress(axes: Axes) -> None:
     """Ticks in round units, a quiet grid and the legend above."""
-    unit, name = (GIB, "GiB") if axes.get_ylim()[1] >= GIB else (MIB, "MiB")
+    unit, name = unit_for(axes.get_ylim()[1])
     ticks = MaxNLocator(5, steps=[1, 2, 4, 5, 10]).tick_values(0, axes.get_ylim()[1] / unit)
     axes.set_yticks([tick * unit for tick in ticks if tick * unit <= axes.get_ylim()[1]])
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _at: f"{value / unit:g} {name}"))

@@ -15,8 +15,7 @@ from oom_magic.notebook.cells import gpumem
 from oom_magic.notebook.cells.explanations import explain_last, explain_pasted, explain_path
 from oom_magic.notebook.cells.gpumem import CardOptions, CellRunner
 from oom_magic.notebook.cells.hints import FailureWatch
-from oom_magic.notebook.cells.running import compile_cell
-from oom_magic.notebook.interrupted import InOneLine
+from oom_magic.notebook.cells.running import InOneLine, compile_cell
 from oom_magic.notebook.monitor import Monitor, can_update
 from oom_magic.notebook.options import checked, parse_line, parse_options, setup_arguments, slider_arguments, unquoted
 from oom_magic.predict.setups.gpus import list_gpus
@@ -298,14 +297,14 @@ def keep_nothing_on_disk() -> None:
 
 
 def _has_gpu() -> bool:
-    from oom_magic.measure.device.memory_sample import is_available
+    from oom_magic.measure.device.cards import is_available
 
     return is_available()
 
 
 def _watched(device: int | None) -> int | None:
     """The device asked for, else the current one; None where there is none."""
-    from oom_magic.measure.device.memory_sample import default_device
+    from oom_magic.measure.device.cards import default_device
 
     if not _has_gpu():
         if device is not None:

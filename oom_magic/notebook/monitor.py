@@ -18,7 +18,7 @@ from oom_magic.memory.categories import DANGER_SHARE, TIGHT_SHARE
 from oom_magic.views.blocks import Block, Description, Fact, Facts, Part, Parts, Sentence
 
 if TYPE_CHECKING:
-    from oom_magic.measure.device.memory_sample import MemorySample
+    from oom_magic.measure.device.cards import MemorySample
 
 _NUM_LOOKS = 120  # that the sparkline shows at most
 _WIDTH = 60  # characters of the sparkline
@@ -42,7 +42,7 @@ class Monitor:
 
     def start(self) -> None:
         """Show the memory now, then keep it up to date."""
-        from oom_magic.measure.device.memory_sample import open_sampler, sample_host
+        from oom_magic.measure.device.cards import open_sampler, sample_host
 
         stack = ExitStack()
         name, look = _("This machine"), sample_host

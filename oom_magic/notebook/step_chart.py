@@ -14,7 +14,7 @@ from oom_magic.memory.allocator.segments import MIN_BLOCK_BYTES
 from oom_magic.memory.categories import CATEGORIES, Category
 from oom_magic.memory.report import MemoryReport
 from oom_magic.memory.timeline import PHASES, MarkKind, Phase, Timeline
-from oom_magic.units import GIB, MIB
+from oom_magic.units import unit_for
 from oom_magic.views.blocks import Picture
 from oom_magic.views.words import word
 
@@ -99,7 +99,7 @@ def _areas(x: FloatArray, y: FloatArray) -> list[str]:
 
 
 def _grid(top: float) -> str:
-    unit, name = (GIB, "GiB") if top >= GIB else (MIB, "MiB")
+    unit, name = unit_for(top)
     rough = top / unit / 4
     power = 10 ** np.floor(np.log10(rough))
     step = next(float(factor * power) for factor in (1, 2, 5, 10) if factor * power >= rough * 0.8)

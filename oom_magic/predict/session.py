@@ -16,13 +16,12 @@ import torch.utils.dlpack
 
 from oom_magic.errors import describe_error
 from oom_magic.language import _, load_language
-from oom_magic.memory.allocator.message import failure_message
-from oom_magic.memory.allocator.replay import AllocatorOutOfMemory, CachingAllocator
+from oom_magic.memory.allocator.caching_allocator import AllocatorOutOfMemory, CachingAllocator
+from oom_magic.memory.allocator.replay import failure_message
 from oom_magic.memory.report import Assumption, Device, MemoryReport, OutOfMemory
 from oom_magic.memory.timeline import Phase, SourceLine
 from oom_magic.predict import torch_private
-from oom_magic.predict.compiled.calls import compile_followed
-from oom_magic.predict.compiled.instead import run_or_as_written
+from oom_magic.predict.compiled.calls import compile_followed, run_or_as_written
 from oom_magic.predict.cpu_runs import stayed_on_cpu
 from oom_magic.predict.fake_cuda import transfers
 from oom_magic.predict.fake_cuda.device_view import DeviceView

@@ -6,7 +6,8 @@ import time
 
 import numpy as np
 
-from oom_magic.memory.allocator.replay import AllocatorSettings, minimum_device_bytes, replay
+from oom_magic.memory.allocator.replay import minimum_device_bytes, replay
+from oom_magic.memory.allocator.settings import AllocatorSettings
 from oom_magic.memory.timeline import Timeline
 from oom_magic.units import format_bytes
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from oom_magic.measure.device.memory_sample import default_device, is_available, open_sampler, sample_host
+from oom_magic.measure.device.cards import default_device, is_available, open_sampler, sample_host
 from oom_magic.notebook.monitor import Record
 
 _REPEATS = 200

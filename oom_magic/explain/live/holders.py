@@ -91,7 +91,7 @@ def in_words(what: str) -> Evidence:
 
 def _of_processes(device: int) -> Iterator[Holder]:
     """Other processes on a real GPU."""
-    from oom_magic.measure.device.memory_sample import is_available
+    from oom_magic.measure.device.cards import is_available
 
     if not is_available():
         return

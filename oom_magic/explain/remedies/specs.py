@@ -146,7 +146,7 @@ def _of_weights(dtype: str, is_loading: bool) -> Iterator[RemedySpec]:
 
 def _of_processes() -> Iterator[RemedySpec]:
     """What each process of a job holds of parameters, gradients and states."""
-    from oom_magic.predict.what_if import parallel_changes as parallel
+    from oom_magic.predict.what_if import placement_changes as parallel
 
     of_processes = partial(_made, slot="parallel")
     yield of_processes("gradients_in_buckets", 13, "same", ("gradient",), parallel.GradientsInBuckets)

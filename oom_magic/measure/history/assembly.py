@@ -11,7 +11,8 @@ import numpy as np
 from oom_magic.measure.history.attribution import Allocation, Owner, classify, mirrored_operators
 from oom_magic.measure.history.frames import Frame, Site, site_of
 from oom_magic.measure.history.recording import Action, AllocatorState, Batch, EventLog, HistoryEntry, LiveBlock
-from oom_magic.memory.allocator.replay import CachingAllocator, Replay
+from oom_magic.memory.allocator.caching_allocator import CachingAllocator
+from oom_magic.memory.allocator.replay import Replay
 from oom_magic.memory.allocator.segments import MIN_BLOCK_BYTES, SMALL_BYTES, round_up
 from oom_magic.memory.allocator.settings import AllocatorSettings
 from oom_magic.memory.categories import CATEGORIES, Category

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from oom_magic.collection import gc_disabled
+from oom_magic.errors import first_line
 from oom_magic.measure.history.frames import Frame
 from oom_magic.memory.allocator.settings import AllocatorSettings
 from oom_magic.memory.timeline import Mark, MarkKind
@@ -74,7 +75,7 @@ def _take_snapshot(device: int) -> dict[str, Any]:
     try:
         snapshot: dict[str, Any] = torch.cuda.memory._snapshot(device)
     except RuntimeError as error:
-        snapshot = {"segments": [], "device_traces": [], "problem": str(error).partition("\n")[0]}
+        snapshot = {"segments": [], "device_traces": [], "problem": first_line(error)}
     return snapshot
 
 
@@ -220,7 +221,7 @@ class History:
             torch.cuda.memory._record_memory_history(None)
             torch.cuda.memory._record_memory_history("all", context="alloc", stacks="python", max_entries=MAX_ENTRIES)
         except RuntimeError as error:
-            self.problem = str(error).partition("\n")[0]
+            self.problem = first_line(error)
 
     def _hand_over(self) -> None:
         if self._listeners:

@@ -18,6 +18,7 @@ import torch
 from torch._C import DisableTorchFunctionSubclass
 
 from oom_magic.measure.history.attribution import Storage, inner_tensors
+from oom_magic.user_code import is_own_file
 
 
 def referrers(objects: Sequence[Any]) -> dict[int, set[str]]:
@@ -49,7 +50,7 @@ def _looked_up(sought: set[int], skipped: Any) -> dict[int, list[Any]]:
 
 
 def _is_ours(frame: types.FrameType) -> bool:
-    return str(frame.f_globals.get("__name__")).startswith("oom_magic.")
+    return is_own_file(frame.f_code.co_filename)
 
 
 def _word(holder: Any) -> str:

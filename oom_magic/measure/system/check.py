@@ -12,17 +12,22 @@ import torch
 from oom_magic.errors import describe_error
 from oom_magic.language import _
 from oom_magic.measure.device.cards import Card, driver_reading, read_cards
-from oom_magic.measure.system.gpu_probe import probe_card, probe_fallback, probe_order, probe_torch, torch_build
-from oom_magic.measure.system.host_probe import (
+from oom_magic.measure.system.probes import (
     Finding,
     Seen,
+    probe_card,
     probe_disk,
+    probe_fallback,
     probe_kills,
     probe_memory,
+    probe_order,
+    probe_packages,
     probe_platform,
+    probe_settings,
     probe_shared_memory,
+    probe_torch,
+    torch_build,
 )
-from oom_magic.measure.system.settings_probe import probe_packages, probe_settings
 from oom_magic.results import Result
 
 _Probe = tuple[str, Callable[[], Seen]]

@@ -87,6 +87,9 @@ class Block:
                 self.next.previous = self
 
 
+NOWHERE = Block(0, 0, None)  # of requests for 0 bytes
+
+
 class Pool:
     """The free blocks of one stream and one kind, small or large (``BlockPool``)."""
 

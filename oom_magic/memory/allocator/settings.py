@@ -169,3 +169,6 @@ _FIXES: Sentences = {
     "roundup_power2_divisions": "write a power of 2, or a list such as [256:1,512:2,1024:4,>:8]",
     "throw_on_cudamalloc_oom": "only False can be simulated",
 }
+
+
+DEFAULT_SETTINGS = AllocatorSettings()

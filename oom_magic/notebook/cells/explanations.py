@@ -72,8 +72,10 @@ def prices(
 
 def _device(diagnosis: Diagnosis) -> Device | None:
     """The card that the cell failed on, as torch and the driver describe it; None where there is none here."""
-    from oom_magic.measure.device.cards import current_device  # these load torch
-    from oom_magic.measure.device.memory_sample import is_available
+    from oom_magic.measure.device.cards import (
+        current_device,  # these load torch
+        is_available,
+    )
 
     return current_device(_number(diagnosis)) if is_available() else None
 

@@ -138,7 +138,7 @@ class CellRunner:
         """Follow the cell on the pretend GPU; its value. Raises the cell's exception or the simulated one."""
         __tracebackhide__ = True
         self.was_dry = True
-        from oom_magic.predict.compiled.instead import run_or_as_written
+        from oom_magic.predict.compiled.calls import run_or_as_written
         from oom_magic.predict.instrumentation.loop_code import with_loops
 
         session = self._session_for(card.over(self.card))

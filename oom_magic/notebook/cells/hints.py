@@ -65,7 +65,7 @@ class FailureWatch:
         if "torch" not in sys.modules:
             self._names_before = set(self._shell.user_ns)
             return
-        from oom_magic.measure.device.memory_sample import is_available
+        from oom_magic.measure.device.cards import is_available
 
         if is_available():
             from oom_magic.predict.instrumentation.starting_point import StartingPoint
@@ -91,7 +91,7 @@ class FailureWatch:
         """What the cell found on a device: nothing, where it loaded torch itself."""
         if self._names_before is None or "torch" not in sys.modules:
             return self._start
-        from oom_magic.measure.device.memory_sample import is_available
+        from oom_magic.measure.device.cards import is_available
 
         if not is_available():
             return None
@@ -116,7 +116,7 @@ def unwatched_cell(shell: InteractiveShell, error: BaseException) -> FailedCell 
     history = getattr(shell.history_manager, "input_hist_raw", ())
     if number is None or number >= len(history) or "torch" not in sys.modules:
         return None
-    from oom_magic.measure.device.memory_sample import is_available
+    from oom_magic.measure.device.cards import is_available
     from oom_magic.notebook.cells.cell_code import code_of, names_made
 
     source = str(history[number])

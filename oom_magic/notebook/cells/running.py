@@ -1,4 +1,7 @@
-"""Running a cell's code the way IPython's ``%%time`` does: same value, same traceback, exceptions pass."""
+"""Running a cell's code the way IPython's ``%%time`` does: same value, same traceback, exceptions pass.
+
+An interrupt (the stop button, Ctrl-C) of what this package runs is one line in place of hundreds of a traceback.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,19 @@ import ast
 import dis
 import inspect
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from types import CodeType, TracebackType
 from typing import Any
 
+from IPython import get_ipython
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
-from oom_magic.language import _
-from oom_magic.user_code import is_own_file
+from oom_magic.language import _, choose_language
+from oom_magic.user_code import cell_name, is_own_file, is_users_file
 
 # around functions that follow a dispatch mode, and operators called from Python
 _WRAPPERS = ("/torch/_dynamo/", "/torch/_compile.py", "/torch/_ops.py")
@@ -133,3 +138,46 @@ def _cell_number(shell: InteractiveShell) -> int:
             return numbers[frame.f_code.co_filename]
         frame = frame.f_back  # type: ignore[assignment]
     return shell.execution_count
+
+
+class Interrupted(KeyboardInterrupt):
+    """A KeyboardInterrupt that IPython shows as one line."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows (``InteractiveShell.showtraceback``)."""
+        shown = getattr(get_ipython(), "InteractiveTB", None)
+        if shown is not None:
+            shown.tb = None  # the error before this one and its tensors, which IPython drops where it renders itself
+        return [f"KeyboardInterrupt: {self}"]
+
+
+class InOneLine:
+    """Lets an interrupt inside end with the catalogue's sentence for ``key``, which may name the line (``where``).
+
+    Nothing of what was interrupted is kept: its frames would hold its tensors.
+    """
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if not isinstance(error, KeyboardInterrupt) or isinstance(error, Interrupted):
+            return
+        from oom_magic.explain.sentences.catalogue import translate
+
+        interrupted = Interrupted(translate(self._key, choose_language(), where=_where(error)))
+        del kind, error, tb
+        try:
+            raise interrupted
+        finally:
+            interrupted.__context__ = None
+
+
+def _where(error: BaseException) -> str:
+    """The user's innermost line on the way to the interrupt."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if is_users_file(frame.filename):
+            return f"{cell_name(frame.filename)}:{frame.lineno}"
+    return _("its beginning")

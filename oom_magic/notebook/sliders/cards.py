@@ -87,8 +87,7 @@ def offered_cards(gpu: str | Iterable[str] | None, memory: str | int | None) -> 
 
 
 def _own_card() -> SliderCard | None:
-    from oom_magic.measure.device.cards import current_device
-    from oom_magic.measure.device.memory_sample import is_available
+    from oom_magic.measure.device.cards import current_device, is_available
 
     if not is_available():
         return None

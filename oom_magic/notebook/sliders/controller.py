@@ -12,7 +12,7 @@ from IPython.display import display
 
 from oom_magic.language import _, choose_language
 from oom_magic.memory.report import MemoryReport
-from oom_magic.notebook.interrupted import InOneLine, Interrupted
+from oom_magic.notebook.cells.running import InOneLine, Interrupted
 from oom_magic.notebook.sliders.cards import SliderCard, SliderMachine, counted, offered_cards
 from oom_magic.notebook.sliders.fit_map import Grid
 from oom_magic.notebook.sliders.page import SavedSliders, naming_script

@@ -19,7 +19,7 @@ from oom_magic.memory.categories import verdict_on
 from oom_magic.memory.report import Device
 from oom_magic.memory.timeline import IntArray
 from oom_magic.notebook.sliders.ranges import BATCHES, LENGTHS, first_of, landmarks
-from oom_magic.units import GIB, MIB
+from oom_magic.units import unit_for
 from oom_magic.views.blocks import Table
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Grid:
 
     def table(self, cells: Cells, device: Device) -> Table:
         """The map in text."""
-        unit, name = _unit(cells)
+        unit, name = unit_for(cells.peaks.max(initial=0))
         corner = f"{self.down} \\ {self.across}" if self.down else self.across
         signs = [[_SIGNS[state_of(int(held), device)] for held in line] for line in cells.held]
         numbers = [[_number(int(peak), unit) for peak in line] for line in cells.peaks]
@@ -137,7 +137,7 @@ class FitMap:
 
     def show(self, cells: Cells, device: Device) -> None:
         """New numbers in the cells."""
-        unit, name = _unit(cells)
+        unit, name = unit_for(cells.peaks.max(initial=0))
         rules = [f'.{self._class}-box .oom-unit::after{{content:"{name}"}}']
         for number, (peak, held) in enumerate(zip(cells.peaks.flat, cells.held.flat, strict=True), 1):
             state = state_of(int(held), device)
@@ -192,10 +192,6 @@ def state_of(held: int, device: Device) -> str:
 def _number(num_bytes: int, unit: int) -> str:
     number = num_bytes / unit
     return f"{number:.1f}" if number < 99.95 else f"{number:.0f}"
-
-
-def _unit(cells: Cells) -> tuple[int, str]:
-    return (GIB, "GiB") if int(cells.peaks.max(initial=0)) >= GIB else (MIB, "MiB")
 
 
 def _place(value: int, marks: Sequence[int]) -> float:

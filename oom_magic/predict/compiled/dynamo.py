@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import _lru_cache_wrapper
-from pathlib import Path
 from types import CodeType
 from typing import Any
 
@@ -24,15 +23,15 @@ from torch._dynamo.variables.optimizer import OptimizerVariable
 from torch.overrides import _get_current_function_mode_stack
 
 from oom_magic.language import _
+from oom_magic.predict.compiled.calls import CudaGraphsError
 from oom_magic.predict.compiled.card import compiled_for, compiling_on, is_on_gpu, running_on
 from oom_magic.predict.compiled.fake_tensors import fake_cuda_tensors, tracing
 from oom_magic.predict.compiled.generated import loaded_without_compiler, random_states_exchanged
-from oom_magic.predict.compiled.instead import CudaGraphsError
 from oom_magic.predict.fake_cuda.device_view import DeviceView, set_function_modes
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.isolation.patching import Patches, all_patched, patched, resumed, suspended
+from oom_magic.user_code import is_own_file
 
-_PACKAGE = str(Path(__file__).resolve().parents[2])
 _CONVERT = convert_frame.CatchErrorsWrapper.__call__  # PyTorch's own: this file is imported with nothing replaced
 _REASONS = "get_and_maybe_log_recompilation_reasons"
 _OURS = ConvertFrameReturn(frame_exec_strategy=FrameExecStrategy(FrameAction.SKIP, FrameAction.DEFAULT))
@@ -100,7 +99,7 @@ class Compiler:
     def _convert(self) -> Callable[..., Any]:
         def __call__(wrapper: Any, frame: Any, cache_entry: Any, frame_state: Any) -> Any:  # noqa: N807
             code = frame.f_code
-            if code.co_filename.startswith(_PACKAGE):
+            if is_own_file(code.co_filename):
                 return _OUR_MODES if code.co_name in ("__torch_function__", "__torch_dispatch__") else _OURS
             if code in self._failed:
                 return _ONCE_AS_WRITTEN

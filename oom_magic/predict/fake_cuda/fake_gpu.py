@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from oom_magic.language import _
-from oom_magic.memory.allocator.replay import AllocatorOutOfMemory
+from oom_magic.memory.allocator.caching_allocator import AllocatorOutOfMemory
 from oom_magic.memory.timeline import Phase
 from oom_magic.predict.fake_cuda.fake_memory import FakeMemory
 from oom_magic.predict.fake_cuda.places import (

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._C import DisableTorchFunction  # type: ignore[attr-defined]
 
-from oom_magic.memory.allocator.replay import AllocatorOutOfMemory
+from oom_magic.memory.allocator.caching_allocator import AllocatorOutOfMemory
 from oom_magic.memory.categories import Category
 from oom_magic.memory.timeline import Phase
 from oom_magic.predict.fake_cuda.places import Place, Spot, Storage, tensors_in

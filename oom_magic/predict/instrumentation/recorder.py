@@ -11,7 +11,9 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from oom_magic.language import _
-from oom_magic.memory.allocator.replay import Block, CachingAllocator, Replay
+from oom_magic.memory.allocator.caching_allocator import CachingAllocator
+from oom_magic.memory.allocator.replay import Replay
+from oom_magic.memory.allocator.segments import Block
 from oom_magic.memory.categories import CATEGORIES, Category
 from oom_magic.memory.timeline import PHASES, Mark, MarkKind, Phase, SourceLine, Timeline
 

@@ -1,16 +1,29 @@
-"""What is global to the process and a dry run may change: random generators, modes, hooks, the environment."""
+"""What is global to the process and a dry run may change: random generators, modes, hooks, the environment.
+
+Settings of Python and of libraries are noted before a dry run, and put back where they are others then.
+"""
 
 from __future__ import annotations
 
+import builtins
+import contextlib
+import decimal
 import functools
+import gc
 import itertools
+import locale
+import logging
 import operator
 import os
 import random
+import socket
 import sys
+import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
@@ -18,10 +31,12 @@ import numpy as np
 import torch
 
 from oom_magic.predict.isolation.patching import Journal
-from oom_magic.predict.isolation.restored.settings import settings_noted
+from oom_magic.predict.isolation.reach import is_users_class
 from oom_magic.predict.isolation.snapshot import Snapshot
+from oom_magic.user_code import is_users_file
 
 _ANOTHER_SEED = 104_729  # nobody's
+_Setting = tuple[Callable[[], Any], Callable[[Any], Any]]  # what asks for it, and what sets it
 
 
 @contextmanager
@@ -130,3 +145,190 @@ _GLOBAL_HOOKS = (
     "_global_forward_hooks_always_called", "_global_optimizer_pre_hooks", "_global_optimizer_post_hooks",
 )  # fmt: skip
 _ATTENTION_FLAGS = ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")
+
+
+def settings_noted() -> Iterator[Callable[[], object]]:
+    """Calls that put back what is now."""
+    for read, write in (*_SETTINGS, *_of_system(), *_attributes(), *_of_compilers()):
+        with contextlib.suppress(RuntimeError):  # PyTorch where the old and the new names of a setting were both used
+            yield functools.partial(_restore, read, write, read())
+    for names in _tables():
+        yield functools.partial(_restore_table, names, dict(names))
+    for items in (sys.argv, sys.path, warnings.filters):
+        yield functools.partial(_restore_list, items, list(items))
+    for functions in (gc.callbacks, sys.meta_path, sys.path_hooks):
+        yield functools.partial(_restore_callbacks, functions, list(functions))
+    figures = getattr(sys.modules.get("matplotlib._pylab_helpers"), "Gcf", None)
+    if figures is not None:  # those that pyplot knows
+        yield functools.partial(_restore_items, figures.figs, dict(figures.figs))
+    context = decimal.getcontext()
+    yield functools.partial(_restore_decimal, context, context.copy())
+    yield functools.partial(_restore_loggers, _loggers())
+
+
+def _restore(read: Callable[[], Any], write: Callable[[Any], Any], before: Any) -> None:
+    now = read()
+    if now is not before and now != before:
+        write(before)
+
+
+def _attributes() -> Iterator[_Setting]:
+    """Attributes that are settings."""
+    processes = sys.modules.get("multiprocessing.context")
+    for owner, names in (
+        (sys, ("argv", "stdin", "stdout", "stderr", *_HOOKS_OF_PYTHON)),
+        (threading, ("excepthook",)),
+        (warnings, ("filters", "showwarning")),
+        (logging, ("_loggerClass", "_logRecordFactory", "lastResort", "raiseExceptions")),
+        (logging.root.manager, ("disable",)),
+        (torch.backends.mkldnn, ("enabled",)),
+        (torch.utils.deterministic, ("fill_uninitialized_memory",)),
+        (
+            torch.backends.cuda.matmul,
+            ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction"),
+        ),
+        (torch.backends.cudnn, ("enabled", "benchmark", "deterministic", "allow_tf32")),
+        (getattr(processes, "_default_context", None), ("_actual_context",)),
+    ):
+        for name in names:
+            if hasattr(owner, name):
+                yield functools.partial(getattr, owner, name), functools.partial(setattr, owner, name)
+
+
+def _of_compilers() -> Iterator[_Setting]:
+    """What was set of PyTorch's compilers: attributes, or from 2.10 on variables of the context."""
+    for name in ("torch._dynamo.config", "torch._inductor.config"):
+        for entry in getattr(sys.modules.get(name), "_config", {}).values():
+            override = entry.user_override
+            if isinstance(override, ContextVar):
+                yield override.get, override.set
+            else:
+                yield (
+                    functools.partial(getattr, entry, "user_override"),
+                    functools.partial(setattr, entry, "user_override"),
+                )
+
+
+def _tables() -> Iterator[dict[Any, Any]]:
+    """Dicts of settings; what stands in them newly is left."""
+    yield vars(builtins)
+    yield logging._levelToName
+    yield logging._nameToLevel
+    yield vars(torch._tensor_str.PRINT_OPTS)
+    if "matplotlib" in sys.modules:
+        yield getattr(sys.modules["matplotlib"], "rcParams", {})
+    pandas = sys.modules.get("pandas._config.config")
+    waiting = [getattr(pandas, "_global_config", {})]
+    while waiting:
+        table = waiting.pop()
+        yield table
+        waiting += [inner for inner in table.values() if isinstance(inner, dict)]
+
+
+def _restore_table(names: dict[Any, Any], before: dict[Any, Any]) -> None:
+    for name, value in before.items():
+        if dict.get(names, name, names) is not value:
+            dict.__setitem__(names, name, value)
+
+
+def _restore_list(items: Any, before: list[Any]) -> None:
+    if list(items) != before:
+        items[:] = before
+        with warnings.catch_warnings():
+            pass  # they are looked at anew
+
+
+def _restore_items(table: dict[Any, Any], before: dict[Any, Any]) -> None:
+    if list(table.items()) != list(before.items()):
+        table.clear()
+        table.update(before)
+
+
+def _restore_decimal(context: decimal.Context, before: decimal.Context) -> None:
+    for name in ("prec", "rounding", "Emin", "Emax", "capitals", "clamp"):
+        setattr(context, name, getattr(before, name))
+    for flags, were in ((context.flags, before.flags), (context.traps, before.traps)):
+        flags.update(were)
+
+
+def _restore_callbacks(functions: list[Any], before: list[Any]) -> None:
+    """Those of libraries that were imported meanwhile stay."""
+    now = [one for one in functions if one in before or not _is_users(one)]
+    if [one for one in now if one in before] != before:
+        now = [*(one for one in now if one not in before), *before]
+    if now != functions:
+        functions[:] = now
+
+
+def _is_users(one: Any) -> bool:
+    code = getattr(one, "__code__", None)
+    if code is not None:
+        return is_users_file(code.co_filename)
+    return is_users_class(one if isinstance(one, type) else type(one))
+
+
+def _loggers() -> list[tuple[logging.Logger, dict[str, Any], list[Any], list[Any]]]:
+    known = [logging.root, *logging.root.manager.loggerDict.values()]
+    return [
+        (
+            one,
+            {"level": one.level, "propagate": one.propagate, "disabled": one.disabled},
+            [*one.handlers],
+            [*one.filters],
+        )
+        for one in known
+        if isinstance(one, logging.Logger)
+    ]
+
+
+def _restore_loggers(before: list[tuple[logging.Logger, dict[str, Any], list[Any], list[Any]]]) -> None:
+    for logger, values, handlers, filters in before:
+        if any(getattr(logger, name) != value for name, value in values.items()):
+            vars(logger).update(values)
+            logging.root.manager._clear_cache()  # type: ignore[attr-defined]
+        logger.handlers[:], logger.filters[:] = handlers, filters
+
+
+def _umask() -> int:
+    """There is no way to ask for it; other threads make files for nobody else meanwhile."""
+    now = os.umask(0o77)
+    os.umask(now)
+    return now
+
+
+def _of_system() -> Iterator[_Setting]:
+    """What only some systems and versions have."""
+    if hasattr(sys, "set_int_max_str_digits"):
+        yield sys.get_int_max_str_digits, sys.set_int_max_str_digits
+    if hasattr(os, "sched_setaffinity"):
+        yield functools.partial(os.sched_getaffinity, 0), functools.partial(os.sched_setaffinity, 0)
+    with contextlib.suppress(ImportError):
+        import resource
+
+        for number in {getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}:
+            yield functools.partial(resource.getrlimit, number), functools.partial(_set_limit, resource, number)
+
+
+def _set_limit(resource: Any, number: int, before: tuple[int, int]) -> None:
+    with contextlib.suppress(ValueError):  # the upper bound is lower now, and cannot be raised
+        resource.setrlimit(number, before)
+
+
+_HOOKS_OF_PYTHON = ("excepthook", "displayhook", "breakpointhook", "unraisablehook")
+_SETTINGS: tuple[_Setting, ...] = (
+    (sys.getrecursionlimit, sys.setrecursionlimit),
+    (sys.getswitchinterval, sys.setswitchinterval),
+    (sys.gettrace, sys.settrace),
+    (sys.getprofile, sys.setprofile),
+    (_umask, os.umask),
+    (threading.stack_size, threading.stack_size),
+    (decimal.getcontext, decimal.setcontext),
+    (gc.get_threshold, lambda value: gc.set_threshold(*value)),
+    (socket.getdefaulttimeout, socket.setdefaulttimeout),
+    (functools.partial(locale.setlocale, locale.LC_ALL), functools.partial(locale.setlocale, locale.LC_ALL)),
+    (np.geterr, lambda value: np.seterr(**value)),
+    (np.get_printoptions, lambda value: np.set_printoptions(**value)),
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (torch.multiprocessing.get_sharing_strategy, torch.multiprocessing.set_sharing_strategy),
+)

@@ -32,13 +32,13 @@ from oom_magic.memory.timeline import Phase
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.places import META, Place, is_large
 from oom_magic.predict.instrumentation.starting_point import StartingPoint, TensorWas
+from oom_magic.predict.isolation.copies import Copies
 from oom_magic.predict.isolation.live_objects import LiveObjects, find_live_objects
 from oom_magic.predict.isolation.patching import Journal, patched
 from oom_magic.predict.isolation.reach import Reach, used_by_other_threads, users_modules
-from oom_magic.predict.isolation.restored.copies import Copies
-from oom_magic.predict.isolation.restored.users_objects import iterators_watched, note_users_objects
 from oom_magic.predict.isolation.run_threads import threads_of_run
 from oom_magic.predict.isolation.snapshot import Changes, Snapshot
+from oom_magic.predict.isolation.users_objects import iterators_watched, note_users_objects
 
 
 class TensorExchange:

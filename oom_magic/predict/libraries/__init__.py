@@ -14,13 +14,9 @@ from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.isolation.files import saving
 from oom_magic.predict.isolation.files.effects import Isolation
 from oom_magic.predict.libraries import (
+    attention,
     bitsandbytes_ops,
-    data_loading,
-    flash_attention,
-    flex_attention,
-    generation,
     hugging_face,
-    trackers,
     trainers,
     written_files,
 )
@@ -31,12 +27,8 @@ _KINDS = (
     bitsandbytes_ops,
     trainers,
     written_files,
-    trackers,
-    data_loading,
     saving,
-    flash_attention,
-    flex_attention,
-    generation,
+    attention,
     process_groups,
     launchers,
     pipelines,

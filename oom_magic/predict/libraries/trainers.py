@@ -1,4 +1,7 @@
-"""Trainers and accelerate: they train on the pretend GPU and send no reports."""
+"""Trainers, accelerate and data loaders: they train on the pretend GPU in one process and send no reports.
+
+Worker processes of a data loader know no pretend GPU, and only the batches matter.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,12 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader, dataloader
 
 from oom_magic.language import _
 from oom_magic.predict.instrumentation.loops import LIKE_STEPS, LOOPS
 from oom_magic.predict.isolation.files.saving import skipped
-from oom_magic.predict.isolation.patching import Patches
+from oom_magic.predict.isolation.patching import Patches, patched
 from oom_magic.predict.libraries.adapters import Adapter, Run
 
 _CUDA = torch.device("cuda", 0)
@@ -138,6 +142,24 @@ def _lightning_loggers(module: ModuleType, run: Run) -> Patches:
 
 
 _LOGGERS = "trainer.connectors.logger_connector.logger_connector"
+
+
+def _one_process(module: ModuleType, run: Run) -> Patches:
+    """Batches are made where they are asked for; pinned memory is host memory like any other."""
+
+    def _get_iterator(loader: DataLoader[Any]) -> Any:
+        with patched(loader, {"num_workers": 0, "timeout": 0, "prefetch_factor": None}):
+            return dataloader._SingleProcessDataLoaderIter(loader)
+
+    def pin_memory(data: Any, device: Any = None) -> Any:
+        return data
+
+    return [
+        (DataLoader, {"_get_iterator": _get_iterator}),
+        (torch.utils.data._utils.pin_memory, {"pin_memory": pin_memory}),
+    ]
+
+
 ADAPTERS: dict[str, Adapter] = {
     "accelerate.launchers": _notebook_launcher,
     "accelerate.state": _accelerate_state,
@@ -148,4 +170,5 @@ ADAPTERS: dict[str, Adapter] = {
     f"pytorch_lightning.{_LOGGERS}": _lightning_loggers,
     "lightning.pytorch.loops.training_epoch_loop": _lightning_validation,
     "pytorch_lightning.loops.training_epoch_loop": _lightning_validation,
+    "torch.utils.data.dataloader": _one_process,
 }

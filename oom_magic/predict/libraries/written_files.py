@@ -1,12 +1,14 @@
-"""Files of libraries in C that were open before a dry run: what those know of them is in their own memory.
+"""Files that libraries had open before a dry run, and trackers of experiments: they get nothing from it.
 
-So it is not enough that the disk stays as it is. Files of HDF5 are exchanged for private copies, which Python's objects
-lead to meanwhile; writers that cannot be led elsewhere get nothing.
+What a library in C knows of an open file is in its own memory, so it is not enough that the disk stays as it is.
+Files of HDF5 are exchanged for private copies, which Python's objects lead to meanwhile; writers that cannot be led
+elsewhere get nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import weakref
 from collections.abc import Callable, Iterator
@@ -15,9 +17,22 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from oom_magic.predict.isolation.files.saving import skipped
-from oom_magic.predict.isolation.patching import Patches
+from oom_magic.predict.isolation.files.saving import skipped, unwritten
+from oom_magic.predict.isolation.files.substitution import substituted
+from oom_magic.predict.isolation.patching import Patches, all_patched
 from oom_magic.predict.libraries.adapters import Adapter, PatchTable, Run
+
+_OF_A_RUN = (
+    "log",
+    "finish",
+    "save",
+    "log_artifact",
+    "log_code",
+    "alert",
+    "define_metric",
+    "mark_preempting",
+    "restore",
+)
 
 
 @contextmanager
@@ -104,8 +119,34 @@ def of_new_ones(kind: str, *names: str) -> PatchTable:
     return adapt
 
 
+@contextmanager
+def _wandb(module: ModuleType, run: Run) -> Iterator[None]:
+    """Runs that begin are wandb's own disabled ones: its service is a program, which is not started."""
+    usual, before = module.init, dict(vars(module))
+
+    @functools.wraps(usual)
+    def init(*args: Any, **kwargs: Any) -> Any:
+        skipped("wandb.init", run)()
+        return usual(*args, **{**kwargs, "mode": "disabled"})
+
+    names = [f"Run.{name}" for name in _OF_A_RUN]
+    exchanged = [(usual, init), (module.login, skipped("wandb.login", run))]
+    try:
+        with substituted(exchanged), all_patched(unwritten(*names)(module.sdk.wandb_run, run)):
+            yield
+    finally:
+        vars(module).update({name: value for name, value in before.items() if vars(module).get(name) is not value})
+
+
+# TensorBoard's files: one that was open before is written to by a thread of its own.
+_of_writers = of_new_ones("FileWriter", "add_event", "flush", "close")
+
+
 ADAPTERS: dict[str, Adapter] = {
     "h5py": _hdf5,
     "pyarrow.parquet.core": of_new_ones("ParquetWriter", "write", "write_table", "write_batch", "close"),
     "soundfile": of_new_ones("SoundFile", "write", "buffer_write", "truncate", "seek", "flush", "close"),
+    "wandb": _wandb,
+    "torch.utils.tensorboard.writer": _of_writers,
+    "tensorboardX.writer": _of_writers,
 }

@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from oom_magic.memory.allocator.large_pool import allocated_bytes
-from oom_magic.memory.allocator.replay import AllocatorSettings, replay
+from oom_magic.memory.allocator.replay import replay
 from oom_magic.memory.allocator.segments import GRANULE_BYTES, MIN_BLOCK_BYTES, MIN_LARGE_BYTES, SMALL_BYTES
+from oom_magic.memory.allocator.settings import AllocatorSettings
 from oom_magic.memory.categories import CATEGORIES, Breakdown
 from oom_magic.memory.timeline import IntArray, MarkKind
 from oom_magic.predict.sizing.polynomials import SizeFunctions

@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from oom_magic.language import _, ngettext
-from oom_magic.memory.allocator.message import failure_message
-from oom_magic.memory.allocator.replay import ReplayFailure
+from oom_magic.memory.allocator.replay import ReplayFailure, failure_message
 from oom_magic.memory.allocator.settings import AllocatorSettings
 from oom_magic.memory.report import Assumption, Device, OutOfMemory
 from oom_magic.memory.timeline import PHASES, IntArray, Timeline

@@ -22,7 +22,7 @@ from oom_magic.language import _
 from oom_magic.predict.isolation.files.file_tree import FileTree
 from oom_magic.predict.isolation.files.open_files import can_write
 from oom_magic.predict.isolation.patching import Patches
-from oom_magic.predict.isolation.scope import Scope
+from oom_magic.predict.isolation.run_threads import Scope
 from oom_magic.user_code import is_users_file
 
 _NOBODY = (1 << 22) + 1  # above the largest number that Linux gives a process, proc(5)

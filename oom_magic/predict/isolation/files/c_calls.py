@@ -29,8 +29,7 @@ from oom_magic.predict.isolation.files.gates import HAS_GATES, Gates
 from oom_magic.predict.isolation.files.linkage import IS_KNOWN, Links, StandIns
 from oom_magic.predict.isolation.patching import Patches, all_patched
 from oom_magic.predict.isolation.reach import others_at_work
-from oom_magic.predict.isolation.run_threads import threads_of_run
-from oom_magic.predict.isolation.scope import Scope
+from oom_magic.predict.isolation.run_threads import Scope, threads_of_run
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL

@@ -22,7 +22,7 @@ from oom_magic.language import _
 from oom_magic.predict.isolation.files.file_tree import FileTree
 from oom_magic.predict.isolation.files.open_files import can_write, is_output, private_copy
 from oom_magic.predict.isolation.patching import Patches
-from oom_magic.predict.isolation.scope import Scope
+from oom_magic.predict.isolation.run_threads import Scope
 
 _CALLS = (
     "write pwrite writev pwritev read pread readv preadv lseek ftruncate fstat fsync fdatasync posix_fallocate "

@@ -28,7 +28,7 @@ from oom_magic.predict.isolation.files.file_tree import FileTree
 from oom_magic.predict.isolation.files.open_files import open_files_kept
 from oom_magic.predict.isolation.files.substitution import substituted
 from oom_magic.predict.isolation.patching import Patches, all_patched
-from oom_magic.predict.isolation.scope import Scope
+from oom_magic.predict.isolation.run_threads import Scope
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 from oom_magic.language import _
 from oom_magic.predict.isolation.files.descriptors import Descriptors
 from oom_magic.predict.isolation.files.file_tree import FileTree, FoundNode, Node, NodeKind
-from oom_magic.predict.isolation.scope import Scope
+from oom_magic.predict.isolation.run_threads import Scope
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _UNNAMED = getattr(os, "O_TMPFILE", 0)

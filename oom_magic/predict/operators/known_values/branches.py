@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-_PACKAGE = str(Path(__file__).resolve().parents[2])
+from oom_magic.user_code import is_own_file
+
 _TORCH = Path(torch.__file__).parent
-_BETWEEN = (
-    _PACKAGE,
-    *(str(_TORCH / name) for name in ("_tensor.py", "_compile.py", "_dynamo", "overrides.py", "_ops.py", "utils/_")),
+_BETWEEN = tuple(
+    str(_TORCH / name) for name in ("_tensor.py", "_compile.py", "_dynamo", "overrides.py", "_ops.py", "utils/_")
 )
 
 
@@ -31,7 +31,7 @@ def answer_that_goes_on(frame: FrameType | None, answered: dict[tuple[str, int],
     An assertion holds, an ``if`` with nothing but an error in it is passed by. A ``while`` loop runs once: what its
     condition was read as last is in ``answered``, by line.
     """
-    while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
+    while frame is not None and _is_between(frame.f_code.co_filename):
         frame = frame.f_back
     if frame is None:
         return None
@@ -46,6 +46,10 @@ def answer_that_goes_on(frame: FrameType | None, answered: dict[tuple[str, int],
         return is_negated if isinstance(statement.body[0], ast.Raise) else None
     answer = answered[file, number] = not answered.get((file, number), is_negated)
     return answer
+
+
+def _is_between(file: str) -> bool:
+    return is_own_file(file) or file.startswith(_BETWEEN)
 
 
 @lru_cache(maxsize=64)

@@ -7,22 +7,29 @@ from one that cannot be copied, such as a generator, is gone, and said.
 
 from __future__ import annotations
 
+import array
 import contextlib
 import functools
 import gc
 import io
+import mmap
 import operator
+import random
+import sys
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from oom_magic.language import _
+from oom_magic.predict.isolation.copies import Copies
 from oom_magic.predict.isolation.reach import NOT_WALKED, is_users_class, is_users_module
-from oom_magic.predict.isolation.restored.copies import Copies
-from oom_magic.predict.isolation.restored.values_kept import kept
+from oom_magic.units import format_bytes
 from oom_magic.user_code import is_users_file
 
 _MOST_OBJECTS, _MOST_ITEMS, _DEPTH = 10_000, 1_000, 20
@@ -40,6 +47,8 @@ _FRAMES = {
 _AWAITED = (types.CoroutineType, types.AsyncGeneratorType)
 _CELL_CONTENTS = vars(types.CellType)["cell_contents"]
 _WALKED = frozenset((*_CONTAINERS, tuple, type, types.FunctionType, types.ModuleType))
+_COPIED_BYTES = 1 << 24  # of one object
+_CACHED_FUNCTION = type(functools.lru_cache(len))
 
 
 class Notes(Protocol):
@@ -225,3 +234,211 @@ def _place(one: Any, depth: int = _ITERATORS_DEEP) -> tuple[Any, ...]:
     with contextlib.suppress(Exception):  # of the user's class
         left = operator.length_hint(one, -1)
     return (left, own, inner)
+
+
+class LargeMapError(TypeError):
+    """A writable map that is too large to be copied; IPython shows it in one line."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"TypeError: {self}"]
+
+
+@dataclass(frozen=True, slots=True)
+class Restoration:
+    """What puts an object back, how many bytes were copied, what it leads to, and what to do with it meanwhile."""
+
+    undo: Callable[[], object]
+    num_bytes: int = 0
+    inner: list[Any] = field(default_factory=list)
+    begin: Callable[[], object] | None = None
+
+
+def kept(one: Any, room: int) -> Restoration | None:
+    """How an object is put back, of which at most ``room`` bytes are copied; None where it is of no known kind."""
+    if isinstance(one, np.ndarray):
+        return _of_array(one, room)
+    if isinstance(one, _CACHED_FUNCTION):
+        return _of_cache(one)
+    if isinstance(one, mmap.mmap):
+        return _of_map(one, room)
+    if isinstance(one, memoryview):
+        return Restoration(_nothing, inner=[one.obj])
+    if isinstance(one, ContextVar):  # what is set is of the run's context
+        return Restoration(_nothing, inner=[one.get(None)])
+    for kinds, read, write in _STATES:
+        if isinstance(one, kinds):
+            return Restoration(functools.partial(write, one, read(one)))
+    for kind in (io.BytesIO, io.StringIO, bytearray, array.array):
+        if isinstance(one, kind):
+            return _of_buffer(one, room)
+    pandas = sys.modules.get("pandas")
+    if pandas is not None and isinstance(one, (pandas.DataFrame, pandas.Series)):
+        return _of_table(one, room)
+    return _of_subclass(one)
+
+
+def _of_cache(one: Any) -> Restoration:
+    """Of a function with a cache: the run's results are taken out of it, the user's stay.
+
+    CPython keeps them in a dict, where there is a limit by way of links (``lru_cache_object`` in
+    Modules/_functoolsmodule.c); a link that the dict lacks is dropped when it is the oldest.
+    """
+    held = gc.get_referents(one)
+    table = next(each for each in held if type(each) is dict and each is not vars(one))
+    return Restoration(functools.partial(_forget_results, one, table, dict(table), one.cache_info()), inner=held)
+
+
+def _forget_results(one: Any, table: dict[Any, Any], before: dict[Any, Any], info: Any) -> None:
+    if info.maxsize is not None and one.cache_info().misses - info.misses > info.maxsize - info.currsize:
+        one.cache_clear()  # results were put out, and links used again
+    for key in [key for key, entry in table.items() if before.get(key, table) is not entry]:
+        del table[key]
+
+
+def _set_bits(one: Any, before: Any) -> None:
+    one.bit_generator.state = before
+
+
+# Generators of random numbers, with what reads and writes their state.
+_STATES: tuple[tuple[Any, Callable[[Any], Any], Callable[[Any, Any], Any]], ...] = (
+    (np.random.Generator, lambda one: one.bit_generator.state, _set_bits),
+    (np.random.RandomState, np.random.RandomState.get_state, np.random.RandomState.set_state),
+    (random.SystemRandom, lambda one: None, lambda one, state: None),
+    (random.Random, random.Random.getstate, random.Random.setstate),
+    (torch.Generator, torch.Generator.get_state, torch.Generator.set_state),
+)
+
+
+def _of_array(one: Any, room: int) -> Restoration:
+    """A large array can be read only meanwhile."""
+    if one.dtype.hasobject:
+        return Restoration(
+            functools.partial(_restore_objects, one, one.copy()), 0, list(one.flat) if one.dtype == object else []
+        )
+    if not one.flags.writeable or isinstance(one, np.memmap):
+        return Restoration(_nothing)
+    if one.nbytes <= min(_COPIED_BYTES, room):
+        return Restoration(functools.partial(_restore_array, one, one.copy(order="K")), int(one.nbytes))
+    return Restoration(functools.partial(one.setflags, write=True), begin=functools.partial(one.setflags, write=False))
+
+
+def _nothing() -> None:
+    """Cannot be changed, or not by us."""
+
+
+def _restore_array(one: Any, before: Any) -> None:
+    if one.shape == before.shape and one.tobytes() != before.tobytes():  # a NaN is not equal to itself
+        one[...] = before
+
+
+def _restore_objects(one: Any, before: Any) -> None:
+    if one.shape == before.shape and one.flags.writeable and not all(map(operator.is_, one.flat, before.flat)):
+        one[...] = before
+
+
+def _of_map(one: mmap.mmap, room: int) -> Restoration:
+    """A map that is lent cannot be closed, nor get another size; a large one that can be written to ends the run."""
+    try:
+        place, lent = one.tell(), memoryview(one)
+    except ValueError:  # closed
+        return Restoration(_nothing)
+    size = 0 if lent.readonly else len(one)
+    if size > min(_COPIED_BYTES, room):
+        lent.release()
+        raise LargeMapError(
+            _(
+                "A writable mmap of yours has {size}: more than a dry run copies. Open it with"
+                " access=mmap.ACCESS_READ or ACCESS_COPY, or delete its name.",
+                size=format_bytes(size),
+            )
+        )
+    return Restoration(functools.partial(_restore_map, one, bytes(lent) if size else b"", place, lent), size)
+
+
+def _restore_map(one: mmap.mmap, before: bytes, place: int, lent: memoryview) -> None:
+    if before and one[:] != before:
+        one[:] = before
+    one.seek(place)
+    lent.release()
+
+
+def _of_buffer(one: Any, room: int) -> Restoration:
+    """Text and bytes in memory. Above the limit only the place in it is kept."""
+    if not isinstance(one, (io.BytesIO, io.StringIO)):
+        size = len(one) * getattr(one, "itemsize", 1)
+        return (
+            Restoration(functools.partial(_restore_items, one, one[:]), size) if size <= room else Restoration(_nothing)
+        )
+    if one.closed:
+        return Restoration(_nothing)
+    place = one.tell()
+    size = one.seek(0, io.SEEK_END)
+    one.seek(place)
+    if size > min(_COPIED_BYTES, room):
+        return Restoration(functools.partial(one.seek, place))
+    return Restoration(functools.partial(_restore_buffer, one, one.getvalue(), place), size)
+
+
+def _restore_items(one: Any, before: Any) -> None:
+    if one != before:
+        one[:] = before
+
+
+def _restore_buffer(one: Any, before: Any, place: int) -> None:
+    if one.closed:
+        return
+    if one.getvalue() != before:
+        one.seek(0)
+        one.truncate()
+        one.write(before)
+    one.seek(place)
+
+
+def _of_table(one: Any, room: int) -> Restoration:
+    """pandas': what it holds is in a manager of blocks, which is exchanged (``NDFrame._mgr``)."""
+    size = int(np.sum(one.memory_usage()))
+    is_copied = size <= min(_COPIED_BYTES, room)  # of others the columns: those that are set or dropped
+    undo = functools.partial(_restore_table, one, one._mgr, one.copy(deep=is_copied))
+    return Restoration(undo, size if is_copied else 0)
+
+
+def _restore_table(one: Any, manager: Any, before: Any) -> None:
+    if one._mgr is not manager or not one.equals(before):
+        object.__setattr__(one, "_mgr", before._mgr)
+        getattr(one, "_item_cache", {}).clear()
+
+
+def _of_subclass(one: Any) -> Restoration | None:
+    """Of a class made from a container: what that holds, and the object's attributes."""
+    base: Any = next((base for base in (OrderedDict, dict, list, set, deque) if isinstance(one, base)), None)
+    if base is None or type(one) is base:
+        return None
+    before = dict(base.items(one)) if issubclass(base, dict) else base.copy(one)
+    own = dict(getattr(one, "__dict__", {}))
+    inner = [*(before.values() if isinstance(before, dict) else before), *own.values()]
+    return Restoration(functools.partial(_restore_subclass, one, base, before, own), inner=inner)
+
+
+def _restore_subclass(one: Any, base: Any, before: Any, own: dict[str, Any]) -> None:
+    now = getattr(one, "__dict__", own)
+    if not _are_same(list(now.items()), list(own.items())):
+        now.clear()
+        now.update(own)
+    if isinstance(before, dict):
+        is_same = _are_same(list(base.items(one)), list(before.items()))
+    else:
+        is_same = base.__eq__(one, before) if base is set else _are_same(list(one), list(before))
+    if not is_same:
+        base.clear(one)
+        (base.extend if base in (list, deque) else base.update)(one, before)
+
+
+def _are_same(now: list[Any], before: list[Any]) -> bool:
+    """Whether two lists hold the very objects, or pairs of them."""
+    if len(now) != len(before):
+        return False
+    pairs = zip(now, before, strict=True)
+    return all(
+        all(map(operator.is_, *both)) if type(both[0]) is tuple is type(both[1]) else both[0] is both[1]
+        for both in pairs
+    )

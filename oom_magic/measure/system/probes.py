@@ -1,0 +1,401 @@
+"""The probes of the system check: the machine, the settings and packages, the cards, the driver, torch's build."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from oom_magic.errors import first_line
+from oom_magic.language import Sentences, _, ngettext, spoken
+from oom_magic.measure.device import host
+from oom_magic.measure.device.cards import Card, driver_reading, own_process
+from oom_magic.measure.device.host import notebook_platform
+from oom_magic.measure.device.nvml import CardReading, name_cards
+from oom_magic.memory.allocator.settings import AllocatorSettings
+from oom_magic.units import GIB, MIB, format_bytes
+
+_LEAST_HOST_BYTES = 2 * GIB
+_LEAST_SHARED_BYTES = 128 * MIB  # Docker gives 64 MiB unless told
+_LEAST_DISK_BYTES = 5 * GIB
+_NEW, _OLD = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
+SETTINGS = (
+    _NEW, _OLD, "PYTORCH_NO_CUDA_MEMORY_CACHING", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER",
+    "CUDA_LAUNCH_BLOCKING", "CUBLAS_WORKSPACE_CONFIG", "CUDA_MODULE_LOADING",
+)  # fmt: skip
+_KNOWS_NEW = (2, 9)  # the version of torch from which on it reads PYTORCH_ALLOC_CONF
+_NOTICEABLE_BYTES = 512 * MIB
+_CONTEXT_BYTES = 512 * MIB  # at most what a process holds outside of torch's allocator
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_NONE_LEFT = "No CUDA GPUs are available"  # torch/csrc/cuda/Module.cpp, c10/cuda/CUDAFunctions.cpp
+# Compute capabilities of P100, V100, A100, H100, B200 and B300, whose memory has room of its own for the codes.
+_WITH_HBM = {(6, 0), (7, 0), (8, 0), (9, 0), (10, 0), (10, 3)}
+_HOT = 85  # degrees Celsius; consumer cards slow down from here
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something worth changing: what it is, why it matters for memory, what to do. ``bad``: training cannot work."""
+
+    what: str
+    why: str
+    fix: str
+    tone: Literal["warning", "bad"] = "warning"
+
+
+@dataclass(slots=True)
+class Seen:
+    """What one probe saw: rows of what and value, and findings."""
+
+    rows: list[tuple[str, str]] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+
+def probe_platform() -> Seen:
+    """Whose notebook it is, and the Python."""
+    return Seen([(_("platform"), host.notebook_platform()), ("Python", platform.python_version())])
+
+
+def probe_memory() -> Seen:
+    """Host memory, swap, and what a container leaves of them."""
+    total, available = host.host_memory()
+    known = host.meminfo()
+    seen = Seen([(_("host memory"), _free_of(available, total))])
+    if "SwapTotal" in known:
+        seen.rows.append((_("swap"), _free_of(known.get("SwapFree"), known["SwapTotal"])))
+    if total is not None and total < known.get("MemTotal", total):
+        sizes = {"limit_bytes": total, "machine_bytes": known["MemTotal"]}
+        seen.rows.append((_("limit of the container"), _("{limit_bytes} of the machine's {machine_bytes}", **sizes)))
+    if available is not None and available < _LEAST_HOST_BYTES:
+        why = _("A checkpoint passes through host memory when it is loaded; the kernel may be killed then.")
+        fix = _("Close other programs, or use fewer DataLoader workers.")
+        seen.findings.append(
+            Finding(_("Only {available_bytes} of host memory are free.", available_bytes=_size(available)), why, fix)
+        )
+    return seen
+
+
+def probe_kills() -> Seen:
+    """Whether the kernel has killed processes here for lack of host memory."""
+    kills = host.num_oom_kills()
+    if not kills:
+        return Seen()
+    what = ngettext(
+        "The system has killed a process here for lack of host memory.",
+        "The system has killed {count} processes here for lack of host memory.",
+        kills,
+    )
+    why = _("A kernel that dies without a message has most likely been killed so; the GPU had no part in it.")
+    return Seen(findings=[Finding(what, why, _("Use fewer DataLoader workers, stream the data, or raise the limit."))])
+
+
+def probe_shared_memory() -> Seen:
+    """``/dev/shm``, through which DataLoader workers pass batches."""
+    size = host.shared_memory_bytes()
+    seen = Seen([(_("shared memory (/dev/shm)"), _size(size))] if size is not None else [])
+    if size is not None and size < _LEAST_SHARED_BYTES:
+        what = _("/dev/shm has only {size_bytes}.", size_bytes=_size(size))
+        fix = _("Use num_workers=0, or start the container with --shm-size=8g.")
+        seen.findings.append(Finding(what, _("DataLoader workers die with a bus error when it is full."), fix))
+    return seen
+
+
+def probe_disk() -> Seen:
+    """The disk of the working folder."""
+    free = host.disk_free_bytes()
+    seen = Seen([(_("disk, free"), _size(free))])
+    if free < _LEAST_DISK_BYTES:
+        what = _("Only {free_bytes} of disk are free.", free_bytes=_size(free))
+        why = _("A checkpoint with AdamW's state takes three times the weights; a run may end when it saves one.")
+        seen.findings.append(Finding(what, why, _("Make room, or save less often (save_total_limit).")))
+    return seen
+
+
+def _free_of(free: int | None, total: int | None) -> str:
+    return _("{free_bytes} free of {total_bytes}", free_bytes=_size(free), total_bytes=_size(total))
+
+
+def _size(num_bytes: int | None) -> str:
+    return _("not known") if num_bytes is None else format_bytes(num_bytes)
+
+
+def probe_settings(environment: Mapping[str, str] = os.environ) -> Seen:
+    """The variables that are set, and what is wrong with them."""
+    found = {name: environment[name] for name in SETTINGS if name in environment}
+    version = tuple(map(int, torch.__version__.split(".")[:2]))
+    return Seen(list(found.items()), [*_about_allocator(found, version), *_about_others(found)])
+
+
+def _about_allocator(found: Mapping[str, str], version: tuple[int, ...]) -> Iterator[Finding]:
+    why = _("The allocator's options decide how much memory is lost between tensors.")
+    if _NEW in found and _OLD in found:
+        yield Finding(_("Both {new} and {old} are set.", new=_NEW, old=_OLD), why, _("Keep one."))
+    if _NEW in found and version < _KNOWS_NEW:
+        yield Finding(
+            _("torch {version} does not read {name}.", version=torch.__version__, name=_NEW),
+            why,
+            _("Set {name} instead.", name=_OLD),
+        )
+    for name in (_NEW, _OLD):
+        if name not in found:
+            continue
+        try:
+            settings = AllocatorSettings.parse(found[name])
+        except ValueError as error:
+            yield Finding(
+                f"{name}={found[name]}: {error}", _("torch may refuse to start with it."), _("Correct it."), "bad"
+            )
+            continue
+        if settings.expandable_segments and notebook_platform() == "Windows":
+            yield Finding(
+                _("{name} asks for expandable_segments.", name=name), _("Windows has none."), _("Leave it out.")
+            )
+        if settings.expandable_segments and settings.max_split_size_bytes is not None:
+            both = _(
+                "Both are against fragmentation; the limit keeps large blocks from being used for smaller tensors."
+            )
+            yield Finding(
+                _("{name} sets expandable_segments and max_split_size_mb.", name=name),
+                both,
+                _("Keep expandable_segments."),
+            )
+        if not _was_there_at_start(name):
+            late = _("It counts only if that was before torch first used the GPU.")
+            yield Finding(
+                _("{name} was set after this kernel had started.", name=name), late, _("Set it in the first cell.")
+            )
+
+
+def _about_others(found: Mapping[str, str]) -> Iterator[Finding]:
+    if found.get("PYTORCH_NO_CUDA_MEMORY_CACHING", "0") not in ("", "0"):
+        why = _("Every tensor is asked of the driver: slow, and torch's reserved memory means nothing.")
+        yield Finding(_("{name} is set.", name="PYTORCH_NO_CUDA_MEMORY_CACHING"), why, _("Unset it."))
+    if found.get("CUDA_LAUNCH_BLOCKING") == "1":
+        why = _("Training is slow; memory does not change.")
+        yield Finding(_("{name} is set.", name="CUDA_LAUNCH_BLOCKING=1"), why, _("Unset it when you do not debug."))
+
+
+def _was_there_at_start(name: str) -> bool:
+    """Whether this process began with the variable; yes where that is not known."""
+    with suppress(OSError):
+        variables = Path("/proc/self/environ").read_bytes().split(b"\0")
+        return any(one.startswith(name.encode() + b"=") for one in variables)
+    return True
+
+
+_NAMES = ("transformers", "peft", "accelerate", "bitsandbytes")
+_SINCE = {"transformers": (5, 0), "bitsandbytes": (0, 46, 1)}
+_WHY: Sentences = {
+    "transformers": "from_pretrained loads float32 weights whatever the checkpoint has: twice the memory of 16 bits.",
+    "bitsandbytes": "transformers refuses to make 4-bit layers with it, so QLoRA does not work.",
+}
+_FIX: Sentences = {
+    "transformers": "Pass dtype=torch.bfloat16 (torch_dtype before 4.56), or update.",
+    "bitsandbytes": "pip install -U bitsandbytes",
+}
+
+
+def probe_packages() -> Seen:
+    """What is installed, and versions known to take more memory or to refuse."""
+    seen = Seen()
+    for name in _NAMES:
+        try:
+            installed = version(name)
+        except PackageNotFoundError:
+            continue
+        seen.rows.append((name, installed))
+        if name in _SINCE and _numbers(installed) < _SINCE[name]:
+            values = {"name": name, "installed": installed, "since": _text(_SINCE[name])}
+            what = _("{name} {installed} is older than {since}.", **values)
+            seen.findings.append(Finding(what, spoken(_WHY[name]), spoken(_FIX[name])))
+    return seen
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", text)[:3]))
+
+
+def _text(numbers: tuple[int, ...]) -> str:
+    return ".".join(map(str, numbers))
+
+
+def torch_build() -> str:
+    """``"cuda 13.0"``, ``"hip 6.3"``, ``"xpu 2025"`` or ``"CPU only"``."""
+    for name in ("cuda", "hip", "xpu"):
+        version = getattr(torch.version, name, None)
+        if version:
+            return f"{name} {version}"
+    return "CPU only"
+
+
+def probe_torch() -> Seen:
+    """Whether torch can use a GPU at all and, if not, why."""
+    build = torch_build()
+    seen = Seen([("torch", f"{torch.__version__} ({build})")])
+    if torch.accelerator.is_available():
+        return seen
+    cards = name_cards()
+    if build == "CPU only" and (cards or _has_driver()):
+        name = cards[0] if cards else _("an NVIDIA card")
+        seen.findings.append(
+            Finding(
+                _("torch is a CPU-only build beside {name}.", name=name),
+                _("It cannot use the card: training runs in host memory, and many times slower."),
+                _("Install a CUDA build with the command that pytorch.org/get-started shows, then restart the kernel."),
+                "bad",
+            )
+        )
+    elif build == "CPU only":
+        fix = _(
+            "om.dry_run and om.sliders predict for any card; to train, take a GPU runtime and a CUDA build of torch."
+        )
+        seen.findings.append(
+            Finding(_("No GPU, and a CPU build of torch."), _("Nothing can be trained on a GPU here."), fix)
+        )
+    else:
+        fix = _("Check the driver (nvidia-smi), CUDA_VISIBLE_DEVICES, or choose a GPU runtime.")
+        seen.findings.append(
+            Finding(
+                _("torch sees no GPU: {reason}", reason=_why_none()), _("Training would run on the CPU."), fix, "bad"
+            )
+        )
+    return seen
+
+
+def probe_card(card: Card, reading: CardReading) -> Seen:
+    """One card and who is on it."""
+    name = f"GPU {card.index}"
+    device = card.device
+    sizes = {"total_bytes": device.total_bytes, "free_bytes": card.free_bytes}
+    seen = Seen([(name, _("{name}, {free_bytes} free of {total_bytes}", name=device.name, **sizes))])
+    if device.capability is not None:
+        seen.rows.append((_("{name}, compute capability", name=name), "{}.{}".format(*device.capability)))
+    seen.rows += [(f"{name}, {what}", value) for what, value in _state(reading)]
+    seen.findings += _findings(name, card, reading)
+    return seen
+
+
+def probe_order(cards: tuple[Card, ...]) -> Seen:
+    """Whether torch numbers the cards as nvidia-smi does."""
+    numbers = [driver_reading(card.index).number for card in cards]
+    others = [(card, number) for card, number in zip(cards, numbers, strict=True) if number not in (card.index, None)]
+    seen = Seen([(_("GPU {index}, in nvidia-smi", index=card.index), f"GPU {number}") for card, number in others])
+    wished = [one.strip() for one in os.environ.get(_VISIBLE, "").split(",") if one.strip()]
+    if 0 < len(cards) < len(wished):
+        values = {"variable": _VISIBLE, "named": len(wished), "seen": len(cards)}
+        what = _("{variable} names {named} GPUs; torch sees {seen}.", **values)
+        why = _("CUDA goes no further than the first entry that is none of its GPUs.")
+        seen.findings.append(Finding(what, why, _("nvidia-smi -L lists their numbers and UUIDs.")))
+    named = wished if wished else [str(card.index) for card in cards]
+    for card, number, name in zip(cards, numbers, named, strict=False):
+        if number is not None and name.isdigit() and int(name) != number:
+            seen.findings.append(_other_number(card, number, name))
+            break
+    return seen
+
+
+def _other_number(card: Card, number: int, name: str) -> Finding:
+    return Finding(
+        _(
+            "torch's GPU {index} ({card}) is nvidia-smi's GPU {number}, not {name}.",
+            index=card.index,
+            card=card.device.name,
+            number=number,
+            name=name,
+        ),
+        _("CUDA puts the fastest card first, so a number may mean another card, with other memory."),
+        _('os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID" before torch is first used numbers alike.'),
+    )
+
+
+def probe_fallback() -> Seen:
+    """Windows moves GPU memory to the host instead of failing."""
+    if notebook_platform() not in ("Windows", "WSL"):
+        return Seen()
+    fix = _('In the NVIDIA Control Panel set "CUDA - Sysmem Fallback Policy" to "Prefer No Sysmem Fallback".')
+    why = _("A run that does not fit gets many times slower instead of failing with a message.")
+    return Seen(findings=[Finding(_("The Windows driver moves GPU memory to host memory when it is full."), why, fix)])
+
+
+def _state(reading: CardReading) -> Iterator[tuple[str, str]]:
+    if reading.driver_version:
+        yield _("driver"), reading.driver_version
+    if reading.temperature is not None:
+        yield _("temperature"), f"{reading.temperature} °C"
+    if reading.power_limit_watts is not None:
+        yield _("power limit"), f"{reading.power_limit_watts} W"
+    if reading.has_ecc is not None:
+        yield "ECC", _("on") if reading.has_ecc else _("off")
+    if reading.is_instance:
+        yield "MIG", _("on: the memory is that of one instance")
+
+
+def _findings(name: str, card: Card, reading: CardReading) -> Iterator[Finding]:
+    hidden = _hidden_bytes(card, reading)
+    if card.device.other_bytes - hidden > _NOTICEABLE_BYTES:
+        others = card.device.other_bytes - hidden
+        fix = _("Shut down idle kernels and other programs; the table of processes says which.")
+        yield Finding(
+            _("Other processes hold {other_bytes} of {name}.", other_bytes=others, name=name),
+            _("That much less is left for training."),
+            fix,
+        )
+    if card.problem:
+        fix = "pip install nvidia-ml-py" if "pip install" in card.problem else _("Restart the machine or its driver.")
+        yield Finding(f"{name}: {card.problem}.", _("Other processes' memory is not known."), fix)
+    if hidden > _NOTICEABLE_BYTES:
+        yield Finding(
+            _(
+                "{name}: {hidden_bytes} are held by processes that the driver does not name here.",
+                name=name,
+                hidden_bytes=hidden,
+            ),
+            _("A container sees its own processes only; what others hold is not free all the same."),
+            _("Look at nvidia-smi on the host."),
+        )
+    if reading.has_ecc and card.device.capability not in _WITH_HBM:
+        why = _("On cards without HBM the codes are kept in the memory itself and take up to 6 % of it.")
+        fix = _("nvidia-smi -e 0 and a restart give it back; errors of the memory then pass unnoticed.")
+        yield Finding(_("{name} keeps error-correcting codes (ECC) in its memory.", name=name), why, fix)
+    if reading.temperature is not None and reading.temperature >= _HOT:
+        why = _("The card slows down; a machine may switch off under load, which looks like a crash for memory.")
+        yield Finding(
+            _("{name} has {temperature} °C.", name=name, temperature=reading.temperature),
+            why,
+            _("Check its fans, or lower its power: nvidia-smi -pl."),
+        )
+
+
+def _hidden_bytes(card: Card, reading: CardReading) -> int:
+    """What processes hold that the driver does not list; 0 where it lists some without their sizes (Windows, WSL)."""
+    if reading.used_bytes is None or any(process.num_bytes is None for process in reading.processes):
+        return 0
+    hidden = reading.used_bytes - sum(process.num_bytes or 0 for process in reading.processes)
+    if own_process(reading, reading.used_bytes) is None:
+        hidden -= card.reserved_bytes + _CONTEXT_BYTES
+    return max(hidden, 0)
+
+
+def _has_driver() -> bool:
+    cards = Path("/proc/driver/nvidia/gpus")
+    return (cards.is_dir() and any(cards.iterdir())) or shutil.which("nvidia-smi") is not None
+
+
+def _why_none() -> str:
+    visible = os.environ.get(_VISIBLE)
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except Exception as error:  # whatever torch says
+        if visible is not None and (visible in ("", "-1") or _NONE_LEFT in str(error)):
+            return _('{variable}="{value}" hides all.', variable=_VISIBLE, value=visible)
+        return first_line(error) or _("no reason given.")
+    return _("no reason given.")
