@@ -3,3 +3,7 @@
 Here the "GPU" is the pretend one: what Inductor generates allocates, frees and calls as it would; its Triton kernels
 do nothing.
 """
+
+
+class CudaGraphsError(NotImplementedError):
+    """Compiled code that replays CUDA graphs: neither it nor the eager code bounds what their pools take."""

@@ -17,6 +17,7 @@ from oom_magic.errors import describe_error
 from oom_magic.language import _
 from oom_magic.memory.report import Assumption, MemoryReport
 from oom_magic.predict import torch_private
+from oom_magic.predict.compiled import CudaGraphsError
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.isolation.patching import Patches, all_patched, patched, suspended
 from oom_magic.predict.operators.calls import TORCH
@@ -168,10 +169,6 @@ class _Run(Protocol):
 
 
 R = TypeVar("R", bound=_Run)
-
-
-class CudaGraphsError(NotImplementedError):
-    """Compiled code that replays CUDA graphs: neither it nor the eager code bounds what their pools take."""
 
 
 def run_or_as_written(session: R, run: Callable[[], object], again: Callable[[], R]) -> R:

@@ -23,7 +23,7 @@ from torch._dynamo.variables.optimizer import OptimizerVariable
 from torch.overrides import _get_current_function_mode_stack
 
 from oom_magic.language import _
-from oom_magic.predict.compiled.calls import CudaGraphsError
+from oom_magic.predict.compiled import CudaGraphsError
 from oom_magic.predict.compiled.card import compiled_for, compiling_on, is_on_gpu, running_on
 from oom_magic.predict.compiled.fake_tensors import fake_cuda_tensors, tracing
 from oom_magic.predict.compiled.generated import loaded_without_compiler, random_states_exchanged
