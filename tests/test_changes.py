@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gc
+import json
 
 import pytest
 import torch
 from torch import nn
 from versions import bitsandbytes_or_skip
 
+from oom_magic.explain.remedies.code import code_for
 from oom_magic.predict.session import DrySession
+from oom_magic.predict.setups.model_source import resolve_model
 from oom_magic.predict.what_if import load_changes as loading
 from oom_magic.predict.what_if import loop_changes as habits
 from oom_magic.predict.what_if import model_changes as models
@@ -169,11 +172,33 @@ def test_quantized_adapters_are_as_if_loaded_so():
         model.is_loaded_in_4bit = True
         model = model.to("cuda")
         model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
-        train(peft.get_peft_model(model, peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear")))
+        targets = list(resolve_model("qwen2.5-7b").lora_targets)  # as presets of this kind have them
+        train(peft.get_peft_model(model, peft.LoraConfig(r=4, lora_alpha=8, target_modules=targets)))
 
     changed, written = run(whole, models.QuantizedAdapters(4)), run(quantized)
     assert changed.breakdown["parameter"] == pytest.approx(written.breakdown["parameter"], rel=0.01)
     assert changed.peak_allocated_bytes == pytest.approx(written.peak_allocated_bytes, rel=0.01)
+
+
+@pytest.mark.parametrize(("model_type", "targets"), [("gpt2", '["c_attn"]'), ("bert", '"all-linear"')])
+def test_adapters_that_are_advised_go_where_setups_put_them(model_type, targets):
+    peft = pytest.importorskip("peft")
+    change = models.LowRankAdapters(4)
+
+    def loop(adapted=None):
+        model = gpt2().to("cuda")
+        model.config.model_type = model_type  # "bert": layers by names that this model does not have
+        if adapted:
+            config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=json.loads(adapted))
+            model = peft.get_peft_model(model, config)
+        optimizer = torch.optim.AdamW(model.parameters())
+        ids = torch.zeros(2, 64, dtype=torch.long, device="cuda")
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+
+    changed, written = run(loop, change), run(lambda: loop(targets))
+    assert changed.breakdown["optimizer_state"] == written.breakdown["optimizer_state"]
+    assert f"LoraConfig(r=4, lora_alpha=8, target_modules={targets})" in code_for("lora", "plain", change.values)[0]
 
 
 @pytest.mark.parametrize("change", [optimizers.sgd, lambda: models.LowRankAdapters(4)])

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from oom_magic.predict.setups.model_source import targets_as_code
+
 _ACCUMULATING = """\
 for number, batch in enumerate(loader, 1):
     loss = {model}(**batch).loss / accumulation
@@ -70,7 +72,7 @@ fully_shard({model}, offload_policy=CPUOffloadPolicy())   # before the optimizer
     "half_weights": "{model} = {model}.to(torch.{torch_dtype})   # before the optimizer is made",
     "lora": """\
 from peft import LoraConfig, get_peft_model
-config = LoraConfig(r={rank}, lora_alpha={alpha}, target_modules="all-linear")
+config = LoraConfig(r={rank}, lora_alpha={alpha}{targets})
 {model} = get_peft_model({inner}, config)""",
     "qlora": """\
 from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
@@ -79,7 +81,7 @@ quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
     bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.bfloat16)
 {model} = {loader}.from_pretrained({source}, quantization_config=quantization)
 {model} = prepare_model_for_kbit_training({model}, use_gradient_checkpointing=False)
-{model} = get_peft_model({model}, LoraConfig(r={rank}, lora_alpha={alpha}, target_modules="all-linear"))""",
+{model} = get_peft_model({model}, LoraConfig(r={rank}, lora_alpha={alpha}{targets}))""",
     "loaded_half": """\
 {model} = {loader}.from_pretrained({source}, dtype=torch.{torch_dtype},
     device_map="cuda")          # torch_dtype= before transformers 4.56""",
@@ -194,8 +196,10 @@ def code_for(key: str, style: str, values: Mapping[str, Any]) -> tuple[str, str]
     dtype = str(values.get("dtype", ""))
     names = {**_NAMES, **values}
     inner = names.get("inner", names["model"])
+    targets = values.get("targets")  # none: the model is not at hand, and PEFT chooses as it is listed for setups
     filled = template.format(
-        **{"inner": inner, "language_model": inner, **names},
+        **{"inner": inner, "language_model": inner, **names}
+        | {"targets": f", target_modules={targets_as_code(targets)}" if targets else ""},
         torch_dtype=_TORCH_NAMES.get(dtype, dtype),
         alpha=2 * int(values.get("rank", 0)),
         scaler=_SCALER if dtype == "fp16" else "",

@@ -159,8 +159,7 @@ def _of_cards() -> Iterator[RemedySpec]:
     """What each card of one process holds."""
     from oom_magic.predict.what_if.placement_changes import BalancedLayers
 
-    balanced = BalancedLayers()
-    yield _made("balanced_layers", 14, "same", _EVERY, lambda: balanced, values=balanced.values)
+    yield _made("balanced_layers", 14, "same", _EVERY, BalancedLayers)
 
 
 def _made(
@@ -181,7 +180,7 @@ def _made(
     try:
         with in_silence():
             change = make()
-        variation = Variation(((change, fields or {}),))
+        variation, values = Variation(((change, fields or {}),)), change.values or values
     except MissingError as missing:
         reason = Evidence(f"reason_{missing.key}", missing.values)
     return RemedySpec(key, cost, speed, against, variation, values or {}, slot or key, reason, combines)

@@ -85,9 +85,7 @@ class ModelSource:
     @property
     def lora_targets(self) -> tuple[str, ...] | str:
         """The layers that get an adapter when the user names none."""
-        if self.model_type in _LINEAR_LAYERS:
-            return _LORA_TARGETS.get(self.model_type, ("q_proj", "v_proj"))
-        return "all-linear"
+        return lora_targets(self.model_type)
 
     @property
     def attention(self) -> str:
@@ -115,6 +113,18 @@ class ModelSource:
         padding_positions = 2 if self.model_type == "roberta" else 0
         positions = self.dims.get("num_positions")
         return None if positions is None else positions - padding_positions
+
+
+def lora_targets(model_type: str) -> tuple[str, ...] | str:
+    """The layers that LoRA adapts unless told, in setups and in what is advised: names, or ``"all-linear"``."""
+    if model_type in _LINEAR_LAYERS:
+        return _LORA_TARGETS.get(model_type, ("q_proj", "v_proj"))
+    return "all-linear"
+
+
+def targets_as_code(targets: tuple[str, ...] | str) -> str:
+    """What PEFT's ``target_modules`` is given for them, as it is written."""
+    return json.dumps(targets)
 
 
 def resolve_model(model: Any) -> ModelSource:

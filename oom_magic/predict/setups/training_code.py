@@ -6,7 +6,7 @@ import json
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
 
-from oom_magic.predict.setups.model_source import ModelSource
+from oom_magic.predict.setups.model_source import ModelSource, targets_as_code
 
 _BLOCKS = "blocks = max((m for m in model.modules() if isinstance(m, torch.nn.ModuleList)), key=len)"
 
@@ -266,10 +266,8 @@ class _Writer:
             lines += _call("model = prepare_model_for_kbit_training", arguments)
         self.use("peft", "LoraConfig")
         self.use("peft", "get_peft_model")
-        targets = setup.lora_targets
-        shown = _quoted(targets) if isinstance(targets, str) else f"[{', '.join(map(_quoted, targets))}]"
         settings = [f"r={setup.rank}", f"lora_alpha={setup.lora_alpha}", f"lora_dropout={setup.dropout}",
-                    f"target_modules={shown}"]  # fmt: skip
+                    f"target_modules={targets_as_code(setup.lora_targets)}"]  # fmt: skip
         task = _PEFT_TASKS.get(self.source.task)
         settings += [f'task_type="{task}"'] if task else []
         settings += ["fan_in_fan_out=True"] if self.source.model_type == "gpt2" else []  # its Conv1D is transposed

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -30,11 +31,13 @@ class Change:
     """The base of all changes: nothing is changed.
 
     ``applies_at_load`` says that the model would be loaded so in the first place: what it took before the change does
-    not count. ``variant`` tells apart ways of making one change, where models differ in the code for it.
+    not count. ``variant`` tells apart ways of making one change, where models differ in the code for it. ``values`` are
+    what its words and its code say of the model that was checked.
     """
 
     applies_at_load = False
     variant = ""
+    values: Mapping[str, Any] = MappingProxyType({})
 
     def check(self, model: torch.nn.Module) -> None:
         """Raise InapplicableError where the change cannot be made to this model. Changes nothing."""

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from oom_magic.predict.setups.model_source import lora_targets
 from oom_magic.predict.what_if.change import Change, InapplicableError, MissingError
 from oom_magic.predict.what_if.optimizer_changes import optimizers_of
 
@@ -137,10 +138,13 @@ def _attention_configs(model: torch.nn.Module) -> list[Any]:
 
 
 class LowRankAdapters(Change):
-    """LoRA: the weights frozen, adapters of this rank trained (PEFT, on all linear layers)."""
+    """LoRA: the weights frozen, adapters of this rank trained (PEFT), on the layers that a setup would choose.
+
+    ``values`` say the ``rank`` and, once a model was checked, the ``targets``.
+    """
 
     def __init__(self, rank: int) -> None:
-        self.rank = rank
+        self.values: dict[str, Any] = {"rank": rank}
         self._peft = library("peft")
 
     def check(self, model: torch.nn.Module) -> None:
@@ -150,11 +154,14 @@ class LowRankAdapters(Change):
         if not hasattr(model, "config"):
             raise InapplicableError("no_adapters_for_it")
         optimizers_of(model)
+        self.values["targets"] = _targets(model)
 
     def prepare(self, model: torch.nn.Module) -> None:
         """Add adapters; the optimizers train them and nothing else."""
         optimizers = optimizers_of(model)
-        config = self._peft.LoraConfig(r=self.rank, lora_alpha=2 * self.rank, target_modules="all-linear")
+        rank, targets = self.values["rank"], self.values["targets"]
+        modules = targets if isinstance(targets, str) else list(targets)
+        config = self._peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=modules)
         self._peft.inject_adapter_in_model(config, model)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_("lora_" in name)
@@ -167,6 +174,13 @@ class LowRankAdapters(Change):
                 group["params"] = []
             optimizer.param_groups[0]["params"] = trained
             optimizer.state.clear()
+
+
+def _targets(model: torch.nn.Module) -> tuple[str, ...] | str:
+    """A setup's targets for models of this type; all linear layers where its layers have other names."""
+    targets = lora_targets(str(getattr(model.config, "model_type", "")))
+    names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
+    return targets if isinstance(targets, str) or names.issuperset(targets) else "all-linear"
 
 
 class QuantizedAdapters(LowRankAdapters):
