@@ -5,6 +5,7 @@ import torch
 
 from oom_magic import dry_run
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, closest_gpu, context_range, find_gpu, list_gpus, read_table
+from oom_magic.predict.setups.setup import TrainingSetup
 from oom_magic.units import GIB, MIB
 
 
@@ -78,6 +79,10 @@ def test_entry_is_plausible(card):
 def test_unknown_card_offers_the_closest():
     with pytest.raises(ValueError, match=r"'RTX 3065' is not in the catalogue.* Did you mean .*RTX 3060"):
         find_gpu("RTX 3065")
+    with pytest.raises(ValueError, match=r"Did you mean NVIDIA GeForce RTX 4090,"):
+        find_gpu("4090 Ti")
+    with pytest.raises(ValueError, match=r"'5' is not in the catalogue"):
+        TrainingSetup("gpt2", gpu=5)
 
 
 def test_nothing_close():

@@ -282,6 +282,10 @@ def test_catalogues_are_listed(shell, capsys):
     shell.run_line_magic("oom_sliders", "--list-models")
     printed = capsys.readouterr().out
     assert "NVIDIA GeForce RTX 3060" in printed and "qwen2.5-7b" in printed
+    shell.run_line_magic("gpumem", "--list-gpus rtx 409")
+    shell.run_line_magic("oom_sliders", "--list-models qwen 7b")
+    printed = capsys.readouterr().out
+    assert "RTX 4090" in printed and "RTX 3060" not in printed and "qwen2.5-7b" in printed and "gpt2" not in printed
 
 
 def test_a_part_of_an_option_is_no_option(shell):

@@ -241,6 +241,11 @@ def test_every_family_trains_with_every_method(family, method, tmp_path, recwarn
     assert not [str(warning.message) for warning in recwarn if "peft" in warning.filename]
 
 
+def test_an_option_that_no_dry_run_has_is_named():
+    with pytest.raises(TypeError, match=r"dry_run.. of a TrainingSetup has no option 'seq_len', only gpu, memory"):
+        TrainingSetup("gpt2").dry_run(seq_len=64)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_adapters_go_where_peft_puts_them(family):
     constants = pytest.importorskip("peft.utils.constants")

@@ -7,6 +7,7 @@ from pages import assert_text_and_html_agree
 from samples import failed, predicted
 
 from oom_magic.memory.comparison import compare, ratios
+from oom_magic.notebook.figures import plot
 from oom_magic.units import MIB
 from oom_magic.views import to_text
 from oom_magic.views.text import display_width
@@ -29,8 +30,21 @@ def test_runs_beside_each_other(golden):
 
 
 def test_no_run_is_refused():
-    with pytest.raises(ValueError, match="at least one"):
+    with pytest.raises(ValueError, match="got no report"):
         compare({})
+
+
+def test_runs_come_alone_listed_or_one_after_another():
+    one, other = predicted(), failed()
+    alone, listed, given = compare(one), compare([one, other]), compare(one, other)
+    assert list(alone.reports) == ["run 1"] and list(listed.reports) == list(given.reports) == ["run 1", "run 2"]
+
+
+@pytest.mark.parametrize("what", [3, "x", [3], {"now": 3}, None])
+@pytest.mark.parametrize("function", [compare, plot])
+def test_what_is_no_run_is_named(function, what):
+    with pytest.raises(TypeError, match=f"{function.__name__}.. takes reports, .* not (int|str|NoneType)"):
+        function(what)
 
 
 def test_a_note_stands_beside_its_run():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import linecache
+from functools import partial
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -12,6 +14,8 @@ import torch
 from oom_magic.language import speaking
 from oom_magic.predict.setups.setup import TrainingSetup, local_configurations
 from oom_magic.predict.sizing import store, surroundings
+from oom_magic.predict.sizing.fingerprint import fingerprint
+from oom_magic.predict.sizing.sizes import size
 from tests.test_sizes import same
 
 
@@ -43,28 +47,28 @@ def made(what: Any, found: list[Any]) -> Any:
 def test_each_thing_is_kept_for_itself_and_damage_only_costs_time(folder: Path) -> None:
     calls: list[Any] = []
     for what in (1, 1, 2, 1):
-        assert store.kept(what, lambda what=what: made(what, calls)) == f"made of {what}"
+        assert store.kept(lambda what=what: what, lambda what=what: made(what, calls)) == f"made of {what}"
     assert calls == [1, 2]
     for file in folder.iterdir():
         file.write_bytes(b"damaged")
-    assert store.kept(1, lambda: made(1, calls)) == "made of 1"
+    assert store.kept(lambda: 1, lambda: made(1, calls)) == "made of 1"
     assert calls == [1, 2, 1]
-    assert store.kept(3, lambda: lambda: 0)() == 0  # cannot be pickled
+    assert store.kept(lambda: 3, lambda: lambda: 0)() == 0  # cannot be pickled
     assert {file.suffix for file in folder.iterdir()} == {".sizes"}
 
 
 def test_other_versions_and_settings_have_files_of_their_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
-    store.kept(1, lambda: made(1, calls))
+    store.kept(lambda: 1, lambda: made(1, calls))
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    store.kept(1, lambda: made(1, calls))
+    store.kept(lambda: 1, lambda: made(1, calls))
     monkeypatch.setattr(torch, "__version__", "2.99")
-    store.kept(1, lambda: made(1, calls))
+    store.kept(lambda: 1, lambda: made(1, calls))
     torch.set_grad_enabled(False)
-    store.kept(1, lambda: made(1, calls))
+    store.kept(lambda: 1, lambda: made(1, calls))
     torch.set_grad_enabled(True)
     with speaking("zh"):  # what could not be followed is said in words
-        store.kept(1, lambda: made(1, calls))
+        store.kept(lambda: 1, lambda: made(1, calls))
     assert len(calls) == len(list(folder.iterdir())) == 5
 
 
@@ -74,13 +78,79 @@ def test_nothing_is_kept_where_a_library_was_changed(folder: Path, monkeypatch: 
     own = FunctionType((lambda self, x: x).__code__, {"__name__": "liger_kernel.transformers"})
     with monkeypatch.context() as changes:
         changes.setattr(modeling.GPT2MLP, "forward", own)
-        store.kept(1, lambda: made(1, calls))
+        store.kept(lambda: 1, lambda: made(1, calls))
     with monkeypatch.context() as changes:
         changes.setattr(torch.nn.functional, "scaled_dot_product_attention", own)
-        store.kept(1, lambda: made(1, calls))
+        store.kept(lambda: 1, lambda: made(1, calls))
     with torch.device("cpu"):
-        store.kept(1, lambda: made(1, calls))
+        store.kept(lambda: 1, lambda: made(1, calls))
     assert len(calls) == 3 and not folder.exists()
+
+
+TRAINING = """
+import torch
+class Net(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.layer = torch.nn.Linear(width, WIDE)
+    def forward(self, x):
+        return self.layer(x)
+def train(batch_size=4, width=64):
+    model = Net(width).cuda()
+    optimizer = OPTIMIZER(model.parameters())
+    for _ in range(2):
+        model(torch.zeros(batch_size, width, device="cuda")).sum().backward()
+        optimizer.step()
+"""
+
+
+def in_a_cell(text: str, **names: Any) -> Any:
+    """A function as a cell defines it, where these names stand."""
+    linecache.cache["<ipython-input-3-abc>"] = (len(text), None, text.splitlines(keepends=True), "")
+    space = {"__name__": "__main__", "WIDE": 32, "OPTIMIZER": torch.optim.AdamW, **names}
+    exec(compile(text, "<ipython-input-3-abc>", "exec"), space)
+    return space["train"]
+
+
+def test_a_function_is_not_run_the_second_time(folder: Path) -> None:
+    first, again = (size(in_a_cell(TRAINING), batch_size=(1, 8), gpu="T4") for _ in range(2))
+    assert first.num_traces > 0 and again.num_traces == 0
+    assert same(first.report(batch_size=5), again.report(batch_size=5))
+    assert size(in_a_cell(TRAINING), batch_size=(1, 9), gpu="T4").num_traces > 0
+
+
+def test_functions_are_known_by_their_code_and_what_it_uses() -> None:
+    net = in_a_cell(TRAINING).__globals__["Net"]
+    others = [
+        in_a_cell(TRAINING),
+        in_a_cell(TRAINING, WIDE=33),
+        in_a_cell(TRAINING, OPTIMIZER=torch.optim.SGD),
+        in_a_cell(TRAINING.replace("Linear(width, WIDE)", "Linear(width, WIDE, bias=False)")),
+        in_a_cell(TRAINING.replace("range(2)", "range(3)")),
+        in_a_cell("\n" + TRAINING),  # reports name its lines
+        partial(in_a_cell(TRAINING), width=128),
+        net(4).forward,  # tensors: whatever they are, they are not told
+    ]
+    told = [fingerprint(other) for other in others]
+    assert told[-1] is None and len(set(map(repr, told))) == len(told) and None not in told[:-1]
+    assert fingerprint(in_a_cell(TRAINING)) == told[0]
+    train = in_a_cell(TRAINING)
+    train.__globals__["Net"].forward = lambda self, x: self.layer(x).relu()
+    assert fingerprint(train) != told[0]
+
+
+def test_a_function_that_reads_what_cannot_be_known_is_run_anew(folder: Path, tmp_path: Path) -> None:
+    weights = torch.zeros(8)
+    steps = TRAINING.replace("range(2)", "range(STEPS())")
+    asking = TRAINING.replace("range(2)", "range(len(os.environ.get('x', 'ab')))")
+    for function in (in_a_cell(steps, STEPS=lambda: int(weights.numel() / 4)), in_a_cell("import os\n" + asking)):
+        assert fingerprint(function) is None
+    torch.save(2, tmp_path / "width")
+    reading = TRAINING.replace("range(2)", "range(int(torch.load(PLACE + 'h')))")
+    train = in_a_cell(reading, PLACE=str(tmp_path / "widt"))
+    assert fingerprint(train) is not None  # no name of a file in it
+    assert size(train, batch_size=(1, 2), gpu="T4").num_traces > 0
+    assert not folder.exists()
 
 
 def test_a_library_whose_files_changed_is_another(tmp_path: Path) -> None:
@@ -103,11 +173,11 @@ def test_a_configuration_on_the_machine_is_part_of_a_preset(tmp_path: Path, monk
 
 def test_a_folder_that_cannot_be_written_only_costs_time(folder: Path) -> None:
     folder.write_text("a file")
-    assert store.kept(1, lambda: "made") == "made"
+    assert store.kept(lambda: 1, lambda: "made") == "made"
 
 
 def test_the_longest_unused_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
     monkeypatch.setattr(store, "_MOST_BYTES", 0)
-    store.kept(1, lambda: made(1, calls))
+    store.kept(lambda: 1, lambda: made(1, calls))
     assert list(folder.iterdir()) == []

@@ -62,7 +62,7 @@ def recommend(model: str, gpu: str, memory: int | str | None = None) -> Recommen
     asked = TrainingSetup(model, gpu=gpu, memory=memory).identity
     if asked is None:
         return _recommended(model, gpu, memory)
-    return kept(("recommended", asked), lambda: _recommended(model, gpu, memory))
+    return kept(lambda: ("recommended", asked), lambda: _recommended(model, gpu, memory))
 
 
 def _recommended(model: str, gpu: str, memory: int | str | None) -> Recommendation:

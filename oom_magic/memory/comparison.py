@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,26 +65,44 @@ class SideBySide(Result):
         return {name: report.to_dict() for name, report in self.reports.items()}
 
 
-def compare(
-    reports: Mapping[str, MemoryReport] | Sequence[MemoryReport] | MemoryReport, notes: Mapping[str, str] | None = None
-) -> SideBySide:
+Runs = Mapping[str, MemoryReport] | Iterable[MemoryReport] | MemoryReport
+
+
+def compare(*runs: Runs, notes: Mapping[str, str] | None = None) -> SideBySide:
     """Runs beside each other: ``compare({"float32": report, "bfloat16": other})``; without names they are numbered.
 
     Shows peak allocated of each, by category, and peak reserved; ``notes`` has a word to put beside a run's bar.
-    Raises ValueError without a run, KeyError for a note on a run that is not there.
+    Raises ValueError without a run, TypeError for what is none, KeyError for a note on a run that is not there.
     """
-    if isinstance(reports, MemoryReport):
-        reports = [reports]
-    if not isinstance(reports, Mapping):
-        reports = {f"run {number}": report for number, report in enumerate(reports, 1)}
-    if not reports:
-        raise ValueError(_("compare() got no report; give it at least one: compare({{'now': report}})."))
+    given: Any = runs[0] if len(runs) == 1 else runs
+    reports = named_runs(given, "compare")
     notes = notes or {}
     for name in notes:
         if name not in reports:
             names = ", ".join(reports)
             raise KeyError(_("{name!r} has a note and no report; there are: {names}.", name=name, names=names))
-    return SideBySide(dict(reports), dict(notes))
+    return SideBySide(reports, dict(notes))
+
+
+def named_runs(runs: Runs, function: str) -> dict[str, MemoryReport]:
+    """One run or several by name, numbered where they have none. Raises as ``compare`` does, for this ``function``."""
+    if isinstance(runs, MemoryReport):
+        runs = [runs]
+    if not isinstance(runs, Mapping) and isinstance(runs, Iterable) and not isinstance(runs, str):
+        runs = {f"run {number}": report for number, report in enumerate(runs, 1)}
+    found: list[Any] = list(runs.values()) if isinstance(runs, Mapping) else [runs]
+    others = [one for one in found if not isinstance(one, MemoryReport)]
+    if others:
+        values = {"function": function, "kind": type(others[0]).__name__}
+        raise TypeError(_("{function}() takes reports, of dry_run() or measure(), not {kind}.", **values))
+    if not runs:
+        raise ValueError(
+            _(
+                "{function}() got no report; give it one, or several by name: {function}({{'now': report}}).",
+                function=function,
+            )
+        )
+    return dict(runs)
 
 
 @dataclass(frozen=True, repr=False)

@@ -23,6 +23,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from oom_magic.language import _, choose_language, speaking
 from oom_magic.memory.allocator.replay import replay
 from oom_magic.memory.categories import CATEGORIES, Category
+from oom_magic.memory.comparison import Runs, named_runs
 from oom_magic.memory.report import MemoryReport
 from oom_magic.memory.timeline import PHASES, MarkKind, Phase
 from oom_magic.units import MIB, unit_for
@@ -285,22 +286,20 @@ class Plot:
 
 
 @overload
-def plot(runs: MemoryReport | Mapping[str, MemoryReport]) -> Plot: ...
+def plot(runs: Runs) -> Plot: ...
 
 
 @overload
 def plot(runs: MemoryReport, *, ax: Axes) -> Axes: ...
 
 
-def plot(runs: MemoryReport | Mapping[str, MemoryReport], *, ax: Axes | None = None) -> Plot | Axes:
+def plot(runs: Runs, *, ax: Axes | None = None) -> Plot | Axes:
     """Allocated memory over a run, stacked by category; of runs by name, one under the other on one scale.
 
     With ``ax`` one run is drawn into these matplotlib axes, which are returned. Raises ValueError without a run, and
-    for several where there is one place.
+    for several where there is one place, TypeError for what is no run.
     """
-    named = {"": runs} if isinstance(runs, MemoryReport) else dict(runs)
-    if not named:
-        raise ValueError(_("plot() got no report; give it one, or several by name: plot({{'now': report}})."))
+    named = {"": runs} if isinstance(runs, MemoryReport) else named_runs(runs, "plot")
     with speaking(choose_language() if _chinese_fonts() else "en"), drawn_in_chinese():
         if ax is not None:
             if len(named) > 1:

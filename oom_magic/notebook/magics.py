@@ -23,18 +23,24 @@ from oom_magic.predict.setups.models import list_models
 from oom_magic.units import format_bytes
 
 
-def cards_listed() -> str:
-    """Every card with its memory, by generation."""
+def cards_listed(words: str = "") -> str:
+    """Every card with its memory, by generation; of those with these words in their names, if there are any."""
     cards = sorted(list_gpus(), key=lambda card: (card.capability, card.total_bytes, card.name))
+    cards = [card for card in cards if _has_words(card.name, words)] or cards
     width = max(len(card.name) for card in cards)
     return "\n".join(f"{card.name:<{width}}  {format_bytes(card.total_bytes):>10}" for card in cards)
 
 
-def models_listed() -> str:
-    """Every preset with its number of parameters and its name on the hub."""
-    models = list_models()
+def models_listed(words: str = "") -> str:
+    """Every preset with its number of parameters and its name on the hub; of those with these words, if there are."""
+    known = list_models()
+    models = [model for model in known if _has_words(f"{model.name} {model.hub_id}", words)] or known
     width = max(len(model.name) for model in models)
     return "\n".join(f"{model.name:<{width}}  {model.num_parameters / 1e9:7.2f} B  {model.hub_id}" for model in models)
+
+
+def _has_words(text: str, words: str) -> bool:
+    return all(word in text.lower() for word in words.lower().split())
 
 
 @magics_class
@@ -101,7 +107,7 @@ class OOMMagics(Magics):
         __tracebackhide__ = True
         options, statement = parse_options(self.gpumem, line)
         if options.list_gpus:
-            print(cards_listed())
+            print(cards_listed(statement))
             return None
         card = CardOptions.parse(options.gpu, options.memory, options.num_gpus, options.num_processes, options.rank)
         stop_after_steps = checked("--steps", gpumem.parse_steps, options.steps)
@@ -276,7 +282,7 @@ class OOMMagics(Magics):
         if options.no_cache:
             keep_nothing_on_disk()
         if options.list_models:
-            print(models_listed())
+            print(models_listed(rest))
             return None
         from oom_magic.notebook.sliders.magic import sliders_from
 

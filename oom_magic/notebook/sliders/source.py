@@ -26,8 +26,10 @@ from oom_magic.notebook.sliders.ranges import (
 )
 from oom_magic.notebook.sliders.slices import in_slices
 from oom_magic.notebook.sliders.view import Estimate, Largest, WayOut, error_blocks
+from oom_magic.predict.sizing.fingerprint import fingerprint
 from oom_magic.predict.sizing.ranges import Ranges
 from oom_magic.predict.sizing.sizes import Sizes
+from oom_magic.predict.sizing.store import kept
 from oom_magic.views.blocks import Block
 
 if TYPE_CHECKING:
@@ -264,7 +266,7 @@ class PricedFunction(Priced):
             )
         notes: tuple[str, ...] = ()
         if not given:
-            given, notes = without_the_stiff(fn, inferred_ranges(fn), partial(_run_once, fn, card, machine))
+            given, notes = _varying(fn, card, machine)
         ranges = Ranges.parse(fn, as_choices(given))
         parameters = inspect.signature(fn).parameters
         defaults = {name: parameter.default for name, parameter in parameters.items() if name not in given}
@@ -342,6 +344,27 @@ class PricedSetup(Priced):
 
     def _size(self, card: SliderCard, ranges: dict[str, Any]) -> Sizes:
         return self.base.replace(gpu=card.gpu, memory=card.memory_bytes).untraced_sizes(**ranges)
+
+
+def _varying(
+    fn: Callable[..., Any], card: SliderCard, machine: SliderMachine
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The inferred ranges of what can vary, and what to say of the rest; kept on disk, as it takes some runs."""
+    from oom_magic.predict.isolation.files.boundary import reads_noted
+
+    read: set[str] = set()
+
+    def known_by() -> Any:
+        identity = None if read else fingerprint(fn)
+        return None if identity is None else ("varying", identity, card.gpu, card.memory_bytes, machine.options)
+
+    def found() -> tuple[dict[str, Any], tuple[str, ...]]:
+        with reads_noted() as files:
+            varying = without_the_stiff(fn, inferred_ranges(fn), partial(_run_once, fn, card, machine))
+        read.update(files)
+        return varying
+
+    return kept(known_by, found)
 
 
 def _run_once(fn: Callable[..., Any], card: SliderCard, machine: SliderMachine, arguments: dict[str, Any]) -> None:

@@ -83,12 +83,13 @@ def find_gpu(name: str) -> GPU:
     Raises ValueError with the closest names of the catalogue.
     """
     known = _cards_by_key()
-    key = _key(name)
+    key = _key(str(name))
     if key in known:
         return known[key]
     spellings = {spelling: card.name for spelling, card in known.items()}
     close = dict.fromkeys(
-        spellings[match] for match in [*_swapped(key, spellings), *get_close_matches(key, spellings, 6, 0.5)]
+        spellings[match]
+        for match in [*_swapped(key, spellings), *_numbered(key, spellings), *get_close_matches(key, spellings, 6, 0.5)]
     )
     raise InvalidSettingError("unknown_card", name=name, offer=list(close)[:3])
 
@@ -117,6 +118,12 @@ def split_count(name: str) -> tuple[int | None, str]:
 def _swapped(key: str, spellings: Iterable[str]) -> list[str]:
     """The spellings of the same characters in another order: digits are easily swapped ("RTX 3600")."""
     return [spelling for spelling in spellings if sorted(spelling) == sorted(key)]
+
+
+def _numbered(key: str, spellings: Iterable[str]) -> list[str]:
+    """The spellings with the same number of a card ("4090 Ti")."""
+    numbers = set(re.findall(r"\d{3,}", key))
+    return sorted((spelling for spelling in spellings if numbers & set(re.findall(r"\d{3,}", spelling))), key=len)
 
 
 def closest_gpu(name: str, capability: tuple[int, int]) -> GPU:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import logging
 import warnings
@@ -191,6 +192,18 @@ class TrainingSetup(Result):
         """What the code would take on ``gpu``; ``options`` go to ``oom_magic.dry_run``."""
         from oom_magic.predict.session import dry_run
 
+        known = [*inspect.signature(dry_run).parameters][2:-1]
+        for name in options:
+            if name not in known:
+                offer = ", ".join(known)
+                raise TypeError(
+                    _(
+                        "dry_run() of a TrainingSetup has no option {name!r}, only {offer}; fields are changed with"
+                        " replace().",
+                        name=name,
+                        offer=offer,
+                    )
+                )
         return dry_run(self._rehearse, **{"gpu": self.gpu, "memory": self.memory, **self.machine, **options})
 
     def sizes(self, **ranges: Any) -> Sizes:
@@ -227,7 +240,7 @@ class TrainingSetup(Result):
         train.__name__ = self.source.label
         known, count = self.identity, self.source.num_layers
         layers = None if known is None or count is None else Layers(count, only_layers)
-        options: dict[str, Any] = {"layers": layers, "identity": known, **self.machine}
+        options: dict[str, Any] = {"layers": layers, "identity": lambda: known, **self.machine}
         options["card"] = 0  # nn.DataParallel fills the first
         return Sizes(train, Ranges.parse(train, ranges), self.gpu, self.memory, stop_after_steps, **options)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,9 +23,9 @@ from oom_magic.memory.allocator.replay import Replay, replay
 from oom_magic.memory.categories import Breakdown
 from oom_magic.memory.report import Assumption, Device, MemoryReport, StepUsage
 from oom_magic.memory.timeline import IntArray
-from oom_magic.predict.instrumentation.recorder import SizeExpression
 from oom_magic.predict.setups.gpus import find_gpu
 from oom_magic.predict.setups.hardware import Hardware
+from oom_magic.predict.sizing.fingerprint import fingerprint
 from oom_magic.predict.sizing.layered import LayeredRuns, Layers
 from oom_magic.predict.sizing.pieces import (
     Explorer,
@@ -41,7 +42,7 @@ from oom_magic.predict.sizing.pieces import (
 from oom_magic.predict.sizing.ranges import Ranges, label
 from oom_magic.predict.sizing.regions import Point
 from oom_magic.predict.sizing.store import kept, recalled
-from oom_magic.predict.sizing.structure import Structure
+from oom_magic.predict.sizing.structure import Structure, sizing_numbers
 from oom_magic.predict.sizing.surroundings import torch_version
 from oom_magic.results import Result
 
@@ -83,14 +84,17 @@ def size(
 class Sizes(Result):
     """What ``fn`` takes at any point of ``ranges``. Made by ``size``; all sizes in bytes.
 
-    Where ``fn`` builds a model of many equal ``layers`` it is run with few of them. With an ``identity``, whose
-    ``repr`` says all that decides what ``fn`` does with its arguments, what was found is kept on disk.
+    Where ``fn`` builds a model of many equal ``layers`` it is run with few of them. What was found is kept on disk by
+    what ``identity`` returns, whose ``repr`` says all that decides what ``fn`` does (None: not kept).
 
     With ``elsewhere`` dry runs are made by it: it calls what it is given in the thread that dry runs belong to.
 
     A point is given as keyword arguments: one value for each argument that varies. ``report`` is what ``dry_run`` would
     find there; the other methods are parts of it, and faster.
     """
+
+    has_bar = True
+    _has_read = False  # files, whose contents decide, too
 
     def __init__(
         self,
@@ -103,7 +107,7 @@ class Sizes(Result):
         card: int | None = None,
         layers: Layers | None = None,
         num_processes: int | None = None,
-        identity: Any = None,
+        identity: Callable[[], Any] | None = None,
     ) -> None:
         self.label = label(fn)
         self.ranges = ranges
@@ -124,10 +128,9 @@ class Sizes(Result):
         self.settings = hardware.settings
         self.num_traces = 0
         self._layers = layers
-        self._identity = identity
+        self._identity = identity or partial(fingerprint, fn, ranges.fixed, ranges.choices)
         self._runs = LayeredRuns(self._run, layers)
         self.elsewhere: Callable[[Callable[[], Trace]], Trace] | None = None
-        self.has_bar = True
         self._bar: Any = None
         self._families: dict[tuple[int, ...], Node] = {}
         # Runs at single points, of pieces that are not exact or not known yet.
@@ -141,8 +144,8 @@ class Sizes(Result):
     def is_known(self, **choices: Any) -> bool:
         """Whether the function is known everywhere with these choices: traced before, or found on disk now."""
         setting = self._setting(choices)
-        if setting not in self._families and self._identity is not None:
-            found = recalled((self._known_by(), setting))
+        if setting not in self._families:
+            found = recalled(self._known_by(setting))
             if found is not None:
                 self._families[setting] = found
         return setting in self._families
@@ -212,8 +215,7 @@ class Sizes(Result):
     def report_of_run(self, **point: Any) -> MemoryReport:
         """The same from a run at this very point: for few points that is faster than to trace all around."""
         setting, at = self.ranges.locate(point)
-        with self._tracing():
-            return self._report(self._alone.get((setting, at)) or self._run_at(setting, at), at)
+        return self._report(self._alone.get((setting, at)) or self._run_at(setting, at), at)
 
     def _report(self, piece: Piece, at: Point) -> MemoryReport:
         timeline = piece.timeline(at)
@@ -376,8 +378,6 @@ class Sizes(Result):
 
     def _kept(self, what: Any, make: Callable[[], Node]) -> Node:
         """What ``make`` finds, or found before for a function that is known by more than its name."""
-        if self._identity is None:
-            return make()
 
         def ready() -> Node:
             found = make()
@@ -385,19 +385,22 @@ class Sizes(Result):
                 vars(piece)["peaks"] = piece.peaks  # learned now, to be kept with the rest
             return found
 
-        return kept((self._known_by(), what), ready)
+        return kept(partial(self._known_by, what), ready)
 
-    def _known_by(self) -> Any:
-        """What decides all of it, apart from the surroundings."""
+    def _known_by(self, what: Any) -> Any:
+        """What decides ``what`` was found, apart from the surroundings; None where that is not known."""
+        identity = None if self._has_read else self._identity()
+        if identity is None:
+            return None
         axes = [(name, *axis[[0, -1]].tolist(), len(axis)) for name, axis in self.ranges.axes.items()]
         given = axes, self.ranges.choices, self.ranges.fixed, self._options
-        return self._identity, given, self._card, self.device.total_bytes, self.settings
+        return identity, given, self._card, self.device.total_bytes, self.settings, self._number, what
 
     def _explore(self, setting: tuple[int, ...]) -> Node:
         lowest, _unused = self._ends()
         with self._tracing():
             first = self._trace(setting, lowest)
-            if self._identity is None:  # else it is known to be deterministic, too
+            if self._layers is None:  # a preset is known to be deterministic
                 self._check_same(setting, lowest, first, self._trace_again(setting, lowest))
             known = {point: trace for (where, point), trace in self._traces.items() if where == setting}
             found = self._explorer(setting, list(self.ranges.axes.values()), known).explore()
@@ -452,6 +455,7 @@ class Sizes(Result):
         return run() if self.elsewhere is None else self.elsewhere(run)
 
     def _dry_run(self, where: tuple[tuple[int, ...], Point]) -> Trace:
+        from oom_magic.predict.isolation.files.boundary import reads_noted
         from oom_magic.predict.session import namespaces_of
 
         setting, point = where
@@ -459,18 +463,20 @@ class Sizes(Result):
         session = self._session(is_limited=False, keeps_empty=True)
         self.num_traces += 1
         try:
-            report = session.run(lambda: self._fn(**arguments), namespaces_of(self._fn))
+            with reads_noted() as files:
+                report = session.run(lambda: self._fn(**arguments), namespaces_of(self._fn))
         except Exception as error:
             values = {"call": _call(self.label, arguments), "kind": type(error).__name__, "error": error}
             raise ValueError(_("{call} failed: {kind}: {error}", **values)) from error
         if self._bar is not None:
             self._bar.total = max(self._bar.total, self._bar.n + 2)
             self._bar.update()
+        self._has_read |= bool(files) and self._layers is None  # what a preset reads is in its identity
         recorder, report = session.recorders[self._number], report.cards[self._number]
         expressions = recorder.expressions
         return Trace(
             Structure.of(report.timeline, expressions),
-            _numbers(report.timeline.requested_bytes, expressions),
+            sizing_numbers(report.timeline.requested_bytes, expressions),
             np.array(recorder.dims, dtype=np.int64),
             report.assumptions,
         )
@@ -486,15 +492,6 @@ class Sizes(Result):
 
 def _call(function: str, arguments: dict[str, Any]) -> str:
     return f"{function[:-1]}{', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
-
-
-def _numbers(requested_bytes: IntArray, expressions: Mapping[int, SizeExpression]) -> IntArray:
-    """What makes the sizes: the numbers of a size function, or the size itself."""
-    numbers: list[int] = []
-    for allocation, num_bytes in enumerate(requested_bytes.tolist()):
-        expression = expressions.get(allocation)
-        numbers.extend((num_bytes,) if expression is None else expression.numbers)
-    return np.array(numbers, dtype=np.int64)
 
 
 def _row(point: Point) -> IntArray:

@@ -31,13 +31,16 @@ def folder() -> Path:
     return Path(platformdirs.user_cache_dir("oom_magic", appauthor=False))
 
 
-def kept(what: Any, make: Callable[[], _T]) -> _T:
-    """What ``make`` returns, from the folder if it was made before for the same ``what``, whose ``repr`` says all."""
-    file = _file(what)
+def kept(what: Callable[[], Any], make: Callable[[], _T]) -> _T:
+    """What ``make`` returns, from the folder if it was made before for the same ``what()``, whose ``repr`` says all.
+
+    None of ``what`` is not known. What is another, or in other surroundings, when it was made is not kept.
+    """
+    file = _file(what())
     found = None if file is None else _read(file)
     if found is None:
         found = (make(),)
-        if file is not None:
+        if file is not None and _file(what()) == file:
             _write(file, found)
     made: _T = found[0]
     return made
@@ -51,7 +54,7 @@ def recalled(what: Any) -> Any:
 
 
 def _file(what: Any) -> Path | None:
-    around = surroundings() if is_on else None
+    around = surroundings() if is_on and what is not None else None
     if around is None:
         return None
     return folder() / (hashlib.sha256(repr((what, around)).encode()).hexdigest() + _ENDING)

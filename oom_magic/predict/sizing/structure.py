@@ -97,6 +97,15 @@ class Structure:
         return self.place(event) if event >= 0 else _("a free of what {place} took", place=self.place(~event))
 
 
+def sizing_numbers(requested_bytes: IntArray, expressions: Mapping[int, SizeExpression]) -> IntArray:
+    """What makes the sizes: the numbers of a size function, or the size itself."""
+    numbers: list[int] = []
+    for allocation, num_bytes in enumerate(requested_bytes.tolist()):
+        expression = expressions.get(allocation)
+        numbers.extend((num_bytes,) if expression is None else expression.numbers)
+    return np.array(numbers, dtype=np.int64)
+
+
 def _names(timeline: Timeline, table: str, column: str) -> Any:
     """For each event, what ``column`` says of its allocation."""
     allocations = np.where(timeline.order >= 0, timeline.order, ~timeline.order)

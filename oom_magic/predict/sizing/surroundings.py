@@ -22,7 +22,7 @@ _FOLLOWED = ("torch", "transformers", "peft", "accelerate", "bitsandbytes", "dee
 _OTHERS = ("numpy", "safetensors", "tokenizers", "triton", "huggingface_hub")
 _VARIABLES = ("PYTORCH_", "TORCH", "CUDA", "CUBLAS", "NVIDIA_", "HF_", "TRANSFORMERS_", "BNB_", "ACCELERATE_", "USE_")
 _OF_LOADING = {"TORCHINDUCTOR_CACHE_DIR"}  # set by torch._inductor when it is loaded; nothing is allocated by it
-_HARMLESS = {"oom_magic", "tqdm", "typing_extensions", *_FOLLOWED, *_OTHERS, *sys.stdlib_module_names}
+HARMLESS = {"oom_magic", "tqdm", "typing_extensions", *_FOLLOWED, *_OTHERS, *sys.stdlib_module_names}
 _CHANGED_BY_OTHERS = ("torch.nn", "torch.optim", "peft.tuners")
 
 
@@ -101,7 +101,7 @@ def _is_foreign(value: Any) -> bool:
     if not isinstance(function, (type, FunctionType)):
         return False
     root = (function.__module__ or "torch").partition(".")[0]
-    return root not in _HARMLESS and not root.startswith("namedtuple_")
+    return root not in HARMLESS and not root.startswith("namedtuple_")
 
 
 def _library(name: str) -> tuple[str, str]:

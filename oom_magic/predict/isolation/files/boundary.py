@@ -28,6 +28,7 @@ from oom_magic.user_code import is_users_file
 _NOBODY = (1 << 22) + 1  # above the largest number that Linux gives a process, proc(5)
 _BEFORE_PIPES = 9  # arguments of Popen._execute_child between the command and the ends of its pipes
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_OF_SYSTEM = ("/proc/", "/sys/", "/dev/", "/etc/")
 _ON_FILES = frozenset(
     (
         "os.remove os.rename os.mkdir os.rmdir os.link os.symlink os.truncate os.chmod os.chown os.utime "
@@ -65,12 +66,24 @@ class UnreachableError(ConnectionRefusedError):
 
 
 _net: Callable[[str, tuple[Any, ...]], None] | None = None
+_read: set[str] | None = None  # what is opened, where somebody asks
 _is_hooked = False
 
 
 def _hook(event: str, args: tuple[Any, ...]) -> None:
     if event in _JUDGED and _net is not None:  # most events are reads of a frame's code, our own among them
         _net(event, args)
+
+
+@contextmanager
+def reads_noted() -> Iterator[set[str]]:
+    """The files that dry runs inside open and that are neither a library's nor the system's."""
+    global _read
+    before, _read = _read, set()
+    try:
+        yield _read
+    finally:
+        _read = before
 
 
 class Boundary:
@@ -139,8 +152,14 @@ class Boundary:
             self._refuse(event, args[0])
 
     def _judge_open(self, path: Any, mode: Any, flags: int) -> None:
-        if flags & _WRITING and not isinstance(path, int) and not self._is_private(path):
+        if isinstance(path, int):
+            return
+        if flags & _WRITING and not self._is_private(path):
             self._refuse("open", path)
+        if _read is not None:
+            name = os.path.abspath(os.fsdecode(path))
+            if is_users_file(name) and not name.startswith(_OF_SYSTEM) and not _is_import():
+                _read.add(name)
 
     def _judge_map(self, number: int, length: int, access: int, offset: int) -> None:
         with self._scope.outside():
