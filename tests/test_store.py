@@ -13,8 +13,8 @@ import torch
 
 from oom_magic.language import speaking
 from oom_magic.predict.setups.setup import TrainingSetup, local_configurations
-from oom_magic.predict.sizing import store, surroundings
-from oom_magic.predict.sizing.fingerprint import fingerprint
+from oom_magic.predict.sizing.kept import store, surroundings
+from oom_magic.predict.sizing.kept.fingerprint import fingerprint
 from oom_magic.predict.sizing.sizes import size
 from tests.test_sizes import same
 

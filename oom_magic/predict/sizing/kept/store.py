@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import platformdirs
 
-from oom_magic.predict.sizing.surroundings import surroundings
+from oom_magic.predict.sizing.kept.surroundings import surroundings
 
 _MOST_BYTES = 200 * 2**20  # of all files; the longest unused go
 _ENDING = ".sizes"

@@ -143,4 +143,4 @@ def _files(folders: list[Path]) -> str:
 
 
 _known_files: dict[str, tuple[bool, str]] = {}  # by library: whether it was loaded then, and its files
-_OWN = _files([Path(__file__).parents[2]])  # now: files that come later are not what runs
+_OWN = _files([Path(__file__).parents[3]])  # now: files that come later are not what runs

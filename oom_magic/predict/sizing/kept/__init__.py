@@ -1,0 +1,1 @@
+"""Sizes that were found before, on disk, and what they are known by."""
