@@ -17,11 +17,12 @@ import oom_magic as om
 from oom_magic.explain import doctor as checkup
 from oom_magic.explain import doctor as recommendation
 from oom_magic.explain.doctor import GLOBAL_BATCH_SIZE, Checkup, Recommendation, recommend
+from oom_magic.measure import probes
+from oom_magic.measure import system_check as check
 from oom_magic.measure.device import host
 from oom_magic.measure.device.cards import Card
 from oom_magic.measure.device.nvml import CardReading, DeviceProcess
-from oom_magic.measure.system import check, probes
-from oom_magic.measure.system.probes import Seen
+from oom_magic.measure.probes import Seen
 from oom_magic.memory.report import Device
 from oom_magic.predict.setups.gpus import find_gpu
 from oom_magic.units import GIB, MIB

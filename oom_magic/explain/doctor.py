@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.language import _
-from oom_magic.measure.system.check import SystemCheck, check_system
+from oom_magic.measure.system_check import SystemCheck, check_system
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, GPU, closest_gpu, find_gpu
 from oom_magic.predict.setups.hardware import Hardware
 

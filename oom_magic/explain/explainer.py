@@ -15,7 +15,7 @@ from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, Judge
 from oom_magic.explain.evidence.clues.story import Story
 from oom_magic.explain.evidence.clues.traceback import Clues, find_clues
 from oom_magic.explain.evidence.judging import judge, main_failure
-from oom_magic.explain.evidence.reading_aids import facts_about, judge_tip
+from oom_magic.explain.evidence.number_rules import facts_about, judge_tip
 from oom_magic.explain.evidence.tensors import (
     NO_LANGUAGE_MODEL,
     Dims,

@@ -18,7 +18,7 @@ _VIEWS = {
     "oom_magic.explain.doctor": "system_check",
     "oom_magic.explain.diagnosis": "diagnosis",
     "oom_magic.measure.holders.release": "release",
-    "oom_magic.measure.system.check": "system_check",
+    "oom_magic.measure.system_check": "system_check",
     "oom_magic.memory.comparison": "comparison",
     "oom_magic.memory.memory_map": "memory_map",
     "oom_magic.memory.report": "report",

@@ -7,7 +7,7 @@ import os
 from oom_magic.explain.doctor import Checkup, Recommendation, training_arguments
 from oom_magic.language import _, choose_language
 from oom_magic.measure.device.nvml import DeviceProcess
-from oom_magic.measure.system.check import SystemCheck
+from oom_magic.measure.system_check import SystemCheck
 from oom_magic.units import format_bytes
 from oom_magic.views.blocks import Block, Code, Description, Sentence, Table, register
 from oom_magic.views.words import code_in

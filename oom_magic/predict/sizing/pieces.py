@@ -19,16 +19,18 @@ from oom_magic.memory.timeline import PHASES, IntArray, Timeline
 from oom_magic.predict.setups.gpus import GPU
 from oom_magic.predict.sizing.peaks import Peaks
 from oom_magic.predict.sizing.polynomials import (
+    Dimension,
+    FoundQuotients,
     Polynomials,
     Quotient,
     SizeFunctions,
     assemble,
     families,
     families_with,
+    find_quotients,
     plain_families,
     solve,
 )
-from oom_magic.predict.sizing.quotients import Dimension, FoundQuotients, find_quotients
 from oom_magic.predict.sizing.regions import Border, Point, Region, find_border
 from oom_magic.predict.sizing.structure import Structure
 

@@ -12,7 +12,7 @@ import torch
 from oom_magic.errors import describe_error
 from oom_magic.language import _
 from oom_magic.measure.device.cards import Card, driver_reading, read_cards
-from oom_magic.measure.system.probes import (
+from oom_magic.measure.probes import (
     Finding,
     Seen,
     probe_card,

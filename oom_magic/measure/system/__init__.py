@@ -1,1 +1,0 @@
-"""The check of the whole system: probes, each of which may fail alone, and what they find."""
