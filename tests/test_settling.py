@@ -109,6 +109,22 @@ def keeps_a_replay_buffer():
         buffer.append((states, values, 0.5))
 
 
+def keeps_metrics():
+    model, metrics = network(), {"loss": [], "last": None, "outputs": []}
+    while True:
+        output = model(torch.zeros(2048, 1024, device="cuda"))
+        metrics["loss"].append(0.5)
+        metrics["last"] = output
+        metrics["outputs"].append(output)
+
+
+def sums_by_name():
+    model, totals = network(), {"number": 0, "loss": 0}
+    while True:
+        totals["number"] += 1
+        totals["loss"] = totals["loss"] + model(torch.zeros(2048, 1024, device="cuda")).sum()
+
+
 def joins():
     cache = torch.empty(1, 1024, 1024, device="cuda")
     while True:
@@ -151,6 +167,8 @@ def keeps_numbers_and_host_tensors():
             "buffer",
             "((states.detach().cpu(), values.detach().cpu(), 0.5))",
         ),
+        (keeps_metrics, "name_grows_with_graphs", "metrics['outputs']", ".append(output.detach().cpu())"),
+        (sums_by_name, "name_grows_with_graphs", "totals['loss']", ".sum().item()"),
         (joins, "name_is_joined", "cache", ""),
         (keeps_numbers_and_host_tensors, None, None, None),
     ],

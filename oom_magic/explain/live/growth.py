@@ -123,7 +123,7 @@ def _growth(statement: ast.stmt, loop: ast.stmt, file: str, names: Mapping[str, 
     from oom_magic.measure.holders.inventory import kept_by  # loads torch
 
     kept = kept_by(value, locate, names.values())
-    is_sum = isinstance(statement, ast.AugAssign) or isinstance(getattr(statement, "targets", [None])[0], ast.Name)
+    is_sum = isinstance(statement, ast.AugAssign) or getattr(statement, "targets", [None])[0] is grown
     if not kept.num_tensors or (is_sum and not (kept.has_graph or _is_joined(statement))):
         return None  # a running number takes nothing
     line = source_line(file, statement.lineno)
@@ -153,9 +153,9 @@ def _grown(statement: ast.stmt) -> ast.expr | None:
             return owner
         case ast.AugAssign(target=target, op=ast.Add()):
             return target
-        case ast.Assign(targets=[ast.Subscript(value=owner)]):
+        case ast.Assign(targets=[ast.Subscript(value=owner, slice=key)]) if not isinstance(key, ast.Constant):
             return owner
-        case ast.Assign(targets=[ast.Name() | ast.Attribute() as target], value=value):
+        case ast.Assign(targets=[ast.Name() | ast.Attribute() | ast.Subscript() as target], value=value):
             is_sum = isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add)
             return target if (is_sum or _is_joined(statement)) and _names(target, value) else None
     return None
@@ -169,19 +169,30 @@ def _is_joined(statement: ast.stmt) -> bool:
 
 def _names(target: ast.expr, value: ast.expr) -> bool:
     text = ast.unparse(target)
-    return any(ast.unparse(node) == text for node in ast.walk(value) if isinstance(node, (ast.Name, ast.Attribute)))
+    places = (ast.Name, ast.Attribute, ast.Subscript)
+    return any(ast.unparse(node) == text for node in ast.walk(value) if isinstance(node, places))
 
 
 def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
-    """What a dotted name stands for; nothing of the user's is run."""
+    """What a dotted name or an entry of a dictionary or list stands for; nothing of the user's is run."""
     if isinstance(node, ast.Name):
         return names.get(node.id, _NOTHING)
     if isinstance(node, ast.Attribute):
         with suppress(TypeError, KeyError):
             return vars(_value(node.value, names))[node.attr]
     if isinstance(node, ast.Subscript):
-        return _value(node.value, names)
+        return _entry(_value(node.value, names), node.slice, names)
     return _NOTHING
+
+
+def _entry(container: Any, key: ast.expr, names: Mapping[str, Any]) -> Any:
+    """The entry under a plain key; of what is no dictionary or list the whole."""
+    at = key.value if isinstance(key, ast.Constant) else _value(key, names)
+    if isinstance(container, dict) and type(at) in (str, int):
+        return dict.get(container, at, _NOTHING)
+    if isinstance(container, (list, tuple)) and type(at) is int and -len(container) <= at < len(container):
+        return container[at]
+    return container
 
 
 def _added(statement: ast.stmt) -> ast.expr | None:
@@ -191,10 +202,10 @@ def _added(statement: ast.stmt) -> ast.expr | None:
             return added
         case ast.AugAssign(value=added):
             return added
+        case ast.Assign(targets=[target], value=ast.BinOp(left=left, right=right) as added) if _names(target, added):
+            return right if _names(target, left) else left
         case ast.Assign(targets=[ast.Subscript()], value=added):
             return added
-        case ast.Assign(targets=[target], value=ast.BinOp(left=left, right=right)):
-            return right if _names(target, left) else left
     return None
 
 
