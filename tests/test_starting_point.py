@@ -140,6 +140,32 @@ def test_what_a_name_held_goes_when_the_cell_binds_it_anew(more: str, kept_mib: 
     assert sorted(names)[:1] == ["__builtins__"] and not any(name.startswith("__oom") for name in names)
 
 
+STEP = "net(torch.ones(1, 2048, device='cuda')).sum().backward(); optimizer.step(); optimizer.zero_grad()"
+HALVED = "if is_half: net.to(torch.bfloat16)\nnet(torch.ones(8192, 2048, device='cuda', dtype=net.weight.dtype))"
+
+
+@pytest.mark.parametrize(
+    ("cell", "mib"),
+    [
+        # weights, gradients, state, what the foreach implementation computes at once; two workspaces
+        (STEP, 5 * 16 + 2 * 8.125),
+        # halved: weights, input and output, a workspace; the frames of the failed run hold a view of the whole weights
+        (HALVED, 8 + 32 + 32 + 8.125),
+    ],
+)
+def test_what_the_failed_run_made_of_a_pretended_model_does_not_count(cell: str, mib: float) -> None:
+    names = {"torch": torch, "is_half": False}
+    first = DrySession("RTX 3060", memory=DrySession("RTX 3060").gpu.context_bytes + 90 * 2**20, has_bar=False)
+    made = "net = torch.nn.Linear(2048, 2048, bias=False).cuda(); optimizer = torch.optim.Adam(net.parameters())"
+    first.run(lambda: exec(made, names), [])
+    assert first.run(lambda: exec(cell, names), [names]).out_of_memory is not None
+    names["is_half"] = True
+    rehearsal = CellRehearsal(
+        lambda tree, names: exec(compile(tree, "<cell>", "exec"), names), ast.parse(cell), names, origin=first
+    )
+    assert rehearsal.begin([], 0).peak_allocated_bytes == pytest.approx(mib * 2**20, rel=0.01)
+
+
 def test_a_result_that_goes_takes_the_weights_of_its_graph_along() -> None:
     names = {"torch": torch}
     first = DrySession("RTX 3060", has_bar=False)

@@ -64,6 +64,7 @@ class TensorExchange:
         self._absent = absent
         self._kept: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
         self._others: set[int] = set()  # what other threads use during this run
+        self._before: dict[int, weakref.ref[torch.Tensor]] = {}  # the last run
         self._pretended: Changes = {} if origin is None else origin._found
         self._found: Changes = self._pretended  # by the last run
 
@@ -81,6 +82,8 @@ class TensorExchange:
             with Journal() as journal, patched(torch._C, {"_WeakTensorRef": _Watch}):
                 live, others = _live_objects(function, namespaces)
                 self._others = set() if others is None else others.reach.seen
+                if self._lasting:
+                    self._before = {id(tensor): weakref.ref(tensor) for tensor in live.tensors}
                 tell_of_iterators = iterators_watched(namespaces, assume)
                 real = Snapshot(self._others)
                 journal.record(real.restore)
@@ -111,7 +114,7 @@ class TensorExchange:
         tensors = self._exchangeable(live)
         grads = [(tensor, tensor.grad) for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
         are_grads = {id(grad) for _unused, grad in grads}
-        were_grads = {id(grad) for tensor, grad in grads if self._start is None or self._start.had_grad(tensor)}
+        were_grads = {id(grad) for tensor, grad in grads if self._had_grad(tensor, grad)}
         doubles = _FakeCopies(self.gpu, self._origin, were_grads, self._start, self._absent)
         done: set[int] = set()
         owners = [tensor for tensor, _unused in grads]
@@ -125,6 +128,13 @@ class TensorExchange:
                 self._swap(journal, pairs, grad, doubles, done)
             if id(tensor) in done and id(grad) in done and id(grad) in were_grads and id(tensor) not in self._kept:
                 tensor.grad = grad
+
+    def _had_grad(self, tensor: torch.Tensor, grad: torch.Tensor) -> bool:
+        """Whether the gradient was there when the run began from whose beginning this one starts."""
+        if self._start is not None:
+            return self._start.had_grad(tensor)
+        origin = None if self._origin is None else self._origin.gpu
+        return origin is None or origin.place(grad) is not Place.GPU or origin.was_there_before(grad)
 
     def _swap(
         self, journal: Journal, pairs: list[_Pair], tensor: torch.Tensor, doubles: _FakeCopies, done: set[int]
@@ -181,6 +191,11 @@ class TensorExchange:
     def template(self, tensor: torch.Tensor) -> torch.Tensor:
         """What stood for a tensor at the end of this session's last run: a double, or the tensor itself."""
         return _held(self._kept, tensor, lambda itself: itself)
+
+    def has_made(self, tensor: torch.Tensor) -> bool:
+        """Whether this session's last run made a tensor, or a view, on the pretend GPU."""
+        was = self._before.get(id(tensor))
+        return self.gpu.place(self.template(tensor)) is Place.GPU and (was is None or was() is not tensor)
 
     def _exchangeable(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         origin = self._origin
@@ -365,6 +380,8 @@ class _FakeCopies:
             was = self._start.tensor(tensor)
             if was is None or (was.device, was.dtype) != (tensor.device, tensor.dtype):
                 return self._made_since(tensor, was)
+        if self._origin is not None and id(tensor) not in self._grads and self._origin.has_made(tensor):
+            return self._made_since(tensor, None)
         source = tensor if self._origin is None else self._origin.template(tensor)
         storage = source.untyped_storage()
         is_trained = tensor.requires_grad or id(tensor) in self._grads
