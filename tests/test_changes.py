@@ -44,7 +44,7 @@ class Loop:
         for _ in range(3):
             ids = torch.randint(0, 20_000, (4, 256), device="cuda")
             with torch.autocast("cuda", dtype=torch.bfloat16, enabled=bool(how.get("autocast"))):
-                outputs = model(input_ids=ids, labels=ids)
+                outputs = model(input_ids=ids, labels=ids, output_attentions=how.get("maps", False))
             loss = outputs.loss
             if how.get("drops"):
                 del outputs
@@ -83,6 +83,11 @@ def test_a_change_is_what_its_code_does(change, before, after):
         (models.ActivationCheckpointing, {"checkpointing": True}, "checkpointing_already"),
         (lambda: models.MixedPrecision("fp16"), {"autocast": True}, "autocast_already"),
         (lambda: models.AttentionKernel("sdpa"), {}, "attention_already"),
+        (
+            lambda: models.AttentionKernel("sdpa"),
+            {"settings": {"attn_implementation": "eager", "output_attentions": True}},
+            "attention_maps_wanted",
+        ),
         (optimizers.sgd, {"optimizer": torch.optim.SGD}, "optimizer_already"),
         (lambda: optimizers.OptimizerOptions(fused=True), {"optimizer": torch.optim.Rprop}, "no_such_option"),
         (habits.ReleasedGradients, {}, "gradients_released_already"),
@@ -95,6 +100,11 @@ def test_a_survey_tells_what_does_not_apply(change, how, key):
     surveyed = run(Loop(**how), survey)
     assert survey.refusal(one).key == key
     assert surveyed.peak_allocated_bytes == run(Loop(**how)).peak_allocated_bytes
+
+
+def test_a_run_that_wants_attention_maps_keeps_the_kernel_that_makes_them():
+    with pytest.raises(InapplicableError, match="attention_maps_wanted"):
+        run(Loop(settings={"attn_implementation": "eager"}, maps=True), models.AttentionKernel("sdpa"))
 
 
 def test_a_survey_changes_nothing_and_keeps_nothing():

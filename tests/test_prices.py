@@ -15,6 +15,7 @@ from oom_magic.explain.remedies import evaluation as pricing
 from oom_magic.explain.remedies.evaluation import RemedyEvaluator, largest_fitting
 from oom_magic.explain.remedies.rehearsal import NotPricedError
 from oom_magic.explain.remedies.remedy import Remedy, Situation, ranked
+from oom_magic.explain.remedies.room import InTheWay
 from oom_magic.memory.allocator.replay import minimum_device_bytes
 from oom_magic.predict.setups.gpus import find_gpu
 from oom_magic.predict.what_if.loop_changes import AccumulatedGradients
@@ -56,6 +57,7 @@ class Run:
         self.variations.append(variation)
         share = variation.sizes.get("batch", self.sizes["batch"]) / self.sizes["batch"]
         share *= variation.sizes.get("seq", 512) / 512
+        share *= 0.5 if variation.dropped else 1
         halving = [one for one in variation.changes if not isinstance(one, AccumulatedGradients)]
         return self._report(int(16 * share) // 2 ** len(halving))
 
@@ -93,6 +95,16 @@ def test_combinations_are_found_where_nothing_alone_fits():
     assert [one.values["keys"] for one in both] == [("mixed_precision", "smaller_batch")]
     assert both[0].fits and both[0].needed_bytes == need(4) and both[0].values["accumulation"] == 2
     assert both[0].code.count("accumulation") > 1 and "autocast" in both[0].code
+
+
+def test_what_is_in_the_way_goes_first_where_that_alone_is_not_enough():
+    class Crowded(Run):
+        def without_unneeded(self):
+            return InTheWay(("old",), need(16) - need(8)), self._report(8)
+
+    both = [one for one in priced(Crowded(batch=1), need(4)) if one.key == "combination"]
+    assert [one.values["keys"] for one in both] == [("drop_copy", "mixed_precision")]
+    assert both[0].fits and both[0].needed_bytes == need(4) and both[0].code.startswith("del old")
 
 
 def test_what_costs_least_is_rehearsed_first_unless_the_cause_says_otherwise():

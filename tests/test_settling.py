@@ -118,6 +118,32 @@ def keeps_metrics():
         metrics["outputs"].append(output)
 
 
+def keeps_maps():
+    maps = []
+    while True:
+        both = tuple(torch.empty(16, 1024, 1024, device="cuda") for _ in range(2))
+        maps.append(both)
+
+
+def keeps_results():
+    model, results = network(), []
+    while True:
+        result = {"output": model(torch.zeros(2048, 1024, device="cuda")), "number": 1}
+        results.append(result)
+
+
+def keeps_rows():
+    model, rows = network(), []
+    while True:
+        rows.append({"output": model(torch.zeros(2048, 1024, device="cuda")), "number": 1})
+
+
+def extends():
+    model, kept = network(), []
+    while True:
+        kept.extend(model(torch.zeros(2048, 1024, device="cuda")).chunk(2))
+
+
 def sums_by_name():
     model, totals = network(), {"number": 0, "loss": 0}
     while True:
@@ -168,6 +194,20 @@ def keeps_numbers_and_host_tensors():
             "((states.detach().cpu(), values.detach().cpu(), 0.5))",
         ),
         (keeps_metrics, "name_grows_with_graphs", "metrics['outputs']", ".append(output.detach().cpu())"),
+        (keeps_maps, "name_grows", "maps", "maps.append([one.cpu() for one in both])"),
+        (
+            keeps_results,
+            "name_grows_with_graphs",
+            "results",
+            '.detach().cpu() for key, value in result.items() if hasattr(value, "cpu")})',
+        ),
+        (keeps_rows, "name_grows_with_graphs", "rows", ".detach().cpu(), 'number': 1})"),
+        (
+            extends,
+            "name_grows_with_graphs",
+            "kept",
+            "for one in model(torch.zeros(2048, 1024, device='cuda')).chunk(2)])",
+        ),
         (sums_by_name, "name_grows_with_graphs", "totals['loss']", ".sum().item()"),
         (joins, "name_is_joined", "cache", ""),
         (keeps_numbers_and_host_tensors, None, None, None),

@@ -7,6 +7,7 @@ import inspect
 import linecache
 import sys
 import textwrap
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -129,7 +130,7 @@ def _growth(statement: ast.stmt, loop: ast.stmt, file: str, names: Mapping[str, 
     line = source_line(file, statement.lineno)
     name = ast.unparse(grown)
     remedy = "detach" if kept.has_graph else "keep_on_host"
-    fixed = _fixed(statement, kept, names)
+    fixed = _fixed(statement, kept, names, value)
     if is_sum and f"{name}.backward(" in ast.unparse(loop):
         added = _added(statement)
         remedy, fixed = "backward_each", f"{ast.unparse(added)}.backward()" if added is not None else ""
@@ -209,11 +210,14 @@ def _added(statement: ast.stmt) -> ast.expr | None:
     return None
 
 
-def _fixed(statement: ast.stmt, kept: Kept, names: Mapping[str, Any]) -> str:
-    """The statement with what it adds as a number, or without its graph and on the host; "" if it is not plain how."""
+def _fixed(statement: ast.stmt, kept: Kept, names: Mapping[str, Any], value: Any) -> str:
+    """The statement with what it adds to ``value`` as a number, or without its graph and on the host; "" if it is not
+    plain how."""
     ending = "item()" if kept.are_numbers and kept.has_graph else "detach().cpu()" if kept.has_graph else "cpu()"
     added = _added(statement)
-    ended = None if added is None else _ended(added, ending, names)
+    last = _last(value)
+    last = [last] if ast.unparse(statement).partition("(")[0].endswith(".extend") else last
+    ended = None if added is None else _ended(added, ending, names, last)
     if added is None or ended is None:
         return ""
     text, whole = ast.unparse(added), ast.unparse(statement)
@@ -221,27 +225,57 @@ def _fixed(statement: ast.stmt, kept: Kept, names: Mapping[str, Any]) -> str:
     return whole[:at] + ended + whole[at + len(text) :]
 
 
-def _ended(node: ast.expr, ending: str, names: Mapping[str, Any]) -> str | None:
-    """The code of an expression with ``ending`` behind each tensor in it; None where it is not seen which those are."""
+def _last(container: Any) -> Any:
+    """What a list or a dictionary was given last; None of anything else."""
+    entries = container if isinstance(container, (list, deque)) else ()
+    entries = dict.values(container) if isinstance(container, dict) else entries
+    return next(reversed(entries), None)
+
+
+def _of_each(node: ast.expr, ending: str, value: Any) -> str | None:
+    """The code of an expression that makes ``value``, a tuple, a list or a dictionary, with ``ending`` behind each
+    tensor in it; None of any other."""
+    if not isinstance(node, (ast.Name, ast.Attribute, ast.Subscript, ast.Call)) or "state_dict" in _calls(node):
+        return None
+    text = ast.unparse(node)
+    if isinstance(value, dict) and any(map(_is_tensor, dict.values(value))):
+        others = "" if all(map(_is_tensor, dict.values(value))) else ' if hasattr(value, "cpu")'
+        return f"{{key: value.{ending} for key, value in {text}.items(){others}}}"
+    if isinstance(value, (tuple, list)) and value and all(map(_is_tensor, value)):
+        return f"[one.{ending} for one in {text}]"
+    return None
+
+
+def _ended(node: ast.expr, ending: str, names: Mapping[str, Any], value: Any = None) -> str | None:
+    """The code of an expression that made ``value``, with ``ending`` behind each tensor in it; None where it is not
+    seen which those are."""
     match node:
         case ast.Call() if "state_dict" in (calls := _calls(node)) and set(calls) <= {"state_dict", "deepcopy", "copy"}:
             innermost = next(one for one in ast.walk(node) if _calls(one)[:1] == ["state_dict"])
             return f"{{key: value.{ending} for key, value in {ast.unparse(innermost)}.items()}}"
         case ast.Name() | ast.Attribute() | ast.Subscript() | ast.Call():
-            return f"{ast.unparse(node)}.{ending}"
+            return _of_each(node, ending, value) or f"{ast.unparse(node)}.{ending}"
         case ast.DictComp(value=part) | ast.ListComp(elt=part):
             inner = _ended(part, ending, names)
             whole, text = ast.unparse(node), ast.unparse(part)
             return None if inner is None else whole.replace(text, inner, 1)
         case ast.Tuple(elts=parts) | ast.List(elts=parts) | ast.Dict(values=parts):
             new = copied(node)
-            for at, part in enumerate(parts):
-                if _is_tensor(_value(part, names)):
+            for at, (part, made) in enumerate(zip(parts, _made_of(parts, names, value), strict=True)):
+                if _is_tensor(made):
                     getattr(new, "values" if isinstance(node, ast.Dict) else "elts")[at] = ast.parse(
                         f"{ast.unparse(part)}.{ending}", mode="eval"
                     ).body
             return None if ast.dump(new) == ast.dump(node) else ast.unparse(new)
     return None
+
+
+def _made_of(parts: list[ast.expr], names: Mapping[str, Any], value: Any) -> list[Any]:
+    """What the parts of a tuple, a list or a dictionary stand for: those of ``value``, which it made, else by name."""
+    made = list(dict.values(value)) if isinstance(value, dict) else value
+    if isinstance(made, (list, tuple)) and len(made) == len(parts):
+        return list(made)
+    return [_value(part, names) for part in parts]
 
 
 def _calls(node: ast.AST) -> list[str]:

@@ -143,12 +143,14 @@ class RemedyEvaluator:
                 yield replace(remedy, saving_bytes=growth.num_bytes, note=note)
 
     def _changes(self) -> Iterator[Remedy]:
-        yield from self._dropped()
+        found: list[tuple[RemedySpec, Remedy]] = []
+        for candidate, remedy in self._dropped():
+            found.append((candidate, remedy))
+            yield remedy
         has_leak = self._situation.growth is not None  # which fills whatever segments there are
         segments = iter(()) if has_leak else growing_segments(self._baseline, self.needed_bytes, self._situation)
         if _SEGMENTS in self._first:
             yield from segments
-        found: list[tuple[RemedySpec, Remedy]] = []
         for group in self._groups():
             for candidate in group:
                 for remedy in self._priced(candidate):
@@ -161,7 +163,7 @@ class RemedyEvaluator:
         for remedy in segments:
             yield from self._if_useful(remedy)
 
-    def _dropped(self) -> Iterator[Remedy]:
+    def _dropped(self) -> Iterator[tuple[RemedySpec, Remedy]]:
         """The run without what earlier cells hold for nothing."""
         try:
             found = self._rehearsal.without_unneeded()
@@ -169,7 +171,11 @@ class RemedyEvaluator:
             return
         if found is not None:
             way, report = found
-            yield from self._if_useful(dropping(way, report, self.needed_bytes, _needed(report), self._situation))
+            remedy = dropping(way, report, self.needed_bytes, _needed(report), self._situation)
+            spec = RemedySpec(
+                remedy.key, remedy.cost, remedy.speed, ("before",), Variation(dropped=way), slot=remedy.key
+            )
+            yield from ((spec, one) for one in self._if_useful(remedy))
 
     def _groups(self) -> list[list[RemedySpec]]:
         """What is worth a rehearsal: harmless changes against the cause, other harmless ones, all else; by cost."""

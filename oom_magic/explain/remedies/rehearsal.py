@@ -38,12 +38,13 @@ _SIZE_OF = {"smaller_batch": "batch", "smaller_evaluation": "batch", "shorter_se
 
 @dataclass(frozen=True)
 class Variation:
-    """What is different in a rehearsal: changes, each with the fields of a setup that mean it, other sizes, and a line
-    of the user's so that what it makes grow keeps less."""
+    """What is different in a rehearsal: changes, each with the fields of a setup that mean it, other sizes, a line of
+    the user's so that what it makes grow keeps less, and what of earlier cells is ``dropped`` first."""
 
     parts: tuple[tuple[Change, Mapping[str, Any]], ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
     mended: Growth | None = None
+    dropped: InTheWay | None = None
 
     @property
     def changes(self) -> tuple[Change, ...]:
@@ -52,8 +53,8 @@ class Variation:
 
     def with_(self, other: Variation) -> Variation:
         """Both together."""
-        mended = self.mended or other.mended
-        return Variation((*self.parts, *other.parts), {**self.sizes, **other.sizes}, mended)
+        mended, dropped = self.mended or other.mended, self.dropped or other.dropped
+        return Variation((*self.parts, *other.parts), {**self.sizes, **other.sizes}, mended, dropped)
 
 
 class NotPricedError(Exception):
@@ -304,7 +305,7 @@ class CellRehearsal:
                 overridden[parameter] = value
             else:
                 cut.append(ShorterInputs(_SIZES.index(what), self.sizes[what], value))
-        return self._execute((*variation.changes, *cut), overridden, variation.mended)[0]
+        return self._execute((*variation.changes, *cut), overridden, variation.mended, variation.dropped)[0]
 
     def without_unneeded(self) -> tuple[InTheWay, MemoryReport] | None:
         """The cell executed without the names that it does not read before it makes them."""
@@ -387,7 +388,7 @@ class CellRehearsal:
             expected = ExpectedInputs(number, lambda inputs: _sizes(inputs).get(what) == value)
             with contextlib.suppress(NotPricedError):
                 changes = (*variation.changes, expected)
-                return parameter, self._execute(changes, {parameter: value}, variation.mended)[0]
+                return parameter, self._execute(changes, {parameter: value}, variation.mended, variation.dropped)[0]
         return None, None
 
     @cached_property

@@ -123,6 +123,8 @@ class AttentionKernel(Change):
         names = {config._attn_implementation for config in _attention_configs(model)}
         if not names:
             raise InapplicableError("no_attention_choice")
+        if any(getattr(config, "output_attentions", False) for config in _attention_configs(model)):
+            raise InapplicableError("attention_maps_wanted")
         if names == {self.name}:
             raise InapplicableError("attention_already", name=self.name)
 
@@ -130,6 +132,12 @@ class AttentionKernel(Change):
         """All its configurations name the implementation."""
         for config in _attention_configs(model):
             config._attn_implementation = self.name
+
+    def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The same; fused kernels have no attention maps to return."""
+        if kwargs.get("output_attentions"):
+            raise InapplicableError("attention_maps_wanted")
+        return args, kwargs
 
 
 def _attention_configs(model: torch.nn.Module) -> list[Any]:
