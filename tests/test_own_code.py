@@ -9,7 +9,7 @@ import torch
 
 from oom_magic.explain.remedies.code import STYLES, code_for
 from oom_magic.explain.remedies.own_code import copied, own_arguments, own_code, own_names
-from oom_magic.explain.remedies.rehearsal import CellRehearsal
+from oom_magic.explain.remedies.rehearsal import CellRehearsal, NotPricedError, Variation
 from oom_magic.explain.remedies.size_parameters import find_size_parameters
 
 LOOP = """\
@@ -257,3 +257,14 @@ def test_one_batch_in_several_shapes_is_turned_together():
     with parameter.override(tree, {}, 12):
         assert ast.unparse(tree).count("12") == 2 and "layers=24" in ast.unparse(tree)
     assert "12" not in ast.unparse(tree)
+
+
+def test_what_cannot_be_cut_like_a_sequence_has_no_length():
+    cell = "net = torch.nn.Conv1d(16, 4, 3).cuda(); net(torch.zeros(2, 16, 64, device='cuda')).sum().backward()"
+    rehearsal = CellRehearsal(
+        lambda tree, names: exec(compile(tree, "<cell>", "exec"), names), ast.parse(cell), {"torch": torch}
+    )
+    rehearsal.begin([], 0)
+    with pytest.raises(NotPricedError) as refusal:
+        rehearsal.run(Variation(sizes={"seq": 8}))
+    assert not refusal.value.applies

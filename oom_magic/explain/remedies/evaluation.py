@@ -6,6 +6,7 @@ import ast
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, cached_property
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -108,8 +109,12 @@ class RemedyEvaluator:
     @property
     def is_in_pieces(self) -> bool:
         """Whether the run fits as it is in segments that grow: its memory is in pieces."""
-        remedies = growing_segments(self._baseline, self.needed_bytes, self._situation)
-        return any(remedy.fits for remedy in remedies)
+        is_possible = self._baseline.peak_allocated_bytes <= self._situation.usable_bytes
+        return is_possible and any(remedy.fits for remedy in self._segments)
+
+    @cached_property
+    def _segments(self) -> list[Remedy]:
+        return list(growing_segments(self._baseline, self.needed_bytes, self._situation))
 
     @property
     def keys(self) -> frozenset[str]:
@@ -148,9 +153,9 @@ class RemedyEvaluator:
             found.append((candidate, remedy))
             yield remedy
         has_leak = self._situation.growth is not None  # which fills whatever segments there are
-        segments = iter(()) if has_leak else growing_segments(self._baseline, self.needed_bytes, self._situation)
-        if _SEGMENTS in self._first:
-            yield from segments
+        is_first = _SEGMENTS in self._first
+        if is_first and not has_leak:
+            yield from self._segments
         for group in self._groups():
             for candidate in group:
                 for remedy in self._priced(candidate):
@@ -160,8 +165,9 @@ class RemedyEvaluator:
                 for remedy in self._combined(found):
                     found.append((_COMBINATION, remedy))
                     yield remedy
-        for remedy in segments:
-            yield from self._if_useful(remedy)
+        if not is_first and not has_leak:
+            for remedy in self._segments:
+                yield from self._if_useful(remedy)
 
     def _dropped(self) -> Iterator[tuple[RemedySpec, Remedy]]:
         """The run without what earlier cells hold for nothing."""
@@ -276,9 +282,9 @@ class RemedyEvaluator:
         sizes = _divisors(whole, before) if what == "batch" else _parts(before)
         reports: dict[int, MemoryReport] = {}
 
+        @cache
         def need(size: int) -> int:
-            if size not in reports:
-                reports[size] = self._run(base.with_(accumulated).with_(Variation(sizes={what: size})))
+            reports[size] = self._run(base.with_(accumulated).with_(Variation(sizes={what: size})))
             return _needed(reports[size])
 
         limits = (self._situation.safe_bytes, self._situation.usable_bytes)

@@ -294,7 +294,7 @@ class CellRehearsal:
         from oom_magic.predict.what_if.change import ShorterInputs
 
         overridden: dict[SizeParameter, int] = {}
-        cut: list[Change] = []
+        cut: list[ShorterInputs] = []
         for what, value in variation.sizes.items():
             if what not in self._parameters:
                 self._parameters[what], report = self._find_parameter(what, value, variation)
@@ -305,7 +305,18 @@ class CellRehearsal:
                 overridden[parameter] = value
             else:
                 cut.append(ShorterInputs(_SIZES.index(what), self.sizes[what], value))
-        return self._execute((*variation.changes, *cut), overridden, variation.mended, variation.dropped)[0]
+        try:
+            return self._execute((*variation.changes, *cut), overridden, variation.mended, variation.dropped)[0]
+        except NotPricedError as refusal:
+            if self._has_tokens or all(_SIZES[one.dimension] != "seq" for one in cut):
+                raise
+            raise NotPricedError(refusal.reason, applies=False) from None
+
+    @property
+    def _has_tokens(self) -> bool:
+        """Whether the model is given token ids, which have a length, not what may be channels."""
+        inputs = () if self._fullest is None else self._fullest.inputs
+        return any(len(shape) == 2 and is_integer for shape, is_integer in inputs)
 
     def without_unneeded(self) -> tuple[InTheWay, MemoryReport] | None:
         """The cell executed without the names that it does not read before it makes them."""
