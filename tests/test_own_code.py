@@ -268,3 +268,23 @@ def test_what_cannot_be_cut_like_a_sequence_has_no_length():
     with pytest.raises(NotPricedError) as refusal:
         rehearsal.run(Variation(sizes={"seq": 8}))
     assert not refusal.value.applies
+
+
+@pytest.mark.parametrize(("lengths", "num_steps", "differ"), [("[2] * 9", 2, False), ("[1, 3, 2, 9, 1, 1]", 5, False)])
+def test_steps_are_followed_until_they_bring_nothing_new(lengths, num_steps, differ):
+    cell = f"""
+net = torch.nn.Linear(512, 512).cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for length in {lengths}:
+    net(torch.zeros(batch_size * length, 512, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    rehearsal = CellRehearsal(
+        lambda tree, names: exec(compile(tree, "<cell>", "exec"), names),
+        ast.parse(cell),
+        {"torch": torch, "batch_size": 64},
+    )
+    report = rehearsal.begin([], 1)
+    assert (report.timeline.num_steps(), rehearsal.steps_differ) == (num_steps, differ)
+    assert rehearsal.run(Variation()).peak_allocated_bytes == report.peak_allocated_bytes

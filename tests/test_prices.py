@@ -28,7 +28,7 @@ class Run:
     """A training run; a smaller batch, checkpointing and mixed precision halve what a step takes."""
 
     accumulation = 1
-    is_evaluation = keeps_no_graph = is_of_job = False
+    is_evaluation = keeps_no_graph = is_of_job = steps_differ = False
     names: dict[str, str] = {}  # noqa: RUF012
 
     def __init__(self, batch=16, works=True):
@@ -107,11 +107,28 @@ def test_what_is_in_the_way_goes_first_where_that_alone_is_not_enough():
     assert both[0].fits and both[0].needed_bytes == need(4) and both[0].code.startswith("del old")
 
 
+def test_code_for_accelerate_is_the_users_own_but_for_settings_of_the_accelerator():
+    class Own(Run):
+        def own_code(self, key, values):
+            return "" if key == "mixed_precision" else f"own('{key}')"
+
+    remedies = {one.key: one.code for one in priced(Own(), need(6), style="accelerate")}
+    assert remedies["smaller_batch"] == "own('smaller_batch')"
+    assert remedies["mixed_precision"] == 'accelerator = Accelerator(mixed_precision="bf16")'
+
+
 def test_what_costs_least_is_rehearsed_first_unless_the_cause_says_otherwise():
     run = Run()
     list(RemedyEvaluator(run, Situation(need(2), GPU), first=["checkpointing"]).remedies())
     order = [type(one.changes[0]).__name__ for one in run.variations if one.changes]
     assert order.index("ActivationCheckpointing") < order.index("MixedPrecision")
+
+
+def test_an_evaluation_is_first_tried_with_smaller_batches():
+    run = Run()
+    run.is_evaluation = True
+    list(RemedyEvaluator(run, Situation(need(6), GPU), first=["mixed_precision"]).remedies())
+    assert run.variations[0].sizes == {"batch": 4} and not run.variations[0].changes
 
 
 def test_when_the_time_is_over_the_rest_is_named(monkeypatch):

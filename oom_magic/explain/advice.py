@@ -96,8 +96,8 @@ def advise(
     """
     situation = situation_of(diagnosis, gpu, report, memory, device)
     try:
-        first = [key.removesuffix("_any") for key in AGAINST.get(diagnosis.cause, ())]
-        prices = RemedyEvaluator(rehearsal, situation, first)
+        keys = [key.removesuffix("_any") for key in AGAINST.get(diagnosis.cause, ())]
+        prices = RemedyEvaluator(rehearsal, situation, keys)
     except NotPricedError as refusal:
         yield replace(diagnosis, remedies=unpriced_remedies(diagnosis, refusal.reason))
         return
@@ -112,6 +112,9 @@ def advise(
         yield diagnosis
     elif not prices.is_in_pieces:
         diagnosis = without_fragmentation(diagnosis, prices.baseline)
+    if prices.steps_differ and not prices.fits:
+        first = Evidence("steps_differ", {"num_steps": prices.steps_left_after})
+        diagnosis = replace(diagnosis, evidence=(*diagnosis.evidence, first))
     found: list[Remedy] = []
     for remedy in prices.remedies():
         found.append(remedy)

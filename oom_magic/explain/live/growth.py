@@ -227,9 +227,8 @@ def _fixed(statement: ast.stmt, kept: Kept, names: Mapping[str, Any], value: Any
 
 def _last(container: Any) -> Any:
     """What a list or a dictionary was given last; None of anything else."""
-    entries = container if isinstance(container, (list, deque)) else ()
-    entries = dict.values(container) if isinstance(container, dict) else entries
-    return next(reversed(entries), None)
+    entries = list(dict.values(container)) if isinstance(container, dict) else container
+    return entries[-1] if isinstance(entries, (list, deque)) and entries else None
 
 
 def _of_each(node: ast.expr, ending: str, value: Any) -> str | None:

@@ -173,6 +173,7 @@ export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 }
 # Of these a template shows a loop or a model that is nobody's: as code only where they are in the user's own.
 IN_A_LOOP = frozenset({"chunked_loss", "no_grad", "dropped_outputs", "mixed_precision"})
+ACCELERATOR_SETTINGS = frozenset({"mixed_precision", "fsdp"})  # which leave the loop as it is
 STYLES = {"plain": _PLAIN, "trainer": _TRAINER, "accelerate": _ACCELERATE}
 _TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16"}
 # How the user's code calls things, where that is not known.

@@ -11,7 +11,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.evidence.causes import Evidence
-from oom_magic.explain.remedies.code import code_for
+from oom_magic.explain.remedies.code import ACCELERATOR_SETTINGS, code_for
 from oom_magic.explain.remedies.rehearsal import NotPricedError, Rehearsal, Variation
 from oom_magic.explain.remedies.remedy import Remedy, Situation
 from oom_magic.explain.remedies.room import dropping, growing_segments, making_room, other_hardware
@@ -71,6 +71,7 @@ _MOST_COMBINATIONS = 4
 _LIKELY = 1.05  # a combination expected to need up to this share of what there is may fit
 _SHRINKING = {"batch": ("smaller_batch", 30, "accumulation"), "seq": ("shorter_sequences", 55, "faster")}
 _AT_EVALUATION = ("smaller_evaluation", 4, "same")  # the results are the same, and nothing is accumulated
+_OF_EVALUATION = ("no_grad", "smaller_evaluation")  # which change no result
 _SEGMENTS = "expandable_segments"
 _COMBINATION = RemedySpec("combination", 0, "combination", (), None, combines=False)
 _KEPT = ("parameter", "gradient", "optimizer_state", "before", "workspace")
@@ -100,6 +101,11 @@ class RemedyEvaluator:
         """After how many optimizer steps the rehearsal left the run, which would have gone on; 0: it did not."""
         timeline = self._baseline.timeline
         return timeline.num_steps() if timeline.was_left else 0
+
+    @property
+    def steps_differ(self) -> bool:
+        """Whether steps that were not followed may take more than those that were."""
+        return self._rehearsal.steps_differ
 
     @property
     def baseline(self) -> MemoryReport:
@@ -197,7 +203,7 @@ class RemedyEvaluator:
         worth.sort(key=lambda one: (is_full and one.acts_on_step, one.cost))
         groups: list[list[RemedySpec]] = [[], [], []]
         for one in worth:
-            is_first = not one.acts_on_step if is_full else one.key in self._first
+            is_first = not one.acts_on_step if is_full else one.key in self._first or one.key in _OF_EVALUATION
             groups[2 if one.cost > _HARMLESS else 0 if is_first else 1].append(one)
         return groups
 
@@ -256,9 +262,10 @@ class RemedyEvaluator:
     def _with_code(self, remedy: Remedy, key: str, values: Mapping[str, Any]) -> Remedy:
         """The remedy with its code, as the user's own is where it can be written so."""
         code, language = code_for(key, self._situation.style, {**self._rehearsal.names, **values})
-        if self._situation.style == "plain":
+        if self._situation.style != "trainer":
             own = self._rehearsal.own_code(key, values)
-            code = code if own is None else own
+            is_setting = self._situation.style == "accelerate" and key in ACCELERATOR_SETTINGS
+            code = code if own is None or (is_setting and not own) else own
         if self._situation.style == "trainer":
             code = self._rehearsal.own_arguments(code) or code
         if language == "python" and not _is_python(code):

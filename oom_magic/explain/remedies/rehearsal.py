@@ -96,6 +96,10 @@ class Rehearsal(Protocol):
         """
 
     @property
+    def steps_differ(self) -> bool:
+        """Whether the run was left while its steps still brought new sizes; known from ``begin`` on."""
+
+    @property
     def is_evaluation(self) -> bool:
         """Whether a model that evaluates ran when most was taken; known from ``begin`` on."""
 
@@ -129,7 +133,7 @@ class Rehearsal(Protocol):
 class SetupRehearsal:
     """The training code that a TrainingSetup writes."""
 
-    is_evaluation = keeps_no_graph = is_of_job = False
+    is_evaluation = keeps_no_graph = is_of_job = steps_differ = False
 
     def __init__(self, setup: TrainingSetup) -> None:
         self.setup = setup
@@ -260,6 +264,7 @@ class CellRehearsal:
         self._fullest: ModelCall | None = None
         self.sizes: Mapping[str, int] = {}
         self.accumulation = 1
+        self.steps_differ = False
 
     def begin(self, changes: Sequence[Change], enough_bytes: int) -> MemoryReport:
         """Execute the cell again on a pretend card, as it is; all variations are followed as far as it was."""
@@ -268,6 +273,7 @@ class CellRehearsal:
         self._survey = Survey(changes)
         report, training = self._execute((self._survey,), {}, enough_bytes=enough_bytes)
         self._num_steps = report.timeline.num_steps() if report.timeline.was_left else None
+        self.steps_differ = report.timeline.was_left and training.of_a_new_size
         self._fullest = training.call_at(report.peak_position)
         self.sizes = {} if self._fullest is None else _sizes(self._fullest.inputs)
         self.accumulation = self._survey.batches_per_step

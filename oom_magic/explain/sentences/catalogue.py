@@ -127,6 +127,10 @@ CATALOGUE: Sentences = {
         " can be had: they would fit. What failed came later or was larger, or something else held memory then.",
         "num_steps",
     ),
+    "steps_differ": (
+        "The loop's steps bring batches of different sizes: prices are those of its first {num_steps} steps; a later"
+        " one can take more."
+    ),
     "no_message": "The text holds no error message about memory.",
     # The budget's rows.
     "budget_allocated": "allocated to tensors",

@@ -57,7 +57,8 @@ class Training:
     ``num_calls`` counts the calls of models with gradients since the last optimizer step. ``stop_after_steps`` of them
     end a run (None: its own end does; "alike": loops end after three, and the run with what follows them, for
     ``FOLLOWING_SECONDS`` of computing or as long as the steps took). One that never had ``enough_bytes`` by then goes
-    on until it has, for ``MOST_STEPS`` and as many more as ``MOST_SECONDS`` allow.
+    on until it has, for ``MOST_STEPS`` and as many more as ``MOST_SECONDS`` allow; so does, for one of both, one whose
+    last step was ``of_a_new_size``: the model was called with gradients as in no step before.
     """
 
     def __init__(
@@ -77,6 +78,9 @@ class Training:
         self._numbers = count()
         self._serials: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self.enough_bytes = 0
+        self.of_a_new_size = False
+        self._sizes_seen: set[Inputs] = set()
+        self._num_calls_seen = 0
         self._start = 0.0
         self._steps_of: dict[int, int] = {}
         self._asked_at: list[tuple[int, int]] = []  # by card: events and allocations when ``_usage`` was last asked
@@ -96,6 +100,8 @@ class Training:
         self._steps_of.clear()
         self._asked_at = []
         self.model_calls.clear()
+        self._sizes_seen.clear()
+        self._num_calls_seen = 0
         self._start = time.process_time()
         self.num_calls = 0
         self.has_seen_like_steps = False
@@ -241,6 +247,7 @@ class Training:
         if number < max(self._gpu.recorder.step, 1):
             return
         self.num_calls = 0
+        self._look_at_sizes()
         self._mark(MarkKind.STEP_END)
         for recorder in self._gpu.recorders:
             recorder.step = number + 1
@@ -251,6 +258,14 @@ class Training:
             self._after_like_steps(number, is_in_loop)
         elif self.stop_after_steps is not None and number >= self.stop_after_steps and self._has_seen_enough(number):
             self.leave()
+
+    def _look_at_sizes(self) -> None:
+        """With what the model was called in the step that ends."""
+        calls = self.model_calls[self._num_calls_seen :]
+        sizes = {call.inputs for call in calls if call.has_gradients and call.is_model}
+        self.of_a_new_size = not sizes <= self._sizes_seen
+        self._sizes_seen |= sizes
+        self._num_calls_seen = len(self.model_calls)
 
     def _usage(self) -> Usage:
         """What is taken now, and what was since this was last asked, on all cards."""
@@ -299,10 +314,12 @@ class Training:
             recorder.watch = watch
 
     def _has_seen_enough(self, number: int) -> bool:
-        """Whether so much was taken by now, or so many steps were followed."""
+        """Whether so much was taken by now, in a step like one before, or so many steps were followed."""
         taken = max(max(recorder.reserved, default=0) for recorder in self._gpu.recorders)
-        is_long = number >= MOST_STEPS and time.process_time() - self._start > MOST_SECONDS
-        return is_long or taken >= self.enough_bytes
+        is_late = time.process_time() - self._start > MOST_SECONDS
+        if taken < self.enough_bytes:
+            return is_late and number >= MOST_STEPS
+        return not self.enough_bytes or not self.of_a_new_size or is_late or number >= MOST_STEPS
 
     def _mark(self, kind: MarkKind) -> None:
         for recorder in self._gpu.recorders:
