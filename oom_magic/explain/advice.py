@@ -101,20 +101,9 @@ def advise(
     except NotPricedError as refusal:
         yield replace(diagnosis, remedies=unpriced_remedies(diagnosis, refusal.reason))
         return
-    as_is = AsItIs(prices.needed_bytes, situation.usable_bytes, situation.outside_bytes)
-    diagnosis = replace(diagnosis, as_is=as_is)
+    diagnosis = _rehearsed(diagnosis, prices, situation)
     if prices.fits:
-        sizes = {"needed_bytes": prices.needed_bytes, "usable_bytes": situation.usable_bytes}
-        steps = {"num_steps": prices.steps_left_after} if prices.steps_left_after else {}
-        fits = Evidence("first_steps_fit" if steps else "rehearsal_fits", {**sizes, **steps})
-        evidence = (*diagnosis.evidence, fits)
-        diagnosis = replace(diagnosis, evidence=evidence, remedies=unpriced_remedies(diagnosis, _FITS))
         yield diagnosis
-    elif not prices.is_in_pieces:
-        diagnosis = without_fragmentation(diagnosis, prices.baseline)
-    if prices.steps_differ and not prices.fits:
-        first = Evidence("steps_differ", {"num_steps": prices.steps_left_after})
-        diagnosis = replace(diagnosis, evidence=(*diagnosis.evidence, first))
     found: list[Remedy] = []
     for remedy in prices.remedies():
         found.append(remedy)
@@ -127,6 +116,23 @@ def advise(
             if one.key.removesuffix("_any") not in prices.keys
         ]
         yield replace(diagnosis, remedies=tuple(left))
+
+
+def _rehearsed(diagnosis: Diagnosis, prices: RemedyEvaluator, situation: Situation) -> Diagnosis:
+    """The diagnosis with what the run needs as it is, and what its rehearsal tells of the cause."""
+    as_is = AsItIs(prices.needed_bytes, situation.usable_bytes, situation.outside_bytes)
+    diagnosis = replace(diagnosis, as_is=as_is)
+    steps = {"num_steps": prices.steps_left_after} if prices.steps_left_after else {}
+    if prices.fits:
+        sizes = {"needed_bytes": prices.needed_bytes, "usable_bytes": situation.usable_bytes}
+        fits = Evidence("first_steps_fit" if steps else "rehearsal_fits", {**sizes, **steps})
+        evidence = (*diagnosis.evidence, fits)
+        return replace(diagnosis, evidence=evidence, remedies=unpriced_remedies(diagnosis, _FITS))
+    if not prices.is_in_pieces:
+        diagnosis = without_fragmentation(diagnosis, prices.baseline)
+    if prices.steps_differ:
+        diagnosis = replace(diagnosis, evidence=(*diagnosis.evidence, Evidence("steps_differ", steps)))
+    return diagnosis
 
 
 def advise_setup(diagnosis: Diagnosis, setup: TrainingSetup) -> Iterator[Diagnosis]:
