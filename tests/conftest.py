@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(autouse=True)
 def _nothing_kept_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test finds nothing that another run left in the user's cache folder."""
-    from oom_magic.predict.sizing.kept import store
+    from oom_magic.predict.sizing import store
 
     monkeypatch.setattr(store, "is_on", False)
 

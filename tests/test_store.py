@@ -13,8 +13,8 @@ import torch
 
 from oom_magic.language import speaking
 from oom_magic.predict.setups.setup import TrainingSetup, local_configurations
-from oom_magic.predict.sizing.kept import store, surroundings
-from oom_magic.predict.sizing.kept.fingerprint import fingerprint
+from oom_magic.predict.sizing import store
+from oom_magic.predict.sizing.fingerprint import fingerprint
 from oom_magic.predict.sizing.sizes import size
 from tests.test_sizes import same
 
@@ -157,10 +157,10 @@ def test_a_library_whose_files_changed_is_another(tmp_path: Path) -> None:
     (tmp_path / "part").mkdir()
     file = tmp_path / "part" / "modeling.py"
     file.write_text("size = 1")
-    first = surroundings._files([tmp_path])
-    assert surroundings._files([tmp_path]) == first
+    first = store._files([tmp_path])
+    assert store._files([tmp_path]) == first
     file.write_text("size = 10")
-    assert surroundings._files([tmp_path]) != first
+    assert store._files([tmp_path]) != first
 
 
 def test_a_configuration_on_the_machine_is_part_of_a_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,7 @@ def recommend(model: str, gpu: str, memory: int | str | None = None) -> Recommen
     recomputing them, then large microbatches. Shows a progress bar; what was found once is kept on disk.
     """
     from oom_magic.predict.setups.setup import TrainingSetup
-    from oom_magic.predict.sizing.kept.store import kept
+    from oom_magic.predict.sizing.store import kept
 
     asked = TrainingSetup(model, gpu=gpu, memory=memory).identity
     if asked is None:

@@ -297,7 +297,7 @@ class OOMMagics(Magics):
 
 def keep_nothing_on_disk() -> None:
     """From now on this process neither reads nor keeps results."""
-    from oom_magic.predict.sizing.kept import store
+    from oom_magic.predict.sizing import store
 
     store.is_on = False
 

@@ -6,27 +6,44 @@ What a library needs replaced is in the tables of ``libraries`` and ``distribute
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
 
 import torch
+import torch.backends.cudnn.rnn
+import torch.cuda.nccl
 import torch.utils.dlpack
+from torch.utils import _foreach_utils
 
+from oom_magic.language import _
 from oom_magic.predict.compiled.calls import scripted_as_written
 from oom_magic.predict.distributed.data_parallel import data_parallel_followed
-from oom_magic.predict.fake_cuda.cuda_build import cuda_build, fast_paths, grouped_by_place, triton_kernels_skipped
 from oom_magic.predict.fake_cuda.device_view import (
     DeviceView,
     saved_tensor_hooks_followed,
     shared_by_dlpack,
     shown_without_values,
 )
+from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.graphs import graphs_followed
 from oom_magic.predict.fake_cuda.legacy_types import legacy_types
+from oom_magic.predict.fake_cuda.places import Place
 from oom_magic.predict.fake_cuda.torch_cuda import Cards, torch_cuda_answers
 from oom_magic.predict.fake_cuda.transfers import storages_followed
 from oom_magic.predict.instrumentation.autograd_order import AutogradOrder
 from oom_magic.predict.isolation.context import python_functions_followed
 from oom_magic.predict.isolation.patching import Patches
+from oom_magic.predict.kernels import recurrent
+
+_NAME = "_group_tensors_by_device_and_dtype"
+_USERS = (
+    "torch.utils._foreach_utils",
+    "torch.nn.utils.clip_grad",
+    "torch.optim.optimizer",
+    "torch.optim.swa_utils",
+)
 
 
 def torch_patches(cards: Cards, view: DeviceView, assume: Callable[[str], None]) -> Patches:
@@ -52,3 +69,100 @@ def torch_patches(cards: Cards, view: DeviceView, assume: Callable[[str], None])
         (torch._C, dlpack),
         (torch.utils.dlpack, {"to_dlpack": dlpack["_to_dlpack"]}),
     ]
+
+
+def grouped_by_place(gpu: FakeGPU) -> Patches:
+    """``clip_grad_norm_`` and optimizers find groups of pretended tensors on ``cuda:0`` and other cards."""
+    group = getattr(_foreach_utils, _NAME)
+
+    def grouped(lists: list[list[Any]], with_indices: bool = False) -> dict[tuple[Any, Any], Any]:
+        found: dict[tuple[Any, Any], Any] = {}
+        for (device, dtype), (columns, indices) in group(lists, with_indices).items():
+            spots = [None if tensor is None else gpu.spot(tensor) for tensor in columns[0]]
+            for spot in dict.fromkeys(spots):
+                chosen = [position for position, other in enumerate(spots) if other == spot]
+                where = device if spot is None or spot.place is not Place.GPU else spot.device
+                of_spot = [[column[position] for position in chosen] if column else column for column in columns]
+                found[where, dtype] = (of_spot, [indices[position] for position in chosen] if indices else indices)
+        return found
+
+    return [(import_module(user), {_NAME: grouped}) for user in _USERS]
+
+
+_NCCL_VERSION = (2, 29, 7)  # that of PyTorch 2.13
+
+
+def cuda_build(gpu: FakeGPU) -> Patches:
+    """PyTorch answers as a build with CUDA and cuDNN does."""
+    cudnn = {
+        "is_acceptable": lambda tensor: recurrent.is_acceptable(gpu, tensor),
+        "is_available": lambda: True,
+        "version": lambda: 91000,
+    }
+    return [
+        (torch, {"Generator": _Generator, "_use_cudnn_rnn_flatten_weight": lambda: True}),
+        (torch._C, {"_get_accelerator": lambda *_unused: torch.device("cuda")}),
+        (torch.backends.cudnn, cudnn),
+        (torch.backends.cudnn.rnn, {"get_cudnn_mode": recurrent.MODES.__getitem__}),
+        (torch.cuda, {"default_generators": tuple(_DeviceGenerator() for _unused in gpu.recorders)}),
+        (torch.cuda.nccl, {"version": lambda: _NCCL_VERSION}),
+        # no answer of the device view's: a fake stream would be refused before it is asked
+        (torch.Tensor, {"record_stream": lambda tensor, stream: None}),
+    ]
+
+
+def triton_kernels_skipped(assume: Callable[[str], None]) -> Patches:
+    """A Triton kernel writes into tensors that are there already, so not running it takes no memory away."""
+
+    def run(kernel: Any, *_unused: Any, **__: Any) -> None:
+        name = getattr(kernel, "__name__", type(kernel).__name__)
+        assume(_("Triton kernel {name}: not run; what its launch takes inside is not counted", name=name))
+
+    kernels = (("triton.runtime.jit", "JITFunction"), ("triton.runtime.autotuner", "Autotuner"))
+    return [(getattr(sys.modules[module], name), {"run": run}) for module, name in kernels if module in sys.modules]
+
+
+def fast_paths(assume: Callable[[str], None]) -> Patches:
+    """In evaluation ``nn.TransformerEncoder`` and its parts run fused, unless a mode such as ours watches them."""
+
+    def has_torch_function(tensors: Sequence[Any]) -> bool:
+        plain = torch._C._disabled_torch_function_impl, torch.Tensor.__torch_function__
+        return any(getattr(type(tensor), "__torch_function__", plain[0]) not in plain for tensor in tensors)
+
+    def _nested_tensor_from_mask_left_aligned(*_unused: Any) -> bool:
+        assume(
+            _("nn.TransformerEncoder: padding is computed too; PyTorch leaves it out in evaluation (nested tensors)")
+        )
+        return False
+
+    return [
+        (torch, {"_nested_tensor_from_mask_left_aligned": _nested_tensor_from_mask_left_aligned}),
+        (torch.overrides, {"has_torch_function": has_torch_function}),
+    ]
+
+
+class _Generator(torch.Generator):
+    """A generator of the host, whatever device is named: the pretend GPU draws nothing."""
+
+    def __new__(cls, device: Any = "cpu") -> _Generator:
+        return super().__new__(cls, "cpu")  # type: ignore[call-arg]
+
+
+class _DeviceGenerator(_Generator):
+    """The generator of a card: its state is exchanged by compiled code that draws again what the forward drew."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """Where it would draw."""
+        return torch.device("cuda", 0)
+
+    def clone_state(self) -> _DeviceGenerator:
+        """Another generator."""
+        return _DeviceGenerator()
+
+    def graphsafe_get_state(self) -> _DeviceGenerator:
+        """Its state."""
+        return self
+
+    def graphsafe_set_state(self, state: torch.Generator) -> None:  # type: ignore[override]
+        """Nothing is drawn."""

@@ -26,10 +26,10 @@ from oom_magic.notebook.sliders.ranges import (
 )
 from oom_magic.notebook.sliders.slices import in_slices
 from oom_magic.notebook.sliders.view import Estimate, Largest, WayOut, error_blocks
-from oom_magic.predict.sizing.kept.fingerprint import fingerprint
-from oom_magic.predict.sizing.kept.store import kept
+from oom_magic.predict.sizing.fingerprint import fingerprint
 from oom_magic.predict.sizing.ranges import Ranges
 from oom_magic.predict.sizing.sizes import Sizes
+from oom_magic.predict.sizing.store import kept
 from oom_magic.views.blocks import Block
 
 if TYPE_CHECKING:

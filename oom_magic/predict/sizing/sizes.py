@@ -25,9 +25,7 @@ from oom_magic.memory.report import Assumption, Device, MemoryReport, StepUsage
 from oom_magic.memory.timeline import IntArray
 from oom_magic.predict.setups.gpus import find_gpu
 from oom_magic.predict.setups.hardware import Hardware
-from oom_magic.predict.sizing.kept.fingerprint import fingerprint
-from oom_magic.predict.sizing.kept.store import kept, recalled
-from oom_magic.predict.sizing.kept.surroundings import torch_version
+from oom_magic.predict.sizing.fingerprint import fingerprint
 from oom_magic.predict.sizing.layered import LayeredRuns, Layers
 from oom_magic.predict.sizing.pieces import (
     Explorer,
@@ -43,6 +41,7 @@ from oom_magic.predict.sizing.pieces import (
 )
 from oom_magic.predict.sizing.ranges import Ranges, label
 from oom_magic.predict.sizing.regions import Point
+from oom_magic.predict.sizing.store import kept, recalled, torch_version
 from oom_magic.predict.sizing.structure import Structure, sizing_numbers
 from oom_magic.results import Result
 

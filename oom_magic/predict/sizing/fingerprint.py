@@ -18,7 +18,7 @@ from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from oom_magic.predict.sizing.kept.surroundings import HARMLESS
+from oom_magic.predict.sizing.store import HARMLESS
 from oom_magic.user_code import cell_name, is_users_file
 
 _MOST_PARTS = 20_000

@@ -1,1 +1,0 @@
-"""Sizes that were found before, on disk, and what they are known by."""
