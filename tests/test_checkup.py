@@ -303,6 +303,7 @@ def test_a_larger_card_never_gets_a_worse_setup(monkeypatch: pytest.MonkeyPatch)
             assert smaller.activation_checkpointing or not larger.activation_checkpointing
 
 
+@pytest.mark.slow
 def test_setups_found_by_dry_runs_grow_with_the_card() -> None:
     found = [recommend("distilbert-base-uncased", "RTX 3060", memory) for memory in ("1GiB", "4GiB")]
     small, large = (one.setup for one in found)

@@ -35,6 +35,7 @@ def test_gpt2_of_twelve_layers_from_runs_with_few() -> None:
     assert any(".h.11" in path for path in modules)
 
 
+@pytest.mark.slow
 def test_what_does_not_repeat_is_run_with_all_layers() -> None:
     """The sizes of all norms make one size, in more numbers with each layer."""
     setup = TrainingSetup("gpt2", max_grad_norm=1.0, gpu="A100 80GB")
@@ -71,6 +72,7 @@ def test_presets_of_many_layers_from_runs_with_few(model: str, fields: dict[str,
     assert agrees(setup, sizes, microbatch_size=7)
 
 
+@pytest.mark.slow
 def test_what_was_learned_at_one_point_and_does_not_hold_at_another_is_not_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

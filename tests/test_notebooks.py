@@ -73,7 +73,7 @@ def broken_promises(notebook: Any) -> list[str]:
 
 
 def test_the_course_is_complete() -> None:
-    assert [path.name[:2] for path in NOTEBOOKS] == [f"{number:02}" for number in range(13)]
+    assert [path.name[:2] for path in NOTEBOOKS] == [f"{number:02}" for number in range(14)]
 
 
 @each

@@ -84,6 +84,7 @@ print(json.dumps(left), file=sys.stderr)
 """
 
 
+@pytest.mark.slow
 def test_dry_runs_leave_nothing_alive_and_nothing_replaced(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("peft")

@@ -33,6 +33,7 @@ randperm_large scatter_reduce_mean unfold unique var_mean
 )
 if VERSION.startswith("2.15"):  # in evaluation: products inside the fused layer; three copies that live to the end
     INEXACT |= {"encoder", "encoder_layer", "encoder_layer_gelu", "transformer", "multinomial_replacement"}
+NOT_THERE = {"aminmax"} if VERSION.startswith("2.6") else set()  # it has no derivative there
 
 
 def dry_numbers(cases: dict[str, Case]) -> dict[str, list[int]]:
@@ -68,8 +69,9 @@ def test_module_equals_cuda(name: str, modules: dict[str, list[int]]) -> None:
 def test_any_version_runs_what_one_runs(operators: dict[str, list[int]], modules: dict[str, list[int]]) -> None:
     """Other versions take somewhat more or less, and their workspaces may stay or go; no case fails in them."""
     found, true = {**operators, **modules}, {**TRUTH["operators"], **TRUTH["modules"]}
-    assert [name for name, numbers in found.items() if len(numbers) != len(true[name])] == []
-    errors = [abs(numbers[2] / true[name][2] - 1) for name, numbers in found.items() if name not in INEXACT]
+    assert {name for name, numbers in found.items() if len(numbers) != len(true[name])} == NOT_THERE
+    compared = found.keys() - INEXACT - NOT_THERE
+    errors = [abs(found[name][2] / true[name][2] - 1) for name in compared]
     assert statistics.median(errors) < 0.02  # in the number of allocations
 
 

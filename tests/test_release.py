@@ -85,9 +85,18 @@ def kept_error(run: Callable[[], Any]) -> BaseException:
     raise AssertionError("nothing failed")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _what_other_files_left_need_not_be_looked_at() -> Iterator[None]:
+    release({})
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def _no_failures_of_other_tests() -> None:
-    """What errors of other tests still hold goes first: what is counted here is this file's own."""
+    """What errors of other tests still hold goes first: what is counted here is the test's own."""
     release({})
 
 

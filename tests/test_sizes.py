@@ -132,6 +132,7 @@ def train_pooled(batch_size: int, side: int) -> None:
     (scores + pooled.square().sum()).backward()
 
 
+@pytest.mark.slow
 def test_pooled_and_cut_images_of_any_side() -> None:
     sizes = size(train_pooled, gpu=GPU, batch_size=(1, 16), side=(28, 300))
     assert not any("polynomial" in assumption.text for assumption in sizes.assumptions)
@@ -141,6 +142,7 @@ def test_pooled_and_cut_images_of_any_side() -> None:
     assert sizes.num_traces == traces
 
 
+@pytest.mark.slow
 def test_a_length_that_is_cut() -> None:
     def train(batch_size: int, seq_len: int) -> None:
         torch.randn(batch_size, min(seq_len, 512), 64, device="cuda", requires_grad=True).square().sum().backward()
@@ -175,6 +177,7 @@ def test_what_follows_no_polynomial_is_run_where_a_report_is_asked_for() -> None
     assert sizes.largest("batch_size", memory=memory) == 224  # 15 * 15 - 1
 
 
+@pytest.mark.slow
 def test_the_number_of_layers_is_an_argument() -> None:
     def train(batch_size: int, num_layers: int) -> None:
         model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(num_layers))).cuda()
@@ -191,6 +194,7 @@ def test_the_number_of_layers_is_an_argument() -> None:
     assert dry_run(train, 40_000, largest + 1, gpu=GPU, memory="536MiB").out_of_memory is not None
 
 
+@pytest.mark.slow
 def test_language_model_to_the_byte() -> None:
     sizes = size(train_gpt2, gpu=GPU, batch_size=(1, 8), seq_len=(32, 256))
     points = [(1, 33), (1, 256), (2, 255), (4, 255), (4, 256), (7, 146), (8, 256), (8, 129)]

@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
-# Samplers of torch.distributions and their gradients (aten/src/ATen/native/Distributions.cpp).
-_LIKE_THEIR_FIRST = {
-    aten._sample_dirichlet.default,
-    aten._standard_gamma_grad.default,
-    aten._dirichlet_grad.default,
-    aten.binomial.default,
+# Which arguments the results are like. Samplers of torch.distributions and their gradients
+# (aten/src/ATen/native/Distributions.cpp); WeightNorm.cpp's backward, whose shapes PyTorch 2.6 lacks.
+_LIKE_ARGUMENTS = {
+    aten._sample_dirichlet.default: (0,),
+    aten._standard_gamma_grad.default: (0,),
+    aten._dirichlet_grad.default: (0,),
+    aten.binomial.default: (0,),
+    aten._weight_norm_interface_backward.default: (1, 2),
 }
 
 
@@ -57,8 +59,9 @@ def _run_without_kernel(gpu: FakeDevice, func: OpOverload, args: tuple[Any, ...]
     if decomposition is not None:
         with gpu:
             return decomposition(*args, **kwargs)
-    if func in _LIKE_THEIR_FIRST:
-        return torch.empty_like(args[0], memory_format=torch.contiguous_format)
+    if func in _LIKE_ARGUMENTS:
+        like = [torch.empty_like(args[k], memory_format=torch.contiguous_format) for k in _LIKE_ARGUMENTS[func]]
+        return tuple(like) if len(like) > 1 else like[0]
     name = func.name()
     if not func._schema.returns:
         return None  # it writes into its arguments only, such as a fused optimizer
