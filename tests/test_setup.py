@@ -254,7 +254,8 @@ def test_adapters_go_where_peft_puts_them(family):
     assert usual is None or list(source.lora_targets) == list(usual)
 
 
-@pytest.mark.parametrize("optimizer", ["paged-adamw8bit", pytest.param("adamw", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["paged-adamw8bit", "adamw"])
 def test_qlora_runs_in_a_dry_run(optimizer, recwarn):
     bitsandbytes_or_skip()
     setup = TrainingSetup(
@@ -289,6 +290,7 @@ def test_function_runs_in_a_dry_run():
     assert len(report.steps) == 3 and report.error == ""
 
 
+@pytest.mark.slow
 def test_sizes_agree_with_the_dry_run():
     setup = tiny()
     sizes = setup.sizes(microbatch_size=(1, 8), seq_len=(32, 128))

@@ -478,6 +478,7 @@ for name, code in {deadly!r}.items():
 """
 
 
+@pytest.mark.slow
 def test_nothing_in_a_dry_run_ends_the_process() -> None:
     script = _SCRIPT.format(deadly=_DEADLY)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=300)
