@@ -42,7 +42,7 @@ def _(sentence: str, /, **values: object) -> str:
     return render(sentence, choose_language(), values)
 
 
-def spoken(sentence: str | Plural, /, **values: object) -> str:
+def translated(sentence: str | Plural, /, **values: object) -> str:
     """A sentence of a table in the language spoken."""
     return render(sentence, choose_language(), values)
 

@@ -20,7 +20,7 @@ from oom_magic.explain.explainer import explain
 from oom_magic.explain.live.holders import in_words
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.explain.messages.others import KINDS, LINE_KINDS
-from oom_magic.explain.remedies.rehearsal import NotPricedError, SetupRehearsal, Variation
+from oom_magic.explain.remedies.rehearsal import NotEvaluatedError, SetupRehearsal, Variation
 from oom_magic.explain.remedies.remedy import Remedy
 from oom_magic.explain.sentences import catalogue
 from oom_magic.explain.sentences.catalogue import SENTENCES, render_evidence, translate
@@ -43,7 +43,7 @@ def test_every_key_that_the_code_can_ask_for_exists():
     keys |= set(re.findall(r'"(budget_\w+|tensor_\w+)"', (PACKAGE / "evidence" / "budget.py").read_text()))
     keys |= {
         *literal_keys(PACKAGE / "evidence" / "causes.py"),
-        *literal_keys(PACKAGE / "evidence" / "reading_aids.py"),
+        *literal_keys(PACKAGE / "evidence" / "number_rules.py"),
     }
     assert keys - set(SENTENCES) == set()
 
@@ -184,7 +184,7 @@ def test_a_chinese_page_has_no_english_sentence(lang):
     diagnosis = explain(message, setup, lang=lang, fast=True)
     refused = []
     for changes in ({"method": "qlora"}, {"loss": "chunked"}, {"method": "lora", "rank": 4096}, {"seq_len": 4096}):
-        with pytest.raises(NotPricedError) as error:
+        with pytest.raises(NotEvaluatedError) as error:
             SetupRehearsal(setup).run(Variation(((Change(), changes),)))
         refused.append(Remedy("qlora", 1, "same", {"rank": 16}, note=error.value.reason))
     page = replace(diagnosis, remedies=tuple(refused)).describe()

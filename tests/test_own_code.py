@@ -9,7 +9,7 @@ import torch
 
 from oom_magic.explain.remedies.code import STYLES, code_for
 from oom_magic.explain.remedies.own_code import copied, own_arguments, own_code, own_names
-from oom_magic.explain.remedies.rehearsal import CellRehearsal, NotPricedError, Variation
+from oom_magic.explain.remedies.rehearsal import CellRehearsal, NotEvaluatedError, Variation
 from oom_magic.explain.remedies.size_parameters import find_size_parameters
 
 LOOP = """\
@@ -265,7 +265,7 @@ def test_what_cannot_be_cut_like_a_sequence_has_no_length():
         lambda tree, names: exec(compile(tree, "<cell>", "exec"), names), ast.parse(cell), {"torch": torch}
     )
     rehearsal.begin([], 0)
-    with pytest.raises(NotPricedError) as refusal:
+    with pytest.raises(NotEvaluatedError) as refusal:
         rehearsal.run(Variation(sizes={"seq": 8}))
     assert not refusal.value.applies
 

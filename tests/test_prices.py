@@ -13,7 +13,7 @@ from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.explainer import explain
 from oom_magic.explain.remedies import evaluation as pricing
 from oom_magic.explain.remedies.evaluation import RemedyEvaluator, largest_fitting
-from oom_magic.explain.remedies.rehearsal import NotPricedError
+from oom_magic.explain.remedies.rehearsal import NotEvaluatedError
 from oom_magic.explain.remedies.remedy import Remedy, Situation, ranked
 from oom_magic.explain.remedies.room import InTheWay
 from oom_magic.memory.allocator.replay import minimum_device_bytes
@@ -51,7 +51,7 @@ class Run:
     def check(self, variation):
         kinds = {type(change).__name__ for change in variation.changes}
         if not self.works or kinds - {"ActivationCheckpointing", "MixedPrecision"}:
-            raise NotPricedError(Evidence("reason_so_already"), applies=False)
+            raise NotEvaluatedError(Evidence("reason_so_already"), applies=False)
 
     def run(self, variation):
         self.variations.append(variation)

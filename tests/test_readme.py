@@ -78,8 +78,8 @@ def test_outputs_are_what_the_code_shows(
 
 _SHOWS_REPLACED = """
 import json, torch, oom_magic
-from oom_magic.predict.isolation.patching import replaced
-oom_magic.dry_run(lambda: print(json.dumps(replaced())))
+from oom_magic.predict.isolation.patching import patched_names
+oom_magic.dry_run(lambda: print(json.dumps(patched_names())))
 """
 _OF_COMPILER = ("torch._dynamo", "triton")  # which may be there or not
 _ASKS_DEVICE = ("torch.cuda", "torch.accelerator")  # what these answer is too much to list

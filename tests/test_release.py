@@ -24,7 +24,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 import oom_magic as om
 from oom_magic.measure.device.accelerators import Levels, Memory
 from oom_magic.measure.history.attribution import Storage, storage_of
-from oom_magic.measure.holders.failed_frames import find_kept_frames, told_apart
+from oom_magic.measure.holders.failed_frames import find_error_frames, told_apart
 from oom_magic.measure.holders.inventory import Holding
 from oom_magic.measure.holders.release import DeviceChange, Gone, Released, find_all_holders, release_from
 
@@ -162,7 +162,7 @@ def test_a_deep_recursion_and_errors_that_came_from_each_other_are_walked_once()
     sys.setrecursionlimit(10_000)
     try:
         errors = [kept_error(lambda: recurse(3000)), kept_error(circle)]
-        kept = told_apart(find_kept_frames(), errors[1])
+        kept = told_apart(find_error_frames(), errors[1])
     finally:
         sys.setrecursionlimit(limit)
     assert sorted(len(one.frames) > 3000 for one in kept if "fail_with_locals" in one.title) == [False, True]

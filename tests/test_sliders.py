@@ -119,7 +119,7 @@ def test_sliders_of_a_page_without_a_kernel_say_what_the_sizes_are(panel: Slider
     html = panel._repr_mimebundle_()["text/html"]
     stops, pictures = saved(html)
     assert list(stops) == ["batch_size", "seq_len"] and (11, 448) in pictures
-    assert all({axis[0], axis[-1]} <= set(stops[name]) for name, axis in panel._priced.ranges.axes.items())
+    assert all({axis[0], axis[-1]} <= set(stops[name]) for name, axis in panel._sizer.ranges.axes.items())
     sizes = om.size(train, gpu=CARDS[0], **{**RANGES, "kind": "plain"})
     for (batch_size, seq_len), words in pictures.items():
         peak = sizes.peak_allocated_bytes(batch_size=batch_size, seq_len=seq_len)
@@ -184,9 +184,9 @@ def test_a_value_between_the_stops_can_be_typed() -> None:
 
 
 def test_another_card_of_the_same_kind_needs_no_trace(panel: Sliders) -> None:
-    traced = len(panel._priced._made)
+    traced = len(panel._sizer._made)
     panel.controls["gpu"].value = panel.controls["gpu"].options[1][1]
-    assert len(panel._priced._made) == traced
+    assert len(panel._sizer._made) == traced
     assert panel.report.device.total_bytes == om.dry_run(train, gpu="A100 80GB").device_total_bytes
 
 
@@ -458,7 +458,7 @@ def test_accumulation_has_a_control_and_more_of_it_takes_no_more_memory() -> Non
         true = panel.setup.dry_run()
         found = panel.report.peak_allocated_bytes, panel.report.peak_reserved_bytes
         assert found == (true.peak_allocated_bytes, true.peak_reserved_bytes)
-    assert len(panel._priced._made) == 2
+    assert len(panel._sizer._made) == 2
 
 
 def test_the_list_of_cards_can_be_searched() -> None:
@@ -493,7 +493,7 @@ def test_with_a_front_end_one_run_is_shown_and_the_rest_leaves_the_kernel_free(m
     async def use() -> None:
         nonlocal panel
         panel = om.sliders(rise, batch_size=(1, 64), seq_len=(64, 1024))
-        sizes = panel._priced.sizes(panel.values, panel.card)
+        sizes = panel._sizer.sizes(panel.values, panel.card)
         assert panel.report.peak_reserved_bytes == om.dry_run(rise).peak_reserved_bytes
         assert not sizes.is_known() and "following others" not in panel._panel._status.value
         other = asyncio.get_running_loop().create_task(stand_by())

@@ -12,10 +12,10 @@ from oom_magic.explain.evidence.judging import device_tool
 from oom_magic.explain.evidence.number_rules import unlisted_bytes
 from oom_magic.explain.evidence.tensors import NO_LANGUAGE_MODEL
 from oom_magic.explain.live.holders import earlier_bytes
-from oom_magic.explain.live.refinement import settled_by_remedy, without_fragmentation
+from oom_magic.explain.live.refinement import refine_with_remedy, without_fragmentation
 from oom_magic.explain.remedies.code import code_for
 from oom_magic.explain.remedies.evaluation import RemedyEvaluator
-from oom_magic.explain.remedies.rehearsal import NotPricedError, Rehearsal, SetupRehearsal
+from oom_magic.explain.remedies.rehearsal import NotEvaluatedError, Rehearsal, SetupRehearsal
 from oom_magic.explain.remedies.remedy import AsItIs, Remedy, Situation, ranked
 from oom_magic.explain.remedies.texts import AGAINST_IN_ANY_RUN, code_of, text_remedies, trains
 from oom_magic.inputs import parse_bytes
@@ -98,7 +98,7 @@ def advise(
     try:
         keys = [key.removesuffix("_any") for key in AGAINST.get(diagnosis.cause, ())]
         prices = RemedyEvaluator(rehearsal, situation, keys)
-    except NotPricedError as refusal:
+    except NotEvaluatedError as refusal:
         yield replace(diagnosis, remedies=unpriced_remedies(diagnosis, refusal.reason))
         return
     diagnosis = _rehearsed(diagnosis, prices, situation)
@@ -107,7 +107,7 @@ def advise(
     found: list[Remedy] = []
     for remedy in prices.remedies():
         found.append(remedy)
-        diagnosis = settled_by_remedy(diagnosis, remedy)
+        diagnosis = refine_with_remedy(diagnosis, remedy)
         yield replace(diagnosis, remedies=ranked(found))
     if not found and not prices.fits:
         left = [

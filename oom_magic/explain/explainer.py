@@ -186,7 +186,7 @@ class Explainer:
         if self.report is not None and location.is_exact:
             judgement = refine_with_report(judgement, self.report)
         judgement = refine_with_loop(judgement, findings.growth, main)
-        judgement = _kept_needlessly(judgement, findings.about_holders, earlier_bytes(holders, self.report), main)
+        judgement = _alive_needlessly(judgement, findings.about_holders, earlier_bytes(holders, self.report), main)
         return refine_with_call(judgement, reading.clues.phase or location.phase, holders, main)
 
 
@@ -278,7 +278,7 @@ def _with_cache(judgement: Judgement, cache: TensorCandidate) -> Judgement:
     return replace(judgement, evidence=evidence)
 
 
-def _kept_needlessly(
+def _alive_needlessly(
     judgement: Judgement, twins: tuple[Evidence, ...], earlier: int, failure: Failure | None
 ) -> Judgement:
     """The judgement with what is held for nothing; that is the cause if without it the request had fitted."""

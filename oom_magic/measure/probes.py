@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 
 from oom_magic.errors import first_line
-from oom_magic.language import Sentences, _, ngettext, spoken
+from oom_magic.language import Sentences, _, ngettext, translated
 from oom_magic.measure.device import host
 from oom_magic.measure.device.cards import Card, driver_reading, own_process
 from oom_magic.measure.device.host import notebook_platform
@@ -216,7 +216,7 @@ def probe_packages() -> Seen:
         if name in _SINCE and _numbers(installed) < _SINCE[name]:
             values = {"name": name, "installed": installed, "since": _text(_SINCE[name])}
             what = _("{name} {installed} is older than {since}.", **values)
-            seen.findings.append(Finding(what, spoken(_WHY[name]), spoken(_FIX[name])))
+            seen.findings.append(Finding(what, translated(_WHY[name]), translated(_FIX[name])))
     return seen
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser, argument, parse_argstring
 
-from oom_magic.language import Sentences, _, spoken
+from oom_magic.language import Sentences, _, translated
 from oom_magic.predict.setups.gpus import GPU, is_card, list_gpus
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def _in_words(mistake: str) -> str:
     for sentence in _MISTAKES.values():
         pattern = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>.+)", re.escape(str(sentence)))
         if found := re.fullmatch(pattern, mistake):
-            return spoken(sentence, **found.groupdict())
+            return translated(sentence, **found.groupdict())
     return mistake
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from oom_magic.language import Language, Sentences, _, render, spoken
+from oom_magic.language import Language, Sentences, _, render, translated
 from oom_magic.views.blocks import Sentence, Tone
 
 _WORDS: Sentences = {
@@ -51,7 +51,7 @@ _DEGREES = {"exactly": _EXACTLY, "at most": _AT_MOST, "at least": _AT_LEAST}
 
 def verdict_sentence(verdict: str, used_fraction: float, degree: str = "exactly") -> Sentence:
     """How full the card is at the peak, and what that means; ``degree``: "exactly", "at most" or "at least"."""
-    return Sentence(spoken(_DEGREES[degree][verdict], percent=100 * used_fraction), _TONES[verdict])
+    return Sentence(translated(_DEGREES[degree][verdict], percent=100 * used_fraction), _TONES[verdict])
 
 
 def upper_bound_sentence(is_failure: bool) -> Sentence:
@@ -64,7 +64,7 @@ def upper_bound_sentence(is_failure: bool) -> Sentence:
 def word(name: str) -> str:
     """A category, phase or state as it is shown; a name that is none of them as it is."""
     sentence = _WORDS.get(name.replace("_", " "))
-    return name if sentence is None else spoken(sentence)
+    return name if sentence is None else translated(sentence)
 
 
 def current_shell() -> Any:

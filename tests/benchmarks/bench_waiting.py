@@ -96,8 +96,8 @@ async def preset_rows() -> dict[str, tuple[float, float]]:
     moves = [timed(lambda at=at: setattr(lengths, "value", 256 + 32 * at)) for at in range(NUM_MOVES)]
     rows["a move, median"] = tuple(statistics.median(one) for one in zip(*moves, strict=True))  # type: ignore[assignment]
     rows["a move, worst"] = max(moves)
-    sizes = panel._priced.sizes(panel.values, panel.card)
-    point = panel._priced.point(panel.values)
+    sizes = panel._sizer.sizes(panel.values, panel.card)
+    point = panel._sizer.point(panel.values)
     rows["quick peak"] = min(timed(lambda: sizes.peak_allocated_bytes(**point)) for _ in range(NUM_MOVES))
     gpu = panel.controls["gpu"]
     other = next(card for name, card in gpu.options if name.startswith("A100 80GB") or "A100" in name)

@@ -19,7 +19,7 @@ from oom_magic.user_code import is_users_file
 
 if TYPE_CHECKING:
     from oom_magic.explain.messages.failure import Failure
-    from oom_magic.measure.holders.inventory import Kept
+    from oom_magic.measure.holders.inventory import HolderSize
     from oom_magic.measure.holders.reach import Locate
 
 _ADDING = ("append", "extend", "add", "insert", "appendleft")
@@ -121,9 +121,9 @@ def _growth(statement: ast.stmt, loop: ast.stmt, file: str, names: Mapping[str, 
     if grown is None or value is _NOTHING:
         return None
     from oom_magic.measure.history.frames import source_line
-    from oom_magic.measure.holders.inventory import kept_by  # loads torch
+    from oom_magic.measure.holders.inventory import measure_holder  # loads torch
 
-    kept = kept_by(value, locate, names.values())
+    kept = measure_holder(value, locate, names.values())
     is_sum = isinstance(statement, ast.AugAssign) or getattr(statement, "targets", [None])[0] is grown
     if not kept.num_tensors or (is_sum and not (kept.has_graph or _is_joined(statement))):
         return None  # a running number takes nothing
@@ -210,7 +210,7 @@ def _added(statement: ast.stmt) -> ast.expr | None:
     return None
 
 
-def _fixed(statement: ast.stmt, kept: Kept, names: Mapping[str, Any], value: Any) -> str:
+def _fixed(statement: ast.stmt, kept: HolderSize, names: Mapping[str, Any], value: Any) -> str:
     """The statement with what it adds to ``value`` as a number, or without its graph and on the host; "" if it is not
     plain how."""
     ending = "item()" if kept.are_numbers and kept.has_graph else "detach().cpu()" if kept.has_graph else "cpu()"

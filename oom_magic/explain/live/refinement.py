@@ -46,7 +46,7 @@ def refine_with_report(judgement: Judgement, report: MemoryReport) -> Judgement:
     if judgement.confidence is Confidence.CERTAIN:
         return judgement
 
-    kept = find_kept_outputs(report)
+    kept = find_outputs_alive(report)
     if kept is not None:
         is_evaluation = any(one.key == "phase_evaluation" for one in judgement.evidence)
         cause = judgement.cause if is_evaluation else Cause.LEAK_OR_RETAINED_REFERENCE
@@ -133,7 +133,7 @@ def without_fragmentation(diagnosis: Diagnosis, report: MemoryReport) -> Diagnos
     return replace(diagnosis, cause=judgement.cause, evidence=judgement.evidence, confidence=judgement.confidence)
 
 
-def settled_by_remedy(diagnosis: Diagnosis, remedy: Remedy) -> Diagnosis:
+def refine_with_remedy(diagnosis: Diagnosis, remedy: Remedy) -> Diagnosis:
     """The diagnosis, its cause settled by what a rehearsed remedy that fits has shown, if nothing surer did.
 
     What earlier cells hold for nothing is the cause if it is a good part of what PyTorch held. Where it was open,
@@ -172,7 +172,7 @@ def refine_with_setup(diagnosis: Diagnosis, setup: TrainingSetup) -> Diagnosis:
     return replace(diagnosis, cause=cause, evidence=evidence, confidence=confidence)
 
 
-def find_kept_outputs(report: MemoryReport) -> Evidence | None:
+def find_outputs_alive(report: MemoryReport) -> Evidence | None:
     """The evidence that something keeps what should have gone before memory ran out; None without it."""
     failure, timeline = report.out_of_memory, report.timeline
     if failure is None or not timeline.num_events:

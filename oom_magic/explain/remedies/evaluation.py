@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.remedies.code import ACCELERATOR_SETTINGS, code_for
-from oom_magic.explain.remedies.rehearsal import NotPricedError, Rehearsal, Variation
+from oom_magic.explain.remedies.rehearsal import NotEvaluatedError, Rehearsal, Variation
 from oom_magic.explain.remedies.remedy import Remedy, Situation
 from oom_magic.explain.remedies.room import dropping, growing_segments, making_room, other_hardware
 from oom_magic.explain.remedies.specs import STEP, RemedySpec, remedy_specs
@@ -80,7 +80,7 @@ _KEPT = ("parameter", "gradient", "optimizer_state", "before", "workspace")
 class RemedyEvaluator:
     """The prices of one run's remedies. ``needed_bytes`` is the least memory for PyTorch with which it ends as it is.
 
-    ``first`` are the keys of remedies to rehearse first. Raises NotPricedError if the run cannot be rehearsed.
+    ``first`` are the keys of remedies to rehearse first. Raises NotEvaluatedError if the run cannot be rehearsed.
     """
 
     def __init__(self, rehearsal: Rehearsal, situation: Situation, first: Sequence[str] = ()) -> None:
@@ -148,7 +148,7 @@ class RemedyEvaluator:
         for candidate in self._candidates:
             if growth is None or candidate.variation is None or candidate.variation.mended is None:
                 continue
-            for remedy in self._priced(candidate, is_wanted=True):
+            for remedy in self._evaluated(candidate, is_wanted=True):
                 values = {"grown_bytes": growth.num_bytes}
                 note = remedy.note or Evidence("reason_loop_is_long", values)
                 yield replace(remedy, saving_bytes=growth.num_bytes, note=note)
@@ -164,7 +164,7 @@ class RemedyEvaluator:
             yield from self._segments
         for group in self._groups():
             for candidate in group:
-                for remedy in self._priced(candidate):
+                for remedy in self._evaluated(candidate):
                     found.append((candidate, remedy))
                     yield remedy
             if not any(remedy.fits for _, remedy in found):
@@ -179,7 +179,7 @@ class RemedyEvaluator:
         """The run without what earlier cells hold for nothing."""
         try:
             found = self._rehearsal.without_unneeded()
-        except NotPricedError:
+        except NotEvaluatedError:
             return
         if found is not None:
             way, report = found
@@ -218,9 +218,9 @@ class RemedyEvaluator:
         is_evaluation = what == "batch" and self._is_evaluation
         return _AT_EVALUATION if is_evaluation else _SHRINKING[what]
 
-    def _priced(self, candidate: RemedySpec, is_wanted: bool = False) -> Iterator[Remedy]:
+    def _evaluated(self, candidate: RemedySpec, is_wanted: bool = False) -> Iterator[Remedy]:
         """The remedy of a candidate; none where it does not apply or saves nothing."""
-        remedy = self._unpriced(candidate)
+        remedy = self._unevaluated(candidate)
         if candidate.variation is None:
             yield replace(remedy, note=candidate.reason)
             return
@@ -234,7 +234,7 @@ class RemedyEvaluator:
                 yield from self._if_useful(self._smaller(what, Variation()))
                 return
             report = self._run(candidate.variation)
-        except NotPricedError as refusal:
+        except NotEvaluatedError as refusal:
             if refusal.applies:
                 yield replace(remedy, note=refusal.reason)
             return
@@ -248,7 +248,7 @@ class RemedyEvaluator:
         if remedy.fits or (remedy.saving_bytes or 0) >= _LEAST_SAVING * self.needed_bytes:
             yield remedy
 
-    def _unpriced(self, candidate: RemedySpec) -> Remedy:
+    def _unevaluated(self, candidate: RemedySpec) -> Remedy:
         is_sized = bool(candidate.variation and candidate.variation.sizes)
         key = f"{candidate.key}_any" if is_sized else candidate.key
         return self._remedy(key, candidate.cost, candidate.speed, candidate.values)
@@ -277,7 +277,7 @@ class RemedyEvaluator:
         return self._situation.judged(remedy, now)
 
     def _smaller(self, what: str, base: Variation) -> Remedy:
-        """The largest smaller batch (or length) that is safe, else fits, else the smallest. Raises NotPricedError.
+        """The largest smaller batch (or length) that is safe, else fits, else the smallest. Raises NotEvaluatedError.
 
         Smaller batches are made up for by accumulating gradients: that is what is needed. The peak is of the smaller
         batch alone, where nothing else is changed.
@@ -335,7 +335,7 @@ class RemedyEvaluator:
             self._tried.add(keys)
             try:
                 together = self._together(chosen)
-            except NotPricedError:
+            except NotEvaluatedError:
                 continue
             if together.fits:
                 yield together
@@ -354,7 +354,7 @@ class RemedyEvaluator:
         return kept + step * share
 
     def _together(self, chosen: Sequence[tuple[RemedySpec, Remedy]]) -> Remedy:
-        """Several changes in one run, the batch made as small as it then must be. Raises NotPricedError."""
+        """Several changes in one run, the batch made as small as it then must be. Raises NotEvaluatedError."""
         cost = sum(one.cost for one, _ in chosen)
         changed = Variation()
         values: dict[str, Any] = {}

@@ -57,7 +57,7 @@ class Variation:
         return Variation((*self.parts, *other.parts), {**self.sizes, **other.sizes}, mended, dropped)
 
 
-class NotPricedError(Exception):
+class NotEvaluatedError(Exception):
     """Why a variation cannot be rehearsed; ``applies`` is False where it would change nothing anyway."""
 
     def __init__(self, reason: Evidence, applies: bool = True) -> None:
@@ -66,7 +66,7 @@ class NotPricedError(Exception):
         self.applies = applies
 
 
-class MissingNameError(NotPricedError):
+class MissingNameError(NotEvaluatedError):
     """The code read a name that is not there."""
 
     def __init__(self, reason: Evidence, name: str) -> None:
@@ -92,7 +92,7 @@ class Rehearsal(Protocol):
     def begin(self, changes: Sequence[Change], enough_bytes: int, /) -> MemoryReport:
         """The report of the run as it is, followed at least until it takes ``enough_bytes``, as far as it can be.
 
-        Finds which of ``changes`` it would allow. Raises NotPricedError.
+        Finds which of ``changes`` it would allow. Raises NotEvaluatedError.
         """
 
     @property
@@ -108,10 +108,10 @@ class Rehearsal(Protocol):
         """Whether gradients were off then."""
 
     def check(self, variation: Variation) -> None:
-        """Raise NotPricedError where it is known that the run has no place for it."""
+        """Raise NotEvaluatedError where it is known that the run has no place for it."""
 
     def run(self, variation: Variation) -> MemoryReport:
-        """The report of the run so changed. Raises NotPricedError."""
+        """The report of the run so changed. Raises NotEvaluatedError."""
 
     def without_unneeded(self) -> tuple[InTheWay, MemoryReport] | None:
         """What earlier cells hold and the run has no use for, and the report of the run without it; or None."""
@@ -180,7 +180,7 @@ class SetupRehearsal:
         setup, changes = self._changed(variation)
         _check_surveyed(self._survey, variation.changes)
         if setup == self.setup and not changes and not variation.sizes:
-            raise NotPricedError(Evidence("reason_so_already"), applies=False)
+            raise NotEvaluatedError(Evidence("reason_so_already"), applies=False)
 
     def run(self, variation: Variation) -> MemoryReport:
         """Dry-run the setup with fields replaced; what it has no field for is changed in its run."""
@@ -208,11 +208,11 @@ def _replaced(setup: TrainingSetup, fields: Mapping[str, Any]) -> TrainingSetup:
         return setup.replace(**fields)
     except InvalidSettingError as error:
         values = {"error_key": f"refusal_{error.key}", **error.values}
-        raise NotPricedError(Evidence("reason_setup_refused", values)) from None
+        raise NotEvaluatedError(Evidence("reason_setup_refused", values)) from None
 
 
 def _check_surveyed(survey: Survey | None, changes: Sequence[Change]) -> None:
-    """Raise NotPricedError for the first change that the run has no place for."""
+    """Raise NotEvaluatedError for the first change that the run has no place for."""
     from oom_magic.predict.what_if.change import ByHandError
 
     assert survey is not None, "begin comes first"
@@ -220,7 +220,7 @@ def _check_surveyed(survey: Survey | None, changes: Sequence[Change]) -> None:
         refusal = survey.refusal(change)
         if refusal is not None:
             is_by_hand = isinstance(refusal, ByHandError)
-            raise NotPricedError(Evidence(f"reason_{refusal.key}", refusal.values), applies=is_by_hand)
+            raise NotEvaluatedError(Evidence(f"reason_{refusal.key}", refusal.values), applies=is_by_hand)
 
 
 class CellRehearsal:
@@ -293,7 +293,7 @@ class CellRehearsal:
         """Whether the survey found a model that allows the changes, and the cell has the line to mend."""
         _check_surveyed(self._survey, variation.changes)
         if variation.mended is not None and not is_in(variation.mended, self._tree, self._names):
-            raise NotPricedError(Evidence("reason_line_elsewhere"))
+            raise NotEvaluatedError(Evidence("reason_line_elsewhere"))
 
     def run(self, variation: Variation) -> MemoryReport:
         """Execute the cell again, changed; sizes by what sets them, else by cutting the model's inputs."""
@@ -313,10 +313,10 @@ class CellRehearsal:
                 cut.append(ShorterInputs(_SIZES.index(what), self.sizes[what], value))
         try:
             return self._execute((*variation.changes, *cut), overridden, variation.mended, variation.dropped)[0]
-        except NotPricedError as refusal:
+        except NotEvaluatedError as refusal:
             if self._has_tokens or all(_SIZES[one.dimension] != "seq" for one in cut):
                 raise
-            raise NotPricedError(refusal.reason, applies=False) from None
+            raise NotEvaluatedError(refusal.reason, applies=False) from None
 
     @property
     def _has_tokens(self) -> bool:
@@ -403,7 +403,7 @@ class CellRehearsal:
         for parameter in found[:_MOST_PARAMETERS]:
             number = 0 if self._fullest is None else self._fullest.number
             expected = ExpectedInputs(number, lambda inputs: _sizes(inputs).get(what) == value)
-            with contextlib.suppress(NotPricedError):
+            with contextlib.suppress(NotEvaluatedError):
                 changes = (*variation.changes, expected)
                 return parameter, self._execute(changes, {parameter: value}, variation.mended, variation.dropped)[0]
         return None, None
@@ -476,11 +476,11 @@ def _run(run: Callable[[], MemoryReport]) -> MemoryReport:
         with in_silence():
             return run()
     except InapplicableError as refusal:
-        raise NotPricedError(Evidence(f"reason_{refusal.key}", refusal.values), applies=False) from None
+        raise NotEvaluatedError(Evidence(f"reason_{refusal.key}", refusal.values), applies=False) from None
     except NameError as error:
         raise MissingNameError(_failed(error), error.name or "") from None
     except Exception as error:
-        raise NotPricedError(_failed(error)) from None
+        raise NotEvaluatedError(_failed(error)) from None
 
 
 def _failed(error: Exception) -> Evidence:

@@ -24,7 +24,7 @@ _OWN_REFERENCES = 3  # to a frame's copy of its variables: the frame's, a variab
 
 
 @dataclass(frozen=True, slots=True)
-class KeptFrames:
+class ErrorFrames:
     """The dead frames that one error keeps. Let go of it at once: it keeps them as well.
 
     ``is_own``: they are those of the error that was asked about, or of what it came from.
@@ -35,7 +35,7 @@ class KeptFrames:
     is_own: bool = False
 
 
-def find_kept_frames() -> list[KeptFrames]:
+def find_error_frames() -> list[ErrorFrames]:
     """The dead frames by the error that keeps them; each frame is with the first."""
     kept = []
     live = live_objects(_is_sought)
@@ -43,11 +43,11 @@ def find_kept_frames() -> list[KeptFrames]:
     for name, trace in _tracebacks(live):
         mine = list(_around(trace, seen))
         if mine:
-            kept.append(KeptFrames(_title(name, mine), tuple(mine)))
+            kept.append(ErrorFrames(_title(name, mine), tuple(mine)))
     return kept
 
 
-def told_apart(kept: Iterable[KeptFrames], error: BaseException | None) -> list[KeptFrames]:
+def told_apart(kept: Iterable[ErrorFrames], error: BaseException | None) -> list[ErrorFrames]:
     """The same frames, those of ``error`` and of what it came from apart and last."""
     own: set[int] = set()
     while error is not None and id(error) not in own:  # two errors may have come from each other
@@ -55,7 +55,7 @@ def told_apart(kept: Iterable[KeptFrames], error: BaseException | None) -> list[
         own |= {id(frame) for frame in _around(_TRACEBACK.__get__(error), own)}
         error = error.__cause__ or error.__context__
     parts = [
-        KeptFrames(one.title, tuple(frame for frame in one.frames if (id(frame) in own) is is_own), is_own)
+        ErrorFrames(one.title, tuple(frame for frame in one.frames if (id(frame) in own) is is_own), is_own)
         for is_own in (False, True)
         for one in kept
     ]

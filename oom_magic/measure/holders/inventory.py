@@ -20,7 +20,7 @@ from oom_magic.memory.report import KeptName
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class HolderSize:
     """``num_bytes`` are those that no model in sight owns; ``are_numbers``: each tensor has one element."""
 
     num_tensors: int
@@ -29,13 +29,13 @@ class Kept:
     are_numbers: bool
 
 
-def kept_by(value: Any, locate: Locate, around: Iterable[Any] = ()) -> Kept:
+def measure_holder(value: Any, locate: Locate, around: Iterable[Any] = ()) -> HolderSize:
     """What a value keeps. Weights of the models among ``around`` do not count, though graphs lead to them."""
     with gc_disabled():
         tensors = list(tensors_in(value))
         models = reach([one for one in around if issubclass(type(one), torch.nn.Module)], locate)
         storages = without(reach([value], locate).everything(), models.everything())
-        return Kept(
+        return HolderSize(
             len(tensors),
             sum(storages.values()),
             any(tensor.grad_fn is not None for tensor in tensors),
@@ -69,21 +69,23 @@ def holders_in(
     ``Out`` holds the same values; its entries are named ``Out[3]``.
     """
     sizes: Counter[str] = Counter()
-    for (name, _), storages in held_in(namespace, locate).rows.items():
+    for (name, _), storages in storages_by_holder(namespace, locate).rows.items():
         sizes[name] += sum(num_bytes for address, num_bytes in storages.items() if among is None or address in among)
     return tuple(KeptName(name, num_bytes) for name, num_bytes in sizes.most_common() if num_bytes)
 
 
 @dataclass(slots=True)
-class HeldStorages:
+class HolderStorages:
     """Storages by the name that holds them and as what; and the objects that names lead to, by identity."""
 
     rows: dict[tuple[str, str], Storages] = field(default_factory=dict)
     objects: set[int] = field(default_factory=set)
 
-    def without(self, names: Collection[str]) -> HeldStorages:
+    def without(self, names: Collection[str]) -> HolderStorages:
         """What the other names hold."""
-        return HeldStorages({key: storages for key, storages in self.rows.items() if key[0] not in names}, self.objects)
+        return HolderStorages(
+            {key: storages for key, storages in self.rows.items() if key[0] not in names}, self.objects
+        )
 
     def storages(self) -> Storages:
         """All that is held."""
@@ -93,13 +95,15 @@ class HeldStorages:
         return found
 
 
-def held_in(namespace: Mapping[str, Any], locate: Locate, borders: Collection[int] = frozenset()) -> HeldStorages:
+def storages_by_holder(
+    namespace: Mapping[str, Any], locate: Locate, borders: Collection[int] = frozenset()
+) -> HolderStorages:
     """What each name holds; objects with the identities ``borders`` are not entered.
 
     Names that share come in this order: modules, tensors, optimizers, others, kept results.
     """
     around = {id(namespace), *namespaces_of_modules(), *borders}
-    held = HeldStorages()
+    held = HolderStorages()
     for name, value in sorted(named_values(namespace), key=_rank):
         reached = reach([value], locate, around)
         held.rows.update({(name, what): storages for what, storages in _shares(name, value, reached) if storages})
@@ -107,13 +111,13 @@ def held_in(namespace: Mapping[str, Any], locate: Locate, borders: Collection[in
     return held
 
 
-def holdings(held: HeldStorages, locate: Locate) -> tuple[Holding, ...]:
+def holdings(held: HolderStorages, locate: Locate) -> tuple[Holding, ...]:
     """Who holds what in tensors that Python can see, each byte once (for the first row), largest first."""
     found = [*_counted_once(held.rows), *_out_of_sight(held, locate)]
     return tuple(sorted(found, key=lambda holding: -holding.num_bytes))
 
 
-def named_holdings(held: HeldStorages) -> tuple[Holding, ...]:
+def named_holdings(held: HolderStorages) -> tuple[Holding, ...]:
     """``holdings`` without what no name leads to, which takes most of the time."""
     return tuple(sorted(_counted_once(held.rows), key=lambda holding: -holding.num_bytes))
 
@@ -166,7 +170,7 @@ def _counted_once(rows: Mapping[tuple[str, str], Storages]) -> list[Holding]:
     return [Holding(*key, num_bytes, tuple(others[key])) for key, num_bytes in own_bytes.items()]
 
 
-def _out_of_sight(held: HeldStorages, locate: Locate) -> list[Holding]:
+def _out_of_sight(held: HolderStorages, locate: Locate) -> list[Holding]:
     """Tensors that live but are reached from no name, by what refers to them."""
     known = held.storages()
     storages: dict[int, Storages] = {}

@@ -17,17 +17,24 @@ from oom_magic.language import _
 from oom_magic.measure.device.accelerators import Levels, Memory, find_accelerators
 from oom_magic.measure.history.attribution import Storage
 from oom_magic.measure.holders.failed_frames import (
-    KeptFrames,
+    ErrorFrames,
     clear,
     drop_name,
     drop_results,
-    find_kept_frames,
+    find_error_frames,
     forget_last_error,
     running_shell,
     told_apart,
     users_names,
 )
-from oom_magic.measure.holders.inventory import HeldStorages, Holding, held_in, holdings, named_holdings, named_values
+from oom_magic.measure.holders.inventory import (
+    HolderStorages,
+    Holding,
+    holdings,
+    named_holdings,
+    named_values,
+    storages_by_holder,
+)
 from oom_magic.measure.holders.reach import Locate, namespaces_of_modules, reach, referents, without
 from oom_magic.results import Result
 
@@ -138,9 +145,13 @@ def _release(
     usual: Mapping[str, int],
 ) -> Released:
     before = _levels(memories)
-    kept = find_kept_frames() if before else []
+    kept = find_error_frames() if before else []
     locate = locating(memories)
-    held = held_in(namespace, locate, {id(frame) for one in kept for frame in one.frames}) if before else HeldStorages()
+    held = (
+        storages_by_holder(namespace, locate, {id(frame) for one in kept for frame in one.frames})
+        if before
+        else HolderStorages()
+    )
     leaving = {*names, *_results(namespace, out)}
     staying = held.without(leaving)
     gone = tuple(_going(kept, held, staying, locate))
@@ -168,8 +179,8 @@ def find_all_holders(
     What ``error`` itself holds is told apart from what others do.
     """
     with gc_disabled():
-        kept, locate = told_apart(find_kept_frames(), error), locating(memories)
-        held = held_in(namespace, locate, {id(frame) for one in kept for frame in one.frames})
+        kept, locate = told_apart(find_error_frames(), error), locating(memories)
+        held = storages_by_holder(namespace, locate, {id(frame) for one in kept for frame in one.frames})
         return Released((), tuple(_going(kept, held, held, locate)), named_holdings(held), is_dry_run=True)
 
 
@@ -213,7 +224,9 @@ def _results(namespace: Mapping[str, Any], out: bool) -> list[str]:
     return [name for name, _unused in named_values(namespace) if name.startswith("Out[")] if out else []
 
 
-def _going(kept: Sequence[KeptFrames], held: HeldStorages, staying: HeldStorages, locate: Locate) -> Iterator[Gone]:
+def _going(
+    kept: Sequence[ErrorFrames], held: HolderStorages, staying: HolderStorages, locate: Locate
+) -> Iterator[Gone]:
     """What errors hold, then names that are to go, without what stays or was counted before; largest first."""
     known = staying.storages()
     borders = {*namespaces_of_modules(), *(id(frame) for one in kept for frame in one.frames)}

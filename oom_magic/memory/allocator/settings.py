@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from oom_magic.language import Sentences, _, spoken
+from oom_magic.language import Sentences, _, translated
 from oom_magic.units import MIB
 
 LARGE_SEGMENT_BYTES = 20 * MIB  # kLargeBuffer
@@ -59,7 +59,7 @@ class AllocatorSettings:
                     )
                 )
             name, read = _OPTIONS[option]
-            values = {"option": option, "value": value, "fix": spoken(_FIXES[option])}
+            values = {"option": option, "value": value, "fix": translated(_FIXES[option])}
             try:
                 setting = read(value)
             except (ValueError, IndexError) as error:
@@ -71,7 +71,7 @@ class AllocatorSettings:
         for option in ("max_split_size_mb", "max_non_split_rounding_mb"):
             name = _OPTIONS[option][0]
             if found.get(name, segment) < segment:
-                values = {"number": found[name] // MIB, "option": option, "fix": spoken(_FIXES[option])}
+                values = {"number": found[name] // MIB, "option": option, "fix": translated(_FIXES[option])}
                 raise ValueError(_("{number} is too little for {option!r}; {fix}.", **values))
         return cls(**found)
 

@@ -53,7 +53,7 @@ class SliderMachine:
         return {"num_gpus": self.num_gpus, "num_processes": self.num_processes, "card": self.card}
 
     def named(self, label: str) -> str:
-        """What is priced, by name, and where."""
+        """What is sized, by name, and where."""
         if self.num_processes is not None:
             return _("{name}, process {rank} of {number}", name=label, rank=0, number=self.num_processes)
         if self.num_gpus > 1:

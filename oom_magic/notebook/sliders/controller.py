@@ -18,7 +18,7 @@ from oom_magic.notebook.sliders.fit_map import Grid
 from oom_magic.notebook.sliders.page import SavedSliders, naming_script
 from oom_magic.notebook.sliders.panel import CardControl, NumberControl, Panel, choice_control
 from oom_magic.notebook.sliders.slices import Slices, is_attended, running_loop
-from oom_magic.notebook.sliders.source import Estimator, Priced, PricedFunction, PricedSetup, TraceFailed
+from oom_magic.notebook.sliders.source import Estimator, FunctionSizer, SetupSizer, Sizer, TraceFailed
 from oom_magic.notebook.sliders.view import Estimate, assumption_details, error_blocks, live_blocks, settings_table
 from oom_magic.notebook.step_chart import step_picture
 from oom_magic.views import to_fallback, to_html, to_text
@@ -61,10 +61,10 @@ def sliders(
             given = {"num_gpus": num_gpus, "num_processes": num_processes or 1}
             setup = fn_or_setup.replace(**{name: number for name, number in given.items() if number != 1})
             cards = offered_cards(gpu or setup.gpu, memory or setup.memory)
-            return Sliders(PricedSetup(setup, ranges), cards)
+            return Sliders(SetupSizer(setup, ranges), cards)
         machine = SliderMachine(num_gpus, num_processes, card)
         cards = offered_cards(gpu, memory)
-        return Sliders(PricedFunction(fn_or_setup, ranges, cards[0], machine), cards)
+        return Sliders(FunctionSizer(fn_or_setup, ranges, cards[0], machine), cards)
 
 
 class Sliders(ipywidgets.VBox):
@@ -74,10 +74,10 @@ class Sliders(ipywidgets.VBox):
     is replayed, for what is reserved, the largest batch and the timeline; the next move makes that out of date.
     """
 
-    def __init__(self, priced: Priced, cards: tuple[SliderCard, ...]) -> None:
-        self._priced = priced
-        grid = Grid.of(priced.ranges.axes)
-        self._estimator = Estimator(priced, grid)
+    def __init__(self, sizer: Sizer, cards: tuple[SliderCard, ...]) -> None:
+        self._sizer = sizer
+        grid = Grid.of(sizer.ranges.axes)
+        self._estimator = Estimator(sizer, grid)
         self._saved = SavedSliders(self._estimator)
         self._refining: asyncio.Task[None] | None = None
         self._slices: Slices | None = None
@@ -85,10 +85,10 @@ class Sliders(ipywidgets.VBox):
         self._failure: tuple[Block, ...] = ()
         self._is_shown = self._is_moving_many = self._has_begun = False
         gpu = CardControl([(str(card), card) for card in cards])
-        self.controls: dict[str, Any] = {"gpu": gpu, **_controls(priced)}
+        self.controls: dict[str, Any] = {"gpu": gpu, **_controls(sizer)}
         self._live_class, self._still_class = f"oom-live-{gpu.model_id}", f"oom-still-{gpu.model_id}"
         hidden = f"body:not(.jp-Notebook) .{self._still_class}{{display:none}}"
-        self._panel = Panel(_("What {label} takes", label=priced.title), self.controls, grid, self._go_to, hidden)
+        self._panel = Panel(_("What {label} takes", label=sizer.title), self.controls, grid, self._go_to, hidden)
         super().__init__(self._panel.children)
         self.add_class("oom-live").add_class(self._live_class)
         for control in self.controls.values():
@@ -98,7 +98,7 @@ class Sliders(ipywidgets.VBox):
     @property
     def values(self) -> dict[str, Any]:
         """The arguments as the sliders have them."""
-        return {name: self.controls[name].value for name in self._priced.ranges.names}
+        return {name: self.controls[name].value for name in self._sizer.ranges.names}
 
     @property
     def card(self) -> SliderCard:
@@ -116,9 +116,9 @@ class Sliders(ipywidgets.VBox):
     @property
     def setup(self) -> TrainingSetup | None:
         """The TrainingSetup with these values; None for the sliders of a function."""
-        if not isinstance(self._priced, PricedSetup):
+        if not isinstance(self._sizer, SetupSizer):
             return None
-        return self._priced.setup(self.values).replace(gpu=self.card.gpu, memory=self.card.memory_bytes)
+        return self._sizer.setup(self.values).replace(gpu=self.card.gpu, memory=self.card.memory_bytes)
 
     # -- following the hand ---------------------------------------------------
 
@@ -185,19 +185,19 @@ class Sliders(ipywidgets.VBox):
         """Show a setting before anything else is done: by one run, if the rest comes later or was not asked for."""
         if self._show_known(values, card):
             return
-        sizes = self._priced.sizes(values, card)
+        sizes = self._sizer.sizes(values, card)
         with self._panel.tracing(self._tracing_words(card), self._is_shown):
             if is_later or (running_loop() is None and not sizes.has_runs):
                 self._show(sizes, self._estimator.exact(sizes, values))
                 return
-            self._priced.trace(sizes, values, card)
+            self._sizer.trace(sizes, values, card)
         self._show(sizes, self._estimator.quick(sizes, values))
 
     def _show_known(self, values: Mapping[str, Any], card: SliderCard) -> bool:
         """Show a setting if its function is known; what is known of another card meanwhile, if that is."""
-        sizes = self._priced.sizes(values, card)
-        is_known = self._priced.is_known(sizes, values)
-        close = sizes if is_known else self._priced.sizes_elsewhere(values, card)
+        sizes = self._sizer.sizes(values, card)
+        is_known = self._sizer.is_known(sizes, values)
+        close = sizes if is_known else self._sizer.sizes_elsewhere(values, card)
         if close is None:
             self._estimate, self._failure = None, ()
         else:
@@ -205,17 +205,17 @@ class Sliders(ipywidgets.VBox):
         return is_known
 
     def _tracing_words(self, card: SliderCard) -> str:
-        return _("Tracing {label} with these choices for {card} …", label=self._priced.title, card=card)
+        return _("Tracing {label} with these choices for {card} …", label=self._sizer.title, card=card)
 
     def _show(self, sizes: Sizes, estimate: Estimate) -> None:
         self._estimate, self._failure = estimate, ()
-        for name in self._priced.ranges.axes:
-            self.controls[name].disabled = name not in self._priced.axes(estimate.values)
+        for name in self._sizer.ranges.axes:
+            self.controls[name].disabled = name not in self._sizer.axes(estimate.values)
         self._panel.show(estimate)
         cells = self._estimator.cells(sizes, estimate.values)
         if cells is not None:
             self._panel.show_map(cells, sizes.device)
-        self._panel.show_code(self._priced.code(estimate.values))
+        self._panel.show_code(self._sizer.code(estimate.values))
 
     # -- when the hand rests --------------------------------------------------
 
@@ -234,8 +234,8 @@ class Sliders(ipywidgets.VBox):
 
     async def _find(self, slices: Slices, values: Mapping[str, Any], card: SliderCard) -> None:
         """One thing after the other; each is shown when known."""
-        estimator, sizes = self._estimator, self._priced.sizes(values, card)
-        is_known = self._priced.is_known(sizes, values)
+        estimator, sizes = self._estimator, self._sizer.sizes(values, card)
+        is_known = self._sizer.is_known(sizes, values)
         if not is_known and (self._estimate is None or self._estimate.report is None):
             with self._panel.working(self._tracing_words(card), fades=True):
                 estimate = await slices.run(estimator.exact, sizes, values)
@@ -243,7 +243,7 @@ class Sliders(ipywidgets.VBox):
             self._panel.show_details(estimate)
         if not is_known:
             with self._panel.working(_("One run was followed; following others, for all numbers …")):
-                await slices.run(self._priced.trace, sizes, values, card)
+                await slices.run(self._sizer.trace, sizes, values, card)
         estimate = estimator.quick(sizes, values)
         self._show(sizes, estimate)
         for step in (estimator.exact, estimator.with_largest):
@@ -270,8 +270,8 @@ class Sliders(ipywidgets.VBox):
             reason = to_text(Description(_("The function fails with these values"), self._failure))
             raise RuntimeError(reason)
         if self._estimate is None or self._estimate.report is None:
-            sizes = self._priced.sizes(self.values, self.card)
-            is_known = self._priced.is_known(sizes, self.values)
+            sizes = self._sizer.sizes(self.values, self.card)
+            is_known = self._sizer.is_known(sizes, self.values)
             quick = self._estimator.quick(sizes, self.values) if is_known else None
             self._estimate = self._estimator.exact(sizes, self.values, quick)
         return self._estimate
@@ -280,10 +280,10 @@ class Sliders(ipywidgets.VBox):
         """The same with what takes more than one run: what would fit, the largest batch; the map is known then."""
         estimate = self._refined()
         values, card = estimate.values, self.card
-        sizes = self._priced.sizes(values, card)
-        if not self._priced.is_known(sizes, values):
+        sizes = self._sizer.sizes(values, card)
+        if not self._sizer.is_known(sizes, values):
             with self._panel.tracing(self._tracing_words(card), self._is_shown):
-                self._priced.trace(sizes, values, card)
+                self._sizer.trace(sizes, values, card)
         estimate = self._estimator.with_way_out(values, card, estimate)
         self._estimate = self._estimator.with_largest(sizes, values, estimate)
         return self._estimate
@@ -292,19 +292,19 @@ class Sliders(ipywidgets.VBox):
 
     def describe(self) -> Description:
         """The present setting for a page or a terminal without sliders."""
-        title = _("What {label} takes on {card}", label=self._priced.title, card=self.card)
-        values = {**self._priced.ranges.fixed, **self.values}
+        title = _("What {label} takes on {card}", label=self._sizer.title, card=self.card)
+        values = {**self._sizer.ranges.fixed, **self.values}
         blocks: list[Block] = [settings_table(values)]
         if self._failure:
             return Description(title, (*self._failure, *blocks))
         estimate = self._complete() if self._slices is None else self._refined()  # what comes later is shown then
         assert estimate.report is not None
         blocks = [*live_blocks(estimate), *blocks]
-        cells = self._estimator.cells(self._priced.sizes(values, self.card), values)
+        cells = self._estimator.cells(self._sizer.sizes(values, self.card), values)
         if self._estimator.grid is not None and cells is not None:
             blocks.append(self._estimator.grid.table(cells, estimate.device))
         blocks.append(step_picture(estimate.report))
-        blocks.append(Details(_("Code to paste"), (Code(code_in(choose_language(), self._priced.code(self.values))),)))
+        blocks.append(Details(_("Code to paste"), (Code(code_in(choose_language(), self._sizer.code(self.values))),)))
         blocks.append(assumption_details(estimate.assumptions))
         return Description(title, tuple(blocks))
 
@@ -313,7 +313,7 @@ class Sliders(ipywidgets.VBox):
 
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={value!r}" for name, value in self.values.items())
-        return f"<Sliders of {self._priced.label}: {values}>"
+        return f"<Sliders of {self._sizer.label}: {values}>"
 
     def _repr_mimebundle_(self, **_options: Any) -> dict[str, Any]:
         """The live view, and the present setting for where it cannot live."""
@@ -329,7 +329,7 @@ class Sliders(ipywidgets.VBox):
         if getattr(shell, "kernel", None) is None:
             display(self._repr_mimebundle_(), raw=True)
             return
-        words = _("Sliders of {label}; what they were last set to:", label=self._priced.title)
+        words = _("Sliders of {label}; what they were last set to:", label=self._sizer.title)
         display({_VIEW: super()._repr_mimebundle_()[_VIEW], "text/plain": words}, raw=True)
         script = {"text/plain": "", "text/html": naming_script(self._live_class)}
         display(script, raw=True, display_id=self.model_id)  # at once; what the allocator says comes behind it
@@ -344,16 +344,16 @@ class Sliders(ipywidgets.VBox):
         description = self.describe()
         html = to_html(description)
         if not self._failure:
-            sizes = self._priced.sizes(self.values, self.card)
-            html += self._saved.html(sizes, self.values) if self._priced.is_known(sizes, self.values) else ""
+            sizes = self._sizer.sizes(self.values, self.card)
+            html += self._saved.html(sizes, self.values) if self._sizer.is_known(sizes, self.values) else ""
         html = f'<div class="{self._still_class}">{html}{naming_script(self._live_class)}</div>'
         return {"text/plain": to_fallback(description), "text/html": html}
 
 
-def _controls(priced: Priced) -> dict[str, Any]:
+def _controls(sizer: Sizer) -> dict[str, Any]:
     """A control for each argument that varies."""
-    numbers = {name: NumberControl(name, axis, priced.starts[name]) for name, axis in priced.ranges.axes.items()}
+    numbers = {name: NumberControl(name, axis, sizer.starts[name]) for name, axis in sizer.ranges.axes.items()}
     choices = {
-        name: choice_control(name, options, priced.starts[name]) for name, options in priced.ranges.choices.items()
+        name: choice_control(name, options, sizer.starts[name]) for name, options in sizer.ranges.choices.items()
     }
     return {**numbers, **choices}

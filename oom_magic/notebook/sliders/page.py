@@ -43,7 +43,7 @@ class SavedSliders:
         """What the panel says of a setting while it is dragged, and the map round it."""
         key = self._estimator.key(sizes, values)
         if key not in self._pictures:
-            others = ", ".join(f"{name} {values[name]}" for name in self._estimator.priced.ranges.choices)
+            others = ", ".join(f"{name} {values[name]}" for name in self._estimator.sizer.ranges.choices)
             blocks = [*live_blocks(self._estimator.quick(sizes, values)), *self._map(sizes, values)]
             blocks += [Sentence(others, "quiet")] if others else []
             self._pictures[key] = to_fragment(blocks)
@@ -60,10 +60,10 @@ class SavedSliders:
         return _template("page.html").replace("PACKED", base64.b64encode(zlib.compress(told.encode(), 9)).decode())
 
     def _stops(self, values: Values) -> dict[str, list[int]]:
-        priced = self._estimator.priced
-        names = priced.axes(values)
+        sizer = self._estimator.sizer
+        names = sizer.axes(values)
         most = int(_MOST_PICTURES ** (1 / max(len(names), 1)))
-        return {name: few_stops(priced.ranges.axes[name], most, values[name]) for name in names}
+        return {name: few_stops(sizer.ranges.axes[name], most, values[name]) for name in names}
 
     def _points(self, values: Values) -> Iterator[dict[str, Any]]:
         stops = self._stops(values)
@@ -76,7 +76,7 @@ class SavedSliders:
             return ()
         key = self._estimator.key(sizes, values, *grid.names)
         if key not in self._maps:
-            cells = grid.cells(sizes, self._estimator.priced.point(values))
+            cells = grid.cells(sizes, self._estimator.sizer.point(values))
             self._maps[key] = (grid.table(cells, sizes.device),)
         return self._maps[key]
 

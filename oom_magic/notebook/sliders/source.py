@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 class Estimator:
     """Asks the sizes, and keeps what does not change from move to move."""
 
-    def __init__(self, priced: Priced, grid: Grid | None) -> None:
-        self.priced = priced
+    def __init__(self, sizer: Sizer, grid: Grid | None) -> None:
+        self.sizer = sizer
         self.grid = grid
         self._largest: dict[tuple[Any, ...], Largest] = {}
         self._cells: dict[tuple[Any, ...], Cells] = {}
@@ -50,9 +50,9 @@ class Estimator:
         return Estimate(
             values=dict(values),
             device=sizes.device,
-            breakdown=sizes.breakdown(**self.priced.point(values)),
-            arguments=self.priced.arguments(values),
-            notes=self.priced.notes,
+            breakdown=sizes.breakdown(**self.sizer.point(values)),
+            arguments=self.sizer.arguments(values),
+            notes=self.sizer.notes,
             largest=self._quick_largest(sizes, values),
             assumptions=sizes.assumptions,
         )
@@ -65,13 +65,13 @@ class Estimator:
     def with_largest(self, sizes: Sizes, values: Values, estimate: Estimate) -> Estimate:
         """With the largest batch found by replaying the allocator; not where each point would have to be run."""
         name = self._searched(values)
-        if name is None or not self.priced.is_known(sizes, values) or not sizes.is_exact(**self.priced.point(values)):
+        if name is None or not self.sizer.is_known(sizes, values) or not sizes.is_exact(**self.sizer.point(values)):
             return estimate
         key = self.key(sizes, values, name)
         if key not in self._largest:
-            rest = {other: value for other, value in self.priced.point(values).items() if other != name}
+            rest = {other: value for other, value in self.sizer.point(values).items() if other != name}
             value = sizes.largest(name, **rest)
-            self._largest[key] = Largest(name, value, int(self.priced.ranges.axes[name][-1]), True)
+            self._largest[key] = Largest(name, value, int(self.sizer.ranges.axes[name][-1]), True)
         return replace(estimate, largest=self._largest[key])
 
     def with_way_out(self, values: Values, card: SliderCard, estimate: Estimate) -> Estimate:
@@ -79,11 +79,11 @@ class Estimator:
         if estimate.fits:
             return estimate
         others: dict[str, Any] = {}
-        for name, value in self.priced.ways_out(values):
+        for name, value in self.sizer.ways_out(values):
             others[name] = value
             changed = {**values, **others}
             try:
-                report = self._report(self.priced.sizes(changed, card), changed)
+                report = self._report(self.sizer.sizes(changed, card), changed)
             except (TraceFailed, ValueError):
                 del others[name]
                 continue
@@ -92,22 +92,22 @@ class Estimator:
         return estimate
 
     def _report(self, sizes: Sizes, values: Values) -> MemoryReport:
-        point = self.priced.point(values)
-        return sizes.report(**point) if self.priced.is_known(sizes, values) else sizes.report_of_run(**point)
+        point = self.sizer.point(values)
+        return sizes.report(**point) if self.sizer.is_known(sizes, values) else sizes.report_of_run(**point)
 
     def cells(self, sizes: Sizes, values: Values) -> Cells | None:
         """The map; it changes only with what is not on it. None until the function is known."""
-        if self.grid is None or not self.priced.is_known(sizes, values):
+        if self.grid is None or not self.sizer.is_known(sizes, values):
             return None
         key = self.key(sizes, values, *self.grid.names)
         if key not in self._cells:
-            self._cells = {key: self.grid.cells(sizes, self.priced.point(values))}
+            self._cells = {key: self.grid.cells(sizes, self.sizer.point(values))}
         return self._cells[key]
 
     def check_cell(self, sizes: Sizes, values: Values, cells: Cells, cell: int) -> None:
         """Replay the allocator for a cell of the map, unless that was done, or the cell would have to be run."""
         assert self.grid is not None
-        point = {**self.priced.point(values), **self.grid.values(cell)}
+        point = {**self.sizer.point(values), **self.grid.values(cell)}
         if cells.held.flat[cell] != cells.peaks.flat[cell] or not sizes.is_exact(**point):
             return
         report = sizes.report(**point)
@@ -115,25 +115,25 @@ class Estimator:
 
     def key(self, sizes: Sizes, values: Values, *but: str) -> tuple[Any, ...]:
         """What decides the sizes, ``but`` for some arguments."""
-        rest = [(name, repr(value)) for name, value in self.priced.point(values).items() if name not in but]
+        rest = [(name, repr(value)) for name, value in self.sizer.point(values).items() if name not in but]
         return (*rest, sizes.device)
 
     def _quick_largest(self, sizes: Sizes, values: Values) -> Largest | None:
         """What was searched for before, else the last value whose sum of sizes is within the card."""
         name = self._searched(values)
-        if name is None or not self.priced.is_known(sizes, values):
+        if name is None or not self.sizer.is_known(sizes, values):
             return None
         known = self._largest.get(self.key(sizes, values, name))
         if known is not None:
             return known
-        axis = self.priced.ranges.axes[name]
-        peaks = sizes.map(**{**self.priced.point(values), name: axis})
+        axis = self.sizer.ranges.axes[name]
+        peaks = sizes.map(**{**self.sizer.point(values), name: axis})
         fitting = axis[peaks <= sizes.device.usable_bytes]
         return Largest(name, int(fitting.max(initial=0)), int(axis[-1]), False)
 
     def _searched(self, values: Values) -> str | None:
         """The argument whose largest value is looked for: the batch, else the first number."""
-        axes = self.priced.axes(values)
+        axes = self.sizer.axes(values)
         return first_of(axes, BATCHES) or next(iter(axes), None)
 
 
@@ -149,8 +149,8 @@ class TraceFailed(Exception):  # noqa: N818 - what happened, to be shown and not
         self.blocks = blocks
 
 
-class Priced(ABC):
-    """What is priced at many points. ``ranges`` has what varies, ``starts`` where each begins."""
+class Sizer(ABC):
+    """What is sized, at many points. ``ranges`` has what varies, ``starts`` where each begins."""
 
     notes: tuple[str, ...] = ()  # what to say of what does not vary
 
@@ -206,7 +206,7 @@ class Priced(ABC):
 
     @property
     def title(self) -> str:
-        """What is priced, and on which of several cards."""
+        """What is sized, and on which of several cards."""
         return self.machine.named(self.label)
 
     def axes(self, values: Values) -> list[str]:  # noqa: ARG002 - for a setup they matter
@@ -252,7 +252,7 @@ class Priced(ABC):
         return self._size(card, {**ranges, **{name: [value] for name, value in self._choices(values).items()}})
 
 
-class PricedFunction(Priced):
+class FunctionSizer(Sizer):
     """A function of the user's."""
 
     def __init__(self, fn: Callable[..., Any], given: Values, card: SliderCard, machine: SliderMachine) -> None:
@@ -294,7 +294,7 @@ class PricedFunction(Priced):
         return Sizes(self.fn, parsed, card.gpu, card.memory_bytes, **self.machine.options)
 
 
-class PricedSetup(Priced):
+class SetupSizer(Sizer):
     """A TrainingSetup; its fields are the arguments."""
 
     def __init__(self, setup: TrainingSetup, given: Values) -> None:
@@ -327,7 +327,7 @@ class PricedSetup(Priced):
         return known
 
     def code(self, values: Values) -> str:
-        """The training code that is priced."""
+        """The training code that is sized."""
         return self.setup(values).code()
 
     def point(self, values: Values) -> dict[str, Any]:

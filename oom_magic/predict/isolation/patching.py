@@ -89,7 +89,7 @@ def all_patched(table: Patches) -> Iterator[None]:
         yield
 
 
-def replaced() -> dict[str, list[str]]:
+def patched_names() -> dict[str, list[str]]:
     """What is replaced now: the names of owners, and of their attributes. README's list is made from it."""
     found: dict[str, set[str]] = {}
     for one in _active:

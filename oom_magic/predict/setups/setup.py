@@ -214,7 +214,7 @@ class TrainingSetup(Result):
 
     @property
     def identity(self) -> Any:
-        """What tells its sizes from other setups' beside the surroundings; None where its name does not tell it all."""
+        """What tells its sizes from other setups' beside the environment; None where its name does not tell it all."""
         is_alone = self.num_gpus == self.num_processes == 1  # else buckets go across layers
         if self.source.num_layers is None or not is_alone:
             return None

@@ -157,7 +157,7 @@ def _uses(code: CodeType) -> Iterator[tuple[str, str]]:
 
 
 def _library(name: str) -> str:
-    """The name of a module whose code the surroundings tell."""
+    """The name of a module whose code the environment tell."""
     root = name.partition(".")[0]
     if root not in HARMLESS or root in _OUTSIDE:
         raise _UnknownError

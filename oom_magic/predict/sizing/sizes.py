@@ -387,7 +387,7 @@ class Sizes(Result):
         return kept(partial(self._known_by, what), ready)
 
     def _known_by(self, what: Any) -> Any:
-        """What decides ``what`` was found, apart from the surroundings; None where that is not known."""
+        """What decides ``what`` was found, apart from the environment; None where that is not known."""
         identity = None if self._has_read else self._identity()
         if identity is None:
             return None

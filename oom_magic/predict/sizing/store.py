@@ -60,7 +60,7 @@ def folder() -> Path:
 def kept(what: Callable[[], Any], make: Callable[[], _T]) -> _T:
     """What ``make`` returns, from the folder if it was made before for the same ``what()``, whose ``repr`` says all.
 
-    None of ``what`` is not known. What is another, or in other surroundings, when it was made is not kept.
+    None of ``what`` is not known. What is another, or in another environment, when it was made is not kept.
     """
     file = _file(what())
     found = None if file is None else _read(file)
@@ -80,7 +80,7 @@ def recalled(what: Any) -> Any:
 
 
 def _file(what: Any) -> Path | None:
-    around = surroundings() if is_on and what is not None else None
+    around = environment() if is_on and what is not None else None
     if around is None:
         return None
     return folder() / (hashlib.sha256(repr((what, around)).encode()).hexdigest() + _ENDING)
@@ -129,7 +129,7 @@ def torch_version() -> str:
     return _loaded_version("torch")
 
 
-def surroundings() -> tuple[Any, ...] | None:
+def environment() -> tuple[Any, ...] | None:
     """All of it, as plain values; None where others have changed what a name in a library means.
 
     Liger and Unsloth put functions of their own in place of a model's, and so may a cell: what they do is not known.
