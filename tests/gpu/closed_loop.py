@@ -22,6 +22,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import habit_notebooks  # noqa: F401 - its notebooks, too
 import unlike_notebooks
 from failing_notebooks import CARD_MIB, NOTEBOOKS, Notebook
 
