@@ -17,7 +17,7 @@ from oom_magic.predict.what_if import load_changes as loading
 from oom_magic.predict.what_if import loop_changes as habits
 from oom_magic.predict.what_if import model_changes as models
 from oom_magic.predict.what_if import optimizer_changes as optimizers
-from oom_magic.predict.what_if.change import Change, InapplicableError
+from oom_magic.predict.what_if.change import Change, InapplicableError, ShorterInputs
 from oom_magic.predict.what_if.survey import Survey
 
 transformers = pytest.importorskip("transformers")
@@ -105,6 +105,13 @@ def test_a_survey_tells_what_does_not_apply(change, how, key):
 def test_a_run_that_wants_attention_maps_keeps_the_kernel_that_makes_them():
     with pytest.raises(InapplicableError, match="attention_maps_wanted"):
         run(Loop(settings={"attn_implementation": "eager"}, maps=True), models.AttentionKernel("sdpa"))
+
+
+@pytest.mark.parametrize(("length", "after"), [(8, 2), (6, 2), (1, 1)])
+def test_calls_of_other_lengths_are_cut_alike(length, after):
+    inputs, mask, weights = torch.zeros(length, 3), torch.zeros(length), torch.zeros(5)
+    args, kwargs = ShorterInputs(0, 8, 2).arguments((inputs, weights), {"mask": mask, "returns": True})
+    assert [len(one) for one in (*args, kwargs["mask"])] == [after, 5, after] and kwargs["returns"]
 
 
 def test_a_survey_changes_nothing_and_keeps_nothing():
