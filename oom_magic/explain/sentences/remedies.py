@@ -43,7 +43,7 @@ REMEDIES: Sentences = {
         "Shard parameters, gradients and optimizer state over {gpus} GPUs (FSDP or ZeRO-3): about "
         "{saving_bytes} less each."
     ),
-    "remedy_combination": "Together: {parts}",
+    "remedy_combination": "Together: {parts}.",
     "speed_same": "about the same speed",
     "speed_faster": "usually faster",
     "speed_accumulation": "somewhat slower: smaller matrices",
