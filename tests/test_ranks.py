@@ -59,7 +59,9 @@ def test_peaks_are_true(case: Case, peaks: tuple[int, int], monkeypatch: pytest.
 def test_slow_steps_let_go_of_what_ddp_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other bound, recorded with a pause of 0.4 s after each step, in which the watchdog looks."""
     pytest.importorskip("transformers")
-    monkeypatch.setattr(collectives.Sent, "work", lambda _sent, result, _tensors: collectives.finished(result))
+    monkeypatch.setattr(
+        collectives.Sent, "work", lambda _sent, outputs, _held: collectives.finished_work(outputs).boxed()
+    )
     case = next(row["case"] for row in TRUTH if row["case"]["name"] == "ddp-view-accumulate-amp-x2")
     found: list[tuple[int, int]] = []
     session = DrySession("A100 80GB", stop_after_steps=None, has_bar=False, num_processes=2)
@@ -252,3 +254,50 @@ def test_lightning_starts_processes_from_a_notebook(tmp_path: Path) -> None:
     assert report.breakdown["parameter"] == 4 * (512 * 512 + 512) * 4
     assert any("process 0 of 2 was followed" in one.text for one in report.assumptions)
     assert not dist.is_initialized()
+
+
+def test_what_works_hold() -> None:
+    """What WorkNCCL holds while there is it: after somebody waited, and before; in tensors, as the CUDA build counted."""
+    count, held = 4, {}
+
+    def ones(times: int = 1) -> torch.Tensor:
+        return torch.ones(times << 20, device="cuda")
+
+    def several() -> list[torch.Tensor]:
+        return [ones() for _ in range(count)]
+
+    def code() -> None:
+        dist.init_process_group("nccl")
+        for name, start in starts.items():
+            found = []
+            for is_waited in (True, False):
+                before = torch.cuda.memory_allocated()
+                works = start()
+                if is_waited:
+                    assert all(work.wait() for work in works)
+                found.append((torch.cuda.memory_allocated() - before) / (4 << 20))
+                del works
+            held[name] = tuple(found)
+
+    def batch() -> Any:
+        return dist.batch_isend_irecv([dist.P2POp(dist.isend, ones(), 1), dist.P2POp(dist.irecv, ones(), 1)])
+
+    starts: dict[str, Any] = {
+        "isend": lambda: [dist.isend(ones(), 1)],
+        "irecv": lambda: [dist.irecv(ones(), 1)],
+        "batch": batch,
+        "reduce": lambda: [dist.reduce(ones(), 0, async_op=True)],
+        "all_reduce": lambda: [dist.all_reduce(ones(), async_op=True)],
+        "all_gather": lambda: [dist.all_gather(several(), ones(), async_op=True)],
+        "all_gather_into_tensor": lambda: [dist.all_gather_into_tensor(ones(count), ones(), async_op=True)],
+        "reduce_scatter": lambda: [dist.reduce_scatter(ones(), several(), async_op=True)],
+        "gather": lambda: [dist.gather(ones(), several(), async_op=True)],
+        "scatter": lambda: [dist.scatter(ones(), several(), async_op=True)],
+        "all_to_all": lambda: [dist.all_to_all(several(), several(), async_op=True)],
+    }
+    dry_run(code, gpu="A100 80GB", num_processes=count)
+    assert held == {
+        "isend": (1, 1), "irecv": (1, 1), "batch": (0, 0), "reduce": (1, 1), "all_reduce": (1, 1),
+        "all_gather": (4, 9), "all_gather_into_tensor": (4, 5), "reduce_scatter": (1, 9), "gather": (4, 5),
+        "scatter": (4, 5), "all_to_all": (4, 8),
+    }  # fmt: skip

@@ -16,9 +16,12 @@ from torch._ops import OpOverload
 from oom_magic.language import _
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.places import Handler, Place
-from oom_magic.predict.operators.calls import Call
 
 Tensors = Sequence[torch.Tensor]
+
+# What an operator does to its arguments. Returned is what its work holds as long as there is it, then what it holds
+# until somebody waits for it.
+_Collective = Callable[[FakeGPU, OpOverload, tuple[Any, ...]], tuple[Any, ...]]
 
 
 class Sent:
@@ -33,12 +36,12 @@ class Sent:
     def __init__(self, gpu: FakeGPU, assume: Callable[[str], None]) -> None:
         self._gpu = gpu
         self._assume = assume
-        self._held: list[tuple[int, Any]] = []  # by optimizer step
+        self._held: dict[Any, int] = {}  # the step in which each work was made
 
-    def work(self, result: Any, tensors: Tensors) -> Any:
-        """The work of a collective of ``tensors`` that nobody has waited for yet."""
-        made = _work_type()(result, tensors)
-        self._held.append((self._gpu.recorder.step, made))
+    def work(self, outputs: Any, until_waited: Sequence[Any]) -> Any:
+        """A work that nobody has waited for yet."""
+        made = _work_type()(outputs, until_waited, self._held)
+        self._held[made] = self._gpu.recorder.step
         return made.boxed()
 
     def look(self, *_unused: Any) -> None:
@@ -46,7 +49,9 @@ class Sent:
         step = self._gpu.recorder.step  # the next
         allocator = self._gpu.recorder.allocator
         before = allocator.allocated_bytes
-        self._held = [(sent_in, work) for sent_in, work in self._held if sent_in >= step - 1]
+        for work in [work for work, sent_in in self._held.items() if sent_in < step - 1]:
+            del self._held[work]
+        work = None
         if before > allocator.allocated_bytes:
             self._assume(
                 _(
@@ -62,18 +67,24 @@ def _work_type() -> type:
     from torch._C._distributed_c10d import Work
 
     class HoldingWork(Work):  # type: ignore[misc]
-        """A finished collective that holds tensors until somebody waits for it."""
+        """A finished collective: what it gave it holds, and until somebody waits for it also what it was given.
 
-        def __init__(self, result: Any, tensors: Tensors) -> None:
+        Source: ``outputs_`` and ``stashed_for_allocator_safety_`` of ``WorkNCCL``. Who looks after the works keeps this
+        one until then: C++ code that has it calls what is defined here only as long as Python's object lives.
+        """
+
+        def __init__(self, outputs: Any, until_waited: Sequence[Any], kept: dict[Any, int]) -> None:
             super().__init__()
-            self._future = _over(result)
-            self._held: Tensors = tuple(tensors)
+            self._future = _over(outputs)
+            self._until_waited = until_waited
+            self._kept = kept
 
         def is_completed(self) -> bool:
             return True
 
         def wait(self, timeout: Any = None) -> bool:
-            self._held = ()
+            self._until_waited = ()
+            self._kept.pop(self, None)
             return True
 
         def get_future(self) -> torch.futures.Future[Any]:
@@ -101,116 +112,120 @@ def _over(result: Any) -> Any:
     return future
 
 
-def finished(result: Any = None) -> Any:
-    """The work of a collective that is over."""
+def finished_work(outputs: Any) -> Any:
+    """The work of a collective that is over; what it gave is held as long as there is it."""
     from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 
-    return _create_work_from_future(_over(result)).boxed()
+    return _create_work_from_future(_over(outputs))
 
 
-def _reduced(sent: Sent) -> Handler:
-    """Sums: every process has what this one has."""
+def _handler(sent: Sent, collective: _Collective) -> Handler:
+    """What runs in place of an operator: what is written to is returned where its schema says so, then the work."""
 
-    def all_reduce(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        is_async = args[4] if len(args) > 4 else kwargs.get("async_op", True)
-        return args[0], sent.work(args[0], args[0]) if is_async else finished(args[0])
+    def run(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        outputs, *until_waited = collective(gpu, func, args)
+        returned = func._schema.returns
+        if not returned:
+            return None
+        position = _position_of_async(func)
+        is_async = args[position] if len(args) > position else kwargs.get("async_op", True)
+        work = sent.work(outputs, until_waited) if is_async else finished_work(outputs).boxed()
+        return work if len(returned) == 1 else (args[0], work)
 
-    return all_reduce
-
-
-def _in_place(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Broadcasts: every process has what this one has."""
-    return args[0], finished(args[0])
-
-
-def _nothing(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Sent to others, who need no answer."""
-    return finished()
+    return run
 
 
-def _all_gather(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@cache
+def _position_of_async(func: OpOverload) -> int:
+    """Which argument says whether somebody waits at once; one behind the last where none does."""
+    names = [argument.name for argument in func._schema.arguments]
+    return names.index("async_op") if "async_op" in names else len(names)
+
+
+def _in_place(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Sums and broadcasts: every process has what this one has."""
+    return args[0], args[0]
+
+
+def _all_gather(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Lists of outputs are gathered into one tensor first, and copied from there."""
     outputs, inputs = args[0], args[1]
+    flat = []
     for received, sent in zip(outputs, inputs, strict=True):
         if all(tensor.shape == sent.shape for tensor in received):
-            _flatten(gpu, func, received)
+            flat.append(_flat(gpu, func, received))
         _copy_to_each(gpu, sent, received)
-    return outputs, finished(outputs)
+    return outputs, inputs, flat
 
 
-def _gather(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _gather(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Sent one by one."""
     for received, sent in zip(args[0], args[1], strict=False):
         _copy_to_each(gpu, sent, received)
-    return finished()
+    return args[0], args[1]
 
 
-def _reduce_scatter(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _reduce_scatter(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Lists of inputs are copied into one tensor first."""
     outputs, inputs = args[0], args[1]
+    flat = []
     for received, sent in zip(outputs, inputs, strict=True):
         if all(tensor.shape == received.shape for tensor in sent):
-            _flatten(gpu, func, sent)
+            flat.append(_flat(gpu, func, sent))
         _forget(gpu, [received])
-    return outputs, finished(outputs)
+    return outputs, inputs, flat
 
 
-def _scatter(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Received one by one; whoever sends, sends to this process what it would."""
+def _scatter(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Received one by one; whoever sends, sends to this process what it would, and its lists are what is held."""
     outputs, inputs = args[0], args[1]
     group_rank = torch.distributed.ProcessGroup.unbox(args[2]).rank()
     for received, sent in zip(outputs, inputs, strict=False):
         _copy_to_each(gpu, sent[group_rank], [received])
-    return outputs, finished(outputs)
+    return inputs, outputs
 
 
-def _into_tensor(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _into_tensor(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Into one tensor; nothing is taken."""
     _write_whole(gpu, args[0], args[1])
-    return args[0], finished(args[0])
+    return args[0], args[1]
 
 
-def _into_tensors(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _into_tensors(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Each into its own: every process sends to this one what this one sends."""
     for received, sent in zip(args[0], args[1], strict=True):
         _write_whole(gpu, received, sent)
-    return finished(args[0])
+    return args[0], args[1]
 
 
-def _gather_lists(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _gather_lists(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
     for received in args[0]:
         for target, sent in zip(received, args[1], strict=True):
             _copy_to_each(gpu, sent, [target])
-    return finished()
+    return args[0], args[1]
 
 
-def _exchange(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Each process receives from the others what it sends them."""
-    for received, sent in zip(args[0], args[1], strict=True):
-        _write_whole(gpu, received, sent)
-    return args[0], finished(args[0])
-
-
-def _barrier(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _barrier(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """A sum of one number on the GPU (``ProcessGroupNCCL::barrier``)."""
-    if gpu.place(args[0]) is Place.GPU:
-        call = Call(gpu, args, kwargs, None, func.name(), gpu.attribution.phase(False))
-        call.take(4)
-        call.end()
-    return finished()
+    return (_made(gpu, func, 1, torch.float32) if gpu.place(args[0]) is Place.GPU else None,)
 
 
-def _received(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _received(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """What another process sent: nobody knows its values."""
     _forget(gpu, args[0])
-    return finished()
+    return args[0], args[0]
 
 
-def _flatten(gpu: FakeGPU, func: OpOverload, tensors: Tensors) -> None:
-    """The one tensor that holds all of a list, for a moment (``newLikeFlat``)."""
-    if gpu.place(tensors[0]) is Place.GPU:
-        call = Call(gpu, (), {}, None, func.name(), gpu.attribution.phase(False))
-        call.take(sum(tensor.numel() for tensor in tensors) * tensors[0].element_size())
-        call.end()
+def _flat(gpu: FakeGPU, func: OpOverload, tensors: Tensors) -> torch.Tensor | None:
+    """The one tensor that holds all of a list (``newLikeFlat``)."""
+    is_on_gpu = gpu.place(tensors[0]) is Place.GPU
+    return _made(gpu, func, sum(tensor.numel() for tensor in tensors), tensors[0].dtype) if is_on_gpu else None
+
+
+def _made(gpu: FakeGPU, func: OpOverload, numel: int, dtype: torch.dtype) -> torch.Tensor:
+    made = torch.empty(numel, dtype=dtype, device="meta")
+    gpu.adopt(made, Place.GPU, func.name())
+    return made
 
 
 def _copy_to_each(gpu: FakeGPU, source: torch.Tensor, targets: Tensors) -> None:
@@ -239,12 +254,13 @@ def _forget(gpu: FakeGPU, tensors: Tensors) -> None:
             gpu.values.forget(tensor.untyped_storage()._cdata)
 
 
-_HANDLERS: dict[str, Handler] = {
+_COLLECTIVES: dict[str, _Collective] = {
     "broadcast_": _in_place,
     "reduce_": _in_place,
-    "allreduce_coalesced_": _nothing,
-    "send": _nothing,
-    "monitored_barrier_": _nothing,
+    "allreduce_": _in_place,
+    "allreduce_coalesced_": _in_place,
+    "send": _in_place,
+    "monitored_barrier_": _in_place,
     "barrier": _barrier,
     "recv_": _received,
     "recv_any_source_": _received,
@@ -257,8 +273,8 @@ _HANDLERS: dict[str, Handler] = {
     "_reduce_scatter_base_": _into_tensor,
     "allgather_into_tensor_coalesced_": _into_tensors,
     "reduce_scatter_tensor_coalesced_": _into_tensors,
-    "alltoall_base_": lambda gpu, func, args, kwargs: _into_tensor(gpu, func, args, kwargs)[1],
-    "alltoall_": _exchange,
+    "alltoall_base_": _into_tensor,
+    "alltoall_": _into_tensors,
 }
 
 
@@ -271,9 +287,12 @@ def _wrapped(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict
 
 def collective_handlers(sent: Sent) -> dict[OpOverload, Handler]:
     """What runs in place of each operator of ``torch.distributed``."""
-    named = {**_HANDLERS, "allreduce_": _reduced(sent)}
     c10d = torch.ops.c10d
-    handlers = {getattr(c10d, name).default: run for name, run in named.items() if hasattr(c10d, name)}
+    handlers = {
+        getattr(c10d, name).default: _handler(sent, collective)
+        for name, collective in _COLLECTIVES.items()
+        if hasattr(c10d, name)
+    }
     functional = torch.ops._c10d_functional
     handlers[functional.wait_tensor.default] = lambda gpu, func, args, kwargs: args[0]
     if hasattr(functional, "_wrap_tensor_autograd"):

@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from oom_magic.language import _
 from oom_magic.predict import torch_private
-from oom_magic.predict.distributed.collectives import Sent, collective_handlers
+from oom_magic.predict.distributed.collectives import Sent, collective_handlers, finished_work
 from oom_magic.predict.distributed.sharding import shapes_found_aside, sharding_handlers
 from oom_magic.predict.distributed.world import NOBODY, World
 from oom_magic.predict.isolation.patching import Patches, all_patched, patched
@@ -36,6 +36,7 @@ def _one_of_many(module: ModuleType, run: Run) -> Iterator[None]:
         "is_nccl_available": lambda: True,
         "_verify_params_across_processes": _alike,
         "recv_object_list": _unknown_object,
+        "batch_isend_irecv": _coalesced(module),
     }
     shared = {name: change for name, change in changes.items() if hasattr(torch.distributed, name)}
     own = {name: change for name, change in changes.items() if hasattr(module, name)}
@@ -100,6 +101,18 @@ def _made_alone(module: ModuleType) -> Callable[..., Any]:
         return made, made_store
 
     return _new_process_group_helper
+
+
+def _coalesced(module: ModuleType) -> Callable[[Any], list[Any]]:
+    """``batch_isend_irecv``, whose one work holds nothing (``ProcessGroupNCCL::endCoalescing``)."""
+    usual = module.batch_isend_irecv
+
+    def batch_isend_irecv(p2p_op_list: Any) -> list[Any]:
+        for work in usual(p2p_op_list):
+            work.wait()
+        return [finished_work(None)]
+
+    return batch_isend_irecv
 
 
 def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **_unused: Any) -> Iterator[tuple[Any, int, int]]:
