@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +19,7 @@ from torch.nn import functional
 
 from oom_magic.memory.report import MemoryReport
 from oom_magic.predict.session import dry_run
+from oom_magic.predict.sizing.regions import Border, Region, find_border
 from oom_magic.predict.sizing.sizes import Sizes, size
 from oom_magic.units import MIB
 
@@ -330,3 +333,35 @@ def test_description_and_plain_data(adapter: Sizes) -> None:
     plain = adapter.to_dict()
     assert plain["ranges"]["rank"] == [4, 64, 1]
     assert plain["peak_bytes"]["highest"] == adapter.peak_allocated_bytes(batch_size=64, seq_len=1024, rank=64)
+
+
+def test_runs_that_teach_sizes_say_nothing(capfd):
+    def train(batch_size):
+        print("a word")
+        warnings.warn("a warning", stacklevel=1)
+        logging.getLogger("transformers").warning("a library's")
+        torch.zeros(batch_size, 4096, device="cuda")
+
+    assert size(train, batch_size=(1, 3), gpu="T4").num_traces > 1
+    said = capfd.readouterr()
+    assert not said.out and not re.search("word|warning|library", said.err)
+
+
+def test_a_border_that_leaves_each_structure_whole_comes_first():
+    """As a quantized model has it: batches, single samples, and single samples of at most 128 tokens."""
+    asked = []
+
+    def structure(point):
+        asked.append(point)
+        return "batch" if point[0] > 1 else "long" if point[1] > 128 else "short"
+
+    points = [(1, 128, 4), (64, 4096, 128), (1, 512, 16), (7, 1023, 31), (64, 128, 4), (1, 4096, 4), (1, 128, 128)]
+    axes = [np.arange(1, 65), np.arange(128, 4097), np.arange(4, 129)]
+    region = Region(axes)
+    chance = np.random.default_rng(0)
+    assert find_border(region, points, structure, [], chance) == Border((1, 0, 0), 1)
+    single = region.within(Border((1, 0, 0), 1), True)
+    del asked[:]
+    inside = [point for point in points if point in single]
+    assert find_border(single, inside, structure, [], chance) == Border((0, 1, 0), 128)
+    assert len(asked) <= len(inside) + 6  # 129 is asked for before what lies between

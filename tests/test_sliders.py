@@ -448,6 +448,23 @@ def test_an_argument_that_cannot_vary_is_left_out_and_said() -> None:
     assert "width stays 32: with 33 the function fails: embed_dim must be divisible by num_heads" in shown(panel)
 
 
+def with_heads(batch_size: int = 2, heads: int = 5) -> None:
+    layer = nn.MultiheadAttention(60, heads).cuda()
+    rows = torch.randn(8, batch_size, 60, device="cuda")
+    layer(rows, rows, rows)[0].sum().backward()
+
+
+def test_a_divisor_is_left_out_though_its_neighbour_divides_too() -> None:
+    panel = om.sliders(with_heads, gpu="T4")
+    assert set(panel.controls) == {"gpu", "batch_size"}
+    assert "heads stays 5: with 7 the function fails" in shown(panel)
+
+
+def test_a_function_that_fails_elsewhere_in_its_ranges_is_shown_in_words() -> None:
+    said = str(om.sliders(with_heads, heads=(1, 20), gpu="T4"))
+    assert "heads=7) failed: AssertionError: embed_dim must be divisible" in " ".join(said.split()), said
+
+
 def test_accumulation_has_a_control_and_more_of_it_takes_no_more_memory() -> None:
     setup = om.TrainingSetup(tiny, microbatch_size=2, seq_len=32, precision="amp-fp16", max_grad_norm=1.0)
     panel = om.sliders(setup)

@@ -295,9 +295,13 @@ class Sliders(ipywidgets.VBox):
         title = _("What {label} takes on {card}", label=self._sizer.title, card=self.card)
         values = {**self._sizer.ranges.fixed, **self.values}
         blocks: list[Block] = [settings_table(values)]
-        if self._failure:
+        try:
+            # With slices, what comes later is shown then.
+            estimate = None if self._failure else self._complete() if self._slices is None else self._refined()
+        except TraceFailed as failed:  # elsewhere in the ranges
+            self._fail(failed.blocks)
+        if self._failure or estimate is None:
             return Description(title, (*self._failure, *blocks))
-        estimate = self._complete() if self._slices is None else self._refined()  # what comes later is shown then
         assert estimate.report is not None
         blocks = [*live_blocks(estimate), *blocks]
         cells = self._estimator.cells(self._sizer.sizes(values, self.card), values)

@@ -98,30 +98,41 @@ def without_the_stiff(
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Inferred ranges without arguments that cannot vary, such as a width that heads must divide, and what to say.
 
-    ``run`` runs ``fn`` with arguments beside its defaults, one more than the default, which is what ranges run over.
+    ``run`` runs ``fn`` with arguments beside its defaults: one more than the default, which is what ranges run over,
+    and the next prime, as a divisor of something else divides by some of its neighbours too.
     """
     parameters = inspect.signature(fn).parameters
-    next_to = {
-        name: parameters[name].default + 1
+    tried = {
+        name: _beside(parameters[name].default, value[1])
         for name, value in ranges.items()
         if isinstance(value, tuple) and name not in _USUAL
     }
     needed = {name: value[0] for name, value in ranges.items() if parameters[name].default is inspect.Parameter.empty}
-    if not next_to or _why_not(run, {**needed, **next_to}) is None or _why_not(run, needed) is not None:
+    together = [{name: values[at] for name, values in tried.items()} for at in (0, -1)] if tried else []
+    if all(_why_not(run, {**needed, **values}) is None for values in together) or _why_not(run, needed) is not None:
         return dict(ranges), ()
-    reasons = {name: _why_not(run, {**needed, name: value}) for name, value in next_to.items()}
-    stiff = {name: reason for name, reason in reasons.items() if reason is not None}
+    stiff: dict[str, tuple[int, str]] = {}
+    for name, values in tried.items():
+        reasons = ((value, _why_not(run, {**needed, name: value})) for value in dict.fromkeys(values))
+        failing = next(((value, reason) for value, reason in reasons if reason is not None), None)
+        stiff |= {} if failing is None else {name: failing}
     said = [
         _(
             "{name} stays {default}: with {value} the function fails: {reason}.",
             name=name,
             default=parameters[name].default,
-            value=next_to[name],
+            value=value,
             reason=reason.rstrip("."),
         )
-        for name, reason in stiff.items()
+        for name, (value, reason) in stiff.items()
     ]
     return {name: value for name, value in ranges.items() if name not in stiff}, tuple(said)
+
+
+def _beside(default: int, high: int) -> tuple[int, int]:
+    """One more than a default, and the first prime beyond that, if it is not above ``high``."""
+    primes = (number for number in range(default + 2, high + 1) if all(number % part for part in range(2, number)))
+    return default + 1, next(primes, default + 1)
 
 
 def _why_not(run: Callable[[dict[str, Any]], None], arguments: dict[str, Any]) -> str | None:

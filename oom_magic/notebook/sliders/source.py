@@ -369,9 +369,11 @@ def _varying(
 
 def _run_once(fn: Callable[..., Any], card: SliderCard, machine: SliderMachine, arguments: dict[str, Any]) -> None:
     from oom_magic.predict.session import dry_run
+    from oom_magic.predict.silence import in_silence
 
     number: dict[str, Any] = {"num_gpus": machine.num_gpus, "num_processes": machine.num_processes}
-    dry_run(fn, gpu=card.gpu, stop_after_steps=1, **number, **arguments)
+    with in_silence():
+        dry_run(fn, gpu=card.gpu, stop_after_steps=1, **number, **arguments)
 
 
 def _any_arguments(**_arguments: Any) -> None:

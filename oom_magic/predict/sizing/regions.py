@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import combinations, islice, product
 from math import prod
 
 import numpy as np
@@ -133,9 +133,10 @@ class Region:
     ) -> Point | None:
         """A point at which the border's feature lies strictly between: near the middle and the ``pair`` of points.
 
-        A dimension of 1 often is a case of its own (it is broadcast, and always contiguous), so 2 is asked for first.
+        Cases often end at a power of 2, and a dimension of 1 often is one of its own (it is broadcast, and always
+        contiguous), so what follows a power of 2 is asked for first.
         """
-        middle = 2 if low == 1 else (low + high) // 2
+        middle = low + 1 if low & (low - 1) == 0 else (low + high) // 2
         candidates = np.concatenate([self.points, *self._near(border, middle)])
         features = border.feature(candidates)
         inside = np.flatnonzero((features > low) & (features < high))
@@ -255,8 +256,9 @@ def _best_hypothesis(
 ) -> tuple[tuple[Point, Point], Border, int, int]:
     """A border that divides the points of two labels, and the closest two of those points.
 
-    By support a border between frequent labels comes first: it is more likely one of the whole region. If no
-    border divides the points of any two labels, it is one between the closest two points.
+    One that has each label wholly on one side comes first: else parts of one label would be looked at apart. By support
+    a border between frequent labels comes first: it is more likely one of the whole region. If no border divides the
+    points of any two labels, it is one between the closest two points.
     """
     by_label: dict[Hashable, list[Point]] = {}
     for point, label in labels.items():
@@ -267,10 +269,12 @@ def _best_hypothesis(
         support = min(len(ones), len(others)) if by_support else 0
         ranked.append((num_differing, -support, factor, pair))
     ranked.sort()
+    simplest = []
     for *_unused, pair in ranked:
         ones, others = (by_label[labels[point]] for point in pair)
-        for found in _hypotheses(np.array(ones), np.array(others), known):
-            return pair, *found
+        simplest += [(pair, *found) for found in islice(_hypotheses(np.array(ones), np.array(others), known), 1)]
+    if simplest:
+        return min(simplest, key=lambda found: sum(_splits(found[1], points) for points in by_label.values()))
     one, other = ranked[0][-1]
     return (one, other), *next(_hypotheses(np.array([one]), np.array([other]), known))
 
@@ -303,6 +307,12 @@ def _hypotheses(ones: IntArray, others: IntArray, known: Sequence[Border]) -> It
             border = Border(exponents, modulus=modulus)
             if _divides(border, ones, others):
                 yield border, 0, 0
+
+
+def _splits(border: Border, points: list[Point]) -> bool:
+    """Whether points of one label lie on both sides: then each side would have to be divided again."""
+    holds = border.holds(np.array(points))
+    return bool(holds.any() and not holds.all())
 
 
 def _divides(border: Border, ones: IntArray, others: IntArray) -> bool:

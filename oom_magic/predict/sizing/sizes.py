@@ -456,13 +456,14 @@ class Sizes(Result):
     def _dry_run(self, where: tuple[tuple[int, ...], Point]) -> Trace:
         from oom_magic.predict.isolation.files.boundary import reads_noted
         from oom_magic.predict.session import namespaces_of
+        from oom_magic.predict.silence import in_silence
 
         setting, point = where
         arguments = self.ranges.arguments(setting, point)
         session = self._session(is_limited=False, keeps_empty=True)
         self.num_traces += 1
         try:
-            with reads_noted() as files:
+            with reads_noted() as files, in_silence():  # the code is run many times, and is not asked for its words
                 report = session.run(lambda: self._fn(**arguments), namespaces_of(self._fn))
         except Exception as error:
             values = {"call": _call(self.label, arguments), "kind": type(error).__name__, "error": error}
