@@ -81,7 +81,7 @@ def measure(
     ``device`` is a CUDA device (default: the current one). ``namespace`` is where the names that keep memory
     are looked up (default: the notebook's, or the caller's globals). An exception in the block passes
     unchanged and the report is made all the same. Raises RuntimeError if there is no CUDA device, and ValueError or
-    TypeError for a ``device`` that is none.
+    TypeError for a ``device`` that is not a device.
     """
     if not torch.cuda.is_available():
         raise RuntimeError(

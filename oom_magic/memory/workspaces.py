@@ -19,7 +19,7 @@ _LT_KIB = 1024
 # Major compute capabilities with the large one, since versions of PyTorch (#91564: 9.0; #175344; #189312: Thor).
 _LARGE_SINCE = {9: (2, 0), 10: (2, 12), 12: (2, 12), 11: (2, 14)}
 _UNIFIED_AT_WISH, _UNIFIED = (2, 8), (2, 12)  # cublasLt works in cuBLAS' own (#151163; by default #168175, #175879)
-_LT_STAYS = (2, 9)  # its own stays with the thread and stream (#156495); before, each product takes it anew
+_LT_STAYS = (2, 9)  # its own stays with the thread and stream (#156495); before, each product takes it again
 _NONE_STAYS = (2, 15)  # every product takes and frees
 
 

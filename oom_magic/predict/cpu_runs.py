@@ -61,7 +61,7 @@ def stayed_on_cpu(
 ) -> StayedOnCPU | None:
     """What kept the run of a session on the CPU, which its report then says, too; None where nothing did.
 
-    ``followed`` are names that were decided anew in the run already. ``presume`` gives those to be decided otherwise,
+    ``followed`` are names that were decided again in the run already. ``presume`` gives those to be decided otherwise,
     ``again`` runs the ``codes`` once more so; their output is not shown again.
     """
     report = session.report

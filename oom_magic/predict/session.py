@@ -166,7 +166,7 @@ class DrySession:
         """Run ``function`` on the pretend GPU; the report. A simulated out-of-memory is in it, and in ``exception``.
 
         The user's modules, optimizers and tensors can be used in it and are afterwards as before, and so are
-        the global variables in ``namespaces``. ``decided`` are names in them that are decided anew, since code asked
+        the global variables in ``namespaces``. ``decided`` are names in them that are decided again, since code asked
         for a GPU where there was none (default: as their sources tell). The function's own exceptions pass unchanged;
         ``report`` then holds what was traced so far.
         """

@@ -1,6 +1,6 @@
 """What a result says about itself, before anyone decides how it looks.
 
-A result describes itself once, in blocks; ``rendering`` turns that into text and HTML with the same rows.
+A result describes itself once, in blocks; ``text`` and ``html`` show them with the same rows.
 A cell of a table is text or an ``int``: a byte count, formatted at the last moment.
 """
 

@@ -62,7 +62,7 @@ def upper_bound_sentence(is_failure: bool) -> Sentence:
 
 
 def word(name: str) -> str:
-    """A category, phase or state as it is shown; a name that is none of them as it is."""
+    """A category, phase or state as it is shown; any other name as it is."""
     sentence = _WORDS.get(name.replace("_", " "))
     return name if sentence is None else translated(sentence)
 

@@ -1,6 +1,6 @@
 """A live exception: the call that failed and the shapes of its tensors, as plain data.
 
-Frames are read and let go; no tensor, frame or exception is kept, and nothing of the user's is run.
+No tensor, frame or exception is kept alive, and no code of the user's is run.
 """
 
 from __future__ import annotations

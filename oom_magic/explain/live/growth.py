@@ -35,7 +35,7 @@ class Growth:
 
     ``code`` at ``place`` makes it grow; ``fixed`` is that line so that it keeps numbers, or tensors on the host (""
     where no such line is known). ``has_graph``: what it keeps holds the graphs of the steps. ``is_joined``: each turn
-    makes it anew from itself. ``remedy`` is what the fixed line does: "detach", "keep_on_host", or "backward_each"
+    makes it again from itself. ``remedy`` is what the fixed line does: "detach", "keep_on_host", or "backward_each"
     where the sum of losses was to be walked back.
     """
 
@@ -278,7 +278,7 @@ def _made_of(parts: list[ast.expr], names: Mapping[str, Any], value: Any) -> lis
 
 
 def _calls(node: ast.AST) -> list[str]:
-    """The last names of a call's function and of the calls that are its only arguments, outermost first."""
+    """The function names of nested calls with one argument each, outermost first."""
     if not isinstance(node, ast.Call):
         return []
     name = ast.unparse(node.func).rpartition(".")[2]
@@ -311,7 +311,7 @@ def mended(growth: Growth, tree: ast.Module, names: Mapping[str, Any]) -> Iterat
 
 
 def _mend(growth: Growth, tree: ast.Module) -> list[tuple[list[ast.stmt], int, ast.stmt]]:
-    """Put the fixed line into a tree; what stood where."""
+    """Put the fixed line into a tree. Returns what it replaced, and where."""
     fixed = ast.parse(growth.fixed).body[0]
     before = [(body, at, body[at]) for body, at in _places(growth, tree)]
     for body, at, statement in before:

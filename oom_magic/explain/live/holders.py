@@ -29,7 +29,7 @@ class Holder:
 
 
 _MOST_LINES = 5
-# What measure.holders and measure.dead_frames say, by the sentence that says the same.
+# What measure.holders and measure.holders say, by the sentence that says the same.
 _WORDS = {
     "held_as_module": re.compile(r"module (?P<kind>.+)"),
     "held_as_optimizer": re.compile(r"optimizer (?P<kind>.+), its state"),

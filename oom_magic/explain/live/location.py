@@ -80,7 +80,7 @@ def _with_shape(candidate: TensorCandidate, live: LiveFailure) -> TensorCandidat
 
 
 def _agrees(recorded: OutOfMemory, failure: Failure) -> bool:
-    """Whether a report is of this very failure."""
+    """Whether a report describes this failure."""
     return failure.requested_bytes is None or format_bytes(recorded.requested_bytes) == format_bytes(
         failure.requested_bytes
     )

@@ -36,13 +36,13 @@ _GROWN = {
     "temporary": Cause.ACTIVATIONS,
 }
 _PASSING = [CATEGORIES.index(one) for one in (Category.ACTIVATION, Category.INPUT, Category.TEMPORARY)]
-# A step may well hold a few forwards at once: both sides of a comparison, a policy and its reference.
+# A step may hold a few forwards at once: both sides of a comparison, a policy and its reference.
 _MANY_CALLS = 5
 _LEAST_SHARE = 0.2
 
 
 def refine_with_report(judgement: Judgement, report: MemoryReport) -> Judgement:
-    """The judgement, refined by what had filled the memory when it failed, where no surer evidence is there."""
+    """The judgement, refined by what had filled the memory when it failed, unless there is stronger evidence."""
     if judgement.confidence is Confidence.CERTAIN:
         return judgement
 
@@ -194,7 +194,7 @@ def find_outputs_alive(report: MemoryReport) -> Evidence | None:
 
 
 def _copied_bytes(report: MemoryReport, allocations: np.ndarray, least_copies: int) -> int:
-    """Bytes of what a module made the same at least so many times, all alive at once."""
+    """Bytes of equal outputs that a module made at least so many times and that are alive at once."""
     timeline = report.timeline
     within = allocations[timeline.module[allocations] > 0]
     columns = (timeline.module, timeline.operator, timeline.requested_bytes)

@@ -1,4 +1,4 @@
-"""From the shapes in failing frames to the tensor that asked: what the failing call makes, if sizes agree."""
+"""From the shapes in failing frames to the tensor that asked: the outputs of the failing call whose sizes agree."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _window(failure: Failure) -> tuple[int, int] | None:
 
 
 def _results(live: LiveFailure, window: tuple[int, int], phase: str | None) -> Iterator[TensorCandidate]:
-    """What the failing calls make, of a size that agrees; the last made first. Autocast may have halved it."""
+    """Outputs of the failing calls whose size agrees, the last one first. Autocast may have halved it."""
     seen: set[tuple[str, int]] = set()
     for fit, types in ((1.0, _as_it_is), (0.95, _in_other_types)):
         for call in live.calls:

@@ -227,7 +227,7 @@ class CellRehearsal:
     """A cell of the notebook with the names it sees, or any function.
 
     ``origin`` is the dry session the cell failed in, ``start`` what it found on a real device: it starts from there.
-    ``decided`` are names that each dry run decides anew. ``call(tree, names)`` executes the cell; what
+    ``decided`` are names that each dry run decides again. ``call(tree, names)`` executes the cell; what
     it does to ``names`` is undone each time. ``find_in_the_way`` tells what earlier cells hold, but for names that are
     needed. ``machine`` are the settings ``num_gpus``, ``num_processes`` and ``rank`` of a dry session; of several cards
     prices are those of the fullest. ``arguments`` is the command line of the script that the cell runs, as it reads it.

@@ -93,7 +93,7 @@ def _outlived_forward(allocations: Sequence[Allocation], order: Sequence[int], h
 def mirrored_operators(allocations: Sequence[Allocation], order: Sequence[int]) -> dict[int, str]:
     """Names for what autograd's threads allocated, by the forward operator that each belongs to.
 
-    A node of the graph allocates its gradients, then lets go of what the forward saved for it: so the next
+    A node of the graph allocates its gradients, then releases what the forward saved for it: so the next
     saved tensor to be freed tells the operator and the line that the allocation mirrors.
     """
     names: dict[int, str] = {}

@@ -1,4 +1,4 @@
-"""Where Python, IPython and its debugger keep the last error and the last results; and forgetting them."""
+"""Where Python, IPython and its debugger keep the last error and the last results, and how to release them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OWN_REFERENCES = 3  # to a frame's copy of its variables: the frame's, a variab
 
 @dataclass(frozen=True, slots=True)
 class ErrorFrames:
-    """The dead frames that one error keeps. Let go of it at once: it keeps them as well.
+    """The dead frames that one error keeps. Drop it at once: it keeps them alive, too.
 
     ``is_own``: they are those of the error that was asked about, or of what it came from.
     """
@@ -48,7 +48,7 @@ def find_error_frames() -> list[ErrorFrames]:
 
 
 def told_apart(kept: Iterable[ErrorFrames], error: BaseException | None) -> list[ErrorFrames]:
-    """The same frames, those of ``error`` and of what it came from apart and last."""
+    """The same frames; those of ``error`` and of its causes are separate and last."""
     own: set[int] = set()
     while error is not None and id(error) not in own:  # two errors may have come from each other
         own.add(id(error))
@@ -72,7 +72,7 @@ def running_frames() -> Iterator[types.FrameType]:
 
 
 def clear(frames: Iterable[types.FrameType]) -> None:
-    """Let frames go of their variables. A dictionary that the user got from ``locals()`` stays as it is."""
+    """Clear the variables of frames. A dictionary that the user got from ``locals()`` stays as it is."""
     for frame in frames:
         copied = frame.f_locals if frame.f_code.co_flags & inspect.CO_OPTIMIZED else None
         try:

@@ -30,7 +30,7 @@ class HolderSize:
 
 
 def measure_holder(value: Any, locate: Locate, around: Iterable[Any] = ()) -> HolderSize:
-    """What a value keeps. Weights of the models among ``around`` do not count, though graphs lead to them."""
+    """The memory that a value holds, without weights of the models among ``around`` that its graphs lead to."""
     with gc_disabled():
         tensors = list(tensors_in(value))
         models = reach([one for one in around if issubclass(type(one), torch.nn.Module)], locate)

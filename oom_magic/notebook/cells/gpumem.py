@@ -190,7 +190,7 @@ class CellRunner:
             yield cell.watched(rebound.watched)
 
     def decided(self, users: dict[str, Any], names: dict[str, Any], presumed: Collection[str] = ()) -> DecidedNames:
-        """The names of plain cells that were decided for the CPU, for want of a GPU; dry cells see ``names``."""
+        """The names of plain cells that were decided for the CPU, because there is no GPU; dry cells see ``names``."""
         from oom_magic.predict.instrumentation.decided_names import DecidedNames
 
         return DecidedNames.of(users, self.sources, names, presumed)

@@ -1,7 +1,7 @@
 """The map of what fits: batch against sequence length, the present point on it; a click goes there.
 
 The cells are the buttons of one ToggleButtons widget. What they say and how they look comes from one style
-element, so that a change is one message and no button is made anew.
+element, so that a change is one message and no button is made again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Long work of a panel, in slices: a thread thinks, and each of its dry runs comes to the kernel's thread by itself.
+"""Long work of a panel, in slices: a thread thinks, and each of its dry runs goes to the kernel's thread one by one.
 
 A dry run puts other things in the place of PyTorch's, for the whole process, so no code of the user's may run beside
 it. Between two of them the kernel answers: cells run, sliders move.

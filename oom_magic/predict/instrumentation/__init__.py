@@ -1,1 +1,1 @@
-"""Following the user's code from outside: where it is, what its tensors are for, and leaving all of it as it was."""
+"""Following the user's code without changing it: where it is, and what its tensors are for."""

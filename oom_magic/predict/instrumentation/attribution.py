@@ -28,10 +28,10 @@ class Origin(NamedTuple):
 
 
 class Attribution(threading.local):
-    """Answers "where are we" at each allocation, thread by thread; what needs telling is told by the patches."""
+    """The user's line, module and phase of each allocation, for each thread; patches keep it up to date."""
 
     def __init__(self, generated: dict[str, dict[int, Origin]]) -> None:
-        self.generated = generated  # what lines of code stand for that a compiler made, by file
+        self.generated = generated  # by file of generated code: what its lines come from
         self.modules: list[str] = []  # paths of the modules whose forward is running, outermost first
         self.in_optimizer = False
         self._root_name = ""

@@ -25,7 +25,7 @@ class AutogradOrder:
         self._counted, self._ahead = [0], [self._begins_at]
 
     def around(self, run_backward: Callable[..., Any]) -> Callable[..., Any]:
-        """``torch.autograd._engine_run_backward``, with what it made numbered anew."""
+        """``torch.autograd._engine_run_backward``, with what it made renumbered."""
 
         def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
             if torch._C._current_graph_task_id() != -1:  # inside another, in its thread

@@ -1,6 +1,6 @@
 """Python's garbage collector during a dry run: it runs when CPython's would, but never inside the dry run's own code.
 
-A collection frees tensors that only objects which refer to each other hold, so when it comes decides what is held.
+A collection frees tensors that only objects which refer to each other hold, so its time decides what is allocated.
 CPython begins one after so many more containers were made than freed (Modules/gcmodule.c, ``gc_collect_generations``).
 What the dry run itself makes does not count here.
 """

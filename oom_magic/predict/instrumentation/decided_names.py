@@ -54,7 +54,7 @@ class Decision:
 class DecidedNames:
     """What in ``namespace`` was decided by the answers of a machine without a GPU, as its ``sources`` tell.
 
-    ``follow`` decides anew, inside a dry run; ``decisions`` then has what came out differently. ``above`` are names
+    ``follow`` decides again, inside a dry run; ``decisions`` then has what came out differently. ``above`` are names
     that code sees in place of the namespace's, where it has not assigned others.
     """
 

@@ -1,6 +1,6 @@
 """The user's functions with their loops made known to ``loops``, for as long as a dry run lasts.
 
-A function's code is compiled anew from its source, where the items of each loop that may train or evaluate go through
+A function's code is compiled again from its source, where the items of each loop that may train or evaluate go through
 ``LOOPS``. Nothing else of it changes: names, lines and what it does are the same.
 """
 
@@ -160,7 +160,7 @@ class _Rewriter(ast.NodeTransformer):
         return ast.fix_missing_locations(ast.copy_location(loop, node))
 
     def _conditions(self, loop: ast.For | ast.While, counter: str) -> ast.expr:
-        """The conditions in a loop, which are then decided through ``LOOPS``: see ``later_turns.Condition``."""
+        """The conditions in a loop, which are then decided through ``LOOPS``: see ``loops.Condition``."""
         found: list[ast.expr] = []
         for node in _statements_of(loop):
             if isinstance(node, ast.If):

@@ -54,7 +54,7 @@ class Usage(NamedTuple):
 
 
 class Loop:
-    """One run through a ``for`` or ``while`` statement: its items, until enough of its turns were alike."""
+    """One execution of a ``for`` or ``while`` statement: its items, until enough iterations were alike."""
 
     __slots__ = (
         "__weakref__",
@@ -130,7 +130,7 @@ class Loop:
         return now > self._due
 
     def seems_endless(self) -> bool:
-        """Whether a ``while`` has waited long for a value that nobody knows."""
+        """Whether a ``while`` loop has waited long for an unknown value."""
         if not isinstance(self._items, repeat):
             return False
         return self.num_turns > MOST_TURNS or time.process_time() - self._begun > MOST_SECONDS
@@ -158,7 +158,7 @@ class Loops:
         return loop
 
     def _under_way(self) -> list[weakref.ref[Loop]]:
-        """Outermost first; a loop that was left, however it was, is gone."""
+        """The running loops, outermost first; loops that were left in any way are dropped."""
         return [known for known in getattr(self._active, "loops", ()) if known() is not None]
 
     def _inside_out(self) -> list[Loop]:
@@ -212,7 +212,7 @@ class Loops:
                 self._leave(loop)
 
     def read(self) -> None:
-        """A value that nobody knows was read: a ``while`` that goes on and on for it ends."""
+        """An unknown value was read: a ``while`` loop that waits for it without end is left."""
         for loop in self._inside_out()[:1]:
             if loop.seems_endless():
                 self._leave(
@@ -377,7 +377,7 @@ class _Outcomes:
         return None
 
     def are_new(self, count: Any, seen: set[Outcomes]) -> bool:
-        """Whether they were never so together; from now on they were."""
+        """Whether this combination is new; it is recorded."""
         outcomes, num_before = self.of(count), len(seen)
         seen.add(outcomes)
         return len(seen) > num_before

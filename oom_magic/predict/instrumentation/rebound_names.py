@@ -1,4 +1,4 @@
-"""Names that a cell binds anew: what only they held before it goes then, as it does for real.
+"""Names that a cell binds again: what only they held is freed then, as in a real run.
 
 A dry run keeps the user's objects alive, to give them back afterwards. So their memory is let go where the cell's own
 statements drop the last name that leads to them.
@@ -111,7 +111,7 @@ class ReboundNames:
 
 
 def _empty(tensor: torch.Tensor) -> None:
-    """Let go of the memory of a tensor that stands for one of the user's, whose own data is set aside."""
+    """Free the memory of a stand-in for a user's tensor, whose own data is set aside."""
     with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad():  # type: ignore[attr-defined]
         tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
 

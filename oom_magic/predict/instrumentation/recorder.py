@@ -131,7 +131,7 @@ class Recorder:
         return number
 
     def free(self, number: int) -> None:
-        """Give an allocation back to the cache."""
+        """Free an allocation."""
         block = self.blocks.pop(number, None)
         if block is not None:
             self.allocator.free(block)
@@ -185,7 +185,7 @@ class Recorder:
         self.allocator.empty_cache()
 
     def timeline(self) -> Timeline:
-        """Everything so far."""
+        """The timeline of everything so far."""
         columns = np.array(self.columns, dtype=np.int64).reshape(-1, 7).T
         requested, phase, step, operator, line, module, stream = (np.ascontiguousarray(column) for column in columns)
         order = np.array(self.order, dtype=np.int64)

@@ -33,7 +33,7 @@ _OF_THE_SHELL = ("In", "Out", "exit", "quit", "get_ipython", "open")
 
 @dataclass(frozen=True, slots=True)
 class TensorWas:
-    """A tensor as it was: where it lay, its type, whether it had a gradient or wanted one, whether autograd made it."""
+    """A tensor's earlier state: its address, type, whether it had or required a gradient, whether autograd made it."""
 
     reference: weakref.ref[torch.Tensor]
     device: torch.device
@@ -97,7 +97,7 @@ class StartingPoint:
         return point
 
     def tensor(self, tensor: torch.Tensor) -> TensorWas | None:
-        """The tensor as it was; None for one that was not there."""
+        """The tensor's earlier state; None for one that did not exist."""
         was = self._tensors.get(id(tensor))
         return was if was is not None and was.reference() is tensor else None
 

@@ -314,7 +314,7 @@ class Training:
             recorder.watch = watch
 
     def _has_seen_enough(self, number: int) -> bool:
-        """Whether so much was taken by now, in a step like one before, or so many steps were followed."""
+        """Whether enough steps were followed, or enough memory was taken in a step like an earlier one."""
         taken = max(max(recorder.reserved, default=0) for recorder in self._gpu.recorders)
         is_late = time.process_time() - self._start > MOST_SECONDS
         if taken < self.enough_bytes:

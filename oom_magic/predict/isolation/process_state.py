@@ -1,6 +1,6 @@
 """What is global to the process and a dry run may change: random generators, modes, hooks, the environment.
 
-Settings of Python and of libraries are noted before a dry run, and put back where they are others then.
+Settings of Python and of libraries are noted before a dry run, and put back where they have changed.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def _restore_list(items: Any, before: list[Any]) -> None:
     if list(items) != before:
         items[:] = before
         with warnings.catch_warnings():
-            pass  # they are looked at anew
+            pass  # they are looked at again
 
 
 def _restore_items(table: dict[Any, Any], before: dict[Any, Any]) -> None:

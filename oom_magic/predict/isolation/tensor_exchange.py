@@ -103,7 +103,7 @@ class TensorExchange:
                     self.gpu.used_elsewhere.clear()
                     if self._lasting:
                         self._pretended = real.changes()
-                        # Small host tensors are copied anew each time: kept copies would be copied by other sessions.
+                        # Small host tensors are copied again each time: kept copies would be copied by other sessions.
                         self._kept = {id(one.tensor): one.kept() for one in pairs if one.tensor.is_meta}
                     del real
         finally:

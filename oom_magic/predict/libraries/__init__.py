@@ -1,7 +1,7 @@
 """The libraries that people train with, inside a dry run: one file for each kind of thing that they do.
 
 A library that is not imported costs nothing: what is changed in a module is changed when that module
-is there, be it before the dry run or during it, and put back when the run ends.
+is there, before the dry run or during it, and put back when the run ends.
 """
 
 from __future__ import annotations

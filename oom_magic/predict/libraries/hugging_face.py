@@ -1,4 +1,4 @@
-"""``from_pretrained`` without weights and without a network, and answers about devices asked anew.
+"""``from_pretrained`` without weights and without a network, and answers about devices asked again.
 
 Generation runs to its greatest length: which token ends a sequence is unknown, and the longest takes the most.
 """
@@ -256,7 +256,7 @@ def _adapters(module: ModuleType, run: Run) -> Patches:
 
 @contextmanager
 def _answers_forgotten(module: ModuleType, run: Run) -> Iterator[None]:
-    """Cached answers such as ``is_torch_cuda_available`` are asked anew, in the dry run and after it."""
+    """Cached answers such as ``is_torch_cuda_available`` are asked again, in the dry run and after it."""
     with ExitStack() as stack:
         for value in list(vars(module).values()):
             forget = getattr(value, "cache_clear", None)

@@ -30,7 +30,7 @@ def _accelerate_state(module: ModuleType, run: Run) -> Iterator[None]:
     before = [dict(store) for store in stores]
     for store in stores:
         if run.gpu.job is not None:
-            store.clear()  # a process of a job finds out anew which one it is
+            store.clear()  # a process of a job finds out again which one it is
         elif "device" in store:
             store["device"] = _CUDA
     try:

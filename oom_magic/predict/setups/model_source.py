@@ -128,7 +128,7 @@ def targets_as_code(targets: tuple[str, ...] | str) -> str:
 
 
 def resolve_model(model: Any) -> ModelSource:
-    """The source meant by a setup's ``model``. Raises ValueError if it is none of the four kinds."""
+    """The source meant by a setup's ``model``. Raises ValueError if it is of none of the four kinds."""
     if isinstance(model, (str, Path)):
         return _from_name(str(model))
     if hasattr(model, "model_type") and hasattr(model, "to_diff_dict"):

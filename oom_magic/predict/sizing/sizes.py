@@ -162,7 +162,7 @@ class Sizes(Result):
         """The same function on another card.
 
         What was traced serves there too, with the sizes that depend on the card, if runs at both ends of the ranges go
-        the same way; else it is traced anew when first asked for.
+        the same way; else it is traced again when first asked for.
         """
         other = Sizes(
             self._fn,

@@ -103,7 +103,7 @@ def _counted(match: re.Match[str]) -> tuple[str, float]:
 
 
 def _number(digits: str) -> float:
-    """A number as people write it: 12,300 or 2.7; 0 where it is none."""
+    """A number as people write it, such as 12,300 or 2.7; 0 for other text."""
     plain = digits.replace(",", "").replace("_", "").rstrip(".")
     return float(plain) if plain.count(".") <= 1 and plain.strip(".") else 0.0
 

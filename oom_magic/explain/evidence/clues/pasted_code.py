@@ -249,7 +249,7 @@ class _Walk:
             yield CodeFault("carries_state", _line(node))
 
     def _sum(self, target: str, value: ast.expr, node: ast.stmt, scope: _Scope) -> Iterator[CodeFault]:
-        """A running sum of tensors; one that each turn starts anew is none."""
+        """A running sum of tensors; one that each turn starts again is none."""
         if not scope.in_loop or target in scope.loop_assigns or scope.without_gradients or not _is_tensor(value, scope):
             return
         if target.rpartition(".")[2] == "loss" and self._trains:
@@ -299,7 +299,7 @@ def _collected_outputs(node: ast.ClassDef) -> Iterator[CodeFault]:
 
 
 def _assigned(body: Iterable[ast.stmt]) -> frozenset[str]:
-    """The names that statements bind anew, by anything but adding to themselves."""
+    """The names that statements bind again, by anything but adding to themselves."""
     names: set[str] = set()
     for statement in body:
         for node in ast.walk(statement):

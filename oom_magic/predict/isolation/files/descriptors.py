@@ -108,7 +108,7 @@ class Descriptors:
         os.close(own)
 
     def _is_users(self, number: int) -> bool:
-        """Whether the number is still that of what was open: the run may have got it anew for a file of its own."""
+        """Whether the number is still that of what was open: the run may have got it again for a file of its own."""
         with suppress(OSError):
             state = os.fstat(number)
             return (state.st_dev, state.st_ino) == self._before[number]
