@@ -77,11 +77,6 @@ class Released(Result):
         return sum(one.before.allocated_bytes - one.after.allocated_bytes for one in self.devices)
 
     @property
-    def freed_reserved_bytes(self) -> int:
-        """What went back to the driver, cache included."""
-        return sum(one.before.reserved_bytes - one.after.reserved_bytes for one in self.devices)
-
-    @property
     def allocated_bytes(self) -> int:
         """What is still in tensors."""
         return sum(one.after.allocated_bytes for one in self.devices)

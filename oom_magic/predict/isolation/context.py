@@ -41,7 +41,7 @@ def only_one() -> Iterator[None]:
 def checkpoints_ended() -> Iterator[None]:
     """A checkpointed forward that an error broke off ends with the run.
 
-    In PyTorch 2.6 its hooks on saved tensors else stay on for as long as the error's traceback lives.
+    Otherwise its hooks on saved tensors stay registered in PyTorch 2.6 for as long as the error's traceback lives.
     """
     make = torch.utils.checkpoint._checkpoint_without_reentrant_generator
     made: list[Any] = []

@@ -1,4 +1,4 @@
-"""Objects whose state cannot be put back but copied, such as iterators: the run is given copies in their place."""
+"""Objects whose state can be copied but not restored, such as iterators: the run gets copies instead."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DEEP = 8  # an iterator over another one's values over ...
 
 
 class Copies:
-    """The copies by what they are of. What holds an object must have been noted before it is given the copy."""
+    """The copies by their original. Whatever holds an object is noted before it gets the copy."""
 
     def __init__(self) -> None:
         self._made: dict[int, tuple[Any, Any]] = {}
@@ -64,7 +64,7 @@ def _is_digest(kind: type) -> bool:
 
 
 def _copied(one: Any, depth: int) -> Any:
-    """A copy that goes on by itself; None where there can be none."""
+    """An independent copy; None where none can be made."""
     kind = type(one)
     if _is_digest(kind):
         return one.copy()

@@ -1,4 +1,4 @@
-"""What would leave the process in a dry run: programs, connections, signals. It has no effect, and the report says so.
+"""Effects of a dry run outside the process (programs, connections, signals): none happens, and the report says so.
 
 Python's audit hooks are the net under the layer of files and under the answers given here: a way to the outside that
 nobody foresaw is refused with an error that names the call. A hook cannot be taken out again; between dry runs it
@@ -62,7 +62,7 @@ class RefusedCallError(PermissionError):
 
 
 class UnreachableError(ConnectionRefusedError):
-    """A connection beyond this machine, which was not made: programs treat it as being offline."""
+    """A connection beyond this machine, which was not made: programs take the machine to be offline."""
 
 
 _net: Callable[[str, tuple[Any, ...]], None] | None = None

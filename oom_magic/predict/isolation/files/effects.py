@@ -33,7 +33,7 @@ from oom_magic.predict.isolation.run_threads import Scope
 
 @dataclass(frozen=True)
 class Isolation:
-    """What others need of it: the layer with what the run wrote, and whose calls go there."""
+    """What other modules use: the layer with what the run wrote, and the scope that tells whose calls go there."""
 
     files: FileTree
     scope: Scope

@@ -456,7 +456,7 @@ def _names_folder(path: Any) -> bool:
 
 
 def _like(path: Any, name: str) -> Any:
-    """A name in the type in which the path was given."""
+    """A name as the type (str or bytes) of the given path."""
     return os.fsencode(name) if isinstance(path, bytes) else name
 
 

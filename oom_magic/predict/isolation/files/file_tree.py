@@ -55,7 +55,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class FoundNode:
-    """Where a path leads: the folder, the name in it, and what is there (None: nothing)."""
+    """What a path resolves to: the folder, the name in it, and the node there (None: nothing)."""
 
     parent: Node
     name: str
@@ -214,7 +214,7 @@ class FileTree:
         return folder.lower is not None and os.path.lexists(os.path.join(folder.lower, name))
 
     def remove(self, parent: Node, name: str, node: Node) -> None:
-        """Take ``node`` away from a folder; of the user's files only the name."""
+        """Remove ``node`` from a folder; of a user's file only the name is removed."""
         self.put(parent, name, None)
         if node.is_private and node.kind is not NodeKind.DIRECTORY:
             os.unlink(node.backing)
