@@ -34,12 +34,14 @@ def cycles(num_steps: int = 300) -> None:
         optimizer.zero_grad()
 
 
+@pytest.mark.skipif(
+    sys.version_info < (3, 11), reason="CPython 3.10 makes other objects, and collects some turns earlier"
+)
 def test_collector_runs_when_cpythons_would() -> None:
     om.dry_run(cycles, 3)  # fills PyTorch's caches
     reports = [om.dry_run(cycles, gpu="A100 80GB", stop_after_steps=None) for _ in range(2)]
     peaks = [[report.peak_allocated_bytes, report.peak_reserved_bytes] for report in reports]
-    one_turn = 4 * 2**20  # Python 3.10 has made other objects by then, and collects a turn later
-    assert peaks[0] == (peaks[1] if sys.version_info >= (3, 11) else pytest.approx(peaks[1], abs=one_turn))
+    assert peaks[0] == peaks[1]
     assert peaks[0] == pytest.approx(CYCLES_TRUTH, rel=0.1)
     assert any("Python's collector" in assumption.text for assumption in reports[0].assumptions)
 

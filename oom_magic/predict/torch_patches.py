@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any
 
 import torch
+import torch._dynamo.device_interface  # its classes copy torch.cuda's: not a dry run's
 import torch.backends.cudnn.rnn
 import torch.cuda.nccl
 import torch.utils.dlpack

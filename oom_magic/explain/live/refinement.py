@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from oom_magic.explain.evidence.causes import DOUBTS, Cause, Confidence, Evidence, Judgement
 from oom_magic.memory.categories import CATEGORIES, Category
 from oom_magic.predict.silence import in_silence
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from oom_magic.explain.diagnosis import Diagnosis
     from oom_magic.explain.live.growth import Growth
     from oom_magic.explain.live.holders import Holder
@@ -174,6 +174,8 @@ def refine_with_setup(diagnosis: Diagnosis, setup: TrainingSetup) -> Diagnosis:
 
 def find_outputs_alive(report: MemoryReport) -> Evidence | None:
     """The evidence that something keeps what should have gone before memory ran out; None without it."""
+    import numpy as np  # here, since a text is explained without it
+
     failure, timeline = report.out_of_memory, report.timeline
     if failure is None or not timeline.num_events:
         return None
