@@ -57,6 +57,11 @@ AGAINST: Mapping[Cause, tuple[str, ...]] = {
 _KEEPING_LINES = ("code_appends_tensors", "code_sums_tensors", "code_averages_tensors")
 _OF_LANGUAGE_MODELS = ("sdpa", "shorter_sequences_any", "lora", "qlora", "chunked_loss")
 _AT_EVALUATION = ("no_grad", "smaller_evaluation_any")
+# What only a run that trains can do.
+_OF_TRAINING = {
+    "half_weights", "mixed_precision", "checkpointing", "smaller_batch_any", "optimizer_8bit", "foreach", "adafactor",
+    "lora", "fsdp_any",
+}  # fmt: skip
 _VALUES: Mapping[str, Mapping[str, Any]] = {
     "detach": {"fixed": "losses.append(loss.item())", "code": "losses.append(loss)"},
     "mixed_precision": {"dtype": "bf16"},
@@ -156,6 +161,8 @@ def unpriced_remedies(diagnosis: Diagnosis, reason: Evidence = _NO_RUN) -> tuple
     keys = _against(diagnosis, reason) if elsewhere is None else elsewhere
     if diagnosis.phase == "evaluation" and diagnosis.cause is Cause.ACTIVATIONS:
         keys = _AT_EVALUATION
+    if elsewhere and reason is _NO_RUN and not trains(diagnosis):
+        keys = tuple(key for key in keys if key not in _OF_TRAINING) or keys
     if _may_be_shared(diagnosis):
         keys = (*keys, "check_processes")
     if NO_LANGUAGE_MODEL.search(diagnosis.code):

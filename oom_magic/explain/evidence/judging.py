@@ -8,7 +8,7 @@ from itertools import islice
 
 from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, Judgement, PossibleCause, Support
 from oom_magic.explain.evidence.clues.traceback import Clues, find_clues
-from oom_magic.explain.evidence.number_rules import number_rules, observations, overflow_rules
+from oom_magic.explain.evidence.number_rules import OWN_SHARE, number_rules, observations, overflow_rules
 from oom_magic.explain.evidence.precedents import precedents, signs_of
 from oom_magic.explain.evidence.situation_rules import situation_rules
 from oom_magic.explain.evidence.text_rules import text_rules
@@ -121,6 +121,8 @@ def _resembles_reports(failure: Failure | None, clues: Clues) -> bool:
     """Whether there is a report to compare with others: more than a bare message, and about memory."""
     if failure is None:
         return bool(_OF_MEMORY & clues.run.told)
+    if failure.pytorch_bytes is not None and failure.pytorch_bytes >= OWN_SHARE * (failure.total_bytes or math.inf):
+        return True
     return bool(clues.has_prose or clues.frames or clues.program or clues.run.told - _IN_ANY_MESSAGE)
 
 

@@ -14,7 +14,7 @@ from oom_magic.units import GIB, MIB
 MIN_STUCK_SHARE = 0.04
 # From this share of what PyTorch holds stuck memory is too much for chance.
 _MUCH_STUCK_SHARE = 0.1
-# From this share it is likely the cause; of the ten public reports between the two none established fragmentation.
+# From this share it is likely the cause; of the twelve public reports between the two none established fragmentation.
 _MOSTLY_STUCK_SHARE = 1 / 3
 # PyTorch gives whole unused segments back before it fails: such a share that stayed is in pieces.
 _UNRELEASABLE_SHARE = 0.25
@@ -215,17 +215,18 @@ def _fragmentation(failure: Failure, clues: Clues) -> Iterator[Support]:
         return
     if stuck < held * MIN_STUCK_SHARE or stuck + (failure.free_bytes or 0) < requested or 2 * stuck < requested:
         return
-    is_much = stuck >= held * _MUCH_STUCK_SHARE
+    is_much, is_most = stuck >= held * _MUCH_STUCK_SHARE, stuck >= held * _MOSTLY_STUCK_SHARE
     values = {"stuck_bytes": stuck, "requested_bytes": requested}
     if stuck >= requested:
         # A training step that nearly fills a device leaves so little of its cache in pieces by chance.
-        weight = 0.3 if clues.program is None else 0.42
+        weight = 0.18 if clues.program is None else 0.42
         if is_much:
-            weight = 0.7 if stuck >= held * _MOSTLY_STUCK_SHARE else 0.5
+            could_serve_twice = stuck >= 2 * requested >= held * _MUCH_STUCK_SHARE
+            weight = 0.7 if is_most else 0.5 if could_serve_twice else 0.36
         yield Support(Cause.FRAGMENTATION, weight, Evidence("stuck_above_request", values))
     elif is_much:
         more = {**values, "free_bytes": failure.free_bytes or 0}
-        yield Support(Cause.FRAGMENTATION, 0.5, Evidence("stuck_and_free_above_request", more))
+        yield Support(Cause.FRAGMENTATION, 0.5 if is_most else 0.36, Evidence("stuck_and_free_above_request", more))
 
 
 def _refused_with_room(failure: Failure, clues: Clues) -> Iterator[Support]:

@@ -23,10 +23,12 @@ _ADAM_FACTOR = 8  # weights, gradients and two moments in fp32 for weights in ha
 _MOST_OF_A_CARD = 0.85
 
 
+# Programs that take most of a device at their start.
+_RESERVING = ("vllm", "sglang", "server", "jax", "tensorflow", "paddle")
 # What says enough of a failure although nothing in the text looks like a message.
 _TELLING = {
     "grows", "repeated_use", "saves", "dense_pairs", "keeps_graph", "collects_results", "smaller_share_helps",
-    "crowds_one_device", "replays", "left_over",
+    "crowds_one_device", "replays", "left_over", "rises_once", "rises_to_a_level",
 }  # fmt: skip
 
 
@@ -42,7 +44,7 @@ def situation_rules(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     yield from _inputs(failure, clues)
     yield from _model_beside_card(failure, clues)
     yield from _part_of_the_run(clues)
-    yield from _over_time(clues)
+    yield from _over_time(failure, clues)
     yield from _likeliest_of_all(failure, clues)
 
 
@@ -53,6 +55,7 @@ def _tells_enough(clues: Clues) -> bool:
         told & _TELLING
         or clues.inputs
         or "uses_much" in told
+        or (clues.program is not None and clues.program.program.key in _RESERVING and "speaks_of_memory" in told)
         or {"larger_input_fails", "speaks_of_memory", "speaks_of_gpu"} <= told
     )
 
@@ -62,6 +65,8 @@ def _is_of_host(failure: Failure | None, clues: Clues) -> bool:
     if failure is not None and failure.backend not in (None, "cpu"):
         return False
     told = clues.run.told
+    if "left_over" in told and "host_fills" not in told:
+        return False  # what killed processes left is on the device
     if (
         {"host_fills", "killed"} & told
         or ("kernel_dies" in told and "speaks_of_gpu" not in told)
@@ -154,9 +159,16 @@ def _part_of_the_run(clues: Clues) -> Iterator[Support]:
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.22, Evidence("told_evaluation_collects"))
 
 
-def _over_time(clues: Clues) -> Iterator[Support]:
+def _over_time(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     """Memory that is not given back, and failures that come late or at times."""
     told = clues.run.told
+    if "rises_once" in told:
+        yield Support(Cause.OPTIMIZER_STATE, 0.55, Evidence("told_rises_once"))
+        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, -0.5)
+    elif "rises_to_a_level" in told and failure is None:
+        yield Support(Cause.ACTIVATIONS, 0.5, Evidence("told_rises_to_a_level"))
+        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, -0.4)
+    yield from _reserved(failure, clues)
     is_repeated = "repeated_use" in told and "left_over" not in told  # what a process left that ended is no leak
     if is_repeated:
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.45, Evidence("told_repeated"))
@@ -184,6 +196,16 @@ def _over_time(clues: Clues) -> Iterator[Support]:
         yield Support(Cause.ACTIVATIONS, 0.25, Evidence("largest_batch_late"))
     if "at_times" in told:
         yield Support(Cause.ACTIVATIONS, 0.2, Evidence("largest_batch_late"))
+
+
+def _reserved(failure: Failure | None, clues: Clues) -> Iterator[Support]:
+    """Memory that a program takes at its start, whatever it needs of it: no failure, but a share that can be set."""
+    program, told = clues.program, clues.run.told
+    if failure is not None or program is None or program.program.key not in _RESERVING:
+        return
+    if {"uses_much", "speaks_of_memory"} & told and "grows" not in told:
+        evidence = Evidence("program_reserves", {"program": program.program.name})
+        yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.5, evidence)
 
 
 def _likeliest_of_all(failure: Failure | None, clues: Clues) -> Iterator[Support]:

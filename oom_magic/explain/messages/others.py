@@ -243,6 +243,11 @@ _FAINT_ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("cuda_malloc_async", "cuda", True, r"(?:(?<=error:)|(?<=!))allocationondevice(?!\d{0,3}would)"),
     ("cuda_preempted", "cuda", True, r"preemptivelyrejectingallocation"),
     ("nccl", "cuda", None, r"unhandledcudaerror"),
+    ("host_allocation", "cpu", True, r"(?<![a-z])(?:system\.)?outofmemoryexception"),
+    ("fork_enomem", "cpu", True, r"cannotallocatememory(?!instatic)"),
+    ("bad_alloc", "cpu", True, r"(?<![a-z])badallocation(?!:)"),
+    ("cuda_driver_call", "cuda", True, r"(?<![a-z])cuda_out_of_memory"),
+    ("cpu_allocator", "cpu", True, r"enforcefailat(?:cpuallocator|alloc_cpu)"),
     ("cpu_allocator", "cpu", True, r"defaultcpuallocator:(?:can.{0,3}tallocate|notenough)memory"),
     ("dataloader", "cpu", True, r"unexpectedbuserrorencounteredinworker"),
     ("kernel_oom_killer", "cpu", True, r"oomkilled|oom-kill(?:er)?:constraint"),
@@ -281,38 +286,6 @@ _KILLED = (
     r"|[\"'`\u201c][Kk]illed[\"'`\u201d]|(?:\u663e\u793a|\u51fa\u73b0|\u63d0\u793a|\u76f4\u63a5"
     r"|\u62a5\u9519?)[ :\uff1a]?[Kk]illed\b"
 )
-_SPENT = (
-    r"(?:oom|out[- ]of[- ]memory|(?:runs?|running|ran|goes|gets?) out|exhaust\w*|overflow\w*|insufficient|not enough"
-    r"|(?:hits?|reach\w*) (?:the|its) (?:roof|ceiling|limit))"
-)
-_NEAR = r"(?:(?!\b(?:ram|cpu|host|system|not|if|avoid\w*|prevent\w*)\b)[^.\n]){0,36}?"
-_GPU = r"(?:cuda|v-?ram|(?:gpu|video|graphics?|card|device)s?'?(?: memory)?)"
-_TOO_MUCH = (
-    r"(?:tak(?:e|es|ing)|us(?:e|es|ing)|need\w*|requir\w+|consum\w+|occup\w+) (?:up )?(?:too|so"
-    r"|way too) (?:much|large) "
-)
-_TOLD_DEVICE = (
-    r"\b(?:gpu memory|v-?ram) (?:usage|consumption|cost) is (?:too|very|so) (?:high|large|big)|"
-    rf"{_TOO_MUCH}(?:(?:gpu|cuda|video|graphics) ?memory|v-?ram)|"
-    rf"\b{_GPU}\b{_NEAR}\b{_SPENT}\b|\b{_SPENT}\b{_NEAR}\b{_GPU}\b"
-    r"|\b(?:un|in)sufficient v-?ram\b|\bout of (?:gpu|cuda|video|device|graphics) memory\b"
-    r"|(?:cuda|gpu|\u663e\u5361) ?\u5185\u5b58(?:\u4e0d\u8db3|\u4e0d\u591f|\u6ea2\u51fa|\u4f1a?\u7206)"
-    r"|\u663e\u5b58(?:\u4e0d\u8db3|\u4e0d\u591f|\u6ea2\u51fa|\u7206|\u70b8|\u8d85)|[\u7206\u70b8]\u4e86?\u663e\u5b58"
-)
-_RAM = r"(?:(?<!gpu )(?<!video )ram|(?:system|host|cpu|main|server)(?: virtual)? (?:memory|ram))"
-_TOLD_HOST = (
-    rf"\b{_RAM}\b(?:(?!\b(?:not|if|gpu|cuda)\b)[^.\n]){{0,30}}?\b{_SPENT}\b|\b{_SPENT}\b(?:(?!\b(?:gpu|cuda)\b)[^.\n])"
-    rf"{{0,16}}?\b{_RAM}\b|\b(?:process|job|script|training|worker|program)\b[^.\n]{{0,24}}\b(?:was|is|got|gets|been)"
-    r" (?:\w+ )?killed\b|\bkilled by (?:the |my )?(?:oom|system|kernel|computer|os)\b"
-    r"|\bcpu oom\b|(?<!\u663e\u5361)(?<!cuda)(?<!cuda )(?<!gpu)(?<!gpu )\u5185\u5b58(?:\u4e0d\u8db3"
-    r"|\u4e0d\u591f|\u6ea2\u51fa)"
-)
-_TOLD = (
-    r"\bmemory (?:errors?|issues?|problems?)\b|(?<![a-z0-9_])oom(?:s|ed|ing)?(?![a-z0-9_])(?! ?killer)"
-    r"|\bout[- ]of[- ](?:mem{1,2}or{1,2}y|memroy)\b"
-    r"|\b(?:runs?|running|ran) out of memory\b|\b(?:un|in)sufficient (?:v-?ram|memory)\b"
-    r"|\bmemory (?:to )?(?:explo[ds]\w+|blows? up|overflow\w*)"
-)
 LINE_KINDS = (
     # cudaMallocAsync's message ends here where a NUL byte cut it (2.3 and later, device 0).
     MessageKind("cuda_malloc_async", "cuda", True, re.compile(r"\bAllocation on device[ \t]*$", re.M), True),
@@ -333,14 +306,6 @@ LINE_KINDS = (
 )
 
 
-# What an author says without quoting a message; read where a text quotes none. The first kind that is said counts.
-TOLD_KINDS = (
-    MessageKind("told_host", "cpu", True, re.compile(_TOLD_HOST, re.I), True),
-    MessageKind("told_device", "cuda", True, re.compile(_TOLD_DEVICE, re.I), True),
-    MessageKind("told", None, True, re.compile(_TOLD, re.I), True),
-)
-
-
 def other_messages(squeezed: str) -> Iterator[tuple[MessageKind, re.Match[str]]]:
     """The matches of every kind in a squeezed text, up to MOST_OF_A_KIND of each."""
     for kind in KINDS:
@@ -354,39 +319,3 @@ def line_messages(cleaned: str) -> Iterator[tuple[MessageKind, re.Match[str]]]:
         match = kind.pattern.search(cleaned)
         if match is not None:
             yield kind, match
-
-
-_NVIDIA = re.compile(
-    r"\bcuda\b|nvidia|geforce|\b[rg]tx\b|\btesla\b|\btitan (?:x|xp|v|rtx)\b|\b[avh]100\b|\b[345]0[6-9]0\b", re.I
-)
-_NAMED_HOST = re.compile(
-    r"(?<!gpu )(?<!video )(?<!gb )(?<!gb of )\bram\b|\bcpus?\b|\b(?:system|host) memory\b|killed", re.I
-)
-_OTHER_VENDORS = (
-    ("mps", re.compile(r"\bmps\b|\bmac(?:book|os|[ -]?mini|[ -]?studio)?\b|\bapple silicon\b", re.I)),
-    ("hip", re.compile(r"\brocm\b|\bradeon\b|\brx ?[5-9]\d{3}|\bamd gpu|\bmi[23]\d\dx?\b", re.I)),
-    ("npu", re.compile(r"\bnpus?\b|\bascend\b|\u6607\u817e", re.I)),
-    ("xpu", re.compile(r"\bxpu\b|\bintel arc\b|\barc [ab]\d{3}\b|\bipex\b", re.I)),
-)
-
-
-def named_backend(cleaned: str) -> str | None:
-    """The backend of the device that a text names; None: none, not only that one, or the host beside an NVIDIA card."""
-    head = cleaned[:_LONGEST_STORY]
-    if _NVIDIA.search(head):
-        return None if _NAMED_HOST.search(head) else "cuda"
-    named = [backend for backend, pattern in _OTHER_VENDORS if pattern.search(head)]
-    return named[0] if len(named) == 1 else None
-
-
-# Authors tell what happened first; what follows are logs.
-_LONGEST_STORY = 20_000
-
-
-def told_messages(cleaned: str) -> Iterator[tuple[MessageKind, re.Match[str]]]:
-    """What the author says of a failure whose message the text does not quote; offsets are in the cleaned text."""
-    for kind in TOLD_KINDS:
-        match = kind.pattern.search(cleaned, 0, _LONGEST_STORY)
-        if match is not None:
-            yield kind, match
-            return

@@ -14,11 +14,10 @@ from oom_magic.explain.messages.others import (
     MOST_OF_A_KIND,
     MessageKind,
     line_messages,
-    named_backend,
     other_messages,
-    told_messages,
 )
 from oom_magic.explain.messages.pytorch import Draft, drafts, parse_size
+from oom_magic.explain.messages.told import named_backend, told_messages
 
 _CLASS = r"(?:[A-Za-z_]\w{0,60}\.){0,6}(?:[A-Z_]\w{0,60}(?:Error|Exception)|OutOfResources)"
 # RayTaskError(OutOfMemoryError) is a wrapper, "except RuntimeError" a line of code.

@@ -194,6 +194,14 @@ EVIDENCE: Sentences = {
     ),
     "small_card": "A card of {total_bytes} has little room for the activations of what is usually trained today.",
     "larger_batch_fails": "The text says that it fails where more goes through at once.",
+    "told_rises_once": (
+        "The memory rose once, after the first step: there the optimizer makes its state, and gradients stay from then"
+        " on."
+    ),
+    "told_rises_to_a_level": (
+        "The memory rose to a level: where batches differ in size, PyTorch's cache keeps what the largest one needed."
+    ),
+    "program_reserves": "{program} takes its share of the device when it starts, whatever the model needs of it.",
     "boxes_vary": (
         "A detector compares every box of a picture with every anchor: pictures with many boxes take more memory."
     ),

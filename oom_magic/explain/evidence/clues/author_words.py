@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import re
 
+from oom_magic.explain.messages.told import KILLED
+
 
 def _words(*patterns: str) -> re.Pattern[str]:
-    return re.compile("|".join(patterns), re.I)
+    # By ASCII's rules a word ends where Chinese begins, without a blank: 使用了vllm后.
+    return re.compile("|".join(patterns), re.I | re.A)
 
 
 _MEMORY = r"(?:memory|vram|(?<!of )ram|rss|usage|consumption|footprint)"
@@ -63,10 +66,21 @@ TOLD: dict[str, re.Pattern[str]] = {
         rf"\b{_MEMORY}\b{_NEAR}{{0,60}}?\b(?:{_RISES})(?![^.\n]{{0,16}}\b(?:batch|resolution|length|limit|fraction)\b)",
         rf"(?:increas|grow|accumulat|climb|leak|ris)ing\b[^.\n]{{0,30}}\b(?:gpu[- ]?)?{_MEMORY}\b"
         r"(?! ?(?:limit|fraction|size|request))",
-        r"memory[- ]leak", r"leak(?:s|ing)? (?:of )?(?:gpu )?memory", r"accumulates? memory", r"keep increasing until",
+        r"\b(?:memory|gpu|vram|ram)[- ]?leak", r"leak\w* (?:of |in |on )?(?:the )?(?:gpu|cuda|vram)\b",
+        r"leak(?:s|ing)? (?:of )?(?:gpu )?memory", r"accumulates? memory", r"keep increasing until",
         r"always growing",
         r"(?:显存|内存)(?:占用)?(?:会|在)?(?:一直|不断|持续|逐渐|越来越|慢慢|逐步)(?:地|在)?(?:增加|增长|上升|升高|涨|变大|多|增大)",
         r"(?:显存|内存)泄[漏露]",
+    ),
+    "rises_once": _words(
+        rf"\b{_MEMORY}\b[^\n]{{0,40}}?\b(?:{_RISES}|more)\b[^.\n]{{0,30}}\b(?:after|from|in|at|since) (?:the )?"
+        r"(?:first|1st|second|2nd|one) (?:iteration|step|batch|iter|update)\b",
+        r"\b(?:first|1st) (?:iteration|step|batch) (?:\w+ ){0,3}\d[^\n]{0,60}"
+        r"\b(?:second|2nd|other|later|next|following)\b[^.\n]{0,40}\d",
+    ),
+    "rises_to_a_level": _words(
+        rf"\b{_MEMORY}\b[^\n]{{0,60}}?\b(?:increas\w*|rises?|grows?|goes up|up)\b (?:\w+ ){{0,3}}(?:up )?to "
+        r"(?:about |around |~)?\d[\d.,]{0,8}\+?k? ?[mg]i?b?\b[^.\n]{0,40}\b(?:at|after|around|then|and stays?)\b",
     ),
     "evaluates": _words(
         r"(?:during|in|at|while|when|on|after|only)\s(?:the\s|in\s|at\s|during\s)?(?:evaluat\w+|validat\w+|testing|eval"
@@ -161,7 +175,8 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?<!pre-)(?<!pre )(?<!not even )(?<!not )\btrain(?:ing|er|ed|s|_\w+)?\b(?![- ]free)"
         r"(?<!trained(?= model))(?<!trained(?= weights))(?<!trained(?= network))", r"\bfine-?tun",
         r"\btrain\w*\.(?:py|sh)", r"\bepochs?\b",
-        r"\.backward\(", r"dreambooth|(?:mak|creat|train)\w*\s(?:\w+\s){0,3}loras?\b", r"训练|微调",
+        r"\.backward\(", r"dreambooth|(?:mak|creat|train)\w*\s(?:\w+\s){0,3}loras?\b",
+        r"训练|訓練|微调|学習|학습|훈련|обуч(?:а|ен)|\b(?:entrena|entra[iî]n|treina|treino|trainier)\w*",
     ),
     "host_fills": _words(
         r"\bcpu (?:oom|out of memory)\b",
@@ -179,22 +194,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"\d{1,6} ?gb and \d{1,6} ?gb swap",
         r"(?:主机|系统|CPU|服务器)\s?内存[^\n]{0,20}(?:增|涨|满|耗尽|不足|爆)", r"内存(?:不足|不够|爆|溢出)",
     ),
-    "killed": _words(
-        r"\bbackground workers? (?:are|is) (?:no longer alive|6 feet under)",
-        r"(?:automatically|suddenly|just|gets?|got|getting|always|still) killed\b", r"\bkilled (?:error|again)\b",
-        r"(?:leads? to|results? in|ends? (?:up )?(?:with|in)|shows?|says?|prints?) (?:a |an |the )?\W?killed\b",
-        rf"\b(?:process|job|script|program|training|workers?|pod|container|python|kernel|server|app\w*"
-        rf"|it)\b{_NEAR}{{0,30}}"
-        r"\b(?:was|is|were|are|got|gets?|be|been|being|just)\s(?:\w+\s)?killed",
-        r"\b(?:process|job|script|training|program|python|run|worker) killed\b|\bkilled by itself\b",
-        r"\bsigkill\b|\bsignal:? ?9\b|(?:exit|return) ?code:? ?-9\b|returncode=-9|\bexitcode:? ?-9\b",
-        r"\bkilled by (?:the |my |a )?(?:oom|system|kernel|computer|os\b|linux|slurm|docker|scheduler)",
-        r"^\W{0,6}killed (?:when|while|during|at|after|on)\b|notice the killed",
-        r"oom[- _]?kill",
-        r"\bkilled\b[^.\n]{0,12}\(?oom\b",
-        r"(?:system|kernel|os) kill(?:ed|s)",
-        r"exit(?:ed)?(?: with)?(?: code)?:? ?137", r"被(?:系统)?(?:杀死|杀掉|杀|kill)",
-    ),
+    "killed": KILLED,
     "kernel_dies": _words(
         r"\bkernell? (?:\w+ ){0,2}(?:dies|died|dying|dead|restart\w*|crash\w*)|kill(?:s|ed)? the kernell?\b",
         r"(?:内核|kernel)[^\n]{0,8}(?:死|崩溃|重启|挂)",

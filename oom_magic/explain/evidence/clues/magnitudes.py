@@ -16,14 +16,14 @@ _SIDES = re.compile(
     r"(?<![\w.\[/,-])(\d{3,5})\s?[x\u00d7X*]\s?(\d{3,5})(?:\s?[x\u00d7X*]\s?(\d{1,5}))?(?![\w%]|\.\d)"
     r"|\((\d{3,5}),\s?(\d{3,5})(?:,\s?[1-4])?\)"
 )
-_NOT_A_PICTURE = re.compile(r"(?:shape|size mismatch|weight|linear|matrix|torch\.size|tensor)\W{0,10}$", re.I)
+_NOT_A_PICTURE = re.compile(r"(?:shape|size mismatch|weight|linear|matrix|torch\.size|tensor)\W{0,10}$", re.I | re.A)
 _PICTURE_SIDE = re.compile(
     r"(?:images?|pictures?|resolution)[^.\n\d]{0,24}>?\s?(\d{4,5})(?![\d.])\s?(?:px|pixels|p\b)?", re.I
 )
 _PICTURE_NAME = re.compile(
     r"(?:resolution|images?|videos?|pictures?|frames?)[^.\n]{0,30}\b[248]k\b|\b(?:1080|1440|2160)p\b"
     r"|\b4k (?:images?|videos?)",
-    re.I,
+    re.I | re.A,
 )
 _SEQUENCE = re.compile(
     r"(?:cutoff_len|max_(?:\w{1,20}_)?(?:len|length|tokens)|max[-_]model[-_]len|(?:sequence|context|prompt|token"
@@ -31,14 +31,14 @@ _SEQUENCE = re.compile(
     r"(?:length|size|window|len)|num_ctx|n_ctx|ctx[-_]size|seq_?len|\s-c)\b\W{0,4}(?:of|is|to|up to|around)?\W{0,3}"
     r"(\d[\d,_]{0,14})\s?(k\b)?"
     r"|(\d{1,4})\s?(k)(?=[- ]?(?:context|tokens?|ctx|sequences?|length|seq)\b|的?(?:序列|上下文|长度))",
-    re.I,
+    re.I | re.A,
 )
 _COUNT = re.compile(
     r"(\d[\d,.]{0,14})\s?(k|m|million|thousand|w|万)?\+?\s(?:\w+\s)?(nodes?|edges?|points?|gaussians?|splats?|vertices"
     r"|triangles|faces|boxes|objects|instances)\b|edge_index=\[2, (\d{1,12})\]|gaussians: \d{1,12}/(\d{1,12})",
-    re.I,
+    re.I | re.A,
 )
-_COUNT_AFTER = re.compile(r"\b(point|node|edge|gaussian)s?\b[^.\n\d]{0,24}(\d[\d,]{4,14})", re.I)
+_COUNT_AFTER = re.compile(r"\b(point|node|edge|gaussian)s?\b[^.\n\d]{0,24}(\d[\d,]{4,14})", re.I | re.A)
 _KIND_OF = {"splat": "gaussians", "vertice": "points", "triangle": "points", "face": "points", "boxe": "objects",
             "instance": "objects"}  # fmt: skip
 _FACTORS = {"k": 1_000, "thousand": 1_000, "m": 1_000_000, "million": 1_000_000, "w": 10_000, "万": 10_000}
@@ -47,10 +47,12 @@ _PARAMETERS = re.compile(
 )
 _MIXTURE = re.compile(r"(?<![\w.])(\d{1,2})x(\d{1,3})[Bb]\b")
 _BITS = (
-    (re.compile(r"q2_k|iq2|2[- ]?bit", re.I), 2.6), (re.compile(r"q3_k|iq3|3[- ]?bit", re.I), 3.5),
-    (re.compile(r"4[- ]?bit|int4|nf4|fp4|awq|gptq|q4_|qlora|w4a16|load_in_4bit", re.I), 4.5),
-    (re.compile(r"q5_|q6_", re.I), 5.7), (re.compile(r"8[- ]?bit|int8|fp8|q8_0|w8a8|load_in_8bit", re.I), 8.5),
-    (re.compile(r"fp32|float32", re.I), 32.0),
+    (re.compile(r"q2_k|iq2|2[- ]?bit", re.I | re.A), 2.6),
+    (re.compile(r"q3_k|iq3|3[- ]?bit", re.I | re.A), 3.5),
+    (re.compile(r"4[- ]?bit|int4|nf4|fp4|awq|gptq|q4_|qlora|w4a16|load_in_4bit", re.I | re.A), 4.5),
+    (re.compile(r"q5_|q6_", re.I | re.A), 5.7),
+    (re.compile(r"8[- ]?bit|int8|fp8|q8_0|w8a8|load_in_8bit", re.I | re.A), 8.5),
+    (re.compile(r"fp32|float32", re.I | re.A), 32.0),
 )  # fmt: skip
 _BITS_OF_HALF = 16.0
 
@@ -125,7 +127,7 @@ _CARD = re.compile(
     r" ?\w{2,6})\b[^\n\d]{0,16}(?:\d{4}[^\n\d]{0,12})?\b(\d{1,3}) ?(?:Gi?B?)\b(?! ?(?:ram|of ram|memory ram))"
     r"|\b(\d{1,3}) ?(?:Gi?B?) ?(?:of )?(?:VRAM|GPU|video|graphics|card|显存|显卡|vram)"
     r"|\bon (?:an? )?(\d{1,3}) ?Gi?B\b(?! ?(?:of )?(?:ram|memory))",
-    re.I,
+    re.I | re.A,
 )  # vendors' GB of a GPU are GiB
 _KNOWN_CARDS = {
     "1050": 4, "1650": 4, "1060": 6, "1660": 6, "2060": 6, "1070": 8, "1080": 8, "2070": 8, "2080": 8, "3050": 8,
@@ -135,7 +137,8 @@ _KNOWN_CARDS = {
 }  # fmt: skip
 _CARD_NAME = re.compile(r"(?<![\w.])(?:(?:rtx|gtx|geforce|nvidia|tesla|quadro) ?)?((?:[1-5]0[5-9]0"
     r"|16[56]0) ?(?:ti)?|titan ?x"
-                        r"|t4|p100|v100|a10|a100|a800|a6000|l4|l40s?|[hb][12]00|h800)(?![\w.])", re.I)  # fmt: skip
+                        r"|t4|p100|v100|a10|a100|a800|a6000|l4|l40s?|[hb][12]00|h800)(?![\w.])",
+                        re.I | re.A)  # fmt: skip
 
 
 def card_bytes(text: str) -> int | None:

@@ -57,7 +57,7 @@ class ProgramUse:
 
 
 def _stage(key: str, pattern: str, cause: Cause, weight: float) -> Stage:
-    return Stage(key, re.compile(pattern), cause, weight)
+    return Stage(key, re.compile(pattern, re.A), cause, weight)
 
 
 _LOADS = (
@@ -74,7 +74,7 @@ PROGRAMS: tuple[Program, ...] = (
         "vllm", "vLLM",
         re.compile(r"\bvllm\b|EngineCore|LLMEngine|llm_engine\.py|VllmWorker|gpu[_-]memory[_-]utilization"
                    r"|BentoVLLM|cumem_allocator|RayWorkerWrapper|ray_distributed_executor"
-                   r"|(?:ERROR|INFO|WARNING) \d\d-\d\d \d\d:\d\d:\d\d \[?\w+\.py:\d+\]", re.I),
+                   r"|(?:ERROR|INFO|WARNING) \d\d-\d\d \d\d:\d\d:\d\d \[?\w+\.py:\d+\]", re.I | re.A),
         (
             _stage("kv_cache", r"_allocate_kv_cache|initialize_kv_cache|initialize_cache|cache_engine"
                 r"|in initialize_from_config"
@@ -96,7 +96,7 @@ PROGRAMS: tuple[Program, ...] = (
         default_cause=(Cause.MEMORY_FRACTION_LIMIT, 0.4),
     ),
     Program(
-        "sglang", "SGLang", re.compile(r"\bsglang\b|mem[_-]fraction[_-]static", re.I),
+        "sglang", "SGLang", re.compile(r"\bsglang\b|mem[_-]fraction[_-]static", re.I | re.A),
         (
             _stage("graphs", r"cuda_graph_runner|Capture cuda graph", Cause.MEMORY_FRACTION_LIMIT, 0.6),
             _stage("kv_cache", r"init_memory_pool|memory_pool\.py|token_to_kv_pool", Cause.MEMORY_FRACTION_LIMIT, 0.6),
@@ -141,7 +141,7 @@ PROGRAMS: tuple[Program, ...] = (
                    r"|\bflux[-_.\d]|StableMatrix|webui|--?(?:low|med|no)vram|(?:auto|vlad|sd)[-_]?1111|\ba1111\b"
                    r"|automatic1111"
                    r"|tiled (?:vae|diffusion)"
-                   r"|txt2img|img2img|hires[. ]?fix|esrgan|invokeai|\bsdxl\b", re.I),
+                   r"|txt2img|img2img|hires[. ]?fix|esrgan|invokeai|\bsdxl\b", re.I | re.A),
         (
             _stage("vae", r"vae\.decode|VAE decode|autoencoder_kl|decode_latents|decode_first_stage|vae[/\\]|tiled vae",
                 Cause.ACTIVATIONS, 0.75),
@@ -173,7 +173,7 @@ PROGRAMS: tuple[Program, ...] = (
         default_cause=(Cause.WEIGHTS_TOO_BIG, 0.3),
     ),
     Program(
-        "ollama", "Ollama", re.compile(r"\bollama\b|model requires more system memory", re.I),
+        "ollama", "Ollama", re.compile(r"\bollama\b|model requires more system memory", re.I | re.A),
         (_stage("kv_cache", r"memory\.required\.kv=|failed to create context", Cause.ACTIVATIONS, 0.45),),
         remedies=("ollama_context", "ollama_parallel", "smaller_model", "more_ram"),
         default_cause=(Cause.ACTIVATIONS, 0.25),
@@ -182,7 +182,7 @@ PROGRAMS: tuple[Program, ...] = (
         "server", "an inference server",
         re.compile(r"\bserve --model|\bserve \S+/\S+|launch_server|api_server|kv[-_](?:reserve|cache)[-_]\w+"
             r"|bentoml serve|tritonserver"
-                   r"|\blmdeploy\b|\bopenllm\b|\bxinference\b|\bfastchat\.serve|\bexllama|\btabbyapi\b", re.I),
+                   r"|\blmdeploy\b|\bopenllm\b|\bxinference\b|\bfastchat\.serve|\bexllama|\btabbyapi\b", re.I | re.A),
         (_stage("loading", _LOADS, Cause.WEIGHTS_TOO_BIG, 0.6),),
         remedies=("server_share", "shorter_context", "quantized_model", "tensor_parallel"), by_cause=_SERVER_CAUSES,
         default_cause=(Cause.MEMORY_FRACTION_LIMIT, 0.4),
@@ -211,7 +211,7 @@ PROGRAMS: tuple[Program, ...] = (
         (), remedies=("ort_arena", "smaller_input", "close_processes_any"), default_cause=(Cause.ACTIVATIONS, 0.4),
     ),
     Program(
-        "tensorrt", "TensorRT", re.compile(r"\[TRT\]|tensorrt|IBuilderConfig|trtexec|virtualMemoryBuffer", re.I),
+        "tensorrt", "TensorRT", re.compile(r"\[TRT\]|tensorrt|IBuilderConfig|trtexec|virtualMemoryBuffer", re.I | re.A),
         (), remedies=("trt_workspace", "trt_shapes", "close_processes_any"), default_cause=(Cause.ACTIVATIONS, 0.3),
     ),
     Program(
@@ -222,11 +222,12 @@ PROGRAMS: tuple[Program, ...] = (
         (), trains=True, remedies=("jax_preallocate", "jax_remat", "smaller_batch_plain"),
     ),
     Program(
-        "tensorflow", "TensorFlow", re.compile(r"tensorflow|ResourceExhaustedError: OOM|allocator GPU_\d|keras", re.I),
+        "tensorflow", "TensorFlow",
+        re.compile(r"tensorflow|ResourceExhaustedError: OOM|allocator GPU_\d|keras", re.I | re.A),
         (), trains=True, remedies=("tf_growth", "smaller_batch_plain", "close_processes_any"),
     ),
     Program(
-        "rapids", "RAPIDS", re.compile(r"\bcudf\b|\brmm\b|rapids|cuml|dask[-_]cuda", re.I),
+        "rapids", "RAPIDS", re.compile(r"\bcudf\b|\brmm\b|rapids|cuml|dask[-_]cuda", re.I | re.A),
         (), remedies=("rapids_chunks", "rapids_managed", "close_processes_any"),
         default_cause=(Cause.REQUEST_ALONE_TOO_BIG, 0.3),
     ),
@@ -237,7 +238,7 @@ PROGRAMS: tuple[Program, ...] = (
     Program("numba", "Numba", re.compile(r"\bnumba\b"), (), remedies=("smaller_arrays", "close_processes_any")),
     Program("thrust", "Thrust", re.compile(r"\bthrust::|parallel_for failed"), (),
             remedies=("smaller_arrays", "close_processes_any"), default_cause=(Cause.REQUEST_ALONE_TOO_BIG, 0.3)),
-    Program("paddle", "PaddlePaddle", re.compile(r"paddle", re.I), (),
+    Program("paddle", "PaddlePaddle", re.compile(r"paddle", re.I | re.A), (),
             trains=True, remedies=("smaller_batch_plain", "paddle_fraction", "close_processes_any")),
 )  # fmt: skip
 

@@ -175,25 +175,25 @@ _LOGITS = _any(
 _CACHE = _any(r"transformers[/\\]cache_utils\.py", r"\b(?:key|value|k|v|kv)_cache\b[^\n]{0,80}= ?torch\.cat\(",
               r"\.cat\([^\n]{0,20}(?:past_(?:key|value|k\b|v\b)|(?:key|value|k|v)_cache)")  # fmt: skip
 _FRAMEWORKS = {
-    "transformers Trainer": re.compile(r"transformers[/\\]trainer\.py|\bTrainer\.train\b|_inner_training_loop"),
-    "accelerate": re.compile(r"\baccelerate[/\\]|accelerator\.\w+\(|accelerate launch"),
-    "deepspeed": re.compile(r"deepspeed", re.I),
-    "FSDP": re.compile(r"_fsdp_|fully_sharded|\bFSDP\b"),
-    "Lightning": re.compile(r"pytorch_lightning|lightning[/\\]"),
-    "vLLM": re.compile(r"\bvllm\b|llm_engine", re.I),
-    "ComfyUI": re.compile(r"comfyui|Exception during processing", re.I),
-    "bitsandbytes": re.compile(r"bitsandbytes"),
-    "PEFT": re.compile(r"\bpeft[/\\]|\blora\b", re.I),
-    "torch.compile": re.compile(r"torchinductor|_inductor|torch[/\\]_dynamo|Topologically Sorted Source Nodes"),
-    "Ray": re.compile(r"\bray::|\bray\.exceptions"),
+    "transformers Trainer": re.compile(r"transformers[/\\]trainer\.py|\bTrainer\.train\b|_inner_training_loop", re.A),
+    "accelerate": re.compile(r"\baccelerate[/\\]|accelerator\.\w+\(|accelerate launch", re.A),
+    "deepspeed": re.compile(r"deepspeed", re.I | re.A),
+    "FSDP": re.compile(r"_fsdp_|fully_sharded|\bFSDP\b", re.A),
+    "Lightning": re.compile(r"pytorch_lightning|lightning[/\\]", re.A),
+    "vLLM": re.compile(r"\bvllm\b|llm_engine", re.I | re.A),
+    "ComfyUI": re.compile(r"comfyui|Exception during processing", re.I | re.A),
+    "bitsandbytes": re.compile(r"bitsandbytes", re.A),
+    "PEFT": re.compile(r"\bpeft[/\\]|\blora\b", re.I | re.A),
+    "torch.compile": re.compile(r"torchinductor|_inductor|torch[/\\]_dynamo|Topologically Sorted Source Nodes", re.A),
+    "Ray": re.compile(r"\bray::|\bray\.exceptions", re.A),
 }
 _SYSTEMS = {
-    "Windows": re.compile(r"\b[A-Za-z]:[/\\](?![/\\])|PS [A-Z]:\\|\bpowershell\b|\$env:", re.I),
-    "WSL": re.compile(r"\bWSL ?2?\b|/mnt/[a-z]/"),
-    "Kaggle": re.compile(r"/kaggle/|\bkaggle\b", re.I),
-    "Colab": re.compile(r"/content/|\bcolab\b", re.I),
-    "Jetson": re.compile(r"\bjetson\b|NvMap|jetpack", re.I),
-    "SLURM": re.compile(r"slurm", re.I),
+    "Windows": re.compile(r"\b[A-Za-z]:[/\\](?![/\\])|PS [A-Z]:\\|\bpowershell\b|\$env:", re.I | re.A),
+    "WSL": re.compile(r"\bWSL ?2?\b|/mnt/[a-z]/", re.A),
+    "Kaggle": re.compile(r"/kaggle/|\bkaggle\b", re.I | re.A),
+    "Colab": re.compile(r"/content/|\bcolab\b", re.I | re.A),
+    "Jetson": re.compile(r"\bjetson\b|NvMap|jetpack", re.I | re.A),
+    "SLURM": re.compile(r"slurm", re.I | re.A),
 }  # fmt: skip
 _EXPANDABLE = _any(
     r"ALLOC_CONF[\"'\]]{0,3}\s?[=:]\s?[\"']?[\w:,.]{0,80}expandable_segments:True",
@@ -217,14 +217,16 @@ _SMALL_PICTURE = re.compile(
     r"|as)\s)(?:[1-5]\d\d|640)\b",
     re.I,
 )
-_WORDS = re.compile(r"(?<![\w./])[A-Za-z]{2,}(?![\w./=(])|[\u4e00-\u9fff]{2}")
-_WORDS_OF_AN_AUTHOR = 10
+_WORDS = re.compile(
+    r"(?<![\w./])[A-Za-z]{2,}(?![\w./=(])|[\u4e00-\u9fff]{2}|[\u0400-\u04ff\u3040-\u30ff\uac00-\ud7af]{2,}"
+)
+_WORDS_OF_AN_AUTHOR = 6
 _LONGEST_MESSAGE = 700
 # Messages that print no sizes end at once.
 _BARE_FORMATS = (
     "short", "cuda_error_oom", "class_only", "cuda_thc_pre0.4.1", "third_party_cuda_oom", "cuda_driver_call", "sigkill",
 )  # fmt: skip
-_BARE_LENGTH = 40
+_BARE_LENGTH = 24
 _SMI = re.compile(r"(\d{1,7})MiB\s{0,3}/\s{0,3}(\d{1,7})MiB")
 _FULL_FROM = 0.9
 _NO_FACTS = RunFacts()
