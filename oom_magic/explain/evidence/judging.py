@@ -24,6 +24,7 @@ _WEIGHTS = {Confidence.CERTAIN: 0.97, Confidence.LIKELY: 0.7, Confidence.POSSIBL
 _WHO_ASKED = 0.25
 _LIBRARIES_ASK = ("third_party_cuda_oom", "cuda_driver_call")
 _MOST_POSSIBLE = 4
+_OF_HOST = (Cause.HOST_RAM, Cause.SHARED_MEMORY)
 # Where nothing reaches this degree reports that resemble the text are asked; they alone never make a cause likely.
 _CLEAR_FROM = 0.3
 _MOST_BY_PRECEDENT = 0.55
@@ -129,7 +130,10 @@ def _resembles_reports(failure: Failure | None, clues: Clues) -> bool:
 def _by_precedent(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     """What public reports that resemble this one were about, where nothing speaks more clearly."""
     known = precedents()
-    for cause, share in islice(known.shares(signs_of(failure, clues)).items(), _MOST_POSSIBLE):
+    is_of_device = failure is not None and failure.backend not in (None, "cpu") and "host_fills" not in clues.run.told
+    shares = known.shares(signs_of(failure, clues)).items()
+    likely = ((cause, share) for cause, share in shares if not (is_of_device and cause in _OF_HOST))
+    for cause, share in islice(likely, _MOST_POSSIBLE):
         values = {"percent": max(5, 5 * round(20 * share)), "count": known.num_reports}
         yield Support(cause, _MOST_BY_PRECEDENT * math.sqrt(share), Evidence("precedents", values))
 

@@ -41,7 +41,7 @@ _CHECKPOINT_LOAD = re.compile(
 _FULL_SHARE = 0.88
 # A request as small as this on a full device shows only who filled it before.
 _SMALL_REQUEST = 200 * MIB
-_SMALL_JAX_REQUEST = 256 * MIB
+_SMALL_FIRST_REQUEST = 256 * MIB
 _TRANSCRIBER_LOADS = re.compile(r"transcribe\.py\"?, line \d+, in (?:__)?init|load_model")
 # What people train today was not made for such cards.
 _SMALL_CARD = 4 * GIB
@@ -175,11 +175,13 @@ def _frameworks(failure: Failure | None, text: str) -> Iterator[Support]:
         return
     if failure.shape is not None and failure.backend == "tensorflow":
         yield from _stated_shape(failure.shape, text)
+    if failure.format == "tensorflow" and failure.shape is None and 0 < (requested or 0) < _SMALL_FIRST_REQUEST:
+        yield Support(Cause.OTHER_PROCESS, 0.4, Evidence("small_request_refused", {"requested_bytes": requested or 0}))
     if failure.backend == "jax":
         yield from _buffer_statistics(text)
-        if _BUFFER_SHAPE.search(text) and (requested or 0) >= _SMALL_JAX_REQUEST:
+        if _BUFFER_SHAPE.search(text) and (requested or 0) >= _SMALL_FIRST_REQUEST:
             yield Support(Cause.ACTIVATIONS, 0.5, Evidence("buffers_listed"))
-        elif requested and requested < _SMALL_JAX_REQUEST:
+        elif requested and requested < _SMALL_FIRST_REQUEST:
             yield Support(Cause.OTHER_PROCESS, 0.4, Evidence("small_request_refused", {"requested_bytes": requested}))
     if requested is not None and failure.format in ("onnxruntime", "cupy", "tensorrt") and requested >= 2**50:
         yield Support(Cause.REQUEST_ALONE_TOO_BIG, 0.95, Evidence("request_overflowed", {"requested_bytes": requested}))
@@ -210,7 +212,7 @@ def _buffer_statistics(text: str) -> Iterator[Support]:
     parameters = sizes.get("parameter", 0)
     if not computed + parameters:
         return
-    if computed + parameters < _SMALL_JAX_REQUEST:
+    if computed + parameters < _SMALL_FIRST_REQUEST:
         yield Support(Cause.OTHER_PROCESS, 0.4, Evidence("program_is_small", {"computed_bytes": computed + parameters}))
         return
     values = {"computed_bytes": computed, "parameter_bytes": parameters}

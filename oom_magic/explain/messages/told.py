@@ -92,12 +92,12 @@ _ANY_WORDING = (
 _OF_DEVICE = re.compile(
     r"gpus?\b|cuda|v-?ram|\b(?:video|graphics?|device|card|hbm)\b|[显顯][存卡]|видео|grafik|\b(?:[rg]tx|[345]0[6-9]0)"
     r"|\b[avh]100",
-    re.I,
+    re.I | re.A,
 )
 _OF_HOST = re.compile(
     r"(?<!v)(?<!v-)\bram\b|\b(?:host|cpu|system|swap|page ?file|computer|server)\b|[内內]存|記憶體|озу|оперативн"
     r"|arbeitsspeicher",
-    re.I,
+    re.I | re.A,
 )
 
 # A process that somebody else ended: in most cases the kernel, for want of RAM.
@@ -158,7 +158,7 @@ def told_messages(cleaned: str) -> Iterator[tuple[MessageKind, re.Match[str]]]:
         yield _OF_WHOM.get(of_whom, _OF_ANYBODY), match
         return
     match = KILLED.search(cleaned, 0, _LONGEST_STORY)
-    if match is not None:
+    if match is not None and not _OF_DEVICE.search(_statement(cleaned, match)):  # what it left there is no failure
         yield _OF_KILLED, match
 
 

@@ -454,6 +454,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:系统|电脑|机器|服务器)(?:自动|突然|会|直接)?(?:关机|重启|死机)",
     ),
 }  # fmt: skip
+_BLANKS = re.compile(r"[ \t]{2,8}")
 # Said by programs and messages, not by the author.
 _QUOTED = re.compile(
     r"to avoid fragmentation[^\n]{0,200}|try setting (?:max_split_size_mb|PYTORCH_\w+)[^\n]{0,120}"
@@ -477,7 +478,7 @@ def said_in(text: str) -> frozenset[str]:
     """The keys of everything that a cleaned text says of the run."""
     if len(text) > 2 * _LONGEST_STORY:
         text = f"{text[:_LONGEST_STORY]}\n{text[-_LONGEST_STORY:]}"
-    said = _QUOTED.sub("", text)
+    said = _BLANKS.sub(" ", _QUOTED.sub("", text))
     return frozenset(key for key, pattern in TOLD.items() if _is_told(pattern, said))
 
 
