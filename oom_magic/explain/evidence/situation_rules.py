@@ -73,7 +73,15 @@ def _is_of_host(failure: Failure | None, clues: Clues) -> bool:
         or (failure is not None and failure.backend == "cpu")
     ):
         return True
-    return "speaks_of_gpu" not in told and bool({"loads_data", "speaks_of_ram", "handles_files"} & told)
+    if "speaks_of_gpu" in told:
+        return False
+    return bool({"loads_data", "speaks_of_ram", "handles_files"} & told) or _computes_plainly(failure, clues)
+
+
+def _computes_plainly(failure: Failure | None, clues: Clues) -> bool:
+    """Whether memory ran out in a program that neither a device nor anything of machine learning is told of."""
+    has_none = not {"learns", "trains", "infers", "makes_pictures"} & clues.run.told
+    return failure is not None and has_none and clues.program is None and not clues.frames
 
 
 def _host(failure: Failure | None, clues: Clues) -> Iterator[Support]:
@@ -92,6 +100,8 @@ def _host(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.HOST_RAM, 0.45, Evidence("told_files"))
     elif "speaks_of_ram" in told and "speaks_of_gpu" not in told:
         yield Support(Cause.HOST_RAM, 0.45, Evidence("told_ram_only"))
+    elif failure is not None and failure.backend is None and _computes_plainly(failure, clues):
+        yield Support(Cause.HOST_RAM, 0.4, Evidence("told_no_device"))
     if "offloads_to_host" in told:
         yield Support(Cause.HOST_RAM, 0.2, Evidence("told_offload"))
 
@@ -149,7 +159,10 @@ def _part_of_the_run(clues: Clues) -> Iterator[Support]:
     told = clues.run.told
     if clues.frames and clues.phase is not None:
         return
-    if "saves" in told and clues.phase is None:
+    if "merges" in told and clues.phase is None and "killed" not in told:
+        yield Support(Cause.WEIGHTS_TOO_BIG, 0.5, Evidence("told_merging"))
+        yield Support(Cause.ACTIVATIONS, -0.4)
+    elif "saves" in told and clues.phase is None:
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.5, Evidence("told_saving"))
     elif "loads" in told and clues.phase is None and clues.program is None:
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.4, Evidence("told_loading"))

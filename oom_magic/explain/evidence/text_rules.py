@@ -42,6 +42,8 @@ _FULL_SHARE = 0.88
 # A request as small as this on a full device shows only who filled it before.
 _SMALL_REQUEST = 200 * MIB
 _SMALL_FIRST_REQUEST = 256 * MIB
+# TensorFlow asks for its share of the device at its start, then for nine tenths of it, until some is granted.
+_SHRINKING = re.compile(r"(?:failed to allocate [\d.]{1,8}[GM][^\n]{0,120}from device[^\n]{0,160}\n[^\n]{0,160}){2}")
 _TRANSCRIBER_LOADS = re.compile(r"transcribe\.py\"?, line \d+, in (?:__)?init|load_model")
 # What people train today was not made for such cards.
 _SMALL_CARD = 4 * GIB
@@ -175,6 +177,9 @@ def _frameworks(failure: Failure | None, text: str) -> Iterator[Support]:
         return
     if failure.shape is not None and failure.backend == "tensorflow":
         yield from _stated_shape(failure.shape, text)
+    if _SHRINKING.search(text):
+        yield Support(Cause.OTHER_PROCESS, 0.5, Evidence("start_refused"))
+        yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.3, Evidence("start_refused"))
     if failure.format == "tensorflow" and failure.shape is None and 0 < (requested or 0) < _SMALL_FIRST_REQUEST:
         yield Support(Cause.OTHER_PROCESS, 0.4, Evidence("small_request_refused", {"requested_bytes": requested or 0}))
     if failure.backend == "jax":

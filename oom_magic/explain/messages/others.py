@@ -184,6 +184,10 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
         r"failedtoallocate[\d.]{1,12}[kmgt]?i?b?\((?P<requested_bytes>\d{1,22})bytes\)"
         r"fromdevice:cuda_error_out_of_memory",
     ),
+    (
+        "tensorflow", "hip", True,
+        r"failedtoallocate[\d.]{1,12}[kmgt]?i?b?\((?P<requested_bytes>\d{1,22})bytes\)fromdevice:hiperror",
+    ),
     ("tensorflow", "tensorflow", True, rf"ranoutofmemorytryingtoallocate(?P<requested>{SIZE})"),
     ("tensorflow", "tensorflow", True, r"resourceexhaustederror:(?:failedtoallocate|oom(?!when))"),
     ("tensorflow", "tensorflow", True, r"dsttensorisnotinitialized"),

@@ -194,6 +194,12 @@ EVIDENCE: Sentences = {
     ),
     "small_card": "A card of {total_bytes} has little room for the activations of what is usually trained today.",
     "larger_batch_fails": "The text says that it fails where more goes through at once.",
+    "told_merging": "The text is about merging: there the whole model is made in full precision.",
+    "told_no_device": "The text names no GPU and nothing that one computes: such programs use the computer's memory.",
+    "start_refused": (
+        "TensorFlow was refused its share of the device at its start, where it has allocated nothing yet: the device"
+        " was in use, or the share is set too large."
+    ),
     "told_rises_once": (
         "The memory rose once, after the first step: there the optimizer makes its state, and gradients stay from then"
         " on."

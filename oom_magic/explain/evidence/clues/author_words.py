@@ -219,6 +219,16 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"保存(?:模型|权重|ckpt"
         r"|checkpoint|时)",
     ),
+    "merges": _words(
+        r"\bmerg(?:e|es|ing|er)\b[^.\n]{0,60}\b(?:loras?|adapters?|weights?|base|models?)\b",
+        r"\b(?:loras?|adapters?|weights)\b[^.\n]{0,24}\bmerg(?:e|es|ing|er)\b", r"merge_and_unload",
+        r"合并[^\n]{0,12}(?:模型|权重|lora)(?! ?[后時时之])|(?:模型|权重|lora)[^\n]{0,16}合并",
+    ),
+    "learns": _words(
+        r"\b(?:models?|tensors?|batch\w*|loss|tokens?|embed\w*|networks?|neural|attention|(?:py)?torch|oom|checkpoints?"
+        r"|gradients?|layers?|weights|lora|llm|predict\w*|encod\w*|qwen|llama|mistral|gpt|bert|yolo|resnet)",
+        r"模型|权重|张量|网络|推理|预测",
+    ),
     "loads": _words(
         rf"{_WHEN}(?:model\s)?(?:load(?:s|ing|ed)?|initiali[sz](?:e|es|ing|ation))\s(?:of\s)?{_MODEL}",
         rf"(?:cannot|can't|unable to|fail\w* to|try\w* to|tried to|want to|able to|could not) load\s{_MODEL}",
@@ -312,8 +322,8 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"|call|request"
         r"|attempt|video|batch of)\b(?! (?:step|epoch))",
         r"switch(?:ing|ed)? (?:between )?(?:models?|checkpoints?|loras?)",
-        r"(?:not|never|n't|without|refuse\w* to)\s(?:\w+\s){0,2}(?:releas|free|freed|unload|clear|clean"
-        r"|let (?:it )?go)\w*",
+        r"(?:not|never|n't|without|refuse\w* to)\s(?:\w+\s){0,2}(?:releas\w*|free(?:d|s|ing)?\b(?! to)|unload\w*"
+        r"|clear(?:ed|s|ing)\b|clear (?:the |its |up |any |gpu|v?ram|mem)|clean(?:ed|s|ing|up)?\b|let (?:it )?go)",
         r"(?:memory|vram)\s(?:\w+\s){0,2}(?:not|never)\s(?:\w+\s)?(?:released|freed|cleared|unloaded|cleaned)",
         r"\bchang(?:e|es|ing|ed) (?:of )?(?:the |my |between )?(?:loras?|models?|checkpoints?)",
         r"(?:every|each|after each|eighth|several) (?:generation|run|iteration|inference|workflow)\b(?! step)",
