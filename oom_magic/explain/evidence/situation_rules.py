@@ -21,6 +21,7 @@ _LARGE_REQUEST_BYTES = GIB
 _LARGEST_DEVICE_BYTES = 512 * GIB
 _ADAM_FACTOR = 8  # weights, gradients and two moments in fp32 for weights in half precision
 _MOST_OF_A_CARD = 0.85
+_LARGE_WEIGHTS = 12 * GIB  # most cards hold no more
 
 
 # Programs that take most of a device at their start.
@@ -140,13 +141,18 @@ def _inputs(failure: Failure | None, clues: Clues) -> Iterator[Support]:
 
 def _model_beside_card(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     """The weights that the text names, against the card that it names; ranks that do not share them hold all."""
+    told = clues.run.told
     weights, card = clues.weights_bytes, (failure.total_bytes if failure is not None else None) or clues.card_bytes
-    if weights is None or card is None or ("many_ranks" in clues.run.told and "shards" in clues.run.told):
+    if weights is None or {"many_ranks", "shards"} <= told:
+        return
+    if card is None:
+        if weights >= _LARGE_WEIGHTS and not _trains(clues) and clues.program is None and not clues.inputs:
+            yield Support(Cause.WEIGHTS_TOO_BIG, 0.32, Evidence("weights_named", {"weights_bytes": weights}))
         return
     values = {"weights_bytes": weights, "total_bytes": card}
     if weights > card * _MOST_OF_A_CARD:
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.6, Evidence("weights_fill_card", values))
-    elif "many_ranks" in clues.run.told:
+    elif "many_ranks" in told:
         return
     elif weights > card * 0.5 and clues.program is not None:
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.25, Evidence("weights_fill_card", values))

@@ -183,7 +183,7 @@ def dims_in_text(text: str, models: Mapping[str, Mapping[str, int | str]]) -> di
     dims: dict[str, int | str] = dict(models[named]) if named is not None else {}
     for name, pattern in (("batch", _BATCH_IN_TEXT), ("seq", _SEQ_IN_TEXT)):
         match = pattern.search(head)
-        if match:
+        if match and int(match.group(1)):  # "batch_size=0" leaves it open
             dims[name] = int(match.group(1))
     return dims
 
@@ -236,6 +236,8 @@ def _solve(
     """The candidate of a shape whose unknown factors (batch, or batch x seq) are what fills the window."""
     factors = [name for name in shape.factors if name not in solved]
     unit = math.prod(given[name] for name in factors) * _ITEM_BYTES[dtype] * shape.multiple
+    if not unit:
+        return None
     count = _roundest(-(-window[0] // unit), window[1] // unit) if solved else 1
     num_bytes = unit * count
     if not count or not window[0] <= num_bytes <= window[1]:

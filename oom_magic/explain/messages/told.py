@@ -62,7 +62,7 @@ _ANY_WORDING = (
     r"|\b(?:is|was|are|gets?|got|becomes?|being|goes) (?:\w+ )?full\b"
     r"|\blimit (?:is |was )?(?:reached|exceeded|hit)\b)",
     rf"\b{_FAILED}\b{_BETWEEN}{{0,24}}?\b(?:\w*alloc\w*|reserve|mmap|grow|extend)\b{_BETWEEN}{{0,40}}?{_AMOUNT}\b",
-    r"\b\w*alloc(?:ation|ator|ate)?s?\b(?: \w+){0,3} (?:fail\w*|refused|denied)\b",
+    r"\b\w*alloc(?:ation|ator|ate)?s?\b(?: \w+){0,3} (?:fail\w*|refused|denied|errors?)\b",
     rf"(?:n't|\bnot|\bnever|\bcannot|\bhardly|\bunable to) fit\b{_BETWEEN}{{0,30}}?\b{_HOLDER}\b",
     rf"\btoo (?:big|large|much) (?:\w+ )?(?:for|to fit)\b{_BETWEEN}{{0,24}}?\b{_HOLDER}\b",
     rf"\b(?:requir\w+|needs?|takes?) {_BETWEEN}{{0,16}}?\d ?gi?b\b{_BETWEEN}{{0,40}}?\b(?:only|just) (?:\w+ )?\d+ ?g",

@@ -194,6 +194,7 @@ EVIDENCE: Sentences = {
     ),
     "small_card": "A card of {total_bytes} has little room for the activations of what is usually trained today.",
     "larger_batch_fails": "The text says that it fails where more goes through at once.",
+    "weights_named": "The model that the text names has about {weights_bytes} of weights: most cards hold no more.",
     "told_merging": "The text is about merging: there the whole model is made in full precision.",
     "told_no_device": "The text names no GPU and nothing that one computes: such programs use the computer's memory.",
     "start_refused": (

@@ -69,7 +69,8 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"\b(?:memory|gpu|vram|ram)[- ]?leak", r"leak\w* (?:of |in |on )?(?:the )?(?:gpu|cuda|vram)\b",
         r"leak(?:s|ing)? (?:of )?(?:gpu )?memory", r"accumulates? memory", r"keep increasing until",
         r"always growing",
-        r"(?:显存|内存)(?:占用)?(?:会|在)?(?:一直|不断|持续|逐渐|越来越|慢慢|逐步)(?:地|在)?(?:增加|增长|上升|升高|涨|变大|多|增大)",
+        r"\bthe (?:more|longer)\b[^.\n]{0,60}\bthe (?:larger|more|higher|bigger)\b[^.\n]{0,16}\bmemory",
+        r"(?:显存|内存)(?:占用)?(?:会|在)?(?:一直|不断|持续|逐渐|越来越|慢慢|逐步)(?:地|的|在)?(?:增加|增长|上升|升高|涨|变大|多|增大)",
         r"(?:显存|内存)泄[漏露]",
     ),
     "rises_once": _words(
@@ -107,13 +108,17 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:is|are|was|were|gets?) (?:\w+\s)?(?:loaded|read|kept|held|stored)",
         r"(?:数据集?|图片|图像)[^\n]{0,8}(?:全部|一次性)[^\n]{0,8}(?:加载|读)|(?:全部|一次性)(?:加载|读入?)[^\n]{0,8}(?:数据|内存)",
     ),
-    "speaks_of_ram": _words(r"(?<!gpu )(?<!video )(?<!gb of )(?<!gb )\bRAM\b", r"\bRAM (?:memory"
-    r"|usage)", r"\d{1,6} ?gb (?:of )?ram\b", r"\d{1,4} ?gb (?:machine|computer|laptop|server|pc|instance)\b"),
+    "speaks_of_ram": _words(
+        r"(?<!gpu )(?<!video )(?<!gb of )(?<!gb )\bRAM\b", r"\bRAM (?:memory|usage)", r"\d{1,6} ?gb (?:of )?ram\b",
+        r"\d{1,4} ?gb (?:machine|computer|laptop|server|pc|instance)\b",
+        r"\b(?:machine|server|computer|laptop|workstation|cluster|node|pc)\b[^.\n]{0,24}"
+        r"\b\d{2,5} ?[gt]b? (?:of )?(?:memory|mem)\b",
+    ),
     "handles_files": _words(
         r"\bpickl\w*|\b(?:np|numpy|joblib|pd|pandas)\.(?:load|save|dump|read)\w*|\.(?:npy|npz|csv|tsv|h5"
         r"|hdf5|parquet|pkl)\b"
         r"|\bdata ?frames?\b|\bpandas\b",
-        r"\b(?:pre-?process|unzip|extract|tokeni[sz]|convert|download)\w*\s(?:\w+\s){0,4}(?:data\w*"
+        r"\b(?:pre-?process|unzip|extract|tokeni[sz]|convert|download)\w*\s(?:\S+\s){0,4}(?:data\w*"
         r"|files?|corpus|images)\b",
     ),
     "speaks_of_gpu": _words(

@@ -43,7 +43,8 @@ _KIND_OF = {"splat": "gaussians", "vertice": "points", "triangle": "points", "fa
             "instance": "objects"}  # fmt: skip
 _FACTORS = {"k": 1_000, "thousand": 1_000, "m": 1_000_000, "million": 1_000_000, "w": 10_000, "万": 10_000}
 _PARAMETERS = re.compile(
-    r"(?<![\w.])(?:[A-Za-z][\w.]{0,24}[-_: ])?(\d{1,3}(?:\.\d{1,2})?)[Bb](?![\w]*yte)(?=[-_\s.,:;)\]/'\"`]|$)"
+    r"(?<![\w.])(?:[A-Za-z][\w.]{0,24}[-_: ]|[A-Za-z]{3,12})?(\d{1,3}(?:\.\d{1,2})?)[Bb](?![\w]*yte)"
+    r"(?=[-_\s.,:;)\]/'\"`]|$)"
 )
 _MIXTURE = re.compile(r"(?<![\w.])(\d{1,2})x(\d{1,3})[Bb]\b")
 _BITS = (

@@ -246,6 +246,7 @@ _TRAINS = re.compile(
     r"\.backward\(|run_backward|training_step|_inner_training_loop|trainer\.train\(|optimizer\.step"
     r"|[/\\]optim[/\\]|\bTrainer\b"
     r"|MegatronTrain|\btrain(?:ing)?\.py|async_train|policy[_ ]?loss|[Ss]FTTrainer|GRPO|\bDPO\b|finetun|in train\b"
+    r"|训练(?:的时候|时|过程|中|容易|报错|会)"
 )
 # Programs that compute what they are told, training too; a training loop does not speak against them.
 _GENERAL = (
