@@ -174,6 +174,13 @@ def _driver(failure: Failure, clues: Clues) -> Iterator[Support]:
     """Messages raised outside PyTorch's allocator."""
     if _allocates_itself(clues):
         return
+    if (
+        failure.format in ("cudnn", "cublas")
+        and clues.program is not None
+        and clues.program.program.key == "tensorflow"
+    ):
+        yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.55, Evidence("library_beside_share"))
+        return
     text = failure.text.lower()
     is_bare = not (clues.frames or clues.phase)
     is_driver = (

@@ -29,7 +29,7 @@ _RESERVING = ("vllm", "sglang", "server", "jax", "tensorflow", "paddle")
 # What says enough of a failure although nothing in the text looks like a message.
 _TELLING = {
     "grows", "repeated_use", "saves", "dense_pairs", "keeps_graph", "collects_results", "smaller_share_helps",
-    "crowds_one_device", "replays", "left_over", "rises_once", "rises_to_a_level",
+    "crowds_one_device", "replays", "left_over", "rises_once", "rises_to_a_level", "workers",
 }  # fmt: skip
 
 
@@ -76,7 +76,7 @@ def _is_of_host(failure: Failure | None, clues: Clues) -> bool:
         return True
     if "speaks_of_gpu" in told:
         return False
-    return bool({"loads_data", "speaks_of_ram", "handles_files"} & told) or _computes_plainly(failure, clues)
+    return bool({"loads_data", "speaks_of_ram", "handles_files", "workers"} & told) or _computes_plainly(failure, clues)
 
 
 def _computes_plainly(failure: Failure | None, clues: Clues) -> bool:
@@ -95,6 +95,9 @@ def _host(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.HOST_RAM, 0.6, Evidence("host_fills"))
     if failure is not None and failure.format == "told_host":
         yield Support(Cause.HOST_RAM, 0.5, Evidence("meaning_told_host"))
+    is_told = failure is None or failure.backend is None or failure.format == "told_host"
+    if is_told and {"workers", "speaks_of_memory"} <= told:
+        yield Support(Cause.HOST_RAM, 0.5, Evidence("told_workers"))
     if "loads_data" in told:
         yield Support(Cause.HOST_RAM, 0.5, Evidence("told_loads_data"))
     elif "handles_files" in told and failure is not None:

@@ -37,7 +37,7 @@ _TOLD_HOST = (
     r"|\u4e0d\u591f|\u6ea2\u51fa)"
 )
 # As people write it in haste, too: memeory, memroy, memmory.
-_MEMORY = r"m[eo]m{1,2}[eo]{0,2}r{0,2}[oe]{0,2}r?(?:y|ies)"
+_MEMORY = r"m[eo]m{1,2}[aeo]{0,2}r{0,2}[aeo]{0,2}r?(?:y|ies)"
 _TOLD = (
     r"\bmemory (?:errors?|issues?|problems?)\b|(?<![a-z0-9_])oom(?:s|ed|ing)?(?![a-z0-9_])(?! ?killer)"
     rf"|\bout[- ]of[- ]{_MEMORY}\b"
@@ -57,6 +57,7 @@ _ANY_WORDING = (
     rf"\b(?:{_NOT_ENOUGH}|{_ENDED}|lack(?:s|ing)?(?: of)?|short(?:age)? of|low on|out of(?! bounds| range))\b"
     rf"{_BETWEEN}{{0,30}}?\b{_STORE}\b",
     rf"n't (?:\w+ ){{0,3}}(?:enough|sufficient)\b{_BETWEEN}{{0,20}}?\b{_STORE}\b",
+    rf"\b{_STORE} (?:is|was|gets?|got|goes|went) out\b",
     rf"\bno (?:more |free |available )+{_STORE}\b|\bno {_STORE} (?:left|available)\b",
     rf"\b{_STORE}\b{_BETWEEN}{{0,24}}?(?:\b(?:{_NOT_ENOUGH}|{_ENDED}|fills? up|filled up|not available)\b"
     r"|\b(?:is|was|are|gets?|got|becomes?|being|goes) (?:\w+ )?full\b"

@@ -195,6 +195,11 @@ EVIDENCE: Sentences = {
     "small_card": "A card of {total_bytes} has little room for the activations of what is usually trained today.",
     "larger_batch_fails": "The text says that it fails where more goes through at once.",
     "weights_named": "The model that the text names has about {weights_bytes} of weights: most cards hold no more.",
+    "told_workers": "The text is about workers that load data: each is a process of its own, which fills RAM.",
+    "library_beside_share": (
+        "TensorFlow takes nearly the whole device at its start; cuDNN and cuBLAS then find too little beside that"
+        " share."
+    ),
     "told_merging": "The text is about merging: there the whole model is made in full precision.",
     "told_no_device": "The text names no GPU and nothing that one computes: such programs use the computer's memory.",
     "start_refused": (

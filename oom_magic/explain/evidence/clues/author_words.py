@@ -29,8 +29,8 @@ _RISES = (
 _NEAR = r"(?:(?!\bnot?\b|n't|\bnever\b)[^.\n])"
 _NO_GPU = r"(?:(?!\bnot?\b|n't|\bgpu\b|cuda|vram)[^.\n])"
 _SPENT = (
-    r"(?:exceed\w*|exhaust\w*|\bfull\b|fill\w*|used? up|max\w* out|fully (?:used|utili[sz]ed)|saturat\w*"
-    r"|stays? (?:loaded|occupied)|insufficient|oom\b|ran out|runn?s? out|running out)"
+    r"(?:exceed\w*|surpass\w*|explod\w*|exhaust\w*|\bfull\b|fill\w*|used? up|max\w* out"
+    r"|fully (?:used|utili[sz]ed)|saturat\w*|stays? (?:loaded|occupied)|insufficient|oom\b|ran out|runn?s? out|running out)"
 )
 _WHEN = r"(?:when|while|during|at|after|before|upon|on|in|once)\s(?:i\s|it\s|we\s|the\s|trying to\s|try to\s)?"
 _MODEL = r"(?:\w+\s){0,2}(?:models?|weights|checkpoints?|pipeline|llm|unet|network)\b"
@@ -201,6 +201,7 @@ TOLD: dict[str, re.Pattern[str]] = {
     ),
     "killed": KILLED,
     "kernel_dies": _words(
+        r"\b(?:runtime|session|colab) (?:\w+ ){0,2}(?:dies?|died|dying|crash\w*|restart\w*)\b",
         r"\bkernell? (?:\w+ ){0,2}(?:dies|died|dying|dead|restart\w*|crash\w*)|kill(?:s|ed)? the kernell?\b",
         r"(?:内核|kernel)[^\n]{0,8}(?:死|崩溃|重启|挂)",
     ),
@@ -224,6 +225,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"保存(?:模型|权重|ckpt"
         r"|checkpoint|时)",
     ),
+    "workers": _words(r"num_workers", r"\bdata ?loader\w* (?:\w+ )?work\w*", r"\bworkers? process\w*"),
     "merges": _words(
         r"\bmerg(?:e|es|ing|er)\b[^.\n]{0,60}\b(?:loras?|adapters?|weights?|base|models?)\b",
         r"\b(?:loras?|adapters?|weights)\b[^.\n]{0,24}\bmerg(?:e|es|ing|er)\b", r"merge_and_unload",
@@ -399,7 +401,8 @@ TOLD: dict[str, re.Pattern[str]] = {
         rf"\b(?:{_GPU_MEMORY})\b[^.\n]{{0,50}}\b(?:{_STAYS})[^.\n]{{0,90}}\b(?:{_GONE})\b",
         rf"\b(?:{_NOTHING_RUNS})\b[^\n]{{0,120}}\b(?:{_STAYS})",
         rf"\b(?:{_STAYS})[^\n]{{0,120}}\b(?:{_NOTHING_RUNS})\b",
-        r"\b(?:zombies?|orphan(?:ed)?|defunct|ghost|stale|left-?over|lingering|hung|stuck|dangling)\b[^.\n]{0,30}"
+        r"\b(?:zombies?|orphan(?:ed)?|defunct|ghost|stale|left-?over|lingering|dangling"
+        r"|(?:hung|stuck)(?! (?:in|at|on|with|when|while)))\b[^.\n]{0,30}"
         r"\b(?:process\w*|jobs?|python|kernels?|memory|gpus?|contexts?|threads?)\b",
         r"fuser -v ?/dev|kill -9 (?:the |all |<?pid)", r"(?:allocated|used|occupied|taken|held) by (?:someone|somebody"
         r"|others?|another)\b",
