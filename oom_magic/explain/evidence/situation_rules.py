@@ -82,7 +82,7 @@ def _is_of_host(failure: Failure | None, clues: Clues) -> bool:
 def _computes_plainly(failure: Failure | None, clues: Clues) -> bool:
     """Whether memory ran out in a program that neither a device nor anything of machine learning is told of."""
     has_none = not {"learns", "trains", "infers", "makes_pictures"} & clues.run.told
-    return failure is not None and has_none and clues.program is None and not clues.frames
+    return failure is not None and has_none and not (clues.program or clues.frames or clues.inputs)
 
 
 def _host(failure: Failure | None, clues: Clues) -> Iterator[Support]:

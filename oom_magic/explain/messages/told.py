@@ -116,6 +116,7 @@ KILLED = re.compile(
             r"\bsigkill\b|\bsignal:? ?9\b|(?:exit|return) ?code:? ?-9\b|returncode=-9|\bexitcode:? ?-9\b",
             r"\bkilled by (?:the |my |a )?(?:oom|system|kernel|computer|os\b|linux|slurm|docker|scheduler)",
             r"^\W{0,6}killed (?:when|while|during|at|after|on)\b|notice the killed",
+            r"[\"'`\u2018\u201c]kill(?:ed)?[.,]?[\"'`\u2019\u201d]",
             r"oom[- _]?kill",
             r"\bkilled\b[^.\n]{0,12}\(?oom\b",
             r"(?:system|kernel|os) kill(?:ed|s)",
@@ -184,10 +185,16 @@ _OTHER_VENDORS = (
 )
 
 
+_A_CARD = re.compile(r"\b(?:gpus?|cuda|vram|graphics|rocm|hip|mps|xpu|npu|tpu)\b", re.I | re.A)
+_RUNS_ON_CPU = re.compile(r"\bdevice\W{1,4}cpu\b|\b(?:on|using) (?:the |my |a )?cpu\b|\bcpu[- ]only\b", re.I | re.A)
+
+
 def named_backend(cleaned: str) -> str | None:
     """The backend of the device that a text names; None: none, not only that one, or the host beside an NVIDIA card."""
     head = cleaned[:_LONGEST_STORY]
     if _NVIDIA.search(head):
         return None if _NAMED_HOST.search(head) else "cuda"
     named = [backend for backend, pattern in _OTHER_VENDORS if pattern.search(head)]
+    if not named and _RUNS_ON_CPU.search(head) and not _A_CARD.search(head):
+        return "cpu"
     return named[0] if len(named) == 1 else None

@@ -30,7 +30,8 @@ _NEAR = r"(?:(?!\bnot?\b|n't|\bnever\b)[^.\n])"
 _NO_GPU = r"(?:(?!\bnot?\b|n't|\bgpu\b|cuda|vram)[^.\n])"
 _SPENT = (
     r"(?:exceed\w*|surpass\w*|explod\w*|exhaust\w*|\bfull\b|fill\w*|used? up|max\w* out"
-    r"|fully (?:used|utili[sz]ed)|saturat\w*|stays? (?:loaded|occupied)|insufficient|oom\b|ran out|runn?s? out|running out)"
+    r"|fully (?:used|utili[sz]ed)|saturat\w*|stays? (?:loaded|occupied)|insufficient|oom\b|ran out|runn?s? out"
+    r"|running out)"
 )
 _WHEN = r"(?:when|while|during|at|after|before|upon|on|in|once)\s(?:i\s|it\s|we\s|the\s|trying to\s|try to\s)?"
 _MODEL = r"(?:\w+\s){0,2}(?:models?|weights|checkpoints?|pipeline|llm|unet|network)\b"
@@ -194,7 +195,10 @@ TOLD: dict[str, re.Pattern[str]] = {
         rf"|enough|all (?:of )?(?:the|my)?){_NO_GPU}{{0,24}}?{_HOST}",
         rf"\bhigh {_HOST} (?:usage|use|consumption|load|pressure)",
         r"\barray is too big\b",
-        r"\(?NOT (?:on )?GPU", r"\bswap\b[^.\n]{0,30}(?:full|fill|exhaust|used)", r"\(cpu memory\)",
+        r"(?:system|machine|computer|server) (?:is |was )?going out of memory",
+        r"\(?NOT (?:on )?GPU",
+        r"\bswap\b[^.\n]{0,30}(?:full|fill|exhaust|used)|\b(?:enter\w*|into|start\w*) swap\w*",
+        r"\(cpu memory\)",
         r"(?:memory|usage) (?:usage )?exceeds? \d{2,4} ?gi?b and (?:the process|it)",
         r"\d{1,6} ?gb and \d{1,6} ?gb swap",
         r"(?:主机|系统|CPU|服务器)\s?内存[^\n]{0,20}(?:增|涨|满|耗尽|不足|爆)", r"内存(?:不足|不够|爆|溢出)",
@@ -334,7 +338,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:memory|vram)\s(?:\w+\s){0,2}(?:not|never)\s(?:\w+\s)?(?:released|freed|cleared|unloaded|cleaned)",
         r"\bchang(?:e|es|ing|ed) (?:of )?(?:the |my |between )?(?:loras?|models?|checkpoints?)",
         r"(?:every|each|after each|eighth|several) (?:generation|run|iteration|inference|workflow)\b(?! step)",
-        r"\bmore than once\b|\btwice\b(?! as| (?:the )?(?:gpu )?memory)"
+        r"\bmore than once\b|\brepeatedly\b|\btwice\b(?! as| (?:the )?(?:gpu )?memory)"
         r"|\b(?:multiple|several|repeated) (?:times|runs)\b"
         r"|\bre-?run(?:s|ning)?\b",
         r"\b(?:2x|double|twice) the (?:gpu )?memory\b", r"until i (?:close|restart|reopen|kill"
