@@ -172,3 +172,32 @@ def test_nothing_heavy_is_imported():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA out of memory. Tried to allocate 4294967296.00 GiB (GPU 0; 79.15 GiB total capacity; 1.00 GiB already"
+        " allocated; 77.00 GiB free; 1.10 GiB reserved in total by PyTorch)",
+        "CUDA out of memory. Tried to allocate 17179869183.98 GiB. GPU 0 has a total capacity of 79.15 GiB.",
+        "DefaultCPUAllocator: can't allocate memory: you tried to allocate 18446744065119617024 bytes.",
+        "Unable to allocate 3.73 EiB for an array with shape (536870912, 1000000000) and data type int64",
+    ],
+)
+def test_a_size_that_overflowed_asks_for_what_was_multiplied(text):
+    diagnosis = explain(text, lang="en")
+    assert diagnosis.cause == Cause.REQUEST_ALONE_TOO_BIG
+    assert "Print the sizes that are multiplied" in str(diagnosis)
+
+
+def test_a_batch_of_none_is_explained():
+    text = "CUDA out of memory. Tried to allocate 40.00 MiB, batch_size=0"
+    assert explain(text).is_oom
+    assert explain(text, {"batch": 0}).is_oom
+
+
+def test_a_library_that_finds_no_room_beside_tensorflow():
+    text = (
+        "tensorflow.python.framework.errors_impl.UnknownError: Could not create cudnn handle: CUDNN_STATUS_ALLOC_FAILED"
+    )
+    assert explain(text).cause == Cause.MEMORY_FRACTION_LIMIT

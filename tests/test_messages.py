@@ -246,3 +246,28 @@ def test_letters_that_are_longer_in_lower_case_shift_nothing():
     assert found.requested_bytes == 20 * 2**20
     assert found.start == 4
     assert found.text.startswith("CUDA out of memory")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "My GPU memeory gets exhausted after the second epoch.",
+        "Unable to reserve enough VRAM for the model on this card.",
+        "训练到一半显存就不够用了。",
+        "学習中にGPUメモリが足りなくなりました。",
+        "Во время обучения не хватает памяти видеокарты.",
+        "La mémoire du GPU est insuffisante pendant l'entraînement.",
+    ],
+)
+def test_memory_running_out_is_recognised_in_any_wording(text):
+    failure = main_failure(read(text))
+    assert failure is not None and failure.is_oom
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["How do I free memory after training?", "The shared memory of this block is 48 KB.", "训练速度很慢，怎么办？"],
+)
+def test_speaking_of_memory_is_not_running_out(text):
+    failure = main_failure(read(text))
+    assert failure is None or not failure.is_oom

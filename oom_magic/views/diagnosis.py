@@ -59,7 +59,7 @@ _MOST_MISSING = 2
 _DEVICES = {"npu": "NPU", "mlu": "MLU"}
 _LONGEST_MESSAGE = 1200
 _MOST_HOLDERS = 12
-_MISTAKEN_SIZES = ("request_absurd", "request_overflowed")
+_MISTAKEN_SIZES = ("request_absurd", "request_overflowed", "meaning_cuda_absurd_size")
 _LIKELY_FIT = 0.7
 _STATE_ON_HOST = "{name: value.cpu() for name, value in model.state_dict().items()}"
 
@@ -84,7 +84,9 @@ def _title(diagnosis: Diagnosis) -> str:
         return translate("title_host", lang)
     if failure is None:
         return translate("title_nothing", lang)
-    if diagnosis.is_oom and failure.requested_bytes and failure.backend != "cpu":
+    if diagnosis.is_oom and failure.backend == "cpu":
+        return translate("title_host", lang)
+    if diagnosis.is_oom and failure.requested_bytes:
         return translate("title_requested", lang, requested_bytes=failure.requested_bytes)
     verdicts = {True: "title_device", False: "title_not_oom", None: "title_open"}
     return translate(verdicts[diagnosis.is_oom], lang)

@@ -8,7 +8,12 @@ from itertools import islice
 
 from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, Judgement, PossibleCause, Support
 from oom_magic.explain.evidence.clues.traceback import Clues, find_clues
-from oom_magic.explain.evidence.number_rules import OWN_SHARE, number_rules, observations, overflow_rules
+from oom_magic.explain.evidence.number_rules import (
+    NO_MEMORY_HOLDS,
+    number_rules,
+    observations,
+    overflow_rules,
+)
 from oom_magic.explain.evidence.precedents import precedents, signs_of
 from oom_magic.explain.evidence.situation_rules import situation_rules
 from oom_magic.explain.evidence.text_rules import text_rules
@@ -28,7 +33,7 @@ _OF_HOST = (Cause.HOST_RAM, Cause.SHARED_MEMORY)
 # Where nothing reaches this degree reports that resemble the text are asked; they alone never make a cause likely.
 _CLEAR_FROM = 0.3
 _MOST_BY_PRECEDENT = 0.55
-_IN_ANY_MESSAGE = {"speaks_of_memory", "speaks_of_gpu", "speaks_of_ram", "fragments"}
+_IN_ANY_MESSAGE = {"speaks_of_memory", "speaks_of_gpu", "speaks_of_ram", "fragments", "learns"}
 _OF_MEMORY = {
     "speaks_of_memory",
     "speaks_of_ram",
@@ -122,8 +127,6 @@ def _resembles_reports(failure: Failure | None, clues: Clues) -> bool:
     """Whether there is a report to compare with others: more than a bare message, and about memory."""
     if failure is None:
         return bool(_OF_MEMORY & clues.run.told)
-    if failure.pytorch_bytes is not None and failure.pytorch_bytes >= OWN_SHARE * (failure.total_bytes or math.inf):
-        return True
     return bool(clues.has_prose or clues.frames or clues.program or clues.run.told - _IN_ANY_MESSAGE)
 
 
@@ -146,6 +149,11 @@ def main_failure(failures: Sequence[Failure]) -> Failure | None:
 
 def _supports(failure: Failure | None, clues: Clues, text: str) -> Iterator[Support]:
     """Everything that speaks for a cause; what the kind of message settles stands alone."""
+    if failure is not None and failure.backend == "cpu" and (failure.requested_bytes or 0) >= NO_MEMORY_HOLDS:
+        values = {"requested_bytes": failure.requested_bytes or 0}
+        yield Support(Cause.REQUEST_ALONE_TOO_BIG, 0.97, Evidence("request_overflowed", values))
+        yield from overflow_rules(failure, clues)
+        return
     if failure is not None and failure.format in _FIXED:
         cause, confidence = _FIXED[failure.format]
         if cause is not Cause.DRIVER_LEVEL or not _allocates_itself(clues):

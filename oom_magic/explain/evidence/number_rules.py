@@ -38,8 +38,8 @@ _CARVE_OUT_BYTES = 4 * GIB
 NAMELESS_REQUESTS = (2 * MIB, 20 * MIB)
 # A request of so many times the device is no tensor that anybody meant.
 _ABSURD_TIMES = 20
-# A size of such a power of two is a product of sizes that overflowed, not one that anybody wrote.
-_OVERFLOWED_FROM = 2**50
+# No computer holds as much: from here on a size is a mistake, and a power of two a product that overflowed.
+NO_MEMORY_HOLDS = 2**50
 
 TENSOR_CAUSES = {
     "attention_scores": Cause.ATTENTION_SCORES,
@@ -118,7 +118,7 @@ def _too_big_request(failure: Failure, clues: Clues) -> Iterator[Support]:
 def overflow_rules(failure: Failure, clues: Clues) -> Iterator[Support]:
     """What was multiplied to a size that no device has: the power of two that it is, and the line."""
     requested = failure.requested_bytes or 0
-    if requested >= _OVERFLOWED_FROM and requested & (requested - 1) == 0:
+    if requested >= NO_MEMORY_HOLDS and requested & (requested - 1) == 0:
         power = Evidence("request_is_power", {"requested_bytes": requested, "exponent": requested.bit_length() - 1})
         yield Support(Cause.REQUEST_ALONE_TOO_BIG, 0.1, power)
     if clues.code:

@@ -104,7 +104,7 @@ def _host(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.HOST_RAM, 0.45, Evidence("told_files"))
     elif "speaks_of_ram" in told and "speaks_of_gpu" not in told:
         yield Support(Cause.HOST_RAM, 0.45, Evidence("told_ram_only"))
-    elif failure is not None and failure.backend is None and _computes_plainly(failure, clues):
+    elif failure is not None and failure.format.startswith("told") and _computes_plainly(failure, clues):
         yield Support(Cause.HOST_RAM, 0.4, Evidence("told_no_device"))
     if "offloads_to_host" in told:
         yield Support(Cause.HOST_RAM, 0.2, Evidence("told_offload"))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from oom_magic.explain.evidence.causes import Cause, Evidence, Support
 from oom_magic.explain.evidence.clues.traceback import Clues
-from oom_magic.explain.evidence.number_rules import NAMELESS_REQUESTS, OWN_SHARE, TENSOR_CAUSES
+from oom_magic.explain.evidence.number_rules import NAMELESS_REQUESTS, NO_MEMORY_HOLDS, OWN_SHARE, TENSOR_CAUSES
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.explain.messages.pytorch import parse_size
 from oom_magic.units import GIB, MIB
@@ -188,7 +188,7 @@ def _frameworks(failure: Failure | None, text: str) -> Iterator[Support]:
             yield Support(Cause.ACTIVATIONS, 0.5, Evidence("buffers_listed"))
         elif requested and requested < _SMALL_FIRST_REQUEST:
             yield Support(Cause.OTHER_PROCESS, 0.4, Evidence("small_request_refused", {"requested_bytes": requested}))
-    if requested is not None and failure.format in ("onnxruntime", "cupy", "tensorrt") and requested >= 2**50:
+    if requested is not None and failure.format in ("onnxruntime", "cupy", "tensorrt") and requested >= NO_MEMORY_HOLDS:
         yield Support(Cause.REQUEST_ALONE_TOO_BIG, 0.95, Evidence("request_overflowed", {"requested_bytes": requested}))
 
 

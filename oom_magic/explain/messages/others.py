@@ -125,7 +125,7 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("cpu_negative_size", "cpu", False, r"alloc_cpu\(\)seemstohavebeencalledwithnegativenumber"),
     (
         "numpy", "cpu", True,
-        r"unabletoallocate(?:(?P<requested>\d{1,6}\.?\d{0,4}(?:bytes|[kmgtp]ib))foran)?arraywithshape"
+        r"unabletoallocate(?:(?P<requested>\d{1,6}\.?\d{0,4}(?:bytes|[kmgtpe]ib))foran)?arraywithshape"
         rf"\((?P<shape>[\d,]{{0,80}})\)(?:anddatatype{_DTYPE})?",
     ),
     ("bad_alloc", "cpu", True, r"std::bad_alloc(?:what\(\):std::bad_alloc)?(?!:(?:cuda|out|rmm))"),

@@ -46,7 +46,7 @@ _TOLD = (
 )
 
 # Any other wording: a word for memory near one for its end. Whose memory it was the words around them say.
-_STORE = rf"(?:{_MEMORY}|mem|v-?ram|ram|swap|page ?file|\w*alloc\w*|arena)"
+_STORE = rf"(?:{_MEMORY}|mem|v-?ram|ram|swap|page ?file|\w{{0,20}}alloc\w*|arena)"
 _NOT_ENOUGH = r"(?:(?:not|n't|never)(?: \w+){0,3} (?:enough|sufficient)|(?:in|un)sufficient|too little)"
 _ENDED = r"(?:exhaust(?:s|ed|ing|ion)|exceed\w*|overflow\w*|(?:runs?|running|ran) out|used up|saturat\w*|max\w* out)"
 _FAILED = r"(?:fail\w*|unable|can ?not|can'?t|could ?n[o']?t|could not|impossible|refus\w*)"
@@ -62,8 +62,9 @@ _ANY_WORDING = (
     rf"\b{_STORE}\b{_BETWEEN}{{0,24}}?(?:\b(?:{_NOT_ENOUGH}|{_ENDED}|fills? up|filled up|not available)\b"
     r"|\b(?:is|was|are|gets?|got|becomes?|being|goes) (?:\w+ )?full\b"
     r"|\blimit (?:is |was )?(?:reached|exceeded|hit)\b)",
-    rf"\b{_FAILED}\b{_BETWEEN}{{0,24}}?\b(?:\w*alloc\w*|reserve|mmap|grow|extend)\b{_BETWEEN}{{0,40}}?{_AMOUNT}\b",
-    r"\b\w*alloc(?:ation|ator|ate)?s?\b(?: \w+){0,3} (?:fail\w*|refused|denied|errors?)\b",
+    rf"\b{_FAILED}\b{_BETWEEN}{{0,24}}?\b(?:\w{{0,20}}alloc\w*|reserve|mmap|grow|extend)\b"
+    rf"{_BETWEEN}{{0,40}}?{_AMOUNT}\b",
+    r"\b\w{0,20}alloc(?:ation|ator|ate)?s?\b(?: \w+){0,3} (?:fail\w*|refused|denied|errors?)\b",
     rf"(?:n't|\bnot|\bnever|\bcannot|\bhardly|\bunable to) fit\b{_BETWEEN}{{0,30}}?\b{_HOLDER}\b",
     rf"\btoo (?:big|large|much) (?:\w+ )?(?:for|to fit)\b{_BETWEEN}{{0,24}}?\b{_HOLDER}\b",
     rf"\b(?:requir\w+|needs?|takes?) {_BETWEEN}{{0,16}}?\d ?gi?b\b{_BETWEEN}{{0,40}}?\b(?:only|just) (?:\w+ )?\d+ ?g",
@@ -78,11 +79,11 @@ _ANY_WORDING = (
     r"|cheia|piena|épuisée)",
     # German
     r"\b(?:nicht gen[uü]gend|nicht genug|zu wenig|kein(?:en)?|ungen[uü]gend\w*)\b[^.\n]{0,16}?"
-    r"(?:\w*speicher|v-?ram|ram)\b",
-    r"\b\w*speicher\b[^.\n]{0,16}?\b(?:reicht nicht|(?:ist |läuft )?voll|erschöpft|überl\w+)",
+    r"(?:\w{0,20}speicher|v-?ram|ram)\b",
+    r"\b\w{0,20}speicher\b[^.\n]{0,16}?\b(?:reicht nicht|(?:ist |läuft )?voll|erschöpft|überl\w+)",
     # Russian
     r"(?:не (?:хвата\w+|хватил\w+|достаточно)|недостаточно|нехватк\w+|закончил\w+|кончил\w+|переполн\w+)[^.\n]{0,16}?"
-    r"(?:\w*памят\w*|v-?ram|озу)|(?:\w*памят\w*|озу)[^.\n]{0,16}?(?:не хват\w+|недостаточно|закончил\w+|переполн\w+)",
+    r"(?:памят\w*|v-?ram|озу)|(?:памят\w*|озу)[^.\n]{0,16}?(?:не хват\w+|недостаточно|закончил\w+|переполн\w+)",
     # Japanese, Korean
     r"(?:メモリー?|vram)[^。\n]{0,6}?(?:不足|足り|枯渇|溢れ|あふれ|オーバー|いっぱい|切れ)",
     r"(?:메모리|램|vram)[^.\n]{0,6}?(?:부족|초과|고갈|터[지졌]|오버)",

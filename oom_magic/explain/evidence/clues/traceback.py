@@ -227,6 +227,13 @@ _BARE_FORMATS = (
     "short", "cuda_error_oom", "class_only", "cuda_thc_pre0.4.1", "third_party_cuda_oom", "cuda_driver_call", "sigkill",
 )  # fmt: skip
 _BARE_LENGTH = 24
+# What a program, not its author, says around "out of memory": the class, the request, PyTorch's tip.
+_OF_A_MESSAGE = re.compile(
+    r"[\w.]{1,60}(?:error|exception)\b:?|tried to allocate [\d.]{1,12} ?\w{1,5}\.?(?: gpu\b)?"
+    r"|if reserved (?:but unallocated )?memory is\b[\s\S]{0,160}?fragmentation\.?"
+    r"|see documentation for memory management(?:\s{0,4}\(?https?://\S{1,120}|\s{1,4}and pytorch_\w{1,20}conf)?",
+    re.I | re.A,
+)
 _SMI = re.compile(r"(\d{1,7})MiB\s{0,3}/\s{0,3}(\d{1,7})MiB")
 _FULL_FROM = 0.9
 _NO_FACTS = RunFacts()
@@ -338,6 +345,7 @@ def _is_prose(cleaned: str, failure_start: int | None, message_format: str | Non
     else:
         end = failure_start + (_BARE_LENGTH if message_format in _BARE_FORMATS else _LONGEST_MESSAGE)
         said = cleaned[:failure_start][:_MAX_HEAD] + cleaned[end : end + _MAX_AROUND]
+    said = _OF_A_MESSAGE.sub(" ", said)
     return len(_WORDS.findall(said)) - len(_WORDS.findall(trace)) >= _WORDS_OF_AN_AUTHOR
 
 
