@@ -9,6 +9,7 @@ from oom_magic.explain.messages.others import MessageKind
 
 # Authors tell what happened first; what follows are logs, which end where something failed.
 _LONGEST_STORY = 20_000
+_LONGEST_END = 6_000
 
 _SPENT = (
     r"(?:oom|out[- ]of[- ]memory|(?:runs?|running|ran|goes|gets?) out|exhaust\w*|overflow\w*|insufficient|not enough"
@@ -154,7 +155,7 @@ def told_messages(cleaned: str) -> Iterator[tuple[MessageKind, re.Match[str]]]:
             return
     match = _IN_ANY_WORDS.search(cleaned, 0, _LONGEST_STORY)
     if match is None and len(cleaned) > _LONGEST_STORY:
-        match = _IN_ANY_WORDS.search(cleaned, max(_LONGEST_STORY, len(cleaned) - _LONGEST_STORY))
+        match = _IN_ANY_WORDS.search(cleaned, max(_LONGEST_STORY, len(cleaned) - _LONGEST_END))
     if match is not None:
         statement = _statement(cleaned, match)
         of_whom = (bool(_OF_DEVICE.search(statement)), bool(_OF_HOST.search(statement)))
