@@ -473,6 +473,20 @@ def test_a_name_imported_before_and_one_imported_inside_serve_alike(tmp_path: Pa
     assert names["remove"] is os.remove and names["mkdir"] is os.mkdir and os.mkdir is KEPT["mkdir"]
 
 
+def test_what_the_process_prints_to_is_as_before(here: None) -> None:
+    number = os.open(os.devnull, os.O_WRONLY)
+    before = [os.fstat(one) for one in range(3)]
+
+    def train() -> None:
+        for one in (1, 2):
+            os.dup2(number, one)
+        os.close(0)
+
+    om.dry_run(train)
+    os.close(number)
+    assert [os.fstat(one)[:3] for one in range(3)] == [one[:3] for one in before]
+
+
 def test_it_costs_little() -> None:
     def cost() -> float:
         start = time.process_time()

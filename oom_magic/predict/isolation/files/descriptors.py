@@ -64,10 +64,18 @@ class Descriptors:
 
     @contextmanager
     def closed_at_the_end(self) -> Iterator[None]:
-        """Around the run: copies are closed after it."""
+        """Around the run: copies are closed after it, and what the process reads and prints to is as before."""
+        outputs = {}
+        for number in range(3):
+            with suppress(OSError):  # closed
+                outputs[number] = os.dup(number)
         try:
             yield
         finally:
+            for number, kept in outputs.items():
+                if not _is_same(number, kept):
+                    os.dup2(kept, number)
+                os.close(kept)
             for number in self._private.values():
                 if number != _CLOSED:
                     os.close(number)
@@ -184,6 +192,12 @@ def _open_now() -> Iterator[tuple[int, tuple[int, int]]]:
                 is_left = stat.S_ISDIR(state.st_mode) or stat.S_ISCHR(state.st_mode) or is_output(number)
                 if not is_left:
                     yield number, (state.st_dev, state.st_ino)
+
+
+def _is_same(number: int, other: int) -> bool:
+    with suppress(OSError):
+        return os.path.samestat(os.fstat(number), os.fstat(other))
+    return False
 
 
 def _wakes() -> int | None:
