@@ -1,34 +1,35 @@
-"""Libraries' training code on the pretend GPU against what CUDA took: data/libraries_truth.json."""
+"""Libraries' training code on the pretend GPU against what CUDA took: data/libraries_truth.json and its other."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import json
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
+import other_library_cases
 import pytest
 from library_cases import CASES, write_models
 
 from oom_magic.predict.session import DrySession
 
-TRUTH = json.loads((Path(__file__).parent / "data" / "libraries_truth.json").read_text())
+DATA = Path(__file__).parent / "data"
+TRUTH = json.loads((DATA / "libraries_truth.json").read_text())
+OTHERS = json.loads((DATA / "other_libraries_truth.json").read_text())["cases"]
 
 
-def other_versions() -> str:
+def other_versions(measured: dict[str, str]) -> str:
     """Which libraries are not those of the measurement; "" if all are."""
     differing = []
-    for name, measured in TRUTH["versions"].items():
+    for name, version in measured.items():
         try:
             here = importlib.metadata.version(name).partition("+")[0]
         except importlib.metadata.PackageNotFoundError:
             here = "not installed"
-        if here != measured:
-            differing.append(f"{name} {here} (recorded with {measured})")
+        if here != version:
+            differing.append(f"{name} {here} (recorded with {version})")
     return ", ".join(differing)
-
-
-pytestmark = pytest.mark.skipif(bool(other_versions()), reason=other_versions())
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +39,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_each_step_takes_what_cuda_takes(name: str, folder: Path) -> None:
-    before = sorted(folder.rglob("*"))
+def steps_of(case: Callable[[Path], None], folder: Path) -> list[list[int]]:
     session = DrySession("A100 80GB")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        report = session.run(lambda: CASES[name](folder))
-    found = [[step.peak_allocated_bytes, step.peak_reserved_bytes] for step in report.steps]
-    assert found == TRUTH["steps"][name]
+        report = session.run(lambda: case(folder))
+    return [[step.peak_allocated_bytes, step.peak_reserved_bytes] for step in report.steps]
+
+
+@pytest.mark.skipif(bool(other_versions(TRUTH["versions"])), reason=other_versions(TRUTH["versions"]))
+@pytest.mark.parametrize("name", CASES)
+def test_each_step_takes_what_cuda_takes(name: str, folder: Path) -> None:
+    before = sorted(folder.rglob("*"))
+    assert steps_of(CASES[name], folder) == TRUTH["steps"][name]
     assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", other_library_cases.CASES)
+def test_each_step_of_other_libraries_takes_what_cuda_takes(name: str, tmp_path: Path) -> None:
+    recorded = OTHERS[name]
+    if differing := other_versions(recorded["versions"]):
+        pytest.skip(differing)
+    assert steps_of(other_library_cases.CASES[name], tmp_path)[: len(recorded["steps"])] == recorded["steps"]
+    assert not list(tmp_path.rglob("*"))

@@ -324,6 +324,25 @@ def sharpen(boxes: torch.Tensor) -> torch.Tensor:
     return boxes * 2
 
 
+@torch.library.custom_op("oom_magic_tests::blur", mutates_args=())
+def blur(images: torch.Tensor) -> torch.Tensor:
+    return images + 1
+
+
+@blur.register_fake
+def _(images: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(images)
+
+
+def test_a_library_s_kernel_that_nobody_has_read_is_said_once_to_take_more_perhaps():
+    def blurred() -> None:
+        for _ in range(2):
+            blur(torch.rand(4, 4, device="cuda"))
+
+    (said,) = om.dry_run(blurred).assumptions
+    assert said.text == "oom_magic_tests::blur: its results are counted; what its kernel takes inside is not"
+
+
 def test_operators_of_libraries_that_do_not_tell_their_shapes_are_guessed_and_said() -> None:
     seen: list[torch.Size] = []
 

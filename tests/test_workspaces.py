@@ -102,3 +102,13 @@ def test_one_number_is_of_all_dimensions() -> None:
         torch.conv_transpose3d(x[:, :, None], weight.transpose(0, 1)[:, :, None], stride=2).sum().backward()
 
     assert om.dry_run(convolve, gpu="RTX 3060").most_bytes[1] > 0
+
+
+@pytest.mark.parametrize("multiply", ["addmm_", "baddbmm_", "addmv_"])
+def test_a_product_that_is_added_in_place_has_a_workspace_too(multiply):
+    def add() -> None:
+        shapes = {"addmm_": [(8, 8)] * 3, "baddbmm_": [(2, 8, 8)] * 3, "addmv_": [(8,), (8, 8), (8,)]}[multiply]
+        into, *factors = (torch.zeros(shape, device="cuda") for shape in shapes)
+        getattr(into, multiply)(*factors)
+
+    assert om.dry_run(add, gpu="A100 80GB").peak_allocated_bytes > SMALL

@@ -1,6 +1,7 @@
-"""Measure library_cases.py on CUDA: python tests/data/record_libraries.py, where torch sees a device.
+"""Measure library_cases.py and other_library_cases.py on CUDA: python tests/data/record_libraries.py, where torch sees a device.
 
-Each case runs three steps in a process of its own; each step's peaks go to libraries_truth.json beside this file. On
+Each case runs three steps in a process of its own; each step's peaks go to libraries_truth.json or, of the other cases,
+to other_libraries_truth.json beside this file; what is not installed keeps what was recorded before. On
 stub libraries that compute nothing, a module ``values`` on PYTHONPATH keeps the values of masks (see its README).
 """
 
@@ -18,6 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import other_library_cases
 import torch
 from library_cases import CASES, write_models
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -44,7 +46,7 @@ def measure(name: str, folder: Path) -> list[list[int]]:
 
     register_optimizer_step_post_hook(after)
     with contextlib.suppress(Finished), known_values():
-        CASES[name](folder)
+        {**CASES, **other_library_cases.CASES}[name](folder)
     return steps
 
 
@@ -70,27 +72,63 @@ def known_values() -> Any:
     return values.Values()
 
 
-def main() -> None:
-    """Write the table."""
-    versions = {name: importlib.metadata.version(name).partition("+")[0] for name in LIBRARIES}
-    found: dict[str, Any] = {"versions": versions, "device": torch.cuda.get_device_name(), "steps": {}}
+def run(name: str, folder: str) -> list[list[int]]:
+    """``measure`` in a process of its own. Ends this one, with what was said, where that fails."""
     environment = {**os.environ, "HF_DEACTIVATE_ASYNC_LOAD": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, __file__, name, folder]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{name}: {done.stderr}")
+    steps: list[list[int]] = json.loads(done.stdout.splitlines()[-1])
+    return steps
+
+
+def version(name: str) -> str:
+    """The version installed, or that there is none."""
+    try:
+        return importlib.metadata.version(name).partition("+")[0]
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def write(table: str, found: dict[str, Any], key: str) -> None:
+    """The table, a line for each case."""
+    rows = [f'  "{name}": {json.dumps(row)}' for name, row in found.pop(key).items()]
+    text = f'{json.dumps(found)[:-1]}, "{key}": {{\n' + ",\n".join(rows) + "\n}}\n"
+    Path(__file__).with_name(table).write_text(text)
+
+
+def main() -> None:
+    """Write both tables."""
+    device = torch.cuda.get_device_name()
+    versions = {name: version(name) for name in LIBRARIES}
     with tempfile.TemporaryDirectory() as folder:
         write_models(Path(folder), weights=True)
-        for name in CASES:
-            command = [sys.executable, __file__, name, folder]
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-            if done.returncode:
-                sys.exit(f"{name}: {done.stderr}")
-            found["steps"][name] = json.loads(done.stdout.splitlines()[-1])
-    rows = [f'  "{name}": {json.dumps(steps)}' for name, steps in found.pop("steps").items()]
-    head = json.dumps(found)[:-1]
-    text = f'{head}, "steps": {{\n' + ",\n".join(rows) + "\n}}\n"
-    Path(__file__).with_name("libraries_truth.json").write_text(text)
+        steps = {name: run(name, folder) for name in CASES}
+    write("libraries_truth.json", {"versions": versions, "device": device, "steps": steps}, "steps")
+    table = Path(__file__).with_name("other_libraries_truth.json")
+    cases = json.loads(table.read_text())["cases"] if table.exists() else {}
+    for case, needs in other_library_cases.NEEDS.items():
+        versions = {name: version(name) for name in ("torch", *needs)}
+        if "not installed" not in {versions[name] for name in needs if name != "triton"}:
+            with tempfile.TemporaryDirectory() as folder:
+                cases[case.__name__] = {"versions": versions, "steps": run(case.__name__, folder)}
+    write(table.name, {"device": device, "cases": cases}, "cases")
+
+
+def recorded() -> list[str]:
+    """The other libraries as pip is asked for them, but those that need a CUDA build of torchvision."""
+    cases = json.loads(Path(__file__).with_name("other_libraries_truth.json").read_text())["cases"].values()
+    found = {
+        name: made for case in cases if "torchvision" not in case["versions"] for name, made in case["versions"].items()
+    }
+    return sorted(f"{name}=={made}" for name, made in found.items() if made != "not installed")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
+    if sys.argv[1:] == ["--versions"]:
+        print(*recorded())
+    elif len(sys.argv) > 1:
         print(json.dumps(measure(sys.argv[1], Path(sys.argv[2]))))
     else:
         main()

@@ -28,3 +28,8 @@ cd "$here"
 for file in tests/gpu/test_*.py; do
   "$work/fakecuda" run --gpu rtx3060 --ndev 2 -- python -m pytest -q -m gpu "$file"
 done
+
+# torchvision can be imported beside a CUDA build only. It goes where the tests above do not see it.
+"$FAKECUDA_HOME/venv/bin/pip" install -q --no-deps --target "$work/site-packages" timm==1.0.31 torchvision==0.28.0
+PYTHONPATH="$work/site-packages" "$work/fakecuda" run --gpu a100-80gb -- \
+  python -m pytest -q --slow tests/test_libraries_agreement.py -k "timm or torchvision"

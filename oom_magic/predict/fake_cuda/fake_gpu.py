@@ -44,6 +44,12 @@ if TYPE_CHECKING:
     from oom_magic.predict.distributed.world import World
     from oom_magic.predict.operators.autocast import Autocast
     from oom_magic.predict.setups.hardware import Job
+# What PyTorch itself brings; an operator of another namespace is a library's, whose kernel nobody has read.
+_OF_PYTORCH = frozenset({
+    "aten", "c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "debugprims", "_dtensor",
+    "export", "fsdp", "inductor", "inductor_prims", "mkldnn", "_native", "prim", "prims", "profiler", "quantized",
+    "_quantized", "quantized_decomposed", "rngprims", "sparse", "streams", "symm_mem",
+})  # fmt: skip
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _WITH_HOST_LENGTHS = {
     torch.ops.aten._pack_padded_sequence.default,
@@ -105,7 +111,7 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         self.lock: threading.RLock | None = None  # once the user's code has started threads
         self.ending: type[BaseException] | None = None  # what threads of the run shall raise
         self.interrupts = Interrupts(FakeGPU._handle, FakeGPU._forget)
-        self._rules = rules
+        self.rules = rules
         self._known_outputs = known_outputs
         self._in_place: OpOverload | None = None
         self._cards_of_nodes: dict[int, int] = {}  # by autograd's sequence number
@@ -230,7 +236,7 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         phase = self.attribution.phase(torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
         reused = _alias(args[0]) if func is self._in_place else reused_gradient(func, args)
         out = self._kernel(func, args, kwargs) if reused is None else reused
-        rule = self._rules.get(func)
+        rule = self.rules.get(func)
         if rule is None:
             self.adopt_all(out, Place.GPU, name, phase)
         else:
@@ -242,12 +248,16 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
 
     def _kernel(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
-            return self._known_outputs.of(func, args, kwargs, self.fused.get(func, func))
+            made = self._known_outputs.of(func, args, kwargs, self.fused.get(func, func))
         except (NotImplementedError, RuntimeError) as error:
             run = find_fallback(error)
             if run is None:
                 raise
             return run(self, func, args, kwargs)
+        if func.namespace not in _OF_PYTORCH and func not in self.rules:
+            name = func.name()
+            self.values.assume(_("{name}: its results are counted; what its kernel takes inside is not", name=name))
+        return made
 
     def copy_to(self, tensor: torch.Tensor, place: Place, operator: str) -> torch.Tensor:
         """A tensor like ``tensor`` on the pretend device ``place``, with its values where they are known."""

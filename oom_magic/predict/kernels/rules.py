@@ -17,11 +17,12 @@ from oom_magic.predict.kernels import (
     sorting,
 )
 from oom_magic.predict.kernels.matrix_products import product_rules
+from oom_magic.predict.operators.calls import find_overload
 from oom_magic.predict.setups.gpus import GPU
 
 
 def kernel_rules(gpu: GPU) -> dict[OpOverload, Rule]:
-    """The rule of each operator that has one, on this card; a variant that writes into given outputs has the same."""
+    """The rule of each operator that has one, on this card; variants that write into given outputs have the same."""
     rules = {
         **copies.RULES,
         **losses.RULES,
@@ -38,9 +39,12 @@ def kernel_rules(gpu: GPU) -> dict[OpOverload, Rule]:
 
 
 def _into_given(rules: dict[OpOverload, Rule]) -> dict[OpOverload, Rule]:
+    """The variants with ``out=``, and those that write into their first argument."""
     found = {}
     for operator, rule in rules.items():
         if operator._overloadname == "default":
             names = {"out", "values"} & set(operator.overloadpacket.overloads())
             found.update({getattr(operator.overloadpacket, name): rule for name in names})
+            in_place = find_overload(f"{operator.overloadpacket.__name__}_")
+            found.update({} if in_place is None else {in_place: rule})
     return found

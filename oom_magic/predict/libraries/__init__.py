@@ -17,6 +17,7 @@ from oom_magic.predict.libraries import (
     attention,
     bitsandbytes_ops,
     hugging_face,
+    torchvision_ops,
     trainers,
     written_files,
 )
@@ -25,6 +26,7 @@ from oom_magic.predict.libraries.adapters import Run, adapted
 _KINDS = (
     hugging_face,
     bitsandbytes_ops,
+    torchvision_ops,
     trainers,
     written_files,
     saving,

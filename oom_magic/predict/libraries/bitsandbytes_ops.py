@@ -6,23 +6,18 @@ import functools
 import importlib.util
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from oom_magic.language import _
-from oom_magic.predict.fake_cuda.device_view import DeviceView
-from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
-from oom_magic.predict.fake_cuda.places import Handler, Place, tensors_in
 from oom_magic.predict.isolation.patching import Patches, all_patched, patched
 from oom_magic.predict.libraries.adapters import Adapter, Run, pretend_on_host
+from oom_magic.predict.libraries.composed_kernels import Kernel, added, composed, operators_of
 
 _BACKENDS = ("bitsandbytes.backends.default.ops", "bitsandbytes.backends.cuda.ops")  # the second is preferred
-
-Kernel = Callable[..., Any]
 
 
 @contextmanager
@@ -61,7 +56,6 @@ def _kernels_left_out(module: ModuleType, run: Run) -> Iterator[None]:
     from bitsandbytes.backends import utils
 
     library = _Kernels()
-    handlers = run.gpu.handlers
     table: Patches = [
         (functional, {"lib": library, "get_paged": _get_paged(run)}),
         (functional.CUBLAS_Context, {"_instance": None}),
@@ -70,36 +64,24 @@ def _kernels_left_out(module: ModuleType, run: Run) -> Iterator[None]:
     with ExitStack() as stack:
         # A partial, as functions are lent: newer versions keep it when imported, older ones ask at each kernel.
         stack.enter_context(patched(torch._C, {"_cuda_getCurrentRawStream": functools.partial(library.stream)}))
-        handler = _handler(_cuda_kernels(library))
+        handler = composed(_cuda_kernels(library))
         stack.enter_context(all_patched(table))
         for cache in (functional.name2qmap, getattr(utils, "_code_4bit_cache", {})):
             stack.enter_context(_emptied(cache))
-        stack.enter_context(_emptied(handlers, keep=True))
-        handlers.update(dict.fromkeys(_operators(), handler))
+        stack.enter_context(added(run.gpu.handlers, dict.fromkeys(operators_of("bitsandbytes"), handler)))
         yield
 
 
 @contextmanager
-def _emptied(cache: dict[Any, Any], keep: bool = False) -> Iterator[None]:
-    """A dictionary that starts empty, or as it is if ``keep``, and holds afterwards what it held before."""
+def _emptied(cache: dict[Any, Any]) -> Iterator[None]:
+    """A dictionary that starts empty, and holds afterwards what it held before."""
     before = dict(cache)
-    if not keep:
-        cache.clear()
+    cache.clear()
     try:
         yield
     finally:
         cache.clear()
         cache.update(before)
-
-
-def _operators() -> list[OpOverload]:
-    found = []
-    for name in torch._C._dispatch_get_all_op_names():
-        namespace, _unused, rest = name.partition("::")
-        if namespace == "bitsandbytes":
-            packet, _unused, overload = rest.partition(".")
-            found.append(getattr(getattr(torch.ops.bitsandbytes, packet), overload or "default"))
-    return found
 
 
 def _cuda_kernels(library: _Kernels) -> dict[str, Kernel]:
@@ -126,40 +108,6 @@ def _cuda_kernels(library: _Kernels) -> dict[str, Kernel]:
             if spec is not None and spec.loader is not None:
                 spec.loader.exec_module(importlib.util.module_from_spec(spec))
     return found
-
-
-def _handler(kernels: dict[str, Kernel]) -> Handler:
-    outside = _as_user_code()
-
-    def run_operator(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        overload = func._schema.overload_name
-        kernel = kernels.get(f"{func._schema.name}.{overload}" if overload else func._schema.name)
-        if kernel is None or not any(gpu.place(tensor) is Place.GPU for tensor in tensors_in(args, kwargs)):
-            return gpu.run(func, args, kwargs)
-        view = DeviceView(gpu)
-        with torch.no_grad(), _autocast_off(gpu), outside(), torch._C._EnableTorchFunction(), view, gpu:
-            return kernel(*args, **kwargs)
-
-    return run_operator
-
-
-@contextmanager
-def _autocast_off(gpu: FakeGPU) -> Iterator[None]:
-    """Autocast does not reach the operators inside a kernel."""
-    before, gpu.autocast.is_on = gpu.autocast.is_on, False
-    try:
-        yield
-    finally:
-        gpu.autocast.is_on = before
-
-
-def _as_user_code() -> Callable[[], AbstractContextManager[None]]:
-    """Dispatch as it is here, where no operator runs, so that a mode sees composite operators taken apart."""
-    included = torch._C._dispatch_tls_local_include_set()
-    excluded = torch._C._dispatch_tls_local_exclude_set()
-    for key in (torch._C.DispatchKey.Python, torch._C.DispatchKey.PythonTLSSnapshot):
-        included = included.remove(key)
-    return lambda: torch._C._ForceDispatchKeyGuard(included, excluded)
 
 
 def _get_paged(run: Run) -> Kernel:
