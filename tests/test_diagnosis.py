@@ -188,6 +188,7 @@ def test_a_size_that_overflowed_asks_for_what_was_multiplied(text):
     diagnosis = explain(text, lang="en")
     assert diagnosis.cause == Cause.REQUEST_ALONE_TOO_BIG
     assert "Print the sizes that are multiplied" in str(diagnosis)
+    assert "smaller batches" not in str(diagnosis)
 
 
 def test_a_batch_of_none_is_explained():

@@ -138,6 +138,8 @@ def text_remedies(diagnosis: Diagnosis) -> tuple[str, ...] | None:
     if failure is not None and failure.format in _BY_FORMAT:
         return _BY_FORMAT[failure.format]
     keys = {one.key for one in diagnosis.evidence}
+    if diagnosis.cause is Cause.REQUEST_ALONE_TOO_BIG and keys & {"request_absurd", "request_overflowed"}:
+        return ("find_tensor",)  # a size that is a mistake; no smaller input mends it
     program = _PROGRAMS.get(diagnosis.program)
     is_device = failure is None or failure.backend != "cpu" or diagnosis.program in ("llama_cpp", "ollama")
     if program is not None and is_device and diagnosis.cause is not Cause.NOT_OOM:
