@@ -359,11 +359,18 @@ def test_a_rehearsed_cell_finds_the_gpu_it_asks_for(shell, monkeypatch):
 
 def test_running_out_of_the_computers_memory_is_explained_too(shell):
     shell.run_cell("raise RuntimeError('CUDA out of memory. Tried to allocate 1.00 GiB.')")
-    shell.run_cell("import torch\nx = torch.empty(2**58, dtype=torch.uint8)")
+    shell.run_cell("import torch\nx = torch.empty(2**47, dtype=torch.uint8)")
     diagnosis = run(shell, "%oom_explain")
     assert diagnosis.cause == Cause.HOST_RAM
-    assert diagnosis.main_failure.requested_bytes == 2**58
+    assert diagnosis.main_failure.requested_bytes == 2**47
     assert all(remedy.needed_bytes is None for remedy in diagnosis.remedies)
+
+
+def test_a_frame_without_source_is_not_given_the_message_as_its_code(shell):
+    shell.run_cell("import torch\nx = torch.empty(2**58, dtype=torch.uint8)")
+    diagnosis = run(shell, "%oom_explain")
+    assert diagnosis.cause == Cause.REQUEST_ALONE_TOO_BIG
+    assert "multiplied in RuntimeError" not in str(diagnosis)
 
 
 @pytest.mark.parametrize(

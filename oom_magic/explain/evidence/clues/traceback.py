@@ -209,6 +209,7 @@ _QUOTED_TIP = _any(
 )
 
 
+_RAISED = re.compile(r"[\w.]+(?:Error|Exception|Interrupt)(?::|\s*$)")  # what follows a frame without source
 _QUOTED_CODE = re.compile(r"[`\"]([^`\"\n]{3,160}[=(@][^`\"\n]{1,160})[`\"]")
 _FEW_PARAMETERS = re.compile(r"\b(?:q?lora|peft|adapters?|p-?tuning|prefix)\b|\blora_|frozen", re.I)
 _BATCH_OF_ONE = re.compile(r"batch[-_ ]?size(?:\W{1,4}|\s(?:to|is|of|as)\s)1\b(?!\d)", re.I)
@@ -437,7 +438,7 @@ def _innermost_code(lines: list[str]) -> str:
         arrow = _ARROW.match(line)
         if arrow:
             return arrow.group("code").strip()
-        if not _FRAME.search(line) and re.search(r"\w ?= ?\S|\w\(.*[),]|\)$", line):
+        if not (_FRAME.search(line) or _RAISED.match(line)) and re.search(r"\w ?= ?\S|\w\(.*[),]|\)$", line):
             return line.strip()
     return ""
 
@@ -451,7 +452,7 @@ def _frames(lines: list[str]) -> tuple[TracebackFrame, ...]:
             continue
         groups = {name.split("_")[-1]: value for name, value in match.groupdict().items() if value}
         following = lines[index + 1] if index + 1 < len(lines) else ""
-        code = "" if _FRAME.search(following) else following.strip()
+        code = "" if _FRAME.search(following) or _RAISED.match(following) else following.strip()
         path = groups.get("path", f"cell {groups.get('cell', '')}".strip())
         frames.append(TracebackFrame(path, int(groups.get("line", 0)), groups.get("function", ""), code))
     return tuple(frames)
