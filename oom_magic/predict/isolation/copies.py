@@ -10,6 +10,7 @@ import warnings
 from collections import OrderedDict, deque
 from typing import Any
 
+import numpy as np
 from torch.utils.data import dataloader
 
 _EMPTY: tuple[Any, ...] = ([], (), range(0), range(1 << 70), "", "é", b"", bytearray(), set(), deque())
@@ -45,7 +46,7 @@ class Copies:
 
     def _of(self, one: Any) -> Any:
         kind: Any = type(one)
-        if not _has_state(kind):
+        if not has_copy(kind):
             return None
         if id(one) not in self._made:
             self._made[id(one)] = one, _copied(one, _DEEP)
@@ -53,8 +54,10 @@ class Copies:
 
 
 @functools.lru_cache(maxsize=4096)
-def _has_state(kind: Any) -> bool:
-    return issubclass(kind, (*_OF_CONTAINERS, *_OF_OTHERS, dataloader._SingleProcessDataLoaderIter)) or _is_digest(kind)
+def has_copy(kind: Any) -> bool:
+    """Whether objects of the type are exchanged for copies."""
+    exchanged = (*_OF_CONTAINERS, *_OF_OTHERS, dataloader._SingleProcessDataLoaderIter, np.random.SeedSequence)
+    return issubclass(kind, exchanged) or _is_digest(kind)
 
 
 def _is_digest(kind: type) -> bool:
@@ -70,6 +73,8 @@ def _copied(one: Any, depth: int) -> Any:
         return one.copy()
     if kind in _OF_CONTAINERS:
         return copy.copy(one)
+    if kind is np.random.SeedSequence:
+        return kind(**one.state)
     if isinstance(one, dataloader._SingleProcessDataLoaderIter):
         return _copied_batches(one)
     if kind not in _OF_OTHERS or depth == 0:

@@ -7,14 +7,18 @@ A list of all objects holds what other threads are making as well: a tuple that 
 from __future__ import annotations
 
 import gc
+import io
 import itertools
+import sqlite3
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
+FILES = (io.TextIOWrapper, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.FileIO)
 _TRAINING_TOOLS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 
 
@@ -25,6 +29,7 @@ class LiveObjects:
     tensors: list[torch.Tensor] = field(default_factory=list)
     modules: list[torch.nn.Module] = field(default_factory=list)
     tools: list[Any] = field(default_factory=list)  # optimizers, learning rate schedulers, gradient scalers
+    files: list[Any] = field(default_factory=list)  # open files, maps of arrays and databases
     num_objects: int = 0  # all that the collector knows
 
 
@@ -56,7 +61,7 @@ def find_live_objects() -> LiveObjects:
     """One pass over all objects, most of which are told by their type alone."""
     found = LiveObjects()
     for aside in _aside:
-        found = LiveObjects(list(aside.tensors), list(aside.modules), list(aside.tools), aside.num_objects)
+        found = LiveObjects([*aside.tensors], [*aside.modules], [*aside.tools], [*aside.files], aside.num_objects)
     homes = {kind: home for root, home in _homes(found) for kind in _subclasses(root)}
     [(number, objects)] = list(_counted_and_chosen(homes))
     found.num_objects += number
@@ -67,7 +72,8 @@ def find_live_objects() -> LiveObjects:
 
 def _homes(found: LiveObjects) -> list[tuple[type, list[Any]]]:
     tools = ((kind, found.tools) for kind in _TRAINING_TOOLS)
-    return [(torch.Tensor, found.tensors), (torch.nn.Module, found.modules), *tools]
+    files = ((kind, found.files) for kind in (*FILES, np.memmap, sqlite3.Connection))
+    return [(torch.Tensor, found.tensors), (torch.nn.Module, found.modules), *tools, *files]
 
 
 def _subclasses(root: type) -> set[type]:

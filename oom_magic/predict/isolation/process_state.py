@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import copyreg
+import csv
 import decimal
+import faulthandler
 import functools
 import gc
 import itertools
@@ -18,8 +21,10 @@ import os
 import random
 import socket
 import sys
+import tempfile
 import threading
 import time
+import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,6 +38,7 @@ import torch
 from oom_magic.predict.isolation.patching import Journal
 from oom_magic.predict.isolation.reach import is_users_class
 from oom_magic.predict.isolation.snapshot import Snapshot
+from oom_magic.predict.isolation.values_kept import set_context
 from oom_magic.user_code import is_users_file
 
 _ANOTHER_SEED = 104_729  # nobody's
@@ -162,8 +168,13 @@ def settings_noted() -> Iterator[Callable[[], object]]:
     if figures is not None:  # those that pyplot knows
         yield functools.partial(_restore_items, figures.figs, dict(figures.figs))
     context = decimal.getcontext()
-    yield functools.partial(_restore_decimal, context, context.copy())
+    yield functools.partial(set_context, context, context.copy())
+    for table in _whole_tables():
+        yield functools.partial(_restore_items, table, dict(table))
+    yield functools.partial(_restore_dialects, csv.list_dialects())
+    yield functools.partial(_restore_modules, dict(sys.modules))
     yield functools.partial(_restore_loggers, _loggers())
+    yield functools.partial(_restore_handlers, _handlers())
 
 
 def _restore(read: Callable[[], Any], write: Callable[[Any], Any], before: Any) -> None:
@@ -178,6 +189,9 @@ def _attributes() -> Iterator[_Setting]:
     for owner, names in (
         (sys, ("argv", "stdin", "stdout", "stderr", *_HOOKS_OF_PYTHON)),
         (threading, ("excepthook",)),
+        (tempfile, ("tempdir",)),
+        (sys.modules.get("asyncio.events"), ("_event_loop_policy",)),
+        (sys.modules.get("gettext"), ("_current_domain",)),
         (warnings, ("filters", "showwarning")),
         (logging, ("_loggerClass", "_logRecordFactory", "lastResort", "raiseExceptions")),
         (logging.root.manager, ("disable",)),
@@ -212,8 +226,6 @@ def _of_compilers() -> Iterator[_Setting]:
 def _tables() -> Iterator[dict[Any, Any]]:
     """Dicts of settings; what stands in them newly is left."""
     yield vars(builtins)
-    yield logging._levelToName
-    yield logging._nameToLevel
     yield vars(torch._tensor_str.PRINT_OPTS)
     if "matplotlib" in sys.modules:
         yield getattr(sys.modules["matplotlib"], "rcParams", {})
@@ -223,6 +235,15 @@ def _tables() -> Iterator[dict[Any, Any]]:
         table = waiting.pop()
         yield table
         waiting += [inner for inner in table.values() if isinstance(inner, dict)]
+
+
+def _whole_tables() -> Iterator[dict[Any, Any]]:
+    """Dicts of settings in which nothing new stays."""
+    yield logging._levelToName
+    yield logging._nameToLevel
+    yield copyreg.dispatch_table
+    if "matplotlib" in sys.modules:
+        yield getattr(getattr(sys.modules["matplotlib"], "colormaps", None), "_cmaps", {})
 
 
 def _restore_table(names: dict[Any, Any], before: dict[Any, Any]) -> None:
@@ -244,11 +265,20 @@ def _restore_items(table: dict[Any, Any], before: dict[Any, Any]) -> None:
         table.update(before)
 
 
-def _restore_decimal(context: decimal.Context, before: decimal.Context) -> None:
-    for name in ("prec", "rounding", "Emin", "Emax", "capitals", "clamp"):
-        setattr(context, name, getattr(before, name))
-    for flags, were in ((context.flags, before.flags), (context.traps, before.traps)):
-        flags.update(were)
+def _restore_dialects(before: list[str]) -> None:
+    for name in csv.list_dialects():
+        if name not in before:
+            csv.unregister_dialect(name)
+
+
+def _restore_modules(before: dict[str, Any]) -> None:
+    """What was imported stays; what was put there otherwise does not."""
+    for name, module in list(sys.modules.items()):
+        if before.get(name) is not module and getattr(module, "__spec__", None) is None:
+            if name in before:
+                sys.modules[name] = before[name]
+            else:
+                del sys.modules[name]
 
 
 def _restore_callbacks(functions: list[Any], before: list[Any]) -> None:
@@ -289,6 +319,19 @@ def _restore_loggers(before: list[tuple[logging.Logger, dict[str, Any], list[Any
         logger.handlers[:], logger.filters[:] = handlers, filters
 
 
+def _handlers() -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """The attributes of handlers and of their formatters; the stream is not ours to put back."""
+    known = [one for one in (reference() for reference in getattr(logging, "_handlerList", ())) if one is not None]
+    parts = [*known, *(one.formatter for one in known if one.formatter is not None)]
+    styles = [vars(part)["_style"] for part in parts if "_style" in vars(part)]
+    return [(vars(one), {name: vars(one)[name] for name in _OF_HANDLERS & vars(one).keys()}) for one in parts + styles]
+
+
+def _restore_handlers(before: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
+    for own, values in before:
+        own.update(values)
+
+
 def _umask() -> int:
     """There is no way to ask for it; other threads make files for nobody else meanwhile."""
     now = os.umask(0o77)
@@ -314,6 +357,7 @@ def _set_limit(resource: Any, number: int, before: tuple[int, int]) -> None:
         resource.setrlimit(number, before)
 
 
+_OF_HANDLERS = {"level", "formatter", "filters", "_fmt", "_style", "datefmt", "_name"}
 _HOOKS_OF_PYTHON = ("excepthook", "displayhook", "breakpointhook", "unraisablehook")
 _SETTINGS: tuple[_Setting, ...] = (
     (sys.getrecursionlimit, sys.setrecursionlimit),
@@ -323,6 +367,11 @@ _SETTINGS: tuple[_Setting, ...] = (
     (_umask, os.umask),
     (threading.stack_size, threading.stack_size),
     (decimal.getcontext, decimal.setcontext),
+    (faulthandler.is_enabled, lambda was: None if was else faulthandler.disable()),
+    (csv.field_size_limit, csv.field_size_limit),
+    (tracemalloc.is_tracing, lambda was: tracemalloc.start() if was else tracemalloc.stop()),
+    (torch.is_warn_always_enabled, torch.set_warn_always),
+    (torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled),
     (gc.get_threshold, lambda value: gc.set_threshold(*value)),
     (socket.getdefaulttimeout, socket.setdefaulttimeout),
     (functools.partial(locale.setlocale, locale.LC_ALL), functools.partial(locale.setlocale, locale.LC_ALL)),

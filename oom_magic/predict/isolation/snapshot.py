@@ -7,7 +7,7 @@ import itertools
 import operator
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,50 @@ class _Change:
             _fill(container, self.changed)
 
 
+@dataclass(frozen=True, slots=True)
+class _Alike:
+    """What many containers of one type held, as one list: copies of each would take twice as long to make and drop."""
+
+    kind: Any
+    containers: list[Any]
+    lengths: list[int]
+    items: list[Any]  # of dicts the keys
+    values: list[Any]  # of dicts only
+
+    @classmethod
+    def of(cls, kind: Any, containers: list[Any]) -> _Alike:
+        """What they hold at one moment, though another thread may fill them meanwhile."""
+        while True:
+            lengths = list(map(len, containers))
+            items, values = map(list, _held(kind, containers))
+            if len(items) == sum(lengths) and all(map(operator.eq, lengths, map(len, containers))):
+                return cls(kind, containers, lengths, items, values)
+
+    def are_unchanged(self) -> bool:
+        """Whether each holds the very objects that it held, in the same order."""
+        items, values = _held(self.kind, self.containers)
+        return (
+            all(map(operator.eq, self.lengths, map(len, self.containers)))
+            and all(map(operator.is_, self.items, items))
+            and all(map(operator.is_, self.values, values))
+        )
+
+    def pairs(self) -> Iterator[tuple[Any, Any]]:
+        """The containers, each with what it held."""
+        items, values = iter(self.items), iter(self.values)
+        for container, length in zip(self.containers, self.lengths, strict=True):
+            held = list(itertools.islice(items, length))
+            yield (
+                container,
+                dict(zip(held, itertools.islice(values, length), strict=True)) if issubclass(self.kind, dict) else held,
+            )
+
+
+def _held(kind: Any, containers: list[Any]) -> tuple[Iterator[Any], Iterator[Any]]:
+    chain = itertools.chain.from_iterable
+    return chain(containers), chain(map(kind.values, containers)) if issubclass(kind, dict) else iter(())
+
+
 Changes = dict[tuple[int, tuple[Hashable, ...]], _Change]  # by the identity of the owner, and the path in it
 
 
@@ -52,6 +96,7 @@ class Snapshot:
     def __init__(self, but: Collection[int] = ()) -> None:
         self._entries: list[_Noted] = []
         self._plain: list[tuple[Any, Any]] = []  # containers that are no one's, and what they held
+        self._alike: list[_Alike] = []
         self._undo: list[Callable[[], object]] = []
         self._seen: set[int] = {id(vars(builtins)), *but}  # every module's globals lead there
 
@@ -68,6 +113,10 @@ class Snapshot:
                     items = contents.values() if isinstance(contents, dict) else contents
                     inner += [item for item in items if type(item) in _CONTAINERS]
             level = inner
+
+    def add_all(self, kind: Any, containers: list[Any]) -> None:
+        """Note many containers of one type, none of them twice. If one was changed, each is looked at."""
+        self._alike.append(_Alike.of(kind, containers))
 
     def add_undo(self, undo: Callable[[], object]) -> None:
         """Note what puts something else back; it can be called again."""
@@ -102,12 +151,13 @@ class Snapshot:
 
     def restore(self) -> None:
         """Put back what was noted, where it is different now."""
+        changed = (pair for some in self._alike if not some.are_unchanged() for pair in some.pairs())
         for container, contents in itertools.chain(
-            self._plain, ((one.container, one.contents) for one in self._entries)
+            self._plain, changed, ((one.container, one.contents) for one in self._entries)
         ):
             if not _is_unchanged(contents, container):
                 _fill(container, contents)
-        for undo in self._undo:
+        for undo in reversed(self._undo):  # what lies over something else last
             undo()
 
 

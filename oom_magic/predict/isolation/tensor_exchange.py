@@ -15,9 +15,11 @@ tensor was. So the way back is recorded before the way there, and can be gone an
 
 from __future__ import annotations
 
+import builtins
 import functools
 import gc
 import itertools
+import re
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -87,7 +89,7 @@ class TensorExchange:
                 tell_of_iterators = iterators_watched(namespaces, assume)
                 real = Snapshot(self._others)
                 journal.record(real.restore)
-                _note(real, live, namespaces, self._others)
+                _note(real, live, namespaces, self._others, assume)
                 self._found = self._pretended
                 real.apply(self._found)
                 if self._start is not None:
@@ -438,7 +440,17 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _note(snapshot: Snapshot, live: LiveObjects, namespaces: list[dict[str, Any]], others: set[int]) -> None:
+# Names that Python and IPython set; they lead to all that was ever shown.
+_OF_SHELL = re.compile(r"__.*__|_+|_i*\d*|_(oh|dh|ih|exit_code)")
+
+
+def _note(
+    snapshot: Snapshot,
+    live: LiveObjects,
+    namespaces: list[dict[str, Any]],
+    others: set[int],
+    assume: Callable[[str], None],
+) -> None:
     """Note what a dry run may change in the user's objects, and how deep it lies."""
     for tensor in live.tensors:
         for hooks in _hooks(tensor):
@@ -453,13 +465,17 @@ def _note(snapshot: Snapshot, live: LiveObjects, namespaces: list[dict[str, Any]
     for tool in live.tools:
         snapshot.add(vars(tool), 4, tool)
     for namespace in namespaces:
-        snapshot.add_plain(namespace, 3)
-    named = [value for names in namespaces for name, value in list(names.items()) if not str(name).startswith("_")]
+        snapshot.add_plain(namespace, 1)
+    named = [value for names in namespaces for name, value in list(names.items()) if not _OF_SHELL.fullmatch(str(name))]
     copies = Copies()
     if not others:  # else they would find the copies, too
         for namespace in namespaces:
             copies.give(namespace)
-    note_users_objects(snapshot, [named, users_modules()], others, copies)
+    are_noted = {id(one) for one in (*namespaces, vars(builtins))}
+    if not note_users_objects(snapshot, [named, users_modules()], others | are_noted, copies):
+        assume(
+            _("your names lead to more objects than are put back: what the run changes in the farthest stays changed")
+        )
 
 
 def _exchange_lazy(snapshot: Snapshot, module: torch.nn.Module) -> None:

@@ -7,36 +7,47 @@ from one that cannot be copied, such as a generator, is gone, and said.
 
 from __future__ import annotations
 
-import array
 import contextlib
+import datetime
 import functools
 import gc
 import io
-import mmap
+import logging
 import operator
-import random
 import sys
+import threading
 import types
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import chain, compress
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from oom_magic.language import _
-from oom_magic.predict.isolation.copies import Copies
+from oom_magic.predict.isolation.copies import Copies, has_copy
 from oom_magic.predict.isolation.reach import NOT_WALKED, is_users_class, is_users_module
-from oom_magic.units import format_bytes
+from oom_magic.predict.isolation.values_kept import kept
 from oom_magic.user_code import is_users_file
 
-_MOST_OBJECTS, _MOST_ITEMS, _DEPTH = 10_000, 1_000, 20
+_MOST_OBJECTS, _MOST_ITEMS = 10_000, 100
+_AT_ONCE = 1_000  # so many stay in the processor's cache while they are asked for one thing after another
+_OF_A_LEVEL = 20  # what a level takes of these at least, however little is in it
 _MOST_COPIED_BYTES = 1 << 27
 _ITERATORS_DEEP = 4  # an iterator over another one's values over ...
-_PLAIN = frozenset((str, int, float, bool, bytes, complex, type(None)))
-_NO_OBJECTS = (torch.Tensor, torch.nn.Module, types.CodeType, types.FrameType, types.TracebackType)
+_PLAIN = frozenset(
+    (
+        str, int, float, bool, bytes, complex, type(None), range, slice, np.float64, np.float32, np.int64, np.bool_,
+        datetime.datetime, datetime.date, datetime.timedelta, torch.dtype, torch.device,
+    )
+)  # fmt: skip
+_NO_OBJECTS = (types.CodeType, types.FrameType, types.TracebackType)
+_WALKED_ALL_THE_SAME = (
+    threading.Event, threading.Semaphore, threading.BoundedSemaphore, threading.Condition, threading.Barrier,
+    logging.Formatter, logging.PercentStyle, logging.Filter,
+)  # fmt: skip
+_OF_MODULES = frozenset(vars(torch.nn.Module()))  # noted with all modules that are alive
 _NOT_WALKED = NOT_WALKED - {"matplotlib"}  # figures are the user's
 _CONTAINERS = (list, dict, set, deque, OrderedDict)
 _FRAMES = {
@@ -47,8 +58,7 @@ _FRAMES = {
 _AWAITED = (types.CoroutineType, types.AsyncGeneratorType)
 _CELL_CONTENTS = vars(types.CellType)["cell_contents"]
 _WALKED = frozenset((*_CONTAINERS, tuple, type, types.FunctionType, types.ModuleType))
-_COPIED_BYTES = 1 << 24  # of one object
-_CACHED_FUNCTION = type(functools.lru_cache(len))
+_ALIKE = frozenset((*_CONTAINERS, defaultdict, tuple))
 
 
 class Notes(Protocol):
@@ -57,55 +67,136 @@ class Notes(Protocol):
     def add_plain(self, container: Any, depth: int) -> None:
         """A container's contents."""
 
+    def add_all(self, kind: Any, containers: list[Any]) -> None:
+        """The contents of many containers of one type."""
+
     def add_undo(self, undo: Callable[[], object]) -> None:
         """Anything else: what puts it back."""
 
 
-def note_users_objects(notes: Notes, roots: Sequence[Iterable[Any]], not_ours: set[int], copies: Copies) -> None:
+def note_users_objects(notes: Notes, roots: Sequence[Iterable[Any]], not_ours: set[int], copies: Copies) -> bool:
     """Note what each of ``roots`` leads to, but nothing with an identity in ``not_ours``; what holds an iterator gets
-    a copy. However much one root leads to, the next is looked at."""
-    seen, room = set(not_ours), _MOST_COPIED_BYTES
-    for root in roots:
-        room = _note_from(notes, list(root), seen, room, copies)
+    a copy. However much one root leads to, the next is looked at. Whether all was noted."""
+    walk = _Walk(notes, copies, set(not_ours))
+    are_whole = [walk.go(list(root)) for root in roots]
+    return all(are_whole)
 
 
-def _note_from(notes: Notes, level: list[Any], seen: set[int], room: int, copies: Copies) -> int:
-    """Note what a level leads to, nearest first; the bytes that may still be copied."""
-    most = len(seen) + _MOST_OBJECTS
-    for _unused in range(_DEPTH):
+class _Walk:
+    """From objects to what they hold, the nearest first, and what long containers hold after all else.
+
+    Containers, and what holds the attributes of objects, are noted many at once: no step is Python's own for each.
+    """
+
+    def __init__(self, notes: Notes, copies: Copies, seen: set[int]) -> None:
+        self._notes = notes
+        self._copies = copies
+        self._seen = seen
+        self._room = _MOST_COPIED_BYTES
+        self._long: list[Any] = []  # what long containers hold
+        self._are_plain: dict[type, bool] = {}  # objects of the class have attributes, and nothing else
+
+    def go(self, level: list[Any]) -> bool:
+        """Note what a level leads to; whether that was all."""
+        left = _MOST_OBJECTS
+        while level or self._long:
+            if not level:
+                level, self._long = self._long, []
+            below: list[Any] = []
+            enough = left - _OF_A_LEVEL
+            for at in range(0, len(level), _AT_ONCE):
+                new = self._new(level[at : at + _AT_ONCE])
+                below += self._below(new[:left])
+                if len(new) > left:
+                    self._long = []
+                    return False
+                left -= len(new)
+            left, level = max(min(left, enough), 0), below
+        return True
+
+    def _new(self, level: list[Any]) -> list[Any]:
+        """What of a level was not met, and can be changed or lead on."""
+        level = list(compress(level, map(operator.not_, map(_PLAIN.__contains__, map(type, level)))))
+        ids = list(map(id, level))
+        num_seen = len(self._seen)
+        if not self._seen.isdisjoint(ids):
+            found = dict(zip(ids, level, strict=True))
+            level = list(compress(found.values(), map(operator.not_, map(self._seen.__contains__, found))))
+            self._seen.update(ids)
+            return level
+        self._seen.update(ids)
+        return level if len(self._seen) == num_seen + len(ids) else list(dict(zip(ids, level, strict=True)).values())
+
+    def _below(self, level: list[Any]) -> list[Any]:
+        """Note the objects of a level; what they lead to."""
         below: list[Any] = []
-        for one in level:
-            if type(one) in _PLAIN or id(one) in seen:
-                continue
-            seen.add(id(one))
-            found = None if type(one) in _WALKED else kept(one, room)
-            if found is None:
-                below += _noted(notes, one, copies)
-            else:
-                notes.add_undo(found.undo)
-                if found.begin is not None:
-                    found.begin()
-                room -= found.num_bytes
-                below += found.inner
-            if len(seen) > most:
-                return room
-        level = below
-    return room
+        others = self._of_kinds(_ALIKE, level, below)
+        kinds = set(map(type, others))
+        plain = {kind for kind in kinds if self._is_plain(kind)}
+        below += map(vars, compress(others, map(plain.__contains__, map(type, others))))
+        for one in others if len(kinds) > len(plain) else ():
+            if type(one) not in plain:
+                below += self._note_one(one)
+        return below
+
+    def _of_kinds(self, alike: Collection[type], level: list[Any], below: list[Any]) -> list[Any]:
+        """Note those of some kinds of containers; the others."""
+        kinds = set(map(type, level))
+        for kind in kinds.intersection(alike):
+            some = level if len(kinds) == 1 else [one for one in level if type(one) is kind]
+            self._note_all(kind, some, below)
+        return list(compress(level, map(operator.not_, map(alike.__contains__, map(type, level)))))
+
+    def _note_all(self, kind: Any, containers: list[Any], below: list[Any]) -> None:
+        """Note containers; ``below`` grows by what they hold, and iterators among it are exchanged."""
+        if kind is not tuple:
+            self._notes.add_all(kind, containers)
+        short, long = containers, []
+        if max(map(len, containers), default=0) > _MOST_ITEMS:
+            short = [one for one in containers if len(one) <= _MOST_ITEMS]
+            long = [one for one in containers if len(one) > _MOST_ITEMS]
+        for some, found in ((short, below), (long, self._long)):
+            begin = len(found)
+            found += chain.from_iterable(map(kind.values, some) if issubclass(kind, dict) else some)
+            if any(map(has_copy, set(map(type, found[begin:])))):
+                for one in some:
+                    self._copies.give(one)
+
+    def _note_one(self, one: Any) -> Iterable[Any]:
+        found = None if type(one) in _WALKED or isinstance(one, torch.nn.Module) else kept(one, self._room)
+        if found is None:
+            return _noted(self._notes, one)
+        self._notes.add_undo(found.undo)
+        if found.begin is not None:
+            found.begin()
+        self._room -= found.num_bytes
+        return found.inner
+
+    def _is_plain(self, kind: type) -> bool:
+        if kind not in self._are_plain:
+            slots = (member for base in kind.__mro__ for member in vars(base).values())
+            self._are_plain[kind] = (
+                is_users_class(kind)
+                and bool(kind.__dictoffset__)
+                and all(base is object or is_users_class(base) for base in kind.__mro__)
+                and not any(isinstance(member, types.MemberDescriptorType) for member in slots)
+            )
+        return self._are_plain[kind]
 
 
-def _noted(notes: Notes, one: Any, copies: Copies) -> Iterator[Any]:
+def _noted(notes: Notes, one: Any) -> Iterator[Any]:
     """Note an object that is no value by itself; what it leads to."""
     kind = type(one)
-    if kind in _CONTAINERS or isinstance(one, (tuple, types.MappingProxyType)):
-        if kind in _CONTAINERS:
-            notes.add_plain(one, 1)
-        if len(one) <= _MOST_ITEMS:
-            yield from list(one.values()) if isinstance(one, (dict, types.MappingProxyType)) else list(one)
-            copies.give(one)
+    if isinstance(one, types.MappingProxyType):
+        yield from gc.get_referents(one)
+    elif isinstance(one, tuple):  # with names
+        yield from one
+    elif isinstance(one, (types.MethodType, types.BuiltinMethodType)):
+        yield one.__self__
     elif isinstance(one, types.FunctionType):
-        yield from _noted_function(notes, one, copies)
+        yield from _noted_function(notes, one)
     elif isinstance(one, types.ModuleType):
-        if is_users_module(one):
+        if is_users_module(one) or sys.modules.get(one.__name__) is not one:  # made, not imported
             notes.add_plain(vars(one), 1)
             yield from [value for name, value in vars(one).items() if not name.startswith("__")]
         else:
@@ -115,21 +206,38 @@ def _noted(notes: Notes, one: Any, copies: Copies) -> Iterator[Any]:
             before = dict(vars(one))
             notes.add_undo(functools.partial(_restore_class, one, before))
             yield from before.values()
-    elif not isinstance(one, _NO_OBJECTS) and str(kind.__module__).partition(".")[0] not in _NOT_WALKED:
-        own = getattr(one, "__dict__", None)
-        if type(own) is dict:
-            notes.add_plain(own, 1)
-            yield from list(own.values())
-            copies.give(own)
-        if is_users_class(kind):
-            yield from _noted_slots(notes, one)
+    elif isinstance(one, torch.nn.Module):
+        for name, value in list(vars(one).items()):
+            if name == "_modules":
+                yield from value.values()
+            elif name not in _OF_MODULES:
+                yield value
+    elif not isinstance(one, _NO_OBJECTS) and (
+        kind in _WALKED_ALL_THE_SAME or str(kind.__module__).partition(".")[0] not in _NOT_WALKED
+    ):
+        yield from _noted_attributes(notes, one)
 
 
-def _noted_function(notes: Notes, function: types.FunctionType, copies: Copies) -> Iterator[Any]:
+def _noted_attributes(notes: Notes, one: Any) -> Iterator[Any]:
+    if isinstance(one, functools.partial):
+        yield from (one.func, one.args, one.keywords)
+    elif isinstance(one, BaseException):
+        notes.add_undo(functools.partial(setattr, one, "args", one.args))
+    own = getattr(one, "__dict__", None)
+    if type(own) is dict:
+        yield own
+    if is_users_class(type(one)):
+        yield from _noted_slots(notes, one)
+
+
+def _noted_function(notes: Notes, function: types.FunctionType) -> Iterator[Any]:
     if not is_users_file(function.__code__.co_filename):
         return
-    notes.add_plain(function.__dict__, 1)
-    yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *function.__dict__.values())
+    for name in ("__code__", "__defaults__", "__kwdefaults__"):
+        value = getattr(function, name)
+        notes.add_undo(functools.partial(_restore_attribute, function, name, value))
+        yield value
+    yield function.__dict__
     for cell in function.__closure__ or ():
         try:
             value = cell.cell_contents
@@ -137,6 +245,11 @@ def _noted_function(notes: Notes, function: types.FunctionType, copies: Copies) 
             continue
         notes.add_undo(functools.partial(_restore_member, _CELL_CONTENTS, cell, value))
         yield value
+
+
+def _restore_attribute(one: Any, name: str, value: Any) -> None:
+    if getattr(one, name) is not value:
+        setattr(one, name, value)
 
 
 def _noted_slots(notes: Notes, one: Any) -> Iterator[Any]:
@@ -234,211 +347,3 @@ def _place(one: Any, depth: int = _ITERATORS_DEEP) -> tuple[Any, ...]:
     with contextlib.suppress(Exception):  # of the user's class
         left = operator.length_hint(one, -1)
     return (left, own, inner)
-
-
-class LargeMapError(TypeError):
-    """A writable map that is too large to be copied; IPython shows it in one line."""
-
-    def _render_traceback_(self) -> list[str]:
-        return [f"TypeError: {self}"]
-
-
-@dataclass(frozen=True, slots=True)
-class Restoration:
-    """What puts an object back, how many bytes were copied, what it leads to, and what to do with it meanwhile."""
-
-    undo: Callable[[], object]
-    num_bytes: int = 0
-    inner: list[Any] = field(default_factory=list)
-    begin: Callable[[], object] | None = None
-
-
-def kept(one: Any, room: int) -> Restoration | None:
-    """How an object is put back, of which at most ``room`` bytes are copied; None where it is of no known kind."""
-    if isinstance(one, np.ndarray):
-        return _of_array(one, room)
-    if isinstance(one, _CACHED_FUNCTION):
-        return _of_cache(one)
-    if isinstance(one, mmap.mmap):
-        return _of_map(one, room)
-    if isinstance(one, memoryview):
-        return Restoration(_nothing, inner=[one.obj])
-    if isinstance(one, ContextVar):  # what is set is of the run's context
-        return Restoration(_nothing, inner=[one.get(None)])
-    for kinds, read, write in _STATES:
-        if isinstance(one, kinds):
-            return Restoration(functools.partial(write, one, read(one)))
-    for kind in (io.BytesIO, io.StringIO, bytearray, array.array):
-        if isinstance(one, kind):
-            return _of_buffer(one, room)
-    pandas = sys.modules.get("pandas")
-    if pandas is not None and isinstance(one, (pandas.DataFrame, pandas.Series)):
-        return _of_table(one, room)
-    return _of_subclass(one)
-
-
-def _of_cache(one: Any) -> Restoration:
-    """Of a function with a cache: the run's results are taken out of it, the user's stay.
-
-    CPython keeps them in a dict, where there is a limit by way of links (``lru_cache_object`` in
-    Modules/_functoolsmodule.c); a link that the dict lacks is dropped when it is the oldest.
-    """
-    held = gc.get_referents(one)
-    table = next(each for each in held if type(each) is dict and each is not vars(one))
-    return Restoration(functools.partial(_forget_results, one, table, dict(table), one.cache_info()), inner=held)
-
-
-def _forget_results(one: Any, table: dict[Any, Any], before: dict[Any, Any], info: Any) -> None:
-    if info.maxsize is not None and one.cache_info().misses - info.misses > info.maxsize - info.currsize:
-        one.cache_clear()  # results were put out, and links used again
-    for key in [key for key, entry in table.items() if before.get(key, table) is not entry]:
-        del table[key]
-
-
-def _set_bits(one: Any, before: Any) -> None:
-    one.bit_generator.state = before
-
-
-# Generators of random numbers, with what reads and writes their state.
-_STATES: tuple[tuple[Any, Callable[[Any], Any], Callable[[Any, Any], Any]], ...] = (
-    (np.random.Generator, lambda one: one.bit_generator.state, _set_bits),
-    (np.random.RandomState, np.random.RandomState.get_state, np.random.RandomState.set_state),
-    (random.SystemRandom, lambda one: None, lambda one, state: None),
-    (random.Random, random.Random.getstate, random.Random.setstate),
-    (torch.Generator, torch.Generator.get_state, torch.Generator.set_state),
-)
-
-
-def _of_array(one: Any, room: int) -> Restoration:
-    """A large array can be read only meanwhile."""
-    if one.dtype.hasobject:
-        return Restoration(
-            functools.partial(_restore_objects, one, one.copy()), 0, list(one.flat) if one.dtype == object else []
-        )
-    if not one.flags.writeable or isinstance(one, np.memmap):
-        return Restoration(_nothing)
-    if one.nbytes <= min(_COPIED_BYTES, room):
-        return Restoration(functools.partial(_restore_array, one, one.copy(order="K")), int(one.nbytes))
-    return Restoration(functools.partial(one.setflags, write=True), begin=functools.partial(one.setflags, write=False))
-
-
-def _nothing() -> None:
-    """Cannot be changed, or not by us."""
-
-
-def _restore_array(one: Any, before: Any) -> None:
-    if one.shape == before.shape and one.tobytes() != before.tobytes():  # a NaN is not equal to itself
-        one[...] = before
-
-
-def _restore_objects(one: Any, before: Any) -> None:
-    if one.shape == before.shape and one.flags.writeable and not all(map(operator.is_, one.flat, before.flat)):
-        one[...] = before
-
-
-def _of_map(one: mmap.mmap, room: int) -> Restoration:
-    """A map that is lent cannot be closed, nor get another size; a large one that can be written to ends the run."""
-    try:
-        place, lent = one.tell(), memoryview(one)
-    except ValueError:  # closed
-        return Restoration(_nothing)
-    size = 0 if lent.readonly else len(one)
-    if size > min(_COPIED_BYTES, room):
-        lent.release()
-        raise LargeMapError(
-            _(
-                "A writable mmap of yours has {size}: more than a dry run copies. Open it with"
-                " access=mmap.ACCESS_READ or ACCESS_COPY, or delete its name.",
-                size=format_bytes(size),
-            )
-        )
-    return Restoration(functools.partial(_restore_map, one, bytes(lent) if size else b"", place, lent), size)
-
-
-def _restore_map(one: mmap.mmap, before: bytes, place: int, lent: memoryview) -> None:
-    if before and one[:] != before:
-        one[:] = before
-    one.seek(place)
-    lent.release()
-
-
-def _of_buffer(one: Any, room: int) -> Restoration:
-    """Text and bytes in memory. Above the limit only the place in it is kept."""
-    if not isinstance(one, (io.BytesIO, io.StringIO)):
-        size = len(one) * getattr(one, "itemsize", 1)
-        return (
-            Restoration(functools.partial(_restore_items, one, one[:]), size) if size <= room else Restoration(_nothing)
-        )
-    if one.closed:
-        return Restoration(_nothing)
-    place = one.tell()
-    size = one.seek(0, io.SEEK_END)
-    one.seek(place)
-    if size > min(_COPIED_BYTES, room):
-        return Restoration(functools.partial(one.seek, place))
-    return Restoration(functools.partial(_restore_buffer, one, one.getvalue(), place), size)
-
-
-def _restore_items(one: Any, before: Any) -> None:
-    if one != before:
-        one[:] = before
-
-
-def _restore_buffer(one: Any, before: Any, place: int) -> None:
-    if one.closed:
-        return
-    if one.getvalue() != before:
-        one.seek(0)
-        one.truncate()
-        one.write(before)
-    one.seek(place)
-
-
-def _of_table(one: Any, room: int) -> Restoration:
-    """pandas': what it holds is in a manager of blocks, which is exchanged (``NDFrame._mgr``)."""
-    size = int(np.sum(one.memory_usage()))
-    is_copied = size <= min(_COPIED_BYTES, room)  # of others the columns: those that are set or dropped
-    undo = functools.partial(_restore_table, one, one._mgr, one.copy(deep=is_copied))
-    return Restoration(undo, size if is_copied else 0)
-
-
-def _restore_table(one: Any, manager: Any, before: Any) -> None:
-    if one._mgr is not manager or not one.equals(before):
-        object.__setattr__(one, "_mgr", before._mgr)
-        getattr(one, "_item_cache", {}).clear()
-
-
-def _of_subclass(one: Any) -> Restoration | None:
-    """Of a class made from a container: what that holds, and the object's attributes."""
-    base: Any = next((base for base in (OrderedDict, dict, list, set, deque) if isinstance(one, base)), None)
-    if base is None or type(one) is base:
-        return None
-    before = dict(base.items(one)) if issubclass(base, dict) else base.copy(one)
-    own = dict(getattr(one, "__dict__", {}))
-    inner = [*(before.values() if isinstance(before, dict) else before), *own.values()]
-    return Restoration(functools.partial(_restore_subclass, one, base, before, own), inner=inner)
-
-
-def _restore_subclass(one: Any, base: Any, before: Any, own: dict[str, Any]) -> None:
-    now = getattr(one, "__dict__", own)
-    if not _are_same(list(now.items()), list(own.items())):
-        now.clear()
-        now.update(own)
-    if isinstance(before, dict):
-        is_same = _are_same(list(base.items(one)), list(before.items()))
-    else:
-        is_same = base.__eq__(one, before) if base is set else _are_same(list(one), list(before))
-    if not is_same:
-        base.clear(one)
-        (base.extend if base in (list, deque) else base.update)(one, before)
-
-
-def _are_same(now: list[Any], before: list[Any]) -> bool:
-    """Whether two lists hold the very objects, or pairs of them."""
-    if len(now) != len(before):
-        return False
-    pairs = zip(now, before, strict=True)
-    return all(
-        all(map(operator.is_, *both)) if type(both[0]) is tuple is type(both[1]) else both[0] is both[1]
-        for both in pairs
-    )

@@ -10,6 +10,7 @@ import functools
 import gc
 import io
 import logging
+import operator
 import os
 import shutil
 import stat
@@ -18,22 +19,21 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import numpy as np
 
 from oom_magic.language import _
 from oom_magic.predict.isolation.files.file_tree import FileTree
+from oom_magic.predict.isolation.live_objects import FILES, find_live_objects
 from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.isolation.reach import NOT_WALKED
 from oom_magic.predict.isolation.run_threads import Scope
 
-_FILES = (io.TextIOWrapper, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.FileIO)
 _CLOSED_IN = (type, types.ModuleType, types.CodeType, types.FrameType, logging.Handler)  # not looked into
 _OF_LIBRARIES = NOT_WALKED - {"oom_magic"}  # the notebook's go on as before
-_MOST_OBJECTS = 5_000
-_MOST_ITEMS = 1_000
-_DEPTH = 12
+_MOST_OBJECTS = 200_000
 
 
 @contextmanager
@@ -42,8 +42,8 @@ def open_files_kept(
 ) -> Iterator[None]:
     """While a dry run of ``function`` lasts. What cannot be exchanged can only be read meanwhile."""
     with ExitStack() as stack, scope.outside():
-        for one in _reachable(namespaces, function):
-            if isinstance(one, _FILES):
+        for one in _reachable(namespaces, function, assume):
+            if isinstance(one, FILES):
                 stack.enter_context(_file_kept(one, tree, assume))
             elif isinstance(one, np.memmap) and one.flags.writeable:
                 one.flags.writeable = False
@@ -55,35 +55,43 @@ def open_files_kept(
             yield
 
 
-def _reachable(namespaces: Sequence[dict[str, Any]], function: Any) -> list[Any]:
+def _reachable(namespaces: Sequence[dict[str, Any]], function: Any, assume: Callable[[str], None]) -> list[Any]:
     """Files, memory maps and databases that names of the user or the function lead to."""
-    files: dict[int, Any] = {}
+    wanted = {id(one): one for one in find_live_objects().files if not isinstance(one, FILES) or _can_be_kept(one)}
+    found: dict[int, Any] = {}
     level: list[Any] = [*namespaces, function]
-    seen = {id(one) for one in level}
-    for _unused in range(_DEPTH):
-        below: list[Any] = []
-        for one in level:
-            for part in gc.get_referents(one):
-                if id(part) in seen or not gc.is_tracked(part) or _is_left_out(part):
-                    continue
-                seen.add(id(part))
-                if isinstance(part, (*_FILES, np.memmap)) or type(part).__module__ == "sqlite3":
-                    files[id(part)] = part
-                else:
-                    below.append(part)
-            if len(seen) > _MOST_OBJECTS:
-                return list(files.values())
-        level = below
-    return list(files.values())
+    seen = set(map(id, level))
+    while level and wanted and len(seen) < _MOST_OBJECTS:
+        level = _walked(gc.get_referents(*level))
+        met = dict(zip(map(id, level), level, strict=True))
+        level = list(compress(met.values(), map(operator.not_, map(seen.__contains__, met))))
+        seen.update(met)
+        for key in wanted.keys() & met.keys():
+            found[key] = wanted.pop(key)
+        level = [one for one in level if not isinstance(one, FILES)]  # their parts are exchanged with them
+    if level and wanted:
+        assume(_("your names lead to very many objects: files among the farthest may not have been found"))
+    return list(found.values())
 
 
-def _is_left_out(part: Any) -> bool:
-    """Whether nothing is looked for in it: long lists and tables, the names of modules, what no user's code holds."""
-    if isinstance(part, _CLOSED_IN) or str(type(part).__module__).partition(".")[0] in _OF_LIBRARIES:
-        return True
-    if isinstance(part, dict):
-        return len(part) > _MOST_ITEMS or "__builtins__" in part
-    return isinstance(part, (list, tuple, set)) and len(part) > _MOST_ITEMS
+def _walked(parts: list[Any]) -> list[Any]:
+    """Without what leads to no file, or to everything: the names of modules, what no user's code holds."""
+    parts = list(compress(parts, map(gc.is_tracked, parts)))
+    kinds = set(map(type, parts))
+    left_out = {
+        kind
+        for kind in kinds
+        if issubclass(kind, _CLOSED_IN) or str(kind.__module__).partition(".")[0] in _OF_LIBRARIES
+    }
+    parts = list(compress(parts, map(operator.not_, map(left_out.__contains__, map(type, parts)))))
+    return [one for one in parts if type(one) is not dict or "__builtins__" not in one]
+
+
+def _can_be_kept(file: Any) -> bool:
+    try:
+        return _Layers.of(file) is not None
+    except (OSError, ValueError, AttributeError):  # closed, or detached from its layers
+        return False
 
 
 @dataclass(slots=True)

@@ -1,0 +1,347 @@
+"""Objects that hold values of their own, and how each is put back: arrays, tables, generators, buffers, caches."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import decimal
+import functools
+import gc
+import io
+import mmap
+import operator
+import queue
+import random
+import sys
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import torch
+
+from oom_magic.language import _
+from oom_magic.units import format_bytes
+
+_COPIED_BYTES = 1 << 24  # of one object
+_CACHED_FUNCTION = type(functools.lru_cache(len))
+
+
+class LargeMapError(TypeError):
+    """A writable map that is too large to be copied; IPython shows it in one line."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"TypeError: {self}"]
+
+
+@dataclass(frozen=True, slots=True)
+class Restoration:
+    """What puts an object back, how many bytes were copied, what it leads to, and what to do with it meanwhile."""
+
+    undo: Callable[[], object]
+    num_bytes: int = 0
+    inner: list[Any] = field(default_factory=list)
+    begin: Callable[[], object] | None = None
+
+
+def kept(one: Any, room: int) -> Restoration | None:
+    """How an object is put back, of which at most ``room`` bytes are copied; None where it is of no known kind."""
+    if isinstance(one, np.ndarray):
+        return _of_array(one, room)
+    if isinstance(one, _CACHED_FUNCTION):
+        return _of_cache(one)
+    if isinstance(one, mmap.mmap):
+        return _of_map(one, room)
+    if isinstance(one, memoryview):
+        return Restoration(_nothing, inner=[one.obj])
+    if isinstance(one, ContextVar):  # what is set is of the run's context
+        return Restoration(_nothing, inner=[one.get(None)])
+    for kinds, read, write in _STATES:
+        if isinstance(one, kinds):
+            state = read(one)
+            return Restoration(functools.partial(write, one, state), inner=[state] if type(state) is tuple else [])
+    for kind in (io.BytesIO, io.StringIO, bytearray, array.array):
+        if isinstance(one, kind):
+            return _of_buffer(one, room)
+    if isinstance(one, (io.BufferedIOBase, io.TextIOWrapper)):
+        return _of_layer(one)
+    if isinstance(one, _DATA_OF_C):
+        return _of_memory(one, room)
+    if isinstance(one, queue.SimpleQueue):
+        return _of_queue(one)
+    if isinstance(one, torch.UntypedStorage):
+        return _of_storage(one, room)
+    pandas = sys.modules.get("pandas")
+    if pandas is not None and isinstance(one, pandas.api.extensions.ExtensionArray):
+        return Restoration(functools.partial(_restore_values, one, one.copy()))
+    if pandas is not None and isinstance(one, (pandas.DataFrame, pandas.Series)):
+        return _of_table(one, room)
+    return _of_subclass(one)
+
+
+def _of_cache(one: Any) -> Restoration:
+    """Of a function with a cache: the run's results are taken out of it, the user's stay.
+
+    CPython keeps them in a dict, where there is a limit by way of links (``lru_cache_object`` in
+    Modules/_functoolsmodule.c); a link that the dict lacks is dropped when it is the oldest.
+    """
+    held = gc.get_referents(one)
+    table = next(each for each in held if type(each) is dict and each is not vars(one))
+    return Restoration(functools.partial(_forget_results, one, table, dict(table), one.cache_info()), inner=held)
+
+
+def _forget_results(one: Any, table: dict[Any, Any], before: dict[Any, Any], info: Any) -> None:
+    if info.maxsize is not None and one.cache_info().misses - info.misses > info.maxsize - info.currsize:
+        one.cache_clear()  # results were put out, and links used again
+    for key in [key for key, entry in table.items() if before.get(key, table) is not entry]:
+        del table[key]
+
+
+def _set_bits(one: Any, before: Any) -> None:
+    one.bit_generator.state = before
+
+
+def set_context(one: decimal.Context, before: decimal.Context) -> None:
+    """Give a context of decimal numbers the values of another one."""
+    for name in ("prec", "rounding", "Emin", "Emax", "capitals", "clamp"):
+        setattr(one, name, getattr(before, name))
+    one.flags.update(before.flags)
+    one.traps.update(before.traps)
+
+
+def _set_locked(one: Any, was: bool) -> None:
+    if one.locked() and not was:
+        one.release()
+    elif was and not one.locked():
+        one.acquire(blocking=False)
+
+
+def _set_owned(one: Any, was: bool) -> None:
+    while one._is_owned() and not was:
+        one.release()
+
+
+def _element(one: ElementTree.Element) -> tuple[Any, ...]:
+    return one.tag, one.text, one.tail, one.attrib, list(one)
+
+
+def _set_element(one: ElementTree.Element, before: tuple[Any, ...]) -> None:
+    one.tag, one.text, one.tail, one.attrib, one[:] = before
+
+
+# Generators of random numbers and others, with what reads and writes their state.
+_STATES: tuple[tuple[Any, Callable[[Any], Any], Callable[[Any, Any], Any]], ...] = (
+    (np.random.BitGenerator, lambda one: one.state, lambda one, state: setattr(one, "state", state)),
+    (np.random.Generator, lambda one: one.bit_generator.state, _set_bits),
+    (np.random.RandomState, np.random.RandomState.get_state, np.random.RandomState.set_state),
+    (random.SystemRandom, lambda one: None, lambda one, state: None),
+    (random.Random, random.Random.getstate, random.Random.setstate),
+    (torch.Generator, torch.Generator.get_state, torch.Generator.set_state),
+    (decimal.Context, decimal.Context.copy, set_context),
+    (ElementTree.Element, _element, _set_element),
+    (type(threading.Lock()), lambda one: one.locked(), _set_locked),
+    (type(threading.RLock()), lambda one: one._is_owned(), _set_owned),
+)
+_DATA_OF_C = (ctypes.Structure, ctypes.Union, ctypes.Array, ctypes._SimpleCData)
+
+
+def _of_array(one: Any, room: int) -> Restoration:
+    """A large array can be read only meanwhile."""
+    if one.dtype.hasobject:
+        return Restoration(
+            functools.partial(_restore_objects, one, one.copy()), 0, list(one.flat) if one.dtype == object else []
+        )
+    if not one.flags.writeable or isinstance(one, np.memmap):
+        return Restoration(_nothing)
+    if one.nbytes <= min(_COPIED_BYTES, room):
+        return Restoration(functools.partial(_restore_array, one, one.copy(order="K")), int(one.nbytes))
+    return Restoration(functools.partial(one.setflags, write=True), begin=functools.partial(one.setflags, write=False))
+
+
+def _nothing() -> None:
+    """Cannot be changed, or not by us."""
+
+
+def _restore_array(one: Any, before: Any) -> None:
+    if one.shape != before.shape and one.size == before.size:
+        one.shape = before.shape
+    if one.shape == before.shape and one.tobytes() != before.tobytes():  # a NaN is not equal to itself
+        one[...] = before
+
+
+def _restore_objects(one: Any, before: Any) -> None:
+    if one.shape == before.shape and one.flags.writeable and not all(map(operator.is_, one.flat, before.flat)):
+        one[...] = before
+
+
+def _of_layer(one: Any) -> Restoration:
+    """Of text or a buffer over bytes in memory: the place in it; the bytes are put back after it."""
+    below = getattr(one, "buffer", None) or getattr(one, "raw", None)
+    try:
+        is_on_disk = isinstance(below, io.FileIO) or one.fileno() >= 0
+    except (OSError, ValueError, AttributeError):
+        is_on_disk = False
+    if below is None or is_on_disk or one.closed or not one.seekable():
+        return Restoration(_nothing, inner=[vars(one)] if hasattr(one, "__dict__") else [])
+    return Restoration(functools.partial(_restore_place, one, one.tell()), inner=[below])
+
+
+def _restore_place(one: Any, place: int) -> None:
+    """What it has read ahead is forgotten at the end of the file."""
+    if not one.closed:
+        one.seek(0, io.SEEK_END)
+        one.seek(place)
+
+
+def _of_memory(one: Any, room: int) -> Restoration:
+    """Data of ctypes that owns its memory; other memory may be gone."""
+    size = ctypes.sizeof(one)
+    if not one._b_needsfree_ or size > min(_COPIED_BYTES, room):
+        return Restoration(_nothing)
+    at = ctypes.addressof(one)
+    return Restoration(functools.partial(ctypes.memmove, at, ctypes.string_at(at, size), size), size, [one._objects])
+
+
+def _of_queue(one: Any) -> Restoration:
+    """What is in the queue is known once it was taken out."""
+    items: list[Any] = []
+    _take_out(one, items)
+
+    def undo() -> None:
+        _take_out(one, [])
+        for item in items:
+            one.put(item)
+
+    undo()
+    return Restoration(undo, inner=items)
+
+
+def _take_out(one: Any, items: list[Any]) -> None:
+    with contextlib.suppress(queue.Empty):
+        while True:
+            items.append(one.get_nowait())
+
+
+def _of_storage(one: torch.UntypedStorage, room: int) -> Restoration:
+    size = one.nbytes()
+    if one.device.type != "cpu" or size > min(_COPIED_BYTES, room):
+        return Restoration(_nothing)
+    return Restoration(functools.partial(one.copy_, one.clone()), size)
+
+
+def _restore_values(one: Any, before: Any) -> None:
+    if not one.equals(before):
+        one[:] = before
+
+
+def _of_map(one: mmap.mmap, room: int) -> Restoration:
+    """A map that is lent cannot be closed, nor get another size; a large one that can be written to ends the run."""
+    try:
+        place, lent = one.tell(), memoryview(one)
+    except ValueError:  # closed
+        return Restoration(_nothing)
+    size = 0 if lent.readonly else len(one)
+    if size > min(_COPIED_BYTES, room):
+        lent.release()
+        raise LargeMapError(
+            _(
+                "A writable mmap of yours has {size}: more than a dry run copies. Open it with"
+                " access=mmap.ACCESS_READ or ACCESS_COPY, or delete its name.",
+                size=format_bytes(size),
+            )
+        )
+    return Restoration(functools.partial(_restore_map, one, bytes(lent) if size else b"", place, lent), size)
+
+
+def _restore_map(one: mmap.mmap, before: bytes, place: int, lent: memoryview) -> None:
+    if before and one[:] != before:
+        one[:] = before
+    one.seek(place)
+    lent.release()
+
+
+def _of_buffer(one: Any, room: int) -> Restoration:
+    """Text and bytes in memory. Above the limit only the place in it is kept."""
+    if not isinstance(one, (io.BytesIO, io.StringIO)):
+        size = len(one) * getattr(one, "itemsize", 1)
+        return (
+            Restoration(functools.partial(_restore_items, one, one[:]), size) if size <= room else Restoration(_nothing)
+        )
+    if one.closed:
+        return Restoration(_nothing)
+    place = one.tell()
+    size = one.seek(0, io.SEEK_END)
+    one.seek(place)
+    if size > min(_COPIED_BYTES, room):
+        return Restoration(functools.partial(one.seek, place))
+    return Restoration(functools.partial(_restore_buffer, one, one.getvalue(), place), size)
+
+
+def _restore_items(one: Any, before: Any) -> None:
+    if one != before:
+        one[:] = before
+
+
+def _restore_buffer(one: Any, before: Any, place: int) -> None:
+    if one.closed:
+        return
+    if one.getvalue() != before:
+        one.seek(0)
+        one.truncate()
+        one.write(before)
+    one.seek(place)
+
+
+def _of_table(one: Any, room: int) -> Restoration:
+    """pandas': what it holds is in a manager of blocks, which is exchanged (``NDFrame._mgr``)."""
+    size = int(np.sum(one.memory_usage()))
+    is_copied = size <= min(_COPIED_BYTES, room)  # of others the columns: those that are set or dropped
+    undo = functools.partial(_restore_table, one, one._mgr, one.copy(deep=is_copied))
+    return Restoration(undo, size if is_copied else 0, [one._attrs])
+
+
+def _restore_table(one: Any, manager: Any, before: Any) -> None:
+    if one._mgr is not manager or not one.equals(before):
+        object.__setattr__(one, "_mgr", before._mgr)
+        getattr(one, "_item_cache", {}).clear()
+
+
+def _of_subclass(one: Any) -> Restoration | None:
+    """Of a class made from a container: what that holds, and the object's attributes."""
+    base: Any = next((base for base in (OrderedDict, dict, list, set, deque) if isinstance(one, base)), None)
+    if base is None or type(one) is base:
+        return None
+    before = dict(base.items(one)) if issubclass(base, dict) else base.copy(one)
+    own = dict(getattr(one, "__dict__", {}))
+    inner = [*(before.values() if isinstance(before, dict) else before), *own.values()]
+    return Restoration(functools.partial(_restore_subclass, one, base, before, own), inner=inner)
+
+
+def _restore_subclass(one: Any, base: Any, before: Any, own: dict[str, Any]) -> None:
+    now = getattr(one, "__dict__", own)
+    if not _are_same(list(now.items()), list(own.items())):
+        now.clear()
+        now.update(own)
+    if isinstance(before, dict):
+        is_same = _are_same(list(base.items(one)), list(before.items()))
+    else:
+        is_same = base.__eq__(one, before) if base is set else _are_same(list(one), list(before))
+    if not is_same:
+        base.clear(one)
+        (base.extend if base in (list, deque) else base.update)(one, before)
+
+
+def _are_same(now: list[Any], before: list[Any]) -> bool:
+    """Whether two lists hold the very objects, or pairs of them."""
+    if len(now) != len(before):
+        return False
+    pairs = zip(now, before, strict=True)
+    return all(
+        all(map(operator.is_, *both)) if type(both[0]) is tuple is type(both[1]) else both[0] is both[1]
+        for both in pairs
+    )
