@@ -31,7 +31,7 @@ from oom_magic.predict.isolation.reach import NOT_WALKED, is_users_class, is_use
 from oom_magic.predict.isolation.values_kept import kept
 from oom_magic.user_code import is_users_file
 
-_MOST_OBJECTS, _MOST_ITEMS = 10_000, 100
+_MOST_OBJECTS, _MOST_ITEMS = 25_000, 100
 _AT_ONCE = 1_000  # so many stay in the processor's cache while they are asked for one thing after another
 _OF_A_LEVEL = 20  # what a level takes of these at least, however little is in it
 _MOST_COPIED_BYTES = 1 << 27
