@@ -59,6 +59,14 @@ def _nothing_kept_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "is_on", False)
 
 
+@pytest.fixture(autouse=True)
+def _room_for_every_test_s_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All these modules are the user's here, with the truth that they have read: more than a notebook's objects."""
+    from oom_magic.predict.isolation import users_objects
+
+    monkeypatch.setattr(users_objects, "_MOST_OBJECTS", 100_000)
+
+
 _UNCOMPARED: list[str] = []
 
 

@@ -531,6 +531,6 @@ def test_the_farthest_of_very_many_objects_are_said_to_stay_changed() -> None:
     report = DrySession(has_bar=False, is_lasting=False).run(run, [names])
     assert history["loss"][-1] == [5_999] and "[1]" not in str(nested) and names["near"]["a"]["b"]["c"] == [1]
     assert not any("more objects" in one.text for one in report.assumptions)
-    history["loss"] = [[number] for number in range(50_000)]
+    history["loss"] = [[number] for number in range(150_000)]
     report = DrySession(has_bar=False, is_lasting=False).run(run, [names])
     assert names["near"]["a"]["b"]["c"] == [1] and any("more objects" in one.text for one in report.assumptions)
