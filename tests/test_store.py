@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import sys
 from functools import partial
 from pathlib import Path
 from types import FunctionType
@@ -137,6 +138,13 @@ def test_functions_are_known_by_their_code_and_what_it_uses() -> None:
     train = in_a_cell(TRAINING)
     train.__globals__["Net"].forward = lambda self, x: self.layer(x).relu()
     assert fingerprint(train) != told[0]
+
+
+def test_without_hugging_faces_libraries_a_function_is_known_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = fingerprint(in_a_cell(TRAINING))
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    monkeypatch.setitem(sys.modules, "huggingface_hub.constants", None)
+    assert known is not None and fingerprint(in_a_cell(TRAINING)) == known
 
 
 def test_a_function_that_reads_what_cannot_be_known_is_run_anew(folder: Path, tmp_path: Path) -> None:

@@ -162,3 +162,12 @@ def _task_of(plain: dict[str, Any]) -> Task:
             if architecture.endswith(ending):
                 return task  # type: ignore[return-value]
     return _TASKS.get(plain.get("model_type", ""), "causal-lm")
+
+
+def folder_in_hub_cache(name: str, kind: str) -> Path | None:
+    """Where Hugging Face's cache has one of its ``kind`` ("models", "datasets"); None without that library."""
+    try:
+        from huggingface_hub.constants import HF_HUB_CACHE
+    except ImportError:
+        return None
+    return Path(HF_HUB_CACHE, f"{kind}--{name.replace('/', '--')}")

@@ -17,7 +17,7 @@ from oom_magic.errors import InvalidSettingError
 from oom_magic.inputs import parse_bytes
 from oom_magic.language import Language, Plural, Sentences, _, choose_language, render
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, find_gpu
-from oom_magic.predict.setups.model_source import ModelSource, resolve_model
+from oom_magic.predict.setups.model_source import ModelSource, folder_in_hub_cache, resolve_model
 from oom_magic.predict.setups.training_code import OPTIMIZERS, write_code
 from oom_magic.results import Result
 from oom_magic.units import format_bytes
@@ -398,12 +398,8 @@ def local_configurations(hub_id: str | None) -> list[tuple[str, int, int]]:
     if hub_id is None:
         return []
     files = [Path(hub_id, "config.json").absolute()]
-    try:
-        from huggingface_hub.constants import HF_HUB_CACHE
-    except ImportError:
-        pass
-    else:
-        own = Path(HF_HUB_CACHE, f"models--{hub_id.replace('/', '--')}")
+    own = folder_in_hub_cache(hub_id, "models")
+    if own is not None:
         files += [*own.glob("snapshots/*/config.json"), *own.glob("refs/*")]
     stats = [(str(file), file.stat()) for file in sorted(files) if file.is_file()]
     return [(name, about.st_size, about.st_mtime_ns) for name, about in stats]

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+from oom_magic.predict.setups.model_source import folder_in_hub_cache
 from oom_magic.predict.sizing.store import HARMLESS
 from oom_magic.user_code import cell_name, is_users_file
 
@@ -157,7 +158,7 @@ def _uses(code: CodeType) -> Iterator[tuple[str, str]]:
 
 
 def _library(name: str) -> str:
-    """The name of a module whose code the environment tell."""
+    """The name of a module whose code the environment tells."""
     root = name.partition(".")[0]
     if root not in HARMLESS or root in _OUTSIDE:
         raise _UnknownError
@@ -201,9 +202,8 @@ def _checked(text: str | bytes) -> str | bytes:
 
 def _is_in_hub_cache(name: str) -> bool:
     """Whether Hugging Face's cache has something of this name, which could change there."""
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    return any(Path(HF_HUB_CACHE, f"{kind}--{name.replace('/', '--')}").exists() for kind in ("models", "datasets"))
+    places = (folder_in_hub_cache(name, kind) for kind in ("models", "datasets"))
+    return any(place is not None and place.exists() for place in places)
 
 
 def _cell_contents(cell: Any) -> Any:
