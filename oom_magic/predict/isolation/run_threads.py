@@ -139,19 +139,17 @@ class Scope:
         """The calling thread is the run's."""
         self._here.is_run = True
 
-    @contextmanager
-    def outside(self) -> Iterator[None]:
+    def outside(self) -> AbstractContextManager[None]:
         """What is called inside is our own doing: it reaches the disk and passes the net."""
-        before, self._here.is_own = self._here.is_own, True
-        try:
-            yield
-        finally:
-            self._here.is_own = before
+        return self._owned(True)
+
+    def inside(self) -> AbstractContextManager[None]:
+        """What is called inside is the run's again: a callback that the user gave."""
+        return self._owned(False)
 
     @contextmanager
-    def inside(self) -> Iterator[None]:
-        """What is called inside is the run's again: a callback that the user gave."""
-        before, self._here.is_own = self._here.is_own, False
+    def _owned(self, is_own: bool) -> Iterator[None]:
+        before, self._here.is_own = self._here.is_own, is_own
         try:
             yield
         finally:
