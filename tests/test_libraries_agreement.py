@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import warnings
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from pathlib import Path
 import other_library_cases
 import pytest
 from library_cases import CASES, write_models
+from versions import installed_version
 
 from oom_magic.predict.session import DrySession
 
@@ -23,10 +23,7 @@ def other_versions(measured: dict[str, str]) -> str:
     """Which libraries are not those of the measurement; "" if all are."""
     differing = []
     for name, version in measured.items():
-        try:
-            here = importlib.metadata.version(name).partition("+")[0]
-        except importlib.metadata.PackageNotFoundError:
-            here = "not installed"
+        here = installed_version(name)
         if here != version:
             differing.append(f"{name} {here} (recorded with {version})")
     return ", ".join(differing)

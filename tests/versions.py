@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from types import ModuleType
 
 import pytest
@@ -22,3 +23,11 @@ def bitsandbytes_or_skip() -> ModuleType:
     except (ImportError, RuntimeError) as error:
         pytest.skip(f"bitsandbytes cannot be imported: {error}")
     return bitsandbytes
+
+
+def installed_version(name: str) -> str:
+    """The version of a library here, or that there is none."""
+    try:
+        return importlib.metadata.version(name).partition("+")[0]
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"

@@ -8,7 +8,6 @@ stub libraries that compute nothing, a module ``values`` on PYTHONPATH keeps the
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import json
 import os
 import subprocess
@@ -23,6 +22,7 @@ import other_library_cases
 import torch
 from library_cases import CASES, write_models
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from versions import installed_version
 
 LIBRARIES = ("torch", "transformers", "peft", "accelerate", "bitsandbytes")
 
@@ -83,14 +83,6 @@ def run(name: str, folder: str) -> list[list[int]]:
     return steps
 
 
-def version(name: str) -> str:
-    """The version installed, or that there is none."""
-    try:
-        return importlib.metadata.version(name).partition("+")[0]
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
-
-
 def write(table: str, found: dict[str, Any], key: str) -> None:
     """The table, a line for each case."""
     rows = [f'  "{name}": {json.dumps(row)}' for name, row in found.pop(key).items()]
@@ -101,7 +93,7 @@ def write(table: str, found: dict[str, Any], key: str) -> None:
 def main() -> None:
     """Write both tables."""
     device = torch.cuda.get_device_name()
-    versions = {name: version(name) for name in LIBRARIES}
+    versions = {name: installed_version(name) for name in LIBRARIES}
     with tempfile.TemporaryDirectory() as folder:
         write_models(Path(folder), weights=True)
         steps = {name: run(name, folder) for name in CASES}
@@ -109,7 +101,7 @@ def main() -> None:
     table = Path(__file__).with_name("other_libraries_truth.json")
     cases = json.loads(table.read_text())["cases"] if table.exists() else {}
     for case, needs in other_library_cases.NEEDS.items():
-        versions = {name: version(name) for name in ("torch", *needs)}
+        versions = {name: installed_version(name) for name in ("torch", *needs)}
         if "not installed" not in {versions[name] for name in needs if name != "triton"}:
             with tempfile.TemporaryDirectory() as folder:
                 cases[case.__name__] = {"versions": versions, "steps": run(case.__name__, folder)}
