@@ -49,7 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run.add_argument("script", help=_("the program, written for cuda; its own arguments follow --"))
     given = list(sys.argv[1:] if arguments is None else arguments)
     end = given.index("--") if "--" in given else len(given)
-    options = parser.parse_args(given[:end])
+    options, unknown = parser.parse_known_args(given[:end])
+    if unknown:
+        commands.choices[options.command].error(
+            _("unrecognized arguments: {given}; a program's own follow --", given=" ".join(unknown))
+        )
     options.arguments = given[end + 1 :]
     try:
         keep_language(getattr(options, "lang", None))

@@ -153,6 +153,19 @@ def test_files_are_read_to_the_pretend_gpu(tmp_path: Path) -> None:
     assert report.peak_allocated_bytes < 2048  # one storage for the three
 
 
+def test_what_is_known_of_values_on_the_pretend_gpu_is_saved(tmp_path: Path) -> None:
+    seen: dict[str, Any] = {}
+
+    def save() -> None:
+        state = nn.BatchNorm1d(2, device="cuda").state_dict() | {"zeros": torch.zeros(3, 1, device="cuda")}
+        torch.save(state | {"even": torch.arange(6, device="cuda")[::2]}, tmp_path / "file.pt")
+        seen.update({name: value.tolist() for name, value in torch.load(tmp_path / "file.pt").items()})
+
+    om.dry_run(save)
+    assert (seen["num_batches_tracked"], seen["zeros"], seen["even"]) == (0, [[0.0]] * 3, [0, 2, 4])
+    assert (seen["running_var"], seen["weight"]) == ([1.0, 1.0], [1.0, 1.0])
+
+
 def test_data_loaders_work_without_processes() -> None:
     loader = DataLoader(TensorDataset(torch.arange(64)), batch_size=8, num_workers=2, pin_memory=True, timeout=5)
     seen: list[int] = []

@@ -57,6 +57,9 @@ def test_what_is_not_known(script: str, tmp_path: Path, capsys: pytest.CaptureFi
     assert "RTX 3060" in capsys.readouterr().err
     assert main(["run", str(tmp_path / "none.py")]) == 2
     assert "none.py" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["run", script, "--width", "8"])
+    assert "--width 8; a program's own follow --" in capsys.readouterr().err
 
 
 def test_a_log_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

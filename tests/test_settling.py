@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from versions import TELLS_WHAT_GRAPHS_SAVED
 
 from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, Judgement
 from oom_magic.explain.explainer import Explainer, explain
@@ -214,6 +215,8 @@ def keeps_numbers_and_host_tensors():
     ],
 )
 def test_what_grows_in_the_loop_is_named_with_its_line(function, key, name, fixed):
+    if key == "name_grows_with_graphs" and not TELLS_WHAT_GRAPHS_SAVED:
+        pytest.skip("this PyTorch does not tell what a graph saved")
     session = DrySession("RTX 3060", memory=600 * MIB + session_context(), stop_after_steps=None, has_bar=False)
     report = session.run(function)
     explainer = Explainer(lang="en", report=report, locate=FakeGPUMemory(session).storage)
@@ -226,7 +229,7 @@ def test_what_grows_in_the_loop_is_named_with_its_line(function, key, name, fixe
     assert (evidence.key, evidence.values["name"]) == (key, name)
     assert evidence.values["kept_bytes"] > 150 * MIB
     assert evidence.values["place"].startswith("test_settling.py:")
-    assert diagnosis.growth.fixed.endswith(fixed)
+    assert diagnosis.growth.fixed.replace("(key, value)", "key, value").endswith(fixed)  # as Python 3.10 writes it
     is_cause = diagnosis.cause == Cause.LEAK_OR_RETAINED_REFERENCE
     assert is_cause is (function is not joins)
 

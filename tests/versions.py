@@ -8,6 +8,8 @@ from types import ModuleType
 import pytest
 import torch
 
+TELLS_WHAT_GRAPHS_SAVED = hasattr(torch._C._autograd.SavedTensor, "data")  # PyTorch 2.6 does not
+
 
 def recorded_with(version: str) -> pytest.MarkDecorator:
     """Skip a test whose numbers were recorded with another PyTorch than the one here: kernels keep other workspaces."""

@@ -32,7 +32,11 @@ _OUTSIDE = {
     "zipfile", "tarfile",
 }  # fmt: skip
 _ASKING = frozenset({"eval", "exec", "compile", "globals", "open", "input", "__import__"})
-_OF_CLASSES = {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__firstlineno__"}
+# What Python itself notes in a class, some of it since 3.13 and 3.14: by place, in any order, or when it is asked.
+_OF_CLASSES = {
+    "__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__firstlineno__", "__static_attributes__",
+    "__annotate_func__", "__annotations_cache__",
+}  # fmt: skip
 
 
 class _UnknownError(Exception):

@@ -253,8 +253,13 @@ def _saved(run: Run, tensor: torch.Tensor, saved: Any) -> SavedStorage:
     if known is not None and known.numel():
         is_constant = not any(known.stride())
         data = known[:1] if is_constant else known
-        values = (tensor.dtype, data.contiguous().view(torch.uint8).numpy().tobytes(), is_constant)
+        values = (tensor.dtype, _bytes_of(data), is_constant)
     return saved.setdefault((entry.key, entry.num_bytes), SavedStorage(entry.num_bytes, location, values))
+
+
+def _bytes_of(values: torch.Tensor) -> bytes:
+    """Those of a tensor in order. A tensor of one element has any stride, and counts as contiguous."""
+    return values.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def _scripted(module: ModuleType, run: Run) -> Patches:
@@ -331,7 +336,7 @@ def _write(
                     unknown.add(name)
                     continue
                 file.seek(8 + len(text) + header[name]["data_offsets"][0])
-                file.write(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+                file.write(_bytes_of(tensor.detach()))
         file.truncate(8 + len(text) + end)
     return frozenset(unknown)
 
