@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, overload
 
 
 class Views(Protocol):
@@ -50,12 +50,17 @@ class Result:
         """This result as ``views.blocks.Description``: a title and blocks, the most important first."""
         return _views().describe(self)
 
-    def to_json(self, path: str | Path | None = None) -> str:
-        """``to_dict()`` as JSON text, written to ``path`` if one is given."""
+    @overload
+    def to_json(self) -> str: ...
+    @overload
+    def to_json(self, path: str | Path) -> None: ...
+    def to_json(self, path: str | Path | None = None) -> str | None:
+        """``to_dict()`` as JSON text; None where it was written to ``path``, so that no notebook shows it."""
         text = json.dumps(self.to_dict(), ensure_ascii=False, indent=1, default=str)
-        if path is not None:
-            Path(path).write_text(text, encoding="utf-8")
-        return text
+        if path is None:
+            return text
+        Path(path).write_text(text, encoding="utf-8")
+        return None
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain numbers, strings, lists and dicts."""

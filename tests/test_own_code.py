@@ -6,6 +6,7 @@ import ast
 
 import pytest
 import torch
+from versions import as_since_3_11
 
 from oom_magic.explain.remedies.code import STYLES, code_for
 from oom_magic.explain.remedies.own_code import copied, own_arguments, own_code, own_names
@@ -47,7 +48,7 @@ def test_an_accumulating_loop_trains_the_same():
     data = [(torch.randn(2, 4), torch.randn(2, 2)) for _ in range(6)]
     whole = [tuple(map(torch.cat, zip(*data[at : at + 3], strict=True))) for at in (0, 3)]
     head = LOOP[: LOOP.index("for ")]
-    code = rewritten("smaller_batch")
+    code = as_since_3_11(rewritten("smaller_batch"))
     assert code.startswith("batch_size = 2\naccumulation = 3\nfor number, (images, labels) in enumerate(loader, 1):")
     weight, losses = trained(head + code, data)
     assert torch.allclose(weight, trained(LOOP, whole)[0], atol=1e-6) and len(losses) == 6
@@ -57,7 +58,7 @@ def test_the_statement_that_sets_the_batch_is_shown_as_it_then_is():
     tree = ast.parse("loader = DataLoader(data, shuffle=True, batch_size=6)\n" + LOOP)
     rehearsal = CellRehearsal(exec, tree, {"net": make()})
     rehearsal._parameters["batch"] = find_size_parameters(tree, {}, "batch", 6)[0]
-    code = rehearsal.own_code("smaller_batch", VALUES)
+    code = as_since_3_11(rehearsal.own_code("smaller_batch", VALUES))
     assert code.startswith("loader = DataLoader(data, shuffle=True, batch_size=2)\naccumulation = 3\nfor number, ")
     assert "batch_size=6" in ast.unparse(tree)
 
@@ -106,7 +107,7 @@ def test_the_default_of_an_option():
 
 def test_a_loop_that_counts_keeps_its_counter():
     turns = "for i, (images, labels) in enumerate(loader):"
-    code = rewritten("smaller_batch", LOOP.replace("for images, labels in loader:", turns))
+    code = as_since_3_11(rewritten("smaller_batch", LOOP.replace("for images, labels in loader:", turns)))
     assert turns in code and "if (i + 1) % " in code
 
 

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 from torch import nn
-from versions import TELLS_WHAT_GRAPHS_SAVED
+from versions import TELLS_WHAT_GRAPHS_SAVED, as_since_3_11
 
 from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, Judgement
 from oom_magic.explain.explainer import Explainer, explain
@@ -229,7 +229,7 @@ def test_what_grows_in_the_loop_is_named_with_its_line(function, key, name, fixe
     assert (evidence.key, evidence.values["name"]) == (key, name)
     assert evidence.values["kept_bytes"] > 150 * MIB
     assert evidence.values["place"].startswith("test_settling.py:")
-    assert diagnosis.growth.fixed.replace("(key, value)", "key, value").endswith(fixed)  # as Python 3.10 writes it
+    assert as_since_3_11(diagnosis.growth.fixed).endswith(fixed)
     is_cause = diagnosis.cause == Cause.LEAK_OR_RETAINED_REFERENCE
     assert is_cause is (function is not joins)
 

@@ -22,7 +22,8 @@ setup = om.TrainingSetup("gpt2", microbatch_size=2).replace(seq_len=128)
 sizes: om.Sizes = setup.sizes(seq_len=(128, 512))
 diagnosis: om.Diagnosis = om.explain("CUDA out of memory")
 shown: str = str(om.compare({"now": report}))
-written: str = report.to_json(Path("report.json"))
+written: str = report.to_json()
+report.to_json(Path("report.json"))
 reveal_type(om.plot(report))
 """
 WRONG = """

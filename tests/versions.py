@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 from types import ModuleType
 
 import pytest
@@ -16,6 +17,11 @@ def recorded_with(version: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(
         not torch.__version__.startswith(version), reason=f"recorded with torch {version}, this is {torch.__version__}"
     )
+
+
+def as_since_3_11(code: str) -> str:
+    """Code from ``ast.unparse``, as later Pythons than 3.10 write it: no parentheses around what a loop assigns."""
+    return re.sub(r"\bfor \((.*?)\) in ", r"for \1 in ", code)
 
 
 def bitsandbytes_or_skip() -> ModuleType:

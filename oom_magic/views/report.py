@@ -221,7 +221,9 @@ def _peaks(report: MemoryReport) -> Facts:
 
 
 def _outside(device: Device) -> str:
-    """What the process takes besides; a range where it was not read."""
+    """What the process takes besides; a range where it was not read, nothing where it is not known."""
+    if not device.context_bytes:
+        return ""
     if device.context_range is None:
         return _("and {context_bytes} outside PyTorch", context_bytes=device.context_bytes)
     least, most = device.context_range
@@ -322,7 +324,7 @@ def _card(report: MemoryReport) -> Details:
     parts = (
         Part(_("peak allocated"), report.peak_allocated_bytes, "parameter"),
         Part(_("reserved beyond it"), cached, "cached"),
-        Part(_("outside PyTorch"), device.context_bytes, "outside"),
+        *([Part(_("outside PyTorch"), device.context_bytes, "outside")] if device.context_bytes else []),
         Part(_("other processes"), device.other_bytes, "other"),
         Part(_("free"), max(device.total_bytes - used, 0), "free"),
     )

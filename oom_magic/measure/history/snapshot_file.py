@@ -45,7 +45,14 @@ def load_snapshot(path: str | Path, *, memory: str | int | None = None, device: 
         settings=settings,
         replayed=assembler.replayed(0),
         kept_bytes=allocated - sum(block.num_bytes for block in before.blocks),
-        assumptions=(Assumption(_("Read from a snapshot: categories follow from where and when memory was taken.")),),
+        assumptions=(
+            Assumption(
+                _(
+                    "Read from a snapshot: categories follow from where and when memory was taken; what lies outside "
+                    "PyTorch is not in it."
+                )
+            ),
+        ),
     )
 
 
@@ -64,7 +71,11 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         snapshot = _PlainUnpickler(io.BytesIO(content)).load()
     except Exception as error:
-        text = _("{path} is no snapshot of torch.cuda.memory._dump_snapshot: {error}.", path=path, error=error)
+        text = _(
+            "{path} is no snapshot of torch.cuda.memory._dump_snapshot: {error}.",
+            path=path,
+            error=f"{error}".rstrip("."),
+        )
         raise ValueError(text) from None
     if not isinstance(snapshot, dict) or not {"segments", "device_traces"} <= snapshot.keys():
         raise ValueError(_("{path} is no snapshot of torch.cuda.memory._dump_snapshot: it has no traces.", path=path))
