@@ -19,6 +19,8 @@ _AROUND_CALLS = re.compile(
     r"/torch/(?:_dynamo|_compile|_ops|overrides|_prims_common)|/torch/utils/(?:_python_dispatch|_device|_contextlib)"
     r"|/IPython/"
 )
+# Packages and the standard library of any Python: frames of a snapshot are of the machine that recorded it.
+_INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib/python3\.\d+/")
 # Code without a file that a user wrote: cells of IPython in a terminal, Python's own prompt.
 _TYPED = ("<ipython-input-", "<stdin>", "<training code")
 
@@ -32,7 +34,7 @@ def is_users_file(file: str) -> bool:
     """
     if file.startswith("<"):
         return file.startswith(_TYPED)
-    return not _normal(file).startswith(_library_folders())
+    return not (_INSTALLED.search(file.replace("\\", "/")) or _normal(file).startswith(_library_folders()))
 
 
 @lru_cache(maxsize=4096)

@@ -9,7 +9,7 @@ import weakref
 from traceback import walk_tb
 
 import pytest
-from versions import bitsandbytes_or_skip
+from versions import bitsandbytes_or_skip, needs_what_graphs_saved
 
 from oom_magic.explain.diagnosis import Diagnosis
 from oom_magic.explain.evidence.causes import Cause
@@ -230,6 +230,7 @@ def test_a_cell_that_only_loads_is_rehearsed_with_the_loading_changed(shell):
     assert not {"half_weights", "qlora", "smaller_batch"} & set(remedies)
 
 
+@needs_what_graphs_saved
 def test_a_list_that_keeps_graphs_is_named_and_mended(shell, monkeypatch):
     shell.run_cell("import torch\nnet = torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.GELU())")
     lines = ["net.cuda()", "losses = []", "for _ in range(100):",

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from IPython.core.interactiveshell import InteractiveShell
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh

@@ -36,6 +36,32 @@ def test_the_written_snapshot_adds_up(tmp_path: Path) -> None:
     assert "alloc" in viz.trace(snapshot)
 
 
+def test_frames_of_cpp_and_of_another_machine_are_nobodys_lines(tmp_path: Path) -> None:
+    """As ``torch.cuda.memory._record_memory_history()`` records by default, on a machine that is not this one."""
+    file = tmp_path / "run.pickle"
+    predicted().save_snapshot(file)
+    lines = om.load_snapshot(file, memory="12GiB").lines
+    snapshot = pickle.loads(file.read_bytes())
+    torch_files = "/opt/conda/lib/python3.12/site-packages/torch/nn/modules/linear.py"
+    inside = [
+        {"filename": name, "line": 0, "name": "forward"} for name in ("??", "", "RegisterCUDA_0.cpp", torch_files)
+    ]
+    trace = snapshot["device_traces"][0]
+    user = {"filename": "/home/ann/train.py", "line": 7, "name": "step"}
+    trace.append({"action": "oom", "size": 3 * 2**30, "device_free": 2**30, "stream": 0, "frames": [user]})
+    for entry in trace:
+        entry["frames"] = [*inside, *entry.get("frames", ())]
+    file.write_bytes(pickle.dumps(snapshot))
+    read = om.load_snapshot(file)
+    assert [(one.line, one.live_bytes) for one in read.lines] == [(one.line, one.live_bytes) for one in lines]
+    failed = read.out_of_memory
+    assert failed is not None and failed.requested_bytes == 3 * 2**30
+    assert (failed.line.file, failed.line.line) == ("/home/ann/train.py", 7)
+    trace.append({"action": "alloc", "size": 512, "addr": 1, "stream": 0, "frames": []})  # it was caught
+    file.write_bytes(pickle.dumps(snapshot))
+    assert om.load_snapshot(file).out_of_memory is None
+
+
 def test_files_that_are_none_are_refused_with_the_fix(tmp_path: Path) -> None:
     file = tmp_path / "x.pickle"
     file.write_bytes(b"no pickle")

@@ -10,6 +10,9 @@ import pytest
 import torch
 
 TELLS_WHAT_GRAPHS_SAVED = hasattr(torch._C._autograd.SavedTensor, "data")  # PyTorch 2.6 does not
+needs_what_graphs_saved = pytest.mark.skipif(
+    not TELLS_WHAT_GRAPHS_SAVED, reason="this PyTorch does not tell what a graph saved"
+)
 
 
 def recorded_with(version: str) -> pytest.MarkDecorator:

@@ -115,7 +115,10 @@ def settings_in(snapshot: dict[str, Any]) -> AllocatorSettings:
 
 
 def read_trace(trace: Sequence[dict[str, Any]]) -> list[HistoryEntry]:
-    """The entries of one device's trace that oom_magic knows, oldest first."""
+    """The entries of one device's trace that oom_magic knows, oldest first, with their Python frames.
+
+    What ``torch.cuda.memory._record_memory_history()`` records by default has frames of C++ between them.
+    """
     stacks: dict[tuple[int, ...], tuple[Frame, ...]] = {}
     entries = []
     for raw in trace:
@@ -127,7 +130,8 @@ def read_trace(trace: Sequence[dict[str, Any]]) -> list[HistoryEntry]:
         key = tuple(map(id, frames))
         stack = stacks.get(key)
         if stack is None:
-            stack = tuple(Frame(frame["filename"], frame["line"], frame["name"]) for frame in frames)
+            python = (frame for frame in frames if frame["filename"].endswith(".py") or frame["filename"][:1] == "<")
+            stack = tuple(Frame(frame["filename"], frame["line"], frame["name"]) for frame in python)
             stacks[key] = stack
         entries.append(HistoryEntry(action, raw.get("addr", 0), raw["size"], raw["stream"], stack))
     return entries

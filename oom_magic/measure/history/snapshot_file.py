@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import io
+import itertools
 import pickle
 from pathlib import Path
 from typing import Any
 
 from oom_magic.inputs import parse_bytes
 from oom_magic.language import _
-from oom_magic.measure.history.assembly import Assembler, state_before
-from oom_magic.measure.history.recording import AllocatorState, Batch, read_state, read_trace, settings_in
-from oom_magic.memory.report import Assumption, Device, MemoryReport
+from oom_magic.measure.history.assembly import Assembler, FailedRequest, state_before
+from oom_magic.measure.history.recording import (
+    Action,
+    AllocatorState,
+    Batch,
+    HistoryEntry,
+    read_state,
+    read_trace,
+    settings_in,
+)
+from oom_magic.memory.allocator.segments import SMALL_BYTES, Pool
+from oom_magic.memory.allocator.settings import AllocatorSettings
+from oom_magic.memory.report import Assumption, Device, MemoryReport, OutOfMemory
+from oom_magic.units import format_bytes
 
 _TRUSTED = {("collections", "OrderedDict"), ("collections", "defaultdict"), ("builtins", "dict"), ("builtins", "list")}
 
@@ -37,13 +49,20 @@ def load_snapshot(path: str | Path, *, memory: str | int | None = None, device: 
     assembler = Assembler(before, 0, settings)
     assembler.feed(batch)
     timeline = assembler.timeline(has_graph=False, workspace_sizes=frozenset())
-    total = parse_bytes(memory) if memory is not None else _total_bytes(traces[index], state)
+    free = _free_at_failure(traces[index])
+    if memory is None and free is None:
+        raise ValueError(
+            _('The snapshot does not say how large its card is; give it: load_snapshot(path, memory="24GiB").')
+        )
+    total = parse_bytes(memory) if memory is not None else state.reserved_bytes + (free or 0)
+    card = f"GPU {index} has a total capacity of {format_bytes(total)} of which {format_bytes(free or 0)}"
     return MemoryReport.from_timeline(
         timeline,
         Device(_("CUDA device {index}", index=index), total),
         source="measured",
         settings=settings,
         replayed=assembler.replayed(0),
+        out_of_memory=_ended_by(assembler.failed, entries, settings, card),
         kept_bytes=allocated - sum(block.num_bytes for block in before.blocks),
         assumptions=(
             Assumption(
@@ -101,12 +120,27 @@ def _device(traces: list[list[dict[str, Any]]], device: int | None) -> int:
     return device
 
 
-def _total_bytes(trace: list[dict[str, Any]], state: AllocatorState) -> int:
-    """The least that the card has, as a failed request tells it: what was free then, and what PyTorch held."""
+def _free_at_failure(trace: list[dict[str, Any]]) -> int | None:
+    """What was free when the last request failed: with what PyTorch held then, the least that the card has."""
     failed = [entry for entry in trace if entry["action"] == "oom"]
-    if not failed:
-        raise ValueError(
-            _('The snapshot does not say how large its card is; give it: load_snapshot(path, memory="24GiB").')
-        )
-    free = int(failed[-1].get("device_free", failed[-1].get("addr", 0)))
-    return state.reserved_bytes + free
+    return int(failed[-1].get("device_free", failed[-1].get("addr", 0))) if failed else None
+
+
+def _ended_by(
+    failed: FailedRequest | None, entries: list[HistoryEntry], settings: AllocatorSettings, card: str
+) -> OutOfMemory | None:
+    """The failure after which nothing was allocated any more; None where the program went on, or did not fail."""
+    after = itertools.takewhile(lambda entry: entry.action != Action.OOM, reversed(entries))
+    if failed is None or any(entry.action == Action.ALLOC for entry in after):
+        return None
+    asked = Pool(failed.num_bytes <= SMALL_BYTES, settings).segment_bytes(failed.num_bytes)
+    return OutOfMemory(
+        message=f"CUDA out of memory. Tried to allocate {format_bytes(asked)}. {card} is free.",
+        requested_bytes=asked,
+        tensor_bytes=failed.num_bytes,
+        step=failed.step,
+        phase=failed.phase,
+        operator=failed.operator,
+        line=failed.line,
+        module="",
+    )
