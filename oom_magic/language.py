@@ -23,7 +23,7 @@ from oom_magic.units import format_bytes
 Language = Literal["en", "zh"]
 ENVIRONMENT_VARIABLE = "OOM_MAGIC_LANG"
 CATALOGUES: Mapping[Language, Path] = {"zh": Path(__file__).parent / "locale/zh_CN/LC_MESSAGES/oom_magic.po"}
-_kept: list[Language] = []  # the last counts
+_chosen: list[Language] = []  # the last counts
 
 
 class Plural(NamedTuple):
@@ -63,7 +63,7 @@ def render(sentence: str | Plural, lang: Language, values: Mapping[str, object])
 
 
 def choose_language(lang: str | None = None) -> Language:
-    """The language asked for: the argument, then what was kept, then ``OOM_MAGIC_LANG``, then the locale; else English.
+    """The argument, else what ``keep_language`` was told, else ``OOM_MAGIC_LANG``, else the locale, else English.
 
     Raises ValueError for an argument that names neither English nor Chinese.
     """
@@ -72,8 +72,8 @@ def choose_language(lang: str | None = None) -> Language:
         if known is None:
             raise ValueError(_("{lang!r} is not a language of oom_magic; use 'en' or 'zh'.", lang=lang))
         return known
-    if _kept:
-        return _kept[-1]
+    if _chosen:
+        return _chosen[-1]
     names = (os.environ.get(name) for name in (ENVIRONMENT_VARIABLE, "LC_ALL", "LC_MESSAGES", "LANG"))
     for name in (*names, locale.getlocale()[0]):
         if name and (known := _recognised(name)):
@@ -88,17 +88,17 @@ def load_language() -> None:
 
 def keep_language(lang: str | None) -> None:
     """Speak this language from now on, where none is asked for; None: that of the environment again."""
-    _kept[:] = [] if lang is None else [choose_language(lang)]
+    _chosen[:] = [] if lang is None else [choose_language(lang)]
 
 
 @contextmanager
 def speaking(lang: Language) -> Iterator[None]:
     """Speak this language within the block."""
-    _kept.append(lang)
+    _chosen.append(lang)
     try:
         yield
     finally:
-        _kept.pop()
+        _chosen.pop()
 
 
 def _recognised(name: str) -> Language | None:

@@ -64,7 +64,7 @@ def _room_for_every_test_s_data(monkeypatch: pytest.MonkeyPatch) -> None:
     """All these modules are the user's here, with the truth that they have read: more than a notebook's objects."""
     from oom_magic.predict.isolation import users_objects
 
-    monkeypatch.setattr(users_objects, "_MOST_OBJECTS", 100_000)
+    monkeypatch.setattr(users_objects, "MOST_OBJECTS", 100_000)
 
 
 _UNCOMPARED: list[str] = []

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from oom_magic.memory.categories import CATEGORIES, Category
-from oom_magic.memory.report import Assumption, Device, KeptName, MemoryReport, OutOfMemory
+from oom_magic.memory.report import Assumption, Device, MemoryReport, NamedHolder, OutOfMemory
 from oom_magic.memory.timeline import PHASES, Mark, MarkKind, Phase, SourceLine, Timeline
 from oom_magic.units import GIB, MIB
 
@@ -106,7 +106,7 @@ def predicted(**known: object) -> MemoryReport:
             Assumption("loss.item() was taken to be 1.0", SourceLine("Cell In[3]", 11, "print(loss.item())")),
             Assumption("Attention runs with the memory-efficient kernel."),
         ),
-        "kept_by": (KeptName("model", 471 * MIB), KeptName("optimizer", 942 * MIB)),
+        "holders": (NamedHolder("model", 471 * MIB), NamedHolder("optimizer", 942 * MIB)),
         "torch_version": "2.13.0",
         **known,
     }

@@ -222,3 +222,59 @@ def drawn_folders() -> set[str]:
 def test_readme_draws_the_folders_that_there_are() -> None:
     folders = {str(file.parent.relative_to(PACKAGE)) for file in FILES} - {"."}
     assert drawn_folders() == folders | {"locale"}
+
+
+def private_names() -> set[str]:
+    """What the package defines for itself: functions, classes, module's names and attributes with a leading underscore."""
+    found = set()
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                found.add(node.name)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                found.add(node.id)
+            elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self":
+                found.add(node.attr)
+    return {name for name in found if name.startswith("_") and not name.endswith("_")} - OF_OTHERS
+
+
+OF_OTHERS = {"_parameters", "_buffers", "_modules", "_value"}  # of PyTorch's modules and Python's semaphores, too
+
+
+def private_uses(source: str, private: set[str]) -> list[str]:
+    """What is private to the package and imported, read or replaced by the code; ``self`` is the code's own."""
+    found = []
+    tree = ast.parse(source)
+    others = {"self", *(module.partition(".")[0] for module in imported(source))} - {"oom_magic"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("oom_magic"):
+            found += [name.name for name in node.names if name.name.startswith("_")]
+        elif isinstance(node, ast.Attribute) and node.attr in private:
+            root = ast.unparse(node.value).partition(".")[0]
+            found += [ast.unparse(node)] if root not in others else []
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("setattr"):
+            words = [str(word.value) for word in node.args if isinstance(word, ast.Constant)]
+            owner = ast.unparse(node.args[0]).partition(".")[0]
+            found += [word for word in words if word.rpartition(".")[2] in private and owner not in others]
+    return found
+
+
+def test_tests_go_through_what_is_public() -> None:
+    private, tests = private_names(), sorted(Path(__file__).parent.rglob("*.py"))
+    uses = {str(file): private_uses(file.read_text(encoding="utf-8"), private) for file in tests}
+    assert {file: names for file, names in uses.items() if names} == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from oom_magic.units import _hidden",
+        "from oom_magic import units\nassert units._hidden",
+        "import oom_magic as om\npanel = om.sliders(f)\npanel.part._hidden.value",
+        "import oom_magic\ndef test(monkeypatch):\n    monkeypatch.setattr('oom_magic.units._hidden', 1)",
+        "from oom_magic import units\ndef test(monkeypatch):\n    monkeypatch.setattr(units, '_hidden', 1)",
+    ],
+)
+def test_the_search_for_private_names_can_fail(source: str) -> None:
+    assert private_uses(source, {"_hidden"})
+    assert not private_uses("import os\nclass A:\n    def f(self): return self._hidden, os._hidden", {"_hidden"})

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from oom_magic.measure.device.nvml import CardReading, DeviceProcess
 from oom_magic.measure.probes import Seen
 from oom_magic.memory.report import Device
 from oom_magic.predict.setups.gpus import find_gpu
+from oom_magic.predict.setups.hardware import Hardware
 from oom_magic.units import GIB, MIB
 
 SILENT = CardReading()
@@ -126,7 +128,7 @@ def test_a_cpu_build_beside_a_card_is_said_loudly(monkeypatch: pytest.MonkeyPatc
     assert finding.tone == "bad"
     assert "CPU-only build beside RTX 3060" in finding.what
     monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
-    monkeypatch.setattr(probes, "_has_driver", lambda: False)
+    monkeypatch.setattr(probes, "has_driver", lambda: False)
     (finding,) = probes.probe_torch().findings
     assert "No GPU" in finding.what
 
@@ -168,7 +170,7 @@ def test_why_a_cuda_build_sees_no_card(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_settings(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: list[str]) -> None:
-    monkeypatch.setattr(probes, "_was_there_at_start", lambda _: True)
+    monkeypatch.setattr(probes, "was_there_at_start", lambda _: True)
     seen = probes.probe_settings(environment)
     assert dict(seen.rows) == environment
     assert len(seen.findings) == len(expected)
@@ -177,7 +179,7 @@ def test_settings(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], 
 
 def test_settings_that_contradict_or_come_late(monkeypatch: pytest.MonkeyPatch) -> None:
     both = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-    monkeypatch.setattr(probes, "_was_there_at_start", lambda _: True)
+    monkeypatch.setattr(probes, "was_there_at_start", lambda _: True)
     assert "Both" in whats(probes.probe_settings(both))[0]
     monkeypatch.undo()
     late = probes.probe_settings({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
@@ -236,18 +238,18 @@ def fake_runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """Dry runs by arithmetic: the search is tested, not the engine."""
     runs: list[tuple[Any, ...]] = []
 
-    def tried(self: Any, length: int, method: str, microbatch: int, checkpointing: bool) -> Any:
-        runs.append((length, method, microbatch, checkpointing))
-        weights = {"full": 30, "lora": 15, "qlora": 6}[method] * GIB
-        tokens = length * microbatch
-        if weights + tokens * (MIB if checkpointing else 4 * MIB) > 0.8 * self._card.total_bytes:
-            return None
-        setup = om.TrainingSetup("gpt2", method=method, microbatch_size=microbatch, seq_len=length)
-        card = {"gpu": self._card.name, "memory": self._memory}
-        return setup.replace(activation_checkpointing=checkpointing, **card), report
+    def untraced_sizes(setup: om.TrainingSetup, **_: Any) -> Any:
+        checkpointing, total = setup.activation_checkpointing, Hardware.of(setup.gpu, setup.memory).total_bytes
 
-    report = type("Report", (), {"peak_reserved_bytes": GIB})
-    monkeypatch.setattr(recommendation._Search, "_tried", tried)
+        def report_of_run(microbatch_size: int, seq_len: int) -> Any:
+            runs.append((seq_len, setup.method, microbatch_size, checkpointing))
+            weights = {"full": 30, "lora": 15, "qlora": 6}[setup.method] * GIB
+            needed = weights + seq_len * microbatch_size * (MIB if checkpointing else 4 * MIB)
+            return SimpleNamespace(verdict="tight" if needed > 0.8 * total else "safe", peak_reserved_bytes=GIB)
+
+        return SimpleNamespace(report_of_run=report_of_run)
+
+    monkeypatch.setattr(om.TrainingSetup, "untraced_sizes", untraced_sizes)
     return runs
 
 

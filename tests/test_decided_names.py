@@ -116,7 +116,7 @@ def test_statements_with_effects_are_not_evaluated_again() -> None:
 
 
 def test_cells_follow_names_of_plain_cells_and_say_so(shell: Any, capsys: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("oom_magic.notebook.magics._has_gpu", lambda: False)
+    monkeypatch.setattr("oom_magic.notebook.magics.has_gpu", lambda: False)
     shell.run_cell(f"import torch\nfrom torch import nn\n{WAYS['text']}{TRAIN}")  # not in the history either
     shell.run_cell("%%gpumem --no-plot -o report\ntrain()", store_history=True)
     said = capsys.readouterr().out

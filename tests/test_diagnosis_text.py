@@ -50,13 +50,13 @@ REMEDIES = (
 def sample(lang: str) -> Diagnosis:
     """A diagnosis with everything in it."""
     log = LOG.format(message=render("T6", NUMBERS)[0])
-    held = (
+    holders = (
         Holder("name", "model", 900 * MIB, Evidence("held_as_gradients")),
         Holder("category", "activation", 9 * GIB),
         Holder("line", "a.py:3", GIB),
     )
     as_is = AsItIs(20 * GIB, 19 * GIB, GIB)
-    return replace(explain(log, lang=lang), remedies=REMEDIES, held=held, as_is=as_is)
+    return replace(explain(log, lang=lang), remedies=REMEDIES, holders=holders, as_is=as_is)
 
 
 def flat(description: Description):

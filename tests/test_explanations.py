@@ -11,11 +11,11 @@ from traceback import walk_tb
 import pytest
 from versions import bitsandbytes_or_skip, needs_what_graphs_saved
 
+from oom_magic.explain import advice
 from oom_magic.explain.diagnosis import Diagnosis
 from oom_magic.explain.evidence.causes import Cause
 from oom_magic.explain.remedies import evaluation as pricing
 from oom_magic.explain.sentences.catalogue import render_evidence
-from oom_magic.notebook.cells import explanations
 from oom_magic.predict.instrumentation import training
 from oom_magic.units import MIB
 
@@ -38,7 +38,7 @@ FAILING = (
 
 @pytest.fixture(autouse=True)
 def _surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oom_magic.notebook.magics._has_gpu", lambda: False)
+    monkeypatch.setattr("oom_magic.notebook.magics.has_gpu", lambda: False)
     monkeypatch.setenv("OOM_MAGIC_LANG", "en")
 
 
@@ -124,8 +124,8 @@ def test_the_last_dry_failure_is_explained_at_once(shell):
     assert diagnosis.tensors[0].formula == "16 x 4096 x 1024 x float32 = 256.00 MiB"
     assert diagnosis.tensors[0].expression.startswith("F.linear(input[16, 4096, 1024], ")
     assert diagnosis.place.startswith("Cell In[")
-    assert {held.kind for held in diagnosis.held} == {"category", "line", "name", "own_frames"}
-    words = {one.what.key: render_evidence(one.what, "zh") for one in diagnosis.held if one.what is not None}
+    assert {held.kind for held in diagnosis.holders} == {"category", "line", "name", "own_frames"}
+    words = {one.what.key: render_evidence(one.what, "zh") for one in diagnosis.holders if one.what is not None}
     assert words["held_as_module"] == "模块 Sequential" and words["held_by_error"].endswith("处的 OutOfMemoryError")
 
 
@@ -272,7 +272,7 @@ def test_an_interrupt_keeps_what_was_found(shell, monkeypatch):
         yield diagnosis
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(explanations, "_prices_of_setup", prices)
+    monkeypatch.setattr(advice, "advise_setup", prices)
     assert isinstance(run(shell, f"%%oom_explain --model distilgpt2\n{MESSAGE}"), Diagnosis)
 
 
@@ -295,11 +295,11 @@ def test_what_earlier_failures_hold_is_named_and_the_cause(shell):
     run(shell, HOLDING)
     run(shell, CARD + "torch.zeros(120, 2**20, device='cuda')\n")
     diagnosis = run(shell, "%oom_explain --fast")
-    frames = [one for one in diagnosis.held if one.kind == "frames"]
+    frames = [one for one in diagnosis.holders if one.kind == "frames"]
     assert [one.num_bytes for one in frames] == [400 * 2**20]
     assert diagnosis.cause == Cause.LEAK_OR_RETAINED_REFERENCE
     assert diagnosis.evidence[0].values == {"held_bytes": 400 * 2**20}
-    assert "oom_magic" not in "".join(one.name for one in diagnosis.held)
+    assert "oom_magic" not in "".join(one.name for one in diagnosis.holders)
 
 
 def test_a_model_loaded_twice_is_noticed(shell):

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from oom_magic.predict.session import DrySession
 from oom_magic.predict.setups.models import only_layers, with_layers_as_asked
 from oom_magic.predict.setups.setup import TrainingSetup
 from oom_magic.predict.sizing import layered
-from oom_magic.predict.sizing.layered import LayeredRuns
+from oom_magic.predict.sizing.repetition import IrregularError, Repetition
 from oom_magic.predict.sizing.sizes import Sizes
 from tests.test_sizes import same
 
@@ -21,26 +22,42 @@ def agrees(setup: TrainingSetup, sizes: Sizes, **point: Any) -> bool:
     return same(sizes.report(**point), setup.replace(**point).dry_run())
 
 
-def assert_shortened(sizes: Sizes) -> None:
-    assert sizes.num_traces > 0
-    assert len(sizes._runs._fewest) == 1
+ALL = 99  # asked for inside a run, and answered with the number that it is to build
 
 
-def test_gpt2_of_twelve_layers_from_runs_with_few() -> None:
+@pytest.fixture
+def num_layers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Filled with the number of layers of each dry run from here on."""
+    found: list[int] = []
+    usual = DrySession.run
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        found.append(with_layers_as_asked({"num_layers": ALL})["num_layers"])
+        return usual(*args, **kwargs)
+
+    monkeypatch.setattr(DrySession, "run", run)
+    return found
+
+
+def assert_shortened(num_layers: list[int]) -> None:
+    assert num_layers and ALL not in num_layers
+
+
+def test_gpt2_of_twelve_layers_from_runs_with_few(num_layers: list[int]) -> None:
     setup = TrainingSetup("gpt2", precision="amp-fp16", activation_checkpointing=True, gpu="A100 80GB")
     sizes = setup.sizes(microbatch_size=(2, 64))
-    assert_shortened(sizes)
+    assert_shortened(num_layers)
     assert agrees(setup, sizes, microbatch_size=13)
     modules = dict(sizes.report(microbatch_size=13).modules)
     assert any(".h.11" in path for path in modules)
 
 
 @pytest.mark.slow
-def test_what_does_not_repeat_is_run_with_all_layers() -> None:
+def test_what_does_not_repeat_is_run_with_all_layers(num_layers: list[int]) -> None:
     """The sizes of all norms make one size, in more numbers with each layer."""
     setup = TrainingSetup("gpt2", max_grad_norm=1.0, gpu="A100 80GB")
     sizes = setup.sizes(microbatch_size=(2, 8))
-    assert sizes._runs._fewest == ()
+    assert ALL in num_layers
     assert agrees(setup, sizes, microbatch_size=5)
 
 
@@ -65,23 +82,25 @@ def test_what_does_not_repeat_is_run_with_all_layers() -> None:
         ("vit-base", {"method": "lora"}),
     ],
 )
-def test_presets_of_many_layers_from_runs_with_few(model: str, fields: dict[str, Any]) -> None:
+def test_presets_of_many_layers_from_runs_with_few(model: str, fields: dict[str, Any], num_layers: list[int]) -> None:
     setup = TrainingSetup(model, gpu="A100 80GB", **fields)
     sizes = setup.sizes(microbatch_size=(2, 64))
-    assert_shortened(sizes)
+    assert_shortened(num_layers)
     assert agrees(setup, sizes, microbatch_size=7)
 
 
 @pytest.mark.slow
 def test_what_was_learned_at_one_point_and_does_not_hold_at_another_is_not_used(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, num_layers: list[int]
 ) -> None:
-    monkeypatch.setattr(layered, "_known", OrderedDict())
+    def differs(*_: Any) -> None:
+        raise IrregularError
 
-    monkeypatch.setattr(LayeredRuns, "_check", lambda runs, where, fewest, known: setattr(known, "repetition", None))
+    monkeypatch.setattr(layered, "known_repetitions", OrderedDict())
+    monkeypatch.setattr(Repetition, "check", differs)
     setup = TrainingSetup("gpt2", gpu="A100 80GB")
     sizes = setup.sizes(microbatch_size=(2, 8))
-    assert sizes._runs._fewest == ()
+    assert ALL in num_layers
     assert agrees(setup, sizes, microbatch_size=5)
 
 

@@ -101,7 +101,7 @@ def test_the_report_says_what_frames_do_not():
     assert diagnosis.tensors[0].formula == "8 x 512 x 50000 x float32 = 781.25 MiB"
     assert diagnosis.tensors[0].num_bytes == session.report.out_of_memory.tensor_bytes
     assert (diagnosis.phase, diagnosis.cause) == ("backward", Cause.LOGITS_OR_LOSS)
-    assert {one.kind for one in diagnosis.held} == {"category", "line"}
+    assert {one.kind for one in diagnosis.holders} == {"category", "line"}
 
 
 def test_a_report_of_another_failure_is_not_believed():

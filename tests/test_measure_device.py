@@ -176,7 +176,7 @@ def test_limits_of_the_control_groups_around_this_process_count(
     inner = tmp_path / "slice" / "job"
     inner.mkdir(parents=True)
     monkeypatch.setattr(host, "meminfo", lambda: {"MemTotal": 64 * GIB, "MemAvailable": 32 * GIB})
-    monkeypatch.setattr(host, "_control_groups", lambda: [inner, inner.parent, tmp_path])
+    monkeypatch.setattr(host, "control_groups", lambda: [inner, inner.parent, tmp_path])
     assert host.host_memory() == (64 * GIB, 32 * GIB)
     assert host.num_oom_kills() == 0
     (inner / "memory.max").write_text("max\n")
@@ -196,5 +196,5 @@ def test_limits_of_the_control_groups_around_this_process_count(
 
 
 def test_control_groups_are_those_of_the_process() -> None:
-    for folder in host._control_groups():
-        assert folder == host._CGROUPS or host._CGROUPS in folder.parents
+    for folder in host.control_groups():
+        assert folder == host.CGROUPS or host.CGROUPS in folder.parents

@@ -47,12 +47,12 @@ def card(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     driver = fake_nvml(nvmlInit=opened(1), nvmlShutdown=opened(-1), nvmlDeviceGetMemoryInfo=memory)
     monkeypatch.setitem(sys.modules, "pynvml", driver)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: CARD)
-    monkeypatch.setattr(device_memory, "_counters", lambda _: (500 * MIB, GIB))
+    monkeypatch.setattr(device_memory, "allocator_counters", lambda _: (500 * MIB, GIB))
     return state
 
 
 def test_without_a_gpu_the_host_is_watched(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oom_magic.notebook.magics._has_gpu", lambda: False)
+    monkeypatch.setattr("oom_magic.notebook.magics.has_gpu", lambda: False)
     shell.run_cell("%gpumem_watch --every 0.1")
     time.sleep(0.35)
     shell.run_cell("%gpumem_watch stop")
@@ -85,7 +85,7 @@ def test_a_lost_card_ends_the_monitor_in_words(
 ) -> None:
     monitor = Monitor(0, 0.05)
     monitor.start()
-    monkeypatch.setattr(device_memory, "_counters", fails)
+    monkeypatch.setattr(device_memory, "allocator_counters", fails)
     (thread,) = threads()
     thread.join(10)
     last = shown(shell)[-1]
@@ -146,7 +146,7 @@ def test_a_card_is_said_to_be_nearly_full_once() -> None:
 
 
 def test_the_extension_ends_its_monitor(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oom_magic.notebook.magics._has_gpu", lambda: False)
+    monkeypatch.setattr("oom_magic.notebook.magics.has_gpu", lambda: False)
     shell.run_cell("%gpumem_watch")
     shell.run_cell("%gpumem_watch")
     assert len(threads()) == 1
@@ -160,6 +160,6 @@ def test_the_extension_ends_its_monitor(shell: InteractiveShell, monkeypatch: py
     [("--every 0.01", "use 0.1 or more"), ("now", "invalid choice"), ("--device 3", "no CUDA device 3")],
 )
 def test_bad_options(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, line: str, says: str) -> None:
-    monkeypatch.setattr("oom_magic.notebook.magics._has_gpu", lambda: False)
+    monkeypatch.setattr("oom_magic.notebook.magics.has_gpu", lambda: False)
     assert says in str(shell.run_cell(f"%gpumem_watch {line}").error_in_exec)
     assert not threads()

@@ -57,7 +57,7 @@ def test_an_accumulating_loop_trains_the_same():
 def test_the_statement_that_sets_the_batch_is_shown_as_it_then_is():
     tree = ast.parse("loader = DataLoader(data, shuffle=True, batch_size=6)\n" + LOOP)
     rehearsal = CellRehearsal(exec, tree, {"net": make()})
-    rehearsal._parameters["batch"] = find_size_parameters(tree, {}, "batch", 6)[0]
+    rehearsal.parameters["batch"] = find_size_parameters(tree, {}, "batch", 6)[0]
     code = as_since_3_11(rehearsal.own_code("smaller_batch", VALUES))
     assert code.startswith("loader = DataLoader(data, shuffle=True, batch_size=2)\naccumulation = 3\nfor number, ")
     assert "batch_size=6" in ast.unparse(tree)
@@ -76,9 +76,10 @@ for step, (images, labels) in enumerate(loader):
 @pytest.mark.parametrize(("accumulation", "names"), [("4", {}), ("ACCUM", {"ACCUM": 4}), ("k", {"k": 4, "other": 4})])
 def test_a_run_that_accumulates_already_accumulates_more(accumulation, names):
     tree = ast.parse(ACCUMULATING.replace("{ACCUM}", accumulation))
-    rehearsal = CellRehearsal(exec, tree, {"net": make(), "BATCH": 6, **names})
+    names = {"net": make(), "BATCH": 6, **names}
+    rehearsal = CellRehearsal(exec, tree, names)
     rehearsal.accumulation = 4
-    rehearsal._parameters["batch"] = find_size_parameters(tree, rehearsal._names, "batch", 6)[0]
+    rehearsal.parameters["batch"] = find_size_parameters(tree, names, "batch", 6)[0]
     code = rehearsal.own_code("smaller_batch", {**VALUES, "accumulation": 12})
     assert code.startswith("BATCH = 2")
     assert code.count("12") == (1 if names else 2) and ("other" in code) is False
@@ -88,8 +89,9 @@ def test_a_run_that_accumulates_already_accumulates_more(accumulation, names):
 @pytest.mark.parametrize("option", ["--train-batch-size {}", "--batch={}"])
 def test_the_size_on_a_command_line(option):
     words = ["train.py", "--epochs", "1", *option.format(6).split()]
-    rehearsal = CellRehearsal(exec, ast.parse("main()"), {"steps": 6}, arguments=words)
-    rehearsal._parameters["batch"] = find_size_parameters(rehearsal._tree, rehearsal._names, "batch", 6, words)[0]
+    tree, names = ast.parse("main()"), {"steps": 6}
+    rehearsal = CellRehearsal(exec, tree, names, arguments=words)
+    rehearsal.parameters["batch"] = find_size_parameters(tree, names, "batch", 6, words)[0]
     assert rehearsal.own_code("smaller_batch", VALUES) == f"%run train.py --epochs 1 {option.format(2)}"
     assert words[3:] == option.format(6).split()
 

@@ -27,7 +27,7 @@ import oom_magic as om
 from oom_magic.measure.device.accelerators import Levels, Memory
 from oom_magic.measure.history.attribution import Storage, storage_of
 from oom_magic.measure.holders.failed_frames import find_error_frames, told_apart
-from oom_magic.measure.holders.inventory import Holding
+from oom_magic.measure.holders.inventory import MemoryHolder
 from oom_magic.measure.holders.release import DeviceChange, Gone, Released, find_all_holders, release_from
 
 LARGE = 100_003  # elements: tensors of this size are this file's
@@ -139,7 +139,7 @@ def test_frames_are_emptied_wherever_their_error_is_kept() -> None:
     assert [ghost() for ghost in ghosts] == [None] * 4
     assert released.freed_allocated_bytes == 4 * LARGE == sum(gone.num_bytes for gone in released.gone)
     assert all("fail_with_locals" in gone.what for gone in released.gone)
-    assert released.holders == (Holding("mine", "Tensor", 3 * LARGE),)
+    assert released.holders == (MemoryHolder("mine", "Tensor", 3 * LARGE),)
     assert str(errors[0]) == "'second'"
     json.dumps(released.to_dict())
 
@@ -220,8 +220,8 @@ def test_each_byte_once_and_all_who_hold_it() -> None:
     }
     released = release(names)
     model_row, shared_row = released.holders
-    assert model_row == Holding("model", "module Tied", 4 * LARGE, ("everything",))
-    assert shared_row == Holding("shared", "Tensor", LARGE, ("input", "everything", "Out[4]"))
+    assert model_row == MemoryHolder("model", "module Tied", 4 * LARGE, ("everything",))
+    assert shared_row == MemoryHolder("shared", "Tensor", LARGE, ("input", "everything", "Out[4]"))
     assert released.unnamed_bytes == 0
 
 
@@ -328,7 +328,7 @@ def test_a_distributed_tensor(tmp_path: Path) -> None:
     try:
         mesh = init_device_mesh("cpu", (1,))
         names = {"tensor": distribute_tensor(large(), mesh)}
-        assert release(names).holders == (Holding("tensor", "DTensor", LARGE),)
+        assert release(names).holders == (MemoryHolder("tensor", "DTensor", LARGE),)
         names.clear()
     finally:
         torch.distributed.destroy_process_group()
@@ -344,7 +344,7 @@ def test_many_small_tensors() -> None:
 
     names = {"many": [torch.zeros(1, 1) for _ in range(100_000)]}
     names["again"] = names["many"][:10]
-    assert release_from([NotCounted()], names).holders == (Holding("many", "list", 400_000, ("again",)),)
+    assert release_from([NotCounted()], names).holders == (MemoryHolder("many", "list", 400_000, ("again",)),)
 
 
 def test_named_variables_go_with_the_results_that_are_the_same(shell: InteractiveShell) -> None:
@@ -371,7 +371,7 @@ def test_results_go_if_wished() -> None:
     value = large()
     names = {"Out": {1: value, 2: 5}, "_1": value, "_2": 5, "_": 5, "__": value}
     del value
-    assert release(names).holders == (Holding("Out[1]", "shown result", LARGE),)
+    assert release(names).holders == (MemoryHolder("Out[1]", "shown result", LARGE),)
     assert release(names, out=True).freed_allocated_bytes == LARGE
     assert names == {"Out": {}, "_": "", "__": ""}
 
@@ -415,8 +415,8 @@ def test_other_accelerators(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
 
 
 def test_both_encodings_show_the_same_rows() -> None:
-    held = Holding("<model>", "module GPT2LMHeadModel", 3 * 2**30, ("optimizer", "trainer", "Out[12]"))
-    hidden = Holding("", "a.very.long.module.Name, list, module helpers_of_somebody", 2**20)
+    held = MemoryHolder("<model>", "module GPT2LMHeadModel", 3 * 2**30, ("optimizer", "trainer", "Out[12]"))
+    hidden = MemoryHolder("", "a.very.long.module.Name, list, module helpers_of_somebody", 2**20)
     device = DeviceChange("cuda:0", Levels(9 * 2**30, 10 * 2**30, 11 * 2**30), Levels(3 * 2**30, 4 * 2**30, 5 * 2**30))
     gone = (Gone("OutOfMemoryError in train_one_epoch, Cell In[12]:345", 6 * 2**30),)
     released = Released((device,), gone, (held, hidden))

@@ -36,7 +36,7 @@ def train(rows, blocks=20):
 @pytest.fixture(autouse=True)
 def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cells are dry runs here, also on a machine with a GPU."""
-    monkeypatch.setattr("oom_magic.notebook.magics._has_gpu", lambda: False)
+    monkeypatch.setattr("oom_magic.notebook.magics.has_gpu", lambda: False)
     monkeypatch.setattr("oom_magic.notebook.cells.releasing.find_accelerators", list)
 
 

@@ -56,7 +56,7 @@ def test_what_a_rehearsal_shows_is_not_seen(shell: Any, capsys: Any, monkeypatch
 
 
 def test_a_rehearsal_is_announced_and_fast_leaves_it_out(shell: Any, capsys: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("oom_magic.notebook.magics._has_gpu", lambda: False)
+    monkeypatch.setattr("oom_magic.notebook.magics.has_gpu", lambda: False)
     cell = "%%gpumem --no-plot --memory 1GiB\nimport torch\nfor _ in range(2):\n    print('mine')\n"
     shell.run_cell(cell + "    torch.ones(2**29, device='cuda')", store_history=True)
     capsys.readouterr()

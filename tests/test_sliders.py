@@ -7,10 +7,12 @@ import base64
 import itertools
 import json
 import re
+import threading
 import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from samples import RTX_3060
 from torch import nn
+from widgets import at_rest, code, part, picture, status
 
 import oom_magic as om
 from oom_magic.memory.categories import Breakdown
@@ -29,10 +32,12 @@ from oom_magic.notebook.sliders.panel import NumberControl
 from oom_magic.notebook.sliders.ranges import inferred_ranges, landmarks, start_of, stops_of
 from oom_magic.notebook.sliders.source import Estimator
 from oom_magic.notebook.sliders.view import Estimate, live_blocks, verdict
+from oom_magic.predict.session import DrySession
 from oom_magic.units import GIB, MIB, format_bytes
 from oom_magic.views.blocks import Sentence
 
 VIEW = "application/vnd.jupyter.widget-view+json"
+AXES = {"batch_size": np.arange(1, 17), "seq_len": np.arange(64, 513, 64)}
 CARDS = ["A100 40GB", "A100 80GB", "RTX 3060"]
 RANGES = {"batch_size": (1, 16), "seq_len": (64, 512, 64), "kind": ["plain", "<b>wide</b>", "broken"]}
 
@@ -64,9 +69,23 @@ def _back_to_the_start(request: pytest.FixtureRequest) -> Iterator[None]:
         panel.controls["batch_size"].value, panel.controls["seq_len"].value = 4, 128
 
 
+@pytest.fixture
+def dry_runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Filled with the name of the thread of each dry run from here on."""
+    found: list[str] = []
+    usual = DrySession.run
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        found.append(threading.current_thread().name)
+        return usual(*args, **kwargs)
+
+    monkeypatch.setattr(DrySession, "run", run)
+    return found
+
+
 def shown(panel: Sliders) -> str:
     """The words of the live picture."""
-    return re.sub(r"<[^>]*>", " ", panel._panel._picture.value)
+    return re.sub(r"<[^>]*>", " ", picture(panel).value)
 
 
 def test_starts_at_the_functions_own_defaults(panel: Sliders) -> None:
@@ -85,13 +104,13 @@ def test_report_follows_the_sliders_and_is_that_of_a_dry_run(panel: Sliders) -> 
 
 
 def test_a_move_changes_the_picture_in_place(panel: Sliders) -> None:
-    children, before = panel.children, panel._panel._picture.value
+    children, before = panel.children, picture(panel).value
     panel.controls["batch_size"].value = 9
     assert panel.children is children
-    assert panel._panel._picture.value != before
-    quick = panel._estimate.breakdown.total_bytes
-    assert format_bytes(quick) in shown(panel)
-    assert quick == pytest.approx(panel.report.peak_allocated_bytes, rel=1e-3)
+    assert picture(panel).value != before
+    quick = re.search(r"peak allocated +([\d.]+) MiB", shown(panel))
+    assert quick is not None
+    assert float(quick[1]) * MIB == pytest.approx(panel.report.peak_allocated_bytes, rel=1e-3)
 
 
 def test_text_and_html_show_the_same_numbers(panel: Sliders) -> None:
@@ -119,7 +138,7 @@ def test_sliders_of_a_page_without_a_kernel_say_what_the_sizes_are(panel: Slider
     html = panel._repr_mimebundle_()["text/html"]
     stops, pictures = saved(html)
     assert list(stops) == ["batch_size", "seq_len"] and (11, 448) in pictures
-    assert all({axis[0], axis[-1]} <= set(stops[name]) for name, axis in panel._sizer.ranges.axes.items())
+    assert all({axis[0], axis[-1]} <= set(stops[name]) for name, axis in AXES.items())
     sizes = om.size(train, gpu=CARDS[0], **{**RANGES, "kind": "plain"})
     for (batch_size, seq_len), words in pictures.items():
         peak = sizes.peak_allocated_bytes(batch_size=batch_size, seq_len=seq_len)
@@ -142,7 +161,7 @@ def test_an_error_in_the_function_is_shown_with_its_line(panel: Sliders) -> None
     assert "ValueError: no such" in shown(panel)
     assert "test_sliders.py:" in shown(panel)
     assert "raise ValueError" in shown(panel)
-    assert "<i>kind" not in panel._panel._picture.value
+    assert "<i>kind" not in picture(panel).value
     with pytest.raises(RuntimeError, match="no such"):
         _ = panel.report
     panel.controls["batch_size"].value = 7
@@ -154,12 +173,13 @@ def test_names_are_escaped(panel: Sliders) -> None:
     panel.controls["kind"].value = "<b>wide</b>"
     bundle = panel._repr_mimebundle_()
     assert "<b>wide" not in bundle["text/html"]
-    assert "<b>wide" not in panel._panel._code.value
+    assert "<b>wide" not in code(panel).value
     assert "<b>wide</b>" in bundle["text/plain"]
 
 
 def test_a_click_on_the_map_goes_there(panel: Sliders) -> None:
-    grid, buttons = panel._estimator.grid, panel._panel._map._buttons
+    grid, buttons = Grid.of(AXES), part(panel, "oom-map")
+    assert grid is not None
     cell = len(grid.columns) + 2
     buttons.value = cell
     assert {name: panel.values[name] for name in grid.names} == grid.values(cell)
@@ -183,18 +203,17 @@ def test_a_value_between_the_stops_can_be_typed() -> None:
     assert control.slider.disabled
 
 
-def test_another_card_of_the_same_kind_needs_no_trace(panel: Sliders) -> None:
-    traced = len(panel._sizer._made)
+def test_another_card_of_the_same_kind_needs_no_dry_run(panel: Sliders, dry_runs: list[str]) -> None:
     panel.controls["gpu"].value = panel.controls["gpu"].options[1][1]
-    assert len(panel._sizer._made) == traced
+    assert not dry_runs
     assert panel.report.device.total_bytes == om.dry_run(train, gpu="A100 80GB").device_total_bytes
 
 
 def test_the_largest_batch_fits_and_one_more_does_not() -> None:
     panel = om.sliders(train, memory="500MiB", batch_size=(1, 64), seq_len=4096, kind="plain")
-    estimate = panel._complete()
-    assert estimate.largest is not None
-    largest = estimate.largest.value
+    found = re.search(r"largest batch_size that fits +(\d+) ", str(panel))
+    assert found is not None
+    largest = int(found[1])
     assert 0 < largest < 64
     options = {"seq_len": 4096, "kind": "plain", "memory": "500MiB"}
     assert om.dry_run(train, batch_size=largest, **options).out_of_memory is None
@@ -206,34 +225,37 @@ def test_the_largest_batch_fits_and_one_more_does_not() -> None:
 
 def test_the_latest_move_wins(panel: Sliders, monkeypatch: pytest.MonkeyPatch) -> None:
     refined: list[int] = []
-    exact = panel._estimator.exact
-    monkeypatch.setattr(panel._estimator, "exact", lambda *args: refined.append(args[1]["batch_size"]) or exact(*args))
+    exact = Estimator.exact
+
+    def noted(estimator: Estimator, *args: Any) -> Estimate:
+        refined.append(args[1]["batch_size"])
+        return exact(estimator, *args)
+
+    monkeypatch.setattr(Estimator, "exact", noted)
 
     async def drag() -> None:
         for batch_size in range(1, 15):
             panel.controls["batch_size"].value = batch_size
             await asyncio.sleep(0)
-        await panel._refining
+        await at_rest()
 
     asyncio.run(drag())
     assert refined == [14]
-    assert panel._estimate.report is not None
-    assert format_bytes(panel._estimate.report.peak_reserved_bytes) in shown(panel)
+    assert format_bytes(panel.report.peak_reserved_bytes) in shown(panel)
 
 
 def test_what_goes_wrong_when_the_hand_rests_is_shown(panel: Sliders, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("the allocator is <b>lost</b>")
 
-    monkeypatch.setattr(panel._estimator, "exact", fail)
+    monkeypatch.setattr(Estimator, "exact", fail)
 
     async def rest() -> None:
         panel.controls["batch_size"].value = 5
-        assert panel._refining is not None
-        await panel._refining
+        await at_rest()
 
     asyncio.run(rest())
-    assert "the allocator is &lt;b&gt;lost" in panel._panel._picture.value
+    assert "the allocator is &lt;b&gt;lost" in picture(panel).value
     monkeypatch.undo()
     panel.controls["batch_size"].value = 6
     assert "lost" not in shown(panel)
@@ -465,17 +487,18 @@ def test_a_function_that_fails_elsewhere_in_its_ranges_is_shown_in_words() -> No
     assert "heads=7) failed: AssertionError: embed_dim must be divisible" in " ".join(said.split()), said
 
 
-def test_accumulation_has_a_control_and_more_of_it_takes_no_more_memory() -> None:
+def test_accumulation_has_a_control_and_more_of_it_takes_no_more_memory(dry_runs: list[str]) -> None:
     setup = om.TrainingSetup(tiny, microbatch_size=2, seq_len=32, precision="amp-fp16", max_grad_norm=1.0)
     panel = om.sliders(setup)
     times = panel.controls["gradient_accumulation_steps"]
-    for number in (1, 2, 8):
+    for number in (1, 2, 8, 4):
+        dry_runs.clear()
         times.value = number
+        assert number != 4 or not dry_runs  # as with 2 and with 8
         assert panel.setup.gradient_accumulation_steps == number
         true = panel.setup.dry_run()
         found = panel.report.peak_allocated_bytes, panel.report.peak_reserved_bytes
         assert found == (true.peak_allocated_bytes, true.peak_reserved_bytes)
-    assert len(panel._sizer._made) == 2
 
 
 def test_the_list_of_cards_can_be_searched() -> None:
@@ -497,36 +520,39 @@ def rise(batch_size: int = 4, seq_len: int = 64) -> None:
     layer(torch.randn(batch_size, seq_len, 16, device="cuda")).sum().backward()
 
 
-def test_with_a_front_end_one_run_is_shown_and_the_rest_leaves_the_kernel_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_a_front_end_one_run_is_shown_and_the_rest_leaves_the_kernel_free(
+    monkeypatch: pytest.MonkeyPatch, dry_runs: list[str]
+) -> None:
     monkeypatch.setattr("oom_magic.notebook.sliders.controller.is_attended", lambda: True)
-    held: list[float] = []
+    counts: list[int] = []
 
     async def stand_by() -> None:
         """The kernel's other work: it comes on between any two dry runs."""
         while True:
-            held.append(panel._slices._num_runs)
+            counts.append(len(dry_runs))
             await asyncio.sleep(0)
 
     async def use() -> None:
         nonlocal panel
         panel = om.sliders(rise, batch_size=(1, 64), seq_len=(64, 1024))
-        sizes = panel._sizer.sizes(panel.values, panel.card)
+        assert len(dry_runs) == 1 and "following others" not in status(panel).value
         assert panel.report.peak_reserved_bytes == om.dry_run(rise).peak_reserved_bytes
-        assert not sizes.is_known() and "following others" not in panel._panel._status.value
+        dry_runs.clear()
         other = asyncio.get_running_loop().create_task(stand_by())
         panel.controls["batch_size"].value = 7  # at once: nothing is known there yet
-        moved = panel._refining
+        (moved,) = asyncio.all_tasks() - {asyncio.current_task(), other}
         await asyncio.sleep(0.3)
         panel.controls["batch_size"].value = 9  # what is under way for the last value is let go of
-        await panel._refining
+        (resting,) = asyncio.all_tasks() - {asyncio.current_task(), other, moved}
+        await resting
         other.cancel()
-        assert moved.cancelled() and sizes.is_known()
+        assert moved.cancelled()
 
     panel: Sliders
     asyncio.run(use())
-    steps = np.diff(sorted(set(held)))
+    steps = np.diff(sorted(set(counts)))
     assert len(steps) > 3 and set(steps) == {1}
-    assert panel._estimate.largest.is_exact
+    assert "≈" not in shown(panel)
     true = om.dry_run(rise, batch_size=9)
     assert panel.report.peak_reserved_bytes == true.peak_reserved_bytes
 
@@ -539,11 +565,11 @@ def test_an_interrupt_of_what_is_done_in_slices_is_one_line(monkeypatch: pytest.
         panel = om.sliders(rise, batch_size=(1, 64), gpu=["T4", "RTX 3090"])
         monkeypatch.setattr("oom_magic.predict.session.DrySession.run", interrupted)
         panel.controls["gpu"].value = panel.controls["gpu"].options[1][1]
-        await panel._refining
+        await at_rest()
         assert "interrupted at" in shown(panel) and len(shown(panel).strip().splitlines()) == 1
         monkeypatch.undo()
         panel.controls["batch_size"].value = 9
-        await panel._refining
+        await at_rest()
         assert "interrupted at" not in shown(panel)
         assert panel.report.peak_reserved_bytes == om.dry_run(rise, batch_size=9, gpu="RTX 3090").peak_reserved_bytes
 

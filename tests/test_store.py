@@ -48,28 +48,28 @@ def made(what: Any, found: list[Any]) -> Any:
 def test_each_thing_is_kept_for_itself_and_damage_only_costs_time(folder: Path) -> None:
     calls: list[Any] = []
     for what in (1, 1, 2, 1):
-        assert store.kept(lambda what=what: what, lambda what=what: made(what, calls)) == f"made of {what}"
+        assert store.stored(lambda what=what: what, lambda what=what: made(what, calls)) == f"made of {what}"
     assert calls == [1, 2]
     for file in folder.iterdir():
         file.write_bytes(b"damaged")
-    assert store.kept(lambda: 1, lambda: made(1, calls)) == "made of 1"
+    assert store.stored(lambda: 1, lambda: made(1, calls)) == "made of 1"
     assert calls == [1, 2, 1]
-    assert store.kept(lambda: 3, lambda: lambda: 0)() == 0  # cannot be pickled
+    assert store.stored(lambda: 3, lambda: lambda: 0)() == 0  # cannot be pickled
     assert {file.suffix for file in folder.iterdir()} == {".sizes"}
 
 
 def test_other_versions_and_settings_have_files_of_their_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
-    store.kept(lambda: 1, lambda: made(1, calls))
+    store.stored(lambda: 1, lambda: made(1, calls))
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    store.kept(lambda: 1, lambda: made(1, calls))
+    store.stored(lambda: 1, lambda: made(1, calls))
     monkeypatch.setattr(torch, "__version__", "2.99")
-    store.kept(lambda: 1, lambda: made(1, calls))
+    store.stored(lambda: 1, lambda: made(1, calls))
     torch.set_grad_enabled(False)
-    store.kept(lambda: 1, lambda: made(1, calls))
+    store.stored(lambda: 1, lambda: made(1, calls))
     torch.set_grad_enabled(True)
     with speaking("zh"):  # what could not be followed is said in words
-        store.kept(lambda: 1, lambda: made(1, calls))
+        store.stored(lambda: 1, lambda: made(1, calls))
     assert len(calls) == len(list(folder.iterdir())) == 5
 
 
@@ -79,12 +79,12 @@ def test_nothing_is_kept_where_a_library_was_changed(folder: Path, monkeypatch: 
     own = FunctionType((lambda self, x: x).__code__, {"__name__": "liger_kernel.transformers"})
     with monkeypatch.context() as changes:
         changes.setattr(modeling.GPT2MLP, "forward", own)
-        store.kept(lambda: 1, lambda: made(1, calls))
+        store.stored(lambda: 1, lambda: made(1, calls))
     with monkeypatch.context() as changes:
         changes.setattr(torch.nn.functional, "scaled_dot_product_attention", own)
-        store.kept(lambda: 1, lambda: made(1, calls))
+        store.stored(lambda: 1, lambda: made(1, calls))
     with torch.device("cpu"):
-        store.kept(lambda: 1, lambda: made(1, calls))
+        store.stored(lambda: 1, lambda: made(1, calls))
     assert len(calls) == 3 and not folder.exists()
 
 
@@ -165,10 +165,10 @@ def test_a_library_whose_files_changed_is_another(tmp_path: Path) -> None:
     (tmp_path / "part").mkdir()
     file = tmp_path / "part" / "modeling.py"
     file.write_text("size = 1")
-    first = store._files([tmp_path])
-    assert store._files([tmp_path]) == first
+    first = store.digest_of_code([tmp_path])
+    assert store.digest_of_code([tmp_path]) == first
     file.write_text("size = 10")
-    assert store._files([tmp_path]) != first
+    assert store.digest_of_code([tmp_path]) != first
 
 
 def test_a_configuration_on_the_machine_is_part_of_a_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,11 +181,11 @@ def test_a_configuration_on_the_machine_is_part_of_a_preset(tmp_path: Path, monk
 
 def test_a_folder_that_cannot_be_written_only_costs_time(folder: Path) -> None:
     folder.write_text("a file")
-    assert store.kept(lambda: 1, lambda: "made") == "made"
+    assert store.stored(lambda: 1, lambda: "made") == "made"
 
 
 def test_the_longest_unused_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
-    monkeypatch.setattr(store, "_MOST_BYTES", 0)
-    store.kept(lambda: 1, lambda: made(1, calls))
+    monkeypatch.setattr(store, "MOST_BYTES", 0)
+    store.stored(lambda: 1, lambda: made(1, calls))
     assert list(folder.iterdir()) == []

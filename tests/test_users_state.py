@@ -123,11 +123,11 @@ _STEPS: list[tuple[Any, str]] = [
     (snapshot.Snapshot, "apply"),
     (snapshot.Snapshot, "restore"),
     (snapshot.Snapshot, "changes"),
-    (tensor_exchange._FakeCopies, "make"),
-    (tensor_exchange._Pair, "swap_back"),
-    (snapshot, "_fill"),
+    (tensor_exchange.FakeCopies, "make"),
+    (tensor_exchange.ExchangedPair, "swap_back"),
+    (snapshot, "fill"),
     (tensor_exchange, "find_live_objects"),
-    (process_state, "_restore_environment"),
+    (process_state, "restore_environment"),
     (torch, "set_rng_state"),
     (random, "setstate"),
     (live_objects.gc, "get_objects"),
@@ -292,7 +292,7 @@ def test_an_alarm_of_the_users_waits_for_the_users_code(users: Users) -> None:
     ids=["gpumem", "explain", "sliders"],
 )
 def test_an_interrupt_ends_in_one_line(shell: Any, line: str, capsys: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("oom_magic.notebook.magics._has_gpu", lambda: False)
+    monkeypatch.setattr("oom_magic.notebook.magics.has_gpu", lambda: False)
     shell.run_cell(
         "import torch, oom_magic as om\n"
         "def interrupted():\n    torch.ones(3, device='cuda')\n    raise KeyboardInterrupt\n"
@@ -491,7 +491,7 @@ def test_nothing_in_a_dry_run_ends_the_process() -> None:
 
 
 def test_what_died_between_runs_is_not_charged_to_the_next(shell: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("oom_magic.notebook.magics._has_gpu", lambda: False)
+    monkeypatch.setattr("oom_magic.notebook.magics.has_gpu", lambda: False)
     shell.run_cell(
         "import torch\nfrom torch import nn\n"
         "def train(rows):\n"

@@ -71,8 +71,8 @@ def test_convolutions_take_what_their_algorithms_transform() -> None:
         (1, 1),
         1,
     )
-    assert round(alexnet._fourier() / MIB, 1) == 212.5
-    assert alexnet.most_bytes >= alexnet._fourier()
+    assert round(alexnet.fourier_bytes() / MIB, 1) == 212.5
+    assert alexnet.most_bytes >= alexnet.fourier_bytes()
     strided = replace(alexnet, stride=(2, 2))
     assert strided.most_bytes < alexnet.most_bytes
     assert replace(strided, is_channels_last=True).most_bytes == 0  # nothing has to be laid out

@@ -245,7 +245,7 @@ def situation_of(
         usable_bytes=usable,
         gpu=gpu,
         total_bytes=total if device is None else device.total_bytes,
-        held_bytes=earlier_bytes(diagnosis.held, report),
+        held_bytes=earlier_bytes(diagnosis.holders, report),
         growth=diagnosis.growth,
         other_bytes=others,
         style=_style(diagnosis),

@@ -54,7 +54,7 @@ class Diagnosis(Result):
     as_is: AsItIs | None = None
     facts: tuple[Evidence, ...] = ()
     tip: Evidence | None = None
-    held: tuple[Holder, ...] = ()
+    holders: tuple[Holder, ...] = ()
     frameworks: tuple[str, ...] = ()
     systems: tuple[str, ...] = ()
     expandable_segments: bool = False

@@ -57,12 +57,12 @@ def recommend(model: str, gpu: str, memory: int | str | None = None) -> Recommen
     recomputing them, then large microbatches. Shows a progress bar; what was found once is kept on disk.
     """
     from oom_magic.predict.setups.setup import TrainingSetup
-    from oom_magic.predict.sizing.store import kept
+    from oom_magic.predict.sizing.store import stored
 
     asked = TrainingSetup(model, gpu=gpu, memory=memory).identity
     if asked is None:
         return _recommended(model, gpu, memory)
-    return kept(lambda: ("recommended", asked), lambda: _recommended(model, gpu, memory))
+    return stored(lambda: ("recommended", asked), lambda: _recommended(model, gpu, memory))
 
 
 def _recommended(model: str, gpu: str, memory: int | str | None) -> Recommendation:

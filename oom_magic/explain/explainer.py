@@ -206,7 +206,7 @@ def _diagnosis(reading: _Reading, findings: _Findings, judgement: Judgement) -> 
         growth=findings.growth,
         facts=facts_about(main, clues) if main is not None else (),
         tip=judge_tip(main, clues) if main is not None else None,
-        held=findings.holders,
+        holders=findings.holders,
         frameworks=clues.frameworks,
         systems=clues.systems,
         expandable_segments=clues.expandable_segments,
@@ -282,16 +282,16 @@ def _alive_needlessly(
     judgement: Judgement, twins: tuple[Evidence, ...], earlier: int, failure: Failure | None
 ) -> Judgement:
     """The judgement with what is held for nothing; that is the cause if without it the request had fitted."""
-    kept = [*twins]
+    found = [*twins]
     if earlier:
-        kept.insert(0, Evidence("earlier_failures", {"held_bytes": earlier}))
-    if not kept or failure is None or not failure.requested_bytes:
+        found.insert(0, Evidence("earlier_failures", {"held_bytes": earlier}))
+    if not found or failure is None or not failure.requested_bytes:
         return judgement
     freed = earlier + sum(int(one.values["twin_bytes"]) for one in twins)
     is_enough = freed >= failure.requested_bytes - (failure.free_bytes or 0)
     if judgement.confidence is Confidence.CERTAIN or not is_enough:
-        return replace(judgement, evidence=(*judgement.evidence, *kept))
-    evidence = (*kept, *judgement.without_doubts)
+        return replace(judgement, evidence=(*judgement.evidence, *found))
+    evidence = (*found, *judgement.without_doubts)
     return Judgement(Cause.LEAK_OR_RETAINED_REFERENCE, evidence, Confidence.LIKELY)
 
 
@@ -324,8 +324,8 @@ def _formatted(error: BaseException) -> str:
     """The traceback as Python prints it, without the frames of this package's dry run."""
     whole = traceback.TracebackException(type(error), error, error.__traceback__)
     for part in _chain(whole):
-        kept = [frame for frame in part.stack if not is_machinery(frame.filename)]
-        part.stack = traceback.StackSummary.from_list(kept)
+        users = [frame for frame in part.stack if not is_machinery(frame.filename)]
+        part.stack = traceback.StackSummary.from_list(users)
     return "".join(whole.format())
 
 

@@ -173,7 +173,7 @@ class Measurement:
             peak_allocated_bytes=_peak(replayed.peak_allocated_bytes, self._start.allocated, end.allocated),
             peak_reserved_bytes=_peak(replayed.peak_reserved_bytes, self._start.reserved, end.reserved),
             kept_bytes=end.allocated.current - self._start.allocated.current,
-            kept_by=holders_in(self._namespace, on_cuda(self.device), among=self._assembler.new_addresses()),
+            holders=holders_in(self._namespace, on_cuda(self.device), among=self._assembler.new_addresses()),
             out_of_memory=find_out_of_memory(error, self._assembler.failed, self._settings),
             assumptions=tuple(map(Assumption, self._doubts(end))),
             torch_version=str(torch.__version__),

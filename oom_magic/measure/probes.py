@@ -168,7 +168,7 @@ def _about_allocator(found: Mapping[str, str], version: tuple[int, ...]) -> Iter
                 both,
                 _("Keep expandable_segments."),
             )
-        if not _was_there_at_start(name):
+        if not was_there_at_start(name):
             late = _("It counts only if that was before torch first used the GPU.")
             yield Finding(
                 _("{name} was set after this kernel had started.", name=name), late, _("Set it in the first cell.")
@@ -184,7 +184,7 @@ def _about_others(found: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding(_("{name} is set.", name="CUDA_LAUNCH_BLOCKING=1"), why, _("Unset it when you do not debug."))
 
 
-def _was_there_at_start(name: str) -> bool:
+def was_there_at_start(name: str) -> bool:
     """Whether this process began with the variable; yes where that is not known."""
     with suppress(OSError):
         variables = Path("/proc/self/environ").read_bytes().split(b"\0")
@@ -244,7 +244,7 @@ def probe_torch() -> Seen:
     if torch.accelerator.is_available():
         return seen
     cards = name_cards()
-    if build == "CPU only" and (cards or _has_driver()):
+    if build == "CPU only" and (cards or has_driver()):
         name = cards[0] if cards else _("an NVIDIA card")
         seen.findings.append(
             Finding(
@@ -385,7 +385,11 @@ def _hidden_bytes(card: Card, reading: CardReading) -> int:
     return max(hidden, 0)
 
 
-def _has_driver() -> bool:
+def has_driver() -> bool:
+    """Whether NVIDIA's driver or its tool is installed."""
+    """Whether NVIDIA's driver or its tool is installed."""
+    """Whether NVIDIA's driver or its tool is installed."""
+    """Whether NVIDIA's driver or its tool is installed."""
     cards = Path("/proc/driver/nvidia/gpus")
     return (cards.is_dir() and any(cards.iterdir())) or shutil.which("nvidia-smi") is not None
 

@@ -108,7 +108,7 @@ class Assumption:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptName:
+class NamedHolder:
     """A name that still holds memory after the run."""
 
     name: str
@@ -137,7 +137,7 @@ class MemoryReport(Result):
     peak_position: int
     peak_line: SourceLine | None = None
     peak_phase: Phase = Phase.OTHER
-    kept_by: tuple[KeptName, ...] = ()
+    holders: tuple[NamedHolder, ...] = ()
     out_of_memory: OutOfMemory | None = None
     assumptions: tuple[Assumption, ...] = ()
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
@@ -289,7 +289,7 @@ class MemoryReport(Result):
             value = getattr(self, name)
             plain[name] = None if value is None else asdict(value)
         plain["passing"] = [list(item) for item in self.passing]
-        for name in ("lines", "steps", "kept_by", "assumptions"):
+        for name in ("lines", "steps", "holders", "assumptions"):
             plain[name] = [asdict(item) for item in getattr(self, name)]
         plain["timeline"] = self.timeline.to_dict()
         if self.all_cards:
@@ -332,7 +332,7 @@ class MemoryReport(Result):
             modules=Breakdown(values["modules"]),
             lines=tuple(LineUsage(**{**use, "line": SourceLine(**use["line"])}) for use in values["lines"]),
             steps=tuple(StepUsage(**{**use, "peak_phase": Phase(use["peak_phase"])}) for use in values["steps"]),
-            kept_by=tuple(KeptName(**item) for item in values["kept_by"]),
+            holders=tuple(NamedHolder(**item) for item in values["holders"]),
             assumptions=tuple(
                 Assumption(item["text"], _source_line(item["line"]), item.get("is_upper_bound", False))
                 for item in values["assumptions"]

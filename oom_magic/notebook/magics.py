@@ -116,7 +116,7 @@ class OOMMagics(Magics):
             return self._choose(card)
         compiled = compile_cell(self.shell, statement if cell is None else cell, 0 if cell is None else 1)
         self.runner.last_report = None
-        is_dry = options.dry_run or card or not _has_gpu()
+        is_dry = options.dry_run or card or not has_gpu()
         with InOneLine("interrupted_dry_run" if is_dry else "interrupted_cell"):
             try:
                 if is_dry:
@@ -302,7 +302,8 @@ def keep_nothing_on_disk() -> None:
     store.is_on = False
 
 
-def _has_gpu() -> bool:
+def has_gpu() -> bool:
+    """Whether a cell can be measured here."""
     from oom_magic.measure.device.cards import is_available
 
     return is_available()
@@ -312,7 +313,7 @@ def _watched(device: int | None) -> int | None:
     """The device asked for, else the current one; None where there is none."""
     from oom_magic.measure.device.cards import default_device
 
-    if not _has_gpu():
+    if not has_gpu():
         if device is not None:
             raise UsageError(_("--device: there is no CUDA device {device} here.", device=device))
         return None

@@ -41,7 +41,7 @@ from oom_magic.predict.isolation.context import (
 )
 from oom_magic.predict.isolation.files.effects import isolated
 from oom_magic.predict.isolation.patching import all_patched
-from oom_magic.predict.isolation.process_state import process_state_kept
+from oom_magic.predict.isolation.process_state import process_state_restored
 from oom_magic.predict.isolation.run_threads import RunThreads, of_run
 from oom_magic.predict.isolation.tensor_exchange import TensorExchange
 from oom_magic.predict.kernels import composed, recurrent
@@ -301,7 +301,7 @@ class DrySession:
             stack.enter_context(only_one())
             stack.enter_context(of_run())
             stack.enter_context(self.fake_gpu.collector.standing_in())
-            stack.enter_context(process_state_kept())
+            stack.enter_context(process_state_restored())
             if self.job is not None:
                 self.job.set_environment()
             stack.enter_context(self._user_state.exchanged(function, namespaces, self._assume_of_all))

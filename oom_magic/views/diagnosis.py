@@ -74,7 +74,7 @@ def describe_diagnosis(diagnosis: Diagnosis) -> Description:
     blocks += remedies_chart(diagnosis.remedies, diagnosis.as_is, lang)
     blocks += [*_budget(diagnosis), *remedies_details(diagnosis.remedies, lang, diagnosis.as_is)]
     blocks += [*_tensors(diagnosis), *_evidence(diagnosis), *_possible(diagnosis)]
-    blocks += [*_numbers(diagnosis), *_story(diagnosis), *_held(diagnosis), *_message(diagnosis)]
+    blocks += [*_numbers(diagnosis), *_story(diagnosis), *_holders(diagnosis), *_message(diagnosis)]
     return Description(_title(diagnosis), tuple(blocks))
 
 
@@ -287,21 +287,21 @@ def _in_general(proposal: str, lang: Language) -> str:
     return translate(key, lang, **values)
 
 
-def _held(diagnosis: Diagnosis) -> Iterator[Block]:
-    lang, held = diagnosis.lang, diagnosis.held
-    if not held:
+def _holders(diagnosis: Diagnosis) -> Iterator[Block]:
+    lang, holders = diagnosis.lang, diagnosis.holders
+    if not holders:
         return
-    rows = tuple((_holder(one, lang), one.num_bytes) for one in held[:_MOST_HOLDERS])
+    rows = tuple((_holder(one, lang), one.num_bytes) for one in holders[:_MOST_HOLDERS])
     blocks: list[Block] = [Table((translate("column_holder", lang), translate("column_bytes", lang)), rows)]
-    if any(one.kind in ("name", "output", "frames", "own_frames") for one in held):
+    if any(one.kind in ("name", "output", "frames", "own_frames") for one in holders):
         blocks.append(Sentence(translate("free_what_is_held", lang), "quiet"))
     yield Details(translate("heading_holders", lang), tuple(blocks))
 
 
-def _holder(held: Holder, lang: Language) -> str:
-    name = translate(f"category_{held.name}", lang) if held.kind == "category" else held.name
-    what = "" if held.what is None else render_evidence(held.what, lang)
-    return translate(f"held_by_{held.kind}", lang, name=name, what=what)
+def _holder(holder: Holder, lang: Language) -> str:
+    name = translate(f"category_{holder.name}", lang) if holder.kind == "category" else holder.name
+    what = "" if holder.what is None else render_evidence(holder.what, lang)
+    return translate(f"held_by_{holder.kind}", lang, name=name, what=what)
 
 
 def _message(diagnosis: Diagnosis) -> Iterator[Block]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from oom_magic.explain.live.holders import in_words
 from oom_magic.explain.sentences.catalogue import render_evidence
 from oom_magic.language import _, choose_language
-from oom_magic.measure.holders.inventory import Holding
+from oom_magic.measure.holders.inventory import MemoryHolder
 from oom_magic.measure.holders.release import DeviceChange, Released
 from oom_magic.views.blocks import Block, Cell, Description, Sentence, Table, register
 
@@ -62,8 +62,8 @@ def _before_and_after(change: DeviceChange) -> Table:
     return Table((change.device, _("before"), _("after")), tuple(rows))
 
 
-def _what(holding: Holding) -> str:
-    return _kind(holding.what) if holding.name else _("held by {what}", what=_kind(holding.what))
+def _what(holder: MemoryHolder) -> str:
+    return _kind(holder.what) if holder.name else _("held by {what}", what=_kind(holder.what))
 
 
 def _kind(what: str) -> str:
@@ -71,7 +71,7 @@ def _kind(what: str) -> str:
     return render_evidence(in_words(what), choose_language())
 
 
-def _ways(holders: Sequence[Holding]) -> list[str]:
+def _ways(holders: Sequence[MemoryHolder]) -> list[str]:
     """How to free what is left: for each kind of holder one sentence."""
     ways = []
     graphs = [one.name for one in holders if one.what == "autograd graph" and one.name]

@@ -312,8 +312,8 @@ def _step_range(steps: list[StepUsage]) -> str:
 
 
 def _kept(report: MemoryReport) -> Iterable[Block]:
-    if report.kept_by:
-        rows = tuple((holder.name, holder.num_bytes) for holder in report.kept_by[:_MOST_ROWS])
+    if report.holders:
+        rows = tuple((holder.name, holder.num_bytes) for holder in report.holders[:_MOST_ROWS])
         yield Details(_("Names that hold memory after the run"), (Table((_("name"), _("holds")), rows),))
 
 

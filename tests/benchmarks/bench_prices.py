@@ -61,18 +61,19 @@ def main(names: list[str]) -> None:
     """Print when the words came, when each price, and what it says."""
     shell = InteractiveShell.instance()
     shell.run_line_magic("load_ext", "oom_magic")
+    prices = explanations.prices
     for name in names:
         quietly(shell, CELLS[name] + LOOP)
         start = time.perf_counter()
         times: list[float] = []
 
-        def timed(_shell: Any, diagnosis: Any, prices: Iterator[Any], start: float = start, times: Any = times) -> Any:
-            times.append(time.perf_counter() - start)
-            for diagnosis in prices:  # noqa: B007 - the last is the whole
+        def timed(*arguments: Any, start: float = start, times: list[float] = times) -> Iterator[Any]:
+            times.append(time.perf_counter() - start)  # asked for once the words are shown
+            for diagnosis in prices(*arguments):
                 times.append(time.perf_counter() - start)
-            return diagnosis
+                yield diagnosis
 
-        explanations._show = timed
+        explanations.prices = timed
         diagnosis = quietly(shell, "%oom_explain")
         fits = [remedy.key for remedy in diagnosis.remedies if remedy.fits]
         unpriced = [remedy.key for remedy in diagnosis.remedies if remedy.needed_bytes is None]

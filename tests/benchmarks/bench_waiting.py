@@ -34,6 +34,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # what tests and benchmarks share
+
+from widgets import at_rest, picture
+
 NUM_MOVES = 60
 _GOALS = {
     "preset: first picture": "10 s; again 1 s",
@@ -75,11 +79,11 @@ async def seen(panel: Any, change: Callable[[], Any]) -> tuple[tuple[float, floa
     def note(*_: Any) -> None:
         pictures.append((time.perf_counter() - wall, time.process_time() - computed))
 
-    panel._panel._picture.observe(note, names="value")
+    picture(panel).observe(note, names="value")
     change()
-    await panel._refining
+    await at_rest()
     note()
-    panel._panel._picture.unobserve(note, names="value")
+    picture(panel).unobserve(note, names="value")
     return pictures[0], pictures[-1]
 
 
@@ -87,19 +91,21 @@ async def preset_rows() -> dict[str, tuple[float, float]]:
     """What a front end sees: the rest of a picture comes in slices."""
     import oom_magic as om
     from oom_magic.notebook.sliders import controller
+    from oom_magic.notebook.sliders.source import SetupSizer
 
     controller.is_attended = lambda: True
     began = time.perf_counter(), time.process_time()
     panel = om.sliders(om.TrainingSetup("qwen2.5-7b", method="qlora", gpu="RTX 3060"))
     rows = {"preset: first picture": (time.perf_counter() - began[0], time.process_time() - began[1])}
-    await panel._refining
+    await at_rest()
     rows["preset: exact"] = (time.perf_counter() - began[0], time.process_time() - began[1])
     lengths = panel.controls["seq_len"]
     moves = [timed(lambda at=at: setattr(lengths, "value", 256 + 32 * at)) for at in range(NUM_MOVES)]
     rows["a move, median"] = tuple(statistics.median(one) for one in zip(*moves, strict=True))  # type: ignore[assignment]
     rows["a move, worst"] = max(moves)
-    sizes = panel._sizer.sizes(panel.values, panel.card)
-    point = panel._sizer.point(panel.values)
+    sizer = SetupSizer(panel.setup, {})
+    sizes = sizer.sizes(sizer.starts, panel.card)
+    point = sizer.point(sizer.starts)
     rows["quick peak"] = min(timed(lambda: sizes.peak_allocated_bytes(**point)) for _ in range(NUM_MOVES))
     gpu = panel.controls["gpu"]
     other = next(card for name, card in gpu.options if name.startswith("A100 80GB") or "A100" in name)

@@ -25,7 +25,7 @@ def test_what_the_failed_call_holds_is_no_leak(shell, monkeypatch) -> None:
     before = torch.cuda.memory_stats()
     diagnosis = shell.run_cell("%oom_explain --fast").result
     assert diagnosis.cause == Cause.ACTIVATIONS
-    assert {one.kind for one in diagnosis.held} >= {"own_frames", "name"}
+    assert {one.kind for one in diagnosis.holders} >= {"own_frames", "name"}
     assert sum(row.num_bytes for row in diagnosis.budget.rows) == diagnosis.budget.capacity_bytes
     assert (str(error), error.__traceback__) == (message, traceback)  # %debug still works
     assert torch.cuda.memory_stats() == before

@@ -26,8 +26,8 @@ def test_peaks_are_those_of_torchs_counters(shell) -> None:
     report = shell.user_ns["report"]
     assert report.source == "measured"
     assert report.peak_allocated_bytes == torch.cuda.max_memory_allocated()
-    assert {"model", "optimizer"} <= {holder.name for holder in report.kept_by}
-    assert not {"exit", "quit"} & {holder.name for holder in report.kept_by}
+    assert {"model", "optimizer"} <= {holder.name for holder in report.holders}
+    assert not {"exit", "quit"} & {holder.name for holder in report.holders}
 
 
 def test_failure_comes_after_the_report_and_once(shell, capsys) -> None:

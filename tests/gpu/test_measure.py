@@ -138,8 +138,8 @@ def test_kept_bytes_and_the_names_that_keep_them() -> None:
     before = torch.cuda.memory_allocated()
     report = measured(lambda: run_cell(CELL, names), names)
     assert report.kept_bytes == torch.cuda.memory_allocated() - before
-    assert {"model", "optimizer", "batch", "output"} <= {holder.name for holder in report.kept_by}
-    assert report.kept_by[0].name == "optimizer"
+    assert {"model", "optimizer", "batch", "output"} <= {holder.name for holder in report.holders}
+    assert report.holders[0].name == "optimizer"
 
 
 def test_what_was_there_before_is_named_by_its_owner_or_before() -> None:

@@ -67,8 +67,8 @@ _STEPS: list[tuple[Any, str]] = [
     (torch._C, "_swap_tensor_impl"),
     (Journal, "record"),
     (snapshot.Snapshot, "restore"),
-    (tensor_exchange._FakeCopies, "make"),
-    (tensor_exchange._Pair, "swap_back"),
+    (tensor_exchange.FakeCopies, "make"),
+    (tensor_exchange.ExchangedPair, "swap_back"),
     (torch.cuda, "synchronize"),
 ]
 

@@ -144,11 +144,11 @@ def names_of(frame: FrameType) -> dict[str, Any]:
 def _locals_of(frame: FrameType) -> dict[str, Any]:
     """A frame's variables. Up to Python 3.12 reading them leaves a copy in the frame, which would keep them
     alive: the exception too, while the function that caught it runs. It is emptied, unless the user holds it."""
-    kept = frame.f_locals
-    names = dict(kept)
+    variables = frame.f_locals
+    names = dict(variables)
     is_function = bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED)
-    if is_function and type(kept) is dict and sys.getrefcount(kept) <= _OWN_REFERENCES:
-        kept.clear()
+    if is_function and type(variables) is dict and sys.getrefcount(variables) <= _OWN_REFERENCES:
+        variables.clear()
     return names
 
 

@@ -123,14 +123,14 @@ def _growth(statement: ast.stmt, loop: ast.stmt, file: str, names: Mapping[str, 
     from oom_magic.measure.history.frames import source_line
     from oom_magic.measure.holders.inventory import measure_holder  # loads torch
 
-    kept = measure_holder(value, locate, names.values())
+    holder = measure_holder(value, locate, names.values())
     is_sum = isinstance(statement, ast.AugAssign) or getattr(statement, "targets", [None])[0] is grown
-    if not kept.num_tensors or (is_sum and not (kept.has_graph or _is_joined(statement))):
+    if not holder.num_tensors or (is_sum and not (holder.has_graph or _is_joined(statement))):
         return None  # a running number takes nothing
     line = source_line(file, statement.lineno)
     name = ast.unparse(grown)
-    remedy = "detach" if kept.has_graph else "keep_on_host"
-    fixed = _fixed(statement, kept, names, value)
+    remedy = "detach" if holder.has_graph else "keep_on_host"
+    fixed = _fixed(statement, holder, names, value)
     if is_sum and f"{name}.backward(" in ast.unparse(loop):
         added = _added(statement)
         remedy, fixed = "backward_each", f"{ast.unparse(added)}.backward()" if added is not None else ""
@@ -138,9 +138,9 @@ def _growth(statement: ast.stmt, loop: ast.stmt, file: str, names: Mapping[str, 
         name,
         ast.unparse(statement),
         f"{line.file.rpartition('/')[2]}:{line.line}",
-        kept.num_tensors,
-        kept.num_bytes,
-        kept.has_graph,
+        holder.num_tensors,
+        holder.num_bytes,
+        holder.has_graph,
         _is_joined(statement),
         fixed,
         remedy,
@@ -210,10 +210,10 @@ def _added(statement: ast.stmt) -> ast.expr | None:
     return None
 
 
-def _fixed(statement: ast.stmt, kept: HolderSize, names: Mapping[str, Any], value: Any) -> str:
+def _fixed(statement: ast.stmt, holder: HolderSize, names: Mapping[str, Any], value: Any) -> str:
     """The statement with what it adds to ``value`` as a number, or without its graph and on the host; "" if it is not
     plain how."""
-    ending = "item()" if kept.are_numbers and kept.has_graph else "detach().cpu()" if kept.has_graph else "cpu()"
+    ending = "item()" if holder.are_numbers and holder.has_graph else "detach().cpu()" if holder.has_graph else "cpu()"
     added = _added(statement)
     last = _last(value)
     last = [last] if ast.unparse(statement).partition("(")[0].endswith(".extend") else last

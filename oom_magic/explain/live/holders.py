@@ -29,7 +29,7 @@ class Holder:
 
 
 _MOST_LINES = 5
-# What measure.holders and measure.holders say, by the sentence that says the same.
+# What measure.holders says, by the sentence that says the same.
 _WORDS = {
     "held_as_module": re.compile(r"module (?P<kind>.+)"),
     "held_as_optimizer": re.compile(r"optimizer (?P<kind>.+), its state"),
@@ -54,20 +54,20 @@ def find_holders(
     ``released`` is what ``release`` would do now, in a dry run: what failures hold, and who holds the rest.
     ``error`` may show a model on its way to the device, ``names`` are the notebook's.
     """
-    held: list[Holder] = []
+    holders: list[Holder] = []
     evidence: list[Evidence] = []
     if released is not None:
-        held += _in_notebook(released)
-        held += _of_processes(0 if failure is None else failure.device_index or 0)
+        holders += _in_notebook(released)
+        holders += _of_processes(0 if failure is None else failure.device_index or 0)
         evidence += _twins(released) or _loaded_before(released, error, names or {})
     if report is not None and report.out_of_memory is not None:
-        held += _in_report(report)
-    return tuple(held), tuple(evidence)
+        holders += _in_report(report)
+    return tuple(holders), tuple(evidence)
 
 
-def earlier_bytes(held: Sequence[Holder], report: MemoryReport | None) -> int:
+def earlier_bytes(holders: Sequence[Holder], report: MemoryReport | None) -> int:
     """Bytes that earlier failures hold; where the run was recorded, no more than was there before it."""
-    total = sum(one.num_bytes for one in held if one.kind == "frames")
+    total = sum(one.num_bytes for one in holders if one.kind == "frames")
     return total if report is None else min(total, report.breakdown["before"])
 
 

@@ -46,11 +46,11 @@ def refine_with_report(judgement: Judgement, report: MemoryReport) -> Judgement:
     if judgement.confidence is Confidence.CERTAIN:
         return judgement
 
-    kept = find_outputs_alive(report)
-    if kept is not None:
+    alive = find_outputs_alive(report)
+    if alive is not None:
         is_evaluation = any(one.key == "phase_evaluation" for one in judgement.evidence)
         cause = judgement.cause if is_evaluation else Cause.LEAK_OR_RETAINED_REFERENCE
-        return Judgement(cause, (kept, *judgement.without_doubts), Confidence.LIKELY)
+        return Judgement(cause, (alive, *judgement.without_doubts), Confidence.LIKELY)
     if judgement.cause is not Cause.UNKNOWN and judgement.confidence is not Confidence.POSSIBLE:
         return judgement
     return _by_category(judgement, report)
@@ -81,8 +81,8 @@ def _filled(judgement: Judgement, cause: Cause, category: str, num_bytes: int, a
 
 def refine_with_loop(judgement: Judgement, growth: Growth | None, failure: Failure | None) -> Judgement:
     """The judgement with what grew in the loop; the cause, if that is a good part of what PyTorch held."""
-    held = 0 if failure is None or failure.pytorch_bytes is None else failure.pytorch_bytes
-    if growth is None or not held:
+    held_bytes = 0 if failure is None or failure.pytorch_bytes is None else failure.pytorch_bytes
+    if growth is None or not held_bytes:
         return judgement
     key = "name_is_joined" if growth.is_joined else "name_grows_with_graphs" if growth.has_graph else "name_grows"
     values: dict[str, int | str] = {
@@ -95,7 +95,7 @@ def refine_with_loop(judgement: Judgement, growth: Growth | None, failure: Failu
     evidence = (Evidence(key, values), *_by_the_turn(growth))
     is_evaluation = any(one.key == "phase_evaluation" for one in judgement.evidence)
     is_for_no_grad = is_evaluation and growth.has_graph
-    is_cause = growth.num_bytes >= LEAST_SHARE * held and not growth.is_joined and not is_for_no_grad
+    is_cause = growth.num_bytes >= LEAST_SHARE * held_bytes and not growth.is_joined and not is_for_no_grad
     if judgement.confidence is Confidence.CERTAIN or not is_cause:
         return replace(judgement, evidence=(*judgement.evidence, *evidence))
     return Judgement(Cause.LEAK_OR_RETAINED_REFERENCE, (*evidence, *judgement.without_doubts), Confidence.LIKELY)
@@ -110,11 +110,11 @@ def _by_the_turn(growth: Growth) -> tuple[Evidence, ...]:
 
 
 def refine_with_call(
-    judgement: Judgement, phase: str | None, held: Sequence[Holder], failure: Failure | None
+    judgement: Judgement, phase: str | None, holders: Sequence[Holder], failure: Failure | None
 ) -> Judgement:
     """The judgement, refined by what was alive in the failed call alone (its activations), where it was open."""
     allocated = 0 if failure is None else failure.allocated_bytes or 0
-    own = sum(one.num_bytes for one in held if one.kind == "own_frames")
+    own = sum(one.num_bytes for one in holders if one.kind == "own_frames")
     is_open = judgement.cause is Cause.UNKNOWN and phase in ("forward", "loss", "backward")
     if not is_open or 2 * own < allocated or not own:
         return judgement

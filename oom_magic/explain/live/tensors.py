@@ -110,8 +110,8 @@ def _relatives(live: LiveFailure, window: tuple[int, int], phase: str | None) ->
     for tensor in sorted(tensors, key=lambda one: -one.shape.num_bytes):
         for other in _in_other_types(tensor.shape):
             if window[0] <= other.num_bytes <= window[1]:
-                kept = "logits" if kind == "copy" and _is_vocabulary(other) else kind
-                yield _candidate(kept, other, 0.9, expression, tensor)
+                named = "logits" if kind == "copy" and _is_vocabulary(other) else kind
+                yield _candidate(named, other, 0.9, expression, tensor)
                 break
 
 

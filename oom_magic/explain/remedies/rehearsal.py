@@ -259,7 +259,7 @@ class CellRehearsal:
         self._start = start
         self._find_in_the_way = find_in_the_way
         self._num_steps: int | None = _STEPS
-        self._parameters: dict[str, SizeParameter | None] = {}
+        self.parameters: dict[str, SizeParameter | None] = {}
         self._survey: Survey | None = None
         self._fullest: ModelCall | None = None
         self.sizes: Mapping[str, int] = {}
@@ -302,11 +302,11 @@ class CellRehearsal:
         overridden: dict[SizeParameter, int] = {}
         cut: list[ShorterInputs] = []
         for what, value in variation.sizes.items():
-            if what not in self._parameters:
-                self._parameters[what], report = self._find_parameter(what, value, variation)
+            if what not in self.parameters:
+                self.parameters[what], report = self._find_parameter(what, value, variation)
                 if report is not None and len(variation.sizes) == 1:
                     return report
-            parameter = self._parameters[what]
+            parameter = self.parameters[what]
             if parameter is not None:
                 overridden[parameter] = value
             else:
@@ -343,7 +343,7 @@ class CellRehearsal:
 
     def label(self, what: str) -> str:
         """How the user's code calls a size, as far as it is known."""
-        parameter = self._parameters.get(what)
+        parameter = self.parameters.get(what)
         return (
             parameter.label
             if parameter is not None and parameter.is_named
@@ -364,7 +364,7 @@ class CellRehearsal:
             own = own_code(self._tree, self._names, key, values)
             is_foreign = key in IN_A_LOOP or (names_model(key) and "model" not in self.names)
             return own or ("" if is_foreign else None)
-        parameter = self._parameters.get(what)
+        parameter = self.parameters.get(what)
         if parameter is None:
             return ""
         overridden = {parameter: values["after"]}

@@ -157,14 +157,14 @@ def sample_host() -> MemorySample:
 
 
 def _sample(index: int, total_bytes: int, reading: CardReading) -> MemorySample:
-    allocated, reserved = _counters(index)
+    allocated, reserved = allocator_counters(index)
     used = reading.used_bytes or reserved
     listed = {process.pid: process.num_bytes for process in reading.processes}
     own = max(listed.get(os.getpid()) or 0, reserved)
     return MemorySample(total_bytes, allocated, reserved, own - reserved, max(used - own, 0), reading.problem)
 
 
-def _counters(index: int) -> tuple[int, int]:
+def allocator_counters(index: int) -> tuple[int, int]:
     """Bytes allocated and reserved. torch's own functions are not asked: a dry run lets them speak for its GPU."""
     if not torch.cuda._initialized:
         return 0, 0

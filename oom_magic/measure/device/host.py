@@ -11,7 +11,7 @@ from pathlib import Path
 
 from oom_magic.units import KIB
 
-_CGROUPS = Path("/sys/fs/cgroup")
+CGROUPS = Path("/sys/fs/cgroup")
 # Versions 2 and 1 of control groups.
 _LIMITS = ("memory.max", "memory.limit_in_bytes")
 _USES = ("memory.current", "memory.usage_in_bytes")
@@ -44,7 +44,7 @@ def host_memory() -> tuple[int | None, int | None]:
 
 def num_oom_kills() -> int:
     """How many processes of this control group the kernel has killed for lack of memory."""
-    for folder in _control_groups():
+    for folder in control_groups():
         words = _read(folder, _EVENTS).split()
         if "oom_kill" in words[:-1]:
             return int(words[words.index("oom_kill") + 1])
@@ -73,7 +73,7 @@ def meminfo() -> dict[str, int]:
 
 def _limits() -> Iterator[tuple[int, int]]:
     """Limit and use in bytes of each control group around this process that limits memory."""
-    for folder in _control_groups():
+    for folder in control_groups():
         limit, used = _read(folder, _LIMITS), _read(folder, _USES)
         if limit.isdigit():  # "max": none
             yield int(limit), max(int(used) - _reclaimable(folder), 0) if used.isdigit() else 0
@@ -86,7 +86,7 @@ def _reclaimable(folder: Path) -> int:
     return int(known.get("total_inactive_file", known.get("inactive_file", 0)))  # version 1 has both, the first in all
 
 
-def _control_groups() -> Iterator[Path]:
+def control_groups() -> Iterator[Path]:
     """Folders of the control groups around this process, the innermost first; in a container it is the root."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
@@ -95,7 +95,7 @@ def _control_groups() -> Iterator[Path]:
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers in ("", "memory"):
-            root = _CGROUPS / controllers
+            root = CGROUPS / controllers
             folder = root / path.lstrip("/")
             yield from (one for one in (folder, *folder.parents) if one == root or root in one.parents)
 

@@ -37,17 +37,17 @@ class ErrorFrames:
 
 def find_error_frames() -> list[ErrorFrames]:
     """The dead frames by the error that keeps them; each frame is with the first."""
-    kept = []
+    found = []
     live = live_objects(_is_sought)
     seen = {id(frame) for frame in (*running_frames(), *_suspended_frames(live))}
     for name, trace in _tracebacks(live):
         mine = list(_around(trace, seen))
         if mine:
-            kept.append(ErrorFrames(_title(name, mine), tuple(mine)))
-    return kept
+            found.append(ErrorFrames(_title(name, mine), tuple(mine)))
+    return found
 
 
-def told_apart(kept: Iterable[ErrorFrames], error: BaseException | None) -> list[ErrorFrames]:
+def told_apart(frames: Iterable[ErrorFrames], error: BaseException | None) -> list[ErrorFrames]:
     """The same frames; those of ``error`` and of its causes are separate and last."""
     own: set[int] = set()
     while error is not None and id(error) not in own:  # two errors may have come from each other
@@ -57,7 +57,7 @@ def told_apart(kept: Iterable[ErrorFrames], error: BaseException | None) -> list
     parts = [
         ErrorFrames(one.title, tuple(frame for frame in one.frames if (id(frame) in own) is is_own), is_own)
         for is_own in (False, True)
-        for one in kept
+        for one in frames
     ]
     return [one for one in parts if one.frames]
 

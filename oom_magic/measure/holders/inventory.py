@@ -16,7 +16,7 @@ from torch._C import DisableTorchFunctionSubclass
 from oom_magic.collection import gc_disabled, live_objects
 from oom_magic.measure.history.attribution import inner_tensors, tensors_in
 from oom_magic.measure.holders.reach import Locate, Reached, Storages, namespaces_of_modules, reach, referrers, without
-from oom_magic.memory.report import KeptName
+from oom_magic.memory.report import NamedHolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +48,10 @@ _MOST_KINDS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class MemoryHolder:
     """Memory by who holds it, in bytes that no other row counts; ``also`` holds (part of) it, too.
 
-    ``what`` says what kind of object ``name`` is; a holding without a name is out of the notebook's sight.
+    ``what`` says what kind of object ``name`` is; a holder without a name is out of the notebook's sight.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Holding:
 
 def holders_in(
     namespace: Mapping[str, Any], locate: Locate, *, among: Collection[int] | None = None
-) -> tuple[KeptName, ...]:
+) -> tuple[NamedHolder, ...]:
     """The names whose values reach memory, largest first; what two names share counts for both.
 
     ``among`` limits it to storages at these addresses. IPython's ``_``, ``__`` and the like are left out, as
@@ -71,7 +71,7 @@ def holders_in(
     sizes: Counter[str] = Counter()
     for (name, _), storages in storages_by_holder(namespace, locate).rows.items():
         sizes[name] += sum(num_bytes for address, num_bytes in storages.items() if among is None or address in among)
-    return tuple(KeptName(name, num_bytes) for name, num_bytes in sizes.most_common() if num_bytes)
+    return tuple(NamedHolder(name, num_bytes) for name, num_bytes in sizes.most_common() if num_bytes)
 
 
 @dataclass(slots=True)
@@ -103,23 +103,23 @@ def storages_by_holder(
     Names that share come in this order: modules, tensors, optimizers, others, kept results.
     """
     around = {id(namespace), *namespaces_of_modules(), *borders}
-    held = HolderStorages()
+    by_holder = HolderStorages()
     for name, value in sorted(named_values(namespace), key=_rank):
         reached = reach([value], locate, around)
-        held.rows.update({(name, what): storages for what, storages in _shares(name, value, reached) if storages})
-        held.objects |= reached.objects
-    return held
+        by_holder.rows.update({(name, what): storages for what, storages in _shares(name, value, reached) if storages})
+        by_holder.objects |= reached.objects
+    return by_holder
 
 
-def holdings(held: HolderStorages, locate: Locate) -> tuple[Holding, ...]:
+def find_memory_holders(by_holder: HolderStorages, locate: Locate) -> tuple[MemoryHolder, ...]:
     """Who holds what in tensors that Python can see, each byte once (for the first row), largest first."""
-    found = [*_counted_once(held.rows), *_out_of_sight(held, locate)]
-    return tuple(sorted(found, key=lambda holding: -holding.num_bytes))
+    found = [*_counted_once(by_holder.rows), *_out_of_sight(by_holder, locate)]
+    return tuple(sorted(found, key=lambda holder: -holder.num_bytes))
 
 
-def named_holdings(held: HolderStorages) -> tuple[Holding, ...]:
-    """``holdings`` without what no name leads to, which takes most of the time."""
-    return tuple(sorted(_counted_once(held.rows), key=lambda holding: -holding.num_bytes))
+def named_holders(by_holder: HolderStorages) -> tuple[MemoryHolder, ...]:
+    """``find_memory_holders`` without what no name leads to, which takes most of the time."""
+    return tuple(sorted(_counted_once(by_holder.rows), key=lambda holder: -holder.num_bytes))
 
 
 def named_values(namespace: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -154,8 +154,8 @@ def _shares(name: str, value: Any, reached: Reached) -> Iterator[tuple[str, Stor
     yield "autograd graph", without(reached.graph, reached.own | reached.gradients)
 
 
-def _counted_once(rows: Mapping[tuple[str, str], Storages]) -> list[Holding]:
-    """A holding for each row that is the first to hold something."""
+def _counted_once(rows: Mapping[tuple[str, str], Storages]) -> list[MemoryHolder]:
+    """A holder for each row that is the first to hold something."""
     owners: dict[int, tuple[str, str]] = {}
     own_bytes: dict[tuple[str, str], int] = {}
     others: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
@@ -167,16 +167,16 @@ def _counted_once(rows: Mapping[tuple[str, str], Storages]) -> list[Holding]:
         if own:
             own_bytes[key] = sum(own.values())
             owners.update(zip(own, repeat(key)))
-    return [Holding(*key, num_bytes, tuple(others[key])) for key, num_bytes in own_bytes.items()]
+    return [MemoryHolder(*key, num_bytes, tuple(others[key])) for key, num_bytes in own_bytes.items()]
 
 
-def _out_of_sight(held: HolderStorages, locate: Locate) -> list[Holding]:
+def _out_of_sight(by_holder: HolderStorages, locate: Locate) -> list[MemoryHolder]:
     """Tensors that live but are reached from no name, by what refers to them."""
-    known = held.storages()
+    known = by_holder.storages()
     storages: dict[int, Storages] = {}
     lost = []
     for tensor in live_objects(lambda kind: issubclass(kind, torch.Tensor)):
-        if id(tensor) in held.objects:
+        if id(tensor) in by_holder.objects:
             continue
         with DisableTorchFunctionSubclass():
             parts = without(dict(filter(None, map(locate, inner_tensors(tensor)))), known)

@@ -29,9 +29,9 @@ from oom_magic.measure.holders.failed_frames import (
 )
 from oom_magic.measure.holders.inventory import (
     HolderStorages,
-    Holding,
-    holdings,
-    named_holdings,
+    MemoryHolder,
+    find_memory_holders,
+    named_holders,
     named_values,
     storages_by_holder,
 )
@@ -67,7 +67,7 @@ class Released(Result):
 
     devices: tuple[DeviceChange, ...] = ()
     gone: tuple[Gone, ...] = ()
-    holders: tuple[Holding, ...] = ()
+    holders: tuple[MemoryHolder, ...] = ()
     is_dry_run: bool = False
     has_gpu: bool = True
 
@@ -140,30 +140,30 @@ def _release(
     usual: Mapping[str, int],
 ) -> Released:
     before = _levels(memories)
-    kept = find_error_frames() if before else []
+    failed = find_error_frames() if before else []
     locate = locating(memories)
-    held = (
-        storages_by_holder(namespace, locate, {id(frame) for one in kept for frame in one.frames})
+    by_holder = (
+        storages_by_holder(namespace, locate, {id(frame) for one in failed for frame in one.frames})
         if before
         else HolderStorages()
     )
     leaving = {*names, *_results(namespace, out)}
-    staying = held.without(leaving)
-    gone = tuple(_going(kept, held, staying, locate))
+    staying = by_holder.without(leaving)
+    gone = tuple(_going(failed, by_holder, staying, locate))
     if not dry_run:
         _delete(namespace, names, out)
         if before:
             forget_last_error(running_shell())
-        for one in kept:
+        for one in failed:
             clear(one.frames)
-        kept.clear()
+        failed.clear()
         gc.collect()
         for memory in memories:
             memory.give_back(usual)
     after = _levels(memories)
     changes = tuple(DeviceChange(device, before.get(device, now), now) for device, now in after.items())
     has_gpu = not all(memory.is_pretended for memory in memories)
-    return Released(changes, gone, holdings(held if dry_run else staying, locate), dry_run, has_gpu)
+    return Released(changes, gone, find_memory_holders(by_holder if dry_run else staying, locate), dry_run, has_gpu)
 
 
 def find_all_holders(
@@ -174,9 +174,11 @@ def find_all_holders(
     What ``error`` itself holds is told apart from what others do.
     """
     with gc_disabled():
-        kept, locate = told_apart(find_error_frames(), error), locating(memories)
-        held = storages_by_holder(namespace, locate, {id(frame) for one in kept for frame in one.frames})
-        return Released((), tuple(_going(kept, held, held, locate)), named_holdings(held), is_dry_run=True)
+        failed, locate = told_apart(find_error_frames(), error), locating(memories)
+        by_holder = storages_by_holder(namespace, locate, {id(frame) for one in failed for frame in one.frames})
+        return Released(
+            (), tuple(_going(failed, by_holder, by_holder, locate)), named_holders(by_holder), is_dry_run=True
+        )
 
 
 def _delete(namespace: MutableMapping[str, Any], names: Sequence[str], out: bool) -> None:
@@ -220,14 +222,14 @@ def _results(namespace: Mapping[str, Any], out: bool) -> list[str]:
 
 
 def _going(
-    kept: Sequence[ErrorFrames], held: HolderStorages, staying: HolderStorages, locate: Locate
+    failed: Sequence[ErrorFrames], by_holder: HolderStorages, staying: HolderStorages, locate: Locate
 ) -> Iterator[Gone]:
     """What errors hold, then names that are to go, without what stays or was counted before; largest first."""
     known = staying.storages()
-    borders = {*namespaces_of_modules(), *(id(frame) for one in kept for frame in one.frames)}
-    found = [((one.title, one.is_own), [value for frame in one.frames for value in referents(frame)]) for one in kept]
+    borders = {*namespaces_of_modules(), *(id(frame) for one in failed for frame in one.frames)}
+    found = [((one.title, one.is_own), [value for frame in one.frames for value in referents(frame)]) for one in failed]
     of_errors = [(title, reach(roots, locate, borders).everything()) for title, roots in found]
-    of_names = [((key[0], False), storages) for key, storages in held.rows.items() if key not in staying.rows]
+    of_names = [((key[0], False), storages) for key, storages in by_holder.rows.items() if key not in staying.rows]
     for parts in of_errors, of_names:
         sizes: Counter[tuple[str, bool]] = Counter()
         for what, storages in parts:

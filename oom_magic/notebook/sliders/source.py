@@ -29,7 +29,7 @@ from oom_magic.notebook.sliders.view import Estimate, Largest, WayOut, error_blo
 from oom_magic.predict.sizing.fingerprint import fingerprint
 from oom_magic.predict.sizing.ranges import Ranges
 from oom_magic.predict.sizing.sizes import Sizes
-from oom_magic.predict.sizing.store import kept
+from oom_magic.predict.sizing.store import stored
 from oom_magic.views.blocks import Block
 
 if TYPE_CHECKING:
@@ -364,7 +364,7 @@ def _varying(
         read.update(files)
         return varying
 
-    return kept(known_by, found)
+    return stored(known_by, found)
 
 
 def _run_once(fn: Callable[..., Any], card: SliderCard, machine: SliderMachine, arguments: dict[str, Any]) -> None:

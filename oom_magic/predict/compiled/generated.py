@@ -79,7 +79,7 @@ def load(source: str, module: ModuleType, gpu: FakeGPU, origins: dict[int, Origi
     ]
     with all_patched(table):
         exec(compile(source, file, "exec"), names)
-    names.update(_runtime(gpu))
+    names.update(called_by_code(gpu))
 
 
 def random_states_exchanged(gpu: FakeGPU) -> Patches:
@@ -96,7 +96,7 @@ def random_states_exchanged(gpu: FakeGPU) -> Patches:
     return [(type(graphsafe_run_with_rng_state), {"__call__": __call__})]
 
 
-def _runtime(gpu: FakeGPU) -> dict[str, Any]:
+def called_by_code(gpu: FakeGPU) -> dict[str, Any]:
     """What generated code calls, for the pretend GPU."""
 
     def empty_strided_cuda(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -49,21 +49,21 @@ class _Contents:
 
     owner: Callable[[], Any]
     path: tuple[Hashable, ...]
-    held: dict[Hashable, int] | list[int]
+    contents: dict[Hashable, int] | list[int]
     is_namespace: bool
 
 
 class StartingPoint:
     """The process as it was: tensors, the containers of modules, optimizers and names, the user's own objects.
 
-    The names ``but`` are taken not to have been there. ``dropped`` are the names that the run made since; ``kept``
+    The names ``but`` are taken not to have been there. ``dropped`` are the names that the run made since; ``needed``
     those of them that a rehearsal needs after all, as it reads them before it makes them.
     """
 
     def __init__(self, namespaces: Sequence[dict[str, Any]], but: Collection[str] = ()) -> None:
         self._but = but
         self.dropped: set[str] = set()
-        self.kept: set[str] = set()
+        self.needed: set[str] = set()
         self._references: dict[int, weakref.ref[Any]] = {}
         self._plain: dict[int, Any] = {}
         self._contents: list[_Contents] = []
@@ -109,7 +109,7 @@ class StartingPoint:
     def keep(self, name: str) -> bool:
         """Leave a name that was dropped as the run made it; False if it was not dropped."""
         is_dropped = name in self.dropped
-        self.kept |= {name} & self.dropped
+        self.needed |= {name} & self.dropped
         return is_dropped
 
     def restore(self, noting: Callable[[Any, int], None]) -> None:
@@ -120,15 +120,15 @@ class StartingPoint:
             if container is None:
                 continue
             noting(container, 1)
-            if isinstance(one.held, dict) and isinstance(container, _DICTS):
-                self._restore_dict(container, one.held, one.is_namespace)
-            elif isinstance(one.held, list) and isinstance(container, _LISTS):
-                self._restore_list(container, one.held)
+            if isinstance(one.contents, dict) and isinstance(container, _DICTS):
+                self._restore_dict(container, one.contents, one.is_namespace)
+            elif isinstance(one.contents, list) and isinstance(container, _LISTS):
+                self._restore_list(container, one.contents)
 
-    def _restore_dict(self, container: dict[Any, Any], held: dict[Hashable, int], is_namespace: bool) -> None:
+    def _restore_dict(self, container: dict[Any, Any], contents: dict[Hashable, int], is_namespace: bool) -> None:
         for key, value in list(container.items()):
-            identity = held.get(_token(key), 0)
-            if is_namespace and (not _is_users(key) or key in self.kept):
+            identity = contents.get(_token(key), 0)
+            if is_namespace and (not _is_users(key) or key in self.needed):
                 continue
             if identity and self._is(value, identity):
                 continue
@@ -140,19 +140,19 @@ class StartingPoint:
                 if is_namespace:
                     self.dropped.add(key)
         present = {_token(key) for key in container}
-        for token, identity in held.items():
+        for token, identity in contents.items():
             before = self._resolved(identity) if token not in present else _ABSENT
             if before is not _ABSENT and isinstance(token, str):
                 container[token] = before
 
-    def _restore_list(self, container: Any, held: list[int]) -> None:
+    def _restore_list(self, container: Any, contents: list[int]) -> None:
         known = {id(one): one for one in container}
-        found = [known[one] if one in known and self._is(known[one], one) else self._resolved(one) for one in held]
+        found = [known[one] if one in known and self._is(known[one], one) else self._resolved(one) for one in contents]
         if not isinstance(container, set):
-            found = [self._in_its_place(one, container, at, held[at]) for at, one in enumerate(found)]
-        kept = [one for one in found if one is not _ABSENT]
+            found = [self._in_its_place(one, container, at, contents[at]) for at, one in enumerate(found)]
+        left = [one for one in found if one is not _ABSENT]
         container.clear()
-        container.update(kept) if isinstance(container, set) else container.extend(kept)
+        container.update(left) if isinstance(container, set) else container.extend(left)
 
     def _in_its_place(self, found: Any, container: Any, at: int, identity: int) -> Any:
         """A dictionary or list that a like one replaced since, as ``load_state_dict`` does with an optimizer's groups:

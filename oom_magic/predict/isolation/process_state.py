@@ -37,8 +37,8 @@ import torch
 
 from oom_magic.predict.isolation.patching import Journal
 from oom_magic.predict.isolation.reach import is_users_class
+from oom_magic.predict.isolation.restorations import set_context
 from oom_magic.predict.isolation.snapshot import Snapshot
-from oom_magic.predict.isolation.values_kept import set_context
 from oom_magic.user_code import is_users_file
 
 _ANOTHER_SEED = 104_729  # nobody's
@@ -48,14 +48,14 @@ _Setting = tuple[Callable[[], Any], Callable[[Any], Any]]  # what asks for it, a
 @contextmanager
 def other_random_numbers() -> Iterator[None]:
     """Draw other numbers than the code would: shows whether it depends on them. A dry run puts generators back."""
-    with process_state_kept():
+    with process_state_restored():
         for seed in (random.seed, np.random.seed, torch.manual_seed):
             seed(_ANOTHER_SEED)
         yield
 
 
 @contextmanager
-def process_state_kept() -> Iterator[None]:
+def process_state_restored() -> Iterator[None]:
     """Put it all back at the end, whatever is raised."""
     with Journal() as journal:
         for restore in _restorations():
@@ -88,7 +88,7 @@ def _restorations() -> Iterator[Callable[[], object]]:
     yield hooks.restore
     yield partial(_restore_pytorchs_own, _pytorchs_own())
     yield partial(_restore_default_device, _default_device())
-    yield partial(_restore_environment, dict(os.environ))
+    yield partial(restore_environment, dict(os.environ))
 
 
 def _pytorchs_own() -> list[tuple[Any, dict[str, Any]]]:
@@ -118,7 +118,7 @@ def _is_pytorchs(module: str) -> bool:
     return module.partition(".")[0] == "torch"
 
 
-def _restore_environment(before: dict[str, str]) -> None:
+def restore_environment(before: dict[str, str]) -> None:
     """Only what differs: other threads read it meanwhile."""
     is_elsewhere = hasattr(time, "tzset") and os.environ.get("TZ") != before.get("TZ")
     for name in os.environ.keys() - before.keys():

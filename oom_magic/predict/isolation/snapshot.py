@@ -40,7 +40,7 @@ class _Change:
                 container.pop(key, None)
             container.update(self.changed)
         else:
-            _fill(container, self.changed)
+            fill(container, self.changed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,13 @@ class _Alike:
         """What they hold at one moment, though another thread may fill them meanwhile."""
         while True:
             lengths = list(map(len, containers))
-            items, values = map(list, _held(kind, containers))
+            items, values = map(list, _items_and_values(kind, containers))
             if len(items) == sum(lengths) and all(map(operator.eq, lengths, map(len, containers))):
                 return cls(kind, containers, lengths, items, values)
 
     def are_unchanged(self) -> bool:
         """Whether each holds the very objects that it held, in the same order."""
-        items, values = _held(self.kind, self.containers)
+        items, values = _items_and_values(self.kind, self.containers)
         return (
             all(map(operator.eq, self.lengths, map(len, self.containers)))
             and all(map(operator.is_, self.items, items))
@@ -75,14 +75,14 @@ class _Alike:
         """The containers, each with what it held."""
         items, values = iter(self.items), iter(self.values)
         for container, length in zip(self.containers, self.lengths, strict=True):
-            held = list(itertools.islice(items, length))
+            own = list(itertools.islice(items, length))
             yield (
                 container,
-                dict(zip(held, itertools.islice(values, length), strict=True)) if issubclass(self.kind, dict) else held,
+                dict(zip(own, itertools.islice(values, length), strict=True)) if issubclass(self.kind, dict) else own,
             )
 
 
-def _held(kind: Any, containers: list[Any]) -> tuple[Iterator[Any], Iterator[Any]]:
+def _items_and_values(kind: Any, containers: list[Any]) -> tuple[Iterator[Any], Iterator[Any]]:
     chain = itertools.chain.from_iterable
     return chain(containers), chain(map(kind.values, containers)) if issubclass(kind, dict) else iter(())
 
@@ -156,7 +156,7 @@ class Snapshot:
             self._plain, changed, ((one.container, one.contents) for one in self._entries)
         ):
             if not _is_unchanged(contents, container):
-                _fill(container, contents)
+                fill(container, contents)
         for undo in reversed(self._undo):  # what lies over something else last
             undo()
 
@@ -172,7 +172,7 @@ def _is_unchanged(before: Any, now: Any) -> bool:
     return all(map(operator.is_, before, now))
 
 
-def _fill(container: Any, contents: Any) -> None:
+def fill(container: Any, contents: Any) -> None:
     """Make a container hold this. What stays in it is never missing meanwhile, since other threads may look it up."""
     if isinstance(container, list):
         container[:] = contents
@@ -198,6 +198,6 @@ def _change(noted: _Noted) -> _Change | None:
         changed = {key: value for key, value in now.items() if key not in before or before[key] is not value}
         lacking = frozenset(before.keys() - now.keys())
         return _Change(weakref.ref(noted.owner), changed, lacking) if changed or lacking else None
-    kept = list(now)
-    is_same = len(kept) == len(before) and all(map(operator.is_, kept, before))
-    return None if is_same else _Change(weakref.ref(noted.owner), kept)
+    contents = list(now)
+    is_same = len(contents) == len(before) and all(map(operator.is_, contents, before))
+    return None if is_same else _Change(weakref.ref(noted.owner), contents)

@@ -46,7 +46,7 @@ from oom_magic.predict.isolation.users_objects import iterators_watched, note_us
 class TensorExchange:
     """Exchanges the user's tensors and notes the rest, around each run of a session.
 
-    What the pretended code did to the user's objects is kept, if ``lasting``, for the next run of the same session.
+    With ``lasting``, what the code did to the user's objects is there again in the next run of the same session.
     With an ``origin`` the first run starts from what that session's last run found, with a ``start`` from what is noted
     there; both stay as they are. Tensors with the identities ``absent`` take nothing.
     """
@@ -64,7 +64,7 @@ class TensorExchange:
         self._origin = origin
         self._start = start
         self._absent = absent
-        self._kept: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
+        self._doubles: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
         self._others: set[int] = set()  # what other threads use during this run
         self._before: dict[int, weakref.ref[torch.Tensor]] = {}  # the last run
         self._pretended: Changes = {} if origin is None else origin._found
@@ -78,7 +78,7 @@ class TensorExchange:
 
         ``assume`` is told of tensors of theirs that could not be exchanged.
         """
-        pairs: list[_Pair] = []
+        pairs: list[ExchangedPair] = []
         torch.clear_autocast_cache()  # C++ holds weak references to the weights that it has cast
         try:
             with Journal() as journal, patched(torch._C, {"_WeakTensorRef": _Watch}):
@@ -105,30 +105,30 @@ class TensorExchange:
                     self.gpu.used_elsewhere.clear()
                     if self._lasting:
                         self._pretended = real.changes()
-                        # Small host tensors are copied again each time: kept copies would be copied by other sessions.
-                        self._kept = {id(one.tensor): one.kept() for one in pairs if one.tensor.is_meta}
+                        # Small host tensors are copied each time: other sessions would copy a copy that stayed.
+                        self._doubles = {id(one.tensor): one.remembered() for one in pairs if one.tensor.is_meta}
                     del real
         finally:
             pairs.clear()  # an exception that somebody keeps holds this frame: each later run would double its doubles
 
-    def _exchange(self, journal: Journal, pairs: list[_Pair], live: list[torch.Tensor]) -> None:
+    def _exchange(self, journal: Journal, pairs: list[ExchangedPair], live: list[torch.Tensor]) -> None:
         """Exchange what can be; gradients only with their tensors."""
         tensors = self._exchangeable(live)
         grads = [(tensor, tensor.grad) for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
         are_grads = {id(grad) for _unused, grad in grads}
         were_grads = {id(grad) for tensor, grad in grads if self._had_grad(tensor, grad)}
-        doubles = _FakeCopies(self.gpu, self._origin, were_grads, self._start, self._absent)
+        doubles = FakeCopies(self.gpu, self._origin, were_grads, self._start, self._absent)
         done: set[int] = set()
         owners = [tensor for tensor, _unused in grads]
         first = {id(tensor) for tensor in owners}
         rest = (tensor for tensor in tensors if id(tensor) not in first and id(tensor) not in are_grads)
         for tensor in itertools.chain(owners, rest):
             self._swap(journal, pairs, tensor, doubles, done)
-        kept = {id(grad) for tensor, grad in grads if id(tensor) not in done}
+        staying = {id(grad) for tensor, grad in grads if id(tensor) not in done}
         for tensor, grad in grads:
-            if id(grad) not in kept and id(grad) not in done and self._exchangeable([grad]):
+            if id(grad) not in staying and id(grad) not in done and self._exchangeable([grad]):
                 self._swap(journal, pairs, grad, doubles, done)
-            if id(tensor) in done and id(grad) in done and id(grad) in were_grads and id(tensor) not in self._kept:
+            if id(tensor) in done and id(grad) in done and id(grad) in were_grads and id(tensor) not in self._doubles:
                 tensor.grad = grad
 
     def _had_grad(self, tensor: torch.Tensor, grad: torch.Tensor) -> bool:
@@ -139,14 +139,14 @@ class TensorExchange:
         return origin is None or origin.place(grad) is not Place.GPU or origin.was_there_before(grad)
 
     def _swap(
-        self, journal: Journal, pairs: list[_Pair], tensor: torch.Tensor, doubles: _FakeCopies, done: set[int]
+        self, journal: Journal, pairs: list[ExchangedPair], tensor: torch.Tensor, doubles: FakeCopies, done: set[int]
     ) -> None:
         """Exchange one tensor, unless PyTorch refuses to."""
         try:
             # C++ alone may hold it, as a view its base: this hands it to Python; before 2.10 swapping loses the owner
             tensor.requires_grad_(tensor.requires_grad)
             hooks = tuple(getattr(tensor, name) for name in _HOOKS) if tensor.is_leaf else ()
-            pair = _Pair(tensor, _held(self._kept, tensor, doubles.make), tensor._cdata, hooks)
+            pair = ExchangedPair(tensor, _double_of(self._doubles, tensor, doubles.make), tensor._cdata, hooks)
             journal.record(pair.swap_back)
             torch._C._swap_tensor_impl(tensor, pair.double)
             pair.take_hooks()
@@ -161,7 +161,7 @@ class TensorExchange:
         self,
         journal: Journal,
         live: list[torch.Tensor],
-        pairs: list[_Pair],
+        pairs: list[ExchangedPair],
         others: Others | None,
         namespaces: list[dict[str, Any]],
         assume: Callable[[str], None],
@@ -192,7 +192,7 @@ class TensorExchange:
 
     def template(self, tensor: torch.Tensor) -> torch.Tensor:
         """What stood for a tensor at the end of this session's last run: a double, or the tensor itself."""
-        return _held(self._kept, tensor, lambda itself: itself)
+        return _double_of(self._doubles, tensor, lambda itself: itself)
 
     def has_made(self, tensor: torch.Tensor) -> bool:
         """Whether this session's last run made a tensor, or a view, on the pretend GPU."""
@@ -201,9 +201,9 @@ class TensorExchange:
 
     def _exchangeable(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         origin = self._origin
-        doubles = {id(double) for _unused, double in self._kept.values()}
+        doubles = {id(double) for _unused, double in self._doubles.values()}
         if origin is not None:
-            doubles |= {id(double) for _unused, double in origin._kept.values()}
+            doubles |= {id(double) for _unused, double in origin._doubles.values()}
         return [
             tensor
             for tensor in tensors
@@ -214,17 +214,17 @@ class TensorExchange:
         ]
 
 
-def _held(
-    kept: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]],
+def _double_of(
+    doubles: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]],
     tensor: torch.Tensor,
     otherwise: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    found = kept.get(id(tensor))
+    found = doubles.get(id(tensor))
     return found[1] if found is not None and found[0]() is tensor else otherwise(tensor)
 
 
 @dataclass(frozen=True, slots=True)
-class _Pair:
+class ExchangedPair:
     """A real tensor, its double, where the real tensor's own data is (``_cdata``), and what it has of hooks."""
 
     tensor: torch.Tensor
@@ -232,7 +232,7 @@ class _Pair:
     real: int
     hooks: tuple[Any, ...]
 
-    def kept(self) -> tuple[weakref.ref[torch.Tensor], torch.Tensor]:
+    def remembered(self) -> tuple[weakref.ref[torch.Tensor], torch.Tensor]:
         """The pair for the session's next run."""
         return weakref.ref(self.tensor), self.double
 
@@ -355,7 +355,7 @@ def _names(tensors: list[torch.Tensor], namespaces: list[dict[str, Any]]) -> dic
     return found
 
 
-class _FakeCopies:
+class FakeCopies:
     """Pretended doubles of real tensors; tensors that share a storage keep sharing one."""
 
     def __init__(

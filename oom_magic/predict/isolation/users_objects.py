@@ -28,10 +28,10 @@ import torch
 from oom_magic.language import _
 from oom_magic.predict.isolation.copies import Copies, has_copy
 from oom_magic.predict.isolation.reach import NOT_WALKED, is_users_class, is_users_module
-from oom_magic.predict.isolation.values_kept import kept
+from oom_magic.predict.isolation.restorations import restoration_of
 from oom_magic.user_code import is_users_file
 
-_MOST_OBJECTS, _MOST_ITEMS = 25_000, 100
+MOST_OBJECTS, _MOST_ITEMS = 25_000, 100
 _AT_ONCE = 1_000  # so many stay in the processor's cache while they are asked for one thing after another
 _OF_A_LEVEL = 20  # what a level takes of these at least, however little is in it
 _MOST_COPIED_BYTES = 1 << 27
@@ -98,7 +98,7 @@ class _Walk:
 
     def go(self, level: list[Any]) -> bool:
         """Note what a level leads to; whether that was all."""
-        left = _MOST_OBJECTS
+        left = MOST_OBJECTS
         while level or self._long:
             if not level:
                 level, self._long = self._long, []
@@ -163,7 +163,7 @@ class _Walk:
                     self._copies.give(one)
 
     def _note_one(self, one: Any) -> Iterable[Any]:
-        found = None if type(one) in _WALKED or isinstance(one, torch.nn.Module) else kept(one, self._room)
+        found = None if type(one) in _WALKED or isinstance(one, torch.nn.Module) else restoration_of(one, self._room)
         if found is None:
             return _noted(self._notes, one)
         self._notes.add_undo(found.undo)

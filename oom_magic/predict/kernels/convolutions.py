@@ -54,7 +54,7 @@ class Convolution:
     @property
     def most_bytes(self) -> int:
         """The largest workspace of the algorithms that can compute it."""
-        return max(self._layouts(), self._lowered(), self._fourier(), self._tiled(), self._winograd())
+        return max(self._layouts(), self._lowered(), self.fourier_bytes(), self._tiled(), self._winograd())
 
     def _is_image(self) -> bool:
         """Whether the algorithms that transform can have it: two-dimensional, each filter at each place."""
@@ -83,7 +83,7 @@ class Convolution:
             return 0
         return self.image[1] * math.prod(self.filter[2:]) * math.prod(self.made[2:]) * self.dtype.itemsize
 
-    def _fourier(self) -> int:
+    def fourier_bytes(self) -> int:
         """FFT: every plane in the next power of two that holds the image with its padding."""
         sides = [size + 2 * padding for size, padding in zip(self.image[2:], self.padding, strict=True)]
         if not self._is_image() or max(sides) > _LARGEST_FFT or not self._is_padded_less():

@@ -37,7 +37,8 @@ class _Known:
     unchecked: object
 
 
-_known: OrderedDict[bytes, _Known] = OrderedDict()  # by the structure with the fewest layers, for all that is sized
+# By the structure with the fewest layers, for all that is sized.
+known_repetitions: OrderedDict[bytes, _Known] = OrderedDict()
 
 
 class LayeredRuns(Generic[_Where]):
@@ -74,11 +75,11 @@ class LayeredRuns(Generic[_Where]):
 
     def _repetition(self, where: _Where, few: Trace, fewest: int) -> Repetition | None:
         key = few.structure.key
-        known = _known.get(key)
+        known = known_repetitions.get(key)
         if known is None:
-            known = _known[key] = _Known(self._learned(where, fewest), where)
-            while len(_known) > _MOST_KNOWN:
-                _known.popitem(last=False)
+            known = known_repetitions[key] = _Known(self._learned(where, fewest), where)
+            while len(known_repetitions) > _MOST_KNOWN:
+                known_repetitions.popitem(last=False)
         elif known.repetition is not None and known.unchecked not in (None, where):
             known.unchecked = None
             self._check(where, fewest, known)

@@ -41,7 +41,7 @@ from oom_magic.predict.sizing.pieces import (
 )
 from oom_magic.predict.sizing.ranges import Ranges, label
 from oom_magic.predict.sizing.regions import Point
-from oom_magic.predict.sizing.store import kept, recalled, torch_version
+from oom_magic.predict.sizing.store import recalled, stored, torch_version
 from oom_magic.predict.sizing.structure import Structure, sizing_numbers
 from oom_magic.results import Result
 
@@ -344,7 +344,7 @@ class Sizes(Result):
         def run() -> Node:
             return self._explorer(setting, [np.array([value]) for value in point], {}).explore()
 
-        self._alone[setting, point] = piece_at(self._kept((setting, point), run), point)
+        self._alone[setting, point] = piece_at(self._stored((setting, point), run), point)
         if setting in self._families:
             self._traces.pop((setting, point), None)
         return self._alone[setting, point]
@@ -372,10 +372,10 @@ class Sizes(Result):
     def _family(self, setting: tuple[int, ...]) -> Node:
         found = self._families.get(setting)
         if found is None:
-            found = self._families[setting] = self._kept(setting, lambda: self._explore(setting))
+            found = self._families[setting] = self._stored(setting, lambda: self._explore(setting))
         return found
 
-    def _kept(self, what: Any, make: Callable[[], Node]) -> Node:
+    def _stored(self, what: Any, make: Callable[[], Node]) -> Node:
         """What ``make`` finds, or found before for a function that is known by more than its name."""
 
         def ready() -> Node:
@@ -384,7 +384,7 @@ class Sizes(Result):
                 vars(piece)["peaks"] = piece.peaks  # learned now, to be kept with the rest
             return found
 
-        return kept(partial(self._known_by, what), ready)
+        return stored(partial(self._known_by, what), ready)
 
     def _known_by(self, what: Any) -> Any:
         """What decides ``what`` was found, apart from the environment; None where that is not known."""

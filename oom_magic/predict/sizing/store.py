@@ -24,7 +24,7 @@ import platformdirs
 
 from oom_magic.language import choose_language
 
-_MOST_BYTES = 200 * 2**20  # of all files; the longest unused go
+MOST_BYTES = 200 * 2**20  # of all files; the longest unused go
 _ENDING = ".sizes"
 is_on = True  # False: nothing is read from the folder or written to it
 
@@ -57,7 +57,7 @@ def folder() -> Path:
     return Path(platformdirs.user_cache_dir("oom_magic", appauthor=False))
 
 
-def kept(what: Callable[[], Any], make: Callable[[], _T]) -> _T:
+def stored(what: Callable[[], Any], make: Callable[[], _T]) -> _T:
     """What ``make`` returns, from the folder if it was made before for the same ``what()``, whose ``repr`` says all.
 
     None of ``what`` is not known. What is another, or in another environment, when it was made is not kept.
@@ -73,7 +73,7 @@ def kept(what: Callable[[], Any], make: Callable[[], _T]) -> _T:
 
 
 def recalled(what: Any) -> Any:
-    """What ``kept`` has in the folder for the same ``what``; None for nothing."""
+    """What ``stored`` has in the folder for the same ``what``; None for nothing."""
     file = _file(what)
     found = None if file is None else _read(file)
     return None if found is None else found[0]
@@ -120,7 +120,7 @@ def _forget_unused(where: Path) -> None:
     total = 0
     for file in files:
         total += file.stat().st_size
-        if total > _MOST_BYTES:
+        if total > MOST_BYTES:
             file.unlink(missing_ok=True)
 
 
@@ -195,7 +195,7 @@ def _library(name: str) -> tuple[str, str]:
     if known is None or known[0] != (loaded is not None):
         found = find_spec(name) if loaded is None else None
         folders = getattr(loaded, "__path__", None) or (found and found.submodule_search_locations) or ()
-        known = _known_files[name] = loaded is not None, _files([Path(folder) for folder in folders])
+        known = _known_files[name] = loaded is not None, digest_of_code([Path(folder) for folder in folders])
     return _loaded_version(name), known[1]
 
 
@@ -211,7 +211,7 @@ def _version(name: str) -> str:
         return ""
 
 
-def _files(folders: list[Path]) -> str:
+def digest_of_code(folders: list[Path]) -> str:
     """A digest of the code in some folders, by size and time: a library installed from its repository changes while its
     version stays."""
     digest = hashlib.sha256()
@@ -227,4 +227,4 @@ def _files(folders: list[Path]) -> str:
 
 
 _known_files: dict[str, tuple[bool, str]] = {}  # by library: whether it was loaded then, and its files
-_OWN = _files([Path(__file__).parents[2]])  # now: files that come later are not what runs
+_OWN = digest_of_code([Path(__file__).parents[2]])  # now: files that come later are not what runs

@@ -49,7 +49,7 @@ class Restoration:
     begin: Callable[[], object] | None = None
 
 
-def kept(one: Any, room: int) -> Restoration | None:
+def restoration_of(one: Any, room: int) -> Restoration | None:
     """How an object is put back, of which at most ``room`` bytes are copied; None where it is of no known kind."""
     if isinstance(one, np.ndarray):
         return _of_array(one, room)
