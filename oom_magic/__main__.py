@@ -114,16 +114,16 @@ def _run(options: Any) -> int:
 
 
 def _show(shown: object) -> None:
-    """Print it; where the reader has seen enough, as ``head`` has, that is no failure."""
+    """Print it; a reader that closes the pipe early, as ``head`` does, is no failure."""
     try:
         print(shown, flush=True)
     except BrokenPipeError:
-        # What is still to be flushed when Python ends goes nowhere, too.
+        # What is flushed when Python exits must go nowhere, too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _execute(code: Any, names: dict[str, Any]) -> None:
-    """The program; ending itself well (``sys.exit()``) is an end like any other."""
+    """Run the program; ``sys.exit()`` with success counts as a normal end."""
     try:
         exec(code, names)
     except SystemExit as end:
@@ -132,7 +132,7 @@ def _execute(code: Any, names: dict[str, Any]) -> None:
 
 
 def exit_code(report: MemoryReport) -> int:
-    """0: it fits; 1: it does not; 2: nothing of it ran on the GPU, so that is not known."""
+    """0: it fits; 1: it does not; 2: unknown, as nothing ran on the GPU."""
     if report.out_of_memory is not None:
         return DOES_NOT_FIT
     return FITS if report.peak_allocated_bytes else NOT_KNOWN

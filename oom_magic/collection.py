@@ -1,4 +1,4 @@
-"""Python's garbage collector: switched off for a while, and asked for the objects that it knows."""
+"""Python's garbage collector: disabled for a block, and queried for the live objects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @contextmanager
 def gc_disabled() -> Iterator[None]:
-    """No collection begins by itself meanwhile.
+    """No automatic collection starts inside the block.
 
     A full one walks all of torch's objects: 0.1 s, with a million objects a second, each time that many were made.
     """
@@ -26,7 +26,7 @@ def gc_disabled() -> Iterator[None]:
 def live_objects(is_wanted: Callable[[type], bool]) -> list[Any]:
     """All objects that the garbage collector knows whose type is wanted; 500,000 objects take about 0.05 s.
 
-    Types are asked, once each, and not objects: a proxy answers for another.
+    ``wanted`` is given types, once each, not objects: a proxy would answer for its target.
     """
     answers: dict[type, bool] = {}
     found = []

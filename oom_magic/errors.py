@@ -1,4 +1,5 @@
-"""Why a value or a setting is refused: one table of sentences and the one error that says them; errors in a line."""
+"""Why a value or a setting is refused: the table of sentences, the error that renders them, and exceptions in one
+line."""
 
 from __future__ import annotations
 
@@ -81,7 +82,7 @@ class InvalidSettingError(ValueError):
         super().__init__(self.in_language(choose_language()))
 
     def in_language(self, lang: Language) -> str:
-        """What is refused, why, and what may have been meant."""
+        """The sentence: what is refused, why, and what may have been meant."""
         sentence = render(REFUSALS[self.key], lang, self.values)
         offer = render(REFUSALS["did_you_mean"], lang, {"names": self.offer}) if self.offer else ""
         return f"{sentence} {offer}".rstrip()

@@ -82,7 +82,7 @@ def choose_language(lang: str | None = None) -> Language:
 
 
 def load_language() -> None:
-    """Read the catalogue now: it is asked for later where files are not to be read, as in a dry run."""
+    """Read the catalogue now; later, in a dry run, files may not be read."""
     _translations(choose_language())
 
 

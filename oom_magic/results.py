@@ -1,6 +1,6 @@
 """A result shows itself: as text in a terminal, as text and HTML in a notebook.
 
-Data know no views: what a class of results looks like is in ``views``, which the package itself hands over.
+Data know no views: how a class of results looks is defined in ``views``, which the package registers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast, overload
 
 
 class Views(Protocol):
-    """What shows results."""
+    """The functions that show results."""
 
     def describe(self, result: Any) -> Any:
         """A result as a title and blocks."""

@@ -1,4 +1,4 @@
-"""From a diagnosis to remedies: priced where there is a run to rehearse, named where there is not."""
+"""Remedies for a diagnosis: with prices where the run can be rehearsed, by name where it cannot."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ AGAINST: Mapping[Cause, tuple[str, ...]] = {
     Cause.DRIVER_LEVEL: ("smaller_batch_any",),
     Cause.UNKNOWN: ("smaller_batch_any", "mixed_precision", "checkpointing"),
 }
-# Evidence that quotes the line that keeps tensors.
+# Evidence that quotes the line which keeps tensors alive.
 _KEEPING_LINES = ("code_appends_tensors", "code_sums_tensors", "code_averages_tensors")
 _OF_LANGUAGE_MODELS = ("sdpa", "shorter_sequences_any", "lora", "qlora", "chunked_loss")
 _AT_EVALUATION = ("no_grad", "smaller_evaluation_any")
-# What only a run that trains can do.
+# Remedies that apply to training only.
 _OF_TRAINING = {
     "half_weights", "mixed_precision", "checkpointing", "smaller_batch_any", "optimizer_8bit", "foreach", "adafactor",
     "lora", "fsdp_any",
@@ -93,7 +93,7 @@ def advise(
     memory: int | None = None,
     device: Device | None = None,
 ) -> Iterator[Diagnosis]:
-    """The diagnosis with more and more remedies, ranked, as they are priced by rehearsing the run.
+    """The diagnosis with a growing, ranked list of remedies, as rehearsals give their prices.
 
     ``report`` is the MemoryReport of the run that failed, if there is one, ``device`` the real card that it failed on,
     ``memory`` the card's bytes if it is not certain that the message is of this card. Where the run cannot be rehearsed
@@ -124,7 +124,7 @@ def advise(
 
 
 def _rehearsed(diagnosis: Diagnosis, prices: RemedyEvaluator, situation: Situation) -> Diagnosis:
-    """The diagnosis with what the run needs as it is, and what its rehearsal tells of the cause."""
+    """The diagnosis with the memory that the unchanged run needs, and what its rehearsal shows about the cause."""
     as_is = AsItIs(prices.needed_bytes, situation.usable_bytes, situation.outside_bytes)
     diagnosis = replace(diagnosis, as_is=as_is)
     steps = {"num_steps": prices.steps_left_after} if prices.steps_left_after else {}
@@ -150,7 +150,7 @@ def advise_setup(diagnosis: Diagnosis, setup: TrainingSetup) -> Iterator[Diagnos
 
 
 def unpriced_remedies(diagnosis: Diagnosis, reason: Evidence = _NO_RUN) -> tuple[Remedy, ...]:
-    """What helps against the cause, without prices, for the reason given."""
+    """The remedies for the cause without prices, each with the given reason."""
     if diagnosis.is_oom is False or (diagnosis.main_failure is None and diagnosis.cause is Cause.UNKNOWN):
         return ()
     style = _style(diagnosis)
@@ -180,7 +180,7 @@ def unpriced_remedies(diagnosis: Diagnosis, reason: Evidence = _NO_RUN) -> tuple
 
 
 def _against(diagnosis: Diagnosis, reason: Evidence) -> tuple[str, ...]:
-    """The first steps against the cause; where only a text is known that tells of no training, those of any run.
+    """The first remedies for the cause; for a text that mentions no training, those for any run.
 
     Which run had no room beside another process such a text does not say either.
     """
@@ -204,7 +204,7 @@ def _values_of(key: str, diagnosis: Diagnosis) -> Mapping[str, Any]:
 
 
 def _named_elsewhere(keys: tuple[str, ...], diagnosis: Diagnosis) -> Iterator[Remedy]:
-    """Settings of a program that does not train: nothing of them can be rehearsed."""
+    """Settings of a program that does not train, which cannot be rehearsed."""
     for cost, key in enumerate(keys):
         values = _values_of(key, diagnosis)
         code, language = code_of(key) or code_for(key, "plain", values)
@@ -226,7 +226,8 @@ def situation_of(
     memory: int | None = None,
     device: Device | None = None,
 ) -> Situation:
-    """The card as the failed run found it: from its message where that is of a card of this size, else empty."""
+    """The card as the failed run found it: from its message if that is about a card of this size, else an empty
+    card."""
     failure = diagnosis.main_failure
     total = memory or gpu.total_bytes
     usable, others = max(total - gpu.context_bytes, 0), 0

@@ -31,7 +31,7 @@ class Diagnosis(Result):
     ``failures`` are the messages found, ``is_oom`` whether memory ran out (None: not established),
     ``cause`` with its ``evidence`` and ``confidence`` the judgement, ``phase`` where in training it
     happened (``place`` and ``code``: the line), ``tensors`` what may have asked (``tensor_note``, a key of
-    the catalogue, where nothing did), ``budget`` who held the device, ``held`` what else holds memory,
+    the catalogue, where nothing did), ``budget`` who held the device, ``holders`` what else holds memory,
     ``growth`` what grew in the loop that failed, ``remedies`` what to change, ``as_is`` the rehearsed run without them,
     ``facts`` how to read the numbers, ``tip`` what PyTorch's own tip against fragmentation is worth here.
     ``possible`` are all causes that a text leaves possible, each with its degree and the check that would settle it,

@@ -95,7 +95,7 @@ class _Search:
         self._known_sizes: dict[tuple[str, bool], Sizes] = {}
 
     def best(self) -> tuple[TrainingSetup | None, MemoryReport | None]:
-        """The setup wanted most of those that fit comfortably, and its report; None and None without one."""
+        """The best setup that fits comfortably, and its report; (None, None) if none does."""
         for length in self._lengths():
             for method in _METHODS:
                 if self._safe(length, method, 1, True) is not None:
@@ -109,7 +109,7 @@ class _Search:
         return [length for length in _LENGTHS if length <= longest] or [longest]
 
     def _largest(self, length: int, method: str) -> _Found:
-        """The largest microbatch, with recomputed activations only if without them it stays small."""
+        """The largest microbatch; activations are recomputed only if the microbatch is small otherwise."""
         plain = self._bisect(length, method, False, -1)
         if plain is not None and plain[0].microbatch_size >= _ENOUGH:
             return plain
@@ -164,7 +164,7 @@ class _Search:
         )
 
     def _sizes(self, method: str, checkpointing: bool) -> Sizes:
-        """The sizes of one way to train, which share what was learned of the model's layers."""
+        """The sizes for one method; all of them share what was learned about the model's layers."""
         key = method, checkpointing
         if key not in self._known_sizes:
             lengths = sorted(self._lengths())

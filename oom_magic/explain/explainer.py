@@ -51,12 +51,12 @@ if TYPE_CHECKING:
 # The end of a log holds the failure; more is not read.
 _MAX_FILE_BYTES = 4 * 2**20
 _MAX_PATH_LENGTH = 1024
-# A candidate fits as well as this only when no dimension had to be supposed.
+# Only candidates without an assumed dimension fit this well.
 _TELLING_FIT = 0.75
 # A candidate that fits less well than this share of the best is not worth showing.
 _WORTH_SHOWING = 0.5
 _LEAST_FIT = 0.3
-# Where nothing is known of the model sizes that fit by chance are many.
+# With an unknown model, many sizes fit by chance.
 _LEAST_BLIND_FIT = 0.45
 _OTHER_KINDS = (
     "diffusers", "comfyui", "llama_cpp", "ollama", "onnxruntime", "tensorrt", "jax", "tensorflow", "rapids", "cupy",
@@ -104,7 +104,7 @@ def explain(
 
 @dataclass(frozen=True)
 class _Reading:
-    """What a text tells: its failures, the one that explains it best, and clues."""
+    """What a text contains: its failures, the one that explains it best, and clues."""
 
     text: str
     failures: tuple[Failure, ...]
@@ -121,7 +121,7 @@ class _Reading:
 
 @dataclass(frozen=True)
 class _Findings:
-    """What is seen beside the text: where it failed, which tensor asked, what grew and what is held."""
+    """What is known beside the text: where it failed, which tensor was requested, what grew, and holders of memory."""
 
     location: FailureLocation = UNKNOWN_LOCATION
     tensor: TensorAnswer = _UNKNOWN_TENSOR
@@ -132,7 +132,7 @@ class _Findings:
 
 @dataclass(frozen=True)
 class Explainer:
-    """What is known beside a problem itself.
+    """The context of a failure, beside its text or exception.
 
     The first four are ``explain``'s. ``names`` are the variables of dry cells, ``locate`` where their tensors lie,
     ``released`` is what ``release(dry_run=True)`` says holds memory.
@@ -180,7 +180,7 @@ class Explainer:
         return dims_in_text(text, preset_dims() if self.models is None else self.models)
 
     def _judgement(self, reading: _Reading, findings: _Findings) -> Judgement:
-        """What the text speaks for, refined by what was seen."""
+        """The judgement from the text, refined by the findings."""
         main, location, holders = reading.main, findings.location, findings.holders
         judgement = _refined(judge(reading.failures, reading.text, reading.clues), findings.tensor)
         if self.report is not None and location.is_exact:
@@ -218,7 +218,7 @@ def _diagnosis(reading: _Reading, findings: _Findings, judgement: Judgement) -> 
 
 
 def _tensors(failure: Failure, dims: Dims, location: FailureLocation, clues: Clues) -> TensorAnswer:
-    """What was seen of the tensor, before what the message alone makes likely."""
+    """Candidates for the tensor: from frames and report if possible, else from the message."""
     supposed = name_tensor(failure, dims)
     if failure.shape is None and not _is_guessable(failure, clues):
         supposed = TensorAnswer(note="tensor_unknown_model" if failure.requested_bytes else supposed.note)
@@ -249,7 +249,7 @@ def _place(clues: Clues) -> str:
 
 
 def _refined(judgement: Judgement, answer: TensorAnswer) -> Judgement:
-    """The judgement, refined by the tensor that asked, where it is known and no surer evidence is there."""
+    """The judgement, refined by the requested tensor, where it is known and there is no stronger evidence."""
     best = answer.candidates[0] if answer.candidates else None
     if best is not None and best.name == "kv_cache":
         return _with_cache(judgement, best)
@@ -269,7 +269,8 @@ def _refined(judgement: Judgement, answer: TensorAnswer) -> Judgement:
 
 
 def _with_cache(judgement: Judgement, cache: TensorCandidate) -> Judgement:
-    """The judgement where a cache of keys and values asked: a forward's growing tensors, if nothing surer is known."""
+    """The judgement for a request by a key-value cache: growing tensors of the forward, unless stronger evidence
+    exists."""
     if any(one.key == "tensor_kv_cache" for one in judgement.evidence):
         return judgement
     evidence = (Evidence("tensor_kv_cache", {"code": cache.expression}), *judgement.without_doubts)
@@ -281,7 +282,8 @@ def _with_cache(judgement: Judgement, cache: TensorCandidate) -> Judgement:
 def _alive_needlessly(
     judgement: Judgement, twins: tuple[Evidence, ...], earlier: int, failure: Failure | None
 ) -> Judgement:
-    """The judgement with what is held for nothing; that is the cause if without it the request had fitted."""
+    """The judgement with memory that is held needlessly; it is the cause if the request would have fitted without
+    it."""
     found = [*twins]
     if earlier:
         found.insert(0, Evidence("earlier_failures", {"held_bytes": earlier}))
@@ -349,7 +351,7 @@ def _is_path(text: str) -> bool:
 def _read_end(path: Path) -> str:
     """The end of a log file, decoded leniently."""
     with path.open("rb") as file:
-        if file.seekable():  # a pipe, as the shell makes for <(command), is not
+        if file.seekable():  # a pipe, such as the shell's <(command), is not
             size = file.seek(0, 2)
             file.seek(max(0, size - _MAX_FILE_BYTES))
         return file.read()[-_MAX_FILE_BYTES:].decode("utf-8", errors="replace")

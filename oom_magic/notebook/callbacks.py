@@ -1,6 +1,6 @@
 """Callbacks for trainers: the step table of a real run, printed when it ends.
 
-The classes are made when they are asked for, since each is a subclass of its library's own.
+Each class subclasses one of its library, so it is created when it is first used.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def lightning_callback() -> Any:
 
 
 class _StepTable:
-    """Measures from ``begin`` to ``end``. What no ``end`` follows (Hugging Face calls none after an error) is ended
-    by the next ``begin``, or with the callback itself."""
+    """Measures from ``begin`` to ``end``. Hugging Face calls no ``end`` after an error; the next ``begin``, or the
+    callback's deletion, then ends it."""
 
     report: MemoryReport | None = None
     _stop: Any = None

@@ -42,7 +42,7 @@ def unload(shell: InteractiveShell) -> None:
         for name in names:
             shell.magics_manager.magics[kind].pop(name, None)
     shell.magics_manager.registry.pop(OOMMagics.__name__, None)
-    # It leads to the dry session. By identity: configurables compare as their owners like.
+    # It references the dry session. By identity: traitlets' configurables may define their own equality.
     shell.configurables[:] = [one for one in shell.configurables if id(one) != id(magics)]
 
 

@@ -231,7 +231,7 @@ def dress(axes: Axes) -> None:
 
 @contextmanager
 def drawn_in_chinese() -> Iterator[None]:
-    """Chinese words find a font; where none is installed an SVG names none, and so the page's own is taken."""
+    """Select a font with Chinese characters; where none is installed the SVG names none and the page's font is used."""
     with matplotlib.rc_context({"font.family": ["sans-serif", *_chinese_fonts()]}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from")
         yield
@@ -266,7 +266,7 @@ _DOTS_PER_INCH = 110
 
 
 class Plot:
-    """A matplotlib ``figure`` that shows itself in the colours of the page, and as a PNG; its text says it in words."""
+    """A matplotlib ``figure``, displayed as an SVG in the page's colours and as a PNG; its text is a summary."""
 
     def __init__(self, figure: Figure, words: str) -> None:
         self.figure = figure
@@ -296,8 +296,8 @@ def plot(runs: MemoryReport, *, ax: Axes) -> Axes: ...
 def plot(runs: Runs, *, ax: Axes | None = None) -> Plot | Axes:
     """Allocated memory over a run, stacked by category; of runs by name, one under the other on one scale.
 
-    With ``ax`` one run is drawn into these matplotlib axes, which are returned. Raises ValueError without a run, and
-    for several where there is one place, TypeError for what is no run.
+    With ``ax`` one run is drawn into these matplotlib axes, which are returned. Raises ValueError without a run, or for
+    several with one ``ax``; TypeError for anything that is not a run.
     """
     named = {"": runs} if isinstance(runs, MemoryReport) else named_runs(runs, "plot")
     with speaking(choose_language() if _chinese_fonts() else "en"), drawn_in_chinese():

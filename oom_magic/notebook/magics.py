@@ -24,7 +24,7 @@ from oom_magic.units import format_bytes
 
 
 def cards_listed(words: str = "") -> str:
-    """Every card with its memory, by generation; of those with these words in their names, if there are any."""
+    """Every card with its memory, by generation; only those whose names contain the words, if any do."""
     cards = sorted(list_gpus(), key=lambda card: (card.capability, card.total_bytes, card.name))
     cards = [card for card in cards if _has_words(card.name, words)] or cards
     width = max(len(card.name) for card in cards)
@@ -32,7 +32,8 @@ def cards_listed(words: str = "") -> str:
 
 
 def models_listed(words: str = "") -> str:
-    """Every preset with its number of parameters and its name on the hub; of those with these words, if there are."""
+    """Every preset with its number of parameters and its name on the hub; only those that contain the words, if any
+    do."""
     known = list_models()
     models = [model for model in known if _has_words(f"{model.name} {model.hub_id}", words)] or known
     width = max(len(model.name) for model in models)

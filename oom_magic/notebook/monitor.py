@@ -1,4 +1,4 @@
-"""The live monitor: a device's memory under the cell that asked, brought up to date while other cells run."""
+"""The live monitor: a device's memory under its cell, updated while other cells run."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from oom_magic.views.blocks import Block, Description, Fact, Facts, Part, Parts,
 if TYPE_CHECKING:
     from oom_magic.measure.device.cards import MemorySample
 
-_NUM_LOOKS = 120  # that the sparkline shows at most
+_NUM_LOOKS = 120  # samples that the sparkline shows at most
 _WIDTH = 60  # characters of the sparkline
 _LEVELS = "▁▂▃▄▅▆▇█"
 _PATIENCE = 5.0  # seconds that stopping waits for the thread
 
 
 class Monitor:
-    """Looks at a device every second or so, in a daemon thread: the main one is busy while a cell computes.
+    """Samples a device about once a second in a daemon thread: the main thread is busy while a cell runs.
 
-    Without a device it looks at the host's memory. The thread keeps the driver's library open until ``stop``.
+    Without a device it samples the host's memory. The thread keeps the driver's library open until ``stop``.
     """
 
     def __init__(self, device: int | None, every_seconds: float, can_update: bool = True) -> None:
@@ -63,7 +63,7 @@ class Monitor:
         self._thread.start()
 
     def stop(self) -> None:
-        """Leave what is shown as it is; the thread is gone afterwards, and what it had open is closed."""
+        """Leave the output as it is; the thread has ended afterwards, and its handles are closed."""
         self._stopped.set()
         if self._thread is not None:
             self._thread.join(_PATIENCE)
@@ -82,7 +82,7 @@ class Monitor:
 
 
 class Record:
-    """The last looks, the highest levels, and when the device was first nearly full."""
+    """The last samples, the highest levels, and when the device was first nearly full."""
 
     def __init__(self, name: str = "", is_host: bool = False) -> None:
         self._name = name
@@ -94,7 +94,7 @@ class Record:
         self._ended_with = ""
 
     def add(self, look: MemorySample) -> bool:
-        """Note a look; whether the device passed 90 % for the first time."""
+        """Add a sample; returns whether the device passed 90 % for the first time."""
         self._looks.append(look)
         self._peak_used = max(self._peak_used, look.used_bytes)
         self._peak_allocated = max(self._peak_allocated, look.allocated_bytes)
@@ -104,12 +104,12 @@ class Record:
         return True
 
     def end(self, reason: str) -> bool:
-        """Note why there are no more looks; it is to be shown, as passing 90 % is."""
+        """Note why sampling ended; like passing 90 %, it is shown."""
         self._ended_with = reason
         return True
 
     def describe(self) -> Description:
-        """The memory in parts that add up to the capacity, its peaks, and how it went."""
+        """The memory in parts that add up to the capacity, its peaks, and its course."""
         look = self._looks[-1]
         blocks: list[Block] = []
         if self._is_host:
@@ -150,7 +150,7 @@ def can_update(shell: Any) -> bool:
 
 
 def _sparkline(looks: deque[MemorySample]) -> str:
-    """The share in use over the last looks, the highest of neighbours where there are too many."""
+    """The share in use over the last samples; neighbours are merged to their maximum where there are too many."""
     shares = [look.used_fraction for look in looks]
     step = -(-len(shares) // _WIDTH)
     highest = [max(shares[at : at + step]) for at in range(0, len(shares), step)]

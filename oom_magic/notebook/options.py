@@ -47,7 +47,7 @@ def parse_line(magic: Any, line: str) -> Any:
         raise UsageError(_in_words(str(error))) from None
 
 
-# What argparse says (Lib/argparse.py), whose own translations Python does not ship.
+# argparse's messages (Lib/argparse.py); Python ships no translations of them.
 _MISTAKES: Sentences = {
     "unrecognized": "unrecognized arguments: {given}",
     "no_value": "argument {name}: expected one argument",
@@ -60,7 +60,7 @@ _MISTAKES: Sentences = {
 
 
 def _in_words(mistake: str) -> str:
-    """What argparse found, in the language spoken."""
+    """argparse's message in the chosen language."""
     for sentence in _MISTAKES.values():
         pattern = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>.+)", re.escape(str(sentence)))
         if found := re.fullmatch(pattern, mistake):
@@ -77,7 +77,7 @@ def with_cards_quoted(line: str) -> str:
     names = [line[option.end() : option.end() + word.end()] for word in words]
     known = [name for name in names[1:] if is_card(name)]
     if not known and not is_card(names[0]) and len(words) > 1 and re.fullmatch(r"[\w.]+", words[1][0]):
-        known = [names[1]]  # mistyped: both words are searched for what was meant
+        known = [names[1]]  # mistyped: suggestions are searched for both words
     name = max(known, key=len, default="")
     return f'{line[: option.end()]}"{name}"{line[option.end() + len(name) :]}' if name else line
 
@@ -200,7 +200,7 @@ def setup_from(options: Any, failure: Failure | None) -> TrainingSetup | None:
 
 
 def _card_of(total_bytes: int) -> dict[str, Any]:
-    """A card of the catalogue of this size, with exactly this memory."""
+    """The catalogue's card of about this size, with exactly this memory."""
     card = similar_card(total_bytes)
     return {"memory": total_bytes} | ({} if card is None else {"gpu": card.name})
 
@@ -212,7 +212,7 @@ def similar_card(total_bytes: int) -> GPU | None:
 
 
 def _long_enough(model: str, seq_len: int) -> Any:
-    """The preset with more learned positions where the run needs them, as who trains it so must have made it."""
+    """The preset with more learned positions where the run's sequences need them."""
     from oom_magic.predict.setups.model_source import resolve_model
     from oom_magic.predict.setups.models import find_model
 
@@ -226,4 +226,4 @@ def _long_enough(model: str, seq_len: int) -> Any:
         name = next(name for name in names if name in preset.settings)
         return preset.config(**{name: seq_len + padding})
     except ValueError:
-        return model  # TrainingSetup says what is wrong
+        return model  # TrainingSetup raises the error

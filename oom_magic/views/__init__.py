@@ -36,7 +36,8 @@ def describe(result: Any) -> Description:
 
 
 def to_fallback(description: Description) -> str:
-    """The description as text, for where HTML is not shown; in a notebook, one that is not trusted, it says what is."""
+    """The description as text, for where HTML is not shown; in a notebook, an untrusted one, say, it names what to
+    run."""
     text = to_text(description)
     if getattr(current_shell(), "kernel", None) is None:
         return text

@@ -113,7 +113,7 @@ class Bar:
 class Bars:
     """Stacked bars under each other on one scale. Labels of parts are read by pointing at them.
 
-    ``capacity_bytes`` is what they are held against (0: nothing), ``marks`` are shares of it, at which lines cross.
+    ``capacity_bytes`` is the reference line (0: none), ``marks`` are shares of it, at which lines cross.
     ``marks_note`` says what the lines mean; text has none.
     """
 

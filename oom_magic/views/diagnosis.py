@@ -32,7 +32,7 @@ _HUES = {
     "budget_rounding": "free",
     "budget_in_system_memory": "free",
 }
-# What is kept of a step for its backward: an author who names activations means these, too.
+# Saved for the backward: an author who writes "activations" means these, too.
 _PARTS_OF_A_STEP = (Cause.LOGITS_OR_LOSS, Cause.ATTENTION_SCORES)
 _WITHOUT_EFFECT = ("workers", "clearing", "clipping")
 # The remedies that a proposal stands for, where it is not one remedy's key.
@@ -41,7 +41,7 @@ _MEANS = {
     "quantized": ("qlora", "loaded_4bit", "loaded_8bit", "quantized_model"),
     "offload": ("offload", "offload_optimizer", "diffusers_offload"),
 }
-# What else saves memory, as it is said where it is none of the first things to change.
+# Other savings, as they are worded when they are not among the first things to change.
 _IN_GENERAL: dict[str, tuple[str, dict[str, str | int]]] = {
     "smaller_batch": ("remedy_smaller_batch_any", {}),
     "shorter_sequences": ("remedy_shorter_sequences_any", {}),
@@ -55,7 +55,7 @@ _IN_GENERAL: dict[str, tuple[str, dict[str, str | int]]] = {
     "smaller_model": ("remedy_smaller_model", {}),
 }
 _MOST_MISSING = 2
-# What is called no GPU.
+# Names that do not mean a GPU.
 _DEVICES = {"npu": "NPU", "mlu": "MLU"}
 _LONGEST_MESSAGE = 1200
 _MOST_HOLDERS = 12
@@ -145,7 +145,7 @@ def _change(diagnosis: Diagnosis) -> Iterator[Block]:
 
 
 def _advice(diagnosis: Diagnosis, lang: Language) -> str:
-    """What helps first against the cause, where nothing is priced."""
+    """The first remedies for the cause, when none is priced."""
     line = next((one.values["code"] for one in diagnosis.evidence if one.key == "request_of_line"), "")
     if any(one.key in _MISTAKEN_SIZES for one in diagnosis.evidence):
         return translate("advice_overflow_line" if line else "advice_overflow", lang, code=line)
@@ -206,7 +206,7 @@ def _evidence(diagnosis: Diagnosis) -> Iterator[Block]:
 
 
 def _possible(diagnosis: Diagnosis) -> Iterator[Block]:
-    """Every cause that the text leaves possible: how far, what speaks for it, and the check that would settle it."""
+    """Every cause that the text leaves possible: its degree, its evidence, and the check that would settle it."""
     lang = diagnosis.lang
     blocks: list[Block] = []
     for one in diagnosis.possible:
@@ -222,7 +222,7 @@ def _possible(diagnosis: Diagnosis) -> Iterator[Block]:
 
 
 def _located(diagnosis: Diagnosis) -> Iterator[Evidence]:
-    """The evidence and the phase. The user's own line is quoted once, with its place, and then only named."""
+    """The evidence and the phase. The user's line is quoted once, with its location; after that only the location."""
     items = list(diagnosis.evidence)
     if diagnosis.phase and not any(item.key.startswith("phase_") for item in items):
         items.append(Evidence(f"phase_{diagnosis.phase}", {"code": diagnosis.code or "..."}))
@@ -247,7 +247,7 @@ def _numbers(diagnosis: Diagnosis) -> Iterator[Block]:
 
 
 def _story(diagnosis: Diagnosis) -> Iterator[Block]:
-    """What the author named, judged: causes confirmed or not, ways out that help, do nothing, or are missing."""
+    """The author's own causes and fixes, judged: confirmed or not; helpful, useless or missing."""
     lang, story = diagnosis.lang, diagnosis.story
     if not story.proposals and not story.causes:
         return

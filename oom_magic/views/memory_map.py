@@ -15,7 +15,7 @@ _LEAST_SHARE = 1 / 400  # of the widest segment: smaller neighbours of one kind 
 
 @register
 def describe_memory_map(shown_map: MemoryMap) -> Description:
-    """What is held and free, then a bar for each segment."""
+    """Allocated and free bytes, then a bar for each segment."""
     segments = ngettext("in {count} segment", "in {count} segments", len(shown_map.segments))
     facts = (
         Fact(_("reserved"), shown_map.reserved_bytes, segments),

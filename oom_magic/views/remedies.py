@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 _COLUMNS = ("remedy", "needed", "saving", "verdict", "speed", "batch")
 _HUES = {"safe": "parameter", "tight": "optimizer_state", "danger": "activation", None: "before"}
 _MOST_BARS = 6
-_NO_RUN, _NOT_ASKED = "reason_no_run", "reason_fast"  # the notes of remedies that are only named
-_ELSEWHERE = ("reason_other_program", "reason_host")  # and of those that no run of ours could show
+_NO_RUN, _NOT_ASKED = "reason_no_run", "reason_fast"  # notes of remedies that are named without a price
+_ELSEWHERE = ("reason_other_program", "reason_host")  # and of those that no dry run can price
 _STOPS = ".。"
 
 
@@ -40,7 +40,7 @@ def best_remedy(remedies: Sequence[Remedy], lang: Language) -> str:
 
 
 def remedies_chart(remedies: Sequence[Remedy], as_is: AsItIs | None, lang: Language) -> list[Block]:
-    """What the card must give for the run as it is and with the best remedies, against the card."""
+    """The memory needed by the run as it is and with the best remedies, against the card's."""
     priced = [one for one in remedies if one.needed_bytes is not None and one.fits is not None and not one.is_bought]
     if as_is is None or not priced:
         return []
@@ -73,7 +73,7 @@ def _verdict_word(remedy: Remedy, lang: Language) -> str:
 
 
 def remedies_details(remedies: Sequence[Remedy], lang: Language, as_is: AsItIs | None = None) -> list[Block]:
-    """The table of what is priced, what is not and why, and code to paste; nothing where there is nothing."""
+    """Tables of the priced and the unpriced remedies, with reasons and code to paste; empty without remedies."""
     if not remedies:
         return []
     wording = Wording(remedies, lang)
@@ -100,7 +100,7 @@ def remedies_details(remedies: Sequence[Remedy], lang: Language, as_is: AsItIs |
 
 
 def _is_worthwhile(remedy: Remedy) -> bool:
-    """Whether its code is worth showing: it fits, saves, or is only named, without a run to price it with."""
+    """Whether its code is worth showing: it fits, saves memory, or no run could price it."""
     return bool(remedy.fits) or (remedy.saving_bytes or 0) > 0 or _is_only_named(remedy)
 
 
@@ -153,7 +153,7 @@ def _batch(before: int | None, after: int | None) -> str:
 
 
 def _note(remedy: Remedy, lang: Language) -> str:
-    """Why a remedy has no price, or one that is not rehearsed; with a blank before it."""
+    """Why a remedy has no price, or one that was not rehearsed; starts with a space."""
     if remedy.note is None or (_is_only_named(remedy) and remedy.note.key != _NOT_ASKED):
         return ""
     reason = render_evidence(remedy.note, lang)

@@ -34,7 +34,7 @@ _UNEQUAL = 0.10  # shares of capacity of several cards that differ by more are w
 
 @register
 def describe_report(report: MemoryReport, top: int = 5) -> Description:
-    """One run: verdict, peaks, breakdown at the peak and the ``top`` lines; then what else is known."""
+    """One run: verdict, peaks, breakdown at the peak and the ``top`` lines, then the details."""
     blocks = [*_verdict(report), *_cards(report), _peaks(report), _breakdown(report), *_peak_line(report)]
     blocks += [
         *_lines(report, top),
@@ -69,7 +69,7 @@ def _card_name(report: MemoryReport) -> str:
 
 
 def _cards(report: MemoryReport) -> Iterable[Block]:
-    """A row for each card, and what of their balance is worth saying; nothing for one card."""
+    """A row for each card, and remarks on their balance; empty for a single card."""
     cards = report.cards
     if len(cards) == 1:
         return
@@ -116,7 +116,7 @@ def _balance(cards: tuple[MemoryReport, ...]) -> Iterable[Sentence]:
 
 
 def _difference(fullest: MemoryReport, emptiest: MemoryReport) -> str:
-    """The category that makes the most of it."""
+    """The category that accounts for most of the difference."""
     name = max(fullest.breakdown, key=lambda name: fullest.breakdown[name] - emptiest.breakdown[name])
     return _(
         "Most of the difference is {category}: {most_bytes} against {least_bytes}.",
@@ -165,7 +165,7 @@ def _verdict(report: MemoryReport) -> Iterable[Block]:
 
 
 def _with_context(report: MemoryReport) -> Iterable[Sentence]:
-    """Where the verdict depends on what CUDA itself takes."""
+    """A remark where the verdict depends on the size of the CUDA context."""
     if verdict_on(report.most_used_fraction) != report.verdict:
         text = _(
             "{context_bytes} of that are CUDA's own, which driver, versions and libraries decide: with the most that"
@@ -178,7 +178,7 @@ def _with_context(report: MemoryReport) -> Iterable[Sentence]:
 
 
 def _besides(report: MemoryReport) -> Iterable[Sentence]:
-    """What cuDNN may take besides the exact figures."""
+    """What cuDNN may allocate on top of the exact figures."""
     more = report.most_bytes[1] - report.peak_reserved_bytes
     if more:
         text = _(
@@ -221,7 +221,7 @@ def _peaks(report: MemoryReport) -> Facts:
 
 
 def _outside(device: Device) -> str:
-    """What the process takes besides; a range where it was not read, nothing where it is not known."""
+    """Memory of the process outside PyTorch; a range where it was not read, empty where it is unknown."""
     if not device.context_bytes:
         return ""
     if device.context_range is None:
@@ -354,7 +354,7 @@ def _modules(report: MemoryReport) -> Iterable[Block]:
 
 
 def _attention(report: MemoryReport) -> Iterable[Block]:
-    """Where attention that asks for a fused kernel got none: PyTorch's sdp_utils.cpp chooses, and says nothing."""
+    """Where scaled dot product attention fell back to the unfused path: sdp_utils.cpp chooses without a message."""
     timeline = report.timeline
     if _SOFTMAX_OF_MATH not in timeline.operators:
         return

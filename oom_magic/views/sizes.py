@@ -1,4 +1,4 @@
-"""What Sizes, and the TrainingSetup that they may be of, say about themselves."""
+"""How Sizes and a TrainingSetup look."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from oom_magic.views.blocks import Block, Description, Details, Sentence, Table,
 
 @register
 def describe_sizes(sizes: Sizes) -> Description:
-    """The ranges, the peak at their ends, where the function changes its ways, and what was assumed."""
+    """The ranges, the peaks at their ends, the points where allocations change, and assumptions."""
     ranges = sizes.ranges
     rows = [(name, _("{first} to {last}", first=axis[0], last=axis[-1])) for name, axis in ranges.axes.items()]
     rows += [(name, ", ".join(map(str, options))) for name, options in ranges.choices.items()]

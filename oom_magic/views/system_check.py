@@ -15,7 +15,7 @@ from oom_magic.views.words import code_in
 
 @register
 def describe_system_check(check: SystemCheck) -> Description:
-    """Findings with what to do; then the facts, and who is on the cards."""
+    """Findings with what to do; then the facts, and the processes on the cards."""
     return Description(_("System check"), tuple(_blocks(check)))
 
 

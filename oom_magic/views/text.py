@@ -50,7 +50,7 @@ def _shown_character(character: str) -> str:
 
 
 def numeric_columns(table: Table) -> list[bool]:
-    """For each column: does it hold only byte counts and numbers (or nothing)?"""
+    """For each column, whether its cells are byte counts, numbers or empty."""
     rows = [*table.rows, table.total] if table.total else list(table.rows)
     return [all(_is_number(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
 
@@ -214,7 +214,7 @@ def _table_lines(table: Table, width: int) -> list[str]:
 
 
 def _is_squeezed(width: int, rows: list[list[str]]) -> bool:
-    """Whether a first column is as narrow as words can be and would break most of them over many lines."""
+    """Whether the first column is at its narrowest and most of its cells would wrap over many lines."""
     return width <= _NARROWEST < _natural_widths(rows)[0]
 
 

@@ -1,4 +1,4 @@
-"""The words for what the record names, and the comments in code to paste, in the language spoken."""
+"""Words for categories, phases and states, and comments in code to paste, in the chosen language."""
 
 from __future__ import annotations
 

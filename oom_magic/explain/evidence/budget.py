@@ -72,7 +72,7 @@ def _rows(failure: Failure) -> Iterator[BudgetRow]:
 
 
 def _rest_key(failure: Failure, rest: int, rounding: int) -> str:
-    """What the unexplained rest is called."""
+    """The sentence for the unexplained rest."""
     if abs(rest) <= rounding:
         return "budget_rounding"
     if rest < 0 and failure.mps_other_bytes is not None:

@@ -1,4 +1,4 @@
-"""Causes, what speaks for them, and how sure a judgement is."""
+"""Causes, the evidence for them, and the confidence of a judgement."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import Enum
 
 
 class Cause(str, Enum):
-    """Why memory did not suffice; the names that %oom_explain and its data use."""
+    """Why memory ran out; the names that %oom_explain and its data use."""
 
     FRAGMENTATION = "fragmentation"
     OTHER_PROCESS = "other_process"
@@ -33,7 +33,7 @@ class Cause(str, Enum):
 
 
 class Confidence(str, Enum):
-    """How sure a judgement is, in words that the catalogue spells out."""
+    """How sure a judgement is; the catalogue has the words."""
 
     CERTAIN = "certain"
     LIKELY = "likely"
@@ -47,7 +47,7 @@ class Confidence(str, Enum):
 
 @dataclass(frozen=True)
 class Evidence:
-    """One fact that a judgement rests on: a key of the catalogue and the values its sentence names."""
+    """One fact behind a judgement: a key of the catalogue, and the values in its sentence."""
 
     key: str
     values: Mapping[str, int | str] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Support:
-    """One reason for a cause: how far it alone convinces (0 to 1; below 0 it speaks against), and its sentence."""
+    """One reason for a cause: its weight by itself (0 to 1; negative: against the cause), and its sentence."""
 
     cause: Cause
     weight: float
@@ -64,7 +64,7 @@ class Support:
 
 @dataclass(frozen=True)
 class PossibleCause:
-    """A cause with its degree (0 to 1), what speaks for it and the one check that would settle it."""
+    """A cause with its degree (0 to 1), the evidence for it and the one check that would settle it."""
 
     cause: Cause
     degree: float
@@ -87,7 +87,7 @@ class Judgement:
 
     @property
     def without_doubts(self) -> tuple[Evidence, ...]:
-        """The evidence but for what it says is not known."""
+        """The evidence without the entries that only say what is unknown."""
         return tuple(one for one in self.evidence if one.key not in DOUBTS)
 
     def __iter__(self) -> Iterator[Cause | tuple[Evidence, ...] | Confidence]:
@@ -95,5 +95,5 @@ class Judgement:
         return iter((self.cause, self.evidence, self.confidence))
 
 
-# Evidence that only says what is open; a cause that is found makes it void.
+# Evidence that only says what is unknown; it is dropped once a cause is found.
 DOUBTS = ("whose_not_said", "why_not_granted")

@@ -1,4 +1,4 @@
-"""From a text to causes: what speaks for each is weighed together, and the likeliest is named."""
+"""From a text to causes: the evidence for each is combined, and the likeliest cause is named."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ _NAMED_FROM = 0.25
 _LIKELY_FROM = 0.6
 _CERTAIN_FROM = 0.95
 _WEIGHTS = {Confidence.CERTAIN: 0.97, Confidence.LIKELY: 0.7, Confidence.POSSIBLE: 0.35}
-# That a library asked the driver itself says who asked, not why there was no room: where an author tells more, it
-# weighs little (of the reports with such a message and words around it none had the driver as its established cause).
+# A message of a library that called the driver itself says who asked, not why memory was full: where an author adds
+# more, it weighs little (of the reports with such a message and words around it none had the driver as its established
+# cause).
 _WHO_ASKED = 0.25
 _LIBRARIES_ASK = ("third_party_cuda_oom", "cuda_driver_call")
 _MOST_POSSIBLE = 4
 _OF_HOST = (Cause.HOST_RAM, Cause.SHARED_MEMORY)
-# Where nothing reaches this degree reports that resemble the text are asked; they alone never make a cause likely.
+# Below this degree, similar public reports are consulted; they alone never make a cause likely.
 _CLEAR_FROM = 0.3
 _MOST_BY_PRECEDENT = 0.55
 _IN_ANY_MESSAGE = {"speaks_of_memory", "speaks_of_gpu", "speaks_of_ram", "fragments", "learns"}
@@ -98,8 +99,8 @@ _FIXED: dict[str, tuple[Cause, Confidence]] = {
 def judge(failures: Sequence[Failure], text: str, clues: Clues | None = None) -> Judgement:
     """The causes of the failures that ``read`` found in a text, weighed, with evidence and confidence.
 
-    Where nothing speaks clearly enough for one the answer is ``unknown``, with what is possible and how to tell.
-    ``clues`` saves looking at the text again.
+    Without clear evidence the answer is ``unknown``, with the possible causes and how to tell them apart.
+    ``clues``, if given, are not looked for again.
     """
     failure = main_failure(failures)
     if clues is None:
@@ -124,14 +125,14 @@ def judge(failures: Sequence[Failure], text: str, clues: Clues | None = None) ->
 
 
 def _resembles_reports(failure: Failure | None, clues: Clues) -> bool:
-    """Whether there is a report to compare with others: more than a bare message, and about memory."""
+    """Whether the text can be compared with public reports: it is about memory and has more than a bare message."""
     if failure is None:
         return bool(_OF_MEMORY & clues.run.told)
     return bool(clues.has_prose or clues.frames or clues.program or clues.run.told - _IN_ANY_MESSAGE)
 
 
 def _by_precedent(failure: Failure | None, clues: Clues) -> Iterator[Support]:
-    """What public reports that resemble this one were about, where nothing speaks more clearly."""
+    """The causes of similar public reports, where there is no clearer evidence."""
     known = precedents()
     is_of_device = failure is not None and failure.backend not in (None, "cpu") and "host_fills" not in clues.run.told
     shares = known.shares(signs_of(failure, clues)).items()
@@ -148,7 +149,7 @@ def main_failure(failures: Sequence[Failure]) -> Failure | None:
 
 
 def _supports(failure: Failure | None, clues: Clues, text: str) -> Iterator[Support]:
-    """Everything that speaks for a cause; what the kind of message settles stands alone."""
+    """All evidence for causes; if the kind of message settles the cause, only that."""
     if failure is not None and failure.backend == "cpu" and (failure.requested_bytes or 0) >= NO_MEMORY_HOLDS:
         values = {"requested_bytes": failure.requested_bytes or 0}
         yield Support(Cause.REQUEST_ALONE_TOO_BIG, 0.97, Evidence("request_overflowed", values))
@@ -170,7 +171,7 @@ def _supports(failure: Failure | None, clues: Clues, text: str) -> Iterator[Supp
     yield from situation_rules(failure, clues)
 
 
-# Programs that ask the driver for their weights and buffers themselves: such a message is their usual one.
+# Programs that allocate weights and buffers from the driver: this is their usual message.
 _OWN_ALLOCATORS = ("llama_cpp", "ollama", "numba", "thrust", "cupy", "tensorrt")
 
 
@@ -215,7 +216,8 @@ def _meaning(failure: Failure) -> Evidence:
 def _weighed(
     supports: Sequence[Support], failure: Failure | None, clues: Clues, most: float = 1.0
 ) -> tuple[PossibleCause, ...]:
-    """The causes by degree, ``most`` at most: reasons add up as independent ones would, those against take away."""
+    """The causes by degree, ``most`` at most: reasons combine as independent ones, reasons against reduce the
+    degree."""
     order = list(dict.fromkeys(one.cause for one in supports if one.weight > 0))
     found = [_possible(cause, [one for one in supports if one.cause is cause], failure, clues, most) for cause in order]
     worth = [one for one in found if one.degree >= _WORTH_NAMING]
@@ -260,7 +262,7 @@ _TOOLS = {
 }  # fmt: skip
 
 
-# What tells how much is allocated, by backend.
+# The call that shows how much is allocated, by backend.
 _COUNTERS = {
     "cuda": "torch.cuda.memory_allocated()", "mps": "torch.mps.driver_allocated_memory()",
     "xpu": "torch.xpu.memory_allocated()", "npu": "torch.npu.memory_allocated()",

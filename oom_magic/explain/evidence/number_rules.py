@@ -1,4 +1,4 @@
-"""What a message's printed numbers say of the cause, of PyTorch's own tip, and what readers take them for."""
+"""What a message's numbers show about the cause and about PyTorch's own tip, and how they are often misread."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from oom_magic.units import GIB, MIB
 # Memory stuck in the cache is called the cause from this share of what PyTorch holds: below it,
 # freeing it all would only have delayed the failure.
 MIN_STUCK_SHARE = 0.04
-# From this share of what PyTorch holds stuck memory is too much for chance.
+# From this share of what PyTorch holds, stuck memory is unlikely to be chance.
 _MUCH_STUCK_SHARE = 0.1
 # From this share it is likely the cause; of the twelve public reports between the two none established fragmentation.
 _MOSTLY_STUCK_SHARE = 1 / 3
 # PyTorch gives whole unused segments back before it fails: such a share that stayed is in pieces.
 _UNRELEASABLE_SHARE = 0.25
-# Less than a few segments of 20 MiB are what any run leaves.
+# Any run leaves a few segments of 20 MiB.
 _SMALL_REMAINDER = 160 * MIB
 # Others on the card are called the cause from this share of its capacity; at a fifth two reports of tests/data have
 # another established cause (what the message does not count of a process is sometimes more than its context).
 _MIN_OTHERS_SHARE = 0.25
-# From this share of the capacity others, or a rest that nobody listed, are worth a look.
+# From this share of the capacity, other processes or an unexplained rest are worth mentioning.
 _NOTEWORTHY_SHARE = 0.05
 # A step's or a model's own tensors fill the device from this share of its capacity.
 OWN_SHARE = 0.6
@@ -33,12 +33,12 @@ _OWN_OUTSIDE_BYTES = 3 * GIB // 4
 _MOST_USABLE_SHARE = 0.97
 # The largest block of Level Zero without UR_L0_USE_RELAXED_ALLOCATION_LIMITS=1.
 _XPU_BLOCK_BYTES = 4 * GIB
-# Sizes that the allocator asks for whatever small tensor needs room.
+# Segment sizes that the allocator requests for any small tensor.
 _CARVE_OUT_BYTES = 4 * GIB
 NAMELESS_REQUESTS = (2 * MIB, 20 * MIB)
-# A request of so many times the device is no tensor that anybody meant.
+# A request of so many times the device is not an intended tensor.
 _ABSURD_TIMES = 20
-# No computer holds as much: from here on a size is a mistake, and a power of two a product that overflowed.
+# Beyond any computer's memory: such a size is a mistake, and a power of two an overflowed product.
 NO_MEMORY_HOLDS = 2**50
 
 TENSOR_CAUSES = {
@@ -49,7 +49,7 @@ TENSOR_CAUSES = {
 
 
 def number_rules(failure: Failure, clues: Clues) -> Iterator[Support]:
-    """What each rule on the numbers says, in the order of how much it settles."""
+    """The results of all rules on numbers, the most decisive first."""
     yield from _sysmem_fallback(failure, clues)
     yield from _limit(failure)
     yield from _private_pools(failure)
@@ -68,7 +68,7 @@ def _sysmem_fallback(failure: Failure, clues: Clues) -> Iterator[Support]:
     if held is None or not total or failure.backend != "cuda" or held <= total + 2 * rounding_bytes(total):
         return
     if (failure.requested_bytes or 0) > held:
-        return  # more than even the driver was seen to give: no fallback would have served it
+        return  # more than the driver ever gave: no fallback would have helped
     evidence = Evidence("allocated_above_capacity", {"held_bytes": held, "total_bytes": total})
     yield Support(Cause.SYSMEM_FALLBACK, weight, evidence)
 
@@ -116,7 +116,7 @@ def _too_big_request(failure: Failure, clues: Clues) -> Iterator[Support]:
 
 
 def overflow_rules(failure: Failure, clues: Clues) -> Iterator[Support]:
-    """What was multiplied to a size that no device has: the power of two that it is, and the line."""
+    """A product that overflowed to a size which no device has: the power of two, and the line."""
     requested = failure.requested_bytes or 0
     if requested >= NO_MEMORY_HOLDS and requested & (requested - 1) == 0:
         power = Evidence("request_is_power", {"requested_bytes": requested, "exponent": requested.bit_length() - 1})
@@ -126,7 +126,7 @@ def overflow_rules(failure: Failure, clues: Clues) -> Iterator[Support]:
 
 
 def _above_block_limit(failure: Failure) -> Iterator[Support]:
-    """Intel's driver gives no block of 4 GiB or more unless told to, whatever is free."""
+    """Intel's driver refuses single blocks of 4 GiB or more unless configured, however much is free."""
     requested, total, free = failure.requested_bytes, failure.total_bytes, failure.free_bytes
     if failure.backend != "xpu" or not requested or requested < _XPU_BLOCK_BYTES:
         return
@@ -154,23 +154,23 @@ def _others(failure: Failure) -> Iterator[Support]:
 
 
 def others_listed(failure: Failure) -> Evidence:
-    """The processes that the message lists beside this one, and what they hold."""
+    """The other processes that the message lists, and the memory they hold."""
     pids = ", ".join(str(pid) for pid, _ in failure.other_processes if pid != failure.self_listed_as_pid)
     sizes = {"other_bytes": failure.listed_other_bytes, "total_bytes": failure.total_bytes or 0}
     return Evidence("others_listed", {"pids": pids, **sizes})
 
 
 def unlisted_bytes(failure: Failure) -> int:
-    """Bytes that the message's numbers leave to nobody it lists; 0 where that is little or cannot be told."""
+    """Bytes that belong to no process in the message; 0 where that is little or unknown."""
     rest = (others_bytes(failure) or 0) - failure.listed_other_bytes
     return rest if rest >= (failure.total_bytes or 0) * _NOTEWORTHY_SHARE else 0
 
 
 def others_bytes(failure: Failure) -> int | None:
-    """Bytes held on the device by other processes, listed or not; None where the message cannot tell."""
+    """Bytes held on the device by other processes, listed or not; None where the message does not say."""
     if failure.total_bytes is None or failure.free_bytes is None or failure.free_bytes > failure.total_bytes:
         return None
-    if failure.format == "cuda_malloc_async":  # what its pool keeps unused is not printed
+    if failure.format == "cuda_malloc_async":  # the unused part of its pool is not printed
         return None
     own = failure.own_process_bytes
     if own is None:
@@ -204,7 +204,7 @@ def _mps(failure: Failure) -> Iterator[Support]:
 
 
 def _fragmentation(failure: Failure, clues: Clues) -> Iterator[Support]:
-    """Enough for the request lies unused, in PyTorch's cache and free, in pieces that do not join."""
+    """Unused memory, in PyTorch's cache and free, would suffice for the request but is not contiguous."""
     stuck, requested, held = failure.stuck_bytes, failure.requested_bytes, failure.pytorch_bytes
     if stuck is None or requested is None or not held:
         return
@@ -230,7 +230,7 @@ def _fragmentation(failure: Failure, clues: Clues) -> Iterator[Support]:
 
 
 def _refused_with_room(failure: Failure, clues: Clues) -> Iterator[Support]:
-    """More was free than was asked for: no lack of memory on the device, but a limit, the host or address space."""
+    """More was free than requested: not the device's memory, but a limit, the host or the address space."""
     free, requested, stuck = failure.free_bytes, failure.requested_bytes, failure.stuck_bytes
     if free is None or not requested or free < requested or failure.limit_bytes is not None:
         return
@@ -263,7 +263,7 @@ def _free_above_request(failure: Failure) -> Evidence:
 
 
 def observations(failure: Failure) -> Iterator[Evidence]:
-    """What is known although the cause is not."""
+    """Facts that are known although the cause is not."""
     held, total, requested = failure.pytorch_bytes, failure.total_bytes, failure.requested_bytes
     if held is not None and total:
         yield Evidence("own_tensors_fill", {"held_bytes": held, "total_bytes": total})
@@ -287,7 +287,7 @@ def facts_about(failure: Failure, clues: Clues) -> tuple[Evidence, ...]:
 
 
 def _facts_around(clues: Clues) -> Iterator[Evidence]:
-    """What the text around a message believes of the machine, put right."""
+    """Corrections of what the text around a message assumes about the machine."""
     if clues.expandable_segments and "Windows" in clues.systems:
         yield Evidence("fact_expandable_windows")
     if "shuts_down" in clues.run.told:
@@ -316,7 +316,7 @@ _UNSUPPORTED_SYSTEMS = ("Windows", "WSL", "Jetson")
 
 
 def judge_tip(failure: Failure, clues: Clues) -> Evidence | None:
-    """What of a tip against fragmentation is right for this failure; None where none is given or it cannot be told."""
+    """Whether a tip against fragmentation applies to this failure; None without a tip, or where it is unknown."""
     stuck, requested, free = failure.stuck_bytes, failure.requested_bytes, failure.free_bytes or 0
     if stuck is None or requested is None or not clues.has_tip:
         return None

@@ -1,4 +1,4 @@
-"""What became of reports like this one: how often each cause was the one that their threads established.
+"""Similar public reports: how often each cause was the one that their threads established.
 
 ``precedents.toml`` counts it for each sign of a text, from the reports in tests/data, whose sources stand there;
 tests/data/record_precedents.py writes it.
@@ -23,9 +23,9 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-# Signs overlap ("training", "batch", "epoch"): each tells less than if it stood alone.
+# Signs overlap ("training", "batch", "epoch"), so each counts for less than an independent one.
 _INDEPENDENCE = 0.7
-# A sign is taken to have been seen so often more, as all reports have it: few reports show little.
+# Pseudo-counts, distributed as in all reports: a sign in few reports is weak evidence.
 _BENEFIT_OF_DOUBT = 2.0
 
 
@@ -62,7 +62,7 @@ class Precedents:
 
 
 def signs_of(failure: Failure | None, clues: Clues) -> frozenset[str]:
-    """What of a text is counted: the message and whose memory it is about, the phase, the program, what is told."""
+    """The counted features of a text: the message and its device, the phase, the program, the author's words."""
     return frozenset(
         (
             f"message {failure.format if failure is not None else 'none'}",

@@ -1,4 +1,4 @@
-"""What the situation makes likely where neither numbers nor frames settle it: what ran, on what, how large it was."""
+"""Causes by situation, where neither numbers nor frames decide: what ran, on which device, how large it was."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from oom_magic.explain.evidence.clues.traceback import Clues
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.units import GIB
 
-# Messages that only say that memory ran out, not how much.
+# Messages without sizes.
 _BARE_FORMATS = (
     "told_device", "told_host", "told", "class_only", "short", "cuda_error_oom", "cuda_thc_pre0.4.1", "tensorflow",
     "jax", "paddle",
 )  # fmt: skip
-# A single request of such a share is the result of some operation: layers' weights are smaller.
+# A single request of this share is an operation's result: weights of a layer are smaller.
 _LARGE_REQUEST_SHARE = 0.05
 _LARGE_REQUEST_BYTES = GIB
 # No GPU has so much; a request of it is a mistake.
@@ -26,7 +26,7 @@ _LARGE_WEIGHTS = 12 * GIB  # most cards hold no more
 
 # Programs that take most of a device at their start.
 _RESERVING = ("vllm", "sglang", "server", "jax", "tensorflow", "paddle")
-# What says enough of a failure although nothing in the text looks like a message.
+# Clues that are enough for a judgement without a message.
 _TELLING = {
     "grows", "repeated_use", "saves", "dense_pairs", "keeps_graph", "collects_results", "smaller_share_helps",
     "crowds_one_device", "replays", "left_over", "rises_once", "rises_to_a_level", "workers",
@@ -34,7 +34,7 @@ _TELLING = {
 
 
 def situation_rules(failure: Failure | None, clues: Clues) -> Iterator[Support]:
-    """What each rule on the situation says."""
+    """The results of all rules on the situation."""
     if failure is not None and failure.is_oom is False:
         return
     if _is_of_host(failure, clues):
@@ -50,7 +50,7 @@ def situation_rules(failure: Failure | None, clues: Clues) -> Iterator[Support]:
 
 
 def _tells_enough(clues: Clues) -> bool:
-    """Whether a text without a message says enough of a failure to be judged."""
+    """Whether a text without a message says enough to be judged."""
     told = clues.run.told
     return bool(
         told & _TELLING
@@ -67,7 +67,7 @@ def _is_of_host(failure: Failure | None, clues: Clues) -> bool:
         return False
     told = clues.run.told
     if "left_over" in told and "host_fills" not in told:
-        return False  # what killed processes left is on the device
+        return False  # memory left by killed processes is the device's
     if (
         {"host_fills", "killed"} & told
         or ("kernel_dies" in told and "speaks_of_gpu" not in told)
@@ -80,7 +80,7 @@ def _is_of_host(failure: Failure | None, clues: Clues) -> bool:
 
 
 def _computes_plainly(failure: Failure | None, clues: Clues) -> bool:
-    """Whether memory ran out in a program that neither a device nor anything of machine learning is told of."""
+    """Whether the program that ran out of memory has nothing to do with devices or machine learning."""
     has_none = not {"learns", "trains", "infers", "makes_pictures"} & clues.run.told
     return failure is not None and has_none and not (clues.program or clues.frames or clues.inputs)
 
@@ -111,7 +111,7 @@ def _host(failure: Failure | None, clues: Clues) -> Iterator[Support]:
 
 
 def _inputs(failure: Failure | None, clues: Clues) -> Iterator[Support]:
-    """Large inputs, and what is made of every pair of their parts."""
+    """Large inputs, and tensors over all pairs of their elements."""
     requested = None if failure is None else failure.requested_bytes
     told = clues.run.told
     if failure is not None and requested and requested > _LARGEST_DEVICE_BYTES and failure.total_bytes is None:
@@ -143,7 +143,7 @@ def _inputs(failure: Failure | None, clues: Clues) -> Iterator[Support]:
 
 
 def _model_beside_card(failure: Failure | None, clues: Clues) -> Iterator[Support]:
-    """The weights that the text names, against the card that it names; ranks that do not share them hold all."""
+    """The weights and the card that the text names; each rank that does not shard holds all weights."""
     told = clues.run.told
     weights, card = clues.weights_bytes, (failure.total_bytes if failure is not None else None) or clues.card_bytes
     if weights is None or {"many_ranks", "shards"} <= told:
@@ -164,7 +164,7 @@ def _model_beside_card(failure: Failure | None, clues: Clues) -> Iterator[Suppor
 
 
 def _part_of_the_run(clues: Clues) -> Iterator[Support]:
-    """Loading, saving, evaluating: as the author says, where no frame shows it."""
+    """Loading, saving, evaluating: by the author's words, where no frame shows it."""
     told = clues.run.told
     if clues.frames and clues.phase is not None:
         return
@@ -182,7 +182,7 @@ def _part_of_the_run(clues: Clues) -> Iterator[Support]:
 
 
 def _over_time(failure: Failure | None, clues: Clues) -> Iterator[Support]:
-    """Memory that is not given back, and failures that come late or at times."""
+    """Memory that is not released, and failures that come late or now and then."""
     told = clues.run.told
     if "rises_once" in told:
         yield Support(Cause.OPTIMIZER_STATE, 0.55, Evidence("told_rises_once"))
@@ -191,11 +191,11 @@ def _over_time(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.ACTIVATIONS, 0.5, Evidence("told_rises_to_a_level"))
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, -0.4)
     yield from _reserved(failure, clues)
-    is_repeated = "repeated_use" in told and "left_over" not in told  # what a process left that ended is no leak
+    is_repeated = "repeated_use" in told and "left_over" not in told  # memory that an ended process left is no leak
     if is_repeated:
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.45, Evidence("told_repeated"))
         if not {"larger_input_fails", "converses"} & told:
-            yield Support(Cause.ACTIVATIONS, -0.3)  # what one turn computes had fitted the first time
+            yield Support(Cause.ACTIVATIONS, -0.3)  # one iteration had fitted the first time
     if "replays" in told:
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.4, Evidence("replay_buffer"))
         yield Support(Cause.ACTIVATIONS, -0.4)  # such nets are small
@@ -221,7 +221,7 @@ def _over_time(failure: Failure | None, clues: Clues) -> Iterator[Support]:
 
 
 def _reserved(failure: Failure | None, clues: Clues) -> Iterator[Support]:
-    """Memory that a program takes at its start, whatever it needs of it: no failure, but a share that can be set."""
+    """Memory that a program reserves at its start: not a failure, but a configurable share."""
     program, told = clues.program, clues.run.told
     if failure is not None or program is None or program.program.key not in _RESERVING:
         return
@@ -231,7 +231,7 @@ def _reserved(failure: Failure | None, clues: Clues) -> Iterator[Support]:
 
 
 def _likeliest_of_all(failure: Failure | None, clues: Clues) -> Iterator[Support]:
-    """What a run that fills a GPU is filled with, if nothing else is known: its activations, then its weights."""
+    """The prior for a full GPU without other evidence: activations, then weights."""
     if failure is None:
         if "uses_much" in clues.run.told and _trains(clues):
             yield Support(Cause.ACTIVATIONS, 0.3, Evidence("training_told"))
@@ -260,7 +260,7 @@ def _likeliest_of_all(failure: Failure | None, clues: Clues) -> Iterator[Support
 
 
 def _is_large_request(failure: Failure, clues: Clues) -> bool:
-    """Whether one request is larger than a layer's weights, in a program that asks for each tensor by itself."""
+    """Whether one request is larger than a layer's weights, in a program that allocates each tensor separately."""
     if clues.program is not None and not clues.program.program.trains:
         return False
     requested, total = failure.requested_bytes or 0, failure.total_bytes

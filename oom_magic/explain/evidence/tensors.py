@@ -1,4 +1,4 @@
-"""Which tensor asked: shapes whose size explains the bytes that a message says were requested."""
+"""The requested tensor: shapes whose size explains the requested bytes of a message."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 def dims_of_setup(setup: Dims | TrainingSetup) -> Dims:
-    """The dimensions of a run; a mapping of them is itself."""
+    """The dimensions of a run; a mapping is returned as it is."""
     if isinstance(setup, Mapping):
         return setup
     sizes = {"batch": setup.microbatch_size, "seq": setup.seq_len}
@@ -112,9 +112,9 @@ _SEQ_IN_TEXT = re.compile(
 
 @dataclass(frozen=True)
 class TensorCandidate:
-    """A tensor that would ask for as much: its kind, its shape in words, its bytes.
+    """A tensor of the requested size: its kind, its shape in words, its bytes.
 
-    ``fit`` (0 to 1) ranks: near 1 where every dimension is known, low where several had to be supposed.
+    ``fit`` (0 to 1) ranks: near 1 where every dimension is known, low where several are assumed.
     ``expression`` is the failing code with the shapes of its tensors, where a live exception shows them.
     """
 
@@ -141,7 +141,7 @@ def name_tensor(failure: Failure, dims: Mapping[str, int | str] | None = None, n
     """The tensors that explain a failure's request, from what is known of the model.
 
     ``dims`` may hold batch, seq, heads, hidden, vocab, intermediate, parameters (counts) and dtype.
-    What is missing is supposed from common values, which ranks low.
+    Missing ones are assumed to have common values, which lowers the rank.
     """
     if failure.shape is not None:
         return TensorAnswer((_stated_tensor(failure),))
@@ -176,7 +176,7 @@ def requested_window(failure: Failure) -> tuple[int, int] | None:
 
 
 def dims_in_text(text: str, models: Mapping[str, Mapping[str, int | str]]) -> dict[str, int | str]:
-    """What a text says of the model: the dimensions of the first known model it names, batch and length."""
+    """Dimensions from a text: those of the first known model it names, batch and length."""
     head = text[:200_000]
     lowered = head.lower()
     named = max((name for name in models if _is_named(name.lower(), lowered)), key=len, default=None)
@@ -202,7 +202,7 @@ def _stated_tensor(failure: Failure) -> TensorCandidate:
 
 
 def _candidates(window: tuple[int, int], known: Mapping[str, int | str]) -> Iterator[TensorCandidate]:
-    """Every shape, with every supposed dimension, that falls into the window."""
+    """Every shape, with all assumed dimensions, whose size is in the window."""
     has_model = any(name in known for name in ("hidden", "vocab", "heads", "parameters"))
     for shape in _SHAPES:
         solved = [name for name in ("batch", "seq") if name in shape.factors and name not in known]
@@ -233,7 +233,7 @@ def _dtypes(shape: _Shape, known: Mapping[str, int | str]) -> tuple[tuple[str, f
 def _solve(
     shape: _Shape, given: Mapping[str, int], solved: Sequence[str], dtype: str, window: tuple[int, int]
 ) -> TensorCandidate | None:
-    """The candidate of a shape whose unknown factors (batch, or batch x seq) are what fills the window."""
+    """The candidate of a shape whose unknown factors (batch, or batch x seq) follow from the window."""
     factors = [name for name in shape.factors if name not in solved]
     unit = math.prod(given[name] for name in factors) * _ITEM_BYTES[dtype] * shape.multiple
     if not unit:

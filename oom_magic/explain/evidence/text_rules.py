@@ -1,4 +1,4 @@
-"""What the text around a message says of the cause: frames, pasted code, the program, the run, the author's words."""
+"""Causes by the text around a message: frames, pasted code, the program, the run, the author's words."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BY_PHASE = {
     "saving": (Cause.WEIGHTS_TOO_BIG, 0.65),
     "evaluation": (Cause.ACTIVATIONS, 0.4),
 }
-# What pasted code shows, and how far that alone convinces.
+# Faults of pasted code, and the weight of each alone.
 _BY_FAULT = {
     "appends_tensors": (Cause.LEAK_OR_RETAINED_REFERENCE, 0.8),
     "sums_tensors": (Cause.LEAK_OR_RETAINED_REFERENCE, 0.7),
@@ -39,13 +39,13 @@ _CHECKPOINT_LOAD = re.compile(
     r"_cuda_deserialize|restore_location|torch\.load\(|load_from_checkpoint|load_checkpoint\("
 )
 _FULL_SHARE = 0.88
-# A request as small as this on a full device shows only who filled it before.
+# So small a request on a full device says nothing about what filled it.
 _SMALL_REQUEST = 200 * MIB
 _SMALL_FIRST_REQUEST = 256 * MIB
 # TensorFlow asks for its share of the device at its start, then for nine tenths of it, until some is granted.
 _SHRINKING = re.compile(r"(?:failed to allocate [\d.]{1,8}[GM][^\n]{0,120}from device[^\n]{0,160}\n[^\n]{0,160}){2}")
 _TRANSCRIBER_LOADS = re.compile(r"transcribe\.py\"?, line \d+, in (?:__)?init|load_model")
-# What people train today was not made for such cards.
+# Today's models were not made for such cards.
 _SMALL_CARD = 4 * GIB
 _OWN_SHARE_OF_SMALL = 0.5  # the CUDA context takes a good part of the rest
 _FREE_AT_START = re.compile(
@@ -67,7 +67,7 @@ _BUFFER_SHAPE = re.compile(r"Shape: [a-z]{1,4}\d{1,2}\[[\d,]+\]")
 
 
 def text_rules(failure: Failure | None, clues: Clues, text: str) -> Iterator[Support]:
-    """What each rule on the text says."""
+    """The results of all rules on the text."""
     yield from _tensor(failure, clues)
     yield from _phase(failure, clues)
     yield from _gathering(clues)
@@ -95,7 +95,7 @@ def _tensor(failure: Failure | None, clues: Clues) -> Iterator[Support]:
 
 
 def _phase(failure: Failure | None, clues: Clues) -> Iterator[Support]:
-    """A phase that makes one kind of tensor: moments in the optimizer, weights while loading."""
+    """A phase in which one kind of tensor is allocated: moments in the optimizer, weights while loading."""
     if clues.phase in _BY_PHASE and not (
         clues.program is not None and clues.phase == "loading" and clues.program.stage
     ):
@@ -108,7 +108,7 @@ def _phase(failure: Failure | None, clues: Clues) -> Iterator[Support]:
 
 
 def _gathering(clues: Clues) -> Iterator[Support]:
-    """An evaluation that collects every batch's logits until its end."""
+    """An evaluation that keeps every batch's logits until its end."""
     match = _GATHERS.search(clues.trace)
     if match is not None:
         weight = 0.8 if match.group() != "_maybe_log_save_evaluate" else 0.45
@@ -127,7 +127,7 @@ def _code(clues: Clues) -> Iterator[Support]:
 
 
 def _program(failure: Failure | None, clues: Clues) -> Iterator[Support]:
-    """What the stage that failed, or the program's own share of the device, makes likely."""
+    """Causes by the stage that failed, or by the program's own share of the device."""
     use = clues.program
     if use is None:
         return
@@ -155,7 +155,7 @@ def _program(failure: Failure | None, clues: Clues) -> Iterator[Support]:
 
 
 def _frameworks(failure: Failure | None, text: str) -> Iterator[Support]:
-    """What the logs of runtimes with an allocator of their own tell."""
+    """Causes by the logs of runtimes with their own allocator."""
     requested = None if failure is None else failure.requested_bytes
     start = _FREE_AT_START.search(text)
     if start is not None:
@@ -226,7 +226,7 @@ def _buffer_statistics(text: str) -> Iterator[Support]:
 
 
 def _run(failure: Failure | None, clues: Clues) -> Iterator[Support]:
-    """How far the run came and what its author saw."""
+    """Causes by the progress of the run and its author's observations."""
     run, told = clues.run, clues.run.told
     if "grows" in told:
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.5, Evidence("memory_grows"))
@@ -268,7 +268,7 @@ def _at_start(failure: Failure | None, text: str) -> Iterator[Support]:
 
 
 def _checkpoint(clues: Clues) -> Iterator[Support]:
-    """A checkpoint is put back where it was saved: on GPU 0, by every rank, and stays beside the model."""
+    """A checkpoint is loaded to where it was saved: every rank puts it on GPU 0, beside the model."""
     told = clues.run.told
     loads = bool(_CHECKPOINT_LOAD.search(clues.trace))
     if loads:
@@ -298,7 +298,7 @@ def _host(failure: Failure | None, clues: Clues) -> Iterator[Support]:
 
 
 def _is_filled_by_own(failure: Failure) -> bool:
-    """Whether most of the device is PyTorch's own."""
+    """Whether PyTorch itself holds most of the device."""
     held, total = failure.pytorch_bytes, failure.total_bytes
     if held is None or not total:
         return False
@@ -306,7 +306,7 @@ def _is_filled_by_own(failure: Failure) -> bool:
 
 
 def _transcriber(clues: Clues) -> Iterator[Support]:
-    """CTranslate2's message, which says no numbers."""
+    """CTranslate2's message, which has no numbers."""
     yield Support(Cause.ACTIVATIONS, 0.3, Evidence("meaning_ctranslate2"))
     yield Support(Cause.WEIGHTS_TOO_BIG, 0.25, Evidence("meaning_ctranslate2"))
     if _TRANSCRIBER_LOADS.search(clues.trace):
@@ -314,7 +314,7 @@ def _transcriber(clues: Clues) -> Iterator[Support]:
 
 
 def _filled(failure: Failure | None, clues: Clues) -> Iterator[Support]:
-    """Whose tensors most likely fill a device that is full of PyTorch's own."""
+    """The likely category of tensors on a device that PyTorch has filled."""
     told, program = clues.run.told, clues.program
     trains = clues.is_training or clues.tells_of_training
     in_step = clues.phase in ("forward", "backward", "loss")

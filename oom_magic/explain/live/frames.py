@@ -116,7 +116,7 @@ def model_on_the_way(error: BaseException) -> tuple[str, int] | None:
 
 
 def deepest_frames(error: BaseException) -> list[tuple[FrameType, TracebackType]]:
-    """The frames, innermost first and without machinery, of the error or the origin of it that ran out."""
+    """The frames of the out-of-memory error in the chain of causes, innermost first and without machinery."""
     chain: list[BaseException] = []
     current: BaseException | None = error
     while current is not None and not any(one is current for one in chain):
@@ -167,7 +167,7 @@ def _call(
     if node is None:
         return None
     reader = _Reader({**known, **names_of(frame)}, identities)
-    with suppress(Exception):  # whatever torch says of shapes that do not go together
+    with suppress(Exception):  # shapes that do not match, in torch's own words
         reader.value(node)
     if not reader.made:
         return None
@@ -224,7 +224,7 @@ def _parsed(text: str) -> ast.expr | None:
 
 
 class _Reader:
-    """Evaluates an expression on weightless stand-ins: names, parts of modules, torch's calls, arithmetic."""
+    """Evaluates an expression on meta tensors: names, parts of modules, torch's calls, arithmetic."""
 
     def __init__(self, names: Mapping[str, Any], parameters: Mapping[int, str]) -> None:
         self._names = names
@@ -233,7 +233,7 @@ class _Reader:
         self.inputs: dict[str, LiveTensor] = {}
 
     def value(self, node: ast.expr) -> Any:
-        """The value of an expression with tensors weightless; ValueError for what is not followed."""
+        """The value of an expression, tensors on the meta device; ValueError for unsupported code."""
         match node:
             case ast.Name() | ast.Attribute():
                 return self._looked_up(node)
@@ -277,7 +277,7 @@ class _Reader:
         return to_meta(found)
 
     def _raw(self, node: ast.expr) -> Any:
-        """The object that a dotted name stands for; nothing but dictionaries is looked into."""
+        """The object that a dotted name stands for; only dictionaries are searched."""
         if isinstance(node, ast.Name):
             return self._names.get(node.id, _NOTHING)
         if not isinstance(node, ast.Attribute):
@@ -288,7 +288,7 @@ class _Reader:
         if shape_of(base) is not None or isinstance(base, ModuleType):
             return getattr(base, node.attr, _NOTHING)
         own: Mapping[str, Any] = {}
-        with suppress(AttributeError):  # asked of object: a class's own __getattr__ is not run
+        with suppress(AttributeError):  # object's own lookup: a class's __getattr__ is not run
             own = object.__getattribute__(base, "__dict__")
         return module_member(base, node.attr, own.get(node.attr, _NOTHING))
 

@@ -58,7 +58,7 @@ def find_growing_containers(
         return None
     try:
         found = growths(error, dict(names or {}), locate or _on_accelerators())
-    except Exception:  # whatever the user's objects do when they are looked at
+    except Exception:  # the user's objects may raise anything when they are read
         return None
     least = _NOTEWORTHY_SHARE * (failure.pytorch_bytes or 0)
     return next((one for one in found if one.num_bytes > least), None)
@@ -126,7 +126,7 @@ def _growth(statement: ast.stmt, loop: ast.stmt, file: str, names: Mapping[str, 
     holder = measure_holder(value, locate, names.values())
     is_sum = isinstance(statement, ast.AugAssign) or getattr(statement, "targets", [None])[0] is grown
     if not holder.num_tensors or (is_sum and not (holder.has_graph or _is_joined(statement))):
-        return None  # a running number takes nothing
+        return None  # a running sum of numbers takes no device memory
     line = source_line(file, statement.lineno)
     name = ast.unparse(grown)
     remedy = "detach" if holder.has_graph else "keep_on_host"
@@ -175,7 +175,7 @@ def _names(target: ast.expr, value: ast.expr) -> bool:
 
 
 def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
-    """What a dotted name or an entry of a dictionary or list stands for; nothing of the user's is run."""
+    """The object of a dotted name, or of an entry of a dictionary or list; no code of the user's is run."""
     if isinstance(node, ast.Name):
         return names.get(node.id, _NOTHING)
     if isinstance(node, ast.Attribute):
@@ -187,7 +187,7 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
 
 
 def _entry(container: Any, key: ast.expr, names: Mapping[str, Any]) -> Any:
-    """The entry under a plain key; of what is no dictionary or list the whole."""
+    """The entry under a constant key; the container itself if it is no dictionary or list."""
     at = key.value if isinstance(key, ast.Constant) else _value(key, names)
     if isinstance(container, dict) and type(at) in (str, int):
         return dict.get(container, at, _NOTHING)
@@ -226,7 +226,7 @@ def _fixed(statement: ast.stmt, holder: HolderSize, names: Mapping[str, Any], va
 
 
 def _last(container: Any) -> Any:
-    """What a list or a dictionary was given last; None of anything else."""
+    """The last entry of a list or a dictionary; None for other objects."""
     entries = list(dict.values(container)) if isinstance(container, dict) else container
     return entries[-1] if isinstance(entries, (list, deque)) and entries else None
 

@@ -1,4 +1,4 @@
-"""What was seen of a failure beyond its message: the frames of a live exception, the report of the run."""
+"""Locating a failure: from the frames of a live exception, or the report of the run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def locate_failure(
     phase: str | None,
     names: Mapping[str, Any] | None = None,
 ) -> FailureLocation:
-    """What exception and report show of the failure that a message tells; ``names`` are the notebook's."""
+    """Where the failure of a message happened, by exception and report; ``names`` are the notebook's."""
     recorded = None if report is None else report.out_of_memory
     if recorded is not None and not _agrees(recorded, failure):
         recorded = None
@@ -60,7 +60,7 @@ def locate_failure(
     try:
         live = inspect_failure(error, names)
         found = () if live is None else live_candidates(live, failure, phase, exact_bytes, operator)
-    except Exception:  # whatever the user's objects do when they are looked at
+    except Exception:  # the user's objects may raise anything when they are read
         return location
     if live is None:
         return location

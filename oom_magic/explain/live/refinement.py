@@ -1,4 +1,4 @@
-"""Refining a judgement by a recorded run: what filled the memory when it failed, and what need not have stayed."""
+"""Refining a judgement by a recorded run: what filled the memory, and what was kept without need."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOSTLY_WEIGHTS = 0.85
 _MANY_TURNS = 3
 # What a loop collected is called the cause from this share of what PyTorch held.
 LEAST_SHARE = 0.2
-# What grew beside the weights until memory ran out, and what it is called.
+# The category that grew beside the weights until memory ran out, and the cause it stands for.
 _GROWN = {
     "gradient": Cause.OPTIMIZER_STATE,
     "optimizer_state": Cause.OPTIMIZER_STATE,
@@ -36,7 +36,7 @@ _GROWN = {
     "temporary": Cause.ACTIVATIONS,
 }
 _PASSING = [CATEGORIES.index(one) for one in (Category.ACTIVATION, Category.INPUT, Category.TEMPORARY)]
-# A step may hold a few forwards at once: both sides of a comparison, a policy and its reference.
+# A step may have a few forwards at once: both sides of a comparison, a policy and its reference.
 _MANY_CALLS = 5
 _LEAST_SHARE = 0.2
 
@@ -102,7 +102,7 @@ def refine_with_loop(judgement: Judgement, growth: Growth | None, failure: Failu
 
 
 def _by_the_turn(growth: Growth) -> tuple[Evidence, ...]:
-    """What a turn of the loop adds, where each adds a tensor, and how many there were when the card was full."""
+    """What an iteration adds, where each adds one tensor, and how many had run when the card was full."""
     if growth.is_joined or growth.num_tensors < _MANY_TURNS:
         return ()
     values = {"turn_bytes": growth.num_bytes // growth.num_tensors, "count": growth.num_tensors}
@@ -112,7 +112,7 @@ def _by_the_turn(growth: Growth) -> tuple[Evidence, ...]:
 def refine_with_call(
     judgement: Judgement, phase: str | None, holders: Sequence[Holder], failure: Failure | None
 ) -> Judgement:
-    """The judgement, refined by what was alive in the failed call alone (its activations), where it was open."""
+    """An open judgement, refined by the activations of the failed call."""
     allocated = 0 if failure is None else failure.allocated_bytes or 0
     own = sum(one.num_bytes for one in holders if one.kind == "own_frames")
     is_open = judgement.cause is Cause.UNKNOWN and phase in ("forward", "loss", "backward")
@@ -123,7 +123,7 @@ def refine_with_call(
 
 
 def without_fragmentation(diagnosis: Diagnosis, report: MemoryReport) -> Diagnosis:
-    """The diagnosis of a run that would not fit in segments that grow either: what fills it is the cause."""
+    """The diagnosis of a run that does not fit with expandable segments either: what fills it is the cause."""
     if diagnosis.cause is not Cause.FRAGMENTATION or diagnosis.confidence is Confidence.CERTAIN:
         return diagnosis
     evidence = (*diagnosis.evidence, Evidence("pieces_are_not_it"))
@@ -136,8 +136,8 @@ def without_fragmentation(diagnosis: Diagnosis, report: MemoryReport) -> Diagnos
 def refine_with_remedy(diagnosis: Diagnosis, remedy: Remedy) -> Diagnosis:
     """The diagnosis, its cause settled by what a rehearsed remedy that fits has shown, if nothing surer did.
 
-    What earlier cells hold for nothing is the cause if it is a good part of what PyTorch held. Where it was open,
-    pieces in the cache are, if the same run fits in segments that grow.
+    Memory that earlier cells hold needlessly is the cause if it is a good part of what PyTorch held. For an open
+    diagnosis it is fragmentation, if the same run fits with expandable segments.
     """
     failure = diagnosis.main_failure
     if not remedy.fits or diagnosis.confidence is Confidence.CERTAIN or failure is None:
@@ -173,7 +173,7 @@ def refine_with_setup(diagnosis: Diagnosis, setup: TrainingSetup) -> Diagnosis:
 
 
 def find_outputs_alive(report: MemoryReport) -> Evidence | None:
-    """The evidence that something keeps what should have gone before memory ran out; None without it."""
+    """Evidence that something kept memory which should have been freed before; None if there is none."""
     import numpy as np  # here, since a text is explained without it
 
     failure, timeline = report.out_of_memory, report.timeline

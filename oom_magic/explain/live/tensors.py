@@ -1,4 +1,4 @@
-"""From the shapes in failing frames to the tensor that asked: the outputs of the failing call whose sizes agree."""
+"""Finding the requested tensor by the shapes in failing frames: outputs of the failing call whose sizes agree."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from oom_magic.explain.messages.failure import Failure
 from oom_magic.predict.shape_inference import Output, TensorShape
 from oom_magic.units import MIB, format_bytes
 
-# What the driver is asked for, where a tensor is small: a pool that the tensor is cut from.
+# For a small tensor the driver is asked for a whole segment, from which the tensor is cut.
 _POOLS = {2 * MIB: (1, MIB), 20 * MIB: (MIB + 1, 10 * MIB)}
 _SMALLEST_VOCABULARY = 16_000
 _LARGEST_HEAD = 512
@@ -41,7 +41,7 @@ def live_candidates(
     exact_bytes: int | None = None,
     operator: str = "",
 ) -> tuple[TensorCandidate, ...]:
-    """The tensors in sight that the failed request fits, the call's own results first.
+    """The visible tensors whose size matches the failed request, the call's own results first.
 
     ``exact_bytes`` is the tensor's size and ``operator`` what made it, where a report knows them; else the size
     follows from the message.
@@ -57,7 +57,7 @@ def live_candidates(
 
 
 def formula_over_vocabulary(live: LiveFailure, num_bytes: int) -> str:
-    """Shape and size of a tensor of so many bytes with a value for each word of a vocabulary; "" if none is in sight.
+    """Shape and size of a tensor of so many bytes with a value for each word of a vocabulary; "" if none is known.
 
     Its shape is that of logits which a frame holds, else its rows follow from the width of the model's largest layer.
     """
@@ -101,7 +101,7 @@ def _as_it_is(shape: TensorShape) -> tuple[TensorShape, ...]:
 
 
 def _relatives(live: LiveFailure, window: tuple[int, int], phase: str | None) -> Iterator[TensorCandidate]:
-    """In the backward and the optimizer gradients and state of parameters; else copies of tensors seen."""
+    """In the backward and the optimizer: gradients and states of parameters; else copies of visible tensors."""
     expression = live.calls[0].expression if live.calls else live.code
     if phase in _WITH_RELATIVES:
         kind, tensors = ("gradient" if phase == "backward" else "optimizer_state"), live.parameters
@@ -126,7 +126,7 @@ def _in_other_types(shape: TensorShape) -> Iterator[TensorShape]:
 
 
 def _kind(made: Output, call: LiveCall) -> str:
-    """What the result of an operator is in a model."""
+    """The role that an operator's result has in a model."""
     if call.is_in_optimizer:
         return "optimizer_state"
     operator = made.operator

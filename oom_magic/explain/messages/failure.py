@@ -49,7 +49,7 @@ class Failure:
 
     @property
     def stuck_bytes(self) -> int | None:
-        """Bytes reserved by PyTorch's cache but not allocated to tensors, in every version's terms."""
+        """Bytes reserved by PyTorch's cache but not allocated to tensors, in the terms of any version."""
         if self.reserved_unallocated_bytes is not None:
             return self.reserved_unallocated_bytes
         if self.reserved_bytes is not None and self.allocated_bytes is not None:

@@ -1,4 +1,4 @@
-"""A pasted text made comparable: what terminals, logs, markdown and wrapping added is taken off."""
+"""Normalizing a pasted text: what terminals, logs, Markdown and wrapping added is removed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _PREFIX = re.compile(
 _DROPPED = re.compile(r"\\[nrt]|[\s*`'\"|\\#>\u2018-\u201f\u2500-\u257f]+")
 # "9,77 GiB" and "1900,00 MiB": some locales write the decimal point so.
 _DECIMAL_COMMA = re.compile(r"(?<=\d),(?=\d{1,2}[ \t]?[KMGTkmgt]i?[Bb]\b)")
-# The blank is looked for before the digit in front of it: there are fewer.
+# The pattern begins with the blank, since blanks are rarer than digits.
 _DIGIT_GAP = re.compile(r"[ \t](?<=\d.)(?=\d)")
 _WIDE_DIGIT_GAP = re.compile(r"[ \t](?<=\d.)[ \t]{1,7}(?=\d)")
 _GAP_MARK = "~"
@@ -77,7 +77,7 @@ def _untangle(text: str) -> str:
 
 
 class Squeezed:
-    """A cleaned text in lower case without blanks and quotes, so that no wrap can split a word.
+    """A cleaned text in lower case without blanks and quotes, so that wrapping cannot split a word.
 
     ``text`` is matched; ``origins`` leads positions in it back to the cleaned text. Blanks between two
     digits on one line leave a ``~``: there they do separate.

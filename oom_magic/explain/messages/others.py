@@ -25,7 +25,7 @@ class MessageKind:
     is_faint: bool = False
 
 
-# More than a log of several megabytes holds; a phrase repeated without end shall not take seconds.
+# More than a log of several megabytes has; it bounds the time for a phrase that repeats without end.
 MOST_OF_A_KIND = 5_000
 _LIBRARY = r"(?:cublas|cusolver|cusparse|curand)_status_"
 _WORKER = r"dataloaderworker(?:\(pid(?:\(s\))?[^)]{0,60}\))?"
@@ -81,7 +81,7 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("pinned_memory", "cpu", True, r"couldnotallocatepinnedhostmemoryofsize:?(?P<requested_bytes>\d{1,22})"),
     ("pinned_memory", "cpu", True, r"failedtoalloc(?P<requested_bytes>\d{1,22})bytesonhost"),
     ("pinned_memory", "cpu", True, r"pin_memory\(\)failswith"),
-    # Other runtimes that compute: ONNX Runtime, TensorRT, CuPy, RAPIDS, Thrust, Numba.
+    # Other compute runtimes: ONNX Runtime, TensorRT, CuPy, RAPIDS, Thrust, Numba.
     (
         "onnxruntime", "cuda", True,
         r"bfcarena::allocaterawinternal.{0,220}?(?:requestedbytesof|bufferofsize)(?P<requested_bytes>\d{1,22})",
@@ -203,7 +203,7 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
         r"attemptingtoallocate(?P<requested_bytes>\d{1,22})byteswhichisgreaterthanthemaximum",
     ),
     ("npu_runtime", "npu", True, r"memory_allocation_failure|el0004|aclrtmalloc\w{0,20}(?:fail|err)|rtmallocfail"),
-    # Look-alikes: limits, bugs and refusals that no amount of device memory cures.
+    # Look-alikes: limits, bugs and refusals that more device memory does not fix.
     ("triton", "cuda", False, r"outofresources?:(?:sharedmemory|tensormemory|registers)"),
     ("inductor_triton", "cuda", False, r"novalidtritonconfigs.{0,60}?outofresource:triton_"),
     ("inductor_triton", "cuda", False, r"outofresource:triton_"),
@@ -318,7 +318,7 @@ def other_messages(squeezed: str) -> Iterator[tuple[MessageKind, re.Match[str]]]
 
 
 def line_messages(cleaned: str) -> Iterator[tuple[MessageKind, re.Match[str]]]:
-    """The first message of each kind that only its place on a line gives away; offsets are in the cleaned text."""
+    """The first message of each kind that is recognised by its place on a line; offsets are in the cleaned text."""
     for kind in LINE_KINDS:
         match = kind.pattern.search(cleaned)
         if match is not None:

@@ -1,7 +1,7 @@
 """The messages of PyTorch's device allocators, clause by clause: CUDA, HIP, XPU, NPU, MPS, cudaMallocAsync.
 
-Every clause is optional and found on its own, because pastes lose and split them. The clauses of all
-messages in a text are met in one pass, so reading takes time linear in the text.
+Every clause is optional and matched by itself, because pasting loses and splits them. One pass matches the clauses of
+all messages, so parsing takes linear time.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _FIELDS = {
     "private_pool": "private_pool_bytes",
     "mps_other": "mps_other_bytes",
 }  # fmt: skip
-# Clauses with which a message, or what a paste left of it, may begin.
+# Clauses with which a message, or the pasted part of one, may begin.
 _OPENING = (
     "head", "block_limit", "requested", "rejected", "async_device", "device", "old_device", "capacity", "mps_allocated",
     "isalloc",

@@ -31,7 +31,7 @@ _WRAPPED_EXCEPTION = re.compile(
 # PyTorch 2.3 prints device 0 as a NUL byte, where the message then ends.
 _NUL_CUT = re.compile(r"\.\s{0,8}G\s?P\s?U[ \t\xa0]*(?:$|\n|\\n|['\"`)|…])")
 _SEPARATORS = re.compile(r"[\s*`'\"|]+")
-# Whose device it was is told elsewhere in the text, if anywhere.
+# The device is named elsewhere in the text, if anywhere.
 _OF_ANY_DEVICE = ("told", "told_device", "graphics_api")
 _MAX_BEFORE = 300
 _MAX_TEXT = 2000
@@ -40,7 +40,7 @@ _VERSION_WINDOW = 700
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A message before its surroundings are looked at; offsets are in the cleaned text.
+    """A message without its context yet; offsets are in the cleaned text.
 
     ``values`` are Failure's fields as printed; ``squeezed_span`` is where they stand in the squeezed text.
     """
@@ -75,7 +75,7 @@ def read(text: str) -> tuple[Failure, ...]:
 
 
 def _squeezed_messages(text: str) -> list[_Found]:
-    """The messages whose wording alone tells, wherever the text was wrapped; offsets are squeezed."""
+    """The messages recognised by wording alone, however the text was wrapped; offsets are squeezed."""
     return [
         *(_found_from(draft, text) for draft in islice(drafts(text), MOST_OF_A_KIND)),
         *(_found_of(kind, match) for kind, match in other_messages(text)),
@@ -94,7 +94,7 @@ def _located(found: list[_Found], squeezed: Squeezed) -> list[_Found]:
 
 
 def _clearest(found: list[_Found]) -> list[_Found]:
-    """What remains when overlaps and, beside clear messages, the faint ones are dropped."""
+    """The messages without overlaps and, if there are clear ones, without faint ones."""
     has_clear = any(not item.is_faint for item in found)
     fullest: dict[str, _Found] = {}
     for item in found:
@@ -163,7 +163,7 @@ def _found_of(kind: MessageKind, match: re.Match[str]) -> _Found:
 
 
 def _placed(item: _Found, room: tuple[int, int], cleaned: str, squeezed: str, version: str | None) -> Failure:
-    """The failure with what surrounds it in its room, the text between the messages before and after."""
+    """The failure with its context: the text between the previous message and the next."""
     values = dict(item.values)
     if values["format"] == "short" and _NUL_CUT.match(cleaned, item.end):
         values["format"] = "cuda_v2.3_nul_cut"
@@ -258,7 +258,7 @@ def _guess_modern(values: Mapping[str, Any], exception: str, window: str) -> str
 
 
 def _by_exception(exception: str) -> str | None:
-    """What the exception's class alone says: its name and module changed with 1.13 and 2.4."""
+    """The version range by the exception's class alone: its name and module changed with 1.13 and 2.4."""
     return {"torch.OutOfMemoryError": "2.4+", "torch.cuda.OutOfMemoryError": "1.13-2.3"}.get(exception)
 
 

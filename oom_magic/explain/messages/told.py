@@ -1,4 +1,4 @@
-"""What an author says of a failure without quoting its message, in whatever words and language."""
+"""Failures that an author describes without quoting the message, in any wording and language."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from oom_magic.explain.messages.others import MessageKind
 
-# Authors tell what happened first; what follows are logs, which end where something failed.
+# Authors describe what happened first; logs follow, and end where something failed.
 _LONGEST_STORY = 20_000
 _LONGEST_END = 6_000
 
@@ -37,7 +37,7 @@ _TOLD_HOST = (
     r"|\bcpu oom\b|(?<!\u663e\u5361)(?<!cuda)(?<!cuda )(?<!gpu)(?<!gpu )\u5185\u5b58(?:\u4e0d\u8db3"
     r"|\u4e0d\u591f|\u6ea2\u51fa)"
 )
-# As people write it in haste, too: memeory, memroy, memmory.
+# With common typing errors: memeory, memroy, memmory.
 _MEMORY = r"m[eo]m{1,2}[aeo]{0,2}r{0,2}[aeo]{0,2}r?(?:y|ies)"
 _TOLD = (
     r"\bmemory (?:errors?|issues?|problems?)\b|(?<![a-z0-9_])oom(?:s|ed|ing)?(?![a-z0-9_])(?! ?killer)"
@@ -46,7 +46,7 @@ _TOLD = (
     r"|\bmemory (?:to )?(?:explo[ds]\w+|blows? up|overflow\w*)"
 )
 
-# Any other wording: a word for memory near one for its end. Whose memory it was the words around them say.
+# Any other wording: a word for memory near one for its exhaustion. The context says which memory it was.
 _STORE = rf"(?:{_MEMORY}|mem|v-?ram|ram|swap|page ?file|\w{{0,20}}alloc\w*|arena)"
 _NOT_ENOUGH = r"(?:(?:not|n't|never)(?: \w+){0,3} (?:enough|sufficient)|(?:in|un)sufficient|too little)"
 _ENDED = r"(?:exhaust(?:s|ed|ing|ion)|exceed\w*|overflow\w*|(?:runs?|running|ran) out|used up|saturat\w*|max\w* out)"
@@ -69,7 +69,7 @@ _ANY_WORDING = (
     rf"(?:n't|\bnot|\bnever|\bcannot|\bhardly|\bunable to) fit\b{_BETWEEN}{{0,30}}?\b{_HOLDER}\b",
     rf"\btoo (?:big|large|much) (?:\w+ )?(?:for|to fit)\b{_BETWEEN}{{0,24}}?\b{_HOLDER}\b",
     rf"\b(?:requir\w+|needs?|takes?) {_BETWEEN}{{0,16}}?\d ?gi?b\b{_BETWEEN}{{0,40}}?\b(?:only|just) (?:\w+ )?\d+ ?g",
-    # What grew until something happened, what somebody made burst.
+    # Memory that grew until something happened, or that was "blown".
     rf"\b{_STORE}\b{_BETWEEN}{{0,40}}?\b(?:increas|grow|ris|climb)\w*{_BETWEEN}{{0,60}}?"
     r"\b(?:full|crash\w*|errors?|dies?|died|fail\w*|freez\w*|hangs?|stops?)\b",
     rf"\b(?:crash|blow|explod|burst|overload)\w*\b{_BETWEEN}{{0,20}}?\b{_STORE}\b",
@@ -103,7 +103,7 @@ _OF_HOST = re.compile(
     re.I | re.A,
 )
 
-# A process that somebody else ended: in most cases the kernel, for want of RAM.
+# A process that was killed: in most cases by the kernel, when RAM ran out.
 KILLED = re.compile(
     "|".join(
         (
@@ -129,7 +129,7 @@ KILLED = re.compile(
     re.I,
 )
 
-# The first kind that is said counts.
+# The first kind that matches counts.
 _TOLD_KINDS = (
     MessageKind("told_host", "cpu", True, re.compile(_TOLD_HOST, re.I | re.A), True),
     MessageKind("told_device", "cuda", True, re.compile(_TOLD_DEVICE, re.I | re.A), True),
@@ -147,7 +147,7 @@ _LONGEST_STATEMENT = 120
 
 
 def told_messages(cleaned: str) -> Iterator[tuple[MessageKind, re.Match[str]]]:
-    """What the author says of a failure whose message the text does not quote; offsets are in the cleaned text."""
+    """Failures that the text describes without quoting their message; offsets are in the cleaned text."""
     for kind in _TOLD_KINDS:
         match = kind.pattern.search(cleaned, 0, _LONGEST_STORY)
         if match is not None:
@@ -192,7 +192,8 @@ _RUNS_ON_CPU = re.compile(r"\bdevice\W{1,4}cpu\b|\b(?:on|using) (?:the |my |a )?
 
 
 def named_backend(cleaned: str) -> str | None:
-    """The backend of the device that a text names; None: none, not only that one, or the host beside an NVIDIA card."""
+    """The backend of the device that a text names; None for none, for several, or for the host beside an NVIDIA
+    card."""
     head = cleaned[:_LONGEST_STORY]
     if _NVIDIA.search(head):
         return None if _NAMED_HOST.search(head) else "cuda"

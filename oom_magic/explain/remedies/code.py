@@ -171,12 +171,12 @@ export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
     "check_processes": "{tool}",
     "close_processes": "nvidia-smi   # then close the notebooks and programs it lists: kill <PID>",
 }
-# Of these a template shows a loop or a model that is nobody's: as code only where they are in the user's own.
+# Their templates contain a generic loop or model: shown as code only where written into the user's own.
 IN_A_LOOP = frozenset({"chunked_loss", "no_grad", "dropped_outputs", "mixed_precision"})
 ACCELERATOR_SETTINGS = frozenset({"mixed_precision", "fsdp"})  # which leave the loop as it is
 STYLES = {"plain": _PLAIN, "trainer": _TRAINER, "accelerate": _ACCELERATE}
 _TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16"}
-# How the user's code calls things, where that is not known.
+# Default names, where the user's are not known.
 _NAMES = {
     "model": "model", "loader": "AutoModelForCausalLM", "source": "name", "layers": "model.model.layers",
     "blocks": "blocks", "switch": "gradient_checkpointing",
@@ -197,7 +197,9 @@ def code_for(key: str, style: str, values: Mapping[str, Any]) -> tuple[str, str]
     dtype = str(values.get("dtype", ""))
     names = {**_NAMES, **values}
     inner = names.get("inner", names["model"])
-    targets = values.get("targets")  # none: the model is not at hand, and PEFT chooses as it is listed for setups
+    targets = values.get(
+        "targets"
+    )  # None: no model is available; PEFT uses its defaults
     filled = template.format(
         **{"inner": inner, "language_model": inner, **names}
         | {"targets": f", target_modules={targets_as_code(targets)}" if targets else ""},

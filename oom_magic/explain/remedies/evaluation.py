@@ -1,4 +1,4 @@
-"""Pricing remedies: the user's own run rehearsed with each, the likely first, until the time is over."""
+"""Pricing remedies: the user's run is rehearsed with each, the most promising first, until the time budget is spent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from oom_magic.memory.allocator.replay import minimum_device_bytes
 if TYPE_CHECKING:
     from oom_magic.memory.report import MemoryReport
 
-# Memory grows almost in proportion to a size: what interpolation puts this far above the limit is not tried.
+# Memory grows almost linearly with a size: a size expected this far above the limit is not tried.
 _CLEARLY_ABOVE = 1.03
 _NOT_IN_PROPORTION = 1.25  # times what was expected
 
@@ -32,14 +32,14 @@ def largest_fitting(
     """The largest of the ascending ``sizes`` whose ``need`` is at most ``usable`` bytes, or None.
 
     ``before`` is the size that was too large with its need; ``fixed`` is about what the run needs at size 0.
-    What is returned was rehearsed; the next larger size either was too, or lies clearly above the limit.
+    The returned size was rehearsed; the next larger one was too, or is clearly above the limit.
     """
     known = {0: min(fixed, before[1]), before[0]: before[1]}
     low, high = -1, len(sizes)
     is_off = False
     while high - low > 1:
         guess = next((at for at in range(high - 1, low, -1) if _expected(known, sizes[at]) <= usable), None)
-        if guess is None or (low < 0 and is_off):  # then the smallest tells whether any fits
+        if guess is None or (low < 0 and is_off):  # then the smallest shows whether any fits
             guess = low + 1
             if low >= 0 and _expected(known, sizes[guess]) > usable * _CLEARLY_ABOVE:
                 break
@@ -51,7 +51,7 @@ def largest_fitting(
 
 
 def _expected(known: dict[int, int], size: int) -> float:
-    """What a size needs, on the line between its nearest known neighbours."""
+    """The need of a size, interpolated between its nearest known neighbours."""
     below = max(one for one in known if one <= size)
     above = min(one for one in known if one >= size)
     if above == below:
@@ -61,14 +61,14 @@ def _expected(known: dict[int, int], size: int) -> float:
 
 # Rehearsals end before this many seconds of computing, if a further one would take as long as the longest so far.
 PATIENCE_SECONDS = 55
-# On a machine that is busy with other things they may take so many times longer.
+# On a busy machine they may take this many times longer.
 _BUSY = 4
 # A remedy that saves less than this share of what the run needs is not worth a line.
 _LEAST_SAVING = 0.01
-# What costs no more than this leaves model, data and training as they are; if one such fits, nothing is combined.
+# Remedies up to this cost leave model, data and training as they are; if one fits, nothing is combined.
 _HARMLESS = 50
 _MOST_COMBINATIONS = 4
-_LIKELY = 1.05  # a combination expected to need up to this share of what there is may fit
+_LIKELY = 1.05  # a combination expected to need up to this share of the usable memory is tried
 _SHRINKING = {"batch": ("smaller_batch", 30, "accumulation"), "seq": ("shorter_sequences", 55, "faster")}
 _AT_EVALUATION = ("smaller_evaluation", 4, "same")  # the results are the same, and nothing is accumulated
 _OF_EVALUATION = ("no_grad", "smaller_evaluation")  # which change no result
@@ -98,23 +98,23 @@ class RemedyEvaluator:
 
     @property
     def steps_left_after(self) -> int:
-        """After how many optimizer steps the rehearsal left the run, which would have gone on; 0: it did not."""
+        """The number of optimizer steps after which the rehearsal ended the run early; 0: it ran to its end."""
         timeline = self._baseline.timeline
         return timeline.num_steps() if timeline.was_left else 0
 
     @property
     def steps_differ(self) -> bool:
-        """Whether steps that were not followed may take more than those that were."""
+        """Whether later steps may need more than the rehearsed ones."""
         return self._rehearsal.steps_differ
 
     @property
     def baseline(self) -> MemoryReport:
-        """The run as it is, as far as it was followed."""
+        """The report of the unchanged run, as far as it was followed."""
         return self._baseline
 
     @property
     def is_in_pieces(self) -> bool:
-        """Whether the run fits as it is in segments that grow: its memory is in pieces."""
+        """Whether the unchanged run fits with expandable segments: its memory is fragmented."""
         is_possible = self._baseline.peak_allocated_bytes <= self._situation.usable_bytes
         return is_possible and any(remedy.fits for remedy in self._segments)
 
@@ -124,7 +124,7 @@ class RemedyEvaluator:
 
     @property
     def keys(self) -> frozenset[str]:
-        """The remedies that a rehearsal can price; those that it does not yield change nothing in this run."""
+        """The remedies that a rehearsal can price; others change nothing in this run."""
         sizes = {self._shrinking(what)[0] for what in self._rehearsal.sizes}
         return frozenset({one.key for one in self._candidates} | sizes)
 
@@ -134,7 +134,7 @@ class RemedyEvaluator:
         return self.needed_bytes <= self._situation.usable_bytes
 
     def remedies(self) -> Iterator[Remedy]:
-        """Remedies as they are priced: harmless ones, combinations of them if none fits, then all others."""
+        """Remedies in the order of pricing: harmless ones, combinations of them if none fits, then all others."""
         yield from making_room(self.needed_bytes, self._situation)
         if self.fits and self._situation.growth is not None:
             yield from self._growth_stopped()
@@ -143,7 +143,7 @@ class RemedyEvaluator:
             yield from other_hardware(self._baseline, self.needed_bytes, self._situation, self._rehearsal.is_of_job)
 
     def _growth_stopped(self) -> Iterator[Remedy]:
-        """The line that grows mended, where the loop is too long to be followed until the card is full."""
+        """The remedy for the growing line, where the loop is too long to be followed until the card is full."""
         growth = self._situation.growth
         for candidate in self._candidates:
             if growth is None or candidate.variation is None or candidate.variation.mended is None:
@@ -158,7 +158,7 @@ class RemedyEvaluator:
         for candidate, remedy in self._dropped():
             found.append((candidate, remedy))
             yield remedy
-        has_leak = self._situation.growth is not None  # which fills whatever segments there are
+        has_leak = self._situation.growth is not None  # a leak also fills expandable segments
         is_first = _SEGMENTS in self._first
         if is_first and not has_leak:
             yield from self._segments
@@ -176,7 +176,7 @@ class RemedyEvaluator:
                 yield from self._if_useful(remedy)
 
     def _dropped(self) -> Iterator[tuple[RemedySpec, Remedy]]:
-        """The run without what earlier cells hold for nothing."""
+        """The run without memory that earlier cells hold needlessly."""
         try:
             found = self._rehearsal.without_unneeded()
         except NotEvaluatedError:
@@ -190,7 +190,7 @@ class RemedyEvaluator:
             yield from ((spec, one) for one in self._if_useful(remedy))
 
     def _groups(self) -> list[list[RemedySpec]]:
-        """What is worth a rehearsal: harmless changes against the cause, other harmless ones, all else; by cost."""
+        """The candidates in groups: harmless changes for the cause, other harmless ones, all others; by cost."""
         worth = [one for one in self._candidates if self._is_possible(one) and one.helps(self._baseline)]
         for what in _SHRINKING:
             key, cost, speed = self._shrinking(what)
@@ -198,7 +198,7 @@ class RemedyEvaluator:
                 worth.append(
                     RemedySpec(key, cost, speed, STEP, Variation(sizes={what: 0}), slot=key, combines=what == "batch")
                 )
-        # What stays between steps has to shrink first where it alone does not fit.
+        # If the memory between steps alone does not fit, it has to shrink first.
         is_full = self._kept_bytes > self._situation.usable_bytes
         worth.sort(key=lambda one: (is_full and one.acts_on_step, one.cost))
         groups: list[list[RemedySpec]] = [[], [], []]
@@ -208,7 +208,7 @@ class RemedyEvaluator:
         return groups
 
     def _is_possible(self, candidate: RemedySpec) -> bool:
-        """Whether a change means something here: where no graph is kept none is made smaller or left out."""
+        """Whether a change applies: without a graph, none can be made smaller or dropped."""
         if candidate.needs_graph and self._rehearsal.keeps_no_graph:
             return False
         return candidate.key != "no_grad" or self._is_evaluation
@@ -219,7 +219,7 @@ class RemedyEvaluator:
         return _AT_EVALUATION if is_evaluation else _SHRINKING[what]
 
     def _evaluated(self, candidate: RemedySpec, is_wanted: bool = False) -> Iterator[Remedy]:
-        """The remedy of a candidate; none where it does not apply or saves nothing."""
+        """The remedy of a candidate; None where it does not apply or saves nothing."""
         remedy = self._unevaluated(candidate)
         if candidate.variation is None:
             yield replace(remedy, note=candidate.reason)
@@ -260,7 +260,7 @@ class RemedyEvaluator:
         return self._with_code(remedy, key, values)
 
     def _with_code(self, remedy: Remedy, key: str, values: Mapping[str, Any]) -> Remedy:
-        """The remedy with its code, as the user's own is where it can be written so."""
+        """The remedy with its code: the user's own statements, where the change can be written into them."""
         code, language = code_for(key, self._situation.style, {**self._rehearsal.names, **values})
         if self._situation.style != "trainer":
             own = self._rehearsal.own_code(key, values)
@@ -279,8 +279,8 @@ class RemedyEvaluator:
     def _smaller(self, what: str, base: Variation) -> Remedy:
         """The largest smaller batch (or length) that is safe, else fits, else the smallest. Raises NotEvaluatedError.
 
-        Smaller batches are made up for by accumulating gradients: that is what is needed. The peak is of the smaller
-        batch alone, where nothing else is changed.
+        Smaller batches are compensated by accumulating gradients, which is included in the need. Without another change
+        the peak is that of the smaller batch alone.
         """
         key, cost, speed = self._shrinking(what)
         before = self._rehearsal.sizes[what]
@@ -300,14 +300,14 @@ class RemedyEvaluator:
         after = next(filter(None, fitting), None) or min(reports)
         values = {"before": before, "after": after, "accumulation": whole // after, "name": self._rehearsal.label(what)}
         peak = reports[after].peak_allocated_bytes
-        # Of several changes together, and of what does not fit, only the run as advised is priced.
+        # For combinations, and for runs that do not fit, only the advised run is priced.
         if accumulated.changes and not base.parts and need(after) <= self._situation.usable_bytes:
             values["accumulated_peak_bytes"] = peak
             peak = self._run(base.with_(Variation(sizes={what: after}))).peak_allocated_bytes
         return self._with_price(self._remedy(key, cost, speed, values), peak, need(after))
 
     def _accumulated(self, key: str) -> Variation:
-        """What smaller batches that make up the same batch hold besides, unless the run accumulates already."""
+        """The additional memory for accumulating smaller batches, unless the run accumulates already."""
         if key != "smaller_batch" or self._rehearsal.accumulation > 1:
             return Variation()
         from oom_magic.predict.what_if.loop_changes import AccumulatedGradients  # loads torch
@@ -315,7 +315,7 @@ class RemedyEvaluator:
         return Variation(((AccumulatedGradients(), {"gradient_accumulation_steps": 2}),))
 
     def _combined(self, found: Sequence[tuple[RemedySpec, Remedy]]) -> Iterator[Remedy]:
-        """The cheapest combination that fits, of those that are likely to."""
+        """The cheapest combination that fits, of those expected to fit."""
         pool = [(one, remedy) for one, remedy in found if one.combines and remedy.saving_bytes]
         possible = [
             chosen
@@ -342,7 +342,8 @@ class RemedyEvaluator:
                 return
 
     def _expected(self, chosen: Sequence[tuple[RemedySpec, Remedy]]) -> float:
-        """About what a combination needs: each change leaves its share of a step's memory, or takes off what stays."""
+        """The expected need of a combination: each change reduces a step's memory by its share, or the memory between
+        steps."""
         step = max(self.needed_bytes - self._kept_bytes, 1)
         share, kept = 1.0, self.needed_bytes - step
         for one, remedy in chosen:
@@ -354,7 +355,7 @@ class RemedyEvaluator:
         return kept + step * share
 
     def _together(self, chosen: Sequence[tuple[RemedySpec, Remedy]]) -> Remedy:
-        """Several changes in one run, the batch made as small as it then must be. Raises NotEvaluatedError."""
+        """Several changes in one run, with the batch as small as then necessary. Raises NotEvaluatedError."""
         cost = sum(one.cost for one, _ in chosen)
         changed = Variation()
         values: dict[str, Any] = {}
@@ -375,14 +376,14 @@ class RemedyEvaluator:
         )  # fmt: skip
 
     def _joined(self, codes: Sequence[str]) -> str:
-        """The code of several changes; of Trainer's arguments there is but one call."""
+        """The code of several changes; changes of Trainer's arguments share one call."""
         joined = "\n\n".join(filter(None, codes))
         is_trainer = self._situation.style == "trainer"
         return (self._rehearsal.own_arguments(joined) if is_trainer else "") or joined
 
     @property
     def _kept_bytes(self) -> int:
-        """What stays between steps, at the peak of the run as it is."""
+        """Memory kept between steps, at the peak of the unchanged run."""
         parts = self._baseline.breakdown
         return sum(parts[name] for name in _KEPT)
 
@@ -402,7 +403,7 @@ class RemedyEvaluator:
             self._longest = max(self._longest, self._elapsed() - start)
 
     def _elapsed(self) -> float:
-        """Seconds computed since the start, or that would have been on an idle machine."""
+        """CPU seconds since the start, or the estimate for an idle machine."""
         start, start_of_process = self._start
         return max(time.process_time() - start_of_process, (time.monotonic() - start) / _BUSY)
 

@@ -1,4 +1,4 @@
-"""Code to paste that is the user's own: the cell's training loop or optimizer, with a remedy written into it."""
+"""The user's own code with a remedy written into it: the cell's training loop or optimizer, to paste."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NO_MODELS = ("Tokenizer", "Config", "Processor", "FeatureExtractor")
 
 
 def own_names(tree: ast.Module, names: Mapping[str, Any]) -> Mapping[str, str]:
-    """The words of ``remedy_code``'s templates that a cell shows: ``loader`` loads ``source`` as ``model``.
+    """Values for ``remedy_code``'s templates, found in a cell: ``loader`` loads ``source`` as ``model``.
 
     Of ``names``, those that the cell sees, the one model that it calls tells ``inner``, what a wrapper for several GPUs
     has inside, and the ``layers`` that it repeats.
@@ -32,10 +32,10 @@ def _of_the_model(tree: ast.Module, names: Mapping[str, Any]) -> dict[str, str]:
     found = {"model": name, "inner": inner}
     if type(model).__module__.startswith("transformers."):
         found["loader"] = type(model).__name__
-    if type(model).__module__.startswith("peft."):  # its own base_model is what adapts, not the model's
+    if type(model).__module__.startswith("peft."):  # PEFT's base_model is the adapter, not the model's own
         found["language_model"] = f"{inner}.get_base_model()"
     if hasattr(type(model), "activation_checkpointing_enable"):
-        found["switch"] = "activation_checkpointing"  # transformers from 5.23 on: the old name warns
+        found["switch"] = "activation_checkpointing"  # transformers 5.23 and later: the old name warns
     from oom_magic.predict.what_if.model_changes import path_of_blocks  # loads torch
 
     path = path_of_blocks(model)
@@ -69,7 +69,7 @@ def _loads(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
 Node = TypeVar("Node", ast.stmt, ast.expr, ast.For, ast.Call)
 
 _UPDATES = ("step", "update", "unscale_", "zero_grad", "clip_grad_norm_", "clip_grad_value_")
-# What takes the place of the optimizer's class, and what is imported for it.
+# The class that replaces the optimizer's, and the import that it needs.
 _OPTIMIZERS = {
     "foreach": "",
     "optimizer_8bit": "bnb.optim.AdamW8bit",
@@ -87,9 +87,9 @@ _KEPT_OPTIONS = ("lr", "weight_decay")
 
 
 def own_code(tree: ast.Module, names: Mapping[str, Any], key: str, values: Mapping[str, Any]) -> str:
-    """The statements of a cell as a remedy would have them; "" where the cell does not show them plainly.
+    """The statements of a cell with a remedy applied; "" where the cell does not contain them in a known form.
 
-    ``names`` are those that the cell sees: which of them are models decides what is computed under autocast.
+    ``names`` is the cell's namespace: models among them decide what runs under autocast.
     """
     if key in _OPTIMIZERS:
         return _with_optimizer(tree, key)
@@ -109,7 +109,7 @@ def own_code(tree: ast.Module, names: Mapping[str, Any], key: str, values: Mappi
 
 
 def own_arguments(tree: ast.Module, code: str) -> str:
-    """The cell's own ``TrainingArguments(...)`` with what calls of it in ``code`` set otherwise; "" where it has none.
+    """The cell's own ``TrainingArguments(...)`` with the arguments that calls in ``code`` set; "" where it has none.
 
     Lines of ``code`` that only comment come first.
     """
@@ -133,8 +133,8 @@ def own_arguments(tree: ast.Module, code: str) -> str:
 def copied(node: Node) -> Node:
     """The same code as a new tree.
 
-    ``copy.deepcopy`` follows what tools hang on nodes: after a traceback of IPython's even the contexts that all trees
-    share (``ast.Load()``) have a ``parent`` in some library's source, which is copied as a whole.
+    ``copy.deepcopy`` follows attributes that tools set on nodes: after a traceback of IPython's even the contexts that
+    all trees share (``ast.Load()``) have a ``parent`` in some library's source, which is copied as a whole.
     """
     text = ast.unparse(node)
     made: Any = ast.parse(text, mode="eval").body if isinstance(node, ast.expr) else ast.parse(text).body[0]
@@ -206,12 +206,13 @@ def _accumulating(loop: ast.For, values: Mapping[str, Any]) -> str:
 
 
 def _draws_batches(loop: ast.For) -> bool:
-    """Whether each turn makes its batch itself, rather than getting it from a loader, which has more smaller ones."""
+    """Whether each iteration makes its batch itself, rather than getting it from a loader."""
     return isinstance(loop.iter, ast.Call) and ast.unparse(loop.iter.func) in ("range", "trange")
 
 
 def _divide(backward: ast.Expr, by: str) -> None:
-    """``loss.backward()`` becomes ``(loss / by).backward()``; of a scaler, an accelerator what it is given."""
+    """``loss.backward()`` becomes ``(loss / by).backward()``; for a scaler or an accelerator, its argument is
+    divided."""
     call = backward.value
     assert isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
     loss = call.func.value
@@ -224,7 +225,7 @@ def _divide(backward: ast.Expr, by: str) -> None:
 
 
 def _counter(loop: ast.For) -> str:
-    """An expression that counts the turns from 1; the loop is made to count where it does not."""
+    """An expression that counts iterations from 1; a counter is added to the loop if it has none."""
     call = ast.unparse(loop.iter.func) if isinstance(loop.iter, ast.Call) else ""
     counts = call == "enumerate" and len(loop.iter.args) == 1  # type: ignore[attr-defined]
     if counts and isinstance(loop.target, ast.Tuple) and isinstance(loop.target.elts[0], ast.Name):
@@ -235,7 +236,7 @@ def _counter(loop: ast.For) -> str:
 
 
 def _under_autocast(loop: ast.For, models: set[str]) -> str:
-    """The loop with all from the model's call to the loss under autocast, and the backward outside."""
+    """The loop with the model's call and the loss under autocast, and the backward outside."""
     (backward,) = _backwards(loop)
     end = loop.body.index(backward)
     start = next((at for at, one in enumerate(loop.body[: end + 1]) if _calls(one, models)), None)
@@ -257,7 +258,7 @@ def _under_autocast(loop: ast.For, models: set[str]) -> str:
 
 
 def _with_outputs_dropped(loop: ast.For) -> str:
-    """The loop with the model's outputs deleted before the backward; "" where they are used for more than the loss."""
+    """The loop with the model's outputs deleted before the backward; "" where they are used after the loss."""
     (backward,) = _backwards(loop)
     uses = [node for node in ast.walk(loop) if isinstance(node, ast.Attribute) and node.attr == "loss"]
     names = [node for node in ast.walk(loop) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
@@ -280,7 +281,7 @@ _MOST_STATEMENTS = 12
 
 
 def _without_gradients(tree: ast.Module) -> str:
-    """What the cell runs, under ``no_grad``; "" where that is long."""
+    """The cell's statements under ``no_grad``; "" where they are long."""
     body = [one for one in tree.body if not isinstance(one, _DEFINING)]
     context = ast.parse("with torch.no_grad():\n    pass").body[0]
     assert isinstance(context, ast.With)

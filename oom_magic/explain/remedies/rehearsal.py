@@ -1,4 +1,4 @@
-"""Rehearsing the user's own run with something changed: what a remedy would really save."""
+"""Rehearsing the user's own run with a change: the memory that a remedy saves."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ _SIZE_OF = {"smaller_batch": "batch", "smaller_evaluation": "batch", "shorter_se
 
 @dataclass(frozen=True)
 class Variation:
-    """What is different in a rehearsal: changes, each with the fields of a setup that mean it, other sizes, a line of
-    the user's so that what it makes grow keeps less, and what of earlier cells is ``dropped`` first."""
+    """A variation of the run: changes, each with the equivalent fields of a setup; other sizes; a line of the user's
+    rewritten to keep less (``mended``); memory of earlier cells that is ``dropped`` first."""
 
     parts: tuple[tuple[Change, Mapping[str, Any]], ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Variation:
 
 
 class NotEvaluatedError(Exception):
-    """Why a variation cannot be rehearsed; ``applies`` is False where it would change nothing anyway."""
+    """The reason why a variation cannot be rehearsed; ``applies`` is False where it would change nothing."""
 
     def __init__(self, reason: Evidence, applies: bool = True) -> None:
         super().__init__(reason.key)
@@ -67,7 +67,7 @@ class NotEvaluatedError(Exception):
 
 
 class MissingNameError(NotEvaluatedError):
-    """The code read a name that is not there."""
+    """The code read an undefined name."""
 
     def __init__(self, reason: Evidence, name: str) -> None:
         super().__init__(reason)
@@ -97,34 +97,35 @@ class Rehearsal(Protocol):
 
     @property
     def steps_differ(self) -> bool:
-        """Whether the run was left while its steps still brought new sizes; known from ``begin`` on."""
+        """Whether the run was ended while its steps still had new sizes; known from ``begin`` on."""
 
     @property
     def is_evaluation(self) -> bool:
-        """Whether a model that evaluates ran when most was taken; known from ``begin`` on."""
+        """Whether a model in evaluation mode ran at the peak; known from ``begin`` on."""
 
     @property
     def keeps_no_graph(self) -> bool:
         """Whether gradients were off then."""
 
     def check(self, variation: Variation) -> None:
-        """Raise NotEvaluatedError where it is known that the run has no place for it."""
+        """Raise NotEvaluatedError where the survey showed that it does not apply to the run."""
 
     def run(self, variation: Variation) -> MemoryReport:
         """The report of the run so changed. Raises NotEvaluatedError."""
 
     def without_unneeded(self) -> tuple[InTheWay, MemoryReport] | None:
-        """What earlier cells hold and the run has no use for, and the report of the run without it; or None."""
+        """Memory of earlier cells that the run does not use, and the report of the run without it; or None."""
 
     def label(self, what: str) -> str:
-        """How the user's code calls a size."""
+        """The name of a size in the user's code."""
 
     @property
     def names(self) -> Mapping[str, str]:
-        """How the user's code calls other things, for code to paste; see ``own_names``."""
+        """Other names in the user's code, for code to paste; see ``own_names``."""
 
     def own_code(self, key: str, values: Mapping[str, Any], /) -> str | None:
-        """The user's own statements with a remedy written into them; None where a template does, "" where none can."""
+        """The user's own statements with a remedy written into them; None where a template applies, "" where the remedy
+        cannot be written."""
 
     def own_arguments(self, code: str, /) -> str:
         """The user's own TrainingArguments with what ``code`` sets in them; "" where there are none."""
@@ -169,21 +170,21 @@ class SetupRehearsal:
         return ""
 
     def begin(self, changes: Sequence[Change], _enough_bytes: int, /) -> MemoryReport:
-        """Dry-run the setup as it is: its steps are alike."""
+        """Dry-run the unchanged setup: its steps are alike."""
         from oom_magic.predict.what_if.survey import Survey
 
         self._survey = Survey(changes)
         return self._dry_run(self.setup, (self._survey,))
 
     def check(self, variation: Variation) -> None:
-        """Whether the setup takes other values for it, or its run allows the change."""
+        """Whether the setup has other values for it, or its run allows the change."""
         setup, changes = self._changed(variation)
         _check_surveyed(self._survey, variation.changes)
         if setup == self.setup and not changes and not variation.sizes:
             raise NotEvaluatedError(Evidence("reason_so_already"), applies=False)
 
     def run(self, variation: Variation) -> MemoryReport:
-        """Dry-run the setup with fields replaced; what it has no field for is changed in its run."""
+        """Dry-run the setup with fields replaced; changes without a field are made in its run."""
         return self._dry_run(*self._changed(variation))
 
     def _changed(self, variation: Variation) -> tuple[TrainingSetup, tuple[Change, ...]]:
@@ -212,7 +213,7 @@ def _replaced(setup: TrainingSetup, fields: Mapping[str, Any]) -> TrainingSetup:
 
 
 def _check_surveyed(survey: Survey | None, changes: Sequence[Change]) -> None:
-    """Raise NotEvaluatedError for the first change that the run has no place for."""
+    """Raise NotEvaluatedError for the first change that does not apply to the run."""
     from oom_magic.predict.what_if.change import ByHandError
 
     assert survey is not None, "begin comes first"
@@ -267,7 +268,7 @@ class CellRehearsal:
         self.steps_differ = False
 
     def begin(self, changes: Sequence[Change], enough_bytes: int) -> MemoryReport:
-        """Execute the cell again on a pretend card, as it is; all variations are followed as far as it was."""
+        """Execute the unchanged cell on a pretend card; all variations are followed equally far."""
         from oom_magic.predict.what_if.survey import Survey
 
         self._survey = Survey(changes)
@@ -296,7 +297,7 @@ class CellRehearsal:
             raise NotEvaluatedError(Evidence("reason_line_elsewhere"))
 
     def run(self, variation: Variation) -> MemoryReport:
-        """Execute the cell again, changed; sizes by what sets them, else by cutting the model's inputs."""
+        """Execute the cell again, changed; sizes by their parameters, else by slicing the model's inputs."""
         from oom_magic.predict.what_if.change import ShorterInputs
 
         overridden: dict[SizeParameter, int] = {}
@@ -320,7 +321,7 @@ class CellRehearsal:
 
     @property
     def _has_tokens(self) -> bool:
-        """Whether the model is given token ids, which have a length, not what may be channels."""
+        """Whether the model's inputs are token ids, whose second dimension is a length and not channels."""
         inputs = () if self._fullest is None else self._fullest.inputs
         return any(len(shape) == 2 and is_integer for shape, is_integer in inputs)
 
@@ -342,7 +343,7 @@ class CellRehearsal:
             return self._without_unneeded(needed | {error.name})
 
     def label(self, what: str) -> str:
-        """How the user's code calls a size, as far as it is known."""
+        """The name of a size in the user's code, if known."""
         parameter = self.parameters.get(what)
         return (
             parameter.label
@@ -352,11 +353,11 @@ class CellRehearsal:
 
     @property
     def names(self) -> Mapping[str, str]:
-        """Those that the cell shows."""
+        """The names found in the cell."""
         return own_names(self._tree, self._names)
 
     def own_code(self, key: str, values: Mapping[str, Any], /) -> str | None:
-        """The cell's statements, as they are with the remedy; of a size, what sets it."""
+        """The cell's statements with the remedy; for a size, the statement that sets it."""
         what = _SIZE_OF.get(key)
         if what is None:
             if key == "no_grad" and (self._survey is None or self._survey.has_trained):
@@ -374,7 +375,7 @@ class CellRehearsal:
         return self._with_sizes(key, values, overridden)
 
     def _with_sizes(self, key: str, values: Mapping[str, Any], overridden: Mapping[SizeParameter, int]) -> str:
-        """The statements that sizes change, and what sets those that other cells set."""
+        """The statements changed by sizes, and assignments for those that other cells set."""
         before, words = list(map(ast.unparse, self._tree.body)), list(self._arguments)
         with contextlib.ExitStack() as stack:
             for parameter, value in overridden.items():
@@ -390,13 +391,14 @@ class CellRehearsal:
         return inside or "\n".join([*targets, *changed])
 
     def own_arguments(self, code: str, /) -> str:
-        """Those that the cell makes."""
+        """The TrainingArguments of the cell."""
         return own_arguments(self._tree, code)
 
     def _find_parameter(
         self, what: str, value: int, variation: Variation
     ) -> tuple[SizeParameter | None, MemoryReport | None]:
-        """The parameter for a size, tried with ``value`` and what else is varied, and the report of that trial."""
+        """The parameter for a size, tried with ``value`` and the rest of the variation, and the report of that
+        trial."""
         from oom_magic.predict.what_if.change import ExpectedInputs
 
         found = find_size_parameters(self._tree, self._names, what, self.sizes[what], self._arguments)
@@ -410,7 +412,7 @@ class CellRehearsal:
 
     @cached_property
     def _alike(self) -> dict[str, Any]:
-        """The settings of all sessions; what operators gave in one need not be found out in the next."""
+        """The settings of all sessions; results of operators in one are reused by the next."""
         from oom_magic.predict.operators.known_outputs import KnownOutputs
 
         shared = {"origin": self._origin, "start": self._start, "known_outputs": KnownOutputs()}
@@ -469,7 +471,7 @@ def _sizes(inputs: Inputs) -> dict[str, int]:
 
 
 def _run(run: Callable[[], MemoryReport]) -> MemoryReport:
-    """Run in silence; whatever goes wrong is a reason, not an error."""
+    """Run in silence; any exception becomes a reason."""
     from oom_magic.predict.what_if.change import InapplicableError
 
     try:

@@ -43,7 +43,7 @@ class Remedy:
 
 @dataclass(frozen=True)
 class AsItIs:
-    """The run as it is, against which remedies are held, and the card. Sizes in bytes.
+    """The unchanged run, with which remedies are compared, and the card. Sizes in bytes.
 
     ``needed_bytes`` is the least memory for PyTorch with which it ends, ``usable_bytes`` what PyTorch can have,
     ``outside_bytes`` what it cannot.
@@ -61,7 +61,7 @@ class AsItIs:
 
 @dataclass(frozen=True)
 class Situation:
-    """What the remedies are judged against. Sizes in bytes.
+    """The situation in which remedies are judged. Sizes in bytes.
 
     ``usable_bytes`` is what PyTorch can have of the card's ``total_bytes`` now, ``other_bytes`` what other processes
     hold, ``held_bytes`` what only failed cells still hold, ``growth`` what grew in the loop that failed. ``style`` is
@@ -90,7 +90,7 @@ class Situation:
         return int(TIGHT_SHARE * (self.usable_bytes + self.outside_bytes)) - self.outside_bytes - 1
 
     def judged(self, remedy: Remedy, needed_bytes: int, freed_bytes: int = 0) -> Remedy:
-        """The remedy with which PyTorch needs so much, ``freed_bytes`` of others given back, and whether that fits."""
+        """The remedy with this need of PyTorch's, ``freed_bytes`` of others released, and its verdict."""
         fits = needed_bytes <= self.usable_bytes + freed_bytes
         used = needed_bytes + self.outside_bytes - freed_bytes
         verdict = verdict_on(used / max(self.usable_bytes + self.outside_bytes, 1)) if fits else None
@@ -98,7 +98,7 @@ class Situation:
 
 
 def ranked(remedies: Sequence[Remedy]) -> tuple[Remedy, ...]:
-    """What fits first, by its verdict and then the least cost; then what saves most; what is not priced; hardware.
+    """Fitting remedies first, by verdict and then by cost; then by saving; then those without a price; hardware last.
 
     Hardware comes first only where no change fits and all were tried.
     """
@@ -114,6 +114,6 @@ def ranked(remedies: Sequence[Remedy]) -> tuple[Remedy, ...]:
 
 
 def _may_do(remedy: Remedy) -> bool:
-    """Whether a change to the run itself fits, or was not tried, since there was no time."""
+    """Whether a change to the run itself fits, or was not tried for lack of time."""
     is_untried = remedy.note is not None and remedy.note.key == "reason_time"
     return is_untried or bool(remedy.fits and not remedy.is_bought)

@@ -1,6 +1,6 @@
-"""Remedies that leave the training code as it is: what they do follows from the run itself, or from what is in its way.
+"""Remedies that do not change the training code: allocator settings, hardware, and memory that earlier cells hold.
 
-In the way is what earlier cells hold on the device and the failed run has no use for: an older model, results.
+The latter is memory on the device that the failed run does not use: an older model, results.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def making_room(needed: int, situation: Situation) -> Iterator[Remedy]:
-    """What makes room for a run that needs so many bytes as it is."""
+    """The remedies that make room for an unchanged run with this need, in bytes."""
     if situation.held_bytes:
         after = needed - situation.held_bytes
         remedy = _room("free_held", 2, {"freed_bytes": situation.held_bytes})
@@ -31,7 +31,7 @@ def making_room(needed: int, situation: Situation) -> Iterator[Remedy]:
 
 
 def dropping(found: InTheWay, report: MemoryReport, needed: int, now: int, situation: Situation) -> Remedy:
-    """What earlier cells made and the run has no use for, deleted first: ``report`` is the run without it."""
+    """Deleting objects of earlier cells that the run does not use: ``report`` is the run without them."""
     values = {"names": ", ".join(found.names), "freed_bytes": found.num_bytes}
     remedy = _room("drop_copy", 1, values)
     peak, saving = report.peak_allocated_bytes, needed - now
@@ -44,7 +44,7 @@ def _room(key: str, cost: int, values: Mapping[str, Any]) -> Remedy:
 
 
 def growing_segments(report: MemoryReport, needed: int, situation: Situation) -> Iterator[Remedy]:
-    """The same events in segments that grow, where that is possible and needs less."""
+    """The same events with expandable segments, where they are available and need less."""
     if situation.expandable_segments or situation.is_windows:
         return
     now = minimum_device_bytes(report.timeline, replace(report.settings, expandable_segments=True))
@@ -56,14 +56,14 @@ def growing_segments(report: MemoryReport, needed: int, situation: Situation) ->
 
 
 def other_hardware(report: MemoryReport, needed: int, situation: Situation, is_of_job: bool) -> Iterator[Remedy]:
-    """Other cards, or more of them where the run has but one, with which one fits that needs so many bytes."""
+    """Other cards, or several of them for a run on one card, on which a run with this need fits."""
     if not is_of_job:
         yield from _several_cards(report, needed, situation)
     yield from _larger_card(needed, situation)
 
 
 def _larger_card(needed: int, situation: Situation) -> Iterator[Remedy]:
-    """The smallest card of the catalogue that would do."""
+    """The smallest sufficient card of the catalogue."""
     from oom_magic.predict.setups.gpus import list_gpus
 
     gpu = situation.gpu
@@ -91,7 +91,7 @@ def _several_cards(report: MemoryReport, needed: int, situation: Situation) -> I
             return
 
 
-# What holds less than this share of the card is not worth naming.
+# Names that hold less than this share of the card are not mentioned.
 _LEAST_SHARE = 0.02
 
 
@@ -107,9 +107,9 @@ class InTheWay:
 def find_in_the_way(
     names: Mapping[str, Any], needed: Collection[str], locate: Locate, total_bytes: int
 ) -> InTheWay | None:
-    """What of ``names`` could go, none that is ``needed``.
+    """The ``names`` that could be deleted, without those that are ``needed``.
 
-    ``locate`` finds device memory that was taken before the run. What other names hold as well would stay.
+    ``locate`` finds device memory that was taken before the run. Memory that other names hold as well is not counted.
     """
     from oom_magic.measure.holders.inventory import named_values  # these load torch
     from oom_magic.measure.holders.reach import namespaces_of_modules, reach

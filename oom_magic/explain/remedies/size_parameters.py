@@ -1,6 +1,6 @@
 """The number in a user's cell, or among the names it uses, that sets a size such as the batch.
 
-A parameter is believed only after a rehearsal with another value changed the shape the model was called with.
+A parameter is accepted only after a rehearsal with another value has changed the shapes of the model's inputs.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Override = Callable[[ast.Module, dict[str, Any], int], Any]
 
 @dataclass(frozen=True)
 class SizeParameter:
-    """A place where a size stands. ``label`` names it to the user, such as ``batch_size``.
+    """A place where a size is set. ``label`` names it to the user, such as ``batch_size``.
 
-    ``target`` is what is assigned to override it, outside of the cell's own code ("": nothing can be).
+    ``target`` is the expression that is assigned to override it outside of the cell's code ("": there is none).
     """
 
     label: str
-    is_named: bool  # whether its name says what it sets
+    is_named: bool  # whether its name denotes the size
     override: Override  # a context manager over (the cell, its names, the new value)
     target: str = ""
 
@@ -37,7 +37,7 @@ class SizeParameter:
 def find_size_parameters(
     tree: ast.Module, names: Mapping[str, Any], what: str, value: int, arguments: list[str] | None = None
 ) -> list[SizeParameter]:
-    """Places that hold ``value`` and may set ``what`` ("batch", "seq" or "accumulation"), the best named first.
+    """Places that have ``value`` and may set ``what`` ("batch", "seq" or "accumulation"), the best named first.
 
     ``arguments`` is a script's command line.
     """
@@ -94,7 +94,7 @@ def _shapes(tree: ast.Module, what: str, value: int) -> Iterator[SizeParameter]:
 
 
 def find_accumulation(tree: ast.Module, names: Mapping[str, Any], value: int) -> SizeParameter | None:
-    """What sets how many batches make up a step: by its name, or as the number that the loop divides by."""
+    """The parameter for batches per step: by its name, or as the number that the loop divides by."""
     named = [one for one in find_size_parameters(tree, names, "accumulation", value) if one.is_named]
     if named:
         return named[0]
@@ -122,7 +122,7 @@ def _labelled(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
     """(name, value) pairs in a node: keywords, assignments, defaults; other values without a name."""
     if isinstance(node, ast.Call):
         option = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else None
-        is_option = isinstance(option, str) and option.startswith("--")  # argparse's, whose default it is
+        is_option = isinstance(option, str) and option.startswith("--")  # argparse: the default of an option
         labels = ((str(option) if is_option and one.arg == "default" else one.arg, one) for one in node.keywords)
         yield from ((label or "", one.value) for label, one in labels)
         yield from (("", argument) for argument in node.args)
@@ -181,7 +181,7 @@ def _override_item(key: Any, holder: dict[Any, Any] | None = None) -> Override:
 def _defaults(
     tree: ast.Module, names: Mapping[str, Any], pattern: re.Pattern[str], value: int
 ) -> Iterator[SizeParameter]:
-    """Default arguments of the user's functions: given in the calls of the cell, where it calls them by name."""
+    """Default arguments of the user's functions, overridden in the cell's calls by name."""
     for name, function in names.items():
         if not inspect.isfunction(function) or not function.__defaults__:
             continue
@@ -236,7 +236,7 @@ def _attributes(names: Mapping[str, Any], pattern: re.Pattern[str], value: int) 
             continue
         sampler = getattr(holder, "batch_sampler", None)
         if pattern is _BATCH and getattr(sampler, "batch_size", None) == value:
-            target = f"{name}.batch_sampler.batch_size"  # a loader's own cannot be set
+            target = f"{name}.batch_sampler.batch_size"  # a loader's own batch_size cannot be set
             yield SizeParameter("batch_size", True, _override_item("batch_size", vars(sampler)), target)
         elif hasattr(holder, "__dict__") and not inspect.isclass(holder) and not inspect.ismodule(holder):
             for key, held in list(vars(holder).items()):

@@ -1,4 +1,4 @@
-"""Changes that may help a run, before they are rehearsed: against what, how much they cost, how they are made."""
+"""Candidate changes: the categories they reduce, their cost and how they are applied."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # A change that acts on less than this share of the peak is not worth a rehearsal.
 _LEAST_SHARE = 0.02
-STEP = ("activation", "temporary")  # what a step takes and gives back
+STEP = ("activation", "temporary")  # memory that a step allocates and frees
 _EVERY = ("parameter", "gradient", "optimizer_state", "activation")
 _WEIGHTS = ("parameter",)
 _STATE = ("optimizer_state",)
@@ -30,8 +30,8 @@ _OF_A_GRAPH = frozenset({"no_grad", "released_gradients", "dropped_outputs", "ch
 class RemedySpec:
     """A remedy before it is priced.
 
-    ``against`` are the categories that it makes smaller, ``slot`` what it decides: of a slot only one goes into a
-    combination. ``variation`` is None where nothing can be rehearsed, for the ``reason`` given.
+    ``against`` are the categories that it reduces; a combination has one remedy of each ``slot``. ``variation`` is None
+    where nothing can be rehearsed, for the ``reason`` given.
     """
 
     key: str
@@ -46,12 +46,12 @@ class RemedySpec:
 
     @property
     def needs_graph(self) -> bool:
-        """Whether it only changes what is kept for a backward."""
+        """Whether it only changes what is saved for a backward."""
         return self.key in _OF_A_GRAPH
 
     @property
     def acts_on_step(self) -> bool:
-        """Whether it makes smaller only what a step takes and gives back."""
+        """Whether it reduces only memory that a step allocates and frees."""
         return set(self.against) <= set(STEP)
 
     def helps(self, report: MemoryReport) -> bool:
@@ -64,7 +64,7 @@ class RemedySpec:
 
 
 def remedy_specs(situation: Situation) -> list[RemedySpec]:
-    """All changes to code that could help some run on this card, the cheapest first."""
+    """All changes to code that can help a run on this card, the cheapest first."""
     dtype = "bf16" if situation.gpu.capability >= (8, 0) else "fp16"
     is_loading = situation.phase == "loading"
     found = [
@@ -87,7 +87,7 @@ def _of_growth(growth: Growth | None) -> Iterator[RemedySpec]:
 
 
 def _of_model(dtype: str) -> Iterator[RemedySpec]:
-    """What a forward computes and keeps."""
+    """Changes to what a forward computes and saves."""
     from oom_magic.predict.what_if import model_changes as models
 
     yield _made("no_grad", 1, "faster", STEP, models.NoGradients)
@@ -108,7 +108,7 @@ def _of_training_loop() -> Iterator[RemedySpec]:
 
 
 def _of_optimizer() -> Iterator[RemedySpec]:
-    """Its states, and what its step takes."""
+    """Changes to an optimizer's states and to the memory of its step."""
     from oom_magic.predict.what_if import optimizer_changes as optimizers
 
     slow, eight_bit = {"optimizer": "adamw-loop"}, {"optimizer": "adamw8bit"}
@@ -123,7 +123,7 @@ def _of_optimizer() -> Iterator[RemedySpec]:
 
 
 def _of_weights(dtype: str, is_loading: bool) -> Iterator[RemedySpec]:
-    """In which precision the weights are, where they lie, and which of them are trained."""
+    """Changes to the weights' precision and device, and to which of them are trained."""
     from oom_magic.predict.what_if import load_changes as loading
     from oom_magic.predict.what_if import model_changes as models
 
@@ -145,7 +145,7 @@ def _of_weights(dtype: str, is_loading: bool) -> Iterator[RemedySpec]:
 
 
 def _of_processes() -> Iterator[RemedySpec]:
-    """What each process of a job holds of parameters, gradients and states."""
+    """Sharding of parameters, gradients and states over the processes of a job."""
     from oom_magic.predict.what_if import placement_changes as parallel
 
     of_processes = partial(_made, slot="parallel")
@@ -156,7 +156,7 @@ def _of_processes() -> Iterator[RemedySpec]:
 
 
 def _of_cards() -> Iterator[RemedySpec]:
-    """What each card of one process holds."""
+    """Placement over several cards of one process."""
     from oom_magic.predict.what_if.placement_changes import BalancedLayers
 
     yield _made("balanced_layers", 14, "same", _EVERY, BalancedLayers)
@@ -173,7 +173,7 @@ def _made(
     slot: str = "",
     combines: bool = True,
 ) -> RemedySpec:
-    """The candidate of a change, or one with the reason why it cannot be made here."""
+    """The candidate for a change, or one with the reason why it does not apply here."""
     from oom_magic.predict.what_if.change import MissingError
 
     variation, reason = None, None

@@ -1,4 +1,4 @@
-"""What helps against failures that were only read about: programs' own settings, other devices, the host."""
+"""Remedies for failures known by text only: settings of programs, other devices, the host."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from oom_magic.explain.diagnosis import Diagnosis
 
 _PROGRAMS = {program.key: program for program in PROGRAMS}
-# What helps by the kind of message, whatever the cause is called.
+# Remedies by the kind of message, whatever the cause.
 _BY_FORMAT: Mapping[str, tuple[str, ...]] = {
     "cuda_absurd_size": ("find_tensor",),
     "windows_paging_file": ("page_file", "fewer_workers"),
@@ -29,7 +29,7 @@ _BY_FORMAT: Mapping[str, tuple[str, ...]] = {
     "nccl": ("nccl_buffers", "smaller_batch_any"),
     "no_kernel_image": (),
 }
-# What helps by a piece of evidence, the first that is there.
+# Remedies by evidence; the first match counts.
 _BY_EVIDENCE: Mapping[str, tuple[str, ...]] = {
     "request_absurd": ("find_tensor",),
     "request_above_any_device": ("find_tensor",),
@@ -51,12 +51,12 @@ _BY_EVIDENCE: Mapping[str, tuple[str, ...]] = {
     "small_carve_out": ("bios_memory",),
     "address_space_in_pieces": ("expandable_segments",),
 }
-# What is told of a run whether it trains or not: where nothing tells of training, advice for training may be wrong.
+# Statements about a run that does not necessarily train: advice for training may be wrong there.
 _OF_ANY_RUN = {
     "computing_told", "inference_told", "precedents", "told_conversation", "input_named", "larger_input_fails",
     "smaller_input_works", "told_whole", "large_request",
 }  # fmt: skip
-# What helps where nothing in a text tells of training: it holds for any run.
+# Remedies for any run, used where a text does not mention training.
 AGAINST_IN_ANY_RUN: Mapping[Cause, tuple[str, ...]] = {
     Cause.ACTIVATIONS: ("smaller_input",),
     Cause.ATTENTION_SCORES: ("sdpa", "smaller_input"),
@@ -69,7 +69,7 @@ AGAINST_IN_ANY_RUN: Mapping[Cause, tuple[str, ...]] = {
     Cause.DRIVER_LEVEL: ("smaller_input",),
     Cause.UNKNOWN: ("smaller_input",),
 }
-# What authors tell of a run that trains.
+# Statements by authors about runs that train.
 _TOLD_OF_TRAINING = {"trains", "training_fits", "adam_costs"}
 _TRAINERS = {"transformers Trainer", "deepspeed", "FSDP", "Lightning"}
 _HOST_OFFLOAD = ("less_offload", "more_ram")
@@ -139,7 +139,7 @@ def text_remedies(diagnosis: Diagnosis) -> tuple[str, ...] | None:
         return _BY_FORMAT[failure.format]
     keys = {one.key for one in diagnosis.evidence}
     if diagnosis.cause is Cause.REQUEST_ALONE_TOO_BIG and keys & {"request_absurd", "request_overflowed"}:
-        return ("find_tensor",)  # a size that is a mistake; no smaller input mends it
+        return ("find_tensor",)  # the size is a mistake; a smaller input would not help
     program = _PROGRAMS.get(diagnosis.program)
     is_device = failure is None or failure.backend != "cpu" or diagnosis.program in ("llama_cpp", "ollama")
     if program is not None and is_device and diagnosis.cause is not Cause.NOT_OOM:
@@ -170,7 +170,7 @@ def text_remedies(diagnosis: Diagnosis) -> tuple[str, ...] | None:
 
 
 def trains(diagnosis: Diagnosis) -> bool:
-    """Whether anything in the text, or the run that was described with it, tells of training."""
+    """Whether the text, or the run described with it, is about training."""
     in_step = diagnosis.phase in ("backward", "loss", "optimizer_step")
     is_trainer = bool(_TRAINERS & set(diagnosis.frameworks)) and "infers" not in diagnosis.told
     is_told = bool(_TOLD_OF_TRAINING & diagnosis.told or diagnosis.setup_phrases)
@@ -178,7 +178,7 @@ def trains(diagnosis: Diagnosis) -> bool:
 
 
 def is_named_by_message(diagnosis: Diagnosis) -> bool:
-    """Whether the kind of message alone says what to change."""
+    """Whether the kind of message alone determines the change."""
     return diagnosis.main_failure is not None and diagnosis.main_failure.format in _BY_FORMAT
 
 
@@ -193,7 +193,7 @@ def _by_evidence(keys: set[str], diagnosis: Diagnosis) -> tuple[str, ...]:
 
 
 def _against_host(diagnosis: Diagnosis, keys: set[str]) -> tuple[str, ...]:
-    """What helps when the host's memory ran out: while loading, with offloading, with pinned memory."""
+    """Remedies when the host's memory ran out: while loading, with offloading, with pinned memory."""
     found = list(_by_evidence(keys, diagnosis))
     if diagnosis.is_loading:
         found += ["load_low_ram", "more_ram"]

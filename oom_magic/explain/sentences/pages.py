@@ -1,4 +1,4 @@
-"""What frames a diagnosis when it is shown: titles, the three lines on top, headings, labels, first advice.
+"""Sentences around a diagnosis: titles, the three lines on top, headings, labels, first advice.
 
 The same form as ``catalogue``: English and Simplified Chinese, with the same fields.
 """

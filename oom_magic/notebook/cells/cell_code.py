@@ -27,7 +27,7 @@ _RUNNING = {
 }
 
 
-# Functions that print or write what they are given, and those that only look at it.
+# Functions that print or write their arguments, and those that only read them.
 _TELLING = (
     "print pprint display info debug warning savefig show save savez save_file save_pretrained save_model dump "
     "to_csv to_json to_parquet to_excel write writelines writerow writerows write_text write_bytes"
@@ -40,7 +40,7 @@ _LOOKING = (
 
 @dataclass(frozen=True)
 class CellCode:
-    """Statements and the names that they see; ``arguments`` are a script's, its path first."""
+    """Statements and their namespace; ``arguments`` are a script's command line, its path first."""
 
     tree: ast.Module
     names: dict[str, Any]
@@ -48,7 +48,7 @@ class CellCode:
     arguments: list[str] = field(default_factory=list)
 
     def execute(self, tree: ast.Module, names: dict[str, Any]) -> None:
-        """Run ``tree``, these statements or what was made of them, as Python would."""
+        """Execute ``tree``: these statements, or a changed copy of them."""
         before = sys.argv
         if self.arguments:
             sys.argv = list(self.arguments)
@@ -74,7 +74,7 @@ def code_of(shell: InteractiveShell, source: str, names: dict[str, Any]) -> Cell
 
 
 def names_made(tree: ast.Module) -> frozenset[str]:
-    """The names that a cell assigns, but for those whose value it has read before: it needs what was there."""
+    """The names that a cell assigns without reading their earlier value first."""
     made: set[str] = set()
     read: set[str] = set()
     for statement in tree.body:
@@ -109,7 +109,7 @@ def _note_names(node: ast.AST, made: set[str], read: set[str]) -> None:
 
 
 def _only_tells(statement: ast.stmt) -> bool:
-    """Whether a statement prints or writes what is there already, and nothing else."""
+    """Whether a statement only prints or writes existing values."""
     call = statement.value if isinstance(statement, ast.Expr) else None
     if not isinstance(call, ast.Call) or ast.unparse(call.func).rpartition(".")[2] not in _TELLING.split():
         return False
@@ -141,7 +141,7 @@ def _magic_call(statement: ast.stmt) -> tuple[str, str, str] | None:
 
 
 def _run_by(shell: InteractiveShell, name: str, line: str, cell: str) -> ast.Module | None:
-    """The statements that a magic runs; None where it runs none of the notebook's."""
+    """The statements that a magic runs; None for a magic that runs no code of the notebook."""
     if name not in _RUNNING:
         return None
     with suppress(SyntaxError):
@@ -151,7 +151,7 @@ def _run_by(shell: InteractiveShell, name: str, line: str, cell: str) -> ast.Mod
 
 
 def _without_options(line: str, valued: list[str]) -> str:
-    """What stands behind a magic's options."""
+    """The rest of a magic's line after its options."""
     words = with_cards_quoted(line).strip()
     while words.startswith("-"):
         option, _, words = words.partition(" ")

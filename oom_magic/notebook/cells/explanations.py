@@ -81,7 +81,7 @@ def _device(diagnosis: Diagnosis) -> Device | None:
 
 
 def _num_cards() -> int:
-    """How many the cell found."""
+    """The number of cards that the cell could see."""
     from oom_magic.measure.device.cards import read_num_cards
 
     return max(read_num_cards(), 1)
@@ -193,7 +193,7 @@ def _prices_of_setup(diagnosis: Diagnosis, setup: TrainingSetup) -> Iterator[Dia
 
 
 def _language(options: Any) -> Language:
-    """The language to speak; one that is asked for stays that of the session."""
+    """The language to use; one given as an option stays that of the session."""
     from oom_magic.language import choose_language, keep_language
 
     if options.lang:
@@ -233,7 +233,7 @@ def _show(shell: InteractiveShell, diagnosis: Diagnosis, prices: Iterator[Diagno
 
 
 def _first_words(diagnosis: Diagnosis) -> str:
-    """What did not fit and why, before anything is priced."""
+    """The headline: what did not fit and why, without prices."""
     from oom_magic.views.blocks import Sentence
 
     description = diagnosis.describe()

@@ -1,4 +1,4 @@
-"""One line under errors that oom_magic knows more about, above all that memory ran out.
+"""A hint of one line under errors that oom_magic can explain, above all out-of-memory errors.
 
 The error is kept as text, never as an exception: that would keep the failed cell's tensors alive.
 """
@@ -30,7 +30,7 @@ _CLASSES = ("OutOfMemoryError", "MemoryError")
 class FailedCell:
     """A cell that ran out of memory, as text; ``is_observed``: under ``%%gpumem``, ``is_dry``: in a dry run.
 
-    ``start`` is what it found on a real device, by weak references; ``is_supposed``: worked out afterwards.
+    ``start`` is what was on a real device before it, by weak references; ``is_supposed``: inferred afterwards.
     """
 
     source: str
@@ -55,7 +55,7 @@ class FailureWatch:
         self.failed_cell: FailedCell | None = None
         self.is_hinting = True
         self._start: StartingPoint | None = None
-        self._names_before: set[str] | None = None  # where torch was not loaded, and so nothing on a device
+        self._names_before: set[str] | None = None  # set where torch was not loaded, so nothing was on a device
         self._shown_before = 0  # the error that was shown last, by identity
 
     def before_cell(self, _info: ExecutionInfo) -> None:
@@ -100,7 +100,7 @@ class FailureWatch:
         return StartingPoint.supposed(self._shell.user_ns, set(self._shell.user_ns) - self._names_before)
 
     def _shown(self) -> BaseException | None:
-        """The error that a magic has shown itself, as ``%run`` does, and the cell went on."""
+        """The error that a magic displayed itself, as ``%run`` does, while the cell went on."""
         shown = getattr(sys, "last_value", None)
         return None if id(shown) == self._shown_before else shown
 
@@ -108,7 +108,7 @@ class FailureWatch:
 def unwatched_cell(shell: InteractiveShell, error: BaseException) -> FailedCell | None:
     """The cell that failed with ``error`` before its failures were watched, from IPython's history; None without one.
 
-    Where there is a GPU, what it found there is worked out from what is there now.
+    With a GPU, what was there before the cell is inferred from what is there now.
     """
     numbers: dict[str, int] = getattr(shell.compile, "_filename_map", {})
     files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
@@ -129,12 +129,12 @@ def unwatched_cell(shell: InteractiveShell, error: BaseException) -> FailedCell 
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the error, or one that it came from, says so."""
+    """Whether the error, or one in its chain of causes, is an out-of-memory error."""
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
         seen.add(id(cause))
-        message = "".join(traceback.format_exception_only(cause))  # str() of it may itself raise
+        message = "".join(traceback.format_exception_only(cause))  # str() of it may raise
         if type(cause).__name__ in _CLASSES or _OUT_OF_MEMORY.search(message):
             return True
         cause = cause.__cause__ or cause.__context__

@@ -26,7 +26,7 @@ class DryNamespace:
     def __init__(self) -> None:
         self.names: dict[str, Any] = {}
         self._hidden: dict[str, int] = {}  # for each own name: identity of the user's object at that time
-        self._unassigned: set[str] = set()  # by cells that were left before they did
+        self._unassigned: set[str] = set()  # names that a cell would have assigned, had it not been left early
 
     @property
     def own(self) -> frozenset[str]:

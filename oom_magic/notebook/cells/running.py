@@ -23,7 +23,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from oom_magic.language import _, choose_language
 from oom_magic.user_code import cell_name, is_own_file, is_users_file
 
-# around functions that follow a dispatch mode, and operators called from Python
+# frames around functions under a dispatch mode, and around operators called from Python
 _WRAPPERS = ("/torch/_dynamo/", "/torch/_compile.py", "/torch/_ops.py")
 
 
@@ -65,7 +65,7 @@ class CompiledCell:
 
     @property
     def rebound(self) -> frozenset[str]:
-        """The assigned names whose values before the cell it does not read: what only they hold goes when they do."""
+        """The assigned names whose earlier values the cell does not read: their memory is freed on assignment."""
         read: set[str] = set()
         found: set[str] = set()
         for instruction in () if self.statements is None else dis.get_instructions(self.statements):
@@ -102,7 +102,7 @@ def compile_cell(shell: InteractiveShell, text: str, lines_above: int = 0) -> Co
     try:
         return _compiled(shell, text, lines_above)
     except SyntaxError as error:
-        raise error.with_traceback(None) from None  # the compiler's own frames say nothing of the user's line
+        raise error.with_traceback(None) from None  # the compiler's own frames do not show the user's line
 
 
 def _compiled(shell: InteractiveShell, text: str, lines_above: int) -> CompiledCell:
@@ -130,7 +130,7 @@ def _refuse_await(source: str, name: str) -> None:
 
 
 def _cell_number(shell: InteractiveShell) -> int:
-    """The number that tracebacks give to the cell being run: that of the cell which called the magic."""
+    """The cell's number in tracebacks: that of the cell which called the magic."""
     numbers: dict[str, int] = getattr(shell.compile, "_filename_map", {})
     frame = sys._getframe(1)
     while frame is not None:
@@ -147,14 +147,15 @@ class Interrupted(KeyboardInterrupt):
         """What IPython shows (``InteractiveShell.showtraceback``)."""
         shown = getattr(get_ipython(), "InteractiveTB", None)
         if shown is not None:
-            shown.tb = None  # the error before this one and its tensors, which IPython drops where it renders itself
+            shown.tb = None  # drop the previous error and its tensors, as IPython's own rendering does
         return [f"KeyboardInterrupt: {self}"]
 
 
 class InOneLine:
-    """Lets an interrupt inside end with the catalogue's sentence for ``key``, which may name the line (``where``).
+    """Turns an interrupt inside the block into the catalogue's sentence for ``key``, which may name the line
+    (``where``).
 
-    Nothing of what was interrupted is kept: its frames would hold its tensors.
+    No frame of the interrupted code is kept: it would hold tensors.
     """
 
     def __init__(self, key: str) -> None:

@@ -29,7 +29,7 @@ class SliderCard:
 
     @property
     def kind(self) -> tuple[tuple[int, int], int]:
-        """What decides which kernels run on it: compute capability and multiprocessors."""
+        """Compute capability and multiprocessors, which decide the kernels that run on it."""
         card = find_gpu(self.gpu)
         return card.capability, card.num_multiprocessors
 
@@ -53,7 +53,7 @@ class SliderMachine:
         return {"num_gpus": self.num_gpus, "num_processes": self.num_processes, "card": self.card}
 
     def named(self, label: str) -> str:
-        """What is sized, by name, and where."""
+        """A label: the function or setup, and the cards."""
         if self.num_processes is not None:
             return _("{name}, process {rank} of {number}", name=label, rank=0, number=self.num_processes)
         if self.num_gpus > 1:

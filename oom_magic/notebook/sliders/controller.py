@@ -70,8 +70,8 @@ def sliders(
 class Sliders(ipywidgets.VBox):
     """The panel. ``values``, ``report`` and ``setup`` follow the sliders; ``controls`` has the widgets by name.
 
-    A move shows sums of sizes at once. When the hand rests, what is not known yet is found in slices, and the allocator
-    is replayed, for what is reserved, the largest batch and the timeline; the next move makes that out of date.
+    A move shows sums of sizes at once. When no further move follows, missing sizes are found in slices and the
+    allocator is replayed, for reserved memory, the largest batch and the timeline; the next move cancels that.
     """
 
     def __init__(self, sizer: Sizer, cards: tuple[SliderCard, ...]) -> None:
@@ -120,7 +120,7 @@ class Sliders(ipywidgets.VBox):
             return None
         return self._sizer.setup(self.values).replace(gpu=self.card.gpu, memory=self.card.memory_bytes)
 
-    # -- following the hand ---------------------------------------------------
+    # -- while a slider moves -------------------------------------------------
 
     def _moved(self, _change: Any) -> None:
         if not self._is_moving_many:
@@ -137,7 +137,7 @@ class Sliders(ipywidgets.VBox):
         self._update()
 
     def _update(self) -> None:
-        """Show the present setting as far as it is known, and have the rest found once the hand rests."""
+        """Show what is known of the current setting, and schedule the rest for when no further move follows."""
         self._stop()
         values, card, loop = self.values, self.card, running_loop()
         if loop is None or not self._has_begun:
@@ -152,7 +152,7 @@ class Sliders(ipywidgets.VBox):
             self._refining = loop.create_task(self._refine(slices, values, card))
 
     def _stop(self) -> None:
-        """Let go of what is found for a setting that is left."""
+        """Cancel the work for the previous setting."""
         if self._refining is not None:
             self._refining.cancel()
         if self._slices is not None:
@@ -160,7 +160,7 @@ class Sliders(ipywidgets.VBox):
         self._refining = self._slices = None
 
     def _shown_or_failed(self, show: Callable[[], object]) -> bool:
-        """Whether something could be shown; else the panel says why not."""
+        """Whether ``show`` succeeded; if not, the panel shows the error."""
         try:
             with InOneLine("interrupted_sliders"):
                 show()
@@ -182,7 +182,7 @@ class Sliders(ipywidgets.VBox):
         self._panel.show_failure(blocks)
 
     def _show_now(self, values: Mapping[str, Any], card: SliderCard, is_later: bool) -> None:
-        """Show a setting before anything else is done: by one run, if the rest comes later or was not asked for."""
+        """Show a setting at once: from a single run where the others come later or are not needed."""
         if self._show_known(values, card):
             return
         sizes = self._sizer.sizes(values, card)
@@ -194,7 +194,7 @@ class Sliders(ipywidgets.VBox):
         self._show(sizes, self._estimator.quick(sizes, values))
 
     def _show_known(self, values: Mapping[str, Any], card: SliderCard) -> bool:
-        """Show a setting if its function is known; what is known of another card meanwhile, if that is."""
+        """Show a setting if its sizes are known; otherwise those of another card for now, if they are."""
         sizes = self._sizer.sizes(values, card)
         is_known = self._sizer.is_known(sizes, values)
         close = sizes if is_known else self._sizer.sizes_elsewhere(values, card)
@@ -217,10 +217,10 @@ class Sliders(ipywidgets.VBox):
             self._panel.show_map(cells, sizes.device)
         self._panel.show_code(self._sizer.code(estimate.values))
 
-    # -- when the hand rests --------------------------------------------------
+    # -- after the last move --------------------------------------------------
 
     async def _refine(self, slices: Slices, values: Mapping[str, Any], card: SliderCard) -> None:
-        """Find the rest, and show in the panel what goes wrong there."""
+        """Find the rest; errors are shown in the panel."""
         await asyncio.sleep(_IDLE_SECONDS)
         try:
             with InOneLine("interrupted_sliders"):
@@ -233,7 +233,7 @@ class Sliders(ipywidgets.VBox):
             self._fail(error_blocks(error))
 
     async def _find(self, slices: Slices, values: Mapping[str, Any], card: SliderCard) -> None:
-        """One thing after the other; each is shown when known."""
+        """Step by step; each result is shown when it is known."""
         estimator, sizes = self._estimator, self._sizer.sizes(values, card)
         is_known = self._sizer.is_known(sizes, values)
         if not is_known and (self._estimate is None or self._estimate.report is None):
@@ -265,7 +265,7 @@ class Sliders(ipywidgets.VBox):
             self._panel.show_map(cells, sizes.device)
 
     def _refined(self) -> Estimate:
-        """The present estimate with its report, found now if need be."""
+        """The current estimate with its report, computed now if necessary."""
         if self._failure:
             reason = to_text(Description(_("The function fails with these values"), self._failure))
             raise RuntimeError(reason)
@@ -277,7 +277,7 @@ class Sliders(ipywidgets.VBox):
         return self._estimate
 
     def _complete(self) -> Estimate:
-        """The same with what takes more than one run: what would fit, the largest batch; the map is known then."""
+        """The same with what needs more than one run: what would fit, the largest batch, the map."""
         estimate = self._refined()
         values, card = estimate.values, self.card
         sizes = self._sizer.sizes(values, card)
@@ -320,7 +320,7 @@ class Sliders(ipywidgets.VBox):
         return f"<Sliders of {self._sizer.label}: {values}>"
 
     def _repr_mimebundle_(self, **_options: Any) -> dict[str, Any]:
-        """The live view, and the present setting for where it cannot live."""
+        """The live view, and the current setting for pages without a kernel."""
         return {**super()._repr_mimebundle_(), **self._still()}
 
     def _ipython_display_(self) -> None:
@@ -336,7 +336,7 @@ class Sliders(ipywidgets.VBox):
         words = _("Sliders of {label}; what they were last set to:", label=self._sizer.title)
         display({_VIEW: super()._repr_mimebundle_()[_VIEW], "text/plain": words}, raw=True)
         script = {"text/plain": "", "text/html": naming_script(self._live_class)}
-        display(script, raw=True, display_id=self.model_id)  # at once; what the allocator says comes behind it
+        display(script, raw=True, display_id=self.model_id)  # at once; the replayed figures follow
         self._save()
 
     def _save(self) -> None:

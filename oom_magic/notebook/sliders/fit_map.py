@@ -1,7 +1,7 @@
-"""The map of what fits: batch against sequence length, the present point on it; a click goes there.
+"""The map of what fits: batch against sequence length, with the current point; a click moves there.
 
-The cells are the buttons of one ToggleButtons widget. What they say and how they look comes from one style
-element, so that a change is one message and no button is made again.
+The cells are the buttons of one ToggleButtons widget. Their text and colours come from one style element, so a change
+is one message and no button is rebuilt.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Cells:
     held: IntArray
 
     def doubtful(self, device: Device) -> list[int]:
-        """Cells close enough to the card's limit for the allocator to decide, those next to it first."""
+        """Cells so close to the card's limit that reserved memory decides, the closest first."""
         share = self.peaks.ravel() / max(device.usable_bytes, 1)
         near = np.flatnonzero((share > _DOUBT) & (share <= 1))
         return [int(cell) for cell in near[np.argsort(-share[near])]]
@@ -164,7 +164,7 @@ class FitMap:
     def _chosen(self, change: Mapping[str, Any]) -> None:
         if change["new"] is not None:
             values = self.grid.values(change["new"])
-            self._buttons.value = None  # the cursor says where we are; every click is news
+            self._buttons.value = None  # the cursor shows the position; every click must be a change
             self._on_choice(values)
 
     def _heading(self) -> str:

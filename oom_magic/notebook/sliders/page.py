@@ -1,4 +1,4 @@
-"""Scripts beside the panel: names for its handles, and sliders that move on a page without a kernel.
+"""Scripts beside the panel: accessible names for its handles, and sliders for pages without a kernel.
 
 The saved ones move between stops whose pictures were made beforehand.
 """
@@ -25,9 +25,9 @@ _MOST_PICTURES = 240  # or a few more, as the present setting is among them: abo
 
 
 class SavedSliders:
-    """What the script of a page needs: stops of each number, and for each combination of them what the panel says.
+    """What the script of a page needs: the stops of each number, and the picture for each combination of them.
 
-    Pictures are kept, so that after a move only those with the new values are made.
+    Pictures are cached, so a move only draws those with new values.
     """
 
     def __init__(self, estimator: Estimator) -> None:
@@ -40,7 +40,7 @@ class SavedSliders:
         return [point for point in self._points(values) if self._estimator.key(sizes, point) not in self._pictures]
 
     def draw(self, sizes: Sizes, values: Values) -> str:
-        """What the panel says of a setting while it is dragged, and the map round it."""
+        """Draw the picture that the panel shows while a setting is dragged, with the map around it."""
         key = self._estimator.key(sizes, values)
         if key not in self._pictures:
             others = ", ".join(f"{name} {values[name]}" for name in self._estimator.sizer.ranges.choices)
@@ -82,7 +82,7 @@ class SavedSliders:
 
 
 def naming_script(live_class: str) -> str:
-    """Gives the handles of the sliders in the panel of this class a name and a value that screen readers can tell."""
+    """A script that gives the panel's slider handles names and values for screen readers."""
     return _template("names.html").replace("PANEL", live_class)
 
 

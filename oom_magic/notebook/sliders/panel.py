@@ -29,7 +29,7 @@ Control = Any  # a widget with a ``value``; ipywidgets carries no types
 class NumberControl(ipywidgets.HBox):
     """A slider with every value of a short range, else with stops in proportion; any other value can be typed.
 
-    ``value`` is on the axis: what is not is moved to the nearest that is.
+    ``value`` is always on the axis: others are moved to the nearest point of it.
     """
 
     value = traitlets.Int()
@@ -49,7 +49,7 @@ class NumberControl(ipywidgets.HBox):
 
     @property
     def disabled(self) -> bool:
-        """Whether it cannot be moved."""
+        """Whether the control is disabled."""
         return bool(self.field.disabled)
 
     @disabled.setter

@@ -1,1 +1,1 @@
-"""What a pasted text tells, before anyone judges it."""
+"""Clues in a pasted text, before they are judged."""

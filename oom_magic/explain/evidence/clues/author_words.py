@@ -1,6 +1,6 @@
-"""What the author of a text says of the failure in prose, in English or Chinese, as keys.
+"""What a text's author says about the failure in prose, in English or Chinese, as keys.
 
-The rules of ``text_rules`` and ``situation_rules`` say what each is worth.
+``text_rules`` and ``situation_rules`` weigh each key.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from oom_magic.explain.messages.told import KILLED
 
 
 def _words(*patterns: str) -> re.Pattern[str]:
-    # By ASCII's rules a word ends where Chinese begins, without a blank: 使用了vllm后.
+    # With ASCII rules a word ends where Chinese begins, without a blank: 使用了vllm后.
     return re.compile("|".join(patterns), re.I | re.A)
 
 
@@ -25,7 +25,7 @@ _RISES = (
     r"(?:increas|grow|climb|accumulat|leak|creep)\w*|\brising|\bris(?:e|es|en)\b|grew|(?:goes|going|go|went|build\w*"
     r"|pil\w+) up\b"
 )
-# Between two words of one statement that is not denied.
+# Between two words of one statement that is not negated.
 _NEAR = r"(?:(?!\bnot?\b|n't|\bnever\b)[^.\n])"
 _NO_GPU = r"(?:(?!\bnot?\b|n't|\bgpu\b|cuda|vram)[^.\n])"
 _SPENT = (
@@ -492,12 +492,12 @@ _ADVICE = re.compile(
 )
 
 
-# Authors write less; more are logs.
+# Longer texts are logs.
 _LONGEST_STORY = 10_000
 
 
 def said_in(text: str) -> frozenset[str]:
-    """The keys of everything that a cleaned text says of the run."""
+    """The keys of all statements that a cleaned text makes about the run."""
     if len(text) > 2 * _LONGEST_STORY:
         text = f"{text[:_LONGEST_STORY]}\n{text[-_LONGEST_STORY:]}"
     said = _BLANKS.sub(" ", _QUOTED.sub("", text))
@@ -505,5 +505,5 @@ def said_in(text: str) -> frozenset[str]:
 
 
 def _is_told(pattern: re.Pattern[str], text: str) -> bool:
-    """Whether a text says so, rather than asks or advises: "check whether others use it", "against leaks"."""
+    """Whether a match is a statement, not a question or advice: "check whether others use it", "against leaks"."""
     return any(not _ADVICE.search(text, max(0, match.start() - 24), match.start()) for match in pattern.finditer(text))

@@ -1,4 +1,4 @@
-"""Sizes that a text names in passing: of pictures, sequences, graphs, batches, and of the model beside its card."""
+"""Sizes in prose: of pictures, sequences, graphs and batches, of the model and of its card."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from oom_magic.units import GIB
 
-# From these sizes on an input is called large: what a card of a few years ago computes only in parts.
+# From these sizes on an input counts as large: a card of a few years ago processes it only in parts.
 _LARGE_PICTURE = 1_000_000
 _LARGE_SEQUENCE = 8_192
 _LARGE_COUNTS = {"nodes": 50_000, "edges": 1_000_000, "points": 50_000, "gaussians": 1_000_000, "objects": 500}
@@ -67,7 +67,7 @@ class Magnitude:
 
 
 def large_inputs(text: str) -> tuple[Magnitude, ...]:
-    """Every input that the text gives a size of and that is large; each kind once."""
+    """Every large input whose size the text gives; each kind once."""
     found: dict[str, Magnitude] = {}
     for match in _SIDES.finditer(text):
         if _NOT_A_PICTURE.search(text, max(0, match.start() - 24), match.start()):
@@ -97,7 +97,7 @@ def large_inputs(text: str) -> tuple[Magnitude, ...]:
 
 
 def _counted(match: re.Match[str]) -> tuple[str, float]:
-    """What was counted and how many."""
+    """The counted things and their number."""
     digits, factor, noun, edges, gaussians = match.groups()
     if edges or gaussians:
         return ("edges", float(edges)) if edges else ("gaussians", float(gaussians))
@@ -106,7 +106,7 @@ def _counted(match: re.Match[str]) -> tuple[str, float]:
 
 
 def _number(digits: str) -> float:
-    """A number as people write it, such as 12,300 or 2.7; 0 for other text."""
+    """A number such as 12,300 or 2.7; 0 for other text."""
     plain = digits.replace(",", "").replace("_", "").rstrip(".")
     return float(plain) if plain.count(".") <= 1 and plain.strip(".") else 0.0
 

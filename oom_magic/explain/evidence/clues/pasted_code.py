@@ -1,4 +1,4 @@
-"""Faults in code that was pasted beside a message: what a loop keeps alive, read from its syntax tree."""
+"""Faults in code pasted beside a message: tensors that a loop keeps alive, by its syntax tree."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CODE = re.compile(
     r"|pass|break|continue|\.\.\.|[\"'][^\"']{1,60}[\"']\s?:.*)\s*$"
 )
 _FENCE = re.compile(r"^\s*(?:`{3,}|~{3,})")
-# Numbers, and tensors cut off from their graph; what is collected so holds next to nothing.
+# Numbers and detached tensors; collecting them takes almost no memory.
 _CUTS = re.compile(r"\.(?:item|detach|cpu|numpy|tolist|data)\b|\b(?:float|int|len|str|round|argmax|loss_value)\(")
 _TENSOR_NAME = re.compile(
     r"(?:^|_)(?:loss\w*|likelihood|logits?|outputs?|preds?|predictions?|probs?|scores?|feats?|features?|hiddens?"
@@ -79,9 +79,9 @@ def faults_in(text: str) -> tuple[CodeFault, ...]:
 
 
 def without_graph(line: str) -> str:
-    """A line that keeps a tensor over steps, so that it keeps its number (a loss) or the tensor cut off, on the host.
+    """A line that keeps a tensor over steps, rewritten to keep a number (a loss) or a detached tensor on the host.
 
-    Empty where the line is of another kind.
+    Empty for other lines.
     """
     tree, _ = _tree_or_error([line])
     node = tree.body[0] if tree is not None and tree.body else None
@@ -123,7 +123,7 @@ def _blocks(text: str) -> Iterator[list[str]]:
 
 
 def _parsed(block: list[str]) -> ast.Module | None:
-    """The tree of a block; lines that are no Python are left out one by one."""
+    """The tree of a block; lines that are not Python are dropped one by one."""
     margin = min((len(line) - len(line.lstrip()) for line in block if line.strip()), default=0)
     lines = [line[margin:] for line in block]
     for _ in range(_MAX_REPAIRS):
@@ -144,7 +144,7 @@ def _parsed(block: list[str]) -> ast.Module | None:
 
 
 def _tree_or_error(lines: list[str]) -> tuple[ast.Module | None, SyntaxError | None]:
-    """The tree of these lines, or the error that can be repaired; neither where nothing helps."""
+    """The tree of these lines, or a repairable error; neither if the error cannot be repaired."""
     try:
         return ast.parse("\n".join(lines)), None
     except SyntaxError as error:
@@ -229,7 +229,7 @@ class _Walk:
                 yield from self._sum(targets[0], rest[0], node, scope)
 
     def _stored(self, node: ast.Assign, scope: _Scope) -> Iterator[CodeFault]:
-        """A result written into a tensor of the device, turn by turn: the graph of each is kept with it."""
+        """A result written into a device tensor in each iteration, which keeps the graph of each."""
         if isinstance(node.value, ast.Call) and _NEW_TENSOR.search(ast.unparse(node.value)):
             scope.buffers.update(name for target in node.targets for name in _names(target))
         is_kept = any(
@@ -240,7 +240,7 @@ class _Walk:
             yield CodeFault("stores_tensors", _line(node))
 
     def _carried(self, targets: list[str], call: ast.Call, node: ast.stmt, scope: _Scope) -> Iterator[CodeFault]:
-        """A state that goes into a module and comes out of it, turn by turn, with all that made it."""
+        """A state that passes through a module in each iteration and keeps the graphs of all earlier ones."""
         given = {name for argument in call.args for name in _names(argument)}
         states = [name for name in targets if name in given and _STATE_NAME.match(name)]
         text = ast.unparse(self._tree)
@@ -249,11 +249,11 @@ class _Walk:
             yield CodeFault("carries_state", _line(node))
 
     def _sum(self, target: str, value: ast.expr, node: ast.stmt, scope: _Scope) -> Iterator[CodeFault]:
-        """A running sum of tensors; one that each turn starts again is none."""
+        """A running sum of tensors that is not reset in each iteration."""
         if not scope.in_loop or target in scope.loop_assigns or scope.without_gradients or not _is_tensor(value, scope):
             return
         if target.rpartition(".")[2] == "loss" and self._trains:
-            return  # a loss made of parts; where it starts is not shown
+            return  # a loss made of parts, whose start is not shown
         yield CodeFault("sums_tensors", _line(node))
 
     def _call(self, call: ast.Call, node: ast.stmt, scope: _Scope) -> Iterator[CodeFault]:
@@ -272,7 +272,7 @@ class _Walk:
             yield CodeFault("retains_graph", _line(node))
 
     def _unguarded(self, loop: ast.For | ast.While | ast.AsyncFor, scope: _Scope) -> Iterator[CodeFault]:
-        """A loop that only infers, with gradients on."""
+        """An inference loop with gradients enabled."""
         calls = [node for node in ast.walk(loop) if isinstance(node, ast.Call)]
         names = [ast.unparse(call.func) for call in calls]
         infers = next(
@@ -290,7 +290,7 @@ class _Walk:
 
 
 def _collected_outputs(node: ast.ClassDef) -> Iterator[CodeFault]:
-    """A hook that is given what every step of an epoch returned, which is kept until then (Lightning before 2.0)."""
+    """A hook that receives the outputs of all steps of an epoch, which are kept until then (Lightning before 2.0)."""
     methods = {one.name: one for one in node.body if isinstance(one, ast.FunctionDef)}
     for name, method in methods.items():
         step = name.removesuffix("_epoch_end") + "_step"
@@ -299,7 +299,7 @@ def _collected_outputs(node: ast.ClassDef) -> Iterator[CodeFault]:
 
 
 def _assigned(body: Iterable[ast.stmt]) -> frozenset[str]:
-    """The names that statements bind again, by anything but adding to themselves."""
+    """The names that statements rebind, other than by adding to them."""
     names: set[str] = set()
     for statement in body:
         for node in ast.walk(statement):
@@ -318,7 +318,7 @@ def _names(node: ast.AST) -> list[str]:
 
 
 def _is_tensor(value: ast.expr, scope: _Scope) -> bool:
-    """Whether an expression is, by its making or its name, a tensor with its graph."""
+    """Whether an expression is a tensor with a graph, by its construction or its name."""
     text = ast.unparse(value)
     if _CUTS.search(text) or isinstance(value, ast.Constant):
         return False
@@ -338,7 +338,7 @@ def _shortened(code: str) -> str:
 
 
 def _inline(text: str) -> Iterator[CodeFault]:
-    """What single lines and prose show, where no tree can be had."""
+    """Faults in single lines and prose, where there is no syntax tree."""
     for line in text.split("\n")[:4000]:
         if len(line) > _MAX_LINE:
             continue

@@ -1,6 +1,6 @@
 """Which program ran out of memory, and in which stage: inference servers, image pipelines, quantizers, runtimes.
 
-Each has its own way of taking memory and its own settings; a training batch is none of them.
+Each allocates in its own way and has its own settings; none is about a training batch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from oom_magic.explain.evidence.clues.author_words import TOLD
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a program's work: the frames or lines that show it, what it makes likely and how much (0 to 1)."""
+    """A stage of a program: the frames or lines that show it, the cause it makes likely and the weight (0 to 1)."""
 
     key: str
     pattern: re.Pattern[str]
@@ -26,8 +26,8 @@ class Stage:
 class Program:
     """A program with an allocator or settings of its own; ``trains``: it is also what people train with.
 
-    ``budget`` is the share of the device that it takes of itself, unless ``budget_setting`` in the text says
-    otherwise; ``remedies`` are what it can be told, by cause, the most telling first (keys of the catalogue).
+    ``budget`` is the share of the device that it reserves by default, unless ``budget_setting`` in the text says
+    otherwise; ``remedies`` are its own settings by cause, the most effective first (keys of the catalogue).
     """
 
     key: str
@@ -42,7 +42,7 @@ class Program:
     trains: bool = False
 
     def remedies_against(self, cause: Cause) -> tuple[str, ...]:
-        """What to change against a cause, the first step first."""
+        """The remedies for a cause, the first step first."""
         first = dict(self.by_cause).get(cause, ())
         return (*first, *(key for key in self.remedies if key not in first))
 
@@ -248,7 +248,7 @@ _TRAINS = re.compile(
     r"|MegatronTrain|\btrain(?:ing)?\.py|async_train|policy[_ ]?loss|[Ss]FTTrainer|GRPO|\bDPO\b|finetun|in train\b"
     r"|训练(?:的时候|时|过程|中|容易|报错|会)"
 )
-# Programs that compute what they are told, training too; a training loop does not speak against them.
+# General compute runtimes, used for training, too; a training loop is no evidence against them.
 _GENERAL = (
     "jax",
     "tensorflow",
@@ -274,7 +274,7 @@ _BY_FORMAT = {
 def find_program(text: str, trace: str, message_format: str | None = None) -> ProgramUse | None:
     """The program that failed, from the kind of its message, then from the frames, then from the whole text.
 
-    A training loop in the frames says that no server failed, even where one is named.
+    With a training loop in the frames no server failed, even if one is named.
     """
     by_format = _BY_FORMAT.get(message_format or "")
     trains = bool(_TRAINS.search(trace) or _TRAINS.search(text))
@@ -291,7 +291,7 @@ def find_program(text: str, trace: str, message_format: str | None = None) -> Pr
 
 
 def _stage_of(program: Program, text: str, trace: str) -> Stage | None:
-    """The stage that the frames show, else the text; the innermost telling line decides."""
+    """The stage by the frames, else by the text; the innermost matching line decides."""
     for line in reversed(trace.split("\n")[-120:]):
         found = next((stage for stage in program.stages if stage.pattern.search(line)), None)
         if found is not None:

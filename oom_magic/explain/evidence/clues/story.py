@@ -1,6 +1,6 @@
-"""What the author of a text makes of the failure: the causes that it names and the ways out that it proposes.
+"""The author's own view of the failure: the causes and the fixes that the text names.
 
-Only texts that look for a way out (a guide, a report of a repair) are read so: a log that lists settings proposes none.
+Only texts about a fix (a guide, a report of a repair) are read so: a log that lists settings proposes none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _LOOKS_FOR_A_WAY_OUT = re.compile(
     r"|\brecommend\w*",
     re.I,
 )
-# PyTorch's own tip is no claim of the author's.
+# PyTorch's own tip is not the author's claim.
 _TIP = re.compile(r"to avoid fragmentation[^\n]{0,200}|If reserved[^\n]{0,160}", re.I)
 
 
@@ -37,7 +37,7 @@ _CAUSES = (
     (Cause.WEIGHTS_TOO_BIG, _any(r"模型(?:太大|过大)", r"\bmodel (?:is )?too (?:big|large)\b")),
     (Cause.OTHER_PROCESS, _any(r"(?:其他|多个)进程", r"\b(?:an)?other process")),
 )
-# Keys of remedies without their "_any", and of what changes nothing of a GPU's memory.
+# Keys of remedies without their "_any", and of proposals that do not affect GPU memory.
 _PROPOSALS = (
     (
         "smaller_batch",
@@ -77,14 +77,14 @@ _PROPOSALS = (
 
 @dataclass(frozen=True)
 class Story:
-    """The ``causes`` that an author names and the ``proposals`` for a way out, in the order of their tables."""
+    """The ``causes`` that an author names and the ``proposals`` for a fix, in the order of their tables."""
 
     causes: tuple[Cause, ...] = ()
     proposals: tuple[str, ...] = ()
 
 
 def story_in(text: str) -> Story:
-    """What a cleaned text makes of the failure; empty where it looks for no way out."""
+    """The story in a cleaned text; empty if the text is not about a fix."""
     if not _LOOKS_FOR_A_WAY_OUT.search(text):
         return Story()
     said = _TIP.sub("", text)

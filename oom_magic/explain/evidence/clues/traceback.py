@@ -1,4 +1,4 @@
-"""What a pasted traceback tells: the phase of training, the line that failed, the run and its program."""
+"""Clues in a pasted traceback: the phase of training, the line that failed, the run and its program."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _LATE_STEPS = 50
 
 @dataclass(frozen=True)
 class RunFacts:
-    """How far a run came (``num_steps`` done, ``num_epochs``) and what is told of it.
+    """How far a run came (``num_steps`` done, ``num_epochs``) and what the author says about it.
 
-    ``told`` are keys of what the author says; all is None or empty where the text says nothing.
+    ``told`` are the keys of the author's statements; fields are None or empty where the text says nothing.
     """
 
     num_steps: int | None = None
@@ -45,12 +45,12 @@ class RunFacts:
 
     @property
     def is_late(self) -> bool:
-        """Whether many steps had gone well, so that what a step takes had fitted before."""
+        """Whether many steps succeeded, so that a step's memory had fitted before."""
         return (self.num_steps or 0) >= _LATE_STEPS or (self.num_epochs or 0) >= 1
 
 
 def run_facts(text: str, trace_start: int | None = None) -> RunFacts:
-    """The facts in a cleaned text; ``trace_start`` is where the failure's message stands."""
+    """The facts in a cleaned text; ``trace_start`` is the offset of the failure's message."""
     before = text[:trace_start] if trace_start is not None else text
     bars = list(_BAR.finditer(text))
     steps = int(bars[-1].group(2)) if bars else None
@@ -65,7 +65,7 @@ def run_facts(text: str, trace_start: int | None = None) -> RunFacts:
 
 
 def _count(text: str) -> int:
-    """A count as people write it: 12,300, 15K, 3w (ten thousands)."""
+    """A written count: 12,300, 15K, 3w (ten thousands)."""
     digits = text.replace(",", "").strip()
     unit = digits[-1].lower()
     factor = {"k": 1000, "w": 10_000, "万": 10_000}.get(unit, 1)
@@ -75,7 +75,7 @@ def _count(text: str) -> int:
 
 _MAX_LINES = 400
 _MAX_LINE = 400
-# So many of the innermost lines decide which tensor was being made.
+# This many of the innermost lines decide which tensor was being made.
 _NUM_INNERMOST = 8
 
 _FRAME = re.compile(
@@ -141,7 +141,7 @@ _PHASES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("forward", _any(r"\bin forward\b", r"_call_impl", r"\bF\.\w+\(", r"torch\._C\._nn\.", r"_conv_forward",
                      r"Original ATen:")),
 )  # fmt: skip
-# What a forward can happen inside of. "net(x).sum().backward()" is not yet in its backward.
+# Statements that contain a forward. "net(x).sum().backward()" has not begun its backward.
 _AROUND = (*_PHASES[:2], ("backward", _any(r"\bloss\w*\.backward\(", r"run_backward", r"\bin backward\b",
                                            r"autograd[/\\]__init__")))  # fmt: skip
 _CLOSURE = re.compile(r"\bclosure\(\s*\)")
@@ -202,7 +202,7 @@ _EXPANDABLE = _any(
 _ACCUMULATION = re.compile(r"gradient[_ -]accumulation|grad_accum|梯度累[积计]", re.I)
 # A cell magic's frame quotes the whole cell: every phase would be seen in it.
 _WHOLE_CELL = "get_ipython().run_cell_magic("
-# PyTorch's own tip names the setting too; it says nothing of what the user has set.
+# PyTorch's own tip names the setting too; the user need not have set it.
 _TIP = re.compile(r"try setting\s+\S{0,20}ALLOC_CONF=expandable_segments:True")
 _QUOTED_TIP = _any(
     r"try\s+setting\s+(?:max_split_size_mb|PYTORCH_\w+)", r"to\s+avoid\s+fragmentation", r"memory is >> allocated"
@@ -228,7 +228,7 @@ _BARE_FORMATS = (
     "short", "cuda_error_oom", "class_only", "cuda_thc_pre0.4.1", "third_party_cuda_oom", "cuda_driver_call", "sigkill",
 )  # fmt: skip
 _BARE_LENGTH = 24
-# What a program, not its author, says around "out of memory": the class, the request, PyTorch's tip.
+# Words of programs around "out of memory": the class, the request, PyTorch's tip.
 _OF_A_MESSAGE = re.compile(
     r"[\w.]{1,60}(?:error|exception)\b:?|tried to allocate [\d.]{1,12} ?\w{1,5}\.?(?: gpu\b)?"
     r"|if reserved (?:but unallocated )?memory is\b[\s\S]{0,160}?fragmentation\.?"
@@ -293,7 +293,7 @@ class Clues:
 
     @property
     def tells_of_training(self) -> bool:
-        """Whether the author speaks of training, in a program that trains or none that is known."""
+        """Whether the author mentions training, in a program that trains or in an unknown one."""
         return "trains" in self.run.told and (self.program is None or self.program.program.trains)
 
 
@@ -332,7 +332,7 @@ def find_clues(text: str, failure_start: int | None = None, message_format: str 
 
 
 def _full_device(text: str) -> str:
-    """What nvidia-smi printed of a device that is nearly full, beside one that is nearly empty; empty: no such."""
+    """nvidia-smi's row of a nearly full device beside a nearly empty one; empty if there is none."""
     rows = [(int(used), int(total), match) for match in _SMI.finditer(text) for used, total in [match.groups()]]
     full = [match.group() for used, total, match in rows if used >= _FULL_FROM * total]
     has_room = any(used < total / 10 for used, total, _ in rows)
@@ -351,7 +351,7 @@ def _is_prose(cleaned: str, failure_start: int | None, message_format: str | Non
 
 
 def _surroundings(cleaned: str, failure_start: int | None) -> str:
-    """The text's beginning, where authors describe what they do, and what stands around the failure."""
+    """The text's beginning, where authors describe their work, and the text around the failure."""
     if len(cleaned) <= _MAX_HEAD + 2 * _MAX_AROUND:
         return cleaned
     start = len(cleaned) if failure_start is None else failure_start
@@ -367,7 +367,7 @@ def _raw_surroundings(text: str) -> str:
 def _trace_lines(cleaned: str, failure_start: int | None) -> list[str]:
     """The traceback's lines: from the first frame before the failure, or after it; code pasted elsewhere is none.
 
-    Where no frame is shown the few lines of code right before the message are all that is left of a traceback.
+    Without a frame, the few lines of code right before the message are the traceback.
     """
     start = len(cleaned) if failure_start is None else failure_start
     before = _code_lines(cleaned[max(0, start - _MAX_LINES * 100) : start])
@@ -401,7 +401,7 @@ def _looks_like_code(line: str) -> bool:
 
 
 def _phase(lines: list[str]) -> str | None:
-    """The phase that the innermost telling line shows; evaluation when an outer frame says so."""
+    """The phase of the innermost matching line; evaluation when an outer frame says so."""
     phase = None
     inner = _within_closure(lines)
     for line in reversed(inner):
@@ -418,7 +418,7 @@ def _phase(lines: list[str]) -> str | None:
 
 
 def _within_closure(lines: list[str]) -> list[str]:
-    """The lines of what an optimizer's step calls to compute the gradients, as Lightning has it; else all of them."""
+    """The lines inside a closure that an optimizer's step calls, as Lightning does; else all of them."""
     calls = [at for at, line in enumerate(lines) if _CLOSURE.search(line)]
     return lines[calls[-1] + 1 :] if calls else lines
 
