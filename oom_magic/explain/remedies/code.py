@@ -197,9 +197,7 @@ def code_for(key: str, style: str, values: Mapping[str, Any]) -> tuple[str, str]
     dtype = str(values.get("dtype", ""))
     names = {**_NAMES, **values}
     inner = names.get("inner", names["model"])
-    targets = values.get(
-        "targets"
-    )  # None: no model is available; PEFT uses its defaults
+    targets = values.get("targets")  # None: no model is available; PEFT uses its defaults
     filled = template.format(
         **{"inner": inner, "language_model": inner, **names}
         | {"targets": f", target_modules={targets_as_code(targets)}" if targets else ""},
