@@ -1,4 +1,4 @@
-"""Dry runs that stayed on the CPU because a name said so before they began: what they would take on the GPU."""
+"""Dry runs that stayed on the CPU because of a name such as ``device``, and the memory they would need on the GPU."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def stayed_on_cpu(
     presume: Callable[[Collection[str]], DecidedNames],
     again: Callable[[DecidedNames], EndedRun],
 ) -> StayedOnCPU | None:
-    """What kept the run of a session on the CPU, which its report then says, too; None where nothing did.
+    """The names that kept a session's run on the CPU, which its report then says, too; None if there are none.
 
     ``followed`` are names that were decided again in the run already. ``presume`` gives those to be decided otherwise,
     ``again`` runs the ``codes`` once more so; their output is not shown again.
@@ -76,7 +76,7 @@ def stayed_on_cpu(
         with contextlib.suppress(Exception), in_silence():
             other = again(presume(names))
             if not _took_memory(other):
-                return None  # the names are used for something else
+                return None  # the names have another purpose
             peak = None if other.report is None else other.report.peak_allocated_bytes
     else:
         for code in codes:

@@ -59,7 +59,7 @@ from oom_magic.predict.torch_patches import torch_patches
 from oom_magic.predict.what_if.change import Change
 from oom_magic.user_code import is_users_file
 
-_HANDLERS = {  # operators that the pretend GPU answers itself
+_HANDLERS = {  # operators that the pretend GPU implements itself
     **transfers.HANDLERS,
     **readers.HANDLERS,
     **sparse.HANDLERS,
@@ -69,7 +69,7 @@ _HANDLERS = {  # operators that the pretend GPU answers itself
 
 
 class DrySession:
-    """A pretend GPU that lasts: what one run leaves on it, the next finds there.
+    """A pretend GPU that persists: the next run finds what the last one left on it.
 
     ``gpu`` names a card of the catalogue, ``memory`` overrides its capacity (``"12GiB"``, or bytes), ``num_gpus`` such
     cards are visible to the process, ``cuda:0`` and on; ``"2x T4"`` says both. What ends a run is
@@ -153,7 +153,7 @@ class DrySession:
         self._assumptions.setdefault((why, line))
 
     def _assume_of_user(self, text: str) -> None:
-        """Note what the user's code does; what PyTorch's compiler does beside its work matters to nobody."""
+        """Note an assumption about the user's code, but none about code that PyTorch's compiler runs by itself."""
         if self.fake_gpu.traces is None:
             self.assume(text)
 
@@ -173,7 +173,7 @@ class DrySession:
         error = ""
         self.decided = list(map(DecidedNames.of, namespaces)) if decided is None else list(decided)
         if any(recorder.blocks for recorder in self.recorders):
-            gc.collect()  # what is dead on the card dies before this run, not in it
+            gc.collect()  # free garbage on the card before this run, not during it
         self._restart()
         load_language()
         torch_private.check()
@@ -201,7 +201,7 @@ class DrySession:
         return self.report
 
     def _follow(self, function: Callable[[], Any], namespaces: Sequence[dict[str, Any]]) -> None:
-        """The user's code, on the pretend GPU, with nothing but it open to interrupts."""
+        """Run the user's code on the pretend GPU; interrupts reach nothing else."""
         interrupts = self.fake_gpu.interrupts
         with (
             interrupts.waiting(),
@@ -238,14 +238,14 @@ class DrySession:
         return self.fake_gpu.was_there_before(self._user_state.template(tensor))
 
     def _decide(self) -> None:
-        """Let the names that were decided without a GPU be decided with it; what they placed was there before."""
+        """Decide names anew that were decided without a GPU; tensors placed by them count as there before the run."""
         if sum(names.follow() for names in self.decided):
             self._restart()
             sentence = decided_sentence([one for names in self.decided for one in names.decisions])
             self._assumptions[sentence, None] = None
 
     def _forgive(self) -> None:
-        """The code caught what errors there were: it is as if the memory had been enough."""
+        """Drop a simulated out-of-memory that the code caught: the report is of a run that went on."""
         if self._out_of_memory is not None:
             found, self._out_of_memory = self._out_of_memory, None
             text = _(
@@ -261,7 +261,7 @@ class DrySession:
 
     def _make_report(self, error: str) -> MemoryReport:
         cards: Sequence[int] = range(len(self.recorders))
-        job = self.fake_gpu.job  # also of processes that the code started itself
+        job = self.fake_gpu.job  # also for processes that the code started itself
         if job is not None:  # the machine has a card for each process; this one uses its own
             cards = [card for card in cards if self.recorders[card].columns] or [job.rank]
         return MemoryReport.of_cards([self._report_of(card, error) for card in cards])
@@ -295,7 +295,7 @@ class DrySession:
 
     @contextmanager
     def _active(self, function: Callable[[], Any], namespaces: list[dict[str, Any]]) -> Iterator[None]:
-        """Everything that makes the pretend GPU, for as long as it lasts."""
+        """All patches and modes of the pretend GPU, inside the block."""
         autocast = self.fake_gpu.autocast = Autocast(self.fake_gpu)
         with ExitStack() as stack:
             stack.enter_context(only_one())
@@ -359,7 +359,7 @@ class DrySession:
 
 
 def _ended_by(exception: Exception) -> str:
-    """What the report says where the code after the steps failed."""
+    """The report's sentence where code after the steps failed."""
     return _(
         "what follows the steps was followed up to an error that values nobody knows may have caused: {error}",
         error=describe_error(exception),
@@ -430,7 +430,7 @@ def _check_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         name = getattr(fn, "__name__", repr(fn))
         text = _("{name}(): {error}; pass its arguments to dry_run too: dry_run({name}, ...).", name=name, error=error)
         raise TypeError(text) from None
-    except ValueError:  # a builtin without a signature says for itself what it needs
+    except ValueError:  # a builtin without a signature raises its own error
         return
 
 

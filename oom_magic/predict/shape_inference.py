@@ -1,6 +1,6 @@
-"""One call, followed without memory: which tensors would it make?
+"""Shape inference: the tensors that a call would make.
 
-It is made on the meta device, with tensors that have only shapes; nothing of the user's runs or is kept.
+The call runs on the meta device; no code of the user's runs, and none of their objects is kept.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ def to_meta(value: Any) -> Any:
 
 
 def is_computable(value: Any) -> bool:
-    """Whether arithmetic with it runs no code of the user's: numbers and tensors."""
+    """Whether arithmetic on a value runs no code of the user's: numbers and tensors."""
     return isinstance(value, (int, float, torch.Tensor))
 
 
 def is_followed(function: Any) -> bool:
-    """Whether a function is one of torch's that only computes."""
+    """Whether a function is torch's and free of side effects."""
     name = getattr(function, "__name__", "")
     owner = getattr(function, "__self__", None)
     if isinstance(owner, torch.Tensor):
@@ -69,7 +69,7 @@ def is_followed(function: Any) -> bool:
 
 
 def infer(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, tuple[Output, ...]]:
-    """The weightless result of a call of torch's, and what it makes. Raises whatever the call does."""
+    """The result of a call of torch's on the meta device, and the tensors it makes. Raises what the call raises."""
     watch = _Watch()
     keywords = dict(kwargs)
     if keywords.get("device") is not None:
@@ -90,7 +90,7 @@ def named_parameters(values: Mapping[str, Any]) -> Iterator[tuple[int, str, Tens
     """(identity, name, shape) of the parameters of modules among ``values``: ``model.lm_head.weight``."""
     for name, value in values.items():
         if isinstance(value, torch.nn.Module):
-            with suppress(Exception):  # a module that is half built or half moved
+            with suppress(Exception):  # a module that is partly built or partly moved
                 for path, parameter in value.named_parameters():
                     yield id(parameter), f"{name}.{path}", TensorShape.of(parameter)
 
@@ -115,12 +115,12 @@ def _num_bytes(tensor: torch.Tensor) -> int:
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the results of operators that are no views, by their storage."""
+    """Records the results of operators that are not views, by their storage."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.made: dict[int, Output] = {}
-        self._alive: list[Any] = []  # so that no storage takes the place of another
+        self._alive: list[Any] = []  # so that no storage reuses the identity of another
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -133,7 +133,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def reshape(self, result: torch.Tensor) -> None:
-        """Show the tensor of a call's result in its final shape, not as an inner operator made it."""
+        """Record the call's result in its final shape, not in that of an inner operator's output."""
         made = self.made.get(_storage(result))
         shape = TensorShape.of(result)
         if made is not None and made.tensor.num_bytes == shape.num_bytes:

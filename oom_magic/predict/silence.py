@@ -1,4 +1,4 @@
-"""A run that was seen before is not seen again: neither what it prints, logs and warns of, nor what it displays."""
+"""Silent runs: output, logs, warnings and displays of a repeated run are dropped."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from typing import Any
 from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.isolation.run_threads import is_of_run
 
-# What shows something in a notebook, by the module that has it: classes of IPython and of the protocol of widgets.
+# Classes that display something in a notebook, by module: IPython's and those of the widget protocol.
 _SHOWN_BY = (
     ("IPython.core.displaypub", "DisplayPublisher", ("publish", "clear_output")),
     ("comm.base_comm", "BaseComm", ("publish_msg",)),
 )
-_FIGURES = "matplotlib._pylab_helpers"  # what pyplot has open is shown when the cell ends
+_FIGURES = "matplotlib._pylab_helpers"  # pyplot's open figures are shown when the cell ends
 
 
 @contextmanager
 def in_silence() -> Iterator[None]:
-    """Nothing that code or libraries show is seen, on the run's threads; figures left open meanwhile are dropped."""
+    """Drop all output on the run's threads; figures opened inside are closed."""
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
@@ -40,7 +40,7 @@ def in_silence() -> Iterator[None]:
 
 
 class _Unseen(io.TextIOBase):
-    """In place of a stream: what other threads write is written."""
+    """Stands in for a stream: only other threads' output passes."""
 
     def __init__(self, usual: Any) -> None:
         self._usual = usual
@@ -56,7 +56,7 @@ class _Unseen(io.TextIOBase):
 
 
 def _show_nothing(*_: Any, **__: Any) -> None:
-    """In place of what shows something."""
+    """Stands in for a display function."""
 
 
 def _kinds(root: type | None) -> Iterator[type]:

@@ -1,4 +1,4 @@
-"""What a dry run replaces in PyTorch: one table of owners, and their attributes with what stands for them.
+"""The attributes that a dry run replaces in PyTorch, by owner, with their replacements.
 
 What a library needs replaced is in the tables of ``libraries`` and ``distributed``, what a compiler does in
 ``compiled``; files, threads and the user's tensors are kept safe in ``isolation``.
@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 
 import torch
-import torch._dynamo.device_interface  # its classes copy torch.cuda's: not a dry run's
+import torch._dynamo.device_interface  # its classes copy torch.cuda's functions: import it before they are replaced
 import torch.backends.cudnn.rnn
 import torch.cuda.nccl
 import torch.utils.dlpack
@@ -73,7 +73,8 @@ def torch_patches(cards: Cards, view: DeviceView, assume: Callable[[str], None])
 
 
 def grouped_by_place(gpu: FakeGPU) -> Patches:
-    """``clip_grad_norm_`` and optimizers find groups of pretended tensors on ``cuda:0`` and other cards."""
+    """Grouping of tensors by device, for ``clip_grad_norm_`` and optimizers: pretended tensors are on ``cuda:0`` and so
+    on."""
     group = getattr(_foreach_utils, _NAME)
 
     def grouped(lists: list[list[Any]], with_indices: bool = False) -> dict[tuple[Any, Any], Any]:
@@ -107,13 +108,13 @@ def cuda_build(gpu: FakeGPU) -> Patches:
         (torch.backends.cudnn.rnn, {"get_cudnn_mode": recurrent.MODES.__getitem__}),
         (torch.cuda, {"default_generators": tuple(_DeviceGenerator() for _unused in gpu.recorders)}),
         (torch.cuda.nccl, {"version": lambda: _NCCL_VERSION}),
-        # no answer of the device view's: a fake stream would be refused before it is asked
+        # not in the device view: a fake stream would be rejected earlier
         (torch.Tensor, {"record_stream": lambda tensor, stream: None}),
     ]
 
 
 def triton_kernels_skipped(assume: Callable[[str], None]) -> Patches:
-    """A Triton kernel writes into tensors that are there already, so not running it takes no memory away."""
+    """Skip Triton kernels: they write into existing tensors and allocate nothing."""
 
     def run(kernel: Any, *_unused: Any, **__: Any) -> None:
         name = getattr(kernel, "__name__", type(kernel).__name__)
@@ -143,18 +144,18 @@ def fast_paths(assume: Callable[[str], None]) -> Patches:
 
 
 class _Generator(torch.Generator):
-    """A generator of the host, whatever device is named: the pretend GPU draws nothing."""
+    """A host generator for any device: the pretend GPU draws no random numbers."""
 
     def __new__(cls, device: Any = "cpu") -> _Generator:
         return super().__new__(cls, "cpu")  # type: ignore[call-arg]
 
 
 class _DeviceGenerator(_Generator):
-    """The generator of a card: its state is exchanged by compiled code that draws again what the forward drew."""
+    """A card's generator: compiled code exchanges its state to repeat the forward's random numbers."""
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        """Where it would draw."""
+        """The device of the generator."""
         return torch.device("cuda", 0)
 
     def clone_state(self) -> _DeviceGenerator:
@@ -166,4 +167,4 @@ class _DeviceGenerator(_Generator):
         return self
 
     def graphsafe_set_state(self, state: torch.Generator) -> None:  # type: ignore[override]
-        """Nothing is drawn."""
+        """Does nothing: no number is drawn."""

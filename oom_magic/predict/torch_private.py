@@ -1,7 +1,7 @@
-"""Every private name of PyTorch that a dry run rests on, and what each is for.
+"""Every private name of PyTorch that a dry run depends on, and its purpose.
 
-They change without notice. So they are looked up once, when the first dry run or compilation begins and before anything
-is replaced, and what a new PyTorch lacks is named in one sentence. Those of every run are there in 2.6, 2.13 and 2.15.
+They change without notice. So they are looked up once, before the first dry run or compilation replaces anything, and
+one sentence names those that a new PyTorch lacks. Those of every run are there in 2.6, 2.13 and 2.15.
 ``tests/test_torch_private.py`` keeps the tables complete.
 """
 
@@ -125,7 +125,7 @@ def missing(names: Names = EVERY_RUN) -> dict[str, str]:
 
 
 def check(names: Names = EVERY_RUN) -> None:
-    """Raises RuntimeError, which names what is missing, before anything changes; what was found is not sought again."""
+    """Raises RuntimeError, which names the missing names, before anything changes; each table is checked once."""
     if id(names) in _checked:
         return
     lost = missing(names)

@@ -1,4 +1,4 @@
-"""What the user's code sees of the pretend GPU: devices of tensors, moves between them, factories.
+"""The pretend GPU as the user's code sees it: devices of tensors, moves between them, factories.
 
 A torch-function mode: it answers before autograd, in Python, and only where a device is asked or named.
 """
@@ -24,7 +24,7 @@ aten = torch.ops.aten
 
 
 def _as_class_of(tensor: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
-    """What an operator makes of a subclass of tensors is of that class, unless it says otherwise, as parameters do."""
+    """An operator's result on a tensor subclass has that class, unless the class says otherwise, as parameters do."""
     kind = type(tensor)
     if kind.__torch_function__ is torch._C._disabled_torch_function_impl or kind is torch.Tensor:
         return made
@@ -43,7 +43,7 @@ class DeviceView(TorchFunctionMode):
     ) -> Any:
         """What the user's call returns, as tensors on a GPU would answer; one thread at a time."""
         lock = self.gpu.lock
-        if lock is None or func is _T.backward:  # that calls the user's code, which may wait for another thread
+        if lock is None or func is _T.backward:  # it calls the user's code, which may wait for another thread
             return self._see(func, args, kwargs or {})
         if self.gpu.ending is not None:
             raise self.gpu.ending
@@ -170,7 +170,7 @@ class _Moved(torch.autograd.Function):
 
 @contextmanager
 def view_hidden() -> Iterator[None]:
-    """For a while nothing of the pretend GPU's devices is seen: other torch-function modes stay."""
+    """Disable this mode inside the block; other torch-function modes stay."""
     modes = _get_current_function_mode_stack()
     set_function_modes([mode for mode in modes if not isinstance(mode, DeviceView)])
     try:
@@ -228,7 +228,7 @@ def _get_device(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict
 
 
 def _data_ptr(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """An address of its own for each pretended storage that has memory."""
+    """A distinct address for each pretended storage that has memory."""
     tensor = args[0]
     if not tensor.is_meta:
         return int(func(tensor))
@@ -366,7 +366,7 @@ def _dlpack_device(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: d
 
 
 def shared_by_dlpack() -> dict[str, Any]:
-    """Replacements in ``torch._C``: what another library is given comes back as the same memory."""
+    """Replacements in ``torch._C``: a tensor that another library returns is the same memory again."""
     take = torch._C._from_dlpack
 
     def _from_dlpack(capsule: Any) -> Any:
@@ -403,7 +403,7 @@ def _tolist(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str
 
 
 def shown_without_values(view: DeviceView) -> dict[str, Any]:
-    """A replacement in ``torch._tensor_str``: a pretended tensor shows where it is, not what it holds."""
+    """A replacement in ``torch._tensor_str``: a pretended tensor prints its device, without values."""
     usual = torch._tensor_str._str
 
     def _str(tensor: torch.Tensor, *, tensor_contents: Any = None) -> str:

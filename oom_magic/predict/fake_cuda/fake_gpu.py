@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from oom_magic.predict.distributed.world import World
     from oom_magic.predict.operators.autocast import Autocast
     from oom_magic.predict.setups.hardware import Job
-# What PyTorch itself brings; an operator of another namespace is a library's, whose kernel nobody has read.
+# PyTorch's own operators; those of other namespaces belong to libraries, whose kernels are unknown.
 _OF_PYTORCH = frozenset({
     "aten", "c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "debugprims", "_dtensor",
     "export", "fsdp", "inductor", "inductor_prims", "mkldnn", "_native", "prim", "prims", "profiler", "quantized",
@@ -103,13 +103,13 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         self.background_streams: dict[int, Any] = {}  # of nn.DataParallel, by card
         self.job: Job | None = None  # of which this is one process
         self.process_groups: World | None = None  # what code on it made, between runs
-        self.has_compiled = False  # something, in this run
+        self.has_compiled = False  # whether this run compiled anything
         self.has_sparse = False
-        self.tried_convolutions: set[Hashable] = set()  # those of which cuDNN knows the fastest algorithm
+        self.tried_convolutions: set[Hashable] = set()  # those for which cuDNN has found the fastest algorithm
         self.collector = Collector(self._num_containers, self._has_collected)
-        self.num_noted = 0  # containers that following the training loop takes
+        self.num_noted = 0  # Python containers made to follow the training loop
         self.lock: threading.RLock | None = None  # once the user's code has started threads
-        self.ending: type[BaseException] | None = None  # what threads of the run shall raise
+        self.ending: type[BaseException] | None = None  # raised by threads of the run at their next operator
         self.interrupts = Interrupts(FakeGPU._handle, FakeGPU._forget)
         self.rules = rules
         self._known_outputs = known_outputs
@@ -125,7 +125,7 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         return True
 
     def restart(self) -> None:
-        """Begin a new trace; what is alive stays."""
+        """Begin a new trace; live tensors stay."""
         super().restart()
         self.lock = self.ending = None
         self._is_inside = self.has_compiled = False
@@ -158,9 +158,9 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """The operator's result without data; what CUDA's takes is recorded. One thread at a time."""
+        """The operator's result without data; the memory of CUDA's operator is recorded. One thread at a time."""
         if types and any(map(is_wrapper, types)):
-            return NotImplemented  # it says itself what that means for the tensors in it, which come here then
+            return NotImplemented  # a wrapper handles the operator itself; its inner tensors come here
         with DisableTorchFunction():
             if func in _QUERIES:
                 return func(*args, **(kwargs or {}))
@@ -218,7 +218,7 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
             place, card = self._common_spot(func, tensors, pretended)
         if place is Place.HOST and len(pretended) < len(tensors):
             args, kwargs = tuple(map(to_meta, args)), {key: to_meta(value) for key, value in kwargs.items()}
-        if func.namespace == "prims" and place is Place.GPU:  # how PyTorch learns the shape of what zeros give
+        if func.namespace == "prims" and place is Place.GPU:  # PyTorch infers the shape of zeros with it
             return self._without_memory(func(*args, **kwargs), place)
         if place is not Place.GPU:
             out = func(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""The memory of the pretend GPU: which storages are on which card, and what they take of its allocator.
+"""The memory of the pretend GPU: the card of each storage, and its allocation.
 
 There may be several cards, each with a recorder and an allocator of its own. A tensor on one is a ``meta`` tensor whose
 storage is listed here; so is a host tensor too large to be worth having. Small host tensors stay real, so that masks,
@@ -53,12 +53,12 @@ class FakeMemory:
         self.streams = Streams(self)
         self._on_host: set[int] = set()  # keys of storages pretended there
         self.untouchable: dict[int, str] = {}  # storages of the user's that stayed real, with the reason
-        self.used_elsewhere: set[int] = set()  # those of them that another thread uses
+        self.used_elsewhere: set[int] = set()  # the subset that another thread uses
         self._fail = fail
         self._storages: dict[int, Storage] = {}
         self._workspaces: list[dict[Hashable, int]] = [{} for _unused in self.recorders]  # of libraries, by owner
 
-    # -- what is where --------------------------------------------------------
+    # -- places ---------------------------------------------------------------
 
     @property
     def has_pretended_on_host(self) -> bool:
@@ -84,7 +84,7 @@ class FakeMemory:
 
     @property
     def workspaces(self) -> dict[Hashable, int]:
-        """What libraries keep on the current card between their calls: allocations by owner."""
+        """Allocations that libraries keep on the current card between calls, by owner."""
         return self._workspaces[self.current]
 
     def set_current(self, card: int) -> None:
@@ -133,7 +133,7 @@ class FakeMemory:
         return (storage for storage in list(self._storages.values()) if storage.allocation >= 0)
 
     def restart(self) -> None:
-        """Begin a new trace; what is alive stays."""
+        """Begin a new trace; live storages stay."""
         self.set_current(0)
         numbers = [recorder.restart() for recorder in self.recorders]
         for storage in self.live_storages():
@@ -144,7 +144,7 @@ class FakeMemory:
         ]
 
     def clear_workspaces(self) -> None:
-        """Give back what libraries keep between their calls; it is taken again at need."""
+        """Free the workspaces that libraries keep between calls; they are allocated again when needed."""
         for recorder, kept in zip(self.recorders, self._workspaces, strict=True):
             for number in kept.values():
                 recorder.free(number)
@@ -171,7 +171,7 @@ class FakeMemory:
         return self.creating or (Place.HOST if is_on_host else Place.GPU)
 
     def assign(self, tensor: torch.Tensor, category: Category) -> None:
-        """Say what a tensor's memory is for."""
+        """Set the category of a tensor's memory."""
         storage = self.storage_of(tensor)
         if storage is not None and storage.allocation >= 0:
             self.recorders[storage.card].assign(storage.allocation, category)
@@ -187,11 +187,11 @@ class FakeMemory:
                 )
 
     def check_alone(self, tensor: torch.Tensor) -> None:
-        """Raise RuntimeError if another thread uses this: its backward may write the gradient that is asked for."""
+        """Raise RuntimeError if another thread uses this tensor: its backward may be writing the gradient."""
         if self.used_elsewhere and not tensor.is_meta and tensor.untyped_storage()._cdata in self.used_elsewhere:
             self.check_written(tensor)
 
-    # -- taking and giving memory ---------------------------------------------
+    # -- allocating and freeing -----------------------------------------------
 
     def adopt(self, tensor: torch.Tensor, place: Place, operator: str, phase: Phase | None = None) -> None:
         """List a tensor's storage, if it is new, and take its memory."""
@@ -268,9 +268,9 @@ class FakeMemory:
         except AllocatorOutOfMemory as error:
             failure = self._fail(error, operator, phase)
         try:
-            raise failure  # outside of the except: the allocator's own error is no part of what the user sees
+            raise failure  # outside of the except: the allocator's own error shall not be its context
         finally:
-            del failure  # an error that its own frame held would keep what the frames above it hold
+            del failure  # a frame that holds its own error keeps the frames above alive
 
     def _forget(self, entry: Storage) -> None:
         if self._storages.get(entry.key) is entry:

@@ -1,4 +1,4 @@
-"""CUDA graphs captured by hand: what is captured takes its memory from a private pool, which the graph keeps.
+"""CUDA graphs captured by hand: a capture allocates from a private pool, which the graph keeps.
 
 Sources: aten/src/ATen/cuda/CUDAGraph.cpp (``capture_begin``), CUDAGeneratorImpl.cpp (``register_graph``) and
 c10/cuda/CUDACachingAllocator.cpp (``beginAllocateToPool``).
@@ -28,7 +28,7 @@ class _FakeGraph:
         self._pool: tuple[int, int] | None = None
 
     def capture_begin(self, pool: tuple[int, int] | None = None, **_: Any) -> None:
-        """From now on memory is that of ``pool`` (default: one of this graph's own)."""
+        """From now on memory comes from ``pool`` (default: a new one of this graph)."""
         self._pool = pool or self.captures.new_pool()
         self.captures.begin(self._pool)
 
@@ -41,7 +41,7 @@ class _FakeGraph:
         return self._pool
 
     def replay(self) -> None:
-        """Nothing runs: what it computes is where it was."""
+        """Does nothing: a replay writes into existing memory."""
 
     instantiate = reset = enable_debug_mode = replay
 

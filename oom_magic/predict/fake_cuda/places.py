@@ -1,4 +1,4 @@
-"""Where pretended tensors are, and what the code of operators asks of the fake GPU."""
+"""Places of pretended tensors, and the interface of the fake GPU for operators."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HOST_REAL_INTEGER_BYTES = 1 << 24  # integers and booleans decide branches, so m
 
 
 class Place(Enum):
-    """Where the user's code believes a pretended tensor to be."""
+    """The device of a pretended tensor, as the user's code sees it."""
 
     GPU = "cuda"
     HOST = "cpu"
@@ -38,7 +38,7 @@ class Spot(NamedTuple):
 
     @property
     def device(self) -> torch.device:
-        """What a tensor there says its device is."""
+        """The ``device`` of a tensor there."""
         return torch.device("cuda", self.card) if self.place is Place.GPU else torch.device(self.place.value)
 
 
@@ -54,7 +54,7 @@ class Storage(weakref.ref):  # type: ignore[type-arg]
 
 
 class FakeDevice(Protocol):
-    """The fake GPU as the parts that run its operators know it; ``FakeGPU`` is the one there is."""
+    """The interface of the fake GPU for the code of operators; ``FakeGPU`` implements it."""
 
     card: GPU
     current: int

@@ -24,7 +24,7 @@ _AUTOGRAD = "autograd"
 
 
 class StreamOwner(Protocol):
-    """What streams need of the cards they are on."""
+    """The interface of cards for their streams."""
 
     current: int
 
@@ -129,7 +129,7 @@ class _StreamContext:
 
 
 class Selection(NamedTuple):
-    """What was current before another stream was selected: the card, that stream's card, its stream, and since when."""
+    """The state before a stream was selected: the card, the new stream's card, its stream, and since when."""
 
     current_card: int
     card: int
@@ -261,7 +261,7 @@ class Threads:
 
     @contextmanager
     def started(self) -> Iterator[None]:
-        """What runs inside would run in a new thread."""
+        """Code inside runs as if in a new thread."""
         before, self._running = self._running, f"worker {self._num_started}"
         self._num_started += 1
         try:

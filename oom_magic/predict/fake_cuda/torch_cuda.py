@@ -1,4 +1,4 @@
-"""What ``torch.cuda`` answers while the pretend GPU stands in for a real one.
+"""``torch.cuda``'s functions while the pretend GPU stands in for a real one.
 
 ``memory_stats`` and ``memory_snapshot`` are those of torch/csrc/cuda/Module.cpp (``THCPModule_memoryStats``,
 ``THCPModule_memorySnapshot``).
@@ -63,7 +63,7 @@ class CudaCounters:
 
 
 def _is_available(is_really: bool) -> Callable[[], bool]:
-    """True, save to a library that is being imported: what it sets up then outlives the dry run."""
+    """True, except for a library that is being imported: its setup would outlive the dry run."""
 
     def is_available() -> bool:
         frame = sys._getframe(2)  # past the call that stands in torch.cuda
@@ -209,7 +209,7 @@ def _answer(value: Any) -> Callable[..., Any]:
 
 
 def _fixed(cards: Cards) -> dict[str, Any]:
-    """What is the same at any time."""
+    """Answers that never change."""
     gpu = cards.gpu.card
     fixed: dict[str, Any] = {
         "is_initialized": True, "device_count": len(cards.gpu.recorders), "init": None,
@@ -229,7 +229,7 @@ def _fixed(cards: Cards) -> dict[str, Any]:
 
 
 def _of_cards(cards: Cards) -> dict[str, Any]:
-    """Which cards there are, what they can, and which is the current one."""
+    """Answers about the cards, their capabilities and the current one."""
 
     def generator_state(*_: Any) -> torch.Tensor:
         return torch.zeros(16, dtype=torch.uint8, device="cpu")
@@ -256,7 +256,7 @@ def _of_cards(cards: Cards) -> dict[str, Any]:
 
 
 def _of_memory(cards: Cards) -> dict[str, Any]:
-    """What the allocator of a card says, and what it is told."""
+    """Answers of a card's allocator, and its settings."""
     reserved, max_reserved = _counter(cards, CudaCounters.reserved), _counter(cards, CudaCounters.max_reserved)
     max_allocated, reset = _counter(cards, CudaCounters.max_allocated), _counter(cards, CudaCounters.reset)
     return {
@@ -288,7 +288,7 @@ def _counter(cards: Cards, read: Callable[[CudaCounters], Any]) -> Callable[...,
 
 
 class _Markers:
-    """``torch.cuda.nvtx``'s markers, which nobody sees: each call returns the depth 0."""
+    """``torch.cuda.nvtx``'s markers, without effect: each call returns the depth 0."""
 
     def __getattr__(self, name: str) -> Callable[..., int]:
         return lambda *args: 0
@@ -345,7 +345,7 @@ def memory_statistics(recorder: Recorder, since: int, peak_reserved_bytes: int) 
 
 
 def _weights(recorder: Recorder) -> dict[str, np.ndarray]:
-    """What each allocation counts for."""
+    """The weight of each allocation in the statistics."""
     requested = np.array([column[0] for column in recorder.columns], dtype=np.int64)
     blocks = np.array(recorder.block_bytes, dtype=np.int64)
     return {"allocation": np.ones_like(blocks), "allocated_bytes": blocks, "requested_bytes": requested}

@@ -1,4 +1,4 @@
-"""Where the running code is: the user's line, the module, the phase of the training step."""
+"""Attribution of the running code: the user's line, the module, the phase of the training step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from oom_magic.user_code import cell_name, is_users_file, source_text
 
 
 class Origin(NamedTuple):
-    """What a line of generated code stands for.
+    """The origin of a line of generated code.
 
     ``line`` is the user's: file and number; None where it is as if the line that called the code ran. ``way`` leads
     from the module that was called (".blocks.0"), or from the user's ``variable``, to the module that was running.
@@ -84,7 +84,7 @@ class Attribution(threading.local):
         return ""
 
     def _origin(self) -> Origin | None:
-        """What the innermost running line of generated code stands for."""
+        """The origin of the innermost running line of generated code."""
         frame: FrameType | None = sys._getframe(2)
         while frame is not None:
             lines = self.generated.get(frame.f_code.co_filename)

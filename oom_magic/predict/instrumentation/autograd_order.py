@@ -16,7 +16,7 @@ Node = Any  # torch.autograd.graph.Node, with what it has in private
 
 
 class AutogradOrder:
-    """Numbers the nodes made in a backward as CUDA's autograd thread would, in one dry run."""
+    """Gives nodes made in a backward the sequence numbers of CUDA's autograd thread, within one dry run."""
 
     def __init__(self) -> None:
         self._begins_at = _next_number()
@@ -25,7 +25,7 @@ class AutogradOrder:
         self._counted, self._ahead = [0], [self._begins_at]
 
     def around(self, run_backward: Callable[..., Any]) -> Callable[..., Any]:
-        """``torch.autograd._engine_run_backward``, with what it made renumbered."""
+        """``torch.autograd._engine_run_backward``; the nodes that it made are renumbered."""
 
         def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
             if torch._C._current_graph_task_id() != -1:  # inside another, in its thread

@@ -1,8 +1,8 @@
 """Python's garbage collector during a dry run: it runs when CPython's would, but never inside the dry run's own code.
 
 A collection frees tensors that only objects which refer to each other hold, so its time decides what is allocated.
-CPython begins one after so many more containers were made than freed (Modules/gcmodule.c, ``gc_collect_generations``).
-What the dry run itself makes does not count here.
+CPython starts one when enough more containers were made than freed (Modules/gcmodule.c, ``gc_collect_generations``).
+Containers of the dry run itself do not count here.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Collector:
 
     @contextmanager
     def standing_in(self) -> Iterator[None]:
-        """While a dry run lasts. What was there before is old, and not looked at unless it holds pretended tensors."""
+        """While a dry run lasts. Earlier objects count as old and are only examined if they hold pretended tensors."""
         if self._num_own():
             gc.collect()
             yield from self._standing_in()
@@ -60,7 +60,7 @@ class Collector:
             yield
 
     def begin(self) -> None:
-        """The user's code begins: what was made before it is old."""
+        """The user's code begins: earlier objects count as old."""
         if are_set_aside():
             gc.freeze()
             self._own_before = self._num_own()
@@ -68,7 +68,7 @@ class Collector:
             self._collect_now(1)
 
     def collect_if_due(self) -> None:
-        """Collect as CPython would by now: the oldest generation whose threshold is passed."""
+        """Collect if CPython would: the oldest generation whose threshold is passed."""
         self._num_passed += 1
         if self._num_passed < self._next_look:
             return
@@ -90,7 +90,7 @@ class Collector:
     def _num_made(self) -> int:
         """Containers that the user's code made and did not free since the last collection.
 
-        They are looked at: CPython's own count depends on what lies in its free lists, too.
+        They are counted one by one: CPython's own counter also depends on its free lists.
         """
         num_young = count_objects(0)
         self._num_passed, self._next_look = 0, max(_SELDOM, num_young // _PER_CALL)

@@ -23,7 +23,7 @@ import torch
 from oom_magic.language import _, ngettext
 from oom_magic.user_code import is_users_file
 
-# What code asks of PyTorch, or of a library, to find out what GPU there is.
+# Functions by which code finds out whether there is a GPU.
 _QUESTIONS = frozenset(
     {
         "is_available", "device_count", "current_accelerator", "is_bf16_supported", "get_device_capability",
@@ -37,13 +37,13 @@ _EXPRESSIONS = (
     ast.JoinedStr, ast.FormattedValue, ast.Dict, ast.List, ast.Tuple, ast.Set, ast.Call, ast.keyword, ast.Starred,
     ast.Slice, ast.expr_context, ast.boolop, ast.operator, ast.unaryop, ast.cmpop,
 )  # fmt: skip
-_FILE = "<ipython-input-decided>"  # asked by the user's code, no library
+_FILE = "<ipython-input-decided>"  # counts as the user's code
 _ABSENT = object()
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A name, its value before the dry run, and what it is with a GPU."""
+    """A name, its value before the dry run, and its value with a GPU."""
 
     name: str
     before: Any
@@ -52,7 +52,7 @@ class Decision:
 
 @dataclass
 class DecidedNames:
-    """What in ``namespace`` was decided by the answers of a machine without a GPU, as its ``sources`` tell.
+    """Names in ``namespace`` whose values depend on there being no GPU, according to its ``sources``.
 
     ``follow`` decides again, inside a dry run; ``decisions`` then has what came out differently. ``above`` are names
     that code sees in place of the namespace's, where it has not assigned others.
@@ -100,7 +100,7 @@ class DecidedNames:
         return found
 
     def _check(self, decided: Mapping[str, ast.stmt]) -> None:
-        """Keep what still has the value that its statement gives: another one came from elsewhere."""
+        """Keep names that still have the value of their statement; others were set elsewhere."""
         kept = {id(statement): statement for statement in decided.values()}
         scratch = _evaluated(kept.values(), self.namespace)
         self.values = {name: scratch[name] for name in decided if _is_same(scratch.get(name, _ABSENT), self._now(name))}
@@ -138,14 +138,14 @@ class DecidedNames:
                     _move_state(value, moved)
 
     def leave(self) -> None:
-        """After the dry run: what ``above`` was given is taken back; the namespace is the dry run's to restore."""
+        """After the dry run: undo changes of ``above``; the dry run itself restores the namespace."""
         for one in self.decisions:
             if one.name in self.namespace and self.above.get(one.name, _ABSENT) is one.now:
                 self.above[one.name] = self.namespace[one.name]
 
 
 def decided_sentence(decisions: Sequence[Decision]) -> str:
-    """What is said of them in a report, in one line."""
+    """The report's sentence about them, in one line."""
     names, before, now = ([get(one) for one in decisions] for get in (_name, _before, _now))
     return ngettext(
         "{names} was decided as {before} before the dry run, as there is no GPU here; with one it is {now}, as followed"
@@ -275,7 +275,7 @@ def _receivers(statement: ast.stmt) -> set[str]:
 
 
 def _asks(statement: ast.stmt, namespace: Mapping[str, Any]) -> bool:
-    """Whether a statement asks what GPU there is, itself or through a function of the user's that does."""
+    """Whether a statement asks for the GPU, directly or through a function of the user's."""
     calls = [node.func for node in _running(statement) if isinstance(node, ast.Call)]
     return any(_is_question(call) or _asking_function(call, namespace) is not None for call in calls)
 
@@ -316,7 +316,7 @@ def _is_pure(expression: ast.expr, namespace: Mapping[str, Any]) -> bool:
 
 
 def _is_computing(call: ast.expr, namespace: Mapping[str, Any]) -> bool:
-    """Whether calling this only computes: a question, a device, a text, a record."""
+    """Whether a call has no side effects: a query, a device, a string, a record."""
     if _is_question(call) or _asking_function(call, namespace) is not None:
         return True
     if isinstance(call, ast.Attribute):
@@ -334,7 +334,7 @@ def _evaluated(statements: Iterable[ast.stmt], namespace: Mapping[str, Any]) -> 
     assigned: dict[str, Any] = {}
     for statement in statements:
         code = compile(ast.Module([statement], []), _FILE, "exec", dont_inherit=True)
-        with contextlib.suppress(Exception):  # a name that is gone, say: then the statement says nothing
+        with contextlib.suppress(Exception):  # a deleted name, for instance: the statement is skipped
             exec(code, scratch)
         assigned |= {name: scratch[name] for name in _assigned(statement) if name in scratch}
     return assigned
@@ -362,7 +362,7 @@ def _moved(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _move_state(optimizer: torch.optim.Optimizer, moved: set[int]) -> None:
-    """An optimizer's state lies where its parameters do."""
+    """Move an optimizer's state to its parameters' device."""
     for parameter, state in optimizer.state.items():
         for key, value in list(state.items()) if id(parameter) in moved else ():
             if isinstance(value, torch.Tensor) and value.shape == parameter.shape:

@@ -1,4 +1,4 @@
-"""The user's functions with their loops made known to ``loops``, for as long as a dry run lasts.
+"""Rewriting the user's functions during a dry run, so that ``loops`` controls their loops.
 
 A function's code is compiled again from its source, where the items of each loop that may train or evaluate go through
 ``LOOPS``. Nothing else of it changes: names, lines and what it does are the same.
@@ -41,7 +41,7 @@ _TRAINERS = (
 
 @contextmanager
 def loops_known(function: Callable[..., Any], namespaces: Iterable[Mapping[str, Any]]) -> Iterator[None]:
-    """The functions that ``function`` and the user's modules lead to are as ``with_loops`` makes them."""
+    """Replace the code of functions reachable from ``function`` and the user's modules by ``with_loops``."""
     before: list[tuple[FunctionType, CodeType]] = []
     try:
         for found in _functions(function, namespaces):
@@ -57,7 +57,7 @@ def loops_known(function: Callable[..., Any], namespaces: Iterable[Mapping[str, 
 
 
 def with_loops(code: CodeType) -> CodeType:
-    """``code`` with its loops known; itself where it has none, or where its source is not what it was made of."""
+    """``code`` with its loops known; itself where it has none, or where it was not compiled from its source."""
     for usual, rewritten in _codes_of(code.co_filename).get((code.co_name, code.co_firstlineno), ()):
         if usual.co_code == code.co_code and usual.co_freevars == code.co_freevars:
             return rewritten
@@ -98,7 +98,7 @@ def _compiled(file: str, source: str) -> Codes:
 
 
 def _units(file: str, statements: list[ast.stmt]) -> list[slice]:
-    """What is compiled at once: a file as a whole; a cell too, or without its last expression, or each statement."""
+    """The units of compilation: a whole file; a cell whole, without its last expression, or by statement."""
     units = [slice(None)]
     if _is_cell(file):
         units += [slice(0, -1), *(slice(number, number + 1) for number in range(len(statements)))]
@@ -127,7 +127,7 @@ def _with_loops_in_place(code: CodeType) -> CodeType:
 
 
 class _Rewriter(ast.NodeTransformer):
-    """Lets the items of loops go through ``LOOPS``; what a model computes is left as it is, for compilers' sake."""
+    """Passes the items of loops through ``LOOPS``; code of models stays unchanged, for compilers."""
 
     def __init__(self, source: str) -> None:
         self._lines = source.splitlines()
@@ -239,7 +239,7 @@ def _held_by(function: FunctionType) -> Iterator[Any]:
 
 
 def _parts(value: Any) -> list[Any]:
-    """Where else functions of the user's may be: methods, partials, classes, objects of the user's classes."""
+    """Other places of the user's functions: methods, partials, classes, objects of the user's classes."""
     if isinstance(value, MethodType):
         return [value.__func__, value.__self__]
     if isinstance(value, partial):

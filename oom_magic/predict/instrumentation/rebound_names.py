@@ -1,4 +1,4 @@
-"""Names that a cell binds again: what only they held is freed then, as in a real run.
+"""Names that a cell rebinds: memory that only they held is freed then, as in a real run.
 
 A dry run keeps the user's objects alive, to give them back afterwards. So their memory is let go where the cell's own
 statements drop the last name that leads to them.
@@ -34,7 +34,7 @@ def leaves_of_graphs() -> Leaves:
     """For each result of autograd that is alive, by identity, the weights that its graph keeps alive.
 
     ``AccumulateGrad`` holds its variable (torch/csrc/autograd/functions/accumulate_grad.h), also after the backward.
-    Only a real graph tells: a dry run's doubles have none.
+    Only real results have such a graph: a dry run's doubles have none.
     """
     found: Leaves = {}
     for tensor in find_live_objects().tensors:
@@ -77,14 +77,14 @@ class ReboundNames:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """No name that is not the user's stays."""
+        """Remove the names that were added."""
         self._names.pop(_NAME, None)
 
     def _items(self, among: Collection[str] | None) -> list[tuple[str, Any]]:
         return [(name, value) for name, value in self._names.items() if among is None or name in among]
 
     def watched(self, tree: ast.Module) -> ast.Module:
-        """The same statements, with a look at the names after each that binds one; ``tree`` stays as it is."""
+        """A copy of the statements with a check of the names after each that binds one."""
         self._names[_NAME] = self._look
         return ast.Module(_with_looks(tree.body), tree.type_ignores)
 
@@ -102,7 +102,8 @@ class ReboundNames:
                 _empty(tensor)
 
     def _reach(self, roots: list[Any]) -> Reach:
-        """What ``roots`` lead to, through the graphs of results too; no function leads to all names."""
+        """Everything reachable from ``roots``, also through graphs of results; functions do not lead to all their
+        globals."""
         found = Reach(seen={id(self._names)})
         found.walk(roots)
         held = [one() for result, leaves in self._leaves.items() if result in found.seen for one in leaves]

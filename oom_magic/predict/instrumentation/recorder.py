@@ -44,7 +44,7 @@ class SizeExpression:
 
 
 class _Table(Generic[_T]):
-    """Items numbered as they come; number 0 is "not known"."""
+    """Items numbered in order of arrival; number 0 is "unknown"."""
 
     def __init__(self, unknown: _T) -> None:
         self.items: list[_T] = [unknown]
@@ -143,14 +143,14 @@ class Recorder:
         self.reserved.append(self.allocator.reserved_bytes)
 
     def assign(self, number: int, category: Category) -> None:
-        """Say what an allocation turned out to be for; what stays between steps stays what it was called first."""
+        """Set an allocation's category once it is known; one that stays between steps keeps its first category."""
         if self.category[number] in _PASSING:
             self.category[number] = _CATEGORY_CODE[category]
 
     def restart(self) -> dict[int, int]:
         """Begin a new trace on the same card; the new numbers of the allocations alive, by their old ones.
 
-        They come first in it. What only passed through in the old trace was simply there before the new one.
+        They come first in it.
         """
         numbers = {old: new for new, old in enumerate(sorted(self.blocks))}
         before = _CATEGORY_CODE[Category.BEFORE]
@@ -175,7 +175,7 @@ class Recorder:
         self.marks.append(Mark(len(self.order), kind))
 
     def note_passing(self, num_bytes: int) -> None:
-        """Now a library may take up to so many bytes for a moment; the trace goes on without them."""
+        """A library may take up to this many bytes here for a moment; the trace goes on without them."""
         if num_bytes:
             self.passing[len(self.order)] = max(num_bytes, self.passing.get(len(self.order), 0))
 
@@ -207,7 +207,7 @@ class Recorder:
         )
 
     def replayed(self) -> Replay:
-        """What the allocator did, as ``memory.allocator.replay`` would find it."""
+        """The allocator's history, as ``memory.allocator.replay`` would compute it."""
         return Replay(
             np.array(self.allocated, dtype=np.int64),
             np.array(self.reserved, dtype=np.int64),
@@ -219,7 +219,7 @@ class Recorder:
 
 
 def _with_activations(order: np.ndarray, category: np.ndarray, phase: np.ndarray) -> np.ndarray:
-    """Categories in which what a forward left for a backward is called activation.
+    """The categories, with tensors that a forward saved for a backward as activations.
 
     That is: made in a forward and still alive when the next backward begins, or when the trace ends.
     """

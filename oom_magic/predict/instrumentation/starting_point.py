@@ -1,7 +1,7 @@
-"""What a run on a real device began from: the state to which a rehearsal of it takes the user's objects back.
+"""The starting point of a run on a real device, to which a rehearsal takes the user's objects back.
 
-It is noted before each cell and looked at only if the cell runs out of memory. Weak references, identities and plain
-values: nothing of the user's is kept alive by it.
+It is recorded before each cell and used only if the cell runs out of memory. It consists of weak references, identities
+and plain values, and keeps no object of the user's alive.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DICTS = (dict, OrderedDict, defaultdict)
 _LISTS = (list, set, deque)
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 _NO_INSTANCES = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, torch.Tensor)
-# Deeper or longer than this nothing is noted: it is taken to be as it was. Vocabularies and datasets are.
+# Deeper or longer containers are not recorded but taken to be unchanged, as vocabularies and datasets are.
 _DEPTH = 4
 _LONGEST = 5_000
 _MOST_ENTRIES = 300_000
@@ -80,9 +80,10 @@ class StartingPoint:
 
     @classmethod
     def supposed(cls, namespace: dict[str, Any], made: Collection[str]) -> StartingPoint:
-        """What a run that failed began from, where nothing was noted before it: what is there without that run.
+        """The supposed starting point of a failed run that was not recorded: the present objects without those of the
+        run.
 
-        What only the names that it ``made`` lead to was not there, nor were gradients and results of autograd.
+        Objects reachable only from names that it ``made`` were absent, as were gradients and results of autograd.
         """
         stayed = {name: value for name, value in namespace.items() if _is_users(name) and name not in made}
         reached = Reach(seen={id(namespace)})  # functions lead to all names
@@ -107,7 +108,7 @@ class StartingPoint:
         return was is not None and was.has_grad
 
     def keep(self, name: str) -> bool:
-        """Leave a name that was dropped as the run made it; False if it was not dropped."""
+        """Keep a dropped name with the run's value; False if it was not dropped."""
         is_dropped = name in self.dropped
         self.needed |= {name} & self.dropped
         return is_dropped
@@ -161,7 +162,7 @@ class StartingPoint:
         return container[at] if is_replaced and isinstance(container[at], (*_DICTS, *_LISTS)) else found
 
     def _is(self, value: Any, identity: int) -> bool:
-        """Whether a value is the object that had this identity, not another one in its place."""
+        """Whether a value is the object that had this identity, not a later object with the same address."""
         if id(value) != identity:
             return False
         reference = self._references.get(identity) or getattr(self._tensors.get(identity), "reference", None)
@@ -227,7 +228,7 @@ def _is_users(name: Any) -> bool:
 
 
 def _token(key: Any) -> Hashable:
-    """What stands for a key of a dictionary, without keeping it alive."""
+    """A token for a dictionary's key, which does not keep the key alive."""
     return key if type(key) in (str, int) else (id(key),)
 
 

@@ -1,4 +1,4 @@
-"""Following a training loop from outside: modules that run, optimizers that step, what their tensors are for."""
+"""Following a training loop: running modules, optimizer steps, and categories of tensors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ StopAfter = int | Literal["alike"] | None
 
 
 class Finished(BaseException):
-    """Enough optimizer steps were seen."""
+    """Enough optimizer steps were followed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class ModelCall:
 
 
 class Training:
-    """The training loop of a dry run: counts its steps, names its memory, makes the ``changes`` asked for.
+    """The training loop of a dry run: counts steps, categorizes memory, applies ``changes``.
 
     ``model_calls`` are all calls of outermost modules. ``begins_at``
     is the event of each card from which the run counts, where a change says that the model would be loaded so.
@@ -260,7 +260,7 @@ class Training:
             self.leave()
 
     def _look_at_sizes(self) -> None:
-        """With what the model was called in the step that ends."""
+        """Record the inputs with which the model was called in the ending step."""
         calls = self.model_calls[self._num_calls_seen :]
         sizes = {call.inputs for call in calls if call.has_gradients and call.is_model}
         self.of_a_new_size = not sizes <= self._sizes_seen
@@ -268,7 +268,7 @@ class Training:
         self._num_calls_seen = len(self.model_calls)
 
     def _usage(self) -> Usage:
-        """What is taken now, and what was since this was last asked, on all cards."""
+        """Memory in use now, and that since the last call, on all cards."""
         peak = requested = 0
         now = [(len(recorder.allocated), len(recorder.columns)) for recorder in self._gpu.recorders]
         for recorder, (event, number) in zip(self._gpu.recorders, self._asked_at or [(0, 0)] * len(now), strict=True):
@@ -278,7 +278,7 @@ class Training:
         return Usage(sum(recorder.allocator.allocated_bytes for recorder in self._gpu.recorders), peak, requested)
 
     def _serial(self, owner: Any) -> int:
-        """A number of an optimizer's or a module's own: the next one may lie where it lay."""
+        """A serial number of an optimizer or a module: a later one may have the same address."""
         return self._serials.setdefault(owner, next(self._numbers))
 
     def leave(self) -> None:
@@ -288,7 +288,7 @@ class Training:
         raise Finished
 
     def _after_like_steps(self, number: int, is_in_loop: bool) -> None:
-        """With the third step a loop ends, and the run goes on; without a loop that could end, the run does."""
+        """With the third step a loop ends and the run goes on; without a loop that can end, the run ends."""
         if number >= LIKE_STEPS and not self.has_seen_like_steps:
             if not is_in_loop:
                 self.leave()

@@ -1,4 +1,4 @@
-"""Conditions that hold while a dry run lasts, each put back at its end."""
+"""Settings that apply while a dry run lasts, each undone at its end."""
 
 from __future__ import annotations
 

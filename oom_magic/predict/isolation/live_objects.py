@@ -38,7 +38,7 @@ _aside: list[LiveObjects] = []  # what ``heap_set_aside`` found
 
 @contextmanager
 def heap_set_aside(collects: bool = True) -> Iterator[None]:
-    """For many dry runs in a row: what is alive now is looked at once, and not again by each run.
+    """For many dry runs in a row: objects that are alive now are examined once, not in each run.
 
     Unless ``collects``, what is dead counts as alive; a full collection takes a second for ten million objects.
     Where the user froze objects (``gc.freeze``) nothing is set aside: thawing would thaw theirs too.
@@ -58,7 +58,7 @@ def heap_set_aside(collects: bool = True) -> Iterator[None]:
 
 
 def find_live_objects() -> LiveObjects:
-    """One pass over all objects, most of which are told by their type alone."""
+    """One pass over all objects, most of which are classified by their type alone."""
     found = LiveObjects()
     for aside in _aside:
         found = LiveObjects([*aside.tensors], [*aside.modules], [*aside.tools], [*aside.files], aside.num_objects)

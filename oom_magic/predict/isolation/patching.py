@@ -1,4 +1,4 @@
-"""What a dry run changes outside itself, undone in reverse; attributes replaced and put back exactly as they were."""
+"""Changes outside the dry run, undone in reverse order; attributes replaced and restored exactly."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _suspended: list[tuple[list[_Replacement], list[_Replacement]]] = []
 
 
 class Journal:
-    """Undoes at its end what was recorded in it. Each ``undo`` can be called twice, or without what it undoes.
+    """Undoes the recorded changes at its end. Each ``undo`` can be called twice, or without its change having been
+    made.
 
-    So every prefix of a change can be undone, and an undoing that was itself broken off is done again.
+    So every prefix of a change can be undone, and an interrupted undo is repeated.
     """
 
     def __init__(self) -> None:
@@ -31,7 +32,7 @@ class Journal:
         self._undone.append(undo)
 
     def undo(self) -> None:
-        """Undo everything; at the end raise the first error there was. What fails twice is given up."""
+        """Undo everything; at the end raise the first error there was. An undo that fails twice is given up."""
         first: BaseException | None = None
         has_failed: Callable[[], object] | None = None
         while self._undone:
@@ -90,7 +91,7 @@ def all_patched(table: Patches) -> Iterator[None]:
 
 
 def patched_names() -> dict[str, list[str]]:
-    """What is replaced now: the names of owners, and of their attributes. README's list is made from it."""
+    """The current replacements: names of owners, and of their attributes. README's list is made from it."""
     found: dict[str, set[str]] = {}
     for one in _active:
         found.setdefault(_name(one.owner), set()).update(one.before)
@@ -111,7 +112,7 @@ def _forget(made: _Replacement) -> None:
 
 
 class _Replacement:
-    """What was replaced in an owner, and by what it was."""
+    """The replaced attributes of an owner, with their replacements."""
 
     def __init__(self, owner: Any, before: Mapping[str, Any]) -> None:
         self.owner = owner

@@ -1,6 +1,6 @@
-"""What is global to the process and a dry run may change: random generators, modes, hooks, the environment.
+"""Process-wide state that a dry run may change: random generators, modes, hooks, the environment.
 
-Settings of Python and of libraries are noted before a dry run, and put back where they have changed.
+Settings of Python and of libraries are recorded before a dry run, and restored where they have changed.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from oom_magic.predict.isolation.restorations import set_context
 from oom_magic.predict.isolation.snapshot import Snapshot
 from oom_magic.user_code import is_users_file
 
-_ANOTHER_SEED = 104_729  # nobody's
-_Setting = tuple[Callable[[], Any], Callable[[Any], Any]]  # what asks for it, and what sets it
+_ANOTHER_SEED = 104_729  # an arbitrary seed
+_Setting = tuple[Callable[[], Any], Callable[[Any], Any]]  # getter and setter
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def other_random_numbers() -> Iterator[None]:
 
 @contextmanager
 def process_state_restored() -> Iterator[None]:
-    """Put it all back at the end, whatever is raised."""
+    """Restore the state at the end, whatever is raised."""
     with Journal() as journal:
         for restore in _restorations():
             journal.record(restore)
@@ -92,7 +92,7 @@ def _restorations() -> Iterator[Callable[[], object]]:
 
 
 def _pytorchs_own() -> list[tuple[Any, dict[str, Any]]]:
-    """What stands in PyTorch's modules, and in the classes that libraries like to change."""
+    """The attributes of PyTorch's modules, and of classes that libraries change."""
     modules = [
         module for name, module in list(sys.modules.items()) if _is_pytorchs(name) and isinstance(module, ModuleType)
     ]
@@ -102,7 +102,7 @@ def _pytorchs_own() -> list[tuple[Any, dict[str, Any]]]:
 def _restore_pytorchs_own(before: list[tuple[Any, dict[str, Any]]]) -> None:
     """Take out what others put in place of PyTorch's functions and classes, as DeepSpeed does with ``F.linear``.
 
-    What PyTorch itself replaces, when it is first needed, stays.
+    Replacements by PyTorch itself, made on first use, stay.
     """
     for owner, contents in before:
         now = vars(owner)
@@ -272,7 +272,7 @@ def _restore_dialects(before: list[str]) -> None:
 
 
 def _restore_modules(before: dict[str, Any]) -> None:
-    """What was imported stays; what was put there otherwise does not."""
+    """Imported modules stay; others are removed."""
     for name, module in list(sys.modules.items()):
         if before.get(name) is not module and getattr(module, "__spec__", None) is None:
             if name in before:

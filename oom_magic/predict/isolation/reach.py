@@ -1,7 +1,7 @@
-"""Which of the user's objects code can reach: a dry run's, and that of other threads.
+"""The user's objects that code can reach: that of a dry run, and that of other threads.
 
 A walk over references from what the code is given: its variables, closures, arguments, and the modules of the user's.
-Libraries are not walked through; what they hold of the user's, such as a trainer its model, is.
+Libraries are not walked; objects of the user's in them, such as a trainer's model, are.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Reach:
             found, frontier = gc.get_referents(*frontier), []
 
     def _way(self, kind: type) -> Callable[[Any], Iterable[Any]] | None:
-        """What an object of this type leads to; None: nothing."""
+        """A function from an object of this type to its references; None for types without any."""
         if issubclass(kind, _PLAIN):
             return None
         if issubclass(kind, torch.Tensor):
@@ -125,7 +125,8 @@ def users_modules() -> Iterator[types.ModuleType]:
 
 
 def used_by_other_threads(own: Collection[int]) -> tuple[Reach, list[str]] | None:
-    """What the user's code on other threads than ``own`` may touch, and their names; None where there is none."""
+    """Objects that the user's code on threads other than ``own`` may touch, with those threads' names; None without
+    such code."""
     reach, names = Reach(by_name=True, racing=None), []
     known = {thread.ident: thread.name for thread in threading.enumerate()}
     stacks = sys._current_frames()

@@ -41,7 +41,7 @@ class LargeMapError(TypeError):
 
 @dataclass(frozen=True, slots=True)
 class Restoration:
-    """What puts an object back, how many bytes were copied, what it leads to, and what to do with it meanwhile."""
+    """How an object is restored: ``undo``, the copied bytes, inner objects, and what to do when the run begins."""
 
     undo: Callable[[], object]
     num_bytes: int = 0
@@ -50,7 +50,7 @@ class Restoration:
 
 
 def restoration_of(one: Any, room: int) -> Restoration | None:
-    """How an object is put back, of which at most ``room`` bytes are copied; None where it is of no known kind."""
+    """The restoration of an object, of which at most ``room`` bytes are copied; None for other kinds of objects."""
     if isinstance(one, np.ndarray):
         return _of_array(one, room)
     if isinstance(one, _CACHED_FUNCTION):
@@ -59,7 +59,7 @@ def restoration_of(one: Any, room: int) -> Restoration | None:
         return _of_map(one, room)
     if isinstance(one, memoryview):
         return Restoration(_nothing, inner=[one.obj])
-    if isinstance(one, ContextVar):  # what is set is of the run's context
+    if isinstance(one, ContextVar):  # the run sets it in its own context
         return Restoration(_nothing, inner=[one.get(None)])
     for kinds, read, write in _STATES:
         if isinstance(one, kinds):
@@ -164,7 +164,7 @@ def _of_array(one: Any, room: int) -> Restoration:
 
 
 def _nothing() -> None:
-    """Cannot be changed, or not by us."""
+    """Nothing to restore."""
 
 
 def _restore_array(one: Any, before: Any) -> None:

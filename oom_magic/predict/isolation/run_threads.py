@@ -70,7 +70,7 @@ class RunThreads:
         return [(threading.Thread, {"start": started}), (ThreadPoolExecutor, {"submit": submitted})]
 
     def wait(self) -> None:
-        """Let threads come to their end; those that do not are ended at their next operator."""
+        """Wait for threads; those that do not end in time are ended at their next operator."""
         patient = [thread for thread in self._started if not thread.daemon and thread is not threading.current_thread()]
         due = time.monotonic() + _PATIENCE_SECONDS
         for thread in patient:
@@ -87,7 +87,7 @@ class RunThreads:
                     return function(*args, **kwargs)
             except self._quiet as error:
                 if is_task:
-                    raise  # to whoever waits for the result
+                    raise  # to the waiter for the result
                 self.ended_by.append(error)
                 return None
 

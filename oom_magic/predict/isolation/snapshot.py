@@ -1,4 +1,4 @@
-"""What containers of the user's hold, noted to be put back in place."""
+"""Contents of the user's containers, recorded to be restored in place."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CONTAINERS = (*_DICTS, list, set, deque)
 
 @dataclass(frozen=True, slots=True)
 class _Noted:
-    """A container, where it lies in which object, and what it held."""
+    """A container, its owner and path, and its contents."""
 
     owner: Any
     path: tuple[Hashable, ...]
@@ -27,7 +27,7 @@ class _Noted:
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """What a container of an object held afterwards that it did not hold before, and which keys it lacked."""
+    """The difference in a container of an object after a run: new contents, and missing keys."""
 
     owner: weakref.ref[Any]
     changed: Any  # of a dict only what differs: more would keep the user's objects alive
@@ -45,7 +45,7 @@ class _Change:
 
 @dataclass(frozen=True, slots=True)
 class _Alike:
-    """What many containers of one type held, as one list: copies of each would take twice as long to make and drop."""
+    """The contents of many containers of one type in one list: separate copies would take twice as long."""
 
     kind: Any
     containers: list[Any]
@@ -55,7 +55,7 @@ class _Alike:
 
     @classmethod
     def of(cls, kind: Any, containers: list[Any]) -> _Alike:
-        """What they hold at one moment, though another thread may fill them meanwhile."""
+        """Their contents at one moment, although another thread may be filling them."""
         while True:
             lengths = list(map(len, containers))
             items, values = map(list, _items_and_values(kind, containers))
@@ -95,7 +95,7 @@ class Snapshot:
 
     def __init__(self, but: Collection[int] = ()) -> None:
         self._entries: list[_Noted] = []
-        self._plain: list[tuple[Any, Any]] = []  # containers that are no one's, and what they held
+        self._plain: list[tuple[Any, Any]] = []  # containers without an owner, and their contents
         self._alike: list[_Alike] = []
         self._undo: list[Callable[[], object]] = []
         self._seen: set[int] = {id(vars(builtins)), *but}  # every module's globals lead there
@@ -134,7 +134,7 @@ class Snapshot:
                 self.add(item, depth - 1, owner, (*path, key if type(key) in (str, int) else id(key)))
 
     def changes(self) -> Changes:
-        """What the containers that have an owner hold now and did not. The owners are not kept alive."""
+        """The changes since, of containers with an owner. The owners are not kept alive."""
         found = {}
         for one in self._entries:
             change = _change(one) if one.owner is not None else None
@@ -150,7 +150,7 @@ class Snapshot:
                 change.apply(one.container)
 
     def restore(self) -> None:
-        """Put back what was noted, where it is different now."""
+        """Restore the recorded contents where they differ now."""
         changed = (pair for some in self._alike if not some.are_unchanged() for pair in some.pairs())
         for container, contents in itertools.chain(
             self._plain, changed, ((one.container, one.contents) for one in self._entries)
@@ -173,7 +173,7 @@ def _is_unchanged(before: Any, now: Any) -> bool:
 
 
 def fill(container: Any, contents: Any) -> None:
-    """Make a container hold this. What stays in it is never missing meanwhile, since other threads may look it up."""
+    """Set a container's contents. Entries that stay are never missing meanwhile, as other threads may read them."""
     if isinstance(container, list):
         container[:] = contents
     elif isinstance(container, deque):

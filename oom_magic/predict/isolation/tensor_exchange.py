@@ -1,8 +1,8 @@
 """The user's own objects during a dry run: usable inside it, exactly as before after it.
 
 A real tensor is exchanged for a pretended double while the dry run lasts (``torch._C._swap_tensor_impl``, the mechanism
-under ``torch.utils.swap_tensors``), so whoever holds the tensor sees the double and no data is touched. What Python
-code may change besides (a module's mode, an optimizer's state, global variables) is noted and put back.
+under ``torch.utils.swap_tensors``), so whoever holds the tensor sees the double and no data is touched. Other state
+that Python code may change (a module's mode, an optimizer's state, global variables) is recorded and restored.
 
 All tensors of the process are exchanged, however the code may come by them, as long as no other thread runs code of the
 user's. If one does, only what the dry run can reach is exchanged, and of that nothing that the other thread may touch:
@@ -166,7 +166,7 @@ class TensorExchange:
         namespaces: list[dict[str, Any]],
         assume: Callable[[str], None],
     ) -> None:
-        """Let nothing write to what stayed real; say which of the user's tensors did."""
+        """Forbid writes to tensors that stayed real, and say which of the user's they are."""
         exchanged = {id(one.tensor) for one in pairs} | {id(one.double) for one in pairs}
         stayed = [tensor for tensor in live if id(tensor) not in exchanged and not _is_fake(tensor)]
         names = _names(stayed, namespaces)
@@ -191,7 +191,7 @@ class TensorExchange:
                 journal.record(functools.partial(_restore_grad, tensor, tensor.grad))
 
     def template(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What stood for a tensor at the end of this session's last run: a double, or the tensor itself."""
+        """The stand-in of a tensor at the end of this session's last run: its double, or the tensor itself."""
         return _double_of(self._doubles, tensor, lambda itself: itself)
 
     def has_made(self, tensor: torch.Tensor) -> bool:
@@ -225,7 +225,7 @@ def _double_of(
 
 @dataclass(frozen=True, slots=True)
 class ExchangedPair:
-    """A real tensor, its double, where the real tensor's own data is (``_cdata``), and what it has of hooks."""
+    """A real tensor, its double, the address of the real tensor's data (``_cdata``), and its hooks."""
 
     tensor: torch.Tensor
     double: torch.Tensor
@@ -233,7 +233,7 @@ class ExchangedPair:
     hooks: tuple[Any, ...]
 
     def remembered(self) -> tuple[weakref.ref[torch.Tensor], torch.Tensor]:
-        """The pair for the session's next run."""
+        """The double, by a weak reference to its tensor, for the session's next run."""
         return weakref.ref(self.tensor), self.double
 
     def take_hooks(self) -> None:
@@ -256,7 +256,7 @@ class ExchangedPair:
     def _swap_back(self) -> None:
         if self.double._cdata != self.real:
             return
-        for _unused in range(2):  # an error may be of the moment
+        for _unused in range(2):  # an error may be transient
             try:
                 torch._C._swap_tensor_impl(self.tensor, self.double)
             except RuntimeError:
@@ -305,7 +305,7 @@ class _Watch:
 
 
 def _live_objects(function: Callable[[], Any], namespaces: list[dict[str, Any]]) -> tuple[LiveObjects, Others | None]:
-    """What is the dry run's to exchange and to note, and what is other threads'."""
+    """The objects that the dry run exchanges and records, and those of other threads."""
     live = find_live_objects()
     found = used_by_other_threads(threads_of_run())
     if found is None:
@@ -451,7 +451,7 @@ def _note(
     others: set[int],
     assume: Callable[[str], None],
 ) -> None:
-    """Note what a dry run may change in the user's objects, and how deep it lies."""
+    """Record everything a dry run may change in the user's objects, with its depth."""
     for tensor in live.tensors:
         for hooks in _hooks(tensor):
             snapshot.add_plain(hooks, 1)

@@ -1,7 +1,7 @@
-"""What a dry run may change in the user's objects besides tensors: attributes, classes, arrays, tables, caches.
+"""State of the user's objects besides tensors that a dry run may change: attributes, classes, arrays, tables, caches.
 
-All is looked for from the user's names and modules. What the function that is run keeps in its own closure is not: code
-that is rehearsed may tell its caller something that way. Of iterators the run has copies (``copies``); what is taken
+Objects are found from the user's names and modules, but not from the closure of the function itself: rehearsed code may
+return something to its caller that way. Of iterators the run has copies (``copies``); what is taken
 from one that cannot be copied, such as a generator, is gone, and said.
 """
 
@@ -62,7 +62,7 @@ _ALIKE = frozenset((*_CONTAINERS, defaultdict, tuple))
 
 
 class Notes(Protocol):
-    """Where it is noted what to put back."""
+    """The interface of a snapshot: records what to restore."""
 
     def add_plain(self, container: Any, depth: int) -> None:
         """A container's contents."""
@@ -83,7 +83,7 @@ def note_users_objects(notes: Notes, roots: Sequence[Iterable[Any]], not_ours: s
 
 
 class _Walk:
-    """From objects to what they hold, the nearest first, and what long containers hold after all else.
+    """A breadth-first walk over references; contents of long containers come last.
 
     Containers, and what holds the attributes of objects, are noted many at once: no step is Python's own for each.
     """
@@ -97,7 +97,7 @@ class _Walk:
         self._are_plain: dict[type, bool] = {}  # objects of the class have attributes, and nothing else
 
     def go(self, level: list[Any]) -> bool:
-        """Note what a level leads to; whether that was all."""
+        """Record everything that a level leads to; returns whether that was all."""
         left = MOST_OBJECTS
         while level or self._long:
             if not level:
@@ -333,7 +333,7 @@ def _iterators(names: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _place(one: Any, depth: int = _ITERATORS_DEEP) -> tuple[Any, ...]:
-    """What differs once something was taken: of a loader's a number, of others what they refer to and have left."""
+    """A state that changes when an item is taken: a counter for loaders, references and remaining length for others."""
     number = vars(one).get("_num_yielded") if hasattr(one, "__dict__") else None
     if number is not None:
         return (number,)

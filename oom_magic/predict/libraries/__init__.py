@@ -1,4 +1,4 @@
-"""The libraries that people train with, inside a dry run: one file for each kind of thing that they do.
+"""Libraries for training inside a dry run: one file for each kind of operation.
 
 A library that is not imported costs nothing: what is changed in a module is changed when that module
 is there, before the dry run or during it, and put back when the run ends.
@@ -39,6 +39,6 @@ _KINDS = (
 
 @contextmanager
 def libraries_followed(gpu: FakeGPU, assume: Callable[[str], None], isolation: Isolation) -> Iterator[None]:
-    """While a dry run lasts, libraries believe in the pretend GPU."""
+    """While a dry run lasts, libraries use the pretend GPU."""
     with bitsandbytes_ops.complaints_muted(), adapted([kind.ADAPTERS for kind in _KINDS], Run(gpu, assume, isolation)):
         yield

@@ -22,7 +22,7 @@ from oom_magic.predict.isolation.patching import Patches, all_patched
 
 @dataclass(frozen=True)
 class Run:
-    """The dry run that an adapter serves: its GPU, where it notes what could not be followed exactly, its files."""
+    """The dry run that an adapter serves: its GPU, its assumptions, its files."""
 
     gpu: FakeGPU
     assume: Callable[[str], None]
@@ -30,7 +30,7 @@ class Run:
 
 
 def pretend_on_host(gpu: FakeGPU, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor in host memory that takes none and whose values nobody knows."""
+    """A pretended host tensor: no memory, unknown values."""
     with gpu.creating_on(Place.HOST), torch._C.DisableTorchFunction():
         return torch.empty(tuple(shape), dtype=dtype, device=META)
 
@@ -40,13 +40,13 @@ Adapter = PatchTable | Callable[[ModuleType, Run], AbstractContextManager[None]]
 
 
 def _take_out(finder: Any) -> None:
-    if finder in sys.meta_path:  # else the user's code has
+    if finder in sys.meta_path:  # unless the user's code removed it
         sys.meta_path.remove(finder)
 
 
 @contextmanager
 def adapted(tables: Sequence[Mapping[str, Adapter]], run: Run) -> Iterator[None]:
-    """Apply each adapter to the module it is listed under: now if that is imported, else when it is."""
+    """Apply each adapter to the module it is listed under: now if it is imported, else on import."""
     names = {name for table in tables for name in table}
     with ExitStack() as stack:
 
@@ -73,7 +73,7 @@ class _Finder(MetaPathFinder):
         self._searching: set[str] = set()
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """The module's own spec, with a loader that tells when it is loaded."""
+        """The module's own spec, with a loader that applies the adapter."""
         if name not in self._names or name in self._searching:
             return None
         self._searching.add(name)
@@ -87,7 +87,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """A module's own loader, which then leaves no trace of this one."""
+    """Wraps a module's loader, and removes itself from the module afterwards."""
 
     def __init__(self, loader: Loader, loaded: Callable[[ModuleType], None]) -> None:
         self._loader = loader

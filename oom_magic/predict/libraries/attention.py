@@ -122,7 +122,7 @@ def _installed() -> Iterator[None]:
 
 @contextmanager
 def _at_request(module: ModuleType, run: Run) -> Iterator[None]:
-    """Stand in from the moment that a model is asked for flash attention."""
+    """Stand in from the moment that flash attention is requested for a model."""
     owner = module.PreTrainedModel
     utils = sys.modules["transformers.utils.import_utils"]
     flash = sys.modules["transformers.modeling_flash_attention_utils"]
@@ -136,7 +136,7 @@ def _at_request(module: ModuleType, run: Run) -> Iterator[None]:
                     stack.enter_context(_restored(known))
                     known["flash_attn"] = ["flash-attn"]
                     _forget_answers(utils)
-                    if not hasattr(flash, "lazy_import_flash_attention"):  # then it looks only when imported
+                    if not hasattr(flash, "lazy_import_flash_attention"):  # then it is looked up only on import
                         with _a_cuda_build():
                             importlib.reload(flash)
                     run.assume(_("flash_attn is not installed here; PyTorch's flash attention takes its place"))

@@ -22,7 +22,7 @@ _BACKENDS = ("bitsandbytes.backends.default.ops", "bitsandbytes.backends.cuda.op
 
 @contextmanager
 def complaints_muted() -> Iterator[None]:
-    """bitsandbytes warns, when imported, of kernels that it lacks for the host's processor: nothing a GPU needs."""
+    """bitsandbytes warns, when imported, of missing CPU kernels, which a GPU does not need."""
     logger = logging.getLogger("bitsandbytes")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -33,7 +33,7 @@ def complaints_muted() -> Iterator[None]:
 
 
 class _Kernels:
-    """Stands for the compiled library: every function is there and does nothing."""
+    """Stands in for the compiled library: every function exists and does nothing."""
 
     def stream(self, device_index: int) -> int:
         """The stream on which kernels run: the default one."""
@@ -51,7 +51,7 @@ class _Kernels:
 
 @contextmanager
 def _kernels_left_out(module: ModuleType, run: Run) -> Iterator[None]:
-    """Run bitsandbytes' operators by what its CUDA backend does around the kernels."""
+    """Run bitsandbytes' operators by its CUDA backend's Python code around the kernels."""
     from bitsandbytes import functional
     from bitsandbytes.backends import utils
 
@@ -74,7 +74,7 @@ def _kernels_left_out(module: ModuleType, run: Run) -> Iterator[None]:
 
 @contextmanager
 def _emptied(cache: dict[Any, Any]) -> Iterator[None]:
-    """A dictionary that starts empty, and holds afterwards what it held before."""
+    """Empty a dictionary inside the block, and restore it afterwards."""
     before = dict(cache)
     cache.clear()
     try:

@@ -44,7 +44,7 @@ def existing(table: dict[str, T]) -> dict[OpOverload, T]:
 
 
 class Call:
-    """A call whose outputs are known but have no memory yet.
+    """A call with known outputs that have no memory yet.
 
     A rule (``Rule``) says what the kernel does: ``take`` scratch, make an ``output``, ``give_back``. When it
     returns, outputs that it left out are made in order; then what scratch remains goes, the last taken first.

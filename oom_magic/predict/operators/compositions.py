@@ -1,4 +1,4 @@
-"""How CUDA composes operators of others where tensors without data, or the CPU, go another way."""
+"""Composite operators as CUDA runs them, where meta tensors or the CPU take another path."""
 
 from __future__ import annotations
 

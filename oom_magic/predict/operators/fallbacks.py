@@ -1,4 +1,4 @@
-"""Operators that say nothing of their outputs without data: decomposed, guessed, or refused with a sentence."""
+"""Operators without a meta kernel: decomposed, guessed, or refused with a sentence."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _Fallback = Callable[["FakeDevice", OpOverload, tuple[Any, ...], dict[str, Any]]
 
 
 def find_fallback(error: Exception) -> _Fallback | None:
-    """What to run in place of an operator that failed because its tensors have no data; None: that was not the reason.
+    """The fallback for an operator that failed because its tensors have no data; None if it failed for another reason.
 
     The words are those of ``torch/_library/custom_ops.py`` and ``fake_impl.py``, for operators that libraries define.
     """
@@ -54,7 +54,8 @@ def _run_sized_by_values(gpu: FakeDevice, func: OpOverload, args: tuple[Any, ...
 
 
 def _run_without_kernel(gpu: FakeDevice, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What an operator without a kernel for pretended tensors returns. Raises NotImplementedError for PyTorch's own."""
+    """The result of an operator without a kernel for pretended tensors. Raises NotImplementedError for PyTorch's
+    own."""
     decomposition = decomposition_table.get(func)
     if decomposition is not None:
         with gpu:

@@ -1,6 +1,6 @@
-"""Where autograd on a real GPU writes into a gradient in place, which it never does on tensors without data.
+"""Gradients that autograd writes in place on a real GPU, but not on meta tensors.
 
-Two places ask whether a tensor is "like a subclass", which every meta tensor is, and keep clear of it: sums
+Two places avoid in-place writes for tensors that are "like a subclass", as every meta tensor is: sums
 of gradients (torch/csrc/autograd/input_buffer.cpp, ``can_accumulate_inplace``) and some derivatives
 (torch/csrc/autograd/FunctionsManual.cpp, ``areAnyTensorSubclassLike``).
 """
@@ -76,7 +76,7 @@ def counts(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 class _Look(TorchDispatchMode):
-    """Notes the counts of the first argument of a sum."""
+    """Records the reference counts of a sum's first argument."""
 
     seen = (0, 0)
 

@@ -1,4 +1,4 @@
-"""What operators made before from arguments of these shapes, so that it need not be found out again.
+"""A cache of operators' outputs by the shapes of their arguments.
 
 Most kernels for ``meta`` tensors are Python and take longer than all else in a dry run, while a model repeats its
 layers and a training its steps.
@@ -17,7 +17,7 @@ _Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
 class _NotByShapeError(Exception):
-    """An argument that more than its shape matters of."""
+    """An argument whose shape alone does not decide the output."""
 
 
 class KnownOutputs:
@@ -41,7 +41,7 @@ class KnownOutputs:
 
 
 def _key(value: Any) -> Hashable:
-    """What a kernel may look at."""
+    """The properties of an argument that a kernel may use."""
     if isinstance(value, torch.Tensor):
         if not value.is_meta or value.layout is not torch.strided or value.is_complex():
             raise _NotByShapeError
@@ -49,14 +49,14 @@ def _key(value: Any) -> Hashable:
     if isinstance(value, (tuple, list)):
         return tuple([_key(item) for item in value])
     if isinstance(value, float):
-        return float  # no layout depends on its value, which an optimizer changes with each step
+        return float  # no layout depends on its value, which optimizers change in each step
     if isinstance(value, _PLAIN):
         return type(value), value
     raise _NotByShapeError
 
 
 def _maker(out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[tuple[Any, ...]], Any] | None:
-    """How to make the same again; None if it is made of the arguments' memory in a way of its own."""
+    """A function that makes the output again; None if the output shares the arguments' memory in an unknown way."""
     if out is None:
         return lambda args: None
     if args and out is args[0] and isinstance(out, torch.Tensor):
@@ -86,7 +86,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _layout(tensor: torch.Tensor) -> _Layout | None:
-    """What a tensor is made from, if it has just the memory that its shape needs."""
+    """The arguments to make a tensor that has exactly the memory its shape needs."""
     layout = tuple(tensor.shape), tensor.stride(), tensor.dtype
     is_plain = tensor.layout is torch.strided and not tensor.is_complex() and type(tensor) is torch.Tensor
     made = _empty(layout) if is_plain and not tensor.storage_offset() else None

@@ -24,7 +24,7 @@ aten = torch.ops.aten
 
 
 def _choices(gpu: FakeGPU, card: GPU) -> dict[str, Kernel]:
-    """CUDA's own composition of some operators; elsewhere PyTorch's kernel serves."""
+    """CUDA's own composition of some operators; for others PyTorch's kernel is used."""
 
     def on_gpu(name: str, kernel: Kernel) -> Kernel:
         overload = find_overload(name)
@@ -98,7 +98,7 @@ def _grouped_mm(
     return torch.empty_strided(shape, strides, dtype=out_dtype or a.dtype, device=a.device)
 
 
-# Operators with a kernel of their own on CUDA that elsewhere are composed of others: the outputs of that kernel.
+# Operators with a kernel of their own on CUDA that are composite elsewhere: the outputs of that kernel.
 _FUSED: dict[OpOverload, Kernel] = {
     **recurrent.KERNELS,
     **normalization.KERNELS,

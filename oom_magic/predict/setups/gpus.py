@@ -1,4 +1,4 @@
-"""The GPUs of gpus.toml, with the memory that CUDA really reports: less than what is printed on the box.
+"""The GPUs of gpus.toml, with the total memory that CUDA reports, which is less than the advertised size.
 
 A "12 GB" RTX 3060 has 12,288 MiB; page tables, ECC and firmware leave 11.76 GiB. Totals are those of
 ``torch.cuda.get_device_properties(0).total_memory``, the "total capacity" of an out-of-memory message, on
@@ -139,7 +139,7 @@ def closest_gpu(name: str, capability: tuple[int, int]) -> GPU:
 
 
 def _num_alike(name: str, other: str) -> int:
-    """With how many characters both names begin."""
+    """The length of the common prefix of both names."""
     pairs = zip(_key(name), _key(other), strict=False)
     return sum(1 for _unused in takewhile(lambda pair: pair[0] == pair[1], pairs))
 

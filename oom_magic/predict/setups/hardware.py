@@ -21,7 +21,7 @@ class Job:
     rank: int = 0
 
     def __post_init__(self) -> None:
-        """Raises InvalidSettingError for numbers that no job has."""
+        """Raises InvalidSettingError for impossible numbers."""
         if not _is_whole(self.num_processes) or self.num_processes < 1:
             raise InvalidSettingError("not_a_count", name="num_processes", value=self.num_processes)
         if not _is_whole(self.rank) or not 0 <= self.rank < self.num_processes:

@@ -63,7 +63,7 @@ _LORA_TARGETS = {
 
 @dataclass(frozen=True)
 class ModelSource:
-    """What a setup knows of its model before any library is loaded.
+    """A setup's model, as far as it is known before any library is loaded.
 
     Exactly one of ``path`` (for ``from_pretrained``), ``config`` and ``factory`` is set.
     """
@@ -75,7 +75,7 @@ class ModelSource:
     path: str | None = None
     config: Any = None
     factory: Callable[[], Any] | None = None
-    num_layers: int | None = None  # of which runs with fewer tell everything; None: not known to be alike
+    num_layers: int | None = None  # number of equal layers, if runs with fewer are enough; None: not known to be equal
 
     @property
     def auto_class(self) -> str:
@@ -123,7 +123,7 @@ def lora_targets(model_type: str) -> tuple[str, ...] | str:
 
 
 def targets_as_code(targets: tuple[str, ...] | str) -> str:
-    """What PEFT's ``target_modules`` is given for them, as it is written."""
+    """The code for PEFT's ``target_modules``."""
     return json.dumps(targets)
 
 

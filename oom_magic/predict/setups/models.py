@@ -122,7 +122,7 @@ def list_models() -> tuple[ModelPreset, ...]:
 
 
 def config_for_hub_id(hub_id: str) -> dict[str, Any] | None:
-    """What the hub's ``config.json`` of ``hub_id`` says about memory, or None if that model is no preset."""
+    """The memory-relevant part of ``config.json`` of ``hub_id``, or None if that model is no preset."""
     preset = _look_up(hub_id)
     return None if preset is None else {"model_type": preset.model_type, **preset.settings}
 
@@ -214,7 +214,7 @@ def layer_counts(settings: Mapping[str, Any]) -> dict[str, int]:
 
 
 def with_layers_as_asked(settings: dict[str, Any]) -> dict[str, Any]:
-    """What ``config.json`` says, but for the number of layers that ``only_layers`` asks for."""
+    """The content of ``config.json`` with the number of layers that ``only_layers`` asks for."""
     count = _num_layers.get()
     if count is None:
         return settings

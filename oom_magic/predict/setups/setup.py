@@ -1,4 +1,4 @@
-"""TrainingSetup: a training run described by its settings, the code for it, and what it takes."""
+"""TrainingSetup: a training run described by its settings, its code and its memory."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ class TrainingSetup(Result):
             exec(compile(text, CODE_FILE, "exec"), namespace)
 
     def _rehearse(self) -> None:
-        """The same in a dry run, where libraries say nothing about code that the user did not write."""
+        """The same in a dry run, without warnings of libraries about code that the user did not write."""
         before = logging.root.manager.disable
         logging.disable(max(before, logging.WARNING))
         try:
@@ -189,7 +189,7 @@ class TrainingSetup(Result):
             logging.disable(before)
 
     def dry_run(self, **options: Any) -> MemoryReport:
-        """What the code would take on ``gpu``; ``options`` go to ``oom_magic.dry_run``."""
+        """A dry run of the code on ``gpu``; ``options`` go to ``oom_magic.dry_run``."""
         from oom_magic.predict.session import dry_run
 
         known = [*inspect.signature(dry_run).parameters][2:-1]
@@ -214,7 +214,7 @@ class TrainingSetup(Result):
 
     @property
     def identity(self) -> Any:
-        """What tells its sizes from other setups' beside the environment; None where its name does not tell it all."""
+        """The key of its sizes, beside the environment; None where names do not determine them."""
         is_alone = self.num_gpus == self.num_processes == 1  # else buckets go across layers
         if self.source.num_layers is None or not is_alone:
             return None

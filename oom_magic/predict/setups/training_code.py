@@ -1,4 +1,4 @@
-"""Writes the training code of a setup: what a user would type, with random batches where the data goes."""
+"""Writes the training code of a setup as a user would, with random batches as data."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ class _Writer:
         return parts
 
     def joined(self, parts: list[list[str]]) -> str:
-        """Parts that are there, under the imports that they need."""
+        """The non-empty parts, below the imports that they need."""
         body = "\n\n".join("\n".join(lines) for lines in parts if lines)
         return "\n".join(self.import_lines()) + "\n\n" + body + "\n"
 

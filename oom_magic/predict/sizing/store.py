@@ -60,7 +60,7 @@ def folder() -> Path:
 def stored(what: Callable[[], Any], make: Callable[[], _T]) -> _T:
     """What ``make`` returns, from the folder if it was made before for the same ``what()``, whose ``repr`` says all.
 
-    None of ``what`` is not known. What is another, or in another environment, when it was made is not kept.
+    A ``what`` of None is never stored, nor a result whose ``what`` or environment changed while it was made.
     """
     file = _file(what())
     found = None if file is None else _read(file)

@@ -1,4 +1,4 @@
-"""Changes to what the model is called with."""
+"""The base of changes, and changes to the model's inputs."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Change:
     """The base of all changes: nothing is changed.
 
     ``applies_at_load`` says that the model would be loaded so in the first place: what it took before the change does
-    not count. ``variant`` tells apart ways of making one change, where models differ in the code for it. ``values`` are
-    what its words and its code say of the model that was checked.
+    not count. ``variant`` tells apart ways of making one change, where models differ in the code for it. ``values``
+    fill its sentence and its code, for the model that was checked.
     """
 
     applies_at_load = False
@@ -43,14 +43,14 @@ class Change:
         """Raise InapplicableError where the change cannot be made to this model. Changes nothing."""
 
     def prepare(self, model: torch.nn.Module) -> None:
-        """Act on the outermost module before it runs first, if ``check`` lets it."""
+        """Change the outermost module before its first call, if ``check`` passed."""
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What the outermost module is called with instead."""
+        """The changed arguments of the outermost module."""
         return args, kwargs
 
     def result(self, result: Any) -> Any:
-        """What the outermost module returns instead."""
+        """The changed result of the outermost module."""
         return result
 
     def around_call(self, model: torch.nn.Module) -> AbstractContextManager[Any]:

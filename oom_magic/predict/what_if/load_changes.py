@@ -27,7 +27,7 @@ class LoadChange(Change):
     is_frozen = False
 
     def __init__(self) -> None:
-        self._is_busy = False  # what is moved meanwhile is as it should be
+        self._is_busy = False  # moves made by the change itself are not changed again
         self._loaded: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
     def convert(self, model: torch.nn.Module) -> None:
@@ -40,7 +40,7 @@ class LoadChange(Change):
 
     @contextmanager
     def around_run(self) -> Iterator[None]:
-        """Models load so, or are converted when they are moved to a GPU."""
+        """Models are loaded in this way, or converted when they are moved to a GPU."""
         module = torch.nn.Module
         loader = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
         with ExitStack() as stack:
@@ -147,7 +147,7 @@ class LoadedQuantized(LoadChange):
 
 
 def _dtype_name() -> str:
-    """What transformers calls the type to load in; ``dtype`` from 4.56."""
+    """transformers' name of the type argument; ``dtype`` from 4.56."""
     from transformers import __version__
 
     return "dtype" if tuple(map(int, __version__.split(".")[:2])) >= (4, 56) else "torch_dtype"

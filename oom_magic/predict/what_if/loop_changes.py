@@ -1,4 +1,4 @@
-"""Changes to what a training loop does between its calls: what it keeps, and how it clears gradients."""
+"""Changes to a training loop between the model's calls: what it keeps, and how it clears gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from oom_magic.predict.what_if.change import Change
 
 
 class ReleasedGradients(Change):
-    """``zero_grad(set_to_none=True)``, whatever the loop asks for."""
+    """``zero_grad(set_to_none=True)``, whatever the loop passes."""
 
     @contextmanager
     def around_run(self) -> Iterator[None]:
@@ -45,7 +45,7 @@ class AccumulatedGradients(Change):
 
 
 class _Turns:
-    """Which calls of an optimizer are left out: the second and every second one after it, with what clears after it."""
+    """Decides which calls of an optimizer are skipped: every second one, with the ``zero_grad`` after it."""
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
@@ -53,7 +53,7 @@ class _Turns:
         self._is_inside = False  # of one optimizer that wraps another, as accelerate's does
 
     def stepping(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """``step``, but for calls that are left out."""
+        """``step``, except for skipped calls."""
 
         def run(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             if self._is_inside or args or kwargs:
@@ -71,7 +71,7 @@ class _Turns:
         return run
 
     def clearing(self, zero_grad: Callable[..., None]) -> Callable[..., None]:
-        """``zero_grad``, but after a step that is left out."""
+        """``zero_grad``, except after a skipped step."""
 
         def run(owner: Any, set_to_none: bool = True) -> None:
             if not self._is_left_out:
@@ -103,7 +103,7 @@ def _releasing(zero_grad: Callable[..., None]) -> Callable[..., None]:
 
 
 class DroppedOutputs(Change):
-    """Of what a Hugging Face model returns only the loss is kept: the logits go before the backward."""
+    """A Hugging Face model returns only the loss: the logits are freed before the backward."""
 
     def result(self, result: Any) -> Any:
         """The loss alone, where there are logits beside it."""

@@ -1,4 +1,4 @@
-"""Changes to the model: how it computes and what of it is trained."""
+"""Changes to the model: how it computes and which parts are trained."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ class LowRankAdapters(Change):
                 parameter.data = parameter.data.float()
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         for optimizer in optimizers:
-            for group in optimizer.param_groups:  # as many as a scheduler knows
+            for group in optimizer.param_groups:  # a scheduler expects their number
                 group["params"] = []
             optimizer.param_groups[0]["params"] = trained
             optimizer.state.clear()
@@ -192,7 +192,7 @@ def _targets(model: torch.nn.Module) -> tuple[str, ...] | str:
 
 
 class QuantizedAdapters(LowRankAdapters):
-    """QLoRA: linear layers in 4 bits as bitsandbytes loads them, adapters trained; ones that are there stay."""
+    """QLoRA: linear layers in 4 bits as bitsandbytes loads them, adapters trained; existing adapters stay."""
 
     applies_at_load = True
 
@@ -247,7 +247,7 @@ def _has_adapters(model: torch.nn.Module) -> bool:
 
 
 def plain_linears(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str, torch.nn.Linear]]:
-    """The linear layers that are quantized, with who owns them: all but adapters and the output layer."""
+    """The linear layers to quantize, with their parent modules: all but adapters and the output layer."""
     found = []
     for path, owner in model.named_modules():
         for name, layer in owner.named_children():
@@ -293,7 +293,8 @@ class NoGradients(Change):
 
 
 class ChunkedLoss(Change):
-    """A Hugging Face language model's loss over a thousand tokens at a time: the whole logits are never there."""
+    """A Hugging Face language model's loss over a thousand tokens at a time: the whole logits are never
+    materialized."""
 
     TOKENS = 1024
 

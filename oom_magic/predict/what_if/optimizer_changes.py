@@ -15,7 +15,7 @@ from oom_magic.predict.what_if.change import Change, InapplicableError, MissingE
 
 
 def optimizers_of(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
-    """The live optimizers that train parameters of ``model``, not what wraps them (accelerate does).
+    """The live optimizers that train parameters of ``model``, without wrappers such as accelerate's.
 
     Raises InapplicableError when there is none.
     """
@@ -72,13 +72,13 @@ class OtherOptimizer(Change):
             groups = [{"params": group["params"]} for group in optimizer.param_groups]
             made = self.kind(groups, lr=float(optimizer.param_groups[0].get("lr") or 1e-3))  # type: ignore[call-arg]
             self._classes.append((optimizer, type(optimizer)))
-            optimizer.__class__ = type(made)  # whoever holds the optimizer now has the other one
+            optimizer.__class__ = type(made)  # every reference to the optimizer now leads to the other one
             vars(optimizer).clear()
             vars(optimizer).update(vars(made))
 
     @contextmanager
     def around_run(self) -> Iterator[None]:
-        """At the end the user's optimizers are of their own classes again."""
+        """At the end the user's optimizers have their own classes again."""
         try:
             yield
         finally:
@@ -114,7 +114,7 @@ class _HostOptimizer(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr})
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Nothing happens on the GPU; what the closure returns."""
+        """Does nothing on the GPU; returns the closure's result."""
         return None if closure is None else closure()
 
 

@@ -1,4 +1,4 @@
-"""Changes to what each card holds: layers balanced between cards of one process, shards in place of replicas."""
+"""Changes of placement: layers balanced between cards of one process, shards in place of replicas."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class FullySharded(Change):
         """Needs a model in DDP, and an optimizer made after it was wrapped."""
         if not isinstance(model, DistributedDataParallel):
             raise InapplicableError("no_replicas")
-        optimizers_of(model)  # one made before the model was wrapped has none of the shards
+        optimizers_of(model)  # one made before the model was wrapped does not have the shards
 
     @contextmanager
     def around_run(self) -> Iterator[None]:
@@ -203,7 +203,7 @@ class GradientsInBuckets(Change):
 
 
 class Resharded(Change):
-    """FSDP2 that gives a block's gathered parameters back after its forward, and gathers them again to go back."""
+    """FSDP2 with ``reshard_after_forward``: a block's gathered parameters are freed after its forward."""
 
     def check(self, model: torch.nn.Module) -> None:
         """Needs shards that keep their gathered parameters."""

@@ -1,4 +1,4 @@
-"""What a run would allow: found while it is rehearsed unchanged, so that nothing is rehearsed in vain."""
+"""Which changes apply to a run, found while it is rehearsed unchanged, so that no rehearsal is wasted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from oom_magic.predict.what_if.model_changes import NoGradients
 
 
 class Survey(Change):
-    """Asks ``changes`` of each model that runs whether they apply; notes what the loop does. Changes nothing.
+    """Checks ``changes`` against each model that runs, and records what the loop does. Changes nothing.
 
     ``keeps_gradients``: the loop fills them with zeros. ``keeps_outputs``: a Hugging Face model's logits live until
     the optimizer's step. ``batches_per_step`` counts the batches before the first step: the calls of the model, where
@@ -40,7 +40,7 @@ class Survey(Change):
 
     @property
     def batches_per_step(self) -> int:
-        """Batches that make up an optimizer step; 1 where that is not known."""
+        """Batches per optimizer step; 1 where unknown."""
         is_known = self._has_stepped and self._num_models == 1
         return max(min(self._num_forwards, self._num_backwards), 1) if is_known else 1
 
@@ -50,7 +50,7 @@ class Survey(Change):
         return self._has_stepped
 
     def refusal(self, change: Change) -> InapplicableError | None:
-        """Why the run has no place for a change, or None."""
+        """Why a change does not apply to the run, or None."""
         if isinstance(change, ReleasedGradients):
             return None if self.keeps_gradients else InapplicableError("gradients_released_already")
         if isinstance(change, DroppedOutputs):
@@ -73,11 +73,11 @@ class Survey(Change):
         except InapplicableError as refusal:
             refusal.with_traceback(None)  # its frames hold the outputs
             known = self._refusals.setdefault(change, refusal)
-            if known is not None and isinstance(refusal, ByHandError):  # seen only with the second model
+            if known is not None and isinstance(refusal, ByHandError):  # found only with the second model
                 self._refusals[change] = refusal
 
     def result(self, result: Any) -> Any:
-        """The same; whether logits are in it is noted."""
+        """The same; records whether it has logits."""
         self._num_calls += 1
         self._num_forwards += torch.is_grad_enabled() and not self._has_stepped
         if has_outputs(result):
@@ -86,7 +86,7 @@ class Survey(Change):
 
     @contextmanager
     def around_run(self) -> Iterator[None]:
-        """Optimizer steps, backwards and ``zero_grad`` are noted."""
+        """Records optimizer steps, backwards and ``zero_grad``."""
 
         def before_step(*_: Any) -> None:
             self._has_stepped = True

@@ -1,8 +1,7 @@
 """Effects of a dry run outside the process (programs, connections, signals): none happens, and the report says so.
 
-Python's audit hooks are the net under the layer of files and under the answers given here: a way to the outside that
-nobody foresaw is refused with an error that names the call. A hook cannot be taken out again; between dry runs it
-asks one question.
+Python's audit hooks back up the layer of files and the answers given here: an unforeseen effect is refused with an
+error that names the call. A hook cannot be removed; between dry runs it makes one check.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ def reads_noted() -> Iterator[set[str]]:
 
 
 class Boundary:
-    """The net and the answers, for the threads of one run."""
+    """The audit hook and the answers, for the threads of one run."""
 
     def __init__(self, tree: FileTree, scope: Scope, assume: Callable[[str], None]) -> None:
         self._tree = tree
@@ -127,7 +126,7 @@ class Boundary:
             *((usual, self._unchanged(usual)) for usual in _of_priority()),
         ]
 
-    # -- the net --------------------------------------------------------------
+    # -- the audit hook -------------------------------------------------------
 
     def _judge(self, event: str, args: tuple[Any, ...]) -> None:
         """Raise for an event that has an effect outside."""
@@ -209,7 +208,7 @@ class Boundary:
         def _execute_child(process: Any, args: Any, *rest: Any) -> None:
             if not self._scope.applies() or _is_import():
                 return usual(process, args, *rest)
-            if not _shown(args).startswith("nvidia-smi"):  # asked by libraries; it has no effect anyway
+            if not _shown(args).startswith("nvidia-smi"):  # libraries call it; it has no effect anyway
                 self._assume(_("program {command}: not started; taken to succeed without output", command=_shown(args)))
             pipes = rest[_BEFORE_PIPES : _BEFORE_PIPES + 6]
             with self._scope.outside():

@@ -1,8 +1,8 @@
-"""What an unknown condition is answered with, so that the run goes on: checks pass, and loops end.
+"""Answers to unknown conditions that let the run go on: checks pass, and loops end.
 
-Choices by values that nobody knows, ``argmax`` and ``topk``, are taken to choose each possibility as often. So a router
-sends to each expert the same number of tokens. The first choice is in the middle: tokens of a vocabulary that mean
-something special, such as its end, lie at an end of it.
+Choices by unknown values, such as ``argmax`` and ``topk``, are assumed to select all possibilities equally often. So a
+router sends to each expert the same number of tokens. The first choice is in the middle: tokens of a vocabulary that
+mean something special, such as its end, lie at an end of it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BETWEEN = tuple(
 
 
 def answer_that_goes_on(frame: FrameType | None, answered: dict[tuple[str, int], bool]) -> bool | None:
-    """What a condition should be for its statement to let the run go on; None: either way does.
+    """The value of a condition that lets the run go on; None if both do.
 
     An assertion holds, an ``if`` with nothing but an error in it is passed by. A ``while`` loop runs once: what its
     condition was read as last is in ``answered``, by line.

@@ -1,4 +1,4 @@
-"""Operators that look at values: what they answer, or how large their output is, depends on what is known of them."""
+"""Operators that read values: their answer, or the size of their output, depends on the known values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of the values in one storage on the pretend GPU: a constant, or a real copy, of all or of a part."""
+"""The known values of a storage on the pretend GPU: a constant, or a real copy, of all or a part of it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Shadow:
     assumption: str = ""
 
     def is_known(self, tensor: torch.Tensor) -> bool:
-        """Whether all that ``tensor``, a view of the storage, holds is known."""
+        """Whether all values of ``tensor``, a view of the storage, are known."""
         return self.known is None or bool(self._marks(tensor).all())
 
     def values(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The values under a view of the storage; what is not known of them is zero."""
+        """The values under a view of the storage; unknown ones are zero."""
         if self.constant is not None and self.constant.dtype is tensor.dtype:
             return self.constant.expand(tensor.size())
         self.expand()

@@ -2,7 +2,7 @@
 
 Host code branches on masks, lengths and counts (``mask.all()``, ``.item()``, boolean indexing). A tensor that is made
 of one constant, and a small one whose inputs are known, therefore carries its values (``Shadow``), on which every
-operator is repeated. What is not known is read as a documented default, and the report says where.
+operator is repeated. Unknown values are read as a documented default, and the report says where.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Values:
     def __init__(self, gpu: FakeDevice, assume: Callable[[str], None], has_read: Callable[[], None]) -> None:
         self._gpu = gpu
         self.assume = assume
-        self._has_read = has_read  # told of each read of what is not known
+        self._has_read = has_read  # called for each read of an unknown value
         self._shadows: dict[int, Shadow] = {}
-        self._passed: set[int] = set()  # storages with the outcome of a check of unknown values
+        self._passed: set[int] = set()  # storages with the result of a check on unknown values
         self._answered: dict[tuple[str, int], bool] = {}  # by line of a loop: what its condition was read as last
 
     def forget(self, key: int) -> None:
@@ -77,7 +77,7 @@ class Values:
             self._forget(target)
 
     def read(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The values that host code gets to see, as a real tensor of the same shape, without its memory."""
+        """The values that host code reads, as a real tensor of the same shape that takes no memory of the run."""
         shadow = self._shadow(tensor) if tensor.is_meta else None
         value = self.get(tensor)
         if value is not None:
@@ -93,7 +93,7 @@ class Values:
         return default
 
     def _default(self, tensor: torch.Tensor) -> tuple[torch.Tensor, str]:
-        """What an unknown value is read as, and how that is said."""
+        """The default for an unknown value, and the sentence for it."""
         if tensor.dtype is not torch.bool:
             number = torch.full((), UNKNOWN_NUMBER, dtype=tensor.dtype, device="cpu")
             return number.expand(tensor.shape), str(UNKNOWN_NUMBER)
@@ -175,7 +175,7 @@ class Values:
             )
 
     def assumption_about(self, tensors: list[torch.Tensor]) -> str:
-        """What was assumed of the values of these, if anything was."""
+        """The assumption about the values of these tensors, or an empty text."""
         shadows = (self._shadow(tensor) for tensor in tensors if tensor.is_meta)
         return next((shadow.assumption for shadow in shadows if shadow is not None and shadow.assumption), "")
 
