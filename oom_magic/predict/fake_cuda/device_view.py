@@ -42,6 +42,8 @@ class DeviceView(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """What the user's call returns, as tensors on a GPU would answer; one thread at a time."""
+        if func in _SAME_ON_ANY_DEVICE:
+            return func(*args, **kwargs or {})
         lock = self.gpu.lock
         if lock is None or func is _T.backward:  # it calls the user's code, which may wait for another thread
             return self._see(func, args, kwargs or {})
@@ -442,6 +444,14 @@ _LIKE_ANOTHER = {
 }
 _DLPACK_CUDA = 2  # kDLCUDA
 _T = torch.Tensor
+# What is asked of tensors most often, above all by distributed wrappers: it neither takes memory nor names a device.
+_SAME_ON_ANY_DEVICE: set[Any] = {
+    *(getattr(_T, name) for name in ("size", "stride", "dim", "numel", "element_size", "storage_offset")),
+    *(getattr(_T, name) for name in ("is_contiguous", "is_complex", "is_floating_point", "is_inference")),
+    *(getattr(_T, name).__get__ for name in ("shape", "dtype", "layout", "itemsize", "requires_grad", "is_leaf")),
+    *(getattr(_T, name).__get__ for name in ("grad_fn", "is_sparse", "_version")),
+    *(_T.untyped_storage, torch.is_complex, torch.is_floating_point, torch._C._set_grad_enabled),
+}
 _ANSWERS: dict[Any, Answer] = {
     torch.device: _named_device,
     torch._C._nn._parse_to: _parsed_to,

@@ -52,6 +52,7 @@ class FakeMemory:
         self.traces: Callable[[torch.Tensor], bool] | None = None  # says of a compiler's tensor that it is on "cuda"
         self.streams = Streams(self)
         self._on_host: set[int] = set()  # keys of storages pretended there
+        self._cards_in_use: set[int] = set()  # on which tensors are or were; a rank of a job uses one of many
         self.untouchable: dict[int, str] = {}  # storages of the user's that stayed real, with the reason
         self.used_elsewhere: set[int] = set()  # the subset that another thread uses
         self._fail = fail
@@ -118,7 +119,7 @@ class FakeMemory:
 
     def on_card_of(self, *tensors: torch.Tensor) -> AbstractContextManager[None]:
         """``on_card`` of the first of ``tensors`` that is on one."""
-        if len(self.recorders) == 1:
+        if self._cards_in_use <= {self.current}:
             return nullcontext()
         spots = (self.spot(tensor) for tensor in tensors)
         found = next((spot.card for spot in spots if spot is not None and spot.place is Place.GPU), self.current)
@@ -126,7 +127,7 @@ class FakeMemory:
 
     def on_card_among(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[None]:
         """``on_card_of`` the tensors among an operator's arguments."""
-        return nullcontext() if len(self.recorders) == 1 else self.on_card_of(*tensors_in(args, kwargs))
+        return nullcontext() if self._cards_in_use <= {self.current} else self.on_card_of(*tensors_in(args, kwargs))
 
     def live_storages(self) -> Iterator[Storage]:
         """All storages on the pretend GPU that are alive."""
@@ -250,6 +251,8 @@ class FakeMemory:
             self._storages[entry.key] = entry
             if place is Place.HOST:
                 self._on_host.add(entry.key)
+            elif place is Place.GPU:
+                self._cards_in_use.add(entry.card)
 
     def take(
         self,
