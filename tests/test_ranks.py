@@ -75,7 +75,9 @@ def test_a_stage_of_a_pipeline() -> None:
     for rank, told in ((0, False), (1, True), (3, True)):
         report = dry_run(train, {**case, "told": told}, gpu="T4", num_processes=4, rank=rank)
         assert report.breakdown["parameter"] == parameters and len(report.steps) == 3
-    with pytest.raises(RuntimeError, match=r"stage 1 of the pipeline.* give PipelineStage input_args"):
+    with pytest.raises(
+        RuntimeError, match=r"stage 1 of the pipeline.* give PipelineStage input_args|what another process sends"
+    ):
         dry_run(train, case, gpu="T4", num_processes=4, rank=1)
 
 
@@ -90,7 +92,6 @@ def test_hooks_of_ddp_in_bfloat16() -> None:
 
     report = dry_run(code, gpu="T4", num_processes=2)
     assert any("NCCL's watchdog" in one.text for one in report.assumptions)
-    assert torch.version.cuda is None or torch.cuda.is_available()
 
 
 def test_a_rank_finds_what_torchrun_sets() -> None:
@@ -178,6 +179,10 @@ def _sharded(is_offloaded: bool = False, **options: Any) -> None:
     ],
 )
 def test_a_change_takes_what_the_code_written_so_takes(change: type[Change], before: Any, after: Any) -> None:
+    from torch.distributed.fsdp import FSDPModule
+
+    if change is not GradientsInBuckets and not hasattr(FSDPModule, "set_reshard_after_forward"):
+        pytest.skip("FSDP2 of this PyTorch is not changed in a rehearsal")
     session = DrySession("T4", num_processes=4, has_bar=False, changes=[change()])
     changed, written = session.run(before), dry_run(after, gpu="T4", num_processes=4)
     assert changed.steps == written.steps

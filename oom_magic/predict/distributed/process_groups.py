@@ -105,11 +105,14 @@ def _made_alone(module: ModuleType) -> Callable[..., Any]:
 
 def _coalesced(module: ModuleType) -> Callable[[Any], list[Any]]:
     """``batch_isend_irecv``, whose one work holds nothing (``ProcessGroupNCCL::endCoalescing``)."""
-    usual = module.batch_isend_irecv
 
     def batch_isend_irecv(p2p_op_list: Any) -> list[Any]:
-        for work in usual(p2p_op_list):
-            work.wait()
+        module._check_p2p_op_list(p2p_op_list)
+        for one in p2p_op_list:
+            peer = "group_dst" if one.op is module.isend else "group_src"
+            work = one.op(one.tensor, group=one.group, tag=one.tag, **{peer: one.group_peer})
+            if work is not None:
+                work.wait()
         return [finished_work(None)]
 
     return batch_isend_irecv
