@@ -61,7 +61,7 @@ def test_a_rehearsal_is_announced_and_fast_leaves_it_out(shell: Any, capsys: Any
     shell.run_cell(cell + "    torch.ones(2**29, device='cuda')", store_history=True)
     capsys.readouterr()
     shell.run_cell("%oom_explain", store_history=True)
-    said = capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
     assert "will now be run again" in said and "without its side effects" in said and "--fast" in said
     assert "mine" not in said
     shell.run_cell("%oom_explain --fast", store_history=True)

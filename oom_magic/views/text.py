@@ -105,7 +105,7 @@ def display_width(text: str) -> int:
     return sum(_character_width(character) for character in text)
 
 
-def wrap(text: str, width: int) -> list[str]:
+def wrap(text: str, width: int = 80) -> list[str]:
     """Lines of at most ``width`` columns, broken at spaces, between wide characters, or inside words."""
     lines, used = [""], 0
     for word in text.split():

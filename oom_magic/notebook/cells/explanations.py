@@ -18,6 +18,7 @@ from oom_magic.notebook.cells.cell_code import code_of
 from oom_magic.notebook.cells.hints import FailureWatch, is_out_of_memory, unwatched_cell
 from oom_magic.notebook.options import setup_from, similar_card
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, GPU, find_gpu
+from oom_magic.views.text import wrap
 
 if TYPE_CHECKING:
     from oom_magic.explain.diagnosis import Diagnosis
@@ -161,7 +162,7 @@ def explain_last(shell: InteractiveShell, failures: FailureWatch, runner: CellRu
     is_on_host = failure is not None and failure.backend == "cpu"  # rehearsals are of the GPU's memory
     if cell is None or options.fast or not diagnosis.is_oom or is_on_host:
         return diagnosis
-    print(translate("rehearses", diagnosis.lang))
+    print(*wrap(translate("rehearses", diagnosis.lang)), sep="\n")
     diagnosis = before_prices(diagnosis)
     if cell.is_supposed:
         diagnosis = replace(diagnosis, evidence=(*diagnosis.evidence, Evidence("start_supposed")))
