@@ -67,6 +67,14 @@ def _room_for_every_test_s_data(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(users_objects, "MOST_OBJECTS", 100_000)
 
 
+@pytest.fixture
+def here() -> Iterator[None]:
+    """The working folder is put back after the test."""
+    before = Path.cwd()
+    yield
+    os.chdir(before)
+
+
 _UNCOMPARED: list[str] = []
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from oom_magic.explain.evidence.causes import Cause
-from oom_magic.explain.evidence.clues.author_words import said_in
 from oom_magic.explain.evidence.clues.magnitudes import card_bytes, large_inputs, weights_bytes
 from oom_magic.explain.evidence.clues.pasted_code import faults_in
 from oom_magic.explain.evidence.clues.programs import find_program
+from oom_magic.explain.evidence.clues.statements import said_in
 from oom_magic.explain.explainer import explain
 from oom_magic.units import GIB
 

@@ -7,7 +7,6 @@ import glob
 import io
 import json
 import logging
-import mmap
 import multiprocessing
 import operator
 import os
@@ -22,7 +21,7 @@ import threading
 import time
 import urllib.request
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -150,13 +149,6 @@ def on_disk(folder: Path) -> dict[str, Any]:
         data = os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else b""
         found[str(path.relative_to(folder))] = (state.st_mode, state.st_mtime_ns, state.st_ino, data)
     return found
-
-
-@pytest.fixture
-def here() -> Iterator[None]:
-    before = os.getcwd()
-    yield
-    os.chdir(before)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="the calls are those of POSIX")
@@ -336,135 +328,6 @@ def test_connections_within_the_machine_are_made() -> None:
             pass
 
     om.dry_run(train)
-
-
-def test_files_that_were_open_are_where_they_were(tmp_path: Path, here: None) -> None:
-    os.chdir(tmp_path)
-    Path("read.txt").write_text("one\ntwo\nthree\n")
-    read, closed = open("read.txt"), open("read.txt", "rb")
-    assert (read.readline(), closed.read(5)) == ("one\n", b"one\nt")
-    written = open("rows.csv", "w", newline="")
-    rows = csv.writer(written)
-    rows.writerow(["before"])
-    handler = logging.FileHandler("run.log")
-    logger = logging.getLogger("test_files")
-    logger.addHandler(handler)
-    logger.warning("before")
-
-    def train() -> None:
-        assert read.readlines() == ["two\n", "three\n"]
-        closed.close()
-        rows.writerow(["inside"])
-        written.flush()
-        assert Path("rows.csv").read_text().split() == ["before", "inside"]
-        logger.warning("inside")
-        assert "inside" in Path("run.log").read_text()
-
-    om.dry_run(train)
-    assert read.readline() == "two\n" and closed.read() == b"wo\nthree\n"
-    rows.writerow(["after"])
-    logger.warning("after")
-    written.close()
-    logger.removeHandler(handler)
-    handler.close()
-    assert Path("rows.csv").read_text().split() == ["before", "after"]
-    assert Path("run.log").read_text().split() == ["before", "after"]
-
-
-def test_numbers_that_were_open_are_where_they_were(tmp_path: Path, here: None) -> None:
-    file = tmp_path / "log"
-    file.write_text("before ")
-    number, read = os.open(file, os.O_RDWR), os.open(file, os.O_RDONLY)
-    os.lseek(number, 0, os.SEEK_END)
-    from_pipe, to_pipe = os.pipe()
-    os.write(to_pipe, b"waiting")
-    to_pipe_too = os.dup(to_pipe)
-    held = {"pipe": os.fdopen(os.dup(to_pipe), "w")}
-
-    def train() -> None:
-        assert os.write(number, b"in") == 2 and os.writev(number, [b"si", b"de"]) == 4
-        assert os.pread(number, 20, 0) == b"before inside" and os.read(read, 3) == b"bef"
-        assert os.pwrite(number, b"B", 0) == 1 and os.fstat(number).st_size == os.stat(number).st_size == 13
-        with open(number, "r+b") as again:
-            again.write(b"!")
-        os.ftruncate(number, 3)
-        os.truncate(number, 2)
-        os.dup2(from_pipe, number)
-        for one in (number, to_pipe):
-            os.close(one)
-            with pytest.raises(OSError, match="descriptor"):
-                os.write(one, b"closed")
-        made, also_made = os.pipe()
-        assert os.write(also_made, b"own") == 3 == len(os.read(made, 3))
-        with pytest.raises(PermissionError, match="mmap"):
-            mmap.mmap(number, 0)
-        assert mmap.mmap(read, 0, access=mmap.ACCESS_READ)[:6] == b"before"
-        assert os.read(from_pipe, 7) == b"" and os.write(to_pipe_too, b"x") == 1
-        held["pipe"].write("more")
-        held["pipe"].close()
-
-    report = om.dry_run(train)
-    assert sum(one.line is not None and "descriptor" in one.text for one in report.assumptions) == 5
-    held["pipe"].close()
-    for one in (to_pipe, to_pipe_too):
-        os.close(one)
-    assert os.read(from_pipe, 99) == b"waiting" and os.read(from_pipe, 9) == b""
-    assert os.write(number, b"after") == 5 and file.read_text() == "before after" and os.read(read, 3) == b"bef"
-    for one in (number, read, from_pipe):
-        os.close(one)
-
-
-def test_connections_that_were_open_send_and_lose_nothing() -> None:
-    ours, theirs = socket.socketpair()
-    server = socket.create_server(("127.0.0.1", 0))
-    sender, receiver = multiprocessing.Pipe()
-    theirs.sendall(b"waiting")
-    writer = ours.makefile("wb")
-
-    def train() -> None:
-        assert ours.send(b"lost") == 4 and ours.sendall(b"lost") is None and ours.sendmsg([b"lo", b"st"]) == 4
-        assert ours.recv(9) == b"" and ours.recv_into(bytearray(9)) == 0
-        writer.write(b"lost")
-        writer.flush()
-        ours.shutdown(socket.SHUT_WR)
-        ours.close()
-        with pytest.raises(ConnectionAbortedError, match="dry run"):
-            server.accept()
-        sender.send("lost")
-        mine, there = socket.socketpair()
-        mine.sendall(b"own")
-        assert there.recv(3) == b"own"
-
-    report = om.dry_run(train)
-    assert sum("opened before" in one.text for one in report.assumptions) == 3
-    receiver.send("answer")
-    assert not receiver.poll() and sender.recv() == "answer"
-    ours.sendall(b"after")
-    assert theirs.recv(99) == b"after" and ours.recv(99) == b"waiting"
-    for one in (writer, ours, theirs, server, sender, receiver):
-        one.close()
-
-
-def test_other_threads_write_as_always(tmp_path: Path) -> None:
-    file = tmp_path / "theirs.txt"
-    go, done = threading.Event(), threading.Event()
-
-    def theirs() -> None:
-        go.wait()
-        file.write_text("theirs")
-        done.set()
-
-    thread = threading.Thread(target=theirs)
-    thread.start()
-
-    def train() -> None:
-        go.set()
-        done.wait()
-        file.with_name("ours.txt").write_text("ours")
-
-    om.dry_run(train)
-    thread.join()
-    assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("theirs.txt", "theirs")]
 
 
 def test_a_name_imported_before_and_one_imported_inside_serve_alike(tmp_path: Path) -> None:

@@ -10,8 +10,6 @@ import re
 import threading
 import zlib
 from collections.abc import Iterator
-from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,22 +17,16 @@ import pytest
 import torch
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
-from samples import RTX_3060
 from torch import nn
 from widgets import at_rest, code, part, picture, status
 
 import oom_magic as om
-from oom_magic.memory.categories import Breakdown
-from oom_magic.notebook.sliders.cards import offered_cards
 from oom_magic.notebook.sliders.controller import Sliders
-from oom_magic.notebook.sliders.fit_map import Cells, Grid, state_of
-from oom_magic.notebook.sliders.panel import NumberControl
-from oom_magic.notebook.sliders.ranges import inferred_ranges, landmarks, start_of, stops_of
+from oom_magic.notebook.sliders.fit_map import Grid
 from oom_magic.notebook.sliders.source import Estimator
-from oom_magic.notebook.sliders.view import Estimate, live_blocks, verdict
+from oom_magic.notebook.sliders.view import Estimate
 from oom_magic.predict.session import DrySession
-from oom_magic.units import GIB, MIB, format_bytes
-from oom_magic.views.blocks import Sentence
+from oom_magic.units import MIB, format_bytes
 
 VIEW = "application/vnd.jupyter.widget-view+json"
 AXES = {"batch_size": np.arange(1, 17), "seq_len": np.arange(64, 513, 64)}
@@ -188,21 +180,6 @@ def test_a_click_on_the_map_goes_there(panel: Sliders) -> None:
     assert panel.values["batch_size"] == grid.rows[0]
 
 
-def test_a_value_between_the_stops_can_be_typed() -> None:
-    control = NumberControl("seq_len", np.arange(128, 4097), 512)
-    moves: list[int] = []
-    control.observe(lambda change: moves.append(change["new"]), names="value")
-    control.field.value = 777
-    assert (control.value, control.slider.value, moves) == (777, 768, [777])
-    control.slider.value = 1024
-    assert (control.value, control.field.value, moves) == (1024, 1024, [777, 1024])
-    stepped = NumberControl("seq_len", np.arange(64, 513, 64), 64)
-    stepped.field.value = 90
-    assert (stepped.value, stepped.field.value) == (64, 64)
-    control.disabled = True
-    assert control.slider.disabled
-
-
 def test_another_card_of_the_same_kind_needs_no_dry_run(panel: Sliders, dry_runs: list[str]) -> None:
     panel.controls["gpu"].value = panel.controls["gpu"].options[1][1]
     assert not dry_runs
@@ -302,66 +279,6 @@ def test_bad_input_of_a_setup() -> None:
         om.sliders("gpt2")
 
 
-def test_ranges_are_inferred() -> None:
-    def run(batch_size: int, layers: int = 6, width: int = 256, flag: bool = True, name: str = "a") -> None: ...
-
-    assert inferred_ranges(run) == {
-        "batch_size": (1, 64), "layers": (1, 24), "width": (64, 1024), "flag": [True, False]
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize("axis", [np.arange(1, 65), np.arange(128, 4097), np.arange(64, 100_000, 7), np.arange(5, 7)])
-def test_stops_span_the_axis(axis: np.ndarray) -> None:
-    stops = stops_of(axis)
-    assert (stops[0], stops[-1]) == (axis[0], axis[-1])
-    assert stops == sorted(set(stops)) and set(stops) <= set(axis.tolist()) and len(stops) <= 128
-    marks = landmarks(axis, 8)
-    assert (marks[0], marks[-1]) == (axis[0], axis[-1])
-    assert 2 <= len(marks) <= 8 and set(marks) <= set(axis.tolist())
-    assert start_of(axis, None) in stops and start_of(axis, int(axis[1])) == axis[1]
-
-
-def test_what_is_compiled_is_an_upper_bound_to_the_hand() -> None:
-    def train(batch_size: int) -> None:
-        model = torch.compile(nn.Linear(1024, 1024).cuda())
-        model(torch.randn(1024 * batch_size, 1024, device="cuda")).sum().backward()
-
-    sizes = om.size(train, gpu="RTX 3060", batch_size=(1, 8192))
-    for batch_size, words in ((1, "all figures are upper bounds"), (8192, "compiled code needs less and may fit")):
-        values = {"batch_size": batch_size}
-        estimate = Estimate(values, sizes.device, sizes.breakdown(**values), assumptions=sizes.assumptions)
-        assert any(words in block.text for block in live_blocks(estimate) if isinstance(block, Sentence))
-
-
-def test_grid_without_usual_names() -> None:
-    assert Grid.of({}) is None
-    one = Grid.of({"width": np.arange(1, 9)})
-    assert one is not None and (one.across, one.down, one.names) == ("width", None, ("width",))
-    two = Grid.of({"width": np.arange(1, 9), "depth": np.arange(1, 5)})
-    assert two is not None and (two.down, two.across) == ("width", "depth")
-    assert two.values(len(two.columns) + 1) == {"width": two.rows[1], "depth": two.columns[1]}
-
-
-def test_states_by_the_thresholds_of_a_report() -> None:
-    total, context = RTX_3060.total_bytes, RTX_3060.context_bytes
-    for share, state, word in ((0.5, "safe", "Safe"), (0.87, "tight", "Tight"), (0.93, "danger", "Danger")):
-        held = int(share * total) - context
-        assert state_of(held, RTX_3060) == state
-        breakdown = om.Breakdown({"activation": held})
-        assert verdict(Estimate({}, RTX_3060, breakdown)).text.startswith(word)
-    assert state_of(total, RTX_3060) == "over"
-    cells = Cells(np.array([[GIB, 8 * GIB, 11 * GIB, 20 * GIB]]), np.zeros((1, 4), np.int64))
-    assert cells.doubtful(RTX_3060) == [2, 1]
-
-
-def test_cards() -> None:
-    cards = offered_cards("RTX 3060", None)
-    assert cards[0].gpu == "RTX 3060" and len(cards) == len(set(cards)) > 60
-    assert offered_cards("RTX 3060", "8GiB")[0].device.total_bytes == 8 * GIB
-    assert [card.gpu for card in offered_cards(["T4", "RTX 3060"], None)] == ["T4", "RTX 3060"]
-    assert offered_cards(None, "500MiB")[0].device.total_bytes == 500 * MIB
-
-
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -417,45 +334,6 @@ def test_the_magic_opens_the_sliders_of_a_function(shell: InteractiveShell) -> N
     panel._ipython_display_()
     (output,) = shell.display_pub.outputs
     assert "What small() takes on Tesla T4" in output["data"]["text/plain"]
-
-
-class Setup:
-    """A setup that fits with checkpointing and a chunked loss only."""
-
-    def ways_out(self, values):
-        return [("activation_checkpointing", True), ("loss", "chunked"), ("method", "qlora")]
-
-    def point(self, values):
-        return values
-
-    def is_known(self, sizes, values):
-        return True
-
-    def sizes(self, values, card):
-        fits = values["activation_checkpointing"] and values["loss"] == "chunked"
-        return SimpleNamespace(
-            report=lambda **_: SimpleNamespace(out_of_memory=None if fits else "over", peak_reserved_bytes=9 * GIB)
-        )
-
-
-def test_what_does_not_fit_says_what_would() -> None:
-    values = {
-        "microbatch_size": 1,
-        "seq_len": 512,
-        "activation_checkpointing": False,
-        "loss": "plain",
-        "method": "full",
-    }
-    device = offered_cards("RTX 3060", None)[0].device
-    estimate = Estimate(values, device, Breakdown({"activation": 20 * GIB}), arguments=values)
-    found = Estimator(Setup(), None).with_way_out(values, offered_cards("RTX 3060", None)[0], estimate)
-    said = [block.text for block in live_blocks(found) if isinstance(block, Sentence)]
-    assert said[1] == (
-        "What would fit: tick activation_checkpointing and choose chunked as loss; 1 x 512 then takes 9.00 GiB."
-    )
-    assert (
-        Estimator(Setup(), None).with_way_out(values, None, replace(estimate, breakdown=Breakdown({}))).way_out is None
-    )
 
 
 def attend(batch_size: int = 2, width: int = 32) -> None:

@@ -24,7 +24,8 @@ from typing import Any
 
 import habit_notebooks  # noqa: F401 - its notebooks, too
 import unlike_notebooks
-from failing_notebooks import CARD_MIB, NOTEBOOKS, Notebook
+from failing_notebooks import NOTEBOOKS
+from notebook_cases import CARD_MIB, Notebook
 
 
 def filled(cell: str, values: dict[str, Any]) -> str:

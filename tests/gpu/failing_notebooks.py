@@ -1,57 +1,8 @@
-"""Notebooks that run out of memory, small ones on a small card: what is right to say, and how a remedy changes the cells.
-
-In a cell ``{NAME}`` stands for a value. ``apply`` gives the values with a remedy applied, by its key.
-"""
+"""Notebooks that run out of memory, small ones on a small card: what is right to say, and how a remedy changes the cells."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
-
-Values = dict[str, Any]
-Apply = Callable[[Values, Mapping[str, Any]], Values]
-CARD_MIB = 2048
-
-
-@dataclass(frozen=True)
-class Notebook:
-    """Cells with their values; ``causes`` and ``first`` are those that are right, ``others_mib`` what others hold.
-
-    ``num_cards`` are visible. ``reads_values``: what it takes depends on values of small tensors, which the stub does not compute by itself.
-    """
-
-    cells: tuple[str, ...]
-    values: Values
-    causes: frozenset[str]
-    first: frozenset[str]
-    apply: Mapping[str, Apply] = field(default_factory=dict)
-    others_mib: int = 0
-    files: Mapping[str, str] = field(default_factory=dict)
-    reads_values: bool = False
-    num_cards: int = 1
-
-
-def put(**values: Any) -> Apply:
-    """Other values, whatever the remedy."""
-    return lambda before, _: {**before, **values}
-
-
-def after(name: str) -> Apply:
-    """The remedy's new size as a value."""
-    return lambda before, remedy: {**before, name: remedy["after"]}
-
-
-def names(*names: str) -> frozenset[str]:
-    return frozenset(names)
-
-
-HEAD = """import torch, torch.nn as nn, torch.nn.functional as F
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
-"""
-SMALL = HEAD + "config = GPT2Config(n_embd=256, n_layer=6, n_head=4, vocab_size=8192, n_positions=512)\n"
-STEP = names("smaller_batch", "checkpointing", "mixed_precision", "combination", "chunked_loss")
-FILLED = names("activations", "logits_or_loss")
+from notebook_cases import FILLED, HEAD, SMALL, STEP, Notebook, after, names, put
 
 NOTEBOOKS: dict[str, Notebook] = {}
 

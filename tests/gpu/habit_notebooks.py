@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from failing_notebooks import FILLED, HEAD, NOTEBOOKS, SMALL, STEP, Notebook, after, names, put
+from failing_notebooks import NOTEBOOKS
+from notebook_cases import FILLED, HEAD, SMALL, STEP, Notebook, after, names, put
 
 NOTEBOOKS["table of metrics"] = Notebook(
     (

@@ -17,7 +17,8 @@ from typing import Any
 import habit_notebooks  # noqa: F401 - its notebooks, too
 import pytest
 import unlike_notebooks  # noqa: F401 - its notebooks, too
-from failing_notebooks import CARD_MIB, NOTEBOOKS
+from failing_notebooks import NOTEBOOKS
+from notebook_cases import CARD_MIB
 
 pytestmark = pytest.mark.gpu
 HERE = Path(__file__).parent

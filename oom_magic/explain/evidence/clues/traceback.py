@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from oom_magic.explain.evidence.clues.author_words import said_in
 from oom_magic.explain.evidence.clues.magnitudes import Magnitude, card_bytes, large_inputs, weights_bytes
 from oom_magic.explain.evidence.clues.pasted_code import CodeFault, faults_in
 from oom_magic.explain.evidence.clues.programs import ProgramUse, find_program
+from oom_magic.explain.evidence.clues.statements import said_in
 from oom_magic.explain.evidence.clues.story import Story, story_in
 from oom_magic.explain.messages.normalization import clean
 
