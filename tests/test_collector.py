@@ -35,7 +35,8 @@ def cycles(num_steps: int = 300) -> None:
 
 
 @pytest.mark.skipif(
-    sys.version_info < (3, 11), reason="CPython 3.10 makes other objects, and collects some turns earlier"
+    not (3, 11) <= sys.version_info < (3, 13),
+    reason="recorded with CPython 3.11: 3.10 makes other objects, 3.13 collects after 2,000 instead of 700",
 )
 def test_collector_runs_when_cpythons_would() -> None:
     om.dry_run(cycles, 3)  # fills PyTorch's caches

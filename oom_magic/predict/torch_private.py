@@ -39,7 +39,7 @@ EVERY_RUN: Names = {
         "torch._C._from_dlpack", "torch._C._nn._parse_to", "torch._C._swap_tensor_impl",
         "torch._has_compatible_shallow_copy_type",
         "torch._tensor_str._str", "torch._tensor", "torch._C._autograd._push_saved_tensors_default_hooks",
-        "torch._GLOBAL_DEVICE_CONTEXT", "torch.utils._foreach_utils",
+        "torch._GLOBAL_DEVICE_CONTEXT", "torch.utils._foreach_utils", "torch._C._set_grad_enabled",
     ),
     "what autograd does is followed": (
         "torch._C._autograd", "torch._C._current_autograd_node", "torch._C._current_graph_task_id",
