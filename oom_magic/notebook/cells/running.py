@@ -21,10 +21,7 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
 from oom_magic.language import _, choose_language
-from oom_magic.user_code import cell_name, is_own_file, is_users_file
-
-# frames around functions under a dispatch mode, and around operators called from Python
-_WRAPPERS = ("/torch/_dynamo/", "/torch/_compile.py", "/torch/_ops.py")
+from oom_magic.user_code import cell_name, is_machinery, is_users_file
 
 
 def trimmed(error: BaseException) -> BaseException:
@@ -32,18 +29,13 @@ def trimmed(error: BaseException) -> BaseException:
     frames = []
     traceback = error.__traceback__
     while traceback is not None:
-        if not _is_machinery(traceback.tb_frame.f_code.co_filename):
+        if not is_machinery(traceback.tb_frame.f_code.co_filename):
             frames.append(traceback)
         traceback = traceback.tb_next
     kept: TracebackType | None = None
     for frame in reversed(frames):
         kept = TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
     return error.with_traceback(kept)
-
-
-def _is_machinery(file: str) -> bool:
-    path = file.replace("\\", "/")
-    return is_own_file(file) or any(part in path for part in _WRAPPERS)
 
 
 @dataclass(frozen=True, slots=True)
