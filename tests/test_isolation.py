@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import ctypes
 import glob
 import io
 import json
@@ -12,6 +13,7 @@ import operator
 import os
 import shelve
 import shutil
+import signal
 import socket
 import sqlite3
 import subprocess
@@ -27,12 +29,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import oom_magic as om
 from oom_magic.predict.isolation.files.effects import isolated
+from oom_magic.predict.isolation.files.linkage import IS_KNOWN
 from oom_magic.predict.isolation.live_objects import heap_set_aside
+from oom_magic.predict.session import DrySession
 
 # -- a random sequence of calls gives the same results, and the same tree ------------------------------
 
@@ -154,6 +158,7 @@ def on_disk(folder: Path) -> dict[str, Any]:
 @pytest.mark.skipif(os.name != "posix", reason="the calls are those of POSIX")
 @settings(max_examples=150)
 @given(steps=STEPS)
+@example([("os.symlink", ("b.txt", "b.txt")), ("shutil.rmtree", ("b.txt",))])
 def test_calls_give_what_they_give_for_real(steps: list[Any]) -> None:
     before = os.getcwd()
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as two:
@@ -319,6 +324,56 @@ def test_what_was_not_foreseen_is_refused_by_name_and_line(name: str, tmp_path: 
     report = om.dry_run(train)
     assert not list(tmp_path.iterdir())
     assert any("refused" in one.text and one.line is not None for one in report.assumptions)
+
+
+@pytest.mark.skipif(not IS_KNOWN, reason="libc is not answered on this system, and the report says so")
+def test_functions_of_c_that_were_looked_up_before_are_answered(tmp_path: Path, here: None) -> None:
+    os.chdir(tmp_path)
+    Path("kept").write_text("kept")
+    number = os.open("kept", os.O_WRONLY)
+    libc = ctypes.CDLL(None)
+    write, unlink, make = libc.write, libc.unlink, libc.mkdir
+
+    def train() -> None:
+        assert write(number, b"HELD", 4) == 4 and make(b"made", 0o700) == 0 and os.path.isdir("made")
+        assert unlink(b"kept") == 0 and not os.path.exists("kept")
+
+    om.dry_run(train)
+    assert os.listdir() == ["kept"] and Path("kept").read_text() == "kept"
+    assert write(number, b"mine", 4) == 4 and Path("kept").read_text() == "mine"
+    os.close(number)
+
+
+@pytest.mark.skipif(not hasattr(os, "waitid"), reason="POSIX")
+def test_programs_that_were_started_before_end_for_the_user() -> None:
+    programs = [subprocess.Popen(["sh", "-c", f"exit {status}"]) for status in (3, 4)]
+    stopped = subprocess.Popen(["sleep", "100"])
+    seen: list[Any] = []
+
+    def train() -> None:
+        seen.extend([programs[0].wait(), stopped.poll(), os.waitpid(programs[1].pid, 0)[1] >> 8])
+        with pytest.raises(PermissionError):
+            stopped.kill()
+
+    DrySession(has_bar=False, is_lasting=False).run(train, [{"programs": programs, "stopped": stopped}])
+    stopped.kill()
+    assert seen == [3, None, 4] and [one.wait() for one in programs] == [3, 4] and stopped.wait() == -signal.SIGKILL
+
+
+def test_what_cannot_be_undone_is_not_done_and_said() -> None:
+    called: list[str] = []
+
+    def train() -> None:
+        sys.addaudithook(lambda event, args: called.append(event) if event == "mine" else None)
+        os.register_at_fork(before=lambda: called.append("fork"))
+        os.setsid()
+        os.putenv("USERS", "1")
+
+    session = os.getsid(0)
+    report = om.dry_run(train)
+    sys.audit("mine")
+    assert not called and os.getsid(0) == session
+    assert sum(one.line is not None for one in report.assumptions) == 4
 
 
 def test_connections_within_the_machine_are_made() -> None:

@@ -21,9 +21,10 @@ from torch import nn
 
 import oom_magic as om
 from oom_magic.explain.remedies.rehearsal import CellRehearsal
-from oom_magic.predict.isolation import live_objects, process_state, snapshot, tensor_exchange
+from oom_magic.predict.isolation import live_objects, snapshot, tensor_exchange
 from oom_magic.predict.isolation.interrupts import Interrupts
 from oom_magic.predict.isolation.patching import Journal
+from oom_magic.predict.isolation.process import process_state
 from oom_magic.predict.session import DrySession
 
 log: list[float] = []

@@ -55,6 +55,11 @@ EVERY_RUN: Names = {
         "torch.utils.data._utils", "torch.utils.data.dataloader._SingleProcessDataLoaderIter",
         "torch.utils.data.dataloader._DatasetKind",
     ),
+    "settings are put back": (
+        "torch._C._is_multithreading_enabled", "torch._C._set_multithreading_enabled",
+        "torch._C._is_view_replay_enabled", "torch._C._set_view_replay_enabled",
+        "torch.serialization._package_registry",
+    ),
     "nn.DataParallel": ("torch.nn.parallel._functions.Broadcast",),
     "torch.compile is noticed": ("torch._jit_internal.createResolutionCallbackFromFrame",),
 }  # fmt: skip

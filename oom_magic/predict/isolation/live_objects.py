@@ -6,6 +6,7 @@ A list of all objects holds what other threads are making as well: a tuple that 
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import io
 import itertools
@@ -30,6 +31,7 @@ class LiveObjects:
     modules: list[torch.nn.Module] = field(default_factory=list)
     tools: list[Any] = field(default_factory=list)  # optimizers, learning rate schedulers, gradient scalers
     files: list[Any] = field(default_factory=list)  # open files, maps of arrays and databases
+    functions: list[Any] = field(default_factory=list)  # of C, by ctypes
     num_objects: int = 0  # all that the collector knows
 
 
@@ -61,7 +63,9 @@ def find_live_objects() -> LiveObjects:
     """One pass over all objects, most of which are classified by their type alone."""
     found = LiveObjects()
     for aside in _aside:
-        found = LiveObjects([*aside.tensors], [*aside.modules], [*aside.tools], [*aside.files], aside.num_objects)
+        found = LiveObjects(
+            [*aside.tensors], [*aside.modules], [*aside.tools], [*aside.files], [*aside.functions], aside.num_objects
+        )
     homes = {kind: home for root, home in _homes(found) for kind in _subclasses(root)}
     [(number, objects)] = list(_counted_and_chosen(homes))
     found.num_objects += number
@@ -73,7 +77,8 @@ def find_live_objects() -> LiveObjects:
 def _homes(found: LiveObjects) -> list[tuple[type, list[Any]]]:
     tools = ((kind, found.tools) for kind in _TRAINING_TOOLS)
     files = ((kind, found.files) for kind in (*FILES, np.memmap, sqlite3.Connection))
-    return [(torch.Tensor, found.tensors), (torch.nn.Module, found.modules), *tools, *files]
+    functions = (ctypes._CFuncPtr, found.functions)  # type: ignore[attr-defined]
+    return [(torch.Tensor, found.tensors), (torch.nn.Module, found.modules), *tools, *files, functions]
 
 
 def _subclasses(root: type) -> set[type]:

@@ -226,3 +226,14 @@ def is_users_class(kind: type) -> bool:
     """Whether a class is the user's."""
     home = sys.modules.get(getattr(kind, "__module__", "") or "")
     return home is not None and is_users_module(home)
+
+
+def is_users(value: Any) -> bool:
+    """Whether a function, a class or an object is the user's."""
+    if isinstance(value, (staticmethod, classmethod, types.MethodType)):
+        value = value.__func__
+    elif isinstance(value, property):
+        value = value.fget
+    if isinstance(value, types.FunctionType):
+        return is_users_file(value.__code__.co_filename)
+    return is_users_class(value if isinstance(value, type) else type(value))

@@ -9,6 +9,7 @@ import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Hashable, Iterator
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 _DICTS = (dict, OrderedDict, defaultdict)
@@ -44,7 +45,7 @@ class _Change:
 
 
 @dataclass(frozen=True, slots=True)
-class _Alike:
+class Alike:
     """The contents of many containers of one type in one list: separate copies would take twice as long."""
 
     kind: Any
@@ -54,7 +55,7 @@ class _Alike:
     values: list[Any]  # of dicts only
 
     @classmethod
-    def of(cls, kind: Any, containers: list[Any]) -> _Alike:
+    def of(cls, kind: Any, containers: list[Any]) -> Alike:
         """Their contents at one moment, although another thread may be filling them."""
         while True:
             lengths = list(map(len, containers))
@@ -78,13 +79,17 @@ class _Alike:
             own = list(itertools.islice(items, length))
             yield (
                 container,
-                dict(zip(own, itertools.islice(values, length), strict=True)) if issubclass(self.kind, dict) else own,
+                dict(zip(own, itertools.islice(values, length), strict=True)) if _is_dict(self.kind) else own,
             )
 
 
 def _items_and_values(kind: Any, containers: list[Any]) -> tuple[Iterator[Any], Iterator[Any]]:
     chain = itertools.chain.from_iterable
-    return chain(containers), chain(map(kind.values, containers)) if issubclass(kind, dict) else iter(())
+    return chain(containers), chain(map(kind.values, containers)) if _is_dict(kind) else iter(())
+
+
+def _is_dict(kind: Any) -> bool:
+    return issubclass(kind, (dict, MappingProxyType))
 
 
 Changes = dict[tuple[int, tuple[Hashable, ...]], _Change]  # by the identity of the owner, and the path in it
@@ -96,7 +101,7 @@ class Snapshot:
     def __init__(self, but: Collection[int] = ()) -> None:
         self._entries: list[_Noted] = []
         self._plain: list[tuple[Any, Any]] = []  # containers without an owner, and their contents
-        self._alike: list[_Alike] = []
+        self._alike: list[Alike] = []
         self._undo: list[Callable[[], object]] = []
         self._seen: set[int] = {id(vars(builtins)), *but}  # every module's globals lead there
 
@@ -116,7 +121,7 @@ class Snapshot:
 
     def add_all(self, kind: Any, containers: list[Any]) -> None:
         """Note many containers of one type, none of them twice. If one was changed, each is looked at."""
-        self._alike.append(_Alike.of(kind, containers))
+        self._alike.append(Alike.of(kind, containers))
 
     def add_undo(self, undo: Callable[[], object]) -> None:
         """Note what puts something else back; it can be called again."""
@@ -155,19 +160,19 @@ class Snapshot:
         for container, contents in itertools.chain(
             self._plain, changed, ((one.container, one.contents) for one in self._entries)
         ):
-            if not _is_unchanged(contents, container):
+            if not is_unchanged(contents, container):
                 fill(container, contents)
         for undo in reversed(self._undo):  # what lies over something else last
             undo()
 
 
-def _is_unchanged(before: Any, now: Any) -> bool:
+def is_unchanged(before: Any, now: Any) -> bool:
     """Whether a container holds the very objects that it held, in the same order."""
     if len(before) != len(now):
         return False
     if type(now) is set:
         return bool(now == set(before))
-    if isinstance(now, dict):
+    if isinstance(now, (dict, MappingProxyType)):
         return all(map(operator.is_, before, now)) and all(map(operator.is_, before.values(), now.values()))
     return all(map(operator.is_, before, now))
 

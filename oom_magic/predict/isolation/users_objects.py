@@ -27,7 +27,7 @@ import torch
 
 from oom_magic.language import _
 from oom_magic.predict.isolation.copies import Copies, has_copy
-from oom_magic.predict.isolation.reach import NOT_WALKED, is_users_class, is_users_module
+from oom_magic.predict.isolation.reach import NOT_WALKED, is_users, is_users_class, is_users_module
 from oom_magic.predict.isolation.restorations import restoration_of
 from oom_magic.user_code import is_users_file
 
@@ -56,6 +56,7 @@ _FRAMES = {
     types.AsyncGeneratorType: "ag_frame",
 }
 _AWAITED = (types.CoroutineType, types.AsyncGeneratorType)
+_SETTINGS = frozenset((str, int, float, bool, type(None)))  # most settings of libraries
 _CELL_CONTENTS = vars(types.CellType)["cell_contents"]
 _WALKED = frozenset((*_CONTAINERS, tuple, type, types.FunctionType, types.ModuleType))
 _ALIKE = frozenset((*_CONTAINERS, defaultdict, tuple))
@@ -283,7 +284,7 @@ def _restore_class(kind: type, before: dict[str, Any]) -> None:
 
 
 def _note_library(notes: Notes, module: types.ModuleType) -> None:
-    """A library's functions and classes, in place of which the user's code may set its own (``json.dumps = mine``)."""
+    """A library's functions, classes and settings, in place of which code may set its own (``json.dumps = mine``)."""
     kinds = [one for one in vars(module).values() if issubclass(type(one), type)]  # isinstance would ask a stand-in
     owners = [module, *(kind for kind in kinds if not is_users_class(kind))]
     for owner in owners:
@@ -292,18 +293,9 @@ def _note_library(notes: Notes, module: types.ModuleType) -> None:
 
 def _restore_library(owner: Any, before: dict[str, Any]) -> None:
     for name, value in list(vars(owner).items()):
-        if before.get(name, before) is not value and _is_users(value):
+        is_setting = name in before and not name.startswith("_") and {type(value), type(before[name])} <= _SETTINGS
+        if before.get(name, before) is not value and (is_setting or is_users(value)):
             setattr(owner, name, before[name]) if name in before else delattr(owner, name)
-
-
-def _is_users(value: Any) -> bool:
-    if isinstance(value, (staticmethod, classmethod)):
-        value = value.__func__
-    elif isinstance(value, property):
-        value = value.fget
-    if isinstance(value, types.FunctionType):
-        return is_users_file(value.__code__.co_filename)
-    return isinstance(value, type) and is_users_class(value)
 
 
 def iterators_watched(namespaces: Sequence[dict[str, Any]], assume: Callable[[str], None]) -> Callable[[], None]:

@@ -442,7 +442,7 @@ class Sizes(Result):
 
     def _trace_again(self, setting: tuple[int, ...], point: Point) -> Trace:
         """The same from other random numbers, with the layers that the function has."""
-        from oom_magic.predict.isolation.process_state import other_random_numbers
+        from oom_magic.predict.isolation.process.process_state import other_random_numbers
 
         return self._run((setting, point), other_random_numbers())
 

@@ -37,7 +37,7 @@ _ON_FILES = frozenset(
 _ON_PROCESSES = frozenset(
     (
         "os.system os.exec os.posix_spawn os.spawn os.fork os.forkpty os.startfile os.kill os.killpg "
-        "pty.spawn subprocess.Popen signal.pthread_kill syslog.syslog"
+        "pty.spawn subprocess.Popen signal.pthread_kill socket.sethostname syslog.syslog"
     ).split()
 )
 _ON_ADDRESSES = frozenset(["socket.connect", "socket.sendto", "socket.sendmsg"])
@@ -53,6 +53,20 @@ _JUDGED = (
         "mmap.__new__",
         "sqlite3.connect",
     }
+)
+
+
+_UNDOABLE = {  # by their modules
+    "os": (
+        "nice setpriority sched_setscheduler sched_setparam setsid setpgid setpgrp setuid setgid seteuid setegid "
+        "setreuid setregid setresuid setresgid setgroups initgroups chroot setns unshare tcsetpgrp"
+    ),
+    "time": "clock_settime clock_settime_ns",
+    "faulthandler": "dump_traceback_later register",
+    "torch": "set_num_interop_threads",
+}
+_FOR_LATER = tuple(
+    function for function in (atexit.register, sys.addaudithook, getattr(os, "register_at_fork", None)) if function
 )
 
 
@@ -122,8 +136,10 @@ class Boundary:
         return [
             (os.system, self._system(os.system)),
             (os._exit, self._exit(os._exit)),
-            (atexit.register, self._register(atexit.register)),
-            *((usual, self._unchanged(usual)) for usual in _of_priority()),
+            *((usual, self._registered(usual)) for usual in _FOR_LATER),
+            *((usual, self._unchanged(usual)) for usual in _for_good()),
+            *((usual, self._answered(usual)) for usual in (os.putenv, os.unsetenv)),
+            *((usual, stand_in) for usual, stand_in in self._waiting()),
         ]
 
     # -- the audit hook -------------------------------------------------------
@@ -233,11 +249,12 @@ class Boundary:
         return system
 
     def _unchanged(self, usual: Callable[..., Any]) -> Callable[..., Any]:
-        def unchanged(*args: Any) -> Any:
+        def unchanged(*args: Any, **kwargs: Any) -> Any:
             is_asked = usual.__name__ == "nice" and args == (0,)
             if is_asked or not self._scope.applies():
-                return usual(*args)
-            self._assume(_("os.{name}{args}: not done; the process keeps its priority", name=usual.__name__, args=args))
+                return usual(*args, **kwargs)
+            name = f"{usual.__module__}.{usual.__name__}".replace("posix.", "os.")
+            self._assume(_("{name}{args}: not done, as it could not be undone", name=name, args=args))
             return usual(0) + args[0] if usual.__name__ == "nice" else None
 
         return unchanged
@@ -251,15 +268,51 @@ class Boundary:
 
         return _exit
 
-    def _register(self, usual: Callable[..., Any]) -> Callable[..., Any]:
-        def register(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _registered(self, usual: Callable[..., Any]) -> Callable[..., Any]:
+        def register(*args: Any, **kwargs: Any) -> Any:
             if not self._scope.applies() or not is_users_file(sys._getframe(1).f_code.co_filename):
-                return usual(function, *args, **kwargs)  # a library's that stays loaded
-            name = getattr(function, "__name__", repr(function))
-            self._assume(_("atexit.register({name}): not called when the program ends", name=name))
-            return function
+                return usual(*args, **kwargs)  # a library's that stays loaded
+            name = f"{usual.__module__}.{usual.__name__}".replace("posix.", "os.")
+            self._assume(_("{name}: nothing is registered that is called after the dry run", name=name))
+            return args[0] if args else None
 
         return register
+
+    def _answered(self, usual: Callable[..., Any]) -> Callable[..., Any]:
+        """Of the environment only what ``os.environ`` holds, too, is put back."""
+
+        def answered(*args: Any) -> Any:
+            if not self._scope.applies() or sys._getframe(1).f_globals is vars(os):
+                return usual(*args)
+            self._assume(_("os.{name}{args}: not done", name=usual.__name__, args=args))
+            return None
+
+        return answered
+
+    def _waiting(self) -> Iterator[tuple[Callable[..., Any], Callable[..., Any]]]:
+        """Waiting for a program that the user started leaves its end for the user to see."""
+        if not hasattr(os, "waitid"):
+            return
+        usual = os.waitid
+
+        def waitpid(pid: int, options: int) -> tuple[int, int]:
+            if not self._scope.applies():
+                return before(pid, options)
+            kind = os.P_ALL if pid == -1 else os.P_PID if pid > 0 else os.P_PGID
+            ended = usual(kind, max(abs(pid), 0), os.WEXITED | os.WNOWAIT | options & os.WNOHANG)
+            if ended is None:
+                return 0, 0
+            return ended.si_pid, ended.si_status << 8 if ended.si_code == os.CLD_EXITED else ended.si_status
+
+        before = os.waitpid
+        yield before, waitpid
+
+        def waitid(idtype: int, id: int, options: int) -> Any:  # noqa: A002
+            return usual(idtype, id, options | os.WNOWAIT if self._scope.applies() else options)
+
+        yield usual, waitid
+        yield os.wait, lambda: waitpid(-1, 0) if self._scope.applies() else wait()
+        wait = os.wait
 
     def _start(self, usual: Callable[[Any], None]) -> Callable[[Any], None]:
         def start(process: Any) -> None:
@@ -271,11 +324,12 @@ class Boundary:
         return start
 
 
-def _of_priority() -> Iterator[Callable[..., Any]]:
-    """What changes how much the process gets of the machine, and cannot always be undone."""
-    for name in ("nice", "setpriority", "sched_setscheduler", "sched_setparam"):
-        if hasattr(os, name):
-            yield getattr(os, name)
+def _for_good() -> Iterator[Callable[..., Any]]:
+    """What changes the process and cannot always be undone."""
+    for owner, names in _UNDOABLE.items():
+        for name in names.split():
+            if hasattr(sys.modules.get(owner), name):
+                yield getattr(sys.modules[owner], name)
 
 
 def _is_import() -> bool:

@@ -27,6 +27,7 @@ from oom_magic.predict.isolation.files.descriptors import Descriptors
 from oom_magic.predict.isolation.files.file_tree import FileTree
 from oom_magic.predict.isolation.files.gates import HAS_GATES, Gates
 from oom_magic.predict.isolation.files.linkage import IS_KNOWN, Links, StandIns
+from oom_magic.predict.isolation.live_objects import find_live_objects
 from oom_magic.predict.isolation.patching import Patches, all_patched
 from oom_magic.predict.isolation.reach import others_at_work
 from oom_magic.predict.isolation.run_threads import Scope, threads_of_run
@@ -140,12 +141,31 @@ def c_calls_answered(
     try:
         served.mark(*numbers.written())
         links.exchange()
-        with all_patched(table):
+        with _functions_exchanged(), all_patched(table):
             yield
     finally:
         links.give_back()
         served.mark([], [])
         _current.clear()
+
+
+@contextmanager
+def _functions_exchanged() -> Iterator[None]:
+    """Functions of libc that somebody looked up before by ctypes: their objects begin with the function's address."""
+    own = set(map(id, _kept))
+    words = [
+        ctypes.c_size_t.from_address(ctypes.addressof(one))
+        for one in find_live_objects().functions
+        if id(one) not in own
+    ]
+    before = [(word, word.value) for word in words if word.value in _instead]
+    try:
+        for word, address in before:
+            word.value = _instead[address]
+        yield
+    finally:
+        for word, address in before:
+            word.value = address
 
 
 _current: list[_Answers] = []  # of the run that lasts
@@ -213,7 +233,7 @@ def _stand_in(real: Any, form: _Form) -> Any:
             ctypes.set_errno(errno.EIO)
         return failed
 
-    _kept.append(ctypes.CFUNCTYPE(*_SHAPE, use_errno=True)(answer))
+    _kept.extend((real, ctypes.CFUNCTYPE(*_SHAPE, use_errno=True)(answer)))
     return _kept[-1]
 
 

@@ -26,7 +26,8 @@ from oom_magic.predict.isolation.run_threads import Scope
 
 _CALLS = (
     "write pwrite writev pwritev read pread readv preadv lseek ftruncate fstat fsync fdatasync posix_fallocate "
-    "fchmod fchown dup sendfile copy_file_range splice eventfd_write eventfd_read lockf"
+    "fchmod fchown dup sendfile copy_file_range splice eventfd_write eventfd_read lockf "
+    "get_blocking set_blocking get_inheritable set_inheritable"
 )
 _NAMED = ("fd", "out_fd", "in_fd", "src", "dst")  # arguments that are descriptors
 _TWO = ("sendfile", "copy_file_range", "splice")  # whose second argument is one, too
@@ -248,6 +249,8 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
     "connect": lambda *_unused: None,
     "listen": lambda *_unused: None,
     "setsockopt": lambda *_unused: None,
+    "settimeout": lambda *_unused: None,
+    "setblocking": lambda *_unused: None,
     "shutdown": lambda *_unused: None,
     "close": lambda *_unused: None,
     "detach": lambda number: number,

@@ -67,7 +67,6 @@ def isolated(
         *boundary.replacements(),
     ]
     table: Patches = [
-        (shutil, {"_use_fd_functions": False}),
         (sys, {"dont_write_bytecode": True}),
         *scope.patches(),
         *numbers.patches(),

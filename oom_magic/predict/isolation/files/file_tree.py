@@ -140,7 +140,7 @@ class FileTree:
         """Let relative paths begin at ``folder`` from now on."""
         if folder.kind is not NodeKind.DIRECTORY:
             raise _error(errno.ENOTDIR, folder.name)
-        self._working, self.is_untouched = self._kept(folder), False
+        self._working, self.is_untouched = self.kept(folder), False
 
     def current_directory(self) -> str:
         """Where relative paths begin."""
@@ -198,7 +198,7 @@ class FileTree:
 
     def put(self, parent: Node, name: str, node: Node | None) -> None:
         """Let a folder have ``node`` under a name, or nothing."""
-        folder = self._kept(parent)
+        folder = self.kept(parent)
         self.writable(folder)
         os.utime(folder.backing)
         if node is not None:
@@ -240,7 +240,7 @@ class FileTree:
         if node.kind is not NodeKind.LINK:
             shutil.copystat(node.backing, made)
         node.backing, node.is_private = made, True
-        self._kept(node)
+        self.kept(node)
         return made
 
     def make(self, parent: Node, name: str, kind: NodeKind, create: Callable[[str], Any]) -> Any:
@@ -305,11 +305,11 @@ class FileTree:
         else:
             shutil.copyfile(node.backing, target)
 
-    def _kept(self, node: Node) -> Node:
+    def kept(self, node: Node) -> Node:
         """The node of the tree for one that was found: itself from now on, if there was none."""
         if node.parent is None:
             return node
-        folder = self._kept(node.parent)
+        folder = self.kept(node.parent)
         there = folder.entries.get(node.name)
         if there is not None:
             return there

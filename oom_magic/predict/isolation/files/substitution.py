@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import compress
 from types import FunctionType, ModuleType
 from typing import Any
 
-_HOLDING_IN_CLASSES = ("tempfile", "pathlib", "pathlib._local", "pathlib._os", "glob", "multiprocessing.connection")
+_HOLDING_IN_CLASSES = (
+    "tempfile",
+    "pathlib",
+    "pathlib._local",
+    "pathlib._os",
+    "glob",
+    "multiprocessing.connection",
+    "subprocess",
+)
 _SETS = ("os",)  # its supports_dir_fd and the like are sets of functions
-# By what is looked for: of modules that hold none of it, their identity and number of names.
-_sizes: dict[frozenset[int], dict[str, tuple[int, int]]] = {}
+# By what is looked for: of modules that hold none of it, the identity and the number of their names.
+_without: dict[frozenset[int], dict[int, int]] = {}
 
 
 @contextmanager
@@ -45,16 +55,13 @@ def substituted(functions: Sequence[tuple[Any, Any]], namespaces: Sequence[dict[
 
 def _module_names(wanted: Mapping[int, Any]) -> Iterator[dict[str, Any]]:
     """The names of the modules that hold one of the ``wanted`` functions."""
-    sizes = _sizes.setdefault(frozenset(wanted), {})
-    for key, module in list(sys.modules.items()):
-        if not isinstance(module, ModuleType):
-            continue
-        names = module.__dict__
-        state = (id(names), len(names))
-        if sizes.get(key) == state:
-            continue
+    without = _without.setdefault(frozenset(wanted), {})
+    modules = [one.__dict__ for one in list(sys.modules.values()) if isinstance(one, ModuleType)]
+    lengths = list(map(len, modules))
+    is_new = map(operator.ne, map(without.get, map(id, modules)), lengths)
+    for names, length in list(compress(zip(modules, lengths, strict=True), is_new)):
         if wanted.keys().isdisjoint(map(id, list(names.values()))):
-            sizes[key] = state
+            without[id(names)] = length
         else:
             yield names
 

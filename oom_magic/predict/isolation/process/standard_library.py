@@ -1,0 +1,194 @@
+"""What stands in the modules of Python's own library: names, attributes of classes, tables, objects with settings.
+
+Any code can change them (``calendar.setfirstweekday``, ``mimetypes.add_type``, ``string.Template.delimiter``), and no
+function tells all of it. So everything is noted, and put back where it has changed. A module that is imported
+meanwhile stays, and so does what is of it in here; of plain values nobody knows who put them there, so in a run that
+imports one that is not Python's, new ones stay in tables. Caches stay, too, and what serves threads and imports.
+"""
+
+from __future__ import annotations
+
+import codecs
+import encodings
+import enum
+import functools
+import gc
+import sys
+import types
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Collection, Iterator
+from itertools import chain, compress
+from typing import Any
+
+from oom_magic.predict.isolation.snapshot import Alike, is_unchanged
+
+_chain = chain.from_iterable
+_NAMES = sys.stdlib_module_names - {"builtins"}
+_DEEP = 4  # a table in a table in ...
+_SERVING = frozenset(  # of these only the names
+    (
+        "abc asyncio atexit concurrent ctypes enum gc importlib inspect linecache logging multiprocessing queue "
+        "selectors signal site subprocess sys threading typing warnings weakref zipimport"
+    ).split()
+)
+_DICTS = (dict, OrderedDict, defaultdict)
+_TABLES = frozenset((*_DICTS, list, set))
+_LEADING = _TABLES | {tuple}
+_PLAIN = _LEADING | {str, bytes, int, float, bool, type(None)}
+_NAMED_BY_PYTHON = ("__ann", "__doc__", "__abstractmethods__", "__builtins__")  # when they are first asked for
+_MADE_BY_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE: attributes of other classes cannot be set
+
+
+def standard_library_noted() -> Callable[[], None]:
+    """Put back, when called, what is now."""
+    modules = [
+        module
+        for name, module in list(sys.modules.items())
+        if name.partition(".")[0] in _NAMES and isinstance(module, types.ModuleType)
+    ]
+    names = list(map(vars, modules))
+    classes = _classes(list(_chain(map(dict.values, names))))
+    attributes = list(map(vars, classes))
+    owners: dict[int, Any] = dict(zip(map(id, [*names, *attributes]), [*modules, *classes], strict=True))
+    noted = [Alike.of(dict, names), Alike.of(types.MappingProxyType, attributes)]
+    by_kind: dict[type, list[Any]] = defaultdict(list)
+    for table in _tables([vars(one) for one in modules if one.__name__.partition(".")[0] not in _SERVING]):
+        by_kind[type(table)].append(table)
+    noted += [Alike.of(kind, tables) for kind, tables in by_kind.items()]
+    return functools.partial(_restore, noted, owners, frozenset(sys.modules), list(_SEARCH_FUNCTIONS))
+
+
+def _classes(values: list[Any]) -> list[type]:
+    """The library's own among values of its modules."""
+    kinds = {kind for kind in set(map(type, values)) if issubclass(kind, type)}
+    found = compress(values, map(kinds.__contains__, map(type, values)))
+    return [one for one in dict.fromkeys(found) if _is_own(one)]
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_own(kind: type) -> bool:
+    """Whether it is a class of the library, of which attributes can be set, and no list of constants."""
+    is_library = str(kind.__module__).partition(".")[0] in sys.stdlib_module_names
+    return is_library and bool(kind.__flags__ & _MADE_BY_PYTHON) and not issubclass(kind, enum.Enum)
+
+
+def _tables(modules: list[dict[str, Any]]) -> list[Any]:
+    """The tables that names of modules lead to, and the attributes of their objects."""
+    names, values = list(_chain(modules)), list(_chain(map(dict.values, modules)))
+    kinds = {kind for kind in set(map(type, values)) if kind in _LEADING or _has_settings(kind)}
+    chosen = compress(zip(names, values, strict=True), map(kinds.__contains__, map(type, values)))
+    level = [
+        value if type(value) in _LEADING else vars(value)
+        for name, value in chosen
+        if "cache" not in name and name != "__builtins__"
+    ]
+    found: dict[int, Any] = {}
+    for _ in range(_DEEP):
+        new = {id(one): one for one in level if id(one) not in found}
+        found |= new
+        dicts = [one for one in new.values() if isinstance(one, dict)]
+        others = [one for one in new.values() if not isinstance(one, dict)]
+        values = [*_chain(map(dict.values, dicts)), *_chain(others)]
+        level = list(compress(values, map(_LEADING.__contains__, map(type, values))))
+    return [_ERROR_HANDLERS, *(one for one in found.values() if type(one) is not tuple)]
+
+
+@functools.lru_cache(maxsize=4096)
+def _has_settings(kind: type) -> bool:
+    """Whether objects of a class have attributes in a dict, and are not what serves something else."""
+    home = str(kind.__module__).partition(".")[0]
+    is_serving = home in _SERVING or issubclass(kind, (type, types.ModuleType, types.FunctionType))
+    return _is_own(kind) and bool(kind.__dictoffset__) and not is_serving
+
+
+def _restore(noted: list[Alike], owners: dict[int, Any], known: Collection[str], search_functions: list[Any]) -> None:
+    staying = _Staying(known)
+    for some in noted:
+        for now, before in [] if some.are_unchanged() else some.pairs():
+            if not is_unchanged(before, now):
+                _restore_one(now, before, owners.get(id(now)), staying)
+    for function in list(_SEARCH_FUNCTIONS):
+        if function not in search_functions and not staying.is_importeds(function):
+            codecs.unregister(function)
+
+
+def _restore_one(now: Any, before: Any, owner: Any, staying: _Staying) -> None:
+    if owner is not None:
+        put, drop = functools.partial(setattr, owner), functools.partial(delattr, owner)
+        _restore_names(now, before, put, drop, staying.is_importeds)
+    elif isinstance(now, dict):
+        _restore_names(now, before, now.__setitem__, now.__delitem__, staying.may_be_importeds)
+    else:
+        _restore_items(now, before, staying.may_be_importeds)
+
+
+class _Staying:
+    """What stays of what was not there before: that of modules which were imported meanwhile."""
+
+    def __init__(self, known: Collection[str]) -> None:
+        self._known = known
+
+    @functools.cached_property
+    def _has_imported(self) -> bool:
+        return any(name.partition(".")[0] not in _NAMES for name in sys.modules.keys() - self._known)
+
+    def is_importeds(self, value: Any) -> bool:
+        """Whether something is a module that was imported meanwhile, or of one."""
+        if isinstance(value, types.ModuleType):
+            return sys.modules.get(value.__name__) is value
+        has_home = isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType))
+        home = (value if has_home else type(value)).__module__
+        return isinstance(home, str) and home in sys.modules and home not in self._known
+
+    def may_be_importeds(self, value: Any) -> bool:
+        """Plain values may be, where a library was imported."""
+        return (self._has_imported and type(value) in _PLAIN) or self.is_importeds(value)
+
+
+def _restore_names(
+    now: Any,
+    before: Any,
+    put: Callable[[Any, Any], object],
+    drop: Callable[[Any], object],
+    stays: Callable[[Any], bool],
+) -> None:
+    for name, value in list(now.items()):
+        if before.get(name, now) is value or (isinstance(name, str) and name.startswith(_NAMED_BY_PYTHON)):
+            continue
+        if name not in before and not stays(value):
+            drop(name)
+        elif name in before and (type(value) in _PLAIN or not stays(value)):
+            put(name, before[name])
+    for name in before.keys() - now.keys():
+        put(name, before[name])
+
+
+def _restore_items(now: Any, before: list[Any], stays: Callable[[Any], bool]) -> None:
+    old = set(map(id, before))
+    new = [one for one in now if id(one) not in old and stays(one)]
+    now.clear()
+    (now.update if isinstance(now, set) else now.extend)([*before, *new])
+
+
+# -- what only the collector shows ----------------------------------------------
+
+
+def _held_beside(one: Any, kind: type) -> Iterator[Any]:
+    """The containers that hold an object. Frozen ones the collector does not show."""
+    return (held for held in gc.get_referrers(one) if type(held) is kind)
+
+
+def _found_error_handlers() -> dict[str, Any]:
+    """What ``codecs.register_error`` fills, ``codec_error_registry`` in CPython's Python/codecs.c."""
+    tables = _held_beside(codecs.strict_errors, dict)
+    return next((one for one in tables if one.get("strict") is codecs.strict_errors), {})
+
+
+def _found_search_functions() -> list[Callable[..., Any]]:
+    """What ``codecs.register`` fills, ``codec_search_path``."""
+    lists = _held_beside(encodings.search_function, list)
+    return next((one for one in lists if one and all(map(callable, one))), [])
+
+
+_ERROR_HANDLERS = _found_error_handlers()
+_SEARCH_FUNCTIONS = _found_search_functions()

@@ -1,0 +1,259 @@
+"""Settings of the process, of Python's library and of others are after a dry run what they were before it."""
+
+from __future__ import annotations
+
+import builtins
+import calendar
+import codecs
+import copy
+import copyreg
+import csv
+import decimal
+import email.charset
+import gc
+import http.client
+import io
+import json
+import logging
+import mimetypes
+import os
+import reprlib
+import resource
+import shutil
+import signal
+import sqlite3
+import string
+import sys
+import threading
+import tracemalloc
+import types
+import urllib.request
+import warnings
+from collections.abc import Callable
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from oom_magic.predict.session import DrySession
+
+
+class Meter:
+    """A class of the user's."""
+
+
+users_variable: ContextVar[list[int]] = ContextVar("users_variable")
+unset_variable: ContextVar[int] = ContextVar("unset_variable", default=0)
+
+
+def settings() -> dict[str, Any]:
+    import matplotlib as mpl
+    from matplotlib import pyplot
+
+    logger, mask = logging.getLogger("users"), os.umask(0o22)
+    os.umask(mask)
+    return {
+        "python": (
+            sys.path[:],
+            sys.argv,
+            sys.getrecursionlimit(),
+            sys.stdout,
+            sys.stdin,
+            str(decimal.getcontext()),
+            sys.gettrace(),
+            sys.breakpointhook,
+            getattr(os, "sched_getaffinity", id)(0),
+        ),
+        "system": (mask, resource.getrlimit(resource.RLIMIT_NOFILE)),
+        "imports": (sys.meta_path[:], sys.path_hooks[:], os.nice(0)),
+        "collector": (gc.isenabled(), gc.get_threshold(), gc.callbacks[:]),
+        "context": (users_variable.get(), unset_variable.get()),
+        "level names": logging.getLevelName(10),
+        "warnings": warnings.filters[:],
+        "logging": (logging.root.manager.disable, logger.level, logger.handlers[:], logger.isEnabledFor(10)),
+        "signals": (signal.getsignal(signal.SIGTERM), signal.getitimer(signal.ITIMER_REAL)[0] > 0),
+        "numpy": (np.geterr(), np.get_printoptions()["precision"]),
+        "torch": (torch.get_num_threads(), torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark),
+        "printing": torch._tensor_str.PRINT_OPTS.precision,
+        "matplotlib": (mpl.rcParams["font.size"], pyplot.get_fignums()),
+        "builtins": print,
+        "csv": (csv.field_size_limit(), csv.list_dialects()),
+        "watching": (tracemalloc.is_tracing(), torch.is_warn_always_enabled()),
+        "tables": (logging.getLevelName(35), Meter in copyreg.dispatch_table, "made_up" in sys.modules),
+        "fast path": torch.backends.mha.get_fastpath_enabled(),
+    }
+
+
+def test_settings_of_python_and_libraries_are_as_before() -> None:
+    import matplotlib as mpl
+    from matplotlib import pyplot
+
+    def run() -> None:
+        sys.path.append("nowhere")
+        sys.argv, sys.stdout = ["x"], io.StringIO()
+        sys.setrecursionlimit(5000)
+        decimal.getcontext().prec = 3
+        decimal.getcontext().traps[decimal.Inexact] = True
+        decimal.setcontext(decimal.Context(prec=2))
+        sys.stdin, sys.breakpointhook = None, print  # type: ignore[assignment]
+        os.umask(0o77)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        sys.meta_path[:] = [Meter()]  # type: ignore[list-item]
+        sys.path_hooks.append(search)  # type: ignore[arg-type]
+        sys.path_hooks.pop(0)
+        assert os.nice(3) == os.nice(0) + 3
+        gc.disable()
+        gc.set_threshold(3)
+        gc.callbacks.append(lambda *_: None)
+        users_variable.get().append(2)
+        users_variable.set([3])
+        unset_variable.set(1)
+        logging.addLevelName(10, "ten")
+        pyplot.figure()
+        warnings.filterwarnings("ignore", message="mine")
+        logging.disable(logging.CRITICAL)
+        logging.getLogger("users").setLevel(5)
+        logging.getLogger("users").addHandler(logging.NullHandler())
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        signal.signal(signal.SIGALRM, lambda *_: None)
+        signal.alarm(100)
+        np.seterr(all="ignore")
+        np.set_printoptions(precision=2)
+        torch.set_num_threads(7)
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.benchmark = True
+        torch.set_printoptions(precision=1)
+        mpl.rcParams["font.size"] = 33
+        builtins.print = len  # type: ignore[assignment]
+        csv.field_size_limit(5)
+        csv.register_dialect("mine")
+        tracemalloc.start()
+        torch.set_warn_always(True)
+        logging.addLevelName(35, "mine")
+        copyreg.pickle(Meter, lambda meter: (Meter, ()))
+        sys.modules["made_up"] = types.ModuleType("made_up")
+        torch.backends.mha.set_fastpath_enabled(False)
+
+    logging.getLogger("users")
+    DrySession(has_bar=False).run(lambda: None)  # what is imported then stays
+    users_variable.set([1])
+    before = settings() | {"context": copy.deepcopy(settings()["context"])}
+    DrySession(has_bar=False, is_lasting=False).run(run, [{"users_variable": users_variable}])
+    now = settings()
+    assert {name: value for name, value in now.items() if value != before[name]} == {}
+
+
+def is_known(handler: str) -> bool:
+    try:
+        return bool(codecs.lookup_error(handler))
+    except LookupError:
+        return False
+
+
+def is_codec(name: str) -> bool:
+    try:
+        return bool(codecs.lookup(name))
+    except LookupError:
+        return False
+
+
+def search(name: str) -> codecs.CodecInfo | None:
+    return codecs.lookup("ascii") if name == "users_codec" else None
+
+
+def block(number: int) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, [number])
+
+
+def set_precision() -> None:
+    torch.backends.cudnn.conv.fp32_precision = "ieee"
+
+
+PYTHONS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    "an object": (lambda: calendar.firstweekday(), lambda: calendar.setfirstweekday(3)),
+    "its attribute": (lambda: reprlib.aRepr.maxlist, lambda: setattr(reprlib.aRepr, "maxlist", 2)),
+    "a table": (lambda: mimetypes.guess_type("a.zzz"), lambda: mimetypes.add_type("a/b", ".zzz")),
+    "a table inside": (lambda: mimetypes.guess_all_extensions("text/plain"), lambda: mimetypes.add_type("text/plain", ".zz")),
+    "a name": (lambda: getattr(sys, "ps1", None), lambda: setattr(sys, "ps1", "mine")),
+    "a list": (lambda: urllib.parse.uses_netloc[:], lambda: urllib.parse.uses_netloc.append("mine")),
+    "a class": (lambda: string.Template.delimiter, lambda: setattr(string.Template, "delimiter", "%")),
+    "a method": (lambda: json.JSONEncoder.default, lambda: setattr(json.JSONEncoder, "default", repr)),
+    "an opener": (
+        lambda: urllib.request._opener,  # type: ignore[attr-defined]
+        lambda: urllib.request.install_opener(urllib.request.build_opener()),
+    ),
+    "formats": (shutil.get_archive_formats, lambda: shutil.register_archive_format("mine", print, [], "")),
+    "adapters": (lambda: dict(sqlite3.adapters), lambda: sqlite3.register_adapter(Meter, str)),
+    "debugging": (
+        lambda: http.client.HTTPConnection.debuglevel,
+        lambda: setattr(http.client.HTTPConnection, "debuglevel", 1),
+    ),
+    "character sets": (
+        lambda: dict(email.charset.CODEC_MAP),
+        lambda: email.charset.add_codec("mine", "ascii"),
+    ),
+    "hooks of threads": (lambda: threading.gettrace(), lambda: threading.settrace(lambda *_: None)),
+    "handlers of errors": (lambda: is_known("mine"), lambda: codecs.register_error("mine", codecs.ignore_errors)),
+    "a handler of errors": (
+        lambda: codecs.lookup_error("ignore"),
+        lambda: codecs.register_error("ignore", codecs.replace_errors),
+    ),
+    "codecs": (lambda: is_codec("users_codec"), lambda: codecs.register(search)),
+    "a library's setting": (lambda: np.little_endian, lambda: setattr(np, "little_endian", None)),
+    "loading": (lambda: sys.getdlopenflags(), lambda: sys.setdlopenflags(sys.getdlopenflags() ^ 1)),
+    "coroutines": (sys.get_coroutine_origin_tracking_depth, lambda: sys.set_coroutine_origin_tracking_depth(3)),
+    "signals": (lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ()), lambda: block(signal.SIGUSR2)),
+    "timers": (lambda: signal.getitimer(signal.ITIMER_PROF)[0] > 0, lambda: signal.setitimer(signal.ITIMER_PROF, 99)),
+    "a thread": (lambda: threading.current_thread().name, lambda: setattr(threading.current_thread(), "name", "mine")),
+    "the hub": (torch.hub.get_dir, lambda: torch.hub.set_dir("/nowhere")),
+    "precision": (lambda: torch.backends.cudnn.conv.fp32_precision, set_precision),
+    "safe classes": (
+        lambda: Meter in torch.serialization.get_safe_globals(),
+        lambda: torch.serialization.add_safe_globals([Meter]),
+    ),
+    "distributions": (
+        lambda: torch.distributions.Distribution._validate_args,
+        lambda: torch.distributions.Distribution.set_default_validate_args(not __debug__),
+    ),
+}  # fmt: skip
+
+
+def test_what_stands_in_modules_is_as_before() -> None:
+    before = {name: read() for name, (read, _) in PYTHONS.items()}
+    changed: dict[str, Any] = {}
+
+    def run() -> None:
+        for _, change in PYTHONS.values():
+            change()
+        changed.update((name, read()) for name, (read, _) in PYTHONS.items())
+
+    DrySession(has_bar=False, is_lasting=False).run(run, [{"np": np}])
+    assert [name for name, value in changed.items() if value == before[name]] == []
+    assert {name: read() for name, (read, _) in PYTHONS.items()} == before
+
+
+LIBRARY = """
+import copyreg, mimetypes, urllib.parse
+class Theirs: pass
+copyreg.pickle(Theirs, lambda one: (Theirs, ()))
+urllib.parse.uses_netloc.append("theirs")
+"""
+
+
+def test_what_a_library_registers_when_it_is_imported_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "their_library.py").write_text(LIBRARY)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def run() -> None:
+        import their_library  # type: ignore[import-not-found]  # noqa: F401
+
+        calendar.setfirstweekday(3)
+        string.Template.delimiter = "%"
+
+    DrySession(has_bar=False, is_lasting=False).run(run)
+    theirs = sys.modules.pop("their_library").Theirs
+    assert copyreg.dispatch_table.pop(theirs) and urllib.parse.uses_netloc.pop() == "theirs"
+    assert calendar.firstweekday() == 0 and string.Template.delimiter == "$"
