@@ -53,6 +53,7 @@ def _renamed(dims: Mapping[str, Any]) -> dict[str, int | str]:
     return {ours: dims[theirs] for ours, theirs in _NAMES.items() if theirs in dims}
 
 
+_MOST_CANDIDATES = 5
 # The caching allocator asks the driver for 2 MiB or 20 MiB when any small tensor needs room, and rounds
 # larger requests up to a multiple of 2 MiB (128 KiB before PyTorch 1.4).
 _NAMELESS_BYTES = (2 * MIB, 20 * MIB)
@@ -137,7 +138,7 @@ class TensorAnswer:
         return asdict(self)
 
 
-def name_tensor(failure: Failure, dims: Mapping[str, int | str] | None = None, num_candidates: int = 5) -> TensorAnswer:
+def name_tensor(failure: Failure, dims: Mapping[str, int | str] | None = None) -> TensorAnswer:
     """The tensors that explain a failure's request, from what is known of the model.
 
     ``dims`` may hold batch, seq, heads, hidden, vocab, intermediate, parameters (counts) and dtype.
@@ -157,7 +158,7 @@ def name_tensor(failure: Failure, dims: Mapping[str, int | str] | None = None, n
         best.setdefault(candidate.formula, candidate)
     if not best:
         return TensorAnswer(note="tensor_none_fits" if known else "tensor_unknown_model")
-    return TensorAnswer(tuple(best.values())[:num_candidates])
+    return TensorAnswer(tuple(best.values())[:_MOST_CANDIDATES])
 
 
 def requested_window(failure: Failure) -> tuple[int, int] | None:

@@ -49,17 +49,16 @@ class RunFacts:
         return (self.num_steps or 0) >= _LATE_STEPS or (self.num_epochs or 0) >= 1
 
 
-def run_facts(text: str, trace_start: int | None = None) -> RunFacts:
-    """The facts in a cleaned text; ``trace_start`` is the offset of the failure's message."""
-    before = text[:trace_start] if trace_start is not None else text
+def run_facts(text: str) -> RunFacts:
+    """The facts in a cleaned text."""
     bars = list(_BAR.finditer(text))
     steps = int(bars[-1].group(2)) if bars else None
     done = [_count(match.group(1)) for match in _DONE.finditer(text)]
     if done and not bars:
         steps = max(done)
     epochs = [int(next(one for one in match.groups() if one)) for match in _EPOCHS.finditer(text)]
-    is_loading = bool(bars) and "Loading" in before[max(0, bars[-1].start() - 60) : bars[-1].start()]
-    if is_loading or "shard" in text[max(0, bars[-1].start() - 40) : bars[-1].start()] if bars else False:
+    label = text[max(0, bars[-1].start() - 60) : bars[-1].start()] if bars else ""
+    if "Loading" in label or "shard" in label[-40:]:
         steps = None
     return RunFacts(steps, max(epochs) if epochs else None, said_in(text))
 
@@ -95,8 +94,8 @@ _ARROW = re.compile(r"^\s*(?:-{2,6}>|❱|->)\s*(?P<line>\d{1,7})\s+(?P<code>.{1,
 _RULES = re.compile(r"[\u2500-\u257f]|^\s*\^+\s*$")
 
 
-def _any(*patterns: str, flags: int = 0) -> re.Pattern[str]:
-    return re.compile("|".join(patterns), flags)
+def _any(*patterns: str) -> re.Pattern[str]:
+    return re.compile("|".join(patterns))
 
 
 _PHASES: tuple[tuple[str, re.Pattern[str]], ...] = (
