@@ -132,9 +132,9 @@ def _execute(code: Any, names: dict[str, Any]) -> None:
 
 
 def exit_code(report: MemoryReport) -> int:
-    """0: it fits; 1: it does not; 2: unknown, as nothing ran on the GPU."""
+    """0: it fits; 1: it does not; 2: unknown, as nothing ran on the GPU, or an upper bound does not fit."""
     if report.out_of_memory is not None:
-        return DOES_NOT_FIT
+        return NOT_KNOWN if report.is_upper_bound else DOES_NOT_FIT
     return FITS if report.peak_allocated_bytes else NOT_KNOWN
 
 

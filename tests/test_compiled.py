@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,13 +13,18 @@ from typing import Any
 import pytest
 import torch
 from compiled_cases import MODELS, Transformer, train
-from compiled_programs import PROGRAMS
+from compiled_models import PROGRAMS
+from compiled_programs import Body, plain
 from torch import nn
 
 import oom_magic as om
+from oom_magic.__main__ import exit_code
 from oom_magic.predict.compiled import calls
 from oom_magic.predict.isolation.patching import patched, resumed, suspended
 from oom_magic.predict.operators.calls import TORCH
+from oom_magic.predict.session import DrySession
+from oom_magic.predict.what_if.change import Change, InapplicableError
+from oom_magic.predict.what_if.compile_changes import ActivationBudget, Compiled, CompiledInBlocks
 
 DATA = Path(__file__).parent / "data"
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "compile"
@@ -149,6 +155,34 @@ def test_each_line_and_module_has_what_compiled_code_took_for_it() -> None:
     assert not any("what is written" in assumption.text for assumption in report.assumptions)
 
 
+def _train_transformer(compile_: str = "") -> None:
+    model = Body(depth=4).cuda()
+    run: Any = torch.compile(model) if compile_ == "whole" else model
+    for block in model.blocks if compile_ == "blocks" else ():
+        block.compile()
+    plain(model, lambda number: None, run=run)
+
+
+@needs_triton
+@pytest.mark.slow
+def test_what_remedies_rehearse_is_what_their_code_does() -> None:
+    def changed(change: Change, compile_: str) -> int:
+        session = DrySession("A100 80GB", changes=(change,), stop_after_steps=2, is_lasting=False)
+        return session.run(lambda: _train_transformer(compile_)).peak_allocated_bytes
+
+    def written(compile_: str) -> int:
+        return om.dry_run(_train_transformer, compile_, gpu="A100 80GB", stop_after_steps=2).peak_allocated_bytes
+
+    blocks = written("blocks")
+    assert changed(Compiled(), "") == changed(CompiledInBlocks(), "whole") == blocks < written("")
+    with torch._functorch.config.patch(activation_memory_budget=ActivationBudget.SHARE):
+        saved = written("whole")
+    assert changed(ActivationBudget(), "whole") == saved < written("whole")
+    for change, compile_ in ((Compiled(), "blocks"), (CompiledInBlocks(), "blocks"), (ActivationBudget(), "")):
+        with pytest.raises(InapplicableError):
+            changed(change, compile_)
+
+
 @needs_triton
 @pytest.mark.slow
 def test_what_cannot_be_run_as_compiled_is_run_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +222,16 @@ def test_without_compiling_the_figures_are_marked_as_upper_bounds() -> None:
     assert report.is_upper_bound
     assert calls.why_not_followed(False) in {assumption.text for assumption in report.assumptions}
     assert "at most" in str(report) and "upper bounds" in str(report)
+    assert not re.search(r"peak (allocated|reserved)(?!, at most)", str(report).partition("At the peak")[0])
     assert type(report).from_dict(report.to_dict()).is_upper_bound
+
+
+def test_an_upper_bound_that_does_not_fit_is_no_answer() -> None:
+    def step() -> None:
+        torch.compile(nn.Linear(8, 8).cuda())(torch.randn(2**24, 8, device="cuda"))
+
+    report = om.dry_run(step, gpu="T4", memory="400MiB", follow_compile=False)
+    assert report.out_of_memory is not None and exit_code(report) == 2
 
 
 def test_without_triton_the_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from oom_magic.notebook.sliders.ranges import inferred_ranges, landmarks, start_
 from oom_magic.notebook.sliders.source import Estimator
 from oom_magic.notebook.sliders.view import Estimate, live_blocks, verdict
 from oom_magic.units import GIB, MIB
-from oom_magic.views.blocks import Sentence
+from oom_magic.views.blocks import Facts, Sentence
 
 
 def test_a_value_between_the_stops_can_be_typed() -> None:
@@ -63,10 +63,16 @@ def test_what_is_compiled_is_an_upper_bound_to_the_hand() -> None:
         model(torch.randn(1024 * batch_size, 1024, device="cuda")).sum().backward()
 
     sizes = om.size(train, gpu="RTX 3060", batch_size=(1, 8192))
+    assert "peak allocated, at most" in str(sizes) and "all figures are upper bounds" in str(sizes)
     for batch_size, words in ((1, "all figures are upper bounds"), (8192, "compiled code needs less and may fit")):
         values = {"batch_size": batch_size}
-        estimate = Estimate(values, sizes.device, sizes.breakdown(**values), assumptions=sizes.assumptions)
-        assert any(words in block.text for block in live_blocks(estimate) if isinstance(block, Sentence))
+        quick = Estimate(values, sizes.device, sizes.breakdown(**values), assumptions=sizes.assumptions)
+        for estimate in (quick, replace(quick, report=sizes.report(**values))):
+            blocks = live_blocks(estimate)
+            assert any(words in block.text for block in blocks if isinstance(block, Sentence))
+            assert "at least" not in verdict(estimate).text
+            facts = next(block for block in blocks if isinstance(block, Facts))
+            assert [fact.label for fact in facts.facts[:2]] == ["peak allocated, at most", "peak reserved, at most"]
 
 
 def test_grid_without_usual_names() -> None:

@@ -167,6 +167,8 @@ def unpriced_remedies(diagnosis: Diagnosis, reason: Evidence = _NO_RUN) -> tuple
         keys = (*keys, "check_processes")
     if NO_LANGUAGE_MODEL.search(diagnosis.code):
         keys = (*(key for key in keys if key not in _OF_LANGUAGE_MODELS), "smaller_input")
+    if reason.key == "reason_cuda_graphs":
+        keys = ("no_cuda_graphs", *keys)
     growth = diagnosis.growth
     if growth is not None and growth.fixed and growth.remedy != "detach":
         keys = (growth.remedy, *(key for key in keys if key not in ("detach", "no_grad")))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -105,6 +105,11 @@ class Assumption:
     text: str
     line: SourceLine | None = None
     is_upper_bound: bool = False  # what was taken instead needs more memory
+
+
+def are_upper_bounds(assumptions: Iterable[Assumption]) -> bool:
+    """Whether figures of which all this is assumed are upper bounds."""
+    return any(assumption.is_upper_bound for assumption in assumptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +275,7 @@ class MemoryReport(Result):
     @property
     def is_upper_bound(self) -> bool:
         """Whether something was followed as code that needs more memory, such as compiled code as eager code."""
-        return any(assumption.is_upper_bound for assumption in self.assumptions)
+        return are_upper_bounds(self.assumptions)
 
     @property
     def verdict(self) -> Literal["safe", "tight", "danger", "out of memory"]:

@@ -24,7 +24,7 @@ from oom_magic.views.blocks import (
     Table,
     register,
 )
-from oom_magic.views.words import upper_bound_sentence, verdict_sentence, word
+from oom_magic.views.words import at_most, upper_bound_sentence, verdict_sentence, word
 
 _LONGEST_CODE = 60  # characters of a source line that are shown
 _MOST_ROWS = 12
@@ -83,7 +83,8 @@ def _cards(report: MemoryReport) -> Iterable[Block]:
         )
         for card in cards
     )
-    yield Table((_("card"), _("peak allocated"), _("peak reserved"), _("in use"), _("mostly")), rows, title=_("Cards"))
+    peaks = (at_most(name, report.is_upper_bound) for name in (_("peak allocated"), _("peak reserved")))
+    yield Table((_("card"), *peaks, _("in use"), _("mostly")), rows, title=_("Cards"))
     yield from _balance(cards)
 
 
@@ -205,9 +206,10 @@ def _peaks(report: MemoryReport) -> Facts:
     def share(num_bytes: int) -> str:
         return _("{percent:.1f} % of the card", percent=100 * num_bytes / max(report.device_total_bytes, 1))
 
+    is_bound = report.is_upper_bound
     facts = [
-        Fact(_("peak allocated"), report.peak_allocated_bytes, share(report.peak_allocated_bytes)),
-        Fact(_("peak reserved"), report.peak_reserved_bytes, share(report.peak_reserved_bytes)),
+        Fact(at_most(_("peak allocated"), is_bound), report.peak_allocated_bytes, share(report.peak_allocated_bytes)),
+        Fact(at_most(_("peak reserved"), is_bound), report.peak_reserved_bytes, share(report.peak_reserved_bytes)),
     ]
     allocated, reserved = report.most_bytes
     if reserved > report.peak_reserved_bytes:
@@ -215,7 +217,7 @@ def _peaks(report: MemoryReport) -> Facts:
         facts.append(Fact(_("reserved, with cuDNN's workspaces"), reserved, also))
     least = report.minimum_device_bytes
     if least is not None:
-        facts.append(Fact(_("least memory that runs it"), least, _outside(report.device)))
+        facts.append(Fact(at_most(_("least memory that runs it"), is_bound), least, _outside(report.device)))
     facts.append(Fact(_("kept after the run"), report.kept_bytes))
     return Facts(tuple(facts))
 
@@ -291,7 +293,8 @@ def _step_table(report: MemoryReport) -> Table:
         rest = [step for steps in groups[_MOST_ROWS:] for step in steps]
         top = max(rest, key=lambda step: step.peak_allocated_bytes)
         rows.append((_step_range(rest), top.peak_allocated_bytes, top.peak_reserved_bytes, word(top.peak_phase)))
-    return Table((_("step"), _("peak allocated"), _("peak reserved"), _("peak in")), tuple(rows))
+    peaks = (at_most(name, report.is_upper_bound) for name in (_("peak allocated"), _("peak reserved")))
+    return Table((_("step"), *peaks, _("peak in")), tuple(rows))
 
 
 def _step_values(step: StepUsage) -> tuple[int, int, str]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from oom_magic.language import _, ngettext
+from oom_magic.memory.report import are_upper_bounds
 from oom_magic.predict.setups.setup import TrainingSetup
 from oom_magic.predict.sizing.sizes import Sizes
 from oom_magic.units import format_bytes
 from oom_magic.views.blocks import Block, Description, Details, Sentence, Table, register
+from oom_magic.views.words import at_most, upper_bound_sentence
 
 
 @register
@@ -15,16 +19,10 @@ def describe_sizes(sizes: Sizes) -> Description:
     ranges = sizes.ranges
     rows = [(name, _("{first} to {last}", first=axis[0], last=axis[-1])) for name, axis in ranges.axes.items()]
     rows += [(name, ", ".join(map(str, options))) for name, options in ranges.choices.items()]
-    ends = {
-        ", ".join(f"{name}={value}" for name, value in point.items()): sizes.peak_allocated_bytes(**point)
-        for point in sizes.ends().values()
-    }
-    blocks: list[Block] = [
-        Table((_("argument"), _("range")), tuple(rows)),
-        Table((_("at"), _("peak allocated")), tuple(ends.items())),
-    ]
+    fits = sizes.fits(**sizes.ends()["lowest"])
+    blocks: list[Block] = [Table((_("argument"), _("range")), tuple(rows)), *_peaks(sizes, fits)]
     capacity = format_bytes(sizes.device.total_bytes)
-    if not sizes.fits(**sizes.ends()["lowest"]):
+    if not fits:
         blocks.append(
             Sentence(
                 _("Even the smallest does not fit on {name} ({capacity}).", name=sizes.device.name, capacity=capacity),
@@ -49,6 +47,18 @@ def describe_sizes(sizes: Sizes) -> Description:
         _("GPU memory of {label} as a function of {names}", label=sizes.label, names=", ".join(ranges.names)),
         tuple(blocks),
     )
+
+
+def _peaks(sizes: Sizes, fits: bool) -> Iterator[Block]:
+    """The peak at the ends of the ranges, and what it means where it is an upper bound."""
+    is_bound = are_upper_bounds(sizes.assumptions)
+    ends = {
+        ", ".join(f"{name}={value}" for name, value in point.items()): sizes.peak_allocated_bytes(**point)
+        for point in sizes.ends().values()
+    }
+    yield Table((_("at"), at_most(_("peak allocated"), is_bound)), tuple(ends.items()))
+    if is_bound:
+        yield upper_bound_sentence(is_failure=not fits)
 
 
 @register

@@ -61,6 +61,11 @@ def upper_bound_sentence(is_failure: bool) -> Sentence:
     return Sentence(_("Compiled code was followed as eager code: all figures are upper bounds."), "warning")
 
 
+def at_most(figure: str, is_upper_bound: bool) -> str:
+    """The name of a figure, marked where that is an upper bound."""
+    return _("{figure}, at most", figure=figure) if is_upper_bound else figure
+
+
 def word(name: str) -> str:
     """A category, phase or state as it is shown; any other name as it is."""
     sentence = _WORDS.get(name.replace("_", " "))

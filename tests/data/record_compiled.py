@@ -20,7 +20,7 @@ def measure(case: dict[str, object]) -> list[list[int]]:
     """Peak allocated, peak reserved and allocated bytes after each step."""
     import torch
     from compiled_cases import train
-    from compiled_programs import PROGRAMS
+    from compiled_models import PROGRAMS
 
     steps: list[list[int]] = []
 

@@ -43,6 +43,15 @@ from functools import partial
 from torch.utils.checkpoint import checkpoint
 for block in {layers}:
     block.forward = partial(checkpoint, block.forward, use_reentrant=False)""",
+    "compile": "{model}.compile()   # before the first step",
+    "compile_blocks": """\
+for block in {layers}:
+    block.compile()             # before the first step; not the whole model""",
+    "activation_budget": """\
+import torch._functorch.config
+torch._functorch.config.activation_memory_budget = 0.5   # before the first step""",
+    "no_cuda_graphs": """\
+{model} = torch.compile({model})   # without mode="reduce-overhead" or "max-autotune\"""",
     "foreach": "optimizer = torch.optim.AdamW({model}.parameters(), lr=lr, foreach=False)   # or fused=True",
     "optimizer_8bit": """\
 import bitsandbytes as bnb

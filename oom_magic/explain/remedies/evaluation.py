@@ -190,7 +190,7 @@ class RemedyEvaluator:
             yield from ((spec, one) for one in self._if_useful(remedy))
 
     def _groups(self) -> list[list[RemedySpec]]:
-        """The candidates in groups: harmless changes for the cause, other harmless ones, all others; by cost."""
+        """The candidates in groups: harmless changes for the cause, other harmless ones, costly ones; last what compiles."""
         worth = [one for one in self._candidates if self._is_possible(one) and one.helps(self._baseline)]
         for what in _SHRINKING:
             key, cost, speed = self._shrinking(what)
@@ -201,10 +201,10 @@ class RemedyEvaluator:
         # If the memory between steps alone does not fit, it has to shrink first.
         is_full = self._kept_bytes > self._situation.usable_bytes
         worth.sort(key=lambda one: (is_full and one.acts_on_step, one.cost))
-        groups: list[list[RemedySpec]] = [[], [], []]
+        groups: list[list[RemedySpec]] = [[], [], [], []]
         for one in worth:
             is_first = not one.acts_on_step if is_full else one.key in self._first or one.key in _OF_EVALUATION
-            groups[2 if one.cost > _HARMLESS else 0 if is_first else 1].append(one)
+            groups[3 if one.compiles else 2 if one.cost > _HARMLESS else 0 if is_first else 1].append(one)
         return groups
 
     def _is_possible(self, candidate: RemedySpec) -> bool:
@@ -234,6 +234,8 @@ class RemedyEvaluator:
                 yield from self._if_useful(self._smaller(what, Variation()))
                 return
             report = self._run(candidate.variation)
+            if report.is_upper_bound and not self._baseline.is_upper_bound:
+                raise NotEvaluatedError(Evidence("reason_followed_as_eager"))
         except NotEvaluatedError as refusal:
             if refusal.applies:
                 yield replace(remedy, note=refusal.reason)

@@ -16,6 +16,7 @@ from oom_magic.explain.live.growth import Growth, is_in, mended
 from oom_magic.explain.remedies.code import IN_A_LOOP, names_model
 from oom_magic.explain.remedies.own_code import own_arguments, own_code, own_names
 from oom_magic.explain.remedies.size_parameters import SizeParameter, find_accumulation, find_size_parameters
+from oom_magic.predict.compiled import CudaGraphsError
 from oom_magic.predict.silence import in_silence
 
 if TYPE_CHECKING:
@@ -481,6 +482,8 @@ def _run(run: Callable[[], MemoryReport]) -> MemoryReport:
         raise NotEvaluatedError(Evidence(f"reason_{refusal.key}", refusal.values), applies=False) from None
     except NameError as error:
         raise MissingNameError(_failed(error), error.name or "") from None
+    except CudaGraphsError:
+        raise NotEvaluatedError(Evidence("reason_cuda_graphs")) from None
     except Exception as error:
         raise NotEvaluatedError(_failed(error)) from None
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # A change that acts on less than this share of the peak is not worth a rehearsal.
 _LEAST_SHARE = 0.02
 STEP = ("activation", "temporary")  # memory that a step allocates and frees
+_LEAST_OF_TRITON = (7, 0)  # torch/_dynamo/device_interface.py, CudaInterface.is_triton_capable
 _EVERY = ("parameter", "gradient", "optimizer_state", "activation")
 _WEIGHTS = ("parameter",)
 _STATE = ("optimizer_state",)
@@ -50,6 +51,11 @@ class RemedySpec:
         return self.key in _OF_A_GRAPH
 
     @property
+    def compiles(self) -> bool:
+        """Whether its rehearsal compiles, which takes longest."""
+        return self.slot == "compiler"
+
+    @property
     def acts_on_step(self) -> bool:
         """Whether it reduces only memory that a step allocates and frees."""
         return set(self.against) <= set(STEP)
@@ -70,6 +76,7 @@ def remedy_specs(situation: Situation) -> list[RemedySpec]:
     found = [
         *_of_growth(situation.growth),
         *_of_model(dtype),
+        *(_of_compiler() if situation.gpu.capability >= _LEAST_OF_TRITON else ()),
         *_of_training_loop(),
         *_of_optimizer(),
         *_of_weights(dtype, is_loading),
@@ -98,6 +105,16 @@ def _of_model(dtype: str) -> Iterator[RemedySpec]:
     yield _made("chunked_loss", 25, "same", STEP, models.ChunkedLoss, {"loss": "chunked"}, slot="loss")
     fields = {"activation_checkpointing": True}
     yield _made("checkpointing", 40, "checkpointing", ("activation",), models.ActivationCheckpointing, fields)
+
+
+def _of_compiler() -> Iterator[RemedySpec]:
+    """What is compiled, and how; rehearsals that compile take longest, and come last."""
+    from oom_magic.predict.what_if import compile_changes as compiling
+
+    last = partial(_made, against=STEP, slot="compiler", combines=False)
+    yield last("compile", 42, "compiled", make=compiling.Compiled)
+    yield last("activation_budget", 43, "recomputed", make=compiling.ActivationBudget)
+    yield last("compile_blocks", 44, "same", make=compiling.CompiledInBlocks)
 
 
 def _of_training_loop() -> Iterator[RemedySpec]:

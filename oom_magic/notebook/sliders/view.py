@@ -10,13 +10,13 @@ from typing import Any
 
 from oom_magic.language import _
 from oom_magic.memory.categories import DANGER_SHARE, TIGHT_SHARE, Breakdown, Category, verdict_on
-from oom_magic.memory.report import Assumption, Device, MemoryReport
+from oom_magic.memory.report import Assumption, Device, MemoryReport, are_upper_bounds
 from oom_magic.memory.timeline import SourceLine
 from oom_magic.notebook.sliders.ranges import ACCUMULATIONS, BATCHES, LENGTHS, first_of
 from oom_magic.units import format_bytes
 from oom_magic.views.blocks import Block, Code, Details, Fact, Facts, Part, Parts, Sentence, Table
 from oom_magic.views.report import place
-from oom_magic.views.words import upper_bound_sentence, verdict_sentence, word
+from oom_magic.views.words import at_most, upper_bound_sentence, verdict_sentence, word
 
 
 def error_blocks(error: BaseException) -> tuple[Block, ...]:
@@ -92,7 +92,7 @@ class Estimate:
     @property
     def is_upper_bound(self) -> bool:
         """Whether what was taken in place of something needs more memory."""
-        return any(assumption.is_upper_bound for assumption in self.assumptions)
+        return are_upper_bounds(self.assumptions)
 
     @property
     def held_bytes(self) -> int:
@@ -126,6 +126,13 @@ def _way_out(found: WayOut, arguments: Mapping[str, Any]) -> Sentence:
 
 def verdict(estimate: Estimate) -> Sentence:
     """Whether it fits, by the thresholds of every report."""
+    if not estimate.fits and estimate.is_upper_bound:
+        text = _(
+            "As eager code it does not fit: it needs {needed_bytes}, PyTorch can have {usable_bytes}.",
+            needed_bytes=estimate.held_bytes,
+            usable_bytes=estimate.device.usable_bytes,
+        )
+        return Sentence(text, "bad")
     if not estimate.fits:
         text = _(
             "Does not fit: it needs at least {needed_bytes}, PyTorch can have {usable_bytes}.",
@@ -133,15 +140,15 @@ def verdict(estimate: Estimate) -> Sentence:
             usable_bytes=estimate.device.usable_bytes,
         )
         return Sentence(text, "bad")
-    known = "at most" if estimate.is_upper_bound else "exactly"
-    degree = "at least" if estimate.report is None else known
+    known = "at least" if estimate.report is None else "exactly"
+    degree = "at most" if estimate.is_upper_bound else known
     return verdict_sentence(verdict_on(estimate.used_fraction), estimate.used_fraction, degree)
 
 
 def _facts(estimate: Estimate) -> Facts:
     allocated = estimate.peak_allocated_bytes
     share = _("{percent:.1f} % of the card", percent=100 * allocated / max(estimate.device.total_bytes, 1))
-    facts = [Fact(_("peak allocated"), allocated, share), _reserved(estimate)]
+    facts = [Fact(at_most(_("peak allocated"), estimate.is_upper_bound), allocated, share), _reserved(estimate)]
     largest = estimate.largest
     if largest is not None:
         facts.append(_largest(largest))
@@ -151,10 +158,11 @@ def _facts(estimate: Estimate) -> Facts:
 
 def _reserved(estimate: Estimate) -> Fact:
     outside = _("and {context_bytes} outside PyTorch", context_bytes=estimate.device.context_bytes)
+    name = at_most(_("peak reserved"), estimate.is_upper_bound)
     if not estimate.fits:
-        return Fact(_("peak reserved"), _("over the card"), outside)
-    sign = "" if estimate.report is not None else "≥ "
-    return Fact(_("peak reserved"), f"{sign}{format_bytes(estimate.held_bytes)}", outside)
+        return Fact(name, _("over the card"), outside)
+    sign = "" if estimate.report is not None else "≈ " if estimate.is_upper_bound else "≥ "
+    return Fact(name, f"{sign}{format_bytes(estimate.held_bytes)}", outside)
 
 
 def _largest(largest: Largest) -> Fact:

@@ -23,6 +23,8 @@ from oom_magic.predict.isolation.patching import Patches, all_patched, patched, 
 from oom_magic.predict.operators.calls import TORCH
 from oom_magic.user_code import is_users_file
 
+FIRST_FOLLOWED = (2, 13)  # of PyTorch
+
 
 def why_not_followed(is_wanted: bool) -> str:
     """Why compiled code is followed as eager code; empty if it is followed as compiled."""
@@ -30,7 +32,7 @@ def why_not_followed(is_wanted: bool) -> str:
         return _(
             "torch.compile: followed as eager code, an upper bound: compiled code usually takes a fifth to a half less"
         )
-    if TORCH < (2, 13):
+    if TORCH < FIRST_FOLLOWED:
         return _(
             "torch.compile: what PyTorch {version} compiles is not followed (2.13 and newer is); run as eager code, an"
             " upper bound",

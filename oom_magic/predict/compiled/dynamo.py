@@ -26,7 +26,8 @@ from oom_magic.language import _
 from oom_magic.predict.compiled import CudaGraphsError
 from oom_magic.predict.compiled.card import compiled_for, compiling_on, is_on_gpu, running_on
 from oom_magic.predict.compiled.fake_tensors import fake_cuda_tensors, tracing
-from oom_magic.predict.compiled.generated import loaded_without_compiler, random_states_exchanged
+from oom_magic.predict.compiled.generated import Generated, loaded_without_compiler, random_states_exchanged
+from oom_magic.predict.compiled.known_graphs import graphs_known
 from oom_magic.predict.fake_cuda.device_view import DeviceView, set_function_modes
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.isolation.patching import Patches, all_patched, patched, resumed, suspended
@@ -76,9 +77,11 @@ class Compiler:
 
     def _compiling_patches(self) -> Patches:
         """What is replaced while something is compiled."""
+        generated: list[Generated] = []
         return [
             *fake_cuda_tensors(self._gpu),
-            *loaded_without_compiler(self._gpu),
+            *loaded_without_compiler(self._gpu, generated),
+            *graphs_known(self._gpu, generated),
             *compiling_on(self._gpu, self._view, self._assume),
             (OptimizerVariable, {"call_method": self._optimizer_method()}),
         ]

@@ -19,6 +19,7 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import count
 from types import ModuleType
 from typing import Any
@@ -49,14 +50,29 @@ class _NoCompiler:
         """Nothing is under way."""
 
 
-def loaded_without_compiler(gpu: FakeGPU) -> Patches:
-    """Inductor's modules are loaded from memory, for the pretend GPU."""
+@dataclass(frozen=True)
+class Generated:
+    """A module that Inductor wrote: its text, and what its lines stand for."""
+
+    source: str
+    origins: dict[int, Origin]
+
+
+def load_again(code: Generated, gpu: FakeGPU) -> ModuleType:
+    """The module, for this pretend GPU."""
+    module = ModuleType("oom_magic_generated")
+    module.__file__ = os.devnull  # where PyTorch reads the source again, for what nobody asks here
+    load(code.source, module, gpu, code.origins)
+    return module
+
+
+def loaded_without_compiler(gpu: FakeGPU, generated: list[Generated]) -> Patches:
+    """Inductor's modules are loaded from memory, for the pretend GPU, and noted in ``generated``."""
     from torch._inductor import cpu_vec_isa, graph
 
     def _compile_to_module_lines(lowering: Any, wrapper_code: Any) -> ModuleType:
-        module = ModuleType("oom_magic_generated")
-        module.__file__ = os.devnull  # where PyTorch reads the source again, for what nobody asks here
-        load(wrapper_code.value, module, gpu, origins_of(lowering, wrapper_code.value))
+        generated.append(Generated(wrapper_code.value, origins_of(lowering, wrapper_code.value)))
+        module = load_again(generated[-1], gpu)
         lowering.cache_key, lowering.cache_path, lowering.cache_linemap = "", module.__file__, []
         return module
 
@@ -136,7 +152,7 @@ def origins_of(lowering: Any, source: str) -> dict[int, Origin]:
         name = match[1] or match[2]
         if name not in known:
             node = _node(lowering.name_to_buffer.get(name), order)
-            known[name] = None if node is None else _origin(node)
+            known[name] = None if node is None else origin_of(node)
         origin = known[name]
         if origin is not None:
             found[number] = origin
@@ -151,7 +167,7 @@ def _node(buffer: Any, order: dict[torch.fx.Node, int]) -> torch.fx.Node | None:
     return node or max(buffer.origins, key=lambda one: order.get(one, -1), default=None)
 
 
-def _origin(node: torch.fx.Node) -> Origin:
+def origin_of(node: torch.fx.Node) -> Origin:
     """The user's innermost line, save in a backward, which runs where the user calls it; and the module."""
     is_backward = node.meta.get("partitioner_tag") == "is_backward"
     frames = [] if is_backward else _FRAME.findall(node.meta.get("stack_trace") or "")
