@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from compiled_cases import SIZES, Block
+from compiled_cases import SIZES
 from compiled_programs import PROGRAMS as PROGRAMS
-from compiled_programs import Body, OnStep, nll, plain, program, steps
+from compiled_programs import Body, OnStep, plain, program, steps
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -90,40 +88,6 @@ def vit_with_dropout(on_step: OnStep) -> None:
     steps(model, loss_of, on_step, sizes=((64, 1),) * 3, amp=True)
 
 
-class Seq2Seq(nn.Module):
-    """An LSTM that reads and one that writes."""
-
-    def __init__(self, width: int = 128) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(1024, width)
-        self.encoder = nn.LSTM(width, width, 2, batch_first=True, bidirectional=True)
-        self.decoder = nn.LSTM(width, 2 * width, 1, batch_first=True)
-        self.mix = nn.Linear(4 * width, 2 * width)
-        self.head = nn.Linear(2 * width, 1024)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        read, _ = self.encoder(self.embedding(tokens))
-        written, _ = self.decoder(self.embedding(tokens.flip(1)))
-        scores = torch.softmax(written @ read.transpose(1, 2), -1)
-        return self.head(torch.tanh(self.mix(torch.cat((scores @ read, written), -1))))
-
-
-@program
-def lstm_seq2seq(on_step: OnStep) -> None:
-    plain(Seq2Seq().cuda(), on_step)
-
-
-@program
-def t5(on_step: OnStep) -> None:
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    sizes = {"d_model": 128, "d_kv": 32, "d_ff": 256, "num_layers": 2, "num_heads": 4}
-    config = T5Config(vocab_size=2000, decoder_start_token_id=0, **sizes)
-    model = T5ForConditionalGeneration(config).cuda().train()
-    run = torch.compile(model)
-    steps(model, lambda tokens: run(input_ids=tokens, labels=tokens[:, :64].contiguous()).loss, on_step, amp=True)
-
-
 @program
 def llama_lora(on_step: OnStep) -> None:
     from peft import LoraConfig, get_peft_model
@@ -138,62 +102,10 @@ def llama_lora(on_step: OnStep) -> None:
 
 
 @program
-def mistral_regional(on_step: OnStep) -> None:
-    from transformers import MistralConfig, MistralForCausalLM
-
-    sizes = {**SIZES, "num_hidden_layers": 4}
-    model = MistralForCausalLM(MistralConfig(**sizes, num_key_value_heads=2, vocab_size=2000)).cuda().train()
-    for index, layer in enumerate(model.model.layers):
-        model.model.layers[index] = torch.compile(layer, fullgraph=True)
-    loss = torch.compile(nll)
-    steps(model, lambda tokens: loss(model(input_ids=tokens).logits, tokens), on_step, amp=True)
-
-
-@program
 def dynamic_three_lengths(on_step: OnStep) -> None:
     model = Body(depth=3).cuda()
     sizes = ((8, 128), (8, 200), (8, 311), (8, 64), (8, 311))
     plain(model, on_step, run=torch.compile(model, dynamic=True), sizes=sizes)
-
-
-class Switched(Body):
-    """Blocks that are left out, and a number that changes: each is compiled anew."""
-
-    scale = 1.0
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return super().forward(tokens) * self.scale
-
-
-@program
-def recompiled(on_step: OnStep) -> None:
-    model = Switched(depth=3).cuda()
-    run = torch.compile(model)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    for number, is_training in enumerate((True, True, False, True)):
-        model.train(is_training)
-        model.scale = 1.0 + number // 2
-        tokens = torch.randint(0, 1000, (4, 256), device="cuda")
-        with torch.set_grad_enabled(is_training):
-            loss = nll(run(tokens), tokens)
-        if is_training:
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        on_step(number)
-
-
-class Narrow(Body):
-    """Autocast within what is compiled."""
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cuda", torch.bfloat16):
-            return super().forward(tokens)
-
-
-@program
-def autocast_inside(on_step: OnStep) -> None:
-    plain(Narrow().cuda(), on_step)
 
 
 class Around(Body):
@@ -223,142 +135,3 @@ def generate_loop(on_step: OnStep) -> None:
             for _ in range(2):
                 tokens = torch.cat((tokens, run(tokens)[:, -1:].argmax(-1)), 1)
             on_step(number)
-
-
-@program
-def max_autotune(on_step: OnStep) -> None:
-    model = Body().cuda()
-    plain(model, on_step, run=torch.compile(model, mode="max-autotune-no-cudagraphs"), amp=True)
-
-
-@program
-def trainer_with_evaluation(on_step: OnStep) -> None:
-    import tempfile
-
-    from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
-
-    class EachStep(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            on_step(state.global_step - 1)
-
-    model = BertForSequenceClassification(BertConfig(**SIZES, vocab_size=2000))
-    data = [{"input_ids": list(range(128)), "attention_mask": [1] * 128, "labels": 1} for _ in range(32)]
-    arguments = TrainingArguments(
-        tempfile.mkdtemp(), per_device_train_batch_size=4, per_device_eval_batch_size=8, gradient_accumulation_steps=2,
-        max_steps=4, bf16=True, torch_compile=True, eval_strategy="steps", eval_steps=2, report_to=[],
-        save_strategy="no", disable_tqdm=True,
-    )  # fmt: skip
-    Trainer(model, arguments, train_dataset=data, eval_dataset=data[:16], callbacks=[EachStep()]).train()
-
-
-@program
-def activation_budget(on_step: OnStep) -> None:
-    import torch._functorch.config as functorch
-
-    with functorch.patch(activation_memory_budget=0.4):
-        plain(Body(depth=3).cuda(), on_step, amp=True)
-
-
-@program
-def scheduled_optimizer(on_step: OnStep) -> None:
-    model = Body().cuda()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-3))
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
-    compiled = torch.compile(optimizer.step)
-
-    def step() -> None:
-        compiled()
-        scheduler.step()
-
-    plain(model, on_step, step=step, optimizer=optimizer)
-
-
-@program
-def nanogpt(on_step: OnStep) -> None:
-    """Its loop: accumulation, clipping, a fused optimizer, the loss of a microbatch divided."""
-    model = Body(width=192, depth=3).cuda()
-    model.head.weight = model.embedding.weight = nn.Parameter(torch.zeros(1024, 192, device="cuda"))
-    run = torch.compile(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95), fused=True)
-    scaler = torch.amp.GradScaler("cuda", enabled=False)
-    for number in range(3):
-        for _ in range(2):
-            tokens = torch.randint(0, 1000, (6, 256), device="cuda")
-            with torch.autocast("cuda", torch.bfloat16):
-                logits = run(tokens)
-                loss = F.cross_entropy(logits.view(-1, 1024), tokens.view(-1), ignore_index=-1) / 2
-            scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad(set_to_none=True)
-        on_step(number)
-
-
-@program
-def two_networks(on_step: OnStep) -> None:
-    """A generator and who judges it, each compiled, each with its optimizer."""
-    width = 256
-    makes = nn.Sequential(nn.Linear(64, width), nn.LeakyReLU(0.2), nn.Linear(width, 3 * 32 * 32), nn.Tanh()).cuda()
-    judges = nn.Sequential(nn.Linear(3 * 32 * 32, width), nn.LeakyReLU(0.2), nn.Linear(width, 1)).cuda()
-    make, judge = torch.compile(makes), torch.compile(judges)
-    for_makes, for_judges = torch.optim.Adam(makes.parameters()), torch.optim.Adam(judges.parameters())
-    for number in range(3):
-        real, noise = torch.randn(512, 3 * 32 * 32, device="cuda"), torch.randn(512, 64, device="cuda")
-        made = make(noise)
-        loss = F.softplus(-judge(real)).mean() + F.softplus(judge(made.detach())).mean()
-        for_judges.zero_grad()
-        loss.backward()
-        for_judges.step()
-        loss = F.softplus(-judge(made)).mean()
-        for_makes.zero_grad()
-        loss.backward()
-        for_makes.step()
-        on_step(number)
-
-
-class UNet(nn.Module):
-    """One level down, attention, one level up, the two joined."""
-
-    def __init__(self, width: int = 64) -> None:
-        super().__init__()
-        self.inside, self.down = nn.Conv2d(3, width, 3, 1, 1), nn.Conv2d(width, 2 * width, 3, 2, 1)
-        self.norm, self.attention = nn.GroupNorm(8, 2 * width), Block(2 * width)
-        self.up, self.joined = nn.Conv2d(2 * width, width, 3, 1, 1), nn.Conv2d(2 * width, width, 3, 1, 1)
-        self.time = nn.Sequential(nn.Linear(64, 2 * width), nn.SiLU(), nn.Linear(2 * width, 2 * width))
-        self.out = nn.Conv2d(width, 3, 3, 1, 1)
-
-    def forward(self, x: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
-        angles = time[:, None] * torch.exp(-torch.arange(32, device=x.device) / 8)
-        x = F.silu(self.inside(x))
-        y = self.down(x) + self.time(torch.cat((angles.sin(), angles.cos()), -1))[:, :, None, None]
-        batch, channels, height, width = y.shape
-        y = self.attention(self.norm(y).flatten(2).transpose(1, 2)).transpose(1, 2)
-        y = F.interpolate(y.reshape(batch, channels, height, width), scale_factor=2, mode="nearest")
-        return self.out(F.silu(self.joined(torch.cat((x, self.up(y)), 1))))
-
-
-@program
-def diffusion(on_step: OnStep) -> None:
-    model = UNet().cuda()
-    run = torch.compile(model, fullgraph=True)
-
-    def loss_of(tokens: torch.Tensor) -> torch.Tensor:
-        noise = torch.randn(16, 3, 32, 32, device="cuda")
-        return F.mse_loss(run(noise, tokens[:, 0].float()), noise)
-
-    steps(model, loss_of, on_step, sizes=((16, 1),) * 3)
-
-
-class Broken(Body):
-    """A graph break before each block."""
-
-    def block(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        torch._dynamo.graph_break()
-        return block(x)
-
-
-@program
-def graph_breaks(on_step: OnStep) -> None:
-    plain(Broken().cuda(), on_step, amp=True)

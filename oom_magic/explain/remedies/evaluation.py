@@ -190,7 +190,7 @@ class RemedyEvaluator:
             yield from ((spec, one) for one in self._if_useful(remedy))
 
     def _groups(self) -> list[list[RemedySpec]]:
-        """The candidates in groups: harmless changes for the cause, other harmless ones, costly ones; last what compiles."""
+        """The candidates in groups, each by cost: harmless for the cause, other harmless, costly, what compiles."""
         worth = [one for one in self._candidates if self._is_possible(one) and one.helps(self._baseline)]
         for what in _SHRINKING:
             key, cost, speed = self._shrinking(what)
