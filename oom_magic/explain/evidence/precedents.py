@@ -23,9 +23,11 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-# Signs overlap ("training", "batch", "epoch"), so each counts for less than an independent one.
+# Signs overlap ("training", "batch", "epoch"), so each counts for less than an independent one. Of the 948 reports of
+# tests/data with a cause, each judged by all others, 0.7 names the right one for 70.8 %, 1.0 for 69.1, 0.5 for 68.8 %.
 _INDEPENDENCE = 0.7
-# Pseudo-counts, distributed as in all reports: a sign in few reports is weak evidence.
+# Pseudo-counts, distributed as in all reports: a sign in few reports is weak evidence. Between 1 and 4 the share of
+# right causes differs by 0.1 points.
 _BENEFIT_OF_DOUBT = 2.0
 
 
