@@ -92,6 +92,29 @@ def test_numbers_that_were_open_are_where_they_were(tmp_path: Path, here: None) 
         os.close(one)
 
 
+def test_sockets_of_zeromq_that_were_open_send_and_lose_nothing() -> None:
+    zmq = pytest.importorskip("zmq")
+    with zmq.Context() as context, context.socket(zmq.PAIR) as ours, context.socket(zmq.PAIR) as theirs:
+        ours.bind("inproc://test")
+        theirs.connect("inproc://test")
+        ours.send_string("before")
+
+        def train() -> None:
+            ours.send(b"lost")
+            ours.send_json({"lost": 1})
+            with pytest.raises(zmq.Again):
+                theirs.recv(zmq.NOBLOCK)
+            with zmq.Context() as own, own.socket(zmq.PAIR) as one, own.socket(zmq.PAIR) as other:
+                one.bind("inproc://own")
+                other.connect("inproc://own")
+                one.send(b"own")
+                assert other.recv() == b"own"
+
+        report = om.dry_run(train)
+        assert sum("zmq" in one.text for one in report.assumptions) == 3
+        assert theirs.recv() == b"before" and not theirs.poll(50)
+
+
 def test_connections_that_were_open_send_and_lose_nothing() -> None:
     ours, theirs = socket.socketpair()
     server = socket.create_server(("127.0.0.1", 0))

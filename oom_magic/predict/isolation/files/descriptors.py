@@ -23,6 +23,7 @@ from oom_magic.predict.isolation.files.file_tree import FileTree
 from oom_magic.predict.isolation.files.open_files import can_write, is_output, private_copy
 from oom_magic.predict.isolation.patching import Patches
 from oom_magic.predict.isolation.run_threads import Scope
+from oom_magic.user_code import is_users_file
 
 _CALLS = (
     "write pwrite writev pwritev read pread readv preadv lseek ftruncate fstat fsync fdatasync posix_fallocate "
@@ -34,6 +35,7 @@ _TWO = ("sendfile", "copy_file_range", "splice")  # whose second argument is one
 _WAKES = "_write_to_self"  # asyncio wakes the loop of another thread
 _TRACKER = "multiprocessing.resource_tracker"
 _CLOSED = -1
+_OF_ZMQ = ("send", "send_multipart", "recv", "recv_multipart")
 
 
 class Descriptors:
@@ -57,11 +59,35 @@ class Descriptors:
         table = {
             name: self._unsent(getattr(socket.socket, name), name) for name in _ANSWERS if hasattr(socket.socket, name)
         }
-        ssl = sys.modules.get("ssl")
-        if ssl is None:
-            return [(socket.socket, table)]
-        secure = {name: self._unsent(usual, name) for name, usual in vars(ssl.SSLSocket).items() if name in _ANSWERS}
-        return [(socket.socket, table), (ssl.SSLSocket, secure)]
+        ssl, zmq = sys.modules.get("ssl"), sys.modules.get("zmq")
+        patches: list[tuple[Any, dict[str, Any]]] = [(socket.socket, table)]
+        if ssl is not None:
+            methods = vars(ssl.SSLSocket).items()
+            patches.append(
+                (ssl.SSLSocket, {name: self._unsent(usual, name) for name, usual in methods if name in _ANSWERS})
+            )
+        if zmq is not None and hasattr(zmq, "Socket"):
+            patches.append((zmq.Socket, {name: self._unsent_by_zmq(zmq, name) for name in _OF_ZMQ}))
+        return patches
+
+    def _unsent_by_zmq(self, zmq: Any, name: str) -> Callable[..., Any]:
+        """What the user's code sends by a socket of ZeroMQ; that of a notebook's kernel shows what is printed."""
+        usual = getattr(zmq.Socket, name)
+
+        @functools.wraps(usual)
+        def unsent(connection: Any, *args: Any, **kwargs: Any) -> Any:
+            frame: Any = sys._getframe(1)
+            while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("zmq.", __name__[:9])):
+                frame = frame.f_back
+            is_users = self._scope.applies() and is_users_file(frame.f_code.co_filename) and not connection.closed
+            if not is_users or connection.FD not in self._before:
+                return usual(connection, *args, **kwargs)
+            self._assume(_sent_nowhere(connection.FD, "zmq"))
+            if name.startswith("recv"):
+                raise zmq.Again
+            return None
+
+        return unsent
 
     @contextmanager
     def closed_at_the_end(self) -> Iterator[None]:
@@ -130,12 +156,7 @@ class Descriptors:
                 _("descriptor {number} ({path}), opened before: the run uses a copy", number=number, path=path)
             )
             return private_copy(number, path, self._tree)
-        text = _(
-            "descriptor {number} ({path}), opened before: nothing is sent there or read from it",
-            number=number,
-            path=path,
-        )
-        self._assume(text)
+        self._assume(_sent_nowhere(number, path))
         return os.open(os.devnull, os.O_RDWR)
 
     # -- stand-ins ------------------------------------------------------------
@@ -181,6 +202,12 @@ class Descriptors:
                 return _ANSWERS[name](self.lent(number) if name == "detach" else number, *args)
 
         return unsent
+
+
+def _sent_nowhere(number: int, path: str) -> str:
+    return _(
+        "descriptor {number} ({path}), opened before: nothing is sent there or read from it", number=number, path=path
+    )
 
 
 def _open_now() -> Iterator[tuple[int, tuple[int, int]]]:
