@@ -78,3 +78,17 @@ def test_any_version_runs_what_one_runs(operators: dict[str, list[int]], modules
 def test_inexact_are_few_and_known() -> None:
     assert {*OPERATORS, *MODULES} >= INEXACT
     assert len(INEXACT) < 0.1 * len({**OPERATORS, **MODULES})
+
+
+def test_attention_of_images_seen_as_sequences_keeps_its_scores() -> None:
+    """``flatten(2).transpose(1, 2)`` in an evaluation: flash and its like want the last dimension together."""
+
+    def evaluate() -> None:
+        attention = torch.nn.MultiheadAttention(32, 4, batch_first=True).cuda().eval()
+        images = torch.randn(4, 32, 16, 16, device="cuda").flatten(2).transpose(1, 2)
+        with torch.inference_mode():
+            attention(images, images, images, need_weights=False)
+
+    timeline = DrySession("A100 80GB").run(evaluate).timeline
+    sizes = timeline.requested_bytes.tolist()
+    assert sizes[-7:] == [131072, 393216, 8519680, 393216, 4194304, 131072, 131072]  # as the CUDA build

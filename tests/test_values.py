@@ -157,3 +157,17 @@ def test_routers_spread_tokens_evenly() -> None:
         "as the others"
     }
     assert {one.line.line - program.__code__.co_firstlineno for one in report.assumptions if one.line} == {5, 6, 7, 8}
+
+
+def test_what_only_the_cpu_leaves_out_is_not_known() -> None:
+    """EmbeddingBag's kernel on the CPU makes no bag of each index where that of CUDA does."""
+
+    def train() -> None:
+        bag = torch.nn.EmbeddingBag(1000, 16, mode="sum", sparse=True).cuda()
+        optimizer = torch.optim.SparseAdam(list(bag.parameters()))
+        for _ in range(3):
+            optimizer.zero_grad()
+            bag(torch.randint(0, 1000, (384,), device="cuda"), torch.arange(0, 384, 3, device="cuda")).sum().backward()
+            optimizer.step()
+
+    assert om.dry_run(train, gpu="A100 80GB").peak_allocated_bytes > 0

@@ -78,7 +78,8 @@ def _attention(
     """aten/src/ATen/native/transformers/cuda/attention.cu, ``native_multi_head_attention_cuda``."""
     batch, length = query.shape[:2]
     size = width // heads
-    if query is key is value and size % 8 == 0 and not need_weights and mask is None:
+    is_fused = size % 8 == 0 and query.stride(-1) == 1  # which is asked before the projection
+    if query is key is value and is_fused and not need_weights and mask is None:
         packed = torch.nn.functional.linear(query, weight, bias)
         q, k, v = (part.view(batch, -1, heads, size).transpose(1, 2) for part in packed.chunk(3, -1))
         rows = aten.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, -1, width)

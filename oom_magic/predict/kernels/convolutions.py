@@ -6,7 +6,8 @@ cuDNN decides on the card which algorithm runs. The most that each can take foll
 reference (``cudnnConvolutionFwdAlgo_t`` and its table of supported configurations) says which of them keep transformed
 tensors, for which filters, strides and sizes; the sizes are those of the transforms. For the second convolution of
 AlexNet, 256 images, that gives the 213 MiB that Oyama et al., "Accelerating Deep Learning Frameworks with
-Micro-Batches" (2018), read from cuDNN.
+Micro-Batches" (2018), read from cuDNN. That gradients by FFT take twice as much is no rule of cuDNN's documentation: it
+is what nets of wide 1 x 1 convolutions took on an A100 (``tests/data/cudnn_search.json``).
 """
 
 from __future__ import annotations
@@ -84,12 +85,13 @@ class Convolution:
         return self.image[1] * math.prod(self.filter[2:]) * math.prod(self.made[2:]) * self.dtype.itemsize
 
     def fourier_bytes(self) -> int:
-        """FFT: every plane in the next power of two that holds the image with its padding."""
+        """FFT: every plane in the next power of two that holds the image with its padding; a gradient's take twice."""
         sides = [size + 2 * padding for size, padding in zip(self.image[2:], self.padding, strict=True)]
         if not self._is_image() or max(sides) > _LARGEST_FFT or not self._is_padded_less():
             return 0
         height, width = (1 << (side - 1).bit_length() for side in sides)
-        return self._planes(1) * height * (width // 2 + 1) * _COMPLEX_BYTES
+        times = 1 if self.operation == "forward" else 2
+        return times * self._planes(1) * height * (width // 2 + 1) * _COMPLEX_BYTES
 
     def _tiled(self) -> int:
         """FFT_TILING: tiles of 32 x 32, of which the filter's border is lost."""

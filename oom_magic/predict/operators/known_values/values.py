@@ -159,8 +159,9 @@ class Values:
         elif all(map(is_small, made)) and all(map(is_small, tensors)):
             values = tensors_in((self._repeat(func, args, kwargs, self.get),), {})
             for tensor, value in zip(made, values, strict=False):
-                self.put(tensor, value)
-                self._note(tensor, assumption)
+                if tensor.shape == value.shape:  # what a kernel keeps for its backward is often another on the CPU
+                    self.put(tensor, value)
+                    self._note(tensor, assumption)
 
     def _choose(self, func: OpOverload, args: Any, out: Any) -> None:
         chosen = spread_choices(func, args, out)
