@@ -257,6 +257,18 @@ def test_letters_that_are_longer_in_lower_case_shift_nothing():
         "学習中にGPUメモリが足りなくなりました。",
         "Во время обучения не хватает памяти видеокарты.",
         "La mémoire du GPU est insuffisante pendant l'entraînement.",
+        "Der Grafikspeicher läuft über, sobald ich die Auflösung erhöhe",
+        "그래픽 메모리가 모자라서 학습이 안됩니다",
+        "显卡只有8G，一跑就崩，提示显存分配失败",
+        "CuDeviceAllocator: request for 2147483648 bytes on GPU 1 could not be satisfied",
+        "VK_ERROR_OUT_OF_DEVICE_MEMORY when I upscale on my GTX 1060",
+        "Fatal Python error: Cannot recover from MemoryErrors",
+        "terminate called after throwing an instance of 'std::bad_array_new_length'",
+        "The application could not obtain the memory it asked for",
+        "gpu ram gets filled and the run stops with an error",
+        "Child process terminated with signal 9",
+        "bash: line 1: 4312 Killed                  python train.py",
+        "训练中途退出（killed），没有错误提示",
     ],
 )
 def test_memory_running_out_is_recognised_in_any_wording(text):
@@ -266,7 +278,18 @@ def test_memory_running_out_is_recognised_in_any_wording(text):
 
 @pytest.mark.parametrize(
     "text",
-    ["How do I free memory after training?", "The shared memory of this block is 48 KB.", "训练速度很慢，怎么办？"],
+    [
+        "How do I free memory after training?",
+        "The shared memory of this block is 48 KB.",
+        "训练速度很慢，怎么办？",
+        "Memory replay fails to import from the package",
+        "MemoryFormat is not supported by this op: channels_last error",
+        "The memory module of the agent raises an exception: no such key",
+        "Failed to allocate an IP address for the container",
+        "Feature request: add an option to limit memory",
+        "I stopped the training and killed the terminal, can I resume from the checkpoint?",
+        "Training is killing my time; it takes 3 days per epoch",
+    ],
 )
 def test_speaking_of_memory_is_not_running_out(text):
     failure = main_failure(read(text))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from oom_magic.explain.evidence.causes import Cause, Evidence, Support
 from oom_magic.explain.evidence.clues.traceback import Clues
+from oom_magic.explain.evidence.text_rules import computes_plainly
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.units import GIB
 
@@ -76,13 +77,7 @@ def _is_of_host(failure: Failure | None, clues: Clues) -> bool:
         return True
     if "speaks_of_gpu" in told:
         return False
-    return bool({"loads_data", "speaks_of_ram", "handles_files", "workers"} & told) or _computes_plainly(failure, clues)
-
-
-def _computes_plainly(failure: Failure | None, clues: Clues) -> bool:
-    """Whether the program that ran out of memory has nothing to do with devices or machine learning."""
-    has_none = not {"learns", "trains", "infers", "makes_pictures"} & clues.run.told
-    return failure is not None and has_none and not (clues.program or clues.frames or clues.inputs)
+    return bool({"loads_data", "speaks_of_ram", "handles_files", "workers"} & told) or computes_plainly(failure, clues)
 
 
 def _host(failure: Failure | None, clues: Clues) -> Iterator[Support]:
@@ -104,7 +99,7 @@ def _host(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.HOST_RAM, 0.45, Evidence("told_files"))
     elif "speaks_of_ram" in told and "speaks_of_gpu" not in told:
         yield Support(Cause.HOST_RAM, 0.45, Evidence("told_ram_only"))
-    elif failure is not None and failure.format.startswith("told") and _computes_plainly(failure, clues):
+    elif failure is not None and failure.format.startswith("told") and computes_plainly(failure, clues):
         yield Support(Cause.HOST_RAM, 0.4, Evidence("told_no_device"))
     if "offloads_to_host" in told:
         yield Support(Cause.HOST_RAM, 0.2, Evidence("told_offload"))

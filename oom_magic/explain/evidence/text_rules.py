@@ -55,7 +55,10 @@ _OLLAMA_PARTS = re.compile(
     r"memory\.required\.kv=\"?(\d+(?:\.\d+)?) GiB\"?.{0,80}memory\.weights\.total=\"?(\d+(?:\.\d+)?) GiB"
 )
 _IMAGE_NODE = re.compile(r"(?:node|Node:)[^\n]{0,200}?(?:[Cc]onv|[Bb]atch_?[Nn]orm|[Pp]ool|[Rr]elu|ImagePatches|bn/)")
-_MOMENT_NODE = re.compile(r"[Nn]ode:? ?[^\s=]{0,60}/(?:Adam\w*|RMSprop|RMSProp|Momentum|Adagrad|Ftrl)(?:/|\b)")
+# What lies under an optimizer's gradients/ is the backward pass.
+_MOMENT_NODE = re.compile(
+    r"[Nn]ode:? ?[^\s=]{0,60}/(?:Adam\w*|RMSprop|RMSProp|Momentum|Adagrad|Ftrl)(?:/(?!gradients)|(?![\w/]))"
+)
 _BUFFER_STATISTICS = re.compile(
     r"(parameter|maybe_live_out|preallocated temp) allocation:\s{1,20}(\d[\d.]{0,12})\s?([KMGT]iB|B)"
 )
@@ -225,6 +228,12 @@ def _buffer_statistics(text: str) -> Iterator[Support]:
     yield Support(cause, 0.6, Evidence("buffer_statistics", values))
 
 
+def computes_plainly(failure: Failure | None, clues: Clues) -> bool:
+    """Whether memory ran out in a program that neither a device nor anything of machine learning is told of."""
+    has_none = not {"learns", "trains", "infers", "makes_pictures"} & clues.run.told
+    return failure is not None and has_none and not (clues.program or clues.frames or clues.inputs)
+
+
 def _run(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     """Causes by the progress of the run and its author's observations."""
     run, told = clues.run, clues.run.told
@@ -236,7 +245,7 @@ def _run(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     if "larger_batch_fails" in told:
         yield Support(Cause.ACTIVATIONS, 0.5, Evidence("larger_batch_fails"))
         yield Support(Cause.FRAGMENTATION, -0.4)
-    if "larger_input_fails" in told:
+    if "larger_input_fails" in told and not computes_plainly(failure, clues):
         yield Support(Cause.ACTIVATIONS, 0.4, Evidence("larger_input_fails"))
         yield Support(Cause.FRAGMENTATION, -0.3)
     if "shares_device" in told and (failure is None or failure.backend != "cpu"):

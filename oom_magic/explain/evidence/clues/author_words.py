@@ -105,6 +105,11 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:load|read|stor|keep|kept|hold|cach)\w*\s(?:\w+\s){0,3}(?:all|every\w*|entire|whole|too many|full)\s"
         r"(?:\w+\s){0,4}?(?:in|into|to|at once)\b[^.\n]{0,16}(?:memory|ram)",
         r"too many (?:images|files|samples|pictures|records) (?:are|were|is) (?:loaded|read)",
+        r"\b(?:data|data ?sets?|arrays?|corpus|csv)\b[^.\n]{0,24}(?:too (?:large|big) (?:for|to fit)"
+        r"|(?:not|n't|cannot) fit)[^.\n]{0,8}(?<!gpu )\bmemory\b",
+        r"\bload\w* (?:\w+ ){0,2}(?:big|large|huge|massive) data ?sets?\b",
+        r"\bload\w* (?:\w+ ){0,3}(?:arrays?|data ?sets?|data|files)\b[^.\n]{0,24}\b(?:(?:in|into|to) memory"
+        r"|takes? (?:up )?too much memory|before training)\b",
         r"(?:entire|whole|full|complete|all (?:of )?the) (?:training )?(?:data ?set|data|images|files|corpus|csv)\s"
         r"(?:is|are|was|were|gets?) (?:\w+\s)?(?:loaded|read|kept|held|stored)",
         r"(?:数据集?|图片|图像)[^\n]{0,8}(?:全部|一次性)[^\n]{0,8}(?:加载|读)|(?:全部|一次性)(?:加载|读入?)[^\n]{0,8}(?:数据|内存)",
@@ -348,7 +353,8 @@ TOLD: dict[str, re.Pattern[str]] = {
     ),
     "keeps_graph": _words(
         r"(?:non|un|not)[- ]?detached", r"without (?:\w+ )?`?\.?item\b", r"loss\w*[^.\n]{0,40}\+=",
-        r"should be [^.\n]{0,30}\.item\(",
+        r"should be [^.\n]{0,30}\.item\(", r"stor(?:ed|ing|es) (?:the )?gradients",
+        r"\bdetach\w*\b[^.\n]{0,40}\b(?:fix|discard|free|releas)|\b(?:fix|solv)\w*[^.\n]{0,20}\bdetach",
  r"without (?:\w+ )?detach", r"(?:comput\w+|dynamic|autograd) graph",
         r"(?:loss|output)\w* ?\+= ?\w+", r"forg[eo]t\w* to (?:detach|zero)", r"(?:did not|didn't"
         r"|not) call(?:ing)? \w*zero_grad",
