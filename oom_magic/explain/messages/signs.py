@@ -10,7 +10,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 
 # As people write it in haste, too: memeory, memroy, menory.
 MEMORY = r"(?!(?:m[ao]ney|many|marr?y|moray|memor[iy][zs])\b)m[emnoar]{2,7}(?:y|ies)"
@@ -148,13 +148,11 @@ def _first_of(
     if not all(places):
         return None
     for first in places[0]:
-        end: int | None = first.end
+        ends = [first.end]
         for gap, candidates in zip(gaps, places[1:], strict=True):
-            end = next(_ends_near(text, end, gap, candidates), None)
-            if end is None:
-                break
-        if end is not None:
-            return Sign(first.start, end)
+            ends = [end for last in ends for end in islice(_ends_near(text, last, gap, candidates), 1)]
+        if ends:
+            return Sign(first.start, ends[0])
     return None
 
 
