@@ -41,6 +41,16 @@ def keeps_losses():
         losses.append(model(torch.zeros(2048, 1024, device="cuda")).sum())
 
 
+def validate(batch_size=2048):
+    model, losses = network().eval(), []
+    while True:
+        losses.append(model(torch.zeros(batch_size, 1024, device="cuda")).sum())
+
+
+def validates_too_much_at_once():
+    validate(batch_size=8192)
+
+
 def keeps_outputs_over_steps():
     model, kept = network(), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -172,6 +182,7 @@ def keeps_numbers_and_host_tensors():
     ("function", "key", "name", "fixed"),
     [
         (keeps_losses, "name_grows_with_graphs", "losses", ").sum().item())"),
+        (validate, "name_grows_with_graphs", "losses", ").sum().item())"),
         (keeps_outputs_over_steps, "name_grows", "kept", "kept.append(outputs.detach().cpu())"),
         (sums_losses, "name_grows_with_graphs", "total", ".sum().item()"),
         (sums_before_a_backward, "name_grows_with_graphs", "total", "loss.backward()"),
@@ -238,6 +249,7 @@ def test_what_grows_in_the_loop_is_named_with_its_line(function, key, name, fixe
     ("function", "memory", "cause", "key"),
     [
         (keeps_losses, 600 * MIB, Cause.LEAK_OR_RETAINED_REFERENCE, "calls_alive"),
+        (validates_too_much_at_once, 600 * MIB, Cause.ACTIVATIONS, "phase_evaluation"),
         (keeps_outputs_over_steps, 600 * MIB, Cause.LEAK_OR_RETAINED_REFERENCE, "earlier_steps_alive"),
         (accumulates, 300 * MIB, Cause.ACTIVATIONS, "category_fills"),
         (only_weights, 100 * MIB, Cause.WEIGHTS_TOO_BIG, None),

@@ -80,7 +80,10 @@ def _filled(judgement: Judgement, cause: Cause, category: str, num_bytes: int, a
 
 
 def refine_with_loop(judgement: Judgement, growth: Growth | None, failure: Failure | None) -> Judgement:
-    """The judgement with what grew in the loop; the cause, if that is a good part of what PyTorch held."""
+    """The judgement with what grew in the loop; the cause, if that is a good part of what PyTorch held.
+
+    An evaluation that fails in its first turns is too large with the graph, whatever it collects.
+    """
     held_bytes = 0 if failure is None or failure.pytorch_bytes is None else failure.pytorch_bytes
     if growth is None or not held_bytes:
         return judgement
@@ -94,7 +97,7 @@ def refine_with_loop(judgement: Judgement, growth: Growth | None, failure: Failu
     }
     evidence = (Evidence(key, values), *_by_the_turn(growth))
     is_evaluation = any(one.key == "phase_evaluation" for one in judgement.evidence)
-    is_for_no_grad = is_evaluation and growth.has_graph
+    is_for_no_grad = is_evaluation and growth.has_graph and growth.num_tensors < _MANY_TURNS
     is_cause = growth.num_bytes >= LEAST_SHARE * held_bytes and not growth.is_joined and not is_for_no_grad
     if judgement.confidence is Confidence.CERTAIN or not is_cause:
         return replace(judgement, evidence=(*judgement.evidence, *evidence))
