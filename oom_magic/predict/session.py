@@ -81,7 +81,8 @@ class DrySession:
     take nothing. ``gpu`` may be of no catalogue. With ``num_processes`` the code runs as process ``rank`` of a job of
     so many, each with a card.
     With ``follows_compile`` what ``torch.compile`` makes is followed, else the code that it is made of.
-    ``known_outputs`` are shared by sessions on one kind of card.
+    ``known_outputs`` are shared by sessions on one kind of card. Without ``places``
+    what is taken is not led back to lines and modules.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class DrySession:
         start: StartingPoint | None = None,
         absent: Collection[int] = frozenset(),
         known_outputs: KnownOutputs | None = None,
+        places: bool = True,
     ) -> None:
         hardware = Hardware.of(gpu, memory, num_gpus, num_processes, rank)
         self.gpu, self.job, self.settings = hardware.gpu, hardware.job, hardware.settings
@@ -113,20 +115,20 @@ class DrySession:
             Recorder(CachingAllocator(capacity, self.settings), keeps_empty=keeps_empty) for _unused in range(num_cards)
         )
         self.follows_compile = follows_compile
-        self.attribution = Attribution({})
+        self.attribution = Attribution({}, places)
         self.decided: list[DecidedNames] = []  # by the last run
         self._forget_last_run()
         loops = Loops(self._assume_left_out)
-        self.fake_gpu = self._make_fake_gpu(loops, origin, known_outputs)
+        self.known_outputs = KnownOutputs() if known_outputs is None else known_outputs
+        self.fake_gpu = self._make_fake_gpu(loops, origin)
         self.training = Training(self.fake_gpu, changes, stop_after_steps, has_bar, loops)
         self._user_state: TensorExchange = TensorExchange(
             self.fake_gpu, is_lasting, None if origin is None else origin._user_state, start, absent
         )
 
-    def _make_fake_gpu(self, loops: Loops, origin: DrySession | None, known_outputs: KnownOutputs | None) -> FakeGPU:
-        known = KnownOutputs() if known_outputs is None else known_outputs
+    def _make_fake_gpu(self, loops: Loops, origin: DrySession | None) -> FakeGPU:
         rules = kernel_rules(self.gpu)
-        made = FakeGPU(self.recorders, self.attribution, self.gpu, _HANDLERS, rules, self._fail, known)
+        made = FakeGPU(self.recorders, self.attribution, self.gpu, _HANDLERS, rules, self._fail, self.known_outputs)
         made.values = Values(made, self.assume, loops.read)
         made.job = self.job
         made.process_groups = None if origin is None else origin.fake_gpu.process_groups

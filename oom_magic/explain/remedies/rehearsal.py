@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from oom_magic.explain.remedies.room import InTheWay
     from oom_magic.memory.report import MemoryReport
     from oom_magic.predict.instrumentation.decided_names import DecidedNames
+    from oom_magic.predict.instrumentation.rebound_names import Leaves
     from oom_magic.predict.instrumentation.starting_point import StartingPoint
     from oom_magic.predict.instrumentation.training import ModelCall, Training
     from oom_magic.predict.session import DrySession
@@ -412,11 +413,19 @@ class CellRehearsal:
         return None, None
 
     @cached_property
+    def _leaves(self) -> Leaves:
+        """Of graphs that there were before the first run."""
+        from oom_magic.predict.instrumentation.rebound_names import leaves_of_graphs
+
+        return leaves_of_graphs()
+
+    @cached_property
     def _alike(self) -> dict[str, Any]:
         """The settings of all sessions; results of operators in one are reused by the next."""
         from oom_magic.predict.operators.known_outputs import KnownOutputs
 
-        shared = {"origin": self._origin, "start": self._start, "known_outputs": KnownOutputs()}
+        known = KnownOutputs() if self._origin is None else self._origin.known_outputs
+        shared = {"origin": self._origin, "start": self._start, "known_outputs": known}
         return {**self._card, **_UNLIMITED, **shared}
 
     def _execute(
@@ -427,7 +436,7 @@ class CellRehearsal:
         dropped: InTheWay | None = None,
         enough_bytes: int = 0,
     ) -> tuple[MemoryReport, Training]:
-        from oom_magic.predict.instrumentation.rebound_names import ReboundNames, leaves_of_graphs
+        from oom_magic.predict.instrumentation.rebound_names import ReboundNames
         from oom_magic.predict.session import DrySession
 
         def call() -> None:
@@ -441,7 +450,7 @@ class CellRehearsal:
                 rebound = ReboundNames(self._names, session.fake_gpu, leaves)
                 self._call(rebound.watched(self._tree), self._names)
 
-        leaves = leaves_of_graphs()
+        leaves = self._leaves
         namespaces = [self._names, *(names.namespace for names in self._decided or ())]
         while True:
             session = DrySession(
@@ -460,7 +469,7 @@ class CellRehearsal:
                 return report, session.training
 
 
-_UNLIMITED: Mapping[str, Any] = {"is_lasting": False, "is_limited": False, "has_bar": False}
+_UNLIMITED: Mapping[str, Any] = {"is_lasting": False, "is_limited": False, "has_bar": False, "places": False}
 
 
 def _sizes(inputs: Inputs) -> dict[str, int]:

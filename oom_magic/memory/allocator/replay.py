@@ -196,7 +196,7 @@ def minimum_device_bytes(timeline: Timeline, settings: AllocatorSettings = DEFAU
     unlimited = replay(timeline, settings=replace(settings, memory_fraction=None))
     too_few = unlimited.peak_allocated_bytes // GRANULE_BYTES - 1
     enough = -(-unlimited.peak_reserved_bytes // GRANULE_BYTES)
-    while taken(enough) is None:
+    while not is_plain and taken(enough) is None:
         too_few, enough = enough, 2 * enough
         if enough * GRANULE_BYTES > UNLIMITED:
             raise ValueError(

@@ -263,7 +263,7 @@ class FakeMemory:
         expression: SizeExpression | None = None,
     ) -> int:
         """Take memory on the current card; the number of the allocation. Raises the simulated OutOfMemoryError."""
-        line, module = self.attribution.line(), self.attribution.module(phase)
+        line, module = self.attribution.place(phase)
         try:
             return self.recorder.allocate(
                 num_bytes, operator, phase, line, module, category, expression, self.streams.at_work(operator)

@@ -27,11 +27,11 @@ _NAME = "__oom_magic_names_are_bound__"
 _ABSENT = object()
 
 
-Leaves = dict[int, list[weakref.ref[torch.Tensor]]]
+Leaves = dict[int, tuple[weakref.ref[torch.Tensor], list[weakref.ref[torch.Tensor]]]]
 
 
 def leaves_of_graphs() -> Leaves:
-    """For each result of autograd that is alive, by identity, the weights that its graph keeps alive.
+    """Each result of autograd that is alive, by identity, and the weights that its graph keeps alive.
 
     ``AccumulateGrad`` holds its variable (torch/csrc/autograd/functions/accumulate_grad.h), also after the backward.
     Only real results have such a graph: a dry run's doubles have none.
@@ -43,7 +43,7 @@ def leaves_of_graphs() -> Leaves:
         except (RuntimeError, NotImplementedError, AttributeError):  # wrappers of functorch and others
             continue
         if node is not None:
-            found[id(tensor)] = [weakref.ref(one) for one in _variables(node)]
+            found[id(tensor)] = weakref.ref(tensor), [weakref.ref(one) for one in _variables(node)]
     return found
 
 
@@ -106,7 +106,8 @@ class ReboundNames:
         globals."""
         found = Reach(seen={id(self._names)})
         found.walk(roots)
-        held = [one() for result, leaves in self._leaves.items() if result in found.seen for one in leaves]
+        alive = (leaves for at, (result, leaves) in self._leaves.items() if at in found.seen and result() is not None)
+        held = [one() for leaves in alive for one in leaves]
         found.walk(held)
         return found
 
