@@ -8,9 +8,10 @@ import pytest
 import torch
 from versions import as_since_3_11
 
+from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
 from oom_magic.explain.remedies.code import STYLES, code_for
 from oom_magic.explain.remedies.own_code import copied, own_arguments, own_code, own_names
-from oom_magic.explain.remedies.rehearsal import CellRehearsal, NotEvaluatedError, Variation
+from oom_magic.explain.remedies.rehearsal import NotEvaluatedError, Variation
 from oom_magic.explain.remedies.size_parameters import find_size_parameters
 
 LOOP = """\
@@ -40,6 +41,10 @@ def trained(code, batches):
     return names["net"].weight.detach(), names["losses"]
 
 
+def execute(tree, names):
+    exec(compile(tree, "<cell>", "exec"), names)
+
+
 def rewritten(key, source=LOOP, **names):
     return own_code(ast.parse(source), {"net": make(), **names}, key, VALUES)
 
@@ -63,6 +68,17 @@ def test_the_statement_that_sets_the_batch_is_shown_as_it_then_is():
     assert "batch_size=6" in ast.unparse(tree)
 
 
+@pytest.mark.parametrize(
+    ("head", "shown"),
+    [("batch_size=6", "batch_size = 2\naccumulation = 3\nfor "), ("size=(6, 4)", "def train(size=(2, 4)):\n")],
+)
+def test_a_size_that_a_function_takes_is_shown_with_its_loop(head, shown):
+    tree = ast.parse(f"def train({head}):\n" + "".join(f"    {line}\n" for line in LOOP.splitlines()))
+    rehearsal = CellRehearsal(execute, tree, {"net": make()})
+    rehearsal.parameters["batch"] = find_size_parameters(tree, {}, "batch", 6)[0]
+    assert rehearsal.own_code("smaller_batch", VALUES).startswith(shown)
+
+
 ACCUMULATING = """
 for step, (images, labels) in enumerate(loader):
     loss = F.mse_loss(net(images), labels) / {ACCUM}
@@ -84,6 +100,19 @@ def test_a_run_that_accumulates_already_accumulates_more(accumulation, names):
     assert code.startswith("BATCH = 2")
     assert code.count("12") == (1 if names else 2) and ("other" in code) is False
     assert f"{accumulation} = 12" in code if names else "% 12 == 0" in code
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "batch", "code"),
+    [("eval_batch_size", "eval_batch_size", 6, "eval_batch_size = 2"), ("num_batches", "3 * 2", 18, "")],
+)
+def test_several_rows_of_a_sample_are_one_where_a_number_shows_it(name, setting, batch, code):
+    inputs = f"torch.zeros({setting}, 4, device='cuda').repeat_interleave(3, 0)"
+    tree = ast.parse(f"{name} = 6\nnet.cuda()\nnet({inputs})")
+    rehearsal = CellRehearsal(execute, tree, {"net": make(), "torch": torch})
+    rehearsal.begin((), 0)
+    assert rehearsal.sizes["batch"] == batch
+    assert rehearsal.own_code("smaller_evaluation", {"after": 2}) == code
 
 
 @pytest.mark.parametrize("option", ["--train-batch-size {}", "--batch={}"])
@@ -239,6 +268,7 @@ def test_all_code_to_paste_is_python(key):
         code, _ = code_for(key, style, values)
         lines = [line for line in code.splitlines() if not line.startswith(("%", "accelerate launch"))]
         ast.parse("\n".join(lines))
+        assert max(map(len, code.splitlines())) <= 72  # the text view puts eight columns before it
 
 
 def test_a_copy_leaves_behind_what_tools_hang_on_nodes():
@@ -264,9 +294,7 @@ def test_one_batch_in_several_shapes_is_turned_together():
 
 def test_what_cannot_be_cut_like_a_sequence_has_no_length():
     cell = "net = torch.nn.Conv1d(16, 4, 3).cuda(); net(torch.zeros(2, 16, 64, device='cuda')).sum().backward()"
-    rehearsal = CellRehearsal(
-        lambda tree, names: exec(compile(tree, "<cell>", "exec"), names), ast.parse(cell), {"torch": torch}
-    )
+    rehearsal = CellRehearsal(execute, ast.parse(cell), {"torch": torch})
     rehearsal.begin([], 0)
     with pytest.raises(NotEvaluatedError) as refusal:
         rehearsal.run(Variation(sizes={"seq": 8}))
@@ -284,7 +312,7 @@ for length in {lengths}:
     optimizer.zero_grad()
 """
     rehearsal = CellRehearsal(
-        lambda tree, names: exec(compile(tree, "<cell>", "exec"), names),
+        execute,
         ast.parse(cell),
         {"torch": torch, "batch_size": 64},
     )

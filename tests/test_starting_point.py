@@ -9,7 +9,7 @@ import weakref
 import pytest
 import torch
 
-from oom_magic.explain.remedies.rehearsal import CellRehearsal
+from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
 from oom_magic.predict.instrumentation.starting_point import StartingPoint
 from oom_magic.predict.isolation.snapshot import Snapshot
 from oom_magic.predict.session import DrySession

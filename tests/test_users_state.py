@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 import oom_magic as om
-from oom_magic.explain.remedies.rehearsal import CellRehearsal
+from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
 from oom_magic.predict.isolation import live_objects, snapshot, tensor_exchange
 from oom_magic.predict.isolation.interrupts import Interrupts
 from oom_magic.predict.isolation.patching import Journal

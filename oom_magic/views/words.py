@@ -94,7 +94,7 @@ _COMMENTS: Sentences = {
     "instead": "instead of {code}",
     "linux": "Linux, before Python starts",
     "notebook": "in a notebook, before torch uses the GPU:",
-    "powershell": "PowerShell (effective under Linux only): {command}",
+    "powershell": "PowerShell (effective under Linux only):",
     "loader": "or DataLoader(..., num_workers=0)",
     "kill": "then close the notebooks and programs it lists: kill <PID>",
     "novram": "then --novram",

@@ -22,6 +22,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import further_notebooks  # noqa: F401 - its notebooks, too
 import habit_notebooks  # noqa: F401 - its notebooks, too
 import unlike_notebooks
 from failing_notebooks import NOTEBOOKS
@@ -108,6 +109,7 @@ def explained(notebook: Notebook, values: dict[str, Any], is_pretended: bool) ->
             "key": one.key,
             "after": one.values.get("after"),
             "peak": one.peak_allocated_bytes,
+            "accumulated": one.values.get("accumulated_peak_bytes"),
             "needed": one.needed_bytes,
             "fits": one.fits,
             "verdict": one.verdict,

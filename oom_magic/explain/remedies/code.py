@@ -15,26 +15,31 @@ for number, batch in enumerate(loader, 1):
         optimizer.step()
         optimizer.zero_grad()"""
 _PLAIN = {
-    "sdpa": '{inner}.set_attn_implementation("sdpa")   # or from_pretrained(..., attn_implementation="sdpa")',
+    "sdpa": '{inner}.set_attn_implementation("sdpa")\n# or from_pretrained(..., attn_implementation="sdpa")',
     "released_gradients": "optimizer.zero_grad()           # set_to_none=True is the default",
     "dropped_outputs": """\
-loss = {model}(**batch).loss      # instead of outputs = {model}(**batch), which keeps the logits
+# instead of outputs = {model}(**batch), which keeps the logits
+loss = {model}(**batch).loss
 loss.backward()""",
     "mixed_precision": """\
 with torch.autocast("cuda", dtype=torch.{torch_dtype}):
     loss = {model}(**batch).loss
-loss.backward()                 # outside the block{scaler}""",
+# outside the block{scaler}
+loss.backward()""",
     "chunked_loss": """\
 from torch.utils.checkpoint import checkpoint
 
 def chunk_loss(hidden, targets):
     logits = {language_model}.lm_head(hidden).float()
-    return torch.nn.functional.cross_entropy(logits, targets, reduction="sum")
+    cross_entropy = torch.nn.functional.cross_entropy
+    return cross_entropy(logits, targets, reduction="sum")
 
-hidden = {language_model}.base_model(**batch).last_hidden_state[:, :-1].flatten(0, 1)
-targets = labels[:, 1:].flatten()
+hidden = {language_model}.base_model(**batch).last_hidden_state
+hidden, targets = hidden[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
 parts = zip(hidden.split(1024), targets.split(1024))
-loss = sum(checkpoint(chunk_loss, h, t, use_reentrant=False) for h, t in parts) / targets.numel()""",
+losses = (checkpoint(chunk_loss, *part, use_reentrant=False)
+    for part in parts)
+loss = sum(losses) / targets.numel()""",
     "checkpointing": """\
 {inner}.{switch}_enable(
     {switch}_kwargs={{"use_reentrant": False}})""",
@@ -42,25 +47,29 @@ loss = sum(checkpoint(chunk_loss, h, t, use_reentrant=False) for h, t in parts) 
 from functools import partial
 from torch.utils.checkpoint import checkpoint
 for block in {layers}:
-    block.forward = partial(checkpoint, block.forward, use_reentrant=False)""",
+    block.forward = partial(
+        checkpoint, block.forward, use_reentrant=False)""",
     "compile": "{model}.compile()   # before the first step",
     "compile_blocks": """\
 for block in {layers}:
-    block.compile()             # before the first step; not the whole model""",
+    block.compile()   # before the first step; not the whole model""",
     "activation_budget": """\
 import torch._functorch.config
-torch._functorch.config.activation_memory_budget = 0.5   # before the first step""",
+# before the first step
+torch._functorch.config.activation_memory_budget = 0.5""",
     "no_cuda_graphs": """\
-{model} = torch.compile({model})   # without mode="reduce-overhead" or "max-autotune\"""",
-    "foreach": "optimizer = torch.optim.AdamW({model}.parameters(), lr=lr, foreach=False)   # or fused=True",
+# without mode="reduce-overhead" or "max-autotune"
+{model} = torch.compile({model})""",
+    "foreach": "optimizer = torch.optim.AdamW({model}.parameters(), lr=lr,\n    foreach=False)   # or fused=True",
     "optimizer_8bit": """\
 import bitsandbytes as bnb
 optimizer = bnb.optim.AdamW8bit({model}.parameters(), lr=lr)""",
     "offload_optimizer": """\
 from torchao.optim import CPUOffloadOptimizer   # pip install torchao
-optimizer = CPUOffloadOptimizer({model}.parameters(), torch.optim.AdamW, lr=lr)""",
+optimizer = CPUOffloadOptimizer(
+    {model}.parameters(), torch.optim.AdamW, lr=lr)""",
     "adafactor": "optimizer = torch.optim.Adafactor({model}.parameters(), lr=lr)",
-    "gradients_in_buckets": "{model} = DistributedDataParallel({model}, gradient_as_bucket_view=True)",
+    "gradients_in_buckets": "{model} = DistributedDataParallel({model},\n    gradient_as_bucket_view=True)",
     "resharded": """\
 for block in {layers}:
     fully_shard(block, reshard_after_forward=True)""",
@@ -68,15 +77,18 @@ for block in {layers}:
 from torch.distributed.fsdp import fully_shard
 for block in {layers}:
     fully_shard(block)
-fully_shard({model})   # in place of DistributedDataParallel({model}), before the optimizer is made""",
+# before the optimizer is made, not DistributedDataParallel({model})
+fully_shard({model})""",
     "balanced_layers": """\
 device_map = {map}
-{model} = {loader}.from_pretrained({source}, device_map=device_map)""",
+{model} = {loader}.from_pretrained({source},
+    device_map=device_map)""",
     "shards_on_host": """\
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 for block in {layers}:
     fully_shard(block, offload_policy=CPUOffloadPolicy())
-fully_shard({model}, offload_policy=CPUOffloadPolicy())   # before the optimizer is made""",
+# before the optimizer is made
+fully_shard({model}, offload_policy=CPUOffloadPolicy())""",
     "sgd": "optimizer = torch.optim.SGD({model}.parameters(), lr=lr, momentum=0.0)",
     "half_weights": "{model} = {model}.to(torch.{torch_dtype})   # before the optimizer is made",
     "lora": """\
@@ -84,13 +96,19 @@ from peft import LoraConfig, get_peft_model
 config = LoraConfig(r={rank}, lora_alpha={alpha}{targets})
 {model} = get_peft_model({inner}, config)""",
     "qlora": """\
-from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+from peft import LoraConfig, get_peft_model
+from peft import prepare_model_for_kbit_training
 from transformers import BitsAndBytesConfig
-quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
-    bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.bfloat16)
-{model} = {loader}.from_pretrained({source}, quantization_config=quantization)
-{model} = prepare_model_for_kbit_training({model}, use_gradient_checkpointing=False)
-{model} = get_peft_model({model}, LoraConfig(r={rank}, lora_alpha={alpha}{targets}))""",
+quantization = BitsAndBytesConfig(
+    load_in_4bit=True, bnb_4bit_quant_type="nf4",
+    bnb_4bit_use_double_quant=True,
+    bnb_4bit_compute_dtype=torch.bfloat16)
+{model} = {loader}.from_pretrained({source},
+    quantization_config=quantization)
+{model} = prepare_model_for_kbit_training({model},
+    use_gradient_checkpointing=False)
+{model} = get_peft_model({model},
+    LoraConfig(r={rank}, lora_alpha={alpha}{targets}))""",
     "loaded_half": """\
 {model} = {loader}.from_pretrained({source}, dtype=torch.{torch_dtype},
     device_map="cuda")          # torch_dtype= before transformers 4.56""",
@@ -98,13 +116,17 @@ quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
     "loaded_8bit": """\
 from transformers import BitsAndBytesConfig
 quantization = BitsAndBytesConfig(load_in_8bit=True)
-{model} = {loader}.from_pretrained({source}, quantization_config=quantization,
+{model} = {loader}.from_pretrained({source},
+    quantization_config=quantization,
     device_map="cuda")          # and no .to("cuda") behind it""",
     "loaded_4bit": """\
 from transformers import BitsAndBytesConfig
-quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
-    bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.bfloat16)
-{model} = {loader}.from_pretrained({source}, quantization_config=quantization,
+quantization = BitsAndBytesConfig(
+    load_in_4bit=True, bnb_4bit_quant_type="nf4",
+    bnb_4bit_use_double_quant=True,
+    bnb_4bit_compute_dtype=torch.bfloat16)
+{model} = {loader}.from_pretrained({source},
+    quantization_config=quantization,
     device_map="cuda")          # and no .to("cuda") behind it""",
     "no_grad": "with torch.no_grad():\n    outputs = {model}(**batch)",
     "smaller_batch": "{name} = {after}\naccumulation = {accumulation}\n" + _ACCUMULATING,
@@ -114,11 +136,12 @@ quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
 from torch.distributed.fsdp import fully_shard
 for layer in {layers}:
     fully_shard(layer)
-fully_shard({model})   # run with: torchrun --nproc-per-node {gpus} train.py""",
+# run with: torchrun --nproc-per-node {gpus} train.py
+fully_shard({model})""",
     "drop_copy": "del {names}\n%oom_free",
     "free_held": "%oom_free",
     "free_held_any": "%oom_free",
-    "smaller_batch_any": "accumulation = 4                # with a batch size a fourth of before\n" + _ACCUMULATING,
+    "smaller_batch_any": "accumulation = 4    # with a batch size a fourth of before\n" + _ACCUMULATING,
     "offload": """\
 {model} = {loader}.from_pretrained({source}, device_map="auto",
     max_memory={{0: "8GiB", "cpu": "30GiB"}})""",
@@ -134,17 +157,21 @@ _TRAINER = {
     "checkpointing": """\
 TrainingArguments(..., gradient_checkpointing=True,
     gradient_checkpointing_kwargs={{"use_reentrant": False}})""",
-    "chunked_loss": "TrainingArguments(..., use_liger_kernel=True)   # pip install liger-kernel",
+    "chunked_loss": "# pip install liger-kernel\nTrainingArguments(..., use_liger_kernel=True)",
     "foreach": 'TrainingArguments(..., optim="adamw_torch_fused")',
     "optimizer_8bit": 'TrainingArguments(..., optim="adamw_bnb_8bit")',
     "offload_optimizer": """\
-# ds.json: {{"zero_optimization": {{"stage": 2, "offload_optimizer": {{"device": "cpu"}}}},
-#           "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}}
+# ds.json:
+# {{"zero_optimization": {{"stage": 2,
+#     "offload_optimizer": {{"device": "cpu"}}}},
+#  "train_micro_batch_size_per_gpu": "auto",
+#  "gradient_accumulation_steps": "auto"}}
 TrainingArguments(..., deepspeed="ds.json")""",
     "adafactor": 'TrainingArguments(..., optim="adafactor")',
     "sgd": 'TrainingArguments(..., optim="sgd")',
     "smaller_batch_any": """\
-TrainingArguments(..., per_device_train_batch_size=1, gradient_accumulation_steps=4)""",
+TrainingArguments(..., per_device_train_batch_size=1,
+    gradient_accumulation_steps=4)""",
     "smaller_evaluation": "TrainingArguments(..., per_device_eval_batch_size={after})",
     "smaller_batch": """\
 TrainingArguments(..., per_device_train_batch_size={after},
@@ -153,7 +180,7 @@ TrainingArguments(..., per_device_train_batch_size={after},
     "fsdp": """\
 TrainingArguments(..., fsdp="full_shard auto_wrap")
 # torchrun --nproc-per-node {gpus} train.py""",
-    "no_grad": "TrainingArguments(..., eval_accumulation_steps=1, prediction_loss_only=True)",
+    "no_grad": "TrainingArguments(..., eval_accumulation_steps=1,\n    prediction_loss_only=True)",
 }
 _ACCELERATE = {
     "mixed_precision": 'accelerator = Accelerator(mixed_precision="{dtype}")',
@@ -173,12 +200,14 @@ _SHELL = {
 # Linux, before Python starts
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 # in a notebook, before torch uses the GPU:
-#   import os; os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
-# PowerShell (effective under Linux only): $env:PYTORCH_CUDA_ALLOC_CONF = "expandable_segments:True\"""",
+#   import os
+#   os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+# PowerShell (effective under Linux only):
+#   $env:PYTORCH_CUDA_ALLOC_CONF = "expandable_segments:True\"""",
     "shared_memory": "docker run --shm-size=8g ...   # or DataLoader(..., num_workers=0)",
-    "close_processes_any": "{tool}   # then close the notebooks and programs it lists: kill <PID>",
+    "close_processes_any": "{tool}\n# then close the notebooks and programs it lists: kill <PID>",
     "check_processes": "{tool}",
-    "close_processes": "nvidia-smi   # then close the notebooks and programs it lists: kill <PID>",
+    "close_processes": "nvidia-smi\n# then close the notebooks and programs it lists: kill <PID>",
 }
 # Their templates contain a generic loop or model: shown as code only where written into the user's own.
 IN_A_LOOP = frozenset({"chunked_loss", "no_grad", "dropped_outputs", "mixed_precision"})

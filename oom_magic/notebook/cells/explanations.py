@@ -38,7 +38,7 @@ def prices(
 ) -> Iterator[Diagnosis]:
     """The diagnosis with remedies as they are priced by dry runs of the cell."""
     from oom_magic.explain.advice import advise
-    from oom_magic.explain.remedies.rehearsal import CellRehearsal
+    from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
     from oom_magic.explain.remedies.room import find_in_the_way
     from oom_magic.notebook.cells.releasing import located_before  # these load torch
     from oom_magic.predict.isolation.live_objects import heap_set_aside
