@@ -157,7 +157,7 @@ for step, (x, y) in enumerate(loader):
 """,
     ),
     {"B": 1024},
-    FILLED,
+    names(*FILLED, "request_alone_too_big"),
     STEP,
     {"smaller_batch": after("B")},
 )

@@ -1,0 +1,24 @@
+"""Every piece of code that is shown for a notebook, pasted by a program, takes what was promised; no GPU is needed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["plain loop", "function with defaults"])
+def test_code_that_is_pasted_takes_what_was_promised(name: str) -> None:
+    env = {**os.environ, "PYTHONPATH": str(HERE.parents[1]), "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, str(HERE / "pasting.py"), name]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=900, check=False)
+    found = json.loads((done.stdout.splitlines() or ["[]"])[-1])
+    assert found, done.stderr[-2000:]
+    assert not [one for one in found if one["peak"] not in one["promised"]]
