@@ -92,10 +92,10 @@ for step, (images, labels) in enumerate(loader):
 @pytest.mark.parametrize(("accumulation", "names"), [("4", {}), ("ACCUM", {"ACCUM": 4}), ("k", {"k": 4, "other": 4})])
 def test_a_run_that_accumulates_already_accumulates_more(accumulation, names):
     tree = ast.parse(ACCUMULATING.replace("{ACCUM}", accumulation))
-    names = {"net": make(), "BATCH": 6, **names}
-    rehearsal = CellRehearsal(exec, tree, names)
+    held = {"net": make(), "BATCH": 6, **names}
+    rehearsal = CellRehearsal(exec, tree, held)
     rehearsal.accumulation = 4
-    rehearsal.parameters["batch"] = find_size_parameters(tree, names, "batch", 6)[0]
+    rehearsal.parameters["batch"] = find_size_parameters(tree, held, "batch", 6)[0]
     code = rehearsal.own_code("smaller_batch", {**VALUES, "accumulation": 12})
     assert code.startswith("BATCH = 2")
     assert code.count("12") == (1 if names else 2) and ("other" in code) is False
