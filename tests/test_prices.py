@@ -16,6 +16,8 @@ from oom_magic.explain.remedies.evaluation import RemedyEvaluator, largest_fitti
 from oom_magic.explain.remedies.rehearsal import NotEvaluatedError
 from oom_magic.explain.remedies.remedy import Remedy, Situation, ranked
 from oom_magic.explain.remedies.room import InTheWay
+from oom_magic.explain.remedies.specs import remedy_specs
+from oom_magic.explain.sentences.catalogue import SENTENCES
 from oom_magic.memory.allocator.replay import minimum_device_bytes
 from oom_magic.predict.setups.gpus import find_gpu
 from oom_magic.predict.what_if.loop_changes import AccumulatedGradients
@@ -238,3 +240,8 @@ def test_changes_that_save_nothing_are_not_named_after_all(monkeypatch):
     assert {"sdpa", "find_tensor"} <= {one.key for one in diagnosis.remedies}
     *_, last = advise(diagnosis, Run(), GPU, memory=need(1))
     assert [(one.key, one.note.key) for one in last.remedies] == [("find_tensor", "reason_nothing_saves")]
+
+
+def test_every_effect_on_speed_has_its_words() -> None:
+    for spec in remedy_specs(Situation(GPU.total_bytes, GPU)):
+        assert f"pace_{spec.speed}" in SENTENCES and f"speed_{spec.speed}" in SENTENCES

@@ -181,6 +181,8 @@ PAGE_CATALOGUE: Sentences = {
     "pace_same": "same",
     "pace_faster": "faster",
     "pace_accumulation": "a bit slower",
+    "pace_compiled": "faster",
+    "pace_recomputed": "slower",
     "pace_checkpointing": "1/3 slower",
     "pace_optimizer_loop": "slower step",
     "pace_qlora": "slower",
