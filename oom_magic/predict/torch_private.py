@@ -82,6 +82,7 @@ COMPILED: Names = {
     ),
     "what Inductor generates runs on it": (
         "torch._inductor.async_compile",
+        "torch._inductor.codecache.FxGraphCache",
         "torch._inductor.cpu_vec_isa",
         "torch._inductor.compile_fx._compile_fx_inner",
         "torch._inductor.constant_folding.ConstantFolder",
