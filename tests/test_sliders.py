@@ -180,6 +180,23 @@ def test_a_click_on_the_map_goes_there(panel: Sliders) -> None:
     assert panel.values["batch_size"] == grid.rows[0]
 
 
+def test_the_cursor_of_the_map_strikes_no_number(panel: Sliders) -> None:
+    grid = panel._estimator.grid
+    rows, columns = set(), set()
+    for batch_size in (1, 3, 4, 16):
+        panel.controls["batch_size"].value, panel.controls["seq_len"].value = batch_size, 32 * batch_size + 64
+        place = dict(re.findall(r"(left|width|top|height):([\d.]+)", panel._panel._map._cursor))
+        left, width = (float(place[name]) * len(grid.columns) / 100 for name in ("left", "width"))
+        top, height = (int(place[name]) / 24 for name in ("top", "height"))
+        assert left == pytest.approx(round(left), abs=0.01) and width == pytest.approx(round(width), abs=0.01)
+        assert (
+            {top % 1, height % 1} == {0} and top + height <= len(grid.rows) and left + width <= len(grid.columns) + 0.01
+        )
+        rows.add(height)
+        columns.add(round(width))
+    assert rows == columns == {1, 2}  # on a mark, or around the two that it is between
+
+
 def test_another_card_of_the_same_kind_needs_no_dry_run(panel: Sliders, dry_runs: list[str]) -> None:
     panel.controls["gpu"].value = panel.controls["gpu"].options[1][1]
     assert not dry_runs

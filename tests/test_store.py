@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -38,6 +39,14 @@ def test_the_second_time_nothing_is_run(folder: Path) -> None:
     other = second.on("RTX 4090")  # what was read from disk is compared with runs of this process
     assert same(other.report(microbatch_size=3), setup.replace(gpu="RTX 4090", microbatch_size=3).dry_run())
     assert all(file.stat().st_mode & 0o077 == 0 for file in folder.iterdir())
+    assert "torch" not in loaded_to_read(folder)
+
+
+def loaded_to_read(folder: Path) -> list[str]:
+    """The modules that a new process has when it has read all that is kept."""
+    code = "import pickle, sys, zlib\nfor name in sys.argv[1:]:\n    pickle.loads(zlib.decompress(open(name, 'rb').read()))"
+    command = [sys.executable, "-c", f"{code}\nprint(*sys.modules)", *map(str, folder.iterdir())]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
 
 def made(what: Any, found: list[Any]) -> Any:

@@ -150,11 +150,12 @@ class FitMap:
 
     def mark(self, values: Mapping[str, Any]) -> None:
         """Move the cursor to a setting."""
-        left = _place(values[self.grid.across], self.grid.columns)
-        top = 0.5 if self.grid.down is None else _place(values[self.grid.down], self.grid.rows) * len(self.grid.rows)
+        first, count = _around(values[self.grid.across], self.grid.columns)
+        upper, rows = (0, 1) if self.grid.down is None else _around(values[self.grid.down], self.grid.rows)
+        share = 100 / len(self.grid.columns)
         self._cursor = (
-            f".{self._class}>div::before{{left:{100 * left:.2f}%;top:{_ROW_HEIGHT * top:.1f}px;"
-            f"width:{100 / len(self.grid.columns):.2f}%}}"
+            f".{self._class}>div::before{{left:{share * first:.2f}%;width:{share * count:.2f}%;"
+            f"top:{_ROW_HEIGHT * upper}px;height:{_ROW_HEIGHT * rows}px}}"
         )
         self._write()
 
@@ -194,7 +195,8 @@ def _number(num_bytes: int, unit: int) -> str:
     return f"{number:.1f}" if number < 99.95 else f"{number:.0f}"
 
 
-def _place(value: int, marks: Sequence[int]) -> float:
-    """Where a value lies along its marks, 0 to 1; in proportion between them."""
-    centers = (np.arange(len(marks)) + 0.5) / len(marks)
-    return float(np.interp(np.log(value), np.log(marks), centers))
+def _around(value: int, marks: Sequence[int]) -> tuple[int, int]:
+    """The first mark of a cursor around ``value``, and how many it holds: one, or the two that the value is between."""
+    above = next((at for at, mark in enumerate(marks) if mark >= value), len(marks) - 1)
+    is_between = above > 0 and marks[above - 1] < value < marks[above]
+    return (above - 1, 2) if is_between else (above, 1)

@@ -7,99 +7,41 @@ Sources: aten/src/ATen/native/cuda/Embedding.cu and EmbeddingBackwardKernel.cu, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from math import ceil, prod
-from typing import Any
+from math import prod
 
 import torch
 from torch._ops import OpOverload
 
 from oom_magic.predict.fake_cuda.fake_gpu import Rule
 from oom_magic.predict.instrumentation.recorder import SizeFunction
-from oom_magic.predict.kernels.sorting import radix_bytes, scan_bytes, unique_bytes
+from oom_magic.predict.kernels.scratch.embeddings import (
+    INDEX,
+    Above,
+    atomic_index_bytes,
+    atomic_sum_bytes,
+    index_bytes,
+    index_radix_bytes,
+    one_index,
+    part_bytes,
+    part_index_bytes,
+    segment_bytes,
+    segment_scan_bytes,
+)
+from oom_magic.predict.kernels.scratch.sorting import scan_bytes, unique_bytes
 from oom_magic.predict.operators.calls import Call
-from oom_magic.predict.setups.gpus import GPU
 
 aten = torch.ops.aten
-_INDEX = 8  # bytes
 _UNSORTED_EMBEDDING_INDICES = 3072  # up to here one kernel adds gradients up without sorting
-_ROWS_PER_THREAD = 10
 _MAX_OF_BAG = 2  # at::native::EmbeddingBagMode
-_ATOMIC_BLOCKS = 4  # a multiprocessor
-
-
-@dataclass(frozen=True, slots=True)
-class _Above:
-    """The size of what is taken only for more items than ``least``."""
-
-    size_function: SizeFunction
-    least: int
-
-    def __call__(self, card: GPU, num_items: int, *numbers: int) -> int:
-        return self.size_function(card, num_items, *numbers) if num_items > self.least else 0
-
-
-def _index_bytes(_: GPU, num_items: int) -> int:
-    return num_items * _INDEX
-
-
-def _one_index(*_: Any) -> int:
-    return _INDEX
-
-
-def _index_radix_bytes(card: GPU, num_items: int, num_keys: int) -> int:
-    return radix_bytes(card, num_items, _INDEX, _INDEX, num_keys.bit_length())
-
-
-def _num_segments(num_items: int, num_weights: int) -> int:
-    return min(num_items, num_weights)
-
-
-def _num_parts(num_items: int, num_weights: int) -> int:
-    return num_items // _ROWS_PER_THREAD + _num_segments(num_items, num_weights)
-
-
-def _segment_bytes(_: GPU, num_items: int, num_weights: int) -> int:
-    return _num_segments(num_items, num_weights) * _INDEX
-
-
-def _segment_scan_bytes(card: GPU, num_items: int, num_weights: int) -> int:
-    return scan_bytes(card, _num_segments(num_items, num_weights))
-
-
-def _part_index_bytes(_: GPU, num_items: int, num_weights: int) -> int:
-    return _num_parts(num_items, num_weights) * _INDEX
-
-
-def _adds_atomically(card: GPU, num_items: int, num_weights: int, width: int) -> bool:
-    """Whether there are so few segments that their parts are added atomically (``use_fused_kernel``)."""
-    threads = -(-width // 32) * 32
-    num_blocks = ceil(_num_segments(num_items, num_weights) * threads / min(threads, 1024))
-    is_few = num_blocks < _ATOMIC_BLOCKS * card.num_multiprocessors
-    return is_few and _num_parts(num_items, num_weights) > 4 * num_blocks
-
-
-def _atomic_index_bytes(card: GPU, num_items: int, num_weights: int, width: int) -> int:
-    return _part_index_bytes(card, num_items, num_weights) * _adds_atomically(card, num_items, num_weights, width)
-
-
-def _atomic_sum_bytes(card: GPU, num_items: int, num_weights: int, width: int, item_bytes: int) -> int:
-    is_wider = item_bytes < 4 and _adds_atomically(card, num_items, num_weights, width)
-    return num_weights * width * 4 * is_wider
-
-
-def _part_bytes(card: GPU, num_items: int, num_weights: int, width: int, item_bytes: int) -> int:
-    is_whole = not _adds_atomically(card, num_items, num_weights, width)
-    return _num_parts(num_items, num_weights) * width * max(item_bytes, 4) * is_whole
 
 
 def _sort_pairs(call: Call, num_items: int, num_keys: int, above: int = 0) -> None:
     """``radix_sort_pairs`` of indices with their positions; both results stay to the end of the call."""
-    indices = _Above(_index_bytes, above)
+    indices = Above(index_bytes, above)
     for _ in ("sorted", "original"):
         call.allocate_scratch(indices, num_items)
     positions = call.allocate_scratch(indices, num_items)
-    storage = call.allocate_scratch(_Above(_index_radix_bytes, above), num_items, num_keys)
+    storage = call.allocate_scratch(Above(index_radix_bytes, above), num_items, num_keys)
     call.give_back(storage, positions)
 
 
@@ -145,17 +87,17 @@ def _add_up(call: Call, num_items: int, scales: bool, least: int) -> None:
     num_weights = call.outputs[0].shape[0]
 
     def take(size_function: SizeFunction, *numbers: int) -> int:
-        return call.allocate_scratch(_Above(size_function, least), num_items, *numbers)
+        return call.allocate_scratch(Above(size_function, least), num_items, *numbers)
 
     _sort_pairs(call, num_items, num_weights, least)
     if scales:
-        take(_index_bytes)
+        take(index_bytes)
         for _ in range(2):
             call.give_back(take(scan_bytes))
     call.output(0)
-    take(_index_bytes)  # where each segment of equal indices starts
-    take(_one_index)
-    unused_keys = take(_index_bytes)
+    take(index_bytes)  # where each segment of equal indices starts
+    take(one_index)
+    unused_keys = take(index_bytes)
     call.give_back(take(unique_bytes), unused_keys)
     _sum_segments(take, call)
 
@@ -170,7 +112,7 @@ def _masked_scatter(call: Call) -> None:
     """aten/src/ATen/native/cuda/IndexKernel.cpp, ``masked_scatter__cuda``: set elements before each, as integers."""
     call.output(0)
     num_items = call.outputs[0].numel()
-    call.take(num_items * _INDEX)
+    call.take(num_items * INDEX)
     call.allocate_scratch(scan_bytes, num_items)
 
 
@@ -179,13 +121,13 @@ def _sum_segments(take: Callable[..., int], call: Call) -> None:
     made = call.outputs[0]
     num_weights, width = made.shape
     for _ in ("parts of each segment", "where they start"):
-        take(_segment_bytes, num_weights)
-    call.give_back(take(_segment_scan_bytes, num_weights))
-    take(_one_index)
-    take(_part_index_bytes, num_weights)
-    take(_atomic_index_bytes, num_weights, width)
-    take(_atomic_sum_bytes, num_weights, width, made.element_size())
-    take(_part_bytes, num_weights, width, made.element_size())
+        take(segment_bytes, num_weights)
+    call.give_back(take(segment_scan_bytes, num_weights))
+    take(one_index)
+    take(part_index_bytes, num_weights)
+    take(atomic_index_bytes, num_weights, width)
+    take(atomic_sum_bytes, num_weights, width, made.element_size())
+    take(part_bytes, num_weights, width, made.element_size())
 
 
 def _index_put(call: Call) -> None:
@@ -198,8 +140,8 @@ def _index_put(call: Call) -> None:
     num_items = torch.broadcast_shapes(*(index.shape for index in given)).numel()
     linear = -1
     for index in given:
-        wrapped = call.take(index.numel() * _INDEX)
-        scaled = call.take(index.numel() * _INDEX)
+        wrapped = call.take(index.numel() * INDEX)
+        scaled = call.take(index.numel() * INDEX)
         call.give_back(wrapped)
         linear, spare = (scaled, -1) if linear < 0 else (linear, scaled)
         call.give_back(spare)

@@ -11,15 +11,14 @@ import torch
 from torch._ops import OpOverload
 
 from oom_magic.memory.categories import Category
-from oom_magic.memory.workspaces import Workspaces
 from oom_magic.predict.fake_cuda.fake_gpu import Rule
 from oom_magic.predict.instrumentation.recorder import SizeFunction
+from oom_magic.predict.kernels.scratch.workspaces import HERE, cublas_bytes, cublas_lt_bytes
 from oom_magic.predict.operators.calls import Call, existing
 from oom_magic.predict.setups.gpus import GPU
 
 aten = torch.ops.aten
 _POINTER = 8  # bytes, as have a stride and an address
-_HERE = Workspaces.here(torch.__version__)
 
 
 class _Workspaces:
@@ -34,16 +33,16 @@ class _Workspaces:
         """``addmm``: a bias for each column is added inside cublasLt."""
         bias = call.args[0]
         has_epilogue = bias.dim() == 1 and bias.is_contiguous()
-        if not has_epilogue or _HERE.is_unified:
+        if not has_epilogue or HERE.is_unified:
             self.product(call)
             return
         _copy_factors(call)
-        if _HERE.lt_takes_both:
+        if HERE.lt_takes_both:
             self._work_by_cublas(call)
-        self._work(call, "cublasLt", _cublas_lt_bytes, stays=_HERE.lt_stays)
+        self._work(call, "cublasLt", cublas_lt_bytes, stays=HERE.lt_stays)
 
     def _work_by_cublas(self, call: Call) -> None:
-        self._work(call, "cublas", _cublas_bytes, stays=_HERE.stays)
+        self._work(call, "cublas", cublas_bytes, stays=HERE.stays)
 
     def _work(self, call: Call, library: str, size: SizeFunction, *, stays: bool) -> None:
         if not stays:
@@ -79,14 +78,6 @@ def _grouped_product(gpu: GPU, call: Call) -> None:
     is_backward = first.dim() == second.dim() == 2
     each = 512 if gpu.capability[0] == 9 else 5888 if is_backward else 5376
     call.take(each * gpu.num_multiprocessors)
-
-
-def _cublas_bytes(card: GPU) -> int:
-    return _HERE.cublas_bytes(card.capability)
-
-
-def _cublas_lt_bytes(_card: GPU) -> int:
-    return _HERE.cublas_lt_bytes()
 
 
 def _copy_factors(call: Call) -> None:
