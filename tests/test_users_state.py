@@ -20,9 +20,11 @@ import torch
 from torch import nn
 
 import oom_magic as om
+from oom_magic.explain import doctor
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
 from oom_magic.predict.isolation import live_objects, snapshot, tensor_exchange
 from oom_magic.predict.isolation.interrupts import Interrupts
+from oom_magic.predict.isolation.live_objects import heap_set_aside
 from oom_magic.predict.isolation.patching import Journal
 from oom_magic.predict.isolation.process import process_state
 from oom_magic.predict.session import DrySession
@@ -287,8 +289,15 @@ def test_an_alarm_of_the_users_waits_for_the_users_code(users: Users) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["%%gpumem --no-plot\ninterrupted()", "%oom_explain", "om.sliders(interrupted_at, rows=(1, 4))"],
-    ids=["gpumem", "explain", "sliders"],
+    [
+        "%%gpumem --no-plot\ninterrupted()",
+        "%oom_explain",
+        "om.sliders(interrupted_at, rows=(1, 4))",
+        "om.size(interrupted_at, rows=(1, 4))",
+        "om.dry_run(interrupted)",
+        "%oom_doctor",
+    ],
+    ids=["gpumem", "explain", "sliders", "size", "dry_run", "doctor"],
 )
 def test_an_interrupt_ends_in_one_line(shell: Any, line: str, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr("oom_magic.notebook.magics.has_gpu", lambda: False)
@@ -298,14 +307,15 @@ def test_an_interrupt_ends_in_one_line(shell: Any, line: str, capsys: Any, monke
         "def interrupted_at(rows):\n    interrupted()\n",
         store_history=True,
     )
+
+    def at_once(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor, "check_system", at_once)
     if line == "%oom_explain":
         failing = "%%gpumem --no-plot --memory 1GiB\nbatch_size = 2\ntorch.ones(batch_size, 2**30, device='cuda')"
         shell.run_cell(failing, store_history=True)
-
-        def interrupted(*_: Any, **__: Any) -> Any:
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(CellRehearsal, "begin", interrupted)
+        monkeypatch.setattr(CellRehearsal, "begin", at_once)
     capsys.readouterr()
     result = shell.run_cell(line, store_history=True)
     shown = capsys.readouterr()
@@ -314,7 +324,24 @@ def test_an_interrupt_ends_in_one_line(shell: Any, line: str, capsys: Any, monke
     assert "Traceback" not in shown.out + shown.err
     if line != "%oom_explain":
         assert isinstance(result.error_in_exec, KeyboardInterrupt)
-        assert "Cell In[1]:4" in said[0] and "nothing of yours was changed" in said[0]
+        assert "nothing of yours was changed" in said[0]
+        assert "Cell In[1]:4" in said[0] or line == "%oom_doctor"
+
+
+class _Interrupting:
+    """Interrupts when the collector takes it away: what a finalizer raises is lost."""
+
+    def __init__(self) -> None:
+        self.cycle = self
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupt_is_not_lost_in_a_finalizer() -> None:
+    _Interrupting()
+    with pytest.raises(KeyboardInterrupt), heap_set_aside():
+        pass
 
 
 def test_a_model_goes_to_the_host_and_back_with_its_gradients(users: Users) -> None:

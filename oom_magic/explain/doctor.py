@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from oom_magic.interrupted import InOneLine
 from oom_magic.language import _
 from oom_magic.measure.system_check import SystemCheck, check_system
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, GPU, closest_gpu, find_gpu
@@ -220,13 +221,14 @@ def doctor(model: str | Sequence[str] = (), *, gpu: str | None = None, memory: i
     For each ``model`` (a preset's name or several) the largest comfortable training setup on ``gpu`` (default: the card
     here) is found by dry runs, which takes some seconds each. ``memory`` overrides the card's capacity.
     """
-    check = check_system()
-    models = (model,) if isinstance(model, str) else tuple(model)
-    if not models:
-        return Checkup(**_fields(check))
-    name, card, capacity = _card(check, gpu, memory)
-    found = tuple(recommend(one, card.name, capacity) for one in models)
-    return Checkup(**_fields(check), recommended=found, card=name)
+    with InOneLine("other"):
+        check = check_system()
+        models = (model,) if isinstance(model, str) else tuple(model)
+        if not models:
+            return Checkup(**_fields(check))
+        name, card, capacity = _card(check, gpu, memory)
+        found = tuple(recommend(one, card.name, capacity) for one in models)
+        return Checkup(**_fields(check), recommended=found, card=name)
 
 
 def _card(check: SystemCheck, gpu: str | None, memory: int | str | None) -> tuple[str, GPU, int | str | None]:

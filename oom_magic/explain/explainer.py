@@ -37,6 +37,7 @@ from oom_magic.explain.live.refinement import (
 )
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.explain.messages.reading import read
+from oom_magic.interrupted import InOneLine
 from oom_magic.language import _, choose_language
 from oom_magic.user_code import is_machinery
 
@@ -90,16 +91,17 @@ def explain(
     the locale). Remedies are priced by dry runs of a TrainingSetup (not if ``fast``), else only named. Raises
     ValueError when nothing is given and nothing has failed yet, FileNotFoundError for a Path that is not a file.
     """
-    from oom_magic.explain.advice import NOT_ASKED, advise_setup, unpriced_remedies  # these load NumPy
+    with InOneLine("other"):
+        from oom_magic.explain.advice import NOT_ASKED, advise_setup, unpriced_remedies  # these load NumPy
 
-    diagnosis = Explainer(setup, models, lang, report).diagnose(problem)
-    if setup is None or isinstance(setup, Mapping) or not diagnosis.is_oom:
-        return diagnosis
-    if fast:
-        return replace(diagnosis, remedies=unpriced_remedies(diagnosis, NOT_ASKED))
-    diagnosis = refine_with_setup(diagnosis, setup)
-    *_unused, priced = diagnosis, *advise_setup(diagnosis, setup)
-    return priced
+        diagnosis = Explainer(setup, models, lang, report).diagnose(problem)
+        if setup is None or isinstance(setup, Mapping) or not diagnosis.is_oom:
+            return diagnosis
+        if fast:
+            return replace(diagnosis, remedies=unpriced_remedies(diagnosis, NOT_ASKED))
+        diagnosis = refine_with_setup(diagnosis, setup)
+        *_unused, priced = diagnosis, *advise_setup(diagnosis, setup)
+        return priced
 
 
 @dataclass(frozen=True)

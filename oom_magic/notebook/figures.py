@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import fontManager
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from oom_magic.interrupted import InOneLine
 from oom_magic.language import _, choose_language, speaking
 from oom_magic.memory.allocator.replay import replay
 from oom_magic.memory.categories import CATEGORIES, Category
@@ -306,7 +307,9 @@ def plot(runs: Runs, *, ax: Axes | None = None) -> Plot | Axes:
                 raise ValueError(_("plot() got {count} reports for one ax; call it once for each.", count=len(named)))
             draw_timeline(ax, next(iter(named.values())))
             return ax
-        return Plot(_side_by_side(named), "\n".join(_words(name, report) for name, report in named.items()))
+        with InOneLine("other"):
+            figure = _side_by_side(named)
+        return Plot(figure, "\n".join(_words(name, report) for name, report in named.items()))
 
 
 def _side_by_side(named: Mapping[str, MemoryReport]) -> Figure:

@@ -10,12 +10,13 @@ from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, Intera
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand, output_can_be_silenced
 from IPython.core.magic_arguments import argument, magic_arguments
 
+from oom_magic.interrupted import InOneLine
 from oom_magic.language import _
 from oom_magic.notebook.cells import gpumem
 from oom_magic.notebook.cells.explanations import explain_last, explain_pasted, explain_path
 from oom_magic.notebook.cells.gpumem import CardOptions, CellRunner
 from oom_magic.notebook.cells.hints import FailureWatch
-from oom_magic.notebook.cells.running import InOneLine, compile_cell
+from oom_magic.notebook.cells.running import compile_cell
 from oom_magic.notebook.monitor import Monitor, can_update
 from oom_magic.notebook.options import checked, parse_line, parse_options, setup_arguments, slider_arguments, unquoted
 from oom_magic.predict.setups.gpus import list_gpus
@@ -117,8 +118,9 @@ class OOMMagics(Magics):
             return self._choose(card)
         compiled = compile_cell(self.shell, statement if cell is None else cell, 0 if cell is None else 1)
         self.runner.last_report = None
-        is_dry = options.dry_run or card or not has_gpu()
-        with InOneLine("interrupted_dry_run" if is_dry else "interrupted_cell"):
+        with InOneLine("other"):  # it may load PyTorch
+            is_dry = options.dry_run or card or not has_gpu()
+        with InOneLine("dry run" if is_dry else "cell"):
             try:
                 if is_dry:
                     return self.runner.dry_run(compiled, card, stop_after_steps, follows_compile=not options.no_compile)
@@ -182,7 +184,7 @@ class OOMMagics(Magics):
         if options.off:
             self.failures.is_hinting = False
             return None
-        with InOneLine("interrupted_explanation"):
+        with InOneLine("explanation"):
             if cell is not None:
                 return explain_pasted(self.shell, cell, options)
             if path:
@@ -234,17 +236,18 @@ class OOMMagics(Magics):
             %oom_doctor
             %oom_doctor --model qwen2.5-1.5b --gpu "RTX 3060"
         """
-        from oom_magic.explain.doctor import TYPICAL_MODELS, doctor
-
         options = parse_line(self.oom_doctor, line)
         if options.no_cache:
             keep_nothing_on_disk()
-        models = TYPICAL_MODELS if options.model == [] else options.model or ()
         card = self.runner.card
-        try:
-            return doctor(models, gpu=options.gpu or card.gpu, memory=options.memory or card.memory_bytes)
-        except ValueError as error:
-            raise UsageError(f"%oom_doctor: {error}") from None
+        with InOneLine("other"):
+            from oom_magic.explain.doctor import TYPICAL_MODELS, doctor
+
+            models = TYPICAL_MODELS if options.model == [] else options.model or ()
+            try:
+                return doctor(models, gpu=options.gpu or card.gpu, memory=options.memory or card.memory_bytes)
+            except ValueError as error:
+                raise UsageError(f"%oom_doctor: {error}") from None
 
     @magic_arguments()
     @argument("what", nargs="?", choices=("stop",), help=_("End the monitor that runs."))
@@ -285,9 +288,10 @@ class OOMMagics(Magics):
         if options.list_models:
             print(models_listed(rest))
             return None
-        from oom_magic.notebook.sliders.magic import sliders_from
+        with InOneLine("other"):
+            from oom_magic.notebook.sliders.magic import sliders_from
 
-        return sliders_from(options, rest, self.shell)
+            return sliders_from(options, rest, self.shell)
 
     def stop_watching(self) -> None:
         """End the live monitor, if one runs."""

@@ -15,6 +15,7 @@ import torch
 import torch.utils.dlpack
 
 from oom_magic.errors import describe_error
+from oom_magic.interrupted import InOneLine
 from oom_magic.language import _, load_language
 from oom_magic.memory.allocator.caching_allocator import AllocatorOutOfMemory, CachingAllocator
 from oom_magic.memory.allocator.replay import failure_message
@@ -408,15 +409,16 @@ def dry_run(
             lambda: run(decided, **{**options, "follows_compile": False}),
         )
 
-    session = run(None)
-    if namespaces:
-        stayed_on_cpu(
-            session,
-            [_function(fn).__code__],
-            {one.name for names in session.decided for one in names.decisions},
-            lambda names: DecidedNames.of(namespaces[0], presumed=names),
-            lambda decided: run([decided], is_limited=False, has_bar=False),
-        )
+    with InOneLine("dry run"):
+        session = run(None)
+        if namespaces:
+            stayed_on_cpu(
+                session,
+                [_function(fn).__code__],
+                {one.name for names in session.decided for one in names.decisions},
+                lambda names: DecidedNames.of(namespaces[0], presumed=names),
+                lambda decided: run([decided], is_limited=False, has_bar=False),
+            )
     assert session.report is not None
     return session.report
 

@@ -245,16 +245,10 @@ PAGE_CATALOGUE: Sentences = {
     "usage_no_file": "%oom_explain: there is no file '{path}'; to explain pasted text use %%oom_explain.",
     "usage_nothing_failed": "No error happened here yet; %oom_explain FILE and %%oom_explain read others' errors.",
     "setup_said": "Taken for the run: {setup}.",
-    "interrupted_dry_run": "interrupted at {where}. It was a dry run: nothing of yours was changed.",
-    "interrupted_cell": "interrupted at {where}.",
-    "interrupted_explanation": (
-        "interrupted before the explanation was complete; %oom_explain --fast rehearses nothing."
-    ),
     "interrupted_rehearsals": Plural(
         "Interrupted: {count} remedy had been rehearsed by then; %oom_explain --fast rehearses none.",
         "Interrupted: {count} remedies had been rehearsed by then; %oom_explain --fast rehearses none.",
     ),
-    "interrupted_sliders": "interrupted at {where}, while the function was dry-run; nothing of yours was changed.",
     "decided_names": "This machine has no GPU, so earlier cells decided {was}; the dry run follows them with {now}.",
     "stayed_on_cpu": "Nothing was put on the GPU: {was} was decided before the dry run.",
     "stayed_on_cpu_peak": (

@@ -1,7 +1,4 @@
-"""Running a cell's code the way IPython's ``%%time`` does: same value, same traceback, exceptions pass.
-
-An interrupt (the stop button, Ctrl-C) of what this package runs is one line in place of hundreds of a traceback.
-"""
+"""Running a cell's code the way IPython's ``%%time`` does: same value, same traceback, exceptions pass."""
 
 from __future__ import annotations
 
@@ -9,19 +6,17 @@ import ast
 import dis
 import inspect
 import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from types import CodeType, TracebackType
 from typing import Any
 
-from IPython import get_ipython
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
-from oom_magic.language import _, choose_language
-from oom_magic.user_code import cell_name, is_machinery, is_users_file
+from oom_magic.language import _
+from oom_magic.user_code import is_machinery
 
 
 def trimmed(error: BaseException) -> BaseException:
@@ -130,47 +125,3 @@ def _cell_number(shell: InteractiveShell) -> int:
             return numbers[frame.f_code.co_filename]
         frame = frame.f_back  # type: ignore[assignment]
     return shell.execution_count
-
-
-class Interrupted(KeyboardInterrupt):
-    """A KeyboardInterrupt that IPython shows as one line."""
-
-    def _render_traceback_(self) -> list[str]:
-        """What IPython shows (``InteractiveShell.showtraceback``)."""
-        shown = getattr(get_ipython(), "InteractiveTB", None)
-        if shown is not None:
-            shown.tb = None  # drop the previous error and its tensors, as IPython's own rendering does
-        return [f"KeyboardInterrupt: {self}"]
-
-
-class InOneLine:
-    """Turns an interrupt inside the block into the catalogue's sentence for ``key``, which may name the line
-    (``where``).
-
-    No frame of the interrupted code is kept: it would hold tensors.
-    """
-
-    def __init__(self, key: str) -> None:
-        self._key = key
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if not isinstance(error, KeyboardInterrupt) or isinstance(error, Interrupted):
-            return
-        from oom_magic.explain.sentences.catalogue import translate
-
-        interrupted = Interrupted(translate(self._key, choose_language(), where=_where(error)))
-        del kind, error, tb
-        try:
-            raise interrupted
-        finally:
-            interrupted.__context__ = None
-
-
-def _where(error: BaseException) -> str:
-    """The user's innermost line on the way to the interrupt."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if is_users_file(frame.filename):
-            return f"{cell_name(frame.filename)}:{frame.lineno}"
-    return _("its beginning")

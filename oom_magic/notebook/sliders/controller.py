@@ -10,9 +10,9 @@ import ipywidgets
 from IPython import get_ipython
 from IPython.display import display
 
+from oom_magic.interrupted import InOneLine, Interrupted
 from oom_magic.language import _, choose_language
 from oom_magic.memory.report import MemoryReport
-from oom_magic.notebook.cells.running import InOneLine, Interrupted
 from oom_magic.notebook.sliders.cards import SliderCard, SliderMachine, counted, offered_cards
 from oom_magic.notebook.sliders.fit_map import Grid
 from oom_magic.notebook.sliders.page import SavedSliders, naming_script
@@ -55,7 +55,7 @@ def sliders(
     """
     from oom_magic.predict.setups.setup import TrainingSetup
 
-    with InOneLine("interrupted_sliders"):
+    with InOneLine("function"):
         gpu, num_gpus = counted(gpu, num_gpus)
         if isinstance(fn_or_setup, TrainingSetup):
             given = {"num_gpus": num_gpus, "num_processes": num_processes or 1}
@@ -162,7 +162,7 @@ class Sliders(ipywidgets.VBox):
     def _shown_or_failed(self, show: Callable[[], object]) -> bool:
         """Whether ``show`` succeeded; if not, the panel shows the error."""
         try:
-            with InOneLine("interrupted_sliders"):
+            with InOneLine("function"):
                 show()
         except Interrupted as interrupted:
             if not self._is_shown:
@@ -223,7 +223,7 @@ class Sliders(ipywidgets.VBox):
         """Find the rest; errors are shown in the panel."""
         await asyncio.sleep(_IDLE_SECONDS)
         try:
-            with InOneLine("interrupted_sliders"):
+            with InOneLine("function"):
                 await self._find(slices, values, card)
         except KeyboardInterrupt as interrupted:
             self._fail((Sentence(str(interrupted), "bad"),))

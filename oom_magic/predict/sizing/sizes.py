@@ -18,6 +18,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from oom_magic.inputs import parse_bytes
+from oom_magic.interrupted import InOneLine
 from oom_magic.language import _
 from oom_magic.memory.allocator.replay import Replay, replay
 from oom_magic.memory.categories import Breakdown
@@ -75,8 +76,9 @@ def size(
     function that fails or does something else when run again.
     """
     parsed = Ranges.parse(fn, ranges)
-    sizes = Sizes(fn, parsed, gpu, memory, stop_after_steps, num_gpus, card, num_processes=num_processes)
-    sizes.trace()
+    with InOneLine("function"):
+        sizes = Sizes(fn, parsed, gpu, memory, stop_after_steps, num_gpus, card, num_processes=num_processes)
+        sizes.trace()
     return sizes
 
 

@@ -1,0 +1,60 @@
+"""An interrupt (the stop button, Ctrl-C) of what this package runs: one line in place of hundreds of a traceback."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from types import TracebackType
+
+from oom_magic.language import Sentences, _, translated
+from oom_magic.user_code import cell_name, is_users_file
+
+_SAID: Sentences = {
+    "dry run": "interrupted at {where}. It was a dry run: nothing of yours was changed.",
+    "cell": "interrupted at {where}.",
+    "explanation": "interrupted before the explanation was complete; %oom_explain --fast rehearses nothing.",
+    "function": "interrupted at {where}, while the function was dry-run; nothing of yours was changed.",
+    "other": "interrupted; nothing of yours was changed.",
+}
+
+
+class Interrupted(KeyboardInterrupt):
+    """A KeyboardInterrupt that IPython shows as one line."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows (``InteractiveShell.showtraceback``)."""
+        ipython = sys.modules.get("IPython")
+        shown = getattr(ipython.get_ipython() if ipython is not None else None, "InteractiveTB", None)
+        if shown is not None:
+            shown.tb = None  # drop the previous error and its tensors, as IPython's own rendering does
+        return [f"KeyboardInterrupt: {self}"]
+
+
+class InOneLine:
+    """Turns an interrupt inside the block into one sentence about ``what`` was interrupted, which may name the line.
+
+    No frame of the interrupted code is kept: it would hold tensors.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if not isinstance(error, KeyboardInterrupt) or isinstance(error, Interrupted):
+            return
+        interrupted = Interrupted(translated(_SAID[self._what], where=_where(error)))
+        del kind, error, tb
+        try:
+            raise interrupted
+        finally:
+            interrupted.__context__ = None
+
+
+def _where(error: BaseException) -> str:
+    """The user's innermost line on the way to the interrupt; compiled libraries name files that are not there."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if is_users_file(frame.filename) and frame.line:
+            return f"{cell_name(frame.filename)}:{frame.lineno}"
+    return _("its beginning")
