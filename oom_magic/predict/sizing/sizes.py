@@ -1,7 +1,6 @@
 """Sizes as exact functions: a training function, dry-run at a few points, then known for all of its arguments.
 
-What makes dry runs is loaded when there is something to run: sizes kept on disk are there before it. (Of PyTorch
-they need what the size functions of its kernels import.)
+What makes dry runs is loaded when there is something to run; sizes kept on disk are read without PyTorch.
 """
 
 from __future__ import annotations
