@@ -22,7 +22,7 @@ from widgets import at_rest, code, part, picture, status
 
 import oom_magic as om
 from oom_magic.notebook.sliders.controller import Sliders
-from oom_magic.notebook.sliders.fit_map import Grid
+from oom_magic.notebook.sliders.fit_map import FitMap, Grid
 from oom_magic.notebook.sliders.source import Estimator
 from oom_magic.notebook.sliders.view import Estimate
 from oom_magic.predict.session import DrySession
@@ -178,6 +178,11 @@ def test_a_click_on_the_map_goes_there(panel: Sliders) -> None:
     assert buttons.value is None
     buttons.value = 0
     assert panel.values["batch_size"] == grid.rows[0]
+
+
+def test_the_map_has_its_columns_before_its_numbers(panel: Sliders) -> None:
+    grid = panel._estimator.grid
+    assert f"--columns:{len(grid.columns)}}}" in FitMap(grid, lambda values: None)._style.value
 
 
 def test_the_cursor_of_the_map_strikes_no_number(panel: Sliders) -> None:

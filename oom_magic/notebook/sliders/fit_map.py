@@ -132,20 +132,21 @@ class FitMap:
         self._buttons.add_class("oom-map").add_class(self._class)
         self._style = ipywidgets.HTML()
         self._cells = self._cursor = ""
+        self._write()
         self.widget = ipywidgets.VBox([ipywidgets.HTML(self._heading()), self._buttons, self._style])
         self.widget.add_class("oom-map-box").add_class(f"{self._class}-box")
 
     def show(self, cells: Cells, device: Device) -> None:
         """New numbers in the cells."""
         unit, name = unit_for(cells.peaks.max(initial=0))
-        rules = [f'.{self._class}-box .oom-unit::after{{content:"{name}"}}']
+        rules = [f'.{self._class}-box .oom-unit::after{{content:" in {name}"}}']
         for number, (peak, held) in enumerate(zip(cells.peaks.flat, cells.held.flat, strict=True), 1):
             state = state_of(int(held), device)
             rules.append(
                 f'.{self._class} button:nth-child({number}){{--said:"{_SIGNS[state]} {_number(int(peak), unit)}";'
                 f"background:var(--oom-map-{state})}}"
             )
-        self._cells = f".{self._class}>div{{--columns:{len(self.grid.columns)}}}{''.join(rules)}"
+        self._cells = "".join(rules)
         self._write()
 
     def mark(self, values: Mapping[str, Any]) -> None:
@@ -160,7 +161,8 @@ class FitMap:
         self._write()
 
     def _write(self) -> None:
-        self._style.value = f"<style>{self._cells}{self._cursor}</style>"
+        columns = f".{self._class}>div{{--columns:{len(self.grid.columns)}}}"
+        self._style.value = f"<style>{columns}{self._cells}{self._cursor}</style>"
 
     def _chosen(self, change: Mapping[str, Any]) -> None:
         if change["new"] is not None:
@@ -174,7 +176,7 @@ class FitMap:
         columns = "".join(f"<span>{column}</span>" for column in grid.columns)
         rows = "".join(f"<span>{row}</span>" for row in grid.rows) if grid.down else "<span></span>"
         names = f"{escape(grid.down)} ↓, {escape(grid.across)} →" if grid.down else f"{escape(grid.across)} →"
-        names += '; peak allocated in <span class="oom-unit"></span>. Click to go there.'
+        names += '; peak allocated<span class="oom-unit"></span>. Click to go there.'
         return (
             f'<div class="oom oom-map-heading"><b>What fits</b> <small>{names}</small>'
             f'<div class="columns" style="--columns:{len(grid.columns)}">{columns}</div>'
