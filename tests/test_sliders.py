@@ -180,17 +180,19 @@ def test_a_click_on_the_map_goes_there(panel: Sliders) -> None:
     assert panel.values["batch_size"] == grid.rows[0]
 
 
-def test_the_map_has_its_columns_before_its_numbers(panel: Sliders) -> None:
-    grid = panel._estimator.grid
-    assert f"--columns:{len(grid.columns)}}}" in FitMap(grid, lambda values: None)._style.value
+def test_the_map_has_its_columns_before_its_numbers() -> None:
+    grid = Grid.of(AXES)
+    assert grid is not None
+    assert f"--columns:{len(grid.columns)}}}" in FitMap(grid, lambda values: None).widget.children[-1].value
 
 
 def test_the_cursor_of_the_map_strikes_no_number(panel: Sliders) -> None:
-    grid = panel._estimator.grid
+    grid, style = Grid.of(AXES), part(panel, "oom-map-box").children[-1]
+    assert grid is not None
     rows, columns = set(), set()
     for batch_size in (1, 3, 4, 16):
         panel.controls["batch_size"].value, panel.controls["seq_len"].value = batch_size, 32 * batch_size + 64
-        place = dict(re.findall(r"(left|width|top|height):([\d.]+)", panel._panel._map._cursor))
+        place = dict(re.findall(r"(left|width|top|height):([\d.]+)", style.value.rpartition("::before")[2]))
         left, width = (float(place[name]) * len(grid.columns) / 100 for name in ("left", "width"))
         top, height = (int(place[name]) / 24 for name in ("top", "height"))
         assert left == pytest.approx(round(left), abs=0.01) and width == pytest.approx(round(width), abs=0.01)
