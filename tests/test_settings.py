@@ -236,8 +236,11 @@ def test_what_stands_in_modules_is_as_before() -> None:
 
 
 LIBRARY = """
-import copyreg, mimetypes, urllib.parse
+import copyreg, functools, logging, mimetypes, urllib.parse
 class Theirs: pass
+@functools.lru_cache(None)
+def warning_once(self, *args): self.warning(*args)
+logging.Logger.warning_once = warning_once
 copyreg.pickle(Theirs, lambda one: (Theirs, ()))
 urllib.parse.uses_netloc.append("theirs")
 """
@@ -257,3 +260,4 @@ def test_what_a_library_registers_when_it_is_imported_stays(tmp_path: Path, monk
     theirs = sys.modules.pop("their_library").Theirs
     assert copyreg.dispatch_table.pop(theirs) and urllib.parse.uses_netloc.pop() == "theirs"
     assert calendar.firstweekday() == 0 and string.Template.delimiter == "$"
+    del logging.Logger.warning_once  # type: ignore[attr-defined]  # transformers has one

@@ -136,13 +136,19 @@ class _Staying:
         """Whether something is a module that was imported meanwhile, or of one."""
         if isinstance(value, types.ModuleType):
             return sys.modules.get(value.__name__) is value
-        has_home = isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType))
-        home = (value if has_home else type(value)).__module__
+        home = _home(value)
         return isinstance(home, str) and home in sys.modules and home not in self._known
 
     def may_be_importeds(self, value: Any) -> bool:
         """Plain values may be, where a library was imported."""
         return (self._has_imported and type(value) in _PLAIN) or self.is_importeds(value)
+
+
+def _home(value: Any) -> Any:
+    """The module that something is of; what wraps a function, such as a cache, is of the function's."""
+    has_home = isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType))
+    own = None if has_home or type(value).__dictoffset__ == 0 else object.__getattribute__(value, "__dict__")
+    return own["__module__"] if own and "__module__" in own else (value if has_home else type(value)).__module__
 
 
 def _restore_names(
