@@ -29,6 +29,7 @@ from oom_magic.language import _
 from oom_magic.predict.isolation.copies import Copies, has_copy
 from oom_magic.predict.isolation.reach import NOT_WALKED, is_users, is_users_class, is_users_module
 from oom_magic.predict.isolation.restorations import restoration_of
+from oom_magic.predict.isolation.snapshot import is_unchanged
 from oom_magic.user_code import is_users_file
 
 MOST_OBJECTS, _MOST_ITEMS = 25_000, 100
@@ -292,6 +293,8 @@ def _note_library(notes: Notes, module: types.ModuleType) -> None:
 
 
 def _restore_library(owner: Any, before: dict[str, Any]) -> None:
+    if is_unchanged(before, vars(owner)):
+        return
     for name, value in list(vars(owner).items()):
         is_setting = name in before and not name.startswith("_") and {type(value), type(before[name])} <= _SETTINGS
         if before.get(name, before) is not value and (is_setting or is_users(value)):

@@ -29,6 +29,7 @@ import torch
 from oom_magic.predict.isolation.process.standard_library import standard_library_noted
 from oom_magic.predict.isolation.reach import is_users
 from oom_magic.predict.isolation.restorations import set_context
+from oom_magic.predict.isolation.snapshot import is_unchanged
 
 _Setting = tuple[Callable[[], Any], Callable[[Any], Any]]  # getter and setter
 
@@ -171,6 +172,8 @@ def _restore_dialects(before: list[str]) -> None:
 
 def _restore_modules(before: dict[str, Any]) -> None:
     """Imported modules stay; others are removed."""
+    if is_unchanged(before, sys.modules):
+        return
     for name, module in list(sys.modules.items()):
         if before.get(name) is not module and getattr(module, "__spec__", None) is None:
             if name in before:
