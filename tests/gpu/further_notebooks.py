@@ -256,7 +256,7 @@ before.load_state_dict(checkpoint["model"])
         """
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 for _ in range(3):
-    ids = torch.randint(0, 8192, (4, 512), device="cuda")
+    ids = torch.randint(0, 8192, (1, 512), device="cuda")
     model(input_ids=ids, labels=ids).loss.backward()
     optimizer.step(); optimizer.zero_grad()
 """,

@@ -131,10 +131,15 @@ def find_in_the_way(
             known |= one.objects
     storages: dict[int, int] = {}
     objects: set[int] = set()
-    for name in going:
-        storages |= reached[name].everything()
-        objects |= reached[name].objects
-    num_bytes = sum(size for address, size in storages.items() if address not in staying)
+    for name in tuple(going):
+        own = {address: size for address, size in reached[name].everything().items() if address not in staying}
+        if own:
+            storages |= own
+            objects |= reached[name].objects
+        else:  # such as an optimizer made since: all that it has leads to the model
+            going.remove(name)
+            known |= reached[name].objects
+    num_bytes = sum(storages.values())
     if num_bytes < _LEAST_SHARE * total_bytes:
         return None
     return InTheWay(tuple(sorted(going)), num_bytes, frozenset(objects - known))
