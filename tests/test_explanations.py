@@ -244,6 +244,27 @@ def test_a_list_that_keeps_graphs_is_named_and_mended(shell, monkeypatch):
     assert (best.key, best.fits) == ("detach", True) and best.code.startswith("losses.append(loss.item())")
 
 
+@pytest.mark.parametrize(
+    ("made", "turn"),
+    [
+        ("    def __call__(self, loss): self.log(loss)\nkeep = Keeper()", "keep(net(x).sum())"),
+        ("keeper = Keeper()\ndef keep(module, inputs, output):\n    keeper.log(output)\n"
+         "handle = net.register_forward_hook(keep)", "net(x)"),
+    ],
+)  # fmt: skip
+@needs_what_graphs_saved
+def test_a_list_that_grows_in_a_function_is_found_through_calls_and_hooks(shell, made, turn):
+    shell.run_cell("import torch")
+    lines = ["net = torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.GELU()).cuda()",
+             "class Keeper:", "    def __init__(self): self.seen = []",
+             "    def log(self, one):", "        self.seen.append(one)", made,
+             "for _ in range(100):", "    x = torch.zeros(4096, 1024, device='cuda')", f"    {turn}"]  # fmt: skip
+    shell.run_cell("\n".join(["%%gpumem --dry-run --no-plot --memory 1GiB", *lines]))
+    diagnosis = run(shell, "%oom_explain")
+    assert diagnosis.cause == Cause.LEAK_OR_RETAINED_REFERENCE
+    assert (diagnosis.evidence[0].values["name"], diagnosis.remedies[0].key) == ("self.seen", "detach")
+
+
 def test_debugging_still_works(shell):
     fail(shell)
     error, trace = sys.last_value, sys.last_traceback

@@ -37,6 +37,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.distributions import Distribution
 
 from oom_magic.predict.session import DrySession
 
@@ -215,8 +216,8 @@ PYTHONS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: torch.serialization.add_safe_globals([Meter]),
     ),
     "distributions": (
-        lambda: torch.distributions.Distribution._validate_args,
-        lambda: torch.distributions.Distribution.set_default_validate_args(not __debug__),
+        lambda: Distribution._validate_args,
+        lambda: Distribution.set_default_validate_args(not Distribution._validate_args),
     ),
 }  # fmt: skip
 

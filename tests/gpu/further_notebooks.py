@@ -233,8 +233,8 @@ handle.remove()
 """,
     ),
     {"CPU": ""},
-    names("leak_or_retained_reference", *FILLED),
-    names("keep_on_host", "smaller_evaluation"),
+    names("leak_or_retained_reference"),
+    names("keep_on_host"),
     {"keep_on_host": put(CPU=".cpu()")},
 )
 

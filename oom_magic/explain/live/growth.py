@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
+from oom_magic.explain.live.called import called_in
 from oom_magic.explain.remedies.own_code import copied
 from oom_magic.user_code import is_users_file
 
@@ -88,22 +89,27 @@ def growths(error: BaseException, names: Mapping[str, Any], locate: Locate) -> t
         if not is_users_file(file):
             continue
         known = {**names, **names_of(frame)}
-        for statement, loop in _in_running_loops(file, frame.f_globals, trace.tb_lineno):
-            growth = _growth(statement, loop, file, known, locate)
+        for statement, around, home, seen in _run_by_loops(file, frame.f_globals, trace.tb_lineno, known):
+            growth = _growth(statement, around, home, seen, locate)
             if growth is not None:
                 found.setdefault((growth.name, growth.place), growth)
     return tuple(sorted(found.values(), key=lambda one: (-one.num_bytes, -one.num_tensors)))
 
 
-def _in_running_loops(file: str, variables: dict[str, Any], line: int) -> Iterator[tuple[ast.stmt, ast.stmt]]:
-    """The statements of the loops around a line, each with its loop."""
+def _run_by_loops(
+    file: str, variables: dict[str, Any], line: int, names: Mapping[str, Any]
+) -> Iterator[tuple[ast.stmt, ast.stmt, str, Mapping[str, Any]]]:
+    """The statements that the loops around a line run, those of the user's functions included: each with its loop or
+    function, its file and the names that it finds."""
     try:
         tree = ast.parse("".join(linecache.getlines(file, variables)))
     except (SyntaxError, ValueError):
         return
     for node in ast.walk(tree):
         if isinstance(node, (ast.For, ast.While)) and node.lineno <= line <= (node.end_lineno or 0):
-            yield from ((statement, node) for statement in _statements(node.body))
+            yield from ((statement, node, file, names) for statement in _statements(node.body))
+            for one in called_in(node, names):
+                yield from ((each, one.definition, one.file, one.names) for each in _statements(one.definition.body))
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:

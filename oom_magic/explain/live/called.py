@@ -1,0 +1,123 @@
+"""The user's functions that a loop runs besides its own statements: those it calls, and hooks and forwards of modules.
+
+No code of the user's is run to find them: names are looked up, attributes are read from dictionaries.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import linecache
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import CellType, FunctionType, MethodType
+from typing import Any
+
+from oom_magic.user_code import is_users_file
+
+_MOST_FUNCTIONS = 200
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_NOTHING = object()
+
+
+@dataclass(frozen=True)
+class Called:
+    """A function of the user's: its definition, with the names that it finds outside, its own object included."""
+
+    definition: ast.FunctionDef | ast.AsyncFunctionDef
+    file: str
+    names: dict[str, Any]
+
+
+def called_in(loop: ast.stmt, names: Mapping[str, Any]) -> Iterator[Called]:
+    """The user's functions that a loop runs, and those that they run, each once."""
+    waiting: list[tuple[ast.AST, Mapping[str, Any]]] = [(loop, names)]
+    seen: set[Any] = set()
+    while waiting and len(seen) < _MOST_FUNCTIONS:
+        tree, known = waiting.pop(0)
+        for function, owner in _run_in(tree, known):
+            code = function.__code__
+            if (code, id(owner)) in seen or not is_users_file(code.co_filename):
+                continue
+            seen.add((code, id(owner)))
+            definition = _definition(function)
+            if definition is not None:
+                outside = _names_outside(function, owner)
+                waiting.append((definition, outside))
+                yield Called(definition, code.co_filename, outside)
+
+
+def _run_in(tree: ast.AST, names: Mapping[str, Any]) -> Iterator[tuple[FunctionType, Any]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield from _functions_of(_object(node.func, names))
+
+
+def _object(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    """The object of a dotted name; methods are bound."""
+    if isinstance(node, ast.Name):
+        return names.get(node.id, _NOTHING)
+    if not isinstance(node, ast.Attribute):
+        return _NOTHING
+    owner = _object(node.value, names)
+    found = inspect.getattr_static(owner, node.attr, _NOTHING)
+    if found is _NOTHING:  # parts of modules are in dictionaries of their own
+        return getattr(owner, "__dict__", {}).get("_modules", {}).get(node.attr, _NOTHING)
+    is_bound = isinstance(found, FunctionType) and not inspect.isclass(owner) and not inspect.ismodule(owner)
+    return MethodType(found, owner) if is_bound else found
+
+
+def _functions_of(value: Any) -> Iterator[tuple[FunctionType, Any]]:
+    """The functions that a call of ``value`` runs, each with what it is bound to."""
+    if isinstance(value, functools.partial):
+        yield from _functions_of(value.func)
+    elif isinstance(value, MethodType):
+        yield from _plain(value.__func__, value.__self__)
+    elif isinstance(value, FunctionType):
+        yield from _plain(value, None)
+    elif isinstance(value, sys.modules["torch"].nn.Module):
+        for module in value.modules():
+            yield from _plain(type(module).forward, module)
+            for hook in [hook for name in _HOOKS for hook in vars(module)[name].values()]:
+                yield from _functions_of(hook)
+    elif not inspect.isclass(value):
+        yield from _plain(inspect.getattr_static(type(value), "__call__", None), value)
+
+
+def _plain(function: Any, owner: Any) -> Iterator[tuple[FunctionType, Any]]:
+    function = inspect.unwrap(function) if callable(function) else function
+    if isinstance(function, FunctionType):
+        yield function, owner
+
+
+def _definition(function: FunctionType) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    code = function.__code__
+    try:
+        tree = ast.parse("".join(linecache.getlines(code.co_filename, function.__globals__)))
+    except (SyntaxError, ValueError):
+        return None
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == code.co_name:
+            first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+            if first == code.co_firstlineno:
+                return node
+    return None
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing yet
+        return _NOTHING
+
+
+def _names_outside(function: FunctionType, owner: Any) -> dict[str, Any]:
+    """The globals and cells of a function without what is local to a call, but for the object that it is bound to."""
+    code = function.__code__
+    names = {name: value for name, value in function.__globals__.items() if name not in code.co_varnames}
+    names |= dict(zip(code.co_freevars, map(_content, function.__closure__ or ()), strict=True))
+    if owner is not None and code.co_argcount:
+        names[code.co_varnames[0]] = owner
+    return names
