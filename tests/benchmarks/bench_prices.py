@@ -4,8 +4,8 @@
 
 A cell runs out of memory on a pretend GPU, then %oom_explain rehearses it. Goals on two idle cores: words within 1 s,
 the first price within 5 s, all of the GPT-2 cell within 15 s and of the 7B LoRA cell within 30 s. Measured by the clock on
-two idle cores: all of GPT-2 7.8 and 13.0 s (words 0.5 s); 7B LoRA 0.7, 9.7 and 47.8 s, for its ten rehearsals take 3 to
-7 s each: two thirds of that are the forward and the backward of two steps, a seventh is building the model anew.
+two idle cores: GPT-2 0.4, 2.7 and 16.1 s, of which compiling, the last to be priced, takes 8.3; 7B LoRA 0.4, 6.8 and 48.4 s
+(compiling 18): a rehearsal takes 3 to 4 s, half of it the forward and the backward of its steps, a fifth building adapters.
 """
 
 from __future__ import annotations
