@@ -255,11 +255,17 @@ def attends_with_options():
     return F.scaled_dot_product_attention(q, k, k, **options)
 
 
+def mixes_pictures():
+    real, share = torch.rand(256, 16, 128, 128, device="cuda"), torch.rand(256, 1, 1, 1, device="cuda")
+    return share * real
+
+
 @pytest.mark.parametrize(
     ("function", "name", "cause"),
     [
         (grows_a_cache, "kv_cache", Cause.ACTIVATIONS),
         (attends_with_options, "attention_scores", Cause.ATTENTION_SCORES),
+        (mixes_pictures, "result", Cause.ACTIVATIONS),
     ],
 )
 def test_caches_and_scores_inside_a_call_are_named(function, name, cause):

@@ -116,3 +116,11 @@ def test_a_proxy_is_not_asked() -> None:
     proxy = Proxy()
     find_owners()
     del proxy
+
+
+def test_nodes_that_a_backward_has_emptied_are_passed_over():
+    weight = torch.ones(4, 4, requires_grad=True)
+    rows = weight[torch.tensor([0, 2])].exp()
+    rows.sum().backward()
+    found = reach([rows], lambda tensor: (tensor.data_ptr(), tensor.nbytes)).everything()
+    assert {rows.data_ptr(), weight.data_ptr()} <= set(found)

@@ -79,6 +79,21 @@ def test_a_size_that_a_function_takes_is_shown_with_its_loop(head, shown):
     assert rehearsal.own_code("smaller_batch", VALUES).startswith(shown)
 
 
+def test_the_loop_that_a_function_of_the_users_runs_is_shown_under_its_name(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    body = "".join(f"        {line}\n" for line in LOOP.splitlines()[3:]).replace("loader", "self.loader")
+    tmp_path.joinpath("fitting.py").write_text(
+        "class Fit:\n    def epoch(self):\n" + body + "    def run(self): self.epoch()"
+    )
+    tree = ast.parse("BATCH = 6\nfit.run()")
+    names = {"fit": __import__("fitting").Fit()}
+    rehearsal = CellRehearsal(execute, tree, names)
+    rehearsal.parameters["batch"] = find_size_parameters(tree, names, "batch", 6)[0]
+    code = as_since_3_11(rehearsal.own_code("smaller_batch", VALUES))
+    head = "BATCH = 2\n# in epoch:\naccumulation = 3\nfor number, (images, labels) in enumerate(self.loader, 1):"
+    assert code.startswith(head) and "/ accumulation).backward()" in code
+
+
 ACCUMULATING = """
 for step, (images, labels) in enumerate(loader):
     loss = F.mse_loss(net(images), labels) / {ACCUM}

@@ -92,6 +92,23 @@ def test_the_largest_microbatch_that_makes_up_the_batch():
     assert "combination" not in remedies
 
 
+@pytest.mark.parametrize(("usable", "reason"), [(need(32), "reason_compiling_is_slow"), (need(3), None)])
+def test_what_compiles_is_rehearsed_only_where_nothing_else_is_safe(usable, reason):
+    class Compiling(Run):
+        def begin(self, changes, enough_bytes):
+            return self._report(64)
+
+        def check(self, variation):
+            if {type(change).__name__ for change in variation.changes} - {"Compiled"}:
+                raise NotEvaluatedError(Evidence("reason_so_already"), applies=False)
+
+        def run(self, variation):
+            return self._report(4 if variation.sizes.get("batch", 16) < 16 else 5)
+
+    (compiled,) = [one for one in priced(Compiling(), usable) if one.key == "compile"]
+    assert (compiled.note.key if compiled.note else None) == reason
+
+
 def test_combinations_are_found_where_nothing_alone_fits():
     both = [one for one in priced(Run(batch=2), need(5)) if one.key == "combination"]
     assert [one.values["keys"] for one in both] == [("mixed_precision", "smaller_batch")]

@@ -84,6 +84,8 @@ _COMMENTS: Sentences = {
     "outside": "outside the block",
     "scaled": "outside the block; scale it with torch.amp.GradScaler",
     "forward": "in the model's forward",
+    "function": "in {name}:",
+    "accumulates": "let the optimizer step after each {number} batches, losses divided by as many",
     "fused": "or fused=True",
     "before_optimizer": "before the optimizer is made",
     "older_dtype": "torch_dtype= before transformers 4.56",

@@ -19,7 +19,8 @@ from oom_magic.user_code import is_users_file
 
 _MOST_FUNCTIONS = 200
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_NOTHING = object()
+_PARTS = ("_modules", "_parameters", "_buffers")
+NOTHING = object()
 
 
 @dataclass(frozen=True)
@@ -52,21 +53,37 @@ def called_in(loop: ast.stmt, names: Mapping[str, Any]) -> Iterator[Called]:
 def _run_in(tree: ast.AST, names: Mapping[str, Any]) -> Iterator[tuple[FunctionType, Any]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            yield from _functions_of(_object(node.func, names))
+            yield from _functions_of(object_of(node.func, names))
 
 
-def _object(node: ast.expr, names: Mapping[str, Any]) -> Any:
-    """The object of a dotted name; methods are bound."""
+def object_of(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    """The object of a dotted name, or of an entry of a dictionary or list; ``NOTHING`` where it is not known.
+
+    Methods are bound.
+    """
     if isinstance(node, ast.Name):
-        return names.get(node.id, _NOTHING)
+        return names.get(node.id, NOTHING)
+    if isinstance(node, ast.Subscript):
+        return _entry(object_of(node.value, names), node.slice, names)
     if not isinstance(node, ast.Attribute):
-        return _NOTHING
-    owner = _object(node.value, names)
-    found = inspect.getattr_static(owner, node.attr, _NOTHING)
-    if found is _NOTHING:  # parts of modules are in dictionaries of their own
-        return getattr(owner, "__dict__", {}).get("_modules", {}).get(node.attr, _NOTHING)
+        return NOTHING
+    owner = object_of(node.value, names)
+    found = inspect.getattr_static(owner, node.attr, NOTHING)
+    if found is NOTHING:  # parts of modules are in dictionaries of their own
+        own = getattr(owner, "__dict__", {})
+        return next((own[kept][node.attr] for kept in _PARTS if node.attr in (own.get(kept) or ())), NOTHING)
     is_bound = isinstance(found, FunctionType) and not inspect.isclass(owner) and not inspect.ismodule(owner)
     return MethodType(found, owner) if is_bound else found
+
+
+def _entry(container: Any, key: ast.expr, names: Mapping[str, Any]) -> Any:
+    """The entry under a constant key; the container itself if it is no dictionary or list."""
+    at = key.value if isinstance(key, ast.Constant) else object_of(key, names)
+    if isinstance(container, dict) and type(at) in (str, int):
+        return dict.get(container, at, NOTHING)
+    if isinstance(container, (list, tuple)) and type(at) is int and -len(container) <= at < len(container):
+        return container[at]
+    return container
 
 
 def _functions_of(value: Any) -> Iterator[tuple[FunctionType, Any]]:
@@ -110,7 +127,7 @@ def _content(cell: CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:  # nothing yet
-        return _NOTHING
+        return NOTHING
 
 
 def _names_outside(function: FunctionType, owner: Any) -> dict[str, Any]:

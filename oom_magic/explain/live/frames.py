@@ -327,6 +327,7 @@ class _Written(ast.NodeTransformer):
         self._inputs = reader.inputs
 
     def visit(self, node: ast.AST) -> Any:
+        """The node, a name with its shape where it is one of the reader's tensors."""
         if isinstance(node, (ast.Name, ast.Attribute)):
             tensor = self._inputs.get(ast.unparse(node))
             if tensor is not None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from oom_magic.explain.live.called import called_in
+from oom_magic.explain.live.called import NOTHING, called_in, object_of
 from oom_magic.explain.remedies.own_code import copied
 from oom_magic.user_code import is_users_file
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 _ADDING = ("append", "extend", "add", "insert", "appendleft")
 _JOINING = ("cat", "concat", "concatenate", "stack", "vstack", "hstack")
 _BODIES = ("body", "orelse", "finalbody")
-_NOTHING = object()
 _NOTEWORTHY_SHARE = 0.05
 
 
@@ -123,8 +122,8 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 def _growth(statement: ast.stmt, loop: ast.stmt, file: str, names: Mapping[str, Any], locate: Locate) -> Growth | None:
     """What a statement makes grow, if that holds tensors."""
     grown = _grown(statement)
-    value = _NOTHING if grown is None else _value(grown, names)
-    if grown is None or value is _NOTHING:
+    value = NOTHING if grown is None else object_of(grown, names)
+    if grown is None or value is NOTHING:
         return None
     from oom_magic.measure.history.frames import source_line
     from oom_magic.measure.holders.inventory import measure_holder  # loads torch
@@ -178,28 +177,6 @@ def _names(target: ast.expr, value: ast.expr) -> bool:
     text = ast.unparse(target)
     places = (ast.Name, ast.Attribute, ast.Subscript)
     return any(ast.unparse(node) == text for node in ast.walk(value) if isinstance(node, places))
-
-
-def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
-    """The object of a dotted name, or of an entry of a dictionary or list; no code of the user's is run."""
-    if isinstance(node, ast.Name):
-        return names.get(node.id, _NOTHING)
-    if isinstance(node, ast.Attribute):
-        with suppress(TypeError, KeyError):
-            return vars(_value(node.value, names))[node.attr]
-    if isinstance(node, ast.Subscript):
-        return _entry(_value(node.value, names), node.slice, names)
-    return _NOTHING
-
-
-def _entry(container: Any, key: ast.expr, names: Mapping[str, Any]) -> Any:
-    """The entry under a constant key; the container itself if it is no dictionary or list."""
-    at = key.value if isinstance(key, ast.Constant) else _value(key, names)
-    if isinstance(container, dict) and type(at) in (str, int):
-        return dict.get(container, at, _NOTHING)
-    if isinstance(container, (list, tuple)) and type(at) is int and -len(container) <= at < len(container):
-        return container[at]
-    return container
 
 
 def _added(statement: ast.stmt) -> ast.expr | None:
@@ -280,7 +257,7 @@ def _made_of(parts: list[ast.expr], names: Mapping[str, Any], value: Any) -> lis
     made = list(dict.values(value)) if isinstance(value, dict) else value
     if isinstance(made, (list, tuple)) and len(made) == len(parts):
         return list(made)
-    return [_value(part, names) for part in parts]
+    return [object_of(part, names) for part in parts]
 
 
 def _calls(node: ast.AST) -> list[str]:

@@ -87,7 +87,7 @@ def _results(live: LiveFailure, window: tuple[int, int], phase: str | None) -> I
                 tensor = next(fitting, None)
                 if tensor is None:
                     continue
-                kind = _kind(made, call)
+                kind = _kind(made, call, live.tensors)
                 kind = "parameter" if (kind, phase) == ("copy", "loading") else kind
                 if (kind, tensor.num_bytes) not in seen:  # scores before the softmax are as large as those after it
                     yield _candidate(kind, tensor, fit, call.expression)
@@ -125,8 +125,8 @@ def _in_other_types(shape: TensorShape) -> Iterator[TensorShape]:
             yield TensorShape(shape.shape, dtype, count * item_bytes)
 
 
-def _kind(made: Output, call: LiveCall) -> str:
-    """The role that an operator's result has in a model."""
+def _kind(made: Output, call: LiveCall, seen: tuple[LiveTensor, ...]) -> str:
+    """The role that an operator's result has in a model; ``seen`` are the tensors of the frames around."""
     if call.is_in_optimizer:
         return "optimizer_state"
     operator = made.operator
@@ -136,7 +136,7 @@ def _kind(made: Output, call: LiveCall) -> str:
         return "kv_cache"
     if _is_vocabulary(made.tensor) and operator in (*_PRODUCTS, *_COPIES, *_POINTWISE):
         return "logits"
-    if _is_scores(made, call.inputs):
+    if _is_scores(made, call.inputs, seen):
         return "attention_scores"
     return "copy" if operator in _COPIES else _KINDS.get(operator, "result")
 
@@ -145,15 +145,24 @@ def _is_vocabulary(tensor: TensorShape) -> bool:
     return len(tensor.shape) >= 2 and tensor.shape[-1] >= _SMALLEST_VOCABULARY
 
 
-def _is_scores(made: Output, inputs: tuple[LiveTensor, ...]) -> bool:
-    """A square (query x key) result: of a product over a head's size, or of what is done to scores."""
+def _is_scores(made: Output, inputs: tuple[LiveTensor, ...], seen: tuple[LiveTensor, ...]) -> bool:
+    """A square (query x key) result: of a product over a head's size, or of what is done to scores.
+
+    Of a picture the sides are square, too, but no other tensor in sight is as long.
+    """
     shape = made.tensor.shape
     if len(shape) < 3 or shape[-1] <= 1 or shape[-2] <= 1:
         return False
     if made.operator in ("bmm", "matmul", "baddbmm"):
         heads = [one.shape.shape[-1] for one in inputs if len(one.shape.shape) >= 3]
         return bool(heads) and min(heads) <= _LARGEST_HEAD and shape[-1] != min(heads)
-    return made.operator in _POINTWISE and len(shape) == 4 and shape[-1] == shape[-2]
+    if made.operator not in _POINTWISE or len(shape) != 4 or shape[-1] != shape[-2]:
+        return False
+    return any(shape[-1] in one.shape.shape[1:] and not _is_square(one.shape) for one in (*inputs, *seen))
+
+
+def _is_square(tensor: TensorShape) -> bool:
+    return tensor.shape[-1] == tensor.shape[-2] if len(tensor.shape) >= 2 else False
 
 
 def _candidate(

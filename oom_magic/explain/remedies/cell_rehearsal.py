@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.evidence.causes import Evidence
+from oom_magic.explain.live.called import called_in
 from oom_magic.explain.live.growth import Growth, is_in, mended
 from oom_magic.explain.remedies.code import IN_A_LOOP, names_model
 from oom_magic.explain.remedies.own_code import own_arguments, own_code, own_names
@@ -230,7 +231,20 @@ class CellRehearsal:
             setting = "\n".join([*simple, *targets] or inner)  # what a function takes can be set in its body
             is_hidden = bool(changed) and not setting  # within other statements, which are shown whole
             inside = "" if is_hidden else own_code(self._tree, self._names, key, {**values, "setting": setting})
-        return inside or "\n".join([*targets, *changed])
+        whole = "\n".join([*targets, *changed])
+        if key != "smaller_batch" or self.accumulation > 1 or not (setting or whole):
+            return inside or whole
+        return inside or self._with_loop_elsewhere(setting or whole, key, values)
+
+    def _with_loop_elsewhere(self, setting: str, key: str, values: Mapping[str, Any]) -> str:
+        """A setting of the cell, with the loop of a function that the cell runs, which accumulates, or what to do."""
+        for one in called_in(self._tree, self._names):
+            tree = ast.Module([one.definition], [])
+            loop = own_code(tree, one.names, key, {**values, "setting": f"# in {one.definition.name}:"})
+            if loop:
+                return f"{setting}\n{loop}"
+        number = values["accumulation"]
+        return f"{setting}\n# let the optimizer step after each {number} batches, losses divided by as many"
 
     def own_arguments(self, code: str, /) -> str:
         """The TrainingArguments of the cell."""
@@ -280,6 +294,7 @@ class CellRehearsal:
         from oom_magic.predict.session import DrySession
 
         def call() -> None:
+            """The cell, changed; what it does to the names is undone by the session."""
             for name in () if dropped is None else dropped.names:
                 self._names.pop(name, None)
             with contextlib.ExitStack() as stack:

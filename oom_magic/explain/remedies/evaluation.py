@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, cached_property
 from itertools import combinations
@@ -73,6 +74,7 @@ _SHRINKING = {"batch": ("smaller_batch", 30, "accumulation"), "seq": ("shorter_s
 _AT_EVALUATION = ("smaller_evaluation", 4, "same")  # the results are the same, and nothing is accumulated
 _OF_EVALUATION = ("no_grad", "smaller_evaluation")  # which change no result
 _SEGMENTS = "expandable_segments"
+_COMPILED_ANEW = ("compile", "compile_blocks")
 _COMBINATION = RemedySpec("combination", 0, "combination", (), None, combines=False)
 _KEPT = ("parameter", "gradient", "optimizer_state", "before", "workspace")
 
@@ -164,7 +166,8 @@ class RemedyEvaluator:
             yield from self._segments
         for group in self._groups():
             for candidate in group:
-                for remedy in self._evaluated(candidate):
+                is_left_out = candidate.key in _COMPILED_ANEW and any(one.verdict == "safe" for _, one in found)
+                for remedy in self._left_out(candidate) if is_left_out else self._evaluated(candidate):
                     found.append((candidate, remedy))
                     yield remedy
             if not any(remedy.fits for _, remedy in found):
@@ -245,6 +248,13 @@ class RemedyEvaluator:
             remedy = self._with_code(remedy, f"{candidate.key}_{variant}", candidate.values)
         remedy = self._with_price(remedy, report.peak_allocated_bytes, _needed(report))
         yield from iter((remedy,)) if is_wanted else self._if_useful(remedy)
+
+    def _left_out(self, candidate: RemedySpec) -> Iterator[Remedy]:
+        """A remedy whose rehearsal compiles, by name: it takes as long as all others together."""
+        with suppress(NotEvaluatedError):
+            self._rehearsal.check(candidate.variation or Variation())
+            note = candidate.reason or Evidence("reason_compiling_is_slow")
+            yield replace(self._unevaluated(candidate), note=note)
 
     def _if_useful(self, remedy: Remedy) -> Iterator[Remedy]:
         if remedy.fits or (remedy.saving_bytes or 0) >= _LEAST_SAVING * self.needed_bytes:

@@ -105,6 +105,7 @@ def ranked(remedies: Sequence[Remedy]) -> tuple[Remedy, ...]:
     order: tuple[Verdict | None, ...] = ("safe", "tight", "danger", None)
 
     def rank(remedy: Remedy) -> tuple[Any, ...]:
+        """Where a remedy stands among those of its kind."""
         if not remedy.fits:
             return True, remedy.fits is None, -(remedy.saving_bytes or 0), 0
         return False, remedy.is_bought, order.index(remedy.verdict), remedy.cost

@@ -196,6 +196,7 @@ REASONS: Sentences = {
         "the loop is too long to be followed until the card is full; {grown_bytes} had grown when it failed"
     ),
     "reason_estimate": "an estimate, not rehearsed",
+    "reason_compiling_is_slow": "compiling takes long to rehearse, and a change above is safe already",
     "reason_time": "the {seconds} seconds for rehearsals were over",
     "reason_failed": "its rehearsal failed: {error}",
     "reason_setup_refused": "these settings do not go together: {error}",

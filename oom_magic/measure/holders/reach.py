@@ -220,6 +220,9 @@ def _saved_by(node: Any) -> Iterator[Any]:
     """What a node saved, as it is kept: unpacking would call the user's hooks, and recompute under checkpointing."""
     for name in dir(type(node)):
         if name.startswith(_RAW_SAVED):
-            raw = getattr(node, name)
+            try:
+                raw = getattr(node, name)
+            except RuntimeError:  # of some nodes (cuDNN's RNNs) a backward has taken even the names
+                continue
             for saved in raw if isinstance(raw, (tuple, list)) else (raw,):
                 yield getattr(saved, "data", None)  # torch 2.6 does not say
