@@ -13,6 +13,7 @@ from oom_magic.explain.remedies.code import STYLES, code_for
 from oom_magic.explain.remedies.own_code import copied, own_arguments, own_code, own_names
 from oom_magic.explain.remedies.rehearsal import NotEvaluatedError, Variation
 from oom_magic.explain.remedies.size_parameters import find_size_parameters
+from oom_magic.predict.session import DrySession
 
 LOOP = """\
 net = make()
@@ -334,3 +335,23 @@ for length in {lengths}:
     report = rehearsal.begin([], 1)
     assert (report.timeline.num_steps(), rehearsal.steps_differ) == (num_steps, differ)
     assert rehearsal.run(Variation()).peak_allocated_bytes == report.peak_allocated_bytes
+
+
+def test_an_optimizer_that_steps_seldom_is_waited_for():
+    cell = """
+critic, maker = (torch.nn.Linear(512, 512).cuda() for _ in range(2))
+of_critic, of_maker = (torch.optim.Adam(one.parameters()) for one in (critic, maker))
+for step in range(40):
+    noise = torch.zeros(4096, 512, device="cuda")
+    critic(maker(noise).detach()).sum().backward()
+    of_critic.step()
+    if step % 5 == 4:
+        critic(maker(noise)).sum().backward()
+        of_maker.step()
+"""
+    rehearsal = CellRehearsal(execute, ast.parse(cell), {"torch": torch})
+    whole = DrySession("RTX 3060", is_lasting=False, has_bar=False, stop_after_steps=None)
+    peak = whole.run(lambda: exec(cell, {"torch": torch})).peak_allocated_bytes
+    report = rehearsal.begin([], 1)
+    assert (report.timeline.num_steps(), report.peak_allocated_bytes) == (11, peak)
+    assert rehearsal.run(Variation()).peak_allocated_bytes == peak

@@ -11,6 +11,7 @@ from samples import predicted, training_timeline
 from oom_magic.explain.advice import advise
 from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.explainer import explain
+from oom_magic.explain.live.growth import Growth
 from oom_magic.explain.remedies import evaluation as pricing
 from oom_magic.explain.remedies.evaluation import RemedyEvaluator, largest_fitting
 from oom_magic.explain.remedies.rehearsal import NotEvaluatedError
@@ -107,6 +108,20 @@ def test_what_compiles_is_rehearsed_only_where_nothing_else_is_safe(usable, reas
 
     (compiled,) = [one for one in priced(Compiling(), usable) if one.key == "compile"]
     assert (compiled.note.key if compiled.note else None) == reason
+
+
+def test_where_the_mended_line_leaves_the_card_safe_nothing_else_is_rehearsed():
+    class Leaking(Run):
+        def check(self, variation):
+            if variation.mended is None:
+                super().check(variation)
+
+        def run(self, variation):
+            return self._report(2) if variation.mended else super().run(variation)
+
+    growth = Growth("losses", "losses.append(loss)", "cell:3", 9, need(8), True, fixed="losses.append(loss.item())")
+    remedies = [one.key for one in priced(Leaking(), need(32) // 4, growth=growth)]
+    assert remedies[0] == "detach" and set(remedies) <= {"detach", "larger_card", "fsdp"}
 
 
 def test_combinations_are_found_where_nothing_alone_fits():

@@ -162,6 +162,16 @@ def sums_by_name():
         totals["loss"] = totals["loss"] + model(torch.zeros(2048, 1024, device="cuda")).sum()
 
 
+def trial():
+    return network(depth=40), 0.5
+
+
+def keeps_models():
+    results = {}
+    for rate in range(1000):
+        results[rate] = trial()
+
+
 def joins():
     cache = torch.empty(1, 1024, 1024, device="cuda")
     while True:
@@ -221,6 +231,12 @@ def keeps_numbers_and_host_tensors():
             "for one in model(torch.zeros(2048, 1024, device='cuda')).chunk(2)])",
         ),
         (sums_by_name, "name_grows_with_graphs", "totals['loss']", ".sum().item()"),
+        (
+            keeps_models,
+            "name_grows_by_entries",
+            "results",
+            '[one.cpu() if hasattr(one, "cpu") else one for one in trial()]',
+        ),
         (joins, "name_is_joined", "cache", ""),
         (keeps_numbers_and_host_tensors, None, None, None),
     ],

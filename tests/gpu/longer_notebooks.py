@@ -159,7 +159,7 @@ MAX_LEN = {S}
 teacher.eval(); student.train()
 for step in range(4):
     input_ids = torch.randint(5, 8192, (BATCH_SIZE, MAX_LEN)).cuda()
-    attention_mask = torch.ones_like(input_ids)
+    attention_mask = torch.ones(BATCH_SIZE, MAX_LEN, dtype=torch.long).cuda()
     labels = torch.randint(0, 4, (BATCH_SIZE,)).cuda()
     loss = kd_step(input_ids, attention_mask, labels)
     loss.backward()

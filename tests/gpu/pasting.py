@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import closed_loop
-from failing_notebooks import CARD_MIB, NOTEBOOKS, Notebook
+from failing_notebooks import NOTEBOOKS
+from notebook_cases import CARD_MIB, Notebook
 
 from oom_magic.predict.session import DrySession
 from oom_magic.predict.silence import in_silence

@@ -36,7 +36,8 @@ class Growth:
     ``code`` at ``place`` makes it grow; ``fixed`` is that line so that it keeps numbers, or tensors on the host (""
     where no such line is known). ``has_graph``: what it keeps holds the graphs of the steps. ``is_joined``: each turn
     makes it again from itself. ``remedy`` is what the fixed line does: "detach", "keep_on_host", or "backward_each"
-    where the sum of losses was to be walked back.
+    where the sum of losses was to be walked back. ``are_entries``: not tensors are counted, but entries that hold some,
+    such as models.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Growth:
     is_joined: bool = False
     fixed: str = ""
     remedy: str = "detach"
+    are_entries: bool = False
 
 
 def find_growing_containers(
@@ -130,7 +132,8 @@ def _growth(statement: ast.stmt, loop: ast.stmt, file: str, names: Mapping[str, 
 
     holder = measure_holder(value, locate, names.values())
     is_sum = isinstance(statement, ast.AugAssign) or getattr(statement, "targets", [None])[0] is grown
-    if not holder.num_tensors or (is_sum and not (holder.has_graph or _is_joined(statement))):
+    number = holder.num_tensors or holder.num_entries
+    if not number or (is_sum and not (holder.has_graph or _is_joined(statement))):
         return None  # a running sum of numbers takes no device memory
     line = source_line(file, statement.lineno)
     name = ast.unparse(grown)
@@ -143,12 +146,13 @@ def _growth(statement: ast.stmt, loop: ast.stmt, file: str, names: Mapping[str, 
         name,
         ast.unparse(statement),
         f"{line.file.rpartition('/')[2]}:{line.line}",
-        holder.num_tensors,
+        number,
         holder.num_bytes,
         holder.has_graph,
         _is_joined(statement),
         fixed,
         remedy,
+        are_entries=not holder.num_tensors,
     )
 
 
@@ -223,14 +227,18 @@ def _of_each(node: ast.expr, ending: str, value: Any) -> str | None:
     if isinstance(value, dict) and any(map(_is_tensor, dict.values(value))):
         others = "" if all(map(_is_tensor, dict.values(value))) else ' if hasattr(value, "cpu")'
         return f"{{key: value.{ending} for key, value in {text}.items(){others}}}"
-    if isinstance(value, (tuple, list)) and value and all(map(_is_tensor, value)):
+    if isinstance(value, (tuple, list)) and value and all(_is_movable(one, ending) for one in value):
         return f"[one.{ending} for one in {text}]"
+    if isinstance(value, (tuple, list)) and all(_is_movable(one, ending) or _is_plain(one) for one in value):
+        return f'[one.{ending} if hasattr(one, "cpu") else one for one in {text}]'
     return None
 
 
 def _ended(node: ast.expr, ending: str, names: Mapping[str, Any], value: Any = None) -> str | None:
     """The code of an expression that made ``value``, with ``ending`` behind each tensor in it; None where it is not
     seen which those are."""
+    if not (_is_movable(value, ending) or value is None or isinstance(value, (tuple, list, dict))):
+        return None
     match node:
         case ast.Call() if "state_dict" in (calls := _calls(node)) and set(calls) <= {"state_dict", "deepcopy", "copy"}:
             innermost = next(one for one in ast.walk(node) if _calls(one)[:1] == ["state_dict"])
@@ -244,7 +252,7 @@ def _ended(node: ast.expr, ending: str, names: Mapping[str, Any], value: Any = N
         case ast.Tuple(elts=parts) | ast.List(elts=parts) | ast.Dict(values=parts):
             new = copied(node)
             for at, (part, made) in enumerate(zip(parts, _made_of(parts, names, value), strict=True)):
-                if _is_tensor(made):
+                if _is_movable(made, ending):
                     getattr(new, "values" if isinstance(node, ast.Dict) else "elts")[at] = ast.parse(
                         f"{ast.unparse(part)}.{ending}", mode="eval"
                     ).body
@@ -270,6 +278,15 @@ def _calls(node: ast.AST) -> list[str]:
 
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, sys.modules["torch"].Tensor)
+
+
+def _is_movable(value: Any, ending: str) -> bool:
+    """Whether ``ending`` can stand behind it: a module goes to the host as a tensor does, but has no graph."""
+    return _is_tensor(value) or (ending == "cpu()" and isinstance(value, sys.modules["torch"].nn.Module))
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, (int, float, str))
 
 
 def is_in(growth: Growth, tree: ast.Module, names: Mapping[str, Any]) -> bool:

@@ -87,7 +87,14 @@ def refine_with_loop(judgement: Judgement, growth: Growth | None, failure: Failu
     held_bytes = 0 if failure is None or failure.pytorch_bytes is None else failure.pytorch_bytes
     if growth is None or not held_bytes:
         return judgement
-    key = "name_is_joined" if growth.is_joined else "name_grows_with_graphs" if growth.has_graph else "name_grows"
+    key = (
+        "name_grows_by_entries"
+        if growth.are_entries
+        else "name_grows_with_graphs"
+        if growth.has_graph
+        else "name_grows"
+    )
+    key = "name_is_joined" if growth.is_joined else key
     values: dict[str, int | str] = {
         "name": growth.name,
         "growing_code": growth.code,
@@ -105,11 +112,11 @@ def refine_with_loop(judgement: Judgement, growth: Growth | None, failure: Failu
 
 
 def _by_the_turn(growth: Growth) -> tuple[Evidence, ...]:
-    """What an iteration adds, where each adds one tensor, and how many had run when the card was full."""
+    """What an iteration adds, where each adds one tensor or entry, and how many had run when the card was full."""
     if growth.is_joined or growth.num_tensors < _MANY_TURNS:
         return ()
     values = {"turn_bytes": growth.num_bytes // growth.num_tensors, "count": growth.num_tensors}
-    return (Evidence("growth_by_the_turn", values),)
+    return (Evidence("growth_by_entry" if growth.are_entries else "growth_by_the_turn", values),)
 
 
 def refine_with_call(

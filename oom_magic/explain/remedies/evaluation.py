@@ -170,6 +170,8 @@ class RemedyEvaluator:
                 for remedy in self._left_out(candidate) if is_left_out else self._evaluated(candidate):
                     found.append((candidate, remedy))
                     yield remedy
+                if found and _mends(candidate) and found[-1][1].verdict == "safe":
+                    return  # all others only put off when a leak fills the card
             if not any(remedy.fits for _, remedy in found):
                 for remedy in self._combined(found):
                     found.append((_COMBINATION, remedy))
@@ -421,6 +423,11 @@ class RemedyEvaluator:
 
     def _is_late(self) -> bool:
         return self._elapsed() + self._longest > PATIENCE_SECONDS
+
+
+def _mends(candidate: RemedySpec) -> bool:
+    """Whether it is the remedy for the line that grows."""
+    return candidate.variation is not None and candidate.variation.mended is not None
 
 
 def _is_python(code: str) -> bool:

@@ -202,10 +202,14 @@ PAGE_CATALOGUE: Sentences = {
         "{name} grows in the loop, {growing_code} ({place}): it keeps {count} tensors with their graphs, and so"
         " {kept_bytes} that forwards saved.",
     ),
+    "name_grows_by_entries": (
+        "{name} grows in the loop, {growing_code} ({place}): its {count} entries keep {kept_bytes}."
+    ),
     "pieces_are_not_it": (
         "Rehearsed in segments that grow it does not fit either: pieces in the cache are not the reason."
     ),
     "growth_by_the_turn": "Each tensor more adds about {turn_bytes}: with {count} of them the card was full.",
+    "growth_by_entry": "Each entry more adds about {turn_bytes}: with {count} of them the card was full.",
     "name_is_joined": (
         "{name} is made anew from itself in the loop, {growing_code} ({place}), and has {kept_bytes} now; while that"
         " happens the old and the new one are both there."

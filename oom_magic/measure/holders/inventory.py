@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -21,12 +21,24 @@ from oom_magic.memory.report import NamedHolder
 
 @dataclass(frozen=True, slots=True)
 class HolderSize:
-    """``num_bytes`` are those that no model in sight owns; ``are_numbers``: each tensor has one element."""
+    """``num_bytes`` are those that no model in sight owns; ``are_numbers``: each tensor has one element.
+
+    ``num_entries``: of a container without tensors of its own, the objects in it that hold some, each its own.
+    """
 
     num_tensors: int
+    num_entries: int
     num_bytes: int
     has_graph: bool
     are_numbers: bool
+
+
+_MOST_SHARED = 1.5  # times what a container holds, if each entry held as much as the first
+
+
+def _first_entry(value: Any) -> Any:
+    entries = list(dict.values(value)) if isinstance(value, dict) else value
+    return entries[0] if isinstance(entries, (list, deque)) and len(entries) > 1 else None
 
 
 def measure_holder(value: Any, locate: Locate, around: Iterable[Any] = ()) -> HolderSize:
@@ -34,10 +46,15 @@ def measure_holder(value: Any, locate: Locate, around: Iterable[Any] = ()) -> Ho
     with gc_disabled():
         tensors = list(tensors_in(value))
         models = reach([one for one in around if issubclass(type(one), torch.nn.Module)], locate)
-        storages = without(reach([value], locate).everything(), models.everything())
+        num_bytes, first = (
+            sum(without(reach([one], locate).everything(), models.everything()).values())
+            for one in (value, _first_entry(value))
+        )
+        is_shared = first * len(value) > _MOST_SHARED * num_bytes if first else True
         return HolderSize(
             len(tensors),
-            sum(storages.values()),
+            0 if tensors or is_shared else len(value),
+            num_bytes,
             any(tensor.grad_fn is not None for tensor in tensors),
             bool(tensors) and all(tensor.numel() == 1 for tensor in tensors),
         )

@@ -24,6 +24,7 @@ from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.isolation.run_threads import is_of_run
 from oom_magic.predict.what_if.change import Change, InapplicableError, Inputs, inputs_of
 
+STEPS_OF_EACH = 2  # optimizer: the first makes its state
 MOST_STEPS = 20
 MOST_SECONDS = 8
 FOLLOWING_SECONDS = 10  # of computing after three like steps, or as long as those took
@@ -58,7 +59,8 @@ class Training:
     end a run (None: its own end does; "alike": loops end after three, and the run with what follows them, for
     ``FOLLOWING_SECONDS`` of computing or as long as the steps took). One that never had ``enough_bytes`` by then goes
     on until it has, for ``MOST_STEPS`` and as many more as ``MOST_SECONDS`` allow; so does, for one of both, one whose
-    last step was ``of_a_new_size``: the model was called with gradients as in no step before.
+    last step was ``of_a_new_size``: the model was called with gradients as in no step before, and one in which an
+    optimizer of a model that ran has not made ``STEPS_OF_EACH``.
     """
 
     def __init__(
@@ -319,7 +321,19 @@ class Training:
         is_late = time.process_time() - self._start > MOST_SECONDS
         if taken < self.enough_bytes:
             return is_late and number >= MOST_STEPS
-        return not self.enough_bytes or not self.of_a_new_size or is_late or number >= MOST_STEPS
+        if not self.enough_bytes or is_late or number >= MOST_STEPS:
+            return True
+        return not (self.of_a_new_size or self._has_one_to_come())
+
+    def _has_one_to_come(self) -> bool:
+        """Whether models that ran have weights whose optimizer has yet to step, as a generator's beside its critic."""
+        optimizers = [one for one in find_live_objects().tools if isinstance(one, torch.optim.Optimizer)]
+        stepped = {id(one) for one in optimizers if self._steps_of.get(id(one), 0) >= STEPS_OF_EACH}
+        weights: dict[bool, set[int]] = {True: set(), False: set()}
+        for one in optimizers:
+            weights[id(one) in stepped].update(id(weight) for group in one.param_groups for weight in group["params"])
+        ran = {id(weight) for module in self._prepared for weight in module.parameters()}
+        return bool(weights[False] & ran - weights[True])
 
     def _mark(self, kind: MarkKind) -> None:
         for recorder in self._gpu.recorders:
