@@ -135,7 +135,7 @@ def main(name: str, *more: str) -> None:
     folder = tempfile.mkdtemp()
     for file, text in notebook.files.items():
         Path(folder, file).parent.mkdir(exist_ok=True)
-        Path(folder, file).write_text(text)
+        Path(folder, file).write_text(filled(text, values))
     sys.path.insert(0, folder)
     os.chdir(folder)
     warnings.filterwarnings("ignore")

@@ -382,10 +382,10 @@ net = M.build(width=384)
 """,
         "history = T.train_model(net, epochs=2)",
     ),
-    {"ARGS": ""},
+    {"B": 32, "S": 384},
     FILLED,
     STEP,
-    {},
+    {"smaller_batch": after("B"), "shorter_sequences": after("S")},
     files={
         "project/__init__.py": "",
         "project/model.py": HEAD
@@ -396,8 +396,8 @@ def build(width=256):
         "project/train.py": HEAD
         + """
 from torch.utils.data import DataLoader, TensorDataset
-BATCH_SIZE = 32
-SEQ_LEN = 384
+BATCH_SIZE = {B}
+SEQ_LEN = {S}
 def get_loader(batch_size=BATCH_SIZE, seq_len=SEQ_LEN):
     ids = torch.randint(0, 8192, (256, seq_len))
     return DataLoader(TensorDataset(ids), batch_size=batch_size, shuffle=True)

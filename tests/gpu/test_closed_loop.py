@@ -16,6 +16,7 @@ from typing import Any
 
 import further_notebooks  # noqa: F401 - its notebooks, too
 import habit_notebooks  # noqa: F401 - its notebooks, too
+import longer_notebooks  # noqa: F401 - its notebooks, too
 import pytest
 import unlike_notebooks  # noqa: F401 - its notebooks, too
 from failing_notebooks import NOTEBOOKS

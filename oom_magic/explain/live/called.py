@@ -32,7 +32,7 @@ class Called:
     names: dict[str, Any]
 
 
-def called_in(loop: ast.stmt, names: Mapping[str, Any]) -> Iterator[Called]:
+def called_in(loop: ast.AST, names: Mapping[str, Any]) -> Iterator[Called]:
     """The user's functions that a loop runs, and those that they run, each once."""
     waiting: list[tuple[ast.AST, Mapping[str, Any]]] = [(loop, names)]
     seen: set[Any] = set()
