@@ -39,12 +39,6 @@ needs_triton = pytest.mark.skipif(
 )
 
 
-def _case(name: str) -> Any:
-    is_off = name == "resnet_channels_last"
-    reason = "its steady steps take 5.3 % too much at the peak of the backward; why is not known"
-    return pytest.param(name, marks=pytest.mark.xfail(reason=reason, strict=True)) if is_off else name
-
-
 def steps_of(program: Any, case: dict[str, Any]) -> list[list[int]]:
     """Peak allocated, peak reserved and allocated bytes after each step of a dry run."""
     sys.modules["compiled_steps"] = found = SimpleNamespace(steps=[])  # type: ignore[assignment] # survives the run
@@ -62,7 +56,7 @@ def steps_of(program: Any, case: dict[str, Any]) -> list[list[int]]:
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.skipif(TORCH[:2] != (2, 13), reason="recorded with torch 2.13")
-@pytest.mark.parametrize("name", [_case(name) for name in TRUTH["steps"]])
+@pytest.mark.parametrize("name", TRUTH["steps"])
 def test_compiled_training_equals_cuda(name: str) -> None:
     case = CASES[name]
     if case.get("model") in MODELS or name in ("trainer", "llama_lora"):

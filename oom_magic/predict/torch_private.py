@@ -95,6 +95,7 @@ COMPILED: Names = {
     ),
     "the compiler's own fake tensors": (
         "torch.Tensor._make_subclass",
+        "torch._C._conv_determine_backend_memory_format",
         "torch._C._len_torch_function_stack",
         "torch._C._pop_torch_function_stack",
         "torch._C._push_on_torch_function_stack",

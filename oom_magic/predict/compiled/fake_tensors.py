@@ -25,8 +25,10 @@ from torch.utils._pytree import tree_map_only
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.places import META, Place
 from oom_magic.predict.isolation.patching import Patches, patched
+from oom_magic.predict.kernels.convolutions import memory_format_of
 
 CUDA = torch.device("cuda", 0)
+_FORMAT_ON_HOST = torch._C._conv_determine_backend_memory_format
 
 
 def fake_cuda_tensors(gpu: FakeGPU) -> Patches:
@@ -55,6 +57,7 @@ def fake_cuda_tensors(gpu: FakeGPU) -> Patches:
         (FakeTensor, answers),
         *((mode, {"__torch_dispatch__": _on_cuda(mode.__torch_dispatch__)}) for mode in modes),
         *_tensors_from_data(),
+        (torch._C, {"_conv_determine_backend_memory_format": _convolution_format}),
         (proxy_tensor, {"unset_fake_temporarily": _constants_on_host}),
     ]
 
@@ -115,6 +118,13 @@ def _tensors_from_data() -> Patches:
         (torch.fx.Interpreter, {"call_function": _call_function}),
         (joint_graph, {"lazy_init": _with_tensor(joint_graph.lazy_init, tensor)}),
     ]
+
+
+def _convolution_format(tensor: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
+    """The format that a convolution's results are in: a build without cuDNN knows no channels last."""
+    if is_fake_cuda(tensor):
+        return memory_format_of(tensor, weight)
+    return _FORMAT_ON_HOST(tensor, weight, backend)
 
 
 def is_fake_cuda(tensor: torch.Tensor) -> bool:
