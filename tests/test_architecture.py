@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "oom_magic"
+BELOW = {"errors", "inputs", "interrupted", "language", "results", "units", "user_code", "memory", "measure", "predict"}
 ALLOWED = {
     "units": set(),
     "language": {"units"},
@@ -21,33 +22,9 @@ ALLOWED = {
     "memory": {"language", "results", "units"},
     "measure": {"collection", "errors", "inputs", "interrupted", "language", "results", "units", "user_code", "memory"},
     "predict": {"collection", "errors", "inputs", "interrupted", "language", "results", "units", "user_code", "memory"},
-    "explain": {
-        "errors",
-        "inputs",
-        "interrupted",
-        "language",
-        "results",
-        "units",
-        "user_code",
-        "memory",
-        "measure",
-        "predict",
-    },
+    "explain": BELOW,
     "views": {"language", "results", "units", "memory", "measure", "predict", "explain"},
-    "notebook": {
-        "errors",
-        "inputs",
-        "interrupted",
-        "language",
-        "results",
-        "units",
-        "user_code",
-        "views",
-        "memory",
-        "measure",
-        "predict",
-        "explain",
-    },
+    "notebook": BELOW | {"explain", "views"},
     "__main__": {"explain", "language", "memory", "notebook", "predict", "views"},
     "__init__": {"results", "memory", "measure", "predict", "explain", "notebook"},  # the public names
 }

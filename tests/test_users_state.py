@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from faults import InjectedError, inject
 from torch import nn
 
 import oom_magic as om
@@ -113,10 +114,6 @@ def run(users: Users) -> None:
 # -- faults at every step of setting up and tearing down ------------------------
 
 
-class InjectedError(Exception):
-    pass
-
-
 _STEPS: list[tuple[Any, str]] = [
     (torch._C, "_swap_tensor_impl"),
     (Journal, "record"),
@@ -148,22 +145,12 @@ _STEPS: list[tuple[Any, str]] = [
 def test_a_fault_at_any_step_changes_nothing(
     users: Users, owner: Any, name: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usual = getattr(owner, name)
-    calls = fails_at = 0
-
-    def faulty(*args: Any, **kwargs: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == fails_at:
-            raise error("injected")
-        return usual(*args, **kwargs)
-
-    monkeypatch.setattr(owner, name, faulty)
+    faults = inject(monkeypatch, owner, name, error)
     run(users)
-    total = calls
+    total = faults.calls
     users.check()
-    for fails_at in sorted({1, 2, total // 3, total // 2, total - 1, total} - {0, -1}):  # noqa: B007
-        calls = 0
+    for call in sorted({1, 2, total // 3, total // 2, total - 1, total} - {0, -1}):
+        faults.begin(call)
         with contextlib.suppress(error):
             run(users)
         users.check()
@@ -399,13 +386,15 @@ def test_an_open_autocast_block_does_no_harm(users: Users) -> None:
 
 
 def test_what_holds_a_weak_reference_made_in_the_run_does_no_harm(users: Users) -> None:
-    held: list[Any] = []
+    seen: list[Any] = []
 
     def watch() -> None:
         users.model.cuda()
-        held.append(torch._C._WeakTensorRef(users.model[0].weight))  # type: ignore[attr-defined]
+        seen.append(torch._C._WeakTensorRef(users.model[0].weight))  # type: ignore[attr-defined]
 
     DrySession(has_bar=False).run(watch, [users.names])
+    assert len(seen) == 1
+    users.check()
 
 
 # -- leftovers ------------------------------------------------------------------------

@@ -15,6 +15,11 @@ from oom_magic.units import MIB
 SMALL, LARGE, LT = 8320 * 1024, 2**25, 2**20
 
 
+def convolution(operation: str, *shapes: tuple[int, ...], padding: int) -> Convolution:
+    """One of float32, two-dimensional, without stride, dilation or groups."""
+    return Convolution(operation, *shapes, torch.float32, False, (1, 1), (padding, padding), (1, 1), 1)
+
+
 @pytest.mark.parametrize(
     ("version", "capability", "expected"),
     [
@@ -59,18 +64,7 @@ def test_nothing_stays_in_the_newest():
 
 def test_convolutions_take_what_their_algorithms_transform() -> None:
     """The second convolution of AlexNet, 256 images: cuDNN itself says 213 MiB for FFT (Oyama et al., 2018)."""
-    alexnet = Convolution(
-        "forward",
-        (256, 48, 27, 27),
-        (128, 48, 5, 5),
-        (256, 128, 27, 27),
-        torch.float32,
-        False,
-        (1, 1),
-        (2, 2),
-        (1, 1),
-        1,
-    )
+    alexnet = convolution("forward", (256, 48, 27, 27), (128, 48, 5, 5), (256, 128, 27, 27), padding=2)
     assert round(alexnet.fourier_bytes() / MIB, 1) == 212.5
     assert alexnet.most_bytes >= alexnet.fourier_bytes()
     strided = replace(alexnet, stride=(2, 2))
@@ -116,16 +110,5 @@ def test_a_product_that_is_added_in_place_has_a_workspace_too(multiply):
 
 def test_gradients_by_fft_take_planes_twice() -> None:
     """convmixer_1536_20 on an A100: 27,491 MiB in use, of which 1,667 are outside PyTorch and 6.0 GiB were live."""
-    wide = Convolution(
-        "weight",
-        (8, 1536, 32, 32),
-        (1536, 1536, 1, 1),
-        (8, 1536, 32, 32),
-        torch.float32,
-        False,
-        (1, 1),
-        (0, 0),
-        (1, 1),
-        1,
-    )
+    wide = convolution("weight", (8, 1536, 32, 32), (1536, 1536, 1, 1), (8, 1536, 32, 32), padding=0)
     assert wide.most_bytes == pytest.approx((27491 - 1667 - 6.0 * 1024) * 2**20, rel=0.01)

@@ -21,13 +21,6 @@ from oom_magic.measure.history.assembly import Assembler, FailedRequest
 from oom_magic.measure.history.attribution import find_owners, gradient_owners, on_cuda
 from oom_magic.measure.holders.failed_frames import users_names
 from oom_magic.measure.holders.inventory import holders_in
-from oom_magic.memory.allocator.segments import (
-    GRANULE_BYTES,
-    MIN_LARGE_BYTES,
-    SMALL_BYTES,
-    SMALL_SEGMENT_BYTES,
-    round_up,
-)
 from oom_magic.memory.allocator.settings import AllocatorSettings
 from oom_magic.memory.report import Assumption, MemoryReport, OutOfMemory
 from oom_magic.memory.timeline import Phase, SourceLine
@@ -51,26 +44,10 @@ def find_out_of_memory(
     printed = _TRIED.search(message)
     if failed is None:
         failed = _UNKNOWN._replace(num_bytes=parse_bytes(printed[1]) if printed else 0)
-    requested = _segment_bytes(failed.num_bytes, settings)
+    requested = failed.segment_bytes(settings)
     if printed and format_bytes(requested) != printed[1]:
         requested = parse_bytes(printed[1])
-    return OutOfMemory(
-        message=message,
-        requested_bytes=requested,
-        tensor_bytes=failed.num_bytes,
-        step=failed.step,
-        phase=failed.phase,
-        operator=failed.operator,
-        line=failed.line,
-        module="",
-    )
-
-
-def _segment_bytes(size: int, settings: AllocatorSettings) -> int:
-    """What the driver is asked for, for a block of ``size`` bytes (``get_allocation_size``)."""
-    if size <= SMALL_BYTES:
-        return SMALL_SEGMENT_BYTES
-    return settings.large_segment_bytes if size < MIN_LARGE_BYTES else round_up(size, GRANULE_BYTES)
+    return failed.out_of_memory(message, requested)
 
 
 def measure(

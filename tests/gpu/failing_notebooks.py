@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from notebook_cases import FILLED, HEAD, SMALL, STEP, Notebook, after, names, put
+from notebook_cases import FILLED, HEAD, SMALL, STEP, Notebook, after, names, put, too_large_a_batch
 
 NOTEBOOKS: dict[str, Notebook] = {}
 
@@ -242,7 +242,7 @@ for step in range(3):
     others_mib=1400,
 )
 
-NOTEBOOKS["line form"] = Notebook(
+NOTEBOOKS["line form"] = too_large_a_batch(
     (
         SMALL
         + """
@@ -252,9 +252,6 @@ model = GPT2LMHeadModel(config).cuda()
         "%gpumem --no-plot fit(model, batch_size={B})",
     ),
     {"B": 48},
-    FILLED,
-    STEP,
-    {"smaller_batch": after("B")},
     files={
         "my_training.py": """
 import torch
@@ -316,7 +313,7 @@ trainer = Trainer(model=GPT2LMHeadModel(config), args=args, train_dataset=Data()
     reads_values=True,
 )
 
-NOTEBOOKS["class that trains"] = Notebook(
+NOTEBOOKS["class that trains"] = too_large_a_batch(
     (
         SMALL
         + """
@@ -340,12 +337,9 @@ class Fitter:
         "fitter.fit()",
     ),
     {"B": 48},
-    FILLED,
-    STEP,
-    {"smaller_batch": after("B")},
 )
 
-NOTEBOOKS["module with a runner"] = Notebook(
+NOTEBOOKS["module with a runner"] = too_large_a_batch(
     (
         SMALL
         + """
@@ -376,12 +370,9 @@ Runner().fit(lit, loader)
 """,
     ),
     {"B": 48},
-    FILLED,
-    STEP,
-    {"smaller_batch": after("B")},
 )
 
-NOTEBOOKS["accelerate"] = Notebook(
+NOTEBOOKS["accelerate"] = too_large_a_batch(
     (
         SMALL
         + """
@@ -403,9 +394,6 @@ for step, ids in enumerate(loader):
 """,
     ),
     {"B": 48},
-    FILLED,
-    STEP,
-    {"smaller_batch": after("B")},
 )
 
 NOTEBOOKS["imported function, its defaults"] = Notebook(
@@ -430,7 +418,7 @@ def run(batch_size=48, steps=3, lr=1e-4):
     },
 )
 
-NOTEBOOKS["built on the device"] = Notebook(
+NOTEBOOKS["built on the device"] = too_large_a_batch(
     (
         SMALL
         + """
@@ -450,12 +438,9 @@ train(model)
 """,
     ),
     {"B": 48},
-    FILLED,
-    STEP,
-    {"smaller_batch": after("B")},
 )
 
-NOTEBOOKS["two cards"] = Notebook(
+NOTEBOOKS["two cards"] = too_large_a_batch(
     (
         """
 import torch, torch.nn as nn
@@ -479,8 +464,5 @@ for _ in range(3):
 """,
     ),
     {"B": 6144},
-    FILLED,
-    STEP,
-    {"smaller_batch": after("B")},
     num_cards=2,
 )

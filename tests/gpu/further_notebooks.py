@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from failing_notebooks import FILLED, HEAD, NOTEBOOKS, SMALL, STEP, Notebook, after, names, put
+from failing_notebooks import NOTEBOOKS
+from notebook_cases import FILLED, HEAD, SMALL, STEP, Notebook, after, names, put, too_large_a_batch
 
 NOTEBOOKS["beams"] = Notebook(
     (
@@ -22,7 +23,7 @@ with torch.no_grad():
     reads_values=True,
 )
 
-NOTEBOOKS["two views of a picture"] = Notebook(
+NOTEBOOKS["two views of a picture"] = too_large_a_batch(
     (
         HEAD
         + """
@@ -44,12 +45,9 @@ for step in range(4):
 """,
     ),
     {"B": 1280},
-    FILLED,
-    STEP,
-    {"smaller_batch": after("B")},
 )
 
-NOTEBOOKS["several choices"] = Notebook(
+NOTEBOOKS["several choices"] = too_large_a_batch(
     (
         """import torch
 from transformers import BertConfig, BertForMultipleChoice
@@ -70,9 +68,6 @@ for _ in range(3):
 """,
     ),
     {"B": 32},
-    FILLED,
-    STEP,
-    {"smaller_batch": after("B")},
     reads_values=True,
 )
 
@@ -103,7 +98,7 @@ fit = Fit(net)
     {"detach": put(ITEM=".item()")},
 )
 
-NOTEBOOKS["distillation"] = Notebook(
+NOTEBOOKS["distillation"] = too_large_a_batch(
     (
         SMALL
         + """
@@ -126,9 +121,6 @@ distill()
 """,
     ),
     {"B": 32},
-    FILLED,
-    STEP,
-    {"smaller_batch": after("B")},
 )
 
 NOTEBOOKS["time series"] = Notebook(
@@ -162,7 +154,7 @@ for step, (x, y) in enumerate(loader):
     {"smaller_batch": after("B")},
 )
 
-NOTEBOOKS["method in the line form"] = Notebook(
+NOTEBOOKS["method in the line form"] = too_large_a_batch(
     (
         SMALL
         + """
@@ -181,12 +173,9 @@ runner = Runner()
         "%gpumem --no-plot runner.fit(epochs=1)",
     ),
     {"B": 24},
-    FILLED,
-    STEP,
-    {"smaller_batch": after("B")},
 )
 
-NOTEBOOKS["accelerate that accumulates"] = Notebook(
+NOTEBOOKS["accelerate that accumulates"] = too_large_a_batch(
     (
         SMALL
         + """
@@ -210,9 +199,6 @@ for number, ids in enumerate(loader):
 """,
     ),
     {"B": 24},
-    FILLED,
-    STEP,
-    {"smaller_batch": after("B")},
 )
 
 NOTEBOOKS["features of a hook"] = Notebook(

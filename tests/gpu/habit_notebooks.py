@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from failing_notebooks import NOTEBOOKS
-from notebook_cases import FILLED, HEAD, SMALL, STEP, Notebook, after, names, put
+from notebook_cases import HEAD, SMALL, Notebook, names, put, too_large_a_batch
 
 NOTEBOOKS["table of metrics"] = Notebook(
     (
@@ -83,7 +83,7 @@ for step in range(3):
     {"sgd": put(OPTIMIZER="SGD"), "adafactor": put(OPTIMIZER="Adafactor")},
 )
 
-NOTEBOOKS["batches of different lengths"] = Notebook(
+NOTEBOOKS["batches of different lengths"] = too_large_a_batch(
     (
         SMALL
         + """
@@ -101,9 +101,6 @@ for length in [128, 384, 256, 512, 500]:
 """,
     ),
     {"B": 32},
-    FILLED,
-    STEP,
-    {"smaller_batch": after("B")},
 )
 
 NOTEBOOKS["older model that is not all"] = Notebook(

@@ -11,9 +11,7 @@ from typing import Any
 
 Values = dict[str, Any]
 
-
 Apply = Callable[[Values, Mapping[str, Any]], Values]
-
 
 CARD_MIB = 2048
 
@@ -54,11 +52,13 @@ HEAD = """import torch, torch.nn as nn, torch.nn.functional as F
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 """
 
-
 SMALL = HEAD + "config = GPT2Config(n_embd=256, n_layer=6, n_head=4, vocab_size=8192, n_positions=512)\n"
-
 
 STEP = names("smaller_batch", "checkpointing", "mixed_precision", "combination", "chunked_loss")
 
-
 FILLED = names("activations", "logits_or_loss")
+
+
+def too_large_a_batch(cells: tuple[str, ...], values: Values, **known: Any) -> Notebook:
+    """Cells whose steps fill the card: what a step takes is the cause, and a smaller batch ``{B}`` a remedy."""
+    return Notebook(cells, values, FILLED, STEP, {"smaller_batch": after("B")}, **known)

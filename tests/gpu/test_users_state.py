@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from faults import InjectedError, inject
 from torch import nn
 
 from oom_magic.predict.isolation import snapshot, tensor_exchange
@@ -15,10 +15,6 @@ from oom_magic.predict.isolation.patching import Journal
 from oom_magic.predict.session import DrySession
 
 pytestmark = pytest.mark.gpu
-
-
-class InjectedError(Exception):
-    pass
 
 
 class Users:
@@ -91,21 +87,11 @@ def test_a_fault_at_any_step_leaves_it_so_too(
     users = Users()
     run(users)
     before = users.state()
-    usual: Callable[..., Any] = getattr(owner, name)
-    calls = fails_at = 0
-
-    def faulty(*args: Any, **kwargs: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == fails_at:
-            raise error("injected")
-        return usual(*args, **kwargs)
-
-    monkeypatch.setattr(owner, name, faulty)
+    faults = inject(monkeypatch, owner, name, error)
     run(users)
-    total = calls
-    for fails_at in sorted({1, total // 2, total} - {0}):  # noqa: B007
-        calls = 0
+    total = faults.calls
+    for call in sorted({1, total // 2, total} - {0}):
+        faults.begin(call)
         with contextlib.suppress(error):
             run(users)
         assert users.state() == before

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from failing_notebooks import NOTEBOOKS
-from notebook_cases import FILLED, HEAD, SMALL, STEP, Notebook, after, names, put
+from notebook_cases import FILLED, HEAD, SMALL, STEP, Notebook, after, names, put, too_large_a_batch
 
-NOTEBOOKS["pictures with a scaler"] = Notebook(
+NOTEBOOKS["pictures with a scaler"] = too_large_a_batch(
     (
         HEAD
         + """
@@ -44,12 +44,9 @@ for epoch in range(2):
 """,
     ),
     {"B": 512},
-    FILLED,
-    STEP,
-    {"smaller_batch": after("B")},
 )
 
-NOTEBOOKS["vision transformer, accumulating"] = Notebook(
+NOTEBOOKS["vision transformer, accumulating"] = too_large_a_batch(
     (
         """import torch
 from transformers import ViTConfig, ViTForImageClassification
@@ -73,9 +70,6 @@ for step in range(8):
 """,
     ),
     {"B": 48},
-    FILLED,
-    STEP,
-    {"smaller_batch": after("B")},
 )
 
 NOTEBOOKS["diffusion"] = Notebook(
@@ -155,7 +149,7 @@ for epoch in range(1):
     reads_values=True,
 )
 
-NOTEBOOKS["preferences"] = Notebook(
+NOTEBOOKS["preferences"] = too_large_a_batch(
     (
         SMALL
         + """
@@ -181,9 +175,6 @@ for step in range(3):
 """,
     ),
     {"B": 32},
-    FILLED,
-    STEP,
-    {"smaller_batch": after("B")},
 )
 
 NOTEBOOKS["logits kept while validating"] = Notebook(
@@ -240,12 +231,9 @@ for epoch in range(1):
     {"no_grad": put(NG="torch.set_grad_enabled(False)"), "smaller_evaluation": after("B")},
 )
 
-NOTEBOOKS["script with arguments"] = Notebook(
+NOTEBOOKS["script with arguments"] = too_large_a_batch(
     ("%run finetune.py --epochs 1 --train-batch-size {B}",),
     {"B": 48},
-    FILLED,
-    STEP,
-    {"smaller_batch": after("B")},
     files={
         "finetune.py": SMALL
         + """
@@ -267,7 +255,7 @@ for epoch in range(args.epochs):
     },
 )
 
-NOTEBOOKS["imported trainer class"] = Notebook(
+NOTEBOOKS["imported trainer class"] = too_large_a_batch(
     (
         """from lab.trainer import Config, Trainer
 cfg = Config(batch_size={B})
@@ -276,9 +264,6 @@ trainer = Trainer(cfg)
         "trainer.run()",
     ),
     {"B": 48},
-    FILLED,
-    STEP,
-    {"smaller_batch": after("B")},
     files={
         "lab/__init__.py": "",
         "lab/trainer.py": SMALL

@@ -13,9 +13,10 @@ from oom_magic.measure.history.frames import Frame, Site, site_of
 from oom_magic.measure.history.recording import Action, AllocatorState, Batch, EventLog, HistoryEntry, LiveBlock
 from oom_magic.memory.allocator.caching_allocator import CachingAllocator
 from oom_magic.memory.allocator.replay import Replay
-from oom_magic.memory.allocator.segments import MIN_BLOCK_BYTES, SMALL_BYTES, round_up
+from oom_magic.memory.allocator.segments import MIN_BLOCK_BYTES, SMALL_BYTES, Pool, round_up
 from oom_magic.memory.allocator.settings import AllocatorSettings
 from oom_magic.memory.categories import CATEGORIES, Category
+from oom_magic.memory.report import OutOfMemory
 from oom_magic.memory.timeline import PHASES, IntArray, MarkKind, Phase, SourceLine, Timeline
 
 
@@ -23,7 +24,7 @@ class Layout:
     """Which addresses of one device are given out. Sizes and addresses in bytes."""
 
     def __init__(self, settings: AllocatorSettings) -> None:
-        self._round = CachingAllocator(settings=settings)._round
+        self._round = CachingAllocator(settings=settings).rounded
         self._max_split_bytes = settings.max_split_size_bytes or 1 << 62
         self._segments: dict[int, int] = {}  # of the large pool, not expandable: start to size
         self._starts: list[int] = []  # of these segments, ascending
@@ -99,6 +100,23 @@ class FailedRequest(NamedTuple):
     operator: str
     phase: Phase
     step: int
+
+    def segment_bytes(self, settings: AllocatorSettings) -> int:
+        """What the driver was asked for, in bytes (``get_allocation_size``)."""
+        return Pool(self.num_bytes <= SMALL_BYTES, settings).segment_bytes(self.num_bytes)
+
+    def out_of_memory(self, message: str, requested_bytes: int) -> OutOfMemory:
+        """The failure as a report has it: ``requested_bytes`` of the driver, with the message that says so."""
+        return OutOfMemory(
+            message=message,
+            requested_bytes=requested_bytes,
+            tensor_bytes=self.num_bytes,
+            step=self.step,
+            phase=self.phase,
+            operator=self.operator,
+            line=self.line,
+            module="",
+        )
 
 
 class Assembler:

@@ -20,7 +20,6 @@ from oom_magic.measure.history.recording import (
     read_trace,
     settings_in,
 )
-from oom_magic.memory.allocator.segments import SMALL_BYTES, Pool
 from oom_magic.memory.allocator.settings import AllocatorSettings
 from oom_magic.memory.report import Assumption, Device, MemoryReport, OutOfMemory
 from oom_magic.units import format_bytes
@@ -133,14 +132,6 @@ def _ended_by(
     after = itertools.takewhile(lambda entry: entry.action != Action.OOM, reversed(entries))
     if failed is None or any(entry.action == Action.ALLOC for entry in after):
         return None
-    asked = Pool(failed.num_bytes <= SMALL_BYTES, settings).segment_bytes(failed.num_bytes)
-    return OutOfMemory(
-        message=f"CUDA out of memory. Tried to allocate {format_bytes(asked)}. {card} is free.",
-        requested_bytes=asked,
-        tensor_bytes=failed.num_bytes,
-        step=failed.step,
-        phase=failed.phase,
-        operator=failed.operator,
-        line=failed.line,
-        module="",
-    )
+    asked = failed.segment_bytes(settings)
+    message = f"CUDA out of memory. Tried to allocate {format_bytes(asked)}. {card} is free."
+    return failed.out_of_memory(message, asked)

@@ -130,7 +130,7 @@ class CachingAllocator:
         if self._rounds_finely:
             size = (requested_bytes + MIN_BLOCK_BYTES - 1) & -MIN_BLOCK_BYTES
         else:
-            size = self._round(requested_bytes)
+            size = self.rounded(requested_bytes)
         pools = self._pools.get(stream)
         if pools is None:
             pools = self._pools[stream] = (Pool(True, self.settings), Pool(False, self.settings))
@@ -194,7 +194,7 @@ class CachingAllocator:
         pools = chain.from_iterable(self._pools.values())
         return [block for pool in pools for block in pool.blocks.values()]
 
-    def _round(self, requested_bytes: int) -> int:
+    def rounded(self, requested_bytes: int) -> int:
         """Bytes of the block for a request, with ``roundup_power2_divisions`` (``round_size``)."""
         interval = min(max(requested_bytes.bit_length() - 21, 0), 15)
         divisions = self.settings.roundup_power2_divisions[interval]
