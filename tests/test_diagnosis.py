@@ -156,7 +156,8 @@ def test_not_oom():
 
 @given(st.text(max_size=300))
 def test_any_text_becomes_json(text):
-    json.dumps(explain(text + "\n").to_dict())
+    diagnosis = explain(text + "\n")
+    assert json.loads(json.dumps(diagnosis.to_dict()))["cause"] == diagnosis.cause
 
 
 def test_full_message_becomes_json():

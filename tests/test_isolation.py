@@ -377,12 +377,19 @@ def test_what_cannot_be_undone_is_not_done_and_said() -> None:
 
 
 def test_connections_within_the_machine_are_made() -> None:
+    said: list[bytes] = []
+
     def train() -> None:
-        server = socket.create_server(("127.0.0.1", 0))
-        with socket.create_connection(server.getsockname()), server.accept()[0], server:
-            pass
+        with (
+            socket.create_server(("127.0.0.1", 0)) as server,
+            socket.create_connection(server.getsockname()) as client,
+            server.accept()[0] as connection,
+        ):
+            connection.sendall(b"hello")
+            said.append(client.recv(5))
 
     om.dry_run(train)
+    assert said == [b"hello"]
 
 
 def test_a_name_imported_before_and_one_imported_inside_serve_alike(tmp_path: Path) -> None:

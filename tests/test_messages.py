@@ -177,10 +177,18 @@ def test_a_process_that_holds_less_than_its_pytorch_is_not_believed():
     assert read(text)[0].process_bytes == 0 and read(text)[0].own_process_bytes is None
 
 
+def check_failures(text: str) -> None:
+    """They are in order of appearance, and no size is below 0."""
+    failures = read(text)
+    assert [one.start for one in failures] == sorted(one.start for one in failures)
+    sizes = [size for one in failures for name, size in one.to_dict().items() if name.endswith("_bytes")]
+    assert all(size is None or size >= 0 for size in sizes)
+
+
 @settings(max_examples=300)
 @given(st.text())
 def test_any_text_is_read(text):
-    read(text)
+    check_failures(text)
 
 
 @settings(max_examples=300)
@@ -191,7 +199,7 @@ def test_damaged_messages_are_read(data):
     for _ in range(data.draw(st.integers(1, 6))):
         place = data.draw(st.integers(0, len(text)))
         text = text[:place] + data.draw(st.text(max_size=4)) + text[place + data.draw(st.integers(0, 5)) :]
-    read(text)
+    check_failures(text)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -17,7 +18,7 @@ from oom_magic.predict.what_if.model_changes import DTYPES, library, plain_linea
 _MOVES = ("to", "cuda")
 
 
-class LoadChange(Change):
+class LoadChange(Change, ABC):
     """The base: ``from_pretrained`` loads the weights so, on the GPU at once; other models are converted in host
     memory before they are moved there.
 
@@ -30,13 +31,13 @@ class LoadChange(Change):
         self._is_busy = False  # moves made by the change itself are not changed again
         self._loaded: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
+    @abstractmethod
     def convert(self, model: torch.nn.Module) -> None:
         """Change the weights of a model in host memory."""
-        raise NotImplementedError
 
+    @abstractmethod
     def loading(self) -> dict[str, Any]:
         """The arguments of ``from_pretrained`` that have the same effect."""
-        raise NotImplementedError
 
     @contextmanager
     def around_run(self) -> Iterator[None]:
