@@ -29,7 +29,7 @@ import torch
 from oom_magic.predict.isolation.process.standard_library import standard_library_noted
 from oom_magic.predict.isolation.reach import is_users
 from oom_magic.predict.isolation.restorations import set_context
-from oom_magic.predict.isolation.snapshot import is_unchanged
+from oom_magic.predict.isolation.snapshot import fill, is_unchanged
 
 _Setting = tuple[Callable[[], Any], Callable[[Any], Any]]  # getter and setter
 
@@ -48,11 +48,11 @@ def settings_noted() -> Iterator[Callable[[], object]]:
         yield functools.partial(_restore_callbacks, functions, list(functions))
     figures = getattr(sys.modules.get("matplotlib._pylab_helpers"), "Gcf", None)
     if figures is not None:  # those that pyplot knows
-        yield functools.partial(_restore_items, figures.figs, dict(figures.figs))
+        yield functools.partial(fill, figures.figs, dict(figures.figs))
     context = decimal.getcontext()
     yield functools.partial(set_context, context, context.copy())
     for table in _whole_tables():
-        yield functools.partial(_restore_items, table, dict(table))
+        yield functools.partial(fill, table, dict(table))
     yield functools.partial(_restore_safe_globals, torch.serialization.get_safe_globals())
     yield functools.partial(_restore_dialects, csv.list_dialects())
     yield functools.partial(_restore_modules, dict(sys.modules))
@@ -148,12 +148,6 @@ def _restore_list(items: Any, before: list[Any]) -> None:
         items[:] = before
         with warnings.catch_warnings():
             pass  # they are looked at again
-
-
-def _restore_items(table: dict[Any, Any], before: dict[Any, Any]) -> None:
-    if list(table.items()) != list(before.items()):
-        table.clear()
-        table.update(before)
 
 
 def _restore_safe_globals(before: list[Any]) -> None:

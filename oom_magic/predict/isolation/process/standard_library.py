@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterator
 from itertools import chain, compress
 from typing import Any
 
-from oom_magic.predict.isolation.snapshot import Alike, is_unchanged
+from oom_magic.predict.isolation.snapshot import Alike, fill, is_unchanged
 
 _chain = chain.from_iterable
 _NAMES = sys.stdlib_module_names - {"builtins"}
@@ -119,7 +119,8 @@ def _restore_one(now: Any, before: Any, owner: Any, staying: _Staying) -> None:
     elif isinstance(now, dict):
         _restore_names(now, before, now.__setitem__, now.__delitem__, staying.may_be_importeds)
     else:
-        _restore_items(now, before, staying.may_be_importeds)
+        old = set(map(id, before))
+        fill(now, [*before, *(one for one in now if id(one) not in old and staying.may_be_importeds(one))])
 
 
 class _Staying:
@@ -167,13 +168,6 @@ def _restore_names(
             put(name, before[name])
     for name in before.keys() - now.keys():
         put(name, before[name])
-
-
-def _restore_items(now: Any, before: list[Any], stays: Callable[[Any], bool]) -> None:
-    old = set(map(id, before))
-    new = [one for one in now if id(one) not in old and stays(one)]
-    now.clear()
-    (now.update if isinstance(now, set) else now.extend)([*before, *new])
 
 
 # -- what only the collector shows ----------------------------------------------
