@@ -159,6 +159,7 @@ def on_disk(folder: Path) -> dict[str, Any]:
 @settings(max_examples=150)
 @given(steps=STEPS)
 @example([("os.symlink", ("b.txt", "b.txt")), ("shutil.rmtree", ("b.txt",))])
+@example([("shutil.copy", ("sub", "a")), ("shutil.rmtree", ("a",))])
 def test_calls_give_what_they_give_for_real(steps: list[Any]) -> None:
     before = os.getcwd()
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as two:

@@ -240,9 +240,76 @@ def test_what_stands_in_modules_is_as_before() -> None:
     assert {name: read() for name, (read, _) in PYTHONS.items()} == before
 
 
+class FunctionMode(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **kwargs or {})
+
+
+class DispatchMode(torch.utils._python_dispatch.TorchDispatchMode):
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **kwargs or {})
+
+
+def top_hooks() -> Any:
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)  # type: ignore[attr-defined]
+
+
+def in_inference() -> None:
+    users_variable.set(torch.inference_mode().__enter__())  # type: ignore[func-returns-value]
+
+
+BACKENDS = torch._C
+PYTORCHS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    "function mode": (BACKENDS._len_torch_function_stack, lambda: FunctionMode().__enter__()),  # type: ignore[attr-defined]
+    "dispatch mode": (BACKENDS._len_torch_dispatch_stack, lambda: DispatchMode().__enter__()),  # type: ignore[attr-defined]
+    "device": (lambda: torch.ones(1).device, lambda: torch.device("meta").__enter__()),
+    "subclasses": (BACKENDS._is_torch_function_enabled, lambda: BACKENDS.DisableTorchFunctionSubclass().__enter__()),  # type: ignore[attr-defined]
+    "saved tensors": (top_hooks, lambda: torch.autograd.graph.saved_tensors_hooks(id, id).__enter__()),  # type: ignore[arg-type]
+    "dual numbers": (lambda: torch.autograd.forward_ad._current_level, torch.autograd.forward_ad.enter_dual_level),
+    "transforms": (
+        BACKENDS._functorch.get_dynamic_layer_stack_depth,
+        lambda: BACKENDS._functorch._vmap_increment_nesting(2, "error"),
+    ),
+    "dispatch keys": (
+        lambda: BACKENDS._dispatch_tls_is_dispatch_key_excluded(BACKENDS.DispatchKey.AutogradCPU),
+        lambda: BACKENDS._dispatch_tls_set_dispatch_key_excluded(BACKENDS.DispatchKey.AutogradCPU, True),
+    ),
+    "autocast": (lambda: torch.get_autocast_dtype("mps"), lambda: torch.set_autocast_dtype("mps", torch.bfloat16)),
+    "compiled code": (
+        lambda: BACKENDS._jit_set_profiling_mode(True) and BACKENDS._jit_set_profiling_mode(True),
+        lambda: BACKENDS._jit_set_profiling_mode(False),
+    ),
+    "attention": (BACKENDS._get_sdp_priority_order, lambda: BACKENDS._set_sdp_priority_order([2, 1, 0, 3, 4])),
+    "denormals": (lambda: sys.float_info.min * float("0.5"), lambda: torch.set_flush_denormal(True)),
+    "a library's class": (lambda: torch.optim.SGD.step, lambda: setattr(torch.optim.SGD, "step", print)),
+    "another generator": (np.random.get_bit_generator, lambda: np.random.set_bit_generator(np.random.PCG64(3))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PYTORCHS)
+def test_what_pytorch_holds_is_as_before(name: str) -> None:
+    read, change = PYTORCHS[name]
+    before = read()
+    DrySession(has_bar=False, is_lasting=False).run(lambda: change() and None)
+    assert read() == before
+
+
+def test_loggers_and_modules_of_a_run_leave_nothing() -> None:
+    def run() -> None:
+        logging.getLogger("the_runs_own").addHandler(logging.NullHandler())
+        sys.modules["calendar"] = types.ModuleType("calendar")
+        del sys.modules["reprlib"]
+
+    DrySession(has_bar=False, is_lasting=False).run(run)
+    assert logging.getLogger("the_runs_own").handlers == []
+    assert (sys.modules["calendar"], sys.modules["reprlib"]) == (calendar, reprlib)
+
+
 LIBRARY = """
 import copyreg, functools, logging, mimetypes, urllib.parse
 class Theirs: pass
+logging.Logger.theirs = property(lambda self: 7)
+logging.THEIRS = 25
 @functools.lru_cache(None)
 def warning_once(self, *args): self.warning(*args)
 logging.Logger.warning_once = warning_once
@@ -252,8 +319,9 @@ urllib.parse.uses_netloc.append("theirs")
 
 
 def test_what_a_library_registers_when_it_is_imported_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "their_library.py").write_text(LIBRARY)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "their_library.py").write_text(LIBRARY)
+    monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))
 
     def run() -> None:
         import their_library  # type: ignore[import-not-found]  # noqa: F401
@@ -265,4 +333,5 @@ def test_what_a_library_registers_when_it_is_imported_stays(tmp_path: Path, monk
     theirs = sys.modules.pop("their_library").Theirs
     assert copyreg.dispatch_table.pop(theirs) and urllib.parse.uses_netloc.pop() == "theirs"
     assert calendar.firstweekday() == 0 and string.Template.delimiter == "$"
-    del logging.Logger.warning_once  # type: ignore[attr-defined]  # transformers has one
+    assert logging.getLogger().theirs == 7 and logging.THEIRS == 25  # type: ignore[attr-defined]
+    del logging.Logger.warning_once, logging.Logger.theirs, logging.THEIRS  # type: ignore[attr-defined]

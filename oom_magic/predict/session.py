@@ -43,6 +43,7 @@ from oom_magic.predict.isolation.context import (
 from oom_magic.predict.isolation.files.effects import isolated
 from oom_magic.predict.isolation.patching import all_patched
 from oom_magic.predict.isolation.process.process_state import process_state_restored
+from oom_magic.predict.isolation.process.pytorch_state import pytorch_state_restored
 from oom_magic.predict.isolation.run_threads import RunThreads, of_run
 from oom_magic.predict.isolation.tensor_exchange import TensorExchange
 from oom_magic.predict.kernels import composed, recurrent
@@ -210,6 +211,7 @@ class DrySession:
             interrupts.waiting(),
             self._loops_known(function, namespaces),
             self._active(function, list(namespaces)),
+            pytorch_state_restored(),
         ):
             try:
                 self._decide()

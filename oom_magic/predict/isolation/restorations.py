@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _multiprocessing  # type: ignore[import-not-found]
 import array
 import contextlib
 import ctypes
@@ -13,6 +14,7 @@ import mmap
 import operator
 import queue
 import random
+import sqlite3
 import sys
 import threading
 from collections import OrderedDict, deque
@@ -28,6 +30,7 @@ import torch
 from oom_magic.language import _
 from oom_magic.units import format_bytes
 
+_OF_DATABASES = ("isolation_level", "row_factory", "text_factory")
 _COPIED_BYTES = 1 << 24  # of one object
 _CACHED_FUNCTION = type(functools.lru_cache(len))
 
@@ -126,6 +129,20 @@ def _set_owned(one: Any, was: bool) -> None:
         one.release()
 
 
+def _set_database(one: sqlite3.Connection, before: list[Any]) -> None:
+    for name, value in zip(_OF_DATABASES, before, strict=True):
+        if getattr(one, name) != value:
+            setattr(one, name, value)
+
+
+def _set_counted(one: Any, before: int) -> None:
+    """A semaphore of ``multiprocessing``; other processes may change it meanwhile, too."""
+    while one._get_value() < before:
+        one.release()
+    while one._get_value() > before and one.acquire(False):
+        pass
+
+
 def _element(one: ElementTree.Element) -> tuple[Any, ...]:
     return one.tag, one.text, one.tail, one.attrib, list(one)
 
@@ -138,7 +155,7 @@ def _set_element(one: ElementTree.Element, before: tuple[Any, ...]) -> None:
 _STATES: tuple[tuple[Any, Callable[[Any], Any], Callable[[Any, Any], Any]], ...] = (
     (np.random.BitGenerator, lambda one: one.state, lambda one, state: setattr(one, "state", state)),
     (np.random.Generator, lambda one: one.bit_generator.state, _set_bits),
-    (np.random.RandomState, np.random.RandomState.get_state, np.random.RandomState.set_state),
+    (np.random.RandomState, lambda one: one.get_state(legacy=False), np.random.RandomState.set_state),
     (random.SystemRandom, lambda one: None, lambda one, state: None),
     (random.Random, random.Random.getstate, random.Random.setstate),
     (torch.Generator, torch.Generator.get_state, torch.Generator.set_state),
@@ -146,6 +163,8 @@ _STATES: tuple[tuple[Any, Callable[[Any], Any], Callable[[Any, Any], Any]], ...]
     (ElementTree.Element, _element, _set_element),
     (type(threading.Lock()), lambda one: one.locked(), _set_locked),
     (type(threading.RLock()), lambda one: one._is_owned(), _set_owned),
+    (_multiprocessing.SemLock, lambda one: one._get_value(), _set_counted),
+    (sqlite3.Connection, lambda one: [getattr(one, name) for name in _OF_DATABASES], _set_database),
 )
 _DATA_OF_C = (ctypes.Structure, ctypes.Union, ctypes.Array, ctypes._SimpleCData)
 
@@ -168,6 +187,7 @@ def _nothing() -> None:
 
 
 def _restore_array(one: Any, before: Any) -> None:
+    one.setflags(write=True)  # it was, or nothing was noted
     if one.shape != before.shape and one.size == before.size:
         one.shape = before.shape
     if one.shape == before.shape and one.tobytes() != before.tobytes():  # a NaN is not equal to itself
@@ -201,7 +221,9 @@ def _restore_place(one: Any, place: int) -> None:
 def _of_memory(one: Any, room: int) -> Restoration:
     """Data of ctypes that owns its memory; other memory may be gone."""
     size = ctypes.sizeof(one)
-    if not one._b_needsfree_ or size > min(_COPIED_BYTES, room):
+    if not one._b_needsfree_:  # in a map, say, which multiprocessing's values name
+        return Restoration(_nothing, inner=[vars(one)] if hasattr(one, "__dict__") else [])
+    if size > min(_COPIED_BYTES, room):
         return Restoration(_nothing)
     at = ctypes.addressof(one)
     return Restoration(functools.partial(ctypes.memmove, at, ctypes.string_at(at, size), size), size, [one._objects])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.thread import _worker  # type: ignore[attr-defined]
@@ -67,7 +68,19 @@ class RunThreads:
         def submitted(pool: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
             return submit(pool, self._followed(function, is_task=True), *args, **kwargs)
 
-        return [(threading.Thread, {"start": started}), (ThreadPoolExecutor, {"submit": submitted})]
+        begin, shut = ThreadPoolExecutor.__init__, ThreadPoolExecutor.shutdown
+        made: weakref.WeakSet[ThreadPoolExecutor] = weakref.WeakSet()
+
+        def begun(pool: ThreadPoolExecutor, *args: Any, **kwargs: Any) -> None:
+            made.add(pool)
+            begin(pool, *args, **kwargs)
+
+        def shut_down(pool: ThreadPoolExecutor, *args: Any, **kwargs: Any) -> None:
+            if pool in made:  # threads of another one would be gone after the run
+                shut(pool, *args, **kwargs)
+
+        pools = {"__init__": begun, "shutdown": shut_down, "submit": submitted}
+        return [(threading.Thread, {"start": started}), (ThreadPoolExecutor, pools)]
 
     def wait(self) -> None:
         """Wait for threads; those that do not end in time are ended at their next operator."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
+import functools
 import itertools
 import operator
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -123,6 +125,10 @@ class Snapshot:
         """Note many containers of one type, none of them twice. If one was changed, each is looked at."""
         self._alike.append(Alike.of(kind, containers))
 
+    def add_classes(self, objects: Sequence[Any]) -> None:
+        """Note of what class each object is: code may change it, as ``torch.nn.utils.parametrize`` does."""
+        self._undo.append(functools.partial(_restore_classes, objects, list(map(type, objects))))
+
     def add_undo(self, undo: Callable[[], object]) -> None:
         """Note what puts something else back; it can be called again."""
         self._undo.append(undo)
@@ -155,15 +161,23 @@ class Snapshot:
                 change.apply(one.container)
 
     def restore(self) -> None:
-        """Restore the recorded contents where they differ now."""
+        """Restore the recorded contents where they differ now; at the end raise the last error there was."""
         changed = (pair for some in self._alike if not some.are_unchanged() for pair in some.pairs())
         for container, contents in itertools.chain(
             self._plain, changed, ((one.container, one.contents) for one in self._entries)
         ):
             if not is_unchanged(contents, container):
                 fill(container, contents)
-        for undo in reversed(self._undo):  # what lies over something else last
-            undo()
+        with contextlib.ExitStack() as stack:  # what lies over something else last, and none is left out for an error
+            for undo in self._undo:
+                stack.callback(undo)
+
+
+def _restore_classes(objects: Sequence[Any], before: list[type]) -> None:
+    if not all(map(operator.is_, map(type, objects), before)):
+        for one, kind in zip(objects, before, strict=True):
+            if type(one) is not kind:
+                one.__class__ = kind
 
 
 def is_unchanged(before: Any, now: Any) -> bool:

@@ -452,13 +452,15 @@ def _note(
     assume: Callable[[str], None],
 ) -> None:
     """Record everything a dry run may change in the user's objects, with its depth."""
+    for some in (live.tensors, live.modules, live.tools):
+        snapshot.add_classes(some)
     for tensor in live.tensors:
         for hooks in _hooks(tensor):
             snapshot.add_plain(hooks, 1)
     for module in live.modules:
         snapshot.add(vars(module), 2, module)
         if isinstance(module, torch.nn.modules.lazy.LazyModuleMixin):
-            _exchange_lazy(snapshot, module)
+            _exchange_lazy(module)
         for value in vars(module).values():
             if "config" in type(value).__name__.lower() and hasattr(value, "__dict__"):
                 snapshot.add(vars(value), 2, value)  # a Hugging Face model's configuration
@@ -478,17 +480,11 @@ def _note(
         )
 
 
-def _exchange_lazy(snapshot: Snapshot, module: torch.nn.Module) -> None:
+def _exchange_lazy(module: torch.nn.Module) -> None:
     """The first call of a lazy module changes its class and its parameters: the run has parameters of its own."""
-    snapshot.add_undo(functools.partial(_restore_class, module, type(module)))
     tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
     for table in tables:
         for name, tensor in table.items():
             if torch.nn.parameter.is_lazy(tensor):
                 make: Any = type(tensor)
                 table[name] = make(tensor.requires_grad, device=tensor.device, dtype=tensor.dtype)
-
-
-def _restore_class(module: torch.nn.Module, kind: type) -> None:
-    if type(module) is not kind:
-        module.__class__ = kind

@@ -58,6 +58,8 @@ _FRAMES = {
 }
 _AWAITED = (types.CoroutineType, types.AsyncGeneratorType)
 _SETTINGS = frozenset((str, int, float, bool, type(None)))  # most settings of libraries
+_OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__", "__name__", "__qualname__", "__doc__")
+_OF_EXCEPTIONS = ("__suppress_context__", "args", "__cause__", "__context__", "__traceback__")  # the last first
 _CELL_CONTENTS = vars(types.CellType)["cell_contents"]
 _WALKED = frozenset((*_CONTAINERS, tuple, type, types.FunctionType, types.ModuleType))
 _ALIKE = frozenset((*_CONTAINERS, defaultdict, tuple))
@@ -71,6 +73,9 @@ class Notes(Protocol):
 
     def add_all(self, kind: Any, containers: list[Any]) -> None:
         """The contents of many containers of one type."""
+
+    def add_classes(self, objects: Sequence[Any]) -> None:
+        """Of what class each object is."""
 
     def add_undo(self, undo: Callable[[], object]) -> None:
         """Anything else: what puts it back."""
@@ -135,7 +140,10 @@ class _Walk:
         others = self._of_kinds(_ALIKE, level, below)
         kinds = set(map(type, others))
         plain = {kind for kind in kinds if self._is_plain(kind)}
-        below += map(vars, compress(others, map(plain.__contains__, map(type, others))))
+        if plain:
+            objects = list(compress(others, map(plain.__contains__, map(type, others))))
+            below += map(vars, objects)
+            self._notes.add_classes(objects)
         for one in others if len(kinds) > len(plain) else ():
             if type(one) not in plain:
                 below += self._note_one(one)
@@ -167,7 +175,10 @@ class _Walk:
     def _note_one(self, one: Any) -> Iterable[Any]:
         found = None if type(one) in _WALKED or isinstance(one, torch.nn.Module) else restoration_of(one, self._room)
         if found is None:
-            return _noted(self._notes, one)
+            inner = list(_noted(self._notes, one))
+            if isinstance(one, types.ModuleType) and is_users_module(one):
+                self._copies.give(vars(one))
+            return inner
         self._notes.add_undo(found.undo)
         if found.begin is not None:
             found.begin()
@@ -206,7 +217,7 @@ def _noted(notes: Notes, one: Any) -> Iterator[Any]:
     elif isinstance(one, type):
         if is_users_class(one):
             before = dict(vars(one))
-            notes.add_undo(functools.partial(_restore_class, one, before))
+            notes.add_undo(functools.partial(_restore_class, one, one.__bases__, before))
             yield from before.values()
     elif isinstance(one, torch.nn.Module):
         for name, value in list(vars(one).items()):
@@ -224,7 +235,8 @@ def _noted_attributes(notes: Notes, one: Any) -> Iterator[Any]:
     if isinstance(one, functools.partial):
         yield from (one.func, one.args, one.keywords)
     elif isinstance(one, BaseException):
-        notes.add_undo(functools.partial(setattr, one, "args", one.args))
+        for name in _OF_EXCEPTIONS:
+            notes.add_undo(functools.partial(_restore_attribute, one, name, getattr(one, name)))
     own = getattr(one, "__dict__", None)
     if type(own) is dict:
         yield own
@@ -235,7 +247,7 @@ def _noted_attributes(notes: Notes, one: Any) -> Iterator[Any]:
 def _noted_function(notes: Notes, function: types.FunctionType) -> Iterator[Any]:
     if not is_users_file(function.__code__.co_filename):
         return
-    for name in ("__code__", "__defaults__", "__kwdefaults__"):
+    for name in _OF_FUNCTIONS:
         value = getattr(function, name)
         notes.add_undo(functools.partial(_restore_attribute, function, name, value))
         yield value
@@ -275,7 +287,9 @@ def _restore_member(member: Any, one: Any, value: Any) -> None:
         member.__set__(one, value)
 
 
-def _restore_class(kind: type, before: dict[str, Any]) -> None:
+def _restore_class(kind: type, bases: tuple[type, ...], before: dict[str, Any]) -> None:
+    if kind.__bases__ != bases:
+        kind.__bases__ = bases
     now = dict(vars(kind))
     for name in now.keys() - before.keys():
         delattr(kind, name)

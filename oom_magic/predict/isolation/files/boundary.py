@@ -7,14 +7,18 @@ error that names the call. A hook cannot be removed; between dry runs it makes o
 from __future__ import annotations
 
 import atexit
+import contextlib
+import functools
 import mmap
 import os
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures.process import ProcessPoolExecutor
 from contextlib import contextmanager
 from ipaddress import ip_address
+from multiprocessing.pool import Pool
 from typing import Any
 
 from oom_magic.language import _
@@ -65,6 +69,10 @@ _UNDOABLE = {  # by their modules
     "faulthandler": "dump_traceback_later register",
     "torch": "set_num_interop_threads",
 }
+_POOLS: tuple[tuple[Any, str, tuple[str, ...]], ...] = (  # what each use begins with, and what ends one
+    (Pool, "_check_running", ("close", "terminate")),
+    (ProcessPoolExecutor, "submit", ("shutdown",)),
+)
 _FOR_LATER = tuple(
     function for function in (atexit.register, sys.addaudithook, getattr(os, "register_at_fork", None)) if function
 )
@@ -129,6 +137,9 @@ class Boundary:
         if multiprocessing is not None:
             process = multiprocessing.BaseProcess
             table.append((process, {"start": self._start(process.start)}))
+        for pool, using, ending in _POOLS:
+            used = self._pool_refused(getattr(pool, using))
+            table.append((pool, {using: used} | {end: self._unchanged(getattr(pool, end)) for end in ending}))
         return table
 
     def replacements(self) -> list[tuple[Any, Any]]:
@@ -138,6 +149,7 @@ class Boundary:
             (os._exit, self._exit(os._exit)),
             *((usual, self._registered(usual)) for usual in _FOR_LATER),
             *((usual, self._unchanged(usual)) for usual in _for_good()),
+            *((usual, self._limited(usual)) for usual in _limits()),
             *((usual, self._answered(usual)) for usual in (os.putenv, os.unsetenv)),
             *((usual, stand_in) for usual, stand_in in self._waiting()),
         ]
@@ -253,11 +265,29 @@ class Boundary:
             is_asked = usual.__name__ == "nice" and args == (0,)
             if is_asked or not self._scope.applies():
                 return usual(*args, **kwargs)
-            name = f"{usual.__module__}.{usual.__name__}".replace("posix.", "os.")
-            self._assume(_("{name}{args}: not done, as it could not be undone", name=name, args=args))
+            name = f"{usual.__module__}.{usual.__qualname__}".replace("posix.", "os.")
+            given = tuple(one for one in args if not isinstance(one, (Pool, ProcessPoolExecutor)))
+            self._assume(_("{name}{args}: not done, as it could not be undone", name=name, args=given))
             return usual(0) + args[0] if usual.__name__ == "nice" else None
 
         return unchanged
+
+    def _limited(self, usual: Callable[..., Any]) -> Callable[..., Any]:
+        """An upper bound that was lowered cannot be raised again, so it stays; other processes keep theirs."""
+        import resource
+
+        def limited(*args: Any) -> Any:
+            *whose, kind, limits = args if usual is resource.setrlimit or len(args) > 2 else (*args, None)
+            if limits is None or not self._scope.applies():
+                return usual(*args)
+            upper = resource.getrlimit(kind)[1]
+            is_own = whose in ([], [0], [os.getpid()])
+            if not is_own or limits[1] != upper:
+                name = f"resource.{usual.__name__}"
+                self._assume(_("{name}{args}: not done, as it could not be undone", name=name, args=args))
+            return usual(*whose, kind, (limits[0], upper)) if is_own else resource.getrlimit(kind)
+
+        return limited
 
     def _exit(self, usual: Callable[[int], Any]) -> Callable[[int], Any]:
         def _exit(status: int) -> Any:
@@ -323,6 +353,20 @@ class Boundary:
 
         return start
 
+    def _pool_refused(self, usual: Callable[..., Any]) -> Callable[..., Any]:
+        """The processes of a pool from before would do for real what they are given."""
+
+        @functools.wraps(usual)
+        def refused(pool: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._scope.applies():
+                return usual(pool, *args, **kwargs)
+            is_check = usual.__name__.startswith("_")  # by the method that was called
+            method = sys._getframe(2).f_code.co_name.strip("_") if is_check else usual.__name__
+            self._refuse(f"{usual.__module__}.{type(pool).__name__}", method)
+            return None
+
+        return refused
+
 
 def _for_good() -> Iterator[Callable[..., Any]]:
     """What changes the process and cannot always be undone."""
@@ -330,6 +374,16 @@ def _for_good() -> Iterator[Callable[..., Any]]:
         for name in names.split():
             if hasattr(sys.modules.get(owner), name):
                 yield getattr(sys.modules[owner], name)
+
+
+def _limits() -> Iterator[Callable[..., Any]]:
+    """What sets limits of a process, where the system has them."""
+    with contextlib.suppress(ImportError):
+        import resource
+
+        yield resource.setrlimit
+        if hasattr(resource, "prlimit"):
+            yield resource.prlimit
 
 
 def _is_import() -> bool:

@@ -17,7 +17,7 @@ import errno
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +27,6 @@ from oom_magic.predict.isolation.files.descriptors import Descriptors
 from oom_magic.predict.isolation.files.file_tree import FileTree
 from oom_magic.predict.isolation.files.gates import HAS_GATES, Gates
 from oom_magic.predict.isolation.files.linkage import IS_KNOWN, Links, StandIns
-from oom_magic.predict.isolation.live_objects import find_live_objects
 from oom_magic.predict.isolation.patching import Patches, all_patched
 from oom_magic.predict.isolation.reach import others_at_work
 from oom_magic.predict.isolation.run_threads import Scope, threads_of_run
@@ -107,13 +106,15 @@ _PYTHONS_FORMS = {  # of libraries these are not asked: what they close is their
 
 @contextmanager
 def c_calls_answered(
+    functions: Sequence[Any],
     tree: FileTree,
     scope: Scope,
     numbers: Descriptors,
     calls: Mapping[str, Callable[..., Any]],
     assume: Callable[[str], None],
 ) -> Iterator[None]:
-    """While a dry run lasts. ``calls`` are the layer's own functions by the name of ``os``'s."""
+    """While a dry run lasts. ``calls`` are the layer's own functions by the name of ``os``'s, ``functions`` those of C
+    that somebody looked up before."""
     if not IS_KNOWN:
         assume(_("files: on this system what C libraries open by themselves is not held back"))
         yield
@@ -141,7 +142,7 @@ def c_calls_answered(
     try:
         served.mark(*numbers.written())
         links.exchange()
-        with _functions_exchanged(), all_patched(table):
+        with _functions_exchanged(functions), all_patched(table):
             yield
     finally:
         links.give_back()
@@ -150,14 +151,10 @@ def c_calls_answered(
 
 
 @contextmanager
-def _functions_exchanged() -> Iterator[None]:
+def _functions_exchanged(known: Sequence[Any]) -> Iterator[None]:
     """Functions of libc that somebody looked up before by ctypes: their objects begin with the function's address."""
     own = set(map(id, _kept))
-    words = [
-        ctypes.c_size_t.from_address(ctypes.addressof(one))
-        for one in find_live_objects().functions
-        if id(one) not in own
-    ]
+    words = [ctypes.c_size_t.from_address(ctypes.addressof(one)) for one in known if id(one) not in own]
     before = [(word, word.value) for word in words if word.value in _instead]
     try:
         for word, address in before:

@@ -27,6 +27,7 @@ from oom_magic.predict.isolation.files.file_calls import FileCalls
 from oom_magic.predict.isolation.files.file_tree import FileTree
 from oom_magic.predict.isolation.files.open_files import open_files_kept
 from oom_magic.predict.isolation.files.substitution import substituted
+from oom_magic.predict.isolation.live_objects import find_live_objects
 from oom_magic.predict.isolation.patching import Patches, all_patched
 from oom_magic.predict.isolation.run_threads import Scope
 
@@ -72,15 +73,19 @@ def isolated(
         *numbers.patches(),
         *boundary.patches(),
     ]
+    live = find_live_objects()
     with ExitStack() as stack:
         stack.callback(tree.discard)
         stack.enter_context(numbers.closed_at_the_end())
-        stack.enter_context(open_files_kept(tree, scope, note, namespaces, function))
+        stack.enter_context(open_files_kept(live.files, tree, scope, note, namespaces, function))
         stack.enter_context(substituted(functions, namespaces))
         stack.enter_context(scope.entered())
         stack.enter_context(all_patched(table))
         stack.enter_context(boundary.closed())
-        stack.enter_context(c_calls_answered(tree, scope, numbers, stand_ins, note))
+        stack.enter_context(c_calls_answered(live.functions, tree, scope, numbers, stand_ins, note))
+        for found in (live.files, live.functions):
+            found.clear()  # frames that last as long as the run hold the lists
+        del live
         yield Isolation(tree, scope)
 
 

@@ -67,7 +67,9 @@ class FileCalls:
 
             def opener(path: Any, flags: int) -> int:
                 if given is None:
-                    return self._os_open(path, flags, 0o666)
+                    number = self._os_open(path, flags, 0o666)
+                    tree.folders_open.pop(number, None)  # C refuses a folder, and closes it by itself
+                    return number
                 with scope.inside():
                     return int(given(path, flags))
 

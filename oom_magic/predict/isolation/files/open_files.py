@@ -26,7 +26,7 @@ import numpy as np
 
 from oom_magic.language import _
 from oom_magic.predict.isolation.files.file_tree import FileTree
-from oom_magic.predict.isolation.live_objects import FILES, find_live_objects
+from oom_magic.predict.isolation.live_objects import FILES
 from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.isolation.reach import NOT_WALKED
 from oom_magic.predict.isolation.run_threads import Scope
@@ -38,11 +38,19 @@ _MOST_OBJECTS = 200_000
 
 @contextmanager
 def open_files_kept(
-    tree: FileTree, scope: Scope, assume: Callable[[str], None], namespaces: Sequence[dict[str, Any]], function: Any
+    known: Sequence[Any],
+    tree: FileTree,
+    scope: Scope,
+    assume: Callable[[str], None],
+    namespaces: Sequence[dict[str, Any]],
+    function: Any,
 ) -> Iterator[None]:
-    """While a dry run of ``function`` lasts. What cannot be exchanged can only be read meanwhile."""
+    """While a dry run of ``function`` lasts, of the ``known`` files those that it can reach.
+
+    What cannot be exchanged can only be read meanwhile.
+    """
     with ExitStack() as stack, scope.outside():
-        for one in _reachable(namespaces, function, assume):
+        for one in _reachable(known, namespaces, function, assume):
             if isinstance(one, FILES):
                 stack.enter_context(_file_kept(one, tree, assume))
             elif isinstance(one, np.memmap) and one.flags.writeable:
@@ -55,9 +63,11 @@ def open_files_kept(
             yield
 
 
-def _reachable(namespaces: Sequence[dict[str, Any]], function: Any, assume: Callable[[str], None]) -> list[Any]:
+def _reachable(
+    known: Sequence[Any], namespaces: Sequence[dict[str, Any]], function: Any, assume: Callable[[str], None]
+) -> list[Any]:
     """Files, memory maps and databases that names of the user or the function lead to."""
-    wanted = {id(one): one for one in find_live_objects().files if not isinstance(one, FILES) or _can_be_kept(one)}
+    wanted = {id(one): one for one in known if not isinstance(one, FILES) or _can_be_kept(one)}
     found: dict[int, Any] = {}
     level: list[Any] = [*namespaces, function]
     seen = set(map(id, level))

@@ -5,6 +5,7 @@ Settings are in ``settings``, and what stands in Python's own modules in ``stand
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import operator
@@ -50,13 +51,14 @@ def _restorations() -> Iterator[Callable[[], object]]:
     yield from settings_noted()
     partial = functools.partial
     yield partial(random.setstate, random.getstate())
-    yield partial(np.random.set_state, np.random.get_state())
+    yield partial(_restore_numpys, _NUMPYS.get_bit_generator(), np.random.get_state(legacy=False))
     yield partial(torch.set_rng_state, torch.get_rng_state())
     yield partial(torch.set_default_dtype, torch.get_default_dtype())
     yield partial(torch.set_grad_enabled, torch.is_grad_enabled())
-    for kind in ("cuda", "cpu"):
-        yield partial(torch.set_autocast_enabled, kind, torch.is_autocast_enabled(kind))
-        yield partial(torch.set_autocast_dtype, kind, torch.get_autocast_dtype(kind))
+    for kind in _KINDS_OF_AUTOCAST:
+        with contextlib.suppress(RuntimeError):  # an older PyTorch does not know it
+            yield partial(torch.set_autocast_enabled, kind, torch.is_autocast_enabled(kind))
+            yield partial(torch.set_autocast_dtype, kind, torch.get_autocast_dtype(kind))
     yield partial(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled())
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
     yield partial(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled(), warn_only=warns)
@@ -69,8 +71,13 @@ def _restorations() -> Iterator[Callable[[], object]]:
         hooks.add(getattr(owner, name, None), 1)
     yield hooks.restore
     yield partial(_restore_pytorchs_own, _pytorchs_own())
-    yield partial(_restore_default_device, _default_device())
     yield partial(restore_environment, dict(os.environ))
+
+
+def _restore_numpys(generator: np.random.BitGenerator, state: dict[str, Any]) -> None:
+    if _NUMPYS.get_bit_generator() is not generator:
+        _NUMPYS.set_bit_generator(generator)
+    np.random.set_state(state)
 
 
 def _pytorchs_own() -> list[tuple[Any, dict[str, Any]]]:
@@ -78,7 +85,15 @@ def _pytorchs_own() -> list[tuple[Any, dict[str, Any]]]:
     modules = [
         module for name, module in list(sys.modules.items()) if _is_pytorchs(name) and isinstance(module, ModuleType)
     ]
-    return [(owner, dict(vars(owner))) for owner in (*modules, torch.Tensor, torch.nn.Module, torch.optim.Optimizer)]
+    return [(owner, vars(owner).copy()) for owner in (*modules, *_changeable_classes())]
+
+
+@functools.cache
+def _changeable_classes() -> list[type]:
+    """PyTorch's classes, of those that are made by Python, which users know."""
+    homes = (torch, torch.nn, torch.optim, torch.optim.lr_scheduler, torch.utils.data)
+    classes = {one for home in homes for one in vars(home).values() if isinstance(one, type)}
+    return [one for one in classes if _is_pytorchs(one.__module__) and one.__flags__ & _MADE_BY_PYTHON]
 
 
 def _restore_pytorchs_own(before: list[tuple[Any, dict[str, Any]]]) -> None:
@@ -112,24 +127,13 @@ def restore_environment(before: dict[str, str]) -> None:
         time.tzset()
 
 
-def _restore_default_device(device: torch.device | None) -> None:
-    if _default_device() == device:
-        return
-    torch.set_default_device(device)
-    if device is None:  # as if none had ever been named: PyTorch 2.6 asks None for its device
-        del torch._GLOBAL_DEVICE_CONTEXT.device_context  # type: ignore[attr-defined]
-
-
-def _default_device() -> torch.device | None:
-    """What ``torch.set_default_device`` named; None: nothing."""
-    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)  # type: ignore[attr-defined]
-    return None if context is None else context.device
-
-
 _OPTIMIZER = sys.modules[torch.optim.Optimizer.__module__]  # torch.optim hides the name of the module
 _GLOBAL_HOOKS = (
     "_global_buffer_registration_hooks", "_global_module_registration_hooks", "_global_parameter_registration_hooks",
     "_global_forward_pre_hooks", "_global_forward_hooks", "_global_backward_pre_hooks", "_global_backward_hooks",
     "_global_forward_hooks_always_called", "_global_optimizer_pre_hooks", "_global_optimizer_post_hooks",
 )  # fmt: skip
+_NUMPYS: Any = np.random  # some names its stubs lack
+_MADE_BY_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+_KINDS_OF_AUTOCAST = ("cuda", "cpu", "xpu", "mps", "hpu", "mtia")
 _ATTENTION_FLAGS = ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")

@@ -9,6 +9,7 @@ import decimal
 import faulthandler
 import functools
 import gc
+import io
 import locale
 import logging
 import os
@@ -19,6 +20,7 @@ import tempfile
 import threading
 import tracemalloc
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
@@ -27,7 +29,7 @@ import numpy as np
 import torch
 
 from oom_magic.predict.isolation.process.standard_library import standard_library_noted
-from oom_magic.predict.isolation.reach import is_users
+from oom_magic.predict.isolation.reach import is_users, is_users_module
 from oom_magic.predict.isolation.restorations import set_context
 from oom_magic.predict.isolation.snapshot import fill, is_unchanged
 
@@ -42,7 +44,7 @@ def settings_noted() -> Iterator[Callable[[], object]]:
             yield functools.partial(_restore, read, write, read())
     for names in _tables():
         yield functools.partial(_restore_table, names, dict(names))
-    for items in (sys.argv, sys.path, warnings.filters):
+    for items in (sys.argv, sys.path, sys.warnoptions, warnings.filters, gc.garbage):
         yield functools.partial(_restore_list, items, list(items))
     for functions in (gc.callbacks, sys.meta_path, sys.path_hooks, torch.serialization._package_registry):
         yield functools.partial(_restore_callbacks, functions, list(functions))
@@ -50,9 +52,11 @@ def settings_noted() -> Iterator[Callable[[], object]]:
     if figures is not None:  # those that pyplot knows
         yield functools.partial(fill, figures.figs, dict(figures.figs))
     context = decimal.getcontext()
-    yield functools.partial(set_context, context, context.copy())
+    for one in (context, decimal.DefaultContext, decimal.BasicContext, decimal.ExtendedContext):
+        yield functools.partial(set_context, one, one.copy())
     for table in _whole_tables():
         yield functools.partial(fill, table, dict(table))
+    yield functools.partial(_restore_finalizers, dict(weakref.finalize._registry))  # type: ignore[attr-defined]
     yield functools.partial(_restore_safe_globals, torch.serialization.get_safe_globals())
     yield functools.partial(_restore_dialects, csv.list_dialects())
     yield functools.partial(_restore_modules, dict(sys.modules))
@@ -86,6 +90,14 @@ def _attributes() -> Iterator[_Setting]:
         (logging, ("_loggerClass", "_logRecordFactory", "lastResort", "raiseExceptions")),
         (logging.root.manager, ("disable",)),
         (torch.hub, ("_hub_dir",)),
+        (torch.jit._state._enabled, ("enabled",)),
+        (torch.serialization, ("DEFAULT_PROTOCOL",)),
+        (torch.utils.checkpoint, ("_checkpoint_debug_enabled", "_enable_checkpoint_early_stop")),
+        (torch.utils.checkpoint.DefaultDeviceType, ("_default_device_type",)),
+        (torch.utils.data._utils.worker, ("_worker_info",)),
+        (torch.nn.modules.module, ("_EXTRA_STATE_KEY_SUFFIX", "_global_is_full_backward_hook")),
+        (sys.modules.get("torch._dynamo.eval_frame"), ("_stance",)),
+        (torch.backends.opt_einsum, ("enabled", "strategy")),
         (torch.distributions.Distribution, ("_validate_args",)),
         (torch.backends.mkldnn, ("enabled", "deterministic")),
         (torch.utils.deterministic, ("fill_uninitialized_memory",)),
@@ -93,7 +105,7 @@ def _attributes() -> Iterator[_Setting]:
             torch.backends.cuda.matmul,
             ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction"),
         ),
-        (torch.backends.cudnn, ("enabled", "benchmark", "deterministic", "allow_tf32")),
+        (torch.backends.cudnn, ("enabled", "benchmark", "benchmark_limit", "deterministic", "allow_tf32")),
         (getattr(processes, "_default_context", None), ("_actual_context",)),
     ):
         for name in names:
@@ -133,6 +145,11 @@ def _whole_tables() -> Iterator[dict[Any, Any]]:
     """Dicts of settings in which nothing new stays."""
     yield logging._levelToName
     yield logging._nameToLevel
+    yield torch._logging._internal.log_state.log_qname_to_level
+    if "multiprocessing.process" in sys.modules:
+        this = sys.modules["multiprocessing.process"].current_process()
+        yield vars(this)
+        yield this._config
     if "matplotlib" in sys.modules:
         yield getattr(getattr(sys.modules["matplotlib"], "colormaps", None), "_cmaps", {})
 
@@ -158,6 +175,16 @@ def _restore_safe_globals(before: list[Any]) -> None:
         torch.serialization.add_safe_globals(kept)
 
 
+def _restore_finalizers(before: dict[Any, Any]) -> None:
+    """Those that ran for a folder, say, which is still there (``TemporaryDirectory.cleanup``); none of the run's."""
+    registry = weakref.finalize._registry  # type: ignore[attr-defined]
+    for one in [one for one, info in registry.items() if one not in before and is_users(info.func)]:
+        registry.pop(one, None)
+    for one, info in before.items():
+        if one not in registry and info.weakref() is not None:
+            registry[one] = info
+
+
 def _restore_dialects(before: list[str]) -> None:
     for name in csv.list_dialects():
         if name not in before:
@@ -165,15 +192,15 @@ def _restore_dialects(before: list[str]) -> None:
 
 
 def _restore_modules(before: dict[str, Any]) -> None:
-    """Imported modules stay; others are removed."""
+    """Those that were imported meanwhile stay; others are removed, and those of before are the same."""
     if is_unchanged(before, sys.modules):
         return
-    for name, module in list(sys.modules.items()):
-        if before.get(name) is not module and getattr(module, "__spec__", None) is None:
-            if name in before:
-                sys.modules[name] = before[name]
-            else:
-                del sys.modules[name]
+    for name in [name for name, module in sys.modules.items() if getattr(module, "__spec__", None) is None]:
+        if name not in before:
+            del sys.modules[name]
+    for name, module in before.items():
+        if sys.modules.get(name) is not module:
+            sys.modules[name] = module
 
 
 def _restore_callbacks(functions: list[Any], before: list[Any]) -> None:
@@ -205,6 +232,17 @@ def _restore_loggers(before: list[tuple[logging.Logger, dict[str, Any], list[Any
             vars(logger).update(values)
             logging.root.manager._clear_cache()  # type: ignore[attr-defined]
         logger.handlers[:], logger.filters[:] = handlers, filters
+    known = {id(logger) for logger, *_unused in before}
+    for logger, *_unused in _loggers():
+        if id(logger) not in known and not _is_librarys(logger.name):
+            vars(logger).update(level=logging.NOTSET, propagate=True, disabled=False, handlers=[], filters=[])
+            logging.root.manager._clear_cache()  # type: ignore[attr-defined]
+
+
+def _is_librarys(name: str) -> bool:
+    """Whether a logger is named for a module that is no user's."""
+    module = sys.modules.get(name.partition(".")[0])
+    return module is not None and not is_users_module(module)
 
 
 def _handlers() -> list[tuple[dict[str, Any], dict[str, Any]]]:
@@ -230,6 +268,9 @@ def _umask() -> int:
 def _of_system() -> Iterator[_Setting]:
     """What only some systems and versions have."""
     partial = functools.partial
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a notebook has others
+            yield partial(_reading, stream), partial(_reconfigure, stream)
     if hasattr(sys, "setdlopenflags"):
         yield sys.getdlopenflags, sys.setdlopenflags
     if hasattr(signal, "pthread_sigmask"):
@@ -249,6 +290,15 @@ def _of_system() -> Iterator[_Setting]:
             yield functools.partial(resource.getrlimit, number), functools.partial(_set_limit, resource, number)
 
 
+def _reading(stream: io.TextIOWrapper) -> tuple[Any, ...]:
+    return tuple(getattr(stream, name) for name in _OF_STREAMS) if not stream.closed else ()
+
+
+def _reconfigure(stream: io.TextIOWrapper, before: tuple[Any, ...]) -> None:
+    if not stream.closed:
+        stream.reconfigure(**dict(zip(_OF_STREAMS, before, strict=False)))
+
+
 def _set_timer(timer: int, before: tuple[float, float]) -> None:
     signal.setitimer(timer, *before)
 
@@ -258,18 +308,13 @@ def _set_limit(resource: Any, number: int, before: tuple[int, int]) -> None:
         resource.setrlimit(number, before)
 
 
+_OF_STREAMS = ("encoding", "errors", "line_buffering", "write_through")
 _OF_HANDLERS = {"level", "formatter", "filters", "_fmt", "_style", "datefmt", "_name"}
 _HOOKS_OF_PYTHON = ("excepthook", "displayhook", "breakpointhook", "unraisablehook")
 _SETTINGS: tuple[_Setting, ...] = (
     (sys.get_asyncgen_hooks, lambda hooks: sys.set_asyncgen_hooks(*hooks)),
     (sys.get_coroutine_origin_tracking_depth, sys.set_coroutine_origin_tracking_depth),
     (gc.get_debug, gc.set_debug),
-    (torch._C._is_multithreading_enabled, torch._C._set_multithreading_enabled),
-    (torch._C._is_view_replay_enabled, torch._C._set_view_replay_enabled),
-    (
-        torch.sparse.check_sparse_tensor_invariants.is_enabled,
-        lambda was: getattr(torch.sparse.check_sparse_tensor_invariants, "enable" if was else "disable")(),
-    ),
     (
         torch.__future__.get_overwrite_module_params_on_conversion,
         torch.__future__.set_overwrite_module_params_on_conversion,
@@ -286,7 +331,6 @@ _SETTINGS: tuple[_Setting, ...] = (
     (faulthandler.is_enabled, lambda was: None if was else faulthandler.disable()),
     (csv.field_size_limit, csv.field_size_limit),
     (tracemalloc.is_tracing, lambda was: tracemalloc.start() if was else tracemalloc.stop()),
-    (torch.is_warn_always_enabled, torch.set_warn_always),
     (torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled),
     (gc.get_threshold, lambda value: gc.set_threshold(*value)),
     (socket.getdefaulttimeout, socket.setdefaulttimeout),

@@ -3,11 +3,12 @@
 Any code can change them (``calendar.setfirstweekday``, ``mimetypes.add_type``, ``string.Template.delimiter``), and no
 function tells all of it. So everything is noted, and put back where it has changed. A module that is imported
 meanwhile stays, and so does what is of it in here; of plain values nobody knows who put them there, so in a run that
-imports one that is not Python's, new ones stay in tables. Caches stay, too, and what serves threads and imports.
+imports one that is not Python's, new ones stay. Caches stay, too, and what serves threads and imports.
 """
 
 from __future__ import annotations
 
+import builtins
 import codecs
 import encodings
 import enum
@@ -16,19 +17,19 @@ import gc
 import sys
 import types
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain, compress
 from typing import Any
 
 from oom_magic.predict.isolation.snapshot import Alike, fill, is_unchanged
 
 _chain = chain.from_iterable
-_NAMES = sys.stdlib_module_names - {"builtins"}
+_NAMES = sys.stdlib_module_names
 _DEEP = 4  # a table in a table in ...
 _SERVING = frozenset(  # of these only the names
     (
-        "abc asyncio atexit concurrent ctypes enum gc importlib inspect linecache logging multiprocessing queue "
-        "selectors signal site subprocess sys threading typing warnings weakref zipimport"
+        "abc asyncio atexit builtins concurrent ctypes enum gc importlib inspect linecache logging multiprocessing "
+        "queue selectors signal site subprocess sys threading typing warnings weakref zipimport"
     ).split()
 )
 _DICTS = (dict, OrderedDict, defaultdict)
@@ -36,6 +37,13 @@ _TABLES = frozenset((*_DICTS, list, set))
 _LEADING = _TABLES | {tuple}
 _PLAIN = _LEADING | {str, bytes, int, float, bool, type(None)}
 _NAMED_BY_PYTHON = ("__ann", "__doc__", "__abstractmethods__", "__builtins__")  # when they are first asked for
+_WRAPPING: dict[type, tuple[str, ...]] = {
+    property: ("fget", "fset", "fdel"),
+    functools.cached_property: ("func",),
+    functools.partial: ("func",),
+    functools.partialmethod: ("func",),
+    functools.singledispatchmethod: ("func",),
+}
 _MADE_BY_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE: attributes of other classes cannot be set
 
 
@@ -52,7 +60,8 @@ def standard_library_noted() -> Callable[[], None]:
     owners: dict[int, Any] = dict(zip(map(id, [*names, *attributes]), [*modules, *classes], strict=True))
     noted = [Alike.of(dict, names), Alike.of(types.MappingProxyType, attributes)]
     by_kind: dict[type, list[Any]] = defaultdict(list)
-    for table in _tables([vars(one) for one in modules if one.__name__.partition(".")[0] not in _SERVING]):
+    of_classes = _chain(map(_tables_of_class, classes))
+    for table in _tables([vars(one) for one in modules if one.__name__.partition(".")[0] not in _SERVING], of_classes):
         by_kind[type(table)].append(table)
     noted += [Alike.of(kind, tables) for kind, tables in by_kind.items()]
     return functools.partial(_restore, noted, owners, frozenset(sys.modules), list(_SEARCH_FUNCTIONS))
@@ -72,8 +81,16 @@ def _is_own(kind: type) -> bool:
     return is_library and bool(kind.__flags__ & _MADE_BY_PYTHON) and not issubclass(kind, enum.Enum)
 
 
-def _tables(modules: list[dict[str, Any]]) -> list[Any]:
-    """The tables that names of modules lead to, and the attributes of their objects."""
+@functools.lru_cache(maxsize=8192)
+def _tables_of_class(kind: type) -> list[Any]:
+    """Such as that of functions with which ``pickle`` and ``pprint`` take objects apart."""
+    if kind.__module__.partition(".")[0] in _SERVING:
+        return []
+    return [value for name, value in vars(kind).items() if type(value) in _LEADING and not name.startswith("__")]
+
+
+def _tables(modules: list[dict[str, Any]], others: Iterable[Any]) -> list[Any]:
+    """The tables that names of modules and ``others`` lead to, and the attributes of their objects."""
     names, values = list(_chain(modules)), list(_chain(map(dict.values, modules)))
     kinds = {kind for kind in set(map(type, values)) if kind in _LEADING or _has_settings(kind)}
     chosen = compress(zip(names, values, strict=True), map(kinds.__contains__, map(type, values)))
@@ -82,6 +99,7 @@ def _tables(modules: list[dict[str, Any]]) -> list[Any]:
         for name, value in chosen
         if "cache" not in name and name != "__builtins__"
     ]
+    level += others
     found: dict[int, Any] = {}
     for _ in range(_DEEP):
         new = {id(one): one for one in level if id(one) not in found}
@@ -115,7 +133,8 @@ def _restore(noted: list[Alike], owners: dict[int, Any], known: Collection[str],
 def _restore_one(now: Any, before: Any, owner: Any, staying: _Staying) -> None:
     if owner is not None:
         put, drop = functools.partial(setattr, owner), functools.partial(delattr, owner)
-        _restore_names(now, before, put, drop, staying.is_importeds)
+        are_pythons = owner is sys or owner is builtins  # plain ones mean something to Python: sys.tracebacklimit
+        _restore_names(now, before, put, drop, staying.is_importeds if are_pythons else staying.may_be_importeds)
     elif isinstance(now, dict):
         _restore_names(now, before, now.__setitem__, now.__delitem__, staying.may_be_importeds)
     else:
@@ -146,7 +165,10 @@ class _Staying:
 
 
 def _home(value: Any) -> Any:
-    """The module that something is of; what wraps a function, such as a cache, is of the function's."""
+    """The module that something is of; what wraps a function, such as a cache or a property, is of the function's."""
+    for name in _WRAPPING.get(type(value), ()):
+        if getattr(value, name) is not None:
+            return _home(getattr(value, name))
     has_home = isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType))
     own = None if has_home or type(value).__dictoffset__ == 0 else object.__getattribute__(value, "__dict__")
     return own["__module__"] if own and "__module__" in own else (value if has_home else type(value)).__module__

@@ -1,0 +1,213 @@
+"""What PyTorch's core holds: settings of the process, and of a thread its modes, hooks, transforms, dispatch keys.
+
+Code may enter a mode and never leave it, in a cell that ends in between, say. What lies above the pretend GPU's own
+modes is taken away as soon as the user's code has ended: each mode of a run leaves what is uppermost, whosever it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import operator
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+from torch.utils import _device
+from torch.utils import _python_dispatch as dispatch
+
+from oom_magic.predict.isolation.patching import Journal
+
+_FUNCTORCH: Any = torch._C._functorch
+_SAVED: Any = torch._C._autograd
+_SETS = re.compile(r"_(?P<of>(?:jit_|debug_)?)set_(?P<rest>\w+)")
+_NO_SETTINGS = ("nvfuser", "dispatch_mode", "tracing_state", "graph_exec_group")
+
+
+@contextmanager
+def pytorch_state_restored() -> Iterator[None]:
+    """At the end what the core holds for the process and the calling thread is as now, whatever is raised."""
+    with Journal() as journal:
+        for restore in _restorations():
+            journal.record(restore)
+        yield
+
+
+def _restorations() -> Iterator[Callable[[], object]]:
+    """Calls that put back what is now; they are called from the last to the first."""
+    partial = functools.partial
+    for including in (True, False):
+        yield partial(_restore_keys, including, _keys(including))
+    yield partial(_restore_function_modes, _function_modes())
+    yield partial(_restore_dispatch_modes, _dispatch_modes())
+    yield partial(_restore_hooks, _hooks(), _SAVED._saved_tensors_hooks_get_disabled_error_message())
+    yield partial(_restore_dual_level, forward_ad._current_level)
+    yield partial(_FUNCTORCH.pop_dynamic_layer_stack_and_undo_to_depth, _FUNCTORCH.get_dynamic_layer_stack_depth())
+    yield partial(_restore_nesting, _nesting())
+    yield partial(_restore_inference, torch.is_inference_mode_enabled())
+    yield partial(setattr, _device, "CURRENT_DEVICE", _device.CURRENT_DEVICE)  # ``with torch.device(...)``
+    yield partial(_restore_profiler, torch.autograd._profiler_enabled())  # type: ignore[attr-defined]
+    yield partial(_restore_default_device, _default_device())
+    for read, write in _of_core():
+        yield partial(_restore, read, write, read())
+
+
+@functools.cache
+def _of_core() -> list[tuple[Callable[[], Any], Callable[..., Any]]]:
+    """Settings with a function that sets them and one of like name that tells them: ``_set_nnpack_enabled``."""
+    found = list(_OTHERS)
+    for name, write in vars(torch._C).items():
+        named = _SETS.fullmatch(name)
+        if named is None or named["rest"].startswith(_NO_SETTINGS):
+            continue
+        asks = (f"_{named['of']}{how}{named['rest']}" for how in ("get_", "is_", ""))
+        read = next((getattr(torch._C, ask) for ask in asks if hasattr(torch._C, ask)), None)
+        with contextlib.suppress(TypeError, RuntimeError):  # it takes an argument, or is not set at all
+            if read is not None and read() is not None:
+                found.append((read, write))
+    return found
+
+
+def _function_modes() -> list[Any]:
+    return list(torch.overrides._get_current_function_mode_stack())
+
+
+def _dispatch_modes() -> list[Any]:
+    return list(dispatch._get_current_dispatch_mode_stack())
+
+
+def _restore_function_modes(before: list[Any]) -> None:
+    if not _are_same(_function_modes(), before):
+        while torch._C._len_torch_function_stack():  # type: ignore[attr-defined]
+            torch._C._pop_torch_function_stack()  # type: ignore[attr-defined]
+        for mode in before:
+            torch._C._push_on_torch_function_stack(mode)  # type: ignore[attr-defined]
+
+
+def _restore_dispatch_modes(before: list[Any]) -> None:
+    if not _are_same(_dispatch_modes(), before):
+        while torch._C._len_torch_dispatch_stack():  # type: ignore[attr-defined]
+            torch._C._pop_torch_dispatch_stack(None)  # type: ignore[attr-defined]
+        for mode in before:
+            torch._C._push_on_torch_dispatch_stack(mode)  # type: ignore[attr-defined]
+
+
+def _are_same(now: Sequence[Any], before: Sequence[Any]) -> bool:
+    return len(now) == len(before) and all(map(operator.is_, now, before))
+
+
+def _keys(including: bool) -> Any:
+    """The dispatch keys that the thread adds to each call, or takes from it."""
+    kind = "include" if including else "exclude"
+    return getattr(torch._C, f"_dispatch_tls_local_{kind}_set")()
+
+
+def _restore_keys(including: bool, before: Any) -> None:
+    now = _keys(including)
+    if now.raw_repr() != before.raw_repr():
+        put = getattr(torch._C, f"_dispatch_tls_set_dispatch_key_{'included' if including else 'excluded'}")
+        for key in torch._C.DispatchKey.__members__.values():
+            if now.has(key) != before.has(key):
+                put(key, before.has(key))
+
+
+def _hooks() -> tuple[Any, ...]:
+    """The uppermost pair of hooks that tensors saved for the backward get."""
+    return _SAVED._top_saved_tensors_default_hooks(True) or ()
+
+
+def _restore_hooks(before: tuple[Any, ...], refusal: str | None) -> None:
+    """Above those of before, and where none may be set, why."""
+    if refusal is None:
+        _SAVED._saved_tensors_hooks_enable()
+    while _hooks() and not _are_same(_hooks(), before):
+        _SAVED._pop_saved_tensors_default_hooks()
+    if before and not _hooks():
+        _SAVED._push_saved_tensors_default_hooks(*before)
+    if refusal is not None:
+        _SAVED._saved_tensors_hooks_disable(refusal)
+
+
+def _restore_dual_level(before: int) -> None:
+    while forward_ad._current_level > before:
+        forward_ad.exit_dual_level()
+
+
+def _nesting() -> int:
+    """How many blocks of autocast are open."""
+    torch.autocast_increment_nesting()
+    return int(torch.autocast_decrement_nesting())
+
+
+def _restore_nesting(before: int) -> None:
+    for _ in range(_nesting() - before):
+        torch.autocast_decrement_nesting()
+
+
+def _restore_inference(before: bool) -> None:
+    """Its guard, dropped, would put back the whole state of the thread as it was in the run."""
+    if torch.is_inference_mode_enabled() != before:
+        for one in [one for one in gc.get_objects() if type(one) is torch.inference_mode][::-1]:
+            if torch.is_inference_mode_enabled() != before and hasattr(one, "_inference_mode_context"):
+                one.__exit__(None, None, None)
+
+
+def _restore_profiler(before: bool) -> None:
+    if torch.autograd._profiler_enabled() and not before:  # type: ignore[attr-defined]
+        torch.autograd._disable_profiler()  # type: ignore[attr-defined]
+        torch.autograd.profiler._run_on_profiler_stop()
+
+
+def _default_device() -> torch.device | None:
+    """What ``torch.set_default_device`` named; None: nothing."""
+    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)  # type: ignore[attr-defined]
+    return None if context is None else context.device
+
+
+def _restore_default_device(device: torch.device | None) -> None:
+    if _default_device() == device:
+        return
+    torch.set_default_device(device)
+    if device is None:  # as if none had ever been named: PyTorch 2.6 asks None for its device
+        del torch._GLOBAL_DEVICE_CONTEXT.device_context  # type: ignore[attr-defined]
+
+
+def _restore(read: Callable[[], Any], write: Callable[..., Any], before: Any) -> None:
+    try:
+        now = read()
+    except RuntimeError:  # the old and the new names of a setting were both used
+        return
+    if now != before:
+        write(*before) if isinstance(before, tuple) else write(before)
+
+
+def _told_by_setting(name: str, other: Any) -> tuple[Callable[[], Any], Callable[..., Any]]:
+    """Of a setting for which nobody can ask: who sets it gets what it was."""
+    write = getattr(torch._C, name)
+
+    def read() -> Any:
+        before = write(other)
+        write(before)
+        return before
+
+    return read, write
+
+
+def _flushes_denormals() -> bool:
+    return sys.float_info.min * _HALF == 0
+
+
+_HALF = float("0.5")  # a product of constants is worked out beforehand
+_OTHERS: tuple[tuple[Callable[[], Any], Callable[..., Any]], ...] = (
+    _told_by_setting("_jit_set_profiling_mode", True),
+    _told_by_setting("_jit_set_profiling_executor", True),
+    _told_by_setting("_jit_set_fusion_strategy", [("STATIC", 2)]),
+    (torch._C._jit_can_fuse_on_cpu, torch._C._jit_override_can_fuse_on_cpu),
+    (torch._C._jit_can_fuse_on_gpu, torch._C._jit_override_can_fuse_on_gpu),
+    (_flushes_denormals, torch.set_flush_denormal),
+)
