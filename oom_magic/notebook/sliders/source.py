@@ -108,10 +108,10 @@ class Estimator:
         """Replay the allocator for a cell of the map, unless that was done, or the cell would have to be run."""
         assert self.grid is not None
         point = {**self.sizer.point(values), **self.grid.values(cell)}
-        if cells.held.flat[cell] != cells.peaks.flat[cell] or not sizes.is_exact(**point):
+        if cells.needed.flat[cell] != cells.peaks.flat[cell] or not sizes.is_exact(**point):
             return
         report = sizes.report(**point)
-        cells.held.flat[cell] = OVER if report.out_of_memory is not None else report.peak_reserved_bytes
+        cells.needed.flat[cell] = OVER if report.out_of_memory is not None else report.peak_reserved_bytes
 
     def key(self, sizes: Sizes, values: Values, *but: str) -> tuple[Any, ...]:
         """What decides the sizes, ``but`` for some arguments."""

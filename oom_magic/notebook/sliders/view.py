@@ -52,10 +52,10 @@ class Largest:
 
 @dataclass(frozen=True)
 class WayOut:
-    """Other choices with which the same numbers fit, and what is then held."""
+    """Other choices with which the same numbers fit, and what is then needed."""
 
     choices: Mapping[str, Any]
-    held_bytes: int
+    needed_bytes: int
 
 
 @dataclass(frozen=True)
@@ -95,14 +95,14 @@ class Estimate:
         return are_upper_bounds(self.assumptions)
 
     @property
-    def held_bytes(self) -> int:
+    def needed_bytes(self) -> int:
         """Reserved at the peak; before the replay, what is reserved at least."""
         return self.report.peak_reserved_bytes if self.report is not None and self.fits else self.breakdown.total_bytes
 
     @property
     def used_fraction(self) -> float:
         """Share of the card in use at the peak, with what is outside PyTorch."""
-        return (self.held_bytes + self.device.context_bytes) / max(self.device.total_bytes, 1)
+        return (self.needed_bytes + self.device.context_bytes) / max(self.device.total_bytes, 1)
 
 
 def live_blocks(estimate: Estimate) -> tuple[Block, ...]:
@@ -120,8 +120,8 @@ def _way_out(found: WayOut, arguments: Mapping[str, Any]) -> Sentence:
     ]
     names = (first_of(arguments, BATCHES), first_of(arguments, LENGTHS))
     setting = " x ".join(str(arguments[name]) for name in names if name is not None)
-    values = {"changes": _(" and ").join(changes), "setting": setting, "held_bytes": found.held_bytes}
-    return Sentence(_("What would fit: {changes}; {setting} then takes {held_bytes}.", **values))
+    values = {"changes": _(" and ").join(changes), "setting": setting, "needed_bytes": found.needed_bytes}
+    return Sentence(_("What would fit: {changes}; {setting} then takes {needed_bytes}.", **values))
 
 
 def verdict(estimate: Estimate) -> Sentence:
@@ -129,14 +129,14 @@ def verdict(estimate: Estimate) -> Sentence:
     if not estimate.fits and estimate.is_upper_bound:
         text = _(
             "As eager code it does not fit: it needs {needed_bytes}, PyTorch can have {usable_bytes}.",
-            needed_bytes=estimate.held_bytes,
+            needed_bytes=estimate.needed_bytes,
             usable_bytes=estimate.device.usable_bytes,
         )
         return Sentence(text, "bad")
     if not estimate.fits:
         text = _(
             "Does not fit: it needs at least {needed_bytes}, PyTorch can have {usable_bytes}.",
-            needed_bytes=estimate.held_bytes,
+            needed_bytes=estimate.needed_bytes,
             usable_bytes=estimate.device.usable_bytes,
         )
         return Sentence(text, "bad")
@@ -162,7 +162,7 @@ def _reserved(estimate: Estimate) -> Fact:
     if not estimate.fits:
         return Fact(name, _("over the card"), outside)
     sign = "" if estimate.report is not None else "≈ " if estimate.is_upper_bound else "≥ "
-    return Fact(name, f"{sign}{format_bytes(estimate.held_bytes)}", outside)
+    return Fact(name, f"{sign}{format_bytes(estimate.needed_bytes)}", outside)
 
 
 def _largest(largest: Largest) -> Fact:
@@ -198,12 +198,12 @@ def _bar(estimate: Estimate) -> Parts:
     if estimate.report is not None and estimate.fits:
         breakdown = estimate.report.breakdown
     parts = [Part(word(name), breakdown[name], name) for name in _ALWAYS if breakdown[name]]
-    held = breakdown.total_bytes
+    shown = breakdown.total_bytes
     if estimate.report is not None and estimate.fits:
-        parts.append(Part(_("reserved beyond it"), estimate.held_bytes - held, "cached"))
-        held = estimate.held_bytes
+        parts.append(Part(_("reserved beyond it"), estimate.needed_bytes - shown, "cached"))
+        shown = estimate.needed_bytes
     parts.append(Part(_("outside PyTorch"), device.context_bytes, "outside"))
-    free = device.total_bytes - held - device.context_bytes
+    free = device.total_bytes - shown - device.context_bytes
     if free >= 0:
         parts.append(Part(_("free"), free, "free"))
     total = _("capacity") if free >= 0 else _("needed, of {total_bytes}", total_bytes=device.total_bytes)

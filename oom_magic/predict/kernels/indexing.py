@@ -31,7 +31,7 @@ from oom_magic.predict.kernels.scratch.sorting import scan_bytes, unique_bytes
 from oom_magic.predict.operators.calls import Call
 
 aten = torch.ops.aten
-_UNSORTED_EMBEDDING_INDICES = 3072  # up to here one kernel adds gradients up without sorting
+_UNSORTED_EMBEDDING_INDICES = 3072  # up to here one kernel adds up unsorted (``embedding_dense_backward_cuda``)
 _MAX_OF_BAG = 2  # at::native::EmbeddingBagMode
 
 

@@ -23,9 +23,9 @@ from oom_magic.predict.operators.calls import Call
 aten = torch.ops.aten
 _INDEX = 8  # bytes
 _PAIR = 8  # bytes: a position and its row
-_SMALL_SORT = 4096  # elements of a slice that one thread block sorts
-_FEW_ROWS = 128  # fewer are sorted all together, then apart again
-_ROW_FILLS_CARD = 1_000_000  # elements from which on a row is sorted by itself (``launch_stable_sort_kernel``)
+_SMALL_SORT = 4096  # elements of a slice that one thread block sorts (``should_use_small_sort``)
+_FEW_ROWS = 128  # fewer are sorted all together, then apart again (``launch_stable_sort_kernel``)
+_ROW_FILLS_CARD = 1_000_000  # elements from which on a row is sorted by itself (likewise)
 _DIGITS = 256
 # ``should_use_multiblock``: of so many slices or fewer, those from this length on are searched by several blocks each.
 _MULTIBLOCK = ((20, 20000), (40, 10000), (80, 8000), (199, 5000), (799, 3000), (4000, 800), (1 << 32, 400))

@@ -16,8 +16,8 @@ from oom_magic.predict.kernels.copies import make_outputs
 from oom_magic.predict.libraries.adapters import Adapter, Run
 from oom_magic.predict.libraries.composed_kernels import Kernel, added, composed, operators_of
 
-_MOST_PARALLEL_IMAGES = 32
-_BOXES_A_WORD = 64  # of the mask of boxes that overlap
+_MOST_PARALLEL_IMAGES = 32  # kMaxParallelImgs of torchvision/csrc/ops/cuda/deform_conv2d_kernel.cu
+_BOXES_A_WORD = 64  # of the mask of boxes that overlap (threadsPerBlock of nms_kernel.cu beside it)
 
 
 def _deform_conv2d(

@@ -13,7 +13,7 @@ from oom_magic.predict.setups.gpus import GPU
 
 FLOAT = 4  # bytes
 Capability = tuple[int, int]
-_GRADIENT_ACCUMULATOR_LIMIT = 200  # thread blocks to which the splits of keys are held
+_GRADIENT_ACCUMULATOR_LIMIT = 200  # thread blocks, over all heads ("Keys splitting heuristic", attention_backward.cu)
 
 
 def _round_up(number: int, multiple: int) -> int:

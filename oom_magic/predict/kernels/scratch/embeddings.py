@@ -14,8 +14,8 @@ from oom_magic.predict.kernels.scratch.sorting import radix_bytes, scan_bytes
 from oom_magic.predict.setups.gpus import GPU
 
 INDEX = 8  # bytes
-_ROWS_PER_THREAD = 10
-_ATOMIC_BLOCKS = 4  # a multiprocessor
+_ROWS_PER_THREAD = 10  # NROWS_PER_THREAD
+_ATOMIC_BLOCKS = 4  # a multiprocessor (``use_fused_kernel``)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from math import ceil
 
 from oom_magic.predict.setups.gpus import GPU
 
-_SCAN_TILE = 896  # items
+_SCAN_TILE = 896  # items: 128 threads of 7 with 8 bytes (the default policy: 15 with 4 bytes)
 # Items of a tile by compute capability; a card has that of the highest one that it reaches.
 _UNIQUE_TILE = {(0, 0): 320, (8, 0): 1344, (8, 6): 320, (9, 0): 4864}
 _HISTOGRAM = 256 * 8  # bytes: the bins of one pass
@@ -16,7 +16,7 @@ _LOOK_BACK = 256 * 4  # bytes of a tile
 _PASS_BITS = 8
 _NO_VALUE = 1  # bytes: keys only
 _BLOCK = 256  # threads
-_TOPK_BLOCKS = 65536 // (40 * _BLOCK)  # of a multiprocessor: its registers, and 40 for each thread
+_TOPK_BLOCKS = 65536 // (40 * _BLOCK)  # of a multiprocessor: its registers, and 40 for each thread (TensorTopK.cu)
 
 
 def _aligned(num_bytes: int) -> int:
@@ -27,7 +27,7 @@ def radix_bytes(card: GPU, num_items: int, key_bytes: int, value_bytes: int = _N
     """``DeviceRadixSort`` by ``num_bits`` (0: all) of the keys: bins, states of tiles, a second copy, counters."""
     num_bits = num_bits or 8 * key_bytes
     widest = max(key_bytes, value_bytes, 4)
-    if num_items <= 256 * (19 * 4 // widest):  # one thread block
+    if num_items <= 256 * (19 * 4 // widest):  # one thread block (``SingleTilePolicy``: 19 items of 4 bytes a thread)
         return 1
     values = _aligned(num_items * value_bytes) if value_bytes > _NO_VALUE else 0
     copies = _aligned(num_items * key_bytes) + values if num_bits > _PASS_BITS else 0
@@ -38,7 +38,7 @@ def radix_bytes(card: GPU, num_items: int, key_bytes: int, value_bytes: int = _N
 
 
 def _radix_tile(card: GPU, key_bytes: int, value_bytes: int) -> int:
-    """Items of a tile in a pass ("onesweep")."""
+    """Items of a tile in a pass (``OnesweepPolicy``: threads of a block, items of 4 bytes of a thread)."""
     widest, is_pairs = max(key_bytes, value_bytes), value_bytes > _NO_VALUE
     if card.capability < (8, 0):
         return 256 * ((46 if key_bytes == value_bytes == 4 else 23) * 4 // widest)
@@ -50,7 +50,11 @@ def _radix_tile(card: GPU, key_bytes: int, value_bytes: int) -> int:
 
 
 def _spine_bytes(card: GPU) -> int:
-    """Keys of 16 bits are counted first: bins of five times as many blocks as the card can run at once."""
+    """Keys of 16 bits are counted first: bins of five times as many blocks as the card can run at once.
+
+    Five is CUB's ``subscription_factor``, 128 the bins of 7 bits (``RADIX_BITS``), 5632 the tile in which the bins are
+    scanned (``ScanPolicy``: 512 threads of 23 items of 4 bytes, so 11 of 8).
+    """
     num_blocks = 5 * card.num_multiprocessors * (card.threads_per_multiprocessor // 256)
     return (num_blocks * 128 + 5632) * 8
 
@@ -71,7 +75,7 @@ def unique_bytes(card: GPU, num_items: int) -> int:
 
 
 def _num_blocks(card: GPU, num_slices: int, length: int) -> int:
-    threads = card.num_multiprocessors * _TOPK_BLOCKS * _BLOCK
+    threads = card.num_multiprocessors * _TOPK_BLOCKS * _BLOCK  # get_items_per_thread of TensorTopK.cu
     each = max(4, min(64, ceil(num_slices * length / threads)))
     return num_slices * ceil(length / (each * _BLOCK))
 
