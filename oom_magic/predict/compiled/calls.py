@@ -1,4 +1,4 @@
-"""``torch.compile`` where the user's code calls it: followed if possible, else run as eager code, with a word."""
+"""``torch.compile`` where the user's code calls it: followed if possible, else run as eager code and said so."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class _NoCompiler:
         return lambda *_: None
 
     def wait(self, scope: dict[str, Any]) -> None:
-        """Nothing is under way."""
+        """Nothing is being compiled."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What Inductor made of a graph, kept for the process's next dry runs: compiled once, its code is loaded again.
 
-When two graphs are the same is for PyTorch to say (``FxGraphCache.prepare_key``: operators, metadata of inputs,
-settings, versions, and what must not be kept); to that come the card, and the user's lines that the code is told by.
+PyTorch decides when two graphs are the same (``FxGraphCache.prepare_key``: operators, metadata of inputs, settings,
+versions, and what must not be cached); the key has the card too, and the user's lines that the graph is attributed to.
 Graphs with symbolic sizes are compiled anew, since compiling them guards sizes. A kernel is timed again at its first
 launch.
 """

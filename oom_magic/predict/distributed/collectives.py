@@ -19,8 +19,8 @@ from oom_magic.predict.fake_cuda.places import Handler, Place
 
 Tensors = Sequence[torch.Tensor]
 
-# What an operator does to its arguments. Returned is what its work holds as long as there is it, then what it holds
-# until somebody waits for it.
+# What an operator does to its arguments. It returns what its work holds for as long as the work exists, then what the
+# work holds until somebody waits for it.
 _Collective = Callable[[FakeGPU, OpOverload, tuple[Any, ...]], tuple[Any, ...]]
 
 
@@ -36,12 +36,12 @@ class Sent:
     def __init__(self, gpu: FakeGPU, assume: Callable[[str], None]) -> None:
         self._gpu = gpu
         self._assume = assume
-        self._held: dict[Any, int] = {}  # the step in which each work was made
+        self._works: dict[Any, int] = {}  # the step in which each work was made
 
     def work(self, outputs: Any, until_waited: Sequence[Any]) -> Any:
         """A work that nobody has waited for yet."""
-        made = _work_type()(outputs, until_waited, self._held)
-        self._held[made] = self._gpu.recorder.step
+        made = _work_type()(outputs, until_waited, self._works)
+        self._works[made] = self._gpu.recorder.step
         return made.boxed()
 
     def look(self, *_unused: Any) -> None:
@@ -49,8 +49,8 @@ class Sent:
         step = self._gpu.recorder.step  # the next
         allocator = self._gpu.recorder.allocator
         before = allocator.allocated_bytes
-        for work in [work for work, sent_in in self._held.items() if sent_in < step - 1]:
-            del self._held[work]
+        for work in [work for work, sent_in in self._works.items() if sent_in < step - 1]:
+            del self._works[work]
         work = None
         if before > allocator.allocated_bytes:
             self._assume(
@@ -67,24 +67,24 @@ def _work_type() -> type:
     from torch._C._distributed_c10d import Work
 
     class HoldingWork(Work):  # type: ignore[misc]
-        """A finished collective: what it gave it holds, and until somebody waits for it also what it was given.
+        """A finished collective: it holds its outputs and, until somebody waits for it, its inputs.
 
         Source: ``outputs_`` and ``stashed_for_allocator_safety_`` of ``WorkNCCL``. Who looks after the works keeps this
         one until then: C++ code that has it calls what is defined here only as long as Python's object lives.
         """
 
-        def __init__(self, outputs: Any, until_waited: Sequence[Any], kept: dict[Any, int]) -> None:
+        def __init__(self, outputs: Any, until_waited: Sequence[Any], works: dict[Any, int]) -> None:
             super().__init__()
             self._future = _over(outputs)
             self._until_waited = until_waited
-            self._kept = kept
+            self._works = works
 
         def is_completed(self) -> bool:
             return True
 
         def wait(self, timeout: Any = None) -> bool:
             self._until_waited = ()
-            self._kept.pop(self, None)
+            self._works.pop(self, None)
             return True
 
         def get_future(self) -> torch.futures.Future[Any]:
@@ -106,14 +106,14 @@ class _FutureOnCards(torch.futures.Future[Any]):
 
 
 def _over(result: Any) -> Any:
-    """The future of what is over."""
+    """A future whose result is there already."""
     future = _FutureOnCards()
     future.set_result(result)
     return future
 
 
 def finished_work(outputs: Any) -> Any:
-    """The work of a collective that is over; what it gave is held as long as there is it."""
+    """The work of a collective that has ended; it holds the outputs for as long as it exists."""
     from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 
     return _create_work_from_future(_over(outputs))

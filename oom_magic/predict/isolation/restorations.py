@@ -93,9 +93,9 @@ def _of_cache(one: Any) -> Restoration:
     CPython keeps them in a dict, where there is a limit by way of links (``lru_cache_object`` in
     Modules/_functoolsmodule.c); a link that the dict lacks is dropped when it is the oldest.
     """
-    held = gc.get_referents(one)
-    table = next(each for each in held if type(each) is dict and each is not vars(one))
-    return Restoration(functools.partial(_forget_results, one, table, dict(table), one.cache_info()), inner=held)
+    referents = gc.get_referents(one)
+    table = next(each for each in referents if type(each) is dict and each is not vars(one))
+    return Restoration(functools.partial(_forget_results, one, table, dict(table), one.cache_info()), inner=referents)
 
 
 def _forget_results(one: Any, table: dict[Any, Any], before: dict[Any, Any], info: Any) -> None:

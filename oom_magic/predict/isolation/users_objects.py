@@ -347,10 +347,10 @@ def _place(one: Any, depth: int = _ITERATORS_DEEP) -> tuple[Any, ...]:
     if number is not None:
         return (number,)
     frame = getattr(one, _FRAMES[type(one)]) if type(one) in _FRAMES else None  # made when it is first asked for
-    held = gc.get_referents(one)
-    own = (frame is not None and frame.f_lasti, *map(id, held)) if type(one) in _FRAMES else ()
+    referents = gc.get_referents(one)
+    own = (frame is not None and frame.f_lasti, *map(id, referents)) if type(one) in _FRAMES else ()
     inner = [
-        _place(each, depth - 1) for each in held if hasattr(type(each), "__next__") or type(each) is tuple if depth
+        _place(each, depth - 1) for each in referents if hasattr(type(each), "__next__") or type(each) is tuple if depth
     ]
     left = -1
     with contextlib.suppress(Exception):  # of the user's class

@@ -165,8 +165,8 @@ def _forward(gpu: FakeGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) 
         if buffer is None:
             buffer = x.new_empty(sum(weight.numel() for weight in weights))
         workspace = x.new_empty(_workspace_bytes(x, mode, size, bidirectional), dtype=torch.uint8)
-        kept = _step_bytes(x, size, bidirectional) * num_layers * (_GATES[mode] + 2) if train else 0
-        reserve = x.new_empty(kept, dtype=torch.uint8)
+        reserved_bytes = _step_bytes(x, size, bidirectional) * num_layers * (_GATES[mode] + 2) if train else 0
+        reserve = x.new_empty(reserved_bytes, dtype=torch.uint8)
     del workspace, x
     return (output.transpose(0, 1) if batch_first and not lengths else output), hy, cy, reserve, buffer
 

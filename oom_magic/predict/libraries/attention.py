@@ -57,7 +57,7 @@ def _flash_attn_varlen_func(
 
 
 def _flash_attn_with_kvcache(*args: Any, **kwargs: Any) -> Any:
-    raise NotImplementedError(_("flash_attn_with_kvcache serves generation; its stand-in has none."))
+    raise NotImplementedError(_("flash_attn_with_kvcache serves generation only; a dry run has no stand-in for it."))
 
 
 def _index_first_axis(tensor: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:

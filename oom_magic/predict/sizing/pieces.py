@@ -131,7 +131,7 @@ class Piece:
         )
 
     def explains(self, point: Point, trace: Trace) -> bool:
-        """Whether a run was as it would have it."""
+        """Whether a run had this piece's structure and sizes."""
         same = self.structure.key == trace.structure.key
         return same and bool((self.sizes(point) == trace.structure.timeline.requested_bytes).all())
 
@@ -374,7 +374,7 @@ class Explorer:
         return None
 
     def _follows(self, fitted: _Fitted, point: Point) -> bool | bytes:
-        """Whether a point is as was fitted; where the structure is another one, that."""
+        """Whether what was fitted holds at a point; if the structure is another one there, its key."""
         trace = self._at(point)
         if len(trace.numbers) != len(fitted.row):
             return trace.structure.key
