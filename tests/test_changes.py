@@ -19,6 +19,7 @@ from oom_magic.predict.what_if import model_changes as models
 from oom_magic.predict.what_if import optimizer_changes as optimizers
 from oom_magic.predict.what_if.change import Change, InapplicableError, ShorterInputs
 from oom_magic.predict.what_if.survey import Survey
+from oom_magic.units import GIB
 
 transformers = pytest.importorskip("transformers")
 
@@ -278,12 +279,28 @@ def test_a_model_loaded_otherwise_is_what_its_code_loads(code, change, written):
     assert changed.peak_allocated_bytes < 0.6 * plain.peak_allocated_bytes
 
 
-def test_weights_that_are_trained_are_not_loaded_quantized():
+def test_weights_that_are_trained_are_not_loaded_quantized_or_in_part():
     bitsandbytes_or_skip()
-    quantized, half = loading.LoadedQuantized(4), loading.LoadedInHalf("bf16")
-    survey = Survey([quantized, half])
+    quantized, half, part = loading.LoadedQuantized(4), loading.LoadedInHalf("bf16"), loading.LoadedInPart(GIB)
+    survey = Survey([quantized, half, part])
     run(Loop(), survey)
     assert survey.refusal(quantized).key == "weights_are_trained" and survey.refusal(half) is None
+    assert survey.refusal(part).key == "weights_are_trained"
+
+
+@pytest.mark.slow
+def test_a_model_loaded_in_part_is_what_its_code_loads():
+    def generate(**how):
+        model = transformers.AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", dtype=torch.float32, **how)
+        ids = torch.zeros(1, 64, dtype=torch.long, device="cuda")
+        model = model if how else model.to("cuda")
+        model.generate(ids, max_new_tokens=2, do_sample=False)
+
+    changed = run(generate, loading.LoadedInPart(GIB))
+    written = run(lambda: generate(device_map="auto", max_memory={0: "1024MiB", "cpu": "999GiB"}))
+    assert changed.peak_allocated_bytes == written.peak_allocated_bytes < 0.8 * run(generate).peak_allocated_bytes
+    with pytest.raises(InapplicableError):
+        run(lambda: nn.Linear(1024, 1024).cuda(), loading.LoadedInPart(GIB))
 
 
 def test_own_models_are_loaded_in_16_bits_only():

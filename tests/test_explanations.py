@@ -228,6 +228,7 @@ def test_a_cell_that_only_loads_is_rehearsed_with_the_loading_changed(shell):
     assert peaks == sorted(peaks, reverse=True) and all(remedies[f"loaded_{how}"].fits for how in ("half", "4bit"))
     loaded = "".join(remedies["loaded_4bit"].code.split())  # its lines are 80 columns wide
     assert loaded.count('net=AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B",q') == 1
+    assert remedies["offload"].fits and 'float32,device_map="auto"' in "".join(remedies["offload"].code.split())
     assert not {"half_weights", "qlora", "smaller_batch"} & set(remedies)
 
 

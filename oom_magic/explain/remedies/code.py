@@ -143,8 +143,9 @@ fully_shard({model})""",
     "free_held_any": "%oom_free",
     "smaller_batch_any": "accumulation = 4    # with a batch size a fourth of before\n" + _ACCUMULATING,
     "offload": """\
-{model} = {loader}.from_pretrained({source}, device_map="auto",
-    max_memory={{0: "8GiB", "cpu": "30GiB"}})""",
+{model} = {loader}.from_pretrained({source}{options},
+    device_map="auto",          # and no .to("cuda") behind it
+    max_memory={{0: "{limit}", "cpu": "999GiB"}})""",
     "detach": "{fixed}\n# instead of {code}",
     "backward_each": "{fixed}\n# instead of {code}",
     "keep_on_host": "{fixed}\n# instead of {code}",
@@ -217,7 +218,7 @@ _TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16"}
 # Default names, where the user's are not known.
 _NAMES = {
     "model": "model", "loader": "AutoModelForCausalLM", "source": "name", "layers": "model.model.layers",
-    "blocks": "blocks", "switch": "gradient_checkpointing",
+    "blocks": "blocks", "switch": "gradient_checkpointing", "options": "", "limit": "8GiB",
 }  # fmt: skip
 _SCALER = "; scale it with torch.amp.GradScaler"
 

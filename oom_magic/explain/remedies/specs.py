@@ -79,7 +79,7 @@ def remedy_specs(situation: Situation) -> list[RemedySpec]:
         *(_of_compiler() if situation.gpu.capability >= _LEAST_OF_TRITON else ()),
         *_of_training_loop(),
         *_of_optimizer(),
-        *_of_weights(dtype, is_loading),
+        *_of_weights(dtype, is_loading, situation.usable_bytes // 2),
         *_of_processes(),
         *_of_cards(),
     ]
@@ -139,7 +139,7 @@ def _of_optimizer() -> Iterator[RemedySpec]:
     yield alone("sgd", 80, "same", _STATE, optimizers.sgd, {"optimizer": "sgd"})
 
 
-def _of_weights(dtype: str, is_loading: bool) -> Iterator[RemedySpec]:
+def _of_weights(dtype: str, is_loading: bool, part_bytes: int) -> Iterator[RemedySpec]:
     """Changes to the weights' precision and device, and to which of them are trained."""
     from oom_magic.predict.what_if import load_changes as loading
     from oom_magic.predict.what_if import model_changes as models
@@ -148,8 +148,6 @@ def _of_weights(dtype: str, is_loading: bool) -> Iterator[RemedySpec]:
     if is_loading:
         loaded = partial(loading.LoadedInHalf, dtype)
         yield _made("loaded_half", 60, "same", _WEIGHTS, loaded, precision, half, "precision", combines=False)
-        reason = Evidence("reason_changes_loading")
-        yield RemedySpec("offload", 77, "offload", _WEIGHTS, None, reason=reason, combines=False)
     else:
         yield _made(
             "half_weights", 60, "faster", _EVERY, partial(models.HalfWeights, dtype), precision, half, "precision"
@@ -159,6 +157,7 @@ def _of_weights(dtype: str, is_loading: bool) -> Iterator[RemedySpec]:
     yield _made("qlora", 75, "qlora", _EVERY[:3], lambda: models.QuantizedAdapters(16), qlora, rank, "trained")
     for bits, cost, speed in ((8, 72, "int8"), (4, 76, "qlora")):
         yield _made(f"loaded_{bits}bit", cost, speed, _WEIGHTS, partial(loading.LoadedQuantized, bits), slot="trained")
+    yield _made("offload", 77, "streamed", _WEIGHTS, partial(loading.LoadedInPart, part_bytes), combines=False)
 
 
 def _of_processes() -> Iterator[RemedySpec]:

@@ -188,6 +188,7 @@ PAGE_CATALOGUE: Sentences = {
     "pace_qlora": "slower",
     "pace_int8": "slower layers",
     "pace_offload": "much slower",
+    "pace_streamed": "much slower",
     "pace_fsdp": "depends",
     "pace_combination": "added up",
     "speed_heading": "Speed: {text}.",

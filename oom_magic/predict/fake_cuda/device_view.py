@@ -15,7 +15,7 @@ import torch
 from torch._C import DisableTorchFunction  # type: ignore[attr-defined]
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
+from oom_magic.predict.fake_cuda.fake_gpu import MARKS_OF_PROFILER, FakeGPU
 from oom_magic.predict.fake_cuda.legacy_types import type_of
 from oom_magic.predict.fake_cuda.places import META, Place, Spot, map_tensors, tensors_in
 
@@ -71,6 +71,8 @@ class DeviceView(TorchFunctionMode):
 
     def where_arguments_are(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that names no device."""
+        if self.gpu.uses_current_card_only and not self.gpu.has_pretended_on_host:
+            return func(*args, **kwargs)
         with self.gpu.on_card_among(args, kwargs):  # for what C++ code makes "like" its arguments
             if self.gpu.has_pretended_on_host:
                 return self._on_host(func, args, kwargs)
@@ -450,6 +452,7 @@ _SAME_ON_ANY_DEVICE: set[Any] = {
     *(getattr(_T, name) for name in ("is_contiguous", "is_complex", "is_floating_point", "is_inference")),
     *(getattr(_T, name).__get__ for name in ("shape", "dtype", "layout", "itemsize", "requires_grad", "is_leaf")),
     *(getattr(_T, name).__get__ for name in ("grad_fn", "is_sparse", "_version")),
+    *(*MARKS_OF_PROFILER, torch.ops.profiler._record_function_enter_new),
     *(_T.untyped_storage, torch.is_complex, torch.is_floating_point, torch._C._set_grad_enabled),
 }
 _ANSWERS: dict[Any, Answer] = {

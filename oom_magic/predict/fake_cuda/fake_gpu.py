@@ -74,6 +74,12 @@ _QUERIES = frozenset(
         if (overload := find_overload(name)) is not None
     }
 )  # fmt: skip
+# What torch.profiler.record_function calls around the user's code: no tensor goes in or comes out.
+_PROFILER = torch.ops.profiler
+MARKS_OF_PROFILER = frozenset({
+    _PROFILER._record_function_enter_new.default, _PROFILER._record_function_exit._RecordFunction,
+})  # fmt: skip
+_PASSED_ON = _QUERIES | MARKS_OF_PROFILER
 
 
 Rule = Callable[[Call], None]
@@ -162,7 +168,7 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         if types and any(map(is_wrapper, types)):
             return NotImplemented  # a wrapper handles the operator itself; its inner tensors come here
         with DisableTorchFunction():
-            if func in _QUERIES:
+            if func in _PASSED_ON:
                 return func(*args, **(kwargs or {}))
             if self.lock is not None:
                 with self.lock:

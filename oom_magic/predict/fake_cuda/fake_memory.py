@@ -66,6 +66,11 @@ class FakeMemory:
         """Whether some host tensor is too large to be real."""
         return bool(self._on_host)
 
+    @property
+    def uses_current_card_only(self) -> bool:
+        """Whether no tensor is or was on another card than the current."""
+        return self._cards_in_use <= {self.current}
+
     def storage_of(self, tensor: torch.Tensor) -> Storage | None:
         """What is known of a pretended tensor's storage; None for a real tensor."""
         with DisableTorchFunction():
@@ -119,7 +124,7 @@ class FakeMemory:
 
     def on_card_of(self, *tensors: torch.Tensor) -> AbstractContextManager[None]:
         """``on_card`` of the first of ``tensors`` that is on one."""
-        if self._cards_in_use <= {self.current}:
+        if self.uses_current_card_only:
             return nullcontext()
         spots = (self.spot(tensor) for tensor in tensors)
         found = next((spot.card for spot in spots if spot is not None and spot.place is Place.GPU), self.current)
@@ -127,7 +132,7 @@ class FakeMemory:
 
     def on_card_among(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[None]:
         """``on_card_of`` the tensors among an operator's arguments."""
-        return nullcontext() if self._cards_in_use <= {self.current} else self.on_card_of(*tensors_in(args, kwargs))
+        return nullcontext() if self.uses_current_card_only else self.on_card_of(*tensors_in(args, kwargs))
 
     def live_storages(self) -> Iterator[Storage]:
         """All storages on the pretend GPU that are alive."""

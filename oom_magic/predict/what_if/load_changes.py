@@ -14,8 +14,11 @@ import torch
 from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.what_if.change import Change, InapplicableError
 from oom_magic.predict.what_if.model_changes import DTYPES, library, plain_linears, quantized
+from oom_magic.units import MIB
 
 _MOVES = ("to", "cuda")
+_MANY = 4  # GiB, from which on whole ones are fine enough
+ALL_OF_RAM = "999GiB"  # accelerate asks for a number
 
 
 class LoadChange(Change, ABC):
@@ -75,10 +78,14 @@ class LoadChange(Change, ABC):
         def from_pretrained(cls: Any, *args: Any, **kwargs: Any) -> Any:
             if kwargs.get("quantization_config") is not None:
                 return load(cls, *args, **kwargs)
-            kept = {key: value for key, value in kwargs.items() if key not in ("dtype", "torch_dtype")}
+            changed = self.loading()
+            is_cast = _dtype_name() in changed
+            kept = {key: value for key, value in kwargs.items() if not (is_cast and key in ("dtype", "torch_dtype"))}
             kept["device_map"] = kept.get("device_map") or "cuda"
             with self._busy():
-                model = load(cls, *args, **kept, **self.loading())
+                model = load(cls, *args, **{**kept, **changed})
+            for name in _MOVES:  # dispatch_model (accelerate) gives a model its own, which refuse
+                vars(model).pop(name, None)
             self._loaded.add(model)
             return model
 
@@ -145,6 +152,28 @@ class LoadedQuantized(LoadChange):
     @property
     def _dtype(self) -> torch.dtype:
         return torch.bfloat16 if self.bits == 4 else torch.float16
+
+
+class LoadedInPart(LoadChange):
+    """At most ``limit_bytes`` of the weights on the card, whole layers of them; the rest in RAM.
+
+    A layer in RAM is copied to the card for each of its forwards (accelerate's ``device_map="auto"``).
+    """
+
+    is_frozen = True
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__()
+        mebibytes = limit_bytes // MIB
+        self.values = {"limit": f"{mebibytes // 1024}GiB" if mebibytes >= _MANY * 1024 else f"{mebibytes}MiB"}
+
+    def convert(self, model: torch.nn.Module) -> None:
+        """Raises InapplicableError: this model's weights are in RAM as a whole, and are moved as a whole."""
+        raise InapplicableError("no_partial_loading")
+
+    def loading(self) -> dict[str, Any]:
+        """``device_map`` and ``max_memory``."""
+        return {"device_map": "auto", "max_memory": {0: self.values["limit"], "cpu": ALL_OF_RAM}}
 
 
 def _dtype_name() -> str:
