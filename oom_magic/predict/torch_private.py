@@ -24,7 +24,8 @@ EVERY_RUN: Names = {
         "torch._C._len_torch_dispatch_stack",
         "torch.overrides._get_current_function_mode_stack", "torch.utils._python_dispatch.TorchDispatchMode",
         "torch._C._len_torch_dispatch_stack",
-        "torch._ops.OpOverload",
+        "torch._ops.OpOverload", "torch.ops.profiler._record_function_enter_new",
+        "torch.ops.profiler._record_function_exit._RecordFunction",
     ),
     "CUDA's operators take the place of the CPU's": (
         "torch._C.DispatchKey", "torch._C._dispatch_has_kernel_for_dispatch_key", "torch._decomp.decomposition_table",

@@ -452,7 +452,7 @@ _SAME_ON_ANY_DEVICE: set[Any] = {
     *(getattr(_T, name) for name in ("is_contiguous", "is_complex", "is_floating_point", "is_inference")),
     *(getattr(_T, name).__get__ for name in ("shape", "dtype", "layout", "itemsize", "requires_grad", "is_leaf")),
     *(getattr(_T, name).__get__ for name in ("grad_fn", "is_sparse", "_version")),
-    *(*MARKS_OF_PROFILER, torch.ops.profiler._record_function_enter_new),
+    *MARKS_OF_PROFILER,
     *(_T.untyped_storage, torch.is_complex, torch.is_floating_point, torch._C._set_grad_enabled),
 }
 _ANSWERS: dict[Any, Answer] = {

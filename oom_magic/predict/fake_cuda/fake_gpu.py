@@ -75,9 +75,9 @@ _QUERIES = frozenset(
     }
 )  # fmt: skip
 # What torch.profiler.record_function calls around the user's code: no tensor goes in or comes out.
-_PROFILER = torch.ops.profiler
 MARKS_OF_PROFILER = frozenset({
-    _PROFILER._record_function_enter_new.default, _PROFILER._record_function_exit._RecordFunction,
+    torch.ops.profiler._record_function_enter_new, torch.ops.profiler._record_function_enter_new.default,
+    torch.ops.profiler._record_function_exit._RecordFunction,
 })  # fmt: skip
 _PASSED_ON = _QUERIES | MARKS_OF_PROFILER
 
