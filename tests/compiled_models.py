@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from compiled_cases import SIZES
 from compiled_programs import PROGRAMS as PROGRAMS
-from compiled_programs import Body, OnStep, plain, program, steps
+from compiled_programs import Body, OnStep, nll, plain, program, steps
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -88,6 +88,29 @@ def vit_with_dropout(on_step: OnStep) -> None:
     steps(model, loss_of, on_step, sizes=((64, 1),) * 3, amp=True)
 
 
+class Seq2Seq(nn.Module):
+    """An LSTM that reads and one that writes."""
+
+    def __init__(self, width: int = 128) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(1024, width)
+        self.encoder = nn.LSTM(width, width, 2, batch_first=True, bidirectional=True)
+        self.decoder = nn.LSTM(width, 2 * width, 1, batch_first=True)
+        self.mix = nn.Linear(4 * width, 2 * width)
+        self.head = nn.Linear(2 * width, 1024)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        read, _ = self.encoder(self.embedding(tokens))
+        written, _ = self.decoder(self.embedding(tokens.flip(1)))
+        scores = torch.softmax(written @ read.transpose(1, 2), -1)
+        return self.head(torch.tanh(self.mix(torch.cat((scores @ read, written), -1))))
+
+
+@program
+def lstm_seq2seq(on_step: OnStep) -> None:
+    plain(Seq2Seq().cuda(), on_step)
+
+
 @program
 def llama_lora(on_step: OnStep) -> None:
     from peft import LoraConfig, get_peft_model
@@ -106,6 +129,46 @@ def dynamic_three_lengths(on_step: OnStep) -> None:
     model = Body(depth=3).cuda()
     sizes = ((8, 128), (8, 200), (8, 311), (8, 64), (8, 311))
     plain(model, on_step, run=torch.compile(model, dynamic=True), sizes=sizes)
+
+
+class Switched(Body):
+    """Blocks that are left out, and a number that changes: each is compiled anew."""
+
+    scale = 1.0
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return super().forward(tokens) * self.scale
+
+
+@program
+def recompiled(on_step: OnStep) -> None:
+    model = Switched(depth=3).cuda()
+    run = torch.compile(model)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    for number, is_training in enumerate((True, True, False, True)):
+        model.train(is_training)
+        model.scale = 1.0 + number // 2
+        tokens = torch.randint(0, 1000, (4, 256), device="cuda")
+        with torch.set_grad_enabled(is_training):
+            loss = nll(run(tokens), tokens)
+        if is_training:
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        on_step(number)
+
+
+class Narrow(Body):
+    """Autocast within what is compiled."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            return super().forward(tokens)
+
+
+@program
+def autocast_inside(on_step: OnStep) -> None:
+    plain(Narrow().cuda(), on_step)
 
 
 class Around(Body):
@@ -135,3 +198,70 @@ def generate_loop(on_step: OnStep) -> None:
             for _ in range(2):
                 tokens = torch.cat((tokens, run(tokens)[:, -1:].argmax(-1)), 1)
             on_step(number)
+
+
+@program
+def activation_budget(on_step: OnStep) -> None:
+    import torch._functorch.config as functorch
+
+    with functorch.patch(activation_memory_budget=0.4):
+        plain(Body(depth=3).cuda(), on_step, amp=True)
+
+
+@program
+def scheduled_optimizer(on_step: OnStep) -> None:
+    model = Body().cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-3))
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
+    compiled = torch.compile(optimizer.step)
+
+    def step() -> None:
+        compiled()
+        scheduler.step()
+
+    plain(model, on_step, step=step, optimizer=optimizer)
+
+
+@program
+def nanogpt(on_step: OnStep) -> None:
+    """Its loop: accumulation, clipping, a fused optimizer, the loss of a microbatch divided."""
+    model = Body(width=192, depth=3).cuda()
+    model.head.weight = model.embedding.weight = nn.Parameter(torch.zeros(1024, 192, device="cuda"))
+    run = torch.compile(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95), fused=True)
+    scaler = torch.amp.GradScaler("cuda", enabled=False)
+    for number in range(3):
+        for _ in range(2):
+            tokens = torch.randint(0, 1000, (6, 256), device="cuda")
+            with torch.autocast("cuda", torch.bfloat16):
+                logits = run(tokens)
+                loss = F.cross_entropy(logits.view(-1, 1024), tokens.view(-1), ignore_index=-1) / 2
+            scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        on_step(number)
+
+
+@program
+def two_networks(on_step: OnStep) -> None:
+    """A generator and who judges it, each compiled, each with its optimizer."""
+    width = 256
+    makes = nn.Sequential(nn.Linear(64, width), nn.LeakyReLU(0.2), nn.Linear(width, 3 * 32 * 32), nn.Tanh()).cuda()
+    judges = nn.Sequential(nn.Linear(3 * 32 * 32, width), nn.LeakyReLU(0.2), nn.Linear(width, 1)).cuda()
+    make, judge = torch.compile(makes), torch.compile(judges)
+    for_makes, for_judges = torch.optim.Adam(makes.parameters()), torch.optim.Adam(judges.parameters())
+    for number in range(3):
+        real, noise = torch.randn(512, 3 * 32 * 32, device="cuda"), torch.randn(512, 64, device="cuda")
+        made = make(noise)
+        loss = F.softplus(-judge(real)).mean() + F.softplus(judge(made.detach())).mean()
+        for_judges.zero_grad()
+        loss.backward()
+        for_judges.step()
+        loss = F.softplus(-judge(made)).mean()
+        for_makes.zero_grad()
+        loss.backward()
+        for_makes.step()
+        on_step(number)
