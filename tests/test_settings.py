@@ -211,6 +211,10 @@ PYTHONS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "loading": (lambda: sys.getdlopenflags(), lambda: sys.setdlopenflags(sys.getdlopenflags() ^ 1)),
     "coroutines": (sys.get_coroutine_origin_tracking_depth, lambda: sys.set_coroutine_origin_tracking_depth(3)),
     "signals": (lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ()), lambda: block(signal.SIGUSR2)),
+    "an upper bound": (
+        lambda: resource.getrlimit(resource.RLIMIT_STACK),
+        lambda: resource.setrlimit(resource.RLIMIT_STACK, (1 << 22, 1 << 24)),
+    ),
     "timers": (lambda: signal.getitimer(signal.ITIMER_PROF)[0] > 0, lambda: signal.setitimer(signal.ITIMER_PROF, 99)),
     "a thread": (lambda: threading.current_thread().name, lambda: setattr(threading.current_thread(), "name", "mine")),
     "the hub": (torch.hub.get_dir, lambda: torch.hub.set_dir("/nowhere")),
@@ -282,6 +286,10 @@ PYTORCHS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "attention": (BACKENDS._get_sdp_priority_order, lambda: BACKENDS._set_sdp_priority_order([2, 1, 0, 3, 4])),
     "denormals": (lambda: sys.float_info.min * float("0.5"), lambda: torch.set_flush_denormal(True)),
     "a library's class": (lambda: torch.optim.SGD.step, lambda: setattr(torch.optim.SGD, "step", print)),
+    "a table": (
+        lambda: len(torch.utils._pytree.SUPPORTED_NODES),
+        lambda: torch.utils._pytree.register_pytree_node(Meter, vars, Meter),  # type: ignore[arg-type]
+    ),
     "another generator": (np.random.get_bit_generator, lambda: np.random.set_bit_generator(np.random.PCG64(3))),
 }  # fmt: skip
 

@@ -16,6 +16,7 @@ from typing import Any
 
 _DICTS = (dict, OrderedDict, defaultdict)
 _CONTAINERS = (*_DICTS, list, set, deque)
+_AT_ONCE = 500  # containers that are compared in one step
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,14 +164,26 @@ class Snapshot:
     def restore(self) -> None:
         """Restore the recorded contents where they differ now; at the end raise the last error there was."""
         changed = (pair for some in self._alike if not some.are_unchanged() for pair in some.pairs())
-        for container, contents in itertools.chain(
-            self._plain, changed, ((one.container, one.contents) for one in self._entries)
-        ):
+        chunks = (self._entries[at : at + _AT_ONCE] for at in range(0, len(self._entries), _AT_ONCE))
+        noted = ((one.container, one.contents) for some in chunks if not _are_unchanged(some) for one in some)
+        for container, contents in itertools.chain(self._plain, changed, noted):
             if not is_unchanged(contents, container):
                 fill(container, contents)
         with contextlib.ExitStack() as stack:  # what lies over something else last, and none is left out for an error
             for undo in self._undo:
                 stack.callback(undo)
+
+
+def _are_unchanged(some: list[_Noted]) -> bool:
+    """Whether each of some containers holds the very objects that it held; no step is Python's own for each."""
+    containers, contents = [one.container for one in some], [one.contents for one in some]
+    values = [[one.values() for one in all_of if isinstance(one, dict)] for all_of in (containers, contents)]
+    chain = itertools.chain.from_iterable
+    return (
+        list(map(len, containers)) == list(map(len, contents))
+        and all(map(operator.is_, chain(containers), chain(contents)))
+        and all(map(operator.is_, *map(chain, values)))
+    )
 
 
 def _restore_classes(objects: Sequence[Any], before: list[type]) -> None:

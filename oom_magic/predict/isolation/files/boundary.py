@@ -277,7 +277,7 @@ class Boundary:
         import resource
 
         def limited(*args: Any) -> Any:
-            *whose, kind, limits = args if usual is resource.setrlimit or len(args) > 2 else (*args, None)
+            *whose, kind, limits = args if usual.__name__ == "setrlimit" or len(args) > 2 else (*args, None)
             if limits is None or not self._scope.applies():
                 return usual(*args)
             upper = resource.getrlimit(kind)[1]

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from oom_magic.predict.isolation.patching import Journal
+from oom_magic.predict.isolation.process.library_tables import registrations_noted
 from oom_magic.predict.isolation.process.settings import settings_noted
 from oom_magic.predict.isolation.snapshot import Snapshot
 
@@ -48,6 +49,7 @@ def process_state_restored() -> Iterator[None]:
 
 def _restorations() -> Iterator[Callable[[], object]]:
     """Calls that put back what is now."""
+    yield registrations_noted()
     yield from settings_noted()
     partial = functools.partial
     yield partial(random.setstate, random.getstate())
