@@ -360,3 +360,41 @@ def test_a_loss_module_is_no_forward_of_the_model():
     survey = Survey([])
     run(train, survey)
     assert survey.batches_per_step == 1
+
+
+class _Labelled(torch.utils.data.Dataset):
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, number):
+        return {"x": torch.ones(8), "labels": 0}
+
+
+class _Wide(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(8, 2**18)
+
+    def forward(self, x, labels):
+        logits = self.head(x)
+        return {"loss": logits.mean(), "logits": logits}
+
+
+@pytest.mark.parametrize("made", [None, 1])
+def test_what_a_trainer_collects_goes_to_the_host_after_each_batch(made, tmp_path):
+    pytest.importorskip("accelerate")
+    transformers = pytest.importorskip("transformers.trainer")
+
+    def evaluate():
+        options = {"report_to": [], "disable_tqdm": True, "eval_accumulation_steps": made}
+        args = transformers.TrainingArguments(str(tmp_path), per_device_eval_batch_size=2, **options)
+        trainer = transformers.Trainer(_Wide(), args, eval_dataset=_Labelled(), compute_metrics=lambda _: {})
+        trainer.evaluate()
+
+    change = habits.GatheredOnHost()
+    survey = Survey([change])
+    batch = 2 * 2**18 * 4
+    peak = DrySession("RTX 3060", changes=(survey,), has_bar=False).run(evaluate).peak_allocated_bytes
+    changed = DrySession("RTX 3060", changes=(change,), has_bar=False).run(evaluate).peak_allocated_bytes
+    assert (survey.refusal(change) is None) == (made is None)
+    assert (peak - changed) // batch == (0 if made else 15)  # each is put to those before it, in new memory

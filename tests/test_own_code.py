@@ -91,8 +91,8 @@ def test_the_loop_that_a_function_of_the_users_runs_is_shown_under_its_name(tmp_
     rehearsal = CellRehearsal(execute, tree, names)
     rehearsal.parameters["batch"] = find_size_parameters(tree, names, "batch", 6)[0]
     code = as_since_3_11(rehearsal.own_code("smaller_batch", VALUES))
-    head = "BATCH = 2\n# in epoch:\naccumulation = 3\nfor number, (images, labels) in enumerate(self.loader, 1):"
-    assert code.startswith(head) and "/ accumulation).backward()" in code
+    head = "# in epoch:\naccumulation = 3\nfor number, (images, labels) in enumerate(self.loader, 1):"
+    assert code.startswith(head) and "/ accumulation).backward()" in code and code.endswith("\n\nBATCH = 2")
 
 
 ACCUMULATING = """
@@ -129,6 +129,19 @@ def test_several_rows_of_a_sample_are_one_where_a_number_shows_it(name, setting,
     rehearsal.begin((), 0)
     assert rehearsal.sizes["batch"] == batch
     assert rehearsal.own_code("smaller_evaluation", {"after": 2}) == code
+
+
+@pytest.mark.parametrize("given", ["4 * BATCH", "16", "batch_size=BATCH * 4"])
+def test_what_a_call_gives_a_batch_is_the_batch_whatever_it_is_made_of(given):
+    names = {"net": make(), "BATCH": 4, "torch": torch}
+    function = "def train(batch_size):\n    net.cuda()\n    net(torch.zeros(batch_size, 4, device='cuda'))"
+    execute(ast.parse(function), names)
+    rehearsal = CellRehearsal(execute, ast.parse(f"train({given})"), names)
+    rehearsal.begin((), 0)
+    assert rehearsal.sizes["batch"] == 16
+    rehearsal.run(Variation(sizes={"batch": 8}))
+    assert rehearsal.label("batch") == "batch_size"
+    assert rehearsal.own_code("smaller_evaluation", {"after": 8}) == f"train({'batch_size=' * ('=' in given)}8)"
 
 
 @pytest.mark.parametrize("option", ["--train-batch-size {}", "--batch={}"])
@@ -284,7 +297,7 @@ def test_all_code_to_paste_is_python(key):
         code, _ = code_for(key, style, values)
         lines = [line for line in code.splitlines() if not line.startswith(("%", "accelerate launch"))]
         ast.parse("\n".join(lines))
-        assert max(map(len, code.splitlines())) <= 72  # the text view puts eight columns before it
+        assert max(map(len, code.splitlines()), default=0) <= 72  # the text view puts eight columns before it
 
 
 def test_a_copy_leaves_behind_what_tools_hang_on_nodes():

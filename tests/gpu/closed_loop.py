@@ -61,6 +61,7 @@ def known_values() -> contextlib.AbstractContextManager[Any]:
 def run_plainly(cell: str, names: dict[str, Any]) -> None:
     """What a cell runs, without IPython."""
     code = re.sub(r"^%%?(time|gpumem( --\S+)*)\s*", "", cell)
+    code = re.sub(r"^%(load_ext|autoreload) .*$", "", code, flags=re.MULTILINE)
     if code.startswith("%run "):
         sys.argv = shlex.split(code)[1:]
         code, names = Path(sys.argv[0]).read_text(), {"__name__": "__main__"}

@@ -28,7 +28,7 @@ LOADED_SO = frozenset({"lora", "qlora", "half_weights"})
 
 
 def pasted(cells: list[str], code: str) -> list[str]:
-    """The cells with the statements of ``code`` in place of those that do the same, or before the last cell's work."""
+    """The cells with the statements of ``code`` in place of those that do the same, or in the last cell, behind what they use."""
     trees = [ast.parse(cell) for cell in cells]
     added: list[ast.stmt] = []
     for statement in ast.parse(code).body:
@@ -39,15 +39,22 @@ def pasted(cells: list[str], code: str) -> list[str]:
             body, at = place
             body[at] = statement
     work = trees[-1].body
-    at = next((at for at, one in enumerate(work) if not _prepares(one)), len(work))
-    work[at:at] = [one for one in added if not isinstance(one, (ast.Import, ast.ImportFrom))]
-    work[:0] = [one for one in added if isinstance(one, (ast.Import, ast.ImportFrom))]
+    for statement in added:
+        used = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+        at = max((at + 1 for at, one in enumerate(work) if used & _made(one)), default=0)
+        work.insert(at, statement)
     return [ast.unparse(ast.fix_missing_locations(tree)) for tree in trees]
 
 
-def _prepares(statement: ast.stmt) -> bool:
-    """Whether a statement makes something that the work then uses."""
-    return isinstance(statement, (ast.Import, ast.ImportFrom, ast.Assign, ast.FunctionDef, ast.ClassDef))
+def _made(statement: ast.stmt) -> set[str]:
+    """The names that a statement binds: what uses them is pasted behind it."""
+    if isinstance(statement, (ast.Import, ast.ImportFrom)):
+        return {(one.asname or one.name).partition(".")[0] for one in statement.names}
+    if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+        return {statement.name}
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    nodes = (node for target in targets for node in ast.walk(target))
+    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
 
 
 def _places(trees: list[ast.Module], new: ast.stmt) -> Iterator[tuple[list[ast.stmt], int]]:

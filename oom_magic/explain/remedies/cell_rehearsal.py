@@ -242,7 +242,7 @@ class CellRehearsal:
             tree = ast.Module([one.definition], [])
             loop = own_code(tree, one.names, key, {**values, "setting": f"# in {one.definition.name}:"})
             if loop:
-                return f"{setting}\n{loop}"
+                return f"{loop}\n\n{setting}"
         number = values["accumulation"]
         return f"{setting}\n# let the optimizer step after each {number} batches, losses divided by as many"
 

@@ -181,6 +181,7 @@ TrainingArguments(..., per_device_train_batch_size={after},
     "fsdp": """\
 TrainingArguments(..., fsdp="full_shard auto_wrap")
 # torchrun --nproc-per-node {gpus} train.py""",
+    "eval_accumulation": "TrainingArguments(..., eval_accumulation_steps=1)",
     "no_grad": "TrainingArguments(..., eval_accumulation_steps=1,\n    prediction_loss_only=True)",
 }
 _ACCELERATE = {

@@ -72,7 +72,7 @@ _MOST_COMBINATIONS = 4
 _LIKELY = 1.05  # a combination expected to need up to this share of the usable memory is tried
 _SHRINKING = {"batch": ("smaller_batch", 30, "accumulation"), "seq": ("shorter_sequences", 55, "faster")}
 _AT_EVALUATION = ("smaller_evaluation", 4, "same")  # the results are the same, and nothing is accumulated
-_OF_EVALUATION = ("no_grad", "smaller_evaluation")  # which change no result
+_OF_EVALUATION = ("no_grad", "eval_accumulation", "smaller_evaluation")  # which change no result
 _SEGMENTS = "expandable_segments"
 _COMPILED_ANEW = ("compile", "compile_blocks")
 _COMBINATION = RemedySpec("combination", 0, "combination", (), None, combines=False)

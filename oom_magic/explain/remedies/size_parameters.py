@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -17,6 +18,13 @@ _BATCH = re.compile(r"batch|(^|_)bs($|_)|^B$", re.IGNORECASE)
 _LENGTH = re.compile(r"seq|len|block_size|context|n_ctx|^T$|^S$", re.IGNORECASE)
 _ACCUMULATION = re.compile(r"accum", re.IGNORECASE)
 NAMES = {"batch": _BATCH, "seq": _LENGTH, "accumulation": _ACCUMULATION}
+
+_ARITHMETIC: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+}
 
 Override = Callable[[ast.Module, dict[str, Any], int], Any]
 
@@ -44,6 +52,7 @@ def find_size_parameters(
     pattern = NAMES[what]
     found = [
         *_of_command_line(arguments or [], pattern, value),
+        *_given(tree, names, pattern, value),
         *_literals(tree, pattern, value),
         *_variables(tree, names, pattern, value),
     ]
@@ -191,6 +200,52 @@ def _defaults(
                 calls = [one for one in ast.walk(tree) if isinstance(one, ast.Call) and ast.unparse(one.func) == name]
                 override = _turn_calls(calls, parameter) if calls else _turn_default(function, position)
                 yield SizeParameter(parameter, True, override)
+
+
+def _given(tree: ast.Module, names: Mapping[str, Any], pattern: re.Pattern[str], value: int) -> Iterator[SizeParameter]:
+    """What the cell gives to arguments of the user's functions, named as they are there: ``train(4 * batch)``."""
+    for call in [node for node in ast.walk(tree) if isinstance(node, ast.Call)]:
+        function = names.get(call.func.id) if isinstance(call.func, ast.Name) else None
+        if not inspect.isfunction(function) or any(isinstance(one, ast.Starred) for one in call.args):
+            continue
+        given = dict(zip(inspect.signature(function).parameters, call.args, strict=False))
+        given |= {one.arg: one.value for one in call.keywords if one.arg}
+        for name, argument in given.items():
+            is_literal = isinstance(argument, ast.Constant) and argument not in call.args
+            if pattern.search(name) and not is_literal and _computed(argument, names) == value:
+                yield SizeParameter(name, True, _turn_argument(call, argument))
+
+
+def _computed(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    """The value of a number or of a product, quotient or sum of numbers and names; None of other code."""
+    match node:
+        case ast.Constant(value=int() as number):
+            return number
+        case ast.BinOp(left=left, right=right, op=op) if type(op) in _ARITHMETIC:
+            first, second = (
+                names.get(one.id) if isinstance(one, ast.Name) else _computed(one, names) for one in (left, right)
+            )
+            is_known = type(first) is int and type(second) is int and second != 0
+            return _ARITHMETIC[type(op)](first, second) if is_known else None
+    return None
+
+
+def _turn_argument(call: ast.Call, argument: ast.expr) -> Override:
+    @contextmanager
+    def override(_tree: ast.Module, _names: dict[str, Any], value: int) -> Iterator[None]:
+        before = call.args, [one.value for one in call.keywords]
+        new = ast.copy_location(ast.Constant(value), argument)
+        call.args = [new if one is argument else one for one in call.args]
+        for one in call.keywords:
+            one.value = new if one.value is argument else one.value
+        try:
+            yield
+        finally:
+            call.args = before[0]
+            for one, old in zip(call.keywords, before[1], strict=True):
+                one.value = old
+
+    return override
 
 
 def _turn_calls(calls: list[ast.Call], parameter: str) -> Override:

@@ -121,6 +121,7 @@ def _of_training_loop() -> Iterator[RemedySpec]:
     from oom_magic.predict.what_if import loop_changes as loop
 
     yield _made("released_gradients", 11, "same", ("gradient",), loop.ReleasedGradients)
+    yield _made("eval_accumulation", 3, "same", STEP, loop.GatheredOnHost)
     yield _made("dropped_outputs", 12, "same", STEP, loop.DroppedOutputs, slot="loss")
 
 

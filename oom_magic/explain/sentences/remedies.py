@@ -10,6 +10,9 @@ REMEDIES: Sentences = {
     "remedy_close_processes": "Close the other processes on this card ({freed_bytes}).",
     "remedy_expandable_segments": "Let PyTorch's segments grow (expandable_segments), against fragmentation.",
     "remedy_no_grad": "Evaluate under torch.no_grad(): nothing is kept for a backward.",
+    "remedy_eval_accumulation": (
+        "Move what the evaluation collects to the RAM after each batch (eval_accumulation_steps)."
+    ),
     "remedy_sdpa": "Use PyTorch's fused attention (sdpa): the score matrix is never stored.",
     "remedy_foreach": "Run the optimizer without foreach: no temporary copies of all parameters.",
     "remedy_released_gradients": "Release gradients between steps: zero_grad() without set_to_none=False.",
@@ -202,6 +205,7 @@ REASONS: Sentences = {
     "reason_failed": "its rehearsal failed: {error}",
     "reason_setup_refused": "these settings do not go together: {error}",
     "reason_so_already": "the run is so already",
+    "reason_nothing_gathered": "no evaluation of a Trainer collects its outputs on the GPU",
     "reason_library_missing": "{name} is not installed",
     "reason_checkpointing_already": "activation checkpointing is on already",
     "reason_compiled_already": "the model is compiled already",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -100,6 +102,38 @@ def _releasing(zero_grad: Callable[..., None]) -> Callable[..., None]:
         zero_grad(owner, True)
 
     return run
+
+
+class GatheredOnHost(Change):
+    """Transformers' Trainer moves what it collects of an evaluation to the host after each batch."""
+
+    @contextmanager
+    def around_run(self) -> Iterator[None]:
+        """``eval_accumulation_steps`` is 1 while it evaluates."""
+
+        def looping(trainer: Any, loop: Callable[[], Any]) -> Any:
+            before, trainer.args.eval_accumulation_steps = trainer.args.eval_accumulation_steps, 1
+            try:
+                return loop()
+            finally:
+                trainer.args.eval_accumulation_steps = before
+
+        with all_patched(around_evaluations(looping)):
+            yield
+
+
+def around_evaluations(run: Callable[[Any, Callable[[], Any]], Any]) -> Patches:
+    """``run(trainer, loop)`` in place of the loop in which a Trainer evaluates or predicts; nothing without one."""
+    trainer = getattr(sys.modules.get("transformers.trainer"), "Trainer", None)
+    if trainer is None:
+        return []
+    usual = trainer.evaluation_loop
+
+    @functools.wraps(usual)
+    def evaluation_loop(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return run(self, functools.partial(usual, self, *args, **kwargs))
+
+    return [(trainer, {"evaluation_loop": evaluation_loop})]
 
 
 class DroppedOutputs(Change):

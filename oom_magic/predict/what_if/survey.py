@@ -13,7 +13,13 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from oom_magic.predict.isolation.patching import Patches, all_patched
 from oom_magic.predict.what_if.change import ByHandError, Change, InapplicableError
 from oom_magic.predict.what_if.load_changes import LoadChange
-from oom_magic.predict.what_if.loop_changes import DroppedOutputs, ReleasedGradients, has_outputs
+from oom_magic.predict.what_if.loop_changes import (
+    DroppedOutputs,
+    GatheredOnHost,
+    ReleasedGradients,
+    around_evaluations,
+    has_outputs,
+)
 from oom_magic.predict.what_if.model_changes import NoGradients
 
 
@@ -21,14 +27,16 @@ class Survey(Change):
     """Checks ``changes`` against each model that runs, and records what the loop does. Changes nothing.
 
     ``keeps_gradients``: the loop fills them with zeros. ``keeps_outputs``: a Hugging Face model's logits live until
-    the optimizer's step. ``batches_per_step`` counts the batches before the first step: the calls of the model, where
-    there is but one, or the backwards, if those are fewer (two calls may share one).
+    the optimizer's step. ``gathers_on_device``: a Trainer collects an evaluation there. ``batches_per_step`` counts the
+    batches before the first step: the calls of the model, where there is but one, or the backwards, if those are fewer
+    (two calls may share one).
     """
 
     def __init__(self, changes: Iterable[Change]) -> None:
         self._refusals: dict[Change, InapplicableError | None] = {}
         self.keeps_gradients = False
         self.keeps_outputs = False
+        self.gathers_on_device = False
         self._changes = tuple(changes)
         self._num_models = 0
         self._num_forwards = 0
@@ -55,6 +63,8 @@ class Survey(Change):
             return None if self.keeps_gradients else InapplicableError("gradients_released_already")
         if isinstance(change, DroppedOutputs):
             return None if self.keeps_outputs else InapplicableError("outputs_dropped_already")
+        if isinstance(change, GatheredOnHost):
+            return None if self.gathers_on_device else InapplicableError("nothing_gathered")
         if isinstance(change, LoadChange):
             is_trained = self._has_stepped or self._num_forwards > 0
             return InapplicableError("weights_are_trained") if change.is_frozen and is_trained else None
@@ -97,6 +107,7 @@ class Survey(Change):
             (torch.optim.Optimizer, {"zero_grad": self._noting(torch.optim.Optimizer.zero_grad)}),
             (torch.nn.Module, {"zero_grad": self._noting(torch.nn.Module.zero_grad)}),
             (torch.autograd, {"backward": self._counting(torch.autograd.backward)}),
+            *around_evaluations(self._evaluating),
         ]
         handle = register_optimizer_step_pre_hook(before_step)
         try:
@@ -107,6 +118,10 @@ class Survey(Change):
             for change in self._changes:
                 if isinstance(change, NoGradients):
                     change.num_training_calls = self._num_training_calls
+
+    def _evaluating(self, trainer: Any, loop: Callable[[], Any]) -> Any:
+        self.gathers_on_device |= trainer.args.eval_accumulation_steps is None
+        return loop()
 
     def _counting(self, backward: Callable[..., None]) -> Callable[..., None]:
         def run(*args: Any, **kwargs: Any) -> None:
