@@ -225,8 +225,9 @@ def _computed(node: ast.expr, names: Mapping[str, Any]) -> Any:
             first, second = (
                 names.get(one.id) if isinstance(one, ast.Name) else _computed(one, names) for one in (left, right)
             )
-            is_known = type(first) is int and type(second) is int and second != 0
-            return _ARITHMETIC[type(op)](first, second) if is_known else None
+            if not (isinstance(first, int) and isinstance(second, int) and second):
+                return None
+            return _ARITHMETIC[type(op)](first, second)
     return None
 
 
