@@ -226,6 +226,35 @@ def evaluated(mode: Callable[[], Any]) -> Callable[[], None]:
     return program
 
 
+def masked(length: int) -> Callable[[], None]:
+    """Evaluation of what has masks: up to 1024 scores a row one kernel takes, longer rows are filled and copied."""
+
+    def program() -> None:
+        layer = nn.TransformerEncoderLayer(128, 4, 256, batch_first=True)
+        encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).to(CUDA).eval()
+        attention = nn.MultiheadAttention(128, 4, batch_first=True).to(CUDA).eval()
+        x = torch.randn(200_000 // length**2 + 1, length, 128, device=CUDA)
+        padding = torch.zeros(x.shape[:2], dtype=torch.bool, device=CUDA)
+        later = nn.Transformer.generate_square_subsequent_mask(length, device=CUDA)
+        with torch.no_grad():
+            encoder(x, src_key_padding_mask=padding)
+            encoder(x, mask=later)
+            attention(x, x, x, attn_mask=later.isinf(), key_padding_mask=padding)
+
+    return program
+
+
+def like_another() -> None:
+    """Tensors made where another is, and of its type, from numbers, arrays and tensors of elsewhere."""
+    on_gpu, on_host = torch.zeros(1000, dtype=torch.half, device=CUDA), torch.zeros(1024, 1024)
+    kept = [
+        on_gpu.new(300, 400), on_gpu.new([1.0] * 5000), on_gpu.new_tensor([1, 2]), on_gpu.new_tensor(on_host),
+        on_gpu.new_tensor(on_gpu), on_host.new_tensor(on_gpu), on_host.new(3), torch.zeros(2).type_as(on_host),
+        on_host.type_as(on_gpu), on_gpu.type_as(on_host), on_gpu.new_tensor([1, 2], dtype=torch.long),
+    ]  # fmt: skip
+    assert [tensor.is_cuda for tensor in kept] == [True] * 5 + [False] * 3 + [True, False, True]
+
+
 def flexible(has_mask: bool, has_score: bool, is_trained: bool = True) -> Callable[[], None]:
     """``flex_attention`` as written, not compiled, with grouped heads and a mask by documents."""
 
@@ -263,6 +292,9 @@ PROGRAMS: dict[str, Callable[[], None]] = {
     "forward_mode": forward_mode,
     "evaluated": evaluated(torch.no_grad),
     "evaluated_inference": evaluated(torch.inference_mode),
+    "masked_short": masked(96),
+    "masked_long": masked(1100),
+    "like_another": like_another,
     "flex_masked": flexible(True, False),
     "flex_scored": flexible(False, True),
     "flex_both": flexible(True, True),

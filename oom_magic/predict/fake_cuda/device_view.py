@@ -270,9 +270,7 @@ def _cpu(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def _type_as(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    tensor, other = args
-    there = view.spot(other)
-    return func(*args) if view.spot(tensor) == there else view.move(tensor, there, other.dtype)
+    return _to(view, _T.to, args, kwargs)
 
 
 def _get_item(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -320,8 +318,9 @@ def _from_data(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[
     options = {key: value for key, value in kwargs.items() if key not in ("device", "requires_grad")}
     there = Spot(Place.HOST) if device is None else view.spot_named(device)
     if isinstance(source, torch.Tensor) and source.is_meta:
-        same = source.detach().to(options.get("dtype") or source.dtype)
-        made = same.clone() if func is torch.tensor else same
+        made = source.detach().to(options.get("dtype") or source.dtype)
+        if func is torch.tensor and view.spot(source) == there and made.dtype is source.dtype:
+            made = made.clone()
     else:
         made = func(*args, device="cpu", **options)
     if view.spot(made) != there:
@@ -351,10 +350,21 @@ def _set_data(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[s
 
 
 def _new(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``gradient.new(indices, values, size)``, with which torch.optim makes sparse tensors."""
-    if args[0].layout is torch.sparse_coo and len(args) > 2:
-        return torch.sparse_coo_tensor(*args[1:], check_invariants=False)
-    return func(*args, **kwargs)
+    """``x.new(sizes)`` and ``x.new(data)``; torch.optim makes sparse tensors by ``x.new(indices, values, size)``."""
+    tensor, *given = args
+    if tensor.layout is torch.sparse_coo and len(args) > 2:
+        return torch.sparse_coo_tensor(*given, check_invariants=False)
+    if given and isinstance(given[0], (list, tuple, np.ndarray)) and not isinstance(given[0], torch.Size):
+        return _new_tensor(view, func, args, kwargs)
+    return view.where_arguments_are(func, args, kwargs)
+
+
+def _new_tensor(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``x.new_tensor(data)``: of the type and where ``x`` is, wherever the data are (csrc/utils/tensor_new.cpp)."""
+    tensor, *data = args
+    like = {"dtype": tensor.dtype, "device": view.spot(tensor).device}
+    named = {name: value for name, value in kwargs.items() if value is not None}
+    return _from_data(view, torch.tensor, tuple(data), like | named)
 
 
 class _Shared:
@@ -470,6 +480,7 @@ _ANSWERS: dict[Any, Answer] = {
     _T.pin_memory: _same,
     _T.is_pinned: _no,
     _T.new: _new,
+    _T.new_tensor: _new_tensor,
     _T.type: type_of,
     _T.type_as: _type_as,
     _T.__dlpack_device__: _dlpack_device,

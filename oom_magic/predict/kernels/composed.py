@@ -93,15 +93,34 @@ def _attention(
     parts = list(packed.new_empty(3, batch, heads, length, size).unbind())  # ``transform_bias_rescale_qkv``
     del packed
     scores = torch.bmm(parts[0].flatten(0, 1), parts[1].flatten(0, 1).mT).view(batch, heads, length, -1)
-    weights = scores if mask is None else torch.empty_like(scores)
+    weights = scores if mask is None else _masked_softmax(scores, mask, mask_type)
     del scores
     torch.bmm(weights.flatten(0, 1), parts[2].flatten(0, 1), out=parts[0].flatten(0, 1))  # over the query
+    if not need_weights:
+        del weights
     rows = parts[0].transpose(1, 2).reshape(batch * length, width)
     out = torch.addmm(out_bias, rows, out_weight.t()).view(batch, length, width)
     del rows
     if not need_weights:
         return out, None
     return out, weights.sum(1).div_(heads) if average_attn_weights else weights
+
+
+def _masked_softmax(scores: torch.Tensor, mask: torch.Tensor, mask_type: int | None) -> torch.Tensor:
+    """aten/src/ATen/native/transformers/attention.cpp, ``masked_softmax``, and native/cuda/SoftMax.cu.
+
+    One kernel takes rows of up to 1024 scores (4096 bytes) whose mask lies in order; the others are filled and copied.
+    """
+    where = mask.to(torch.bool)
+    found = torch.empty_like(scores)
+    length = scores.shape[-1]
+    is_in_order = where.is_contiguous() and mask_type != 0  # a mask for all rows is expanded
+    if length <= 1024 and length * scores.element_size() <= 4096 and is_in_order:
+        return found
+    padding_of_rows = 1
+    if mask_type == padding_of_rows:
+        where = where[:, None, None, :]
+    return scores.masked_fill(where, -torch.inf).softmax(-1)
 
 
 def _projected(inputs: tuple[torch.Tensor, ...], weights: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -123,7 +142,8 @@ def _encoder_layer(
         return torch.layer_norm(tensor, (width,), norm_weight, norm_bias, eps)
 
     hidden = normed(src, norm_weight_1, norm_bias_1) if norm_first else src
-    hidden = _attention(hidden, hidden, hidden, width, heads, weight, bias, out_weight, out_bias, mask, False)[0]
+    projections = weight, bias, out_weight, out_bias
+    hidden = _attention(hidden, hidden, hidden, width, heads, *projections, mask, False, mask_type=mask_type)[0]
     hidden = hidden.add_(src)
     if not norm_first:
         hidden = normed(hidden, norm_weight_1, norm_bias_1)
