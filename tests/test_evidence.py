@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 
 from oom_magic.explain.evidence.causes import Cause
-from oom_magic.explain.evidence.clues.magnitudes import card_bytes, large_inputs, weights_bytes
+from oom_magic.explain.evidence.clues.magnitudes import array_bytes, card_bytes, large_inputs, weights_bytes
 from oom_magic.explain.evidence.clues.pasted_code import faults_in
 from oom_magic.explain.evidence.clues.programs import find_program
 from oom_magic.explain.evidence.clues.statements import said_in
+from oom_magic.explain.evidence.clues.traceback import find_clues
+from oom_magic.explain.evidence.judging import device_tool
+from oom_magic.explain.evidence.precedents import features_of, precedents
 from oom_magic.explain.explainer import explain
 from oom_magic.units import GIB
 
@@ -155,3 +158,58 @@ def test_a_pasted_line_that_keeps_a_graph_is_mended_as_it_stands():
         ("buf.append(model(x))", "buf.append(model(x).detach().cpu())"),
     ):
         assert fixed in str(explain(text.format(line=line), lang="en", fast=True))
+
+
+@pytest.mark.parametrize(
+    ("code", "num_bytes"),
+    [
+        ("arr = cuda.pinned_array((50000, 50000), dtype='float64')", 20_000_000_000),
+        ("x = torch.zeros(1024, 1024, device='cuda')", 4 * 2**20),
+        ("x = np.empty((1024, 1024), np.uint8)", 2**20),
+        ("x = torch.zeros(n, n)", None),
+    ],
+)
+def test_arrays_of_pasted_code(code, num_bytes):
+    assert array_bytes(code) == num_bytes
+
+
+def test_a_pasted_array_above_the_card_is_the_cause():
+    diagnosis = explain(
+        "GPU: Tesla T4 16GB\narr = cuda.pinned_array((50000, 50000), dtype='float64')\nthe call throws\n"
+        "numba.cuda.cudadrv.driver.CudaAPIError: [2] Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY",
+        lang="en",
+    )
+    assert diagnosis.cause is Cause.REQUEST_ALONE_TOO_BIG
+    assert "18.63 GiB" in str(diagnosis)
+
+
+@pytest.mark.parametrize(
+    ("text", "tool"),
+    [
+        ("DirectML: Resource exhausted: OOM when allocating tensor with shape[8,8]", "Task Manager"),
+        ("Our Gaudi2 goes out of memory while another process runs on it", "hl-smi"),
+        ("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm on my TPU", "tpu-info"),
+        ("ValueError: Free memory on device (8.0/64.0 GiB) on startup is less than desired GPU memory utilization on"
+         " our Ascend NPU", "npu-smi info"),
+    ],
+)  # fmt: skip
+def test_other_accelerators_have_their_own_tools(text, tool):
+    said = str(explain(text, lang="en"))
+    assert "nvidia-smi" not in said
+    diagnosis = explain(text, lang="en")
+    assert device_tool(diagnosis.backend, diagnosis.accelerator) == tool
+
+
+def test_words_of_similar_reports_tell_whose_memory_is_likely():
+    def share(text, cause):
+        return precedents().shares(features_of(text, None, find_clues(text)))[cause]
+
+    files, pictures = "the corpus is read from csv files into a list", "larger images and a larger batch on this card"
+    assert share(files, Cause.HOST_RAM) > 2 * share(pictures, Cause.HOST_RAM)
+    assert share(pictures, Cause.ACTIVATIONS) > 2 * share(files, Cause.ACTIVATIONS)
+    assert sum(precedents().shares(()).values()) == pytest.approx(1)
+
+
+def test_reading_csv_files_fills_the_computers_memory():
+    text = "Memory error while reading the csv files of the corpus into a list before training."
+    assert explain(text, lang="en").cause is Cause.HOST_RAM

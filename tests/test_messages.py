@@ -277,6 +277,13 @@ def test_letters_that_are_longer_in_lower_case_shift_nothing():
         "Child process terminated with signal 9",
         "bash: line 1: 4312 Killed                  python train.py",
         "训练中途退出（killed），没有错误提示",
+        "vkAllocateMemory failed with -2 on my Radeon",
+        "the driver returned E_OUTOFMEMORY while creating a texture",
+        "ended by the scheduler: mem usage above the 64gb requested",
+        "colab's RAM bar went red and the session restarted",
+        "the process needs more memory than the machine has",
+        "I get the resource exhaust error on a gtx970",
+        "[MPSNDArray initWithDevice:descriptor:] Error: total bytes of NDArray > 2**32'",
     ],
 )
 def test_memory_running_out_is_recognised_in_any_wording(text):
@@ -297,8 +304,25 @@ def test_memory_running_out_is_recognised_in_any_wording(text):
         "Feature request: add an option to limit memory",
         "I stopped the training and killed the terminal, can I resume from the checkpoint?",
         "Training is killing my time; it takes 3 days per epoch",
+        "the download failed, I have 64 GB RAM and more memory than needed",
+        "The sequence is over the limit of 512 tokens",
     ],
 )
 def test_speaking_of_memory_is_not_running_out(text):
     failure = main_failure(read(text))
     assert failure is None or not failure.is_oom
+
+
+@pytest.mark.parametrize(
+    ("text", "backend"),
+    [
+        ("Training ends with OOM.\nMy gpu memory is 24 GB.", "cuda"),
+        ("It goes out of memory on 1m documents (no GPU available).", "cpu"),
+        ("The memory (not GPU memory) of my machine runs out of memory.", "cpu"),
+        ("I encounter OOM on an RTX2070.", "cuda"),
+        ("It goes out of memory.", None),
+    ],
+)
+def test_whose_memory_ran_out_may_stand_elsewhere_in_the_text(text, backend):
+    failure = main_failure(read(text))
+    assert failure is not None and failure.backend == backend

@@ -196,7 +196,7 @@ def _against(diagnosis: Diagnosis, reason: Evidence) -> tuple[str, ...]:
 def _values_of(key: str, diagnosis: Diagnosis) -> Mapping[str, Any]:
     """The values that a remedy's sentence names."""
     if key in ("close_processes_any", "check_processes"):
-        return {"tool": device_tool(diagnosis.backend)}
+        return {"tool": device_tool(diagnosis.backend, diagnosis.accelerator)}
     if key == "detach":
         lines = (str(one.values["line"]) for one in diagnosis.evidence if one.key in _KEEPING_LINES)
         mended = next(((line, fixed) for line in lines if (fixed := without_graph(line))), None)

@@ -61,6 +61,7 @@ class Diagnosis(Result):
     possible: tuple[PossibleCause, ...] = ()
     program: str = ""
     told: frozenset[str] = frozenset()
+    accelerator: str | None = None
     story: Story = _NO_STORY
     place: str = ""
     code: str = ""

@@ -214,6 +214,7 @@ def _diagnosis(reading: _Reading, findings: _Findings, judgement: Judgement) -> 
         expandable_segments=clues.expandable_segments,
         program=clues.program.program.key if clues.program is not None else "",
         told=clues.run.told,
+        accelerator=clues.accelerator,
         place=location.place or _place(clues),
         code=location.code or clues.code,
     )

@@ -16,10 +16,12 @@ from oom_magic.explain.messages.reading import read
 
 _FILES = ("reports.jsonl", "later_reports.jsonl", "blind_reports.jsonl")
 TABLE = Path(precedents.__file__).with_name("precedents.toml")
-# A sign of fewer reports says more of them than of others.
-_FEWEST = 4
-_HEAD = """# How often each cause was the established one among the public reports of tests/data, and among those with a sign:
-# the kind of message, whose memory it is about, the phase, the program, what the author tells (keys of author_words).
+# A feature of fewer reports says more of them than of others, one of most reports says nothing.
+_FEWEST = 5
+_MOST_SHARE = 0.6
+_HEAD = """# How often each cause was the established one among the public reports of tests/data, and among those with a feature:
+# a sign (the kind of message, whose memory it is about, the phase, the program, what the author tells: keys of
+# author_words) or a word. Counts are in the order of the causes, without the zeros at their end.
 # Written by tests/data/record_precedents.py.
 """
 
@@ -27,26 +29,32 @@ _HEAD = """# How often each cause was the established one among the public repor
 def counted() -> str:
     """The table as TOML."""
     causes: Counter[str] = Counter()
-    signs: dict[str, Counter[str]] = defaultdict(Counter)
+    features: dict[str, Counter[str]] = defaultdict(Counter)
     for name in _FILES:
         for line in (Path(__file__).parent / name).read_text(encoding="utf-8").splitlines():
             report = json.loads(line)
             if report["causes"]:
                 causes[report["causes"][0]] += 1
-                for sign in _signs(report["text"]):
-                    signs[sign][report["causes"][0]] += 1
-    rows = [f'"{sign}" = {_row(signs[sign])}' for sign in sorted(signs) if signs[sign].total() >= _FEWEST]
-    return "\n".join([_HEAD, f"causes = {_row(causes)}\n", "[signs]", *rows, ""])
+                for feature in _features(report["text"]):
+                    features[feature][report["causes"][0]] += 1
+    order = [cause for cause, _ in causes.most_common()]
+    kept = sorted(one for one in features if _FEWEST <= features[one].total() <= _MOST_SHARE * causes.total())
+    rows = [f'"{feature}" = {_row(features[feature], order)}' for feature in kept]
+    names = ", ".join(f'"{cause}"' for cause in order)
+    return "\n".join([_HEAD, f"causes = [{names}]", f"reports = {_row(causes, order)}", "", "[features]", *rows, ""])
 
 
-def _signs(text: str) -> frozenset[str]:
+def _features(text: str) -> frozenset[str]:
     failure = main_failure(read(text))
     start, kind = (None, None) if failure is None else (failure.start, failure.format)
-    return precedents.signs_of(failure, find_clues(text, start, kind))
+    return precedents.features_of(text, failure, find_clues(text, start, kind))
 
 
-def _row(counts: Counter[str]) -> str:
-    return f"{{ {', '.join(f'{cause} = {count}' for cause, count in counts.most_common())} }}"
+def _row(counts: Counter[str], order: list[str]) -> str:
+    row = [counts[cause] for cause in order]
+    while row[-1] == 0:
+        row.pop()
+    return f"[{', '.join(map(str, row))}]"
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 
 from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, Judgement, PossibleCause, Support
@@ -14,7 +15,7 @@ from oom_magic.explain.evidence.number_rules import (
     observations,
     overflow_rules,
 )
-from oom_magic.explain.evidence.precedents import precedents, signs_of
+from oom_magic.explain.evidence.precedents import features_of, precedents
 from oom_magic.explain.evidence.situation_rules import situation_rules
 from oom_magic.explain.evidence.text_rules import text_rules
 from oom_magic.explain.messages.failure import Failure
@@ -34,6 +35,10 @@ _OF_HOST = (Cause.HOST_RAM, Cause.SHARED_MEMORY)
 # Below this degree, similar public reports are consulted; they alone never make a cause likely.
 _CLEAR_FROM = 0.3
 _MOST_BY_PRECEDENT = 0.55
+# How much the causes of similar reports count beside a text's own evidence; see precedents.py for what it is worth.
+_WEIGHT_OF_PRECEDENTS = 0.2
+_LEAST_SHARE = 1e-4
+_BEYOND_PRECEDENT = 0.8
 _IN_ANY_MESSAGE = {"speaks_of_memory", "speaks_of_gpu", "speaks_of_ram", "fragments", "learns"}
 _OF_MEMORY = {
     "speaks_of_memory",
@@ -112,8 +117,12 @@ def judge(failures: Sequence[Failure], text: str, clues: Clues | None = None) ->
         return Judgement(Cause.NOT_OOM, tuple(evidence), Confidence.CERTAIN)
     supports = list(_supports(failure, clues, text))
     possible = _weighed(supports, failure, clues)
-    if not (possible and possible[0].degree >= _CLEAR_FROM) and _resembles_reports(failure, clues):
-        possible = _weighed([*supports, *_by_precedent(failure, clues)], failure, clues, _LIKELY_FROM - 0.01)
+    if _resembles_reports(failure, clues):
+        shares = precedents().shares(features_of(text, failure, clues))
+        if not (possible and possible[0].degree >= _CLEAR_FROM):
+            likely = _by_precedent(failure, clues, shares)
+            possible = _weighed([*supports, *likely], failure, clues, _LIKELY_FROM - 0.01)
+        possible = _tempered(possible, shares)
     best = possible[0] if possible else None
     if best is None or best.degree < _NAMED_FROM:
         known = (Evidence("no_message"),) if failure is None else tuple(observations(failure))
@@ -131,15 +140,30 @@ def _resembles_reports(failure: Failure | None, clues: Clues) -> bool:
     return bool(clues.has_prose or clues.frames or clues.program or clues.run.told - _IN_ANY_MESSAGE)
 
 
-def _by_precedent(failure: Failure | None, clues: Clues) -> Iterator[Support]:
+def _by_precedent(failure: Failure | None, clues: Clues, shares: Mapping[Cause, float]) -> Iterator[Support]:
     """The causes of similar public reports, where there is no clearer evidence."""
-    known = precedents()
     is_of_device = failure is not None and failure.backend not in (None, "cpu") and "host_fills" not in clues.run.told
-    shares = known.shares(signs_of(failure, clues)).items()
-    likely = ((cause, share) for cause, share in shares if not (is_of_device and cause in _OF_HOST))
+    likely = ((cause, share) for cause, share in shares.items() if not (is_of_device and cause in _OF_HOST))
     for cause, share in islice(likely, _MOST_POSSIBLE):
-        values = {"percent": max(5, 5 * round(20 * share)), "count": known.num_reports}
+        values = {"percent": max(5, 5 * round(20 * share)), "count": precedents().num_reports}
         yield Support(cause, _MOST_BY_PRECEDENT * math.sqrt(share), Evidence("precedents", values))
+
+
+def _tempered(possible: Sequence[PossibleCause], shares: Mapping[Cause, float]) -> tuple[PossibleCause, ...]:
+    """The causes ranked anew: what was rarely established of similar reports needs more evidence of its own.
+
+    Each keeps its degree, but none has a higher one than those before it.
+    """
+
+    def rank(one: PossibleCause) -> float:
+        rarity = max(shares.get(one.cause, 0.0), _LEAST_SHARE) ** _WEIGHT_OF_PRECEDENTS
+        return one.degree if one.degree >= _BEYOND_PRECEDENT else one.degree * rarity
+
+    found: list[PossibleCause] = []
+    for one in sorted(possible, key=lambda one: -rank(one)):
+        degree = min(one.degree, found[-1].degree) if found else one.degree
+        found.append(replace(one, degree=degree, confidence=_confidence(degree)))
+    return tuple(found)
 
 
 def main_failure(failures: Sequence[Failure]) -> Failure | None:
@@ -258,29 +282,30 @@ def _confidence(degree: float) -> Confidence:
 # The tool that lists who uses a device, by backend.
 _TOOLS = {
     "cuda": "nvidia-smi", "hip": "rocm-smi", "xpu": "xpu-smi", "npu": "npu-smi info", "mps": "Activity Monitor",
-    "musa": "mthreads-gmi", "mlu": "cnmon", "cpu": "htop", "jax": "nvidia-smi", "tensorflow": "nvidia-smi",
+    "musa": "mthreads-gmi", "mlu": "cnmon", "cpu": "htop", "hpu": "hl-smi", "tpu": "tpu-info",
+    "directml": "Task Manager",
 }  # fmt: skip
 
 
 # The call that shows how much is allocated, by backend.
 _COUNTERS = {
     "cuda": "torch.cuda.memory_allocated()", "mps": "torch.mps.driver_allocated_memory()",
-    "xpu": "torch.xpu.memory_allocated()", "npu": "torch.npu.memory_allocated()",
+    "xpu": "torch.xpu.memory_allocated()", "npu": "torch.npu.memory_allocated()", "hpu": "torch.hpu.memory_allocated()",
     "cpu": "psutil.Process().memory_info().rss", "jax": "device.memory_stats()",
     "tensorflow": "tf.config.experimental.get_memory_info('GPU:0')",
 }  # fmt: skip
 
 
-def device_tool(backend: str | None) -> str:
-    """The program that lists who uses devices of a backend."""
-    return _TOOLS.get(backend or "cuda", "nvidia-smi")
+def device_tool(backend: str | None, accelerator: str | None = None) -> str:
+    """The program that lists who uses devices of a backend, or of the accelerator where the backend names none."""
+    return _TOOLS.get(backend or "") or _TOOLS.get(accelerator or "", "nvidia-smi")
 
 
 def _check(cause: Cause, failure: Failure | None, clues: Clues) -> Evidence:
     """The one check that would settle a cause here."""
     backend = None if failure is None else failure.backend
     if cause is Cause.OTHER_PROCESS:
-        return Evidence("check_other_process", {"tool": device_tool(backend)})
+        return Evidence("check_other_process", {"tool": device_tool(backend, clues.accelerator)})
     if cause is Cause.LEAK_OR_RETAINED_REFERENCE:
         return Evidence(f"check_{cause.value}", {"call": _COUNTERS.get(backend or "cuda", _COUNTERS["cuda"])})
     if clues.program is not None and cause in (Cause.WEIGHTS_TOO_BIG, Cause.ACTIVATIONS, Cause.MEMORY_FRACTION_LIMIT):

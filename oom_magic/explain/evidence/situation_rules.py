@@ -30,7 +30,7 @@ _RESERVING = ("vllm", "sglang", "server", "jax", "tensorflow", "paddle")
 # Clues that are enough for a judgement without a message.
 _TELLING = {
     "grows", "repeated_use", "saves", "dense_pairs", "keeps_graph", "collects_results", "smaller_share_helps",
-    "crowds_one_device", "replays", "left_over", "rises_once", "rises_to_a_level", "workers",
+    "crowds_one_device", "replays", "left_over", "rises_once", "rises_to_a_level", "workers", "full_at_any_size",
 }  # fmt: skip
 
 
@@ -47,6 +47,8 @@ def situation_rules(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     yield from _model_beside_card(failure, clues)
     yield from _part_of_the_run(clues)
     yield from _over_time(failure, clues)
+    yield from _reserved(failure, clues)
+    yield from _settings(clues)
     yield from _likeliest_of_all(failure, clues)
 
 
@@ -75,9 +77,13 @@ def _is_of_host(failure: Failure | None, clues: Clues) -> bool:
         or (failure is not None and failure.backend == "cpu")
     ):
         return True
+    if "computes_on_host" in told and not (failure is not None and failure.backend not in (None, "cpu")):
+        return clues.program is None
     if "speaks_of_gpu" in told:
         return False
-    return bool({"loads_data", "speaks_of_ram", "handles_files", "workers"} & told) or computes_plainly(failure, clues)
+    return bool(
+        {"loads_data", "speaks_of_ram", "handles_files", "workers", "is_given_memory"} & told
+    ) or computes_plainly(failure, clues)
 
 
 def _host(failure: Failure | None, clues: Clues) -> Iterator[Support]:
@@ -101,6 +107,10 @@ def _host(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.HOST_RAM, 0.45, Evidence("told_ram_only"))
     elif failure is not None and failure.format.startswith("told") and computes_plainly(failure, clues):
         yield Support(Cause.HOST_RAM, 0.4, Evidence("told_no_device"))
+    if "computes_on_host" in told and "loads_data" not in told:
+        yield Support(Cause.HOST_RAM, 0.5, Evidence("told_host_library"))
+    if "is_given_memory" in told:
+        yield Support(Cause.HOST_RAM, 0.5, Evidence("told_given"))
     if "offloads_to_host" in told:
         yield Support(Cause.HOST_RAM, 0.2, Evidence("told_offload"))
 
@@ -114,6 +124,10 @@ def _inputs(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.REQUEST_ALONE_TOO_BIG, 0.9, evidence)
     if {"host_fills", "device_idle"} <= told and failure is not None and failure.backend == "cuda":
         yield Support(Cause.HOST_RAM, 0.55, Evidence("host_fills"))
+    card = (failure.total_bytes if failure is not None else None) or clues.card_bytes or _LARGEST_DEVICE_BYTES
+    if clues.array_bytes is not None and clues.array_bytes >= card * _MOST_OF_A_CARD:
+        array = Evidence("array_above_card", {"array_bytes": clues.array_bytes})
+        yield Support(Cause.REQUEST_ALONE_TOO_BIG, 0.75, array)
     if clues.inputs:
         words = ", ".join(one.words for one in clues.inputs[:3])
         yield Support(Cause.ACTIVATIONS, 0.4, Evidence("input_named", {"what": words}))
@@ -123,6 +137,11 @@ def _inputs(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     if "dense_pairs" in told:
         yield Support(Cause.REQUEST_ALONE_TOO_BIG, 0.4, Evidence("dense_pairs"))
         yield Support(Cause.ACTIVATIONS, 0.2, Evidence("dense_pairs"))
+    if "embeds_many" in told:
+        yield Support(Cause.WEIGHTS_TOO_BIG, 0.45, Evidence("told_embeddings"))
+        yield Support(Cause.ACTIVATIONS, -0.3)
+    if "loaded" in told:
+        yield Support(Cause.WEIGHTS_TOO_BIG, -0.6)  # they fit
     if "full_batch" in told:
         yield Support(Cause.ACTIVATIONS, 0.4, Evidence("told_whole"))
     if "adam_costs" in told:
@@ -143,19 +162,29 @@ def _model_beside_card(failure: Failure | None, clues: Clues) -> Iterator[Suppor
     weights, card = clues.weights_bytes, (failure.total_bytes if failure is not None else None) or clues.card_bytes
     if weights is None or {"many_ranks", "shards"} <= told:
         return
+    if clues.ram_bytes is not None and clues.ram_bytes < weights and "loads" in told and not _is_of_device(failure):
+        values = {"weights_bytes": weights, "ram_bytes": clues.ram_bytes}
+        yield Support(Cause.HOST_RAM, 0.55, Evidence("weights_above_ram", values))
     if card is None:
         if weights >= _LARGE_WEIGHTS and not _trains(clues) and clues.program is None and not clues.inputs:
-            yield Support(Cause.WEIGHTS_TOO_BIG, 0.32, Evidence("weights_named", {"weights_bytes": weights}))
+            weight = 0.5 if weights >= 2 * _LARGE_WEIGHTS else 0.32
+            yield Support(Cause.WEIGHTS_TOO_BIG, weight, Evidence("weights_named", {"weights_bytes": weights}))
         return
     values = {"weights_bytes": weights, "total_bytes": card}
     if weights > card * _MOST_OF_A_CARD:
-        yield Support(Cause.WEIGHTS_TOO_BIG, 0.6, Evidence("weights_fill_card", values))
+        is_split = "many_ranks" in told and not _trains(clues)  # as inference does over several cards
+        yield Support(Cause.WEIGHTS_TOO_BIG, 0.25 if is_split else 0.6, Evidence("weights_fill_card", values))
     elif "many_ranks" in told:
         return
     elif weights > card * 0.5 and clues.program is not None:
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.25, Evidence("weights_fill_card", values))
     elif _trains(clues) and not clues.trains_few and weights * _ADAM_FACTOR > card:
         yield Support(Cause.OPTIMIZER_STATE, 0.3, Evidence("adam_fills_card", values))
+
+
+def _is_of_device(failure: Failure | None) -> bool:
+    """Whether the message itself is a device's."""
+    return failure is not None and failure.backend not in (None, "cpu")
 
 
 def _part_of_the_run(clues: Clues) -> Iterator[Support]:
@@ -185,10 +214,10 @@ def _over_time(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     elif "rises_to_a_level" in told and failure is None:
         yield Support(Cause.ACTIVATIONS, 0.5, Evidence("told_rises_to_a_level"))
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, -0.4)
-    yield from _reserved(failure, clues)
     is_repeated = "repeated_use" in told and "left_over" not in told  # memory that an ended process left is no leak
     if is_repeated:
-        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.45, Evidence("told_repeated"))
+        weight = 0.15 if "grows" in told else 0.45  # the same observation in other words
+        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, weight, Evidence("told_repeated"))
         if not {"larger_input_fails", "converses"} & told:
             yield Support(Cause.ACTIVATIONS, -0.3)  # one iteration had fitted the first time
     if "replays" in told:
@@ -204,15 +233,33 @@ def _over_time(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     if {"grows", "detects"} <= told:
         yield Support(Cause.ACTIVATIONS, 0.45, Evidence("boxes_vary"))
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, -0.4)
+    if {"grows", "hears"} <= told and _trains(clues) and not clues.faults:
+        yield Support(Cause.ACTIVATIONS, 0.45, Evidence("recordings_vary"))
+        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, -0.5)
     if is_repeated or "grows" in told:
         yield Support(Cause.OTHER_PROCESS, -0.5)  # on a Mac such numbers count this process, too
-    if "smaller_share_helps" in told:
-        yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.65, Evidence("smaller_share_helps"))
     if "after_while" in told and not clues.run.is_late:
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.22, Evidence("told_late"))
         yield Support(Cause.ACTIVATIONS, 0.25, Evidence("largest_batch_late"))
+    if {"after_while", "room_at_start"} <= told and not {"varies_in_length", "detects"} & told:
+        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.4, Evidence("told_room_at_start"))
+        yield Support(Cause.ACTIVATIONS, -0.3)
     if "at_times" in told:
         yield Support(Cause.ACTIVATIONS, 0.2, Evidence("largest_batch_late"))
+
+
+def _settings(clues: Clues) -> Iterator[Support]:
+    """Shares of the device, and gradients, that the author has set or left."""
+    told = clues.run.told
+    if "full_at_any_size" in told:
+        yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.5, Evidence("told_full_at_any_size"))
+        yield Support(Cause.ACTIVATIONS, -0.4)
+    if "lacks_no_grad" in told and not _trains(clues) and "grows" not in told:
+        yield Support(Cause.ACTIVATIONS, 0.5, Evidence("told_no_grad"))
+    if "names_share" in told and not {"smaller_share_helps", "grows"} & told:
+        yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.45, Evidence("told_share"))
+    if "smaller_share_helps" in told:
+        yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.65, Evidence("smaller_share_helps"))
 
 
 def _reserved(failure: Failure | None, clues: Clues) -> Iterator[Support]:

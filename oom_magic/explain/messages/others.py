@@ -81,6 +81,8 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("pinned_memory", "cpu", True, r"couldnotallocatepinnedhostmemoryofsize:?(?P<requested_bytes>\d{1,22})"),
     ("pinned_memory", "cpu", True, r"failedtoalloc(?P<requested_bytes>\d{1,22})bytesonhost"),
     ("pinned_memory", "cpu", True, r"pin_memory\(\)failswith"),
+    ("pinned_memory", "cpu", True, r"(?:cuda|hip|cumem)(?:hostalloc|hostmalloc|mallochost|hostregister|allochost)"
+        r"\w{0,10}(?:failed|error|returned|:outofmemory)"),
     # Other compute runtimes: ONNX Runtime, TensorRT, CuPy, RAPIDS, Thrust, Numba.
     (
         "onnxruntime", "cuda", True,
@@ -111,12 +113,10 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("bitsandbytes", "cuda", False, r"errorinvaliddeviceordinalatline\d{1,6}infile"),
     ("nvml_assert", "cuda", True, r"nvml_success==.{0,120}?internalassertfailed"),
     # Vulkan, OpenCL and Direct3D, on any vendor's device.
-    ("graphics_api", None, True, r"(?:error|vk_error_)out_?of_?device_?memory(?![a-z])"),
     ("graphics_api", None, True, r"mem_object_allocation_failure|cl_out_of_resources|wgpuerror:outofmemory"),
-    ("graphics_api", None, True, r"(?<![a-z])e_outofmemory(?![a-z])|8007000e(?![\da-f])"),
+    ("graphics_api", None, True, r"8007000e(?![\da-f])"),
     # Host memory.
     ("host_allocation", "cpu", True, rf"cannotallocatevectorofsize(?P<requested>{SIZE})"),
-    ("host_allocation", "cpu", True, r"(?<![a-z])memoryallocationof(?P<requested_bytes>\d{1,22})bytesfailed"),
     ("host_allocation", "cpu", True, r"javascriptheapoutofmemory|fatalerror:runtime:outofmemory"),
     ("host_allocation", "cpu", True, r"winerror(?:8|1450)\]|mmapfailed:enomem"),
     ("cpu_allocator", "cpu", True, r"youtriedtoallocate(?P<requested_bytes>\d{1,22})bytes"),
@@ -196,6 +196,8 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
         rf"oomwhenallocatingtensorwithshape\[(?P<shape>[\d,]{{0,80}})\](?:andtype{_DTYPE})?",
     ),
     ("mps_invalid_buffer", "mps", True, rf"invalidbuffersize:(?P<requested>{SIZE})"),
+    ("mps_invalid_buffer", "mps", True, r"(?:totalbytesofndarray|productofdimensionsizes|ndarraydimensionlength)"
+        r"(?:23[12]|int_max)"),
     ("mps_command_buffer", "mps", True, r"kiogpucommandbuffercallbackerroroutofmemory"
         r"|commandbuffer[a-z]{0,20}failed.{0,60}?insufficientmemory"),
     (
@@ -247,14 +249,11 @@ _FAINT_ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("cuda_malloc_async", "cuda", True, r"(?:(?<=error:)|(?<=!))allocationondevice(?!\d{0,3}would)"),
     ("cuda_preempted", "cuda", True, r"preemptivelyrejectingallocation"),
     ("nccl", "cuda", None, r"unhandledcudaerror"),
-    ("host_allocation", "cpu", True, r"(?<![a-z])(?:system\.)?outofmemoryexception"),
     ("fork_enomem", "cpu", True, r"cannotallocatememory(?!instatic)"),
-    ("bad_alloc", "cpu", True, r"(?<![a-z])badallocation(?!:)"),
-    ("cuda_driver_call", "cuda", True, r"(?<![a-z])cuda_out_of_memory"),
     ("cpu_allocator", "cpu", True, r"enforcefailat(?:cpuallocator|alloc_cpu)"),
     ("cpu_allocator", "cpu", True, r"defaultcpuallocator:(?:can.{0,3}tallocate|notenough)memory"),
     ("dataloader", "cpu", True, r"unexpectedbuserrorencounteredinworker"),
-    ("kernel_oom_killer", "cpu", True, r"oomkilled|oom-kill(?:er)?:constraint"),
+    ("kernel_oom_killer", "cpu", True, r"oom-?killed|oom-kill(?:er)?:constraint"),
     ("ray_oom_kill", "cpu", True, r"exceedsthememoryusagethreshold"),
     ("disk_full", None, False, r"nospaceleftondevice|storagefull|pytorchstreamwriterfailed"),
     ("disk_full", None, False, r"inline_container\.cc.{0,20}unexpectedpos"),
@@ -278,6 +277,16 @@ KINDS = (
     *(MessageKind(key, backend, is_oom, re.compile(pattern), True) for key, backend, is_oom, pattern in _FAINT_ROWS),
 )
 
+# Names and phrases whose first or last word would be part of another if the text were squeezed.
+_WORD_ROWS: tuple[tuple[str, str | None, bool, str], ...] = (
+    ("graphics_api", None, False, r"\b(?:vk_?)?error_?out_?of_?device_?memory\b|\be_outofmemory\b"),
+    ("host_allocation", "cpu", False, r"\bmemory allocation of (?P<requested_bytes>\d{1,22}) bytes failed"),
+    ("host_allocation", "cpu", True, r"\b(?:system\.)?out_?of_?memory_?exception\b"),
+    ("bad_alloc", "cpu", True, r"\bbad allocation\b(?! ?:)"),
+    ("cuda_driver_call", "cuda", True, r"\bcuda_out_of_memory\b"),
+    ("tensorflow", "tensorflow", True, r"\bResourceExhaustedError\b"),
+)
+
 # "Killed" after what a shell puts before it: "script: line 34: 1657575", "1657575", "[1]  + 1657575".
 _KILLED = (
     r"^(?=.)(?:[^\n]{0,200}: line \d{1,6}: +\d{0,9} ?)?(?:\d{1,9} +)?"
@@ -291,6 +300,10 @@ _KILLED = (
     r"|\u62a5\u9519?)[ :\uff1a]?[Kk]illed\b"
 )
 LINE_KINDS = (
+    *(
+        MessageKind(key, backend, True, re.compile(pattern, re.I | re.A), is_faint)
+        for key, backend, is_faint, pattern in _WORD_ROWS
+    ),
     # cudaMallocAsync's message ends here where a NUL byte cut it (2.3 and later, device 0).
     MessageKind("cuda_malloc_async", "cuda", True, re.compile(r"\bAllocation on device[ \t]*$", re.M), True),
     MessageKind("sigkill", "cpu", True, re.compile(_KILLED, re.M), True),
@@ -318,7 +331,8 @@ def other_messages(squeezed: str) -> Iterator[tuple[MessageKind, re.Match[str]]]
 
 
 def line_messages(cleaned: str) -> Iterator[tuple[MessageKind, re.Match[str]]]:
-    """The first message of each kind that is recognised by its place on a line; offsets are in the cleaned text."""
+    """The first message of each kind recognised by whole words or by its place on a line; offsets are in the cleaned
+    text."""
     for kind in LINE_KINDS:
         match = kind.pattern.search(cleaned)
         if match is not None:

@@ -59,7 +59,10 @@ _KINDS = {
     "asked": (
         r"alloc\w{0,20}|(?<![a-z])(?:reserve|mmap|obtain|acquire|grow|extend|request (?:for|of)|create a \w+ buffer)\b"
     ),
-    "allocation": r"alloc(?:ation|ator|ate)?s?\b",
+    # also as a function's name: vkAllocateMemory, aclrtMalloc
+    "allocation": (
+        r"alloc(?:ation|ator|ate)?s?\b|malloc\w{0,16}|alloc(?:ate)?_?(?:(?:device|host)_?)?(?:mem|buf)\w{0,8}"
+    ),
     "got": r"(?<![a-z])(?:obtain|get|reserve)(?![a-z])",
     "refused": (
         r"(?<![a-z])(?:fail\w*|unable|impossible|refus\w*|denied|reject\w*|can ?not|can['’]?t|could ?n[o'’]?t|could not"
@@ -68,6 +71,22 @@ _KINDS = {
     "failed": r"(?<![a-z])(?:fail\w*|refused|denied|errors?)",
     "size": _SIZE,
     "room": r"(?<![a-z])(?:bytes?|(?:\w{2,12} )?buffers?|pools?|cache|tensors?|workspace)(?![a-z])",
+    "above": r"(?<![a-z])(?:above|over|beyond|past|more than|higher than|larger than|went over)(?![a-z])",
+    "granted": (
+        r"(?<![a-z])(?:request(?:ed)?|allow(?:ed|ance)|limit|quota|asked|granted|reserv(?:ed|ation)|capacity|assigned)"
+        r"(?![a-z])"
+    ),
+    "more": r"(?<![a-z])(?:more|larger|greater|bigger)(?![a-z])",
+    "than_there_is": (
+        r"(?<![a-z])than (?:\w+ ){0,4}(?:has|have|had|got|available|exists?|there (?:is|was)|requested|allowed|a"
+        r"llocated"
+        r"|granted|asked|installed|physical|can)(?![a-z])"
+    ),
+    "red": r"(?<![a-z])(?:go(?:es|ing)?|went|gone|turn\w*|is|was|all|into|shown) (?:\w+ )?red(?![a-z])",
+    "broke": (
+        r"(?<![a-z])(?:crash\w*|dies|died|dying|freez\w*|froze|hang(?:s|ing)?|hung|abort\w*|evict\w*|cancell?ed"
+        r"|terminated|collapse[sd]|fails|failed|failing|failure)(?![a-z])"
+    ),
     "not_fit": (
         r"(?:n['’]?t|\bnot|\bnever|\bcannot|\bhardly|\bunable to) fit\b"
         r"|\btoo (?:big|large|much) (?:\w+ )?(?:for|to fit)\b"
@@ -79,6 +98,7 @@ _KINDS = {
     "name": (
         r"(?:out_?of|not_?enough|insufficient)_?(?:(?:device|host|gpu|system|video)_?)?(?:memory|mem|resources)"
         r"(?:_?(?:error|exception|fault))?s?(?![a-z_])"
+        r"|resource[_ ]?exhaust(?:ed|ion)?(?:[_ ]?error)?(?![a-z_])|resources (?:is |was |were )?exhausted"
         r"|(?:memory|alloc|allocation)_?(?:error|exception|failure|exhausted|exceeded)s?(?![a-z_])"
         r"|(?<![a-z])(?:enomem\b|bad_(?:alloc|array_new)\w*)"
     ),
@@ -106,6 +126,11 @@ _SIGNS: tuple[tuple[tuple[tuple[str, ...], ...], tuple[int, ...]], ...] = (
     ((("allocation",), ("failed",)), (20,)),
     ((("not_fit",), _HOLDERS), (30,)),
     ((("store",), ("rises",), ("stops",)), (40, 60)),
+    ((("store",), ("above",), ("granted",)), (24, 24)),
+    ((("size",), ("above",), ("granted",)), (24, 24)),
+    ((("more",), ("store",), ("than_there_is",)), (8, 16)),
+    ((("store",), ("red",)), (24,)),
+    ((("store",), ("broke",)), (24,)),
 )
 # Another sentence, or what might have happened or was meant to be prevented.
 _BREAK = re.compile(r"\bleaks?\b|\bif\b|\bavoid|\bprevent|\breduc|\bwithout\b|\.(?!\d)|[\n。]", re.I)

@@ -83,6 +83,13 @@ _OF_WHOM = {
 }
 _OF_ANYBODY = MessageKind("told", None, True, _ANYTHING, True)
 _OF_KILLED = MessageKind("told_host", "cpu", True, KILLED, True)
+_MEMORY_OF_DEVICE = re.compile(r"\b(?:gpu|cuda|video|graphics)[- ]?(?:memory|ram)\b|\bv-?ram\b|显存", re.I | re.A)
+_MEMORY_OF_HOST = re.compile(r"\bram\b|\bswap\b|\b(?:system|host|main) memory\b", re.I | re.A)
+_NO_DEVICE = re.compile(
+    r"\b(?:no|without)(?: \w+)? gpus?\b(?![- ]?(?:memory|ram))|\bnot (?:on |the |of )?gpus?"
+    r"\b(?: memory| ram)?|\bcpu[- ]only\b",
+    re.I | re.A,
+)
 _END_OF_STATEMENT = re.compile(r"\.(?!\d)|[!?;。！？；\n]")
 _LONGEST_STATEMENT = 120
 
@@ -92,7 +99,8 @@ def told_messages(cleaned: str) -> Iterator[tuple[MessageKind, re.Match[str]]]:
     for kind in _TOLD_KINDS:
         match = kind.pattern.search(cleaned, 0, _LONGEST_STORY)
         if match is not None:
-            yield (_whose(cleaned, match) if kind.format == "told" else kind), match
+            is_denied = _NO_DEVICE.search(cleaned, max(0, match.start() - 12), match.end())
+            yield (_whose(cleaned, match) if kind.format == "told" or is_denied else kind), match
             return
     sign = _sign(cleaned)
     if sign is not None:
@@ -114,8 +122,20 @@ def _sign(cleaned: str) -> re.Match[str] | None:
 
 def _whose(cleaned: str, match: re.Match[str]) -> MessageKind:
     """The kind that the sentence around a match makes it: the device's, the host's, or anybody's."""
-    statement = _statement(cleaned, match)
+    statement = _NO_DEVICE.sub("", _statement(cleaned, match))
+    if not (OF_DEVICE.search(statement) or OF_HOST.search(statement)):
+        return _whose_in_all(cleaned[:_LONGEST_STORY])
     return _OF_WHOM.get((bool(OF_DEVICE.search(statement)), bool(OF_HOST.search(statement))), _OF_ANYBODY)
+
+
+def _whose_in_all(text: str) -> MessageKind:
+    """The same by a whole text, in which only memory that is named as the device's or the host's counts."""
+    rest = _NO_DEVICE.sub("", text)
+    is_of_device = bool(_MEMORY_OF_DEVICE.search(rest))
+    is_of_host = rest != text or (
+        bool(_MEMORY_OF_HOST.search(rest)) and not (_A_CARD.search(rest) or _NVIDIA.search(rest))
+    )
+    return _OF_WHOM.get((is_of_device, is_of_host), _OF_ANYBODY)
 
 
 def _statement(cleaned: str, match: re.Match[str]) -> str:
@@ -126,7 +146,8 @@ def _statement(cleaned: str, match: re.Match[str]) -> str:
 
 
 _NVIDIA = re.compile(
-    r"\bcuda\b|nvidia|geforce|\b[rg]tx\b|\btesla\b|\bquadro\b|\btitan (?:x|xp|v|rtx)\b|\b[345]0[6-9]0\b|\bjetson\b"
+    r"\bcuda\b|nvidia|geforce|\b[rg]tx(?![a-z])|\btesla\b|\bquadro\b|\btitan (?:x|xp|v|rtx)\b|\b[345]0[6-9]0\b|"
+    r"\bjetson\b"
     r"|\b(?:[abhlkpv]|gh|gb)(?:10|30|40|80|100|200|800|[24-6]000)[gs]?\b|\bt4\b",
     re.I | re.A,
 )
@@ -137,8 +158,24 @@ _OTHER_VENDORS = (
     ("mps", re.compile(r"\bmps\b|\bmac(?:book|os|[ -]?mini|[ -]?studio)?\b|\bapple silicon\b", re.I | re.A)),
     ("hip", re.compile(r"\brocm\b|\bradeon\b|\brx ?[5-9]\d{3}|\bamd gpu|\bmi[23]\d\dx?\b", re.I | re.A)),
     ("npu", re.compile(r"\bnpus?\b|\bascend\b|\u6607\u817e", re.I | re.A)),
-    ("xpu", re.compile(r"\bxpu\b|\bintel arc\b|\barc [ab]\d{3}\b|\bipex\b", re.I | re.A)),
+    ("xpu", re.compile(r"\bxpu\b|\bintel (?:\w+ )?(?:arc|gpus?)\b|\barc (?:pro )?[ab]\d{2,3}\b|\bipex\b", re.I | re.A)),
 )
+
+
+# Accelerators whose programs print other frameworks' messages, or whose messages name no device.
+_ACCELERATORS = (
+    *_OTHER_VENDORS,
+    ("hpu", re.compile(r"\bgaudi\d?\b|\bhabana\w*|\bhpus?\b", re.I | re.A)),
+    ("tpu", re.compile(r"\btpus?\b|\bspace hbm\b", re.I | re.A)),
+    ("directml", re.compile(r"directml|\bdml\b|dmlallocator", re.I | re.A)),
+)
+
+
+def named_accelerator(cleaned: str) -> str | None:
+    """The kind of accelerator that a text names where it names no NVIDIA card; None for none."""
+    head = cleaned[:_LONGEST_STORY]
+    named = [name for name, pattern in _ACCELERATORS if pattern.search(head)]
+    return named[-1] if named and not _NVIDIA.search(head) else None
 
 
 _A_CARD = re.compile(r"\b(?:gpus?|cuda|vram|graphics|rocm|hip|mps|xpu|npu|tpu)\b", re.I | re.A)

@@ -129,6 +129,7 @@ EVIDENCE: Sentences = {
     "told_killed": "The text says that the process was killed; the system does that when its RAM is full.",
     "told_offload": "Offloading to the CPU keeps parameters or optimizer state in RAM.",
     "request_above_any_device": "{requested_bytes} are more than any GPU has: a size on the failing line is wrong.",
+    "array_above_card": "The pasted code creates an array of {array_bytes}, more than the device has room for.",
     "input_named": "The text names a large input ({what}); what is computed from it grows with it.",
     "gaussians_are_parameters": (
         "Each Gaussian is a set of parameters with gradients and optimizer state; their number grows in training."
@@ -136,6 +137,19 @@ EVIDENCE: Sentences = {
     "dense_pairs": "An entry for every pair (a dense matrix) grows with the square of the number of nodes or samples.",
     "told_whole": "The whole graph, picture or data set goes through the model at once.",
     "smaller_input_works": "The text says that smaller inputs work.",
+    "weights_above_ram": (
+        "A model of the size that the text names takes {weights_bytes} for its weights; the computer has {ram_bytes} of"
+        " RAM to read it into."
+    ),
+    "told_full_at_any_size": (
+        "The text says that memory is full whatever the batch: a program that reserves its share at the start looks so."
+    ),
+    "told_no_grad": "The text speaks of torch.no_grad(): without it an inference keeps what a backward would need.",
+    "told_embeddings": (
+        "The text is about embeddings of many things: their table is part of the weights, and Adam takes three more of"
+        " it."
+    ),
+    "told_share": "The text is about the share of the device that a program reserves.",
     "weights_fill_card": (
         "A model of the size that the text names takes {weights_bytes} for its weights; the card has {total_bytes}."
     ),
@@ -159,6 +173,7 @@ EVIDENCE: Sentences = {
     ),
     "told_files": "The text speaks of files of data that are read or written, and of no GPU.",
     "told_left_over": "The text speaks of memory that stays in use after a run has ended or crashed.",
+    "told_room_at_start": "There was room at the start, so a step fits: what fills up later is kept from step to step.",
     "told_late": "It failed only after a while.",
     "large_request": (
         "{requested_bytes} in one piece are more than a layer's weights take: a result of some operation."
@@ -201,6 +216,8 @@ EVIDENCE: Sentences = {
         " share."
     ),
     "told_merging": "The text is about merging: there the whole model is made in full precision.",
+    "told_given": "The memory that a job, pod or container is given is the computer's; a GPU's is not shared out so.",
+    "told_host_library": "The text names libraries that compute in the computer's memory, not on a GPU.",
     "told_no_device": "The text names no GPU and nothing that one computes: such programs use the computer's memory.",
     "start_refused": (
         "TensorFlow was refused its share of the device at its start, where it has allocated nothing yet: the device"
@@ -216,6 +233,10 @@ EVIDENCE: Sentences = {
     "program_reserves": "{program} takes its share of the device when it starts, whatever the model needs of it.",
     "boxes_vary": (
         "A detector compares every box of a picture with every anchor: pictures with many boxes take more memory."
+    ),
+    "recordings_vary": (
+        "Recordings differ in length, and PyTorch keeps what the longest so far has needed: use rises with each that is"
+        " longer."
     ),
     "node_of_optimizer": "The node that asked for {sizes} belongs to the optimizer.",
     "precedents": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -123,6 +124,34 @@ def weights_bytes(text: str) -> int | None:
     return round(max(sizes) * 1e9 * bits / 8)
 
 
+_ARRAY = re.compile(
+    r"(?P<library>\w{1,20}\.)?(?:\w{1,20}\.)?(?:zeros|ones|empty|full|randn?|random(?:_sample)?|normal|uniform"
+    r"|(?:pinned|device|managed|mapped)_array)\(\s?[\[(]?\s?(?P<sizes>\d[\d_]{0,12}(?:\s?[,*]\s?\d[\d_]{0,12}){1,6})"
+    r"(?P<rest>[^\n]{0,80})"
+)
+_ITEM_BYTES = (
+    (re.compile(r"(?:float|int|complex)64|double|\blong\b", re.A), 8),
+    (re.compile(r"float16|half", re.A), 2),
+    (re.compile(r"int8|bool", re.A), 1),
+    (re.compile(r"(?:float|int)32|\bfloat\)", re.A), 4),
+)
+
+
+def array_bytes(text: str) -> int | None:
+    """Bytes of the largest array that pasted code creates with sizes written out; None where it creates none."""
+    sizes = (
+        math.prod(int(size) for size in re.findall(r"[\d_]+", match["sizes"])) * _item_bytes(match)
+        for match in _ARRAY.finditer(text)
+    )
+    return max(sizes, default=None)
+
+
+def _item_bytes(match: re.Match[str]) -> int:
+    """An element's bytes: as its dtype says, else the library's default."""
+    default = 4 if (match["library"] or "torch.") in ("torch.", "tf.", "jnp.", "paddle.") else 8
+    return next((size for pattern, size in _ITEM_BYTES if pattern.search(match["rest"])), default)
+
+
 _CARD = re.compile(
     r"\b(?:RTX|GTX|GPUs?|Tesla|Quadro|[AHLBV]-?\d{2,3}G?|T4|P100|\d{4}(?: ?ti| ?super)?|VRAM|cards?|显卡|显存|\d ?[xX*]"
     r" ?\w{2,6})\b[^\n\d]{0,16}(?:\d{4}[^\n\d]{0,12})?\b(\d{1,3}) ?(?:Gi?B?)\b(?! ?(?:ram|of ram|memory ram))"
@@ -130,6 +159,12 @@ _CARD = re.compile(
     r"|\bon (?:an? )?(\d{1,3}) ?Gi?B\b(?! ?(?:of )?(?:ram|memory))",
     re.I | re.A,
 )  # vendors' GB of a GPU are GiB
+# What is used or needed is not what the card has.
+_IN_USE = re.compile(
+    r"(?:allocat|us(?:e[sd]?|ing)\b|tak(?:e|es|ing)\b|consum|occup|need|requir|usage)\w*[^.\n]"
+    r"{0,20}$",
+    re.I,
+)
 _KNOWN_CARDS = {
     "1050": 4, "1650": 4, "1060": 6, "1660": 6, "2060": 6, "1070": 8, "1080": 8, "2070": 8, "2080": 8, "3050": 8,
     "3070": 8, "4060": 8, "1080ti": 11, "2080ti": 11, "3080": 10, "3060": 12, "4070": 12, "titanx": 12, "4080": 16,
@@ -144,10 +179,26 @@ _CARD_NAME = re.compile(r"(?<![\w.])(?:(?:rtx|gtx|geforce|nvidia|tesla|quadro) ?
 
 def card_bytes(text: str) -> int | None:
     """Memory of the GPU that the text names, by its size or its name (the larger variant of each); None: not named."""
-    match = _CARD.search(text)
+    matches = (
+        match for match in _CARD.finditer(text) if not _IN_USE.search(text, max(0, match.start() - 30), match.start())
+    )
+    match = next(matches, None)
     if match:
         size = int(match.group(1) or match.group(2) or match.group(3))
         return size * GIB if size >= 2 else None
     name = _CARD_NAME.search(text)
     size_of = _KNOWN_CARDS.get(name.group(1).lower().replace(" ", "")) if name else None
     return None if size_of is None else size_of * GIB
+
+
+_RAM = re.compile(
+    r"\bRAM\b[ :=]{1,3}(\d{1,4}) ?G(?:i?B)?\b|(?<![\d.])(\d{1,4}) ?Gi?B? (?:of )?(?:(?:system|host|main|cpu|ddr"
+    r"\d?) )?(?:ram\b|ddr)",
+    re.I | re.A,
+)
+
+
+def ram_bytes(text: str) -> int | None:
+    """The computer's own memory where the text names it; None: not named."""
+    match = _RAM.search(text)
+    return None if match is None else int(match.group(1) or match.group(2)) * GIB

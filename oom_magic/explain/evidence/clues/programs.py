@@ -179,6 +179,16 @@ PROGRAMS: tuple[Program, ...] = (
         default_cause=(Cause.ACTIVATIONS, 0.25),
     ),
     Program(
+        "quantizing", "AWQ/GPTQ quantizing",
+        re.compile(r"\bawq[/\\.]|AutoAWQ|auto_awq|auto_gptq|AutoGPTQ|gptqmodel|llm-?compressor|\.quantize\(|quantizer\.quantize"
+                   r"|quantiz(?:ing|ation) (?:step|process)|\bquant(?:ize)? (?:the )?model\b"
+                   r"|[Dd]uring (?:the )?(?:calibrat|quantiz)|NUM_CALIBRATION"),
+        (_stage("calibrating", r"_get_input_feat|quantizer\.py|calib|common_device|\.quantize\(",
+                Cause.ACTIVATIONS, 0.55),),
+        remedies=("fewer_calibration_samples", "layerwise_quantizing", "no_cache"),
+        default_cause=(Cause.ACTIVATIONS, 0.3),
+    ),
+    Program(
         "server", "an inference server",
         re.compile(r"\bserve --model|\bserve \S+/\S+|launch_server|api_server|kv[-_](?:reserve|cache)[-_]\w+"
             r"|bentoml serve|tritonserver"
@@ -195,16 +205,6 @@ PROGRAMS: tuple[Program, ...] = (
         by_cause=((Cause.WEIGHTS_TOO_BIG, ("quantized_model", "diffusers_offload")),
                   (Cause.OTHER_PROCESS, ("close_processes_any",))),
         default_cause=(Cause.ACTIVATIONS, 0.35),
-    ),
-    Program(
-        "quantizing", "AWQ/GPTQ quantizing",
-        re.compile(r"\bawq[/\\.]|AutoAWQ|auto_gptq|AutoGPTQ|gptqmodel|llm-?compressor|\.quantize\(|quantizer\.quantize"
-                   r"|quantiz(?:ing|ation) (?:step|process)|\bquant(?:ize)? (?:the )?model\b"
-                   r"|[Dd]uring (?:the )?(?:calibrat|quantiz)|NUM_CALIBRATION"),
-        (_stage("calibrating", r"_get_input_feat|quantizer\.py|calib|common_device|\.quantize\(",
-                Cause.ACTIVATIONS, 0.55),),
-        remedies=("fewer_calibration_samples", "layerwise_quantizing", "no_cache"),
-        default_cause=(Cause.ACTIVATIONS, 0.3),
     ),
     Program(
         "onnxruntime", "ONNX Runtime", re.compile(r"onnxruntime|ONNXRuntime|BFCArena"),

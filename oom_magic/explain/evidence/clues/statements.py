@@ -31,7 +31,9 @@ def said_in(text: str) -> frozenset[str]:
     if len(text) > 2 * _LONGEST_STORY:
         text = f"{text[:_LONGEST_STORY]}\n{text[-_LONGEST_STORY:]}"
     said = _BLANKS.sub(" ", _QUOTED.sub("", text))
-    return frozenset(key for key, pattern in TOLD.items() if _is_told(pattern, said))
+    keys = frozenset(key for key, pattern in TOLD.items() if _is_told(pattern, said))
+    infers_after_training = {"training_fits", "infers"} <= keys and "evaluates" not in keys
+    return keys - {"trains"} if infers_after_training else keys
 
 
 def _is_told(pattern: re.Pattern[str], text: str) -> bool:

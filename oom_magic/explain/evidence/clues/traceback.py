@@ -5,12 +5,20 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from oom_magic.explain.evidence.clues.magnitudes import Magnitude, card_bytes, large_inputs, weights_bytes
+from oom_magic.explain.evidence.clues.magnitudes import (
+    Magnitude,
+    array_bytes,
+    card_bytes,
+    large_inputs,
+    ram_bytes,
+    weights_bytes,
+)
 from oom_magic.explain.evidence.clues.pasted_code import CodeFault, faults_in
 from oom_magic.explain.evidence.clues.programs import ProgramUse, find_program
 from oom_magic.explain.evidence.clues.statements import said_in
 from oom_magic.explain.evidence.clues.story import Story, story_in
 from oom_magic.explain.messages.normalization import clean
+from oom_magic.explain.messages.told import named_accelerator
 
 _BAR = re.compile(r"(\d{1,3})%\|[^|\n]{0,200}\|\s{0,3}(\d{1,9})/(\d{1,9})")
 _DONE = re.compile(
@@ -262,9 +270,10 @@ class Clues:
     training, or not told). ``trace`` holds the traceback's lines, ``has_tip`` is True where PyTorch's tip
     against fragmentation is quoted.
     ``card_bytes`` is the GPU's memory where the author names it ("RTX 3060 12GB"), ``weights_bytes`` the model's,
-    ``inputs`` what is large. ``has_prose``: somebody wrote more than a message. ``trains_few``: an adapter is trained;
-    ``is_tiny``: one small picture a step. ``full_devices`` is what a pasted nvidia-smi shows of a GPU that is full.
-    ``story`` is what the author makes of it.
+    ``ram_bytes`` the computer's, ``array_bytes`` the largest array that pasted code creates, ``inputs`` what is large.
+    ``has_prose``: somebody wrote more than a message. ``trains_few``: an adapter is trained; ``is_tiny``: one small
+    picture a step. ``full_devices`` is what a pasted nvidia-smi shows of a GPU that is full. ``story`` is what the
+    author makes of it; ``accelerator`` the kind of device named, unless it is NVIDIA's.
     """
 
     phase: str | None = None
@@ -282,6 +291,9 @@ class Clues:
     expandable_segments: bool = False
     names_accumulation: bool = False
     card_bytes: int | None = None
+    array_bytes: int | None = None
+    accelerator: str | None = None
+    ram_bytes: int | None = None
     inputs: tuple[Magnitude, ...] = ()
     weights_bytes: int | None = None
     trains_few: bool = False
@@ -320,6 +332,9 @@ def find_clues(text: str, failure_start: int | None = None, message_format: str 
         expandable_segments=bool(_EXPANDABLE.search(_TIP.sub("", head))),
         names_accumulation=bool(_ACCUMULATION.search(head)),
         card_bytes=card_bytes(head),
+        array_bytes=array_bytes(head),
+        accelerator=named_accelerator(head),
+        ram_bytes=ram_bytes(head),
         inputs=large_inputs(head),
         weights_bytes=weights_bytes(head),
         trains_few=bool(_FEW_PARAMETERS.search(head)),

@@ -1,0 +1,189 @@
+"""What an author says of the run itself in prose, in English or Chinese, as keys: what is done, and with what."""
+
+from __future__ import annotations
+
+import re
+
+
+def words(*patterns: str) -> re.Pattern[str]:
+    """A pattern for any of these wordings; with ASCII rules a word ends where Chinese begins, without a blank."""
+    return re.compile("|".join(patterns), re.I | re.A)
+
+
+WHEN = r"(?:when|while|during|at|after|before|upon|on|in|once)\s(?:i\s|it\s|we\s|the\s|trying to\s|try to\s)?"
+_MODEL = r"(?:\w+\s){0,2}(?:models?|weights|checkpoints?|pipeline|llm|unet|network)\b"
+
+OF_THE_RUN: dict[str, re.Pattern[str]] = {
+    "evaluates": words(
+        r"(?:during|in|at|while|when|on|after|only)\s(?:the\s|in\s|at\s|during\s)?(?:evaluat\w+|validat\w+|testing|eval"
+        r"|test)\b",
+        r"evaluation (?:step|loop|phase)", r"(?:进入|到|在)\s?(?:eval|验证|评估)|进行(?:评估|验证)|eval(?:阶段|时)",
+        r"(?:trainer|model)\.evaluate\(", r"\b(?:validate|evaluate)\w*\(?\)?`?"
+        r" function", r"\beval_(?:period|steps|interval)",
+        r"验证(?:阶段|时|集)|评估时|测试(?:阶段|时)",
+    ),
+    "loads_data": words(
+        r"(?:load|read|stor|keep|kept|hold|cach)\w*\s(?:\w+\s){0,3}(?:all|every\w*|entire|whole|too many|full)\s"
+        r"(?:\w+\s){0,4}?(?:in|into|to|at once)\b[^.\n]{0,16}(?:memory|ram)",
+        r"too many (?:images|files|samples|pictures|records) (?:are|were|is) (?:loaded|read)",
+        r"\b(?:data|data ?sets?|arrays?|corpus|csv)\b[^.\n]{0,24}(?:too (?:large|big) (?:for|to fit)"
+        r"|(?:not|n't|cannot) fit)[^.\n]{0,8}(?<!gpu )\bmemory\b",
+        r"\bload\w* (?:\w+ ){0,2}(?:big|large|huge|massive) data ?sets?\b",
+        r"(?:enough|cannot|can't|unable|impossible) (?:memory )?(?:to )?(?:load|hold|store|read) (?:all|the (?:w"
+        r"hole|entire|full))\b",
+        r"\bload\w* (?:\w+ ){0,3}(?:arrays?|data ?sets?|data|files)\b[^.\n]{0,24}\b(?:(?:in|into|to) memory"
+        r"|takes? (?:up )?too much memory|before training)\b",
+        r"(?:entire|whole|full|complete|all (?:of )?the) (?:training )?(?:data ?set|data|images|files|corpus|csv)\s"
+        r"(?:is|are|was|were|gets?) (?:\w+\s)?(?:loaded|read|kept|held|stored)",
+        r"(?:数据集?|图片|图像)[^\n]{0,8}(?:全部|一次性)[^\n]{0,8}(?:加载|读)|(?:全部|一次性)(?:加载|读入?)[^\n]{0,8}(?:数据|内存)",
+    ),
+    "speaks_of_ram": words(
+        r"(?<!gpu )(?<!video )(?<!gb of )(?<!gb )\bRAM\b", r"\bRAM (?:memory|usage)", r"\d{1,6} ?gb (?:of )?ram\b",
+        r"\d{1,4} ?gb (?:machine|computer|laptop|server|pc|instance)\b",
+        r"\b(?:machine|server|computer|laptop|workstation|cluster|node|pc)\b[^.\n]{0,24}"
+        r"\b\d{2,5} ?[gt]b? (?:of )?(?:memory|mem)\b",
+    ),
+    "handles_files": words(
+        r"\bpickl\w*|\b(?:np|numpy|joblib|pd|pandas)\.(?:load|save|dump|read)\w*|\.(?:npy|npz|csv|tsv|h5"
+        r"|hdf5|parquet|pkl)\b|\bhdf5\b|\b(?:csv|tsv|json|parquet|pickle) files?\b"
+        r"|\bdata ?frames?\b|\bpandas\b",
+        r"\b(?:pre-?process|unzip|extract|tokeni[sz]|convert|download)\w*\s(?:\S+\s){0,4}(?:data\w*"
+        r"|files?|corpus|images)\b",
+    ),
+    "speaks_of_gpu": words(
+        r"\b(?:gpus?|cuda|vram|nvidia|rtx|gtx|geforce|tesla|quadro|[ahv]100|cudnn|t4|p100|device memory)\b",
+        r"显[存卡]",
+    ),
+    "detects": words(r"(?:mask|faster|cascade)[-_ ]?r-?cnn|retinanet|detectron2?|instance segmentation"
+        r"|gt_?b?boxe?s|\bmmdet(?:ection)?\b|bbox_overlaps|iou_assigner"
+        r"|two_stage\.py|anchor_head|roi_heads"),
+    "hears": words(
+        r"\b(?:asr|utterances?|speech recogni\w+|wav2vec\w*|librispeech|aishell|speech[- ]to[- ]text|max[-_]dura"
+        r"tion)\b",
+        r"语音识别",
+    ),
+    "shards": words(
+        r"tensor[-_ ]parallel|zero[-_ ]?(?:stage[-_ ]?)?3|stage3|\bfsdp\b|device_map\W{1,4}auto"
+        r"|pipeline[-_ ]parallel|\btp[-_=]",
+    ),
+    "speaks_of_memory": words(r"(?<![a-z])(?:memory|vram|oom)(?![a-z])|[显内]存"),
+    "converses": words(
+        r"multi-?(?:turn|round)", r"(?:conversation|chat|dialog\w*)(?:'s)? (?:history|context|goes on|continues"
+        r"|gets? long|grow)",
+        r"(?:several|few|many|more|\d{1,6}) (?:\w+ )?(?:turns?|rounds?|messages|dialog\w*|questions|conversations)\b",
+        r"\bhistory (?:gets?|grows?|is) (?:too )?long",
+        r"多轮(?:对话|交互|聊天)?|不断(?:交互|对话|提问)|随着(?:对话|交互|聊天|提问)"
+        r"|历史(?:对话|记录|消息)|几轮|轮对话",
+    ),
+    "makes_pictures": words(
+        r"\b(?:wan|hunyuan|ltx|mochi|cogvideo|animatediff|infinitetalk|sdxl?|flux|kandinsky|pixart|sora"
+        r"|svd)[-_ ]?(?:\d\.\d|video|gp)?\b"
+        r"[^\n]{0,80}\b(?:generat|frames?|prompts?|video|workflow|720p|480p|t2v|i2v|image|resolution)",
+        r"\b(?:text|image)[- ]?(?:to|2)[- ]?(?:video|image)\b|\b[ti]2[vi]\b|\bi2v|t2v\b", r"\bforge\b|\bworkflow\b",
+        r"(?:generat|render)\w* (?:\w+ ){0,3}(?:frames|videos?|pictures?|images?)\b", r"\b(?:number of|more"
+        r"|\d{1,6}) frames\b", r"positive prompts?|negative prompts?",
+        r"(?:text|video|image)\s?encode\b|TextEncode|\bvae\b[^.\n]{0,12}\bdecod",
+    ),
+    "trains": words(
+        r"(?<!pre-)(?<!pre )(?<!not even )(?<!not )(?<!model i have )(?<!model i )(?<!model we )\btrain(?:ing|er"
+        r"|ed|s|_\w+)?\b(?![- ]free)"
+        r"(?<!trained(?= model))(?<!trained(?= weights))(?<!trained(?= network))", r"\bfine-?tun",
+        r"\btrain\w*\.(?:py|sh)", r"\bepochs?\b",
+        r"\.backward\(", r"dreambooth|(?:mak|creat|train)\w*\s(?:\w+\s){0,3}loras?\b",
+        r"训练|訓練|微调|学習|학습|훈련|обуч(?:а|ен)|\b(?:entrena|entra[iî]n|treina|treino|trainier)\w*",
+    ),
+    "computes_on_host": words(
+        r"\b(?:umap|hdbscan|scikit|sklearn|scikit-learn|pandas|gensim|countvectorizer|tf-?idf|xgboost|lightgbm|pyspark"
+        r"|k-?means|random forest|statsmodels|scanpy|anndata)\b",
+    ),
+    "infers": words(
+        r"\binferenc\w*", r"\binferr?ing\b", r"\b(?:voice conversion|text[- ]to[- ]speech|synthesi[sz]ing)\b",
+        r"transcri(?:b|pt)", r"\bwhisper\w*",
+        r"\b(?:predict|test|demo|infer\w*|generate|sample|eval\w*|super_resolve)\w*\.(?:py|sh|ipynb)\b",
+        r"run(?:ning)? (?:the |just run the )?(?:test|demo|predict\w*|inference"
+        r"|sampling)", r"\bupscal", r"txt2img|img2img",
+        r"generat(?:e|es|ing) (?:an? |the |\d{1,6} )?(?:\w+ )?(?:images?|pictures?|videos?|audio|text|samples?"
+        r"|tokens?)",
+        r"推理|生成(?:图片|图像|视频)",
+    ),
+    "workers": words(r"num_workers", r"\bdata ?loader\w* (?:\w+ )?work\w*", r"\bworkers? process\w*"),
+    "merges": words(
+        r"\bmerg(?:e|es|ing|er)\b[^.\n]{0,60}\b(?:loras?|adapters?|weights?|base|models?)\b",
+        r"\b(?:loras?|adapters?|weights)\b[^.\n]{0,24}\bmerg(?:e|es|ing|er)\b", r"merge_and_unload",
+        r"合并[^\n]{0,12}(?:模型|权重|lora)(?! ?[后時时之])|(?:模型|权重|lora)[^\n]{0,16}合并",
+    ),
+    "learns": words(
+        r"\b(?:models?|tensors?|batch\w*|loss|tokens?|embed\w*|networks?|neural|attention|(?:py)?torch|oom|checkpoints?"
+        r"|gradients?|layers?|weights|lora|llm|predict\w*|encod\w*|qwen|llama|mistral|gpt|bert|yolo|resnet)",
+        r"模型|权重|张量|网络|推理|预测",
+    ),
+    "loads": words(
+        rf"{WHEN}(?:model\s)?(?:load(?:s|ing|ed)?|initiali[sz](?:e|es|ing|ation))\s(?:of\s)?{_MODEL}",
+        rf"(?:cannot|can't|unable to|fail\w* to|try\w* to|tried to|want to|able to|could not) load\s(?:\(\w+\)\s)?"
+        rf"(?:any\s(?:of\s)?(?:the\s)?)?{_MODEL}",
+        r"loading checkpoint shards|loading weights|loading pipeline components", r"(?:oom"
+        r"|memory)\w* on load(?:ing)?\b",
+        rf"loading\s{_MODEL}", r"(?:加载|载入)(?:大)?(?:模型|权重)(?:时|失败|过程|的时候|就)",
+    ),
+    "many_ranks": words(
+        r"(?:four|eight|two|multi(?:ple)?|[2-9]|1[0-6])[- ]?(?:x\s?)?gpus?\b", r"multi-?gpu", r"\b[2-9] (?:x )?("
+        r"?:graphics |video )?cards\b",
+        r"DataParallel|\bDDP\b|torchrun|distributed\.launch|--nproc",
+    ),
+    "crowds_one_device": words(
+        r"\b(?:all|every|each|others?|additional|more|many|higher|extra|\d)\b[^.\n]{0,60}\b(?:gpu|cuda"
+        r"|device)[ :#-]{0,2}0\b",
+        r"\b(?:gpu|cuda|device)[ :#-]{0,2}0\b[^.\n]{0,40}\b(?:more|higher|additional|extra|all|every|each)\b",
+        r"(?:\u6240\u6709|\u5168\u90e8|\u6bcf\u4e2a)[^\n]{0,16}(?:gpu|cuda|\u5361)[ :]?0\b|(?:gpu|cuda"
+        r"|\u5361)[ :]?0[^\n]{0,12}(?:\u5f88\u9ad8|\u66f4\u9ad8|\u66f4\u591a|\u591a)",
+    ),
+    "pins": words(
+        r"pin_memory\s?=\s?True", r"\bpin_memory\b(?!\s?=\s?False)", r"pinned (?:host )?memory", r"cudaHostAlloc",
+        r"cudaHostRegister",
+    ),
+    "offloads_to_host": words(
+        r"cpu[-_ ]offload", r"offload_(?:optimizer|param|opt)\w*", r"zero[-_ ]?(?:3|stage[-_ ]?3|infinity)",
+        r"ds_z[23]_offload",
+    ),
+    "varies_in_length": words(
+        r"variable[- ](?:length|size)", r"(?:different|varying|irregular|dynamic|various) (?:image )?(?:length"
+        r"|size|shape)s?",
+        r"irregular size", r"dynamic padding|pad(?:ding)? to longest|变长|长度不一",
+    ),
+    "computes": words(
+        r"(?<![a-z])batch|\b(?:datasets?|images?|resolutions?|videos?|samples?|sequences?|tokens?|frames?|pixels?"
+        r"|point clouds?|graphs?)\b",
+        r"数据集|图片|图像|视频|批",
+    ),
+    "replays": words(
+        r"replay[_ ]?buffer|experience replay|rollout buffer", r"\b(?:dqn|atari|breakout)\b",
+    ),
+    "full_batch": words(
+        r"full[- _]?(?:batch|graph|image|size|volume|slide)", r"(?:whole|entire) (?:graph|image|dataset|volume"
+        r"|slide|scene"
+        r"|sequence|point cloud)", r"single big graph", r"整(?:张)?图|全图",
+    ),
+    "dense_pairs": words(
+        r"to_dense\w*",
+        r"pairwise[_ ]?(?:dist|sim)\w*",
+        r"dist(?:ance)?_?matri\w*", r"\(\s?(?:\d{1,6},\s?)?(?P<side>\d{4,}),\s?(?P=side)\s?\)",
+        r"dense (?:adj\w*|matri\w*|graph)", r"adjacency matrix", r"\bcdist\b", r"(?:distance|similarity"
+        r"|affinity|gram|kernel|covariance) matrix", r"pairwise (?:dist|simil)\w*", r"\b[nN] ?[x*\u00d7] ?[nN]\b",
+    ),
+    "embeds_many": words(
+        r"\bembeddings?'? ?(?:tables?|layers?|matri\w+|vocabular\w+|look-?ups?)\b",
+        r"\b(?:millions?|number) of (?:users|items)\b",
+    ),
+    "is_given_memory": words(
+        r"\b(?:increase|bump|raise|adjust|double)s? (?:the )?(?:memory|mem) (?:of|for|limits?|requests?|allocati"
+        r"on|quota"
+        r"|to \d)", r"--mem(?:ory)?(?:-per-(?:cpu|gpu|node))?[= ]\d", r"(?<!gpu )\bmem(?:ory)? (?:limit|request|"
+        r"quota)s?"
+        r" (?:is|was|of|too|for|in|set)\b", r"\b\d{2,6}[MG]i\b(?!B)",
+    ),
+    "names_share": words(
+        r"(?:setting|set(?! by)|lower\w*|reduc\w*|increas\w*|rais\w*|overrid\w*|chang\w*)\b[^.\n]{0,40}"
+        r"(?:mem(?:ory)?[-_ ]fraction|memory[-_ ]utili[sz]ation|preallocat\w*|mem_fraction_static|allow_growth"
+        r"|memory_growth)", r"setting the fraction to \d",
+    ),
+}  # fmt: skip
