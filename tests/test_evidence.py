@@ -10,9 +10,10 @@ from oom_magic.explain.evidence.clues.pasted_code import faults_in
 from oom_magic.explain.evidence.clues.programs import find_program
 from oom_magic.explain.evidence.clues.statements import said_in
 from oom_magic.explain.evidence.clues.traceback import find_clues
-from oom_magic.explain.evidence.judging import device_tool
+from oom_magic.explain.evidence.judging import device_tool, judge
 from oom_magic.explain.evidence.precedents import features_of, precedents
 from oom_magic.explain.explainer import explain
+from oom_magic.explain.messages.reading import read
 from oom_magic.units import GIB
 
 LOOP = "for batch in loader:\n    loss = criterion(model(batch))\n    loss.backward()\n"
@@ -213,3 +214,27 @@ def test_words_of_similar_reports_tell_whose_memory_is_likely():
 def test_reading_csv_files_fills_the_computers_memory():
     text = "Memory error while reading the csv files of the corpus into a list before training."
     assert explain(text, lang="en").cause is Cause.HOST_RAM
+
+
+def test_the_macs_mark_is_explained_and_its_code_names_no_other_device():
+    said = str(
+        explain(
+            "diffusers SDXL: MPS backend out of memory (MPS allocated: 15.20 GB, other allocations: 2.30 GB, max allowed:"
+            " 18.13 GB). Tried to allocate 1.00 GB on private pool.",
+            lang="en",
+        )
+    )
+    assert "PyTorch's own mark for MPS" in said
+    assert "PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0" in said
+    assert "cuda" not in said.casefold()
+
+
+def test_a_small_request_is_never_said_to_be_too_big_by_itself():
+    text = (
+        'File "a.py", line 3, in validate\n    out = model(x)\nCUDA out of memory. Tried to allocate 500.00 MiB. GPU 1'
+        " has a total capacity of 16.00 GiB of which 100.00 MiB is free. Including non-PyTorch memory, this process has"
+        " 15.59 GiB memory in use. Of the allocated memory 15.00 GiB is allocated by PyTorch, and 90.00 MiB is reserved"
+        " by PyTorch but unallocated."
+    )
+    named = {one.cause for one in judge(read(text), text).possible}
+    assert not named & {Cause.REQUEST_ALONE_TOO_BIG, Cause.FRAGMENTATION}

@@ -31,7 +31,7 @@ _WEIGHTS = {Confidence.CERTAIN: 0.97, Confidence.LIKELY: 0.7, Confidence.POSSIBL
 _WHO_ASKED = 0.25
 _LIBRARIES_ASK = ("third_party_cuda_oom", "cuda_driver_call")
 _MOST_POSSIBLE = 4
-_OF_HOST = (Cause.HOST_RAM, Cause.SHARED_MEMORY)
+_OF_HOST = frozenset({Cause.HOST_RAM, Cause.SHARED_MEMORY})
 # Below this degree, similar public reports are consulted; they alone never make a cause likely.
 _CLEAR_FROM = 0.3
 _MOST_BY_PRECEDENT = 0.55
@@ -39,6 +39,8 @@ _MOST_BY_PRECEDENT = 0.55
 _WEIGHT_OF_PRECEDENTS = 0.2
 _LEAST_SHARE = 1e-4
 _BEYOND_PRECEDENT = 0.8
+# A request below this share of the device is not too big by itself.
+_ALONE_FROM_SHARE = 0.1
 _IN_ANY_MESSAGE = {"speaks_of_memory", "speaks_of_gpu", "speaks_of_ram", "fragments", "learns"}
 _OF_MEMORY = {
     "speaks_of_memory",
@@ -143,10 +145,23 @@ def _resembles_reports(failure: Failure | None, clues: Clues) -> bool:
 def _by_precedent(failure: Failure | None, clues: Clues, shares: Mapping[Cause, float]) -> Iterator[Support]:
     """The causes of similar public reports, where there is no clearer evidence."""
     is_of_device = failure is not None and failure.backend not in (None, "cpu") and "host_fills" not in clues.run.told
-    likely = ((cause, share) for cause, share in shares.items() if not (is_of_device and cause in _OF_HOST))
+    impossible = (_OF_HOST if is_of_device else frozenset()) | _contradicted(failure)
+    likely = ((cause, share) for cause, share in shares.items() if cause not in impossible)
     for cause, share in islice(likely, _MOST_POSSIBLE):
         values = {"percent": max(5, 5 * round(20 * share)), "count": precedents().num_reports}
         yield Support(cause, _MOST_BY_PRECEDENT * math.sqrt(share), Evidence("precedents", values))
+
+
+def _contradicted(failure: Failure | None) -> frozenset[Cause]:
+    """Causes that a message's own numbers rule out, whatever similar reports came to."""
+    if failure is None or failure.requested_bytes is None:
+        return frozenset()
+    found = set()
+    if failure.total_bytes and failure.requested_bytes < failure.total_bytes * _ALONE_FROM_SHARE:
+        found.add(Cause.REQUEST_ALONE_TOO_BIG)
+    if failure.stuck_bytes is not None and failure.stuck_bytes + (failure.free_bytes or 0) < failure.requested_bytes:
+        found.add(Cause.FRAGMENTATION)
+    return frozenset(found)
 
 
 def _tempered(possible: Sequence[PossibleCause], shares: Mapping[Cause, float]) -> tuple[PossibleCause, ...]:

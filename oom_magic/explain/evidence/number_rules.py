@@ -200,6 +200,7 @@ def _mps(failure: Failure) -> Iterator[Support]:
         is_large = (failure.requested_bytes or 0) >= limit * 0.08
         cause = Cause.ACTIVATIONS if is_large else Cause.WEIGHTS_TOO_BIG
         yield Support(cause, 0.4, Evidence("mps_own_fill", values))
+        yield Support(cause, 0.01, Evidence("mps_watermark", values))
         yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.3, Evidence("mps_watermark", values))
 
 

@@ -86,7 +86,7 @@ _CODE: Mapping[str, tuple[str, str]] = {
     "tgi_tokens": ("text-generation-launcher --max-batch-prefill-tokens 2048 --max-batch-total-tokens 8192", "bash"),
     "comfy_lowvram": ("python main.py --lowvram   # then --novram", "bash"),
     "comfy_fp8": ("python main.py --fp8_e4m3fn-unet", "bash"),
-    "diffusers_offload": ("pipe.enable_model_cpu_offload()   # instead of pipe.to(\"cuda\")", "python"),
+    "diffusers_offload": ("pipe.enable_model_cpu_offload()   # instead of pipe.to(...)", "python"),
     "diffusers_vae": ("pipe.vae.enable_tiling()\npipe.vae.enable_slicing()", "python"),
     "llama_layers": ("llama-server -m MODEL.gguf -ngl 20", "bash"),
     "llama_context": ("llama-server -m MODEL.gguf -c 8192", "bash"),
@@ -143,8 +143,11 @@ def text_remedies(diagnosis: Diagnosis) -> tuple[str, ...] | None:
     program = _PROGRAMS.get(diagnosis.program)
     is_device = failure is None or failure.backend != "cpu" or diagnosis.program in ("llama_cpp", "ollama")
     if program is not None and is_device and diagnosis.cause is not Cause.NOT_OOM:
-        extra = _by_evidence(keys & {"mps_watermark", "mps_others", "above_block_limit"}, diagnosis)
-        return tuple(dict.fromkeys((*extra, *program.remedies_against(diagnosis.cause))))
+        first = _by_evidence(keys & {"mps_others", "above_block_limit"}, diagnosis)
+        own = program.remedies_against(diagnosis.cause)
+        mark = ("mps_watermark",) if "mps_watermark" in keys else ()
+        is_limit = diagnosis.cause is Cause.MEMORY_FRACTION_LIMIT
+        return tuple(dict.fromkeys((*mark, *first, *own) if is_limit else (*first, *own, *mark)))
     if diagnosis.cause is Cause.HOST_RAM:
         return _against_host(diagnosis, keys)
     if diagnosis.cause is Cause.FRAGMENTATION and {"Windows", "WSL"} & set(diagnosis.systems):
