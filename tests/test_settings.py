@@ -319,8 +319,8 @@ class Theirs: pass
 logging.Logger.theirs = property(lambda self: 7)
 logging.THEIRS = 25
 @functools.lru_cache(None)
-def warning_once(self, *args): self.warning(*args)
-logging.Logger.warning_once = warning_once
+def warning_twice(self, *args): self.warning(*args)
+logging.Logger.warning_twice = warning_twice
 copyreg.pickle(Theirs, lambda one: (Theirs, ()))
 urllib.parse.uses_netloc.append("theirs")
 """
@@ -342,4 +342,4 @@ def test_what_a_library_registers_when_it_is_imported_stays(tmp_path: Path, monk
     assert copyreg.dispatch_table.pop(theirs) and urllib.parse.uses_netloc.pop() == "theirs"
     assert calendar.firstweekday() == 0 and string.Template.delimiter == "$"
     assert logging.getLogger().theirs == 7 and logging.THEIRS == 25  # type: ignore[attr-defined]
-    del logging.Logger.warning_once, logging.Logger.theirs, logging.THEIRS  # type: ignore[attr-defined]
+    del logging.Logger.warning_twice, logging.Logger.theirs, logging.THEIRS  # type: ignore[attr-defined]
