@@ -368,3 +368,11 @@ for step in range(40):
     report = rehearsal.begin([], 1)
     assert (report.timeline.num_steps(), report.peak_allocated_bytes) == (11, peak)
     assert rehearsal.run(Variation()).peak_allocated_bytes == peak
+
+
+def test_shards_are_written_without_the_wrapper_that_they_replace() -> None:
+    blocks = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(3)])
+    wrapped = torch.nn.DataParallel(torch.nn.ModuleDict({"blocks": blocks}))
+    names = own_names(ast.parse("net(x)"), {"net": wrapped})
+    assert (names["layers"], names["bare_layers"]) == ("net.module.blocks", "net.blocks")
+    assert "for block in net.blocks:" in code_for("fully_sharded", "plain", names)[0]

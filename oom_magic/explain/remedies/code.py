@@ -75,7 +75,7 @@ for block in {layers}:
     fully_shard(block, reshard_after_forward=True)""",
     "fully_sharded": """\
 from torch.distributed.fsdp import fully_shard
-for block in {layers}:
+for block in {bare_layers}:
     fully_shard(block)
 # before the optimizer is made, not DistributedDataParallel({model})
 fully_shard({model})""",
@@ -239,7 +239,7 @@ def code_for(key: str, style: str, values: Mapping[str, Any]) -> tuple[str, str]
     inner = names.get("inner", names["model"])
     targets = values.get("targets")  # None: no model is available; PEFT uses its defaults
     filled = template.format(
-        **{"inner": inner, "language_model": inner, **names}
+        **{"inner": inner, "language_model": inner, "bare_layers": names["layers"], **names}
         | {"targets": f", target_modules={targets_as_code(targets)}" if targets else ""},
         torch_dtype=_TORCH_NAMES.get(dtype, dtype),
         alpha=2 * int(values.get("rank", 0)),

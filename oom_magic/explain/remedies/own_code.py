@@ -39,7 +39,12 @@ def _of_the_model(tree: ast.Module, names: Mapping[str, Any]) -> dict[str, str]:
     from oom_magic.predict.what_if.model_changes import path_of_blocks  # loads torch
 
     path = path_of_blocks(model)
-    return found if path is None else {**found, "layers": f"{inner}.{path}" if path else inner}
+    if path is None:
+        return found
+    found["layers"] = f"{inner}.{path}" if path else inner
+    if inner != name:  # for code that leaves the wrapper out
+        found["bare_layers"] = f"{name}.{path}" if path else name
+    return found
 
 
 def _of_the_load(tree: ast.Module) -> dict[str, str]:
@@ -50,7 +55,8 @@ def _of_the_load(tree: ast.Module) -> dict[str, str]:
         if call.func.attr == "from_pretrained" and call.args:  # type: ignore[attr-defined]
             found["source"] = ast.unparse(call.args[0]).replace("'", '"')
             kept = [ast.unparse(one) for one in call.keywords if one.arg not in ("device_map", "max_memory")]
-            found["options"] = "".join(f", {one}" for one in kept)
+            if kept:
+                found["options"] = "".join(f", {one}" for one in kept)
         return found
     return {}
 
