@@ -36,6 +36,7 @@ REFUSALS: Sentences = {
     ),
     "shards_stepped_by_others": "parallelism 'fsdp2' needs an optimizer of PyTorch, not {optimizer}.",
     "shards_scaled": "parallelism 'fsdp2' is not written for precision 'amp-fp16': use 'amp-bf16'.",
+    "shards_of_old_torch": "parallelism 'fsdp2' cannot be followed with this PyTorch: use 2.13 or newer.",
     "flash_in_32_bits": ("attention 'flash_attention_2' works in 16 bits only: with precision 'fp32' use 'sdpa'."),
     "flash_on_old_card": (
         "attention 'flash_attention_2' needs compute capability 8.0, which {gpu} does not have: use 'sdpa'."

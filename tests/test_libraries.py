@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
 import subprocess
 import sys
@@ -237,7 +239,7 @@ def test_an_adapter_is_loaded_without_its_weights(
 @pytest.mark.parametrize("batch", ["full", "padded"])
 def test_flash_attention_is_stood_in_for(model_folder: Path, batch: str) -> None:
     transformers = pytest.importorskip("transformers", "5")
-    if __import__("importlib").util.find_spec("flash_attn") is not None:
+    if importlib.util.find_spec("flash_attn") is not None:
         pytest.skip("flash_attn is installed")
 
     def forward(attention: str) -> None:
@@ -257,13 +259,20 @@ def test_flash_attention_is_stood_in_for(model_folder: Path, batch: str) -> None
 def test_models_that_asked_for_flash_attention_at_import_have_it(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """GPTBigCode of transformers 4 ended with a NameError: it imports the function only where flash_attn is."""
+    """GPTBigCode of transformers 4 ended with a NameError: it imports the function only where flash_attn is.
+
+    A module beside it imports what is not installed when it is asked for a name: Aria, without torchvision.
+    """
     transformers = pytest.importorskip("transformers", "5")
-    if __import__("importlib").util.find_spec("flash_attn") is not None:
+    if importlib.util.find_spec("flash_attn") is not None:
         pytest.skip("flash_attn is installed")
     old = types.ModuleType("transformers.models.old.modeling_old")
     old.is_flash_attn_2_available = lambda: False  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, old.__name__, old)
+    lazy = types.ModuleType("transformers.models.lazy")
+    lazy.__file__ = transformers.__file__
+    lazy.__getattr__ = lambda name: importlib.import_module("no_such_vision_library")  # type: ignore[method-assign]
+    monkeypatch.setitem(sys.modules, lazy.__name__, lazy)
 
     def load() -> None:
         transformers.GPT2LMHeadModel.from_pretrained(model_folder, attn_implementation="flash_attention_2")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from versions import bitsandbytes_or_skip
 
+from oom_magic.errors import InvalidSettingError
 from oom_magic.predict.setups.gpus import DEFAULT_GPU
 from oom_magic.predict.setups.model_source import resolve_model
 from oom_magic.predict.setups.models import find_model
@@ -350,6 +351,10 @@ def test_several_gpus() -> None:
     config = transformers.GPT2Config(n_layer=2, n_embd=128, n_head=2, vocab_size=1000)
     alone = TrainingSetup(config, microbatch_size=8, seq_len=64, precision="fp32")
     replicas, ddp = alone.replace(num_gpus=2), alone.replace(num_processes=4)
+    if not hasattr(pytest.importorskip("torch.distributed.fsdp").FSDPModule, "set_reshard_after_forward"):
+        with pytest.raises(InvalidSettingError, match="this PyTorch"):
+            ddp.replace(parallelism="fsdp2")
+        pytest.skip("FSDP2 of this PyTorch is not followed")
     sharded = ddp.replace(parallelism="fsdp2")
     assert (replicas.global_batch_size, ddp.global_batch_size) == (8, 32)
     reports = [setup.dry_run() for setup in (alone, replicas, ddp, sharded)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,13 @@ MOST_STEPS = 20
 MOST_SECONDS = 8
 FOLLOWING_SECONDS = 10  # of computing after three like steps, or as long as those took
 StopAfter = int | Literal["alike"] | None
+
+
+class _Bar(tqdm):  # type: ignore[misc]
+    """A bar whose lock is of threads: tqdm's own settles how processes start, for which Python 3.14 writes a file."""
+
+
+_Bar.set_lock(threading.RLock())
 
 
 class Finished(BaseException):
@@ -141,7 +149,7 @@ class Training:
         self._expect_step()
         options: dict[str, Any] = {"desc": "dry run", "unit": "step", "delay": 2, "leave": False}
         total = self.stop_after_steps if isinstance(self.stop_after_steps, int) else None
-        with tqdm(total=total, disable=not self._has_bar, **options) as bar:
+        with _Bar(total=total, disable=not self._has_bar, **options) as bar:
             self._bar = bar
             try:
                 yield

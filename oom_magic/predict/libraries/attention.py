@@ -158,12 +158,14 @@ def _at_request(module: ModuleType, run: Run) -> Iterator[None]:
 def _models_without(flash: ModuleType) -> Iterator[tuple[str, dict[str, Any]]]:
     """Modules of models that asked for flash_attn when they were imported, and what they then did not import.
 
-    transformers before version 5 has such models: GPTBigCode, Jamba, DBRX.
+    transformers before version 5 has such models: GPTBigCode, Jamba, DBRX. What a module holds is looked at, not asked
+    for: one that imports others when it is asked fails where they are not installed.
     """
     function = getattr(flash, "_flash_attention_forward", None)
     for name, module in list(sys.modules.items()):
-        asked = name.startswith("transformers.models.") and hasattr(module, "is_flash_attn_2_available")
-        if asked and function is not None and not hasattr(module, "_flash_attention_forward"):
+        names = vars(module) if name.startswith("transformers.models.") else {}
+        asked = "is_flash_attn_2_available" in names
+        if asked and function is not None and "_flash_attention_forward" not in names:
             yield name, {"_flash_attention_forward": function}
 
 

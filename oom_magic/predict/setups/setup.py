@@ -370,7 +370,15 @@ def _wrong_on_several(setup: TrainingSetup) -> dict[str, bool]:
         "shards_of_adapters": setup.parallelism == "fsdp2" and setup.method != "full",
         "shards_stepped_by_others": setup.parallelism == "fsdp2" and OPTIMIZERS[setup.optimizer][0] != "torch",
         "shards_scaled": setup.parallelism == "fsdp2" and setup.precision == "amp-fp16",
+        "shards_of_old_torch": setup.parallelism == "fsdp2" and not _follows_shards(),
     }
+
+
+def _follows_shards() -> bool:
+    """Not FSDP2 of PyTorch 2.6, whose shards refuse the gradients of a dry run; it does not have this method yet."""
+    from torch.distributed.fsdp import FSDPModule
+
+    return hasattr(FSDPModule, "set_reshard_after_forward")
 
 
 def _check_adapter(setup: TrainingSetup) -> None:

@@ -68,8 +68,8 @@ def standard_library_noted() -> Callable[[], None]:
 
 
 def _classes(values: list[Any]) -> list[type]:
-    """The library's own among values of its modules."""
-    kinds = {kind for kind in set(map(type, values)) if issubclass(kind, type)}
+    """The library's own among values of its modules, but for old names that warn when they are compared (in typing)."""
+    kinds = {kind for kind in set(map(type, values)) if issubclass(kind, type) and kind.__eq__ is type.__eq__}
     found = compress(values, map(kinds.__contains__, map(type, values)))
     return [one for one in dict.fromkeys(found) if _is_own(one)]
 
