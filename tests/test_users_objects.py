@@ -248,7 +248,8 @@ def test_what_is_taken_from_the_users_iterators_is_there_again_or_said() -> None
         "backwards": reversed(words),
         "keys": iter(dict.fromkeys(words)),
         "numbered": enumerate(map(str.upper, iter(words))),
-        "pairs": zip(words, itertools.cycle(seen), strict=False),
+        "pairs": zip(words, seen, strict=False),
+        "cycled": itertools.cycle(seen),
         "batches": iter(loader),
         "held": {"inside": [iter(words)]},
         "digest": hashlib.sha256(b"a"),
@@ -264,7 +265,7 @@ def test_what_is_taken_from_the_users_iterators_is_there_again_or_said() -> None
     names["packed"].write(b"before")
 
     def run() -> None:
-        for name in ("listed", "backwards", "keys", "numbered", "pairs", "batches", "generator"):
+        for name in ("listed", "backwards", "keys", "numbered", "pairs", "cycled", "batches", "generator"):
             next(names[name])
         asyncio.run(names["awaited"])
         next(names["held"]["inside"][0])
@@ -274,7 +275,9 @@ def test_what_is_taken_from_the_users_iterators_is_there_again_or_said() -> None
 
     report = DrySession(has_bar=False, is_lasting=False).run(run, [names])
     said = [one.text.split("`")[1] for one in report.assumptions if "of yours" in one.text]
-    assert said == ["generator", "awaited"]
+    has_copies = sys.version_info < (3, 14)  # since then those of itertools cannot be copied
+    assert said == [*([] if has_copies else ["cycled"]), "generator", "awaited"]
+    assert next(names["cycled"]) == (0 if has_copies else 1)
     names["waiting"].close()
     for name, one in zip(("listed", "backwards", "keys", "numbered", "pairs", "batches"), iterators, strict=False):
         assert names[name] is one

@@ -41,6 +41,7 @@ from oom_magic.predict.isolation.context import (
     only_one,
 )
 from oom_magic.predict.isolation.files.effects import isolated
+from oom_magic.predict.isolation.files.open_files import compressed_written_out
 from oom_magic.predict.isolation.patching import all_patched
 from oom_magic.predict.isolation.process.process_state import process_state_restored
 from oom_magic.predict.isolation.process.pytorch_state import pytorch_state_restored
@@ -309,8 +310,10 @@ class DrySession:
             stack.enter_context(process_state_restored())
             if self.job is not None:
                 self.job.set_environment()
+            write_out = compressed_written_out()
             stack.enter_context(self._user_state.exchanged(function, namespaces, self._assume_of_all))
             isolation = stack.enter_context(isolated(self._assume_of_user, namespaces, function))
+            stack.callback(write_out)  # what the run compressed goes where it is put back
             cards = Cards(self.fake_gpu, self.total_bytes, self.gpu.context_bytes)
             view = DeviceView(self.fake_gpu)
             stack.enter_context(all_patched(torch_patches(cards, view, self.assume)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import gzip
 import io
 import logging
 import operator
@@ -26,7 +27,7 @@ import numpy as np
 
 from oom_magic.language import _
 from oom_magic.predict.isolation.files.file_tree import FileTree
-from oom_magic.predict.isolation.live_objects import FILES
+from oom_magic.predict.isolation.live_objects import FILES, find_live_objects
 from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.isolation.reach import NOT_WALKED
 from oom_magic.predict.isolation.run_threads import Scope
@@ -61,6 +62,30 @@ def open_files_kept(
         stack.enter_context(_logs_kept(scope))
         with scope.inside():
             yield
+
+
+def compressed_written_out() -> Callable[[], None]:
+    """Let gzip's streams compress what they hold back, now and when what is returned is called.
+
+    Since Python 3.12 they keep it in a C object, which nobody can put back; what they compress into can be.
+    """
+    kind = getattr(gzip, "_WriteBufferStream", None)
+    found = [] if kind is None else [one for one in find_live_objects().files if isinstance(_raw(one), kind)]
+
+    def write_out() -> None:
+        for one in found:
+            with suppress(OSError, ValueError, RuntimeError):  # closed, or its stream is gone
+                one.flush()
+
+    write_out()
+    return write_out
+
+
+def _raw(file: Any) -> Any:
+    try:
+        return getattr(file, "raw", None)
+    except ValueError:  # detached
+        return None
 
 
 def _reachable(
