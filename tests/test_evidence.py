@@ -227,6 +227,8 @@ def test_the_macs_mark_is_explained_and_its_code_names_no_other_device():
     assert "PyTorch's own mark for MPS" in said
     assert "PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0" in said
     assert "cuda" not in said.casefold()
+    assert "PyTorch held 15.20 GiB of the 18.13 GiB it may take" in " ".join(said.split())
+    assert "recommended_max_memory()" in said and "the cache then holds" not in said
 
 
 def test_a_small_request_is_never_said_to_be_too_big_by_itself():

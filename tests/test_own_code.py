@@ -240,7 +240,7 @@ def test_what_the_cell_does_not_show_is_not_rewritten(key, source):
 
 def test_the_names_of_a_load():
     tree = ast.parse("tok = AutoTokenizer.from_pretrained('a')\nlm = hf.AutoModel.from_pretrained(NAME).to('cuda')")
-    assert own_names(tree, {}) == {"model": "lm", "loader": "hf.AutoModel", "source": "NAME", "options": ""}
+    assert own_names(tree, {}) == {"model": "lm", "loader": "hf.AutoModel", "source": "NAME"}
 
 
 def test_the_batch_size_of_a_loader_is_not_assigned_to_it():

@@ -113,8 +113,11 @@ def _asked(failure: Failure, lang: Language) -> str:
     values = {**sizes, "device": _device(failure, lang)}
     if None not in sizes.values():
         return translate("what_full", lang, **values)
-    key = "what_requested" if failure.total_bytes is None else "what_capacity"
-    return translate(key, lang, **values)
+    if failure.total_bytes is not None:
+        return translate("what_capacity", lang, **values)
+    if failure.limit_bytes is not None and failure.pytorch_bytes is not None:
+        return translate("what_limited", lang, limit_bytes=failure.limit_bytes, **values)
+    return translate("what_requested", lang, **values)
 
 
 def _device(failure: Failure, lang: Language) -> str:

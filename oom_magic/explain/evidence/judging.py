@@ -323,6 +323,8 @@ def _check(cause: Cause, failure: Failure | None, clues: Clues) -> Evidence:
         return Evidence("check_other_process", {"tool": device_tool(backend, clues.accelerator)})
     if cause is Cause.LEAK_OR_RETAINED_REFERENCE:
         return Evidence(f"check_{cause.value}", {"call": _COUNTERS.get(backend or "cuda", _COUNTERS["cuda"])})
+    if cause is Cause.MEMORY_FRACTION_LIMIT and backend == "mps":
+        return Evidence(f"check_{cause.value}_mps")
     if clues.program is not None and cause in (Cause.WEIGHTS_TOO_BIG, Cause.ACTIVATIONS, Cause.MEMORY_FRACTION_LIMIT):
         return Evidence(f"check_{cause.value}_inference")
     return Evidence(f"check_{cause.value}")

@@ -265,6 +265,9 @@ EVIDENCE: Sentences = {
     "check_memory_fraction_limit_inference": (
         "Start with a smaller share or a shorter context: the log says how many tokens the cache then holds."
     ),
+    "check_memory_fraction_limit_mps": (
+        "Print torch.mps.driver_allocated_memory() and torch.mps.recommended_max_memory() just before it fails."
+    ),
     "check_sysmem_fallback": "Watch 'Shared GPU memory' in the Task Manager: it grows once the card is full.",
     "check_host_ram": "Watch the RAM (free -h, the Task Manager) while it runs; on Linux dmesg names what was killed.",
     "check_shared_memory": "df -h /dev/shm while the loader works.",

@@ -28,6 +28,7 @@ PAGE_CATALOGUE: Sentences = {
         " {free_bytes} were free."
     ),
     "what_capacity": "{requested_bytes} were asked for on {device} of {total_bytes}.",
+    "what_limited": "{requested_bytes} were asked for; PyTorch held {held_bytes} of the {limit_bytes} it may take.",
     "what_requested": "{requested_bytes} were asked for and not granted.",
     "device_numbered": "{device} {index}",
     "device_any": "a device",
@@ -188,7 +189,7 @@ PAGE_CATALOGUE: Sentences = {
     "pace_qlora": "slower",
     "pace_int8": "slower layers",
     "pace_offload": "much slower",
-    "pace_streamed": "much slower",
+    "pace_streamed": "copies weights",
     "pace_fsdp": "depends",
     "pace_combination": "added up",
     "speed_heading": "Speed: {text}.",
