@@ -302,6 +302,18 @@ def test_what_pytorch_holds_is_as_before(name: str) -> None:
     assert read() == before
 
 
+def test_anything_can_stand_among_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Compared(types.ModuleType):
+        def __eq__(self, other: object) -> bool:
+            return False
+
+    monkeypatch.setitem(sys.modules, "no_module", types.SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "without_hash", Compared("without_hash"))
+    run = DrySession(has_bar=False, is_lasting=False)
+    run.run(lambda: torch.empty(512, device="cuda"))
+    assert run.report is not None and run.report.peak_allocated_bytes == 2048
+
+
 def test_loggers_and_modules_of_a_run_leave_nothing() -> None:
     def run() -> None:
         logging.getLogger("the_runs_own").addHandler(logging.NullHandler())

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
+SCALAR = 512  # bytes of its block: a name that holds the loss, or the divided one, may be alive at the peak or not
 
 
 @pytest.mark.slow
@@ -21,4 +22,4 @@ def test_code_that_is_pasted_takes_what_was_promised(name: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=900, check=False)
     found = json.loads((done.stdout.splitlines() or ["[]"])[-1])
     assert found, done.stderr[-2000:]
-    assert not [one for one in found if one["peak"] not in one["promised"]]
+    assert not [one for one in found if min(abs(one["peak"] - promised) for promised in one["promised"]) > SCALAR]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from itertools import chain
 from typing import Any
 
@@ -20,16 +20,22 @@ _KEPT = ("oom_magic", "torch._dynamo", "torch._inductor", "torch._functorch", "t
 
 def registrations_noted() -> Callable[[], None]:
     """Take out, when called, what was registered since."""
-    tables = list(chain.from_iterable(map(_tables_of, list(sys.modules.values()))))
+    tables = list(chain.from_iterable(map(_tables_of, filter(_is_module, list(sys.modules.values())))))
     return functools.partial(_restore, tables, list(map(len, tables)))
+
+
+def _is_module(one: Any) -> bool:
+    """Anything can stand in ``sys.modules``."""
+    return issubclass(type(one), types.ModuleType) and issubclass(type(one), Hashable)
 
 
 @functools.cache
 def _tables_of(module: Any) -> tuple[Any, ...]:
     """A library's dicts and lists."""
-    if not isinstance(module, types.ModuleType) or module.__name__.startswith(_KEPT) or is_users_module(module):
+    name = str(vars(module).get("__name__", ""))
+    if name.startswith(_KEPT) or is_users_module(module):
         return ()
-    is_pythons = module.__name__.partition(".")[0] in sys.stdlib_module_names  # ``standard_library`` sees to them
+    is_pythons = name.partition(".")[0] in sys.stdlib_module_names  # ``standard_library`` sees to them
     return () if is_pythons else tuple(one for one in vars(module).values() if issubclass(type(one), (dict, list)))
 
 
