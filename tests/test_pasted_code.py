@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parent / "gpu"
 SCALAR = 512  # bytes of its block: a name that holds the loss, or the divided one, may be alive at the peak or not
 
 
