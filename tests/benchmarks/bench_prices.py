@@ -4,8 +4,9 @@
 
 A cell runs out of memory on a pretend GPU, then %oom_explain rehearses it. Goals on two idle cores: words within 1 s,
 the first price within 5 s, all of the GPT-2 cell within 15 s and of the 7B LoRA cell within 30 s. Measured by the clock on
-two idle cores: GPT-2 0.4, 2.7 and 16.1 s, of which compiling, the last to be priced, takes 8.3; 7B LoRA 0.4, 6.8 and 48.4 s
-(compiling 18): a rehearsal takes 3 to 4 s, half of it the forward and the backward of its steps, a fifth building adapters.
+two idle cores: GPT-2 0.4, 2.8 and 8.0 s, 7B LoRA 0.4, 6.8 and 34.8 s; compiling is not rehearsed, as other changes leave the
+card safe. A rehearsal of the 7B cell takes 3 to 4 s, half of it the forward and the backward of its steps, a fifth building
+adapters.
 """
 
 from __future__ import annotations
