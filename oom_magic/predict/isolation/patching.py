@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import FunctionType, MethodType, ModuleType, TracebackType
 from typing import Any
@@ -78,6 +78,15 @@ def patched(owner: Any, values: Mapping[str, Any]) -> Iterator[None]:
             journal.record(functools.partial(_put_back, owner, name, vars(owner).get(name, _ABSENT)))
             setattr(owner, name, lent)
         _active.append(made)
+        yield
+
+
+@contextmanager
+def undone_at_the_end(undos: Iterable[Callable[[], object]]) -> Iterator[None]:
+    """Calls noted now; at the end all are made, the last first, whatever is raised."""
+    with Journal() as journal:
+        for undo in undos:
+            journal.record(undo)
         yield
 
 

@@ -14,14 +14,14 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 
-from oom_magic.predict.isolation.patching import Journal
+from oom_magic.predict.isolation.patching import undone_at_the_end
 from oom_magic.predict.isolation.process.library_tables import registrations_noted
 from oom_magic.predict.isolation.process.settings import settings_noted
 from oom_magic.predict.isolation.snapshot import Snapshot
@@ -38,13 +38,9 @@ def other_random_numbers() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def process_state_restored() -> Iterator[None]:
+def process_state_restored() -> AbstractContextManager[None]:
     """Restore the state at the end, whatever is raised."""
-    with Journal() as journal:
-        for restore in _restorations():
-            journal.record(restore)
-        yield
+    return undone_at_the_end(_restorations())
 
 
 def _restorations() -> Iterator[Callable[[], object]]:

@@ -13,7 +13,7 @@ import operator
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from torch.autograd import forward_ad
 from torch.utils import _device
 from torch.utils import _python_dispatch as dispatch
 
-from oom_magic.predict.isolation.patching import Journal
+from oom_magic.predict.isolation.patching import undone_at_the_end
 
 _FUNCTORCH: Any = torch._C._functorch
 _SAVED: Any = torch._C._autograd
@@ -29,13 +29,9 @@ _SETS = re.compile(r"_(?P<of>(?:jit_|debug_)?)set_(?P<rest>\w+)")
 _NO_SETTINGS = ("nvfuser", "dispatch_mode", "tracing_state", "graph_exec_group")
 
 
-@contextmanager
-def pytorch_state_restored() -> Iterator[None]:
+def pytorch_state_restored() -> AbstractContextManager[None]:
     """At the end what the core holds for the process and the calling thread is as now, whatever is raised."""
-    with Journal() as journal:
-        for restore in _restorations():
-            journal.record(restore)
-        yield
+    return undone_at_the_end(_restorations())
 
 
 def _restorations() -> Iterator[Callable[[], object]]:
