@@ -87,14 +87,13 @@ def refine_with_loop(judgement: Judgement, growth: Growth | None, failure: Failu
     held_bytes = 0 if failure is None or failure.pytorch_bytes is None else failure.pytorch_bytes
     if growth is None or not held_bytes:
         return judgement
-    key = (
-        "name_grows_by_entries"
-        if growth.are_entries
-        else "name_grows_with_graphs"
-        if growth.has_graph
-        else "name_grows"
+    ways = (
+        ("name_is_joined", growth.is_joined),
+        ("name_grows_by_entries", growth.are_entries),
+        ("name_grows_with_graphs", growth.has_graph),
+        ("name_grows", True),
     )
-    key = "name_is_joined" if growth.is_joined else key
+    key = next(name for name, holds in ways if holds)
     values: dict[str, int | str] = {
         "name": growth.name,
         "growing_code": growth.code,
