@@ -43,6 +43,7 @@ def assert_shortened(num_layers: list[int]) -> None:
     assert num_layers and ALL not in num_layers
 
 
+@pytest.mark.slow
 def test_gpt2_of_twelve_layers_from_runs_with_few(num_layers: list[int]) -> None:
     setup = TrainingSetup("gpt2", precision="amp-fp16", activation_checkpointing=True, gpu="A100 80GB")
     sizes = setup.sizes(microbatch_size=(2, 64))

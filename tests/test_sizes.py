@@ -118,6 +118,7 @@ def test_adapter_to_the_byte(adapter: Sizes, batch_size: int, seq_len: int, rank
     assert agrees(adapter, train_adapter, batch_size=batch_size, seq_len=seq_len, rank=rank)
 
 
+@pytest.mark.slow
 def test_padding_and_a_branch_on_size() -> None:
     sizes = size(train_padded, gpu=GPU, seq_len=(16, 1024))
     assert all(agrees(sizes, train_padded, seq_len=seq_len) for seq_len in (17, 64, 299, 300, 301, 302, 1001, 1024))
@@ -225,6 +226,7 @@ def test_out_of_memory_is_reported_as_the_dry_run_does() -> None:
     assert not sizes.fits(batch_size=64, seq_len=1000)
 
 
+@pytest.mark.slow
 def test_another_card_without_tracing_anew() -> None:
     sizes = size(train_gpt2, gpu=GPU, batch_size=(2, 8), seq_len=(32, 256))
     smaller = sizes.on("RTX 3060")

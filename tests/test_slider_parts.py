@@ -57,6 +57,7 @@ def test_stops_span_the_axis(axis: np.ndarray) -> None:
     assert start_of(axis, None) in stops and start_of(axis, int(axis[1])) == axis[1]
 
 
+@pytest.mark.slow
 def test_what_is_compiled_is_an_upper_bound_to_the_hand() -> None:
     def train(batch_size: int) -> None:
         model = torch.compile(nn.Linear(1024, 1024).cuda())

@@ -366,6 +366,27 @@ def attend(batch_size: int = 2, width: int = 32) -> None:
     layer(rows, rows, rows)[0].sum().backward()
 
 
+def attend_wide(batch_size: int = 8) -> None:
+    layer = nn.MultiheadAttention(510, 6, batch_first=True).to("cuda")
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    for _ in range(4):
+        rows = torch.randn(batch_size, 32, 510, device="cuda")
+        layer(rows, rows, rows)[0].sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_the_map_says_of_the_present_setting_what_its_report_says() -> None:
+    panel = om.sliders(attend_wide, gpu="T4", batch_size=(1, 64))
+    sizes = om.size(attend_wide, gpu="T4", batch_size=(1, 64))
+    peak, about = panel.report.peak_allocated_bytes, int(sizes.map(batch_size=[8])[0])
+    assert f"{about / MIB:.1f}" != f"{peak / MIB:.1f}"  # maps are of sums of sizes, which are close only
+    said = re.findall(r"[✓▲✗] ([\d.]+)", str(panel).split("What fits")[1])
+    assert said[3] == f"{peak / MIB:.1f}"
+    _, pictures = saved(panel._repr_mimebundle_()["text/html"])
+    assert re.findall(r"[✓▲✗] ([\d.]+)", pictures[8,])[3] == said[3]
+
+
 def test_an_argument_that_cannot_vary_is_left_out_and_said() -> None:
     panel = om.sliders(attend, gpu="T4")
     assert set(panel.controls) == {"gpu", "batch_size"}

@@ -28,6 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
+@pytest.mark.slow
 def test_the_second_time_nothing_is_run(folder: Path) -> None:
     pytest.importorskip("transformers")
     setup = TrainingSetup("gpt2", gpu="A100 80GB")

@@ -260,6 +260,7 @@ class Sliders(ipywidgets.VBox):
         cells = estimator.cells(sizes, values)
         if cells is None:
             return
+        self._panel.show_map(cells, sizes.device)
         for cell in cells.doubtful(sizes.device):
             await slices.run(estimator.check_cell, sizes, values, cells, cell)
             self._panel.show_map(cells, sizes.device)
@@ -324,10 +325,7 @@ class Sliders(ipywidgets.VBox):
         return {**super()._repr_mimebundle_(), **self._still()}
 
     def _ipython_display_(self) -> None:
-        """Show the panel, and behind it a still picture that follows: it is what a saved notebook shows.
-
-        Without a kernel there is only the still one.
-        """
+        """Show the panel, and behind it the still picture that a saved notebook shows; without a kernel only that."""
         self._is_shown = True
         shell = get_ipython()
         if getattr(shell, "kernel", None) is None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from oom_magic.language import _
 from oom_magic.memory.categories import verdict_on
-from oom_magic.memory.report import Device
+from oom_magic.memory.report import Device, MemoryReport
 from oom_magic.memory.timeline import IntArray
 from oom_magic.notebook.sliders.ranges import BATCHES, LENGTHS, first_of, landmarks
 from oom_magic.units import unit_for
@@ -38,11 +38,18 @@ _SIGNS = {"safe": "✓", "tight": "▲", "danger": "▲", "over": "✗"}
 class Cells:
     """Peak allocated bytes of each cell, and what decides whether it fits: bytes reserved, where replayed.
 
-    A cell that fails when replayed holds ``OVER``.
+    A cell that fails when replayed needs ``OVER``.
     """
 
     peaks: IntArray
     needed: IntArray
+
+    def note(self, cell: int, report: MemoryReport) -> None:
+        """What the replayed allocator says of a cell: the numbers that a report of this setting has, too."""
+        if report.out_of_memory is not None:
+            self.needed.flat[cell] = OVER
+            return
+        self.peaks.flat[cell], self.needed.flat[cell] = report.peak_allocated_bytes, report.peak_reserved_bytes
 
     def doubtful(self, device: Device) -> list[int]:
         """Cells so close to the card's limit that reserved memory decides, the closest first."""
@@ -88,6 +95,11 @@ class Grid:
         row, column = divmod(cell, len(self.columns))
         values = {self.across: self.columns[column]}
         return values if self.down is None else {self.down: self.rows[row], **values}
+
+    def cell(self, values: Mapping[str, Any]) -> int | None:
+        """The cell of a setting, counted along the rows; None for one between the cells."""
+        cells = range(len(self.rows) * len(self.columns))
+        return next((cell for cell in cells if self.values(cell).items() <= values.items()), None)
 
     def cells(self, sizes: Sizes, point: Mapping[str, Any]) -> Cells:
         """Peak allocated bytes at every cell, the other arguments as they are at ``point``."""
@@ -141,7 +153,7 @@ class FitMap:
     def show(self, cells: Cells, device: Device) -> None:
         """New numbers in the cells."""
         unit, name = unit_for(cells.peaks.max(initial=0))
-        rules = [f'.{self._class}-box .oom-unit::after{{content:" in {name}"}}']
+        rules = [f'.{self._class}-box .oom-unit::after{{content:" ({name})"}}']
         for number, (peak, needed) in enumerate(zip(cells.peaks.flat, cells.needed.flat, strict=True), 1):
             state = state_of(int(needed), device)
             rules.append(
@@ -178,9 +190,10 @@ class FitMap:
         columns = "".join(f"<span>{column}</span>" for column in grid.columns)
         rows = "".join(f"<span>{row}</span>" for row in grid.rows) if grid.down else "<span></span>"
         names = f"{escape(grid.down)} ↓, {escape(grid.across)} →" if grid.down else f"{escape(grid.across)} →"
-        names += '; peak allocated<span class="oom-unit"></span>. Click to go there.'
+        title, help_ = _("What fits"), _("Click to go there.")
+        names += f"; {_('peak allocated')}<span class='oom-unit'></span>. {help_}"
         return (
-            f'<div class="oom oom-map-heading"><b>What fits</b> <small>{names}</small>'
+            f'<div class="oom oom-map-heading"><b>{title}</b> <small>{names}</small>'
             f'<div class="columns" style="--columns:{len(grid.columns)}">{columns}</div>'
             f'<div class="rows" aria-hidden="true">{rows}</div></div>'
         )

@@ -14,6 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from oom_magic.language import _
 from oom_magic.notebook.sliders.ranges import few_stops
 from oom_magic.notebook.sliders.source import Estimator, Values
 from oom_magic.notebook.sliders.view import live_blocks
@@ -33,15 +34,14 @@ class SavedSliders:
     def __init__(self, estimator: Estimator) -> None:
         self._estimator = estimator
         self._pictures: dict[tuple[Any, ...], str] = {}
-        self._maps: dict[tuple[Any, ...], tuple[Table, ...]] = {}
 
     def missing(self, sizes: Sizes, values: Values) -> list[Values]:
         """The settings that ``html`` needs and that are still to be drawn."""
-        return [point for point in self._points(values) if self._estimator.key(sizes, point) not in self._pictures]
+        return [point for point in self._points(values) if self._key(sizes, point) not in self._pictures]
 
     def draw(self, sizes: Sizes, values: Values) -> str:
         """Draw the picture that the panel shows while a setting is dragged, with the map around it."""
-        key = self._estimator.key(sizes, values)
+        key = self._key(sizes, values)
         if key not in self._pictures:
             others = ", ".join(f"{name} {values[name]}" for name in self._estimator.sizer.ranges.choices)
             blocks = [*live_blocks(self._estimator.quick(sizes, values)), *self._map(sizes, values)]
@@ -56,8 +56,12 @@ class SavedSliders:
             return ""
         dials = [{"name": name, "stops": at, "at": at.index(values[name])} for name, at in stops.items()]
         pictures = [self.draw(sizes, point) for point in self._points(values)]
-        told = json.dumps({"dials": dials, "pictures": pictures})
+        told = json.dumps({"dials": dials, "pictures": pictures, "reset": _("Back to what was set")})
         return _template("page.html").replace("PACKED", base64.b64encode(zlib.compress(told.encode(), 9)).decode())
+
+    def _key(self, sizes: Sizes, values: Values) -> tuple[Any, ...]:
+        """What decides a picture."""
+        return (*self._estimator.key(sizes, values), self._estimator.replayed(sizes, values) is None)
 
     def _stops(self, values: Values) -> dict[str, list[int]]:
         sizer = self._estimator.sizer
@@ -71,14 +75,8 @@ class SavedSliders:
             yield {**values, **dict(zip(stops, point, strict=True))}
 
     def _map(self, sizes: Sizes, values: Values) -> tuple[Table, ...]:
-        grid = self._estimator.grid
-        if grid is None:
-            return ()
-        key = self._estimator.key(sizes, values, *grid.names)
-        if key not in self._maps:
-            cells = grid.cells(sizes, self._estimator.sizer.point(values))
-            self._maps[key] = (grid.table(cells, sizes.device),)
-        return self._maps[key]
+        grid, cells = self._estimator.grid, self._estimator.cells(sizes, values)
+        return () if grid is None or cells is None else (grid.table(cells, sizes.device),)
 
 
 def naming_script(live_class: str) -> str:

@@ -26,6 +26,13 @@ def in_slices(dry_run: Callable[[], _T]) -> _T:
     return dry_run() if slices is None else slices.made(dry_run)
 
 
+def count_in_slices() -> None:
+    """Tell whoever waits for the slices of this thread that one more dry run was made, wherever that was."""
+    slices: Slices | None = getattr(_present, "slices", None)
+    if slices is not None:
+        slices.count()
+
+
 def running_loop() -> asyncio.AbstractEventLoop | None:
     """The loop of the kernel; None in a program, where nothing can be done later."""
     try:
@@ -71,6 +78,11 @@ class Slices:
                 raise asyncio.CancelledError
         return made.result()
 
+    def count(self) -> None:
+        """One more dry run was made."""
+        self._num_runs += 1
+        self._loop.call_soon_threadsafe(self._told, self._num_runs)
+
     def stop(self) -> None:
         """Let the work end before its next dry run."""
         self._is_stopped = True
@@ -85,5 +97,3 @@ class Slices:
             made.set_exception(error)
         else:
             made.set_result(found)
-            self._num_runs += 1
-            self._told(self._num_runs)

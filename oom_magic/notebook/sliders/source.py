@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from oom_magic.language import _
 from oom_magic.memory.report import MemoryReport
 from oom_magic.notebook.sliders.cards import SliderCard, SliderMachine
-from oom_magic.notebook.sliders.fit_map import OVER, Cells, Grid
+from oom_magic.notebook.sliders.fit_map import Cells, Grid
 from oom_magic.notebook.sliders.ranges import (
     ACCUMULATION,
     BATCHES,
@@ -24,7 +24,7 @@ from oom_magic.notebook.sliders.ranges import (
     start_of,
     without_the_stiff,
 )
-from oom_magic.notebook.sliders.slices import in_slices
+from oom_magic.notebook.sliders.slices import count_in_slices, in_slices
 from oom_magic.notebook.sliders.view import Estimate, Largest, WayOut, error_blocks
 from oom_magic.predict.sizing.fingerprint import fingerprint
 from oom_magic.predict.sizing.ranges import Ranges
@@ -44,9 +44,11 @@ class Estimator:
         self.grid = grid
         self._largest: dict[tuple[Any, ...], Largest] = {}
         self._cells: dict[tuple[Any, ...], Cells] = {}
+        self._reports: dict[tuple[Any, ...], MemoryReport] = {}  # of settings that were looked at
 
     def quick(self, sizes: Sizes, values: Values) -> Estimate:
-        """Without the allocator; a few milliseconds."""
+        """Without the allocator, unless it was replayed for this setting before; a few milliseconds."""
+        report = self.replayed(sizes, values)
         return Estimate(
             values=dict(values),
             device=sizes.device,
@@ -54,13 +56,21 @@ class Estimator:
             arguments=self.sizer.arguments(values),
             notes=self.sizer.notes,
             largest=self._quick_largest(sizes, values),
-            assumptions=sizes.assumptions,
+            report=report,
+            assumptions=sizes.assumptions if report is None else report.assumptions,
         )
 
     def exact(self, sizes: Sizes, values: Values, estimate: Estimate | None = None) -> Estimate:
         """With the report of a run: the allocator replayed where the function is known, else run at this very point."""
-        report = self._report(sizes, values)
+        report = self.replayed(sizes, values)
+        if report is None:
+            report = self._reports[self.key(sizes, values)] = self._report(sizes, values)
+            _drop_oldest(self._reports, _MOST_REPORTS)
         return replace(estimate or self.quick(sizes, values), report=report, assumptions=report.assumptions)
+
+    def replayed(self, sizes: Sizes, values: Values) -> MemoryReport | None:
+        """The report of a setting that was looked at before."""
+        return self._reports.get(self.key(sizes, values))
 
     def with_largest(self, sizes: Sizes, values: Values, estimate: Estimate) -> Estimate:
         """With the largest batch found by replaying the allocator; not where each point would have to be run."""
@@ -96,12 +106,16 @@ class Estimator:
         return sizes.report(**point) if self.sizer.is_known(sizes, values) else sizes.report_of_run(**point)
 
     def cells(self, sizes: Sizes, values: Values) -> Cells | None:
-        """The map; it changes only with what is not on it. None until the function is known."""
+        """The map, with the replayed numbers of this setting once they are there. None until the function is known."""
         if self.grid is None or not self.sizer.is_known(sizes, values):
             return None
         key = self.key(sizes, values, *self.grid.names)
         if key not in self._cells:
-            self._cells = {key: self.grid.cells(sizes, self.sizer.point(values))}
+            self._cells[key] = self.grid.cells(sizes, self.sizer.point(values))
+            _drop_oldest(self._cells, _MOST_MAPS)
+        cell, report = self.grid.cell(values), self.replayed(sizes, values)
+        if cell is not None and report is not None:
+            self._cells[key].note(cell, report)
         return self._cells[key]
 
     def check_cell(self, sizes: Sizes, values: Values, cells: Cells, cell: int) -> None:
@@ -110,8 +124,7 @@ class Estimator:
         point = {**self.sizer.point(values), **self.grid.values(cell)}
         if cells.needed.flat[cell] != cells.peaks.flat[cell] or not sizes.is_exact(**point):
             return
-        report = sizes.report(**point)
-        cells.needed.flat[cell] = OVER if report.out_of_memory is not None else report.peak_reserved_bytes
+        cells.note(cell, sizes.report(**point))
 
     def key(self, sizes: Sizes, values: Values, *but: str) -> tuple[Any, ...]:
         """What decides the sizes, ``but`` for some arguments."""
@@ -138,6 +151,7 @@ class Estimator:
 
 
 Values = Mapping[str, Any]
+_MOST_REPORTS, _MOST_MAPS = 16, 64
 _WAYS_OUT = (("activation_checkpointing", True), ("loss", "chunked"), ("method", "qlora"))
 
 
@@ -172,7 +186,8 @@ class Sizer(ABC):
             try:
                 self._check(values, card)
                 self._made[key] = self._untraced(values, card)
-                self._made[key].elsewhere = in_slices
+                self._made[key].runs.elsewhere = in_slices
+                self._made[key].runs.tell = count_in_slices
             except Exception as error:
                 self._failed[key] = error_blocks(error)
         if key in self._failed:
@@ -374,6 +389,11 @@ def _run_once(fn: Callable[..., Any], card: SliderCard, machine: SliderMachine, 
     number: dict[str, Any] = {"num_gpus": machine.num_gpus, "num_processes": machine.num_processes}
     with in_silence():
         dry_run(fn, gpu=card.gpu, stop_after_steps=1, **number, **arguments)
+
+
+def _drop_oldest(known: dict[Any, Any], most: int) -> None:
+    while len(known) > most:
+        del known[next(iter(known))]
 
 
 def _any_arguments(**_arguments: Any) -> None:

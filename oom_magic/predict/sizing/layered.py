@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from copy import copy
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -42,23 +41,32 @@ known_repetitions: OrderedDict[bytes, _Known] = OrderedDict()
 
 
 class LayeredRuns(Generic[_Where]):
-    """Traces of one function at any place. ``run`` makes one inside a context, which may ask for fewer layers.
+    """Traces of one function at any place. ``run`` makes one, with as many layers as it is told or (None) with all;
+    ``ahead`` is told of runs that it will be asked for.
 
     How layers repeat is learned where a structure is first met, and checked where it is met next.
     """
 
-    def __init__(self, run: Callable[[_Where, AbstractContextManager[None]], Trace], layers: Layers | None) -> None:
+    def __init__(
+        self,
+        run: Callable[[_Where, int | None], Trace],
+        ahead: Callable[[Iterable[tuple[_Where, int | None]]], None],
+        layers: Layers | None,
+    ) -> None:
         self._run = run
+        self._ahead = ahead
         self._layers = layers
         most = 0 if layers is None else layers.count - _NUM_RUNS - _LEAST_GAIN
         self._fewest = tuple(fewest for fewest in _FEWEST if fewest <= most)
         self._here: dict[tuple[_Where, int], Trace] = {}  # at the present place, by the number of layers
 
-    def made_by(self, run: Callable[[_Where, AbstractContextManager[None]], Trace]) -> LayeredRuns[_Where]:
-        """The same with other runs."""
-        other = copy(self)
-        other._run = run
-        return other
+    def expect(self, places: Iterable[_Where]) -> None:
+        """These will be traced; the first of all teaches how layers repeat."""
+        places = list(places)
+        fewest = self._fewest[0] if self._fewest else None
+        if fewest is not None and len(self._fewest) > 1:
+            self._ahead((where, fewest + more) for where in places[:1] for more in reversed(range(_NUM_RUNS)))
+        self._ahead((where, fewest) for where in places)
 
     def trace(self, where: _Where) -> Trace:
         """The trace at a place, with all layers."""
@@ -71,7 +79,7 @@ class LayeredRuns(Generic[_Where]):
                 structure, numbers = repetition.lengthened(self._layered(where, fewest), self._layers.count)
                 return Trace(structure, numbers, few.dims, few.assumptions)
         self._fewest = ()
-        return self._run(where, nullcontext())
+        return self._run(where, None)
 
     def _repetition(self, where: _Where, few: Trace, fewest: int) -> Repetition | None:
         key = few.structure.key
@@ -86,6 +94,7 @@ class LayeredRuns(Generic[_Where]):
         return known.repetition
 
     def _learned(self, where: _Where, fewest: int) -> Repetition | None:
+        self._ahead((where, fewest + more) for more in range(1, _NUM_RUNS))
         try:
             return Repetition.learn([self._layered(where, fewest + more) for more in range(_NUM_RUNS)])
         except IrregularError:
@@ -104,8 +113,7 @@ class LayeredRuns(Generic[_Where]):
         return LayeredRun(num_layers, trace.structure, trace.numbers)
 
     def _with_layers(self, where: _Where, num_layers: int) -> Trace:
-        assert self._layers is not None
         key = where, num_layers
         if key not in self._here:
-            self._here[key] = self._run(where, self._layers.only(num_layers))
+            self._here[key] = self._run(where, num_layers)
         return self._here[key]

@@ -179,8 +179,7 @@ def _blocks(sizes: IntArray) -> tuple[FloatArray, FloatArray]:
 
 
 def _divide(excess: FloatArray, lacking: FloatArray) -> tuple[FloatArray, FloatArray, BoolArray]:
-    """For each allocation, the share of ``lacking`` that explains ``excess`` best, the mean of the rest, and whether
-    that varies."""
+    """For each allocation its share of ``lacking`` (the mean of those that fit best), and whether that varies."""
     squares = (lacking**2).sum(axis=1)
     share = np.clip((excess * lacking).sum(axis=1) / np.maximum(squares, 1), 0, 1)
     rest = excess - share[:, None] * lacking

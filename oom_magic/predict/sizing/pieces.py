@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -253,12 +253,13 @@ def _parts(node: Node) -> list[Node]:
 class Explorer:
     """Finds the pieces of a function by tracing it at points of a lattice, of which ``axes`` are the values.
 
-    All traces are made inside a ``tracing()``; ``known`` were made before.
+    All traces are made inside a ``tracing()``; ``known`` were made before, ``expect`` is told which will be.
     """
 
     def __init__(
         self,
         trace: Callable[[Point], Trace],
+        expect: Callable[[Iterable[Point]], None],
         tracing: Callable[[], AbstractContextManager[None]],
         axes: Sequence[IntArray],
         card: GPU,
@@ -266,6 +267,7 @@ class Explorer:
         known: Mapping[Point, Trace],
     ) -> None:
         self._trace = trace
+        self._expect = expect
         self._tracing = tracing
         self._axes = axes
         self._card = card
@@ -294,11 +296,9 @@ class Explorer:
         return self._at(point).structure.key
 
     def _explore(self, region: Region) -> Node:
-        known = [point for point in self._traces if point in region]
-        ends, inside = region.extremes(), region.middles()
         enough = 2 + 2 * region.num_free  # points, so that neither polynomials nor one structure are found by chance
-        points = list(dict.fromkeys([*ends[:2], *inside, *known]))
-        points += [point for point in ends[2:] if point not in points][: max(enough - len(points), 0)]
+        points = self._beginning(region, enough)
+        self._told(points)
         num_confirmed = 0
         while True:
             if len({self._key(point) for point in points}) > 1:
@@ -316,6 +316,15 @@ class Explorer:
                 return self._piece(region, points, self._fit(region, points, 0))
             points.append(fresh)
             num_confirmed = num_confirmed + 1 if fitted.is_sure and self._follows(fitted, fresh) is True else 0
+
+    def _beginning(self, region: Region, enough: int) -> list[Point]:
+        """The points that a region is looked at first."""
+        ends, known = region.extremes(), [point for point in self._traces if point in region]
+        points = list(dict.fromkeys([*ends[:2], *region.middles(), *known]))
+        return points + [point for point in ends[2:] if point not in points][: max(enough - len(points), 0)]
+
+    def _told(self, points: Iterable[Point]) -> None:
+        self._expect(point for point in points if point not in self._traces)
 
     def _at_step(self, region: Region, argument: int, width: int, first: int) -> Node:
         return self._enter(region.at(argument, first, width))
@@ -352,12 +361,14 @@ class Explorer:
         """Both sides of a border between different labels; None if there is no simple one."""
         if len(self._traces) >= self._most_traces:
             return None
-        border = find_border(region, points, label, self._borders, self._random)
+        border = find_border(region, points, label, self._borders, self._random, self._told)
         if border is None:
             return None
         if border not in self._borders:
             self._borders.append(border)
         inside, outside = region.within(border, True), region.within(border, False)
+        for part in (inside, outside):
+            self._told([*part.extremes()[:2], *part.middles()])
         return Fork(border, self._explore(inside), self._explore(outside))
 
     def _divide_by_sizes(self, region: Region, points: list[Point]) -> Node | None:

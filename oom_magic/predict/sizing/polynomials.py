@@ -257,8 +257,7 @@ def families(num_arguments: int) -> tuple[Family, ...]:
 
 
 def _sparse(num_arguments: int) -> Iterator[Family]:
-    """One product of powers; two of which one is in the other, such as (seq_len - 1) * batch_size; attention between
-    the parts of an image and one more; one padded."""
+    """One product of powers; nested ones as (seq_len - 1) * batch_size; attention between an image's parts; padding."""
     powers = sorted(product(range(3), repeat=num_arguments), key=lambda exponents: (sum(exponents), exponents[::-1]))
     for exponents in powers:
         yield (Monomial(exponents),)

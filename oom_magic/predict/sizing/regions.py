@@ -159,6 +159,18 @@ class Region:
         fresh = [point for point in nearest if point not in known]
         return fresh[int(random.integers(len(fresh)))] if fresh else None
 
+    def both_sides(
+        self, border: Border, first: int, count: int, known: set[Point], random: np.random.Generator
+    ) -> list[Point]:
+        """So many points not among the ``known`` near the border, in turn on one and the other side of it."""
+        found: list[Point] = []
+        for at in range(first, first + count):
+            point = self.beside(border, at % 2 == 0, {*known, *found}, random)
+            if point is None:
+                break
+            found.append(point)
+        return found
+
     def _near(self, border: Border, feature: int) -> Iterator[IntArray]:
         """Points of the region at which the border's feature is close to ``feature``: one argument solved for."""
         rows = self.points[:: max(len(self.points) // 2000, 1)]
@@ -227,11 +239,14 @@ def find_border(
     label_of: Callable[[Point], Hashable],
     known: Sequence[Border],
     random: np.random.Generator,
+    expect: Callable[[Sequence[Point]], None] = lambda _: None,
 ) -> Border | None:
     """A border between two of the labels that ``points`` have, exact on the region's lattice; None: no simple one.
 
-    Asks for the labels of further points. Borders that are ``known`` from elsewhere are tried first.
+    Asks for the labels of further points; ``expect`` is told of several that will be asked for if nothing surprises.
+    Borders that are ``known`` from elsewhere are tried first.
     """
+    confirmed, questions = None, list[Point]()
     labels = {point: label_of(point) for point in points}
     num_labels = len(set(labels.values()))
     guess: tuple[tuple[int, ...], int] | None = None
@@ -243,9 +258,13 @@ def find_border(
         is_exact = border.modulus > 0 or border in known
         question = None if is_exact else region.between(border, low, high, pair, labels)
         if question is None:
-            question = region.beside(border, num_confirmed % 2 == 0, set(labels), random)
-            if question is None or num_confirmed == _NUM_CONFIRMATIONS * (1 + (border.modulus > 0)):
+            num_left = _NUM_CONFIRMATIONS * (1 + (border.modulus > 0)) - num_confirmed
+            if border != confirmed:
+                confirmed, questions = border, region.both_sides(border, num_confirmed, num_left, set(labels), random)
+                expect(questions)
+            if not questions or not num_left:
                 return border
+            question = questions.pop(0)
             num_confirmed += 1
         labels[question] = label_of(question)
     return None

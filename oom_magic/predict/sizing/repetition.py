@@ -194,10 +194,7 @@ class _Line:
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """Events of the shorter run from ``start`` on that are ``copies`` of the first ``period`` of them.
-
-    ``lead`` events before are the end of one more copy.
-    """
+    """``copies`` of ``period`` events from ``start`` on; ``lead`` events before are the end of one more copy."""
 
     start: int
     period: int

@@ -5,16 +5,13 @@ What makes dry runs is loaded when there is something to run; sizes kept on disk
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tqdm.auto import tqdm
 
 from oom_magic.inputs import parse_bytes
 from oom_magic.interrupted import InOneLine
@@ -26,7 +23,7 @@ from oom_magic.memory.timeline import IntArray
 from oom_magic.predict.setups.gpus import find_gpu
 from oom_magic.predict.setups.hardware import Hardware
 from oom_magic.predict.sizing.fingerprint import fingerprint
-from oom_magic.predict.sizing.layered import LayeredRuns, Layers
+from oom_magic.predict.sizing.layered import Layers
 from oom_magic.predict.sizing.pieces import (
     Explorer,
     Node,
@@ -41,15 +38,12 @@ from oom_magic.predict.sizing.pieces import (
 )
 from oom_magic.predict.sizing.ranges import Ranges, label
 from oom_magic.predict.sizing.regions import Point
+from oom_magic.predict.sizing.runs import Place, Runs
 from oom_magic.predict.sizing.store import recalled, stored, torch_version
-from oom_magic.predict.sizing.structure import Structure, sizing_numbers
 from oom_magic.results import Result
 
 if TYPE_CHECKING:
     from oom_magic.predict.instrumentation.training import StopAfter
-    from oom_magic.predict.session import DrySession
-
-_EXPECTED_TRACES = 10  # of a function with two arguments and one structure
 
 
 def size(
@@ -87,14 +81,9 @@ class Sizes(Result):
     Where ``fn`` builds a model of many equal ``layers`` it is run with few of them. What was found is kept on disk by
     what ``identity`` returns, whose ``repr`` says all that decides what ``fn`` does (None: not kept).
 
-    With ``elsewhere`` dry runs are made by it: it calls what it is given in the thread that dry runs belong to.
-
     A point is given as keyword arguments: one value for each argument that varies. ``report`` is what ``dry_run`` would
     find there; the other methods are parts of it, and faster.
     """
-
-    has_bar = True
-    _has_read = False  # files, whose contents decide, too
 
     def __init__(
         self,
@@ -126,16 +115,18 @@ class Sizes(Result):
             index=self._number,
         )
         self.settings = hardware.settings
-        self.num_traces = 0
         self._layers = layers
         self._identity = identity or partial(fingerprint, fn, ranges.fixed, ranges.choices)
-        self._runs = LayeredRuns(self._run, layers)
-        self.elsewhere: Callable[[Callable[[], Trace]], Trace] | None = None
-        self._bar: Any = None
+        self.runs = Runs(fn, self.label, ranges, self._options, self._number, layers)
         self._families: dict[tuple[int, ...], Node] = {}
         # Runs at single points, of pieces that are not exact or not known yet.
-        self._alone: dict[tuple[tuple[int, ...], Point], Piece] = {}
-        self._traces: dict[tuple[tuple[int, ...], Point], Trace] = {}  # of families that are not known yet
+        self._alone: dict[Place, Piece] = {}
+        self._traces: dict[Place, Trace] = {}  # of families that are not known yet
+
+    @property
+    def num_traces(self) -> int:
+        """How many dry runs were made."""
+        return self.runs.count
 
     def trace(self, **choices: Any) -> None:
         """Trace ``fn`` with these choices (the first of each, where none is given) now rather than when first asked."""
@@ -149,6 +140,10 @@ class Sizes(Result):
             if found is not None:
                 self._families[setting] = found
         return setting in self._families
+
+    def expect(self, points: Iterable[Mapping[str, Any]]) -> None:
+        """``report_of_run`` will be asked for these, in this order."""
+        self.runs.expect(place for place in map(self.ranges.locate, points) if place not in self._alone)
 
     @property
     def has_runs(self) -> bool:
@@ -183,7 +178,7 @@ class Sizes(Result):
     def with_device(self, device: Device) -> Sizes:
         """The same on a card of the same kind with other memory."""
         other = copy(self)
-        other.device, other._runs = replace(device, index=self._number), self._runs.made_by(other._run)
+        other.device = replace(device, index=self._number)
         return other
 
     def take_over(self, other: Sizes) -> None:
@@ -389,7 +384,7 @@ class Sizes(Result):
 
     def _known_by(self, what: Any) -> Any:
         """What decides ``what`` was found, apart from the environment; None where that is not known."""
-        identity = None if self._has_read else self._identity()
+        identity = None if self.runs.has_read else self._identity()
         if identity is None:
             return None
         axes = [(name, *axis[[0, -1]].tolist(), len(axis)) for name, axis in self.ranges.axes.items()]
@@ -397,11 +392,12 @@ class Sizes(Result):
         return identity, given, self._card, self.device.total_bytes, self.settings, self._number, what
 
     def _explore(self, setting: tuple[int, ...]) -> Node:
-        lowest, _unused = self._ends()
-        with self._tracing():
+        lowest, highest = self._ends()
+        with self.runs.under_way():
             first = self._trace(setting, lowest)
             if self._layers is None:  # a preset is known to be deterministic
-                self._check_same(setting, lowest, first, self._trace_again(setting, lowest))
+                self.runs.expect_again((setting, lowest), (setting, highest))
+                self._check_same((setting, lowest), first, self.runs.trace_again((setting, lowest)))
             known = {point: trace for (where, point), trace in self._traces.items() if where == setting}
             found = self._explorer(setting, list(self.ranges.axes.values()), known).explore()
         self._traces = {where: trace for where, trace in self._traces.items() if where[0] != setting}
@@ -411,88 +407,24 @@ class Sizes(Result):
         def trace(point: Point) -> Trace:
             return self._trace(setting, point)
 
-        return Explorer(trace, self._tracing, axes, self._card, self.settings, known)
+        def expect(points: Iterable[Point]) -> None:
+            self.runs.expect((setting, point) for point in points)
 
-    @contextmanager
-    def _tracing(self) -> Iterator[None]:
-        """Dry runs inside advance a bar, if they are made in this thread."""
-        if self._bar is not None or threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        from oom_magic.predict.isolation.live_objects import heap_set_aside
-
-        options: dict[str, Any] = {"unit": "dry run", "delay": 2, "leave": False, "disable": not self.has_bar}
-        options["desc"] = f"sizes of {self.label.removesuffix('()')}"
-        try:
-            with heap_set_aside(), tqdm(total=_EXPECTED_TRACES, **options) as self._bar:
-                yield
-                self._bar.total = self._bar.n  # in a notebook a bar that ends short of its total stays, in red
-        finally:
-            self._bar = None
-
-    def _session(self, **options: Any) -> DrySession:
-        from oom_magic.predict.session import DrySession
-
-        return DrySession(**self._options, is_lasting=False, has_bar=False, follows_compile=False, **options)
+        return Explorer(trace, expect, self.runs.under_way, axes, self._card, self.settings, known)
 
     def _trace(self, setting: tuple[int, ...], point: Point) -> Trace:
         """The trace at a point; kept until all points of the setting are known, as the search may be stopped."""
         if (setting, point) not in self._traces:
-            self._traces[setting, point] = self._runs.trace((setting, point))
+            self._traces[setting, point] = self.runs.trace((setting, point))
         return self._traces[setting, point]
 
-    def _trace_again(self, setting: tuple[int, ...], point: Point) -> Trace:
-        """The same from other random numbers, with the layers that the function has."""
-        from oom_magic.predict.isolation.process.process_state import other_random_numbers
-
-        return self._run((setting, point), other_random_numbers())
-
-    def _run(self, where: tuple[tuple[int, ...], Point], context: AbstractContextManager[None]) -> Trace:
-        def run() -> Trace:
-            with context:
-                return self._dry_run(where)
-
-        return run() if self.elsewhere is None else self.elsewhere(run)
-
-    def _dry_run(self, where: tuple[tuple[int, ...], Point]) -> Trace:
-        from oom_magic.predict.isolation.files.boundary import reads_noted
-        from oom_magic.predict.session import namespaces_of
-        from oom_magic.predict.silence import in_silence
-
-        setting, point = where
-        arguments = self.ranges.arguments(setting, point)
-        session = self._session(is_limited=False, keeps_empty=True)
-        self.num_traces += 1
-        try:
-            with reads_noted() as files, in_silence():  # the code is run many times, and is not asked for its words
-                report = session.run(lambda: self._fn(**arguments), namespaces_of(self._fn))
-        except Exception as error:
-            values = {"call": _call(self.label, arguments), "kind": type(error).__name__, "error": error}
-            raise ValueError(_("{call} failed: {kind}: {error}", **values)) from error
-        if self._bar is not None:
-            self._bar.total = max(self._bar.total, self._bar.n + 2)
-            self._bar.update()
-        self._has_read |= bool(files) and self._layers is None  # what a preset reads is in its identity
-        recorder, report = session.recorders[self._number], report.cards[self._number]
-        expressions = recorder.expressions
-        return Trace(
-            Structure.of(report.timeline, expressions),
-            sizing_numbers(report.timeline.requested_bytes, expressions),
-            np.array(recorder.dims, dtype=np.int64),
-            report.assumptions,
-        )
-
-    def _check_same(self, setting: tuple[int, ...], point: Point, first: Trace, again: Trace) -> None:
+    def _check_same(self, place: Place, first: Trace, again: Trace) -> None:
         difference = first.difference(again)
         if difference is not None:
-            values = {"call": _call(self.label, self.ranges.arguments(setting, point)), "difference": difference}
+            values = {"call": self.runs.call(place), "difference": difference}
             raise ValueError(
                 _("{call} does not do the same twice ({difference}); make it deterministic, with a seed say.", **values)
             )
-
-
-def _call(function: str, arguments: dict[str, Any]) -> str:
-    return f"{function[:-1]}{', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
 
 
 def _row(point: Point) -> IntArray:

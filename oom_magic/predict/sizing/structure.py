@@ -113,10 +113,7 @@ def _names(timeline: Timeline, table: str, column: str) -> Any:
 
 
 def _canonical(timeline: Timeline) -> IntArray:
-    """The events with frees that happen at one moment, between two allocations or marks, in the order of their numbers.
-
-    Which of them comes first follows from how Python takes things apart and changes nothing.
-    """
+    """The events; frees between two allocations or marks are put in the order of their numbers."""
     order = timeline.order
     moments: IntArray = np.cumsum(order >= 0, dtype=np.int64)
     marks = np.array([mark.position for mark in timeline.marks], dtype=np.int64)

@@ -1,0 +1,185 @@
+"""Copies of this process (forks) that work off the same list of jobs, on cores that would be idle.
+
+The list is a pipe: whoever reads a job from it does it. Copies only save time: what one of them fails at, or does not
+end, is done here, with all that follows. Where a GPU is in use, or a fork is not safe (outside Linux), there are none.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import select
+import signal
+import struct
+import sys
+import warnings
+from collections.abc import Callable, Collection, Hashable, Iterable
+from contextlib import suppress
+from typing import Generic, TypeVar
+
+import torch
+
+from oom_magic.predict.isolation.live_objects import heap_set_aside
+
+_JOB_BYTES = 512  # in the list, padded: below PIPE_BUF, so that a job is written and read as a whole
+_DONE = struct.Struct("qqqq")  # number of the job, process, where its result begins in the copy's file, and its length
+_LOOK_SECONDS = 0.5  # between two looks whether the copies still live
+MOST_LOOKS = 120  # in a row without a result, after which the copies are given up
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+
+_Job = TypeVar("_Job", bound=Hashable)
+_Made = TypeVar("_Made")
+
+
+class Forks(Generic[_Job, _Made]):
+    """Makes what ``make(job)`` returns, in copies of this process that begin when there is something to do ahead.
+
+    There is one for each core, at most ``most``; where this process ``works`` too, the first core is left to it.
+    ``at_rest`` calls what it is given when nothing is under way that a copy should not take with it.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[_Job], _Made],
+        at_rest: Callable[[Callable[[], None]], object],
+        most: int,
+        works: bool,
+    ) -> None:
+        self._make = make
+        self._at_rest = at_rest
+        self._most = most
+        self._works = works
+        self._jobs: list[_Job] = []
+        self._open: set[_Job] = set()  # on the list, or taken from it
+        self._made: dict[_Job, _Made] = {}
+        self._files: dict[int, int] = {}  # of results, by process
+        self._pipes: tuple[int, ...] = ()  # both ends of the list, both ends of what tells of results
+        self._num_looks = 0
+
+    def ahead(self, jobs: Iterable[_Job]) -> None:
+        """Put jobs on the list that will be asked for, in their order."""
+        fresh = [job for job in dict.fromkeys(jobs) if job not in self._open and job not in self._made]
+        if len(fresh) + len(self._open) <= self._works:  # a single one is made here as fast
+            return
+        if not self._pipes and self._num_copies():
+            self._at_rest(self._begin)
+        for job in fresh if self._files else ():
+            text = pickle.dumps((len(self._jobs), job))
+            with suppress(BlockingIOError):  # the list is full
+                if len(text) <= _JOB_BYTES:
+                    os.write(self._pipes[1], text.ljust(_JOB_BYTES, b"\0"))
+                    self._jobs.append(job)
+                    self._open.add(job)
+
+    def made(self, job: _Job, make_here: Callable[[_Job], _Made]) -> _Made:
+        """What was made of a job; other jobs of the list are done first, and those that copies do are waited for."""
+        self.ahead([job])
+        while True:
+            self._collect()
+            if job in self._made:
+                return self._made.pop(job)
+            taken = job if job not in self._open else self._taken() if self._works else None
+            if taken is None:
+                self._wait()
+                continue
+            self._open.discard(taken)
+            if taken == job:
+                return make_here(job)
+            with suppress(Exception):  # it is raised where this job is asked for
+                self._made[taken] = make_here(taken)
+
+    def close(self, ended: Collection[int] = ()) -> None:
+        """End the copies that have not ``ended``; what they were at is dropped."""
+        for process in self._files.keys() - ended:
+            with suppress(ProcessLookupError, ChildProcessError):
+                os.kill(process, signal.SIGKILL)
+                os.waitpid(process, 0)
+        for number in (*self._files.values(), *self._pipes):
+            os.close(number)
+        self._files, self._pipes = {}, ()
+        self._open.clear()
+
+    def _begin(self) -> None:
+        self._pipes = (*os.pipe(), *os.pipe())
+        for number in self._pipes:
+            os.set_blocking(number, False)
+        with warnings.catch_warnings(), suppress(OSError):  # no memory for one is no error
+            warnings.simplefilter("ignore")  # Python 3.12 and newer warn of forks beside threads
+            for _unused in range(self._num_copies()):
+                file = os.memfd_create("oom_magic")
+                process = os.fork()
+                if not process:
+                    try:
+                        self._serve(file)
+                    finally:
+                        os._exit(0)  # nothing of the parent's is ended a second time
+                self._files[process] = file
+
+    def _serve(self, file: int) -> None:
+        """What a copy does: jobs, until the list is closed. Interrupts are for its parent, with which it ends."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+        listed, put, _unused, told = self._pipes
+        os.close(put)
+        torch.set_num_threads(1)  # OpenMP's threads are not there
+        length = 0
+        with heap_set_aside(collects=False):
+            while True:
+                select.select([listed], [], [])
+                with suppress(BlockingIOError):  # another was faster
+                    text = os.read(listed, _JOB_BYTES)
+                    if not text:
+                        return
+                    number, job = pickle.loads(text)
+                    found = self._pickled(job)
+                    os.pwrite(file, found, length)
+                    os.write(told, _DONE.pack(number, os.getpid(), length, len(found)))
+                    length += len(found)
+
+    def _pickled(self, job: _Job) -> bytes:
+        """What was made of a job; nothing where that failed."""
+        try:
+            return pickle.dumps(self._make(job), protocol=5)
+        except BaseException:
+            return b""
+
+    def _taken(self) -> _Job | None:
+        """The next job of the list, for this process."""
+        try:
+            text = os.read(self._pipes[0], _JOB_BYTES)
+        except BlockingIOError:
+            return None
+        job: _Job = pickle.loads(text)[1]
+        return job
+
+    def _collect(self) -> None:
+        """Take what copies have made."""
+        while self._pipes:
+            try:
+                number, process, at, length = _DONE.unpack(os.read(self._pipes[2], _DONE.size))
+            except BlockingIOError:
+                return
+            self._num_looks = 0
+            job = self._jobs[number]
+            self._open.discard(job)
+            if not length:  # as where a driver is there: autograd's threads for its devices are not in a fork
+                self.close()
+                self._most = 0
+                return
+            self._made[job] = pickle.loads(os.pread(self._files[process], length, at))
+
+    def _wait(self) -> None:
+        """Until a copy tells of a result; all are given up if one has ended or nothing comes for long."""
+        select.select([self._pipes[2]], [], [], _LOOK_SECONDS)
+        self._num_looks += 1
+        ended = [process for process in self._files if os.waitpid(process, os.WNOHANG)[0]]
+        if ended or self._num_looks > MOST_LOOKS:
+            self._collect()
+            self.close(ended)
+
+    def _num_copies(self) -> int:
+        if not sys.platform.startswith("linux") or torch.cuda.is_initialized():
+            return 0
+        return min(len(os.sched_getaffinity(0)) - self._works, self._most)
