@@ -24,8 +24,8 @@ import pytest
 import torch
 
 import oom_magic as om
+from oom_magic.predict.isolation.files.c_calls import HAS_GATES
 from oom_magic.predict.isolation.files.effects import isolated
-from oom_magic.predict.isolation.files.gates import HAS_GATES
 from oom_magic.predict.isolation.files.linkage import IS_KNOWN
 
 pytestmark = pytest.mark.skipif(not IS_KNOWN, reason="C libraries are held back on Linux with glibc only")
@@ -55,8 +55,10 @@ def scripted() -> None:
 
 
 def profiled() -> None:
-    with torch.profiler.profile() as profile:
+    mark = torch.profiler.record_function
+    with mark("outside"), torch.profiler.profile() as profile, mark("inside"):
         torch.ones(3)
+    assert [event.key for event in profile.key_averages() if event.key.endswith("side")] == ["inside"]
     profile.export_chrome_trace("trace.json")
 
 

@@ -67,7 +67,7 @@ def test_code_on_other_threads_goes_on_with_its_own_tensors() -> None:
         for _ in range(4):
             report = om.dry_run(train)
             assert len(report.steps) == 3 and report.breakdown["parameter"] >= 4 * 512 * 512
-        with pytest.raises(RuntimeError, match=r"thread users uses it: a dry run cannot change it"):
+        with pytest.raises(RuntimeError, match=r"thread users uses it: a dry run can neither follow nor change it"):
             om.dry_run(lambda: model.cuda())
 
     if torch.cuda.is_available():

@@ -331,6 +331,14 @@ def the_model() -> torch.nn.Module:
     return torch.nn.Linear(2, 2)
 
 
+def test_classes_that_name_no_module_do_no_harm() -> None:
+    """Cython's function type has an attribute of its objects in place of a module's name."""
+    kind = type("Cythons", (), {"__module__": property(str)})
+    names = {"held": [kind(), 1]}
+    DrySession(has_bar=False, is_lasting=False).run(lambda: names["held"].append(2), [names])
+    assert names["held"][1:] == [1]
+
+
 def test_what_the_users_caches_hold_stays() -> None:
     """A model that only a cache holds would be gone with it."""
     limited = functools.lru_cache(2)(lambda key: [key])

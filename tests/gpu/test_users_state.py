@@ -108,3 +108,13 @@ def test_an_error_of_the_users_code_leaves_it_so_too() -> None:
     with pytest.raises(InjectedError):
         DrySession(has_bar=False, is_lasting=False, stop_after_steps=None).run(fails, [users.names])
     assert users.state() == before
+
+
+def test_real_weights_that_pytorch_watches_are_refused_by_name() -> None:
+    users = Users()
+    watches = torch._C._WeakTensorRef(users.model[0].weight)  # type: ignore[attr-defined]
+    before = users.state()
+    inputs = torch.randn(8, 64)
+    with pytest.raises(RuntimeError, match=r"model\.0\.weight is the real one, since PyTorch holds a weak reference"):
+        DrySession(has_bar=False).run(lambda: users.model(inputs.cuda()), [{"model": users.model, **users.names}])
+    assert users.state() == before and not watches.expired()

@@ -62,7 +62,8 @@ def has_copy(kind: Any) -> bool:
 
 def _is_digest(kind: type) -> bool:
     """Hashes, and compression on its way."""
-    is_known = kind.__module__ == "zlib" or kind.__module__.startswith(("_hashlib", "_md5", "_sha", "_blake2"))
+    home = str(kind.__module__)  # Cython's types have none
+    is_known = home == "zlib" or home.startswith(("_hashlib", "_md5", "_sha", "_blake2"))
     return is_known and hasattr(kind, "copy")
 
 

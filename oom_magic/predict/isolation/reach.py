@@ -6,6 +6,7 @@ Libraries are not walked; objects of the user's in them, such as a trainer's mod
 
 from __future__ import annotations
 
+import functools
 import gc
 import inspect
 import os
@@ -121,7 +122,14 @@ def named(code: types.CodeType, names: dict[str, Any]) -> Iterator[Any]:
 
 def users_modules() -> Iterator[types.ModuleType]:
     """The modules of the user's that any code can import."""
-    return (module for module in list(sys.modules.values()) if is_users_module(module))
+    everything = list(sys.modules.values())
+    identities = list(map(id, everything))
+    if identities != _users_places[0]:
+        _users_places[:] = identities, [at for at, module in enumerate(everything) if is_users_module(module)]
+    return (everything[at] for at in _users_places[1])
+
+
+_users_places: list[list[int]] = [[], []]  # the identities of all modules, and which of them are the user's
 
 
 def used_by_other_threads(own: Collection[int]) -> tuple[Reach, list[str]] | None:
@@ -218,8 +226,12 @@ def _of_weakref(reference: weakref.ref[Any]) -> Iterator[Any]:
 def is_users_module(module: Any) -> bool:
     """Whether a module is the user's: no library's, and not built in."""
     name, file = getattr(module, "__name__", None), getattr(module, "__file__", None)
-    is_users = isinstance(file, str) and os.path.isabs(file) and is_users_file(file)  # torch.ops says "_ops.py"
-    return name == "__main__" or (is_users and name != "sys")
+    return name == "__main__" or (isinstance(file, str) and name != "sys" and _is_users_path(file))
+
+
+@functools.lru_cache(maxsize=16_384)
+def _is_users_path(file: str) -> bool:
+    return os.path.isabs(file) and is_users_file(file)  # torch.ops says "_ops.py"
 
 
 def is_users_class(kind: type) -> bool:

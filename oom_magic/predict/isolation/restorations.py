@@ -15,6 +15,7 @@ import operator
 import queue
 import random
 import sqlite3
+import ssl
 import sys
 import threading
 from collections import OrderedDict, deque
@@ -31,6 +32,7 @@ from oom_magic.language import _
 from oom_magic.units import format_bytes
 
 _OF_DATABASES = ("isolation_level", "row_factory", "text_factory")
+_OF_CONNECTIONS = ("options", "verify_flags", "minimum_version", "maximum_version", "verify_mode", "check_hostname")
 _COPIED_BYTES = 1 << 24  # of one object
 _CACHED_FUNCTION = type(functools.lru_cache(len))
 
@@ -135,6 +137,13 @@ def _set_database(one: sqlite3.Connection, before: list[Any]) -> None:
             setattr(one, name, value)
 
 
+def _set_connections(one: ssl.SSLContext, before: tuple[Any, ...]) -> None:
+    one.check_hostname = False  # else some values are refused
+    for name, value in zip(_OF_CONNECTIONS, before, strict=True):
+        if getattr(one, name) != value:
+            setattr(one, name, value)
+
+
 def _set_counted(one: Any, before: int) -> None:
     """A semaphore of ``multiprocessing``; other processes may change it meanwhile, too."""
     while one._get_value() < before:
@@ -164,6 +173,7 @@ _STATES: tuple[tuple[Any, Callable[[Any], Any], Callable[[Any, Any], Any]], ...]
     (type(threading.Lock()), lambda one: one.locked(), _set_locked),
     (type(threading.RLock()), lambda one: one._is_owned(), _set_owned),
     (_multiprocessing.SemLock, lambda one: one._get_value(), _set_counted),
+    (ssl.SSLContext, operator.attrgetter(*_OF_CONNECTIONS), _set_connections),
     (sqlite3.Connection, lambda one: [getattr(one, name) for name in _OF_DATABASES], _set_database),
 )
 _DATA_OF_C = (ctypes.Structure, ctypes.Union, ctypes.Array, ctypes._SimpleCData)

@@ -117,6 +117,10 @@ class TensorExchange:
         grads = [(tensor, tensor.grad) for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
         are_grads = {id(grad) for _unused, grad in grads}
         were_grads = {id(grad) for tensor, grad in grads if self._had_grad(tensor, grad)}
+        if self._start is not None:
+            self.gpu.keep_workspaces(self._start.workspaces)
+        elif self._origin is not None:
+            self.gpu.keep_workspaces(self._origin.gpu.workspaces_before())
         doubles = FakeCopies(self.gpu, self._origin, were_grads, self._start, self._absent)
         done: set[int] = set()
         owners = [tensor for tensor, _unused in grads]

@@ -90,10 +90,7 @@ def note_users_objects(notes: Notes, roots: Sequence[Iterable[Any]], not_ours: s
 
 
 class _Walk:
-    """A breadth-first walk over references; contents of long containers come last.
-
-    Containers, and what holds the attributes of objects, are noted many at once: no step is Python's own for each.
-    """
+    """A breadth-first walk over references, many at once and not by a Python step each; long containers come last."""
 
     def __init__(self, notes: Notes, copies: Copies, seen: set[int]) -> None:
         self._notes = notes
@@ -246,6 +243,11 @@ def _noted_attributes(notes: Notes, one: Any) -> Iterator[Any]:
 
 def _noted_function(notes: Notes, function: types.FunctionType) -> Iterator[Any]:
     if not is_users_file(function.__code__.co_filename):
+        if hasattr(function, "__wrapped__"):  # a library's decorator made it
+            yield function.__dict__
+        if hasattr(function, "_clear_cache"):  # ``functools.singledispatch``
+            notes.add_undo(function._clear_cache)
+            yield from gc.get_referents(function.registry)  # type: ignore[attr-defined]
         return
     for name in _OF_FUNCTIONS:
         value = getattr(function, name)

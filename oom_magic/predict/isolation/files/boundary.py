@@ -1,7 +1,7 @@
-"""Effects of a dry run outside the process (programs, connections, signals): none happens, and the report says so.
+"""Blocks effects of a dry run outside the process (programs, connections, signals); the report lists them.
 
-Python's audit hooks back up the layer of files and the answers given here: an unforeseen effect is refused with an
-error that names the call. A hook cannot be removed; between dry runs it makes one check.
+Calls with known effects get a replacement here. An audit hook refuses all others with an error that names the call; a
+hook cannot be removed, so between dry runs it makes one check and returns.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class RefusedCallError(PermissionError):
 
 
 class UnreachableError(ConnectionRefusedError):
-    """A connection beyond this machine, which was not made: programs take the machine to be offline."""
+    """A connection to another machine, which was not made: to programs this machine looks offline."""
 
 
 _net: Callable[[str, tuple[Any, ...]], None] | None = None
@@ -240,7 +240,7 @@ class Boundary:
                 self._assume(_("program {command}: not started; taken to succeed without output", command=_shown(args)))
             pipes = rest[_BEFORE_PIPES : _BEFORE_PIPES + 6]
             with self._scope.outside():
-                process._close_pipe_fds(*pipes)  # the child's ends: what it said is read to its end at once
+                process._close_pipe_fds(*pipes)  # the child's ends of the pipes: reading the output ends at once
                 to_child = int(pipes[1])
                 if to_child != -1:
                     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -273,7 +273,7 @@ class Boundary:
         return unchanged
 
     def _limited(self, usual: Callable[..., Any]) -> Callable[..., Any]:
-        """An upper bound that was lowered cannot be raised again, so it stays; other processes keep theirs."""
+        """Ignore a lowered hard limit, which could not be raised again, and limits of other processes."""
         import resource
 
         def limited(*args: Any) -> Any:
@@ -320,7 +320,7 @@ class Boundary:
         return answered
 
     def _waiting(self) -> Iterator[tuple[Callable[..., Any], Callable[..., Any]]]:
-        """Waiting for a program that the user started leaves its end for the user to see."""
+        """Wait for a program that the user started without reaping it, so that the user still can."""
         if not hasattr(os, "waitid"):
             return
         usual = os.waitid
@@ -354,7 +354,7 @@ class Boundary:
         return start
 
     def _pool_refused(self, usual: Callable[..., Any]) -> Callable[..., Any]:
-        """The processes of a pool from before would do for real what they are given."""
+        """Refuse to give work to a pool that was started before: its processes would really do it."""
 
         @functools.wraps(usual)
         def refused(pool: Any, *args: Any, **kwargs: Any) -> Any:
@@ -369,7 +369,7 @@ class Boundary:
 
 
 def _for_good() -> Iterator[Callable[..., Any]]:
-    """What changes the process and cannot always be undone."""
+    """Calls that change the process in a way that cannot always be undone."""
     for owner, names in _UNDOABLE.items():
         for name in names.split():
             if hasattr(sys.modules.get(owner), name):

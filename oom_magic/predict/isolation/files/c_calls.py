@@ -1,9 +1,9 @@
-"""Files that C libraries open themselves (HDF5, Arrow, PyTorch's own writers, ...): the run's layer answers them, too.
+"""Redirects files that C libraries open themselves (HDF5, Arrow, PyTorch's own writers, ...) to the run's layer.
 
-They call libc, of which no audit event tells. So what they call is exchanged (``linkage``): a path becomes that of the
-private file behind it, what changes names is answered by the layer, and the number of a file that was open before is
+They call libc, which raises no audit event. So the calls are replaced (``linkage``): a path becomes that of the
+private file behind it, calls that change names go to the layer, and the number of a file that was open before is
 that of its private copy. The interpreter itself calls libc so, too: whoever holds ``os.write``, or a file object that
-nobody found, is answered alike (``gates``). All stand-ins have one shape, some words as arguments and one as result,
+nobody found, is answered alike (``Gates``). All stand-ins have one shape, some words as arguments and one as result,
 which is how libc's functions with integers and pointers are called.
 """
 
@@ -15,9 +15,13 @@ import contextlib
 import ctypes
 import errno
 import functools
+import mmap
 import os
+import platform
+import struct
+import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,11 +29,68 @@ from typing import Any
 from oom_magic.language import _
 from oom_magic.predict.isolation.files.descriptors import Descriptors
 from oom_magic.predict.isolation.files.file_tree import FileTree
-from oom_magic.predict.isolation.files.gates import HAS_GATES, Gates
 from oom_magic.predict.isolation.files.linkage import IS_KNOWN, Links, StandIns
 from oom_magic.predict.isolation.patching import Patches, all_patched
 from oom_magic.predict.isolation.reach import others_at_work
 from oom_magic.predict.isolation.run_threads import Scope, threads_of_run
+
+HAS_GATES = sys.platform == "linux" and platform.machine() == "x86_64"
+_MOST_NUMBERS = 1 << 20  # as many as Linux lets a process have (fs.nr_open); higher ones are never marked
+
+# What a call goes by: where a function is, where its stand-in is, and which arguments are numbers of files.
+Ways = Mapping[str, tuple[int, int, Collection[int]]]
+
+
+class Gates:
+    """A table of marked numbers, and the addresses of ways into functions, which look in it.
+
+    A call with a marked number goes to Python, any other straight on. ``write`` is also called by handlers of signals,
+    by threads that must not wait for Python's lock, and between a fork and the program that it starts, none of which
+    may run Python. So what looks the number up are a few instructions of the machine, and only numbers of what was open
+    before a dry run, which none of these use, are marked.
+
+    They are never freed, as a thread may be executing one. Raises OSError where the system allows no such memory.
+    """
+
+    def __init__(self, ways: Ways) -> None:
+        self._table = mmap.mmap(-1, _MOST_NUMBERS)
+        self._marked: list[int] = []
+        self.addresses: dict[str, int] = {}
+        table, made = _address_of(self._table), b""
+        for name, (function, stand_in, places) in ways.items():
+            self.addresses[name] = len(made)
+            made += _instructions(table, function, stand_in, places)
+        self._code = mmap.mmap(-1, len(made))
+        self._code.write(made)
+        begin = _address_of(self._code)
+        self.addresses = {name: begin + at for name, at in self.addresses.items()}
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.mprotect(ctypes.c_size_t(begin), ctypes.c_size_t(len(made)), mmap.PROT_READ | mmap.PROT_EXEC):
+            raise OSError(ctypes.get_errno(), "mprotect")
+
+    def mark(self, numbers: Collection[int]) -> None:
+        """From now on these go to the stand-ins, and no others."""
+        before, self._marked = self._marked, [number for number in numbers if number < _MOST_NUMBERS]
+        for number in {*before, *self._marked}:
+            self._table[number] = number in self._marked
+
+
+def _address_of(memory: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+def _instructions(table: int, function: int, stand_in: int, places: Collection[int]) -> bytes:
+    """System V ABI: the first arguments are in rdi, rsi and rdx; r10 and r11 are free."""
+    made = b"\x49\xbb" + struct.pack("<Q", table)  # mov r11, table
+    jump = b"\x49\xbb%s\x41\xff\xe3"  # mov r11, ...; jmp r11
+    for place in places:
+        made += b"\x41\x89" + (b"\xfa", b"\xf2", b"\xd2")[place]  # mov r10d, argument
+        made += b"\x41\x81\xfa" + struct.pack("<I", _MOST_NUMBERS)  # cmp r10d, _MOST_NUMBERS
+        made += b"\x73\x14"  # jae: past this argument
+        made += b"\x43\x80\x3c\x13\x00\x74\x0d"  # cmp byte [r11 + r10], 0; je: past this argument
+        made += jump % struct.pack("<Q", stand_in)
+    return made + jump % struct.pack("<Q", function)
+
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
@@ -97,7 +158,7 @@ _NUMBER_FORMS = {
     **_of_numbers("copy_file_range splice", 0, 2),
     **_of_numbers("__fxstat", 1),
 }
-_PYTHONS_FORMS = {  # of libraries these are not asked: what they close is their own
+_PYTHONS_FORMS = {  # not replaced for libraries: they close only their own files
     **_of_numbers("dup send sendto sendmsg recv recvfrom recvmsg shutdown setsockopt listen bind connect", 0),
     **_of_numbers("dup2 dup3", 0, 1),
     "close": _Form("close", (), None, (0,)),
@@ -185,7 +246,7 @@ class _Served:
 
 @functools.cache
 def _served() -> _Served:
-    """The stand-ins are there for good: a thread may be inside of one for a while yet."""
+    """The stand-ins, which are never freed: a thread may still be executing one."""
     names = {name: stand_in for name, (_real, stand_in, _places) in _ways(_FORMS).items()}
     if HAS_GATES:
         with contextlib.suppress(OSError):  # no memory for instructions: not all systems give it
@@ -223,7 +284,7 @@ def _stand_in(real: Any, form: _Form) -> Any:
             return _current[-1].answer(form, real, words)
         except OSError as error:
             ctypes.set_errno(error.errno or errno.EIO)
-        except KeyboardInterrupt:  # C would lose it: it comes again when C is done
+        except KeyboardInterrupt:  # C would lose the error: it is raised again once C has returned
             ctypes.set_errno(errno.EINTR)
             _thread.interrupt_main()
         except BaseException:

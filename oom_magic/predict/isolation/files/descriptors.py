@@ -1,8 +1,8 @@
 """Descriptors and sockets that were open before a dry run: what the run does with them has no effect.
 
-A number cannot be exchanged for the run alone, as other threads may use it. So the calls are: in place of a file's
-number they get that of a private copy, which is at the same position, and in place of a pipe's one of the null device,
-which takes everything and has nothing to read. Sockets answer alike. What the process prints to stays as it is.
+A descriptor cannot be replaced for the run alone, as other threads may use it. So the calls are: instead of a file's
+descriptor they get that of a private copy at the same position, instead of a pipe's one of the null device, which
+accepts everything and is empty. Sockets behave alike. The process's own output stays as it is.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def isolated(
         stack.enter_context(boundary.closed())
         stack.enter_context(c_calls_answered(live.functions, tree, scope, numbers, stand_ins, note))
         for found in (live.files, live.functions):
-            found.clear()  # frames that last as long as the run hold the lists
+            found.clear()  # the lists are held by frames that live as long as the run
         del live
         yield Isolation(tree, scope)
 

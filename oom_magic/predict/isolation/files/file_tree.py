@@ -137,13 +137,13 @@ class FileTree:
         return os.path.join(self.path(node.parent), node.name)
 
     def enter(self, folder: Node) -> None:
-        """Let relative paths begin at ``folder`` from now on."""
+        """Make ``folder`` the run's working directory."""
         if folder.kind is not NodeKind.DIRECTORY:
             raise _error(errno.ENOTDIR, folder.name)
         self._working, self.is_untouched = self.kept(folder), False
 
     def current_directory(self) -> str:
-        """Where relative paths begin."""
+        """The run's working directory."""
         if self._working is None:
             return os.getcwd()
         if not self._is_there(self._working):
@@ -197,7 +197,7 @@ class FileTree:
     # -- changing -------------------------------------------------------------
 
     def put(self, parent: Node, name: str, node: Node | None) -> None:
-        """Let a folder have ``node`` under a name, or nothing."""
+        """Set the entry of a folder for a name: a node, or None for a removed one."""
         folder = self.kept(parent)
         self.writable(folder)
         os.utime(folder.backing)
@@ -220,7 +220,7 @@ class FileTree:
             os.unlink(node.backing)
 
     def check_changeable(self, folder: Node) -> None:
-        """Raise PermissionError where the user could not make or remove names either."""
+        """Raise PermissionError if the user may not create or remove entries in the real folder."""
         if not os.access(folder.lower or folder.backing, os.W_OK):
             raise _error(errno.EACCES, folder.backing)
 
@@ -252,7 +252,7 @@ class FileTree:
         return created
 
     def promise(self, path: str) -> str:
-        """A private real path for a library that opens ``path`` by itself, to read it, write to it or make it."""
+        """A private real path for a library that itself opens ``path`` for reading, writing or creating."""
         with self.lock:
             self.begin()
             found = self.find(path)
@@ -278,7 +278,7 @@ class FileTree:
             self.note(_("files: what is written can be read back, and is gone when the dry run ends"))
 
     def new_name(self, name: str) -> str:
-        """A real path that nothing is at, with the name's ending: some libraries look at it."""
+        """An unused real path with the suffix of the name, which some libraries check."""
         self._num_made += 1
         return os.path.join(self._private, f"{self._num_made}_{name[-_LONGEST_ENDING:]}")
 
@@ -287,7 +287,7 @@ class FileTree:
         return bool(self._private) and path.startswith(self._private)
 
     def discard(self) -> None:
-        """Remove the layer with all that was written."""
+        """Delete the layer and everything that was written to it."""
         if self._private:
             shutil.rmtree(self._private, ignore_errors=True)
 

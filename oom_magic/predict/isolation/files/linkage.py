@@ -1,7 +1,7 @@
-"""Calls that C libraries make to libc, exchanged for a while: what each library has linked to is a table of addresses.
+"""Replaces, for a while, the addresses by which C libraries call libc.
 
-A library calls ``open`` by way of a word in its own memory, into which the loader wrote the address (System V ABI,
-"Global Offset Table"). Which words those are its relocations tell. Only Linux on 64-bit machines links so.
+A library calls ``open`` through a word in its own memory that the loader filled in (System V ABI, "Global Offset
+Table"); its relocations list these words. Only 64-bit Linux is supported.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Links:
                 _write(slot, address)
 
     def give_back(self) -> None:
-        """As it was; can be called again."""
+        """Restore the original addresses; may be called repeatedly."""
         loaded = {(base, name) for base, name, _ in _loaded()}
         for slot, before in list(self._before.values()):
             if slot.library in loaded:

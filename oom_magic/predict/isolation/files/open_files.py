@@ -1,7 +1,7 @@
-"""Files that were open before a dry run: the run uses private copies of them, and each is afterwards where it was.
+"""Files that were open before a dry run: the run uses private copies, and their positions are restored afterwards.
 
-Looked for in what the run's code can reach, so that files of other threads stay theirs. The file descriptor is
-exchanged (``dup2``), not the file object, so that whoever holds the object (a ``csv.writer``, say) is served.
+Only files that the run's code can reach are replaced, not those of other threads. The descriptor is replaced
+(``dup2``), not the file object, so that whatever refers to the object (a ``csv.writer``, say) uses the copy.
 """
 
 from __future__ import annotations

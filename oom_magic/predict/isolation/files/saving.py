@@ -1,4 +1,4 @@
-"""Files of tensors: what a dry run saved it reads back, at its place and without its size in memory or on disk.
+"""Files of tensors: a dry run reads back what it saved, on the same device, with no data in memory or on disk.
 
 A pretended tensor is pickled as its shape, its place and the values that are known; tensors that share a storage share
 it afterwards. Files written before the run hold real tensors, and are read to where a GPU would have them.
@@ -44,7 +44,7 @@ def unwritten(*names: str) -> PatchTable:
 
 
 def skipped(name: str, run: Run) -> Callable[..., None]:
-    """A function in place of one that sends something out; the report says that it did not."""
+    """A replacement for a function that sends data elsewhere; the report says that it was skipped."""
 
     def skip(*args: Any, **kwargs: Any) -> None:
         run.assume(_("{name} did nothing: a dry run has no effect outside itself", name=name))
@@ -199,7 +199,7 @@ def _save_and_load(run: Run) -> dict[str, Callable[..., Any]]:
             return
         if not Path(f).parent.is_dir():
             raise RuntimeError(f"Parent directory {Path(f).parent} does not exist.")  # as PyTorch's own writer
-        with Path(f).open("wb") as file:  # the own writer is C++, which writes past all that is looked after here
+        with Path(f).open("wb") as file:  # PyTorch's writer is C++ and would bypass the layer
             save_file(obj, file, *args, **kwargs)
 
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -258,7 +258,7 @@ def _saved(run: Run, tensor: torch.Tensor, saved: Any) -> SavedStorage:
 
 
 def _bytes_of(values: torch.Tensor) -> bytes:
-    """Those of a tensor in order. A tensor of one element has any stride, and counts as contiguous."""
+    """A tensor's bytes in order; a tensor of one element counts as contiguous whatever its stride."""
     return values.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy().tobytes()
 
 

@@ -27,9 +27,9 @@ _without: dict[frozenset[int], dict[int, int]] = {}
 
 @contextmanager
 def substituted(functions: Sequence[tuple[Any, Any]], namespaces: Sequence[dict[str, Any]] = ()) -> Iterator[None]:
-    """Each first function is the second one for modules of the process, and for ``namespaces``.
+    """Replace each first function by the second in all modules of the process and in ``namespaces``.
 
-    What modules that are imported meanwhile take of the second is given back to the first.
+    Modules imported meanwhile get the first back at the end, too.
     """
     by_identity = {id(usual): stand_in for usual, stand_in in functions}
     undo: list[Callable[[], None]] = []

@@ -1,55 +1,228 @@
-"""What the run's code registers with libraries: classes, functions and objects of the user's in tables of modules.
+"""What the run registers with libraries: entries of their tables, names in their modules, methods of their classes.
 
-``register_pytree_node`` refuses a class that it knows, so the run's registration would end the user's own. New entries
-come last in a dict or a list, so their number tells them apart: what libraries put into their tables stays.
+``register_pytree_node`` refuses a class that it knows, so the run's registration would end the user's own. Libraries
+fill tables of their own as well, which they must find again. So what is taken out is the user's: a class, a function or
+an object of theirs, or, unless the run imports a library, what has a name that stands in their code
+(``ACT2FN["mine"] = nn.ReLU``). A tensor goes, too: it is one of the pretend GPU.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import linecache
+import re
 import sys
 import types
-from collections.abc import Callable, Hashable
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
-from oom_magic.predict.isolation.reach import is_users, is_users_module
+import torch
 
-_KEPT = ("oom_magic", "torch._dynamo", "torch._inductor", "torch._functorch", "torch.fx.experimental")  # by compiling
+from oom_magic.predict.isolation.process.standard_library import Staying
+from oom_magic.predict.isolation.reach import NOT_WALKED, is_users, is_users_module, users_modules
+from oom_magic.predict.isolation.snapshot import Alike, is_unchanged
+from oom_magic.user_code import is_users_file
+
+_KEPT = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.fx.experimental")  # by compiling
+_OF_BACKENDS = "torch._dynamo.backends.registry"
+_SERVING = (sys.stdlib_module_names | NOT_WALKED) - {"matplotlib"}  # of Python's ``standard_library`` sees to more
+_TABLES = (dict, OrderedDict, defaultdict, list, set)
+_PLAIN = (*_TABLES, types.MappingProxyType)
+_AT_ONCE = 100  # tables that are looked at one by one where one of them has changed
+_MADE_BY_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE: attributes of other classes cannot be set
+_WORD = re.compile(r"\w+")
 
 
 def registrations_noted() -> Callable[[], None]:
     """Take out, when called, what was registered since."""
-    tables = list(chain.from_iterable(map(_tables_of, filter(_is_module, list(sys.modules.values())))))
-    return functools.partial(_restore, tables, list(map(len, tables)))
+    words = _libraries.look()
+    named = words & _libraries.classes.keys()
+    classes = list({*_pytorchs_classes(), *(kind for name in named for kind in _libraries.classes[name])})
+    attributes = list(map(vars, classes))
+    noted = [Alike.of(kind, some) for kind, some in _libraries.tables]
+    noted += [Alike.of(types.MappingProxyType, some) for some in _in_parts(attributes)]
+    others = [(one, _items(one)) for one in _libraries.others]
+    owners = dict(zip(map(id, attributes), classes, strict=True))
+    return functools.partial(_restore, noted, others, owners, frozenset(sys.modules))
 
 
-def _is_module(one: Any) -> bool:
-    """Anything can stand in ``sys.modules``."""
-    return issubclass(type(one), types.ModuleType) and issubclass(type(one), Hashable)
+class _Libraries:
+    """Tables and classes of PyTorch and of those libraries that the user's code names.
+
+    They are gathered anew where modules were imported or have more names.
+    """
+
+    def __init__(self) -> None:
+        self._identities: list[int] = []  # of all modules
+        self._by_package: dict[str, list[types.ModuleType]] = {}
+        self._files: list[str] = []  # of the user's modules
+        self._lengths: list[int] = []
+        self._modules: list[types.ModuleType] = []
+        self.tables: list[tuple[Any, list[Any]]] = []  # by type, some at once
+        self.others: list[Any] = []  # of types made from these
+        self.classes: dict[str, list[type]] = {}  # by name
+
+    def look(self) -> set[str]:
+        """Bring it up to date; the words of the user's code."""
+        everything = list(sys.modules.values())
+        identities = list(map(id, everything))
+        if identities != self._identities:
+            self._identities = identities
+            self._by_package = {}
+            for module in filter(_is_librarys, everything):
+                self._by_package.setdefault(_package(module), []).append(module)
+            self._files = [str(one.__file__) for one in users_modules() if getattr(one, "__file__", None)]
+        words = self.words()
+        packages = sorted(words & self._by_package.keys() | {"torch"})
+        modules = list(chain.from_iterable(map(self._by_package.__getitem__, packages)))
+        lengths = list(map(len, map(vars, modules)))
+        if modules != self._modules or lengths != self._lengths:
+            self._modules, self._lengths = modules, lengths
+            self._gather()
+        return words
+
+    def words(self) -> set[str]:
+        """The words that stand in the user's code."""
+        files = {*self._files, *filter(is_users_file, list(linecache.cache))}
+        return set().union(*map(_words_of, files))
+
+    def _gather(self) -> None:
+        names = list(map(vars, self._modules))
+        found = {id(one): one for one in chain(names, *map(_tables_of, self._modules))}
+        by_kind = [(kind, [one for one in found.values() if type(one) is kind]) for kind in _TABLES]
+        self.tables = [(kind, part) for kind, some in by_kind for part in _in_parts(some)]
+        self.others = [one for one in found.values() if type(one) not in _TABLES]
+        self.classes = {}
+        for kind in chain.from_iterable(map(_classes_of, self._modules)):
+            self.classes.setdefault(kind.__name__, []).append(kind)
+
+
+_libraries = _Libraries()
+
+
+def _in_parts(some: list[Any]) -> Iterator[list[Any]]:
+    return (some[at : at + _AT_ONCE] for at in range(0, len(some), _AT_ONCE))
+
+
+def _is_librarys(module: Any) -> bool:
+    """Whether it is a library's module, and none that serves the notebook. Anything can stand among the modules."""
+    if not issubclass(type(module), types.ModuleType):
+        return False
+    return _package(module) not in _SERVING and not is_users_module(module)
 
 
 @functools.cache
-def _tables_of(module: Any) -> tuple[Any, ...]:
-    """A library's dicts and lists."""
-    name = str(vars(module).get("__name__", ""))
-    if name.startswith(_KEPT) or is_users_module(module):
-        return ()
-    is_pythons = name.partition(".")[0] in sys.stdlib_module_names  # ``standard_library`` sees to them
-    return () if is_pythons else tuple(one for one in vars(module).values() if issubclass(type(one), (dict, list)))
+def _pytorchs_classes() -> list[type]:
+    """PyTorch's classes that users know, of those that are made by Python."""
+    homes = (torch, torch.nn, torch.optim, torch.optim.lr_scheduler, torch.utils.data)
+    classes = {one for home in homes for one in vars(home).values() if isinstance(one, type)}
+    return [one for one in classes if _package(one) == "torch" and one.__flags__ & _MADE_BY_PYTHON]
 
 
-def _restore(tables: list[Any], lengths: list[int]) -> None:
-    for table, length in zip(tables, lengths, strict=True):
-        if len(table) <= length:
+def _classes_of(module: types.ModuleType) -> list[type]:
+    """The classes that a module defines."""
+    kinds = [one for one in list(vars(module).values()) if issubclass(type(one), type)]
+    return [one for one in kinds if one.__module__ == module.__name__ and one.__flags__ & _MADE_BY_PYTHON]
+
+
+def _tables_of(module: types.ModuleType) -> Iterator[Any]:
+    """A module's dicts, lists and sets, and those in its objects and classes."""
+    if module.__name__.startswith(_KEPT) and module.__name__ != _OF_BACKENDS:
+        return
+    for name, value in list(vars(module).items()):
+        kind = type(value)
+        if issubclass(kind, (dict, list, set)) and name[:2] != "__":
+            yield value
+        home = str(kind.__module__).partition(".")[0]
+        if kind.__dictoffset__ and home not in _SERVING and not issubclass(kind, (type, types.ModuleType)):
+            with contextlib.suppress(AttributeError):
+                own = object.__getattribute__(value, "__dict__")
+                yield from (one for one in own.values() if type(one) in _TABLES)
+    for one in _classes_of(module):
+        yield from (value for name, value in vars(one).items() if type(value) in _TABLES and name[:2] != "__")
+
+
+def _items(table: Any) -> Any:
+    """What a table holds, whatever its own class says of it."""
+    if isinstance(table, (dict, types.MappingProxyType)):
+        base: Any = type(table) if type(table) in _PLAIN else dict
+        return dict(zip(base.keys(table), base.values(table), strict=True))
+    return list((list if isinstance(table, list) else set).__iter__(table))
+
+
+def _restore(noted: list[Alike], others: list[tuple[Any, Any]], owners: dict[int, type], known: frozenset[str]) -> None:
+    users = _Users(known)
+    changed = (pair for some in noted if not some.are_unchanged() for pair in some.pairs())
+    for now, before in chain(changed, others):
+        items = _items(now)
+        if is_unchanged(before, items):
             continue
-        if isinstance(table, dict):
-            for key in list(table)[length:]:
-                if _names_users(key) or _names_users(dict.get(table, key)):
-                    dict.pop(table, key, None)
+        if isinstance(items, dict):
+            _restore_names(now, items, before, owners.get(id(now)), users)
         else:
-            table[length:] = [one for one in table[length:] if not _names_users(one)]
+            old = set(map(id, before))
+            for one in [one for one in items if id(one) not in old and users.have_put(one, one)]:
+                now.remove(one)
 
 
-def _names_users(one: Any) -> bool:
-    return any(map(is_users, one)) if type(one) is tuple else is_users(one)
+def _restore_names(now: Any, items: dict[Any, Any], before: dict[Any, Any], owner: Any, users: _Users) -> None:
+    base = OrderedDict if isinstance(now, OrderedDict) else dict
+    put: Any = functools.partial(base.__setitem__, now) if owner is None else functools.partial(setattr, owner)
+    drop: Any = functools.partial(base.__delitem__, now) if owner is None else functools.partial(delattr, owner)
+    for name, value in items.items():
+        is_new = name not in before
+        if not is_new and before[name] is value:
+            continue
+        if users.have_put(name, value) or (not is_new and users.have_replaced(before[name], value)):
+            drop(name) if is_new else put(name, before[name])
+
+
+class _Users:
+    """Tells what the user's code has put into libraries."""
+
+    def __init__(self, known: frozenset[str]) -> None:
+        self._staying = Staying(known)
+
+    def have_put(self, name: Any, value: Any) -> bool:
+        """Whether ``value`` came there by the user's code; ``name`` is what it is called there."""
+        names, values = ((one if type(one) is tuple else (one,)) for one in (name, value))
+        if any(is_users(one) or isinstance(one, torch.Tensor) for one in (*names, *values)):
+            return True
+        if self._staying.has_imported:  # a library may have filled its table for good
+            return False
+        texts = [set(_WORD.findall(one)) for one in names if type(one) is str]
+        return any(words and words <= self._words for words in texts) and not isinstance(value, types.ModuleType)
+
+    def have_replaced(self, before: Any, value: Any) -> bool:
+        """Whether something stands in place of a function or class of a library that is not of the same one.
+
+        DeepSpeed does so with ``F.linear``. What PyTorch itself replaces, on first use, stays.
+        """
+        home = _package(before)
+        is_others = callable(before) and (_package(value) or home) != home
+        return is_others and (home == "torch" or not self._staying.is_importeds(value))
+
+    @functools.cached_property
+    def _words(self) -> set[str]:
+        return _libraries.words()
+
+
+def _package(one: Any) -> str:
+    """The package that a module is of, or something in one."""
+    name = vars(one).get("__name__") if issubclass(type(one), types.ModuleType) else getattr(one, "__module__", None)
+    return str(name or "").partition(".")[0]
+
+
+_known_words: dict[
+    str, tuple[list[str], set[str]]
+] = {}  # of a file: its lines are the same list until it is read again
+
+
+def _words_of(file: str) -> set[str]:
+    lines = linecache.getlines(file)
+    if file not in _known_words or _known_words[file][0] is not lines:
+        _known_words[file] = lines, set(_WORD.findall("".join(lines)))
+    return _known_words[file][1]

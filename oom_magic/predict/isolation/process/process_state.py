@@ -8,14 +8,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import operator
 import os
 import random
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -68,7 +66,6 @@ def _restorations() -> Iterator[Callable[[], object]]:
     for owner, name in itertools.product((torch.nn.modules.module, _OPTIMIZER), _GLOBAL_HOOKS):
         hooks.add(getattr(owner, name, None), 1)
     yield hooks.restore
-    yield partial(_restore_pytorchs_own, _pytorchs_own())
     yield partial(restore_environment, dict(os.environ))
 
 
@@ -76,41 +73,6 @@ def _restore_numpys(generator: np.random.BitGenerator, state: dict[str, Any]) ->
     if _NUMPYS.get_bit_generator() is not generator:
         _NUMPYS.set_bit_generator(generator)
     np.random.set_state(state)
-
-
-def _pytorchs_own() -> list[tuple[Any, dict[str, Any]]]:
-    """The attributes of PyTorch's modules, and of classes that libraries change."""
-    modules = [
-        module for name, module in list(sys.modules.items()) if _is_pytorchs(name) and isinstance(module, ModuleType)
-    ]
-    return [(owner, vars(owner).copy()) for owner in (*modules, *_changeable_classes())]
-
-
-@functools.cache
-def _changeable_classes() -> list[type]:
-    """PyTorch's classes, of those that are made by Python, which users know."""
-    homes = (torch, torch.nn, torch.optim, torch.optim.lr_scheduler, torch.utils.data)
-    classes = {one for home in homes for one in vars(home).values() if isinstance(one, type)}
-    return [one for one in classes if _is_pytorchs(one.__module__) and one.__flags__ & _MADE_BY_PYTHON]
-
-
-def _restore_pytorchs_own(before: list[tuple[Any, dict[str, Any]]]) -> None:
-    """Take out what others put in place of PyTorch's functions and classes, as DeepSpeed does with ``F.linear``.
-
-    Replacements by PyTorch itself, made on first use, stay.
-    """
-    for owner, contents in before:
-        now = vars(owner)
-        if len(now) == len(contents) and all(map(operator.is_, contents.values(), list(now.values()))):
-            continue
-        for name, value in contents.items():
-            new = now.get(name, value)
-            if new is not value and callable(value) and not _is_pytorchs(getattr(new, "__module__", None) or "torch"):
-                setattr(owner, name, value)
-
-
-def _is_pytorchs(module: str) -> bool:
-    return module.partition(".")[0] == "torch"
 
 
 def restore_environment(before: dict[str, str]) -> None:
@@ -132,6 +94,5 @@ _GLOBAL_HOOKS = (
     "_global_forward_hooks_always_called", "_global_optimizer_pre_hooks", "_global_optimizer_post_hooks",
 )  # fmt: skip
 _NUMPYS: Any = np.random  # some names its stubs lack
-_MADE_BY_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _KINDS_OF_AUTOCAST = ("cuda", "cpu", "xpu", "mps", "hpu", "mtia")
 _ATTENTION_FLAGS = ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")

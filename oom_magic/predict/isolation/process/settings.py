@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import csv
+import ctypes
 import decimal
 import faulthandler
 import functools
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import threading
 import tracemalloc
+import types
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -55,7 +57,7 @@ def settings_noted() -> Iterator[Callable[[], object]]:
     for one in (context, decimal.DefaultContext, decimal.BasicContext, decimal.ExtendedContext):
         yield functools.partial(set_context, one, one.copy())
     for table in _whole_tables():
-        yield functools.partial(fill, table, dict(table))
+        yield functools.partial(fill, table, table.copy())
     yield functools.partial(_restore_finalizers, dict(weakref.finalize._registry))  # type: ignore[attr-defined]
     yield functools.partial(_restore_safe_globals, torch.serialization.get_safe_globals())
     yield functools.partial(_restore_dialects, csv.list_dialects())
@@ -141,8 +143,11 @@ def _tables() -> Iterator[dict[Any, Any]]:
         waiting += [inner for inner in table.values() if isinstance(inner, dict)]
 
 
-def _whole_tables() -> Iterator[dict[Any, Any]]:
-    """Dicts of settings in which nothing new stays."""
+def _whole_tables() -> Iterator[Any]:
+    """Tables of settings in which nothing new stays."""
+    yield sys._xoptions
+    for functions in vars(sys.modules.get("torch._dynamo.trace_rules", types)).values():  # ``allow_in_graph``
+        yield from filter(None, (getattr(functions, name, None) for name in ("function_ids", "function_names")))
     yield logging._levelToName
     yield logging._nameToLevel
     yield torch._logging._internal.log_state.log_qname_to_level
@@ -283,6 +288,9 @@ def _of_system() -> Iterator[_Setting]:
         yield sys.get_int_max_str_digits, sys.set_int_max_str_digits
     if hasattr(os, "sched_setaffinity"):
         yield functools.partial(os.sched_getaffinity, 0), functools.partial(os.sched_setaffinity, 0)
+    if torch.distributed.is_available():
+        distributed: Any = torch.distributed
+        yield distributed.get_debug_level, distributed.set_debug_level
     with contextlib.suppress(ImportError):
         import resource
 
@@ -330,6 +338,7 @@ _SETTINGS: tuple[_Setting, ...] = (
     (decimal.getcontext, decimal.setcontext),
     (faulthandler.is_enabled, lambda was: None if was else faulthandler.disable()),
     (csv.field_size_limit, csv.field_size_limit),
+    (ctypes.get_errno, ctypes.set_errno),
     (tracemalloc.is_tracing, lambda was: tracemalloc.start() if was else tracemalloc.stop()),
     (torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled),
     (gc.get_threshold, lambda value: gc.set_threshold(*value)),

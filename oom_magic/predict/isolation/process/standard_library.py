@@ -8,6 +8,8 @@ imports one that is not Python's, new ones stay. Caches stay, too, and what serv
 
 from __future__ import annotations
 
+import _abc  # type: ignore[import-not-found]
+import abc
 import builtins
 import codecs
 import encodings
@@ -18,9 +20,12 @@ import sys
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import chain, compress
 from typing import Any
 
+from oom_magic.predict.isolation.patching import patched, undone_at_the_end
+from oom_magic.predict.isolation.reach import is_users
 from oom_magic.predict.isolation.snapshot import Alike, fill, is_unchanged
 
 _chain = chain.from_iterable
@@ -120,7 +125,7 @@ def _has_settings(kind: type) -> bool:
 
 
 def _restore(noted: list[Alike], owners: dict[int, Any], known: Collection[str], search_functions: list[Any]) -> None:
-    staying = _Staying(known)
+    staying = Staying(known)
     for some in noted:
         for now, before in [] if some.are_unchanged() else some.pairs():
             if not is_unchanged(before, now):
@@ -130,7 +135,7 @@ def _restore(noted: list[Alike], owners: dict[int, Any], known: Collection[str],
             codecs.unregister(function)
 
 
-def _restore_one(now: Any, before: Any, owner: Any, staying: _Staying) -> None:
+def _restore_one(now: Any, before: Any, owner: Any, staying: Staying) -> None:
     if owner is not None:
         put, drop = functools.partial(setattr, owner), functools.partial(delattr, owner)
         are_pythons = owner is sys or owner is builtins  # plain ones mean something to Python: sys.tracebacklimit
@@ -142,14 +147,44 @@ def _restore_one(now: Any, before: Any, owner: Any, staying: _Staying) -> None:
         fill(now, [*before, *(one for one in now if id(one) not in old and staying.may_be_importeds(one))])
 
 
-class _Staying:
+@contextmanager
+def subclasses_taken_out() -> Iterator[None]:
+    """At the end no class of the user's is registered with an abstract one (``Number.register(Mine)``)."""
+    usual, done = abc.ABCMeta.register, []
+
+    def register(kind: abc.ABCMeta, subclass: type) -> type:
+        if any(map(is_users, (kind, subclass))) and not issubclass(subclass, kind):
+            done.append(functools.partial(_unregister, kind, subclass))
+        return usual(kind, subclass)
+
+    def undo() -> None:
+        for one in reversed(done):
+            one()
+
+    with undone_at_the_end([undo]), patched(abc.ABCMeta, {"register": register}):
+        yield
+
+
+def _unregister(kind: abc.ABCMeta, subclass: type) -> None:
+    registered = [reference() for reference in _abc._get_dump(kind)[0]]
+    _abc._reset_registry(kind)
+    for one in registered:
+        if one is not None and one is not subclass:
+            _abc._abc_register(kind, one)
+    for base in kind.__mro__:
+        if isinstance(base, abc.ABCMeta):
+            _abc._reset_caches(base)
+
+
+class Staying:
     """What stays of what was not there before: that of modules which were imported meanwhile."""
 
     def __init__(self, known: Collection[str]) -> None:
         self._known = known
 
     @functools.cached_property
-    def _has_imported(self) -> bool:
+    def has_imported(self) -> bool:
+        """Whether a library was imported meanwhile."""
         return any(name.partition(".")[0] not in _NAMES for name in sys.modules.keys() - self._known)
 
     def is_importeds(self, value: Any) -> bool:
@@ -161,7 +196,7 @@ class _Staying:
 
     def may_be_importeds(self, value: Any) -> bool:
         """Plain values may be, where a library was imported."""
-        return (self._has_imported and type(value) in _PLAIN) or self.is_importeds(value)
+        return (self.has_imported and type(value) in _PLAIN) or self.is_importeds(value)
 
 
 def _home(value: Any) -> Any:
