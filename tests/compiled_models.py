@@ -265,3 +265,98 @@ def two_networks(on_step: OnStep) -> None:
         loss.backward()
         for_makes.step()
         on_step(number)
+
+
+class Noised(nn.Module):
+    """A residual block of a diffusion model, told the time."""
+
+    def __init__(self, inside: int, outside: int, time: int) -> None:
+        super().__init__()
+        self.norm1, self.conv1 = nn.GroupNorm(8, inside), nn.Conv2d(inside, outside, 3, padding=1)
+        self.time = nn.Linear(time, outside)
+        self.norm2, self.conv2 = nn.GroupNorm(8, outside), nn.Conv2d(outside, outside, 3, padding=1)
+        self.skip = nn.Conv2d(inside, outside, 1) if inside != outside else nn.Identity()
+
+    def forward(self, x: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+        h = self.conv1(F.silu(self.norm1(x)))
+        h = h + self.time(F.silu(time))[:, :, None, None]
+        return self.skip(x) + self.conv2(F.dropout(F.silu(self.norm2(h)), 0.1, self.training))
+
+
+class Attending(nn.Module):
+    """Attention between places, whose heads lie so that no fused kernel takes them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.out = (
+            nn.GroupNorm(8, width),
+            nn.Conv2d(width, 3 * width, 1),
+            nn.Conv2d(width, width, 1),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, width, high, wide = x.shape
+        heads = self.qkv(self.norm(x)).view(batch, 3, 4, width // 4, high * wide)
+        q, k, v = heads.transpose(-1, -2).unbind(1)
+        attended = F.scaled_dot_product_attention(q, k, v).transpose(-1, -2)
+        return x + self.out(attended.reshape(batch, width, high, wide))
+
+
+class UNet(nn.Module):
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.width, time = width, 4 * width
+        self.time = nn.Sequential(nn.Linear(width, time), nn.SiLU(), nn.Linear(time, time))
+        self.enter, self.leave = nn.Conv2d(3, width, 3, padding=1), nn.Conv2d(width, 3, 3, padding=1)
+        self.down1, self.pool1 = Noised(width, width, time), nn.Conv2d(width, width, 3, 2, 1)
+        self.down2, self.pool2 = Noised(width, 2 * width, time), nn.Conv2d(2 * width, 2 * width, 3, 2, 1)
+        self.attention, self.middle = Attending(2 * width), Noised(2 * width, 2 * width, time)
+        self.up2, self.up1 = Noised(4 * width, 2 * width, time), Noised(3 * width, width, time)
+
+    def forward(self, x: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
+        angles = step[:, None].float() * torch.exp(-torch.arange(self.width // 2, device=x.device) * 0.3)
+        time = self.time(torch.cat((angles.sin(), angles.cos()), 1))
+        a = self.down1(self.enter(x), time)
+        b = self.attention(self.down2(self.pool1(a), time))
+        x = self.middle(self.pool2(b), time)
+        x = self.up2(torch.cat((F.interpolate(x, scale_factor=2.0), b), 1), time)
+        return self.leave(self.up1(torch.cat((F.interpolate(x, scale_factor=2.0), a), 1), time))
+
+
+@program
+def diffusion(on_step: OnStep) -> None:
+    """Its loop: the noise is foretold, gradients are clipped, averages of the weights kept."""
+    model = UNet().cuda()
+    run = torch.compile(model)
+    averages = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    for number in range(3):
+        x = torch.randn(8, 3, 64, 64, device="cuda")
+        noise, step = torch.randn_like(x), torch.randint(0, 1000, (8,), device="cuda")
+        with torch.autocast("cuda", torch.float16):
+            loss = F.mse_loss(run(x + noise, step).float(), noise)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for name, value in model.state_dict().items():
+                averages[name].lerp_(value, 0.01)
+        on_step(number)
+
+
+@program
+def t5(on_step: OnStep) -> None:
+    """Biases by position, which learn, under a mask; a number set into the decoder's inputs."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    sizes = {"d_model": 128, "d_kv": 32, "d_ff": 256, "num_layers": 2, "num_heads": 4}
+    config = T5Config(vocab_size=2000, decoder_start_token_id=0, pad_token_id=0, **sizes)
+    model = T5ForConditionalGeneration(config).cuda().train()
+    run = torch.compile(model)
+    mask = torch.ones(4, 256, dtype=torch.long, device="cuda")
+
+    def loss_of(tokens: torch.Tensor) -> torch.Tensor:
+        return run(input_ids=tokens, attention_mask=mask, labels=tokens[:, :64].contiguous()).loss
+
+    steps(model, loss_of, on_step, amp=True)

@@ -59,7 +59,7 @@ def steps_of(program: Any, case: dict[str, Any]) -> list[list[int]]:
 @pytest.mark.parametrize("name", TRUTH["steps"])
 def test_compiled_training_equals_cuda(name: str) -> None:
     case = CASES[name]
-    if case.get("model") in MODELS or name in ("trainer", "llama_lora"):
+    if case.get("model") in MODELS or name in ("trainer", "llama_lora", "t5"):
         pytest.importorskip("transformers")
     if name == "llama_lora":
         pytest.importorskip("peft")
@@ -135,6 +135,19 @@ def test_nothing_of_the_compiler_is_left() -> None:
     assert report.breakdown.total_bytes == report.peak_allocated_bytes
 
 
+class Broken(nn.Linear):
+    """Captured in two parts."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Twice itself."""
+        x = super().forward(x).relu()
+        torch._dynamo.graph_break()
+        return super().forward(x)
+
+
 def _training_step() -> None:
     model = torch.compile(nn.Linear(8, 8).cuda())
     model(torch.randn(2, 8, device="cuda")).sum().backward()
@@ -199,6 +212,38 @@ def test_a_graph_is_compiled_once_in_a_process(monkeypatch: pytest.MonkeyPatch) 
     assert not again.is_upper_bound
     assert (again.steps, again.lines, again.modules) == (first.steps, first.lines, first.modules)
     assert om.dry_run(_train_transformer, "whole", gpu="T4").is_upper_bound  # compiled anew for another card
+
+
+@needs_triton
+@pytest.mark.slow
+def test_a_number_beside_a_tensor_keeps_its_gradient() -> None:
+    def step() -> None:
+        mask = torch.ones(4, dtype=torch.bool, device="cuda")
+        weights = torch.ones(4, device="cuda", requires_grad=True)
+        torch.compile(lambda x: torch.where(mask, x, -1.0).sum() + torch.where(mask, 0.0, x).sum())(weights).backward()
+        assert weights.grad is not None
+
+    assert not om.dry_run(step).is_upper_bound
+
+
+@needs_triton
+@pytest.mark.slow
+def test_a_line_says_what_is_compiled_and_goes(capsys: pytest.CaptureFixture[str]) -> None:
+    def step(fails: bool) -> None:
+        model = Broken().cuda()
+        loss = torch.compile(model)(torch.randn(2, 8, device="cuda")).sum()
+        if fails:
+            raise KeyboardInterrupt
+        loss.backward()
+
+    om.dry_run(step, False)
+    said = capsys.readouterr().err
+    assert "compiling Broken.forward]" in said and "compiling the backward of Broken.forward]" in said
+    assert re.search(r"compiling Broken.forward:\d+\]", said)  # after the graph break
+    assert not said.rpartition("\r")[2].strip() and not said.rstrip("\r").rpartition("\r")[2].strip()
+    with pytest.raises(KeyboardInterrupt):
+        om.dry_run(step, True)
+    assert not capsys.readouterr().err.rstrip("\r").rpartition("\r")[2].strip()
 
 
 @needs_triton

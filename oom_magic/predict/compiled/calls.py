@@ -47,15 +47,17 @@ def why_not_followed(is_wanted: bool) -> str:
 
 
 @contextmanager
-def compile_followed(gpu: FakeGPU, assume: Callable[..., None], is_wanted: bool) -> Iterator[None]:
-    """While a dry run lasts, ``torch.compile`` compiles for the pretend GPU."""
+def compile_followed(
+    gpu: FakeGPU, assume: Callable[..., None], show: Callable[[str], None], is_wanted: bool
+) -> Iterator[None]:
+    """While a dry run lasts, ``torch.compile`` compiles for the pretend GPU; ``show`` is told what is compiled."""
     reason = why_not_followed(is_wanted)
-    with _as_eager(lambda: assume(reason, True)) if reason else _on_first_call(gpu, assume):
+    with _as_eager(lambda: assume(reason, True)) if reason else _on_first_call(gpu, assume, show):
         yield
 
 
 @contextmanager
-def _on_first_call(gpu: FakeGPU, assume: Callable[..., None]) -> Iterator[None]:
+def _on_first_call(gpu: FakeGPU, assume: Callable[..., None], show: Callable[[str], None]) -> Iterator[None]:
     """The compiler is imported, which takes seconds, when something is compiled."""
     usual, usual_method = torch.compile, torch.nn.Module.compile
     begun = ExitStack()
@@ -66,7 +68,7 @@ def _on_first_call(gpu: FakeGPU, assume: Callable[..., None]) -> Iterator[None]:
             with suspended(None), _unseen(gpu):
                 torch_private.check(torch_private.COMPILED)
                 from oom_magic.predict.compiled.dynamo import Compiler
-            begun.enter_context(Compiler(gpu, assume).active())
+            begun.enter_context(Compiler(gpu, assume, show).active())
             is_begun.append(True)
 
     def compile(*args: Any, **kwargs: Any) -> Any:  # noqa: A001 (torch's own name)

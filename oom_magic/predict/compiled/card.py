@@ -120,8 +120,6 @@ def compiling_on(gpu: FakeGPU, view: DeviceView, assume: Callable[[str], None]) 
     from torch._inductor.constant_folding import ConstantFolder
     from torch._inductor.fx_passes import joint_graph, pad_mm
 
-    known: dict[str, Any] = {}
-
     def bench(function: Callable[[], Any]) -> float:
         text = _(
             "torch.compile: Inductor times on the GPU whether a matrix product is faster with padded sizes; taken not"
@@ -138,10 +136,10 @@ def compiling_on(gpu: FakeGPU, view: DeviceView, assume: Callable[[str], None]) 
     timed = {
         "no_dispatch": lambda: running_on(gpu, view),
         "get_do_bench": lambda: bench,
-        "get_cached_should_pad": known.get,
-        "get_cached_base_mm_benchmark_time": known.get,
-        "set_cached_should_pad": known.__setitem__,
-        "set_cached_base_mm_benchmark_time": known.__setitem__,
+        "get_cached_should_pad": gpu.timed.get,
+        "get_cached_base_mm_benchmark_time": gpu.timed.get,
+        "set_cached_should_pad": gpu.timed.__setitem__,
+        "set_cached_base_mm_benchmark_time": gpu.timed.__setitem__,
     }
     folder = joint_graph.UniformValueConstantFolder
     return [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,14 +21,19 @@ from torch._dynamo.exc import Unsupported, UserError
 from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 from torch._dynamo.utils import CleanupManager
 from torch._dynamo.variables.optimizer import OptimizerVariable
+from torch._guards import CompileContext
 from torch.overrides import _get_current_function_mode_stack
 
 from oom_magic.language import _
 from oom_magic.predict.compiled import CudaGraphsError
 from oom_magic.predict.compiled.card import compiled_for, compiling_on, is_on_gpu, running_on
 from oom_magic.predict.compiled.fake_tensors import fake_cuda_tensors, tracing
-from oom_magic.predict.compiled.generated import Generated, loaded_without_compiler, random_states_exchanged
-from oom_magic.predict.compiled.known_graphs import graphs_known
+from oom_magic.predict.compiled.generated import (
+    Generated,
+    graphs_known,
+    loaded_without_compiler,
+    random_states_exchanged,
+)
 from oom_magic.predict.fake_cuda.device_view import DeviceView, set_function_modes
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.isolation.patching import Patches, all_patched, patched, resumed, suspended
@@ -38,15 +44,19 @@ _REASONS = "get_and_maybe_log_recompilation_reasons"
 _OURS = ConvertFrameReturn(frame_exec_strategy=FrameExecStrategy(FrameAction.SKIP, FrameAction.DEFAULT))
 _OUR_MODES = ConvertFrameReturn(frame_exec_strategy=FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP))
 _ONCE_AS_WRITTEN = ConvertFrameReturn(apply_to_code=False)
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(\w+)_at_(\d+)")  # torch/_dynamo/resume_execution.py
 _IMPORTED = "__import_"  # how Dynamo names the modules that it adds to the user's globals
 
 
 class Compiler:
     """``torch.compile`` for the pretend GPU, for as long as one dry run lasts."""
 
-    def __init__(self, gpu: FakeGPU, assume: Callable[..., None]) -> None:
+    def __init__(self, gpu: FakeGPU, assume: Callable[..., None], show: Callable[[str], None]) -> None:
         self._gpu = gpu
         self._assume = assume
+        self._show = show
+        self._shown = self._name = ""
+        self._names: dict[Any, str] = {}  # of what the user compiles, by Dynamo's number of it
         self._view = DeviceView(gpu)
         self._traces = _Traces()
         self._failed: set[CodeType] = set()
@@ -71,6 +81,7 @@ class Compiler:
             (torch._dynamo.utils, {"set_torch_function_mode_stack": _set_modes_below_view}),
             (pgo, {**no_profile, "put_code_state": lambda: None, "get_cache_key": lambda: None}),
             (torch._inductor.compile_fx, {"_compile_fx_inner": self._compile_inner()}),
+            (torch._C, {"_DisableAutocast": self._gpu.autocast.off}),  # while graphs are compiled, and when they run
             *random_states_exchanged(self._gpu),
             *compiled_for(self._gpu.card),
         ]
@@ -87,9 +98,11 @@ class Compiler:
         ]
 
     @contextmanager
-    def _compiling(self) -> Iterator[None]:
+    def _compiling(self, what: str) -> Iterator[None]:
         """PyTorch as the compiler must find it: without what a dry run replaces where Dynamo traces."""
         with ExitStack() as stack:
+            stack.callback(self._tell, self._shown)
+            self._tell(what)
             stack.enter_context(_without_view())
             stack.enter_context(suspended(_traced()))
             stack.enter_context(tracing(self._gpu))
@@ -98,6 +111,10 @@ class Compiler:
             stack.enter_context(torch._functorch.config.patch(enable_autograd_cache=False))
             yield
             self._gpu.recorder.expect_step()  # compiling may take minutes
+
+    def _tell(self, what: str) -> None:
+        self._shown = what
+        self._show(what)
 
     def _convert(self) -> Callable[..., Any]:
         def __call__(wrapper: Any, frame: Any, cache_entry: Any, frame_state: Any) -> Any:  # noqa: N807
@@ -109,15 +126,16 @@ class Compiler:
             if trace_rules.check(code, frame=frame):  # nothing to compile: it needs no preparing
                 return _CONVERT(wrapper, frame, cache_entry, frame_state)
             self._traces.note(frame)
+            self._name = _name_of(frame)
             try:
-                with self._compiling():
+                with self._compiling(_("compiling {name}", name=self._name)):
                     result = _CONVERT(wrapper, frame, cache_entry, frame_state)
             except (Unsupported, UserError):  # the user's own: fullgraph=True with a graph break
                 raise
             except Exception as error:
                 self._raise_simulated(error)
                 self._failed.add(code)
-                self._assume(_not_followed(code.co_name, error), True)
+                self._assume(_not_followed(self._name, error), True)
                 return _ONCE_AS_WRITTEN
             if result.guarded_code is not None:
                 self._traces.compiled.append(result.guarded_code)
@@ -176,7 +194,7 @@ class Compiler:
             if not is_on_gpu(graph):
                 return as_captured  # it takes nothing there, and its values are known
             try:
-                with self._compiling(), config.patch(options):
+                with self._compiling(self._what_inside(kwargs.get("is_backward"))), config.patch(options):
                     return usual(module, inputs, *args, **kwargs)
             except Exception as error:
                 self._raise_simulated(error)
@@ -185,6 +203,14 @@ class Compiler:
 
         return _compile_fx_inner
 
+    def _what_inside(self, is_backward: Any) -> str:
+        """What Inductor compiles now, named after the frame that Dynamo captured it from."""
+        number = CompileContext.current_compile_id()
+        if not is_backward:
+            self._names[number] = self._name
+            return self._shown
+        return _("compiling the backward of {name}", name=self._names.get(number, self._name))
+
     @staticmethod
     def _raise_simulated(error: BaseException | None) -> None:
         """Where the card ran out of memory while compiling, or CUDA graphs are refused, that is what is raised."""
@@ -192,6 +218,15 @@ class Compiler:
             if isinstance(error, (torch.OutOfMemoryError, CudaGraphsError)):
                 raise error.with_traceback(None)
             error = getattr(error, "inner_exception", None) or error.__cause__
+
+
+def _name_of(frame: Any) -> str:
+    """The user's name of what a frame runs; what follows a graph break is named after the function that it is in."""
+    code = frame.f_code
+    wrapped = next((frame.f_locals[name] for name in ("fn", "func") if name in code.co_freevars), None)
+    name = _RESUMED.sub(r"\1:\2", getattr(wrapped, "__name__", code.co_name))
+    owner = getattr(wrapped, "__self__", frame.f_locals.get("self"))
+    return f"{type(owner).__name__}.{name}" if isinstance(owner, torch.nn.Module) else name
 
 
 def _freed_at_once() -> str:

@@ -8,6 +8,7 @@ meta tensors to C++, where the operators of ``predict.operators`` serve them, an
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -91,7 +92,10 @@ def _constants_on_host() -> Iterator[Any]:
 
 
 def _tensors_from_data() -> Patches:
-    """``torch.tensor(2.0, device="cuda")`` copies to the device in C++; here the compiler sees that copy."""
+    """``torch.tensor(2.0, device="cuda")`` copies to the device in C++; here the compiler sees that copy.
+
+    With ``x[index] = number`` the number stays on the host (torch/csrc/autograd/python_variable_indexing.cpp).
+    """
     from torch._dynamo import utils
     from torch._inductor.fx_passes import joint_graph
 
@@ -108,16 +112,32 @@ def _tensors_from_data() -> Patches:
     def _run_node(tracer: Any, node: Any, args: Any, kwargs: Any, module: Any) -> Any:
         if node.op == "call_function" and node.target is from_data:
             return tensor(*args, **kwargs)
-        return run_node(tracer, node, args, kwargs, module)
+        return run_node(tracer, node, _with_scalars(node.target, args), kwargs, module)
 
     def _call_function(interpreter: Any, target: Any, args: Any, kwargs: Any) -> Any:
-        return call_function(interpreter, tensor if target is from_data else target, args, kwargs)
+        return call_function(
+            interpreter, tensor if target is from_data else target, _with_scalars(target, args), kwargs
+        )
+
+    def _with_scalars(target: Any, args: Any) -> Any:
+        if target is torch.where and len(args) == 3 and is_fake_cuda(args[0]):
+            return args[0], *_numbers_as_tensors(args[1:])
+        if target is not operator.setitem or isinstance(args[2], torch.Tensor) or not is_fake_cuda(args[0]):
+            return args
+        return *args[:2], torch.scalar_tensor(args[2], dtype=args[0].dtype, device="cpu")
 
     return [
         (utils, {"run_node": _run_node}),
         (torch.fx.Interpreter, {"call_function": _call_function}),
         (joint_graph, {"lazy_init": _with_tensor(joint_graph.lazy_init, tensor)}),
     ]
+
+
+def _numbers_as_tensors(values: Any) -> list[Any]:
+    """As ``where`` of a tensor and a number makes of it (TensorCompare.cpp), whose own way records no gradient here."""
+    dtype = torch.result_type(*values)
+    scalar = torch.ops.aten.scalar_tensor.default
+    return [one if isinstance(one, torch.Tensor) else scalar(one, dtype=dtype, device=CUDA) for one in values]
 
 
 def _convolution_format(tensor: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:

@@ -15,11 +15,13 @@ line of the code that it writes names the buffer that it makes.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from types import ModuleType
 from typing import Any
@@ -32,15 +34,22 @@ from oom_magic.predict.instrumentation.attribution import Origin
 from oom_magic.predict.isolation.patching import Patches, all_patched
 from oom_magic.user_code import is_users_file
 
+_MOST_KEPT = 256  # graphs
 _numbers = count(1)  # of the files that generated code seems to stand in
 
 
 class _NoCompiler:
-    """In place of ``AsyncCompile``: kernels are not compiled."""
+    """In place of ``AsyncCompile``: kernels are not compiled. One of the same source is the same (``PyCodeCache``)."""
+
+    def __init__(self, kernels: dict[str, Any]) -> None:
+        self._kernels = kernels
 
     def triton(self, kernel_name: str, source_code: str, device_str: str = "cuda") -> Kernel:
         """A kernel that can be launched."""
-        return load_kernel(kernel_name, source_code)
+        if source_code not in self._kernels:
+            self._kernels[source_code] = load_kernel(kernel_name, source_code)
+        kernel: Kernel = self._kernels[source_code]
+        return kernel
 
     def cpp_pybinding(self, argtypes: list[str], source_code: str, **_: Any) -> Callable[..., None]:
         """What is computed on the host, within a graph of the GPU's, is not."""
@@ -90,7 +99,7 @@ def load(source: str, module: ModuleType, gpu: FakeGPU, origins: dict[int, Origi
     file = f"<inductor {next(_numbers)}>"
     gpu.attribution.generated[file] = origins
     table: Patches = [
-        (async_compile, {"AsyncCompile": _NoCompiler}),
+        (async_compile, {"AsyncCompile": partial(_NoCompiler, gpu.timed)}),
         (torch._C, {"_cuda_getCurrentRawStream": lambda device: 0}),
     ]
     with all_patched(table):
@@ -250,3 +259,57 @@ def _not_compiled() -> Patches:
         (triton_heuristics, {"cached_autotune": cached_autotune}),
         (triton_helpers, {"set_driver_to_gpu": lambda: None}),
     ]
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What ``fx_codegen_and_compile`` returned, without its module, and the code in that."""
+
+    graph: Any
+    code: Generated
+
+
+_known: dict[Hashable, _Known] = {}  # graphs, for the process's next dry runs
+
+
+def graphs_known(gpu: FakeGPU, generated: list[Generated]) -> Patches:
+    """Inductor compiles what is not known yet; the last of ``generated`` is the code that it then made.
+
+    PyTorch decides when two graphs are the same (``FxGraphCache.prepare_key``: operators, metadata of inputs, settings,
+    versions, and what must not be cached); the key has the card too, and the user's lines that the graph is attributed
+    to. Graphs with symbolic sizes are compiled anew, since compiling them guards sizes. A kernel is timed again at its
+    first launch.
+    """
+    from torch._inductor import compile_fx
+
+    usual: Callable[..., Any] = compile_fx.fx_codegen_and_compile
+
+    def fx_codegen_and_compile(module: Any, inputs: Any, inputs_to_check: Any, *args: Any, **kwargs: Any) -> Any:
+        key = None if args else _key(gpu, module, inputs, inputs_to_check, kwargs)
+        known = _known.get(key)
+        if known is not None:
+            made = copy.copy(known.graph)
+            made.current_callable = load_again(known.code, gpu).call
+            return made
+        generated.clear()
+        made = usual(module, inputs, inputs_to_check, *args, **kwargs)
+        if key is not None and len(generated) == 1 and not getattr(made, "constants", None):
+            graph = copy.copy(made)
+            graph.prepare_for_serialization()  # without its callables
+            _known[key] = _Known(graph, generated[0])
+            while len(_known) > _MOST_KEPT:
+                del _known[next(iter(_known))]
+        return made
+
+    return [(compile_fx, {"fx_codegen_and_compile": fx_codegen_and_compile})]
+
+
+def _key(gpu: FakeGPU, module: torch.fx.GraphModule, inputs: Any, to_check: Any, settings: Any) -> Hashable:
+    """What tells a graph from others; None where it must be compiled anew."""
+    from torch._inductor.codecache import FxGraphCache
+
+    if any(isinstance(one, torch.SymInt) for one in inputs):
+        return None
+    key, _info = FxGraphCache.prepare_key(module, inputs, settings, to_check, False)
+    origins = tuple(map(origin_of, module.graph.nodes))
+    return None if key is None else (key[0], gpu.card.name, origins)

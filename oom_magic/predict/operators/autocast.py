@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -182,8 +183,14 @@ class Autocast:
 
     def _off(self, kernel: Kernel, args: Any, kwargs: Any) -> Any:
         """Operators inside an autocasted one are not casted again."""
-        self.is_on = False
-        try:
+        with self.off():
             return kernel(*args, **kwargs)
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Nothing is casted inside, whatever PyTorch says of autocast."""
+        before, self.is_on = self.is_on, False
+        try:
+            yield
         finally:
-            self.is_on = True
+            self.is_on = before

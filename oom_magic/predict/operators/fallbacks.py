@@ -54,8 +54,7 @@ def _run_sized_by_values(gpu: FakeDevice, func: OpOverload, args: tuple[Any, ...
 
 
 def _run_without_kernel(gpu: FakeDevice, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The result of an operator without a kernel for pretended tensors. Raises NotImplementedError for PyTorch's
-    own."""
+    """What an operator without a kernel here returns. Raises NotImplementedError for PyTorch's own operators."""
     decomposition = decomposition_table.get(func)
     if decomposition is not None:
         with gpu:

@@ -1,4 +1,7 @@
-"""Operators that PyTorch composes differently on CUDA, registered while a dry run lasts."""
+"""Operators that PyTorch composes differently on CUDA, registered while a dry run lasts.
+
+Each names the file of PyTorch that chooses, and its function.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +17,123 @@ from torch._ops import OpOverload
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.places import Place
 from oom_magic.predict.kernels import convolutions, losses, normalization, recurrent
-from oom_magic.predict.operators import compositions
+from oom_magic.predict.kernels.normalization import is_by_cudnn
 from oom_magic.predict.operators.attention import attend
 from oom_magic.predict.operators.autocast import Autocast
-from oom_magic.predict.operators.calls import Kernel, existing, find_overload, original
+from oom_magic.predict.operators.calls import TORCH, Kernel, existing, find_overload, original
 from oom_magic.predict.setups.gpus import GPU
 
 aten = torch.ops.aten
+
+
+def _linear(
+    usual: Kernel, tensor: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """aten/src/ATen/native/Linear.cpp, ``linear``: one product of all rows, or the bias is added to it in place."""
+    if bias is None or tensor.dim() == 2:
+        return usual(tensor, weight, bias)
+    if tensor.is_contiguous() and bias.dim() == 1:
+        rows = tensor.reshape(-1, tensor.shape[-1])
+        shape = (*tensor.shape[:-1], weight.shape[0])
+        out = aten.addmm(bias, rows, weight.t())
+        return aten._unsafe_view(out, shape) if TORCH >= (2, 15) else out.view(shape)
+    return aten.matmul(tensor, weight.t()).add_(bias)
+
+
+def _batch_norm(usual: Kernel, tensor: torch.Tensor, weight: Any, bias: Any, *args: Any) -> Any:
+    """aten/src/ATen/native/Normalization.cpp, ``_batch_norm_impl_index``: cuDNN's input is contiguous, and kept so."""
+    if is_by_cudnn(tensor, weight, bias):
+        tensor = tensor.contiguous(memory_format=torch._prims_common.suggest_memory_format(tensor))
+    return usual(tensor, weight, bias, *args)
+
+
+def _dropout(usual: Kernel, tensor: torch.Tensor, p: float, train: bool) -> Any:
+    """aten/src/ATen/native/Dropout.cpp, ``is_fused_kernel_acceptable``: one kernel, which keeps a mask of booleans."""
+    if train and 0 < p < 1 and tensor.numel():
+        return aten.native_dropout(tensor, p, train)[0]
+    return usual(tensor, p, train)
+
+
+def _softmax(kernel: Kernel, usual: Kernel, tensor: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
+    """aten/src/ATen/native/SoftMax.cpp: float16, and only that, is widened to float32 inside the kernel."""
+    if tensor.dtype is torch.float16 and dtype is torch.float32:
+        return kernel(tensor, dim, True)
+    return usual(tensor, dim, dtype)
+
+
+def _rms_norm(
+    usual: Kernel, tensor: torch.Tensor, shape: list[int], weight: torch.Tensor | None = None, eps: float | None = None
+) -> Any:
+    """aten/src/ATen/native/layer_norm.cpp, ``rms_norm_symint``: fused, unless the weight has another type."""
+    if weight is not None and weight.dtype is not tensor.dtype:
+        return usual(tensor, shape, weight, eps)
+    return aten._fused_rms_norm(tensor, shape, weight, eps)[0]
+
+
+def _one_hot(usual: Kernel, tensor: torch.Tensor, num_classes: int = -1) -> Any:
+    """aten/src/ATen/native/Onehot.cpp: ones are written into zeros, where tensors without data compare."""
+    if num_classes <= 0 or not tensor.numel():
+        return usual(tensor, num_classes)
+    return tensor.new_zeros((*tensor.shape, num_classes)).scatter_(-1, tensor.unsqueeze(-1), 1)
+
+
+def _ctc_loss(
+    usual: Kernel, scores: torch.Tensor, targets: Any, lengths: Any, target_lengths: Any, blank: int = 0,
+    reduction: int = 1, zero_infinity: bool = False,
+) -> Any:  # fmt: skip
+    """aten/src/ATen/native/LossCTC.cpp, ``ctc_loss``: for the mean, the lengths of the targets go to the GPU."""
+    is_mean = reduction == 1
+    losses = usual(scores, targets, lengths, target_lengths, blank, 0 if is_mean else reduction, zero_infinity)
+    if not is_mean:
+        return losses
+    there = aten._to_copy.default(target_lengths, dtype=losses.dtype, device=losses.device)
+    at_least_one = there.clamp_min(1)
+    del there
+    return losses.div(at_least_one).mean()
+
+
+def _cumprod_backward(
+    _usual: Kernel, gradient: torch.Tensor, tensor: torch.Tensor, dim: int, output: torch.Tensor
+) -> torch.Tensor:
+    """torch/csrc/autograd/FunctionsManual.cpp: no element is taken to be zero."""
+    if tensor.numel() <= 1 or tensor.size(dim) == 1:
+        return gradient
+    product = output * gradient
+    zeros = tensor == 0
+    zeros.any()
+    backwards = product.flip(dim)
+    sums = backwards.cumsum(dim)
+    forwards = sums.flip(dim)
+    del sums, backwards
+    return forwards.div(tensor)
+
+
+# How CUDA composes an operator; the first argument is what other devices do.
+_COMPOSITIONS: dict[str, Kernel] = {
+    "batch_norm": _batch_norm,
+    "ctc_loss.Tensor": _ctc_loss,
+    "cumprod_backward": _cumprod_backward,
+    "dropout": _dropout,
+    "linear": _linear,
+    "log_softmax.int": partial(_softmax, aten._log_softmax),
+    "one_hot": _one_hot,
+    "softmax.int": partial(_softmax, aten._softmax),
+    **({"rms_norm": _rms_norm} if find_overload("_fused_rms_norm") else {}),
+}
+
+
+def _usual(name: str) -> Kernel:
+    """What PyTorch does on other devices."""
+    overload = find_overload(name)
+    assert overload is not None
+    return original(overload)
 
 
 def _choices(gpu: FakeGPU, card: GPU) -> dict[str, Kernel]:
     """CUDA's own composition of some operators; for others PyTorch's kernel is used."""
 
     def on_gpu(name: str, kernel: Kernel) -> Kernel:
-        overload = find_overload(name)
-        assert overload is not None
-        usual = original(overload)
+        usual = _usual(name)
 
         def choose(*args: Any, **kwargs: Any) -> Any:
             return (kernel if gpu.place(args[0]) is Place.GPU else usual)(*args, **kwargs)
@@ -41,21 +145,12 @@ def _choices(gpu: FakeGPU, card: GPU) -> dict[str, Kernel]:
             return attend(card.capability, *args, **kwargs)
 
     chosen: dict[str, Kernel] = {
+        **{name: partial(compose, _usual(name)) for name, compose in _COMPOSITIONS.items()},
         **recurrent.layer_kernels(gpu, card.num_multiprocessors),
         "lstm_cell": recurrent.lstm_cell,
         "gru_cell": recurrent.gru_cell,
-        "linear": compositions.linear(original(aten.linear.default)),
-        "batch_norm": compositions.batch_norm(original(aten.batch_norm.default)),
-        "ctc_loss.Tensor": compositions.ctc_loss(original(aten.ctc_loss.Tensor)),
-        "cumprod_backward": compositions.cumprod_backward(original(aten.cumprod_backward.default)),
-        "dropout": compositions.dropout(original(aten.dropout.default)),
-        "one_hot": compositions.one_hot(original(aten.one_hot.default)),
-        "softmax.int": compositions.softmax(aten._softmax, original(aten.softmax.int)),
-        "log_softmax.int": compositions.softmax(aten._log_softmax, original(aten.log_softmax.int)),
         "scaled_dot_product_attention": attention,
     }
-    if find_overload("_fused_rms_norm"):
-        chosen["rms_norm"] = compositions.rms_norm(original(aten.rms_norm.default))
     return {name: on_gpu(name, kernel) for name, kernel in chosen.items()}
 
 

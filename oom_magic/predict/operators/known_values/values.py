@@ -285,7 +285,8 @@ class Values:
             return
         assumption = self.assumption_about(read)
         if func in _FILLS:
-            self._put_constant(targets[0], torch.full((), _filled_with(args), dtype=targets[0].dtype, device="cpu"))
+            value = args[1] if len(args) > 1 else 0
+            self._put_constant(targets[0], torch.full((), value, dtype=targets[0].dtype, device="cpu"))
         elif all(map(covers, targets)) and targets and self._are_constant(func, read) and not only_written:
             self._repeat(func, args, kwargs, lambda tensor: self._element_in_place(tensor))
         elif all(map(is_small, tensors)):
@@ -370,10 +371,6 @@ def _constant_made(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
         position = _FILLED[name]
         return args[position] if len(args) > position else kwargs.get("fill_value")
     return _CONSTANTS.get(name)
-
-
-def _filled_with(args: Any) -> Any:
-    return args[1] if len(args) > 1 else 0
 
 
 def _written(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
