@@ -43,6 +43,15 @@ _MODELS: dict[str, tuple[str, str, dict[str, Any], str]] = {
         "Qwen2DecoderLayer",
     ),
     "bert-6": ("BertConfig", "BertForMaskedLM", {"num_hidden_layers": 6}, "BertLayer"),
+    "opt-5": (
+        "OPTConfig",
+        "OPTForCausalLM",
+        {
+            "hidden_size": 512, "word_embed_proj_dim": 512, "ffn_dim": 2048, "num_hidden_layers": 5,
+            "num_attention_heads": 8, "vocab_size": 20000,
+        },
+        "OPTDecoderLayer",
+    ),
 }  # fmt: skip
 
 

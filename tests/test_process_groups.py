@@ -39,6 +39,7 @@ def test_buckets_are_counted(is_view: bool) -> None:
     assert not dist.is_initialized()
 
 
+@pytest.mark.slow
 def test_a_group_lasts_as_long_as_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "4")

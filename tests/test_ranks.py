@@ -28,7 +28,7 @@ from oom_magic.predict.what_if.change import Change, InapplicableError
 from oom_magic.predict.what_if.placement_changes import FullySharded, GradientsInBuckets, Resharded, ShardsOnHost
 
 TRUTH = json.loads((Path(__file__).parent / "data" / "ranks_truth_2.13.0.json").read_text())
-QUICK = {"zero1-gpt2-x4", "fsdp1-gradop-x2", "fsdp2-llama-noreshard-x2", "tp2-fsdp2-x4", "cp-x2", "ep-x8"}
+QUICK = {"zero1-gpt2-x4", "fsdp1-gradop-opt-x6", "fsdp2-llama-noreshard-x2", "tp2-fsdp2-x4", "cp-x2", "ep-x8"}
 
 
 def _cases() -> list[Any]:
@@ -116,6 +116,8 @@ def test_a_rank_finds_what_torchrun_sets() -> None:
 def test_numbers_that_no_job_has() -> None:
     with pytest.raises(ValueError, match="num_processes 0 is not a positive whole number"):
         dry_run(print, num_processes=0)
+    with pytest.raises(ValueError, match="1000000 GPUs: at most"):
+        dry_run(print, num_processes=10**6)
     with pytest.raises(ValueError, match="rank 8 is none of the job's processes: give 0 to 7"):
         dry_run(print, num_processes=8, rank=8)
 

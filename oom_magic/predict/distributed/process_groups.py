@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -177,12 +178,56 @@ def _accelerator_found_anew(module: ModuleType, run: Run) -> Patches:
     return [(module, {"ds_accelerator": None})]
 
 
+def _stages_alone(module: ModuleType, run: Run) -> Patches:
+    """``PipelineStage`` whose neighbours are told their shapes where it is, and give gradients of what they got.
+
+    Source: torch/distributed/pipelining/stage.py. Stages first agree whether all of them were told their shapes, and
+    send each other descriptions of what they exchange where some were not.
+    """
+    stage = module.PipelineStage
+    if not hasattr(stage, "_recv_meta"):  # before PyTorch 2.13 shapes are sent as objects, which is refused
+        return []
+
+    votes: dict[int, int] = {}  # by stage; the others vote as this one does
+    usual_vote, usual_result = stage._warmup_forward_vote, stage._warmup_backward_result
+
+    def _warmup_forward_vote(self: Any, has_backward: bool, *args: Any, **kwargs: Any) -> torch.Tensor:
+        is_dynamic = module.InferenceMode.needs_dynamic(self._user_meta, has_backward)
+        votes[self.stage_index] = 0 if is_dynamic else 1
+        return usual_vote(self, has_backward, *args, **kwargs).fill_(votes[self.stage_index])
+
+    def _warmup_backward_result(self: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return usual_result(self, *args, **kwargs).fill_(votes[self.stage_index])
+
+    def _recv_meta(self: Any, src_stage: int) -> Any:
+        if src_stage > self.stage_index:
+            return module._StageBackwardMeta(backward_metas=module._derive_grad_metas(self._stage_meta.outputs))
+        if self._user_meta.inputs is None:
+            raise RuntimeError(
+                _(
+                    "stage {number} of the pipeline: what the stage before it sends is known only in its process; give"
+                    " PipelineStage input_args and output_args, or follow the process of stage 0",
+                    number=self.stage_index,
+                )
+            )
+        sent = [replace(meta, requires_grad=meta.dtype.is_floating_point) for meta in self._user_meta.inputs]
+        return module._StageForwardMeta(forward_metas=tuple(sent))
+
+    changes = {
+        "_warmup_forward_vote": _warmup_forward_vote,
+        "_warmup_backward_result": _warmup_backward_result,
+        "_recv_meta": _recv_meta,
+    }
+    return [(stage, changes)]
+
+
 ADAPTERS: dict[str, Adapter] = {
     "deepspeed.accelerator.real_accelerator": _accelerator_found_anew,
     "deepspeed.comm.comm": _groups_forgotten,
     "deepspeed.utils.groups": _groups_forgotten,
     "torch.distributed.distributed_c10d": _one_of_many,
     "torch.distributed.fsdp._fully_shard._fsdp_collectives": _sharded,
+    "torch.distributed.pipelining.stage": _stages_alone,
     "torch.distributed.tensor._sharding_prop": _distributed_tensors,
     "torch.nn.parallel.distributed": _replicated,
 }
