@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.data import DataLoader, TensorDataset
-from versions import bitsandbytes_or_skip
+from versions import bitsandbytes_or_skip, recorded_with
 
 import oom_magic as om
 from oom_magic.units import MIB
@@ -254,6 +255,18 @@ def test_flash_attention_is_stood_in_for(model_folder: Path, batch: str) -> None
     assert "flash_attn is not installed here" in texts(report)
     assert "flash_attn" not in sys.modules
     assert report.peak_allocated_bytes < om.dry_run(forward, "eager", gpu="A100 80GB").peak_allocated_bytes
+
+
+@recorded_with("2.13.0")
+def test_what_a_score_mod_captures_is_followed_or_refused() -> None:
+    def train(is_trained: bool) -> None:
+        slopes = torch.zeros(2, device="cuda", requires_grad=is_trained)
+        query = torch.randn(1, 2, 64, 32, device="cuda", requires_grad=True)
+        flex_attention(query, query, query, lambda score, b, h, i, j: score + slopes[h] * (i - j)).sum().backward()
+
+    assert om.dry_run(train, False).peak_allocated_bytes == 17_425_408  # as the CUDA build counts
+    with pytest.raises(NotImplementedError, match="flex_attention: a tensor that its score_mod captures is trained"):
+        om.dry_run(train, True)
 
 
 def test_models_that_asked_for_flash_attention_at_import_have_it(

@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from oom_templates import Numbers, render
 
+from oom_magic.explain.evidence.causes import Cause
 from oom_magic.explain.evidence.tensors import dims_in_text, name_tensor, requested_window
+from oom_magic.explain.explainer import explain
 from oom_magic.explain.messages.reading import read
-from oom_magic.units import MIB, format_bytes
+from oom_magic.units import GIB, MIB, format_bytes
 
 ROBERTA = {"batch": 4, "seq": 1024, "heads": 12, "hidden": 768, "vocab": 50265, "intermediate": 3072}
 QWEN = {
@@ -87,3 +90,12 @@ def test_dimensions_from_a_text():
     text = "--model_name_or_path Qwen/Qwen1.5-7B-Chat --per_device_train_batch_size 2 --max_seq_length 2048"
     assert dims_in_text(text, models) == {"vocab": 151936, "hidden": 4097, "batch": 2, "seq": 2048}
     assert dims_in_text("nothing", models) == {}
+
+
+def test_a_size_that_fits_another_length_than_the_texts_is_told():
+    message = render("T6", Numbers(requested=round(1.23 * GIB), total=20 * GIB, allocated=15 * GIB, stuck=3 * GIB))[0]
+    diagnosis = explain(f"Training t5-small, batch_size_per_gpu=32, max_seq_len=256.\n{message}", fast=True, lang="en")
+    assert diagnosis.tensor_note == "tensor_other_length"
+    assert diagnosis.tensors[0].formula == "seq 320 x batch 32 x vocab 32128 x float32 = 1.23 GiB"
+    assert diagnosis.cause is not Cause.LOGITS_OR_LOSS
+    assert "at another these have" in str(diagnosis)

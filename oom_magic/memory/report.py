@@ -100,15 +100,15 @@ class OutOfMemory:
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """What could not be followed exactly, what was taken instead, and the line where."""
+    """Something that could not be followed exactly, what was assumed instead, and on which line."""
 
     text: str
     line: SourceLine | None = None
-    is_upper_bound: bool = False  # what was taken instead needs more memory
+    is_upper_bound: bool = False  # what was assumed needs more memory than the real thing
 
 
 def are_upper_bounds(assumptions: Iterable[Assumption]) -> bool:
-    """Whether figures of which all this is assumed are upper bounds."""
+    """Whether figures computed under these assumptions are upper bounds."""
     return any(assumption.is_upper_bound for assumption in assumptions)
 
 
@@ -149,7 +149,7 @@ class MemoryReport(Result):
     torch_version: str = ""
     error: str = ""  # the user's own exception, if one ended the run: type and first line
     all_cards: tuple[MemoryReport, ...] = ()  # of the run, where it saw several
-    passing: tuple[tuple[int, int], ...] = ()  # event, and the most bytes that a library takes besides before it
+    passing: tuple[tuple[int, int], ...] = ()  # (event, most bytes that a library may take in addition just before it)
 
     @classmethod
     def from_timeline(
@@ -251,7 +251,7 @@ class MemoryReport(Result):
     def most_bytes(self) -> tuple[int, int]:
         """Peak allocated and peak reserved, in bytes, if libraries take the most that they may (``passing``).
 
-        What they take besides is given back at once, and where it does not fit they do with less: it makes no run fail.
+        Such memory is returned at once, and libraries use less of it where it does not fit, so no run fails for it.
         """
         peaks = self.peak_allocated_bytes, self.peak_reserved_bytes
         if not self.passing or self.out_of_memory is not None:
@@ -274,7 +274,7 @@ class MemoryReport(Result):
 
     @property
     def is_upper_bound(self) -> bool:
-        """Whether something was followed as code that needs more memory, such as compiled code as eager code."""
+        """Whether some code was run in a form that needs more memory, such as compiled code run eagerly."""
         return are_upper_bounds(self.assumptions)
 
     @property

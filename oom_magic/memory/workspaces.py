@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from oom_magic.units import KIB, MIB
 
@@ -18,9 +20,20 @@ _LARGE_BYTES = 32 * MIB
 _LT_KIB = 1024
 # Major compute capabilities with the large one, since versions of PyTorch (#91564: 9.0; #175344; #189312: Thor).
 _LARGE_SINCE = {9: (2, 0), 10: (2, 12), 12: (2, 12), 11: (2, 14)}
-_UNIFIED_AT_WISH, _UNIFIED = (2, 8), (2, 12)  # cublasLt works in cuBLAS' own (#151163; by default #168175, #175879)
+_UNIFIED_IF_ASKED, _UNIFIED = (2, 8), (2, 12)  # cublasLt works in cuBLAS' own (#151163; by default #168175, #175879)
 _LT_STAYS = (2, 9)  # its own stays with the thread and stream (#156495); before, each product takes it again
 _NONE_STAYS = (2, 15)  # every product takes and frees
+
+
+Owner = tuple[str, int, int]  # of a workspace: library, stream, handle
+
+
+class KeptWorkspace(NamedTuple):
+    """A workspace that stays allocated: on which card, whose, its size."""
+
+    card: int
+    owner: Owner
+    num_bytes: int
 
 
 @dataclass(frozen=True)
@@ -42,16 +55,16 @@ class Workspaces:
 
     @property
     def lt_stays(self) -> bool:
-        """Whether cublasLt's own does."""
+        """Whether the separate workspace of cublasLt stays, too."""
         return _LT_STAYS <= self.version < _NONE_STAYS
 
     @property
     def is_unified(self) -> bool:
         """Whether cublasLt works in the workspace of cuBLAS."""
-        if not _UNIFIED_AT_WISH <= self.version < _NONE_STAYS:
+        if not _UNIFIED_IF_ASKED <= self.version < _NONE_STAYS:
             return False
-        wish = self.environment.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE")
-        return wish == "1" or (wish != "0" and self.version >= _UNIFIED)
+        setting = self.environment.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE")
+        return setting == "1" or (setting != "0" and self.version >= _UNIFIED)
 
     @property
     def lt_takes_both(self) -> bool:
@@ -59,18 +72,43 @@ class Workspaces:
         return self.version < _UNIFIED  # getCurrentCUDABlasLtHandle; seen: no more in 2.13, where they are not unified
 
     def cublas_bytes(self, capability: tuple[int, int]) -> int:
-        """The workspace of cuBLAS: as ``CUBLAS_WORKSPACE_CONFIG`` says (":KiB:count" pairs), else by generation."""
+        """Bytes of cuBLAS' workspace: ``CUBLAS_WORKSPACE_CONFIG`` (":KiB:count" pairs), or the default of the GPU."""
         pairs = re.findall(r":(\d+):(\d+)", self.environment.get("CUBLAS_WORKSPACE_CONFIG", ""))
         if pairs:
             return sum(int(size) * int(count) for size, count in pairs) * KIB
         return _LARGE_BYTES if self.version >= _LARGE_SINCE.get(capability[0], (99,)) else _SMALL_BYTES
 
     def cublas_lt_bytes(self) -> int:
-        """That of cublasLt where it has its own: as ``CUBLASLT_WORKSPACE_SIZE`` says in KiB, else 1 MiB."""
+        """Bytes of cublasLt's separate workspace: ``CUBLASLT_WORKSPACE_SIZE`` (in KiB), or 1 MiB by default."""
         found = re.match(r"\s*\d+", self.environment.get("CUBLASLT_WORKSPACE_SIZE", ""))
         return (int(found[0]) if found else _LT_KIB) * KIB
 
-    def kept_bytes(self, capability: tuple[int, int]) -> frozenset[int]:
-        """The sizes of those that stay allocated."""
-        own_of_lt = {self.cublas_lt_bytes()} if self.lt_stays and not self.is_unified else set()
-        return frozenset(own_of_lt | ({self.cublas_bytes(capability)} if self.stays else set()))
+    def kept_bytes(self, capability: tuple[int, int]) -> dict[str, int]:
+        """The sizes, in bytes, of the workspaces that stay allocated after their first use, by library."""
+        own_of_lt = {"cublasLt": self.cublas_lt_bytes()} if self.lt_stays and not self.is_unified else {}
+        return {**own_of_lt, **({"cublas": self.cublas_bytes(capability)} if self.stays else {})}
+
+    def kept_in(
+        self,
+        segments: Iterable[Mapping[str, Any]],
+        taken: Collection[int],
+        capability_of: Callable[[int], tuple[int, int]],
+    ) -> list[KeptWorkspace]:
+        """Those among the blocks of ``torch.cuda.memory_snapshot()``: of such a size, and of no tensor (``taken``: the
+        addresses of tensors).
+
+        The snapshot names no handles; they are numbered as threads take them: the first is that of the code itself, the
+        next autograd's.
+        """
+        found: list[KeptWorkspace] = []
+        num_handles: Counter[tuple[int, str, int]] = Counter()
+        for segment in segments:
+            card, stream = segment["device"], segment["stream"]
+            libraries = {size: library for library, size in self.kept_bytes(capability_of(card)).items()}
+            for block in segment["blocks"]:
+                library = libraries.get(block["requested_size"])
+                if library and block["state"] == "active_allocated" and block["address"] not in taken:
+                    num_handles[card, library, stream] += 1
+                    owner = (library, stream, num_handles[card, library, stream])
+                    found.append(KeptWorkspace(card, owner, block["requested_size"]))
+        return found

@@ -43,8 +43,10 @@ from oom_magic.predict.isolation.context import (
 from oom_magic.predict.isolation.files.effects import isolated
 from oom_magic.predict.isolation.files.open_files import compressed_written_out
 from oom_magic.predict.isolation.patching import all_patched
+from oom_magic.predict.isolation.process.operators import operators_taken_out
 from oom_magic.predict.isolation.process.process_state import process_state_restored
 from oom_magic.predict.isolation.process.pytorch_state import pytorch_state_restored
+from oom_magic.predict.isolation.process.standard_library import subclasses_taken_out
 from oom_magic.predict.isolation.run_threads import RunThreads, of_run
 from oom_magic.predict.isolation.tensor_exchange import TensorExchange
 from oom_magic.predict.kernels import composed, recurrent
@@ -320,9 +322,12 @@ class DrySession:
             stack.enter_context(checkpoints_compared_alike())
             stack.enter_context(checkpoints_ended())
             stack.enter_context(cuda_operators(self.fake_gpu, self.gpu, autocast))
+            stack.enter_context(operators_taken_out())
+            stack.enter_context(subclasses_taken_out())
             stack.enter_context(self.training.followed())
             stack.enter_context(libraries_followed(self.fake_gpu, self.assume, isolation))
-            stack.enter_context(compile_followed(self.fake_gpu, self.assume, self.follows_compile))
+            show = self.training.show
+            stack.enter_context(compile_followed(self.fake_gpu, self.assume, show, self.follows_compile))
             threads = RunThreads(self._on_thread, (Finished, torch.OutOfMemoryError))
             stack.enter_context(all_patched(threads.patches()))
             stack.enter_context(view)

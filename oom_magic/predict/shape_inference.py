@@ -30,7 +30,8 @@ class TensorShape:
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorShape:
         """Shape, type and size of a tensor, real or pretended; its values are not read."""
-        return cls(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), _num_bytes(tensor))
+        num_bytes = int(tensor.numel()) * int(tensor.element_size())
+        return cls(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), num_bytes)
 
 
 @dataclass(frozen=True)
@@ -108,10 +109,6 @@ def _to_meta(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     return torch.empty(tuple(value.shape), dtype=value.dtype, device="meta")
-
-
-def _num_bytes(tensor: torch.Tensor) -> int:
-    return int(tensor.numel()) * int(tensor.element_size())
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -16,6 +16,7 @@ import torch._dynamo.device_interface  # its classes copy torch.cuda's functions
 import torch.backends.cudnn.rnn
 import torch.cuda.nccl
 import torch.utils.dlpack
+from torch.autograd.profiler import record_function
 from torch.utils import _foreach_utils
 
 from oom_magic.language import _
@@ -59,6 +60,7 @@ def torch_patches(cards: Cards, view: DeviceView, assume: Callable[[str], None])
         *fast_paths(assume),
         *grouped_by_place(gpu),
         *triton_kernels_skipped(assume),
+        *marked_when_recorded(),
         *data_parallel_followed(gpu),
         *python_functions_followed(),
         (torch, {"clear_autocast_cache": autocast.clear, "set_autocast_enabled": autocast.set_enabled}),
@@ -122,6 +124,20 @@ def triton_kernels_skipped(assume: Callable[[str], None]) -> Patches:
 
     kernels = (("triton.runtime.jit", "JITFunction"), ("triton.runtime.autotuner", "Autotuner"))
     return [(getattr(sys.modules[module], name), {"run": run}) for module, name in kernels if module in sys.modules]
+
+
+def marked_when_recorded() -> Patches:
+    """``record_function`` marks the code for a profiler that is on; FSDP marks a hundred places in each step."""
+    begin, end = record_function.__enter__, record_function.__exit__
+
+    def __enter__(self: record_function) -> record_function:  # noqa: N807
+        return begin(self) if torch.autograd._profiler_enabled() else self  # type: ignore[attr-defined]
+
+    def __exit__(self: record_function, *error: Any) -> None:  # noqa: N807
+        if self.record is not None:
+            end(self, *error)
+
+    return [(record_function, {"__enter__": __enter__, "__exit__": __exit__})]
 
 
 def fast_paths(assume: Callable[[str], None]) -> Patches:

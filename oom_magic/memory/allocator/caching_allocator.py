@@ -3,7 +3,7 @@
 The rules are those of ``DeviceCachingAllocator`` in c10/cuda/CUDACachingAllocator.cpp; each function here
 names the one it follows. tests/data holds histories recorded from PyTorch 2.13: every byte agrees.
 
-Assumptions: the driver deals in granules of 2 MiB and loses none to fragmentation; memory freed while another
+Assumptions: the driver allocates in units of 2 MiB and loses none to fragmentation; memory freed while another
 stream still uses it (``record_stream``) returns by the next request; a private pool of a CUDA graph, which has a
 negative number in a stream's place (recorded streams have their addresses), keeps what it has.
 PyTorch before 2.13 chose between equal blocks by real address: recorded training still agrees, some random
@@ -35,7 +35,7 @@ class AllocatorOutOfMemory(Exception):  # noqa: N818 (torch.OutOfMemoryError is 
     """A request that the simulated allocator could not serve, with the numbers of PyTorch's message.
 
     ``requested_bytes`` is what the tensor asked for and ``segment_bytes`` what the driver was asked for
-    ("Tried to allocate"); the others hold after all that could be released was.
+    ("Tried to allocate"); the other numbers are those after everything releasable was released.
     """
 
     def __init__(
@@ -106,17 +106,17 @@ class CachingAllocator:
 
     @property
     def peak_reserved_bytes(self) -> int:
-        """The most bytes that it held, within an event too."""
+        """The most bytes that were reserved at any moment, also within an event."""
         return self._device.peak_reserved_bytes
 
     @property
     def num_device_allocs(self) -> int:
-        """How often the driver gave memory."""
+        """How many allocations the driver made."""
         return self._device.num_allocs
 
     @property
     def num_device_frees(self) -> int:
-        """How often memory went back to the driver."""
+        """How many allocations were returned to the driver."""
         return self._device.num_frees
 
     def allocate(self, requested_bytes: int, stream: int = 0) -> Block:
@@ -180,7 +180,7 @@ class CachingAllocator:
         blocks[key] = block
 
     def empty_cache(self) -> None:
-        """Give back to the driver all that is wholly free: segments, pages (``release_cached_blocks``)."""
+        """Return all entirely free segments and pages to the driver (``release_cached_blocks``)."""
         pools = [pools for stream, pools in self._pools.items() if stream >= 0]
         for pool in chain((large for _unused, large in pools), (small for small, _unused in pools)):
             for block in [pool.blocks[key] for key in pool.keys]:

@@ -1,6 +1,6 @@
-"""What the allocator's large pool gives out, on a device that is never full: ``CachingAllocator`` at its plainest.
+"""A fast subset of ``CachingAllocator``: bytes allocated from its large pool, on a device that is never full.
 
-For sizes that are asked for while a slider is dragged: blocks are lists, and nothing is kept but the count.
+It is called while a slider is dragged, so blocks are plain lists and only the total is recorded.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def allocated_bytes(
 
 
 def _split(block: list[Any], size: int) -> list[Any]:
-    """Cut a block down to ``size``; the rest of it."""
+    """Cut a block down to ``size`` and return the remainder as a new block."""
     following = block[_NEXT]
     rest = [block[_ADDRESS] + size, block[_SIZE] - size, block, following, False]
     block[_SIZE], block[_NEXT] = size, rest
@@ -66,7 +66,7 @@ def _split(block: list[Any], size: int) -> list[Any]:
 
 
 def _merge(keys: list[int], free: dict[int, list[Any]], block: list[Any]) -> None:
-    """Make a block one with its free neighbours."""
+    """Merge a block with its free neighbours."""
     for side, other in ((_PREVIOUS, _NEXT), (_NEXT, _PREVIOUS)):
         neighbour = block[side]
         if neighbour is not None and neighbour[_IS_FREE]:
@@ -88,7 +88,7 @@ def _give(keys: list[int], free: dict[int, list[Any]], block: list[Any]) -> None
 
 
 def _empty(keys: list[int], free: dict[int, list[Any]]) -> None:
-    """Segments that are free as a whole go back to the device."""
+    """Return the segments that are entirely free to the device."""
     whole = [key for key, block in free.items() if block[_PREVIOUS] is None and block[_NEXT] is None]
     for key in whole:
         del free[key]

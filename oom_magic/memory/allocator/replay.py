@@ -1,4 +1,4 @@
-"""A timeline replayed by the allocator: what was reserved, when it ran out, the least memory with which it does not."""
+"""Replays a timeline through the allocator: reserved memory, the failure if any, the least memory that is enough."""
 
 from __future__ import annotations
 
@@ -98,16 +98,16 @@ def replay(
 def most_with(
     timeline: Timeline, passing: Sequence[tuple[int, int]], capacity_bytes: int, settings: AllocatorSettings
 ) -> tuple[int, int]:
-    """The peaks of allocated and reserved bytes if memory is taken besides, for a moment, wherever it fits.
+    """The peaks of allocated and reserved bytes if, in addition, temporary memory is taken wherever it fits.
 
-    ``passing`` has the event before which, and how much: workspaces, which libraries do without where they do not
-    fit. The peaks are those of a timeline that ends on a device of ``capacity_bytes`` without them.
+    ``passing`` holds pairs of an event and the bytes taken just before it: workspaces, without which libraries can
+    work. The timeline must end on a device of ``capacity_bytes`` without them.
     """
     allocator = CachingAllocator(capacity_bytes, settings)
     blocks = [NOWHERE] * timeline.num_allocations
     try:
         _run(timeline, allocator, [], [], blocks, [0] * timeline.num_allocations, dict(passing))
-    except AllocatorOutOfMemory:  # the cache is so broken up then that all of the device is in use
+    except AllocatorOutOfMemory:  # the cache is then so fragmented that the whole device is in use
         return capacity_bytes, capacity_bytes
     return allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
 
@@ -126,7 +126,7 @@ def _run(
     block_bytes: list[int],
     passing: Mapping[int, int] = MappingProxyType({}),
 ) -> None:
-    """Replay until the end or an exception, filling the lists; ``passing``: taken for a moment before those events."""
+    """Replay until the end or an exception, filling the lists; ``passing`` bytes are taken just before their events."""
     requested, streams = timeline.requested_bytes.tolist(), timeline.stream.tolist()
     allocate, free = allocator.allocate, allocator.free
     note_allocated, note_reserved = allocated.append, reserved.append
@@ -144,7 +144,7 @@ def _run(
 def _between_stops(
     timeline: Timeline, allocator: CachingAllocator, passing: Mapping[int, int] = MappingProxyType({})
 ) -> Iterator[list[int]]:
-    """The events between those at which the cache is emptied or something passes, which is done here."""
+    """The stretches of events between emptied caches and ``passing`` memory, both of which happen here."""
     order = timeline.order.tolist()
     empties = {mark.position for mark in timeline.marks if mark.kind is MarkKind.EMPTY_CACHE}
     for start, stop in pairwise([0, *sorted(empties.union(passing)), len(order)]):
@@ -171,19 +171,19 @@ def minimum_device_bytes(timeline: Timeline, settings: AllocatorSettings = DEFAU
 
     By bisection to 2 MiB: the timeline was replayed to its end with what is returned, and failed with 2 MiB
     less. Rarely (one in 600 random timelines) a device a little larger fails again, because a retry comes
-    later and finds the cache more broken up. Raises ValueError if no amount is enough, as with a memory
+    later and finds the cache more fragmented. Raises ValueError if no amount is enough, as with a memory
     fraction of 0.
     """
 
     requested, streams = timeline.requested_bytes.tolist(), timeline.stream.tolist()
 
     def taken(num_granules: int) -> int | None:
-        """The most granules taken of so many, with which it ends the same way; None where it fails."""
+        """The most granules that were in use with this capacity; None if the timeline fails with it."""
         allocator = CachingAllocator(num_granules * GRANULE_BYTES, settings)
         blocks = [NOWHERE] * timeline.num_allocations
         try:
             for events in _between_stops(timeline, allocator):
-                for event in events:  # nothing is noted of what a search tries
+                for event in events:  # a search needs no record of its trials
                     if event >= 0:
                         blocks[event] = allocator.allocate(requested[event], streams[event])
                     else:

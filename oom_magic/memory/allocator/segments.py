@@ -15,7 +15,7 @@ MIN_BLOCK_BYTES = 512  # kMinBlockSize
 SMALL_BYTES = MIB  # kSmallSize: the largest request of the small pool
 SMALL_SEGMENT_BYTES = 2 * MIB  # kSmallBuffer
 MIN_LARGE_BYTES = 10 * MIB  # kMinLargeAlloc: from here on a request gets a segment of its own size
-GRANULE_BYTES = 2 * MIB  # kRoundLarge, and what the driver itself deals in
+GRANULE_BYTES = 2 * MIB  # kRoundLarge, and the unit in which the driver allocates
 UNLIMITED = 1 << 46  # stands for "no limit": more than any device has, and whole granules
 ADDRESS_BITS = 64  # a free block's place in the order of (size, address) is size << ADDRESS_BITS | address
 
@@ -30,7 +30,7 @@ class Block:
 
     Addresses grow with the age of the segment and are never used again, for PyTorch prefers, between free
     blocks of equal size, the one in the older segment (2.13 on; before that, the lower real address).
-    A request of 0 bytes has a block of size 0 that belongs nowhere.
+    A request of 0 bytes gets a block of size 0 that is in no segment.
     """
 
     __slots__ = ("address", "base", "born", "is_free", "is_mapped", "next", "pool", "previous", "size_bytes")
@@ -42,8 +42,8 @@ class Block:
         self.base = base  # where its expandable segment begins
         self.previous: Block | None = None
         self.next: Block | None = None
-        self.is_free = False  # free, and memory behind it
-        self.is_mapped = True  # memory behind it
+        self.is_free = False  # free, and mapped
+        self.is_mapped = True  # mapped to memory
         self.born = 0  # how many searches the large pool had seen when it was freed last
 
     @property
@@ -74,7 +74,7 @@ class Block:
         self.next = block
 
     def absorb(self, neighbour: Block) -> None:
-        """Become one with an adjacent block (``try_merge_blocks``)."""
+        """Merge with an adjacent block (``try_merge_blocks``)."""
         self.size_bytes += neighbour.size_bytes
         if neighbour is self.previous:
             self.address = neighbour.address
@@ -224,7 +224,7 @@ class DeviceMemory:
         return segment
 
     def _map(self, block: Block, size: int, pool: Pool) -> bool:
-        """Put memory behind the first ``size`` bytes, in whole pages; whether it sufficed (``map_block``)."""
+        """Map memory for the first ``size`` bytes, in whole pages; whether there was enough (``map_block``)."""
         num_bytes = round_up(size, pool.page_bytes)
         if not self._take(num_bytes):
             return False

@@ -15,7 +15,7 @@ import torch
 from torch._C import DisableTorchFunction  # type: ignore[attr-defined]
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-from oom_magic.predict.fake_cuda.fake_gpu import MARKS_OF_PROFILER, FakeGPU
+from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.legacy_types import type_of
 from oom_magic.predict.fake_cuda.places import META, Place, Spot, map_tensors, tensors_in
 
@@ -148,10 +148,7 @@ class DeviceView(TorchFunctionMode):
 
 
 class _Moved(torch.autograd.Function):
-    """``ToCopyBackward0`` between two places: tensors without data are "meta" on both, and PyTorch would copy nothing.
-
-    Source: torch/csrc/autograd/FunctionsManual.cpp, ``_to_copy_backward``.
-    """
+    """``ToCopyBackward0`` (FunctionsManual.cpp) between places: of two "meta" tensors PyTorch would copy nothing."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, view: DeviceView, there: Spot, options: dict[str, Any]) -> torch.Tensor:
@@ -461,9 +458,10 @@ _SAME_ON_ANY_DEVICE: set[Any] = {
     *(getattr(_T, name) for name in ("size", "stride", "dim", "numel", "element_size", "storage_offset")),
     *(getattr(_T, name) for name in ("is_contiguous", "is_complex", "is_floating_point", "is_inference")),
     *(getattr(_T, name).__get__ for name in ("shape", "dtype", "layout", "itemsize", "requires_grad", "is_leaf")),
-    *(getattr(_T, name).__get__ for name in ("grad_fn", "is_sparse", "_version")),
-    *MARKS_OF_PROFILER,
+    *(getattr(_T, name).__get__ for name in ("grad_fn", "is_sparse", "ndim", "_base", "_version")),
+    *(getattr(_T, name).__get__ for name in ("_backward_hooks", "_post_accumulate_grad_hooks")),
     *(_T.untyped_storage, torch.is_complex, torch.is_floating_point, torch._C._set_grad_enabled),
+    *(_T.view, _T.as_strided, _T.narrow, _T.view_as, torch.as_strided, torch.chunk),
 }
 _ANSWERS: dict[Any, Answer] = {
     torch.device: _named_device,

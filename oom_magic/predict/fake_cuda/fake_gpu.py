@@ -74,12 +74,6 @@ _QUERIES = frozenset(
         if (overload := find_overload(name)) is not None
     }
 )  # fmt: skip
-# What torch.profiler.record_function calls around the user's code: no tensor goes in or comes out.
-MARKS_OF_PROFILER = frozenset({
-    torch.ops.profiler._record_function_enter_new, torch.ops.profiler._record_function_enter_new.default,
-    torch.ops.profiler._record_function_exit._RecordFunction,
-})  # fmt: skip
-_PASSED_ON = _QUERIES | MARKS_OF_PROFILER
 
 
 Rule = Callable[[Call], None]
@@ -112,6 +106,7 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         self.has_compiled = False  # whether this run compiled anything
         self.has_sparse = False
         self.tried_convolutions: set[Hashable] = set()  # those for which cuDNN has found the fastest algorithm
+        self.timed: dict[str, Any] = {}  # what Inductor timed, and the kernels that it loaded, by what tells them apart
         self.collector = Collector(self._num_containers, self._has_collected)
         self.num_noted = 0  # Python containers made to follow the training loop
         self.lock: threading.RLock | None = None  # once the user's code has started threads
@@ -149,7 +144,8 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
 
     def _num_containers(self) -> int:
         """The Python containers that following takes: a row an allocation, its block, what is known of its storage."""
-        rows = sum(len(one.columns) + len(one.blocks) + len(one.marks) for one in self.recorders)
+        used = [self.recorders[card] for card in self._cards_in_use]
+        rows = sum(len(one.columns) + len(one.blocks) + len(one.marks) for one in used)
         return rows + 3 * len(self._storages) + self.num_noted
 
     def _has_collected(self, num_freed: int) -> None:
@@ -168,7 +164,7 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         if types and any(map(is_wrapper, types)):
             return NotImplemented  # a wrapper handles the operator itself; its inner tensors come here
         with DisableTorchFunction():
-            if func in _PASSED_ON:
+            if func in _QUERIES:
                 return func(*args, **(kwargs or {}))
             if self.lock is not None:
                 with self.lock:
@@ -297,9 +293,13 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
 
     def _note_node(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Remember on which card the operator ran that autograd's newest node stands for."""
+        node = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
+        if self.uses_current_card_only:
+            self._cards_of_nodes[node] = self.current
+            return
         spot = next(filter(None, map(self.spot, tensors_in(args, kwargs))), None)
         if spot is not None and spot.place is Place.GPU:
-            self._cards_of_nodes[torch.autograd._get_sequence_nr() - 1] = spot.card  # type: ignore[attr-defined]
+            self._cards_of_nodes[node] = spot.card
 
     def _unnamed_card(self) -> int:
         """Where a tensor is made that C++ code makes "like" another: in the backward, where the node's forward ran."""
@@ -327,6 +327,7 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         if len(tensors) > 1 and func not in _WITH_HOST_LENGTHS:
             elsewhere = [t for t in tensors if t.dim() and self.place(t) is not Place.GPU]
             if elsewhere:
+                self.check_written(*(one for one in elsewhere if one.device.type == "cuda"))  # it stayed real
                 other = "cpu" if self.place(elsewhere[0]) is not Place.META else "meta"
                 raise RuntimeError(_TWO_DEVICES.format(cards[0].device, other, func.name()))
         return cards[0]

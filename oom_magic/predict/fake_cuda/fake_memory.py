@@ -7,16 +7,18 @@ lengths and labels keep their values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._C import DisableTorchFunction  # type: ignore[attr-defined]
 
+from oom_magic.language import _, ngettext
 from oom_magic.memory.allocator.caching_allocator import AllocatorOutOfMemory
 from oom_magic.memory.categories import Category
 from oom_magic.memory.timeline import Phase
+from oom_magic.memory.workspaces import KeptWorkspace, Owner
 from oom_magic.predict.fake_cuda.places import Place, Spot, Storage, tensors_in
 from oom_magic.predict.fake_cuda.streams import Streams
 from oom_magic.predict.instrumentation.attribution import Attribution
@@ -53,11 +55,12 @@ class FakeMemory:
         self.streams = Streams(self)
         self._on_host: set[int] = set()  # keys of storages pretended there
         self._cards_in_use: set[int] = set()  # on which tensors are or were; a rank of a job uses one of many
+        self.uses_current_card_only = True  # whether no tensor is or was on another card than the current
         self.untouchable: dict[int, str] = {}  # storages of the user's that stayed real, with the reason
         self.used_elsewhere: set[int] = set()  # the subset that another thread uses
         self._fail = fail
         self._storages: dict[int, Storage] = {}
-        self._workspaces: list[dict[Hashable, int]] = [{} for _unused in self.recorders]  # of libraries, by owner
+        self._workspaces: list[dict[Owner, int]] = [{} for _unused in self.recorders]  # of libraries, by owner
 
     # -- places ---------------------------------------------------------------
 
@@ -65,11 +68,6 @@ class FakeMemory:
     def has_pretended_on_host(self) -> bool:
         """Whether some host tensor is too large to be real."""
         return bool(self._on_host)
-
-    @property
-    def uses_current_card_only(self) -> bool:
-        """Whether no tensor is or was on another card than the current."""
-        return self._cards_in_use <= {self.current}
 
     def storage_of(self, tensor: torch.Tensor) -> Storage | None:
         """What is known of a pretended tensor's storage; None for a real tensor."""
@@ -89,24 +87,28 @@ class FakeMemory:
         return None if storage is None else Spot(storage.place, storage.card)
 
     @property
-    def workspaces(self) -> dict[Hashable, int]:
+    def workspaces(self) -> dict[Owner, int]:
         """Allocations that libraries keep on the current card between calls, by owner."""
         return self._workspaces[self.current]
 
     def set_current(self, card: int) -> None:
         """``torch.cuda.set_device``."""
         self.current, self.recorder = card, self.recorders[card]
+        self.uses_current_card_only = self._cards_in_use <= {card}
 
     def card_named(self, index: int | None) -> int:
         """A card's number (None: the current). Raises CUDA's error where there is none of that number."""
         index = self.current if index is None else index
         if not 0 <= index < len(self.recorders):
             number = len(self.recorders)
-            cards = "one GPU, cuda:0" if number == 1 else f"{number} GPUs, cuda:0 to cuda:{number - 1}"
-            more = f"num_gpus={index + 1} makes more of them"
-            raise RuntimeError(
-                f"CUDA error: invalid device ordinal (cuda:{index}); the pretend machine has {cards}; {more}."
+            fix = ngettext(
+                "the pretend machine has one GPU, cuda:0; num_gpus={more} makes more of them.",
+                "the pretend machine has {count} GPUs, cuda:0 to cuda:{last}; num_gpus={more} makes more of them.",
+                number,
+                last=number - 1,
+                more=index + 1,
             )
+            raise RuntimeError(f"CUDA error: invalid device ordinal (cuda:{index}); {fix}")
         return index
 
     @contextmanager
@@ -156,6 +158,23 @@ class FakeMemory:
                 recorder.free(number)
             kept.clear()
 
+    def workspaces_before(self) -> list[KeptWorkspace]:
+        """The workspaces that libraries kept when the trace began."""
+        return [
+            KeptWorkspace(card, owner, recorder.columns[number][0])
+            for card, (recorder, kept) in enumerate(zip(self.recorders, self._workspaces, strict=True))
+            for owner, number in kept.items()
+            if number < recorder.num_before
+        ]
+
+    def keep_workspaces(self, kept: Iterable[KeptWorkspace]) -> None:
+        """Take workspaces that are there before the code runs, as far as there are so many cards."""
+        for one in kept:
+            if one.card < len(self.recorders) and one.owner not in self._workspaces[one.card]:
+                with self.on_card(one.card):
+                    number = self.take(one.num_bytes, one.owner[0], Phase.OTHER, Category.WORKSPACE)
+                    self.workspaces[one.owner] = number
+
     def was_there_before(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor's memory was taken before the trace began."""
         storage = self.storage_of(tensor)
@@ -188,8 +207,11 @@ class FakeMemory:
             reason = None if tensor.is_meta else self.untouchable.get(tensor.untyped_storage()._cdata)
             if reason is not None:
                 raise RuntimeError(
-                    f"{reason}: a dry run cannot change it. Let the run work on a copy (copy.deepcopy), or wait until "
-                    "nothing else uses it."
+                    _(
+                        "{reason}: a dry run can neither follow nor change it. Let the run work on a copy"
+                        " (copy.deepcopy), or wait until nothing else uses it.",
+                        reason=reason,
+                    )
                 )
 
     def check_alone(self, tensor: torch.Tensor) -> None:
@@ -257,7 +279,8 @@ class FakeMemory:
             if place is Place.HOST:
                 self._on_host.add(entry.key)
             elif place is Place.GPU:
-                self._cards_in_use.add(entry.card)
+                self._cards_in_use.add(entry.card)  # the current
+                self.uses_current_card_only = len(self._cards_in_use) == 1
 
     def take(
         self,
@@ -269,10 +292,9 @@ class FakeMemory:
     ) -> int:
         """Take memory on the current card; the number of the allocation. Raises the simulated OutOfMemoryError."""
         line, module = self.attribution.place(phase)
+        stream = self.streams.at_work(operator, num_bytes)
         try:
-            return self.recorder.allocate(
-                num_bytes, operator, phase, line, module, category, expression, self.streams.at_work(operator)
-            )
+            return self.recorder.allocate(num_bytes, operator, phase, line, module, category, expression, stream)
         except AllocatorOutOfMemory as error:
             failure = self._fail(error, operator, phase)
         try:

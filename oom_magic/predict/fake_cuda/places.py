@@ -13,6 +13,7 @@ from torch._ops import OpOverload
 
 from oom_magic.memory.categories import Category
 from oom_magic.memory.timeline import Phase
+from oom_magic.memory.workspaces import Owner
 from oom_magic.predict.fake_cuda.streams import Threads
 from oom_magic.predict.instrumentation.recorder import Recorder, SizeExpression
 from oom_magic.predict.setups.gpus import GPU
@@ -65,7 +66,7 @@ class FakeDevice(Protocol):
     values: Any
 
     @property
-    def workspaces(self) -> dict[Hashable, int]:
+    def workspaces(self) -> dict[Owner, int]:
         """The allocations of workspaces that the current card keeps, by what needs them."""
 
     def place(self, tensor: torch.Tensor) -> Place | None:

@@ -11,6 +11,7 @@ belong to handles.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -154,8 +155,8 @@ class Streams:
         self._streams_of_nodes: dict[int, list[int]] = {}  # ... it was this stream
         self.Stream: type[FakeStream] = type("Stream", (FakeStream,), {"streams": self})
 
-    def at_work(self, operator: str = "") -> int:
-        """The stream of the current card on which ``operator`` takes memory now."""
+    def at_work(self, operator: str = "", num_bytes: int = 0) -> int:
+        """The stream of the current card on which ``operator`` takes memory now, for a result of ``num_bytes``."""
         if self.captured_in is not None:
             return -self.captured_in  # as the allocator's replay has it
         card, graph_task = self._gpu.current, torch._C._current_graph_task_id()
@@ -163,7 +164,9 @@ class Streams:
             node = torch._C._current_autograd_node()
             if node is not None:
                 is_sum = operator == "aten::add.Tensor"
-                return self._of_consumers(card, node) if is_sum else self._of_running(card, node._sequence_nr())
+                if is_sum:
+                    return self._of_consumer(card, node, num_bytes)
+                return self._of_running(card, node._sequence_nr())
         return self._current.get(card, 0)
 
     def _of_running(self, card: int, number: int) -> int:
@@ -174,13 +177,12 @@ class Streams:
             self._gave_gradient[card] = self._of_node(card, number)
         return self._gave_gradient.get(card, 0)
 
-    def _of_consumers(self, card: int, node: Any) -> int:
-        """The stream of a sum of gradients that follows ``node``: that of the next (``InputBuffer::accumulate``).
-
-        Which of its next nodes that is, is not known here: one on a side stream, if there is one.
-        """
-        following = (after._sequence_nr() for after, _ in node.next_functions if after is not None)
-        return next((number for number in (self._of_node(card, after) for after in following) if number), 0)
+    def _of_consumer(self, card: int, node: Any, num_bytes: int) -> int:
+        """That of a next node that takes ``num_bytes``, a side stream if any has one (``InputBuffer::accumulate``)."""
+        following = [(after, number) for after, number in node.next_functions if after is not None]
+        streams = [self._of_node(card, after._sequence_nr()) for after, number in following]
+        takes = [_num_bytes(after._input_metadata[number]) == num_bytes for after, number in following]
+        return next((stream for stream, is_taken in zip(streams, takes, strict=True) if stream and is_taken), 0)
 
     def _of_node(self, card: int, number: int) -> int:
         if number >= _NO_SEQUENCE:
@@ -247,6 +249,11 @@ class Streams:
             "current_stream": self.current,
             "default_stream": lambda device=None: self.Stream(device, stream_id=0),
         }
+
+
+def _num_bytes(metadata: Any) -> int:
+    """Those of the gradient that a node of autograd takes."""
+    return math.prod(metadata.shape) * int(metadata.dtype.itemsize)
 
 
 class Threads:

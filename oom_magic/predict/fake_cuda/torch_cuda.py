@@ -325,7 +325,9 @@ def memory_statistics(recorder: Recorder, since: int, peak_reserved_bytes: int) 
         found[name] = {pool: _over_time(recorder, weights, pool, since) for pool in _POOLS}
     found["active"], found["active_bytes"] = found["allocation"], found["allocated_bytes"]
     for name, now in _segments_now(recorder).items():
-        found[name] = {pool: _only_now(now[pool]) for pool in _POOLS}
+        found[name] = {
+            pool: {"current": now[pool], "peak": now[pool], "allocated": now[pool], "freed": 0} for pool in _POOLS
+        }
     allocator = recorder.allocator
     found["reserved_bytes"]["all"]["peak"] = peak_reserved_bytes
     found["segment"]["all"].update(allocated=allocator.num_device_allocs, freed=allocator.num_device_frees)
@@ -376,10 +378,6 @@ def _segments_now(recorder: Recorder) -> dict[str, dict[str, int]]:
             for name, count in zip(names, counts, strict=True):
                 found[name][pool] += count
     return found
-
-
-def _only_now(count: int) -> dict[str, int]:
-    return {"current": count, "peak": count, "allocated": count, "freed": 0}
 
 
 def _pool(segment: list[Block]) -> str:

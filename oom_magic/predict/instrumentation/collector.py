@@ -88,10 +88,7 @@ class Collector:
             self._num_young += 1
 
     def _num_made(self) -> int:
-        """Containers that the user's code made and did not free since the last collection.
-
-        They are counted one by one: CPython's own counter also depends on its free lists.
-        """
+        """Containers made and not freed since the last collection; CPython's counter depends on its free lists."""
         num_young = count_objects(0)
         self._num_passed, self._next_look = 0, max(_SELDOM, num_young // _PER_CALL)
         return num_young - (self._num_own() - self._own_before)

@@ -13,13 +13,14 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
 
 from oom_magic.predict.instrumentation.loops import LOOPS, can_be_asked
-from oom_magic.user_code import is_users_file
+from oom_magic.predict.isolation.reach import users_modules
+from oom_magic.user_code import is_cell, is_users_file
 
 _PLACE = "<the loops of the dry run>"  # in the compiled code, until LOOPS itself takes its place
 _TRAINS = re.compile(r"step|backward|train|eval|valid|test|epoch|loader|batch|fit|infer|advance|no_grad|model|net\b")
@@ -100,14 +101,9 @@ def _compiled(file: str, source: str) -> Codes:
 def _units(file: str, statements: list[ast.stmt]) -> list[slice]:
     """The units of compilation: a whole file; a cell whole, without its last expression, or by statement."""
     units = [slice(None)]
-    if _is_cell(file):
+    if is_cell(file):
         units += [slice(0, -1), *(slice(number, number + 1) for number in range(len(statements)))]
     return units
-
-
-def _is_cell(file: str) -> bool:
-    """Whether code of this file was typed into a notebook."""
-    return file.startswith("<") or "ipykernel" in file
 
 
 def _collect(usual: CodeType, rewritten: CodeType, found: Codes) -> None:
@@ -209,9 +205,7 @@ def _functions(function: Callable[..., Any], namespaces: Iterable[Mapping[str, A
     """The user's functions that ``function``, these namespaces and the user's modules hold, and trainers' methods."""
     found: dict[int, FunctionType] = {}
     waiting: list[Any] = [function, *(value for names in namespaces for value in list(names.values()))]
-    for module in list(sys.modules.values()):
-        if isinstance(module, ModuleType) and is_users_file(getattr(module, "__file__", None) or "<none>"):
-            waiting += list(vars(module).values())
+    waiting += (value for module in users_modules() for value in list(vars(module).values()))
     seen: set[int] = set()
     while waiting:
         one = waiting.pop()

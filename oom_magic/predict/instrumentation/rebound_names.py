@@ -102,8 +102,7 @@ class ReboundNames:
                 _empty(tensor)
 
     def _reach(self, roots: list[Any]) -> Reach:
-        """Everything reachable from ``roots``, also through graphs of results; functions do not lead to all their
-        globals."""
+        """Everything reachable from ``roots``, also through autograd graphs; functions do not lead to all globals."""
         found = Reach(seen={id(self._names)})
         found.walk(roots)
         alive = (leaves for at, (result, leaves) in self._leaves.items() if at in found.seen and result() is not None)

@@ -219,10 +219,7 @@ class Recorder:
 
 
 def _with_activations(order: np.ndarray, category: np.ndarray, phase: np.ndarray) -> np.ndarray:
-    """The categories, with tensors that a forward saved for a backward as activations.
-
-    That is: made in a forward and still alive when the next backward begins, or when the trace ends.
-    """
+    """The categories, where what a forward made and the next backward (or the end) still finds is an activation."""
     made = np.flatnonzero(order >= 0)
     backward = made[phase[order[made]] == _BACKWARD]
     born = np.empty(len(category), dtype=np.int64)

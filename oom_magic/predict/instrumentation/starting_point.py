@@ -6,16 +6,18 @@ and plain values, and keeps no object of the user's alive.
 
 from __future__ import annotations
 
+import inspect
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from oom_magic.memory.workspaces import KeptWorkspace, Workspaces
 from oom_magic.predict.isolation.live_objects import find_live_objects
 from oom_magic.predict.isolation.reach import Reach
 
@@ -54,7 +56,8 @@ class _Contents:
 
 
 class StartingPoint:
-    """The process as it was: tensors, the containers of modules, optimizers and names, the user's own objects.
+    """The process as it was: tensors, the containers of modules, optimizers and names, the user's own objects; on the
+    cards, what libraries keep between calls.
 
     The names ``but`` are taken not to have been there. ``dropped`` are the names that the run made since; ``needed``
     those of them that a rehearsal needs after all, as it reads them before it makes them.
@@ -70,6 +73,7 @@ class StartingPoint:
         self._seen: set[int] = set()  # containers
         self._num_entries = 0
         live = find_live_objects()
+        self.workspaces = _workspaces(live.tensors)
         self._tensors = {id(tensor): was for tensor in live.tensors if (was := _was(tensor)) is not None}
         for one in (*live.modules, *live.tools):
             self._references[id(one)] = weakref.ref(one)
@@ -84,11 +88,13 @@ class StartingPoint:
         run.
 
         Objects reachable only from names that it ``made`` were absent, as were gradients and results of autograd.
+        Workspaces are taken to be its own.
         """
         stayed = {name: value for name, value in namespace.items() if _is_users(name) and name not in made}
         reached = Reach(seen={id(namespace)})  # functions lead to all names
         reached.walk(stayed.values())
         point = cls([namespace], made)
+        point.workspaces = []
         point._references = {one: reference for one, reference in point._references.items() if one in reached.seen}
         point._tensors = {
             one: replace(was, has_grad=False)
@@ -156,8 +162,7 @@ class StartingPoint:
         container.update(left) if isinstance(container, set) else container.extend(left)
 
     def _in_its_place(self, found: Any, container: Any, at: int, identity: int) -> Any:
-        """A dictionary or list that a like one replaced since, as ``load_state_dict`` does with an optimizer's groups:
-        that one, whose own contents are restored next."""
+        """The container that replaced this one since, as ``load_state_dict`` replaces the groups of an optimizer."""
         is_replaced = found is _ABSENT and identity in self._seen and at < len(container)
         return container[at] if is_replaced and isinstance(container[at], (*_DICTS, *_LISTS)) else found
 
@@ -220,6 +225,21 @@ def _was(tensor: torch.Tensor) -> TensorWas | None:
         )
     except (RuntimeError, NotImplementedError, AttributeError):  # wrappers of functorch and others
         return None
+
+
+def _workspaces(tensors: Iterable[torch.Tensor]) -> list[KeptWorkspace]:
+    """The workspaces that libraries keep on the real cards."""
+    if not torch.cuda.is_initialized():
+        return []
+    taken: set[int] = set()
+    for tensor in tensors:
+        with suppress(RuntimeError, NotImplementedError):  # wrappers, and tensors without a storage
+            taken |= {tensor.untyped_storage().data_ptr()} if tensor.is_cuda else set()
+    snapshot = torch.cuda.memory_snapshot
+    # A history that the user records can have a hundred thousand entries.
+    options = {"include_traces": False} if "include_traces" in inspect.signature(snapshot).parameters else {}
+    here = Workspaces.here(torch.__version__)
+    return here.kept_in(snapshot(**options), taken, torch.cuda.get_device_capability)
 
 
 def _is_users(name: Any) -> bool:

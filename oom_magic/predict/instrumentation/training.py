@@ -156,6 +156,12 @@ class Training:
             finally:
                 self._bar = None
 
+    def show(self, doing: str) -> None:
+        """Say in the bar what takes long now; "" once the steps go on."""
+        if self._bar is not None:
+            self._bar.set_postfix_str(doing)
+            self._bar.delay = 0  # it is on the screen: at its end it is wiped off
+
     def _module_call(self) -> Callable[..., Any]:
         call = torch.nn.Module.__call__
         where = self._gpu.attribution

@@ -12,7 +12,7 @@ import torch
 from torch._ops import OpOverload
 
 from oom_magic.predict.fake_cuda.fake_gpu import Rule
-from oom_magic.predict.kernels.scratch.attention import (
+from oom_magic.predict.kernels.scratch import (
     FLOAT,
     padded_head,
     split_output_bytes,

@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 
 from oom_magic.predict.fake_cuda.fake_gpu import Rule
 from oom_magic.predict.instrumentation.recorder import SizeFunction
-from oom_magic.predict.kernels.scratch.embeddings import (
+from oom_magic.predict.kernels.scratch import (
     INDEX,
     Above,
     atomic_index_bytes,
@@ -24,10 +24,11 @@ from oom_magic.predict.kernels.scratch.embeddings import (
     one_index,
     part_bytes,
     part_index_bytes,
+    scan_bytes,
     segment_bytes,
     segment_scan_bytes,
+    unique_bytes,
 )
-from oom_magic.predict.kernels.scratch.sorting import scan_bytes, unique_bytes
 from oom_magic.predict.operators.calls import Call
 
 aten = torch.ops.aten

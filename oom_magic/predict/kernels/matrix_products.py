@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 from oom_magic.memory.categories import Category
 from oom_magic.predict.fake_cuda.fake_gpu import Rule
 from oom_magic.predict.instrumentation.recorder import SizeFunction
-from oom_magic.predict.kernels.scratch.workspaces import HERE, cublas_bytes, cublas_lt_bytes
+from oom_magic.predict.kernels.scratch import HERE, cublas_bytes, cublas_lt_bytes
 from oom_magic.predict.operators.calls import Call, existing
 from oom_magic.predict.setups.gpus import GPU
 

@@ -14,7 +14,6 @@ from oom_magic.predict.kernels import (
     normalization,
     recurrent,
     reductions,
-    sorting,
 )
 from oom_magic.predict.kernels.matrix_products import product_rules
 from oom_magic.predict.operators.calls import find_overload
@@ -32,7 +31,6 @@ def kernel_rules(gpu: GPU) -> dict[OpOverload, Rule]:
         **product_rules(gpu),
         **reductions.RULES,
         **indexing.RULES,
-        **sorting.RULES,
         **fused_attention.RULES,
     }
     return {**_into_given(rules), **rules}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from oom_magic.predict.distributed import launchers, pipelines, process_groups
+from oom_magic.predict.distributed import launchers, process_groups
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.isolation.files import saving
 from oom_magic.predict.isolation.files.effects import Isolation
@@ -33,7 +33,6 @@ _KINDS = (
     attention,
     process_groups,
     launchers,
-    pipelines,
 )
 
 

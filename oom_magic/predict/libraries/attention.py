@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch._guards import TracingContext
 from torch._subclasses import FakeTensor
 from torch.nn.functional import pad
 from torch.utils._python_dispatch import _disable_current_modes
@@ -29,6 +30,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from oom_magic.language import _
 from oom_magic.predict.fake_cuda.device_view import view_hidden
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
+from oom_magic.predict.fake_cuda.places import META
 from oom_magic.predict.isolation.patching import Patches, all_patched, patched
 from oom_magic.predict.libraries.adapters import Adapter, Run
 from oom_magic.predict.operators.attention import flash_attend
@@ -200,7 +202,7 @@ def _dense(module: ModuleType, run: Run) -> Iterator[None]:
     operators = import_module("torch._higher_order_ops.flex_attention")  # its package names the operator alike
     table: Patches = [
         (module, {"_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG": True}),
-        (operators, {"create_fw_bw_graph": _traced_on_the_host(operators.create_fw_bw_graph)}),
+        (operators, {"create_fw_bw_graph": _traced_apart(operators.create_fw_bw_graph)}),
     ]
     with (
         all_patched(table),
@@ -225,15 +227,31 @@ def _followed(operator: Any, dense: Callable[..., Any]) -> Iterator[None]:
         del operator.python_key_table[FakeGPU]
 
 
-def _traced_on_the_host(usual: Callable[..., Any]) -> Callable[..., Any]:
-    """``create_fw_bw_graph``: the gradient of ``score_mod`` is traced with scalars that are on no pretend GPU."""
+def _traced_apart(usual: Callable[..., Any]) -> Callable[..., Any]:
+    """``create_fw_bw_graph``: the gradient of ``score_mod`` is traced with scalars that are on no pretend GPU.
+
+    What ``score_mod`` captures has no data, so neither have they. Raises NotImplementedError where it captures what is
+    trained: only compiled code is given the gradient of that.
+    """
 
     def create_fw_bw_graph(score_mod: Any, examples: tuple[Any, ...], others: tuple[Any, ...]) -> Any:
         if any(isinstance(one, FakeTensor) for one in examples):  # a compiler's
             return usual(score_mod, examples, others)
         with view_hidden(), _disable_current_modes():
-            real = [torch.zeros((), dtype=one.dtype, requires_grad=one.requires_grad) for one in examples]
-            return usual(score_mod, tuple(real), others)
+            place = META if TracingContext.try_get() is None else "cpu"  # a compiler's constants are on the host
+            alike = [
+                torch.zeros((), dtype=one.dtype, device=place, requires_grad=one.requires_grad) for one in examples
+            ]
+            forward, joint = usual(score_mod, tuple(alike), others)
+        captured = (value for name, value in vars(joint).items() if name.startswith("_tensor_constant"))
+        if any(one.requires_grad for one in (*joint.parameters(), *joint.buffers(), *captured)):
+            raise NotImplementedError(
+                _(
+                    "flex_attention: a tensor that its score_mod captures is trained, which a dry run follows only"
+                    " inside torch.compile."
+                )
+            )
+        return forward, joint
 
     return create_fw_bw_graph
 

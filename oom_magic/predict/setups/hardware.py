@@ -12,6 +12,8 @@ from oom_magic.language import _
 from oom_magic.memory.allocator.settings import AllocatorSettings
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, GPU, checked_number, find_gpu, split_count
 
+_MOST_CARDS = 10_000  # each has an allocator of its own: a million take minutes to make
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -73,6 +75,8 @@ class Hardware:
         settings = AllocatorSettings.parse(_allocator_options())
         total_bytes = card.total_bytes if memory is None else parse_bytes(memory)
         num_cards = max(checked_number(num_gpus, "num_gpus"), 1 if job is None else job.num_processes)
+        if num_cards > _MOST_CARDS:
+            raise ValueError(_("{number} GPUs: at most {most} are followed.", number=num_cards, most=_MOST_CARDS))
         return cls(card, total_bytes, num_cards, job, settings)
 
     @property

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from oom_magic.errors import InvalidSettingError
 from oom_magic.inputs import parse_bytes
+from oom_magic.interrupted import InOneLine
 from oom_magic.language import Language, Plural, Sentences, _, choose_language, render
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, find_gpu
 from oom_magic.predict.setups.model_source import ModelSource, folder_in_hub_cache, resolve_model
@@ -208,8 +209,9 @@ class TrainingSetup(Result):
 
     def sizes(self, **ranges: Any) -> Sizes:
         """The same as a function of fields: ``setup.sizes(microbatch_size=(1, 32), seq_len=(128, 4096))``."""
-        sizes = self.untraced_sizes(**ranges)
-        sizes.trace()
+        with InOneLine("function"):
+            sizes = self.untraced_sizes(**ranges)
+            sizes.trace()
         return sizes
 
     @property

@@ -71,34 +71,6 @@ def inputs_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
     return tuple((tuple(tensor.shape), not tensor.is_floating_point()) for tensor in tensors)
 
 
-class ShorterInputs(Change):
-    """The model called with less along one dimension (0: fewer samples, 1: shorter sequences).
-
-    Where calls differ in size, those that are longer than ``after`` are cut to it, too.
-    """
-
-    def __init__(self, dimension: int, before: int, after: int) -> None:
-        self.dimension = dimension
-        self.before = before
-        self.after = after
-
-    def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The same, each tensor cut along the dimension where it is as long as this call's inputs are."""
-        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
-        lengths = [tensor.shape[self.dimension] for tensor in tensors if tensor.dim() > self.dimension]
-        length = self.before if self.before in lengths else next(iter(lengths), 0)
-        return tuple(self._cut(value, length) for value in args), {
-            name: self._cut(value, length) for name, value in kwargs.items()
-        }
-
-    def _cut(self, value: Any, length: int) -> Any:
-        if not isinstance(value, torch.Tensor) or value.dim() <= self.dimension:
-            return value
-        if value.shape[self.dimension] != length or length <= self.after:
-            return value
-        return value.narrow(self.dimension, 0, self.after)
-
-
 class ExpectedInputs(Change):
     """Nothing is changed; a run whose call ``number`` of an outermost module (from 0) has other inputs ends there."""
 

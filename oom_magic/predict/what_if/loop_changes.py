@@ -1,4 +1,4 @@
-"""Changes to a training loop between the model's calls: what it keeps, and how it clears gradients."""
+"""Changes to a loop around the model's calls: what it keeps, how it clears gradients, how long its inputs are."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 
 from oom_magic.predict.isolation.patching import Patches, all_patched
@@ -134,6 +135,62 @@ def around_evaluations(run: Callable[[Any, Callable[[], Any]], Any]) -> Patches:
         return run(self, functools.partial(usual, self, *args, **kwargs))
 
     return [(trainer, {"evaluation_loop": evaluation_loop})]
+
+
+class ShorterInputs(Change):
+    """The model called with less along one dimension (0: fewer samples, 1: shorter sequences).
+
+    Where calls differ in size, those that are longer than ``after`` are cut to it, too.
+    """
+
+    def __init__(self, dimension: int, before: int, after: int) -> None:
+        self.dimension = dimension
+        self.before = before
+        self.after = after
+
+    def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The same, each tensor cut along the dimension where it is as long as this call's inputs are."""
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+        lengths = [tensor.shape[self.dimension] for tensor in tensors if tensor.dim() > self.dimension]
+        length = self.before if self.before in lengths else next(iter(lengths), 0)
+        return tuple(self._cut(value, length) for value in args), {
+            name: self._cut(value, length) for name, value in kwargs.items()
+        }
+
+    def _cut(self, value: Any, length: int) -> Any:
+        if not isinstance(value, torch.Tensor) or value.dim() <= self.dimension:
+            return value
+        if value.shape[self.dimension] != length or length <= self.after:
+            return value
+        return value.narrow(self.dimension, 0, self.after)
+
+    @contextmanager
+    def around_run(self) -> Iterator[None]:
+        """What a Trainer's metrics compare with predictions is as long as those are: the labels come from the data."""
+
+        def looping(trainer: Any, loop: Callable[[], Any]) -> Any:
+            before = trainer.compute_metrics
+            if before is not None:
+                trainer.compute_metrics = lambda prediction, *args, **kwargs: before(
+                    _with_labels_cut(prediction), *args, **kwargs
+                )
+            try:
+                return loop()
+            finally:
+                trainer.compute_metrics = before
+
+        with all_patched(around_evaluations(looping)):
+            yield
+
+
+def _with_labels_cut(prediction: Any) -> Any:
+    """An ``EvalPrediction`` whose labels are nowhere longer than its predictions."""
+    made = prediction.predictions
+    shape = getattr(made[0] if isinstance(made, tuple) else made, "shape", ())
+    if isinstance(prediction.label_ids, np.ndarray):
+        cut = tuple(map(slice, shape[: prediction.label_ids.ndim]))
+        prediction.label_ids = prediction.label_ids[cut]
+    return prediction
 
 
 class DroppedOutputs(Change):
