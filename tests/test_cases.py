@@ -77,6 +77,15 @@ def test_qwen_the_logits_in_float32_are_named():
     assert diagnosis.tensors[0].formula == "batch 2 x seq 2048 x vocab 151936 x float32 = 2.32 GiB"
 
 
+def test_what_a_described_run_does_already_is_not_advised():
+    """Named without a price, too, a change is one that the run has not made."""
+    offered = {one.key for one in explain(MESSAGES["qwen"], qwen(), fast=True).remedies}
+    assert "chunked_loss" in offered and "checkpointing" not in offered
+    done = qwen(loss="chunked", microbatch_size=1, activation_checkpointing=False)
+    offered = {one.key for one in explain(MESSAGES["qwen"], done, fast=True).remedies}
+    assert "checkpointing" in offered and not offered & {"chunked_loss", "smaller_batch_any"}
+
+
 def test_qwen_fails_in_the_dry_run_where_it_failed():
     failure = qwen().dry_run(stop_after_steps=1).out_of_memory
     assert failure.operator == "aten::_log_softmax"

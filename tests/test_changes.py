@@ -17,7 +17,7 @@ from oom_magic.predict.what_if import load_changes as loading
 from oom_magic.predict.what_if import loop_changes as habits
 from oom_magic.predict.what_if import model_changes as models
 from oom_magic.predict.what_if import optimizer_changes as optimizers
-from oom_magic.predict.what_if.change import Change, InapplicableError, ShorterInputs
+from oom_magic.predict.what_if.change import Change, InapplicableError
 from oom_magic.predict.what_if.survey import Survey
 from oom_magic.units import GIB
 
@@ -111,7 +111,7 @@ def test_a_run_that_wants_attention_maps_keeps_the_kernel_that_makes_them():
 @pytest.mark.parametrize(("length", "after"), [(8, 2), (6, 2), (1, 1)])
 def test_calls_of_other_lengths_are_cut_alike(length, after):
     inputs, mask, weights = torch.zeros(length, 3), torch.zeros(length), torch.zeros(5)
-    args, kwargs = ShorterInputs(0, 8, 2).arguments((inputs, weights), {"mask": mask, "returns": True})
+    args, kwargs = habits.ShorterInputs(0, 8, 2).arguments((inputs, weights), {"mask": mask, "returns": True})
     assert [len(one) for one in (*args, kwargs["mask"])] == [after, 5, after] and kwargs["returns"]
 
 
@@ -290,6 +290,8 @@ def test_weights_that_are_trained_are_not_loaded_quantized_or_in_part():
 
 @pytest.mark.slow
 def test_a_model_loaded_in_part_is_what_its_code_loads():
+    pytest.importorskip("transformers.modeling_utils")  # as the run without changes, which comes first, leaves it
+
     def generate(**how):
         model = transformers.AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", dtype=torch.float32, **how)
         ids = torch.zeros(1, 64, dtype=torch.long, device="cuda")
@@ -398,3 +400,36 @@ def test_what_a_trainer_collects_goes_to_the_host_after_each_batch(made, tmp_pat
     changed = DrySession("RTX 3060", changes=(change,), has_bar=False).run(evaluate).peak_allocated_bytes
     assert (survey.refusal(change) is None) == (made is None)
     assert (peak - changed) // batch == (0 if made else 15)  # each is put to those before it, in new memory
+
+
+class _Tokens(_Labelled):
+    def __getitem__(self, _):
+        return {"x": torch.ones(8), "labels": torch.ones(8, dtype=torch.long)}
+
+
+class _OfEachToken(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(1, 16)
+
+    def forward(self, x, labels):
+        logits = self.head(x.unsqueeze(-1))
+        return {"loss": logits.mean(), "logits": logits}
+
+
+def test_metrics_compare_what_shorter_inputs_give_with_as_many_labels(tmp_path):
+    pytest.importorskip("accelerate")
+    transformers = pytest.importorskip("transformers.trainer")
+    shapes = []
+
+    def compute_metrics(prediction):
+        shapes.append((prediction.predictions.shape[1:], prediction.label_ids.shape[1:]))
+        return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
+
+    def evaluate():
+        args = transformers.TrainingArguments(str(tmp_path), report_to=[], disable_tqdm=True)
+        data = _Tokens()
+        transformers.Trainer(_OfEachToken(), args, eval_dataset=data, compute_metrics=compute_metrics).evaluate()
+
+    DrySession("RTX 3060", changes=(habits.ShorterInputs(1, 8, 2),), has_bar=False).run(evaluate)
+    assert shapes == [((2, 16), (2,))]

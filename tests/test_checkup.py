@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -247,7 +248,8 @@ def fake_runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
             needed = weights + seq_len * microbatch_size * (MIB if checkpointing else 4 * MIB)
             return SimpleNamespace(verdict="tight" if needed > 0.8 * total else "safe", peak_reserved_bytes=GIB)
 
-        return SimpleNamespace(report_of_run=report_of_run)
+        under_way = SimpleNamespace(under_way=lambda **_: nullcontext())
+        return SimpleNamespace(report_of_run=report_of_run, expect=list, runs=under_way)
 
     monkeypatch.setattr(om.TrainingSetup, "untraced_sizes", untraced_sizes)
     return runs

@@ -89,12 +89,32 @@ def test_the_traceback_of_an_exception_tells_the_phase():
         (MESSAGE.replace("3.00 GiB is reserved", "1.00 GiB is reserved"), "tip_does_not_apply"),
         ("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n" + MESSAGE, "tip_already_followed"),
         ("PS C:\\train> python train.py\n" + MESSAGE, "tip_unsupported"),
+        ("On Windows 11 I set ALLOC_CONF=expandable_segments:True, yet:\n" + MESSAGE, "tip_unsupported"),
         ("CUDA error: out of memory", None),
     ],
 )
 def test_the_tip_is_judged(text, key):
     tip = explain(text + "\n").tip
     assert (tip.key if tip else None) == key
+
+
+@pytest.mark.parametrize(
+    ("before", "first"),
+    [
+        ("", "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
+        ("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n", "A smaller microbatch"),
+        ("On Windows 11 I set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, in vain:\n", "Set max_split_size_mb"),
+    ],
+)
+def test_what_is_set_already_is_not_proposed_against_fragmentation(before, first):
+    sizes = "8.00 GiB is allocated by PyTorch, and 3.00 GiB is reserved by PyTorch but unallocated"
+    message = (
+        "CUDA out of memory. Tried to allocate 900.00 MiB. GPU 0 has a total capacity of 12.00 GiB of which 0 bytes"
+        f" is free. Of the allocated memory {sizes}."
+    )
+    diagnosis = explain(f"{before}Training stops:\ntorch.OutOfMemoryError: {message}\n")
+    assert diagnosis.cause is Cause.FRAGMENTATION
+    assert f"What to change: {first}" in " ".join(str(diagnosis).split())
 
 
 @pytest.mark.parametrize(
@@ -203,3 +223,43 @@ def test_a_library_that_finds_no_room_beside_tensorflow():
         "tensorflow.python.framework.errors_impl.UnknownError: Could not create cudnn handle: CUDNN_STATUS_ALLOC_FAILED"
     )
     assert explain(text).cause == Cause.MEMORY_FRACTION_LIMIT
+
+
+@pytest.mark.parametrize(
+    ("version", "backend", "variable"),
+    [
+        ("mps", "mps", ""),
+        ("npu", "npu", "PYTORCH_NPU_ALLOC_CONF"),
+        ("hip", "cuda", "PYTORCH_HIP_ALLOC_CONF"),
+        ("xpu", "xpu", "PYTORCH_ALLOC_CONF"),
+        ("T6", "cuda", "PYTORCH_CUDA_ALLOC_CONF"),
+    ],
+)
+def test_code_is_that_of_the_device_that_ran_out(version, backend, variable):
+    in_pieces = render(version, Numbers(requested=2 * GIB, allocated=4 * GIB, stuck=3 * GIB))[0]
+    limit = 21 * GIB if version == "mps" else None
+    sizes = {"allocated": 20 * GIB, "stuck": GIB // 8, "total": 22 * GIB, "process": 21 * GIB, "others": ()}
+    full = render(version, Numbers(requested=2 * GIB, limit=limit, **sizes))[0]
+    texts = (
+        in_pieces,
+        f"Training with batch 8 fails. {full}",
+        f"Memory grows in training. {full}",
+        f"Loading it: {full}",
+    )
+    whole = "\n".join(remedy.code for text in texts for remedy in explain(text, fast=True).remedies if remedy.code)
+    devices = {"cuda", "mps", "npu", "xpu"} - {backend}
+    assert not [device for device in devices if f'"{device}"' in whole or f"torch.{device}." in whole]
+    assert f'torch.autocast("{backend}"' in whole
+    if variable:
+        assert f"export {variable}=expandable_segments:True" in whole
+    else:
+        assert "expandable_segments" not in whole
+
+
+def test_what_a_macs_message_proposes_is_said_first():
+    for text in ("", "Generating pictures with diffusers. ", "Training with batch 8 fails. "):
+        message = render("mps", Numbers(requested=GIB, allocated=15 * GIB, stuck=2 * GIB))[0]
+        diagnosis = explain(text + message, fast=True, lang="en")
+        assert diagnosis.remedies[0].key == "mps_watermark"
+        assert "PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0" in str(diagnosis).split("What to change")[1][:160]
+        assert "stall" in str(diagnosis).split("What to change")[1][:200]

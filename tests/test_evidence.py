@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 
 from oom_magic.explain.evidence.causes import Cause
+from oom_magic.explain.evidence.clues.author_words import said_in
 from oom_magic.explain.evidence.clues.magnitudes import array_bytes, card_bytes, large_inputs, weights_bytes
 from oom_magic.explain.evidence.clues.pasted_code import faults_in
 from oom_magic.explain.evidence.clues.programs import find_program
-from oom_magic.explain.evidence.clues.statements import said_in
 from oom_magic.explain.evidence.clues.traceback import find_clues
-from oom_magic.explain.evidence.judging import device_tool, judge
-from oom_magic.explain.evidence.precedents import features_of, precedents
+from oom_magic.explain.evidence.judging import device_tool, features_of, judge, precedents
 from oom_magic.explain.explainer import explain
 from oom_magic.explain.messages.reading import read
 from oom_magic.units import GIB
@@ -116,6 +115,17 @@ def test_large_inputs(text, kinds):
     assert [one.kind for one in large_inputs(text)] == kinds
 
 
+def test_a_table_of_nvidia_smi_tells_of_ranks_on_the_first_device():
+    table = "\n".join(
+        f"|    {device}   N/A  N/A     {pid}      C   python      1387MiB |"
+        for device, pid in ((0, 26598), (0, 26599), (1, 26599))
+    )
+    text = f"{table}\nWith DistributedDataParallel the first card uses more GPU memory. Why?"
+    assert judge(read(text), text).cause is Cause.WEIGHTS_TOO_BIG
+    alone = text.replace("    1   N/A  N/A     26599", "    1   N/A  N/A     26600")
+    assert "crowds_one_device" not in said_in(alone)
+
+
 def test_models_and_cards_by_their_names():
     assert weights_bytes("llama-13b in 4bit") == round(13e9 * 4.5 / 8)
     assert weights_bytes("Mistral-7B-Instruct") == round(7e9 * 2)
@@ -138,6 +148,14 @@ def test_models_and_cards_by_their_names():
         ("Memory error: the notebook crashes when too many images are loaded at the same time.", Cause.HOST_RAM),
         ("70B LoRA fine-tuning on 2 GPUs of 24 GB: CUDA out of memory", Cause.WEIGHTS_TOO_BIG),
         ("训练时显存还是够用的，但是一到eval阶段就爆OOM了", Cause.ACTIVATIONS),
+        ("推理时显存会慢慢泄露，最后显存不够。", Cause.LEAK_OR_RETAINED_REFERENCE),
+        ("vLLM: KV cache usage keeps increasing to 100% and then nothing is generated.", Cause.MEMORY_FRACTION_LIMIT),
+        ("CUDA out of memory: allocations fail due to memory fragmentation.", Cause.FRAGMENTATION),
+        (
+            "During inference detectron2's GPU memory grows with every frame until OOM.",
+            Cause.LEAK_OR_RETAINED_REFERENCE,
+        ),
+        ("DataLoader: insufficient shared memory (shm)", Cause.SHARED_MEMORY),
         ("My mmdet training keeps increasing its GPU memory, then CUDA out of memory", Cause.ACTIVATIONS),
     ],
 )
@@ -240,3 +258,58 @@ def test_a_small_request_is_never_said_to_be_too_big_by_itself():
     )
     named = {one.cause for one in judge(read(text), text).possible}
     assert not named & {Cause.REQUEST_ALONE_TOO_BIG, Cause.FRAGMENTATION}
+
+
+def test_rounds_of_validation_are_no_conversation():
+    text = (
+        "验证几轮以后显存就满了：\n```python\nfor batch in val_loader:\n    pred = model(batch.to(device))\n"
+        "    all_preds.append(pred)\n```\nRuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB\n"
+    )
+    assert explain(text).cause is Cause.LEAK_OR_RETAINED_REFERENCE
+
+
+def test_a_servers_own_process_under_its_host_pid_fills_its_share():
+    diagnosis = explain(
+        "engine.py :190 Error initializing vLLM engine: CUDA out of memory. Tried to allocate 112.00 MiB. GPU 0 has a total"
+        " capacty of 44.35 GiB of which 53.38 MiB is free. Process 3663367 has 44.28 GiB memory in use. Of the allocated"
+        " memory 37.38 GiB is allocated by PyTorch, and 275.68 MiB is reserved by PyTorch but unallocated.\n"
+        "INFO 02-03 03:43:49 model_runner.py:625] Capturing the model for CUDA graphs.",
+        lang="en",
+    )
+    assert diagnosis.budget is not None and all(row.num_bytes >= 0 for row in diagnosis.budget.rows)
+    assert not any(row.key == "budget_other_processes" for row in diagnosis.budget.rows)
+    said = " ".join(str(diagnosis).split())
+    assert "What the server may take is full" in said and "not the end of the device's memory" not in said
+
+
+def test_a_checkpoint_loaded_beside_its_model_goes_to_the_cpu():
+    diagnosis = explain(
+        'File "utils.py", line 596, in load_opt_state\n    checkpoint = th.load(os.path.join(path, "optimizers.bin"))\n'
+        'File "/site-packages/torch/serialization.py", line 1101, in persistent_load\n    load_tensor(dtype, nbytes, key)\n'
+        "RuntimeError: CUDA out of memory. Tried to allocate 3.73 GiB (GPU 0; 14.76 GiB total capacity; 11.21 GiB already"
+        " allocated; 2.49 GiB free; 11.40 GiB reserved in total by PyTorch)",
+        lang="en",
+    )
+    said = " ".join(str(diagnosis).split())
+    assert "Load checkpoints to the CPU" in said.split("What to change: ")[1][:60]
+    assert "lies there beside the model" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (
+            "training_args = TrainingArguments(prediction_loss_only=False, evaluation_strategy='steps', eval_steps=25)\n"
+            "Training works, but when it evaluates: RuntimeError: CUDA out of memory. Tried to allocate 1.88 GiB (GPU 0;"
+            " 15.90 GiB total capacity; 12.29 GiB already allocated; 1.60 GiB free; 13.54 GiB reserved in total by PyTorch)",
+            Cause.LEAK_OR_RETAINED_REFERENCE,
+        ),
+        (
+            "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Failed to allocate request for 2.99GiB (3206250496B)\n"
+            "I've already tried: XLA_PYTHON_CLIENT_PREALLOCATE=false, and setting XLA_PYTHON_CLIENT_MEM_FRACTION to .50",
+            Cause.ACTIVATIONS,
+        ),
+    ],
+)
+def test_what_settings_already_rule_out_is_not_the_cause(text, cause):
+    assert explain(text).cause is cause

@@ -232,10 +232,11 @@ def test_a_cell_that_only_loads_is_rehearsed_with_the_loading_changed(shell):
     assert not {"half_weights", "qlora", "smaller_batch"} & set(remedies)
 
 
+@pytest.mark.parametrize("magic", ["", "%%time"])
 @needs_what_graphs_saved
-def test_a_list_that_keeps_graphs_is_named_and_mended(shell, monkeypatch):
+def test_a_list_that_keeps_graphs_is_named_and_mended(shell, magic):
     shell.run_cell("import torch\nnet = torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.GELU())")
-    lines = ["net.cuda()", "losses = []", "for _ in range(100):",
+    lines = [magic, "net.cuda()", "losses = []", "for _ in range(100):",
              "    loss = net(torch.zeros(4096, 1024, device='cuda')).sum()", "    losses.append(loss)"]  # fmt: skip
     shell.run_cell("\n".join(["%%gpumem --dry-run --no-plot --memory 1GiB", *lines]))
     diagnosis = run(shell, "%oom_explain")
@@ -243,6 +244,32 @@ def test_a_list_that_keeps_graphs_is_named_and_mended(shell, monkeypatch):
     assert diagnosis.evidence[0].values["name"] == "losses" and "losses grows in the loop" in str(diagnosis)
     best = diagnosis.remedies[0]
     assert (best.key, best.fits) == ("detach", True) and best.code.startswith("losses.append(loss.item())")
+
+
+def test_lists_that_are_compared_later_go_to_the_host_together(shell):
+    shell.run_cell("import torch")
+    lines = ["%%gpumem --dry-run --no-plot --memory 1GiB", "found, wanted = [], []", "for _ in range(100):",
+             "    found.append(torch.zeros(2**22, device='cuda'))", "    wanted.append(torch.zeros(2**21, device='cuda'))",
+             "rows = torch.cat(found)[:100 * 2**21] == torch.cat(wanted)"]  # fmt: skip
+    shell.run_cell("\n".join(lines))
+    best = run(shell, "%oom_explain").remedies[0]
+    assert (best.key, best.fits) == ("keep_on_host", True)
+    fixed = (
+        "found.append(torch.zeros(2**22, device='cuda').cpu()); wanted.append(torch.zeros(2**21, device='cuda').cpu())"
+    )
+    assert best.code.replace(" ** ", "**").startswith(fixed)
+
+
+def test_what_a_forward_collects_for_itself_is_no_leak(shell):
+    shell.run_cell("import torch")
+    lines = ["%%gpumem --dry-run --no-plot --memory 1GiB", "class Skipping(torch.nn.Module):", "    def __init__(self):",
+             "        super().__init__()", "        self.blocks = torch.nn.ModuleList(torch.nn.Linear(1024, 1024) for _ in range(64))",
+             "    def forward(self, x):", "        skips = []", "        for block in self.blocks:",
+             "            x = torch.relu(block(x))", "            skips.append(x)", "        return x + sum(skips)",
+             "model = Skipping().cuda()", "model(torch.zeros(8192, 1024, device='cuda')).sum().backward()"]  # fmt: skip
+    shell.run_cell("\n".join(lines))
+    diagnosis = run(shell, "%oom_explain --fast")
+    assert diagnosis.cause == Cause.ACTIVATIONS and diagnosis.growth is None
 
 
 @pytest.mark.parametrize(

@@ -274,3 +274,14 @@ def test_caches_and_scores_inside_a_call_are_named(function, name, cause):
     diagnosis = explain(session.exception, report=session.report)
     assert diagnosis.tensors[0].name == name
     assert diagnosis.cause == cause
+
+
+def test_an_error_that_is_not_about_memory_is_given_no_cause():
+    def evaluate():
+        raise ValueError("operands could not be broadcast together with shapes (64,512) (32,512)")
+
+    with pytest.raises(ValueError, match="operands") as caught:
+        evaluate()
+    diagnosis = explain(caught.value, lang="en")
+    assert diagnosis.cause is Cause.UNKNOWN and not diagnosis.possible and not diagnosis.remedies
+    assert "Why:" not in str(diagnosis) and "evaluation" not in str(diagnosis)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+from dataclasses import replace
 
 from oom_magic.explain.live.growth import Growth, is_in, mended
 
@@ -48,3 +49,14 @@ def test_the_cell_itself_is_mended_for_a_while():
     with mended(GROWTH, tree, {}):
         assert "kept.append(number)" in ast.unparse(tree)
     assert ast.unparse(tree) == before
+
+
+def test_lines_fixed_together_are_fixed_in_one_pass():
+    other = Growth("seen", "seen.append(number)", "cell:1", 2, 1, False, fixed="seen.append(-number)")
+    tree = ast.parse(
+        "kept, seen = [], []\nfor number in range(2):\n    kept.append(str(number))\n    seen.append(number)"
+    )
+    together = replace(GROWTH, beside=(other,))
+    with mended(together, tree, {}):
+        assert ast.unparse(tree).endswith("kept.append(number)\n    seen.append(-number)")
+    assert together.lines["code"] == "kept.append(str(number)); seen.append(number)"

@@ -112,6 +112,11 @@ def test_reserved_and_cached_mean_different_things():
     ("text", "template", "is_oom"),
     [
         (
+            "RuntimeError: Could not allocate tensor with 100663296 bytes. There is not enough GPU video memory available!",
+            "directml",
+            True,
+        ),
+        (
             "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 40.00 MiB. GPU \n",
             "cuda_v2.3_nul_cut",
             True,

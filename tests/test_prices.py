@@ -20,6 +20,7 @@ from oom_magic.explain.remedies.room import InTheWay
 from oom_magic.explain.remedies.specs import remedy_specs
 from oom_magic.explain.sentences.catalogue import SENTENCES
 from oom_magic.memory.allocator.replay import minimum_device_bytes
+from oom_magic.memory.timeline import Mark, MarkKind
 from oom_magic.predict.setups.gpus import find_gpu
 from oom_magic.predict.what_if import compile_changes
 from oom_magic.predict.what_if.loop_changes import AccumulatedGradients
@@ -126,6 +127,18 @@ def test_where_the_mended_line_leaves_the_card_safe_nothing_else_is_rehearsed():
     growth = Growth("losses", "losses.append(loss)", "cell:3", 9, need(8), True, fixed="losses.append(loss.item())")
     remedies = [one.key for one in priced(Leaking(), need(32) // 4, growth=growth)]
     assert remedies[0] == "detach" and set(remedies) <= {"detach", "larger_card", "fsdp"}
+
+
+def test_a_larger_card_is_no_remedy_for_a_loop_that_leaks_and_was_left():
+    class Left(Run):
+        def begin(self, changes, enough_bytes):
+            timeline = training_timeline(num_steps=2, scale=16)
+            left = Mark(len(timeline.order), MarkKind.LEFT)
+            return predicted_of(replace(timeline, marks=(*timeline.marks, left)))
+
+    growth = Growth("losses", "losses.append(loss)", "cell:3", 9, need(8), True)
+    assert "larger_card" in {one.key for one in priced(Left(), need(2))}
+    assert not {"larger_card", "fsdp"} & {one.key for one in priced(Left(), need(2), growth=growth)}
 
 
 def test_combinations_are_found_where_nothing_alone_fits():

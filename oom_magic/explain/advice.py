@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +13,11 @@ from oom_magic.explain.evidence.number_rules import unlisted_bytes
 from oom_magic.explain.evidence.tensors import NO_LANGUAGE_MODEL
 from oom_magic.explain.live.holders import earlier_bytes
 from oom_magic.explain.live.refinement import refine_with_remedy, without_fragmentation
-from oom_magic.explain.remedies.code import code_for
+from oom_magic.explain.remedies.code import code_for, for_backend
 from oom_magic.explain.remedies.evaluation import RemedyEvaluator
 from oom_magic.explain.remedies.rehearsal import NotEvaluatedError, Rehearsal, SetupRehearsal
 from oom_magic.explain.remedies.remedy import AsItIs, Remedy, Situation, ranked
-from oom_magic.explain.remedies.texts import AGAINST_IN_ANY_RUN, code_of, text_remedies, trains
+from oom_magic.explain.remedies.texts import AGAINST_IN_ANY_RUN, code_of, printed_by_message, text_remedies, trains
 from oom_magic.inputs import parse_bytes
 
 if TYPE_CHECKING:
@@ -69,6 +69,23 @@ _VALUES: Mapping[str, Mapping[str, Any]] = {
     "lora": {"rank": 16},
     "qlora": {"rank": 16},
 }
+# Whether a run described by its settings is so already.
+_IS_SO: Mapping[str, Callable[[TrainingSetup], bool]] = {
+    "sdpa": lambda setup: setup.attention == "sdpa",
+    "chunked_loss": lambda setup: setup.loss == "chunked",
+    "checkpointing": lambda setup: setup.activation_checkpointing,
+    "mixed_precision": lambda setup: setup.precision != "fp32",
+    "half_weights": lambda setup: setup.precision in ("bf16", "fp16"),
+    "foreach": lambda setup: setup.optimizer != "adamw",
+    "optimizer_8bit": lambda setup: "8bit" in setup.optimizer,
+    "adafactor": lambda setup: setup.optimizer == "adafactor",
+    "lora": lambda setup: setup.method != "full",
+    "qlora": lambda setup: setup.method == "qlora",
+    "smaller_batch_any": lambda setup: setup.microbatch_size == 1,
+}
+_ON_A_MAC = {"raise_limit": "mps_watermark"}
+# Its allocator has no segments that grow, its GPU shares the RAM, and bitsandbytes is made for other GPUs.
+_NOT_ON_A_MAC = {"expandable_segments", "offload", "fsdp_any", "qlora", "optimizer_8bit"}
 _SAME_SIZE = 0.02  # cards of one kind differ by less
 _NO_RUN = Evidence("reason_no_run")
 _FITS = Evidence("reason_fits_as_it_is")
@@ -149,15 +166,39 @@ def advise_setup(diagnosis: Diagnosis, setup: TrainingSetup) -> Iterator[Diagnos
     yield from advise(diagnosis, SetupRehearsal(setup), gpu, memory=memory)
 
 
+def named_remedies(diagnosis: Diagnosis, setup: TrainingSetup) -> tuple[Remedy, ...]:
+    """The remedies for a run described by its settings, without prices; none that it has already."""
+    named = unpriced_remedies(diagnosis, NOT_ASKED)
+    return tuple(one for one in named if one.key not in _IS_SO or not _IS_SO[one.key](setup))
+
+
 def unpriced_remedies(diagnosis: Diagnosis, reason: Evidence = _NO_RUN) -> tuple[Remedy, ...]:
     """The remedies for the cause without prices, each with the given reason."""
     if diagnosis.is_oom is False or (diagnosis.main_failure is None and diagnosis.cause is Cause.UNKNOWN):
         return ()
-    style = _style(diagnosis)
-    remedies = []
     elsewhere = text_remedies(diagnosis) if diagnosis.growth is None else None
-    if elsewhere is not None and diagnosis.program:
-        return tuple(_named_elsewhere(elsewhere, diagnosis))
+    is_program = elsewhere is not None and bool(diagnosis.program)
+    keys = elsewhere if is_program and elsewhere is not None else _keys(diagnosis, elsewhere, reason)
+    keys = tuple(dict.fromkeys((*printed_by_message(diagnosis), *keys)))
+    if is_program:
+        reason = _ELSEWHERE
+    elif diagnosis.cause in _HOST_CAUSES:
+        reason = _OF_HOST
+    style = "plain" if is_program else _style(diagnosis)
+    return tuple(_named(key, cost, diagnosis, style, reason) for cost, key in enumerate(keys))
+
+
+def _named(key: str, cost: int, diagnosis: Diagnosis, style: str, note: Evidence) -> Remedy:
+    """A remedy by name, with its code as it is on the device that ran out."""
+    values, growth = _values_of(key, diagnosis), diagnosis.growth
+    if growth is not None and growth.fixed and key == growth.remedy:
+        values = {**values, **growth.lines}
+    code, language = code_of(key) or code_for(key, style, values)
+    return Remedy(key, cost, "same", values, note=note, code=for_backend(code, diagnosis.backend), language=language)
+
+
+def _keys(diagnosis: Diagnosis, elsewhere: tuple[str, ...] | None, reason: Evidence) -> tuple[str, ...]:
+    """The remedies of a run in PyTorch, the first step first; ``elsewhere`` are those that its text determines."""
     keys = _against(diagnosis, reason) if elsewhere is None else elsewhere
     if diagnosis.phase == "evaluation" and diagnosis.cause is Cause.ACTIVATIONS:
         keys = _AT_EVALUATION
@@ -169,23 +210,16 @@ def unpriced_remedies(diagnosis: Diagnosis, reason: Evidence = _NO_RUN) -> tuple
         keys = (*(key for key in keys if key not in _OF_LANGUAGE_MODELS), "smaller_input")
     if reason.key == "reason_cuda_graphs":
         keys = ("no_cuda_graphs", *keys)
+    if diagnosis.backend == "mps":
+        keys = tuple(_ON_A_MAC.get(key, key) for key in keys if key not in _NOT_ON_A_MAC)
     growth = diagnosis.growth
     if growth is not None and growth.fixed and growth.remedy != "detach":
         keys = (growth.remedy, *(key for key in keys if key not in ("detach", "no_grad")))
-    reason = _OF_HOST if diagnosis.cause in _HOST_CAUSES else reason
-    own = {} if growth is None or not growth.fixed else {"fixed": growth.fixed, "code": growth.code}
-    for cost, key in enumerate(keys):
-        values = {**_values_of(key, diagnosis), **(own if growth is not None and key == growth.remedy else {})}
-        code, language = code_of(key) or code_for(key, style, values)
-        remedies.append(Remedy(key, cost, "same", values, note=reason, code=code, language=language))
-    return tuple(remedies)
+    return keys
 
 
 def _against(diagnosis: Diagnosis, reason: Evidence) -> tuple[str, ...]:
-    """The first remedies for the cause; for a text that mentions no training, those for any run.
-
-    Which run had no room beside another process such a text does not say either.
-    """
+    """The first remedies for the cause; for a text that mentions no training, those for any run."""
     any_run = AGAINST_IN_ANY_RUN.get(diagnosis.cause)
     is_open = diagnosis.cause is Cause.OTHER_PROCESS or not trains(diagnosis)
     if any_run is not None and reason is _NO_RUN and is_open:
@@ -203,14 +237,6 @@ def _values_of(key: str, diagnosis: Diagnosis) -> Mapping[str, Any]:
         if mended is not None:
             return {"code": mended[0], "fixed": mended[1]}
     return _VALUES.get(key, {})
-
-
-def _named_elsewhere(keys: tuple[str, ...], diagnosis: Diagnosis) -> Iterator[Remedy]:
-    """Settings of a program that does not train, which cannot be rehearsed."""
-    for cost, key in enumerate(keys):
-        values = _values_of(key, diagnosis)
-        code, language = code_of(key) or code_for(key, "plain", values)
-        yield Remedy(key, cost, "same", values, note=_ELSEWHERE, code=code, language=language)
 
 
 def _may_be_shared(diagnosis: Diagnosis) -> bool:
@@ -253,6 +279,7 @@ def situation_of(
         other_bytes=others,
         style=_style(diagnosis),
         phase=diagnosis.phase,
+        backend=diagnosis.backend,
         expandable_segments=diagnosis.expandable_segments,
         is_windows=bool({"Windows", "WSL"} & set(diagnosis.systems)),
     )

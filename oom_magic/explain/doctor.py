@@ -70,17 +70,18 @@ def _recommended(model: str, gpu: str, memory: int | str | None) -> Recommendati
     from tqdm.auto import tqdm
 
     shown = "{desc}: {n_fmt} tried{postfix} [{elapsed}]"
-    with tqdm(desc=_("setups of {model}", model=model), bar_format=shown, leave=False) as bar:
-        search = _Search(model, gpu, memory, bar)
+    description = _("setups of {model}", model=model)
+    with contextlib.ExitStack() as stack, tqdm(desc=description, bar_format=shown, leave=False) as bar:
+        search = _Search(model, gpu, memory, bar, stack)
         setup, report = search.best()
     peak = 0 if report is None else report.peak_reserved_bytes
     return Recommendation(model, setup, peak, search.num_runs)
 
 
 class _Search:
-    """Dry runs of one model on one card, each once."""
+    """Dry runs of one model on one card, each once, which are under way until ``stack`` is closed."""
 
-    def __init__(self, model: str, gpu: str, memory: int | str | None, bar: Any) -> None:
+    def __init__(self, model: str, gpu: str, memory: int | str | None, bar: Any, stack: contextlib.ExitStack) -> None:
         from oom_magic.predict.setups.model_source import resolve_model
         from oom_magic.predict.setups.models import list_models
 
@@ -92,6 +93,7 @@ class _Search:
         self._card, self._total_bytes = hardware.gpu, hardware.total_bytes
         self._memory = memory
         self._bar = bar
+        self._stack = stack
         self._known: dict[tuple[int, str, int, bool], _Found | None] = {}
         self._known_sizes: dict[tuple[str, bool], Sizes] = {}
 
@@ -145,7 +147,11 @@ class _Search:
             return None
         self._bar.set_postfix_str(f"{method}, {microbatch} x {length} tokens")
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            report = self._sizes(method, checkpointing).report_of_run(microbatch_size=microbatch, seq_len=length)
+            sizes = self._sizes(method, checkpointing)
+            is_least = microbatch == 1 and checkpointing  # a shorter sequence is tried next, if this does not fit
+            shorter = [other for other in self._lengths() if other < length and is_least][:1]
+            sizes.expect({"microbatch_size": microbatch, "seq_len": at} for at in (length, *shorter))
+            report = sizes.report_of_run(microbatch_size=microbatch, seq_len=length)
         self.num_runs += 1
         self._bar.update()
         return (setup, report) if report.verdict == "safe" else None
@@ -174,7 +180,7 @@ class _Search:
                 microbatch_size=(_MICROBATCHES[0], _MICROBATCHES[-1]),
                 seq_len=(lengths[0], lengths[-1]) if len(lengths) > 1 else lengths[0],
             )
-            found.has_bar = False
+            self._stack.enter_context(found.runs.under_way(has_bar=False))
             self._known_sizes[key] = found
         return self._known_sizes[key]
 

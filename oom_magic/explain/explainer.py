@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from oom_magic.explain.diagnosis import Diagnosis
 from oom_magic.explain.evidence.budget import budget_of
 from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, Judgement
-from oom_magic.explain.evidence.clues.story import Story
+from oom_magic.explain.evidence.clues.author_words import Story
 from oom_magic.explain.evidence.clues.traceback import Clues, find_clues
 from oom_magic.explain.evidence.judging import judge, main_failure
 from oom_magic.explain.evidence.number_rules import facts_about, judge_tip
@@ -71,6 +71,7 @@ _CAUSE_OF_TENSOR = {
     "optimizer_state": Cause.OPTIMIZER_STATE,
 }
 _UNKNOWN_TENSOR = TensorAnswer()
+_NO_JUDGEMENT = Judgement(Cause.UNKNOWN, (Evidence("no_message"),), Confidence.OPEN)
 _KINDS_OF_ACTIVATIONS = (Cause.LOGITS_OR_LOSS, Cause.ATTENTION_SCORES)
 
 
@@ -92,13 +93,13 @@ def explain(
     ValueError when nothing is given and nothing has failed yet, FileNotFoundError for a Path that is not a file.
     """
     with InOneLine("other"):
-        from oom_magic.explain.advice import NOT_ASKED, advise_setup, unpriced_remedies  # these load NumPy
+        from oom_magic.explain.advice import advise_setup, named_remedies
 
         diagnosis = Explainer(setup, models, lang, report).diagnose(problem)
         if setup is None or isinstance(setup, Mapping) or not diagnosis.is_oom:
             return diagnosis
         if fast:
-            return replace(diagnosis, remedies=unpriced_remedies(diagnosis, NOT_ASKED))
+            return replace(diagnosis, remedies=named_remedies(diagnosis, setup))
         diagnosis = refine_with_setup(diagnosis, setup)
         *_unused, priced = diagnosis, *advise_setup(diagnosis, setup)
         return priced
@@ -157,7 +158,9 @@ class Explainer:
         error = problem if isinstance(problem, BaseException) else None
         reading = _Reading.of(_text_of(problem))
         findings = self._findings(reading, error)
-        diagnosis = _diagnosis(reading, findings, self._judgement(reading, findings))
+        is_another = error is not None and reading.main is None  # an exception's text holds no words of an author
+        judgement = _NO_JUDGEMENT if is_another else self._judgement(reading, findings)
+        diagnosis = _diagnosis(reading, findings, judgement)
         diagnosis = replace(
             diagnosis,
             story=Story() if error is not None else reading.clues.story,
@@ -229,8 +232,10 @@ def _tensors(failure: Failure, dims: Dims, location: FailureLocation, clues: Clu
     least_fit = max(best_fit * _WORTH_SHOWING, _LEAST_FIT if dims else _LEAST_BLIND_FIT)
     likely = tuple(one for one in supposed.candidates if one.fit >= least_fit)
     if not location.candidates:
-        note = supposed.note or ("" if likely else "tensor_unknown_model")
-        return TensorAnswer(likely, note)
+        if not likely:
+            is_of_model = supposed.note == "tensor_other_length"
+            return TensorAnswer(note="tensor_none_fits" if is_of_model else supposed.note or "tensor_unknown_model")
+        return TensorAnswer(likely, supposed.note)
     is_seen = location.is_exact or location.candidates[0].fit >= 1
     others = () if is_seen else likely
     return replace(supposed, candidates=(*location.candidates, *others)[:5], note="")
@@ -272,8 +277,7 @@ def _refined(judgement: Judgement, answer: TensorAnswer) -> Judgement:
 
 
 def _with_cache(judgement: Judgement, cache: TensorCandidate) -> Judgement:
-    """The judgement for a request by a key-value cache: growing tensors of the forward, unless stronger evidence
-    exists."""
+    """The judgement for a request by a growing key-value cache, unless stronger evidence exists."""
     if any(one.key == "tensor_kv_cache" for one in judgement.evidence):
         return judgement
     evidence = (Evidence("tensor_kv_cache", {"code": cache.expression}), *judgement.without_doubts)
@@ -285,8 +289,7 @@ def _with_cache(judgement: Judgement, cache: TensorCandidate) -> Judgement:
 def _alive_needlessly(
     judgement: Judgement, twins: tuple[Evidence, ...], earlier: int, failure: Failure | None
 ) -> Judgement:
-    """The judgement with memory that is held needlessly; it is the cause if the request would have fitted without
-    it."""
+    """The judgement with memory that is held needlessly: the cause if the request would fit without it."""
     found = [*twins]
     if earlier:
         found.insert(0, Evidence("earlier_failures", {"held_bytes": earlier}))

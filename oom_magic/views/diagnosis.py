@@ -56,6 +56,7 @@ _IN_GENERAL: dict[str, tuple[str, dict[str, str | int]]] = {
 }
 _MOST_MISSING = 2
 # Names that do not mean a GPU.
+_SERVERS = ("vllm", "sglang", "server")  # they take a share of the device and fill it
 _DEVICES = {"npu": "NPU", "mlu": "MLU"}
 _LONGEST_MESSAGE = 1200
 _MOST_HOLDERS = 12
@@ -83,7 +84,7 @@ def _title(diagnosis: Diagnosis) -> str:
     if diagnosis.cause in _HOST_CAUSES and (failure is None or failure.is_oom is not None):
         return translate("title_host", lang)
     if failure is None:
-        return translate("title_nothing", lang)
+        return translate("title_nothing" if diagnosis.cause is Cause.UNKNOWN else "title_told", lang)
     if diagnosis.is_oom and failure.backend == "cpu":
         return translate("title_host", lang)
     if diagnosis.is_oom and failure.requested_bytes:
@@ -128,13 +129,23 @@ def _device(failure: Failure, lang: Language) -> str:
     )
 
 
+def _cause(cause: Cause, diagnosis: Diagnosis) -> str:
+    """The cause in one sentence; a full share of a server, or a checkpoint beside its model, is told as that."""
+    failure, suffix = diagnosis.main_failure, ""
+    if cause is Cause.MEMORY_FRACTION_LIMIT and diagnosis.program in _SERVERS:
+        suffix = "_server" if failure is None or failure.limit_bytes is None else ""
+    elif cause is Cause.WEIGHTS_TOO_BIG and any(one.key == "checkpoint_to_gpu" for one in diagnosis.evidence):
+        suffix = "_twice"
+    return translate(f"cause_{cause.value}{suffix}", diagnosis.lang)
+
+
 def _why(diagnosis: Diagnosis) -> Block:
     lang = diagnosis.lang
-    cause = translate(f"cause_{diagnosis.cause.value}", lang)
+    cause = _cause(diagnosis.cause, diagnosis)
     if diagnosis.confidence is Confidence.OPEN:
         if diagnosis.possible:
             likeliest = diagnosis.possible[0]
-            first = translate(f"cause_{likeliest.cause.value}", lang)
+            first = _cause(likeliest.cause, diagnosis)
             cause = translate("why_possible", lang, cause=first, check=render_evidence(likeliest.check, lang))
         return Sentence(translate("line_why_open", lang, text=cause), "strong")
     confidence = translate(f"confidence_{diagnosis.confidence.value}", lang)
@@ -154,6 +165,7 @@ def _advice(diagnosis: Diagnosis, lang: Language) -> str:
         return translate("advice_overflow_line" if line else "advice_overflow", lang, code=line)
     first = diagnosis.remedies[0] if diagnosis.remedies else None
     is_told = diagnosis.program or is_named_by_message(diagnosis)
+    is_told = is_told or (diagnosis.cause is Cause.FRAGMENTATION and diagnosis.expandable_segments)
     if first is not None and (code_of(first.key) is not None or is_told or first.key == "smaller_input"):
         return translate(f"remedy_{first.key}", lang, **first.values)
     if diagnosis.phase == "saving" and diagnosis.cause is Cause.WEIGHTS_TOO_BIG:
@@ -184,7 +196,8 @@ def _tensors(diagnosis: Diagnosis) -> Iterator[Block]:
             yield Details(translate("heading_tensor", lang), (Sentence(translate(diagnosis.tensor_note, lang)),))
         return
     rows = tuple((translate(f"tensor_name_{one.name}", lang), one.formula) for one in diagnosis.tensors)
-    blocks: list[Block] = [Table((translate("column_tensor", lang), translate("column_formula", lang)), rows)]
+    note = [Sentence(translate(diagnosis.tensor_note, lang))] if diagnosis.tensor_note else []
+    blocks: list[Block] = [*note, Table((translate("column_tensor", lang), translate("column_formula", lang)), rows)]
     best = diagnosis.tensors[0]
     is_seen = best.fit >= 1 and bool(best.expression)
     supposed = "fit_likely" if best.fit >= _LIKELY_FIT else "fit_supposed"
@@ -217,7 +230,7 @@ def _possible(diagnosis: Diagnosis) -> Iterator[Block]:
         if one.cause is diagnosis.cause:
             blocks.append(Sentence(f"• {translate('possible_first', lang, check=render_evidence(one.check, lang))}"))
             continue
-        cause = translate(f"cause_{one.cause.value}", lang)
+        cause = _cause(one.cause, diagnosis)
         text = translate("possible_also", lang, cause=cause, confidence=degree, check=render_evidence(one.check, lang))
         blocks.append(Sentence(f"• {text}", "quiet"))
     if blocks:
@@ -227,7 +240,8 @@ def _possible(diagnosis: Diagnosis) -> Iterator[Block]:
 def _located(diagnosis: Diagnosis) -> Iterator[Evidence]:
     """The evidence and the phase. The user's line is quoted once, with its location; after that only the location."""
     items = list(diagnosis.evidence)
-    if diagnosis.phase and not any(item.key.startswith("phase_") for item in items):
+    is_told = any(item.key.startswith("phase_") for item in items)
+    if diagnosis.phase and diagnosis.main_failure is not None and not is_told:
         items.append(Evidence(f"phase_{diagnosis.phase}", {"code": diagnosis.code or "..."}))
     is_quoted = False
     for item in items:
@@ -263,7 +277,7 @@ def _causes_named(diagnosis: Diagnosis) -> Iterator[str]:
     for cause in diagnosis.story.causes:
         is_part = cause is Cause.ACTIVATIONS and diagnosis.cause in _PARTS_OF_A_STEP
         agrees = "agrees" if cause is diagnosis.cause or is_part else "possible" if cause in possible else "unsupported"
-        text = translate(f"cause_{cause.value}", diagnosis.lang)
+        text = _cause(cause, diagnosis)
         yield translate(f"story_cause_{agrees}", diagnosis.lang, cause=text)
 
 

@@ -15,7 +15,8 @@ from oom_magic.views.blocks import Block, Cell, Description, Sentence, Table, re
 @register
 def describe_released(released: Released) -> Description:
     """Before and after by device, what went, and who holds the rest, largest first."""
-    blocks: list[Block] = [] if released.has_gpu else [Sentence(_no_gpu())]
+    no_gpu = Sentence(_("torch finds no GPU here, so there is nothing to give back (%oom_doctor says why)."))
+    blocks: list[Block] = [] if released.has_gpu else [no_gpu]
     if not released.devices:
         unused = Sentence(_("torch has taken no GPU memory in this process."))
         return Description(_("Nothing to free"), tuple(blocks or [unused]))
@@ -32,10 +33,6 @@ def describe_released(released: Released) -> Description:
     blocks += _remaining(released)
     title = _("A release would free") if released.is_dry_run else _("Released")
     return Description(title, tuple(blocks))
-
-
-def _no_gpu() -> str:
-    return _("torch finds no GPU here, so there is nothing to give back (%oom_doctor says why).")
 
 
 def _remaining(released: Released) -> list[Block]:

@@ -150,6 +150,8 @@ def _verdict(report: MemoryReport) -> Iterable[Block]:
             percent=100 * report.used_fraction,
         )
         yield Sentence(until_there, "warning")
+    elif report.source == "predicted" and not report.peak_allocated_bytes:
+        yield Sentence(_("Nothing was put on the GPU: what the code would take there is not known."), "warning")
     else:
         degree = "at most" if report.is_upper_bound else "exactly"
         yield verdict_sentence(report.verdict, report.used_fraction, degree)

@@ -129,10 +129,7 @@ def _character_width(character: str) -> int:
 
 
 def _pieces(word: str, width: int) -> Iterator[str]:
-    """The parts of a word between which a line may end: wide characters, and what a long word is cut into.
-
-    Wide punctuation stays with the character before it; a word wider than a line is cut after punctuation.
-    """
+    """Parts of a word between which a line may end: wide characters, and pieces of a word wider than a line."""
     piece = ""
     for character in word:
         before = piece[-1:]
@@ -243,10 +240,7 @@ def _rule(widths: Sequence[int], width: int) -> str:
 def _column_widths(
     heading: list[list[str]], rows: list[list[str]], numeric: list[bool], width: int, has_bar: bool
 ) -> tuple[list[int], int]:
-    """The width of each column and of the bar (0: none).
-
-    If room is short, headings of numbers wrap at their words; then columns of words give way, widest first.
-    """
+    """The width of each column and of the bar (0: none); if room is short, headings of numbers wrap, then words."""
     widths = _natural_widths([*heading, *rows])
     bar = _BAR_WIDTHS[0] if has_bar else 0
     room = width - len(_GAP) * (len(widths) - 1) - (bar + len(_GAP) if bar else 0)

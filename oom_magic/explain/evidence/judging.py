@@ -1,11 +1,21 @@
-"""From a text to causes: the evidence for each is combined, and the likeliest cause is named."""
+"""From a text to causes: the evidence for each is combined, and the likeliest cause is named.
+
+Where a text says little, similar public reports are asked how often each cause was the one that their threads
+established. ``precedents.json`` counts it for each sign of a text and for each word, from the reports in tests/data,
+whose sources stand there; tests/data/record_precedents.py writes it.
+"""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from itertools import islice
+from pathlib import Path
 
 from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, Judgement, PossibleCause, Support
 from oom_magic.explain.evidence.clues.traceback import Clues, find_clues
@@ -15,10 +25,10 @@ from oom_magic.explain.evidence.number_rules import (
     observations,
     overflow_rules,
 )
-from oom_magic.explain.evidence.precedents import features_of, precedents
 from oom_magic.explain.evidence.situation_rules import situation_rules
 from oom_magic.explain.evidence.text_rules import text_rules
 from oom_magic.explain.messages.failure import Failure
+from oom_magic.explain.messages.normalization import clean
 
 # A cause is named from this degree on; below it the text leaves it open.
 _NAMED_FROM = 0.25
@@ -35,9 +45,9 @@ _OF_HOST = frozenset({Cause.HOST_RAM, Cause.SHARED_MEMORY})
 # Below this degree, similar public reports are consulted; they alone never make a cause likely.
 _CLEAR_FROM = 0.3
 _MOST_BY_PRECEDENT = 0.55
-# How much the causes of similar reports count beside a text's own evidence; see precedents.py for what it is worth.
+# How much the causes of similar reports count beside a text's own evidence.
 _WEIGHT_OF_PRECEDENTS = 0.2
-_LEAST_SHARE = 1e-4
+_LEAST_SHARE = 0.01
 _BEYOND_PRECEDENT = 0.8
 # A request below this share of the device is not too big by itself.
 _ALONE_FROM_SHARE = 0.1
@@ -101,6 +111,77 @@ _FIXED: dict[str, tuple[Cause, Confidence]] = {
     "mps_invalid_buffer": (Cause.REQUEST_ALONE_TOO_BIG, Confidence.CERTAIN),
     "ipex_4gb": (Cause.REQUEST_ALONE_TOO_BIG, Confidence.CERTAIN),
 }
+# Words of one text go together, so their evidence grows with the root of their number. Rules as they were before each
+# of the rounds 7 to 27, with the reports before it as precedents, named the right cause of 79.3 % of 463 reports alone
+# and of 85.5 % with these two numbers; with half or a quarter of either it is 83 to 86 %.
+_DEPENDENCE = 2.0
+_BENEFIT_OF_DOUBT = 20.0  # pseudo-counts, distributed as in all reports: a feature of few reports is weak evidence
+_LONGEST_READ = 6_000
+_WORD = re.compile(r"[a-z_]{2,30}")
+_HAN = re.compile(r"[\u4e00-\u9fff]{2,}")
+
+
+@dataclass(frozen=True)
+class Precedents:
+    """Reports with an established cause: how many of each cause, and of those that show a feature (a sign, a word)."""
+
+    by_cause: Mapping[Cause, int]
+    by_feature: Mapping[str, Mapping[Cause, int]]
+
+    @property
+    def num_reports(self) -> int:
+        """How many reports were counted."""
+        return sum(self.by_cause.values())
+
+    def shares(self, features: Iterable[str]) -> dict[Cause, float]:
+        """The share of each cause among reports like one with these features, the most frequent first; they sum to 1.
+
+        Bayes' rule; unknown features change nothing.
+        """
+        known = [self.by_feature[feature] for feature in sorted(features) if feature in self.by_feature]
+        odds = {cause: count * self._likelihood(cause, known) for cause, count in self.by_cause.items()}
+        total = sum(odds.values())
+        return {cause: odd / total for cause, odd in sorted(odds.items(), key=lambda item: -item[1])}
+
+    def _likelihood(self, cause: Cause, known: list[Mapping[Cause, int]]) -> float:
+        """How much more often reports of a cause show the features than all reports do."""
+        count, total = self.by_cause[cause], 0.0
+        for counts in known:
+            overall = sum(counts.values()) / self.num_reports
+            shown = counts.get(cause, 0) + _BENEFIT_OF_DOUBT * overall
+            total += math.log(shown / (count + _BENEFIT_OF_DOUBT) / overall)
+        return math.exp(total * _DEPENDENCE / math.sqrt(max(1, len(known))))
+
+
+def features_of(text: str, failure: Failure | None, clues: Clues) -> frozenset[str]:
+    """The counted features of a text: its signs and its words."""
+    return frozenset((*_signs_of(failure, clues), *_words_of(text)))
+
+
+def _signs_of(failure: Failure | None, clues: Clues) -> Iterator[str]:
+    """The message and its device, the phase, the program, the author's statements."""
+    yield f"message {failure.format if failure is not None else 'none'}"
+    yield f"memory {(failure.backend if failure is not None else None) or 'any'}"
+    yield f"phase {clues.phase or 'none'}"
+    yield f"program {clues.program.program.key if clues.program is not None else 'none'}"
+    yield from (f"told {key}" for key in clues.run.told)
+
+
+def _words_of(text: str) -> Iterator[str]:
+    """The words of a text's beginning; of Chinese, which separates none, each two characters."""
+    read = clean(text)[:_LONGEST_READ].lower()
+    yield from _WORD.findall(read)
+    for run in _HAN.findall(read):
+        yield from (run[at : at + 2] for at in range(len(run) - 1))
+
+
+@cache
+def precedents() -> Precedents:
+    """The counts of precedents.json."""
+    table = json.loads(Path(__file__).with_name("precedents.json").read_text(encoding="utf-8"))
+    causes = [Cause(name) for name in table["causes"]]
+    rows = {feature: Counter(dict(zip(causes, counts, strict=False))) for feature, counts in table["features"].items()}
+    return Precedents(Counter(dict(zip(causes, table["reports"], strict=True))), rows)
 
 
 def judge(failures: Sequence[Failure], text: str, clues: Clues | None = None) -> Judgement:
@@ -255,8 +336,7 @@ def _meaning(failure: Failure) -> Evidence:
 def _weighed(
     supports: Sequence[Support], failure: Failure | None, clues: Clues, most: float = 1.0
 ) -> tuple[PossibleCause, ...]:
-    """The causes by degree, ``most`` at most: reasons combine as independent ones, reasons against reduce the
-    degree."""
+    """The ``most`` likeliest causes: reasons combine as independent ones, reasons against reduce the degree."""
     order = list(dict.fromkeys(one.cause for one in supports if one.weight > 0))
     found = [_possible(cause, [one for one in supports if one.cause is cause], failure, clues, most) for cause in order]
     worth = [one for one in found if one.degree >= _WORTH_NAMING]
@@ -316,11 +396,18 @@ def device_tool(backend: str | None, accelerator: str | None = None) -> str:
     return _TOOLS.get(backend or "") or _TOOLS.get(accelerator or "", "nvidia-smi")
 
 
+def device_name(backend: str | None) -> str:
+    """What PyTorch calls the devices of a backend in code: ``"mps"``; ``"cuda"`` of AMD's, too."""
+    return backend if backend in ("mps", "xpu", "npu", "hpu", "musa", "mlu") else "cuda"
+
+
 def _check(cause: Cause, failure: Failure | None, clues: Clues) -> Evidence:
     """The one check that would settle a cause here."""
     backend = None if failure is None else failure.backend
     if cause is Cause.OTHER_PROCESS:
         return Evidence("check_other_process", {"tool": device_tool(backend, clues.accelerator)})
+    if cause is Cause.FRAGMENTATION:
+        return Evidence(f"check_{cause.value}", {"device": device_name(backend)})
     if cause is Cause.LEAK_OR_RETAINED_REFERENCE:
         return Evidence(f"check_{cause.value}", {"call": _COUNTERS.get(backend or "cuda", _COUNTERS["cuda"])})
     if cause is Cause.MEMORY_FRACTION_LIMIT and backend == "mps":

@@ -56,7 +56,7 @@ def number_rules(failure: Failure, clues: Clues) -> Iterator[Support]:
     yield from _too_big_request(failure, clues)
     yield from _above_block_limit(failure)
     yield from _others(failure)
-    yield from _mps(failure)
+    yield from _mps(failure, clues)
     yield from _fragmentation(failure, clues)
     yield from _refused_with_room(failure, clues)
 
@@ -180,11 +180,8 @@ def others_bytes(failure: Failure) -> int | None:
     return max(0, failure.total_bytes - failure.free_bytes - own)
 
 
-def _mps(failure: Failure) -> Iterator[Support]:
-    """On a Mac the limit is PyTorch's own watermark; "other allocations" are Metal's for the same process.
-
-    torch.mps.driver_allocated_memory: "total GPU memory allocated by Metal driver for the process".
-    """
+def _mps(failure: Failure, clues: Clues) -> Iterator[Support]:
+    """On a Mac the limit is PyTorch's own watermark; "other allocations" are Metal's for the same process."""
     other, limit, allocated = failure.mps_other_bytes, failure.limit_bytes, failure.allocated_bytes
     if failure.backend != "mps" or other is None or allocated is None:
         return
@@ -198,10 +195,11 @@ def _mps(failure: Failure) -> Iterator[Support]:
     elif limit and allocated >= limit * 0.8:
         values = {"held_bytes": allocated, "limit_bytes": limit}
         is_large = (failure.requested_bytes or 0) >= limit * 0.08
-        cause = Cause.ACTIVATIONS if is_large else Cause.WEIGHTS_TOO_BIG
+        trains = clues.is_training or clues.tells_of_training
+        cause = Cause.ACTIVATIONS if is_large or trains else Cause.WEIGHTS_TOO_BIG
         yield Support(cause, 0.4, Evidence("mps_own_fill", values))
         yield Support(cause, 0.01, Evidence("mps_watermark", values))
-        yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.3, Evidence("mps_watermark", values))
+        yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.2, Evidence("mps_watermark", values))
 
 
 def _fragmentation(failure: Failure, clues: Clues) -> Iterator[Support]:
@@ -329,11 +327,11 @@ def judge_tip(failure: Failure, clues: Clues) -> Evidence | None:
     if stuck < held * MIN_STUCK_SHARE:
         values |= {"held_bytes": held}
         return Evidence("tip_delays_with_free", values | with_free) if with_free else Evidence("tip_delays", values)
-    if clues.expandable_segments:
-        return Evidence("tip_already_followed", values)
     unsupported = [system for system in clues.systems if system in _UNSUPPORTED_SYSTEMS]
     if unsupported:
         return Evidence("tip_unsupported", values | {"system": unsupported[0]})
+    if clues.expandable_segments:
+        return Evidence("tip_already_followed", values)
     if with_free:
         return Evidence("tip_applies_with_free", values | with_free)
     return Evidence("tip_applies", values)

@@ -200,9 +200,11 @@ def _part_of_the_run(clues: Clues) -> Iterator[Support]:
     elif "loads" in told and clues.phase is None and clues.program is None:
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.4, Evidence("told_loading"))
     if "evaluates" in told and _trains(clues):
-        weight = 0.4 if "training_fits" in told else 0.3
+        weight, collects = 0.4 if "training_fits" in told else 0.3, 0.22
+        if "predicts_all" in told:
+            weight, collects = -0.5, 0.65
         yield Support(Cause.ACTIVATIONS, weight, Evidence("told_evaluation"))
-        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.22, Evidence("told_evaluation_collects"))
+        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, collects, Evidence("told_evaluation_collects"))
 
 
 def _over_time(failure: Failure | None, clues: Clues) -> Iterator[Support]:
@@ -230,12 +232,7 @@ def _over_time(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     if "converses" in told and not _trains(clues):
         yield Support(Cause.ACTIVATIONS, 0.6, Evidence("told_conversation"))
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, -0.5)
-    if {"grows", "detects"} <= told:
-        yield Support(Cause.ACTIVATIONS, 0.45, Evidence("boxes_vary"))
-        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, -0.4)
-    if {"grows", "hears"} <= told and _trains(clues) and not clues.faults:
-        yield Support(Cause.ACTIVATIONS, 0.45, Evidence("recordings_vary"))
-        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, -0.5)
+    yield from _growth_that_is_no_leak(clues)
     if is_repeated or "grows" in told:
         yield Support(Cause.OTHER_PROCESS, -0.5)  # on a Mac such numbers count this process, too
     if "after_while" in told and not clues.run.is_late:
@@ -248,6 +245,21 @@ def _over_time(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.ACTIVATIONS, 0.2, Evidence("largest_batch_late"))
 
 
+def _growth_that_is_no_leak(clues: Clues) -> Iterator[Support]:
+    """Memory that grows with what comes in: with the requests served, the boxes of a picture, a recording's length."""
+    told = clues.run.told
+    if {"grows", "caches_keys"} <= told:
+        yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.4, Evidence("told_cache_fills"))
+        yield Support(Cause.ACTIVATIONS, 0.2, Evidence("told_cache_fills"))
+        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, -0.6)
+    if {"grows", "detects"} <= told and "infers" not in told:
+        yield Support(Cause.ACTIVATIONS, 0.45, Evidence("boxes_vary"))
+        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, -0.4)
+    if {"grows", "hears"} <= told and _trains(clues) and not clues.faults:
+        yield Support(Cause.ACTIVATIONS, 0.45, Evidence("recordings_vary"))
+        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, -0.5)
+
+
 def _settings(clues: Clues) -> Iterator[Support]:
     """Shares of the device, and gradients, that the author has set or left."""
     told = clues.run.told
@@ -256,7 +268,9 @@ def _settings(clues: Clues) -> Iterator[Support]:
         yield Support(Cause.ACTIVATIONS, -0.4)
     if "lacks_no_grad" in told and not _trains(clues) and "grows" not in told:
         yield Support(Cause.ACTIVATIONS, 0.5, Evidence("told_no_grad"))
-    if "names_share" in told and not {"smaller_share_helps", "grows"} & told:
+    if "takes_no_share" in told and "smaller_share_helps" not in told:
+        yield Support(Cause.ACTIVATIONS, 0.35, Evidence("told_no_share"))
+    elif "names_share" in told and not {"smaller_share_helps", "grows"} & told:
         yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.45, Evidence("told_share"))
     if "smaller_share_helps" in told:
         yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.65, Evidence("smaller_share_helps"))

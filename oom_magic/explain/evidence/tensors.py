@@ -69,6 +69,7 @@ _ITEM_BYTES = {
 }  # fmt: skip
 _MAX_COUNT = 2**22
 _GUESS_DISCOUNT = 0.7
+_LEAST_FIT = 0.4  # of a tensor at a length that nobody named
 _COMMON_VALUES: dict[str, tuple[int, ...]] = {
     "seq": (*(2**n for n in range(5, 18)), *(3 * 2**n for n in range(6, 13)), 50, 77, 197, 577),
     "vocab": (
@@ -156,6 +157,10 @@ def name_tensor(failure: Failure, dims: Mapping[str, int | str] | None = None) -
     best: dict[str, TensorCandidate] = {}
     for candidate in found:
         best.setdefault(candidate.formula, candidate)
+    if not best and "seq" in known:  # what the text names is a limit or a default as often as the batch's length
+        elsewhere = name_tensor(failure, {name: size for name, size in known.items() if name != "seq"})
+        fitting = tuple(one for one in elsewhere.candidates if "seq" in one.formula and one.fit >= _LEAST_FIT)
+        return TensorAnswer(fitting, "tensor_other_length" if fitting else "tensor_none_fits")
     if not best:
         return TensorAnswer(note="tensor_none_fits" if known else "tensor_unknown_model")
     return TensorAnswer(tuple(best.values())[:_MOST_CANDIDATES])

@@ -36,7 +36,7 @@ _GATHERS = re.compile(
     r"|_maybe_log_save_evaluate|all_gather_object|\.gather\(.*logits"
 )
 _CHECKPOINT_LOAD = re.compile(
-    r"_cuda_deserialize|restore_location|torch\.load\(|load_from_checkpoint|load_checkpoint\("
+    r"_cuda_deserialize|restore_location|persistent_load|\b(?:torch|th)\.load\(|load_from_checkpoint|load_checkpoint\("
 )
 _FULL_SHARE = 0.88
 # So small a request on a full device says nothing about what filled it.
@@ -255,7 +255,9 @@ def _run(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     if "left_over" in told and (failure is None or failure.backend != "cpu"):
         yield Support(Cause.OTHER_PROCESS, 0.5, Evidence("told_left_over"))
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.2, Evidence("told_left_over"))
-    if "fragments" in told and "varies_in_length" in told:
+    if "blames_fragments" in told:
+        yield Support(Cause.FRAGMENTATION, 0.4, Evidence("told_pieces"))
+    elif {"fragments", "varies_in_length"} <= told:
         yield Support(Cause.FRAGMENTATION, 0.4, Evidence("told_fragmented"))
     if run.is_late and clues.program is None and clues.phase not in ("optimizer_step", "loading"):
         count = run.num_steps or 0
@@ -284,7 +286,8 @@ def _checkpoint(clues: Clues) -> Iterator[Support]:
     loads = bool(_CHECKPOINT_LOAD.search(clues.trace))
     if loads:
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.45, Evidence("checkpoint_to_gpu"))
-    if "many_ranks" in told and "crowds_one_device" in told:
+    infers = clues.program is not None and not clues.program.program.trains
+    if {"many_ranks", "crowds_one_device"} <= told and not infers:
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.5, Evidence("ranks_load_to_one"))
         yield Support(Cause.OTHER_PROCESS, -0.5)
     elif "resumes" in told and ("many_ranks" in told or "shares_device" in told):
@@ -324,6 +327,13 @@ def _transcriber(clues: Clues) -> Iterator[Support]:
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.5, Evidence("phase_loading", _where(clues)))
 
 
+def _loads_for_inference(clues: Clues) -> bool:
+    """Whether weights that stay while pictures or tokens are made are most of what fills the device."""
+    if clues.program is None:
+        return "generates_tokens" in clues.run.told
+    return clues.program.program.key in ("diffusers", "comfyui")
+
+
 def _filled(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     """The likely category of tensors on a device that PyTorch has filled."""
     told, program = clues.run.told, clues.program
@@ -350,14 +360,16 @@ def _filled(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     ):
         evidence = Evidence("own_tensors_fill", values) if is_full else Evidence("training_told")
         yield Support(Cause.ACTIVATIONS, 0.32, evidence)
-    elif program is not None and program.program.key in ("diffusers", "comfyui") and is_full:
+    elif is_full and _loads_for_inference(clues):
         is_packed = held is not None and total and held >= total * _FULL_SHARE
         if is_packed and (failure.requested_bytes or GIB) <= _SMALL_REQUEST:
             yield Support(Cause.WEIGHTS_TOO_BIG, 0.5, Evidence("small_request_on_full", values))
     elif in_step and program is None and not clues.is_training:
         yield Support(Cause.ACTIVATIONS, 0.35, Evidence(f"phase_{clues.phase}", _where(clues)))
     elif is_full and program is None:
-        yield Support(Cause.ACTIVATIONS, 0.2, Evidence("own_tensors_fill", values))
-        yield Support(Cause.WEIGHTS_TOO_BIG, 0.12, Evidence("own_tensors_fill", values))
+        has_weights = "evaluates" in told  # a model that is evaluated has been loaded
+        yield Support(Cause.ACTIVATIONS, 0.32 if has_weights else 0.2, Evidence("own_tensors_fill", values))
+        if not has_weights:
+            yield Support(Cause.WEIGHTS_TOO_BIG, 0.12, Evidence("own_tensors_fill", values))
     if is_full and (total or 0) <= _SMALL_CARD and clues.phase not in _BY_PHASE:
         yield Support(Cause.ACTIVATIONS, 0.25, Evidence("small_card", {"total_bytes": total or 0}))

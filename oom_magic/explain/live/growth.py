@@ -8,9 +8,9 @@ import linecache
 import sys
 import textwrap
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ _ADDING = ("append", "extend", "add", "insert", "appendleft")
 _JOINING = ("cat", "concat", "concatenate", "stack", "vstack", "hstack")
 _BODIES = ("body", "orelse", "finalbody")
 _NOTEWORTHY_SHARE = 0.05
+_MODULE_CALL = "_call_impl"  # of torch/nn/modules/module.py
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class Growth:
     where no such line is known). ``has_graph``: what it keeps holds the graphs of the steps. ``is_joined``: each turn
     makes it again from itself. ``remedy`` is what the fixed line does: "detach", "keep_on_host", or "backward_each"
     where the sum of losses was to be walked back. ``are_entries``: not tensors are counted, but entries that hold some,
-    such as models.
+    such as models. ``beside`` is what else the loop collects in that way: fixed alone, the other would keep the
+    graphs, and what is collected together is compared later, so all of it goes to the host or none.
     """
 
     name: str
@@ -50,6 +52,13 @@ class Growth:
     fixed: str = ""
     remedy: str = "detach"
     are_entries: bool = False
+    beside: tuple[Growth, ...] = ()
+
+    @property
+    def lines(self) -> Mapping[str, str]:
+        """``code`` and ``fixed`` of all lines that are fixed together."""
+        together = (self, *self.beside)
+        return {"code": "; ".join(one.code for one in together), "fixed": "; ".join(one.fixed for one in together)}
 
 
 def find_growing_containers(
@@ -63,7 +72,21 @@ def find_growing_containers(
     except Exception:  # the user's objects may raise anything when they are read
         return None
     least = _NOTEWORTHY_SHARE * (failure.pytorch_bytes or 0)
-    return next((one for one in found if one.num_bytes > least), None)
+    largest = next((one for one in found if one.num_bytes > least), None)
+    return None if largest is None else replace(largest, beside=_beside(largest, found))
+
+
+def _beside(growth: Growth, found: Collection[Growth]) -> tuple[Growth, ...]:
+    """Those in the same file that keep graphs as well, or go to the host where ``growth`` does."""
+
+    def belongs(one: Growth) -> bool:
+        is_there = one.place.partition(":")[0] == growth.place.partition(":")[0] and one.code != growth.code
+        keep_graphs = growth.has_graph and one.has_graph
+        go_to_host = ".cpu()" in growth.fixed and ".cpu()" in one.fixed
+        return is_there and bool(one.fixed) and (keep_graphs or go_to_host)
+
+    mended = ("detach", "keep_on_host")
+    return tuple(one for one in found if growth.remedy in mended and one.remedy in mended and belongs(one))
 
 
 def _on_accelerators() -> Locate:
@@ -85,16 +108,30 @@ def growths(error: BaseException, names: Mapping[str, Any], locate: Locate) -> t
     from oom_magic.user_code import is_users_file
 
     found: dict[tuple[str, str], Growth] = {}
-    for frame, trace in deepest_frames(error):
+    frames = deepest_frames(error)
+    calls = [at for at, (frame, _) in enumerate(frames) if frame.f_code.co_name == _MODULE_CALL]
+    for at, (frame, trace) in enumerate(frames):
         file = frame.f_code.co_filename
         if not is_users_file(file):
             continue
         known = {**names, **names_of(frame)}
+        passing = _own_variables(frame.f_code) if at < max(calls, default=0) else ()
         for statement, around, home, seen in _run_by_loops(file, frame.f_globals, trace.tb_lineno, known):
-            growth = _growth(statement, around, home, seen, locate)
+            growth = None if _is_among(statement, passing) else _growth(statement, around, home, seen, locate)
             if growth is not None:
                 found.setdefault((growth.name, growth.place), growth)
     return tuple(sorted(found.values(), key=lambda one: (-one.num_bytes, -one.num_tensors)))
+
+
+def _own_variables(code: CodeType) -> Collection[str]:
+    """The variables of a function that are none of its arguments."""
+    return code.co_varnames[code.co_argcount + code.co_kwonlyargcount :]
+
+
+def _is_among(statement: ast.stmt, passing: Collection[str]) -> bool:
+    """Whether what a statement makes grow ends with the call of a module: skipped connections, states over time."""
+    grown = _grown(statement)
+    return isinstance(grown, ast.Name) and grown.id in passing
 
 
 def _run_by_loops(
@@ -311,11 +348,11 @@ def mended(growth: Growth, tree: ast.Module, names: Mapping[str, Any]) -> Iterat
 
 
 def _mend(growth: Growth, tree: ast.Module) -> list[tuple[list[ast.stmt], int, ast.stmt]]:
-    """Put the fixed line into a tree. Returns what it replaced, and where."""
-    fixed = ast.parse(growth.fixed).body[0]
+    """Put the fixed lines into a tree. Returns what they replaced, and where."""
+    fixed = {one.code: one.fixed for one in (growth, *growth.beside)}
     before = [(body, at, body[at]) for body, at in _places(growth, tree)]
     for body, at, statement in before:
-        body[at] = ast.copy_location(fixed, statement)
+        body[at] = ast.copy_location(ast.parse(fixed[ast.unparse(statement)]).body[0], statement)
     return before
 
 
@@ -348,9 +385,10 @@ def _mended_code(growth: Growth, function: Any) -> CodeType | None:
 
 
 def _places(growth: Growth, tree: ast.Module) -> Iterator[tuple[list[ast.stmt], int]]:
-    """Where the line stands: lists of statements and positions in them."""
+    """Where the lines stand: lists of statements and positions in them."""
+    codes = {one.code for one in (growth, *growth.beside)}
     for node in ast.walk(tree):
         for name in _BODIES:
             body = getattr(node, name, None)
             if isinstance(body, list):
-                yield from ((body, at) for at, one in enumerate(body) if ast.unparse(one) == growth.code)
+                yield from ((body, at) for at, one in enumerate(body) if ast.unparse(one) in codes)

@@ -146,10 +146,7 @@ def _is_vocabulary(tensor: TensorShape) -> bool:
 
 
 def _is_scores(made: Output, inputs: tuple[LiveTensor, ...], seen: tuple[LiveTensor, ...]) -> bool:
-    """A square (query x key) result: of a product over a head's size, or of what is done to scores.
-
-    Of a picture the sides are square, too, but no other tensor in sight is as long.
-    """
+    """A square (query x key) result: of a product over a head's size, or of what is done to scores."""
     shape = made.tensor.shape
     if len(shape) < 3 or shape[-1] <= 1 or shape[-2] <= 1:
         return False

@@ -10,7 +10,7 @@ from typing import Any
 from oom_magic.units import GIB, KIB, MIB
 
 # A process listed by NVML under its host pid holds PyTorch's memory plus the CUDA context and libraries;
-# in real messages that surplus stays below this.
+# in real messages that surplus stays below this, or both could not be on the device at once.
 _MAX_OWN_SURPLUS_BYTES = 3 * GIB
 
 
@@ -70,10 +70,14 @@ class Failure:
         if self.process_bytes is not None or held is None or self.stuck_bytes is None:
             return None
         slack = rounding_bytes(held) + rounding_bytes(self.stuck_bytes)
+        holding = {
+            pid: size for pid, size in self.other_processes if size and size - held >= -slack - rounding_bytes(size)
+        }
+        room = (self.total_bytes or 0) - (self.free_bytes or 0)
         fitting = [
             pid
-            for pid, size in self.other_processes
-            if size is not None and -slack - rounding_bytes(size) <= size - held < _MAX_OWN_SURPLUS_BYTES
+            for pid, size in holding.items()
+            if size - held < _MAX_OWN_SURPLUS_BYTES or 0 < room + slack + 2 * rounding_bytes(room) < held + size
         ]
         return fitting[0] if len(fitting) == 1 else None
 

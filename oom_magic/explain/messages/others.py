@@ -115,6 +115,7 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     # Vulkan, OpenCL and Direct3D, on any vendor's device.
     ("graphics_api", None, True, r"mem_object_allocation_failure|cl_out_of_resources|wgpuerror:outofmemory"),
     ("graphics_api", None, True, r"8007000e(?![\da-f])"),
+    ("directml", "directml", True, r"couldnotallocatetensorwith(?P<requested_bytes>\d{1,22})bytes"),
     # Host memory.
     ("host_allocation", "cpu", True, rf"cannotallocatevectorofsize(?P<requested>{SIZE})"),
     ("host_allocation", "cpu", True, r"javascriptheapoutofmemory|fatalerror:runtime:outofmemory"),
@@ -252,7 +253,10 @@ _FAINT_ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("fork_enomem", "cpu", True, r"cannotallocatememory(?!instatic)"),
     ("cpu_allocator", "cpu", True, r"enforcefailat(?:cpuallocator|alloc_cpu)"),
     ("cpu_allocator", "cpu", True, r"defaultcpuallocator:(?:can.{0,3}tallocate|notenough)memory"),
-    ("dataloader", "cpu", True, r"unexpectedbuserrorencounteredinworker"),
+    ("dataloader", "cpu", True, r"unexpectedbuserrorencounteredin(?:dataloader)?worker"),
+    ("dataloader", "cpu", True, r"insufficientsharedmemory|共享内存不[足够]"),
+    # the end of PyTorch's message, whose beginning was cut off
+    ("short", "cuda", True, r"trysetting(?:max_split_size_mb|pytorch_[a-z_]{0,16}conf)[^.]{0,40}toavoidfragmentation"),
     ("kernel_oom_killer", "cpu", True, r"oom-?killed|oom-kill(?:er)?:constraint"),
     ("ray_oom_kill", "cpu", True, r"exceedsthememoryusagethreshold"),
     ("disk_full", None, False, r"nospaceleftondevice|storagefull|pytorchstreamwriterfailed"),
@@ -296,6 +300,7 @@ _KILLED = (
     # right behind a progress bar, or quoted in prose
     r"|(?:it|s)[/a-z]{0,8}\](?:\[\d{1,4}\][ \t+-]{1,8}\d{1,9}[ \t]{1,8})?[Kk]illed(?![\w ])"
     r"|(?:it|s)[/a-z]{0,8}\]\[\d{1,4}\][ \t+-]{1,8}\d{1,9}[ \t]{1,8}[Kk]illed\b"
+    r"|\u5df2\u6740\u6b7b"  # as a shell in Chinese says it
     r"|[\"'`\u201c][Kk]illed[\"'`\u201d]|(?:\u663e\u793a|\u51fa\u73b0|\u63d0\u793a|\u76f4\u63a5"
     r"|\u62a5\u9519?)[ :\uff1a]?[Kk]illed\b"
 )

@@ -23,15 +23,17 @@ _SIZE = r"(?<![\w.])\d[\d.,]{0,24} ?(?:[kmgt]i?b|bytes?)(?![a-z])"
 # The kinds of words; each begins where a word does, unless its language writes none apart.
 _KINDS = {
     "store": (
-        rf"(?<![a-z])(?:{MEMORY}|mem|v-?ram|ram|swap|page ?file|heap|arena|geheugen|minne|m[eé]m(?:oria|ória|oire)"
+        rf"(?<![a-z])(?:{MEMORY}|mem|v-?ram|ram|swap|page ?file|virtual memory|heap|arena|geheugen"
+        rf"|minne|m[eé]m(?:oria|ória|oire)"
         rf"|pami[eę]ci?|bellek|hafıza|bộ nhớ)(?![a-z]){_NO_STORE}|speicher(?![a-z])|памят\w{{0,3}}|озу"
-        r"|メモリー?|메모리|램|[显顯][存卡]|[内內]存|記憶體"
+        r"|メモリー?|메모리|램|[显顯][存卡]|[内內]存|記憶體|[页頁]面?文件|分[页頁]檔|虚拟内存"
     ),
     "card": r"(?<![a-z])(?:gpus?|(?:graphics? |video )?cards?)(?![a-z])",
     "lacking": (
         r"(?:not|n['’]?t|never)(?: \w+){0,3} (?:enough|sufficient)|(?<![a-z])(?:too little|lack(?:s|ing)?(?: of)?"
         r"|short(?:age)? (?:of|on)|low on|out of(?! bounds| range)|no (?:more(?! than)|free|available)"
-        r"|wants? (?:more|of)|sin|sem|senza|falta(?: de)?|poca|pouca|plus (?:assez )?de|pas assez de|manque de|court de"
+        r"|wants? (?:more|of)|sin|sem|senza|falta(?: de)?|poca|pouca|plus (?:assez )?de|pas assez de"
+        r"|manque de|court de"
         r"|nicht gen[uü]gend|nicht genug|zu wenig|kein(?:en)?|onvoldoende|niet genoeg|brak|za mało"
         r"|không đủ|hết|tràn|yetersiz)(?![a-z])"
         r"|нехватк\w{1,2}|не хват\w+|не достаточно|недостаточно|[爆炸超撑]了?|耗[尽盡]|[占吃][满滿]了?|没有?足[够夠]的?"
@@ -41,9 +43,12 @@ _KINDS = {
         r"(?<![a-z])(?:(?:is|was|are|gets?|got|becomes?|being|goes|almost|completely|ist|läuft|est|está) (?:\w+ )?"
         r"(?:full|voll|plein\w*|llena|chei\w|gone|out)\b|not available|limit (?:is |was )?(?:reached|exceeded|hit)"
         r"|(?:to|at|hits?|reach\w*) (?:(?:the|its) (?:limit|roof|ceiling|max\w*)|100 ?%)|reicht nicht|läuft über"
-        r"|yet(?:miyor|ersiz)|doldu)|(?:not|n['’]?t|never)(?: \w+){0,3} (?:enough|sufficient)"
-        r"|закончил\w+|кончил\w+|не хват\w+|недостаточно|不[够夠]|不足|[爆炸]|超[出过限]|[占佔][满滿]|用完|[满滿]了"
-        r"|耗[尽盡]|足り|枯渇|溢れ|あふれ|オーバー|いっぱい|切れ|부족|초과|고갈|터[지졌]|모자|오버|(?:分配|申请)[^\n]{0,6}(?:失败|失敗)"
+        r"|yet(?:miyor|ersiz)|doldu|(?:is |was |are )?too (?:small|little|low))|(?:not|n['’]?t"
+        r"|never)(?: \w+){0,3} (?:enough|sufficient)"
+        r"|закончил\w+|кончил\w+|не хват\w+|недостаточно|不[够夠]|[太过過]小|不足|[爆炸]|超[出过限]|[占佔][满滿]"
+        r"|用完|[满滿]了"
+        r"|耗[尽盡]|足り|枯渇|溢れ|あふれ|オーバー|いっぱい|切れ|부족|초과|고갈|터[지졌]|모자|오버"
+        r"|(?:分配|申请)[^\n]{0,6}(?:失败|失敗)"
     ),
     "spent": (
         r"(?<![a-z])(?:exhaust\w*|exceed\w*|surpass\w*|overflow\w*|explo[ds]\w*|blow(?:s|n|ing)? up|blew up|burst\w*"
@@ -57,7 +62,8 @@ _KINDS = {
     "all": r"(?<![a-z])(?:all|whole|entire|every|100 ?%)(?![a-z])",
     "taken": r"(?<![a-z])(?:used|taken|occupied|eaten|consumed|gone)(?![a-z])",
     "asked": (
-        r"alloc\w{0,20}|(?<![a-z])(?:reserve|mmap|obtain|acquire|grow|extend|request (?:for|of)|create a \w+ buffer)\b"
+        r"alloc\w{0,20}|申请|分配|(?<![a-z])(?:reserve|mmap|obtain|acquire|grow|extend|request (?:for|of)"
+        r"|create a \w+ buffer)\b"
     ),
     # also as a function's name: vkAllocateMemory, aclrtMalloc
     "allocation": (
@@ -65,15 +71,17 @@ _KINDS = {
     ),
     "got": r"(?<![a-z])(?:obtain|get|reserve)(?![a-z])",
     "refused": (
-        r"(?<![a-z])(?:fail\w*|unable|impossible|refus\w*|denied|reject\w*|can ?not|can['’]?t|could ?n[o'’]?t|could not"
-        r"|not be (?:satisf|met|fulfil)\w*|return\w* (?:null|nil|nothing|error|-?\d))"
+        r"(?<![a-z])(?:fail\w*|unable|impossible|refus\w*|denied|reject\w*|can ?not|can['’]?t"
+        r"|could ?n[o'’]?t|could not"
+        r"|not be (?:satisf|met|fulfil)\w*|return\w* (?:null|nil|nothing|error|-?\d))|失[败敗]"
     ),
     "failed": r"(?<![a-z])(?:fail\w*|refused|denied|errors?)",
     "size": _SIZE,
     "room": r"(?<![a-z])(?:bytes?|(?:\w{2,12} )?buffers?|pools?|cache|tensors?|workspace)(?![a-z])",
     "above": r"(?<![a-z])(?:above|over|beyond|past|more than|higher than|larger than|went over)(?![a-z])",
     "granted": (
-        r"(?<![a-z])(?:request(?:ed)?|allow(?:ed|ance)|limit|quota|asked|granted|reserv(?:ed|ation)|capacity|assigned)"
+        r"(?<![a-z])(?:request(?:ed)?|allow(?:ed|ance)|limit|quota|asked|granted|reserv(?:ed|ation)"
+        r"|capacity|assigned)"
         r"(?![a-z])"
     ),
     "more": r"(?<![a-z])(?:more|larger|greater|bigger)(?![a-z])",
@@ -93,7 +101,7 @@ _KINDS = {
     ),
     "gigabytes": r"(?<![\w.])\d{1,6} ?gi?b(?![a-z])",
     "rises": r"(?<![a-z])(?:increas|grow|ris|climb)\w*",
-    "stops": r"(?<![a-z])(?:full|crash\w*|errors?|dies?|died|fail\w*|freez\w*|hangs?|stops?)(?![a-z])",
+    "stops": r"(?<![a-z])(?:full|crash\w*|errors?|dies?|died|fail\w*|freez\w*|hangs?|stops?|kill\w*)(?![a-z])",
     # OutOfMemoryError, E_OUTOFMEMORY, VK_ERROR_OUT_OF_DEVICE_MEMORY, _ArrayMemoryError, bad_alloc
     "name": (
         r"(?:out_?of|not_?enough|insufficient)_?(?:(?:device|host|gpu|system|video)_?)?(?:memory|mem|resources)"
@@ -145,7 +153,8 @@ OF_HOST = re.compile(
     r"(?:['’]s)? (?:\w+ )?(?:memory|ram)\b|\b(?:ubuntu|windows|linux|machine|laptop|pc|os|everything)\b[^.\n]{0,16}"
     r"\b(?:freez|hang|crawl|unrespons|stops? resp)\w*|\bdask\b|\bworker exceeded|[内內]存|記憶體|озу|оперативн"
     r"|arbeitsspeicher|(?<!cuda)(?<!hip)malloc\b|arraymemoryerror|\bmemoryerror|\benomem\b|bad_a|\bjulia\b|\bnumpy\b"
-    r"|\br session",
+    r"|\b(?:computer|laptop|machine|pc)\b[^.\n]{0,12}\bout of\b|\br session|\bkill(?:s|ed|ing)\b"
+    r"|[页頁]面?文件|分[页頁]檔|虚拟内存",
     re.I | re.A,
 )
 
@@ -169,6 +178,7 @@ def _first_of(
     text: str, found: Mapping[str, list[Sign]], kinds: tuple[tuple[str, ...], ...], gaps: tuple[int, ...]
 ) -> Sign | None:
     """The first place where words of these kinds follow each other in one statement, no farther apart than the gaps."""
+    r""
     places = [sorted(chain.from_iterable(found[kind] for kind in alternatives)) for alternatives in kinds]
     if not all(places):
         return None

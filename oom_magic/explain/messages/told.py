@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 
 from oom_magic.explain.messages.others import MessageKind
 from oom_magic.explain.messages.signs import MEMORY, OF_DEVICE, OF_HOST, first_sign
@@ -32,14 +33,15 @@ _TOLD_DEVICE = (
 )
 _RAM = r"(?:(?<!gpu )(?<!video )ram|(?:system|host|cpu|main|server)(?: virtual)? (?:memory|ram))"
 _TOLD_HOST = (
-    rf"\b{_RAM}\b(?:(?!\b(?:not|if|gpu|cuda)\b)[^.\n]){{0,30}}?\b{_SPENT}\b|\b{_SPENT}\b(?:(?!\b(?:gpu|cuda)\b)[^.\n])"
+    rf"\b{_RAM}\b(?:(?!\b(?:not|if|gpu|cuda)\b)[^.\n]){{0,30}}?\b{_SPENT}\b|\b{_SPENT}\b(?:(?!\b(?:gpu"
+    rf"|cuda)\b)[^.\n])"
     rf"{{0,16}}?\b{_RAM}\b|\b(?:process|job|script|training|worker|program)\b[^.\n]{{0,24}}\b(?:was|is|got|gets|been)"
     r" (?:\w+ )?killed\b|\bkilled by (?:the |my )?(?:oom|system|kernel|computer|os)\b"
     r"|\bcpu oom\b|(?<!\u663e\u5361)(?<!cuda)(?<!cuda )(?<!gpu)(?<!gpu )\u5185\u5b58(?:\u4e0d\u8db3"
     r"|\u4e0d\u591f|\u6ea2\u51fa)"
 )
 _TOLD = (
-    r"\bmemory (?:errors?|issues?|problems?)\b|(?<![a-z0-9_])oom(?:s|ed|ing)?(?![a-z0-9_])(?! ?killer)"
+    r"\bmemory (?:errors?|issues?|problems?)\b|(?<![a-z0-9_])oom(?:s|ed|ing)?(?![a-z0-9_])(?![ -]?kill)"
     rf"|\bout[- ]of[- ]{MEMORY}\b"
     r"|\b(?:runs?|running|ran) out of memory\b|\b(?:un|in)sufficient (?:v-?ram|memory)\b"
     r"|\bmemory (?:to )?(?:explo[ds]\w+|blows? up|overflow\w*)"
@@ -84,31 +86,48 @@ _OF_WHOM = {
 _OF_ANYBODY = MessageKind("told", None, True, _ANYTHING, True)
 _OF_KILLED = MessageKind("told_host", "cpu", True, KILLED, True)
 _MEMORY_OF_DEVICE = re.compile(r"\b(?:gpu|cuda|video|graphics)[- ]?(?:memory|ram)\b|\bv-?ram\b|显存", re.I | re.A)
+# Chinese authors call both memories 内存, where they do not say 显存.
+_VIDEO_MEMORY = re.compile("[显顯][存卡]")
+_MEMORY_IN_CHINESE = re.compile("[内內]存|記憶體")
 _MEMORY_OF_HOST = re.compile(r"\bram\b|\bswap\b|\b(?:system|host|main) memory\b", re.I | re.A)
 _NO_DEVICE = re.compile(
-    r"\b(?:no|without)(?: \w+)? gpus?\b(?![- ]?(?:memory|ram))|\bnot (?:on |the |of )?gpus?"
+    r"\b(?:no|without)(?: \w+)? gpus?\b(?![- ]?(?:memory|ram))|\bnot (?:on |the |of )?(?:gpus?|v-?ram)"
     r"\b(?: memory| ram)?|\bcpu[- ]only\b",
     re.I | re.A,
 )
 _END_OF_STATEMENT = re.compile(r"\.(?!\d)|[!?;。！？；\n]")
 _LONGEST_STATEMENT = 120
+_MOST_STATEMENTS = 4
 
 
 def told_messages(cleaned: str) -> Iterator[tuple[MessageKind, re.Match[str]]]:
     """Failures that the text describes without quoting their message; offsets are in the cleaned text."""
     for kind in _TOLD_KINDS:
         match = kind.pattern.search(cleaned, 0, _LONGEST_STORY)
-        if match is not None:
+        if match is not None and not _is_killed_for_device(kind, cleaned, match):
             is_denied = _NO_DEVICE.search(cleaned, max(0, match.start() - 12), match.end())
-            yield (_whose(cleaned, match) if kind.format == "told" or is_denied else kind), match
+            yield (_whose(cleaned, kind.pattern) if kind.format == "told" or is_denied else kind), match
             return
     sign = _sign(cleaned)
     if sign is not None:
-        yield _whose(cleaned, sign), sign
+        kind = _of_statement(_statement(cleaned, sign)) or _whose_in_all(cleaned[:_LONGEST_STORY])
+        says_ram_of_device = kind.backend == "cpu" and _means_device_by_ram(cleaned[:_LONGEST_STORY])
+        yield (_OF_WHOM[True, False] if says_ram_of_device else kind), sign
         return
     match = KILLED.search(cleaned, 0, _LONGEST_STORY)
     if match is not None and not OF_DEVICE.search(_statement(cleaned, match)):  # what it left there is no failure
         yield _OF_KILLED, match
+
+
+def _is_killed_for_device(kind: MessageKind, cleaned: str, match: re.Match[str]) -> bool:
+    """Whether a program that was killed is said to have filled the device, rather than the host."""
+    rest = _NO_DEVICE.sub("", _statement(cleaned, match))
+    return kind.format == "told_host" and "kill" in match.group().lower() and bool(_MEMORY_OF_DEVICE.search(rest))
+
+
+def _means_device_by_ram(text: str) -> bool:
+    """Whether an author who speaks of the device's memory again and again wrote RAM for it once."""
+    return len(_MEMORY_OF_DEVICE.findall(text)) >= 2 * len(_MEMORY_OF_HOST.findall(text)) > 0
 
 
 def _sign(cleaned: str) -> re.Match[str] | None:
@@ -120,20 +139,29 @@ def _sign(cleaned: str) -> re.Match[str] | None:
     return None
 
 
-def _whose(cleaned: str, match: re.Match[str]) -> MessageKind:
-    """The kind that the sentence around a match makes it: the device's, the host's, or anybody's."""
-    statement = _NO_DEVICE.sub("", _statement(cleaned, match))
-    if not (OF_DEVICE.search(statement) or OF_HOST.search(statement)):
-        return _whose_in_all(cleaned[:_LONGEST_STORY])
-    return _OF_WHOM.get((bool(OF_DEVICE.search(statement)), bool(OF_HOST.search(statement))), _OF_ANYBODY)
+def _whose(cleaned: str, told: re.Pattern[str]) -> MessageKind:
+    """The kind that the sentences which tell of the failure make it: the device's, the host's, or anybody's."""
+    matches = islice(told.finditer(cleaned, 0, _LONGEST_STORY), _MOST_STATEMENTS)
+    kinds = (_of_statement(_statement(cleaned, match)) for match in matches)
+    return next((kind for kind in kinds if kind is not None), None) or _whose_in_all(cleaned[:_LONGEST_STORY])
+
+
+def _of_statement(statement: str) -> MessageKind | None:
+    """The kind that one sentence makes it; None where it names neither device nor host."""
+    rest = _NO_DEVICE.sub("", statement)
+    if _VIDEO_MEMORY.search(rest):
+        rest = _MEMORY_IN_CHINESE.sub("", rest)
+    names = bool(OF_DEVICE.search(rest)), bool(OF_HOST.search(rest))
+    return _OF_WHOM.get(names, _OF_ANYBODY) if any(names) else None
 
 
 def _whose_in_all(text: str) -> MessageKind:
     """The same by a whole text, in which only memory that is named as the device's or the host's counts."""
     rest = _NO_DEVICE.sub("", text)
-    is_of_device = bool(_MEMORY_OF_DEVICE.search(rest))
+    names_host = bool(OF_HOST.search(rest) or _NAMED_HOST.search(rest))
+    is_of_device = bool(_MEMORY_OF_DEVICE.search(rest)) or (not names_host and bool(OF_DEVICE.search(rest)))
     is_of_host = rest != text or (
-        bool(_MEMORY_OF_HOST.search(rest)) and not (_A_CARD.search(rest) or _NVIDIA.search(rest))
+        bool(_MEMORY_OF_HOST.search(rest) or KILLED.search(rest)) and not (_A_CARD.search(rest) or _NVIDIA.search(rest))
     )
     return _OF_WHOM.get((is_of_device, is_of_host), _OF_ANYBODY)
 
@@ -146,7 +174,8 @@ def _statement(cleaned: str, match: re.Match[str]) -> str:
 
 
 _NVIDIA = re.compile(
-    r"\bcuda\b|nvidia|geforce|\b[rg]tx(?![a-z])|\btesla\b|\bquadro\b|\btitan (?:x|xp|v|rtx)\b|\b[345]0[6-9]0\b|"
+    r"\bcuda|\bcu(?:dnn|blas)|nvidia|geforce|\b[rg]tx(?![a-z])|\btesla\b|\bquadro\b|\btitan (?:x|xp|v"
+    r"|rtx)\b|\b(?:[1-5]0[5-9]0|16[56]0)(?: ?ti| ?super)?\b|"
     r"\bjetson\b"
     r"|\b(?:[abhlkpv]|gh|gb)(?:10|30|40|80|100|200|800|[24-6]000)[gs]?\b|\bt4\b",
     re.I | re.A,

@@ -138,7 +138,7 @@ class CellRehearsal:
 
     def run(self, variation: Variation) -> MemoryReport:
         """Execute the cell again, changed; sizes by their parameters, else by slicing the model's inputs."""
-        from oom_magic.predict.what_if.change import ShorterInputs
+        from oom_magic.predict.what_if.loop_changes import ShorterInputs
 
         overridden: dict[SizeParameter, int] = {}
         cut: list[ShorterInputs] = []
@@ -253,8 +253,7 @@ class CellRehearsal:
     def _find_parameter(
         self, what: str, value: int, variation: Variation
     ) -> tuple[SizeParameter | None, MemoryReport | None]:
-        """The parameter for a size, tried with ``value`` and the rest of the variation, and the report of that
-        trial."""
+        """The parameter for a size, tried with ``value`` and the other changes, and the report of that trial."""
         from oom_magic.predict.what_if.change import ExpectedInputs
 
         found = find_size_parameters(self._tree, self._names, what, self.sizes[what], self._arguments)

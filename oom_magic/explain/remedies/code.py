@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from oom_magic.explain.evidence.judging import device_name
 from oom_magic.predict.setups.model_source import targets_as_code
 
 _ACCUMULATING = """\
@@ -222,6 +223,18 @@ _NAMES = {
     "blocks": "blocks", "switch": "gradient_checkpointing", "options": "", "limit": "8GiB",
 }  # fmt: skip
 _SCALER = "; scale it with torch.amp.GradScaler"
+
+# The variable that sets up the allocator, where it is not CUDA's.
+_ALLOCATOR_VARIABLES = {
+    "hip": "PYTORCH_HIP_ALLOC_CONF", "npu": "PYTORCH_NPU_ALLOC_CONF", "xpu": "PYTORCH_ALLOC_CONF",
+}  # fmt: skip
+
+
+def for_backend(code: str, backend: str | None) -> str:
+    """Code that was written for CUDA as it is for another backend's device."""
+    device = device_name(backend)
+    code = code.replace('"cuda"', f'"{device}"').replace("torch.cuda.", f"torch.{device}.")
+    return code.replace("PYTORCH_CUDA_ALLOC_CONF", _ALLOCATOR_VARIABLES.get(backend or "", "PYTORCH_CUDA_ALLOC_CONF"))
 
 
 def names_model(key: str) -> bool:

@@ -12,12 +12,11 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.evidence.causes import Evidence
-from oom_magic.explain.remedies.code import ACCELERATOR_SETTINGS, code_for
+from oom_magic.explain.remedies.code import ACCELERATOR_SETTINGS, code_for, for_backend
 from oom_magic.explain.remedies.rehearsal import NotEvaluatedError, Rehearsal, Variation
 from oom_magic.explain.remedies.remedy import Remedy, Situation
 from oom_magic.explain.remedies.room import dropping, growing_segments, making_room, other_hardware
 from oom_magic.explain.remedies.specs import STEP, RemedySpec, remedy_specs
-from oom_magic.memory.allocator.replay import minimum_device_bytes
 
 if TYPE_CHECKING:
     from oom_magic.memory.report import MemoryReport
@@ -142,7 +141,8 @@ class RemedyEvaluator:
             yield from self._growth_stopped()
         if not self.fits:
             yield from self._changes()
-            yield from other_hardware(self._baseline, self.needed_bytes, self._situation, self._rehearsal.is_of_job)
+            if self._situation.growth is None or not self.steps_left_after:  # a leak fills a larger card as well
+                yield from other_hardware(self._baseline, self.needed_bytes, self._situation, self._rehearsal.is_of_job)
 
     def _growth_stopped(self) -> Iterator[Remedy]:
         """The remedy for the growing line, where the loop is too long to be followed until the card is full."""
@@ -166,6 +166,8 @@ class RemedyEvaluator:
             yield from self._segments
         for group in self._groups():
             for candidate in group:
+                if any(one.verdict == "safe" for _, one in found) and self._is_too_little(candidate):
+                    continue
                 is_left_out = candidate.key in _COMPILED_ANEW and any(one.verdict == "safe" for _, one in found)
                 for remedy in self._left_out(candidate) if is_left_out else self._evaluated(candidate):
                     found.append((candidate, remedy))
@@ -218,6 +220,11 @@ class RemedyEvaluator:
             return False
         return candidate.key != "no_grad" or self._is_evaluation
 
+    def _is_too_little(self, candidate: RemedySpec) -> bool:
+        """Whether the run would not fit even without all that a change acts on."""
+        is_sized = candidate.variation is not None and candidate.variation.sizes
+        return not is_sized and self.needed_bytes - candidate.most_saved(self._baseline) > self._situation.usable_bytes
+
     def _shrinking(self, what: str) -> tuple[str, int, str]:
         """Key, cost and effect on speed of making a size smaller."""
         is_evaluation = what == "batch" and self._is_evaluation
@@ -242,7 +249,9 @@ class RemedyEvaluator:
             if report.is_upper_bound and not self._baseline.is_upper_bound:
                 raise NotEvaluatedError(Evidence("reason_followed_as_eager"))
         except NotEvaluatedError as refusal:
-            if refusal.applies:
+            if candidate.alone is not None:
+                yield from self._evaluated(candidate.alone, is_wanted)
+            elif refusal.applies:
                 yield replace(remedy, note=refusal.reason)
             return
         variant = next((change.variant for change in candidate.variation.changes), "")
@@ -284,6 +293,7 @@ class RemedyEvaluator:
             code = self._rehearsal.own_arguments(code) or code
         if language == "python" and not _is_python(code):
             code = ""
+        code = for_backend(code, self._situation.backend)
         return replace(remedy, code=code, language=language)
 
     def _with_price(self, remedy: Remedy, peak: int | None, now: int) -> Remedy:
@@ -329,7 +339,7 @@ class RemedyEvaluator:
         return Variation(((AccumulatedGradients(), {"gradient_accumulation_steps": 2}),))
 
     def _combined(self, found: Sequence[tuple[RemedySpec, Remedy]]) -> Iterator[Remedy]:
-        """The cheapest combination that fits, of those expected to fit."""
+        """The cheapest combination that fits, of those expected to fit; first those expected to leave the card safe."""
         pool = [(one, remedy) for one, remedy in found if one.combines and remedy.saving_bytes]
         possible = [
             chosen
@@ -338,8 +348,12 @@ class RemedyEvaluator:
             if len({one.slot for one, _ in chosen}) == number
             and self._expected(chosen) <= self._situation.usable_bytes * _LIKELY
         ]
-        usable = self._situation.usable_bytes
-        possible.sort(key=lambda chosen: (self._expected(chosen) > usable, sum(one.cost for one, _ in chosen)))
+        limits = self._situation.safe_bytes, self._situation.usable_bytes
+
+        def order(chosen: Sequence[tuple[RemedySpec, Remedy]]) -> tuple[int, int]:
+            return sum(self._expected(chosen) > limit for limit in limits), sum(one.cost for one, _ in chosen)
+
+        possible.sort(key=order)
         for chosen in possible[:_MOST_COMBINATIONS]:
             keys = frozenset(one.key for one, _ in chosen)
             if self._is_late():
@@ -441,6 +455,8 @@ def _is_python(code: str) -> bool:
 
 def _needed(report: MemoryReport) -> int:
     """The least memory for PyTorch's allocator with which the rehearsed run ends."""
+    from oom_magic.memory.allocator.replay import minimum_device_bytes  # loads NumPy; a text is explained without it
+
     return minimum_device_bytes(report.timeline, report.settings)
 
 

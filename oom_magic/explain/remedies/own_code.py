@@ -219,8 +219,7 @@ def _draws_batches(loop: ast.For) -> bool:
 
 
 def _divide(backward: ast.Expr, by: str) -> None:
-    """``loss.backward()`` becomes ``(loss / by).backward()``; for a scaler or an accelerator, its argument is
-    divided."""
+    """``loss.backward()`` becomes ``(loss / by).backward()``; a scaler's or accelerator's argument is divided."""
     call = backward.value
     assert isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
     loss = call.func.value

@@ -65,7 +65,7 @@ class Situation:
 
     ``usable_bytes`` is what PyTorch can have of the card's ``total_bytes`` now, ``other_bytes`` what other processes
     hold, ``held_bytes`` what only failed cells still hold, ``growth`` what grew in the loop that failed. ``style`` is
-    how the user trains ("plain", "trainer", "accelerate").
+    how the user trains ("plain", "trainer", "accelerate"), ``backend`` that of the device that ran out.
     """
 
     usable_bytes: int
@@ -76,6 +76,7 @@ class Situation:
     growth: Growth | None = None
     style: str = "plain"
     phase: str | None = None
+    backend: str | None = None
     expandable_segments: bool = False
     is_windows: bool = False
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.remedies.code import code_for
 from oom_magic.explain.remedies.remedy import Remedy, Situation
-from oom_magic.memory.allocator.replay import minimum_device_bytes
 
 if TYPE_CHECKING:
     from oom_magic.measure.holders.reach import Locate
@@ -47,6 +46,8 @@ def growing_segments(report: MemoryReport, needed: int, situation: Situation) ->
     """The same events with expandable segments, where they are available and need less."""
     if situation.expandable_segments or situation.is_windows:
         return
+    from oom_magic.memory.allocator.replay import minimum_device_bytes  # loads NumPy; a text is explained without it
+
     now = minimum_device_bytes(report.timeline, replace(report.settings, expandable_segments=True))
     if now < needed:
         code, language = code_for("expandable_segments", situation.style, {})

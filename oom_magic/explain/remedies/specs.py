@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,14 @@ class RemedySpec:
     combines: bool = True
 
     @property
+    def alone(self) -> RemedySpec | None:
+        """The same with the line that grows most fixed and none beside it; None where there is none."""
+        growth = None if self.variation is None else self.variation.mended
+        if growth is None or not growth.beside:
+            return None
+        return next(_of_growth(replace(growth, beside=())))
+
+    @property
     def needs_graph(self) -> bool:
         """Whether it only changes what is saved for a backward."""
         return self.key in _OF_A_GRAPH
@@ -62,11 +70,13 @@ class RemedySpec:
 
     def helps(self, report: MemoryReport) -> bool:
         """Whether it acts on enough of a run's peak."""
+        return self.most_saved(report) >= _LEAST_SHARE * report.breakdown.total_bytes
+
+    def most_saved(self, report: MemoryReport) -> int:
+        """Bytes of a run's peak that it acts on."""
         parts = report.breakdown
-        acted_on = sum(parts[name] for name in self.against)
-        if self.slot == "optimizer" and report.peak_phase.value == "optimizer":
-            acted_on += parts["temporary"]
-        return acted_on >= _LEAST_SHARE * parts.total_bytes
+        is_in_step = self.slot == "optimizer" and report.peak_phase.value == "optimizer"
+        return sum(parts[name] for name in self.against) + (parts["temporary"] if is_in_step else 0)
 
 
 def remedy_specs(situation: Situation) -> list[RemedySpec]:
@@ -89,8 +99,7 @@ def remedy_specs(situation: Situation) -> list[RemedySpec]:
 def _of_growth(growth: Growth | None) -> Iterator[RemedySpec]:
     """The line that collects tensors, written so that it does not."""
     if growth is not None and growth.fixed:
-        values = {"fixed": growth.fixed, "code": growth.code}
-        yield RemedySpec(growth.remedy, 0, "same", STEP, Variation(mended=growth), values, growth.remedy)
+        yield RemedySpec(growth.remedy, 0, "same", STEP, Variation(mended=growth), growth.lines, growth.remedy)
 
 
 def _of_model(dtype: str) -> Iterator[RemedySpec]:

@@ -144,15 +144,13 @@ def text_remedies(diagnosis: Diagnosis) -> tuple[str, ...] | None:
     is_device = failure is None or failure.backend != "cpu" or diagnosis.program in ("llama_cpp", "ollama")
     if program is not None and is_device and diagnosis.cause is not Cause.NOT_OOM:
         first = _by_evidence(keys & {"mps_others", "above_block_limit"}, diagnosis)
-        own = program.remedies_against(diagnosis.cause)
-        mark = ("mps_watermark",) if "mps_watermark" in keys else ()
-        is_limit = diagnosis.cause is Cause.MEMORY_FRACTION_LIMIT
-        return tuple(dict.fromkeys((*mark, *first, *own) if is_limit else (*first, *own, *mark)))
+        return tuple(dict.fromkeys((*first, *program.remedies_against(diagnosis.cause))))
     if diagnosis.cause is Cause.HOST_RAM:
         return _against_host(diagnosis, keys)
-    if diagnosis.cause is Cause.FRAGMENTATION and {"Windows", "WSL"} & set(diagnosis.systems):
+    is_windows = bool({"Windows", "WSL"} & set(diagnosis.systems))
+    if diagnosis.cause is Cause.FRAGMENTATION and (is_windows or diagnosis.expandable_segments):
         smaller = ("smaller_batch_any", "checkpointing") if trains(diagnosis) else ("smaller_input",)
-        return ("max_split_size", *smaller)
+        return ("max_split_size", *smaller) if is_windows else smaller
     is_inference = (
         ("infers" in diagnosis.told or (failure is not None and failure.format == "ctranslate2"))
         and "trains" not in diagnosis.told
@@ -169,7 +167,16 @@ def text_remedies(diagnosis: Diagnosis) -> tuple[str, ...] | None:
         return ("smaller_input", "close_processes_any")
     if is_device and diagnosis.cause is Cause.WEIGHTS_TOO_BIG and "weights_fill_card" in keys and not trains(diagnosis):
         return ("quantized_model", "offload", "close_processes_any")
+    if diagnosis.backend == "mps" and trains(diagnosis):
+        return None
     return _by_evidence(keys, diagnosis) or None
+
+
+def printed_by_message(diagnosis: Diagnosis) -> tuple[str, ...]:
+    """The changes that the message itself proposes, whatever the cause."""
+    failure = diagnosis.main_failure
+    is_marked = failure is not None and failure.backend == "mps" and failure.limit_bytes is not None
+    return ("mps_watermark",) if is_marked else ()
 
 
 def trains(diagnosis: Diagnosis) -> bool:

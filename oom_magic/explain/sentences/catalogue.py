@@ -21,6 +21,9 @@ CATALOGUE: Sentences = {
     "cause_other_process": "Another process holds a large part of this device's memory.",
     "cause_request_alone_too_big": "One tensor alone is larger than the device allows, however empty it is.",
     "cause_weights_too_big": "The model's weights do not fit on the device.",
+    "cause_weights_too_big_twice": (
+        "A checkpoint that is loaded onto the GPU lies there beside the model, and together they do not fit."
+    ),
     "cause_activations": (
         "The activations of a step do not fit: what the forward pass keeps grows with batch and length."
     ),
@@ -31,6 +34,10 @@ CATALOGUE: Sentences = {
         "Something keeps alive what is no longer needed: tensors of earlier steps or failures, an older copy."
     ),
     "cause_memory_fraction_limit": "A limit set for this process was reached, not the end of the device's memory.",
+    "cause_memory_fraction_limit_server": (
+        "What the server may take is full: beside its weights and its cache of keys and values, what comes on top"
+        " (CUDA graphs, the activations of requests) finds no room."
+    ),
     "cause_sysmem_fallback": "The driver had moved memory to the computer's RAM (Windows or WSL); that ran out, too.",
     "cause_host_ram": "The computer's own memory (RAM) ran out, not the GPU's.",
     "cause_shared_memory": "The shared memory (/dev/shm) that data loading workers use ran out, not the GPU's memory.",
@@ -171,6 +178,10 @@ CATALOGUE: Sentences = {
         "No usual tensor of this model has the size that was asked for: its batches may be longer than the text says,"
         " or it is another model."
     ),
+    "tensor_other_length": (
+        "At the length that the text names no usual tensor of this model has the size that was asked for; at another"
+        " these have."
+    ),
     "tensor_unknown_model": "Nothing is known of the model, and no common shape has this size.",
     # PyTorch's own tip, judged.
     "tip_delays": (
@@ -255,6 +266,7 @@ CATALOGUE: Sentences = {
     "meaning_allocator_assert": "This is a bug in PyTorch's allocator, not a lack of memory.",
     "meaning_cpu_allocator": "A tensor on the CPU found no RAM.",
     "meaning_cpu_negative_size": "A tensor of negative size was asked for: a bug in the shapes.",
+    "meaning_directml": "DirectML found no room on the GPU; it prints the request and no other size.",
     "meaning_numpy": "A NumPy array found no RAM.",
     "meaning_memory_error": "Python found no RAM.",
     "meaning_bad_alloc": "C++ code found no RAM.",

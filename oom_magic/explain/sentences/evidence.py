@@ -93,6 +93,7 @@ EVIDENCE: Sentences = {
     "larger_input_fails": "The text speaks of large inputs; activations grow with them.",
     "host_fills": "The text speaks of the computer's own memory (RAM) filling up, not of the GPU's.",
     "told_shared": "The text says that other programs use the device.",
+    "told_pieces": "The text says that what is free lies in pieces.",
     "told_fragmented": "Sizes that change from step to step leave gaps in the cache.",
     "late_steps": Plural(
         "It failed after {count} step: what one step takes had fitted before.",
@@ -141,6 +142,7 @@ EVIDENCE: Sentences = {
         "A model of the size that the text names takes {weights_bytes} for its weights; the computer has {ram_bytes} of"
         " RAM to read it into."
     ),
+    "told_no_share": "It failed without memory taken in advance, too.",
     "told_full_at_any_size": (
         "The text says that memory is full whatever the batch: a program that reserves its share at the start looks so."
     ),
@@ -203,6 +205,10 @@ EVIDENCE: Sentences = {
         "Every turn of a conversation goes through the model again with all turns before it: the cache of keys"
         " and values grows with them."
     ),
+    "told_cache_fills": (
+        "The cache of keys and values fills the share that was reserved for it: by long and many requests, not by a"
+        " leak."
+    ),
     "told_adam": "The text compares optimizers: Adam keeps two more values for every parameter, plain SGD none.",
     "smaller_input_no_help": (
         "The text says that smaller inputs do not help: what fills the device does not grow with them."
@@ -245,7 +251,7 @@ EVIDENCE: Sentences = {
     ),
     # The one check that would settle a cause.
     "check_fragmentation": (
-        "print(torch.cuda.memory_summary()) just before: reserved far above allocated, much of it inactive."
+        "print(torch.{device}.memory_summary()) just before: reserved far above allocated, much of it inactive."
     ),
     "check_other_process": "Run {tool} while nothing of yours runs: what is used then belongs to others.",
     "check_request_alone_too_big": (

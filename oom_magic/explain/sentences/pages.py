@@ -14,6 +14,7 @@ PAGE_CATALOGUE: Sentences = {
     "title_open": "An error that may be about memory",
     "title_not_oom": "Not a lack of memory",
     "title_nothing": "No error about memory found",
+    "title_told": "No error message about memory, but words about it",
     # The three lines on top.
     "line_what": "What happened: {text}",
     "line_why": "Why: {text} (Confidence: {confidence}.)",

@@ -173,7 +173,10 @@ REMEDIES: Sentences = {
     ),
     "remedy_map_location_cpu": "Load checkpoints to the CPU and let go of them once they are in the model.",
     "remedy_relaxed_limits": "Allow blocks above 4 GiB (Level Zero).",
-    "remedy_mps_watermark": "Lift PyTorch's own limit on this Mac; beyond it macOS swaps and may stall.",
+    "remedy_mps_watermark": (
+        "Lift PyTorch's own limit on this Mac (PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0); beyond it macOS swaps and may"
+        " stall."
+    ),
     "remedy_bios_memory": "Give the integrated GPU more of the RAM (UMA frame buffer size in the BIOS, or GTT).",
     "remedy_close_apps": "Close other programs: on a Mac the GPU shares the memory with everything else.",
     "remedy_max_split_size": (

@@ -56,7 +56,8 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     ),
     "detects": words(r"(?:mask|faster|cascade)[-_ ]?r-?cnn|retinanet|detectron2?|instance segmentation"
         r"|gt_?b?boxe?s|\bmmdet(?:ection)?\b|bbox_overlaps|iou_assigner"
-        r"|two_stage\.py|anchor_head|roi_heads"),
+        r"|two_stage\.py|anchor_head|roi_heads|efficientdet|object detection api|feature_pyramid"),
+    "caches_keys": words(r"\bkv[- _]?cache (?:usage|utili[sz]ation|memory)", r"kv ?cache[^\n]{0,12}(?:占用|使用率)"),
     "hears": words(
         r"\b(?:asr|utterances?|speech recogni\w+|wav2vec\w*|librispeech|aishell|speech[- ]to[- ]text|max[-_]dura"
         r"tion)\b",
@@ -73,7 +74,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"(?:several|few|many|more|\d{1,6}) (?:\w+ )?(?:turns?|rounds?|messages|dialog\w*|questions|conversations)\b",
         r"\bhistory (?:gets?|grows?|is) (?:too )?long",
         r"多轮(?:对话|交互|聊天)?|不断(?:交互|对话|提问)|随着(?:对话|交互|聊天|提问)"
-        r"|历史(?:对话|记录|消息)|几轮|轮对话",
+        r"|历史(?:对话|记录|消息)|(?<!训练)(?<!验证)(?<!测试)(?<!评估)(?<!迭代)几轮(?!训练|验证|迭代)|轮对话",
     ),
     "makes_pictures": words(
         r"\b(?:wan|hunyuan|ltx|mochi|cogvideo|animatediff|infinitetalk|sdxl?|flux|kandinsky|pixart|sora"
@@ -86,7 +87,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     ),
     "trains": words(
         r"(?<!pre-)(?<!pre )(?<!not even )(?<!not )(?<!model i have )(?<!model i )(?<!model we )\btrain(?:ing|er"
-        r"|ed|s|_\w+)?\b(?![- ]free)"
+        r"|ed|s|_\w+)?\b(?![- ]free| and inference)"
         r"(?<!trained(?= model))(?<!trained(?= weights))(?<!trained(?= network))", r"\bfine[- ]?tun",
         r"\btrain\w*\.(?:py|sh)", r"\bepochs?\b",
         r"\.backward\(", r"dreambooth|(?:mak|creat|train)\w*\s(?:\w+\s){0,3}loras?\b",
@@ -106,6 +107,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"|tokens?)",
         r"推理|生成(?:图片|图像|视频)",
     ),
+    "generates_tokens": words(r"\btok(?:en)?s?/s(?:ec)?\b|tokens? per second"),
     "workers": words(r"num_workers", r"\bdata ?loader\w* (?:\w+ )?work\w*", r"\bworkers? process\w*"),
     "merges": words(
         r"\bmerg(?:e|es|ing|er)\b[^.\n]{0,60}\b(?:loras?|adapters?|weights?|base|models?)\b",
@@ -114,7 +116,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     ),
     "learns": words(
         r"\b(?:models?|tensors?|batch\w*|loss|tokens?|embed\w*|networks?|neural|attention|(?:py)?torch|oom|checkpoints?"
-        r"|gradients?|layers?|weights|lora|llm|predict\w*|encod\w*|qwen|llama|mistral|gpt|bert|yolo|resnet)",
+        r"|gradients?|layers?|weights|lora|llm|predict\w*|encod\w*|qwen|llama|mistral|gpt|bert|yolo|resnet|images?\b|tiled?\b)",
         r"模型|权重|张量|网络|推理|预测",
     ),
     "loads": words(
@@ -131,6 +133,9 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"DataParallel|\bDDP\b|torchrun|distributed\.launch|--nproc",
     ),
     "crowds_one_device": words(
+        # nvidia-smi lists a process on two devices
+        r"(?m:^)(?P<device>\d{1,2})\s+(?:N/A\s+N/A\s+)?(?P<pid>\d{2,7})\s+[CG+]{1,3}\s[^\n]*\n(?:[^\n]*\n){0,24}?"
+        r"(?!(?P=device)\s)\d{1,2}\s+(?:N/A\s+N/A\s+)?(?P=pid)\s",
         r"\b(?:all|every|each|others?|additional|more|many|higher|extra|\d)\b[^.\n]{0,60}\b(?:gpu|cuda"
         r"|device)[ :#-]{0,2}0\b",
         r"\b(?:gpu|cuda|device)[ :#-]{0,2}0\b[^.\n]{0,40}\b(?:more|higher|additional|extra|all|every|each)\b",

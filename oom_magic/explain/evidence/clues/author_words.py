@@ -1,12 +1,15 @@
-"""What a text's author says about the failure in prose, in English or Chinese, as keys.
+"""What a text's author says about the failure in prose, in English or Chinese, as keys, and the fixes named.
 
-``text_rules`` and ``situation_rules`` weigh each key.
+``text_rules`` and ``situation_rules`` weigh each key. Causes and fixes are read in texts about a fix only (a guide, a
+report of a repair): a log that lists settings proposes none.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
+from oom_magic.explain.evidence.causes import Cause
 from oom_magic.explain.evidence.clues.author_setting import OF_THE_RUN, WHEN, words
 from oom_magic.explain.messages.told import KILLED
 
@@ -66,7 +69,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"always growing",
         r"\bthe (?:more|longer)\b[^.\n]{0,60}\bthe (?:larger|more|higher|bigger)\b[^.\n]{0,16}\bmemory",
         r"(?:显存|内存)(?:占用)?(?:会|在)?(?:一直|不断|持续|逐渐|越来越|慢慢|逐步)(?:地|的|在)?(?:增加|增长|上升|升高|涨|变大|多|增大)",
-        r"(?:显存|内存)泄[漏露]",
+        r"(?:显存|内存)[^\n，。]{0,6}泄[漏露]",
     ),
     "rises_once": words(
         rf"\b{_MEMORY}\b[^\n]{{0,40}}?\b(?:{_RISES}|more)\b[^.\n]{{0,30}}\b(?:after|from|in|at|since) (?:the )?"
@@ -100,7 +103,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:oom|out of memory|memory)\b[^.\n]{0,30}\b(?:with|using|us(?:e|ing)|for) \badam",
         r"\bsgd\b[^.\n]{0,60}\b(?:works?|fine|ok|fits|runs|no (?:oom|problem))", r"(?:switch"
         r"|chang)\w* (?:\w+ ){0,4}(?:to|from) \b(?:sgd|adam\w*|adafactor)",
-        r"8[- ]?bit[ -]?adam|adafactor[^.\n]{0,40}(?:work|fits|help|solv)",
+        r"\d ?gi?b for (?:the )?optimi[sz]er", r"8[- ]?bit[ -]?adam|adafactor[^.\n]{0,40}(?:work|fits|help|solv)",
     ),
     "smaller_input_no_help": words(
         rf"\b(?:{_LESS})\b[^.\n]{{0,40}}\b(?:batch\w*|images?|resolution|crops?|inputs?|size|lengths?"
@@ -129,6 +132,8 @@ TOLD: dict[str, re.Pattern[str]] = {
         rf"{_HOST}{_NO_GPU}{{0,60}}?\b(?:{_RISES}|{_SPENT}|decreas\w*)", rf"(?:{_SPENT}|increas\w*|grow\w*|out of"
         rf"|enough|all (?:of )?(?:the|my)?){_NO_GPU}{{0,24}}?{_HOST}",
         rf"\bhigh {_HOST} (?:usage|use|consumption|load|pressure)",
+        rf"{_HOST} (?:requirements?|usage|consumption|footprint) (?:is|are) (?:\w+ ){{0,2}}(?:huge|high|large)",
+        rf"{_HOST}{_NO_GPU}{{0,12}}\b(?:cost|tak|us|consum)\w* (?:too|so) (?:much|high)",
         r"\barray is too big\b",
         r"(?:system|machine|computer|server) (?:is |was )?going out of memory",
         r"\(?NOT (?:on )?GPU",
@@ -141,14 +146,14 @@ TOLD: dict[str, re.Pattern[str]] = {
     ),
     "killed": KILLED,
     "kernel_dies": words(
-        r"\b(?:runtime|session|colab) (?:\w+ ){0,2}(?:dies?|died|dying|crash\w*|restart\w*)\b",
+        r"\b(?:runtime|session|colab) (?:\w+ ){0,2}(?:dies?|died|dying|crash\w*|restart\w*|abort\w*)\b",
         r"\bkernell? (?:\w+ ){0,2}(?:dies|died|dying|dead|restart\w*|crash\w*)|kill(?:s|ed)? the kernell?\b",
         r"(?:内核|kernel)[^\n]{0,8}(?:死|崩溃|重启|挂)",
     ),
     "resumes": words(r"\bresum(?:e|es|ed|ing)\b", r"from (?:a |the |old )?checkpoint", r"恢复训练|断点续训|继续训练"),
     "saves": words(
         rf"{WHEN}(?:model\s|checkpoint\s|ckpt\s)?(?:sav(?:e|es|ing)|checkpointing|merg(?:e|ing)|export(?:s|ing)?"
-        r"|convert(?:s|ing)?)\b",
+        r"|convert(?:s|ing)?(?! (?:them|images?|data|to tf|videos?|files?)))\b",
         r"\b(?:export|merge|merging|conversion|quantization) (?:process|step|script|stage)\b",
         r"save_pretrained|\bstate_dict\(|save_checkpoint|save_model|save_ckpt|merge_and_unload",
         r"(?:oom|out of memory|memory)\w* (?:while|when|during|at|after) (?:checkpoint |model )?sav",
@@ -246,7 +251,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"\b(?:2x|double|twice) the (?:gpu )?memory\b", r"until i (?:close|restart|reopen|kill"
         r"|quit)", r"(?:have|need) to restart", r"each time i (?:run|call"
         r"|generate)",
-        r"(?:显存|内存)(?:没有|不|未|没)(?:被)?释放|第二次",
+        r"(?:显存|内存)[^\n，。]{0,8}(?:没有?|不|未|无法)(?:会|能|被|完全)*释放|(?:显存|内存)[^\n，。]{0,6}释放不[了掉]|第二次",
     ),
     "keeps_graph": words(
         r"(?:non|un|not)[- ]?detached", r"without (?:\w+ )?`?\.?item\b", r"loss\w*[^.\n]{0,40}\+=",
@@ -270,10 +275,13 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:lower|reduc|decreas|smaller)\w*\s(?:the\s)?`?(?:--)?(?:gpu[-_ ]?)?(?:memory|mem)[-_ ]?(?:ratio"
         r"|fraction|utili[sz]ation)"
         r"(?![^\n]{0,160}(?:n't|\bnot?) (?:\w+ )?(?:help|solv|fix|work|change))",
-        r"preallocat\w+[^.\n]{0,40}(?:help|fix|solv|works|false)"
+        r"preallocat\w+[^.\n]{0,40}(?:help|fix|solv|works)"
         r"(?![^\n]{0,120}(?:n't|\bnot?) (?:\w+ )?(?:help|solv|fix|work|change))"
         r"(?![^.]{0,80}\b(?:still|same (?:error|problem|issue))\b)",
+        r"\b(?:fix\w*|solv\w*|workaround|help\w*|works?)\b[^.\n]{0,60}preallocat",
     ),
+    "predicts_all": words(r"prediction_loss_only ?= ?False|compute_metrics ?=|include_inputs_for_metrics ?= ?True"),
+    "takes_no_share": words(r"preallocat\w*[\"'\]]{0,3} ?[=:] ?[\"']?(?:false|0)\b"),
     "collects_results": words(
         r"(?:aggregat|accumulat|collect|concatenat|gather)\w* (?:\w+ ){0,2}(?:predictions|outputs|results"
         r"|logits) (?:on|in)"
@@ -348,6 +356,9 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"Assertion [`'\"]?(?:index|t >= 0|srcIndex|input_val|-sizes|idx_dim)",
     ),
     "fragments": words(r"fragment(?:s|ed|ation)\b(?! ?loss)(?![^\n]{0,12}See doc)", r"碎片"),
+    "blames_fragments": words(
+        r"(?:due to|because of|caused by|lead\w* to) (?:\w+ ){0,2}fragmentation", r"碎片(?:导致|引起|造成)",
+    ),
     "keeps_predictions": words(
         r"compute_metrics", r"eval_accum\w*_steps", r"(?:累积|积累|保存)(?:所有)?(?:preds|logits|预测)",
         r"preprocess_logits_for_metrics",
@@ -358,3 +369,116 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:系统|电脑|机器|服务器)(?:自动|突然|会|直接)?(?:关机|重启|死机)",
     ),
 }  # fmt: skip
+
+_BLANKS = re.compile(r"[ \t]{2,8}")
+# Said by programs and messages, not by the author.
+_QUOTED = re.compile(
+    r"to avoid fragmentation[^\n]{0,200}|try setting (?:max_split_size_mb|PYTORCH_\w+)[^\n]{0,120}"
+    r"|1\. If yes, please stop them[^\n]*|Please check whether there is any other process[^\n]*"
+    r"|2\. If no, please (?:decrease|try)[^\n]*|TIPS: If the workflow worked before[^\n]*",
+    re.I,
+)
+# As people write "didn't" in haste.
+_NEGATION = re.compile(r"\b(did|does|do|ca|wo|is|was|are|were|could|would|should|has|have|had)nt\b", re.I)
+_ADVICE = re.compile(
+    r"(?:是否有?|如果|检查|防止|避免|whether|check|if there (?:is|are)(?: any)?|prevent\w*|avoid\w*"
+    r"|against)[\s\w*]{0,12}$"
+    r"|\b(?:no|not|n't|without)\s(?:a |any |the |be |have )?$",
+    re.I,
+)
+_LONGEST_STORY = 10_000  # longer texts are logs
+
+
+def said_in(text: str) -> frozenset[str]:
+    """The keys of all statements that a cleaned text makes about the run: questions, advice and quotes are none."""
+    if len(text) > 2 * _LONGEST_STORY:
+        text = f"{text[:_LONGEST_STORY]}\n{text[-_LONGEST_STORY:]}"
+    said = _NEGATION.sub(r"\1n't", _BLANKS.sub(" ", _QUOTED.sub("", text)))
+    keys = frozenset(key for key, pattern in TOLD.items() if _is_told(pattern, said))
+    infers_after_training = {"training_fits", "infers"} <= keys and "evaluates" not in keys
+    return keys - {"trains"} if infers_after_training else keys
+
+
+def _is_told(pattern: re.Pattern[str], text: str) -> bool:
+    """Whether a match is a statement, not a question or advice: "check whether others use it", "against leaks"."""
+    return any(not _ADVICE.search(text, max(0, match.start() - 24), match.start()) for match in pattern.finditer(text))
+
+
+_LOOKS_FOR_A_WAY_OUT = re.compile(
+    r"解决方[案法]|修复|优化(?:指南|技巧|建议)|推荐(?:的)?(?:配置|参数|设置)"
+    r"|\bsolutions?\b|how to (?:fix|solve|avoid)|\bworkarounds?\b"
+    r"|\brecommend\w*",
+    re.I,
+)
+# PyTorch's own tip is not the author's claim.
+_TIP = re.compile(r"to avoid fragmentation[^\n]{0,200}|If reserved[^\n]{0,160}", re.I)
+
+
+_CAUSES = (
+    (
+        Cause.ACTIVATIONS,
+        words(
+            r"batch[ _-]?size\S{0,12}[^.\n。]{0,40}(?:too (?:large|big)|太大|过大)",
+            r"批次(?:大小)?(?:太大|过大)|激活值|\bactivations\b",
+        ),
+    ),
+    (Cause.LOGITS_OR_LOSS, words(r"logits[^\n]{0,30}(?:float32|fp32)")),
+    (Cause.FRAGMENTATION, words(r"碎片", r"\bfragment(?:ed|ation)\b")),
+    (Cause.WEIGHTS_TOO_BIG, words(r"模型(?:太大|过大)", r"\bmodel (?:is )?too (?:big|large)\b")),
+    (Cause.OTHER_PROCESS, words(r"(?:其他|多个)进程", r"\b(?:an)?other process")),
+)
+# Keys of remedies without their "_any", and of proposals that do not affect GPU memory.
+_PROPOSALS = (
+    (
+        "smaller_batch",
+        words(
+            r"(?:减小|降低|减少|调小)\s?(?:了)?\s?(?:batch|批|单次)|batch[ _-]?size[^\n]{0,24}(?:→|->|降到"
+            r"|减小到|从 ?\d)",
+            r"(?:reduc|decreas|lower|smaller)\w*\s(?:the\s|your\s)?(?:micro)?batch",
+        ),
+    ),
+    (
+        "shorter_sequences",
+        words(
+            r"(?:减小|减少|降低|缩短)[^\n]{0,6}(?:序列|`?max_?(?:seq|len))",
+            r"max_(?:seq_)?len\w*[^\n]{0,16}(?:→|->|从 ?\d)",
+            r"(?:shorter|reduc\w+|decreas\w+) (?:the )?(?:max\w*[ _])?(?:seq|context|length)",
+        ),
+    ),
+    ("checkpointing", words(r"gradient[ _]checkpointing|activation checkpointing|梯度检查点|激活检查点")),
+    ("mixed_precision", words(r"混合精度|mixed[ -]precision|\bautocast\b|--use_amp")),
+    ("quantized", words(r"\b[48][- ]?bits?\b[^\n]{0,8}(?:量化|quantiz|load)|量化|load_in_[48]bit|\bquantiz")),
+    ("offload", words(r"\boffload")),
+    ("fsdp", words(r"ZeRO-?\d|\bFSDP\b")),
+    ("sdpa", words(r"\bsdpa\b|flash[ _-]?attention")),
+    ("optimizer_8bit", words(r"adamw?_?8-?bit|8-?bit adam")),
+    ("expandable_segments", words(r"expandable_segments:True")),
+    ("smaller_model", words(r"更小的模型|smaller model")),
+    ("workers", words(r"(?:dataloader_)?num_workers|pin_memory")),
+    (
+        "clearing",
+        words(
+            r"empty_cache|(?:清理|清空)\s?(?:GPU ?)?(?:内存|显存|缓存)|(?:内存|显存)清理", r"clear\w*[ _](?:the )?gpu"
+        ),
+    ),
+    ("clipping", words(r"max_grad_norm")),
+)
+
+
+@dataclass(frozen=True)
+class Story:
+    """The ``causes`` that an author names and the ``proposals`` for a fix, in the order of their tables."""
+
+    causes: tuple[Cause, ...] = ()
+    proposals: tuple[str, ...] = ()
+
+
+def story_in(text: str) -> Story:
+    """The story in a cleaned text; empty if the text is not about a fix."""
+    if not _LOOKS_FOR_A_WAY_OUT.search(text):
+        return Story()
+    said = _TIP.sub("", text)
+    return Story(
+        tuple(cause for cause, pattern in _CAUSES if pattern.search(said)),
+        tuple(key for key, pattern in _PROPOSALS if pattern.search(said)),
+    )

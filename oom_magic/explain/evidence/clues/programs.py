@@ -98,6 +98,7 @@ PROGRAMS: tuple[Program, ...] = (
     Program(
         "sglang", "SGLang", re.compile(r"\bsglang\b|mem[_-]fraction[_-]static", re.I | re.A),
         (
+            _stage("logits", r"(?:return|prompt|top)_logprob", Cause.LOGITS_OR_LOSS, 0.65),
             _stage("graphs", r"cuda_graph_runner|Capture cuda graph", Cause.MEMORY_FRACTION_LIMIT, 0.6),
             _stage("kv_cache", r"init_memory_pool|memory_pool\.py|token_to_kv_pool", Cause.MEMORY_FRACTION_LIMIT, 0.6),
             _stage("loading", _LOADS, Cause.WEIGHTS_TOO_BIG, 0.7),
@@ -106,7 +107,8 @@ PROGRAMS: tuple[Program, ...] = (
         ),
         budget=0.88, budget_setting=re.compile(r"mem[_-]fraction[_-]static['\"]?[ =:]{1,3}(0?\.\d+)"),
         remedies=("sglang_fraction", "sglang_prefill", "shorter_context", "quantized_model", "tensor_parallel"),
-        by_cause=_SERVER_CAUSES, default_cause=(Cause.MEMORY_FRACTION_LIMIT, 0.45),
+        by_cause=(*_SERVER_CAUSES, (Cause.LOGITS_OR_LOSS, ("sglang_prefill", "sglang_fraction"))),
+        default_cause=(Cause.MEMORY_FRACTION_LIMIT, 0.45),
     ),
     Program(
         "tgi", "Text Generation Inference",

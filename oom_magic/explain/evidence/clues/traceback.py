@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from oom_magic.explain.evidence.clues.author_words import Story, said_in, story_in
 from oom_magic.explain.evidence.clues.magnitudes import (
     Magnitude,
     array_bytes,
@@ -15,8 +16,6 @@ from oom_magic.explain.evidence.clues.magnitudes import (
 )
 from oom_magic.explain.evidence.clues.pasted_code import CodeFault, faults_in
 from oom_magic.explain.evidence.clues.programs import ProgramUse, find_program
-from oom_magic.explain.evidence.clues.statements import said_in
-from oom_magic.explain.evidence.clues.story import Story, story_in
 from oom_magic.explain.messages.normalization import clean
 from oom_magic.explain.messages.told import named_accelerator
 
@@ -195,7 +194,10 @@ _FRAMEWORKS = {
     "Ray": re.compile(r"\bray::|\bray\.exceptions", re.A),
 }
 _SYSTEMS = {
-    "Windows": re.compile(r"\b[A-Za-z]:[/\\](?![/\\])|PS [A-Z]:\\|\bpowershell\b|\$env:", re.I | re.A),
+    "Windows": re.compile(
+        r"\b[A-Za-z]:[/\\](?![/\\])|PS [A-Z]:\\|\bpowershell\b|\$env:|\bWindows ?(?:1[01]\b|Server)|\bwin ?1[01]\b",
+        re.I | re.A,
+    ),
     "WSL": re.compile(r"\bWSL ?2?\b|/mnt/[a-z]/", re.A),
     "Kaggle": re.compile(r"/kaggle/|\bkaggle\b", re.I | re.A),
     "Colab": re.compile(r"/content/|\bcolab\b", re.I | re.A),
