@@ -9,8 +9,10 @@ import argparse
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
@@ -58,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         keep_language(getattr(options, "lang", None))
         return _explain(options) if options.command == "explain" else _run(options)
-    except (UsageError, ValueError, OSError) as error:
+    except (UsageError, ValueError, OSError, KeyboardInterrupt) as error:
         print(f"python -m oom_magic {options.command}: {error}", file=sys.stderr)
         return NOT_KNOWN
 
@@ -85,28 +87,21 @@ def _run(options: Any) -> int:
 
     card = CardOptions.parse(options.gpu, options.memory, options.num_gpus)
     steps = checked("--steps", parse_steps, options.steps)
-    script = Path(options.script)
-    code = compile(script.read_text(encoding="utf-8"), str(script.resolve()), "exec")
-    code = with_loops(code)
-    names = {"__name__": "__main__", "__file__": str(script)}
-    before = sys.argv, sys.path[:]
-    sys.argv, sys.path[:] = [options.script, *options.arguments], [str(script.resolve().parent), *sys.path]
+    source = Path(options.script).read_bytes()  # as Python reads it: compile knows its encoding
+    machine = {"num_gpus": card.num_gpus} | {name: getattr(options, name, None) for name in ("num_processes", "rank")}
     try:
-        machine = {"num_gpus": card.num_gpus} | {
-            name: getattr(options, name, None) for name in ("num_processes", "rank")
-        }
-        report = dry_run(
-            lambda: _execute(code, names),
-            gpu=card.gpu,
-            memory=card.memory_bytes,
-            stop_after_steps=steps,
-            **{name: value for name, value in machine.items() if value is not None},
-        )
+        code = with_loops(compile(source, str(Path(options.script).resolve()), "exec"))
+        with _as_program(options.script, options.arguments) as names:
+            report = dry_run(
+                lambda: _execute(code, names),
+                gpu=card.gpu,
+                memory=card.memory_bytes,
+                stop_after_steps=steps,
+                **{name: value for name, value in machine.items() if value is not None},
+            )
     except Exception as error:
         traceback.print_exception(trimmed(error))
         return NOT_KNOWN
-    finally:
-        sys.argv, sys.path[:] = before
     _show(describe_report(report, options.top))
     if options.json:
         report.to_json(options.json)
@@ -120,6 +115,20 @@ def _show(shown: object) -> None:
     except BrokenPipeError:
         # What is flushed when Python exits must go nowhere, too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def _as_program(script: str, arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The names of a module ``__main__``, where pickle, dataclasses and the program itself look for what it defines."""
+    module = ModuleType("__main__")
+    module.__file__ = script
+    before = sys.argv, sys.path[:], sys.modules["__main__"]
+    sys.argv, sys.path[:] = [script, *arguments], [str(Path(script).resolve().parent), *sys.path]
+    sys.modules["__main__"] = module
+    try:
+        yield vars(module)
+    finally:
+        sys.argv, sys.path[:], sys.modules["__main__"] = before
 
 
 def _execute(code: Any, names: dict[str, Any]) -> None:

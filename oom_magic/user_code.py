@@ -21,8 +21,9 @@ _AROUND_CALLS = re.compile(
 )
 # Packages and the standard library of any Python: frames of a snapshot are of the machine that recorded it.
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib/python3\.\d+/")
-# Code without a file that a user wrote: cells of IPython in a terminal, Python's own prompt.
-_TYPED = ("<ipython-input-", "<stdin>", "<training code")
+_OF_KERNEL = re.compile(r"/ipykernel_\d+/")
+# Code without a file that a user wrote: cells of IPython in a terminal, those under %%time, Python's own prompt.
+_TYPED = ("<ipython-input-", "<timed ", "<stdin>", "<training code")
 
 
 @lru_cache(maxsize=4096)
@@ -35,6 +36,11 @@ def is_users_file(file: str) -> bool:
     if file.startswith("<"):
         return file.startswith(_TYPED)
     return not (_INSTALLED.search(file.replace("\\", "/")) or _normal(file).startswith(_library_folders()))
+
+
+def is_cell(file: str) -> bool:
+    """Whether a code object's file is a notebook's cell, or typed without a file (see ``is_users_file``)."""
+    return file.startswith("<") or _OF_KERNEL.search(file.replace("\\", "/")) is not None
 
 
 @lru_cache(maxsize=4096)

@@ -60,6 +60,14 @@ def _nothing_kept_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dry runs are made where a test can see them, and not on the cores of other tests."""
+    from oom_magic.predict.sizing import runs
+
+    monkeypatch.setattr(runs, "most_copies", 0)
+
+
+@pytest.fixture(autouse=True)
 def _room_for_every_test_s_data(monkeypatch: pytest.MonkeyPatch) -> None:
     """All these modules are the user's here, with the truth that they have read: more than a notebook's objects."""
     from oom_magic.predict.isolation import users_objects

@@ -313,3 +313,9 @@ for _ in range(2):
     assert again.peak_allocated_bytes == first.peak_allocated_bytes
     assert first.kept_bytes > again.kept_bytes == 0
     assert not [name for name in shell.user_ns if "oom_magic" in name and name.startswith("__")]
+    shell.run_cell(
+        '%%gpumem --no-plot --gpu "RTX 3060" -o report\ndel optimizer\nrows = torch.zeros(2**26, device="cuda")'
+    )
+    states = 2 * 4 * (2048 * 2048 + 2048) * 4
+    peak = shell.user_ns["report"].peak_allocated_bytes
+    assert peak == pytest.approx(first.kept_bytes - states + 4 * 2**26, rel=0.001)  # deleted, they go at once, too

@@ -62,6 +62,63 @@ def test_what_is_not_known(script: str, tmp_path: Path, capsys: pytest.CaptureFi
     assert "--width 8; a program's own follow --" in capsys.readouterr().err
 
 
+IN_MAIN = """
+from __future__ import annotations
+import dataclasses, pickle, typing, torch
+@dataclasses.dataclass
+class Settings:
+    width: int = 64
+assert typing.get_type_hints(Settings) == {"width": int}
+settings = pickle.loads(pickle.dumps(Settings()))
+from __main__ import Settings as same
+assert same is Settings
+torch.ones(settings.width, device="cuda")
+"""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [IN_MAIN.encode(), b"\xef\xbb\xbf" + IN_MAIN.encode(), "# coding: latin-1\ns = 'é'\nassert len(s) == 1\n".encode("latin-1")],
+    ids=["main", "mark", "latin"],
+)  # fmt: skip
+def test_a_program_is_read_and_found_as_python_does(program: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "训练 1.py"
+    file.write_bytes(program if b"torch" in program else program + b"import torch\ntorch.ones(4, device='cuda')\n")
+    before = sys.modules["__main__"]
+    assert main(["run", str(file), "--gpu", "RTX 3060"]) == 0
+    assert sys.modules["__main__"] is before
+
+
+def test_a_program_that_leaves_the_gpu_alone_is_not_called_safe(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "host.py"
+    file.write_text("import torch\nprint(torch.ones(3).sum())\n")
+    assert main(["run", str(file)]) == 2
+    shown = capsys.readouterr().out
+    assert "Nothing was put on the GPU" in shown and "Safe" not in shown
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("def f(:", "SyntaxError"),
+        ("a\0b", "null"),
+        ("raise KeyboardInterrupt", "broken.py:1"),
+        ("import sys; sys.exit('no data')", "no data"),
+    ],
+)
+def test_what_does_not_run_is_never_said_not_to_fit(
+    program: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 1 says that it does not fit."""
+    file = tmp_path / "broken.py"
+    file.write_text(program)
+    assert main(["run", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert said in error and "oom_magic/" not in error
+
+
 def test_a_log_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "train.log").write_text(MESSAGE)
     assert main(["explain", "--lang", "en", str(tmp_path / "train.log")]) == 0

@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 from versions import bitsandbytes_or_skip
 
+import oom_magic as om
 from oom_magic.errors import InvalidSettingError
+from oom_magic.interrupted import Interrupted
 from oom_magic.predict.setups.gpus import DEFAULT_GPU
 from oom_magic.predict.setups.model_source import resolve_model
 from oom_magic.predict.setups.models import find_model
 from oom_magic.predict.setups.setup import TrainingSetup
 from oom_magic.predict.setups.training_code import OPTIMIZERS
+from oom_magic.predict.sizing.runs import Runs
 
 MODELS = ("gpt2", "bert-base-chinese", "t5-small", "qwen2.5-0.5b", "vit-base")
 FAMILIES = (
@@ -292,6 +295,15 @@ def test_function_runs_in_a_dry_run():
 
 
 @pytest.mark.slow
+def test_an_interrupt_of_its_sizes_is_one_line(monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Runs, "trace", interrupted)
+    with pytest.raises(Interrupted, match="nothing of yours was changed"):
+        om.TrainingSetup("distilgpt2", gpu="T4").sizes(seq_len=(64, 256))
+
+
 def test_sizes_agree_with_the_dry_run():
     setup = tiny()
     sizes = setup.sizes(microbatch_size=(1, 8), seq_len=(32, 128))

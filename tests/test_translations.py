@@ -173,6 +173,25 @@ def test_what_people_read_can_be_translated():
     assert found == [], "put it into _() or ngettext()"
 
 
+def in_markup(source):
+    """The words between the tags of HTML that code writes."""
+    inside = set()
+    for node in ast.walk(ast.parse(source)):  # a text before its parts
+        parts = node.values if isinstance(node, ast.JoinedStr) else [node] if node not in inside else []
+        inside.update(parts)
+        text = "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in parts)
+        if "</" in text:
+            yield from re.findall(r"[A-Za-z]{3,} [a-z]{2,}[^<{]*", re.sub(r"<[^<>]*>", "<>", text))
+
+
+def test_words_in_markup_can_be_translated():
+    assert list(in_markup("f'<b>What fits</b> <i class=\"a b\">{name}</i>'")) == ["What fits"]
+    files = [file for folder in ("notebook", "views") for file in sorted((PACKAGE / folder).rglob("*.py"))]
+    assert {file.name: found for file in files if (found := list(in_markup(file.read_text("utf-8"))))} == {}
+    scripts = [file.read_text("utf-8") for file in PACKAGE.rglob("*.html")]
+    assert not re.findall(r'(?:textContent|ariaLabel|title): "[^"]+"', "".join(scripts))
+
+
 def test_no_name_hides_what_translates():
     found = []
     for file in sorted(PACKAGE.rglob("*.py")):

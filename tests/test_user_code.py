@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import oom_magic
-from oom_magic.user_code import is_own_file, is_users_file
+from oom_magic.user_code import is_cell, is_own_file, is_users_file
 
 TORCH = Path(find_spec("torch").origin).parent  # type: ignore[union-attr,arg-type]
 PACKAGE = Path(oom_magic.__file__).parent
@@ -32,6 +32,11 @@ PACKAGE = Path(oom_magic.__file__).parent
 )
 def test_whose_file_it_is(file: str, expected: bool) -> None:
     assert is_users_file(file) is expected
+
+
+def test_which_code_was_typed_into_a_cell() -> None:
+    assert is_cell("/tmp/ipykernel_42/99.py") and is_cell("<ipython-input-3-abc>")
+    assert not is_cell("/home/me/ipykernel_notes/train.py")
 
 
 def test_a_users_file_named_like_the_package_is_the_users() -> None:

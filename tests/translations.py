@@ -14,8 +14,6 @@ from string import Formatter
 from babel.messages.catalog import Catalog
 from babel.messages.pofile import read_po, write_po
 
-from oom_magic.language import CATALOGUES
-
 PACKAGE = Path(__file__).parents[1] / "oom_magic"
 Message = str | tuple[str, str]
 HEADER = r"""# What oom_magic says. Fields in braces stay as they are.
@@ -106,7 +104,7 @@ def strings(text: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 if __name__ == "__main__":
-    for path in CATALOGUES.values():
+    for path in sorted(PACKAGE.glob("locale/*/LC_MESSAGES/*.po")):  # of this checkout, whichever one is installed
         catalog = updated(path)
         path.write_bytes(written(catalog))
         missing = untranslated(catalog)

@@ -34,7 +34,7 @@ _UNKNOWN = FailedRequest(0, SourceLine("", 0), "", Phase.OTHER, 0)
 def find_out_of_memory(
     error: BaseException | None, failed: FailedRequest | None, settings: AllocatorSettings
 ) -> OutOfMemory | None:
-    """What is known of torch's out-of-memory error that ended a block; None for any other end.
+    """Details of the torch out-of-memory error that ended a block; None if it ended otherwise.
 
     Sizes in bytes: exact if the allocator's history holds the failed request, else as rounded in the message.
     """
@@ -130,7 +130,7 @@ class Measurement:
             else:
                 owners = self._owners = find_owners()
             self._stepped.add(id(optimizer))
-        except Exception as error:  # whatever a strange tensor answers must not end the user's training
+        except Exception as error:  # an unusual tensor subclass must not break the user's training
             self._problems.add(_("Owners of memory could not be looked up after a step: {error}", error=error))
         self._assembler.note(count, owners.by_address, ends_step=True)
         self._history.drain_if_large()
@@ -138,7 +138,7 @@ class Measurement:
     def _build(self, has_graph: bool, error: BaseException | None) -> MemoryReport:
         end = _Counters.read(self.device)
         device = current_device(self.device)
-        workspaces = Workspaces.here(torch.__version__).kept_bytes(device.capability or (0, 0))
+        workspaces = frozenset(Workspaces.here(torch.__version__).kept_bytes(device.capability or (0, 0)).values())
         timeline = self._assembler.timeline(has_graph=has_graph, workspace_sizes=workspaces)
         replayed = self._assembler.replayed(end.num_retries - self._start.num_retries)
         return MemoryReport.from_timeline(
@@ -220,7 +220,7 @@ class _Counters:
 
 
 def _peak(seen: int, start: _Level, end: _Level) -> int:
-    """The peak of a block: a counter that rose in it was there, even if the history lost the moment."""
+    """The peak of a block; a peak counter that rose within it counts even if the history lost that moment."""
     return max(seen, end.current, end.peak if end.peak > start.peak else 0)
 
 

@@ -37,7 +37,7 @@ _NOTICEABLE_BYTES = 512 * MIB
 _CONTEXT_BYTES = 512 * MIB  # at most what a process holds outside of torch's allocator
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _NONE_LEFT = "No CUDA GPUs are available"  # torch/csrc/cuda/Module.cpp, c10/cuda/CUDAFunctions.cpp
-# Compute capabilities of P100, V100, A100, H100, B200 and B300, whose memory has room of its own for the codes.
+# Compute capabilities of P100, V100, A100, H100, B200 and B300, whose memory stores ECC codes separately.
 _WITH_HBM = {(6, 0), (7, 0), (8, 0), (9, 0), (10, 0), (10, 3)}
 _HOT = 85  # degrees Celsius; consumer cards slow down from here
 

@@ -35,7 +35,7 @@ _Probe = tuple[str, Callable[[], Seen]]
 
 @dataclass(frozen=True, repr=False)
 class SystemCheck(Result):
-    """Facts as text, cards, and findings, the worst first. ``failed``: probes that could not look, and why."""
+    """Facts as text, cards, and findings, the worst first. ``failed``: probes that raised, and why."""
 
     facts: tuple[tuple[str, str], ...]
     cards: tuple[Card, ...]
@@ -89,7 +89,7 @@ def _probe_card(card: Card) -> Seen:
 
 
 def _looked(name: str, probe: Callable[[], Seen], failed: list[tuple[str, str]]) -> Seen:
-    """What a probe saw; nothing, and a reason in ``failed``, if it fails: one must not cost the others."""
+    """What a probe saw; if it fails, nothing, with the reason in ``failed``, so that the other probes still run."""
     try:
         return probe()
     except Exception as error:

@@ -65,8 +65,7 @@ def lightning_callback() -> Any:
 
 
 class _StepTable:
-    """Measures from ``begin`` to ``end``. Hugging Face calls no ``end`` after an error; the next ``begin``, or the
-    callback's deletion, then ends it."""
+    """Measures from ``begin`` to ``end``, or to the next ``begin``: Hugging Face calls no ``end`` after an error."""
 
     report: MemoryReport | None = None
     _stop: Any = None

@@ -203,6 +203,7 @@ trainer = Trainer(model=model, args=training_args, train_dataset=Lines(64), eval
     names("eval_accumulation"),
     {"eval_accumulation": put(MORE="eval_accumulation_steps=1")},
     reads_values=True,
+    copied_kib=4,
 )
 
 NOTEBOOKS["translation from scratch"] = Notebook(
@@ -280,6 +281,7 @@ for step in range(3):
     optimizer.step()
 """,
         """
+{DEL}
 def sample(model, start, length=2000, temperature=0.8):
     model.eval()
     x, state, letters = start, None, []
@@ -292,10 +294,13 @@ def sample(model, start, length=2000, temperature=0.8):
 text = sample(model, torch.zeros(64, 1, dtype=torch.long, device="cuda"))
 """,
     ),
-    {"NG": "", "CPU": ""},
+    {"NG": "", "CPU": "", "DEL": ""},
     names("leak_or_retained_reference", "activations"),
     names("no_grad", "detach"),
-    {"no_grad": put(NG="with torch.no_grad(): ")},
+    {
+        "no_grad": put(NG="with torch.no_grad(): "),
+        "drop_copy": lambda values, remedy: {**values, "DEL": remedy["code"].replace("%oom_free", "")},
+    },
 )
 
 NOTEBOOKS["every pair compared"] = Notebook(

@@ -16,6 +16,7 @@ from typing import Any
 
 import further_notebooks  # noqa: F401 - its notebooks, too
 import habit_notebooks  # noqa: F401 - its notebooks, too
+import library_notebooks  # noqa: F401 - its notebooks, too
 import longer_notebooks  # noqa: F401 - its notebooks, too
 import pytest
 import unlike_notebooks  # noqa: F401 - its notebooks, too
@@ -49,6 +50,7 @@ def run(name: str, *more: str) -> dict[str, Any]:
         **({"CUDA_VISIBLE_DEVICES": ""} if "pretend" in more else {}),
         "FAKECUDA_OTHER_MIB": str(NOTEBOOKS[name].others_mib),
         "FAKECUDA_NDEV": str(NOTEBOOKS[name].num_cards),
+        "FAKECUDA_COPY_MAX_KIB": str(NOTEBOOKS[name].copied_kib),
     }
     command = [sys.executable, str(HERE / "closed_loop.py"), name, *more]
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=900, check=False)

@@ -1,4 +1,4 @@
-"""Memory on torch's accelerator (CUDA, XPU or MPS): how much of it is taken, and where a tensor lies in it."""
+"""Memory on torch's accelerator (CUDA, XPU or MPS): how much of it is in use, and the address of a tensor."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Memory(Protocol):
 
 
 class AcceleratorMemory:
-    """The devices of torch's accelerator. Nothing is initialized by looking: a context takes memory itself."""
+    """The devices of torch's accelerator. Reading them never initializes one: a context takes memory itself."""
 
     is_pretended = False
 

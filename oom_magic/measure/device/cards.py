@@ -1,4 +1,4 @@
-"""The cards that torch uses, and what the memory of one is doing at this moment, read without disturbing it."""
+"""The cards that torch uses, and how much memory of one is in use now, read without side effects."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Card:
 
     @property
     def free_bytes(self) -> int:
-        """What nobody holds now."""
+        """Bytes that are in use by no process."""
         return max(self.device.usable_bytes - self.reserved_bytes, 0)
 
 
@@ -105,7 +105,7 @@ def _read_card(index: int) -> Card:
 
 @dataclass(frozen=True, slots=True)
 class MemorySample:
-    """One look at a device, or at the host where there is none. Sizes in bytes.
+    """The memory of a device at one moment, or of the host where there is no device. Sizes in bytes.
 
     ``outside_bytes`` are this process's besides what torch reserved, ``other_bytes`` those of all others. ``problem``
     says why only torch's own counters are known.
@@ -141,9 +141,9 @@ def default_device() -> int:
 
 @contextmanager
 def open_sampler(index: int) -> Iterator[tuple[str, Callable[[], MemorySample]]]:
-    """A CUDA device's name, and a function that looks at it; the driver's library is open as long.
+    """A CUDA device's name, and a function that reads its memory; the driver's library stays open meanwhile.
 
-    The look takes no memory, waits for no kernel and may be called in another thread.
+    Reading takes no memory, waits for no kernel and may be done in another thread.
     """
     properties = torch.cuda.get_device_properties(index)
     with open_card(*driver_address(index)) as read:
@@ -165,7 +165,7 @@ def _sample(index: int, total_bytes: int, reading: CardReading) -> MemorySample:
 
 
 def allocator_counters(index: int) -> tuple[int, int]:
-    """Bytes allocated and reserved. torch's own functions are not asked: a dry run lets them speak for its GPU."""
+    """Bytes allocated and reserved. Not by torch's public functions: a dry run replaces them."""
     if not torch.cuda._initialized:
         return 0, 0
     stats = torch._C._cuda_memoryStats(index)

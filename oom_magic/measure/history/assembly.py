@@ -65,7 +65,7 @@ class Layout:
             del self._large[bisect_left(self._large, address)]
 
     def _room_behind(self, address: int, size: int) -> int:
-        """Bytes up to the next block given out or the segment's end (expandable ones split: ``size``)."""
+        """Bytes up to the next allocated block or the segment's end (expandable ones always split: ``size``)."""
         position = bisect_right(self._starts, address) - 1
         start = self._starts[position] if position >= 0 else 0
         end = start + self._segments.get(start, 0)
@@ -78,7 +78,7 @@ class Layout:
 
 
 _COLUMNS = ("requested_bytes", "category", "phase", "step", "operator", "line", "module", "stream")
-MAX_EVENTS = 400_000  # beyond, the middle of a long run is forgotten; 0.2 KB of host memory each
+MAX_EVENTS = 400_000  # beyond this the middle of a long run is dropped; 0.2 KB of host memory each
 _UNSEEN = Site()  # of allocations whose making was not recorded
 _FORGOTTEN = Allocation(0, 0, 0, _UNSEEN, None, Phase.OTHER, 0)
 
@@ -124,7 +124,7 @@ class Assembler:
 
     def __init__(self, state: AllocatorState, count: int, settings: AllocatorSettings) -> None:
         self.num_missing = 0  # events that the history lost
-        self.drift_bytes = 0  # torch's counter less what was worked out; 0 unless something is misunderstood
+        self.drift_bytes = 0  # torch's counter minus the reconstructed value; 0 unless an event was misread
         self.failed: FailedRequest | None = None
         self.allocations: list[Allocation] = []
         self._settings = settings
@@ -226,7 +226,7 @@ class Assembler:
     def _adopt(
         self, segments: Iterable[tuple[int, int]], blocks: Iterable[LiveBlock], category: Category | None
     ) -> None:
-        """Take over blocks that are alive and whose allocation was not seen."""
+        """Add blocks that are alive and whose allocation was not recorded."""
         for address, num_bytes in segments:
             self._layout.add_segment(address, num_bytes)
         for block in blocks:
@@ -237,7 +237,7 @@ class Assembler:
                 self._born(block.address, born)
 
     def _rejoin(self, batch: Batch) -> None:
-        """Go on after lost events from the state that must have been when the kept ones began."""
+        """Continue after lost events from the state in which the recorded ones must have begun."""
         segments, blocks = state_before(batch)
         self.num_missing += batch.num_missing
         self._count += batch.num_missing
@@ -273,7 +273,7 @@ class Assembler:
             self.log.append(~index, self._allocated_now, self._reserved_now)
 
     def _renumber(self) -> None:
-        """Leave out the allocations of forgotten steps."""
+        """Drop the allocations of the steps that were left out."""
         kept = sorted(event for event in self.log.order if event >= 0)
         numbers = {index: number for number, index in enumerate(kept)}
         self.allocations = [self.allocations[index] for index in kept]
@@ -314,7 +314,7 @@ class Assembler:
         self.failed = FailedRequest(entry.num_bytes, line, site.operator, phase, self._step)
 
     def _settle_freed_segments(self) -> None:
-        """Segments were freed just before a new one: for it, if the allocator retried at all."""
+        """Attribute segments freed just before a new one to its request, if the allocator retried at all."""
         if self._has_retries:
             self._cache_emptied = False
         self._mark_empty_cache()
@@ -375,7 +375,7 @@ _Item = TypeVar("_Item")
 
 
 class _Table(Generic[_Item]):
-    """Positions of values, numbered as they are first asked for."""
+    """Assigns each value a position, in the order of first use."""
 
     def __init__(self, unknown: _Item) -> None:
         self._positions = {unknown: 0}

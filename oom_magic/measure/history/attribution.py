@@ -1,7 +1,7 @@
 """Which live object owns a piece of memory: weights, gradients, optimizer state, inputs.
 
-By identity of storages: the address of a tensor's storage is the address of the allocator's block. Objects
-are looked up and let go at once; nothing here keeps one alive.
+By identity of storages: the address of a tensor's storage is the address of the allocator's block. No
+reference to an object outlives a call, so nothing is kept alive.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Allocation:
     has_tensor: bool = False
 
     def claim(self, category: Category, module: str) -> None:
-        """A live tensor has it: a module's or optimizer's, the user's plain one (input), or a result."""
+        """Record that a live tensor owns it: of a module, of an optimizer, the user's own (input), or a result."""
         self.has_tensor = True
         if category not in GUESSES:
             self.category, self.module = category, module
@@ -50,13 +50,13 @@ def classify(
     has_graph: bool,
     workspace_sizes: frozenset[int],
 ) -> None:
-    """Fill in the categories that no live object gave.
+    """Infer the categories of allocations that no live object owns.
 
     - workspace: of a size that cuBLAS uses, never freed and no tensor's;
     - input: made where a plain tensor of the user's was made;
     - parameter: made inside ``torch.nn`` while a module was built or moved;
     - activation: made in the forward and alive when it was over (a graph still alive: not over yet);
-    - temporary: all else.
+    - temporary: everything else.
     """
     outlived = _outlived_forward(allocations, order, has_graph)
     freed = {~event for event in order if event < 0}
@@ -169,7 +169,7 @@ def inner_tensors(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
     """The plain tensors of a tensor: itself, or the parts of a sparse one or of a wrapper such as a DTensor."""
     if tensor.layout is not torch.strided:
         return [part(tensor) for part in _SPARSE_PARTS.get(tensor.layout, ())]
-    if type(tensor) in _NO_WRAPPERS:  # asking a class for what it lacks takes a microsecond
+    if type(tensor) in _NO_WRAPPERS:  # a failed attribute lookup takes a microsecond
         return (tensor,)
     flatten = getattr(type(tensor), "__tensor_flatten__", None)
     if flatten is None:
@@ -258,7 +258,7 @@ def _claim_parameter(owners: Owners, parameter: torch.Tensor, path: str) -> None
 
 
 def _claim(owners: Owners, tensor: torch.Tensor, category: Category, path: str) -> None:
-    """Note an owner; the first that is no guess stays (of tied weights, the module that comes first)."""
+    """Record an owner; the first certain one stays (for tied weights, the first module)."""
     for part in inner_tensors(tensor):
         address = storage_address(part)
         if address and owners.by_address.get(address, _NOBODY)[0] in GUESSES:

@@ -25,7 +25,7 @@ _OWN_REFERENCES = 3  # to a frame's copy of its variables: the frame's, a variab
 
 @dataclass(frozen=True, slots=True)
 class ErrorFrames:
-    """The dead frames that one error keeps. Drop it at once: it keeps them alive, too.
+    """The dead frames that one error keeps. Drop it soon: it keeps them alive, too.
 
     ``is_own``: they are those of the error that was asked about, or of what it came from.
     """
@@ -77,9 +77,9 @@ def clear(frames: Iterable[types.FrameType]) -> None:
         copied = frame.f_locals if frame.f_code.co_flags & inspect.CO_OPTIMIZED else None
         try:
             frame.clear()
-        except RuntimeError:  # it is suspended where nobody sees it, as greenlets are
+        except RuntimeError:  # suspended by something that the interpreter does not show, such as a greenlet
             continue
-        # up to Python 3.12 whoever formatted the traceback left a copy of the variables in the frame
+        # up to Python 3.12 formatting a traceback leaves a copy of the variables in the frame
         if type(copied) is dict and sys.getrefcount(copied) <= _OWN_REFERENCES:
             copied.clear()
 
@@ -106,10 +106,7 @@ def _tracebacks(live: Iterable[Any]) -> Iterator[tuple[str, types.TracebackType]
 
 
 def _around(trace: types.TracebackType | None, seen: set[int]) -> Iterator[types.FrameType]:
-    """The frames of a traceback and those that called them, which a shortened one leaves out; none that was ``seen``.
-
-    Each link is followed once: after a deep recursion there are thousands of tracebacks, each the tail of another.
-    """
+    """The frames of a traceback and their callers, which a shortened one leaves out, except those already ``seen``."""
     while trace is not None and id(trace) not in seen:
         seen.add(id(trace))
         frame: types.FrameType | None = trace.tb_frame
@@ -151,7 +148,7 @@ def forget_last_error(shell: Any) -> None:
 
 
 def _forget(keeper: Any) -> None:
-    """Drop errors and frames from an object's attributes, and what a debugger made of them."""
+    """Remove errors and frames from an object's attributes, and what a debugger derived from them."""
     for name, value in list(vars(keeper).items()):
         if issubclass(type(value), _ERRORS):
             setattr(keeper, name, None)
@@ -160,7 +157,7 @@ def _forget(keeper: Any) -> None:
 
 
 def _say_so_under_debug(shell: Any) -> None:
-    """Let ``%debug`` say why there is nothing to look at, until another error comes."""
+    """Make ``%debug`` explain why there is nothing to inspect, until the next error."""
 
     def debugger(force: bool = False) -> None:
         if hasattr(sys, "last_traceback"):

@@ -1,4 +1,4 @@
-"""Who holds device memory: the user's names, results that IPython keeps, and what is held out of sight."""
+"""Who holds device memory: the user's names, results that IPython keeps, and objects that no name reaches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from oom_magic.memory.report import NamedHolder
 
 @dataclass(frozen=True, slots=True)
 class HolderSize:
-    """``num_bytes`` are those that no model in sight owns; ``are_numbers``: each tensor has one element.
+    """``num_bytes`` leaves out what a known model owns; ``are_numbers``: each tensor has one element.
 
     ``num_entries``: of a container without tensors of its own, the objects in it that hold some, each its own.
     """
@@ -42,7 +42,7 @@ def _first_entry(value: Any) -> Any:
 
 
 def measure_holder(value: Any, locate: Locate, around: Iterable[Any] = ()) -> HolderSize:
-    """The memory that a value holds, without weights of the models among ``around`` that its graphs lead to."""
+    """The memory that a value holds, except weights of models in ``around`` that its autograd graphs refer to."""
     with gc_disabled():
         tensors = list(tensors_in(value))
         models = reach([one for one in around if issubclass(type(one), torch.nn.Module)], locate)
@@ -68,7 +68,7 @@ _MOST_KINDS = 3
 class MemoryHolder:
     """Memory by who holds it, in bytes that no other row counts; ``also`` holds (part of) it, too.
 
-    ``what`` says what kind of object ``name`` is; a holder without a name is out of the notebook's sight.
+    ``what`` says what kind of object ``name`` is; a holder without a name is reached from no variable of the notebook.
     """
 
     name: str
@@ -135,7 +135,7 @@ def find_memory_holders(by_holder: HolderStorages, locate: Locate) -> tuple[Memo
 
 
 def named_holders(by_holder: HolderStorages) -> tuple[MemoryHolder, ...]:
-    """``find_memory_holders`` without what no name leads to, which takes most of the time."""
+    """``find_memory_holders`` for named holders only: the search for the others takes most of the time."""
     return tuple(sorted(_counted_once(by_holder.rows), key=lambda holder: -holder.num_bytes))
 
 
@@ -188,7 +188,7 @@ def _counted_once(rows: Mapping[tuple[str, str], Storages]) -> list[MemoryHolder
 
 
 def _out_of_sight(by_holder: HolderStorages, locate: Locate) -> list[MemoryHolder]:
-    """Tensors that live but are reached from no name, by what refers to them."""
+    """Live tensors that no name reaches, grouped by what refers to them."""
     known = by_holder.storages()
     storages: dict[int, Storages] = {}
     lost = []

@@ -1,7 +1,7 @@
 """Which storages an object reaches: through modules, optimizers, containers, closures, generators, caches, graphs.
 
 References are read as the garbage collector reads them, so none of the user's code runs: objects whose
-properties, ``__eq__`` or ``__repr__`` raise or allocate do no harm, and no depth is too deep.
+properties, ``__eq__`` or ``__repr__`` raise or allocate do no harm; the walk is iterative, so depth is no limit.
 """
 
 from __future__ import annotations
@@ -42,15 +42,11 @@ def _looked_up(sought: set[int], skipped: Any) -> dict[int, list[Any]]:
     """What refers to the objects of these identities, but for what this package does itself."""
     found: dict[int, list[Any]] = defaultdict(list)
     for one in gc.get_objects():
-        if one is skipped or (type(one) is types.FrameType and _is_ours(one)):
+        if one is skipped or (type(one) is types.FrameType and is_own_file(one.f_code.co_filename)):
             continue
         for identity in sought.intersection(map(id, gc.get_referents(one))):
             found[identity].append(one)
     return found
-
-
-def _is_ours(frame: types.FrameType) -> bool:
-    return is_own_file(frame.f_code.co_filename)
 
 
 def _word(holder: Any) -> str:
@@ -67,7 +63,7 @@ Locate = Callable[[torch.Tensor], Storage | None]
 Storages = dict[int, int]
 """Bytes by address: numbers, as a million objects more would be looked at by each collection."""
 
-_MACHINERY = frozenset({"IPython", "ipykernel", "traitlets", "oom_magic"})  # they lead to all of the user's names
+_MACHINERY = frozenset({"IPython", "ipykernel", "traitlets", "oom_magic"})  # they refer to all of the user's names
 _RAW_SAVED = "_raw_saved_"
 
 
@@ -105,7 +101,7 @@ def namespaces_of_modules() -> dict[int, str]:
 
 
 def is_tensor(value: Any) -> bool:
-    """By its type: a proxy that is asked for its class answers for another object."""
+    """Whether its type is a tensor's; ``isinstance`` would ask a proxy, which answers for another object."""
     return issubclass(type(value), torch.Tensor)
 
 
@@ -129,7 +125,7 @@ def module_of(kind: type) -> str:
 
 
 def _of_class(kind: type) -> list[Any]:
-    """What the user's own classes keep in class variables; libraries' classes lead everywhere."""
+    """Class variables of the user's own classes; those of libraries refer to almost everything."""
     return list(type.__dict__["__dict__"].__get__(kind).values()) if module_of(kind) == "__main__" else []
 
 
@@ -141,7 +137,7 @@ class _Walk:
         self._locate = locate
         self._borders = borders
         self._seen: dict[int, Any] = {}  # with the objects: an identity is unique as long as they live
-        self._looks: dict[type, Callable[[_Walk, Any], Iterable[Any]]] = {}  # unbound: a walk must not hold itself
+        self._looks: dict[type, Callable[[_Walk, Any], Iterable[Any]]] = {}  # unbound: no reference cycle
 
     def enter(self, roots: Iterable[Any]) -> None:
         """Visit all that the roots lead to, one step further each time."""
@@ -222,7 +218,7 @@ def _saved_by(node: Any) -> Iterator[Any]:
         if name.startswith(_RAW_SAVED):
             try:
                 raw = getattr(node, name)
-            except RuntimeError:  # of some nodes (cuDNN's RNNs) a backward has taken even the names
+            except RuntimeError:  # some nodes (cuDNN's RNNs) have lost even the names after a backward
                 continue
             for saved in raw if isinstance(raw, (tuple, list)) else (raw,):
                 yield getattr(saved, "data", None)  # torch 2.6 does not say

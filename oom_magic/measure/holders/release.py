@@ -50,7 +50,7 @@ class DeviceChange:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """Something that was let go, and the bytes that nothing else held; ``is_own``: the error that was asked about."""
+    """Something that was released, and the bytes that only it held; ``is_own``: it is the error in question."""
 
     what: str
     num_bytes: int
@@ -88,7 +88,7 @@ class Released(Result):
 
     @property
     def unnamed_bytes(self) -> int:
-        """What is allocated but in no tensor that Python sees: rounding, workspaces, the inside of libraries."""
+        """Bytes allocated outside tensors that Python can see: rounding, workspaces, buffers of libraries."""
         return max(self.allocated_bytes - sum(holder.num_bytes for holder in self.holders), 0)
 
     def to_dict(self) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def _release(
 def find_all_holders(
     memories: Sequence[Memory], namespace: MutableMapping[str, Any], error: BaseException | None = None
 ) -> Released:
-    """What ``release`` would let go and which names hold the rest; what has no name is left out, nothing changes.
+    """What ``release`` would free and which names hold the rest, without unnamed holders; nothing is changed.
 
     What ``error`` itself holds is told apart from what others do.
     """
@@ -224,7 +224,7 @@ def _results(namespace: Mapping[str, Any], out: bool) -> list[str]:
 def _going(
     failed: Sequence[ErrorFrames], by_holder: HolderStorages, staying: HolderStorages, locate: Locate
 ) -> Iterator[Gone]:
-    """What errors hold, then names that are to go, without what stays or was counted before; largest first."""
+    """What errors hold, then names to delete, without what stays or was already counted; largest first."""
     known = staying.storages()
     borders = {*namespaces_of_modules(), *(id(frame) for one in failed for frame in one.frames)}
     found = [((one.title, one.is_own), [value for frame in one.frames for value in referents(frame)]) for one in failed]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import linecache
 import shlex
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from oom_magic.notebook.options import with_cards_quoted
 
 _MAIN = "__main__"
+_TIMED = ("<timed exec>", "<timed eval>")  # IPython/core/magics/execution.py, ``time``
 # Magics that run the statement behind them, or the cell below, each with its options that take a value.
 _RUNNING = {
     "gpumem": "--gpu --memory --steps --device --top -o --output --json",
@@ -106,6 +109,30 @@ def _note_names(node: ast.AST, made: set[str], read: set[str]) -> None:
     for part in parts:
         if isinstance(part, ast.stmt):
             _note_names(part, made, read)
+
+
+@contextmanager
+def timed_lines_known(shell: InteractiveShell, source: str) -> Iterator[None]:
+    """The lines of a cell under ``%%time``, which IPython compiles under a name that leads to no text."""
+    text = ""
+    with suppress(SyntaxError):
+        text = _timed(shell, source)
+    entry = (len(text), None, text.splitlines(keepends=True))
+    before = {file: linecache.cache.pop(file, None) for file in _TIMED}
+    linecache.cache.update({file: (*entry, file) for file in _TIMED} if text else {})
+    try:
+        yield
+    finally:
+        for file, known in before.items():
+            linecache.cache.pop(file, None)
+            linecache.cache.update({} if known is None else {file: known})
+
+
+def _timed(shell: InteractiveShell, source: str) -> str:
+    """What ``%%time`` runs, as IPython compiles it; "" without one."""
+    calls = filter(None, map(_magic_call, ast.parse(shell.transform_cell(source)).body))
+    name, _, cell = next((one for one in calls if one[0] in _RUNNING and one[2]), ("", "", ""))
+    return shell.transform_cell(cell) if name == "time" else _timed(shell, cell) if cell else ""
 
 
 def _only_tells(statement: ast.stmt) -> bool:

@@ -14,7 +14,7 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import display
 
-from oom_magic.notebook.cells.cell_code import code_of
+from oom_magic.notebook.cells.cell_code import code_of, timed_lines_known
 from oom_magic.notebook.cells.hints import FailureWatch, is_out_of_memory, unwatched_cell
 from oom_magic.notebook.options import setup_from, similar_card
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, GPU, find_gpu
@@ -144,15 +144,23 @@ def explain_last(shell: InteractiveShell, failures: FailureWatch, runner: CellRu
         raise _usage_error("usage_nothing_failed", options)
     if options.model is not None:
         return _explain_text(shell, problem, options)
+    cell = failures.failed_cell
+    if cell is None and isinstance(problem, BaseException):
+        cell = unwatched_cell(shell, problem)
+    with timed_lines_known(shell, "" if cell is None else cell.source):
+        return _explain_here(shell, runner, problem, cell, options)
+
+
+def _explain_here(
+    shell: InteractiveShell, runner: CellRunner, problem: Any, cell: FailedCell | None, options: Any
+) -> Diagnosis:
+    """Explain an error of this kernel, or its text, that ``cell`` failed with, if that is known."""
     from oom_magic.explain.advice import before_prices
     from oom_magic.explain.evidence.causes import Evidence
     from oom_magic.explain.explainer import Explainer
     from oom_magic.explain.sentences.catalogue import translate
     from oom_magic.notebook.cells.releasing import find_holders, names_and_places
 
-    cell = failures.failed_cell
-    if cell is None and isinstance(problem, BaseException):
-        cell = unwatched_cell(shell, problem)
     report = runner.last_report if cell is not None and cell.is_observed else None
     released = find_holders(shell, runner, problem if isinstance(problem, BaseException) else None)
     names, locate = names_and_places(shell, runner)
@@ -209,10 +217,7 @@ def _usage_error(key: str, options: Any, **values: object) -> UsageError:
 
 
 def _show(shell: InteractiveShell, diagnosis: Diagnosis, prices: Iterator[Diagnosis]) -> Diagnosis:
-    """Show first words at once and prices as they are found; the last, the magic's value, is the whole.
-
-    A notebook brings what it shows up to date. A terminal would print all of it again, so there the whole comes once.
-    """
+    """Show first words at once and prices as they are found; a terminal, which cannot update, gets all at the end."""
     from oom_magic.explain.sentences.catalogue import translate
 
     start = time.monotonic()

@@ -183,7 +183,7 @@ class CellRunner:
         """The cell so that what dry cells made before, and this one drops, goes when it does."""
         from oom_magic.predict.instrumentation.rebound_names import ReboundNames, leaves_of_graphs
 
-        if not cell.assigned & self.names.own:
+        if not cell.dropped & self.names.own:
             yield cell
             return
         with ReboundNames(names, session.fake_gpu, leaves_of_graphs(), self.names.own) as rebound:

@@ -62,6 +62,12 @@ class CompiledCell:
                 read.add(instruction.argval)
         return frozenset(found)
 
+    @property
+    def dropped(self) -> frozenset[str]:
+        """The names that it assigns or deletes: what they held may go."""
+        nodes = (node for node in ast.walk(self.tree) if isinstance(node, ast.Name))
+        return self.assigned | {node.id for node in nodes if isinstance(node.ctx, ast.Del)}
+
     def watched(self, watch: Callable[[ast.Module], ast.Module]) -> CompiledCell:
         """The same with statements that ``watch`` adds."""
         if self.statements is None:
