@@ -7,7 +7,6 @@ import functools
 import numbers
 import ssl
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import matplotlib.axes
@@ -16,6 +15,7 @@ import pytest
 import torch
 import torch._dynamo
 import transformers
+from put_back import Changes, check_put_back
 from torch.fx._symbolic_trace import _wrapped_fns_to_patch
 from transformers.activations import ACT2FN
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -97,8 +97,7 @@ def patch_inside() -> None:
 DISTRIBUTED: Any = torch.distributed
 BIJECTIONS = torch.distributions.constraint_registry.biject_to
 CONTEXT = ssl.create_default_context()
-Registrations = dict[str, tuple[Callable[[], Any], Callable[[], Any]]]  # by name: what is read, and what changes it
-LIBRARIES: Registrations = {
+LIBRARIES: Changes = {
     "a name": (lambda: hasattr(torch, "users_flag"), lambda: setattr(torch, "users_flag", 1)),
     "an entry": (lambda: "users_gelu" in ACT2FN, lambda: ACT2FN.__setitem__("users_gelu", torch.nn.ReLU)),
     "another entry": (lambda: dict.get(ACT2FN, "gelu"), lambda: ACT2FN.__setitem__("gelu", torch.nn.ReLU)),
@@ -142,24 +141,10 @@ LIBRARIES: Registrations = {
 }  # fmt: skip
 
 
-def check_that_registrations_are_taken_out(registrations: Registrations, names: dict[str, Any]) -> None:
-    before = {name: read() for name, (read, _) in registrations.items()}
-    changed: dict[str, Any] = {}
-
-    def run() -> None:
-        for _, change in registrations.values():
-            change()
-        changed.update((name, read()) for name, (read, _) in registrations.items())
-
-    DrySession(has_bar=False, is_lasting=False).run(run, [names])
-    assert [name for name, value in changed.items() if value == before[name]] == []
-    assert {name: read() for name, (read, _) in registrations.items()} == before
-
-
 def test_what_is_registered_with_libraries_is_taken_out() -> None:
     DrySession(has_bar=False).run(lambda: torch.ones(1, device="cuda").sum())  # what is imported then stays
     shown(3)
-    check_that_registrations_are_taken_out(LIBRARIES, globals())
+    check_put_back(LIBRARIES, globals())
 
 
 def test_what_is_registered_with_pandas_is_taken_out() -> None:
@@ -170,11 +155,11 @@ def test_what_is_registered_with_pandas_is_taken_out() -> None:
         named = type("Dtype", (pandas.api.extensions.ExtensionDtype,), {"name": "users_dtype"})
         pandas.api.extensions.register_extension_dtype(named)
 
-    registrations: Registrations = {
+    registrations: Changes = {
         "an accessor": (
             lambda: hasattr(pandas.DataFrame, "users_accessor"),
             lambda: pandas.api.extensions.register_dataframe_accessor("users_accessor")(Meter),
         ),
         "a dtype": (lambda: len(dtypes), register_dtype),
     }
-    check_that_registrations_are_taken_out(registrations, {**globals(), "pandas": pandas})
+    check_put_back(registrations, {**globals(), "pandas": pandas})

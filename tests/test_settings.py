@@ -37,6 +37,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from put_back import check_put_back
 from torch.distributions import Distribution
 
 from oom_magic.predict.session import DrySession
@@ -231,17 +232,7 @@ PYTHONS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
 
 
 def test_what_stands_in_modules_is_as_before() -> None:
-    before = {name: read() for name, (read, _) in PYTHONS.items()}
-    changed: dict[str, Any] = {}
-
-    def run() -> None:
-        for _, change in PYTHONS.values():
-            change()
-        changed.update((name, read()) for name, (read, _) in PYTHONS.items())
-
-    DrySession(has_bar=False, is_lasting=False).run(run, [{"np": np}])
-    assert [name for name, value in changed.items() if value == before[name]] == []
-    assert {name: read() for name, (read, _) in PYTHONS.items()} == before
+    check_put_back(PYTHONS, {"np": np})
 
 
 class FunctionMode(torch.overrides.TorchFunctionMode):
