@@ -16,6 +16,7 @@ import sys
 import warnings
 from collections.abc import Callable, Collection, Hashable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import torch
@@ -32,6 +33,7 @@ _Job = TypeVar("_Job", bound=Hashable)
 _Made = TypeVar("_Made")
 
 
+@dataclass(eq=False)
 class Forks(Generic[_Job, _Made]):
     """Makes what ``make(job)`` returns, in copies of this process that begin when there is something to do ahead.
 
@@ -39,17 +41,12 @@ class Forks(Generic[_Job, _Made]):
     ``at_rest`` calls what it is given when nothing is under way that a copy should not take with it.
     """
 
-    def __init__(
-        self,
-        make: Callable[[_Job], _Made],
-        at_rest: Callable[[Callable[[], None]], object],
-        most: int,
-        works: bool,
-    ) -> None:
-        self._make = make
-        self._at_rest = at_rest
-        self._most = most
-        self._works = works
+    make: Callable[[_Job], _Made]
+    at_rest: Callable[[Callable[[], None]], object]
+    most: int
+    works: bool
+
+    def __post_init__(self) -> None:
         self._jobs: list[_Job] = []
         self._open: set[_Job] = set()  # on the list, or taken from it
         self._made: dict[_Job, _Made] = {}
@@ -60,10 +57,10 @@ class Forks(Generic[_Job, _Made]):
     def ahead(self, jobs: Iterable[_Job]) -> None:
         """Put jobs on the list that will be asked for, in their order."""
         fresh = [job for job in dict.fromkeys(jobs) if job not in self._open and job not in self._made]
-        if len(fresh) + len(self._open) <= self._works:  # a single one is made here as fast
+        if len(fresh) + len(self._open) <= self.works:  # a single one is made here as fast
             return
         if not self._pipes and self._num_copies():
-            self._at_rest(self._begin)
+            self.at_rest(self._begin)
         for job in fresh if self._files else ():
             text = pickle.dumps((len(self._jobs), job))
             with suppress(BlockingIOError):  # the list is full
@@ -79,7 +76,7 @@ class Forks(Generic[_Job, _Made]):
             self._collect()
             if job in self._made:
                 return self._made.pop(job)
-            taken = job if job not in self._open else self._taken() if self._works else None
+            taken = job if job not in self._open else self._taken() if self.works else None
             if taken is None:
                 self._wait()
                 continue
@@ -141,7 +138,7 @@ class Forks(Generic[_Job, _Made]):
     def _pickled(self, job: _Job) -> bytes:
         """What was made of a job; nothing where that failed."""
         try:
-            return pickle.dumps(self._make(job), protocol=5)
+            return pickle.dumps(self.make(job), protocol=5)
         except BaseException:
             return b""
 
@@ -166,7 +163,7 @@ class Forks(Generic[_Job, _Made]):
             self._open.discard(job)
             if not length:  # as where a driver is there: autograd's threads for its devices are not in a fork
                 self.close()
-                self._most = 0
+                self.most = 0
                 return
             self._made[job] = pickle.loads(os.pread(self._files[process], length, at))
 
@@ -182,4 +179,4 @@ class Forks(Generic[_Job, _Made]):
     def _num_copies(self) -> int:
         if not sys.platform.startswith("linux") or torch.cuda.is_initialized():
             return 0
-        return min(len(os.sched_getaffinity(0)) - self._works, self._most)
+        return min(len(os.sched_getaffinity(0)) - self.works, self.most)

@@ -99,7 +99,7 @@ def load(source: str, module: ModuleType, gpu: FakeGPU, origins: dict[int, Origi
     file = f"<inductor {next(_numbers)}>"
     gpu.attribution.generated[file] = origins
     table: Patches = [
-        (async_compile, {"AsyncCompile": partial(_NoCompiler, gpu.timed)}),
+        (async_compile, {"AsyncCompile": partial(_NoCompiler, gpu.triton_kernels)}),
         (torch._C, {"_cuda_getCurrentRawStream": lambda device: 0}),
     ]
     with all_patched(table):

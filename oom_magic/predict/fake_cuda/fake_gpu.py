@@ -106,7 +106,8 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         self.has_compiled = False  # whether this run compiled anything
         self.has_sparse = False
         self.tried_convolutions: set[Hashable] = set()  # those for which cuDNN has found the fastest algorithm
-        self.timed: dict[str, Any] = {}  # what Inductor timed, and the kernels that it loaded, by what tells them apart
+        self.timed: dict[str, Any] = {}  # what Inductor timed, by its keys
+        self.triton_kernels: dict[str, Any] = {}  # that it loaded, by their source
         self.collector = Collector(self._num_containers, self._has_collected)
         self.num_noted = 0  # Python containers made to follow the training loop
         self.lock: threading.RLock | None = None  # once the user's code has started threads

@@ -9,6 +9,7 @@ import gc
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -34,35 +35,29 @@ _begun: set[bool] = set()  # once a dry run was made here: its libraries are loa
 _EXPECTED = 10  # of a function with two arguments and one structure
 
 
+@dataclass(eq=False)
 class Runs:
-    """Traces of ``fn`` at places of its ranges; ``options`` are the session's, ``number`` says which card is followed.
+    """Traces of a function at places of its ranges; the options are the session's, the number is that of the card.
 
     With ``elsewhere`` dry runs are made by it: it calls what it is given in the thread that dry runs belong to.
     ``tell`` is called when one more trace is there.
     """
 
-    def __init__(
-        self,
-        fn: Callable[..., Any],
-        label: str,
-        ranges: Ranges,
-        options: dict[str, Any],
-        number: int,
-        layers: Layers | None,
-    ) -> None:
-        self._fn = fn
-        self._label = label
-        self._ranges = ranges
-        self._options = options
-        self._number = number
-        self._layers = layers
-        self._layered = LayeredRuns(self._trace, self._ahead, layers)
-        self._copies: Forks[_Job, _Made] | None = None
-        self._bar: Any = None
-        self.elsewhere: Callable[[Callable[[], Any]], Any] | None = None
-        self.tell: Callable[[], None] = lambda: None
-        self.has_read = False  # files, whose contents decide, too
-        self.count = 0
+    _fn: Callable[..., Any]
+    _label: str
+    _ranges: Ranges
+    _options: dict[str, Any]
+    _number: int
+    _layers: Layers | None
+    elsewhere: Callable[[Callable[[], Any]], Any] | None = None
+    tell: Callable[[], None] = lambda: None
+    has_read: bool = False  # files, whose contents decide, too
+    count: int = 0
+    _copies: Forks[_Job, _Made] | None = None
+    _bar: Any = None
+
+    def __post_init__(self) -> None:
+        self._layered = LayeredRuns(self._trace, self._ahead, self._layers)
 
     @contextmanager
     def under_way(self, has_bar: bool = True) -> Iterator[None]:

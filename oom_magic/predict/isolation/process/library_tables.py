@@ -216,13 +216,11 @@ def _package(one: Any) -> str:
     return str(name or "").partition(".")[0]
 
 
-_known_words: dict[
-    str, tuple[list[str], set[str]]
-] = {}  # of a file: its lines are the same list until it is read again
+_known_words: dict[str, tuple[list[str], set[str]]] = {}  # of files, with their lines
 
 
 def _words_of(file: str) -> set[str]:
-    lines = linecache.getlines(file)
+    lines = linecache.getlines(file)  # the same list until the file is read again
     if file not in _known_words or _known_words[file][0] is not lines:
         _known_words[file] = lines, set(_WORD.findall("".join(lines)))
     return _known_words[file][1]
