@@ -178,7 +178,6 @@ def _first_of(
     text: str, found: Mapping[str, list[Sign]], kinds: tuple[tuple[str, ...], ...], gaps: tuple[int, ...]
 ) -> Sign | None:
     """The first place where words of these kinds follow each other in one statement, no farther apart than the gaps."""
-    r""
     places = [sorted(chain.from_iterable(found[kind] for kind in alternatives)) for alternatives in kinds]
     if not all(places):
         return None

@@ -15,7 +15,7 @@ from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.remedies.code import ACCELERATOR_SETTINGS, code_for, for_backend
 from oom_magic.explain.remedies.rehearsal import NotEvaluatedError, Rehearsal, Variation
 from oom_magic.explain.remedies.remedy import Remedy, Situation
-from oom_magic.explain.remedies.room import dropping, growing_segments, making_room, other_hardware
+from oom_magic.explain.remedies.room import dropping, growing_segments, making_room, needed_bytes, other_hardware
 from oom_magic.explain.remedies.specs import STEP, RemedySpec, remedy_specs
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class RemedyEvaluator:
         made = [change for one in self._candidates if one.variation for change in one.variation.changes]
         self._baseline = self._timed(lambda: rehearsal.begin(made, situation.usable_bytes))
         self._is_evaluation = situation.phase == "evaluation" or rehearsal.is_evaluation
-        self.needed_bytes = _needed(self._baseline)
+        self.needed_bytes = needed_bytes(self._baseline)
 
     @property
     def steps_left_after(self) -> int:
@@ -190,7 +190,7 @@ class RemedyEvaluator:
             return
         if found is not None:
             way, report = found
-            remedy = dropping(way, report, self.needed_bytes, _needed(report), self._situation)
+            remedy = dropping(way, report, self.needed_bytes, needed_bytes(report), self._situation)
             spec = RemedySpec(
                 remedy.key, remedy.cost, remedy.speed, ("before",), Variation(dropped=way), slot=remedy.key
             )
@@ -257,7 +257,7 @@ class RemedyEvaluator:
         variant = next((change.variant for change in candidate.variation.changes), "")
         if variant:
             remedy = self._with_code(remedy, f"{candidate.key}_{variant}", candidate.values)
-        remedy = self._with_price(remedy, report.peak_allocated_bytes, _needed(report))
+        remedy = self._with_price(remedy, report.peak_allocated_bytes, needed_bytes(report))
         yield from iter((remedy,)) if is_wanted else self._if_useful(remedy)
 
     def _left_out(self, candidate: RemedySpec) -> Iterator[Remedy]:
@@ -316,7 +316,7 @@ class RemedyEvaluator:
         @cache
         def need(size: int) -> int:
             reports[size] = self._run(base.with_(accumulated).with_(Variation(sizes={what: size})))
-            return _needed(reports[size])
+            return needed_bytes(reports[size])
 
         limits = (self._situation.safe_bytes, self._situation.usable_bytes)
         before_need = before, self.needed_bytes
@@ -396,7 +396,7 @@ class RemedyEvaluator:
         remedy = replace(self._remedy("combination", cost, "combination", values), code=self._joined(codes))
         if not any(one.variation and one.variation.sizes for one, _ in chosen):
             report = self._run(changed)
-            return self._with_price(remedy, report.peak_allocated_bytes, _needed(report))
+            return self._with_price(remedy, report.peak_allocated_bytes, needed_bytes(report))
         smaller = self._smaller("batch", changed)
         return replace(
             smaller, key="combination", cost=cost, speed="combination", values={**values, **smaller.values},
@@ -451,13 +451,6 @@ def _is_python(code: str) -> bool:
     except SyntaxError:
         return False
     return True
-
-
-def _needed(report: MemoryReport) -> int:
-    """The least memory for PyTorch's allocator with which the rehearsed run ends."""
-    from oom_magic.memory.allocator.replay import minimum_device_bytes  # loads NumPy; a text is explained without it
-
-    return minimum_device_bytes(report.timeline, report.settings)
 
 
 def _divisors(whole: int, before: int) -> list[int]:

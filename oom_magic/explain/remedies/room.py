@@ -15,7 +15,15 @@ from oom_magic.explain.remedies.remedy import Remedy, Situation
 
 if TYPE_CHECKING:
     from oom_magic.measure.holders.reach import Locate
+    from oom_magic.memory.allocator.settings import AllocatorSettings
     from oom_magic.memory.report import MemoryReport
+
+
+def needed_bytes(report: MemoryReport, settings: AllocatorSettings | None = None) -> int:
+    """The least memory for PyTorch's allocator, in bytes, with which a rehearsed run ends; as it was set up (None)."""
+    from oom_magic.memory.allocator.replay import minimum_device_bytes  # loads NumPy; a text is explained without it
+
+    return minimum_device_bytes(report.timeline, settings or report.settings)
 
 
 def making_room(needed: int, situation: Situation) -> Iterator[Remedy]:
@@ -46,9 +54,7 @@ def growing_segments(report: MemoryReport, needed: int, situation: Situation) ->
     """The same events with expandable segments, where they are available and need less."""
     if situation.expandable_segments or situation.is_windows:
         return
-    from oom_magic.memory.allocator.replay import minimum_device_bytes  # loads NumPy; a text is explained without it
-
-    now = minimum_device_bytes(report.timeline, replace(report.settings, expandable_segments=True))
+    now = needed_bytes(report, replace(report.settings, expandable_segments=True))
     if now < needed:
         code, language = code_for("expandable_segments", situation.style, {})
         peak = report.peak_allocated_bytes

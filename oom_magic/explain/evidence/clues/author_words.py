@@ -371,19 +371,18 @@ TOLD: dict[str, re.Pattern[str]] = {
 }  # fmt: skip
 
 _BLANKS = re.compile(r"[ \t]{2,8}")
+_TIP = r"to avoid fragmentation[^\n]{0,200}"  # PyTorch's own
 # Said by programs and messages, not by the author.
-_QUOTED = re.compile(
-    r"to avoid fragmentation[^\n]{0,200}|try setting (?:max_split_size_mb|PYTORCH_\w+)[^\n]{0,120}"
-    r"|1\. If yes, please stop them[^\n]*|Please check whether there is any other process[^\n]*"
-    r"|2\. If no, please (?:decrease|try)[^\n]*|TIPS: If the workflow worked before[^\n]*",
-    re.I,
-)
+_QUOTED = words(
+    _TIP, r"try setting (?:max_split_size_mb|PYTORCH_\w+)[^\n]{0,120}",
+    r"1\. If yes, please stop them[^\n]*", r"Please check whether there is any other process[^\n]*",
+    r"2\. If no, please (?:decrease|try)[^\n]*", r"TIPS: If the workflow worked before[^\n]*",
+)  # fmt: skip
 # As people write "didn't" in haste.
 _NEGATION = re.compile(r"\b(did|does|do|ca|wo|is|was|are|were|could|would|should|has|have|had)nt\b", re.I)
-_ADVICE = re.compile(
+_ADVICE = re.compile(  # with Chinese between the words
     r"(?:是否有?|如果|检查|防止|避免|whether|check|if there (?:is|are)(?: any)?|prevent\w*|avoid\w*"
-    r"|against)[\s\w*]{0,12}$"
-    r"|\b(?:no|not|n't|without)\s(?:a |any |the |be |have )?$",
+    r"|against)[\s\w*]{0,12}$|\b(?:no|not|n't|without)\s(?:a |any |the |be |have )?$",
     re.I,
 )
 _LONGEST_STORY = 10_000  # longer texts are logs
@@ -406,14 +405,10 @@ def _is_told(pattern: re.Pattern[str], text: str) -> bool:
 
 _LOOKS_FOR_A_WAY_OUT = re.compile(
     r"解决方[案法]|修复|优化(?:指南|技巧|建议)|推荐(?:的)?(?:配置|参数|设置)"
-    r"|\bsolutions?\b|how to (?:fix|solve|avoid)|\bworkarounds?\b"
-    r"|\brecommend\w*",
+    r"|\bsolutions?\b|how to (?:fix|solve|avoid)|\bworkarounds?\b|\brecommend\w*",
     re.I,
 )
-# PyTorch's own tip is not the author's claim.
-_TIP = re.compile(r"to avoid fragmentation[^\n]{0,200}|If reserved[^\n]{0,160}", re.I)
-
-
+_NOT_CLAIMED = words(_TIP, r"If reserved[^\n]{0,160}")
 _CAUSES = (
     (
         Cause.ACTIVATIONS,
@@ -477,7 +472,7 @@ def story_in(text: str) -> Story:
     """The story in a cleaned text; empty if the text is not about a fix."""
     if not _LOOKS_FOR_A_WAY_OUT.search(text):
         return Story()
-    said = _TIP.sub("", text)
+    said = _NOT_CLAIMED.sub("", text)
     return Story(
         tuple(cause for cause, pattern in _CAUSES if pattern.search(said)),
         tuple(key for key, pattern in _PROPOSALS if pattern.search(said)),
