@@ -7,7 +7,7 @@ from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from oom_magic.language import keep_language, load_language
+from oom_magic.language import keep_language
 from oom_magic.notebook.magics import OOMMagics
 
 _REPORT = ("oom_magic.memory.report", "MemoryReport")
@@ -25,19 +25,6 @@ def load(shell: InteractiveShell) -> None:
     if shell.display_formatter is not None:
         shell.display_formatter.mimebundle_formatter.for_type_by_name(*_REPORT, _report_bundle)
     _loaded[id(shell)] = magics
-    _read_words()
-
-
-def _read_words() -> None:
-    """What every explanation needs is imported and read now: the first takes no longer than the others."""
-    import oom_magic.explain.advice
-    import oom_magic.views.diagnosis  # noqa: F401
-    from oom_magic.explain.evidence.judging import precedents
-    from oom_magic.explain.evidence.tensors import preset_dims
-
-    load_language()
-    precedents()
-    preset_dims()
 
 
 def unload(shell: InteractiveShell) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
 
-from oom_magic.language import _
+from oom_magic.language import _, load_language
 
 if TYPE_CHECKING:
     from oom_magic.predict.instrumentation.starting_point import StartingPoint
@@ -86,6 +86,7 @@ class FailureWatch:
         self.failed_cell = FailedCell(source, is_observed, is_dry, None if is_dry else self._start_of_cell())
         if self.is_hinting:
             print(_("%oom_explain says which tensor did not fit, why, and what to change (--off: no more hints)."))
+            _read_words()
 
     def _start_of_cell(self) -> StartingPoint | None:
         """What the cell found on a device: nothing, where it loaded torch itself."""
@@ -103,6 +104,18 @@ class FailureWatch:
         """The error that a magic displayed itself, as ``%run`` does, while the cell went on."""
         shown = getattr(sys, "last_value", None)
         return None if id(shown) == self._shown_before else shown
+
+
+def _read_words() -> None:
+    """Import and read what every explanation needs: the one that is asked for next comes at once."""
+    import oom_magic.explain.advice
+    import oom_magic.views.diagnosis  # noqa: F401
+    from oom_magic.explain.evidence.judging import precedents
+    from oom_magic.explain.evidence.tensors import preset_dims
+
+    load_language()
+    precedents()
+    preset_dims()
 
 
 def unwatched_cell(shell: InteractiveShell, error: BaseException) -> FailedCell | None:
