@@ -190,6 +190,7 @@ def test_balancing_is_advised_for_the_card_that_failed(shell: Any, lang: str) ->
     assert {"en": "in your own code", "zh": "你自己的代码"}[lang] in " ".join(told.split())
 
 
+@pytest.mark.slow
 def test_sizes_are_those_of_the_card_that_is_named() -> None:
     def code(rows: int) -> None:
         torch.ones(rows, 1024, device="cuda:0").mul(2)

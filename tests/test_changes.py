@@ -257,6 +257,7 @@ def quantization(bits):
     return transformers.BitsAndBytesConfig(load_in_8bit=bits == 8, load_in_4bit=bits == 4, **double)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [load_and_move, build_and_move, lambda: load(dtype=torch.float32)])
 @pytest.mark.parametrize(
     ("change", "written"),

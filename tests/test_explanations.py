@@ -216,6 +216,7 @@ def test_a_rehearsal_that_ends_before_the_failure_says_so(shell, monkeypatch):
     assert all(remedy.fits is None for remedy in diagnosis.remedies)
 
 
+@pytest.mark.slow
 def test_a_cell_that_only_loads_is_rehearsed_with_the_loading_changed(shell):
     bitsandbytes_or_skip()
     load = 'net = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", dtype=torch.float32).to("cuda")'

@@ -155,6 +155,7 @@ def on_disk(folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="the calls are those of POSIX")
 @settings(max_examples=150)
 @given(steps=STEPS)

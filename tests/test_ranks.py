@@ -171,6 +171,7 @@ def _sharded(is_offloaded: bool = False, **options: Any) -> None:
     _steps(fully_shard(model, **policy))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "before", "after"),
     [

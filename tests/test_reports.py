@@ -82,6 +82,7 @@ def test_the_halves(half):
     assert found.false <= 0.05
 
 
+@pytest.mark.slow
 def test_precedents_are_counted_from_the_reports():
     path = _DATA / "record_precedents.py"
     spec = importlib.util.spec_from_file_location(path.stem, path)

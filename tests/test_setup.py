@@ -304,6 +304,7 @@ def test_an_interrupt_of_its_sizes_is_one_line(monkeypatch):
         om.TrainingSetup("distilgpt2", gpu="T4").sizes(seq_len=(64, 256))
 
 
+@pytest.mark.slow
 def test_sizes_agree_with_the_dry_run():
     setup = tiny()
     sizes = setup.sizes(microbatch_size=(1, 8), seq_len=(32, 128))
@@ -358,6 +359,7 @@ def test_what_several_gpus_do_not_go_with(changes: dict[str, Any], words: str) -
         TrainingSetup("gpt2", **changes)
 
 
+@pytest.mark.slow
 def test_several_gpus() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(n_layer=2, n_embd=128, n_head=2, vocab_size=1000)

@@ -216,6 +216,7 @@ def test_largest_is_where_the_dry_run_stops(adapter: Sizes) -> None:
     assert adapter.largest("seq_len", memory="80GiB", batch_size=2, rank=8) == 1024
 
 
+@pytest.mark.slow
 def test_out_of_memory_is_reported_as_the_dry_run_does() -> None:
     sizes = size(train_adapter, gpu=GPU, memory="600MiB", batch_size=(2, 64), seq_len=(16, 1024), rank=8)
     run = dry_run(train_adapter, gpu=GPU, memory="600MiB", batch_size=64, seq_len=1000, rank=8)
@@ -236,6 +237,7 @@ def test_another_card_without_tracing_anew() -> None:
     assert smaller.device.name == "NVIDIA GeForce RTX 3060"
 
 
+@pytest.mark.slow
 def test_another_card_with_other_kernels_is_traced_anew() -> None:
     def attend(seq_len: int) -> None:
         query = torch.randn(1, 8, seq_len, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)

@@ -326,6 +326,7 @@ def test_the_magic_says_what_is_allowed(shell: InteractiveShell, line: str, mess
         shell.run_line_magic("oom_sliders", line)
 
 
+@pytest.mark.slow
 def test_sliders_of_several_cards(shell: InteractiveShell) -> None:
     def halves(rows: int = 512) -> None:
         torch.ones(rows, 1024, device="cuda:0").mul(2)
@@ -376,6 +377,7 @@ def attend_wide(batch_size: int = 8) -> None:
         optimizer.zero_grad()
 
 
+@pytest.mark.slow
 def test_the_map_says_of_the_present_setting_what_its_report_says() -> None:
     panel = om.sliders(attend_wide, gpu="T4", batch_size=(1, 64))
     sizes = om.size(attend_wide, gpu="T4", batch_size=(1, 64))
@@ -410,6 +412,7 @@ def test_a_function_that_fails_elsewhere_in_its_ranges_is_shown_in_words() -> No
     assert "heads=7) failed: AssertionError: embed_dim must be divisible" in " ".join(said.split()), said
 
 
+@pytest.mark.slow
 def test_accumulation_has_a_control_and_more_of_it_takes_no_more_memory(dry_runs: list[str]) -> None:
     setup = om.TrainingSetup(tiny, microbatch_size=2, seq_len=32, precision="amp-fp16", max_grad_norm=1.0)
     panel = om.sliders(setup)
