@@ -11,6 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol, cast, overload
 
+from oom_magic.interrupted import InOneLine
+
 
 class Views(Protocol):
     """The functions that show results."""
@@ -75,5 +77,6 @@ class Result:
         return f"<{type(self).__name__}: {self.describe().title}>"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        views, description = _views(), self.describe()
-        return {"text/plain": views.to_fallback(description), "text/html": views.to_html(description)}
+        with InOneLine("other"):
+            views, description = _views(), self.describe()
+            return {"text/plain": views.to_fallback(description), "text/html": views.to_html(description)}

@@ -16,7 +16,7 @@ ALLOWED = {
     "errors": {"language"},
     "inputs": {"errors", "units"},
     "collection": set(),
-    "results": set(),  # is given the views, so that data know none
+    "results": {"interrupted"},  # is given the views, so that data know none
     "user_code": set(),
     "interrupted": {"language", "user_code"},
     "memory": {"language", "results", "units"},

@@ -316,6 +316,27 @@ def test_an_interrupt_ends_in_one_line(shell: Any, line: str, capsys: Any, monke
         assert "Cell In[1]:4" in said[0] or line == "%oom_doctor"
 
 
+@pytest.mark.parametrize(
+    "line", ["om.size(train, rows=(1, 4))", "om.sliders(train, rows=(1, 4))", "om.dry_run(train, 1)"]
+)
+def test_an_interrupt_of_what_is_being_shown_ends_in_one_line(
+    shell: Any, line: str, capsys: Any, monkeypatch: Any
+) -> None:
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    shell.run_cell(
+        "import torch, oom_magic as om\ndef train(rows): torch.ones(rows, device='cuda')", store_history=True
+    )
+    for owner in ("results.Result", "notebook.sliders.controller.Sliders"):
+        monkeypatch.setattr(f"oom_magic.{owner}.describe", interrupted)
+    monkeypatch.setattr("oom_magic.views.report.describe_report", interrupted)
+    result = shell.run_cell(line, store_history=True)
+    shown = capsys.readouterr()
+    assert isinstance(result.error_in_exec, KeyboardInterrupt) and "Traceback" not in shown.out + shown.err
+    assert (shown.out + shown.err).endswith("KeyboardInterrupt: interrupted; nothing of yours was changed.\n")
+
+
 class _Interrupting:
     """Interrupts when the collector takes it away: what a finalizer raises is lost."""
 
@@ -326,13 +347,20 @@ class _Interrupting:
         signal.raise_signal(signal.SIGINT)
 
 
-def test_an_interrupt_is_not_lost_in_a_finalizer() -> None:
+@pytest.mark.parametrize("begins", ["what is asked about many sizes", "a card with something on it"])
+def test_an_interrupt_is_not_lost_in_a_finalizer(begins: str) -> None:
+    session, kept = DrySession(has_bar=False), []
+    session.run(lambda: kept.append(torch.ones(3, device="cuda")))
     usual = signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background ignores it
     gc.disable()
     try:
         _Interrupting()
-        with pytest.raises(KeyboardInterrupt), heap_set_aside():
-            pass
+        with pytest.raises(KeyboardInterrupt):
+            if "sizes" in begins:
+                with heap_set_aside():
+                    pass
+            else:
+                session.run(lambda: None)
     finally:
         gc.enable()
         signal.signal(signal.SIGINT, usual)

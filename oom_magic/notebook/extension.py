@@ -7,6 +7,7 @@ from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
+from oom_magic.interrupted import InOneLine
 from oom_magic.language import keep_language
 from oom_magic.notebook.magics import OOMMagics
 
@@ -58,4 +59,5 @@ def _callbacks(magics: OOMMagics) -> list[tuple[str, Callable[..., None]]]:
 def _report_bundle(report: Any, **_: Any) -> dict[str, str]:
     from oom_magic.notebook.cells.gpumem import describe_with_picture
 
-    return describe_with_picture(report)._repr_mimebundle_()
+    with InOneLine("other"):
+        return describe_with_picture(report)._repr_mimebundle_()

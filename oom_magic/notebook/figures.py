@@ -277,12 +277,13 @@ class Plot:
         return self.words
 
     def _repr_html_(self) -> str:
-        with drawn_in_chinese():
+        with InOneLine("other"), drawn_in_chinese():
             return to_html(Description(_("Allocated memory"), (Picture(self.words, _themed_svg(self.figure)),)))
 
     def _repr_png_(self) -> bytes:
         file = BytesIO()
-        self.figure.savefig(file, format="png", dpi=_DOTS_PER_INCH)
+        with InOneLine("other"):
+            self.figure.savefig(file, format="png", dpi=_DOTS_PER_INCH)
         return file.getvalue()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import inspect
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -42,6 +41,7 @@ from oom_magic.predict.isolation.context import (
 )
 from oom_magic.predict.isolation.files.effects import isolated
 from oom_magic.predict.isolation.files.open_files import compressed_written_out
+from oom_magic.predict.isolation.interrupts import collect_garbage
 from oom_magic.predict.isolation.patching import all_patched
 from oom_magic.predict.isolation.process.operators import operators_taken_out
 from oom_magic.predict.isolation.process.process_state import process_state_restored
@@ -180,7 +180,7 @@ class DrySession:
         error = ""
         self.decided = list(map(DecidedNames.of, namespaces)) if decided is None else list(decided)
         if any(recorder.blocks for recorder in self.recorders):
-            gc.collect()  # free garbage on the card before this run, not during it
+            collect_garbage()  # free garbage on the card before this run, not during it
         self._restart()
         load_language()
         torch_private.check()

@@ -327,8 +327,11 @@ class Sliders(ipywidgets.VBox):
     def _ipython_display_(self) -> None:
         """Show the panel, and behind it the still picture that a saved notebook shows; without a kernel only that."""
         self._is_shown = True
-        shell = get_ipython()
-        if getattr(shell, "kernel", None) is None:
+        with InOneLine("other"):
+            self._show()
+
+    def _show(self) -> None:
+        if getattr(get_ipython(), "kernel", None) is None:
             display(self._repr_mimebundle_(), raw=True)
             return
         words = _("Sliders of {label}; what they were last set to:", label=self._sizer.title)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -36,6 +35,7 @@ from oom_magic.predict.compiled.generated import (
 )
 from oom_magic.predict.fake_cuda.device_view import DeviceView, set_function_modes
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
+from oom_magic.predict.isolation.interrupts import collect_garbage
 from oom_magic.predict.isolation.patching import Patches, all_patched, patched, resumed, suspended
 from oom_magic.user_code import is_own_file
 
@@ -140,7 +140,7 @@ class Compiler:
             if result.guarded_code is not None:
                 self._traces.compiled.append(result.guarded_code)
                 self._assume(_freed_at_once())
-            gc.collect()
+            collect_garbage()
             return result
 
         return __call__

@@ -7,6 +7,7 @@ read off the stack that was interrupted, so there is no moment between a check a
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -80,6 +81,12 @@ class Interrupts:
                 return True
             frame = frame.f_back
         return False
+
+
+def collect_garbage() -> None:
+    """A full collection. An interrupt waits for its end: raised in a finalizer that it calls, it would be lost."""
+    with Interrupts().waiting():
+        gc.collect()
 
 
 _HAS_ALARM = hasattr(signal, "setitimer")

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from oom_magic.predict.isolation.interrupts import Interrupts
+from oom_magic.predict.isolation.interrupts import collect_garbage
 
 FILES = (io.TextIOWrapper, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.FileIO)
 _TRAINING_TOOLS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
@@ -51,8 +51,7 @@ def heap_set_aside(collects: bool = True) -> Iterator[None]:
         yield
         return
     if collects:
-        with Interrupts().waiting():  # raised in a finalizer that the collector calls, an interrupt would be lost
-            gc.collect()
+        collect_garbage()
     try:
         _aside.append(find_live_objects())  # not a variable: the frame may live on in a traceback
         gc.freeze()

@@ -5,7 +5,6 @@ What makes dry runs is loaded when there is something to run.
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -148,7 +147,7 @@ class Runs:
 
     def _dry_run(self, job: _Job) -> _Made:
         """The trace of one run, of which nothing is left: the next would take its model for one of the user's."""
-        from oom_magic.predict.isolation.interrupts import Interrupts
+        from oom_magic.predict.isolation.interrupts import collect_garbage
         from oom_magic.predict.isolation.live_objects import are_set_aside, heap_set_aside
 
         with heap_set_aside(collects=False):
@@ -156,8 +155,7 @@ class Runs:
                 return self._run_once(job)
             finally:
                 if are_set_aside():
-                    with Interrupts().waiting():  # raised in a finalizer, an interrupt would be lost
-                        gc.collect()
+                    collect_garbage()
 
     def _run_once(self, job: _Job) -> _Made:
         from oom_magic.predict.isolation.files.boundary import reads_noted

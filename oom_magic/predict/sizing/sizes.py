@@ -68,8 +68,8 @@ def size(
     Raises ValueError or TypeError, naming argument, value and fix, for ranges that make no sense, and ValueError for a
     function that fails or does something else when run again.
     """
-    parsed = Ranges.parse(fn, ranges)
     with InOneLine("function"):
+        parsed = Ranges.parse(fn, ranges)
         sizes = Sizes(fn, parsed, gpu, memory, stop_after_steps, num_gpus, card, num_processes=num_processes)
         sizes.trace()
     return sizes
