@@ -188,8 +188,10 @@ def numpy_files() -> None:
     mapped = np.memmap("m.dat", mode="w+", dtype="f4", shape=(10,))
     mapped[:] = 1
     mapped.flush()
+    np.savetxt("s.txt", np.eye(2))
     np.arange(9).tofile("t.bin")
     assert np.load("n.npy").sum() == np.load("n.npz")["a"].sum() == 3
+    assert np.loadtxt("s.txt").shape == (2, 2)
     assert np.memmap("m.dat", mode="r", dtype="f4")[3] == 1 and np.fromfile("t.bin", dtype=int)[3] == 3
 
 
@@ -298,6 +300,16 @@ def test_what_a_dry_run_does_is_not_done(
     assert not [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("oom_magic_")]
     assert os.getcwd() == str(home) and dict(os.environ) == environment
     assert report.assumptions
+
+
+def test_what_a_notebook_calls_with_an_exclamation_mark_is_not_started(shell: Any, tmp_path: Path, here: None) -> None:
+    os.chdir(tmp_path)
+    cell = (
+        "%%gpumem --dry-run --no-plot -o report\nimport torch\n!touch evil\nfound = !ls\ntorch.ones(3, device='cuda')"
+    )
+    assert shell.run_cell(cell, store_history=True).success and not list(tmp_path.iterdir())
+    said = [one.text for one in shell.user_ns["report"].assumptions]
+    assert sum("not started" in one for one in said) == 2
 
 
 REFUSED: dict[str, Callable[[], Any]] = {

@@ -146,6 +146,7 @@ class Boundary:
         """Functions, each with the one that stands in for it."""
         return [
             (os.system, self._system(os.system)),
+            *((usual, self._not_started(usual)) for usual in _escapes()),
             (os._exit, self._exit(os._exit)),
             *((usual, self._registered(usual)) for usual in _FOR_LATER),
             *((usual, self._unchanged(usual)) for usual in _for_good()),
@@ -256,6 +257,15 @@ class Boundary:
             if not self._scope.applies():
                 return usual(command)
             self._assume(_("os.system({command!r}): not run; taken to succeed", command=command))
+            return 0
+
+        return system
+
+    def _not_started(self, usual: Callable[[str], int]) -> Callable[[str], int]:
+        def system(command: str) -> int:
+            if not self._scope.applies():
+                return usual(command)
+            self._assume(_("program {command}: not started; taken to succeed without output", command=command))
             return 0
 
         return system
@@ -384,6 +394,13 @@ def _limits() -> Iterator[Callable[..., Any]]:
         yield resource.setrlimit
         if hasattr(resource, "prlimit"):
             yield resource.prlimit
+
+
+def _escapes() -> Iterator[Callable[[str], int]]:
+    """What a notebook's ``!`` calls: on a terminal of its own, by a fork."""
+    process = sys.modules.get("IPython.utils.process")
+    if process is not None:
+        yield process.system
 
 
 def _is_import() -> bool:

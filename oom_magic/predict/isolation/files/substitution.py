@@ -11,6 +11,8 @@ from itertools import compress
 from types import FunctionType, ModuleType
 from typing import Any
 
+import numpy as np
+
 _HOLDING_IN_CLASSES = (
     "tempfile",
     "pathlib",
@@ -20,6 +22,7 @@ _HOLDING_IN_CLASSES = (
     "multiprocessing.connection",
     "subprocess",
 )
+_NUMPYS_OPENERS: dict[Any, Any] = np.lib._datasource._file_openers._file_openers  # type: ignore[attr-defined]
 _SETS = ("os",)  # its supports_dir_fd and the like are sets of functions
 # By what is looked for: of modules that hold none of it, the identity and the number of their names.
 _without: dict[frozenset[int], dict[int, int]] = {}
@@ -32,6 +35,7 @@ def substituted(functions: Sequence[tuple[Any, Any]], namespaces: Sequence[dict[
     Modules imported meanwhile get the first back at the end, too.
     """
     by_identity = {id(usual): stand_in for usual, stand_in in functions}
+    namespaces = [*namespaces, _NUMPYS_OPENERS]
     undo: list[Callable[[], None]] = []
     known = set(sys.modules)
     try:
