@@ -219,7 +219,6 @@ PYTHONS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "timers": (lambda: signal.getitimer(signal.ITIMER_PROF)[0] > 0, lambda: signal.setitimer(signal.ITIMER_PROF, 99)),
     "a thread": (lambda: threading.current_thread().name, lambda: setattr(threading.current_thread(), "name", "mine")),
     "the hub": (torch.hub.get_dir, lambda: torch.hub.set_dir("/nowhere")),
-    "precision": (lambda: torch.backends.cudnn.conv.fp32_precision, set_precision),
     "safe classes": (
         lambda: Meter in torch.serialization.get_safe_globals(),
         lambda: torch.serialization.add_safe_globals([Meter]),
@@ -229,6 +228,8 @@ PYTHONS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: Distribution.set_default_validate_args(not Distribution._validate_args),
     ),
 }  # fmt: skip
+if hasattr(torch.backends.cudnn, "conv"):  # from 2.9 on
+    PYTHONS["precision"] = (lambda: torch.backends.cudnn.conv.fp32_precision, set_precision)
 
 
 def test_what_stands_in_modules_is_as_before() -> None:
@@ -246,6 +247,8 @@ class DispatchMode(torch.utils._python_dispatch.TorchDispatchMode):
 
 
 def top_hooks() -> Any:
+    if not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"):
+        pytest.skip("this PyTorch does not tell which hooks saved tensors get")
     return torch._C._autograd._top_saved_tensors_default_hooks(True)  # type: ignore[attr-defined]
 
 

@@ -43,7 +43,7 @@ def _restorations() -> Iterator[Callable[[], object]]:
     yield partial(_restore_dispatch_modes, _dispatch_modes())
     yield partial(_restore_hooks, _hooks(), _SAVED._saved_tensors_hooks_get_disabled_error_message())
     yield partial(_restore_dual_level, forward_ad._current_level)
-    yield partial(_FUNCTORCH.pop_dynamic_layer_stack_and_undo_to_depth, _FUNCTORCH.get_dynamic_layer_stack_depth())
+    yield partial(_restore_transforms, _FUNCTORCH.get_dynamic_layer_stack_depth())
     yield partial(_restore_nesting, _nesting())
     yield partial(_restore_inference, torch.is_inference_mode_enabled())
     yield partial(setattr, _device, "CURRENT_DEVICE", _device.CURRENT_DEVICE)  # ``with torch.device(...)``
@@ -86,7 +86,8 @@ def _restore_function_modes(before: list[Any]) -> None:
 
 
 def _restore_dispatch_modes(before: list[Any]) -> None:
-    if not _are_same(_dispatch_modes(), before):
+    now = _dispatch_modes()  # held until all are taken: 2.6 crashes with what only its stack held
+    if not _are_same(now, before):
         while torch._C._len_torch_dispatch_stack():  # type: ignore[attr-defined]
             torch._C._pop_torch_dispatch_stack(None)  # type: ignore[attr-defined]
         for mode in before:
@@ -113,8 +114,9 @@ def _restore_keys(including: bool, before: Any) -> None:
 
 
 def _hooks() -> tuple[Any, ...]:
-    """The uppermost pair of hooks that tensors saved for the backward get."""
-    return _SAVED._top_saved_tensors_default_hooks(True) or ()
+    """The uppermost pair of hooks that tensors saved for the backward get; PyTorch 2.6 does not tell."""
+    uppermost = getattr(_SAVED, "_top_saved_tensors_default_hooks", None)
+    return (uppermost and uppermost(True)) or ()
 
 
 def _restore_hooks(before: tuple[Any, ...], refusal: str | None) -> None:
@@ -132,6 +134,12 @@ def _restore_hooks(before: tuple[Any, ...], refusal: str | None) -> None:
 def _restore_dual_level(before: int) -> None:
     while forward_ad._current_level > before:
         forward_ad.exit_dual_level()
+
+
+def _restore_transforms(before: int) -> None:
+    """One by one: PyTorch 2.6's function that takes all takes one too many."""
+    while _FUNCTORCH.get_dynamic_layer_stack_depth() > before:
+        _FUNCTORCH.pop_dynamic_layer_stack()
 
 
 def _nesting() -> int:

@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.backends.opt_einsum
 
 from oom_magic.predict.isolation.process.standard_library import standard_library_noted
 from oom_magic.predict.isolation.reach import is_users, is_users_module
