@@ -17,7 +17,14 @@ from oom_magic.explain.remedies.code import code_for, for_backend
 from oom_magic.explain.remedies.evaluation import RemedyEvaluator
 from oom_magic.explain.remedies.rehearsal import NotEvaluatedError, Rehearsal, SetupRehearsal
 from oom_magic.explain.remedies.remedy import AsItIs, Remedy, Situation, ranked
-from oom_magic.explain.remedies.texts import AGAINST_IN_ANY_RUN, code_of, printed_by_message, text_remedies, trains
+from oom_magic.explain.remedies.texts import (
+    AGAINST_IN_ANY_RUN,
+    code_of,
+    is_evaluation,
+    printed_by_message,
+    text_remedies,
+    trains,
+)
 from oom_magic.inputs import parse_bytes
 
 if TYPE_CHECKING:
@@ -56,6 +63,7 @@ AGAINST: Mapping[Cause, tuple[str, ...]] = {
 # Evidence that quotes the line which keeps tensors alive.
 _KEEPING_LINES = ("code_appends_tensors", "code_sums_tensors", "code_averages_tensors")
 _OF_LANGUAGE_MODELS = ("sdpa", "shorter_sequences_any", "lora", "qlora", "chunked_loss")
+_OF_INPUTS = (Cause.ACTIVATIONS, Cause.ATTENTION_SCORES, Cause.LOGITS_OR_LOSS, Cause.UNKNOWN)
 _AT_EVALUATION = ("no_grad", "smaller_evaluation_any")
 # Remedies that apply to training only.
 _OF_TRAINING = {
@@ -83,6 +91,10 @@ _IS_SO: Mapping[str, Callable[[TrainingSetup], bool]] = {
     "qlora": lambda setup: setup.method == "qlora",
     "smaller_batch_any": lambda setup: setup.microbatch_size == 1,
 }
+# Remedies that take other weights, and those for models of tokens.
+_QUANTIZING = ("quantized_model", "comfy_fp8", "qlora", "loaded_4bit", "loaded_8bit")
+_OF_TRANSFORMERS = ("transformers Trainer", "PEFT", "vLLM", "bitsandbytes", "deepspeed", "FSDP")
+_LARGE_INPUT = {"input_named", "larger_input_fails"}
 _ON_A_MAC = {"raise_limit": "mps_watermark"}
 # Its allocator has no segments that grow, its GPU shares the RAM, and bitsandbytes is made for other GPUs.
 _NOT_ON_A_MAC = {"expandable_segments", "offload", "fsdp_any", "qlora", "optimizer_8bit"}
@@ -179,13 +191,31 @@ def unpriced_remedies(diagnosis: Diagnosis, reason: Evidence = _NO_RUN) -> tuple
     elsewhere = text_remedies(diagnosis) if diagnosis.growth is None else None
     is_program = elsewhere is not None and bool(diagnosis.program)
     keys = elsewhere if is_program and elsewhere is not None else _keys(diagnosis, elsewhere, reason)
-    keys = tuple(dict.fromkeys((*printed_by_message(diagnosis), *keys)))
+    keys = tuple(dict.fromkeys(_applicable(diagnosis, (*printed_by_message(diagnosis), *keys))))
     if is_program:
         reason = _ELSEWHERE
     elif diagnosis.cause in _HOST_CAUSES:
         reason = _OF_HOST
     style = "plain" if is_program else _style(diagnosis)
     return tuple(_named(key, cost, diagnosis, style, reason) for cost, key in enumerate(keys))
+
+
+def _applicable(diagnosis: Diagnosis, keys: tuple[str, ...]) -> Iterator[str]:
+    """The remedies that this text leaves to be taken: what it has already is replaced by the next step."""
+    for key in keys:
+        if key in _QUANTIZING and "is_quantized" in diagnosis.told:
+            yield "smaller_model"
+        elif key == "sdpa" and "scaled_dot_product_attention" in diagnosis.code:
+            yield "flash_kernel"
+        else:
+            yield key
+
+
+def _is_of_tokens(diagnosis: Diagnosis) -> bool:
+    """Whether the model may be one of tokens; not where an author describes a run and names nothing of the kind."""
+    is_described = "trains" in diagnosis.told and not diagnosis.setup_phrases
+    has_sign = "attends" in diagnosis.told or set(_OF_TRANSFORMERS) & set(diagnosis.frameworks) or diagnosis.tensors
+    return bool(has_sign) or not is_described
 
 
 def _named(key: str, cost: int, diagnosis: Diagnosis, style: str, note: Evidence) -> Remedy:
@@ -200,14 +230,15 @@ def _named(key: str, cost: int, diagnosis: Diagnosis, style: str, note: Evidence
 def _keys(diagnosis: Diagnosis, elsewhere: tuple[str, ...] | None, reason: Evidence) -> tuple[str, ...]:
     """The remedies of a run in PyTorch, the first step first; ``elsewhere`` are those that its text determines."""
     keys = _against(diagnosis, reason) if elsewhere is None else elsewhere
-    if diagnosis.phase == "evaluation" and diagnosis.cause is Cause.ACTIVATIONS:
+    if is_evaluation(diagnosis):
         keys = _AT_EVALUATION
     if elsewhere and reason is _NO_RUN and not trains(diagnosis):
         keys = tuple(key for key in keys if key not in _OF_TRAINING) or keys
     if _may_be_shared(diagnosis):
         keys = (*keys, "check_processes")
-    if NO_LANGUAGE_MODEL.search(diagnosis.code):
-        keys = (*(key for key in keys if key not in _OF_LANGUAGE_MODELS), "smaller_input")
+    if NO_LANGUAGE_MODEL.search(diagnosis.code) or (reason is _NO_RUN and not _is_of_tokens(diagnosis)):
+        kept = tuple(key for key in keys if key not in _OF_LANGUAGE_MODELS)
+        keys = (*kept, "smaller_input") if diagnosis.cause in _OF_INPUTS else kept or keys
     if reason.key == "reason_cuda_graphs":
         keys = ("no_cuda_graphs", *keys)
     if diagnosis.backend == "mps":
@@ -222,9 +253,13 @@ def _against(diagnosis: Diagnosis, reason: Evidence) -> tuple[str, ...]:
     """The first remedies for the cause; for a text that mentions no training, those for any run."""
     any_run = AGAINST_IN_ANY_RUN.get(diagnosis.cause)
     is_open = diagnosis.cause is Cause.OTHER_PROCESS or not trains(diagnosis)
+    if diagnosis.cause is Cause.LEAK_OR_RETAINED_REFERENCE:
+        is_open = is_open and not diagnosis.place and not any(one.key.startswith("code_") for one in diagnosis.evidence)
     if any_run is not None and reason is _NO_RUN and is_open:
         return any_run
-    return AGAINST.get(diagnosis.cause, ())
+    keys = AGAINST.get(diagnosis.cause, ())
+    names_input = diagnosis.cause is Cause.ACTIVATIONS and any(one.key in _LARGE_INPUT for one in diagnosis.evidence)
+    return ("smaller_input", *keys) if names_input and reason is _NO_RUN else keys
 
 
 def _values_of(key: str, diagnosis: Diagnosis) -> Mapping[str, Any]:

@@ -8,10 +8,11 @@ from typing import Any
 from oom_magic.explain.diagnosis import Diagnosis
 from oom_magic.explain.evidence.budget import Budget
 from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence
+from oom_magic.explain.evidence.clues.programs import PROGRAMS
 from oom_magic.explain.evidence.judging import device_tool
 from oom_magic.explain.live.holders import Holder
 from oom_magic.explain.messages.failure import Failure
-from oom_magic.explain.remedies.texts import code_of, is_named_by_message
+from oom_magic.explain.remedies.texts import code_of, is_evaluation, is_named_by_message, trains
 from oom_magic.explain.sentences.catalogue import render_evidence, translate
 from oom_magic.language import Language
 from oom_magic.predict.setups.setup import in_words
@@ -34,6 +35,9 @@ _HUES = {
 }
 # Saved for the backward: an author who writes "activations" means these, too.
 _PARTS_OF_A_STEP = (Cause.LOGITS_OR_LOSS, Cause.ATTENTION_SCORES)
+_INFERENCE = frozenset(program.key for program in PROGRAMS if not program.trains)
+# Changes that a text determines more closely than its cause does.
+_SAID_FIRST = ("smaller_input", "keep_less", "flash_kernel", "tf_own_process", "smaller_model")
 _WITHOUT_EFFECT = ("workers", "clearing", "clipping")
 # The remedies that a proposal stands for, where it is not one remedy's key.
 _MEANS = {
@@ -136,7 +140,14 @@ def _cause(cause: Cause, diagnosis: Diagnosis) -> str:
         suffix = "_server" if failure is None or failure.limit_bytes is None else ""
     elif cause is Cause.WEIGHTS_TOO_BIG and any(one.key == "checkpoint_to_gpu" for one in diagnosis.evidence):
         suffix = "_twice"
+    elif cause is Cause.ACTIVATIONS and _infers(diagnosis):
+        suffix = "_inference"
     return translate(f"cause_{cause.value}{suffix}", diagnosis.lang)
+
+
+def _infers(diagnosis: Diagnosis) -> bool:
+    """Whether no training ran: a program that infers, or an author who says so."""
+    return diagnosis.program in _INFERENCE or ("infers" in diagnosis.told and not trains(diagnosis))
 
 
 def _why(diagnosis: Diagnosis) -> Block:
@@ -166,12 +177,12 @@ def _advice(diagnosis: Diagnosis, lang: Language) -> str:
     first = diagnosis.remedies[0] if diagnosis.remedies else None
     is_told = diagnosis.program or is_named_by_message(diagnosis)
     is_told = is_told or (diagnosis.cause is Cause.FRAGMENTATION and diagnosis.expandable_segments)
-    if first is not None and (code_of(first.key) is not None or is_told or first.key == "smaller_input"):
+    if first is not None and (code_of(first.key) is not None or is_told or first.key in _SAID_FIRST):
         return translate(f"remedy_{first.key}", lang, **first.values)
     if diagnosis.phase == "saving" and diagnosis.cause is Cause.WEIGHTS_TOO_BIG:
         return translate("advice_saving", lang, code=_STATE_ON_HOST)
-    is_evaluation = diagnosis.phase == "evaluation" and diagnosis.cause is Cause.ACTIVATIONS
-    key = "advice_evaluation" if is_evaluation else f"advice_{diagnosis.cause.value}"
+    in_evaluation = is_evaluation(diagnosis) or any(one.key == "grows_in_evaluation" for one in diagnosis.evidence)
+    key = "advice_evaluation" if in_evaluation else f"advice_{diagnosis.cause.value}"
     return translate(key, lang, tool=device_tool(diagnosis.backend))
 
 

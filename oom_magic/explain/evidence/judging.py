@@ -25,7 +25,7 @@ from oom_magic.explain.evidence.number_rules import (
     observations,
     overflow_rules,
 )
-from oom_magic.explain.evidence.situation_rules import situation_rules
+from oom_magic.explain.evidence.situation_rules import RESERVING, situation_rules
 from oom_magic.explain.evidence.text_rules import text_rules
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.explain.messages.normalization import clean
@@ -226,11 +226,19 @@ def _resembles_reports(failure: Failure | None, clues: Clues) -> bool:
 def _by_precedent(failure: Failure | None, clues: Clues, shares: Mapping[Cause, float]) -> Iterator[Support]:
     """The causes of similar public reports, where there is no clearer evidence."""
     is_of_device = failure is not None and failure.backend not in (None, "cpu") and "host_fills" not in clues.run.told
-    impossible = (_OF_HOST if is_of_device else frozenset()) | _contradicted(failure)
+    impossible = (_OF_HOST if is_of_device else frozenset()) | _contradicted(failure) | _unshown(failure, clues)
     likely = ((cause, share) for cause, share in shares.items() if cause not in impossible)
     for cause, share in islice(likely, _MOST_POSSIBLE):
         values = {"percent": max(5, 5 * round(20 * share)), "count": precedents().num_reports}
         yield Support(cause, _MOST_BY_PRECEDENT * math.sqrt(share), Evidence("precedents", values))
+
+
+def _unshown(failure: Failure | None, clues: Clues) -> frozenset[Cause]:
+    """Causes that claim something of which a text shows no sign: a limit that was set."""
+    takes_share = clues.program is not None and clues.program.program.key in RESERVING
+    takes_share = takes_share or (failure is not None and failure.backend == "mps")
+    is_shown = takes_share or {"names_share", "full_at_any_size", "smaller_share_helps"} & clues.run.told
+    return frozenset() if is_shown else frozenset({Cause.MEMORY_FRACTION_LIMIT})
 
 
 def _contradicted(failure: Failure | None) -> frozenset[Cause]:
@@ -409,6 +417,8 @@ def _check(cause: Cause, failure: Failure | None, clues: Clues) -> Evidence:
     if cause is Cause.FRAGMENTATION:
         return Evidence(f"check_{cause.value}", {"device": device_name(backend)})
     if cause is Cause.LEAK_OR_RETAINED_REFERENCE:
+        runtime = clues.program.program.key if clues.program is not None else ""
+        backend = runtime if runtime in _COUNTERS and backend != "cpu" else backend
         return Evidence(f"check_{cause.value}", {"call": _COUNTERS.get(backend or "cuda", _COUNTERS["cuda"])})
     if cause is Cause.MEMORY_FRACTION_LIMIT and backend == "mps":
         return Evidence(f"check_{cause.value}_mps")

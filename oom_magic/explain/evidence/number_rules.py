@@ -214,6 +214,8 @@ def _fragmentation(failure: Failure, clues: Clues) -> Iterator[Support]:
         return
     if stuck < held * MIN_STUCK_SHARE or stuck + (failure.free_bytes or 0) < requested or 2 * stuck < requested:
         return
+    if clues.accelerator == "hip" and (failure.free_bytes or 0) >= 2 * requested:
+        return  # the driver refused what it had free: nothing in PyTorch's cache explains that
     is_much, is_most = stuck >= held * _MUCH_STUCK_SHARE, stuck >= held * _MOSTLY_STUCK_SHARE
     values = {"stuck_bytes": stuck, "requested_bytes": requested}
     if stuck >= requested:
@@ -244,7 +246,9 @@ def _refused_with_room(failure: Failure, clues: Clues) -> Iterator[Support]:
     if not is_clear:
         return
     evidence = _free_above_request(failure)
-    if failure.backend == "hip":
+    for cause in (Cause.WEIGHTS_TOO_BIG, Cause.ACTIVATIONS, Cause.OPTIMIZER_STATE):
+        yield Support(cause, -0.7)
+    if "hip" in (failure.backend, clues.accelerator):
         if failure.total_bytes <= _CARVE_OUT_BYTES:
             evidence = Evidence("small_carve_out", {"total_bytes": failure.total_bytes})
         yield Support(Cause.DRIVER_LEVEL, 0.45, evidence)
@@ -252,8 +256,6 @@ def _refused_with_room(failure: Failure, clues: Clues) -> Iterator[Support]:
     on_windows = bool({"Windows", "WSL"} & set(clues.systems))
     yield Support(Cause.HOST_RAM if on_windows else Cause.DRIVER_LEVEL, 0.45, evidence)
     yield Support(Cause.FRAGMENTATION, 0.3, Evidence("address_space_in_pieces"))
-    for cause in (Cause.WEIGHTS_TOO_BIG, Cause.ACTIVATIONS, Cause.OPTIMIZER_STATE):
-        yield Support(cause, -0.7)
 
 
 def _free_above_request(failure: Failure) -> Evidence:
@@ -321,7 +323,7 @@ def judge_tip(failure: Failure, clues: Clues) -> Evidence | None:
         return None
     values = {"stuck_bytes": stuck, "requested_bytes": requested}
     with_free = {"free_bytes": free} if stuck < requested else {}
-    if stuck + free < requested:
+    if stuck + free < requested or not stuck:
         return Evidence("tip_does_not_apply", values)
     held = failure.pytorch_bytes or 0
     if stuck < held * MIN_STUCK_SHARE:

@@ -15,6 +15,8 @@ _BARE_FORMATS = (
     "told_device", "told_host", "told", "class_only", "short", "cuda_error_oom", "cuda_thc_pre0.4.1", "tensorflow",
     "jax", "paddle",
 )  # fmt: skip
+# A message that says which memory it was: words around it, and its own, add nothing.
+_TELLS_MEMORY = ("dataloader", "sigbus")
 # A single request of this share is an operation's result: weights of a layer are smaller.
 _LARGE_REQUEST_SHARE = 0.05
 _LARGE_REQUEST_BYTES = GIB
@@ -26,17 +28,18 @@ _LARGE_WEIGHTS = 12 * GIB  # most cards hold no more
 
 
 # Programs that take most of a device at their start.
-_RESERVING = ("vllm", "sglang", "server", "jax", "tensorflow", "paddle")
+RESERVING = ("vllm", "sglang", "server", "jax", "tensorflow", "paddle")
 # Clues that are enough for a judgement without a message.
 _TELLING = {
     "grows", "repeated_use", "saves", "dense_pairs", "keeps_graph", "collects_results", "smaller_share_helps",
     "crowds_one_device", "replays", "left_over", "rises_once", "rises_to_a_level", "workers", "full_at_any_size",
+    "frees_at_end",
 }  # fmt: skip
 
 
 def situation_rules(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     """The results of all rules on the situation."""
-    if failure is not None and failure.is_oom is False:
+    if failure is not None and (failure.is_oom is False or failure.format in _TELLS_MEMORY):
         return
     if _is_of_host(failure, clues):
         yield from _host(failure, clues)
@@ -59,20 +62,22 @@ def _tells_enough(clues: Clues) -> bool:
         told & _TELLING
         or clues.inputs
         or "uses_much" in told
-        or (clues.program is not None and clues.program.program.key in _RESERVING and "speaks_of_memory" in told)
+        or (clues.program is not None and clues.program.program.key in RESERVING and "speaks_of_memory" in told)
         or {"larger_input_fails", "speaks_of_memory", "speaks_of_gpu"} <= told
     )
 
 
 def _is_of_host(failure: Failure | None, clues: Clues) -> bool:
     """Whether the text is about the computer's own memory."""
-    if failure is not None and failure.backend not in (None, "cpu"):
-        return False
     told = clues.run.told
+    is_quoted = failure is not None and not failure.format.startswith("told")
+    if failure is not None and failure.backend not in (None, "cpu") and (is_quoted or "page_file" not in told):
+        return False
     if "left_over" in told and "host_fills" not in told:
         return False  # memory left by killed processes is the device's
     if (
-        {"host_fills", "killed"} & told
+        {"host_fills", "killed", "page_file"} & told
+        or ("shuts_down" in told and failure is None)
         or ("kernel_dies" in told and "speaks_of_gpu" not in told)
         or (failure is not None and failure.backend == "cpu")
     ):
@@ -94,6 +99,10 @@ def _host(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.HOST_RAM, 0.45, Evidence("told_killed"))
     if "host_fills" in told:
         yield Support(Cause.HOST_RAM, 0.6, Evidence("host_fills"))
+    if "page_file" in told:
+        yield Support(Cause.HOST_RAM, 0.6, Evidence("told_page_file"))
+    if "shuts_down" in told:
+        yield Support(Cause.HOST_RAM, 0.4, Evidence("told_shutdown"))
     if failure is not None and failure.format == "told_host":
         yield Support(Cause.HOST_RAM, 0.5, Evidence("meaning_told_host"))
     is_told = failure is None or failure.backend is None or failure.format == "told_host"
@@ -222,6 +231,10 @@ def _over_time(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, weight, Evidence("told_repeated"))
         if not {"larger_input_fails", "converses"} & told:
             yield Support(Cause.ACTIVATIONS, -0.3)  # one iteration had fitted the first time
+    if "frees_at_end" in told and "left_over" not in told:
+        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.5, Evidence("told_frees_at_end"))
+        yield Support(Cause.OTHER_PROCESS, 0.2, Evidence("told_frees_at_end"))
+        yield Support(Cause.ACTIVATIONS, -0.5)
     if "replays" in told:
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.4, Evidence("replay_buffer"))
         yield Support(Cause.ACTIVATIONS, -0.4)  # such nets are small
@@ -233,7 +246,7 @@ def _over_time(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.ACTIVATIONS, 0.6, Evidence("told_conversation"))
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, -0.5)
     yield from _growth_that_is_no_leak(clues)
-    if is_repeated or "grows" in told:
+    if (is_repeated or "grows" in told) and not {"left_over", "shares_device"} & told:
         yield Support(Cause.OTHER_PROCESS, -0.5)  # on a Mac such numbers count this process, too
     if "after_while" in told and not clues.run.is_late:
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.22, Evidence("told_late"))
@@ -279,7 +292,7 @@ def _settings(clues: Clues) -> Iterator[Support]:
 def _reserved(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     """Memory that a program reserves at its start: not a failure, but a configurable share."""
     program, told = clues.program, clues.run.told
-    if failure is not None or program is None or program.program.key not in _RESERVING:
+    if failure is not None or program is None or program.program.key not in RESERVING:
         return
     if {"uses_much", "speaks_of_memory"} & told and "grows" not in told:
         evidence = Evidence("program_reserves", {"program": program.program.name})

@@ -66,6 +66,14 @@ _BUFFER_STATISTICS = re.compile(
 _NO_CONTEXT = re.compile(
     r"cuCtxCreate|cuDevicePrimaryCtxRetain|THCGeneral\.c|in _lazy_init\b|_cuda_init\(|cudaSetDevice\("
 )
+# Programs that keep a part of the weights in page-locked RAM, and say so.
+_OFFLOADS = re.compile(r"loaded partially|MB offloaded|Attempting to release mmap|pin_shared_memory.{1,4}True")
+_OPENED = re.compile(r"^(?:/dev/nvidia\d{1,2}:)?[ \t]{1,40}\S{1,40}[ \t]{1,20}\d{1,9} F\.{2,4}m?\s", re.M)  # fuser -v
+_SLOTS = re.compile(r"n_ctx_per_seq \((\d{2,9})\)[\s\S]{0,2000}?kv_size = (\d{2,12})")
+# Where data are made ready, before a step runs.
+_DATA_FILE = re.compile(
+    r"(?:data_?(?:set|loader|module)?s?|cameras?|camera_utils|scene|load_\w+|\w+_(?:dataset|loader))(?:\.py|[/\\]__init__\.py)$"
+)
 _BUFFER_SHAPE = re.compile(r"Shape: [a-z]{1,4}\d{1,2}\[[\d,]+\]")
 
 
@@ -76,6 +84,8 @@ def text_rules(failure: Failure | None, clues: Clues, text: str) -> Iterator[Sup
     yield from _gathering(clues)
     yield from _code(clues)
     yield from _program(failure, clues)
+    yield from _offloaded(failure, clues, text)
+    yield from _data_on_device(failure, clues)
     yield from _frameworks(failure, text)
     yield from _run(failure, clues)
     yield from _checkpoint(clues)
@@ -117,6 +127,9 @@ def _gathering(clues: Clues) -> Iterator[Support]:
         weight = 0.8 if match.group() != "_maybe_log_save_evaluate" else 0.45
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, weight, Evidence("gathers_predictions"))
         yield Support(Cause.ACTIVATIONS, -0.5)
+    elif {"grows", "evaluates", "trains"} <= clues.run.told and clues.phase != "evaluation":
+        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.5, Evidence("grows_in_evaluation"))
+        yield Support(Cause.ACTIVATIONS, -0.3)
     elif "keeps_predictions" in clues.run.told and "evaluates" in clues.run.told:
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.6, Evidence("gathers_predictions"))
 
@@ -159,6 +172,25 @@ def _program(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(cause, 0.65, Evidence("above_own_share", values))
 
 
+def _offloaded(failure: Failure | None, clues: Clues, text: str) -> Iterator[Support]:
+    """Weights that wait in page-locked RAM: the driver's message, without PyTorch's numbers, can be about that RAM."""
+    if failure is None or failure.format != "cuda_error_oom" or clues.program is None or not _OFFLOADS.search(text):
+        return
+    yield Support(Cause.DRIVER_LEVEL, 0.5, Evidence("offloaded_pinned", {"program": clues.program.program.name}))
+    yield Support(Cause.ACTIVATIONS, -0.4)
+
+
+def _data_on_device(failure: Failure | None, clues: Clues) -> Iterator[Support]:
+    """Data that are put on the device as a whole: the failing line stands where they are made ready."""
+    if failure is None or failure.backend in ("cpu", None) or not clues.frames:
+        return
+    frame = clues.frames[-1]
+    is_set_up = frame.function in ("__init__", "setup", "prepare_data") or "load" in frame.function.lower()
+    if is_set_up and _DATA_FILE.search(frame.path):
+        yield Support(Cause.ACTIVATIONS, 0.5, Evidence("data_on_device", _where(clues)))
+        yield Support(Cause.WEIGHTS_TOO_BIG, -0.6)
+
+
 def _frameworks(failure: Failure | None, text: str) -> Iterator[Support]:
     """Causes by the logs of runtimes with their own allocator."""
     requested = None if failure is None else failure.requested_bytes
@@ -176,6 +208,10 @@ def _frameworks(failure: Failure | None, text: str) -> Iterator[Support]:
             "weights_bytes": round(float(parts.group(2)) * GIB),
         }
         yield Support(Cause.ACTIVATIONS, 0.7, Evidence("cache_exceeds_weights", values))
+    slots = _SLOTS.search(text)
+    if slots is not None and int(slots.group(2)) >= 2 * int(slots.group(1)):
+        count = int(slots.group(2)) // int(slots.group(1))
+        yield Support(Cause.ACTIVATIONS, 0.6, Evidence("parallel_slots", {"count": count, "length": slots.group(1)}))
     if failure is None:
         if _BUFFER_SHAPE.search(text):
             yield Support(Cause.ACTIVATIONS, 0.5, Evidence("buffers_listed"))
@@ -255,6 +291,8 @@ def _run(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     if "left_over" in told and (failure is None or failure.backend != "cpu"):
         yield Support(Cause.OTHER_PROCESS, 0.5, Evidence("told_left_over"))
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.2, Evidence("told_left_over"))
+        if not clues.faults:
+            yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, -0.4)  # what a process kept ends with it
     if "blames_fragments" in told:
         yield Support(Cause.FRAGMENTATION, 0.4, Evidence("told_pieces"))
     elif {"fragments", "varies_in_length"} <= told:
@@ -278,6 +316,8 @@ def _at_start(failure: Failure | None, text: str) -> Iterator[Support]:
     """A process that gets no context has allocated nothing yet: what fills the device is not its own."""
     if failure is not None and failure.pytorch_bytes is None and failure.backend == "cuda" and _NO_CONTEXT.search(text):
         yield Support(Cause.OTHER_PROCESS, 0.6, Evidence("no_context"))
+    if len(_OPENED.findall(text)) > 1:
+        yield Support(Cause.OTHER_PROCESS, 0.6, Evidence("device_is_open"))
 
 
 def _checkpoint(clues: Clues) -> Iterator[Support]:

@@ -67,9 +67,9 @@ class Failure:
     def self_listed_as_pid(self) -> int | None:
         """The pid under which the message lists this very process, as it does inside containers."""
         held = self.pytorch_bytes
-        if self.process_bytes is not None or held is None or self.stuck_bytes is None:
+        if self.process_bytes is not None or held is None:
             return None
-        slack = rounding_bytes(held) + rounding_bytes(self.stuck_bytes)
+        slack = rounding_bytes(held) + rounding_bytes(self.stuck_bytes or 0)
         holding = {
             pid: size for pid, size in self.other_processes if size and size - held >= -slack - rounding_bytes(size)
         }

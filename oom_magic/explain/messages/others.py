@@ -313,7 +313,14 @@ LINE_KINDS = (
     MessageKind("cuda_malloc_async", "cuda", True, re.compile(r"\bAllocation on device[ \t]*$", re.M), True),
     MessageKind("sigkill", "cpu", True, re.compile(_KILLED, re.M), True),
     MessageKind(
-        "memory_error", "cpu", True, re.compile(r"(?<![\w.])MemoryError\b(?!\()(?!: bad allocation: cuda)"), True
+        "memory_error",
+        "cpu",
+        True,
+        re.compile(
+            r"(?<![\w.])MemoryError\b(?!\()(?!: bad allocation: cuda)"
+            r"(?![^\n]{0,60}\b(?:on|of|for) (?:the )?(?:GPU|device)\b)"
+        ),
+        True,
     ),
     MessageKind(
         "class_only",

@@ -33,6 +33,7 @@ _BY_FORMAT: Mapping[str, tuple[str, ...]] = {
 _BY_EVIDENCE: Mapping[str, tuple[str, ...]] = {
     "request_absurd": ("find_tensor",),
     "request_above_any_device": ("find_tensor",),
+    "grows_in_evaluation": ("no_grad", "collect_on_host", "gather_on_host"),
     "gathers_predictions": ("gather_on_host", "smaller_evaluation_any"),
     "code_carries_state": ("detach_state", "no_grad"),
     "code_retains_graph": ("no_retain_graph", "detach"),
@@ -44,6 +45,10 @@ _BY_EVIDENCE: Mapping[str, tuple[str, ...]] = {
     "pinned_under_wsl": ("unpin",),
     "pinned_memory_used": ("unpin",),
     "wsl_pins_little": ("unpin", "close_processes_any"),
+    "offloaded_pinned": ("unpin_weights",),
+    "data_on_device": ("data_on_host", "smaller_input"),
+    "told_page_file": ("page_file",),
+    "parallel_slots": ("one_at_a_time",),
     "above_block_limit": ("relaxed_limits", "smaller_arrays"),
     "mps_watermark": ("mps_watermark", "smaller_input"),
     "mps_others": ("smaller_input", "mps_watermark", "close_apps"),
@@ -56,6 +61,8 @@ _OF_ANY_RUN = {
     "computing_told", "inference_told", "precedents", "told_conversation", "input_named", "larger_input_fails",
     "smaller_input_works", "told_whole", "large_request",
 }  # fmt: skip
+# Evidence that determines the first change in any program.
+_IN_ANY_PROGRAM = {"mps_others", "above_block_limit", "offloaded_pinned", "parallel_slots"}
 # Remedies for any run, used where a text does not mention training.
 AGAINST_IN_ANY_RUN: Mapping[Cause, tuple[str, ...]] = {
     Cause.ACTIVATIONS: ("smaller_input",),
@@ -67,11 +74,13 @@ AGAINST_IN_ANY_RUN: Mapping[Cause, tuple[str, ...]] = {
     Cause.REQUEST_ALONE_TOO_BIG: ("find_tensor", "smaller_input"),
     Cause.SYSMEM_FALLBACK: ("fallback_policy", "smaller_input", "quantized_model"),
     Cause.DRIVER_LEVEL: ("smaller_input",),
+    Cause.LEAK_OR_RETAINED_REFERENCE: ("keep_less", "restart_program"),
     Cause.UNKNOWN: ("smaller_input",),
 }
 # Statements by authors about runs that train.
 _TOLD_OF_TRAINING = {"trains", "training_fits", "adam_costs"}
 _TRAINERS = {"transformers Trainer", "deepspeed", "FSDP", "Lightning"}
+_HOST_CAUSES = (Cause.HOST_RAM, Cause.SHARED_MEMORY)
 _HOST_OFFLOAD = ("less_offload", "more_ram")
 _CODE: Mapping[str, tuple[str, str]] = {
     "vllm_utilization": ("vllm serve MODEL --gpu-memory-utilization 0.85", "bash"),
@@ -84,6 +93,12 @@ _CODE: Mapping[str, tuple[str, str]] = {
         "python -m sglang.launch_server --model-path MODEL --chunked-prefill-size 2048 --cuda-graph-max-bs 16", "bash",
     ),
     "tgi_tokens": ("text-generation-launcher --max-batch-prefill-tokens 2048 --max-batch-total-tokens 8192", "bash"),
+    "tgi_shards": ("text-generation-launcher --num-shard 2", "bash"),
+    "comfy_cache_none": ("python main.py --cache-none", "bash"),
+    "unpin_weights": ("python main.py --disable-pinned-memory   # ComfyUI", "bash"),
+    "one_at_a_time": ("OLLAMA_NUM_PARALLEL=1 ollama serve   # llama-server: -np 1", "bash"),
+    "data_on_host": ('images = images.cpu()            # all of them\nbatch = images[chosen].to("cuda")', "python"),
+    "tf_call": ("y = model(x, training=False)      # not model.predict(x)\ntf.keras.backend.clear_session()", "python"),
     "comfy_lowvram": ("python main.py --lowvram   # then --novram", "bash"),
     "comfy_fp8": ("python main.py --fp8_e4m3fn-unet", "bash"),
     "diffusers_offload": ("pipe.enable_model_cpu_offload()   # instead of pipe.to(...)", "python"),
@@ -141,14 +156,24 @@ def text_remedies(diagnosis: Diagnosis) -> tuple[str, ...] | None:
     if diagnosis.cause is Cause.REQUEST_ALONE_TOO_BIG and keys & {"request_absurd", "request_overflowed"}:
         return ("find_tensor",)  # the size is a mistake; a smaller input would not help
     program = _PROGRAMS.get(diagnosis.program)
-    is_device = failure is None or failure.backend != "cpu" or diagnosis.program in ("llama_cpp", "ollama")
+    own = () if program is None else dict(program.by_cause).get(diagnosis.cause, ())
+    if own and diagnosis.cause in (Cause.HOST_RAM, Cause.LEAK_OR_RETAINED_REFERENCE):
+        return (*_by_evidence(keys, diagnosis), *own)  # its other settings are about what fits at once
+    is_device = diagnosis.cause not in _HOST_CAUSES and (failure is None or failure.backend != "cpu")
+    is_device = is_device or diagnosis.program in ("llama_cpp", "ollama")
     if program is not None and is_device and diagnosis.cause is not Cause.NOT_OOM:
-        first = _by_evidence(keys & {"mps_others", "above_block_limit"}, diagnosis)
+        first = _by_evidence(keys & _IN_ANY_PROGRAM, diagnosis)
         return tuple(dict.fromkeys((*first, *program.remedies_against(diagnosis.cause))))
     if diagnosis.cause is Cause.HOST_RAM:
         return _against_host(diagnosis, keys)
+    return _of_run(diagnosis, keys, is_device)
+
+
+def _of_run(diagnosis: Diagnosis, keys: set[str], is_device: bool) -> tuple[str, ...] | None:
+    """The changes for a run in no program of its own settings; None where it trains."""
+    failure, cause = diagnosis.main_failure, diagnosis.cause
     is_windows = bool({"Windows", "WSL"} & set(diagnosis.systems))
-    if diagnosis.cause is Cause.FRAGMENTATION and (is_windows or diagnosis.expandable_segments):
+    if cause is Cause.FRAGMENTATION and (is_windows or diagnosis.expandable_segments):
         smaller = ("smaller_batch_any", "checkpointing") if trains(diagnosis) else ("smaller_input",)
         return ("max_split_size", *smaller) if is_windows else smaller
     is_inference = (
@@ -156,17 +181,15 @@ def text_remedies(diagnosis: Diagnosis) -> tuple[str, ...] | None:
         and "trains" not in diagnosis.told
         and is_device
     )
-    if is_inference and diagnosis.cause in (Cause.ACTIVATIONS, Cause.UNKNOWN, Cause.WEIGHTS_TOO_BIG):
-        return ("smaller_input", "quantized_model", "close_processes_any")
-    if (
-        is_device
-        and diagnosis.cause in (Cause.ACTIVATIONS, Cause.UNKNOWN)
-        and keys & _OF_ANY_RUN
-        and not trains(diagnosis)
-    ):
-        return ("smaller_input", "close_processes_any")
-    if is_device and diagnosis.cause is Cause.WEIGHTS_TOO_BIG and "weights_fill_card" in keys and not trains(diagnosis):
+    if is_inference and cause is Cause.WEIGHTS_TOO_BIG:
         return ("quantized_model", "offload", "close_processes_any")
+    if is_inference and cause in (Cause.ACTIVATIONS, Cause.UNKNOWN):
+        return ("smaller_input", "quantized_model", "close_processes_any")
+    if is_device and not trains(diagnosis):
+        if cause in (Cause.ACTIVATIONS, Cause.UNKNOWN) and keys & _OF_ANY_RUN:
+            return ("smaller_input", "close_processes_any")
+        if cause is Cause.WEIGHTS_TOO_BIG and "weights_fill_card" in keys:
+            return ("quantized_model", "offload", "close_processes_any")
     if diagnosis.backend == "mps" and trains(diagnosis):
         return None
     return _by_evidence(keys, diagnosis) or None
@@ -185,6 +208,12 @@ def trains(diagnosis: Diagnosis) -> bool:
     is_trainer = bool(_TRAINERS & set(diagnosis.frameworks)) and "infers" not in diagnosis.told
     is_told = bool(_TOLD_OF_TRAINING & diagnosis.told or diagnosis.setup_phrases)
     return is_told or in_step or is_trainer
+
+
+def is_evaluation(diagnosis: Diagnosis) -> bool:
+    """Whether what an evaluation computes did not fit: by its frames, or else by its author's words."""
+    told = diagnosis.phase is None and any(one.key == "told_evaluation" for one in diagnosis.evidence)
+    return diagnosis.cause is Cause.ACTIVATIONS and (diagnosis.phase == "evaluation" or told)
 
 
 def is_named_by_message(diagnosis: Diagnosis) -> bool:
@@ -211,4 +240,10 @@ def _against_host(diagnosis: Diagnosis, keys: set[str]) -> tuple[str, ...]:
         found += _HOST_OFFLOAD
     if "free_above_request" in keys:
         found += ["page_file", "close_processes_any"]
-    return tuple(dict.fromkeys((*found, *(() if found else ("fewer_workers", "stream_data")))))
+    loads = {"workers", "trains", "loads_data"} & diagnosis.told or "dataloader" in (_format_of(diagnosis) or "")
+    usual = ("fewer_workers", "stream_data") if loads else ("stream_data", "more_ram")
+    return tuple(dict.fromkeys((*found, *(() if found else usual))))
+
+
+def _format_of(diagnosis: Diagnosis) -> str | None:
+    return None if diagnosis.main_failure is None else diagnosis.main_failure.format

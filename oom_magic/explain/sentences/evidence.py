@@ -127,6 +127,23 @@ EVIDENCE: Sentences = {
         "Under WSL a CUDA error about memory is often about pinned memory of the host, of which little can be had."
     ),
     "code_collects_outputs": "What every step returns is kept until the epoch's end, for this hook: {line}",
+    "told_page_file": "The size of the page file decides: what fills is RAM, of which Windows counts each reservation.",
+    "told_shutdown": "The whole computer stops: a full GPU does not do that, full RAM or the power supply can.",
+    "grows_in_evaluation": (
+        "Memory grows during the evaluation: results stay on the GPU until its end, or each batch's graph does."
+    ),
+    "offloaded_pinned": (
+        "{program} keeps a part of the weights in pinned (page-locked) RAM, and the message lacks PyTorch's numbers: it"
+        " also comes where the system refuses to pin more."
+    ),
+    "data_on_device": "It failed while the data were made ready, before a step ran: they are put on the GPU: {code}",
+    "parallel_slots": (
+        "The cache is made for {count} requests at once, each of {length} tokens: that many times one context."
+    ),
+    "told_frees_at_end": (
+        "Memory comes back when the process ends: until then it is held, in this notebook or in another."
+    ),
+    "device_is_open": "The list shows processes that have the device open.",
     "told_killed": "The text says that the process was killed; the system does that when its RAM is full.",
     "told_offload": "Offloading to the CPU keeps parameters or optimizer state in RAM.",
     "request_above_any_device": "{requested_bytes} are more than any GPU has: a size on the failing line is wrong.",

@@ -112,8 +112,14 @@ REMEDIES: Sentences = {
     "remedy_sglang_prefill": (
         "SGLang: smaller chunks of the prompt and fewer graphs (--chunked-prefill-size, --cuda-graph-max-bs)."
     ),
-    "remedy_tgi_tokens": "Lower --max-batch-prefill-tokens and --max-batch-total-tokens, as the message says.",
+    "remedy_tgi_tokens": "Lower --max-batch-prefill-tokens and --max-batch-total-tokens.",
+    "remedy_tgi_shards": "Spread the model over several devices (--num-shard).",
     "remedy_comfy_lowvram": "Start ComfyUI with --lowvram (then --novram): weights stay in RAM until they are needed.",
+    "remedy_comfy_cache_none": "Start ComfyUI with --cache-none: models leave the RAM after the node that used them.",
+    "remedy_unpin_weights": (
+        "Switch the pinning of offloaded weights off (ComfyUI: --disable-pinned-memory): they wait in ordinary RAM."
+    ),
+    "remedy_one_at_a_time": "Serve one request at a time: each parallel slot has a cache of its own.",
     "remedy_comfy_tiled": "Decode in tiles: the node VAE Decode (Tiled).",
     "remedy_comfy_fp8": "Take a model in fp8 or GGUF.",
     "remedy_smaller_image": "Make the picture smaller, or fewer frames or pictures at once.",
@@ -166,6 +172,24 @@ REMEDIES: Sentences = {
         "Keep of each batch only what the metric needs, and move it to the RAM (preprocess_logits_for_metrics,"
         " eval_accumulation_steps)."
     ),
+    "remedy_data_on_host": (
+        "Keep the data in RAM and move only what a step needs to the GPU; some programs have a setting for it"
+        " (--data_device cpu)."
+    ),
+    "remedy_keep_less": (
+        "Compute under torch.no_grad(), and move results to the RAM (.cpu()) or drop them (del) before the next input."
+    ),
+    "remedy_restart_program": (
+        "If it is somebody else's program: look for a newer version, and restart it from time to time until then."
+    ),
+    "remedy_flash_kernel": (
+        "The line calls PyTorch's fused attention already, which stores the scores all the same with some masks, types"
+        " and cards: use flash attention, or give it fewer tokens (smaller pictures, shorter sequences)."
+    ),
+    "remedy_tf_own_process": (
+        "Run each model in a process of its own: TensorFlow gives a device's memory back only when its process ends."
+    ),
+    "remedy_tf_call": "In a loop call model(x), not model.predict(x); clear_session() between models.",
     "remedy_collect_on_host": "Collect results in RAM, not on the GPU.",
     "remedy_detach_state": "Cut the state off from the graph of the turn before.",
     "remedy_no_retain_graph": (

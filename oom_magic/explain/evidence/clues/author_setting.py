@@ -80,7 +80,8 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"\b(?:wan|hunyuan|ltx|mochi|cogvideo|animatediff|infinitetalk|sdxl?|flux|kandinsky|pixart|sora"
         r"|svd)[-_ ]?(?:\d\.\d|video|gp)?\b"
         r"[^\n]{0,80}\b(?:generat|frames?|prompts?|video|workflow|720p|480p|t2v|i2v|image|resolution)",
-        r"\b(?:text|image)[- ]?(?:to|2)[- ]?(?:video|image)\b|\b[ti]2[vi]\b|\bi2v|t2v\b", r"\bforge\b|\bworkflow\b",
+        r"\b(?:text|image)[- ]?(?:to|2)[- ]?(?:video|image)\b|\b[ti]2[vi]\b|\bi2v|t2v\b",
+        r"(?<!-)\bforge\b|\bworkflow\b",
         r"(?:generat|render)\w* (?:\w+ ){0,3}(?:frames|videos?|pictures?|images?)\b", r"\b(?:number of|more"
         r"|\d{1,6}) frames\b", r"positive prompts?|negative prompts?",
         r"(?:text|video|image)\s?encode\b|TextEncode|\bvae\b[^.\n]{0,12}\bdecod",
@@ -106,6 +107,17 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"generat(?:e|es|ing) (?:an? |the |\d{1,6} )?(?:\w+ )?(?:images?|pictures?|videos?|audio|text|samples?"
         r"|tokens?)",
         r"推理|生成(?:图片|图像|视频)",
+    ),
+    "attends": words(  # models of tokens: attention, adapters, sequences
+        r"transformers?\b|attention|attn|\b\w{0,12}bert\w*|\bgpt|llm|llama|qwen|mistral|gemma|deepseek|\bvit\b"
+        r"|\bt5\b",
+        r"\btokeni?[sz]?e?|\bsequences?\b|\bseq_?len|\bprompts?\b|\bloras?\b|\bpeft\b|\bsft\b|language model"
+        r"|translat\w+",
+    ),
+    "is_quantized": words(
+        r"gguf|\bfp8\b|\bnf4\b|\bint[48]\b|\b[a-z]?awq\b|\bgptq|[-_. ]q[2-8](?:_[0k]\w{0,3})?\b"
+        r"|\b[48][- ]?bits?\b|load_in_[48]bit|\beetq\b",
+        r"量化",
     ),
     "generates_tokens": words(r"\btok(?:en)?s?/s(?:ec)?\b|tokens? per second"),
     "workers": words(r"num_workers", r"\bdata ?loader\w* (?:\w+ )?work\w*", r"\bworkers? process\w*"),

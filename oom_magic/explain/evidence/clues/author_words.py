@@ -60,7 +60,11 @@ _NOTHING_RUNS = (
 TOLD: dict[str, re.Pattern[str]] = {
     **OF_THE_RUN,
     "grows": words(
-        rf"\b{_MEMORY}\b{_NEAR}{{0,60}}?\b(?:{_RISES})(?![^.\n]{{0,16}}\b(?:batch|resolution|length|limit|fraction)\b)",
+        rf"(?<!out of )(?<!out-of-)\b{_MEMORY}\b{_NEAR}{{0,60}}?\b(?:{_RISES})"
+        r"(?![^.\n]{0,16}\b(?:batch|resolution|length|limit|fraction|value)\b)",
+        # what took minutes or hours to fill had room before
+        r"after (?:running )?[^.,\n]{0,30}\b(?:minutes?|hours?|days?)\b[^.\n]{0,20}\b(?:memory|vram|ram) "
+        r"(?:is|gets|was|becomes|runs) (?:full|exhausted|used up|out)\b",
         rf"(?:increas|grow|accumulat|climb|leak|ris)ing\b[^.\n]{{0,30}}(?<!out of )(?<!out-of-)\b(?:gpu[- ]?)?"
         rf"{_MEMORY}\b"
         r"(?! ?(?:limit|fraction|size|request))",
@@ -138,11 +142,16 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:system|machine|computer|server) (?:is |was )?going out of memory",
         r"\(?NOT (?:on )?GPU",
         r"\bswap\b[^.\n]{0,30}(?:full|fill|exhaust|used)|\b(?:enter\w*|into|start\w*|requir\w*) swap\w*",
-        r"\b(?:writ\w+|go(?:es|ing)?|push\w*|spill\w*) to (?:the )?swap\b",
+        r"\b(?:writ\w+|go(?:es|ing)?|push\w*|spill\w*) (?:in)?to (?:the )?swap\b",
         r"\(cpu memory\)",
         r"(?:memory|usage) (?:usage )?exceeds? \d{2,4} ?gi?b and (?:the process|it)",
         r"\d{1,6} ?gb and \d{1,6} ?gb swap",
         r"(?:主机|系统|CPU|服务器)\s?内存[^\n]{0,20}(?:增|涨|满|耗尽|不足|爆)", r"内存(?:不足|不够|爆|溢出)",
+    ),
+    "page_file": words(
+        r"\b(?:fix|help|solv|larg|bigg|increas|enlarg|raise)\w*\b[^.\n]{0,40}"
+        r"\b(?:page ?file|paging file|virtual memory)\b"
+        r"|\b(?:page ?file|paging file)\b[^.\n]{0,40}\b(?:fix|help|solv|larger|bigger|increas|too small)\w*",
     ),
     "killed": KILLED,
     "kernel_dies": words(
@@ -207,9 +216,8 @@ TOLD: dict[str, re.Pattern[str]] = {
     ),
     "smaller_input_works": words(
         r"(?:small(?:er)?|low(?:er)?|short(?:er)?)[- ](?:\w+ )?(?:set|subset|data\w*|images?|quality|resolution|inputs?"
-        r"|sequences?|samples?|graphs?|scenes?|files?|size)\b[^\n]{0,40}\b(?:works?|fine|ok|not a problem"
-        r"|no problem|good"
-        r"|success\w*|runs?)",
+        r"|sequences?|samples?|graphs?|scenes?|files?|size)\b[^\n]{0,40}(?<!the )(?<!my )(?<!this )\b"
+        r"(?:works?\b|fine|ok|not a problem|no problem|good|success\w*|runs?\b)",
         r"reduc\w+ (?:the )?(?:image|input|resolution|sequence|patch|crop)\b[^.\n]{0,30}(?:works?|solve|help|fix)",
         r"works? (?:fine |well )?(?:with|for|on|at|up to) (?:small|low|short)",
         r"max(?:imum)? \w+ (?:i can use|that works|without oom)",
@@ -240,9 +248,12 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"|call|request"
         r"|attempt|video|batch of)\b(?! (?:step|epoch))",
         r"switch(?:ing|ed)? (?:between )?(?:models?|checkpoints?|loras?)",
-        r"(?:not|never|n't|without|refuse\w* to)\s(?:\w+\s){0,2}(?:releas\w*|free(?:d|s|ing)?\b(?! to)|unload\w*"
+        r"(?:not|never|n't|without|refuse\w* to)\s(?:\w+\s){0,2}(?:releas\w*|unload\w*"
+        r"|(?<!enough )free(?:d|s|ing)?\b(?! to)"
         r"|clear(?:ed|s|ing)\b|clear (?:the |its |up |any |gpu|v?ram|mem)|clean(?:ed|s|ing|up)?\b|let (?:it )?go)",
         r"(?:memory|vram)\s(?:\w+\s){0,2}(?:not|never)\s(?:\w+\s)?(?:released|freed|cleared|unloaded|cleaned)",
+        r"(?:memory|vram) (?:(?:do|does|did|wo|will|is|was)(?:n\'?t| not)|never) "
+        r"(?:get |go )?(?:clear|free|drop|down|fall)",
         r"\bchang(?:e|es|ing|ed) (?:of )?(?:the |my |between )?(?:loras?|models?|checkpoints?)",
         r"(?:every|each|after each|eighth|several) (?:generation|run|iteration|inference|workflow)\b(?! step)",
         r"\bmore than once\b|\brepeatedly\b|\btwice\b(?! as| (?:the )?(?:gpu )?memory)"
@@ -252,6 +263,10 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"|quit)", r"(?:have|need) to restart", r"each time i (?:run|call"
         r"|generate)",
         r"(?:显存|内存)[^\n，。]{0,8}(?:没有?|不|未|无法)(?:会|能|被|完全)*释放|(?:显存|内存)[^\n，。]{0,6}释放不[了掉]|第二次",
+    ),
+    "frees_at_end": words(  # what gives memory back shows who held it
+        r"\b(?:restart|stop|clos|shut)\w*\b[^.\n]{0,60}\b(?:kernel|notebook|container|docker|program|app|server|session)\b"
+        r"[^.\n]{0,40}\b(?:clear|free|releas)\w*",
     ),
     "keeps_graph": words(
         r"(?:non|un|not)[- ]?detached", r"without (?:\w+ )?`?\.?item\b", r"loss\w*[^.\n]{0,40}\+=",
@@ -307,7 +322,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"\b\d{1,2} (?:processes|kernels)\b[^.\n]{0,30}(?:are|were)?\s?(?:using|running|on)", r"zombie process",
         r"\b(?:gunicorn|uwsgi|uvicorn|celery)\b[^.\n]{0,60}(?:workers?\b|process)",
         r"(?:ran|run|running|started) (?:\w+ )?too (?:much|many)|\b(?:run|running|ran"
-        r"|start\w*) (?:another|other) (?:code|programs?"
+        r"|start\w*) (?:another|other|two|several|multiple) (?:code|programs?"
         r"|scripts?|jobs?|process\w*|training|experiments?)|(?:processes|jobs|programs|trainings) (?:are "
         r"|is |were )?already running",
         r"(?:others?|someone|somebody) (?:is|are|was|were) using", r"(?:gpu|card|device|memory|vram) (?:is|was"
@@ -366,6 +381,7 @@ TOLD: dict[str, re.Pattern[str]] = {
     ),
     "shuts_down": words(
         r"(?:system|computer|machine|pc) (?:shuts? ?down|reboots?|powers? off|restarts?)",
+        r"(?:computer|machine|pc) (?:\w+ ){0,3}(?:physically|hard|completely|fully) (?:crash|reboot|freez|hang)\w*",
         r"(?:系统|电脑|机器|服务器)(?:自动|突然|会|直接)?(?:关机|重启|死机)",
     ),
 }  # fmt: skip

@@ -69,6 +69,14 @@ _SERVER_CAUSES = (
     (Cause.OTHER_PROCESS, ("close_processes_any",)),
 )
 
+_LLAMA_STAGES = (
+    _stage("kv_cache", r"buffer for kv cache|kv_cache_init\(\) failed|llama_kv_cache_init: failed",
+           Cause.ACTIVATIONS, 0.75),
+    _stage("compute", r"compute (?:pp )?buffers|graph_reserve: failed|gallocr_reserve", Cause.ACTIVATIONS, 0.7),
+    _stage("loading", r"load_tensors|unable to allocate \w+ buffer|alloc_tensor_range|llama_model_load",
+           Cause.WEIGHTS_TOO_BIG, 0.7),
+)  # fmt: skip
+
 PROGRAMS: tuple[Program, ...] = (
     Program(
         "vllm", "vLLM",
@@ -96,7 +104,8 @@ PROGRAMS: tuple[Program, ...] = (
         default_cause=(Cause.MEMORY_FRACTION_LIMIT, 0.4),
     ),
     Program(
-        "sglang", "SGLang", re.compile(r"\bsglang\b|mem[_-]fraction[_-]static", re.I | re.A),
+        "sglang", "SGLang",
+        re.compile(r"\bsglang\b|mem[_-]fraction[_-]static|Received sigquit from a child process", re.I | re.A),
         (
             _stage("logits", r"(?:return|prompt|top)_logprob", Cause.LOGITS_OR_LOSS, 0.65),
             _stage("graphs", r"cuda_graph_runner|Capture cuda graph", Cause.MEMORY_FRACTION_LIMIT, 0.6),
@@ -114,13 +123,16 @@ PROGRAMS: tuple[Program, ...] = (
         "tgi", "Text Generation Inference",
         re.compile(r"text[-_]generation[-_](?:inference|launcher|server)|max[-_]batch[-_](?:prefill|total)[-_]tokens"),
         (_stage("loading", _LOADS, Cause.WEIGHTS_TOO_BIG, 0.6),
-         _stage("warmup", r"[Ww]armup|prefill tokens|total tokens", Cause.ACTIVATIONS, 0.6)),
-        remedies=("tgi_tokens", "quantized_model", "tensor_parallel"), by_cause=_SERVER_CAUSES,
+         _stage("warmup", r"(?<!after )(?<!after the )[Ww]armup|\d prefill tokens|total tokens",
+                Cause.ACTIVATIONS, 0.6)),
+        remedies=("tgi_tokens", "quantized_model", "tgi_shards"),
+        by_cause=((Cause.WEIGHTS_TOO_BIG, ("quantized_model", "tgi_shards", "tgi_tokens")),
+                  (Cause.OTHER_PROCESS, ("close_processes_any",))),
         default_cause=(Cause.ACTIVATIONS, 0.3),
     ),
     Program(
         "comfyui", "ComfyUI",
-        re.compile(r"comfy[/\\_]|ComfyUI|\b[KM]Sampler|SamplerCustomAdvanced|Got an OOM, unloading|VAEDecode"),
+        re.compile(r"comfy[/\\_]|(?i:ComfyUI)|\b[KM]Sampler|SamplerCustomAdvanced|Got an OOM, unloading|VAEDecode"),
         (
             _stage("vae", r"vae[/\\.]?decode|VAEDecode|decode_first_stage|first_stage_model|autoencoder|decode_tiled",
                 Cause.ACTIVATIONS, 0.75),
@@ -131,7 +143,9 @@ PROGRAMS: tuple[Program, ...] = (
                 r"|attention\.py", Cause.ACTIVATIONS, 0.5),
         ),
         remedies=("comfy_lowvram", "comfy_tiled", "smaller_image", "comfy_fp8"),
-        by_cause=((Cause.ACTIVATIONS, ("smaller_image", "comfy_tiled", "comfy_lowvram")),
+        by_cause=((Cause.HOST_RAM, ("comfy_cache_none", "comfy_fp8", "more_ram")),
+                  (Cause.LEAK_OR_RETAINED_REFERENCE, ("comfy_cache_none", "restart_program")),
+                  (Cause.ACTIVATIONS, ("smaller_image", "comfy_tiled", "comfy_lowvram")),
                   (Cause.WEIGHTS_TOO_BIG, ("comfy_fp8", "comfy_lowvram")),
                   (Cause.OTHER_PROCESS, ("close_processes_any",))),
         default_cause=(Cause.ACTIVATIONS, 0.3),
@@ -162,13 +176,7 @@ PROGRAMS: tuple[Program, ...] = (
         re.compile(
             r"llama_(?:model|kv|new|init|context|cpp)|llama\.cpp|ggml[_-]|LlamaCpp|llama-(?:server|cli)|\.gguf", re.I
         ),
-        (
-            _stage("kv_cache", r"buffer for kv cache|kv_cache_init\(\) failed|llama_kv_cache_init: failed",
-                   Cause.ACTIVATIONS, 0.75),
-            _stage("compute", r"compute (?:pp )?buffers|graph_reserve: failed|gallocr_reserve", Cause.ACTIVATIONS, 0.7),
-            _stage("loading", r"load_tensors|unable to allocate \w+ buffer|alloc_tensor_range|llama_model_load",
-                   Cause.WEIGHTS_TOO_BIG, 0.7),
-        ),
+        _LLAMA_STAGES,
         remedies=("llama_layers", "llama_context", "llama_cache_type", "llama_batch", "quantized_model"),
         by_cause=((Cause.ACTIVATIONS, ("llama_context", "llama_cache_type", "llama_batch", "llama_layers")),
                   (Cause.HOST_RAM, ("llama_context", "smaller_model", "more_ram"))),
@@ -176,8 +184,11 @@ PROGRAMS: tuple[Program, ...] = (
     ),
     Program(
         "ollama", "Ollama", re.compile(r"\bollama\b|model requires more system memory", re.I | re.A),
-        (_stage("kv_cache", r"memory\.required\.kv=|failed to create context", Cause.ACTIVATIONS, 0.45),),
-        remedies=("ollama_context", "ollama_parallel", "smaller_model", "more_ram"),
+        (*_LLAMA_STAGES,
+         _stage("kv_cache", r"memory\.required\.kv=|failed to create context", Cause.ACTIVATIONS, 0.45)),
+        remedies=("ollama_context", "ollama_parallel", "smaller_model"),
+        by_cause=((Cause.HOST_RAM, ("ollama_context", "smaller_model", "more_ram")),
+                  (Cause.OTHER_PROCESS, ("close_processes_any",))),
         default_cause=(Cause.ACTIVATIONS, 0.25),
     ),
     Program(
@@ -204,7 +215,8 @@ PROGRAMS: tuple[Program, ...] = (
         (_stage("loading", r"(?i)(?:trying|try|tried|unable|fails?) to load\b|(?:oom|memory)\w* (?:on|when|while"
                            r"|during) load", Cause.WEIGHTS_TOO_BIG, 0.55),),
         remedies=("smaller_image", "diffusers_vae", "diffusers_offload", "quantized_model"),
-        by_cause=((Cause.WEIGHTS_TOO_BIG, ("quantized_model", "diffusers_offload")),
+        by_cause=((Cause.HOST_RAM, ("quantized_model", "more_ram")),
+                  (Cause.WEIGHTS_TOO_BIG, ("quantized_model", "diffusers_offload")),
                   (Cause.OTHER_PROCESS, ("close_processes_any",))),
         default_cause=(Cause.ACTIVATIONS, 0.35),
     ),
@@ -227,11 +239,13 @@ PROGRAMS: tuple[Program, ...] = (
         "tensorflow", "TensorFlow",
         re.compile(r"tensorflow|ResourceExhaustedError: OOM|allocator GPU_\d|keras", re.I | re.A),
         (), trains=True, remedies=("tf_growth", "smaller_batch_plain", "close_processes_any"),
+        by_cause=((Cause.LEAK_OR_RETAINED_REFERENCE, ("tf_own_process", "tf_call")),
+                  (Cause.OTHER_PROCESS, ("close_processes_any", "tf_growth"))),
     ),
     Program(
         "rapids", "RAPIDS", re.compile(r"\bcudf\b|\brmm\b|rapids|cuml|dask[-_]cuda", re.I | re.A),
         (), remedies=("rapids_chunks", "rapids_managed", "close_processes_any"),
-        default_cause=(Cause.REQUEST_ALONE_TOO_BIG, 0.3),
+        default_cause=(Cause.ACTIVATIONS, 0.3),
     ),
     Program(
         "cupy", "CuPy", re.compile(r"\bcupy\b|\bcp\.\w+\(|chainer"),
@@ -265,6 +279,8 @@ _GENERAL = (
     "llama_cpp",
     "ollama",
 )
+# A text that compares such servers is about the one that it names first.
+_SERVERS = ("vllm", "sglang", "tgi")
 _BY_FORMAT = {
     "vllm": "vllm", "vllm_startup": "vllm", "sglang": "sglang", "tgi": "tgi", "llama_cpp": "llama_cpp",
     "llama_cpp_host": "llama_cpp", "ollama_host": "ollama", "onnxruntime": "onnxruntime", "tensorrt": "tensorrt",
@@ -279,6 +295,8 @@ def find_program(text: str, trace: str, message_format: str | None = None) -> Pr
     With a training loop in the frames no server failed, even if one is named.
     """
     by_format = _BY_FORMAT.get(message_format or "")
+    if by_format == "llama_cpp" and next(one for one in PROGRAMS if one.key == "ollama").pattern.search(text):
+        by_format = "ollama"  # it runs llama.cpp
     trains = bool(_TRAINS.search(trace) or _TRAINS.search(text))
     for program in PROGRAMS:
         is_meant = program.key == by_format
@@ -286,10 +304,20 @@ def find_program(text: str, trace: str, message_format: str | None = None) -> Pr
             continue
         is_meant = is_meant or bool(program.pattern.search(trace))
         if not is_meant and not trains:
-            is_meant = bool(program.pattern.search(text))
+            is_meant = bool(program.pattern.search(text)) and _is_first_server(program, text)
         if is_meant and (not trains or program.key in _GENERAL or by_format):
             return ProgramUse(program, _stage_of(program, text, trace), _budget_of(program, text))
     return None
+
+
+def _is_first_server(program: Program, text: str) -> bool:
+    """Whether no other inference server is named before this one."""
+    if program.key not in _SERVERS:
+        return True
+    named = [
+        (match.start(), one.key) for one in PROGRAMS if one.key in _SERVERS and (match := one.pattern.search(text))
+    ]
+    return min(named)[1] == program.key
 
 
 def _stage_of(program: Program, text: str, trace: str) -> Stage | None:

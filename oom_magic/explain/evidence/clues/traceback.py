@@ -195,7 +195,8 @@ _FRAMEWORKS = {
 }
 _SYSTEMS = {
     "Windows": re.compile(
-        r"\b[A-Za-z]:[/\\](?![/\\])|PS [A-Z]:\\|\bpowershell\b|\$env:|\bWindows ?(?:1[01]\b|Server)|\bwin ?1[01]\b",
+        r"\b[A-Za-z]:[/\\](?![/\\])|PS [A-Z]:\\|\bpowershell\b|\$env:|\bWindows ?(?:1[01]\b|Server)|\bwin ?1[01]\b"
+        r"|\b(?:on|under|for) Windows\b(?!,| and| or|/)",
         re.I | re.A,
     ),
     "WSL": re.compile(r"\bWSL ?2?\b|/mnt/[a-z]/", re.A),
