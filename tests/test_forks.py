@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import mmap
+import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -74,6 +79,43 @@ def test_what_fails_here_too_is_raised_where_it_is_asked_for() -> None:
     with pytest.raises(ZeroDivisionError):
         copies.made(2, fail)
     copies.close()
+
+
+def test_copies_write_nothing_that_is_shared(tmp_path: Path) -> None:
+    mapped, anonymous = np.memmap(tmp_path / "map", mode="w+", shape=8), mmap.mmap(-1, 8)
+    lock, tensor = multiprocessing.Lock(), torch.zeros(3).share_memory_()
+
+    def write(number: int) -> int:
+        mapped[:], anonymous[:2] = number, b"xx"
+        tensor.fill_(number)
+        lock.acquire()
+        return os.getpid() if mapped[0] == tensor[0] == number else 0
+
+    copies = Forks(write, call, 3, False)
+    copies.ahead([1, 2])
+    assert copies.made(1, write) != os.getpid()
+    copies.close()
+    assert not mapped.any() and not tensor.any() and anonymous[:2] == bytes(2)
+    assert np.fromfile(tmp_path / "map", np.uint8).sum() == 0
+    assert lock.acquire(block=False)
+
+
+def test_a_copy_that_is_ended_puts_back_what_it_did(tmp_path: Path) -> None:
+    def stay(number: int) -> int:
+        folder = tmp_path / f"{number}"
+        try:
+            folder.mkdir()
+            time.sleep(60)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        return number
+
+    copies = Forks(stay, call, 3, False)
+    copies.ahead([1, 2])
+    while not list(tmp_path.iterdir()):
+        time.sleep(0.01)
+    copies.close()
+    assert not list(tmp_path.iterdir())
 
 
 def train(batch_size: int, width: int) -> None:

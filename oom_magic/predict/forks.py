@@ -7,16 +7,20 @@ end, is done here, with all that follows. Where a GPU is in use, or a fork is no
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import pickle
 import select
 import signal
+import stat
 import struct
 import sys
+import time
 import warnings
 from collections.abc import Callable, Collection, Hashable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic, TypeVar
 
 import torch
@@ -26,7 +30,10 @@ from oom_magic.predict.isolation.live_objects import heap_set_aside
 _JOB_BYTES = 512  # in the list, padded: below PIPE_BUF, so that a job is written and read as a whole
 _DONE = struct.Struct("qqqq")  # number of the job, process, where its result begins in the copy's file, and its length
 _LOOK_SECONDS = 0.5  # between two looks whether the copies still live
+_END_SECONDS = 1.0  # that a copy has to put back what it changed outside of its memory
 MOST_LOOKS = 120  # in a row without a result, after which the copies are given up
+_MOST_COPIED_BYTES = 1 << 28  # of a piece of shared memory that has no file
+_FIXED = 0x10  # MAP_FIXED of sys/mman.h
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 _Job = TypeVar("_Job", bound=Hashable)
@@ -87,11 +94,16 @@ class Forks(Generic[_Job, _Made]):
                 self._made[taken] = make_here(taken)
 
     def close(self, ended: Collection[int] = ()) -> None:
-        """End the copies that have not ``ended``; what they were at is dropped."""
-        for process in self._files.keys() - ended:
-            with suppress(ProcessLookupError, ChildProcessError):
-                os.kill(process, signal.SIGKILL)
-                os.waitpid(process, 0)
+        """End the copies that have not ``ended``; what they were at is interrupted, so that it leaves no files."""
+        running = set(self._files.keys() - ended)
+        until = time.monotonic() + _END_SECONDS
+        for sent in (signal.SIGTERM, signal.SIGKILL):
+            for process in running:
+                with suppress(ProcessLookupError):
+                    os.kill(process, sent)
+            while running and (sent == signal.SIGKILL or time.monotonic() < until):
+                running -= set(filter(_has_ended, running))
+                time.sleep(_END_SECONDS / 100 if running else 0)
         for number in (*self._files.values(), *self._pipes):
             os.close(number)
         self._files, self._pipes = {}, ()
@@ -117,6 +129,8 @@ class Forks(Generic[_Job, _Made]):
         """What a copy does: jobs, until the list is closed. Interrupts are for its parent, with which it ends."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        _make_shared_memory_private()
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
         listed, put, _unused, told = self._pipes
         os.close(put)
@@ -180,3 +194,50 @@ class Forks(Generic[_Job, _Made]):
         if not sys.platform.startswith("linux") or torch.cuda.is_initialized():
             return 0
         return min(len(os.sched_getaffinity(0)) - self.works, self.most)
+
+
+def _has_ended(process: int) -> bool:
+    """Whether a child has ended, which is taken note of."""
+    try:
+        return os.waitpid(process, os.WNOHANG)[0] == process
+    except ChildProcessError:
+        return True
+
+
+def _make_shared_memory_private() -> None:
+    """Replace writable memory that other processes share (maps of files, semaphores) by copies in the same place.
+
+    A fork shares it, so a dry run would write into the user's map of a file. Raises OSError for what cannot be copied.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (*[ctypes.c_void_p, ctypes.c_size_t], *[ctypes.c_int] * 3, ctypes.c_long)
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        place, rights, offset, _device, inode, *path = line.split(maxsplit=5)
+        if "w" not in rights or not rights.endswith("s"):
+            continue
+        start, end = (int(number, 16) for number in place.split("-"))
+        file = _opened(path, int(inode))
+        if file == -1 and end - start > _MOST_COPIED_BYTES:
+            raise OSError(f"{end - start} bytes are shared")
+        contents = ctypes.string_at(start, end - start) if file == -1 else b""
+        flags = mmap.MAP_PRIVATE | _FIXED | (mmap.MAP_ANONYMOUS if file == -1 else 0)
+        granted = mmap.PROT_READ | mmap.PROT_WRITE | (mmap.PROT_EXEC if "x" in rights else 0)
+        if libc.mmap(start, end - start, granted, flags, file, int(offset, 16)) != start:
+            raise OSError(ctypes.get_errno(), "mmap")
+        ctypes.memmove(start, contents, len(contents))
+        if file != -1:
+            os.close(file)
+
+
+def _opened(path: list[str], inode: int) -> int:
+    """The number of a mapped file, opened anew; -1 where it has no name any more. Raises OSError for a device."""
+    try:
+        found = Path(path[0]).stat()
+    except (OSError, IndexError):
+        return -1
+    if found.st_ino != inode:
+        return -1
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(f"{path[0]} is mapped")
+    return os.open(path[0], os.O_RDONLY)
