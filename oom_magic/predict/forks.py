@@ -150,9 +150,11 @@ class Forks(Generic[_Job, _Made]):
                     length += len(found)
 
     def _pickled(self, job: _Job) -> bytes:
-        """What was made of a job; nothing where that failed."""
+        """What was made of a job; nothing where that failed. Raises KeyboardInterrupt where this copy is to end."""
         try:
             return pickle.dumps(self.make(job), protocol=5)
+        except KeyboardInterrupt:
+            raise
         except BaseException:
             return b""
 
