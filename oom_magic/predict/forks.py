@@ -7,6 +7,7 @@ end, is done here, with all that follows. Where a GPU is in use, or a fork is no
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import pickle
@@ -221,7 +222,7 @@ def _make_shared_memory_private() -> None:
         start, end = (int(number, 16) for number in place.split("-"))
         file = _opened(path, int(inode))
         if file == -1 and end - start > _MOST_COPIED_BYTES:
-            raise OSError(f"{end - start} bytes are shared")
+            raise OSError(errno.ENOMEM, "mmap")
         contents = ctypes.string_at(start, end - start) if file == -1 else b""
         flags = mmap.MAP_PRIVATE | _FIXED | (mmap.MAP_ANONYMOUS if file == -1 else 0)
         granted = mmap.PROT_READ | mmap.PROT_WRITE | (mmap.PROT_EXEC if "x" in rights else 0)
@@ -241,5 +242,5 @@ def _opened(path: list[str], inode: int) -> int:
     if found.st_ino != inode:
         return -1
     if not stat.S_ISREG(found.st_mode):
-        raise OSError(f"{path[0]} is mapped")
+        raise OSError(errno.ENOTSUP, "mmap")
     return os.open(path[0], os.O_RDONLY)
