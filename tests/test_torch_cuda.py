@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,72 @@ def test_every_module_of_torch_cuda_answers_alike(tmp_path: Path, monkeypatch: p
 
     om.dry_run(ask)
     assert not list(tmp_path.iterdir())
+
+
+PRIVATE = ("torch._C", "dummy base class", "Storage device not recognized", "INTERNAL ASSERT")
+
+
+def public_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
+    cuda: Any = torch.cuda
+    modules = (cuda, cuda.memory, cuda.nvtx, cuda.random, cuda.nccl, cuda.profiler, cuda.tunable, torch.accelerator)
+    for module in modules:
+        for name, function in vars(module).items():
+            home = getattr(function, "__module__", None) or ""
+            if callable(function) and name[0] != "_" and home.startswith(("torch", "oom_magic")):
+                yield f"{module.__name__}.{name}", function
+
+
+def asked(function: Callable[..., Any]) -> str:
+    """The words of the error that it raises, if any; a ValueError or TypeError is about the missing arguments."""
+    try:
+        function()
+    except (AttributeError, RuntimeError, AssertionError, OSError) as error:
+        return str(error)
+    except (ValueError, TypeError):
+        pass
+    return ""
+
+
+def test_every_public_name_answers_or_is_refused_in_words() -> None:
+    def ask() -> None:
+        for name, function in public_functions():
+            with contextlib.suppress(NotImplementedError):
+                said = asked(function)
+                wrong.extend([f"{name}: {said}"] if any(word in said for word in PRIVATE) else [])
+
+    wrong: list[str] = []
+    om.dry_run(ask)
+    assert not wrong
+
+
+def test_what_is_set_of_a_card_is_told_again_and_reaches_no_real_one() -> None:
+    def ask() -> None:
+        cuda: Any = torch.cuda
+        cuda.set_sync_debug_mode("warn"), cuda.tunable.enable(), cuda.tunable.set_filename("found.csv")
+        assert cuda.get_sync_debug_mode() == 1 and cuda.tunable.is_enabled()
+        assert cuda.tunable.get_filename() == "found.csv"
+        assert cuda.device_memory_used() == cuda.mem_get_info()[1] - cuda.mem_get_info()[0] > 0
+        assert torch.accelerator.memory_stats() == cuda.memory_stats()
+        assert cuda.get_device_properties(0).shared_memory_per_block_optin == 99 * 1024
+        assert torch.UntypedStorage(2 * MIB, device="cuda").nbytes() == 2 * MIB and torch.backends.cuda.is_built()
+        getattr(cuda.memory, "_set_allocator_settings")("expandable_segments:True")  # noqa: B009
+        for refused in (lambda: cuda.FloatStorage(3), cuda.caching_allocator_enable, cuda.current_blas_handle):
+            with pytest.raises(NotImplementedError, match=r"torch\.cuda.* cannot be dry-run"):
+                refused()
+        with pytest.raises(RuntimeError, match="the pretend machine has one GPU"):
+            cuda.get_device_name(3)
+
+    report = om.dry_run(ask, gpu="RTX 3060")
+    assert report.peak_allocated_bytes == 2 * MIB
+    assert any(
+        "_set_allocator_settings('expandable_segments:True'): not done" in one.text for one in report.assumptions
+    )
+
+
+def test_code_that_is_executed_from_text_has_the_card() -> None:
+    """What ``exec(open("train.py").read())`` runs is no library that is being imported."""
+    code = "import torch\nassert torch.ones(3, device='cuda' if torch.cuda.is_available() else 'cpu').is_cuda"
+    om.dry_run(lambda: exec(code, {}))
 
 
 def of_sizes() -> None:

@@ -31,6 +31,7 @@ from oom_magic.predict.fake_cuda.device_view import (
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.graphs import graphs_followed
 from oom_magic.predict.fake_cuda.legacy_types import legacy_types
+from oom_magic.predict.fake_cuda.not_followed import refused_by_name, without_effect
 from oom_magic.predict.fake_cuda.places import Place
 from oom_magic.predict.fake_cuda.torch_cuda import Cards, torch_cuda_answers
 from oom_magic.predict.fake_cuda.transfers import storages_followed
@@ -55,6 +56,8 @@ def torch_patches(cards: Cards, view: DeviceView, assume: Callable[[str], None])
     return [
         *torch_cuda_answers(cards),
         *legacy_types(),
+        *refused_by_name(),
+        *without_effect(assume),
         *graphs_followed(gpu),
         *cuda_build(gpu),
         *fast_paths(assume),

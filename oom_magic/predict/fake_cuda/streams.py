@@ -243,6 +243,7 @@ class Streams:
             "Stream": self.Stream,
             "Event": FakeEvent,
             "ExternalStream": external,
+            "get_stream_from_external": external,
             "StreamContext": _StreamContext,
             "stream": _StreamContext,
             "set_stream": set_stream,

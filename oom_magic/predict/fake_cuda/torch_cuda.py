@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from oom_magic.language import _
 from oom_magic.memory.allocator.segments import Block
 from oom_magic.memory.timeline import MarkKind
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
@@ -71,15 +72,34 @@ def _is_available(is_really: bool) -> Callable[[], bool]:
             if frame.f_back is None:
                 break
             frame = frame.f_back
-        is_library = not is_users_file(frame.f_code.co_filename)
+        file = frame.f_code.co_filename
+        is_library = not file.startswith("<") and not is_users_file(file)  # code that is executed may be the user's
         return is_really if is_library and frame.f_code.co_name == "<module>" else True
 
     return is_available
 
 
+# Shared memory of a multiprocessor, and the most that one block can ask for: CUDA C++ Programming Guide, "Compute
+# Capabilities". A block leaves 1 KiB to the system from 8.0 on.
+_SHARED_KIB = {
+    (7, 0): (96, 96), (7, 5): (64, 64), (8, 0): (164, 163), (8, 6): (100, 99), (8, 9): (100, 99), (9, 0): (228, 227),
+    (10, 0): (228, 227), (12, 0): (100, 99),
+}  # fmt: skip
+
+
+class _Properties(SimpleNamespace):
+    """What is known of a card."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            _("get_device_properties().{name} is not known of the pretend {card}", name=name, card=self.name)
+        )
+
+
 def _properties(gpu: GPU, total_bytes: int) -> SimpleNamespace:
     """What ``get_device_properties`` returns."""
-    return SimpleNamespace(
+    per_multiprocessor, optin = _SHARED_KIB.get(gpu.capability, (48, 48))
+    return _Properties(
         name=gpu.name,
         major=gpu.capability[0],
         minor=gpu.capability[1],
@@ -92,6 +112,13 @@ def _properties(gpu: GPU, total_bytes: int) -> SimpleNamespace:
         max_threads_per_multi_processor=gpu.threads_per_multiprocessor,
         regs_per_multiprocessor=65536,
         shared_memory_per_block=49152,
+        shared_memory_per_block_optin=optin * 1024,
+        shared_memory_per_multiprocessor=per_multiprocessor * 1024,
+        max_threads_per_block=1024,
+        pci_domain_id=0,
+        pci_bus_id=1,
+        pci_device_id=0,
+        uuid="00000000-0000-0000-0000-000000000000",
         L2_cache_size=gpu.l2_cache_bytes,
     )
 
@@ -200,8 +227,16 @@ def torch_cuda_answers(cards: Cards) -> Patches:
         (torch.cuda, answers),
         *((module, {name: answer for name, answer in answers.items() if hasattr(module, name)}) for module in modules),
         (torch.cuda.nvtx, {"_nvtx": _Markers()}),
-        *([(torch.accelerator, _accelerator_answers(cards))] if hasattr(torch, "accelerator") else []),
+        (torch.backends.cuda, {"is_built": _is_available(torch.backends.cuda.is_built())}),
+        *((module, _accelerator_answers(cards, module)) for module in _accelerators()),
     ]
+
+
+def _accelerators() -> Iterator[Any]:
+    """``torch.accelerator`` and its module of memory, where this PyTorch has them."""
+    for name in ("torch.accelerator", "torch.accelerator.memory"):
+        if name in sys.modules:
+            yield sys.modules[name]
 
 
 def _answer(value: Any) -> Callable[..., Any]:
@@ -216,11 +251,11 @@ def _fixed(cards: Cards) -> dict[str, Any]:
         "_lazy_init": None, "synchronize": None, "manual_seed": None, "manual_seed_all": None,
         "seed": None, "seed_all": None, "initial_seed": 0, "ipc_collect": None,
         "reset_accumulated_memory_stats": None,
-        "get_device_name": gpu.name, "get_device_capability": gpu.capability,
         "is_tf32_supported": gpu.capability >= (8, 0),
         "get_arch_list": [f"sm_{gpu.capability[0]}{gpu.capability[1]}"],
-        "utilization": 0, "set_rng_state": None, "set_rng_state_all": None,
-        "list_gpu_processes": "", "temperature": 0, "power_draw": 0, "clock_rate": 0, "memory_usage": 0,
+        "utilization": 0, "_sleep": None, "set_rng_state": None, "set_rng_state_all": None,
+        "list_gpu_processes": "GPU:0\nno processes are running", "temperature": 0, "power_draw": 0, "clock_rate": 0,
+        "memory_usage": 0,
         "_record_memory_history": None, "_save_segment_usage": None, "_save_memory_usage": None,
         "host_memory_stats_as_nested_dict": {}, "reset_accumulated_host_memory_stats": None,
         "reset_peak_host_memory_stats": None, "get_allocator_backend": "native", "check_error": None,
@@ -231,10 +266,12 @@ def _fixed(cards: Cards) -> dict[str, Any]:
 def _of_cards(cards: Cards) -> dict[str, Any]:
     """Answers about the cards, their capabilities and the current one."""
 
-    def generator_state(*_: Any) -> torch.Tensor:
+    def generator_state(*_unused: Any) -> torch.Tensor:
         return torch.zeros(16, dtype=torch.uint8, device="cpu")
 
-    properties = _properties(cards.gpu.card, cards.total_bytes)
+    card, properties = cards.gpu.card, _properties(cards.gpu.card, cards.total_bytes)
+    synchronization = [0]
+    modes = ("default", "warn", "error")
     runtime = SimpleNamespace(
         cudaMemGetInfo=cards.memory_info, cudaProfilerStart=_answer(0), cudaProfilerStop=_answer(0),
         cudaGetErrorString=str, cudaHostRegister=_answer(0), cudaHostUnregister=_answer(0),
@@ -248,9 +285,15 @@ def _of_cards(cards: Cards) -> dict[str, Any]:
         "_maybe_exchange_device": cards.exchange,
         "can_device_access_peer": lambda device, peer: device != peer,
         "get_device_properties": lambda device=None: cards.named(device) >= 0 and properties,
+        "get_device_name": lambda device=None: cards.named(device) >= 0 and card.name,
+        "get_device_capability": lambda device=None: cards.named(device) >= 0 and card.capability,
+        "get_sync_debug_mode": lambda: synchronization[0],
+        "set_sync_debug_mode": lambda mode: synchronization.__setitem__(
+            0, modes.index(mode) if mode in modes else mode
+        ),
         "is_available": _is_available(torch.cuda.is_available()),
         "get_rng_state": generator_state,
-        "get_rng_state_all": lambda *args: [generator_state() for _ in cards.gpu.recorders],
+        "get_rng_state_all": lambda *args: [generator_state() for _unused in cards.gpu.recorders],
         "cudart": lambda: runtime,
     }
 
@@ -272,10 +315,11 @@ def _of_memory(cards: Cards) -> dict[str, Any]:
         "memory_snapshot": lambda *args, **kwargs: cards.snapshot(),
         "_snapshot": lambda *args, **kwargs: {
             "segments": cards.snapshot(),
-            "device_traces": [[] for _ in cards.gpu.recorders],
+            "device_traces": [[] for _unused in cards.gpu.recorders],
         },
         "memory_stats_as_nested_dict": _counter(cards, CudaCounters.stats),
         "mem_get_info": cards.memory_info,
+        "device_memory_used": lambda device=None: -int(np.subtract(*cards.memory_info(device))),
         "empty_cache": cards.empty_cache,
         "set_per_process_memory_fraction": cards.limit,
         "get_per_process_memory_fraction": cards.fraction,
@@ -294,8 +338,8 @@ class _Markers:
         return lambda *args: 0
 
 
-def _accelerator_answers(cards: Cards) -> dict[str, Any]:
-    """Replacements for attributes of ``torch.accelerator``, where this PyTorch has them."""
+def _accelerator_answers(cards: Cards, module: Any) -> dict[str, Any]:
+    """Replacements for attributes of ``torch.accelerator`` or its module of memory."""
     answers: dict[str, Any] = {
         **_of_memory(cards),
         "is_available": lambda: True,
@@ -310,8 +354,8 @@ def _accelerator_answers(cards: Cards) -> dict[str, Any]:
         "set_stream": lambda stream: torch.cuda.set_stream(stream),
         "synchronize": _answer(None),
         "get_memory_info": cards.memory_info,
+        "memory_stats": lambda device=None: torch.cuda.memory_stats(device),
     }
-    module = getattr(torch, "accelerator", None)
     return {name: answer for name, answer in answers.items() if hasattr(module, name)}
 
 

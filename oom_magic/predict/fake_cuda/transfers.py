@@ -118,7 +118,14 @@ def storages_followed(gpu: FakeGPU) -> dict[str, Any]:
             place = gpu.place(whole)
             return usual(storage) if place is None else gpu.copy_to(whole, place, "aten::copy_").untyped_storage()
 
-    resize = torch.UntypedStorage.resize_
+    resize, make = torch.UntypedStorage.resize_, torch.UntypedStorage.__new__
+
+    def new(kind: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+        if device is None or torch.device(device).type != "cuda":
+            return make(kind, *args, **({} if device is None else {"device": device}), **kwargs)
+        size = args[0] if args else kwargs.get("size", 0)
+        like = torch.empty(size, dtype=torch.uint8) if isinstance(size, int) else torch.tensor(size, dtype=torch.uint8)
+        return like.to(device).untyped_storage()
 
     def resize_(storage: torch.UntypedStorage, size: int) -> Any:
         resized = resize(storage, size)
@@ -126,7 +133,7 @@ def storages_followed(gpu: FakeGPU) -> dict[str, Any]:
             gpu.resized(storage)
         return resized
 
-    return {"clone": clone, "data_ptr": data_ptr, "resize_": resize_}
+    return {"__new__": new, "clone": clone, "data_ptr": data_ptr, "resize_": resize_}
 
 
 HANDLERS: dict[OpOverload, Handler] = {

@@ -1,0 +1,132 @@
+"""What of ``torch.cuda`` is not followed: answered without effect, or refused by its name.
+
+Else it would reach a real card, change settings of the process for good, or fail inside a PyTorch without CUDA.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from oom_magic.language import _
+from oom_magic.predict.isolation.patching import Patches
+
+_ALLOCATORS = (
+    "caching_allocator_alloc caching_allocator_delete caching_allocator_enable change_current_allocator MemPool"
+    " use_mem_pool"
+)
+_NAMES = {
+    "torch.cuda": f"{_ALLOCATORS} current_blas_handle current_solver_handle GreenContext",
+    "torch.cuda.memory": _ALLOCATORS,
+    "torch.cuda.nccl": "all_reduce broadcast all_gather reduce_scatter unique_id init_rank",
+    "torch.cuda.jiterator": "_create_jit_fn _create_multi_output_jit_fn",
+    "torch.cuda.gds": "gds_register_buffer gds_deregister_buffer GdsFile",
+    "torch.cuda.green_contexts": "GreenContext",
+}
+
+
+def refused_by_name() -> Patches:
+    """The functions, and the classes of old typed storages, each of which raises NotImplementedError."""
+    table: list[tuple[Any, dict[str, Any]]] = []
+    for home, names in _NAMES.items():
+        module = sys.modules.get(home)
+        known = [name for name in names.split() if hasattr(module, name)]
+        table.append((module, {name: _refused(f"{home}.{name}") for name in known}))
+    storages = [name for name in vars(torch.cuda) if name.endswith("Storage") and name != "_CudaLegacyStorage"]
+    return [
+        *((module, names) for module, names in table if names),
+        (torch.cuda, {name: _refused_class(name) for name in storages}),
+    ]
+
+
+def _refused(name: str) -> Callable[..., Any]:
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(_words(name))
+
+    return refused
+
+
+def _refused_class(name: str) -> type:
+    """A class, since code asks whether something is an instance."""
+
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(_words(f"torch.cuda.{name}"))
+
+    return type(name, (), {"__new__": refused, "__module__": "torch.cuda"})
+
+
+def _words(name: str) -> str:
+    return _("{name} cannot be dry-run: a pretend card has nothing that it could use. Leave it out.", name=name)
+
+
+def without_effect(assume: Callable[[str], None]) -> Patches:
+    """Settings of a real card's libraries."""
+    settings = {
+        "_set_allocator_settings": _settings_left(assume),
+        "_get_memory_metadata": _answer(""),
+        "_set_memory_metadata": _answer(None),
+    }
+    return [
+        (torch.cuda.memory, {name: value for name, value in settings.items() if hasattr(torch.cuda.memory, name)}),
+        (torch.cuda.tunable, _tunable_answers()),
+        (torch.backends.cuda, {"cufft_plan_cache": _Plans()}),
+    ]
+
+
+def _answer(value: Any) -> Callable[..., Any]:
+    return lambda *args, **kwargs: value
+
+
+class _Plans:
+    """``torch.backends.cuda.cufft_plan_cache``: none is ever kept."""
+
+    size, max_size = 0, 4096
+
+    def __getitem__(self, device: Any) -> _Plans:
+        return self
+
+    def clear(self) -> None:
+        """Nothing is in it."""
+
+
+def _settings_left(assume: Callable[[str], None]) -> Callable[[str], None]:
+    """``torch.cuda.memory._set_allocator_settings``: what it sets is of the process, real cards included."""
+
+    def _set_allocator_settings(settings: str) -> None:
+        assume(
+            _(
+                "torch.cuda.memory._set_allocator_settings({settings!r}): not done; PYTORCH_CUDA_ALLOC_CONF in the"
+                " environment is what a dry run follows",
+                settings=settings,
+            )
+        )
+
+    return _set_allocator_settings
+
+
+def _tunable_answers() -> dict[str, Callable[..., Any]]:
+    """``torch.cuda.tunable``: what is set is told again; nothing is tuned."""
+    kept: dict[str, Any] = {
+        "enabled": False, "tuning_enabled": True, "record_untuned_enabled": False, "max_tuning_duration": 30,
+        "max_tuning_iterations": 100, "filename": "", "rotating_buffer_size": 0, "numerical_check_tolerances": None,
+    }  # fmt: skip
+
+    def set_to(name: str) -> Callable[..., None]:
+        return lambda value=True, *_unused, **_options: kept.update({name: value})
+
+    def tell(name: str) -> Callable[[], Any]:
+        return lambda: kept[name]
+
+    found: dict[str, Callable[..., Any]] = {
+        "enable": set_to("enabled"), "is_enabled": tell("enabled"), "tuning_enable": set_to("tuning_enabled"),
+        "tuning_is_enabled": tell("tuning_enabled"), "record_untuned_enable": set_to("record_untuned_enabled"),
+        "record_untuned_is_enabled": tell("record_untuned_enabled"), "get_results": tuple, "get_validators": tuple,
+        "read_file": _answer(False), "write_file": _answer(True), "write_file_on_exit": _answer(None),
+        "tune_gemm_in_file": _answer(None), "mgpu_tune_gemm_in_file": _answer(None),
+    }  # fmt: skip
+    for name in kept:
+        found |= {f"set_{name}": set_to(name), f"get_{name}": tell(name)}
+    return {name: answer for name, answer in found.items() if hasattr(torch.cuda.tunable, name)}
