@@ -11,6 +11,7 @@ from oom_magic.explain.evidence.causes import Cause
 from oom_magic.explain.evidence.tensors import dims_in_text, name_tensor, requested_window
 from oom_magic.explain.explainer import explain
 from oom_magic.explain.messages.reading import read
+from oom_magic.predict.setups.setup import TrainingSetup
 from oom_magic.units import GIB, MIB, format_bytes
 
 ROBERTA = {"batch": 4, "seq": 1024, "heads": 12, "hidden": 768, "vocab": 50265, "intermediate": 3072}
@@ -99,3 +100,9 @@ def test_a_size_that_fits_another_length_than_the_texts_is_told():
     assert diagnosis.tensors[0].formula == "seq 320 x batch 32 x vocab 32128 x float32 = 1.23 GiB"
     assert diagnosis.cause is not Cause.LOGITS_OR_LOSS
     assert "at another these have" in str(diagnosis)
+
+
+def test_a_length_that_is_given_is_not_another():
+    message = render("T6", Numbers(requested=round(1.23 * GIB), total=20 * GIB, allocated=15 * GIB, stuck=3 * GIB))[0]
+    setup = TrainingSetup("t5-small", microbatch_size=32, seq_len=256)
+    assert explain(message, setup=setup, fast=True, lang="en").tensor_note == "tensor_none_fits"

@@ -21,6 +21,7 @@ from oom_magic.explain.evidence.tensors import (
     Dims,
     TensorAnswer,
     TensorCandidate,
+    at_another_length,
     dims_in_text,
     dims_of_setup,
     name_tensor,
@@ -176,13 +177,18 @@ class Explainer:
             return _Findings(holders=holders, about_holders=evidence)
         growth = find_growing_containers(error, self.names, self.locate, main)
         location = locate_failure(error, self.report, main, clues.phase, self.names)
-        tensor = _tensors(main, self._dims(reading.text), location, clues)
+        tensor = _tensors(main, *self._supposed_tensors(main, reading.text), location, clues)
         return _Findings(location, tensor, growth, holders, evidence)
 
-    def _dims(self, text: str) -> Dims:
+    def _supposed_tensors(self, failure: Failure, text: str) -> tuple[TensorAnswer, bool]:
+        """The tensors that the message alone suggests, and whether sizes of the model are known."""
         if self.setup is not None:
-            return dims_of_setup(self.setup)
-        return dims_in_text(text, preset_dims() if self.models is None else self.models)
+            dims = dims_of_setup(self.setup)
+            return name_tensor(failure, dims), bool(dims)
+        dims = dims_in_text(text, preset_dims() if self.models is None else self.models)
+        answer = name_tensor(failure, dims)
+        is_none_so_long = answer.note == "tensor_none_fits" and "seq" in dims
+        return at_another_length(failure, dims) if is_none_so_long else answer, bool(dims)
 
     def _judgement(self, reading: _Reading, findings: _Findings) -> Judgement:
         """The judgement from the text, refined by the findings."""
@@ -223,13 +229,14 @@ def _diagnosis(reading: _Reading, findings: _Findings, judgement: Judgement) -> 
     )
 
 
-def _tensors(failure: Failure, dims: Dims, location: FailureLocation, clues: Clues) -> TensorAnswer:
-    """Candidates for the tensor: from frames and report if possible, else from the message."""
-    supposed = name_tensor(failure, dims)
+def _tensors(
+    failure: Failure, supposed: TensorAnswer, has_dims: bool, location: FailureLocation, clues: Clues
+) -> TensorAnswer:
+    """Candidates for the tensor: from frames and report if possible, else those ``supposed`` by the message."""
     if failure.shape is None and not _is_guessable(failure, clues):
         supposed = TensorAnswer(note="tensor_unknown_model" if failure.requested_bytes else supposed.note)
     best_fit = max((one.fit for one in supposed.candidates), default=0)
-    least_fit = max(best_fit * _WORTH_SHOWING, _LEAST_FIT if dims else _LEAST_BLIND_FIT)
+    least_fit = max(best_fit * _WORTH_SHOWING, _LEAST_FIT if has_dims else _LEAST_BLIND_FIT)
     likely = tuple(one for one in supposed.candidates if one.fit >= least_fit)
     if not location.candidates:
         if not likely:

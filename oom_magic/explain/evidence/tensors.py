@@ -157,13 +157,16 @@ def name_tensor(failure: Failure, dims: Mapping[str, int | str] | None = None) -
     best: dict[str, TensorCandidate] = {}
     for candidate in found:
         best.setdefault(candidate.formula, candidate)
-    if not best and "seq" in known:  # what the text names is a limit or a default as often as the batch's length
-        elsewhere = name_tensor(failure, {name: size for name, size in known.items() if name != "seq"})
-        fitting = tuple(one for one in elsewhere.candidates if "seq" in one.formula and one.fit >= _LEAST_FIT)
-        return TensorAnswer(fitting, "tensor_other_length" if fitting else "tensor_none_fits")
     if not best:
         return TensorAnswer(note="tensor_none_fits" if known else "tensor_unknown_model")
     return TensorAnswer(tuple(best.values())[:_MOST_CANDIDATES])
+
+
+def at_another_length(failure: Failure, dims: Mapping[str, int | str]) -> TensorAnswer:
+    """The tensors where the length is another than the text says: a limit or a default as often as the batch's own."""
+    elsewhere = name_tensor(failure, {name: size for name, size in dims.items() if name != "seq"})
+    fitting = tuple(one for one in elsewhere.candidates if "seq" in one.formula and one.fit >= _LEAST_FIT)
+    return TensorAnswer(fitting, "tensor_other_length" if fitting else "tensor_none_fits")
 
 
 def requested_window(failure: Failure) -> tuple[int, int] | None:
