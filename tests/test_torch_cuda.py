@@ -117,9 +117,10 @@ def test_what_is_set_of_a_card_is_told_again_and_reaches_no_real_one() -> None:
         assert cuda.device_memory_used() == cuda.mem_get_info()[1] - cuda.mem_get_info()[0] > 0
         assert torch.accelerator.memory_stats() == cuda.memory_stats()
         assert cuda.get_device_properties(0).shared_memory_per_block_optin == 99 * 1024
+        assert cuda.FloatStorage([1.0, 2.0]).nbytes() == 8
         assert torch.UntypedStorage(2 * MIB, device="cuda").nbytes() == 2 * MIB and torch.backends.cuda.is_built()
         getattr(cuda.memory, "_set_allocator_settings")("expandable_segments:True")  # noqa: B009
-        for refused in (lambda: cuda.FloatStorage(3), cuda.caching_allocator_enable, cuda.current_blas_handle):
+        for refused in (cuda.MemPool, cuda.caching_allocator_enable, cuda.current_blas_handle):
             with pytest.raises(NotImplementedError, match=r"torch\.cuda.* cannot be dry-run"):
                 refused()
         with pytest.raises(RuntimeError, match="the pretend machine has one GPU"):

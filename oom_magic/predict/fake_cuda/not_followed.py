@@ -29,17 +29,13 @@ _NAMES = {
 
 
 def refused_by_name() -> Patches:
-    """The functions, and the classes of old typed storages, each of which raises NotImplementedError."""
+    """The functions and classes, each of which raises NotImplementedError."""
     table: list[tuple[Any, dict[str, Any]]] = []
     for home, names in _NAMES.items():
         module = sys.modules.get(home)
         known = [name for name in names.split() if hasattr(module, name)]
         table.append((module, {name: _refused(f"{home}.{name}") for name in known}))
-    storages = [name for name in vars(torch.cuda) if name.endswith("Storage") and name != "_CudaLegacyStorage"]
-    return [
-        *((module, names) for module, names in table if names),
-        (torch.cuda, {name: _refused_class(name) for name in storages}),
-    ]
+    return [(module, names) for module, names in table if names]
 
 
 def _refused(name: str) -> Callable[..., Any]:
@@ -47,15 +43,6 @@ def _refused(name: str) -> Callable[..., Any]:
         raise NotImplementedError(_words(name))
 
     return refused
-
-
-def _refused_class(name: str) -> type:
-    """A class, since code asks whether something is an instance."""
-
-    def refused(*args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError(_words(f"torch.cuda.{name}"))
-
-    return type(name, (), {"__new__": refused, "__module__": "torch.cuda"})
 
 
 def _words(name: str) -> str:
