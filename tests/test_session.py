@@ -6,7 +6,6 @@ import copy
 import gc
 import os
 import random
-import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -241,9 +240,6 @@ def test_a_generator_on_the_gpu_draws_there() -> None:
     assert type(generator) is torch.Generator
 
 
-@pytest.mark.skipif(
-    sys.version_info[:2] == (3, 12), reason="CPython 3.12 begins with frozen objects: none are set aside"
-)
 def test_what_the_user_froze_stays_frozen() -> None:
     with heap_set_aside():
         assert gc.get_freeze_count() > 0

@@ -413,6 +413,22 @@ def test_an_open_autocast_block_does_no_harm(users: Users) -> None:
     assert report.breakdown["parameter"]
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_what_the_user_froze_is_exchanged_and_stays_frozen(users: Users, is_first: bool) -> None:
+    """No list of objects shows what ``gc.freeze`` was called for."""
+    session, kept = DrySession(has_bar=False), []
+    session.run(lambda: None if is_first else kept.append(torch.ones(3, device="cuda")), [{"kept": kept}])
+    gc.freeze()
+    try:
+        session.run(users.train, [users.names, {"kept": kept}])
+        users.check()
+        assert gc.get_freeze_count() > 10_000
+    finally:
+        gc.unfreeze()
+    session.run(gc.freeze)
+    assert gc.get_freeze_count() == 0
+
+
 def test_what_holds_a_weak_reference_made_in_the_run_does_no_harm(users: Users) -> None:
     seen: list[Any] = []
 

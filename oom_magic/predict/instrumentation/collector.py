@@ -18,10 +18,11 @@ from oom_magic.predict.isolation.live_objects import (
     count_objects,
     heap_set_aside,
     num_live_objects,
+    users_thawed,
 )
 from oom_magic.predict.isolation.patching import patched
 
-_collect = gc.collect
+_collect, _freeze = gc.collect, gc.freeze
 _SELDOM, _PER_CALL = 4, 64  # look at the young objects with every fourth operator, or where there are many, less often
 
 
@@ -45,8 +46,9 @@ class Collector:
     def standing_in(self) -> Iterator[None]:
         """While a dry run lasts. Earlier objects count as old and are only examined if they hold pretended tensors."""
         if self._num_own():
-            gc.collect()
-            yield from self._standing_in()
+            with users_thawed():
+                gc.collect()
+                yield from self._standing_in()
         else:
             with heap_set_aside(collects=False):
                 yield from self._standing_in()
@@ -62,7 +64,7 @@ class Collector:
     def begin(self) -> None:
         """The user's code begins: earlier objects count as old."""
         if are_set_aside():
-            gc.freeze()
+            _freeze()
             self._own_before = self._num_own()
         else:
             self._collect_now(1)
@@ -117,4 +119,6 @@ class Collector:
             "disable": lambda: turn(False),
             "isenabled": lambda: self._is_on,
             "collect": self._collect_now,
+            "freeze": lambda: None,
+            "unfreeze": lambda: None,
         }

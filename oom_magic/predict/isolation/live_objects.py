@@ -37,6 +37,7 @@ class LiveObjects:
     num_objects: int = 0  # all that the collector knows
 
 
+_FROZEN_BY_PYTHON = 1000  # at most: CPython 3.12 begins with some hundred frozen objects
 _aside: list[LiveObjects] = []  # what ``heap_set_aside`` found
 
 
@@ -45,20 +46,40 @@ def heap_set_aside(collects: bool = True) -> Iterator[None]:
     """For many dry runs in a row: objects that are alive now are examined once, not in each run.
 
     Unless ``collects``, what is dead counts as alive; a full collection takes a second for ten million objects.
-    Where the user froze objects (``gc.freeze``) nothing is set aside: thawing would thaw theirs too.
     """
-    if _aside or gc.get_freeze_count():
+    if _aside:
         yield
         return
     if collects:
         collect_garbage()
+    with users_thawed():
+        try:
+            _aside.append(find_live_objects())  # not a variable: the frame may live on in a traceback
+            gc.freeze()
+            yield
+        finally:
+            _aside.clear()
+            gc.unfreeze()
+
+
+@contextmanager
+def users_thawed() -> Iterator[None]:
+    """What the user froze (``gc.freeze``), which no list of objects shows, counts as all others for a while.
+
+    It is frozen again at the end, when what is dead is collected first, as it would never be again.
+    """
+    if _aside:
+        yield
+        return
+    was_frozen = gc.get_freeze_count() > _FROZEN_BY_PYTHON
+    gc.unfreeze()
     try:
-        _aside.append(find_live_objects())  # not a variable: the frame may live on in a traceback
-        gc.freeze()
         yield
     finally:
-        _aside.clear()
-        gc.unfreeze()
+        gc.unfreeze()  # the run's own doing
+        if was_frozen:
+            collect_garbage()
+            gc.freeze()
 
 
 def find_live_objects() -> LiveObjects:
