@@ -93,6 +93,11 @@ _IS_SO: Mapping[str, Callable[[TrainingSetup], bool]] = {
 }
 # Remedies that take other weights, and those for models of tokens.
 _QUANTIZING = ("quantized_model", "comfy_fp8", "qlora", "loaded_4bit", "loaded_8bit")
+# By what a run has it already.
+_HAD_BY = {
+    "lora": "has_lora", "mixed_precision": "has_half", "half_weights": "has_half", "checkpointing": "has_checkpointing",
+    "smaller_batch_any": "has_batch_of_one",
+}  # fmt: skip
 _OF_TRANSFORMERS = ("transformers Trainer", "PEFT", "vLLM", "bitsandbytes", "deepspeed", "FSDP")
 _LARGE_INPUT = {"input_named", "larger_input_fails"}
 _ON_A_MAC = {"raise_limit": "mps_watermark"}
@@ -202,7 +207,10 @@ def unpriced_remedies(diagnosis: Diagnosis, reason: Evidence = _NO_RUN) -> tuple
 
 def _applicable(diagnosis: Diagnosis, keys: tuple[str, ...]) -> Iterator[str]:
     """The remedies that this text leaves to be taken: what it has already is replaced by the next step."""
+    is_settled = not diagnosis.setup_phrases and not diagnosis.story.proposals  # a guide proposes what it sets
     for key in keys:
+        if is_settled and _HAD_BY.get(key) in diagnosis.told and len(keys) > 1:
+            continue
         if key in _QUANTIZING and "is_quantized" in diagnosis.told:
             yield "smaller_model"
         elif key == "sdpa" and "scaled_dot_product_attention" in diagnosis.code:
@@ -253,7 +261,8 @@ def _against(diagnosis: Diagnosis, reason: Evidence) -> tuple[str, ...]:
     """The first remedies for the cause; for a text that mentions no training, those for any run."""
     any_run = AGAINST_IN_ANY_RUN.get(diagnosis.cause)
     is_open = diagnosis.cause is Cause.OTHER_PROCESS or not trains(diagnosis)
-    if diagnosis.cause is Cause.LEAK_OR_RETAINED_REFERENCE:
+    if diagnosis.cause is Cause.LEAK_OR_RETAINED_REFERENCE and any_run is not None:
+        any_run = any_run if "uses_torch" not in diagnosis.told else any_run[::-1]
         is_open = is_open and not diagnosis.place and not any(one.key.startswith("code_") for one in diagnosis.evidence)
     if any_run is not None and reason is _NO_RUN and is_open:
         return any_run

@@ -61,8 +61,8 @@ _LEAST_FIT = 0.3
 # With an unknown model, many sizes fit by chance.
 _LEAST_BLIND_FIT = 0.45
 _OTHER_KINDS = (
-    "diffusers", "comfyui", "llama_cpp", "ollama", "onnxruntime", "tensorrt", "jax", "tensorflow", "rapids", "cupy",
-    "numba", "thrust", "paddle",
+    "diffusers", "webui", "comfyui", "llama_cpp", "ollama", "onnxruntime", "tensorrt", "jax", "tensorflow", "rapids",
+    "cupy", "numba", "thrust", "paddle",
 )  # fmt: skip
 _CAUSE_OF_TENSOR = {
     "logits": Cause.LOGITS_OR_LOSS,

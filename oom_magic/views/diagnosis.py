@@ -37,7 +37,15 @@ _HUES = {
 _PARTS_OF_A_STEP = (Cause.LOGITS_OR_LOSS, Cause.ATTENTION_SCORES)
 _INFERENCE = frozenset(program.key for program in PROGRAMS if not program.trains)
 # Changes that a text determines more closely than its cause does.
-_SAID_FIRST = ("smaller_input", "keep_less", "flash_kernel", "tf_own_process", "smaller_model")
+_SAID_FIRST = (
+    "smaller_input",
+    "keep_less",
+    "flash_kernel",
+    "tf_own_process",
+    "smaller_model",
+    "restart_program",
+    "smaller_array",
+)
 _WITHOUT_EFFECT = ("workers", "clearing", "clipping")
 # The remedies that a proposal stands for, where it is not one remedy's key.
 _MEANS = {
@@ -140,6 +148,8 @@ def _cause(cause: Cause, diagnosis: Diagnosis) -> str:
         suffix = "_server" if failure is None or failure.limit_bytes is None else ""
     elif cause is Cause.WEIGHTS_TOO_BIG and any(one.key == "checkpoint_to_gpu" for one in diagnosis.evidence):
         suffix = "_twice"
+    elif cause is Cause.HOST_RAM and "Jetson" in diagnosis.systems:
+        suffix = "_board"
     elif cause is Cause.ACTIVATIONS and _infers(diagnosis):
         suffix = "_inference"
     return translate(f"cause_{cause.value}{suffix}", diagnosis.lang)
@@ -177,6 +187,8 @@ def _advice(diagnosis: Diagnosis, lang: Language) -> str:
     first = diagnosis.remedies[0] if diagnosis.remedies else None
     is_told = diagnosis.program or is_named_by_message(diagnosis)
     is_told = is_told or (diagnosis.cause is Cause.FRAGMENTATION and diagnosis.expandable_segments)
+    if diagnosis.cause is Cause.ACTIVATIONS and "has_batch_of_one" in diagnosis.told:
+        is_told = is_told or diagnosis.phase != "evaluation"
     if first is not None and (code_of(first.key) is not None or is_told or first.key in _SAID_FIRST):
         return translate(f"remedy_{first.key}", lang, **first.values)
     if diagnosis.phase == "saving" and diagnosis.cause is Cause.WEIGHTS_TOO_BIG:
@@ -212,7 +224,8 @@ def _tensors(diagnosis: Diagnosis) -> Iterator[Block]:
     best = diagnosis.tensors[0]
     is_seen = best.fit >= 1 and bool(best.expression)
     supposed = "fit_likely" if best.fit >= _LIKELY_FIT else "fit_supposed"
-    blocks.append(Sentence(translate("fit_exact" if is_seen else supposed, lang), "quiet"))
+    if diagnosis.tensors[0].name != "stated":
+        blocks.append(Sentence(translate("fit_exact" if is_seen else supposed, lang), "quiet"))
     if best.expression:
         blocks.append(Code(best.expression))
     yield Details(translate("heading_tensor", lang), tuple(blocks))

@@ -51,7 +51,7 @@ _LEAST_SHARE = 0.01
 _BEYOND_PRECEDENT = 0.8
 # A request below this share of the device is not too big by itself.
 _ALONE_FROM_SHARE = 0.1
-_IN_ANY_MESSAGE = {"speaks_of_memory", "speaks_of_gpu", "speaks_of_ram", "fragments", "learns"}
+_IN_ANY_MESSAGE = {"speaks_of_memory", "speaks_of_gpu", "speaks_of_ram", "fragments", "learns", "uses_torch"}
 _OF_MEMORY = {
     "speaks_of_memory",
     "speaks_of_ram",
@@ -63,6 +63,10 @@ _OF_MEMORY = {
     "saves",
     "kernel_dies",
 }
+_OF_MODELS = {"learns", "loads", "infers", "trains", "attends", "generates_tokens", "makes_pictures", "merges"}
+_OF_LIMITS = {"names_share", "full_at_any_size", "smaller_share_helps"}
+# Runtimes whose memory no call of PyTorch counts.
+_WITHOUT_TORCH = ("rapids", "thrust", "cupy", "numba", "llama_cpp", "ollama", "onnxruntime", "tensorrt", "paddle")
 _WORTH_NAMING = 0.12
 
 _FIXED: dict[str, tuple[Cause, Confidence]] = {
@@ -234,11 +238,17 @@ def _by_precedent(failure: Failure | None, clues: Clues, shares: Mapping[Cause, 
 
 
 def _unshown(failure: Failure | None, clues: Clues) -> frozenset[Cause]:
-    """Causes that claim something of which a text shows no sign: a limit that was set."""
+    """Causes that claim something of which a text shows no sign: a limit that was set, a model, one large tensor."""
     takes_share = clues.program is not None and clues.program.program.key in RESERVING
     takes_share = takes_share or (failure is not None and failure.backend == "mps")
-    is_shown = takes_share or {"names_share", "full_at_any_size", "smaller_share_helps"} & clues.run.told
-    return frozenset() if is_shown else frozenset({Cause.MEMORY_FRACTION_LIMIT})
+    has_model = clues.program is not None or not clues.has_prose or _OF_MODELS & clues.run.told
+    has_size = failure is not None and (failure.requested_bytes is not None or failure.shape is not None)
+    shown = {
+        Cause.MEMORY_FRACTION_LIMIT: takes_share or _OF_LIMITS & clues.run.told,
+        Cause.WEIGHTS_TOO_BIG: has_model,
+        Cause.REQUEST_ALONE_TOO_BIG: has_size or clues.array_bytes or clues.inputs or not clues.has_prose,
+    }
+    return frozenset(cause for cause, is_shown in shown.items() if not is_shown)
 
 
 def _contradicted(failure: Failure | None) -> frozenset[Cause]:
@@ -417,6 +427,8 @@ def _check(cause: Cause, failure: Failure | None, clues: Clues) -> Evidence:
     if cause is Cause.FRAGMENTATION:
         return Evidence(f"check_{cause.value}", {"device": device_name(backend)})
     if cause is Cause.LEAK_OR_RETAINED_REFERENCE:
+        if clues.program is not None and clues.program.program.key in _WITHOUT_TORCH:
+            return Evidence("check_growth_by_tool", {"tool": device_tool(backend, clues.accelerator)})
         runtime = clues.program.program.key if clues.program is not None else ""
         backend = runtime if runtime in _COUNTERS and backend != "cpu" else backend
         return Evidence(f"check_{cause.value}", {"call": _COUNTERS.get(backend or "cuda", _COUNTERS["cuda"])})

@@ -71,6 +71,8 @@ def _is_of_host(failure: Failure | None, clues: Clues) -> bool:
     """Whether the text is about the computer's own memory."""
     told = clues.run.told
     is_quoted = failure is not None and not failure.format.startswith("told")
+    if {"host_fills", "killed"} <= told and failure is not None and failure.pytorch_bytes is None:
+        return failure.format in _BARE_FORMATS
     if failure is not None and failure.backend not in (None, "cpu") and (is_quoted or "page_file" not in told):
         return False
     if "left_over" in told and "host_fills" not in told:
@@ -143,6 +145,15 @@ def _inputs(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.FRAGMENTATION, -0.45)
         if any(one.kind == "gaussians" for one in clues.inputs):
             yield Support(Cause.WEIGHTS_TOO_BIG, 0.3, Evidence("gaussians_are_parameters"))
+    yield from _of_whole(clues)
+
+
+def _of_whole(clues: Clues) -> Iterator[Support]:
+    """What is computed over all tokens, pairs or rows; and inputs of which smaller ones were tried."""
+    told = clues.run.told
+    if "scores_all" in told and clues.tensor is None and not _trains(clues):
+        yield Support(Cause.LOGITS_OR_LOSS, 0.5, Evidence("told_scores_all"))
+        yield Support(Cause.ACTIVATIONS, -0.3)
     if "dense_pairs" in told:
         yield Support(Cause.REQUEST_ALONE_TOO_BIG, 0.4, Evidence("dense_pairs"))
         yield Support(Cause.ACTIVATIONS, 0.2, Evidence("dense_pairs"))

@@ -35,6 +35,7 @@ _GATHERS = re.compile(
     r"|all_preds"
     r"|_maybe_log_save_evaluate|all_gather_object|\.gather\(.*logits"
 )
+_OF_DATA = ("rapids", "thrust", "cupy", "numba")
 _CHECKPOINT_LOAD = re.compile(
     r"_cuda_deserialize|restore_location|persistent_load|\b(?:torch|th)\.load\(|load_from_checkpoint|load_checkpoint\("
 )
@@ -66,6 +67,9 @@ _BUFFER_STATISTICS = re.compile(
 _NO_CONTEXT = re.compile(
     r"cuCtxCreate|cuDevicePrimaryCtxRetain|THCGeneral\.c|in _lazy_init\b|_cuda_init\(|cudaSetDevice\("
 )
+# DeepSpeed makes the states of Adam when it is set up, in 32 bits.
+_OPTIMIZER_SET_UP = re.compile(r"initialize_optimizer_states|_configure_zero_optimizer|_create_fp32_partitions")
+_FULL_POOL = re.compile(r"Maximum pool size exceeded", re.I)
 # Programs that keep a part of the weights in page-locked RAM, and say so.
 _OFFLOADS = re.compile(r"loaded partially|MB offloaded|Attempting to release mmap|pin_shared_memory.{1,4}True")
 _OPENED = re.compile(r"^(?:/dev/nvidia\d{1,2}:)?[ \t]{1,40}\S{1,40}[ \t]{1,20}\d{1,9} F\.{2,4}m?\s", re.M)  # fuser -v
@@ -153,7 +157,7 @@ def _program(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(use.stage.cause, use.stage.weight, Evidence(key, {"program": name}))
     elif use.program.default_cause is not None:
         cause, weight = use.program.default_cause
-        if "grows" in clues.run.told:
+        if "grows" in clues.run.told and use.program.key not in _OF_DATA:
             weight *= 0.6  # an answer that fitted before
         yield Support(cause, weight, Evidence("program_seen", {"program": name}))
     if failure is None or use.budget is None or not failure.total_bytes or failure.pytorch_bytes is None:
@@ -194,24 +198,7 @@ def _data_on_device(failure: Failure | None, clues: Clues) -> Iterator[Support]:
 def _frameworks(failure: Failure | None, text: str) -> Iterator[Support]:
     """Causes by the logs of runtimes with their own allocator."""
     requested = None if failure is None else failure.requested_bytes
-    start = _FREE_AT_START.search(text)
-    if start is not None:
-        total = float(start.group(1)) * GIB
-        free = float(start.group(2)) * (GIB if start.group(3) == "G" else MIB)
-        if free < total / 2:
-            sizes = {"free_bytes": round(free), "total_bytes": round(total)}
-            yield Support(Cause.OTHER_PROCESS, 0.85, Evidence("little_free_at_start", sizes))
-    parts = _OLLAMA_PARTS.search(text)
-    if parts is not None and float(parts.group(1)) > float(parts.group(2)) / 2:
-        values = {
-            "cache_bytes": round(float(parts.group(1)) * GIB),
-            "weights_bytes": round(float(parts.group(2)) * GIB),
-        }
-        yield Support(Cause.ACTIVATIONS, 0.7, Evidence("cache_exceeds_weights", values))
-    slots = _SLOTS.search(text)
-    if slots is not None and int(slots.group(2)) >= 2 * int(slots.group(1)):
-        count = int(slots.group(2)) // int(slots.group(1))
-        yield Support(Cause.ACTIVATIONS, 0.6, Evidence("parallel_slots", {"count": count, "length": slots.group(1)}))
+    yield from _in_logs(text)
     if failure is None:
         if _BUFFER_SHAPE.search(text):
             yield Support(Cause.ACTIVATIONS, 0.5, Evidence("buffers_listed"))
@@ -231,6 +218,30 @@ def _frameworks(failure: Failure | None, text: str) -> Iterator[Support]:
             yield Support(Cause.OTHER_PROCESS, 0.4, Evidence("small_request_refused", {"requested_bytes": requested}))
     if requested is not None and failure.format in ("onnxruntime", "cupy", "tensorrt") and requested >= NO_MEMORY_HOLDS:
         yield Support(Cause.REQUEST_ALONE_TOO_BIG, 0.95, Evidence("request_overflowed", {"requested_bytes": requested}))
+
+
+def _in_logs(text: str) -> Iterator[Support]:
+    """What servers and pools write of their memory, whatever the message."""
+    start = _FREE_AT_START.search(text)
+    if start is not None:
+        total = float(start.group(1)) * GIB
+        free = float(start.group(2)) * (GIB if start.group(3) == "G" else MIB)
+        if free < total / 2:
+            sizes = {"free_bytes": round(free), "total_bytes": round(total)}
+            yield Support(Cause.OTHER_PROCESS, 0.85, Evidence("little_free_at_start", sizes))
+    parts = _OLLAMA_PARTS.search(text)
+    if parts is not None and float(parts.group(1)) > float(parts.group(2)) / 2:
+        values = {
+            "cache_bytes": round(float(parts.group(1)) * GIB),
+            "weights_bytes": round(float(parts.group(2)) * GIB),
+        }
+        yield Support(Cause.ACTIVATIONS, 0.7, Evidence("cache_exceeds_weights", values))
+    if _FULL_POOL.search(text):
+        yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.5, Evidence("pool_is_full"))
+    slots = _SLOTS.search(text)
+    if slots is not None and int(slots.group(2)) >= 2 * int(slots.group(1)):
+        count = int(slots.group(2)) // int(slots.group(1))
+        yield Support(Cause.ACTIVATIONS, 0.6, Evidence("parallel_slots", {"count": count, "length": slots.group(1)}))
 
 
 def _stated_shape(shape: tuple[int, ...], text: str) -> Iterator[Support]:
@@ -276,7 +287,9 @@ def _run(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     """Causes by the progress of the run and its author's observations."""
     run, told = clues.run, clues.run.told
     if "grows" in told:
-        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.5, Evidence("memory_grows"))
+        is_of_data = clues.program is not None and clues.program.program.key in _OF_DATA
+        weight = 0.2 if is_of_data else 0.5  # one sort or merge grows until it is done
+        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, weight, Evidence("memory_grows"))
     if "smaller_batch_helps" in told:
         yield Support(Cause.ACTIVATIONS, 0.6, Evidence("smaller_batch_helps"))
         yield Support(Cause.FRAGMENTATION, -0.3)
@@ -326,6 +339,9 @@ def _checkpoint(clues: Clues) -> Iterator[Support]:
     loads = bool(_CHECKPOINT_LOAD.search(clues.trace))
     if loads:
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.45, Evidence("checkpoint_to_gpu"))
+    if _OPTIMIZER_SET_UP.search(clues.trace):
+        yield Support(Cause.OPTIMIZER_STATE, 0.7, Evidence("optimizer_set_up"))
+        yield Support(Cause.WEIGHTS_TOO_BIG, -0.3)
     infers = clues.program is not None and not clues.program.program.trains
     if {"many_ranks", "crowds_one_device"} <= told and not infers:
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.5, Evidence("ranks_load_to_one"))
@@ -371,7 +387,7 @@ def _loads_for_inference(clues: Clues) -> bool:
     """Whether weights that stay while pictures or tokens are made are most of what fills the device."""
     if clues.program is None:
         return "generates_tokens" in clues.run.told
-    return clues.program.program.key in ("diffusers", "comfyui")
+    return clues.program.program.key in ("diffusers", "webui", "comfyui")
 
 
 def _filled(failure: Failure | None, clues: Clues) -> Iterator[Support]:

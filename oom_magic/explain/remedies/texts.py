@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from oom_magic.explain.evidence.causes import Cause
 from oom_magic.explain.evidence.clues.programs import PROGRAMS
+from oom_magic.units import GIB
 
 if TYPE_CHECKING:
     from oom_magic.explain.diagnosis import Diagnosis
@@ -33,6 +34,7 @@ _BY_FORMAT: Mapping[str, tuple[str, ...]] = {
 _BY_EVIDENCE: Mapping[str, tuple[str, ...]] = {
     "request_absurd": ("find_tensor",),
     "request_above_any_device": ("find_tensor",),
+    "replay_buffer": ("smaller_array",),
     "grows_in_evaluation": ("no_grad", "collect_on_host", "gather_on_host"),
     "gathers_predictions": ("gather_on_host", "smaller_evaluation_any"),
     "code_carries_state": ("detach_state", "no_grad"),
@@ -74,12 +76,13 @@ AGAINST_IN_ANY_RUN: Mapping[Cause, tuple[str, ...]] = {
     Cause.REQUEST_ALONE_TOO_BIG: ("find_tensor", "smaller_input"),
     Cause.SYSMEM_FALLBACK: ("fallback_policy", "smaller_input", "quantized_model"),
     Cause.DRIVER_LEVEL: ("smaller_input",),
-    Cause.LEAK_OR_RETAINED_REFERENCE: ("keep_less", "restart_program"),
+    Cause.LEAK_OR_RETAINED_REFERENCE: ("restart_program", "keep_less"),
     Cause.UNKNOWN: ("smaller_input",),
 }
 # Statements by authors about runs that train.
 _TOLD_OF_TRAINING = {"trains", "training_fits", "adam_costs"}
 _TRAINERS = {"transformers Trainer", "deepspeed", "FSDP", "Lightning"}
+_LARGE_ARRAY = 64 * GIB  # in one piece: more RAM is no way out
 _HOST_CAUSES = (Cause.HOST_RAM, Cause.SHARED_MEMORY)
 _HOST_OFFLOAD = ("less_offload", "more_ram")
 _CODE: Mapping[str, tuple[str, str]] = {
@@ -94,6 +97,8 @@ _CODE: Mapping[str, tuple[str, str]] = {
     ),
     "tgi_tokens": ("text-generation-launcher --max-batch-prefill-tokens 2048 --max-batch-total-tokens 8192", "bash"),
     "tgi_shards": ("text-generation-launcher --num-shard 2", "bash"),
+    "webui_medvram": ("export COMMANDLINE_ARGS=\"--medvram\"   # then --lowvram", "bash"),
+    "rapids_pool": ("rmm.reinitialize(pool_allocator=True, maximum_pool_size=30 * 2**30)", "python"),
     "comfy_cache_none": ("python main.py --cache-none", "bash"),
     "unpin_weights": ("python main.py --disable-pinned-memory   # ComfyUI", "bash"),
     "one_at_a_time": ("OLLAMA_NUM_PARALLEL=1 ollama serve   # llama-server: -np 1", "bash"),
@@ -240,10 +245,10 @@ def _against_host(diagnosis: Diagnosis, keys: set[str]) -> tuple[str, ...]:
         found += _HOST_OFFLOAD
     if "free_above_request" in keys:
         found += ["page_file", "close_processes_any"]
-    loads = {"workers", "trains", "loads_data"} & diagnosis.told or "dataloader" in (_format_of(diagnosis) or "")
+    told, failure = diagnosis.told, diagnosis.main_failure
+    if failure is not None and (failure.requested_bytes or 0) >= _LARGE_ARRAY:
+        return tuple(dict.fromkeys((*found, "smaller_array", "stream_data")))
+    loads = {"workers", "loads_data"} & told or {"trains", "uses_torch"} <= told
+    loads = loads or {"trains", "has_lora"} <= told or (failure is not None and "dataloader" in failure.format)
     usual = ("fewer_workers", "stream_data") if loads else ("stream_data", "more_ram")
     return tuple(dict.fromkeys((*found, *(() if found else usual))))
-
-
-def _format_of(diagnosis: Diagnosis) -> str | None:
-    return None if diagnosis.main_failure is None else diagnosis.main_failure.format

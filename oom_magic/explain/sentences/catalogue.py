@@ -43,6 +43,7 @@ CATALOGUE: Sentences = {
     ),
     "cause_sysmem_fallback": "The driver had moved memory to the computer's RAM (Windows or WSL); that ran out, too.",
     "cause_host_ram": "The computer's own memory (RAM) ran out, not the GPU's.",
+    "cause_host_ram_board": "The memory that CPU and GPU share on this board ran out.",
     "cause_shared_memory": "The shared memory (/dev/shm) that data loading workers use ran out, not the GPU's memory.",
     "cause_driver_level": (
         "The driver, or a library that asks it directly, could not get memory, outside PyTorch's own allocator."

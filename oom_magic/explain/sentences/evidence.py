@@ -144,6 +144,13 @@ EVIDENCE: Sentences = {
         "Memory comes back when the process ends: until then it is held, in this notebook or in another."
     ),
     "device_is_open": "The list shows processes that have the device open.",
+    "optimizer_set_up": "It failed while the optimizer was set up: its states in 32 bits are made there.",
+    "pool_is_full": "The message names a pool that reached the largest size it may take.",
+    "told_scores_all": (
+        "The text is about likelihoods of whole texts: logits for every position and the whole vocabulary are made at"
+        " once."
+    ),
+    "check_growth_by_tool": "Watch {tool} over many uses: what is held after each must not rise.",
     "told_killed": "The text says that the process was killed; the system does that when its RAM is full.",
     "told_offload": "Offloading to the CPU keeps parameters or optimizer state in RAM.",
     "request_above_any_device": "{requested_bytes} are more than any GPU has: a size on the failing line is wrong.",

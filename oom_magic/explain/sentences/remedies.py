@@ -176,8 +176,17 @@ REMEDIES: Sentences = {
         "Keep the data in RAM and move only what a step needs to the GPU; some programs have a setting for it"
         " (--data_device cpu)."
     ),
+    "remedy_smaller_array": (
+        "Make this one array smaller: fewer entries (a shorter buffer, a part of the data), smaller pictures, a"
+        " narrower type."
+    ),
+    "remedy_rapids_pool": "Give the pool a larger maximum (maximum_pool_size), or let it grow to the whole GPU.",
+    "remedy_webui_medvram": "Start the web UI with --medvram, then --lowvram; in Forge lower 'GPU Weights'.",
+    "remedy_webui_tiled": "Decode the picture in tiles (Tiled VAE, or Never OOM in Forge).",
+    "remedy_webui_attention": "Use an attention that stores no scores: --opt-sdp-attention or --xformers.",
     "remedy_keep_less": (
-        "Compute under torch.no_grad(), and move results to the RAM (.cpu()) or drop them (del) before the next input."
+        "In code of your own: compute under torch.no_grad(), and move results to the RAM (.cpu()) or drop them (del)"
+        " before the next input."
     ),
     "remedy_restart_program": (
         "If it is somebody else's program: look for a newer version, and restart it from time to time until then."

@@ -114,6 +114,14 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"\btokeni?[sz]?e?|\bsequences?\b|\bseq_?len|\bprompts?\b|\bloras?\b|\bpeft\b|\bsft\b|language model"
         r"|translat\w+",
     ),
+    # What a run has already, by its settings.
+    "has_lora": words(r"\b(?:lora_(?:r|rank|alpha)|q?lora[_ ]?config|get_peft_model)\b|(?:_type|tuning)\W{1,3}lora\b"),
+    "has_half": words(r"\b(?:bf16|fp16|bfloat16|float16)\W{0,4}(?:true|1\b)"
+        r"|--(?:bf|fp)16\b|dtype\W{1,3}(?:torch\.)?b?float16"),
+    "has_checkpointing": words(r"gradient_checkpointing\W{1,4}(?:true|enable|1\b)|gradient_checkpointing_enable\("),
+    "has_batch_of_one": words(r"(?<!eval_)(?<!val_)(?<!test_)batch[_-]?size\W{1,4}1\b(?![\d.])"),
+    "scores_all": words(r"log-?_?likelihood|log_?probs?\b|\bperplexity\b"),
+    "uses_torch": words(r"torch|\.cuda\(|\.detach\(|no_grad|\.backward\(|\btensors?\b|\bnn\.Module"),
     "is_quantized": words(
         r"gguf|\bfp8\b|\bnf4\b|\bint[48]\b|\b[a-z]?awq\b|\bgptq|[-_. ]q[2-8](?:_[0k]\w{0,3})?\b"
         r"|\b[48][- ]?bits?\b|load_in_[48]bit|\beetq\b",

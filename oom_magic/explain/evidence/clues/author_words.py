@@ -256,7 +256,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:get |go )?(?:clear|free|drop|down|fall)",
         r"\bchang(?:e|es|ing|ed) (?:of )?(?:the |my |between )?(?:loras?|models?|checkpoints?)",
         r"(?:every|each|after each|eighth|several) (?:generation|run|iteration|inference|workflow)\b(?! step)",
-        r"\bmore than once\b|\brepeatedly\b|\btwice\b(?! as| (?:the )?(?:gpu )?memory)"
+        r"\bmore than once\b|\brepeatedly\b|\btwice\b(?! as| (?:the )?(?:gpu |model )?(?:memory|size))"
         r"|\b(?:multiple|several|repeated) (?:times|runs)\b"
         r"|\bre-?run(?:s|ning)?\b",
         r"\b(?:2x|double|twice) the (?:gpu )?memory\b", r"until i (?:close|restart|reopen|kill"
@@ -334,7 +334,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:still|keeps?|kept) (?:hold|occup|us)\w* (?:the |up )?(?:gpu |video )?(?:memory|vram)", r"no such process",
         r"process (?:is )?(?:still )?(?:hold|occupy)ing", r"(?:killed|dead|defunct|ghost|orphan\w*) process",
         r"\b\d{1,3} other models\b", r"started two python processes", r"shared (?:gpu|server|cluster)\b",
-        r"(?:restart|reboot)(?:ing|ed)?\b[^.\n]{0,40}(?:work|fix|solv|help|fine|ok\b)",
+        r"(?:restart|reboot)(?:ing|ed)?\b[^.\n]{0,40}(?:work|fix|solv|help|\bfine|\bok\b)",
         r"重启[^\n]{0,12}(?:可以|好了|正常)",
     ),
     "left_over": words(
@@ -396,6 +396,7 @@ _QUOTED = words(
 )  # fmt: skip
 # As people write "didn't" in haste.
 _NEGATION = re.compile(r"\b(did|does|do|ca|wo|is|was|are|were|could|would|should|has|have|had)nt\b", re.I)
+_TRAINS_NOW = re.compile(r"\btrain(?:ing|s|er)?\b|fine-?tun|\bepochs?\b|\.backward\(|微调|训练", re.I)
 _ADVICE = re.compile(  # with Chinese between the words
     r"(?:是否有?|如果|检查|防止|避免|whether|check|if there (?:is|are)(?: any)?|prevent\w*|avoid\w*"
     r"|against)[\s\w*]{0,12}$|\b(?:no|not|n't|without)\s(?:a |any |the |be |have )?$",
@@ -410,7 +411,8 @@ def said_in(text: str) -> frozenset[str]:
         text = f"{text[:_LONGEST_STORY]}\n{text[-_LONGEST_STORY:]}"
     said = _NEGATION.sub(r"\1n't", _BLANKS.sub(" ", _QUOTED.sub("", text)))
     keys = frozenset(key for key, pattern in TOLD.items() if _is_told(pattern, said))
-    infers_after_training = {"training_fits", "infers"} <= keys and "evaluates" not in keys
+    has_trained = "training_fits" in keys or not _TRAINS_NOW.search(said)
+    infers_after_training = has_trained and "infers" in keys and "evaluates" not in keys
     return keys - {"trains"} if infers_after_training else keys
 
 

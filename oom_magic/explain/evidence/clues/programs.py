@@ -151,13 +151,27 @@ PROGRAMS: tuple[Program, ...] = (
         default_cause=(Cause.ACTIVATIONS, 0.3),
     ),
     Program(
+        "webui", "the Stable Diffusion web UI",
+        re.compile(r"StableMatrix|(?:diffusion|sd)[-_ ]?web-?ui|modules_forge|Patching LoRAs|\[Memory Management\]"
+                   r"|(?:auto|vlad|sd)[-_]?1111|\ba1111\b|automatic1111|hires[. ]?fix|txt2img_function", re.I | re.A),
+        (
+            _stage("vae", r"vae\.decode|VAE decode|autoencoder_kl|decode_latents|decode_first_stage|vae[/\\]|tiled vae",
+                Cause.ACTIVATIONS, 0.75),
+            _stage("loading", r"Patching LoRAs|ERROR lora|load_model_weights|hacked_get_attr|load_sft|Loading Model:",
+                Cause.WEIGHTS_TOO_BIG, 0.6),
+        ),
+        remedies=("webui_medvram", "smaller_image", "webui_tiled", "quantized_model"),
+        by_cause=((Cause.ACTIVATIONS, ("smaller_image", "webui_tiled", "webui_medvram")),
+                  (Cause.ATTENTION_SCORES, ("smaller_image", "webui_attention")),
+                  (Cause.OTHER_PROCESS, ("close_processes_any",)), (Cause.HOST_RAM, ("quantized_model", "more_ram"))),
+        default_cause=(Cause.ACTIVATIONS, 0.3),
+    ),
+    Program(
         "diffusers", "diffusers",
         re.compile(r"\bdiffusers\b|Pipeline\.from_pretrained|enable_\w+_cpu_offload|\bpipe\(|FramePack|fooocus"
             r"|stable[- _]?diffusion"
-                   r"|\bflux[-_.\d]|StableMatrix|webui|--?(?:low|med|no)vram|(?:auto|vlad|sd)[-_]?1111|\ba1111\b"
-                   r"|automatic1111"
-                   r"|tiled (?:vae|diffusion)"
-                   r"|txt2img|img2img|hires[. ]?fix|esrgan|invokeai|\bsdxl\b", re.I | re.A),
+                   r"|\bflux[-_.\d]|webui|--?(?:low|med|no)vram|tiled (?:vae|diffusion)"
+                   r"|txt2img|img2img|esrgan|invokeai|\bsdxl\b", re.I | re.A),
         (
             _stage("vae", r"vae\.decode|VAE decode|autoencoder_kl|decode_latents|decode_first_stage|vae[/\\]|tiled vae",
                 Cause.ACTIVATIONS, 0.75),
@@ -245,6 +259,7 @@ PROGRAMS: tuple[Program, ...] = (
     Program(
         "rapids", "RAPIDS", re.compile(r"\bcudf\b|\brmm\b|rapids|cuml|dask[-_]cuda", re.I | re.A),
         (), remedies=("rapids_chunks", "rapids_managed", "close_processes_any"),
+        by_cause=((Cause.MEMORY_FRACTION_LIMIT, ("rapids_pool", "rapids_chunks")),),
         default_cause=(Cause.ACTIVATIONS, 0.3),
     ),
     Program(
@@ -285,7 +300,7 @@ _BY_FORMAT = {
     "vllm": "vllm", "vllm_startup": "vllm", "sglang": "sglang", "tgi": "tgi", "llama_cpp": "llama_cpp",
     "llama_cpp_host": "llama_cpp", "ollama_host": "ollama", "onnxruntime": "onnxruntime", "tensorrt": "tensorrt",
     "tensorrt_tactic": "tensorrt", "jax": "jax", "tensorflow": "tensorflow", "rmm": "rapids", "cupy": "cupy",
-    "sd_webui": "diffusers", "numba": "numba", "thrust": "thrust", "paddle": "paddle",
+    "sd_webui": "webui", "numba": "numba", "thrust": "thrust", "paddle": "paddle",
 }  # fmt: skip
 
 
@@ -297,6 +312,8 @@ def find_program(text: str, trace: str, message_format: str | None = None) -> Pr
     by_format = _BY_FORMAT.get(message_format or "")
     if by_format == "llama_cpp" and next(one for one in PROGRAMS if one.key == "ollama").pattern.search(text):
         by_format = "ollama"  # it runs llama.cpp
+    if by_format == "thrust" and next(one for one in PROGRAMS if one.key == "rapids").pattern.search(text):
+        by_format = "rapids"
     trains = bool(_TRAINS.search(trace) or _TRAINS.search(text))
     for program in PROGRAMS:
         is_meant = program.key == by_format
