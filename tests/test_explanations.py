@@ -207,6 +207,31 @@ def test_an_evaluation_after_the_training_is_rehearsed_with_it(shell):
     assert remedy.peak_allocated_bytes < 200 * MIB
 
 
+@pytest.mark.parametrize("in_function", [False, True])
+def test_an_evaluation_that_would_fail_next_decides_what_is_advised(shell, in_function):
+    train = """
+    for step in range(6):
+        net(torch.randn(batch_size, 1024, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        for step in range(6):
+            rows = torch.randn({rows}, 1024, device="cuda")
+            net(rows)
+"""
+    body = f"def fit(batch_size):{train}\nfit(16384)" if in_function else f"batch_size = 16384\nif True:{train}"
+    make = "import torch\nfrom torch import nn\nnet = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(8)]).cuda()"
+    for rows, fits in ((1024, True), (16384, False)):
+        code = f"{make}\noptimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n{body.format(rows=rows)}"
+        shell.run_cell(f"%%gpumem --dry-run --no-plot --memory 500MiB\n{code}")
+        diagnosis = run(shell, "%oom_explain")
+        (smaller,) = (one for one in diagnosis.remedies if one.key == "smaller_batch")
+        assert smaller.fits is fits
+        assert ("later_takes_more" in {one.key for one in diagnosis.evidence}) is not fits
+        if not fits:
+            assert smaller.peak_allocated_bytes > 2 * 16384 * 4096  # what a layer takes and what it makes
+
+
 def test_a_rehearsal_that_ends_before_the_failure_says_so(shell, monkeypatch):
     monkeypatch.setattr(training, "MOST_STEPS", 2)
     monkeypatch.setattr(training, "MOST_SECONDS", 0)

@@ -103,6 +103,7 @@ _LARGE_INPUT = {"input_named", "larger_input_fails"}
 _ON_A_MAC = {"raise_limit": "mps_watermark"}
 # Its allocator has no segments that grow, its GPU shares the RAM, and bitsandbytes is made for other GPUs.
 _NOT_ON_A_MAC = {"expandable_segments", "offload", "fsdp_any", "qlora", "optimizer_8bit"}
+_MOST_CHECKED = 3  # remedies that are followed to the run's end
 _SAME_SIZE = 0.02  # cards of one kind differ by less
 _NO_RUN = Evidence("reason_no_run")
 _FITS = Evidence("reason_fits_as_it_is")
@@ -148,6 +149,7 @@ def advise(
         found.append(remedy)
         diagnosis = refine_with_remedy(diagnosis, remedy)
         yield replace(diagnosis, remedies=ranked(found))
+    yield from _to_its_end(diagnosis, prices, found)
     if not found and not prices.fits:
         left = [
             one
@@ -155,6 +157,20 @@ def advise(
             if one.key.removesuffix("_any") not in prices.keys
         ]
         yield replace(diagnosis, remedies=tuple(left))
+
+
+def _to_its_end(diagnosis: Diagnosis, prices: RemedyEvaluator, found: list[Remedy]) -> Iterator[Diagnosis]:
+    """The diagnosis with the first remedy priced to the run's end; where it does not fit so, the next one, too."""
+    for _unused in range(_MOST_CHECKED if found else 0):
+        first = ranked(found)[0]
+        whole = prices.to_its_end(first) if first.fits else first
+        if whole is first:
+            return
+        found[found.index(first)] = whole
+        needs = Evidence("later_takes_more", {"needed_bytes": whole.needed_bytes or 0})
+        yield replace(diagnosis, evidence=(*diagnosis.evidence, needs), remedies=ranked(found))
+        if whole.fits:
+            return
 
 
 def _rehearsed(diagnosis: Diagnosis, prices: RemedyEvaluator, situation: Situation) -> Diagnosis:

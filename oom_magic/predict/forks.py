@@ -214,7 +214,7 @@ def _make_shared_memory_private() -> None:
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = (*[ctypes.c_void_p, ctypes.c_size_t], *[ctypes.c_int] * 3, ctypes.c_long)
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
     for line in Path("/proc/self/maps").read_text().splitlines():
         place, rights, offset, _device, inode, *path = line.split(maxsplit=5)
         if "w" not in rights or not rights.endswith("s"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import re
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
@@ -31,12 +32,13 @@ if TYPE_CHECKING:
     from oom_magic.predict.instrumentation.decided_names import DecidedNames
     from oom_magic.predict.instrumentation.rebound_names import Leaves
     from oom_magic.predict.instrumentation.starting_point import StartingPoint
-    from oom_magic.predict.instrumentation.training import ModelCall, Training
+    from oom_magic.predict.instrumentation.training import ModelCall, StopAfter, Training
     from oom_magic.predict.session import DrySession
     from oom_magic.predict.setups.gpus import GPU
     from oom_magic.predict.what_if.change import Change, Inputs
     from oom_magic.predict.what_if.survey import Survey
 
+_EVALUATES = re.compile(r"eval|valid|test|predict|generate|no_grad|inference_mode", re.IGNORECASE)
 _MOST_PARAMETERS = 4
 _MOST_ROWS = 16  # of a model's inputs for one sample
 _SIZES = ("batch", "seq")
@@ -78,7 +80,7 @@ class CellRehearsal:
         self._origin = origin
         self._start = start
         self._find_in_the_way = find_in_the_way
-        self._num_steps: int | None = STEPS
+        self._num_steps: StopAfter = STEPS
         self.parameters: dict[str, SizeParameter | None] = {}
         self._survey: Survey | None = None
         self._fullest: ModelCall | None = None
@@ -158,6 +160,21 @@ class CellRehearsal:
             if self._has_tokens or all(_SIZES[one.dimension] != "seq" for one in cut):
                 raise
             raise NotEvaluatedError(refusal.reason, applies=False) from None
+
+    @property
+    def may_evaluate(self) -> bool:
+        """Whether the cell, what it calls or a trainer's settings speak of an evaluation, which may come later."""
+        codes = (self._tree, *(one.definition for one in called_in(self._tree, self._names)))
+        settings = (getattr(getattr(one, "args", None), "eval_strategy", "no") for one in list(self._names.values()))
+        return any(_EVALUATES.search(ast.unparse(code)) for code in codes) or any(one != "no" for one in settings)
+
+    def run_on(self, variation: Variation) -> MemoryReport:
+        """The same with what follows like steps: evaluations, other loops."""
+        before, self._num_steps = self._num_steps, "alike"
+        try:
+            return self.run(variation)
+        finally:
+            self._num_steps = before
 
     @property
     def _has_tokens(self) -> bool:

@@ -91,6 +91,7 @@ class RemedyEvaluator:
         self._start = time.monotonic(), time.process_time()
         self._longest = 0.0
         self._tried: set[frozenset[str]] = set()  # combinations
+        self._variations: dict[Any, Variation] = {}  # of priced remedies
         self._candidates = remedy_specs(situation)
         made = [change for one in self._candidates if one.variation for change in one.variation.changes]
         self._baseline = self._timed(lambda: rehearsal.begin(made, situation.usable_bytes))
@@ -143,6 +144,21 @@ class RemedyEvaluator:
             yield from self._changes()
             if self._situation.growth is None or not self.steps_left_after:  # a leak fills a larger card as well
                 yield from other_hardware(self._baseline, self.needed_bytes, self._situation, self._rehearsal.is_of_job)
+
+    def to_its_end(self, remedy: Remedy) -> Remedy:
+        """The remedy priced with what follows the steps that were followed, if that takes more; else the remedy."""
+        variation = self._variations.get(_identity(remedy))
+        is_open = self.steps_left_after and self._situation.growth is None and self._rehearsal.may_evaluate
+        if variation is None or not is_open or self._is_late():
+            return remedy
+        try:
+            report = self._timed(lambda: self._rehearsal.run_on(variation))
+        except NotEvaluatedError:
+            return remedy
+        now = needed_bytes(report)
+        return (
+            remedy if now <= (remedy.needed_bytes or 0) else self._with_price(remedy, report.peak_allocated_bytes, now)
+        )
 
     def _growth_stopped(self) -> Iterator[Remedy]:
         """The remedy for the growing line, where the loop is too long to be followed until the card is full."""
@@ -258,6 +274,7 @@ class RemedyEvaluator:
         if variant:
             remedy = self._with_code(remedy, f"{candidate.key}_{variant}", candidate.values)
         remedy = self._with_price(remedy, report.peak_allocated_bytes, needed_bytes(report))
+        self._variations[_identity(remedy)] = candidate.variation
         yield from iter((remedy,)) if is_wanted else self._if_useful(remedy)
 
     def _left_out(self, candidate: RemedySpec) -> Iterator[Remedy]:
@@ -328,7 +345,9 @@ class RemedyEvaluator:
         if accumulated.changes and not base.parts and need(after) <= self._situation.usable_bytes:
             values["accumulated_peak_bytes"] = peak
             peak = self._run(base.with_(Variation(sizes={what: after}))).peak_allocated_bytes
-        return self._with_price(self._remedy(key, cost, speed, values), peak, need(after))
+        remedy = self._with_price(self._remedy(key, cost, speed, values), peak, need(after))
+        self._variations[_identity(remedy)] = base.with_(accumulated).with_(Variation(sizes={what: after}))
+        return remedy
 
     def _accumulated(self, key: str) -> Variation:
         """The additional memory for accumulating smaller batches, unless the run accumulates already."""
@@ -396,12 +415,15 @@ class RemedyEvaluator:
         remedy = replace(self._remedy("combination", cost, "combination", values), code=self._joined(codes))
         if not any(one.variation and one.variation.sizes for one, _ in chosen):
             report = self._run(changed)
+            self._variations[_identity(remedy)] = changed
             return self._with_price(remedy, report.peak_allocated_bytes, needed_bytes(report))
         smaller = self._smaller("batch", changed)
-        return replace(
+        together = replace(
             smaller, key="combination", cost=cost, speed="combination", values={**values, **smaller.values},
             code=self._joined([remedy.code, smaller.code]),
         )  # fmt: skip
+        self._variations[_identity(together)] = self._variations[_identity(smaller)]
+        return together
 
     def _joined(self, codes: Sequence[str]) -> str:
         """The code of several changes; changes of Trainer's arguments share one call."""
@@ -437,6 +459,11 @@ class RemedyEvaluator:
 
     def _is_late(self) -> bool:
         return self._elapsed() + self._longest > PATIENCE_SECONDS
+
+
+def _identity(remedy: Remedy) -> Any:
+    """What tells a remedy from others of its run, whatever its price."""
+    return remedy.key, remedy.values.get("after"), remedy.values.get("keys")
 
 
 def _mends(candidate: RemedySpec) -> bool:

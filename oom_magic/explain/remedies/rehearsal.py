@@ -101,6 +101,13 @@ class Rehearsal(Protocol):
     def run(self, variation: Variation) -> MemoryReport:
         """The report of the run so changed. Raises NotEvaluatedError."""
 
+    @property
+    def may_evaluate(self) -> bool:
+        """Whether an evaluation may follow the steps that ``run`` follows."""
+
+    def run_on(self, variation: Variation) -> MemoryReport:
+        """``run`` with what follows like steps. Raises NotEvaluatedError."""
+
     def without_unneeded(self) -> tuple[InTheWay, MemoryReport] | None:
         """Memory of earlier cells that the run does not use, and the report of the run without it; or None."""
 
@@ -122,7 +129,7 @@ class Rehearsal(Protocol):
 class SetupRehearsal:
     """The training code that a TrainingSetup writes."""
 
-    is_evaluation = keeps_no_graph = is_of_job = steps_differ = False
+    is_evaluation = keeps_no_graph = is_of_job = steps_differ = may_evaluate = False
 
     def __init__(self, setup: TrainingSetup) -> None:
         self.setup = setup
@@ -174,6 +181,8 @@ class SetupRehearsal:
     def run(self, variation: Variation) -> MemoryReport:
         """Dry-run the setup with fields replaced; changes without a field are made in its run."""
         return self._dry_run(*self._changed(variation))
+
+    run_on = run  # it only trains
 
     def _changed(self, variation: Variation) -> tuple[TrainingSetup, tuple[Change, ...]]:
         setup, changes = self.setup, []

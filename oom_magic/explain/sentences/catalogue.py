@@ -142,6 +142,10 @@ CATALOGUE: Sentences = {
         "The loop's steps bring batches of different sizes: prices are those of its first {num_steps} steps; a later"
         " one can take more."
     ),
+    "later_takes_more": (
+        "The steps fit with the change that was to be made first, but what follows them, such as an evaluation, takes"
+        " more: {needed_bytes} to the end."
+    ),
     "no_message": "The text holds no error message about memory.",
     # The budget's rows.
     "budget_allocated": "allocated to tensors",

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
@@ -56,9 +57,18 @@ class CellCode:
         if self.arguments:
             sys.argv = list(self.arguments)
         try:
-            exec(compile(ast.fix_missing_locations(tree), self.file, "exec", dont_inherit=True), names)
+            exec(self._compiled(tree), names)
         finally:
             sys.argv = before
+
+    def _compiled(self, tree: ast.Module) -> CodeType:
+        if "torch" in sys.modules:
+            from oom_magic.predict.instrumentation.loop_code import compiled_with_loops
+            from oom_magic.predict.instrumentation.loops import LOOPS
+
+            if LOOPS.leave_out:
+                return compiled_with_loops(tree, self.file)
+        return compile(ast.fix_missing_locations(tree), self.file, "exec", dont_inherit=True)
 
 
 def code_of(shell: InteractiveShell, source: str, names: dict[str, Any]) -> CellCode:

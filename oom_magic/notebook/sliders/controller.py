@@ -328,9 +328,9 @@ class Sliders(ipywidgets.VBox):
         """Show the panel, and behind it the still picture that a saved notebook shows; without a kernel only that."""
         self._is_shown = True
         with InOneLine("other"):
-            self._show()
+            self._display()
 
-    def _show(self) -> None:
+    def _display(self) -> None:
         if getattr(get_ipython(), "kernel", None) is None:
             display(self._repr_mimebundle_(), raw=True)
             return

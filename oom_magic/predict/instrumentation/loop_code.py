@@ -65,6 +65,12 @@ def with_loops(code: CodeType) -> CodeType:
     return code
 
 
+def compiled_with_loops(tree: ast.Module, file: str) -> CodeType:
+    """The code of statements with their loops known; lines are counted in the statements written out."""
+    source = ast.unparse(ast.fix_missing_locations(tree))
+    return _with_loops_in_place(compile(_Rewriter(source).visit(ast.parse(source)), file, "exec", dont_inherit=True))
+
+
 Codes = dict[tuple[str, int], list[tuple[CodeType, CodeType]]]
 _MOST_FILES = 4096  # each dry run asks for all of the user's in turn: with fewer than these none would be found again
 _by_lines: dict[str, tuple[list[str], Codes]] = {}  # a file's lines are the same list until it is read again
