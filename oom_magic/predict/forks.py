@@ -103,7 +103,7 @@ class Forks(Generic[_Job, _Made]):
                 with suppress(ProcessLookupError):
                     os.kill(process, sent)
             while running and (sent == signal.SIGKILL or time.monotonic() < until):
-                running -= set(filter(_has_ended, running))
+                running = {process for process in running if not _has_ended(process)}
                 time.sleep(_END_SECONDS / 100 if running else 0)
         for number in (*self._files.values(), *self._pipes):
             os.close(number)
