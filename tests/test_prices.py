@@ -24,6 +24,7 @@ from oom_magic.memory.timeline import Mark, MarkKind
 from oom_magic.predict.setups.gpus import find_gpu
 from oom_magic.predict.what_if import compile_changes
 from oom_magic.predict.what_if.loop_changes import AccumulatedGradients
+from oom_magic.units import GIB
 
 GPU = find_gpu("RTX 3060")
 MIB = 2**20
@@ -195,6 +196,12 @@ def test_a_run_that_fits_needs_no_change():
     prices = RemedyEvaluator(Run(), Situation(need(20), GPU))
     assert prices.fits
     assert {one.key for one in prices.remedies()} <= {"free_held", "close_processes"}
+
+
+@pytest.mark.parametrize(("held", "is_named"), [(2048, False), (GIB, True)])
+def test_a_trifle_that_is_held_is_no_remedy(held, is_named):
+    situation = replace(Situation(need(2), GPU), held_bytes=held)
+    assert ("free_held" in {one.key for one in RemedyEvaluator(Run(), situation).remedies()}) is is_named
 
 
 def test_what_does_not_apply_or_saves_nothing_is_left_out():
