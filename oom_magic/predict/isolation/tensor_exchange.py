@@ -39,6 +39,7 @@ from oom_magic.predict.isolation.live_objects import LiveObjects, find_live_obje
 from oom_magic.predict.isolation.patching import Journal, patched
 from oom_magic.predict.isolation.reach import Reach, used_by_other_threads, users_modules
 from oom_magic.predict.isolation.run_threads import threads_of_run
+from oom_magic.predict.isolation.scripted_modules import keep_scripted
 from oom_magic.predict.isolation.snapshot import Changes, Snapshot
 from oom_magic.predict.isolation.users_objects import iterators_watched, note_users_objects
 
@@ -84,6 +85,7 @@ class TensorExchange:
             with Journal() as journal, patched(torch._C, {"_WeakTensorRef": _Watch}):
                 live, others = _live_objects(function, namespaces)
                 self._others = set() if others is None else others.reach.seen
+                keep_scripted(journal, live)
                 if self._lasting:
                     self._before = {id(tensor): weakref.ref(tensor) for tensor in live.tensors}
                 tell_of_iterators = iterators_watched(namespaces, assume)
