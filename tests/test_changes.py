@@ -400,7 +400,8 @@ def test_what_a_trainer_collects_goes_to_the_host_after_each_batch(made, tmp_pat
     peak = DrySession("RTX 3060", changes=(survey,), has_bar=False).run(evaluate).peak_allocated_bytes
     changed = DrySession("RTX 3060", changes=(change,), has_bar=False).run(evaluate).peak_allocated_bytes
     assert (survey.refusal(change) is None) == (made is None)
-    assert (peak - changed) // batch == (0 if made else 15)  # each is put to those before it, in new memory
+    saved = 0 if made else 15  # each is put to those before it, in new memory; cuBLASLt may have a workspace of its own
+    assert (peak - changed) / batch == pytest.approx(saved, abs=0.5)
 
 
 class _Tokens(_Labelled):

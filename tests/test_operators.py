@@ -10,6 +10,7 @@ import pytest
 import torch
 from module_cases import MODULES
 from operator_cases import OPERATORS, Case, measure
+from versions import recorded_with
 
 from oom_magic.predict.session import DrySession
 
@@ -80,6 +81,7 @@ def test_inexact_are_few_and_known() -> None:
     assert len(INEXACT) < 0.1 * len({**OPERATORS, **MODULES})
 
 
+@recorded_with("2.13")
 def test_attention_of_images_seen_as_sequences_keeps_its_scores() -> None:
     """``flatten(2).transpose(1, 2)`` in an evaluation: flash and its like want the last dimension together."""
 

@@ -188,16 +188,20 @@ def _stages_alone(module: ModuleType, run: Run) -> Patches:
     if not hasattr(stage, "_recv_meta"):  # before PyTorch 2.13 shapes are sent as objects, which is refused
         return []
 
-    votes: dict[int, int] = {}  # by stage; the others vote as this one does
-    usual_vote, usual_result = stage._warmup_forward_vote, stage._warmup_backward_result
+    changes: dict[str, Any] = {}
+    if hasattr(stage, "_warmup_forward_vote"):  # PyTorch 2.13; later ones agree with one all_reduce
+        votes: dict[int, int] = {}  # by stage; the others vote as this one does
+        usual_vote, usual_result = stage._warmup_forward_vote, stage._warmup_backward_result
 
-    def _warmup_forward_vote(self: Any, has_backward: bool, *args: Any, **kwargs: Any) -> torch.Tensor:
-        is_dynamic = module.InferenceMode.needs_dynamic(self._user_meta, has_backward)
-        votes[self.stage_index] = 0 if is_dynamic else 1
-        return usual_vote(self, has_backward, *args, **kwargs).fill_(votes[self.stage_index])
+        def _warmup_forward_vote(self: Any, has_backward: bool, *args: Any, **kwargs: Any) -> torch.Tensor:
+            is_dynamic = module.InferenceMode.needs_dynamic(self._user_meta, has_backward)
+            votes[self.stage_index] = 0 if is_dynamic else 1
+            return usual_vote(self, has_backward, *args, **kwargs).fill_(votes[self.stage_index])
 
-    def _warmup_backward_result(self: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return usual_result(self, *args, **kwargs).fill_(votes[self.stage_index])
+        def _warmup_backward_result(self: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+            return usual_result(self, *args, **kwargs).fill_(votes[self.stage_index])
+
+        changes |= {"_warmup_forward_vote": _warmup_forward_vote, "_warmup_backward_result": _warmup_backward_result}
 
     def _recv_meta(self: Any, src_stage: int) -> Any:
         if src_stage > self.stage_index:
@@ -213,12 +217,7 @@ def _stages_alone(module: ModuleType, run: Run) -> Patches:
         sent = [replace(meta, requires_grad=meta.dtype.is_floating_point) for meta in self._user_meta.inputs]
         return module._StageForwardMeta(forward_metas=tuple(sent))
 
-    changes = {
-        "_warmup_forward_vote": _warmup_forward_vote,
-        "_warmup_backward_result": _warmup_backward_result,
-        "_recv_meta": _recv_meta,
-    }
-    return [(stage, changes)]
+    return [(stage, {**changes, "_recv_meta": _recv_meta})]
 
 
 ADAPTERS: dict[str, Adapter] = {
