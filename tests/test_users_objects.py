@@ -15,8 +15,10 @@ import io
 import itertools
 import json
 import mmap
+import os
 import queue
 import random
+import select
 import sys
 import threading
 import types
@@ -29,6 +31,8 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
+from torch.nn.utils.parametrizations import weight_norm
+from torch.nn.utils.parametrize import remove_parametrizations
 
 from oom_magic.predict.session import DrySession
 
@@ -228,6 +232,30 @@ def test_objects_with_values_of_their_own_are_as_before() -> None:
     DrySession(has_bar=False, is_lasting=False).run(run, [{name: one for name, (one, _, _) in ways.items()}])
     assert {name: read() for name, (_, read, _) in ways.items()} == before
     assert table.equals(pandas.DataFrame({"a": [1, 2], "b": ["x", "y"]}))
+
+
+@pytest.mark.skipif(not hasattr(select, "epoll"), reason="Linux")
+def test_what_the_system_keeps_for_the_user_is_as_before() -> None:
+    readline = pytest.importorskip("readline")
+    polled, ends, normed = select.epoll(), os.pipe(), weight_norm(torch.nn.Linear(2, 2))
+    polled.register(ends[0], select.EPOLLIN)
+    names = {"polled": polled, "normed": normed}
+    before = readline.get_current_history_length(), readline.get_completer(), normed.weight.tolist()
+
+    def run() -> None:
+        polled.modify(ends[0], select.EPOLLOUT)
+        polled.register(ends[1], select.EPOLLOUT)
+        readline.add_history("mine")
+        readline.set_completer(lambda *_: None)
+        torch.utils.rename_privateuse1_backend("users_backend")
+        remove_parametrizations(normed, "weight")
+
+    report = DrySession(has_bar=False, is_lasting=False).run(run, [names])
+    os.write(ends[1], b"x")
+    assert polled.poll(0) == [(ends[0], select.EPOLLIN)]
+    assert (readline.get_current_history_length(), readline.get_completer(), normed.weight.tolist()) == before
+    assert any("rename_privateuse1_backend" in one.text and one.line is not None for one in report.assumptions)
+    polled.close(), os.close(ends[0]), os.close(ends[1])
 
 
 def test_what_names_lead_to_is_put_back_however_much_modules_hold(monkeypatch: pytest.MonkeyPatch) -> None:

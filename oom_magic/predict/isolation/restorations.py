@@ -14,6 +14,7 @@ import mmap
 import operator
 import queue
 import random
+import select
 import sqlite3
 import ssl
 import sys
@@ -22,6 +23,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -160,6 +162,25 @@ def _set_element(one: ElementTree.Element, before: tuple[Any, ...]) -> None:
     one.tag, one.text, one.tail, one.attrib, one[:] = before
 
 
+def _polled(one: Any) -> dict[int, int]:
+    """What an epoll object waits for, as Linux tells it: events by the number of the file, proc(5)."""
+    if one.closed:
+        return {}
+    lines = Path(f"/proc/self/fdinfo/{one.fileno()}").read_text(encoding="ascii").splitlines()
+    words = [line.split() for line in lines if line.startswith("tfd:")]
+    return {int(line[1]): int(line[3], 16) for line in words}
+
+
+def _set_polled(one: Any, before: dict[int, int]) -> None:
+    now = _polled(one)
+    if one.closed or now == before:
+        return
+    for number in now:
+        one.unregister(number)
+    for number, events in before.items():
+        one.register(number, events)
+
+
 # Generators of random numbers and others, with what reads and writes their state.
 _STATES: tuple[tuple[Any, Callable[[Any], Any], Callable[[Any, Any], Any]], ...] = (
     (np.random.BitGenerator, lambda one: one.state, lambda one, state: setattr(one, "state", state)),
@@ -174,6 +195,7 @@ _STATES: tuple[tuple[Any, Callable[[Any], Any], Callable[[Any, Any], Any]], ...]
     (type(threading.RLock()), lambda one: one._is_owned(), _set_owned),
     (_multiprocessing.SemLock, lambda one: one._get_value(), _set_counted),
     (ssl.SSLContext, operator.attrgetter(*_OF_CONNECTIONS), _set_connections),
+    (getattr(select, "epoll", ()), _polled, _set_polled),
     (sqlite3.Connection, lambda one: [getattr(one, name) for name in _OF_DATABASES], _set_database),
 )
 _DATA_OF_C = (ctypes.Structure, ctypes.Union, ctypes.Array, ctypes._SimpleCData)

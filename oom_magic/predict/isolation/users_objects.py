@@ -217,6 +217,8 @@ def _noted(notes: Notes, one: Any) -> Iterator[Any]:
             notes.add_undo(functools.partial(_restore_class, one, one.__bases__, before))
             yield from before.values()
     elif isinstance(one, torch.nn.Module):
+        if "parametrizations" in one._modules:  # its class was made for it, and has a property for each
+            notes.add_undo(functools.partial(_restore_class, kind, kind.__bases__, dict(vars(kind))))
         for name, value in list(vars(one).items()):
             if name == "_modules":
                 yield from value.values()

@@ -21,6 +21,8 @@ from ipaddress import ip_address
 from multiprocessing.pool import Pool
 from typing import Any
 
+import torch
+
 from oom_magic.language import _
 from oom_magic.predict.isolation.files.file_tree import FileTree
 from oom_magic.predict.isolation.files.open_files import can_write
@@ -73,6 +75,7 @@ _POOLS: tuple[tuple[Any, str, tuple[str, ...]], ...] = (  # what each use begins
     (Pool, "_check_running", ("close", "terminate")),
     (ProcessPoolExecutor, "submit", ("shutdown",)),
 )
+_NAMES_BACKEND = torch.utils.rename_privateuse1_backend  # once for a process
 _FOR_LATER = tuple(
     function for function in (atexit.register, sys.addaudithook, getattr(os, "register_at_fork", None)) if function
 )
@@ -150,6 +153,7 @@ class Boundary:
             (os._exit, self._exit(os._exit)),
             *((usual, self._registered(usual)) for usual in _FOR_LATER),
             *((usual, self._unchanged(usual)) for usual in _for_good()),
+            (_NAMES_BACKEND, self._registered(_NAMES_BACKEND)),
             *((usual, self._limited(usual)) for usual in _limits()),
             *((usual, self._answered(usual)) for usual in (os.putenv, os.unsetenv)),
             *((usual, stand_in) for usual, stand_in in self._waiting()),

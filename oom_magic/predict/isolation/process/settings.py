@@ -287,6 +287,8 @@ def _of_system() -> Iterator[_Setting]:
             yield partial(signal.getitimer, timer), partial(_set_timer, timer)
     if hasattr(sys, "set_int_max_str_digits"):
         yield sys.get_int_max_str_digits, sys.set_int_max_str_digits
+    if "readline" in sys.modules:
+        yield from _of_readline(sys.modules["readline"])
     if hasattr(os, "sched_setaffinity"):
         yield functools.partial(os.sched_getaffinity, 0), functools.partial(os.sched_setaffinity, 0)
     if torch.distributed.is_available():
@@ -297,6 +299,20 @@ def _of_system() -> Iterator[_Setting]:
 
         for number in {getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}:
             yield functools.partial(resource.getrlimit, number), functools.partial(_set_limit, resource, number)
+
+
+def _of_readline(readline: Any) -> Iterator[_Setting]:
+    def history() -> list[str | None]:
+        return [readline.get_history_item(at + 1) for at in range(readline.get_current_history_length())]
+
+    def set_history(before: list[str | None]) -> None:
+        readline.clear_history()
+        for line in before:
+            readline.add_history(line)
+
+    yield history, set_history
+    for name in ("completer", "completer_delims", "history_length"):
+        yield getattr(readline, f"get_{name}"), getattr(readline, f"set_{name}")
 
 
 def _reading(stream: io.TextIOWrapper) -> tuple[Any, ...]:
