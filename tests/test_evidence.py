@@ -313,3 +313,51 @@ def test_a_checkpoint_loaded_beside_its_model_goes_to_the_cpu():
 )
 def test_what_settings_already_rule_out_is_not_the_cause(text, cause):
     assert explain(text).cause is cause
+
+
+@pytest.mark.parametrize(
+    ("text", "unsaid"),
+    [
+        # What its settings have already.
+        (
+            "finetuning_type: lora\nper_device_train_batch_size: 1\nbf16: true\nOOM while training my LLM",
+            "smaller_batch_any",
+        ),
+        ("finetuning_type: lora\nper_device_train_batch_size: 1\nbf16: true\nOOM while training my LLM", "lora"),
+        ("CUDA out of memory when I sample with the Q4 GGUF in ComfyUI", "comfy_fp8"),
+        # Other programs' changes.
+        ("A sort with cudf: RuntimeError: parallel_for failed: out of memory", "quantized_model"),
+        ("Running a wan 2.2 workflow in comfyui, my RAM is full and it goes into swap", "fewer_workers"),
+        ("Training my gaussian model: CUDA out of memory at epoch 3 of the point clouds", "lora"),
+    ],
+)
+def test_a_change_that_cannot_be_made_is_not_proposed(text, unsaid):
+    keys = [one.key for one in explain(text, fast=True).remedies]
+    assert keys
+    assert unsaid not in keys
+
+
+def test_no_cause_is_named_of_whose_subject_a_text_shows_nothing():
+    """However often reports of like words came to it: no limit without a share, no weights without a model."""
+    possible = {one.cause for one in explain("After an hour the GPU memory was full, help please", fast=True).possible}
+    assert not {Cause.MEMORY_FRACTION_LIMIT, Cause.WEIGHTS_TOO_BIG, Cause.REQUEST_ALONE_TOO_BIG} & possible
+
+
+def test_memory_that_comes_back_with_a_restart_was_held():
+    text = "My notebook fills the GPU memory. Restarting the kernel clears it, though my dataset is very small."
+    assert explain(text, fast=True).cause is Cause.LEAK_OR_RETAINED_REFERENCE
+
+
+def test_a_memory_error_of_the_gpu_is_not_the_computers():
+    text = "kmcuda.cc:152 -> out of memory\nMemoryError: Failed to allocate memory on GPU"
+    assert explain(text, fast=True).cause is not Cause.HOST_RAM
+
+
+def test_this_very_process_is_known_where_the_message_is_cut():
+    text = (
+        "CUDA out of memory. Tried to allocate 42.00 MiB. GPU 0 has a total capacty of 39.39 GiB of which 31.94 MiB is"
+        " free. Process 7529 has 39.23 GiB memory in use. Of the allocated memory 37.21 GiB is allo"
+    )
+    diagnosis = explain(text, fast=True)
+    assert diagnosis.main_failure.self_listed_as_pid == 7529
+    assert diagnosis.cause is not Cause.OTHER_PROCESS

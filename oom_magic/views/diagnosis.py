@@ -150,6 +150,8 @@ def _cause(cause: Cause, diagnosis: Diagnosis) -> str:
         suffix = "_twice"
     elif cause is Cause.HOST_RAM and "Jetson" in diagnosis.systems:
         suffix = "_board"
+    elif cause is Cause.ACTIVATIONS and any(one.key == "data_on_device" for one in diagnosis.evidence):
+        suffix = "_data"
     elif cause is Cause.ACTIVATIONS and _infers(diagnosis):
         suffix = "_inference"
     return translate(f"cause_{cause.value}{suffix}", diagnosis.lang)

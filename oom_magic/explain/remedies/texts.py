@@ -97,7 +97,7 @@ _CODE: Mapping[str, tuple[str, str]] = {
     ),
     "tgi_tokens": ("text-generation-launcher --max-batch-prefill-tokens 2048 --max-batch-total-tokens 8192", "bash"),
     "tgi_shards": ("text-generation-launcher --num-shard 2", "bash"),
-    "webui_medvram": ("export COMMANDLINE_ARGS=\"--medvram\"   # then --lowvram", "bash"),
+    "webui_medvram": ("COMMANDLINE_ARGS=--medvram   # in webui-user.sh or webui-user.bat; then --lowvram", "bash"),
     "rapids_pool": ("rmm.reinitialize(pool_allocator=True, maximum_pool_size=30 * 2**30)", "python"),
     "comfy_cache_none": ("python main.py --cache-none", "bash"),
     "unpin_weights": ("python main.py --disable-pinned-memory   # ComfyUI", "bash"),

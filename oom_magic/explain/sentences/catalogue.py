@@ -30,6 +30,7 @@ CATALOGUE: Sentences = {
     "cause_activations_inference": (
         "What it computes at once does not fit: that grows with the input (length, picture, requests or rows at once)."
     ),
+    "cause_activations_data": "The data that are put on the GPU as a whole do not fit; no step has run yet.",
     "cause_logits_or_loss": "The logits or the loss over the whole vocabulary do not fit.",
     "cause_attention_scores": "The attention scores do not fit: they grow with the square of the sequence length.",
     "cause_optimizer_state": "The optimizer's state does not fit; it is created in the first step and stays.",

@@ -151,7 +151,7 @@ PROGRAMS: tuple[Program, ...] = (
         default_cause=(Cause.ACTIVATIONS, 0.3),
     ),
     Program(
-        "webui", "the Stable Diffusion web UI",
+        "webui", "Stable Diffusion web UI",
         re.compile(r"StableMatrix|(?:diffusion|sd)[-_ ]?web-?ui|modules_forge|Patching LoRAs|\[Memory Management\]"
                    r"|(?:auto|vlad|sd)[-_]?1111|\ba1111\b|automatic1111|hires[. ]?fix|txt2img_function", re.I | re.A),
         (
