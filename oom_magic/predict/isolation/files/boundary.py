@@ -75,7 +75,7 @@ _POOLS: tuple[tuple[Any, str, tuple[str, ...]], ...] = (  # what each use begins
     (Pool, "_check_running", ("close", "terminate")),
     (ProcessPoolExecutor, "submit", ("shutdown",)),
 )
-_NAMES_BACKEND = torch.utils.rename_privateuse1_backend  # once for a process
+_NAMES_BACKEND = torch.utils.backend_registration.rename_privateuse1_backend  # once for a process
 _FOR_LATER = tuple(
     function for function in (atexit.register, sys.addaudithook, getattr(os, "register_at_fork", None)) if function
 )
