@@ -142,3 +142,26 @@ def test_what_does_not_fit_says_what_would() -> None:
     assert (
         Estimator(Setup(), None).with_way_out(values, None, replace(estimate, breakdown=Breakdown({}))).way_out is None
     )
+
+
+def layer(batch_size: int = 4, seq_len: int = 128, kind: str = "plain") -> None:
+    nn.Linear(64, 64).to("cuda")(torch.randn(batch_size, seq_len, 64, device="cuda"))
+
+
+@pytest.mark.parametrize(
+    ("ranges", "message"),
+    [
+        ({"batch_size": (8, 1)}, r"batch_size=\(8, 1\) is reversed; write \(1, 8\)"),
+        ({"batch_size": (0, 8)}, "starts at 0"),
+        ({"batch_size": (4, 4)}, "one value only"),
+        ({"batch_size": (1.5, 8)}, "whole numbers"),
+        ({"batch_sise": (1, 8)}, "did you mean 'batch_size'"),
+        ({"batch_size": (1, 8), "gpu": "RTX 3061"}, "RTX 3060"),
+        ({"batch_size": (1, 8), "memory": "12"}, "did you mean '12GiB'"),
+        ({"kind": []}, "no choices"),
+        ({"batch_size": 4}, "Nothing varies"),
+    ],
+)
+def test_bad_ranges(ranges: dict[str, object], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        om.sliders(layer, **ranges)

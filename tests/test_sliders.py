@@ -274,25 +274,6 @@ def test_a_setup() -> None:
     assert re.search(r"tokens per step +480", text)
 
 
-@pytest.mark.parametrize(
-    ("ranges", "message"),
-    [
-        ({"batch_size": (8, 1)}, r"batch_size=\(8, 1\) is reversed; write \(1, 8\)"),
-        ({"batch_size": (0, 8)}, "starts at 0"),
-        ({"batch_size": (4, 4)}, "one value only"),
-        ({"batch_size": (1.5, 8)}, "whole numbers"),
-        ({"batch_sise": (1, 8)}, "did you mean 'batch_size'"),
-        ({"batch_size": (1, 8), "gpu": "RTX 3061"}, "RTX 3060"),
-        ({"batch_size": (1, 8), "memory": "12"}, "did you mean '12GiB'"),
-        ({"kind": []}, "no choices"),
-        ({"batch_size": 4}, "Nothing varies"),
-    ],
-)
-def test_bad_ranges(ranges: dict[str, object], message: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=message):
-        om.sliders(train, **ranges)
-
-
 def test_bad_input_of_a_setup() -> None:
     setup = om.TrainingSetup("gpt2", method="lora")
     with pytest.raises(ValueError, match=r"rank reaches 4096.*larger than the layer"):
