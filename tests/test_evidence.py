@@ -361,3 +361,10 @@ def test_this_very_process_is_known_where_the_message_is_cut():
     diagnosis = explain(text, fast=True)
     assert diagnosis.main_failure.self_listed_as_pid == 7529
     assert diagnosis.cause is not Cause.OTHER_PROCESS
+
+
+def test_a_kind_of_program_is_said_in_the_language_of_the_page():
+    text = "python -m fastchat.serve.model_worker\nFile load_model\nCUDA out of memory. Tried to allocate 100.00 MiB"
+    assert "An inference server failed while it loaded" in str(explain(text, fast=True, lang="en"))
+    assert "an inference server" not in str(explain(text, fast=True, lang="zh")).casefold()
+    assert "推理服务" in str(explain(text, fast=True, lang="zh"))

@@ -306,7 +306,7 @@ def _reserved(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     if failure is not None or program is None or program.program.key not in RESERVING:
         return
     if {"uses_much", "speaks_of_memory"} & told and "grows" not in told:
-        evidence = Evidence("program_reserves", {"program": program.program.name})
+        evidence = Evidence("program_reserves", program.program.said)
         yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.5, evidence)
 
 

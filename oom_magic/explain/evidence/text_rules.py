@@ -151,20 +151,20 @@ def _program(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     use = clues.program
     if use is None:
         return
-    name = use.program.name
+    said = use.program.said
     if use.stage is not None:
         key = f"stage_{use.stage.key}"
-        yield Support(use.stage.cause, use.stage.weight, Evidence(key, {"program": name}))
+        yield Support(use.stage.cause, use.stage.weight, Evidence(key, said))
     elif use.program.default_cause is not None:
         cause, weight = use.program.default_cause
         if "grows" in clues.run.told and use.program.key not in _OF_DATA:
             weight *= 0.6  # an answer that fitted before
-        yield Support(cause, weight, Evidence("program_seen", {"program": name}))
+        yield Support(cause, weight, Evidence("program_seen", said))
     if failure is None or use.budget is None or not failure.total_bytes or failure.pytorch_bytes is None:
         return
     share = failure.pytorch_bytes / failure.total_bytes
     values: dict[str, int | str] = {
-        "program": name,
+        **said,
         "held_bytes": failure.pytorch_bytes,
         "total_bytes": failure.total_bytes,
         "percent": round(100 * use.budget),
@@ -180,7 +180,7 @@ def _offloaded(failure: Failure | None, clues: Clues, text: str) -> Iterator[Sup
     """Weights that wait in page-locked RAM: the driver's message, without PyTorch's numbers, can be about that RAM."""
     if failure is None or failure.format != "cuda_error_oom" or clues.program is None or not _OFFLOADS.search(text):
         return
-    yield Support(Cause.DRIVER_LEVEL, 0.5, Evidence("offloaded_pinned", {"program": clues.program.program.name}))
+    yield Support(Cause.DRIVER_LEVEL, 0.5, Evidence("offloaded_pinned", clues.program.program.said))
     yield Support(Cause.ACTIVATIONS, -0.4)
 
 

@@ -396,4 +396,5 @@ def render_evidence(item: Evidence, lang: Language) -> str:
     """A piece of evidence as a sentence; a value named ``x_key`` is said in the language, as ``x``."""
     keys = {name.removesuffix("_key"): str(key) for name, key in item.values.items() if name.endswith("_key")}
     said = {name: translate(key, lang, **item.values) for name, key in keys.items()}
-    return translate(item.key, lang, **{**item.values, **said})
+    text = translate(item.key, lang, **{**item.values, **said})
+    return text[:1].upper() + text[1:] if text.startswith(tuple(said.values())) else text

@@ -47,6 +47,8 @@ EVIDENCE: Sentences = {
         "The pasted loop infers without torch.no_grad(), so every call keeps its graph while its result lives: {line}"
     ),
     # Programs and their stages.
+    "program_pictures": "a program that makes pictures or videos",
+    "program_server": "an inference server",
     "program_seen": "This is {program} at work, not a training loop.",
     "stage_kv_cache": "{program} failed while it made room for the cache of keys and values.",
     "stage_graphs": "{program} failed while it captured CUDA graphs, which need memory beside weights and cache.",

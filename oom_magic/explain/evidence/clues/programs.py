@@ -46,6 +46,11 @@ class Program:
         first = dict(self.by_cause).get(cause, ())
         return (*first, *(key for key in self.remedies if key not in first))
 
+    @property
+    def said(self) -> dict[str, int | str]:
+        """What a sentence takes as ``program``: the name, or the catalogue's words for a kind of program."""
+        return {"program_key": f"program_{self.key}"} if self.key in _KINDS else {"program": self.name}
+
 
 @dataclass(frozen=True)
 class ProgramUse:
@@ -60,6 +65,7 @@ def _stage(key: str, pattern: str, cause: Cause, weight: float) -> Stage:
     return Stage(key, re.compile(pattern, re.A), cause, weight)
 
 
+_KINDS = frozenset({"server", "pictures"})
 _LOADS = (
     r"\bload_model\b|load_weights|create_weights|process_weights|Loading (?:model )?weights|Loading safetensors"
     r"|initialize_model"
