@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -54,6 +55,23 @@ def test_what_was_decided_for_want_of_a_gpu_is_decided_anew(way: str) -> None:
     (assumption,) = report.assumptions
     assert "`device`" in assumption.text and "as there is no GPU here" in assumption.text and "'cuda" in assumption.text
     assert str(notebook.device) == "cpu"
+
+
+def test_a_name_that_another_thread_reads_stays_and_is_named() -> None:
+    watch = (
+        "\nseen, ends = set(), False\ndef there():\n    return torch.ones(2, device=device)\n"
+        "def watch():\n    while not ends:\n        seen.add(str(there().device))\n"
+    )
+    notebook, _ = module(WAYS["text"] + TRAIN + watch)
+    thread = threading.Thread(target=notebook.watch)
+    thread.start()
+    try:
+        report = om.dry_run(notebook.train)
+    finally:
+        notebook.ends = True
+        thread.join()
+    assert notebook.seen == {"cpu"} and not report.peak_allocated_bytes
+    assert "`device` stays as it was decided without a GPU" in " ".join(one.text for one in report.assumptions)
 
 
 def test_models_tensors_and_optimizers_placed_by_the_name_are_placed_anew() -> None:

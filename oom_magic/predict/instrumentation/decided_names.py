@@ -21,6 +21,8 @@ from typing import Any
 import torch
 
 from oom_magic.language import _, ngettext
+from oom_magic.predict.isolation.reach import codes_of_other_threads
+from oom_magic.predict.isolation.run_threads import threads_of_run
 from oom_magic.user_code import is_users_file
 
 # Functions by which code finds out whether there is a GPU.
@@ -54,8 +56,9 @@ class Decision:
 class DecidedNames:
     """Names in ``namespace`` whose values depend on there being no GPU, according to its ``sources``.
 
-    ``follow`` decides again, inside a dry run; ``decisions`` then has what came out differently. ``above`` are names
-    that code sees in place of the namespace's, where it has not assigned others.
+    ``follow`` decides again, inside a dry run; ``decisions`` then has what came out differently, ``kept`` those names
+    that stay, as code on another thread reads them. ``above`` are names that code sees in place of the namespace's,
+    where it has not assigned others.
     """
 
     namespace: dict[str, Any]
@@ -64,6 +67,7 @@ class DecidedNames:
     values: dict[str, Any] = field(default_factory=dict)  # before the dry run
     placed: set[str] = field(default_factory=set)  # names of what was made or moved where such a name says
     decisions: list[Decision] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -116,10 +120,15 @@ class DecidedNames:
         Models and tensors that were placed by such a name are moved to where it now says.
         """
         self.decisions.clear()
+        self.kept.clear()
         scratch = _evaluated(self.statements, self.namespace) if self.values else {}
+        elsewhere = self._read_elsewhere() if self.values else set()
         for name, before in self.values.items():
             now = scratch.get(name, _ABSENT)
             if now is _ABSENT or _is_same(now, before):
+                continue
+            if name in elsewhere:
+                self.kept.append(name)
                 continue
             if self.above.get(name, _ABSENT) is self._now(name):
                 self.above[name] = now
@@ -128,6 +137,11 @@ class DecidedNames:
         if self.decisions:
             self._place()
         return bool(self.decisions)
+
+    def _read_elsewhere(self) -> set[str]:
+        """The names that the user's code on other threads looks up."""
+        codes = codes_of_other_threads(threads_of_run(), self.namespace)
+        return set[str]().union(*(_used(self.namespace, code) for code in codes))
 
     def _place(self) -> None:
         with torch.no_grad():
@@ -156,6 +170,16 @@ def decided_sentence(decisions: Sequence[Decision]) -> str:
         names=joined(names),
         before=joined(before),
         now=joined(now),
+    )
+
+
+def kept_sentence(names: Sequence[str]) -> str:
+    """The report's sentence about names that were not decided anew."""
+    return ngettext(
+        "{names} stays as it was decided without a GPU: code on another thread reads it",
+        "{names} stay as they were decided without a GPU: code on another thread reads them",
+        len(names),
+        names=joined([f"`{name}`" for name in names]),
     )
 
 

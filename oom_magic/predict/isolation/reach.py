@@ -16,7 +16,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -137,6 +137,21 @@ def used_by_other_threads(own: Collection[int]) -> tuple[Reach, list[str]] | Non
     such code."""
     reach, names = Reach(by_name=True, racing=None), []
     known = {thread.ident: thread.name for thread in threading.enumerate()}
+    for ident, frames in _other_stacks(own):
+        names.append(known.get(ident, str(ident)))
+        for frame in frames:
+            reach.walk(_of_frame(frame))
+    return (reach, names) if names else None
+
+
+def codes_of_other_threads(own: Collection[int], namespace: Mapping[str, Any]) -> list[types.CodeType]:
+    """The user's code that runs now on threads other than ``own`` with the variables of ``namespace``."""
+    frames = (frame for _unused, stack in _other_stacks(own) for frame in stack)
+    return [frame.f_code for frame in frames if frame.f_globals is namespace]
+
+
+def _other_stacks(own: Collection[int]) -> Iterator[tuple[int, list[types.FrameType]]]:
+    """The threads other than ``own`` that run code of the user's, each with its frames."""
     stacks = sys._current_frames()
     del stacks[threading.get_ident()]  # this very frame: it would hold itself
     for ident, innermost in stacks.items():
@@ -144,10 +159,7 @@ def used_by_other_threads(own: Collection[int]) -> tuple[Reach, list[str]] | Non
             continue
         frames = list(_stack(innermost))
         if any(_is_running_users(frame) for frame in frames):
-            names.append(known.get(ident, str(ident)))
-            for frame in frames:
-                reach.walk(_of_frame(frame))
-    return (reach, names) if names else None
+            yield ident, frames
 
 
 def others_at_work(own: Collection[int]) -> bool:
