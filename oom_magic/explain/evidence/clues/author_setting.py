@@ -177,7 +177,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     ),
     "computes": words(
         r"(?<![a-z])batch|\b(?:datasets?|images?|resolutions?|videos?|samples?|sequences?|tokens?|frames?|pixels?"
-        r"|point clouds?|graphs?)\b",
+        r"|point clouds?|(?<!cuda )graphs?)\b",
         r"数据集|图片|图像|视频|批",
     ),
     "replays": words(
