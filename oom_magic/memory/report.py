@@ -323,7 +323,7 @@ class MemoryReport(Result):
 
     def save_snapshot(self, path: str | Path) -> None:
         """Write the run as a memory snapshot that pytorch.org/memory_viz opens."""
-        write_snapshot(self.timeline, self.settings, path)
+        write_snapshot(self.timeline, self.settings, path, self.device.name, self.device.total_bytes)
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> MemoryReport:

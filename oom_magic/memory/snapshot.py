@@ -16,13 +16,17 @@ from oom_magic.memory.timeline import PHASES, MarkKind, Timeline
 Event = dict[str, Any]
 
 
-def write_snapshot(timeline: Timeline, settings: AllocatorSettings, path: str | Path) -> None:
+def write_snapshot(
+    timeline: Timeline, settings: AllocatorSettings, path: str | Path, card: str, total_bytes: int
+) -> None:
     """Write a run as a snapshot: each allocation and free with its line, and the segments at the end.
 
-    The format is that of ``torch.cuda.memory._dump_snapshot`` (torch/cuda/memory.py, ``_snapshot``). Addresses are
-    those of the replayed allocator; a free counts as completed when it is requested. Time is the number of the event.
+    The format is that of ``torch.cuda.memory._dump_snapshot`` (torch/cuda/memory.py, ``_snapshot``), with the name and
+    the size of the ``card`` besides. Addresses are those of the replayed allocator; a free counts as completed when it
+    is requested. Time is the number of the event.
     """
-    Path(path).write_bytes(pickle.dumps(_Writer(timeline, settings).snapshot(), protocol=4))
+    snapshot = {**_Writer(timeline, settings).snapshot(), "card": {"name": card, "total_bytes": total_bytes}}
+    Path(path).write_bytes(pickle.dumps(snapshot, protocol=4))
 
 
 class _Writer:

@@ -30,10 +30,11 @@ _TRUSTED = {("collections", "OrderedDict"), ("collections", "defaultdict"), ("bu
 def load_snapshot(path: str | Path, *, memory: str | int | None = None, device: int | None = None) -> MemoryReport:
     """What a snapshot of ``torch.cuda.memory._dump_snapshot`` shows, as the report of a measured run; sizes in bytes.
 
-    ``memory`` is the card's ("24GiB"): a snapshot says it only where a request failed in it. ``device``: which card's
-    trace to read (default: the longest). Without a live process nobody knows which tensor was a weight and which a
-    gradient: categories follow from where and when each was allocated. Raises FileNotFoundError, and ValueError with
-    the fix for a file that is no snapshot, holds no trace, or does not say how large its card is.
+    ``memory`` is the card's ("24GiB"): a snapshot says it only where a request failed in it, or where ``save_snapshot``
+    wrote it. ``device``: which card's trace to read (default: the longest). Without a live process nobody knows which
+    tensor was a weight and which a gradient: categories follow from where and when each was allocated. Raises
+    FileNotFoundError, and ValueError with the fix for a file that is no snapshot, holds no trace, or does not say how
+    large its card is.
     """
     snapshot = _read(Path(path))
     traces = snapshot["device_traces"]
@@ -49,6 +50,8 @@ def load_snapshot(path: str | Path, *, memory: str | int | None = None, device: 
     assembler.feed(batch)
     timeline = assembler.timeline(has_graph=False, workspace_sizes=frozenset())
     free = _free_at_failure(traces[index])
+    said = snapshot.get("card", {})
+    memory = said.get("total_bytes") if memory is None else memory
     if memory is None and free is None:
         raise ValueError(
             _('The snapshot does not say how large its card is; give it: load_snapshot(path, memory="24GiB").')
@@ -57,7 +60,7 @@ def load_snapshot(path: str | Path, *, memory: str | int | None = None, device: 
     card = f"GPU {index} has a total capacity of {format_bytes(total)} of which {format_bytes(free or 0)}"
     return MemoryReport.from_timeline(
         timeline,
-        Device(_("CUDA device {index}", index=index), total),
+        Device(said.get("name") or _("CUDA device {index}", index=index), total),
         source="measured",
         settings=settings,
         replayed=assembler.replayed(0),
