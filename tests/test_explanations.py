@@ -223,7 +223,7 @@ def test_an_evaluation_that_would_fail_next_decides_what_is_advised(shell, in_fu
     make = "import torch\nfrom torch import nn\nnet = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(8)]).cuda()"
     for rows, fits in ((1024, True), (16384, False)):
         code = f"{make}\noptimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n{body.format(rows=rows)}"
-        shell.run_cell(f"%%gpumem --dry-run --no-plot --memory 500MiB\n{code}")
+        shell.run_cell(f"%%gpumem --dry-run --no-plot --memory 600MiB\n{code}")
         diagnosis = run(shell, "%oom_explain")
         (smaller,) = (one for one in diagnosis.remedies if one.key == "smaller_batch")
         assert smaller.fits is fits
