@@ -227,8 +227,8 @@ def test_an_evaluation_that_would_fail_next_decides_what_is_advised(shell, in_fu
         diagnosis = run(shell, "%oom_explain")
         (smaller,) = (one for one in diagnosis.remedies if one.key == "smaller_batch")
         assert smaller.fits is fits
-        assert ("later_takes_more" in {one.key for one in diagnosis.evidence}) is not fits
         if not fits:
+            assert "later_takes_more" in {one.key for one in diagnosis.evidence}
             assert smaller.peak_allocated_bytes > 2 * 16384 * 4096  # what a layer takes and what it makes
 
 
