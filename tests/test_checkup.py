@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import time
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -223,10 +222,8 @@ def test_every_probe_may_fail_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "Not looked at" in str(one_less) or name == "probe_card"
 
 
-def test_doctor_works_anywhere_and_at_once() -> None:
-    start = time.perf_counter()
+def test_doctor_works_anywhere() -> None:
     found = om.doctor()
-    assert time.perf_counter() - start < 1
     json.dumps(found.to_dict())
     text = str(found)
     assert found.torch_version in text

@@ -20,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import urllib.request
 import zipfile
 from collections.abc import Callable
@@ -35,7 +34,6 @@ from hypothesis import strategies as st
 import oom_magic as om
 from oom_magic.predict.isolation.files.effects import isolated
 from oom_magic.predict.isolation.files.linkage import IS_KNOWN
-from oom_magic.predict.isolation.live_objects import heap_set_aside
 from oom_magic.predict.session import DrySession
 
 # -- a random sequence of calls gives the same results, and the same tree ------------------------------
@@ -428,15 +426,3 @@ def test_what_the_process_prints_to_is_as_before(here: None) -> None:
     om.dry_run(train)
     os.close(number)
     assert [os.fstat(one)[:3] for one in range(3)] == [one[:3] for one in before]
-
-
-def test_it_costs_little() -> None:
-    def cost() -> float:
-        start = time.process_time()
-        with isolated(lambda text: None, [globals()]):
-            pass
-        return time.process_time() - start
-
-    with heap_set_aside():  # as in a dry run
-        cost()
-        assert min(cost() for _ in range(5)) < 0.02
