@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from oom_magic.explain.evidence.causes import Cause, Evidence
+from oom_magic.explain.evidence.causes import HOST_CAUSES, Cause, Evidence
 from oom_magic.explain.evidence.clues.pasted_code import without_graph
 from oom_magic.explain.evidence.judging import device_tool
 from oom_magic.explain.evidence.number_rules import unlisted_bytes
@@ -111,7 +111,6 @@ NOT_ASKED = Evidence("reason_fast")
 _NOT_YET = Evidence("reason_not_yet")
 _ELSEWHERE = Evidence("reason_other_program")
 _OF_HOST = Evidence("reason_host")
-_HOST_CAUSES = (Cause.HOST_RAM, Cause.SHARED_MEMORY)
 _NOTHING_SAVES = Evidence("reason_nothing_saves")
 
 
@@ -215,7 +214,7 @@ def unpriced_remedies(diagnosis: Diagnosis, reason: Evidence = _NO_RUN) -> tuple
     keys = tuple(dict.fromkeys(_applicable(diagnosis, (*printed_by_message(diagnosis), *keys))))
     if is_program:
         reason = _ELSEWHERE
-    elif diagnosis.cause in _HOST_CAUSES:
+    elif diagnosis.cause in HOST_CAUSES:
         reason = _OF_HOST
     style = "plain" if is_program else _style(diagnosis)
     return tuple(_named(key, cost, diagnosis, style, reason) for cost, key in enumerate(keys))

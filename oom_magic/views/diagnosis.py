@@ -7,7 +7,7 @@ from typing import Any
 
 from oom_magic.explain.diagnosis import Diagnosis
 from oom_magic.explain.evidence.budget import Budget
-from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence
+from oom_magic.explain.evidence.causes import HOST_CAUSES, Cause, Confidence, Evidence
 from oom_magic.explain.evidence.clues.programs import PROGRAMS
 from oom_magic.explain.evidence.judging import device_tool
 from oom_magic.explain.live.holders import Holder
@@ -19,7 +19,6 @@ from oom_magic.predict.setups.setup import in_words
 from oom_magic.views.blocks import Block, Code, Description, Details, Part, Parts, Sentence, Table, register
 from oom_magic.views.remedies import Wording, best_remedy, remedies_chart, remedies_details
 
-_HOST_CAUSES = (Cause.HOST_RAM, Cause.SHARED_MEMORY)
 _HUES = {
     "budget_allocated": "parameter",
     "budget_private_pools": "workspace",
@@ -93,7 +92,7 @@ def describe_diagnosis(diagnosis: Diagnosis) -> Description:
 
 def _title(diagnosis: Diagnosis) -> str:
     failure, lang = diagnosis.main_failure, diagnosis.lang
-    if diagnosis.cause in _HOST_CAUSES and (failure is None or failure.is_oom is not None):
+    if diagnosis.cause in HOST_CAUSES and (failure is None or failure.is_oom is not None):
         return translate("title_host", lang)
     if failure is None:
         return translate("title_nothing" if diagnosis.cause is Cause.UNKNOWN else "title_told", lang)

@@ -32,6 +32,9 @@ class Cause(str, Enum):
         return self.value
 
 
+HOST_CAUSES = frozenset({Cause.HOST_RAM, Cause.SHARED_MEMORY})
+
+
 class Confidence(str, Enum):
     """How sure a judgement is; the catalogue has the words."""
 

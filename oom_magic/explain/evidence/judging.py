@@ -17,7 +17,15 @@ from functools import cache
 from itertools import islice
 from pathlib import Path
 
-from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, Judgement, PossibleCause, Support
+from oom_magic.explain.evidence.causes import (
+    HOST_CAUSES,
+    Cause,
+    Confidence,
+    Evidence,
+    Judgement,
+    PossibleCause,
+    Support,
+)
 from oom_magic.explain.evidence.clues.traceback import Clues, find_clues
 from oom_magic.explain.evidence.number_rules import (
     NO_MEMORY_HOLDS,
@@ -41,7 +49,6 @@ _WEIGHTS = {Confidence.CERTAIN: 0.97, Confidence.LIKELY: 0.7, Confidence.POSSIBL
 _WHO_ASKED = 0.25
 _LIBRARIES_ASK = ("third_party_cuda_oom", "cuda_driver_call")
 _MOST_POSSIBLE = 4
-_OF_HOST = frozenset({Cause.HOST_RAM, Cause.SHARED_MEMORY})
 # Below this degree, similar public reports are consulted; they alone never make a cause likely.
 _CLEAR_FROM = 0.3
 _MOST_BY_PRECEDENT = 0.55
@@ -230,7 +237,7 @@ def _resembles_reports(failure: Failure | None, clues: Clues) -> bool:
 def _by_precedent(failure: Failure | None, clues: Clues, shares: Mapping[Cause, float]) -> Iterator[Support]:
     """The causes of similar public reports, where there is no clearer evidence."""
     is_of_device = failure is not None and failure.backend not in (None, "cpu") and "host_fills" not in clues.run.told
-    impossible = (_OF_HOST if is_of_device else frozenset()) | _contradicted(failure) | _unshown(failure, clues)
+    impossible = (HOST_CAUSES if is_of_device else frozenset()) | _contradicted(failure) | _unshown(failure, clues)
     likely = ((cause, share) for cause, share in shares.items() if cause not in impossible)
     for cause, share in islice(likely, _MOST_POSSIBLE):
         values = {"percent": max(5, 5 * round(20 * share)), "count": precedents().num_reports}
@@ -427,9 +434,9 @@ def _check(cause: Cause, failure: Failure | None, clues: Clues) -> Evidence:
     if cause is Cause.FRAGMENTATION:
         return Evidence(f"check_{cause.value}", {"device": device_name(backend)})
     if cause is Cause.LEAK_OR_RETAINED_REFERENCE:
-        if clues.program is not None and clues.program.program.key in _WITHOUT_TORCH:
+        runtime = "" if clues.program is None else clues.program.program.key
+        if runtime in _WITHOUT_TORCH:
             return Evidence("check_growth_by_tool", {"tool": device_tool(backend, clues.accelerator)})
-        runtime = clues.program.program.key if clues.program is not None else ""
         backend = runtime if runtime in _COUNTERS and backend != "cpu" else backend
         return Evidence(f"check_{cause.value}", {"call": _COUNTERS.get(backend or "cuda", _COUNTERS["cuda"])})
     if cause is Cause.MEMORY_FRACTION_LIMIT and backend == "mps":

@@ -157,9 +157,9 @@ class RemedyEvaluator:
         except NotEvaluatedError:
             return remedy
         now = needed_bytes(report)
-        return (
-            remedy if now <= (remedy.needed_bytes or 0) else self._with_price(remedy, report.peak_allocated_bytes, now)
-        )
+        if now <= (remedy.needed_bytes or 0):
+            return remedy
+        return self._with_price(remedy, report.peak_allocated_bytes, now)
 
     def _growth_stopped(self) -> Iterator[Remedy]:
         """The remedy for the growing line, where the loop is too long to be followed until the card is full."""

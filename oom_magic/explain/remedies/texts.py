@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from oom_magic.explain.evidence.causes import Cause
-from oom_magic.explain.evidence.clues.programs import PROGRAMS
+from oom_magic.explain.evidence.causes import HOST_CAUSES, Cause
+from oom_magic.explain.evidence.clues.programs import PROGRAMS_BY_KEY
 from oom_magic.units import GIB
 
 if TYPE_CHECKING:
     from oom_magic.explain.diagnosis import Diagnosis
 
-_PROGRAMS = {program.key: program for program in PROGRAMS}
 # Remedies by the kind of message, whatever the cause.
 _BY_FORMAT: Mapping[str, tuple[str, ...]] = {
     "cuda_absurd_size": ("find_tensor",),
@@ -83,7 +82,6 @@ AGAINST_IN_ANY_RUN: Mapping[Cause, tuple[str, ...]] = {
 _TOLD_OF_TRAINING = {"trains", "training_fits", "adam_costs"}
 _TRAINERS = {"transformers Trainer", "deepspeed", "FSDP", "Lightning"}
 _LARGE_ARRAY = 64 * GIB  # in one piece: more RAM is no way out
-_HOST_CAUSES = (Cause.HOST_RAM, Cause.SHARED_MEMORY)
 _HOST_OFFLOAD = ("less_offload", "more_ram")
 _CODE: Mapping[str, tuple[str, str]] = {
     "vllm_utilization": ("vllm serve MODEL --gpu-memory-utilization 0.85", "bash"),
@@ -160,11 +158,11 @@ def text_remedies(diagnosis: Diagnosis) -> tuple[str, ...] | None:
     keys = {one.key for one in diagnosis.evidence}
     if diagnosis.cause is Cause.REQUEST_ALONE_TOO_BIG and keys & {"request_absurd", "request_overflowed"}:
         return ("find_tensor",)  # the size is a mistake; a smaller input would not help
-    program = _PROGRAMS.get(diagnosis.program)
+    program = PROGRAMS_BY_KEY.get(diagnosis.program)
     own = () if program is None else dict(program.by_cause).get(diagnosis.cause, ())
     if own and diagnosis.cause in (Cause.HOST_RAM, Cause.LEAK_OR_RETAINED_REFERENCE):
         return (*_by_evidence(keys, diagnosis), *own)  # its other settings are about what fits at once
-    is_device = diagnosis.cause not in _HOST_CAUSES and (failure is None or failure.backend != "cpu")
+    is_device = diagnosis.cause not in HOST_CAUSES and (failure is None or failure.backend != "cpu")
     is_device = is_device or diagnosis.program in ("llama_cpp", "ollama")
     if program is not None and is_device and diagnosis.cause is not Cause.NOT_OOM:
         first = _by_evidence(keys & _IN_ANY_PROGRAM, diagnosis)

@@ -300,6 +300,8 @@ _GENERAL = (
     "llama_cpp",
     "ollama",
 )
+PROGRAMS_BY_KEY = {program.key: program for program in PROGRAMS}
+_RUN_BY = {"llama_cpp": "ollama", "thrust": "rapids"}  # programs whose messages another one passes on
 # A text that compares such servers is about the one that it names first.
 _SERVERS = ("vllm", "sglang", "tgi")
 _BY_FORMAT = {
@@ -316,10 +318,9 @@ def find_program(text: str, trace: str, message_format: str | None = None) -> Pr
     With a training loop in the frames no server failed, even if one is named.
     """
     by_format = _BY_FORMAT.get(message_format or "")
-    if by_format == "llama_cpp" and next(one for one in PROGRAMS if one.key == "ollama").pattern.search(text):
-        by_format = "ollama"  # it runs llama.cpp
-    if by_format == "thrust" and next(one for one in PROGRAMS if one.key == "rapids").pattern.search(text):
-        by_format = "rapids"
+    around = _RUN_BY.get(by_format or "")
+    if around is not None and PROGRAMS_BY_KEY[around].pattern.search(text):
+        by_format = around
     trains = bool(_TRAINS.search(trace) or _TRAINS.search(text))
     for program in PROGRAMS:
         is_meant = program.key == by_format
