@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from oom_magic.language import _
+from oom_magic.predict.fake_cuda.torch_cuda import answering
 from oom_magic.predict.isolation.patching import Patches
 
 _ALLOCATORS = (
@@ -53,18 +54,14 @@ def without_effect(assume: Callable[[str], None]) -> Patches:
     """Settings of a real card's libraries."""
     settings = {
         "_set_allocator_settings": _settings_left(assume),
-        "_get_memory_metadata": _answer(""),
-        "_set_memory_metadata": _answer(None),
+        "_get_memory_metadata": answering(""),
+        "_set_memory_metadata": answering(None),
     }
     return [
         (torch.cuda.memory, {name: value for name, value in settings.items() if hasattr(torch.cuda.memory, name)}),
         (torch.cuda.tunable, _tunable_answers()),
         (torch.backends.cuda, {"cufft_plan_cache": _Plans()}),
     ]
-
-
-def _answer(value: Any) -> Callable[..., Any]:
-    return lambda *args, **kwargs: value
 
 
 class _Plans:
@@ -111,8 +108,8 @@ def _tunable_answers() -> dict[str, Callable[..., Any]]:
         "enable": set_to("enabled"), "is_enabled": tell("enabled"), "tuning_enable": set_to("tuning_enabled"),
         "tuning_is_enabled": tell("tuning_enabled"), "record_untuned_enable": set_to("record_untuned_enabled"),
         "record_untuned_is_enabled": tell("record_untuned_enabled"), "get_results": tuple, "get_validators": tuple,
-        "read_file": _answer(False), "write_file": _answer(True), "write_file_on_exit": _answer(None),
-        "tune_gemm_in_file": _answer(None), "mgpu_tune_gemm_in_file": _answer(None),
+        "read_file": answering(False), "write_file": answering(True), "write_file_on_exit": answering(None),
+        "tune_gemm_in_file": answering(None), "mgpu_tune_gemm_in_file": answering(None),
     }  # fmt: skip
     for name in kept:
         found |= {f"set_{name}": set_to(name), f"get_{name}": tell(name)}

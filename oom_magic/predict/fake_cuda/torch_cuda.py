@@ -239,7 +239,8 @@ def _accelerators() -> Iterator[Any]:
             yield sys.modules[name]
 
 
-def _answer(value: Any) -> Callable[..., Any]:
+def answering(value: Any) -> Callable[..., Any]:
+    """A function that returns the value whatever it is given."""
     return lambda *args, **kwargs: value
 
 
@@ -260,7 +261,7 @@ def _fixed(cards: Cards) -> dict[str, Any]:
         "host_memory_stats_as_nested_dict": {}, "reset_accumulated_host_memory_stats": None,
         "reset_peak_host_memory_stats": None, "get_allocator_backend": "native", "check_error": None,
     }  # fmt: skip
-    return {name: _answer(value) for name, value in fixed.items()}
+    return {name: answering(value) for name, value in fixed.items()}
 
 
 def _of_cards(cards: Cards) -> dict[str, Any]:
@@ -273,8 +274,8 @@ def _of_cards(cards: Cards) -> dict[str, Any]:
     synchronization = [0]
     modes = ("default", "warn", "error")
     runtime = SimpleNamespace(
-        cudaMemGetInfo=cards.memory_info, cudaProfilerStart=_answer(0), cudaProfilerStop=_answer(0),
-        cudaGetErrorString=str, cudaHostRegister=_answer(0), cudaHostUnregister=_answer(0),
+        cudaMemGetInfo=cards.memory_info, cudaProfilerStart=answering(0), cudaProfilerStop=answering(0),
+        cudaGetErrorString=str, cudaHostRegister=answering(0), cudaHostUnregister=answering(0),
     )  # fmt: skip
     return {
         **_device_contexts(cards),
@@ -352,7 +353,7 @@ def _accelerator_answers(cards: Cards, module: Any) -> dict[str, Any]:
         "current_accelerator": lambda *args, **kwargs: torch.device("cuda"),
         "current_stream": lambda device=None: torch.cuda.current_stream(device),
         "set_stream": lambda stream: torch.cuda.set_stream(stream),
-        "synchronize": _answer(None),
+        "synchronize": answering(None),
         "get_memory_info": cards.memory_info,
         "memory_stats": lambda device=None: torch.cuda.memory_stats(device),
     }

@@ -148,8 +148,8 @@ class Boundary:
     def replacements(self) -> list[tuple[Any, Any]]:
         """Functions, each with the one that stands in for it."""
         return [
-            (os.system, self._system(os.system)),
-            *((usual, self._not_started(usual)) for usual in _escapes()),
+            (os.system, self._system(os.system, _not_run)),
+            *((usual, self._system(usual, _not_started)) for usual in _escapes()),
             (os._exit, self._exit(os._exit)),
             *((usual, self._registered(usual)) for usual in _FOR_LATER),
             *((usual, self._unchanged(usual)) for usual in _for_good()),
@@ -242,7 +242,7 @@ class Boundary:
             if not self._scope.applies() or _is_import():
                 return usual(process, args, *rest)
             if not _shown(args).startswith("nvidia-smi"):  # libraries call it; it has no effect anyway
-                self._assume(_("program {command}: not started; taken to succeed without output", command=_shown(args)))
+                self._assume(_not_started(_shown(args)))
             pipes = rest[_BEFORE_PIPES : _BEFORE_PIPES + 6]
             with self._scope.outside():
                 process._close_pipe_fds(*pipes)  # the child's ends of the pipes: reading the output ends at once
@@ -256,20 +256,13 @@ class Boundary:
 
         return _execute_child
 
-    def _system(self, usual: Callable[[Any], int]) -> Callable[[Any], int]:
+    def _system(self, usual: Callable[[Any], int], words: Callable[[Any], str]) -> Callable[[Any], int]:
+        """Instead of a function that runs a command; ``words`` say that it was not run."""
+
         def system(command: Any) -> int:
             if not self._scope.applies():
                 return usual(command)
-            self._assume(_("os.system({command!r}): not run; taken to succeed", command=command))
-            return 0
-
-        return system
-
-    def _not_started(self, usual: Callable[[str], int]) -> Callable[[str], int]:
-        def system(command: str) -> int:
-            if not self._scope.applies():
-                return usual(command)
-            self._assume(_("program {command}: not started; taken to succeed without output", command=command))
+            self._assume(words(command))
             return 0
 
         return system
@@ -398,6 +391,14 @@ def _limits() -> Iterator[Callable[..., Any]]:
         yield resource.setrlimit
         if hasattr(resource, "prlimit"):
             yield resource.prlimit
+
+
+def _not_run(command: Any) -> str:
+    return _("os.system({command!r}): not run; taken to succeed", command=command)
+
+
+def _not_started(command: str) -> str:
+    return _("program {command}: not started; taken to succeed without output", command=command)
 
 
 def _escapes() -> Iterator[Callable[[str], int]]:
