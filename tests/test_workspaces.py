@@ -54,12 +54,12 @@ def test_cublas_lt_shares_by_version_and_wish(version, wish, unified):
     workspaces = Workspaces(version, environment)
     assert workspaces.is_unified is unified
     assert workspaces.cublas_lt_bytes() == 4 * LT
-    kept = {SMALL} if unified or version < (2, 9) else {SMALL, 4 * LT}
-    assert set(workspaces.kept_bytes((8, 0)).values()) == kept
+    lasting = {SMALL} if unified or version < (2, 9) else {SMALL, 4 * LT}
+    assert set(workspaces.lasting_bytes((8, 0)).values()) == lasting
 
 
 def test_nothing_stays_in_the_newest():
-    assert Workspaces((2, 15), {}).kept_bytes((9, 0)) == {}
+    assert Workspaces((2, 15), {}).lasting_bytes((9, 0)) == {}
 
 
 def test_convolutions_take_what_their_algorithms_transform() -> None:
@@ -122,7 +122,7 @@ def test_those_that_a_process_holds_are_read_off_its_snapshot():
 
     blocks = [block(0, SMALL), block(1, SMALL), block(2, SMALL, "inactive"), block(3, 4 * SMALL), block(4, SMALL)]
     segments = [{"device": 0, "stream": 0, "blocks": blocks}, {"device": 1, "stream": 7, "blocks": [block(9, LARGE)]}]
-    found = Workspaces((2, 13), {}).kept_in(segments, {1}, lambda card: (8 + card, 0))
+    found = Workspaces((2, 13), {}).lasting_in(segments, {1}, lambda card: (8 + card, 0))
     assert [(*one,) for one in found] == [
         (0, ("cublas", 0, 1), SMALL),
         (0, ("cublas", 0, 2), SMALL),

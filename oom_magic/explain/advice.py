@@ -260,8 +260,8 @@ def _keys(diagnosis: Diagnosis, elsewhere: tuple[str, ...] | None, reason: Evide
     if _may_be_shared(diagnosis):
         keys = (*keys, "check_processes")
     if NO_LANGUAGE_MODEL.search(diagnosis.code) or (reason is _NO_RUN and not _is_of_tokens(diagnosis)):
-        kept = tuple(key for key in keys if key not in _OF_LANGUAGE_MODELS)
-        keys = (*kept, "smaller_input") if diagnosis.cause in _OF_INPUTS else kept or keys
+        others = tuple(key for key in keys if key not in _OF_LANGUAGE_MODELS)
+        keys = (*others, "smaller_input") if diagnosis.cause in _OF_INPUTS else others or keys
     if reason.key == "reason_cuda_graphs":
         keys = ("no_cuda_graphs", *keys)
     if diagnosis.backend == "mps":

@@ -138,7 +138,7 @@ class Measurement:
     def _build(self, has_graph: bool, error: BaseException | None) -> MemoryReport:
         end = _Counters.read(self.device)
         device = current_device(self.device)
-        workspaces = frozenset(Workspaces.here(torch.__version__).kept_bytes(device.capability or (0, 0)).values())
+        workspaces = frozenset(Workspaces.here(torch.__version__).lasting_bytes(device.capability or (0, 0)).values())
         timeline = self._assembler.timeline(has_graph=has_graph, workspace_sizes=workspaces)
         replayed = self._assembler.replayed(end.num_retries - self._start.num_retries)
         return MemoryReport.from_timeline(

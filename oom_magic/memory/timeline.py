@@ -107,21 +107,21 @@ class Timeline:
         order = self.order[:position]
         num_made = int((order >= 0).sum())
         marks = tuple(mark for mark in self.marks if mark.position <= position)
-        kept: dict[str, Any] = {name: getattr(self, name)[:num_made] for name in _COLUMNS}
-        return replace(self, order=order, marks=marks, **kept)
+        columns: dict[str, Any] = {name: getattr(self, name)[:num_made] for name in _COLUMNS}
+        return replace(self, order=order, marks=marks, **columns)
 
     def without_empty(self) -> Timeline:
         """The same without allocations of no bytes."""
-        kept = self.requested_bytes > 0
-        if kept.all():
+        is_nonempty = self.requested_bytes > 0
+        if is_nonempty.all():
             return self
-        numbers = np.cumsum(kept) - 1
+        numbers = np.cumsum(is_nonempty) - 1
         is_made = self.order >= 0
         allocations = np.where(is_made, self.order, ~self.order)
-        stays = kept[allocations]
+        stays = is_nonempty[allocations]
         renumbered = np.where(is_made, numbers[allocations], ~numbers[allocations])
         before = np.append(0, np.cumsum(stays))
-        columns: dict[str, Any] = {name: getattr(self, name)[kept] for name in _COLUMNS}
+        columns: dict[str, Any] = {name: getattr(self, name)[is_nonempty] for name in _COLUMNS}
         marks = tuple(Mark(int(before[mark.position]), mark.kind) for mark in self.marks)
         return replace(self, order=renumbered[stays], marks=marks, **columns)
 

@@ -83,12 +83,12 @@ class Workspaces:
         found = re.match(r"\s*\d+", self.environment.get("CUBLASLT_WORKSPACE_SIZE", ""))
         return (int(found[0]) if found else _LT_KIB) * KIB
 
-    def kept_bytes(self, capability: tuple[int, int]) -> dict[str, int]:
+    def lasting_bytes(self, capability: tuple[int, int]) -> dict[str, int]:
         """The sizes, in bytes, of the workspaces that stay allocated after their first use, by library."""
         own_of_lt = {"cublasLt": self.cublas_lt_bytes()} if self.lt_stays and not self.is_unified else {}
         return {**own_of_lt, **({"cublas": self.cublas_bytes(capability)} if self.stays else {})}
 
-    def kept_in(
+    def lasting_in(
         self,
         segments: Iterable[Mapping[str, Any]],
         taken: Collection[int],
@@ -104,7 +104,7 @@ class Workspaces:
         num_handles: Counter[tuple[int, str, int]] = Counter()
         for segment in segments:
             card, stream = segment["device"], segment["stream"]
-            libraries = {size: library for library, size in self.kept_bytes(capability_of(card)).items()}
+            libraries = {size: library for library, size in self.lasting_bytes(capability_of(card)).items()}
             for block in segment["blocks"]:
                 library = libraries.get(block["requested_size"])
                 if library and block["state"] == "active_allocated" and block["address"] not in taken:

@@ -28,7 +28,7 @@ from oom_magic.predict.fake_cuda.device_view import DeviceView
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.torch_cuda import Cards
 from oom_magic.predict.instrumentation.attribution import Attribution
-from oom_magic.predict.instrumentation.decided_names import DecidedNames, decided_sentence, kept_sentence
+from oom_magic.predict.instrumentation.decided_names import DecidedNames, decided_sentence, undecided_sentence
 from oom_magic.predict.instrumentation.loop_code import loops_known
 from oom_magic.predict.instrumentation.loops import Loops
 from oom_magic.predict.instrumentation.recorder import Recorder
@@ -251,9 +251,9 @@ class DrySession:
             self._restart()
             sentence = decided_sentence([one for names in self.decided for one in names.decisions])
             self._assumptions[sentence, None] = None
-        kept = [name for names in self.decided for name in names.kept]
-        if kept:
-            self._assumptions[kept_sentence(kept), None] = None
+        undecided = [name for names in self.decided for name in names.undecided]
+        if undecided:
+            self._assumptions[undecided_sentence(undecided), None] = None
 
     def _forgive(self) -> None:
         """Drop a simulated out-of-memory that the code caught: the report is of a run that went on."""

@@ -31,7 +31,7 @@ def in_silence() -> Iterator[None]:
         stack.enter_context(contextlib.redirect_stdout(_Unseen(sys.stdout)))
         stack.enter_context(contextlib.redirect_stderr(_Unseen(sys.stderr)))
         stack.enter_context(patched(logging.Logger, {"handle": _show_nothing}))
-        stack.enter_context(_figures_kept())
+        stack.enter_context(_figures_restored())
         for module, name, functions in _SHOWN_BY:
             for kind in _kinds(getattr(sys.modules.get(module), name, None)):
                 own = [function for function in functions if function in vars(kind)]
@@ -69,7 +69,7 @@ def _kinds(root: type | None) -> Iterator[type]:
 
 
 @contextmanager
-def _figures_kept() -> Iterator[None]:
+def _figures_restored() -> Iterator[None]:
     helpers = sys.modules.get(_FIGURES)
     if helpers is None:
         yield

@@ -40,7 +40,7 @@ def describe_report(report: MemoryReport, top: int = 5) -> Description:
         *_lines(report, top),
         *_attention(report),
         *_steps(report),
-        *_kept(report),
+        *_holders(report),
         _card(report),
         *_other_cards(report),
     ]
@@ -316,7 +316,7 @@ def _step_range(steps: list[StepUsage]) -> str:
     return f"{first}" if first == last else _("{first} to {last}", first=first, last=last)
 
 
-def _kept(report: MemoryReport) -> Iterable[Block]:
+def _holders(report: MemoryReport) -> Iterable[Block]:
     if report.holders:
         rows = tuple((holder.name, holder.num_bytes) for holder in report.holders[:_MOST_ROWS])
         yield Details(_("Names that hold memory after the run"), (Table((_("name"), _("holds")), rows),))

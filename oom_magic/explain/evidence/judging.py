@@ -371,13 +371,13 @@ def _weighed(
 def _possible(
     cause: Cause, reasons: Sequence[Support], failure: Failure | None, clues: Clues, most: float
 ) -> PossibleCause:
-    doubt, kept = 1.0, 1.0
+    doubt, unrefuted = 1.0, 1.0
     for one in reasons:
         if one.weight > 0:
             doubt *= 1 - one.weight
         else:
-            kept *= 1 + one.weight
-    degree = min(round((1 - doubt) * kept, 3), most)
+            unrefuted *= 1 + one.weight
+    degree = min(round((1 - doubt) * unrefuted, 3), most)
     told = sorted((one for one in reasons if one.weight > 0 and one.evidence is not None), key=lambda one: -one.weight)
     return PossibleCause(cause, degree, _confidence(degree), _distinct(told), _check(cause, failure, clues))
 

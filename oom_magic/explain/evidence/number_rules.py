@@ -325,9 +325,9 @@ def judge_tip(failure: Failure, clues: Clues) -> Evidence | None:
     with_free = {"free_bytes": free} if stuck < requested else {}
     if stuck + free < requested or not stuck:
         return Evidence("tip_does_not_apply", values)
-    held = failure.pytorch_bytes or 0
-    if stuck < held * MIN_STUCK_SHARE:
-        values |= {"held_bytes": held}
+    allocated = failure.pytorch_bytes or 0
+    if stuck < allocated * MIN_STUCK_SHARE:
+        values |= {"held_bytes": allocated}
         return Evidence("tip_delays_with_free", values | with_free) if with_free else Evidence("tip_delays", values)
     unsupported = [system for system in clues.systems if system in _UNSUPPORTED_SYSTEMS]
     if unsupported:

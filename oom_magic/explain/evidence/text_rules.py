@@ -369,10 +369,10 @@ def _host(failure: Failure | None, clues: Clues) -> Iterator[Support]:
 
 def _is_filled_by_own(failure: Failure) -> bool:
     """Whether PyTorch itself holds most of the device."""
-    held, total = failure.pytorch_bytes, failure.total_bytes
-    if held is None or not total:
+    allocated, total = failure.pytorch_bytes, failure.total_bytes
+    if allocated is None or not total:
         return False
-    return held >= total * (_OWN_SHARE_OF_SMALL if total <= _SMALL_CARD else OWN_SHARE)
+    return allocated >= total * (_OWN_SHARE_OF_SMALL if total <= _SMALL_CARD else OWN_SHARE)
 
 
 def _transcriber(clues: Clues) -> Iterator[Support]:

@@ -71,7 +71,7 @@ def object_of(node: ast.expr, names: Mapping[str, Any]) -> Any:
     found = inspect.getattr_static(owner, node.attr, NOTHING)
     if found is NOTHING:  # parts of modules are in dictionaries of their own
         own = getattr(owner, "__dict__", {})
-        return next((own[kept][node.attr] for kept in _PARTS if node.attr in (own.get(kept) or ())), NOTHING)
+        return next((own[table][node.attr] for table in _PARTS if node.attr in (own.get(table) or ())), NOTHING)
     is_bound = isinstance(found, FunctionType) and not inspect.isclass(owner) and not inspect.ismodule(owner)
     return MethodType(found, owner) if is_bound else found
 

@@ -302,8 +302,8 @@ class _Reader:
         args = [self.value(item) for item in node.args]
         kwargs = {item.arg: self.value(item.value) for item in node.keywords if item.arg}
         for item in node.keywords:
-            held = self._raw(item.value) if item.arg is None else {}
-            kwargs |= to_meta(held) if type(held) is dict else {}
+            unpacked = self._raw(item.value) if item.arg is None else {}
+            kwargs |= to_meta(unpacked) if type(unpacked) is dict else {}
         return self._followed(function, args, kwargs)
 
     def _computed(self, node: ast.BinOp) -> Any:

@@ -66,19 +66,18 @@ class Failure:
     @property
     def self_listed_as_pid(self) -> int | None:
         """The pid under which the message lists this very process, as it does inside containers."""
-        held = self.pytorch_bytes
-        if self.process_bytes is not None or held is None:
+        allocated = self.pytorch_bytes
+        if self.process_bytes is not None or allocated is None:
             return None
-        slack = rounding_bytes(held) + rounding_bytes(self.stuck_bytes or 0)
-        holding = {
-            pid: size for pid, size in self.other_processes if size and size - held >= -slack - rounding_bytes(size)
-        }
-        room = (self.total_bytes or 0) - (self.free_bytes or 0)
-        fitting = [
-            pid
-            for pid, size in holding.items()
-            if size - held < _MAX_OWN_SURPLUS_BYTES or 0 < room + slack + 2 * rounding_bytes(room) < held + size
-        ]
+        slack = rounding_bytes(allocated) + rounding_bytes(self.stuck_bytes or 0)
+        used = (self.total_bytes or 0) - (self.free_bytes or 0)
+        most_used = used + slack + 2 * rounding_bytes(used)
+        fitting = []
+        for pid, size in self.other_processes:
+            surplus = (size or 0) - allocated
+            is_large_enough = size and surplus >= -slack - rounding_bytes(size)
+            if is_large_enough and (surplus < _MAX_OWN_SURPLUS_BYTES or 0 < most_used < allocated + (size or 0)):
+                fitting.append(pid)
         return fitting[0] if len(fitting) == 1 else None
 
     @property

@@ -104,12 +104,12 @@ def _clearest(found: list[_Found]) -> list[_Found]:
         best = fullest.setdefault(item.values["format"], item)
         if item.num_sizes > best.num_sizes:
             fullest[item.values["format"]] = item
-    kept: list[_Found] = []
+    chosen: list[_Found] = []
     for item in sorted(found, key=lambda item: (item.start, item.end)):
         is_dropped = item.is_faint and (has_clear or item is not fullest[item.values["format"]])
-        if not is_dropped and not (kept and item.start < kept[-1].end):
-            kept.append(item)
-    return kept
+        if not is_dropped and not (chosen and item.start < chosen[-1].end):
+            chosen.append(item)
+    return chosen
 
 
 def _found_from(draft: Draft, squeezed: str) -> _Found:

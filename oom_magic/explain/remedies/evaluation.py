@@ -75,7 +75,7 @@ _OF_EVALUATION = ("no_grad", "eval_accumulation", "smaller_evaluation")  # which
 _SEGMENTS = "expandable_segments"
 _COMPILED_ANEW = ("compile", "compile_blocks")
 _COMBINATION = RemedySpec("combination", 0, "combination", (), None, combines=False)
-_KEPT = ("parameter", "gradient", "optimizer_state", "before", "workspace")
+_BETWEEN_STEPS = ("parameter", "gradient", "optimizer_state", "before", "workspace")
 
 
 class RemedyEvaluator:
@@ -223,7 +223,7 @@ class RemedyEvaluator:
                     RemedySpec(key, cost, speed, STEP, Variation(sizes={what: 0}), slot=key, combines=what == "batch")
                 )
         # If the memory between steps alone does not fit, it has to shrink first.
-        is_full = self._kept_bytes > self._situation.usable_bytes
+        is_full = self._between_steps_bytes > self._situation.usable_bytes
         worth.sort(key=lambda one: (is_full and one.acts_on_step, one.cost))
         groups: list[list[RemedySpec]] = [[], [], [], []]
         for one in worth:
@@ -338,7 +338,7 @@ class RemedyEvaluator:
 
         limits = (self._situation.safe_bytes, self._situation.usable_bytes)
         before_need = before, self.needed_bytes
-        fitting = (largest_fitting(need, sizes, before_need, self._kept_bytes, limit) for limit in limits)
+        fitting = (largest_fitting(need, sizes, before_need, self._between_steps_bytes, limit) for limit in limits)
         after = next(filter(None, fitting), None) or min(reports)
         values = {"before": before, "after": after, "accumulation": whole // after, "name": self._rehearsal.label(what)}
         peak = reports[after].peak_allocated_bytes
@@ -392,15 +392,15 @@ class RemedyEvaluator:
     def _expected(self, chosen: Sequence[tuple[RemedySpec, Remedy]]) -> float:
         """The expected need of a combination: each change reduces a step's memory by its share, or the memory between
         steps."""
-        step = max(self.needed_bytes - self._kept_bytes, 1)
-        share, kept = 1.0, self.needed_bytes - step
+        step = max(self.needed_bytes - self._between_steps_bytes, 1)
+        share, between_steps = 1.0, self.needed_bytes - step
         for one, remedy in chosen:
             saving = remedy.saving_bytes or 0
             if one.acts_on_step:
                 share *= max(0.0, 1 - saving / step)
             else:
-                kept -= saving
-        return kept + step * share
+                between_steps -= saving
+        return between_steps + step * share
 
     def _together(self, chosen: Sequence[tuple[RemedySpec, Remedy]]) -> Remedy:
         """Several changes in one run, with the batch as small as then necessary. Raises NotEvaluatedError."""
@@ -433,10 +433,10 @@ class RemedyEvaluator:
         return (self._rehearsal.own_arguments(joined) if is_trainer else "") or joined
 
     @property
-    def _kept_bytes(self) -> int:
+    def _between_steps_bytes(self) -> int:
         """Memory kept between steps, at the peak of the unchanged run."""
         parts = self._baseline.breakdown
-        return sum(parts[name] for name in _KEPT)
+        return sum(parts[name] for name in _BETWEEN_STEPS)
 
     @property
     def _global_batch(self) -> int | None:

@@ -54,9 +54,9 @@ def _of_the_load(tree: ast.Module) -> dict[str, str]:
             found["model"] = target
         if call.func.attr == "from_pretrained" and call.args:  # type: ignore[attr-defined]
             found["source"] = ast.unparse(call.args[0]).replace("'", '"')
-            kept = [ast.unparse(one) for one in call.keywords if one.arg not in ("device_map", "max_memory")]
-            if kept:
-                found["options"] = "".join(f", {one}" for one in kept)
+            options = [ast.unparse(one) for one in call.keywords if one.arg not in ("device_map", "max_memory")]
+            if options:
+                found["options"] = "".join(f", {one}" for one in options)
         return found
     return {}
 

@@ -169,8 +169,8 @@ def _variables(
 ) -> Iterator[SizeParameter]:
     """Variables that earlier cells set."""
     assigned = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    for name, held in names.items():
-        if type(held) is int and held == value and name not in assigned and not name.startswith("_"):
+    for name, current in names.items():
+        if type(current) is int and current == value and name not in assigned and not name.startswith("_"):
             yield SizeParameter(name, bool(pattern.search(name)), _override_item(name), name)
 
 

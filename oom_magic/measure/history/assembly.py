@@ -274,9 +274,9 @@ class Assembler:
 
     def _renumber(self) -> None:
         """Drop the allocations of the steps that were left out."""
-        kept = sorted(event for event in self.log.order if event >= 0)
-        numbers = {index: number for number, index in enumerate(kept)}
-        self.allocations = [self.allocations[index] for index in kept]
+        remaining = sorted(event for event in self.log.order if event >= 0)
+        numbers = {index: number for number, index in enumerate(remaining)}
+        self.allocations = [self.allocations[index] for index in remaining]
         self.log.order = [numbers[event] if event >= 0 else ~numbers[~event] for event in self.log.order]
         self._live = {address: numbers[index] for address, index in self._live.items()}
 

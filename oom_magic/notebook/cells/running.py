@@ -27,10 +27,10 @@ def trimmed(error: BaseException) -> BaseException:
         if not is_machinery(traceback.tb_frame.f_code.co_filename):
             frames.append(traceback)
         traceback = traceback.tb_next
-    kept: TracebackType | None = None
+    users: TracebackType | None = None
     for frame in reversed(frames):
-        kept = TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
-    return error.with_traceback(kept)
+        users = TracebackType(users, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return error.with_traceback(users)
 
 
 @dataclass(frozen=True, slots=True)

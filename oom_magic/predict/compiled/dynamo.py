@@ -321,11 +321,11 @@ _hidden: list[Any] = []  # stacks of torch-function modes that were there before
 def _without_view() -> Iterator[None]:
     """Take the dry run's torch-function mode off: Dynamo would trace it."""
     modes = _get_current_function_mode_stack()
-    kept = [mode for mode in modes if not isinstance(mode, DeviceView)]
-    if len(kept) == len(modes):
+    others = [mode for mode in modes if not isinstance(mode, DeviceView)]
+    if len(others) == len(modes):
         yield
         return
-    set_function_modes(kept)
+    set_function_modes(others)
     _hidden.append(modes)
     try:
         yield

@@ -35,7 +35,7 @@ from oom_magic.predict.instrumentation.recorder import Recorder
 from oom_magic.predict.isolation.interrupts import Interrupts
 from oom_magic.predict.operators.calls import Call, find_overload
 from oom_magic.predict.operators.fallbacks import find_fallback, is_wrapper
-from oom_magic.predict.operators.gradients import counts_when_unheld, reused_gradient
+from oom_magic.predict.operators.gradients import reference_counts_in_autograd, reused_gradient
 from oom_magic.predict.operators.known_outputs import KnownOutputs
 from oom_magic.predict.operators.sparse import is_sparse, run_sparse
 from oom_magic.predict.setups.gpus import GPU
@@ -119,7 +119,7 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         self._cards_of_nodes: dict[int, int] = {}  # by autograd's sequence number
         self._composite: dict[OpOverload, bool] = {}
         self._is_inside = False  # an operator, by which others are run
-        counts_when_unheld()  # looked up now, before the modes are on
+        reference_counts_in_autograd()  # looked up now, before the modes are on
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:

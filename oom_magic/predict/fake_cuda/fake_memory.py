@@ -147,29 +147,29 @@ class FakeMemory:
         for storage in self.live_storages():
             storage.allocation = numbers[storage.card][storage.allocation]
         self._workspaces = [
-            {owner: numbers[card][number] for owner, number in kept.items()}
-            for card, kept in enumerate(self._workspaces)
+            {owner: numbers[card][number] for owner, number in workspaces.items()}
+            for card, workspaces in enumerate(self._workspaces)
         ]
 
     def clear_workspaces(self) -> None:
         """Free the workspaces that libraries keep between calls; they are allocated again when needed."""
-        for recorder, kept in zip(self.recorders, self._workspaces, strict=True):
-            for number in kept.values():
+        for recorder, workspaces in zip(self.recorders, self._workspaces, strict=True):
+            for number in workspaces.values():
                 recorder.free(number)
-            kept.clear()
+            workspaces.clear()
 
     def workspaces_before(self) -> list[KeptWorkspace]:
-        """The workspaces that libraries kept when the trace began."""
+        """The workspaces that libraries had when the trace began."""
         return [
             KeptWorkspace(card, owner, recorder.columns[number][0])
-            for card, (recorder, kept) in enumerate(zip(self.recorders, self._workspaces, strict=True))
-            for owner, number in kept.items()
+            for card, (recorder, workspaces) in enumerate(zip(self.recorders, self._workspaces, strict=True))
+            for owner, number in workspaces.items()
             if number < recorder.num_before
         ]
 
-    def keep_workspaces(self, kept: Iterable[KeptWorkspace]) -> None:
+    def keep_workspaces(self, workspaces: Iterable[KeptWorkspace]) -> None:
         """Take workspaces that are there before the code runs, as far as there are so many cards."""
-        for one in kept:
+        for one in workspaces:
             if one.card < len(self.recorders) and one.owner not in self._workspaces[one.card]:
                 with self.on_card(one.card):
                     number = self.take(one.num_bytes, one.owner[0], Phase.OTHER, Category.WORKSPACE)

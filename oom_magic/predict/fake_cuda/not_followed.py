@@ -93,16 +93,16 @@ def _settings_left(assume: Callable[[str], None]) -> Callable[[str], None]:
 
 def _tunable_answers() -> dict[str, Callable[..., Any]]:
     """``torch.cuda.tunable``: what is set is told again; nothing is tuned."""
-    kept: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "enabled": False, "tuning_enabled": True, "record_untuned_enabled": False, "max_tuning_duration": 30,
         "max_tuning_iterations": 100, "filename": "", "rotating_buffer_size": 0, "numerical_check_tolerances": None,
     }  # fmt: skip
 
     def set_to(name: str) -> Callable[..., None]:
-        return lambda value=True, *_unused, **_options: kept.update({name: value})
+        return lambda value=True, *_unused, **_options: settings.update({name: value})
 
     def tell(name: str) -> Callable[[], Any]:
-        return lambda: kept[name]
+        return lambda: settings[name]
 
     found: dict[str, Callable[..., Any]] = {
         "enable": set_to("enabled"), "is_enabled": tell("enabled"), "tuning_enable": set_to("tuning_enabled"),
@@ -111,6 +111,6 @@ def _tunable_answers() -> dict[str, Callable[..., Any]]:
         "read_file": answering(False), "write_file": answering(True), "write_file_on_exit": answering(None),
         "tune_gemm_in_file": answering(None), "mgpu_tune_gemm_in_file": answering(None),
     }  # fmt: skip
-    for name in kept:
+    for name in settings:
         found |= {f"set_{name}": set_to(name), f"get_{name}": tell(name)}
     return {name: answer for name, answer in found.items() if hasattr(torch.cuda.tunable, name)}

@@ -263,7 +263,7 @@ class Threads:
     def __init__(self) -> None:
         self._running = _MAIN
         self._num_started = 0
-        self._held: dict[tuple[str, int], int] = {}  # by thread and card
+        self._handles: dict[tuple[str, int], int] = {}  # by thread and card
         self._unused: dict[int, list[int]] = defaultdict(list)  # by card, the last given back at the end
         self._num_made: dict[int, int] = defaultdict(int)
 
@@ -275,17 +275,17 @@ class Threads:
         try:
             yield
         finally:
-            for thread, card in [key for key in self._held if key[0] == self._running]:
-                self._unused[card].append(self._held.pop((thread, card)))
+            for thread, card in [key for key in self._handles if key[0] == self._running]:
+                self._unused[card].append(self._handles.pop((thread, card)))
             self._running = before
 
     def handle(self, card: int) -> int:
         """The handle on ``card`` of the thread that would be running."""
         thread = self._running if torch._C._current_graph_task_id() == -1 else _AUTOGRAD
-        held = self._held.get((thread, card))
-        if held is None:
-            held = self._held[thread, card] = self._unused[card].pop() if self._unused[card] else self._make(card)
-        return held
+        handle = self._handles.get((thread, card))
+        if handle is None:
+            handle = self._handles[thread, card] = self._unused[card].pop() if self._unused[card] else self._make(card)
+        return handle
 
     def _make(self, card: int) -> int:
         self._num_made[card] += 1

@@ -56,9 +56,9 @@ class Decision:
 class DecidedNames:
     """Names in ``namespace`` whose values depend on there being no GPU, according to its ``sources``.
 
-    ``follow`` decides again, inside a dry run; ``decisions`` then has what came out differently, ``kept`` those names
-    that stay, as code on another thread reads them. ``above`` are names that code sees in place of the namespace's,
-    where it has not assigned others.
+    ``follow`` decides again, inside a dry run; ``decisions`` then has what came out differently, ``undecided`` the
+    names that stay because code on another thread reads them. ``above`` are names that code sees in place of the
+    namespace's, where it has not assigned others.
     """
 
     namespace: dict[str, Any]
@@ -67,7 +67,7 @@ class DecidedNames:
     values: dict[str, Any] = field(default_factory=dict)  # before the dry run
     placed: set[str] = field(default_factory=set)  # names of what was made or moved where such a name says
     decisions: list[Decision] = field(default_factory=list)
-    kept: list[str] = field(default_factory=list)
+    undecided: list[str] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -105,11 +105,11 @@ class DecidedNames:
 
     def _check(self, decided: Mapping[str, ast.stmt]) -> None:
         """Keep names that still have the value of their statement; others were set elsewhere."""
-        kept = {id(statement): statement for statement in decided.values()}
-        scratch = _evaluated(kept.values(), self.namespace)
+        chosen = {id(statement): statement for statement in decided.values()}
+        scratch = _evaluated(chosen.values(), self.namespace)
         self.values = {name: scratch[name] for name in decided if _is_same(scratch.get(name, _ABSENT), self._now(name))}
         used = {id(decided[name]) for name in self.values}
-        self.statements = [statement for key, statement in kept.items() if key in used]
+        self.statements = [statement for key, statement in chosen.items() if key in used]
 
     def _now(self, name: str) -> Any:
         return self.namespace.get(name, _ABSENT)
@@ -120,7 +120,7 @@ class DecidedNames:
         Models and tensors that were placed by such a name are moved to where it now says.
         """
         self.decisions.clear()
-        self.kept.clear()
+        self.undecided.clear()
         scratch = _evaluated(self.statements, self.namespace) if self.values else {}
         elsewhere = self._read_elsewhere() if self.values else set()
         for name, before in self.values.items():
@@ -128,7 +128,7 @@ class DecidedNames:
             if now is _ABSENT or _is_same(now, before):
                 continue
             if name in elsewhere:
-                self.kept.append(name)
+                self.undecided.append(name)
                 continue
             if self.above.get(name, _ABSENT) is self._now(name):
                 self.above[name] = now
@@ -173,7 +173,7 @@ def decided_sentence(decisions: Sequence[Decision]) -> str:
     )
 
 
-def kept_sentence(names: Sequence[str]) -> str:
+def undecided_sentence(names: Sequence[str]) -> str:
     """The report's sentence about names that were not decided anew."""
     return ngettext(
         "{names} stays as it was decided without a GPU: code on another thread reads it",

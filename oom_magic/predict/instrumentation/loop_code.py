@@ -221,17 +221,17 @@ def _functions(function: Callable[..., Any], namespaces: Iterable[Mapping[str, A
         if isinstance(one, FunctionType):
             if is_users_file(one.__code__.co_filename):
                 found[id(one)] = one
-            waiting += _held_by(one)
+            waiting += _wrapped_by(one)
         else:
             waiting += _parts(one)
     for name, trainer in _TRAINERS:
         methods = [one for one in vars(getattr(sys.modules.get(name), trainer, object)).values() if callable(one)]
-        wrapped = [held for one in methods if isinstance(one, FunctionType) for held in _held_by(one)]
+        wrapped = [inner for one in methods if isinstance(one, FunctionType) for inner in _wrapped_by(one)]
         found.update((id(one), one) for one in (*methods, *wrapped) if isinstance(one, FunctionType))
     return list(found.values())
 
 
-def _held_by(function: FunctionType) -> Iterator[Any]:
+def _wrapped_by(function: FunctionType) -> Iterator[Any]:
     yield getattr(function, "__wrapped__", None)
     for cell in function.__closure__ or ():
         with suppress(ValueError):  # not assigned yet

@@ -71,7 +71,7 @@ class ReboundNames:
         self._names = names
         self._gpu = gpu
         self._leaves = leaves
-        self._held = {name: value for name, value in self._items(among) if not isinstance(value, _PLAIN)}
+        self._values = {name: value for name, value in self._items(among) if not isinstance(value, _PLAIN)}
 
     def __enter__(self) -> ReboundNames:
         return self
@@ -89,10 +89,10 @@ class ReboundNames:
         return ast.Module(_with_looks(tree.body), tree.type_ignores)
 
     def _look(self) -> None:
-        gone = [name for name, value in self._held.items() if self._names.get(name, _ABSENT) is not value]
+        gone = [name for name, value in self._values.items() if self._names.get(name, _ABSENT) is not value]
         if not gone:
             return
-        before = self._reach([self._held.pop(name) for name in gone])
+        before = self._reach([self._values.pop(name) for name in gone])
         candidates = [one for one in find_live_objects().tensors if one in before]
         if not any(self._gpu.place(one) is Place.GPU for one in candidates):
             return
@@ -106,8 +106,8 @@ class ReboundNames:
         found = Reach(seen={id(self._names)})
         found.walk(roots)
         alive = (leaves for at, (result, leaves) in self._leaves.items() if at in found.seen and result() is not None)
-        held = [one() for leaves in alive for one in leaves]
-        found.walk(held)
+        results = [one() for leaves in alive for one in leaves]
+        found.walk(results)
         return found
 
 

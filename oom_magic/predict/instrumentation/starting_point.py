@@ -197,8 +197,8 @@ class StartingPoint:
         items = list(container.items() if is_dict else enumerate(container))
         if is_namespace:
             items = [item for item in items if _is_users(item[0]) and item[0] not in self._but]
-        held = {_token(key): id(value) for key, value in items} if is_dict else [id(value) for _, value in items]
-        self._contents.append(_Contents(owner, path, held, is_namespace))
+        identities = {_token(key): id(value) for key, value in items} if is_dict else [id(value) for _, value in items]
+        self._contents.append(_Contents(owner, path, identities, is_namespace))
         for key, value in items:
             kind = type(value)
             if kind in _PLAIN:
@@ -239,7 +239,7 @@ def _workspaces(tensors: Iterable[torch.Tensor]) -> list[KeptWorkspace]:
     # A history that the user records can have a hundred thousand entries.
     options = {"include_traces": False} if "include_traces" in inspect.signature(snapshot).parameters else {}
     here = Workspaces.here(torch.__version__)
-    return here.kept_in(snapshot(**options), taken, torch.cuda.get_device_capability)
+    return here.lasting_in(snapshot(**options), taken, torch.cuda.get_device_capability)
 
 
 def _is_users(name: Any) -> bool:

@@ -365,5 +365,5 @@ def _is_model(module: torch.nn.Module) -> bool:
 def _weights_of(module: torch.nn.Module) -> list[torch.Tensor]:
     """A module's own parameters and buffers; none while it is still being built."""
     own = vars(module)
-    held = (*own.get("_parameters", {}).values(), *own.get("_buffers", {}).values())
-    return [tensor for tensor in held if tensor is not None]
+    tensors = (*own.get("_parameters", {}).values(), *own.get("_buffers", {}).values())
+    return [tensor for tensor in tensors if tensor is not None]

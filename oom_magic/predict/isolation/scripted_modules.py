@@ -26,9 +26,9 @@ def keep_scripted(journal: Journal, live: LiveObjects) -> None:
         if tensor is not None
     ]
     grads = [tensor.grad for _module, _name, tensor in scripted]
-    held = {id(tensor) for tensor in itertools.chain((one[2] for one in scripted), grads)}
+    known = {id(tensor) for tensor in itertools.chain((one[2] for one in scripted), grads)}
     if scripted:
-        live.tensors[:] = [tensor for tensor in live.tensors if id(tensor) not in held]
+        live.tensors[:] = [tensor for tensor in live.tensors if id(tensor) not in known]
     for (module, name, tensor), grad in zip(scripted, grads, strict=True):
         journal.record(functools.partial(_restore_scripted, module, name, tensor, tensor.detach().clone(), grad))
         if grad is not None:

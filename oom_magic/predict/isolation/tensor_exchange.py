@@ -352,8 +352,8 @@ def _names(tensors: list[torch.Tensor], namespaces: list[dict[str, Any]]) -> dic
     found: dict[int, str] = {}
     for name, value in [item for names in namespaces for item in list(names.items())] if wanted else ():
         if isinstance(value, torch.nn.Module):
-            held = itertools.chain(value.named_parameters(), value.named_buffers())
-            found |= {id(tensor): f"{name}.{path}" for path, tensor in held if id(tensor) in wanted}
+            named = itertools.chain(value.named_parameters(), value.named_buffers())
+            found |= {id(tensor): f"{name}.{path}" for path, tensor in named if id(tensor) in wanted}
         elif isinstance(value, (list, tuple)):
             found |= {id(item): f"{name}[{at}]" for at, item in enumerate(value) if id(item) in wanted}
         elif id(value) in wanted:

@@ -202,20 +202,20 @@ def semaphore_bytes(card: GPU, *numbers: int) -> int:
 def _buffers(card: GPU, item_bytes: int, values: int, offset: int, num_reduced: int, *layout: int) -> tuple[int, int]:
     """Bytes of both, of a tensor that has these sizes and strides, first of the dimensions that are reduced."""
     dims = list(zip(layout[::2], layout[1::2], strict=True))
-    reduced, kept = _merged(dims[:num_reduced]), _merged(dims[num_reduced:])
+    reduced, others = _merged(dims[:num_reduced]), _merged(dims[num_reduced:])
     num_inputs = prod(size for size, _ in reduced)
-    num_outputs = prod(size for size, _ in kept)
+    num_outputs = prod(size for size, _ in others)
     if num_inputs == 0 or num_outputs == 0:
         return 0, 0
-    along = not kept or (bool(reduced) and reduced[0][1] < kept[0][1])
-    fastest = (reduced if along else kept)[:1]
+    along = not others or (bool(reduced) and reduced[0][1] < others[0][1])
+    fastest = (reduced if along else others)[:1]
     is_dense = not fastest or fastest[0][1] == 1
     first, second = (num_inputs, num_outputs) if along else (num_outputs, num_inputs)
     vector = 1
-    if is_dense and along and first >= 128 and len(reduced) == 1 and not kept and values >= _INPUT_VECTOR:
+    if is_dense and along and first >= 128 and len(reduced) == 1 and not others and values >= _INPUT_VECTOR:
         first //= _INPUT_VECTOR
     elif is_dense and not along:
-        vector = _output_vector(offset, reduced, kept)
+        vector = _output_vector(offset, reduced, others)
         first //= vector
     width, height = _block(first, second, _MAX_THREADS // vector)
     step_input, step_output = (width, 1) if along else (1, width)
@@ -252,11 +252,11 @@ def _merged(dims: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return group
 
 
-def _output_vector(offset: int, reduced: list[tuple[int, int]], kept: list[tuple[int, int]]) -> int:
+def _output_vector(offset: int, reduced: list[tuple[int, int]], others: list[tuple[int, int]]) -> int:
     """How many outputs a thread makes (``get_output_vec_size``)."""
     vector = _OUTPUT_VECTOR
-    strides = [stride for _, stride in (*reduced, *kept[1:])]
-    for number in (offset, kept[0][0], *strides):
+    strides = [stride for _, stride in (*reduced, *others[1:])]
+    for number in (offset, others[0][0], *strides):
         while number % vector:
             vector //= 2
     return vector

@@ -149,9 +149,9 @@ def _configuration_of(cls: Any, name: Any, kwargs: dict[str, Any]) -> tuple[Any,
     config = kwargs.pop("config", None)
     if config is not None and not isinstance(config, (str, os.PathLike)):
         return config, kwargs
-    held = {key: kwargs.pop(key) for key in _LOADING if key in kwargs}
+    options = {key: kwargs.pop(key) for key in _LOADING if key in kwargs}
     config, rest = cls.config_class.from_pretrained(config or name, return_unused_kwargs=True, **kwargs)
-    return config, {**rest, **held}
+    return config, {**rest, **options}
 
 
 def _as_object(quantization: Any) -> Any:

@@ -114,9 +114,9 @@ def _nms(boxes: torch.Tensor, scores: torch.Tensor, threshold: float) -> torch.T
     ordered = boxes.index_select(0, order).contiguous()
     words = -(-len(ordered) // _BOXES_A_WORD)
     pairs = ordered.new_empty(len(ordered) * words, dtype=torch.long)
-    kept = torch.empty_like(order)
+    chosen = torch.empty_like(order)
     del pairs
-    return order.index_select(0, kept)
+    return order.index_select(0, chosen)
 
 
 _COMPOSED: dict[str, Kernel] = {

@@ -46,8 +46,8 @@ def reused_gradient(func: OpOverload, args: tuple[Any, ...]) -> torch.Tensor | N
         return None
     target: torch.Tensor = args[0]
     if is_sum:
-        is_unheld = counts(target) == counts_when_unheld()
-        is_reused = is_unheld and is_dense(target) and isinstance(args[1], torch.Tensor)
+        is_autograds_own = counts(target) == reference_counts_in_autograd()
+        is_reused = is_autograds_own and is_dense(target) and isinstance(args[1], torch.Tensor)
     else:
         node = torch._C._current_autograd_node()
         is_named = node is not None and node.name() in _IN_PLACE_NODES[func]
@@ -87,7 +87,7 @@ class _Look(TorchDispatchMode):
 
 
 @cache
-def counts_when_unheld() -> tuple[int, int]:
+def reference_counts_in_autograd() -> tuple[int, int]:
     """The counts that a mode sees of a gradient that only autograd holds; found by looking at one."""
     with torch.enable_grad(), torch.device("meta"), _Look() as look:
         leaf = torch.empty(1, requires_grad=True)

@@ -57,7 +57,7 @@ class _Parts:
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
-        self._held: list[Any] = []  # so that no identity is another's
+        self._values: list[Any] = []  # so that no identity is another's
 
     def of(self, value: Any) -> Any:
         """A value as plain values."""
@@ -66,10 +66,10 @@ class _Parts:
             return _checked(value) if kind in (str, bytes) else (kind.__name__, repr(value))
         if id(value) in self._numbers:
             return "met", self._numbers[id(value)]
-        if len(self._held) >= _MOST_PARTS:
+        if len(self._values) >= _MOST_PARTS:
             raise _UnknownError
-        self._numbers[id(value)] = len(self._held)
-        self._held.append(value)
+        self._numbers[id(value)] = len(self._values)
+        self._values.append(value)
         return kind.__name__, self._of_kind(value, kind)
 
     def _of_kind(self, value: Any, kind: type) -> Any:

@@ -80,10 +80,10 @@ class LoadChange(Change, ABC):
                 return load(cls, *args, **kwargs)
             changed = self.loading()
             is_cast = _dtype_name() in changed
-            kept = {key: value for key, value in kwargs.items() if not (is_cast and key in ("dtype", "torch_dtype"))}
-            kept["device_map"] = kept.get("device_map") or "cuda"
+            given = {key: value for key, value in kwargs.items() if not (is_cast and key in ("dtype", "torch_dtype"))}
+            given["device_map"] = given.get("device_map") or "cuda"
             with self._busy():
-                model = load(cls, *args, **{**kept, **changed})
+                model = load(cls, *args, **{**given, **changed})
             for name in _MOVES:  # dispatch_model (accelerate) gives a model its own, which refuse
                 vars(model).pop(name, None)
             self._loaded.add(model)

@@ -50,8 +50,8 @@ class BalancedLayers(Change):
         self.values["map"] = _code(model)
 
     def _note(self, holds: Counter[torch.device]) -> None:
-        card, held = holds.most_common(1)[0]
-        self.values.update(card=str(card), held=held, number=holds.total())
+        card, count = holds.most_common(1)[0]
+        self.values.update(card=str(card), held=count, number=holds.total())
 
     @contextmanager
     def around_run(self) -> Iterator[None]:

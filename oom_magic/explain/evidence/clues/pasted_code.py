@@ -232,11 +232,11 @@ class _Walk:
         """A result written into a device tensor in each iteration, which keeps the graph of each."""
         if isinstance(node.value, ast.Call) and _NEW_TENSOR.search(ast.unparse(node.value)):
             scope.buffers.update(name for target in node.targets for name in _names(target))
-        is_kept = any(
+        is_stored = any(
             isinstance(target, ast.Subscript) and ast.unparse(target.value) in scope.buffers for target in node.targets
         )
         is_result = isinstance(node.value, ast.Call) and not _CUTS.search(ast.unparse(node.value))
-        if is_kept and is_result and scope.in_loop and not (scope.without_gradients or self._is_shut_off):
+        if is_stored and is_result and scope.in_loop and not (scope.without_gradients or self._is_shut_off):
             yield CodeFault("stores_tensors", _line(node))
 
     def _carried(self, targets: list[str], call: ast.Call, node: ast.stmt, scope: _Scope) -> Iterator[CodeFault]:
@@ -345,9 +345,9 @@ def _inline(text: str) -> Iterator[CodeFault]:
         call = _INLINE_CALL.search(line) if "append" in line or "update" in line else None
         if call is not None:
             yield CodeFault("appends_tensors" if call.group(1) == "append" else "averages_tensors", call.group())
-        retained = _INLINE_RETAINED.search(line) if "retain_graph" in line else None
-        if retained is not None:
-            yield CodeFault("retains_graph", _shortened(f"{retained.group()})"))
+        with_graph = _INLINE_RETAINED.search(line) if "retain_graph" in line else None
+        if with_graph is not None:
+            yield CodeFault("retains_graph", _shortened(f"{with_graph.group()})"))
         for match in _INLINE_SUM.finditer(line) if "+=" in line else ():
             target, value = match.groups()
             rest = line[match.start() : match.end() + 20]

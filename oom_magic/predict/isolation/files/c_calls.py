@@ -214,7 +214,7 @@ def c_calls_answered(
 @contextmanager
 def _functions_exchanged(known: Sequence[Any]) -> Iterator[None]:
     """Functions of libc that somebody looked up before by ctypes: their objects begin with the function's address."""
-    own = set(map(id, _kept))
+    own = set(map(id, _callbacks))
     words = [ctypes.c_size_t.from_address(ctypes.addressof(one)) for one in known if id(one) not in own]
     before = [(word, word.value) for word in words if word.value in _instead]
     try:
@@ -256,7 +256,7 @@ def _served() -> _Served:
     return _Served(StandIns(names, names, {}))
 
 
-_kept: list[Any] = []
+_callbacks: list[Any] = []
 _instead: dict[int, int] = {}  # stand-ins by what they stand for
 
 
@@ -291,8 +291,8 @@ def _stand_in(real: Any, form: _Form) -> Any:
             ctypes.set_errno(errno.EIO)
         return failed
 
-    _kept.extend((real, ctypes.CFUNCTYPE(*_SHAPE, use_errno=True)(answer)))
-    return _kept[-1]
+    _callbacks.extend((real, ctypes.CFUNCTYPE(*_SHAPE, use_errno=True)(answer)))
+    return _callbacks[-1]
 
 
 class _Answers:

@@ -99,10 +99,10 @@ class Descriptors:
         try:
             yield
         finally:
-            for number, kept in outputs.items():
-                if not _is_same(number, kept):
-                    os.dup2(kept, number)
-                os.close(kept)
+            for number, copy in outputs.items():
+                if not _is_same(number, copy):
+                    os.dup2(copy, number)
+                os.close(copy)
             for number in self._private.values():
                 if number != _CLOSED:
                     os.close(number)

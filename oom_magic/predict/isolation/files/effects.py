@@ -25,7 +25,7 @@ from oom_magic.predict.isolation.files.c_calls import c_calls_answered
 from oom_magic.predict.isolation.files.descriptors import Descriptors
 from oom_magic.predict.isolation.files.file_calls import FileCalls
 from oom_magic.predict.isolation.files.file_tree import FileTree
-from oom_magic.predict.isolation.files.open_files import open_files_kept
+from oom_magic.predict.isolation.files.open_files import open_files_restored
 from oom_magic.predict.isolation.files.substitution import substituted
 from oom_magic.predict.isolation.live_objects import find_live_objects
 from oom_magic.predict.isolation.patching import Patches, all_patched
@@ -77,7 +77,7 @@ def isolated(
     with ExitStack() as stack:
         stack.callback(tree.discard)
         stack.enter_context(numbers.closed_at_the_end())
-        stack.enter_context(open_files_kept(live.files, tree, scope, note, namespaces, function))
+        stack.enter_context(open_files_restored(live.files, tree, scope, note, namespaces, function))
         stack.enter_context(substituted(functions, namespaces))
         stack.enter_context(scope.entered())
         stack.enter_context(all_patched(table))

@@ -204,7 +204,7 @@ class FileCalls:
             raise OSError(errno.EEXIST, os.strerror(errno.EEXIST), path)
         if node.kind is NodeKind.DIRECTORY:
             opened = os.open(node.backing, flags)
-            tree.folders_open[opened] = tree.kept(node)
+            tree.folders_open[opened] = tree.adopt(node)
             return opened
         if is_written:
             tree.writable(node, truncates=bool(flags & os.O_TRUNC))

@@ -140,7 +140,7 @@ class FileTree:
         """Make ``folder`` the run's working directory."""
         if folder.kind is not NodeKind.DIRECTORY:
             raise _error(errno.ENOTDIR, folder.name)
-        self._working, self.is_untouched = self.kept(folder), False
+        self._working, self.is_untouched = self.adopt(folder), False
 
     def current_directory(self) -> str:
         """The run's working directory."""
@@ -198,7 +198,7 @@ class FileTree:
 
     def put(self, parent: Node, name: str, node: Node | None) -> None:
         """Set the entry of a folder for a name: a node, or None for a removed one."""
-        folder = self.kept(parent)
+        folder = self.adopt(parent)
         self.writable(folder)
         os.utime(folder.backing)
         if node is not None:
@@ -240,7 +240,7 @@ class FileTree:
         if node.kind is not NodeKind.LINK:
             shutil.copystat(node.backing, made)
         node.backing, node.is_private = made, True
-        self.kept(node)
+        self.adopt(node)
         return made
 
     def make(self, parent: Node, name: str, kind: NodeKind, create: Callable[[str], Any]) -> Any:
@@ -305,11 +305,11 @@ class FileTree:
         else:
             shutil.copyfile(node.backing, target)
 
-    def kept(self, node: Node) -> Node:
+    def adopt(self, node: Node) -> Node:
         """The node of the tree for one that was found: itself from now on, if there was none."""
         if node.parent is None:
             return node
-        folder = self.kept(node.parent)
+        folder = self.adopt(node.parent)
         there = folder.entries.get(node.name)
         if there is not None:
             return there

@@ -38,7 +38,7 @@ _MOST_OBJECTS = 200_000
 
 
 @contextmanager
-def open_files_kept(
+def open_files_restored(
     known: Sequence[Any],
     tree: FileTree,
     scope: Scope,
@@ -53,13 +53,13 @@ def open_files_kept(
     with ExitStack() as stack, scope.outside():
         for one in _reachable(known, namespaces, function, assume):
             if isinstance(one, FILES):
-                stack.enter_context(_file_kept(one, tree, assume))
+                stack.enter_context(_file_restored(one, tree, assume))
             elif isinstance(one, np.memmap) and one.flags.writeable:
                 one.flags.writeable = False
                 stack.callback(one.setflags, write=True)
             elif type(one).__module__ == "sqlite3" and hasattr(one, "total_changes"):
-                stack.enter_context(_database_kept(one, assume))
-        stack.enter_context(_logs_kept(scope))
+                stack.enter_context(_database_restored(one, assume))
+        stack.enter_context(_logs_restored(scope))
         with scope.inside():
             yield
 
@@ -92,7 +92,7 @@ def _reachable(
     known: Sequence[Any], namespaces: Sequence[dict[str, Any]], function: Any, assume: Callable[[str], None]
 ) -> list[Any]:
     """Files, memory maps and databases that names of the user or the function lead to."""
-    wanted = {id(one): one for one in known if not isinstance(one, FILES) or _can_be_kept(one)}
+    wanted = {id(one): one for one in known if not isinstance(one, FILES) or _is_restorable(one)}
     found: dict[int, Any] = {}
     level: list[Any] = [*namespaces, function]
     seen = set(map(id, level))
@@ -122,7 +122,7 @@ def _walked(parts: list[Any]) -> list[Any]:
     return [one for one in parts if type(one) is not dict or "__builtins__" not in one]
 
 
-def _can_be_kept(file: Any) -> bool:
+def _is_restorable(file: Any) -> bool:
     try:
         return _Layers.of(file) is not None
     except (OSError, ValueError, AttributeError):  # closed, or detached from its layers
@@ -143,8 +143,10 @@ class _Layers:
         text = file if isinstance(file, io.TextIOWrapper) else None
         buffer = text.buffer if text is not None else file if not isinstance(file, io.FileIO) else None
         raw: Any = getattr(buffer, "raw", None) if buffer is not None else file
-        is_kept = isinstance(raw, io.FileIO) and not raw.closed and not stat.S_ISCHR(os.fstat(raw.fileno()).st_mode)
-        return cls(text, buffer, raw) if is_kept and not is_output(raw.fileno()) else None
+        if not isinstance(raw, io.FileIO) or raw.closed:
+            return None
+        is_terminal = stat.S_ISCHR(os.fstat(raw.fileno()).st_mode)
+        return None if is_terminal or is_output(raw.fileno()) else cls(text, buffer, raw)
 
     @property
     def outer(self) -> Any:
@@ -194,7 +196,7 @@ def _number(file: Any) -> int:
 
 
 @contextmanager
-def _file_kept(file: Any, tree: FileTree, assume: Callable[[str], None]) -> Iterator[None]:
+def _file_restored(file: Any, tree: FileTree, assume: Callable[[str], None]) -> Iterator[None]:
     try:
         layers = _Layers.of(file)
     except (OSError, ValueError, AttributeError):  # closed, or detached from its layers
@@ -271,7 +273,7 @@ def private_copy(number: int, name: str, tree: FileTree) -> int:
 
 
 @contextmanager
-def _database_kept(connection: Any, assume: Callable[[str], None]) -> Iterator[None]:
+def _database_restored(connection: Any, assume: Callable[[str], None]) -> Iterator[None]:
     """An open SQLite connection can be read only, for a while."""
     try:
         (before,) = connection.execute("PRAGMA query_only").fetchone()
@@ -288,7 +290,7 @@ def _database_kept(connection: Any, assume: Callable[[str], None]) -> Iterator[N
 
 
 @contextmanager
-def _logs_kept(scope: Scope) -> Iterator[None]:
+def _logs_restored(scope: Scope) -> Iterator[None]:
     """What the run logs to files that were set up before it goes to the layer's copies of them."""
     handlers = [reference() for reference in getattr(logging, "_handlerList", ())]
     before = {id(handler) for handler in handlers if isinstance(handler, logging.FileHandler)}

@@ -75,10 +75,10 @@ def _exchange_in_classes(module: Any, by_identity: Mapping[int, Any], undo: list
     classes = [value for value in vars(module).values() if isinstance(value, type)] if module is not None else []
     for owner in classes:
         for name, value in list(vars(owner).items()):
-            held = value.__func__ if isinstance(value, staticmethod) else value
-            if id(held) in by_identity:
+            function = value.__func__ if isinstance(value, staticmethod) else value
+            if id(function) in by_identity:
                 undo.append(partial(setattr, owner, name, value))
-                setattr(owner, name, staticmethod(by_identity[id(held)]))
+                setattr(owner, name, staticmethod(by_identity[id(function)]))
             elif isinstance(value, FunctionType) and any(id(one) in by_identity for one in value.__defaults__ or ()):
                 defaults = value.__defaults__ or ()
                 undo.append(partial(setattr, value, "__defaults__", defaults))

@@ -175,10 +175,10 @@ def _restore_list(items: Any, before: list[Any]) -> None:
 
 def _restore_safe_globals(before: list[Any]) -> None:
     now = torch.serialization.get_safe_globals()
-    kept = [one for one in now if one in before or not (is_users(one) or getattr(one, "__module__", "") == "builtins")]
-    if len(kept) < len(now):
+    found = [one for one in now if one in before or not (is_users(one) or getattr(one, "__module__", "") == "builtins")]
+    if len(found) < len(now):
         torch.serialization.clear_safe_globals()
-        torch.serialization.add_safe_globals(kept)
+        torch.serialization.add_safe_globals(found)
 
 
 def _restore_finalizers(before: dict[Any, Any]) -> None:

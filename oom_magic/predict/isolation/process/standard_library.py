@@ -230,20 +230,20 @@ def _restore_names(
 # -- what only the collector shows ----------------------------------------------
 
 
-def _held_beside(one: Any, kind: type) -> Iterator[Any]:
+def _containers_of(one: Any, kind: type) -> Iterator[Any]:
     """The containers that hold an object. Frozen ones the collector does not show."""
-    return (held for held in gc.get_referrers(one) if type(held) is kind)
+    return (container for container in gc.get_referrers(one) if type(container) is kind)
 
 
 def _found_error_handlers() -> dict[str, Any]:
     """What ``codecs.register_error`` fills, ``codec_error_registry`` in CPython's Python/codecs.c."""
-    tables = _held_beside(codecs.strict_errors, dict)
+    tables = _containers_of(codecs.strict_errors, dict)
     return next((one for one in tables if one.get("strict") is codecs.strict_errors), {})
 
 
 def _found_search_functions() -> list[Callable[..., Any]]:
     """What ``codecs.register`` fills, ``codec_search_path``."""
-    lists = _held_beside(encodings.search_function, list)
+    lists = _containers_of(encodings.search_function, list)
     return next((one for one in lists if one and all(map(callable, one))), [])
 
 
