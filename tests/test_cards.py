@@ -160,7 +160,7 @@ def test_balanced_layers_are_priced_as_the_map_written_out() -> None:
     change = BalancedLayers()
     survey = Survey([change])
     DrySession("T4", num_gpus=2, has_bar=False, changes=[survey]).run(_split_unevenly)
-    assert survey.refusal(change) is None
+    assert survey.error(change) is None
     assert (change.values["card"], change.values["held"], change.values["number"]) == ("cuda:0", 5, 6)
     assert eval(change.values["map"])["transformer.h.3"] == 1
     changed = DrySession("T4", num_gpus=2, has_bar=False, changes=[change]).run(_split_unevenly)

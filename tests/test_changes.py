@@ -99,7 +99,7 @@ def test_a_survey_tells_what_does_not_apply(change, how, key):
     one = change()
     survey = Survey([one])
     surveyed = run(Loop(**how), survey)
-    assert survey.refusal(one).key == key
+    assert survey.error(one).key == key
     assert surveyed.peak_allocated_bytes == run(Loop(**how)).peak_allocated_bytes
 
 
@@ -120,9 +120,9 @@ def test_a_survey_changes_nothing_and_keeps_nothing():
     asked = [models.ActivationCheckpointing(), models.HalfWeights("bf16"), models.AttentionKernel("sdpa")]
     survey = Survey(asked)
     assert run(Loop(), survey).peak_allocated_bytes == run(Loop()).peak_allocated_bytes
-    assert [survey.refusal(one) for one in asked[:2]] == [None, None]
+    assert [survey.error(one) for one in asked[:2]] == [None, None]
     assert survey.keeps_outputs and not survey.keeps_gradients
-    assert survey.refusal(Change()).key == "no_model_ran"
+    assert survey.error(Change()).key == "no_model_ran"
 
 
 def test_batches_per_step_are_counted():
@@ -285,8 +285,8 @@ def test_weights_that_are_trained_are_not_loaded_quantized_or_in_part():
     quantized, half, part = loading.LoadedQuantized(4), loading.LoadedInHalf("bf16"), loading.LoadedInPart(GIB)
     survey = Survey([quantized, half, part])
     run(Loop(), survey)
-    assert survey.refusal(quantized).key == "weights_are_trained" and survey.refusal(half) is None
-    assert survey.refusal(part).key == "weights_are_trained"
+    assert survey.error(quantized).key == "weights_are_trained" and survey.error(half) is None
+    assert survey.error(part).key == "weights_are_trained"
 
 
 @pytest.mark.slow
@@ -347,9 +347,9 @@ def test_the_users_model_is_as_before():
 
 
 def test_a_model_without_repeated_blocks_cannot_be_checkpointed():
-    with pytest.raises(InapplicableError) as refusal:
+    with pytest.raises(InapplicableError) as error:
         models.ActivationCheckpointing().check(nn.Linear(2, 2))
-    assert refusal.value.key == "no_equal_blocks"
+    assert error.value.key == "no_equal_blocks"
 
 
 def test_a_loss_module_is_no_forward_of_the_model():
@@ -399,7 +399,7 @@ def test_what_a_trainer_collects_goes_to_the_host_after_each_batch(made, tmp_pat
     batch = 2 * 2**18 * 4
     peak = DrySession("RTX 3060", changes=(survey,), has_bar=False).run(evaluate).peak_allocated_bytes
     changed = DrySession("RTX 3060", changes=(change,), has_bar=False).run(evaluate).peak_allocated_bytes
-    assert (survey.refusal(change) is None) == (made is None)
+    assert (survey.error(change) is None) == (made is None)
     saved = 0 if made else 15  # each is put to those before it, in new memory; cuBLASLt may have a workspace of its own
     assert (peak - changed) / batch == pytest.approx(saved, abs=0.5)
 

@@ -325,9 +325,9 @@ def test_what_cannot_be_cut_like_a_sequence_has_no_length():
     cell = "net = torch.nn.Conv1d(16, 4, 3).cuda(); net(torch.zeros(2, 16, 64, device='cuda')).sum().backward()"
     rehearsal = CellRehearsal(execute, ast.parse(cell), {"torch": torch})
     rehearsal.begin([], 0)
-    with pytest.raises(NotEvaluatedError) as refusal:
+    with pytest.raises(NotEvaluatedError) as error:
         rehearsal.run(Variation(sizes={"seq": 8}))
-    assert not refusal.value.applies
+    assert not error.value.applies
 
 
 @pytest.mark.parametrize(("lengths", "num_steps", "differ"), [("[2] * 9", 2, False), ("[1, 3, 2, 9, 1, 1]", 5, False)])

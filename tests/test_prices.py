@@ -81,13 +81,13 @@ def need(scale):
     return minimum_device_bytes(training_timeline(num_steps=2, scale=scale))
 
 
-def priced(run, usable, **known):
+def evaluated(run, usable, **known):
     return list(RemedyEvaluator(run, Situation(usable, GPU, **known)).remedies())
 
 
 def test_the_largest_microbatch_that_makes_up_the_batch():
     run = Run()
-    remedies = {one.key: one for one in priced(run, need(6))}
+    remedies = {one.key: one for one in evaluated(run, need(6))}
     smaller = remedies["smaller_batch"]
     assert (smaller.values["after"], smaller.values["accumulation"], smaller.fits) == (4, 4, True)
     assert smaller.needed_bytes == need(4)
@@ -112,7 +112,7 @@ def test_what_compiles_is_rehearsed_only_where_nothing_else_is_safe(usable, reas
         def run(self, variation):
             return self._report(4 if variation.sizes.get("batch", 16) < 16 else 5)
 
-    (compiled,) = [one for one in priced(Compiling(), usable) if one.key == "compile"]
+    (compiled,) = [one for one in evaluated(Compiling(), usable) if one.key == "compile"]
     assert (compiled.note.key if compiled.note else None) == reason
 
 
@@ -126,7 +126,7 @@ def test_where_the_mended_line_leaves_the_card_safe_nothing_else_is_rehearsed():
             return self._report(2) if variation.mended else super().run(variation)
 
     growth = Growth("losses", "losses.append(loss)", "cell:3", 9, need(8), True, fixed="losses.append(loss.item())")
-    remedies = [one.key for one in priced(Leaking(), need(32) // 4, growth=growth)]
+    remedies = [one.key for one in evaluated(Leaking(), need(32) // 4, growth=growth)]
     assert remedies[0] == "detach" and set(remedies) <= {"detach", "larger_card", "fsdp"}
 
 
@@ -138,12 +138,12 @@ def test_a_larger_card_is_no_remedy_for_a_loop_that_leaks_and_was_left():
             return predicted_of(replace(timeline, marks=(*timeline.marks, left)))
 
     growth = Growth("losses", "losses.append(loss)", "cell:3", 9, need(8), True)
-    assert "larger_card" in {one.key for one in priced(Left(), need(2))}
-    assert not {"larger_card", "fsdp"} & {one.key for one in priced(Left(), need(2), growth=growth)}
+    assert "larger_card" in {one.key for one in evaluated(Left(), need(2))}
+    assert not {"larger_card", "fsdp"} & {one.key for one in evaluated(Left(), need(2), growth=growth)}
 
 
 def test_combinations_are_found_where_nothing_alone_fits():
-    both = [one for one in priced(Run(batch=2), need(5)) if one.key == "combination"]
+    both = [one for one in evaluated(Run(batch=2), need(5)) if one.key == "combination"]
     assert [one.values["keys"] for one in both] == [("mixed_precision", "smaller_batch")]
     assert both[0].fits and both[0].needed_bytes == need(4) and both[0].values["accumulation"] == 2
     assert both[0].code.count("accumulation") > 1 and "autocast" in both[0].code
@@ -154,7 +154,7 @@ def test_what_is_in_the_way_goes_first_where_that_alone_is_not_enough():
         def without_unneeded(self):
             return InTheWay(("old",), need(16) - need(8)), self._report(8)
 
-    both = [one for one in priced(Crowded(batch=1), need(4)) if one.key == "combination"]
+    both = [one for one in evaluated(Crowded(batch=1), need(4)) if one.key == "combination"]
     assert [one.values["keys"] for one in both] == [("drop_copy", "mixed_precision")]
     assert both[0].fits and both[0].needed_bytes == need(4) and both[0].code.startswith("del old")
 
@@ -164,7 +164,7 @@ def test_code_for_accelerate_is_the_users_own_but_for_settings_of_the_accelerato
         def own_code(self, key, values):
             return "" if key == "mixed_precision" else f"own('{key}')"
 
-    remedies = {one.key: one.code for one in priced(Own(), need(6), style="accelerate")}
+    remedies = {one.key: one.code for one in evaluated(Own(), need(6), style="accelerate")}
     assert remedies["smaller_batch"] == "own('smaller_batch')"
     assert remedies["mixed_precision"] == 'accelerator = Accelerator(mixed_precision="bf16")'
 
@@ -186,16 +186,16 @@ def test_an_evaluation_is_first_tried_with_smaller_batches():
 def test_when_the_time_is_over_the_rest_is_named(monkeypatch):
     monkeypatch.setattr(pricing, "PATIENCE_SECONDS", -1)
     run = Run()
-    remedies = priced(run, need(2))
-    unpriced = [one for one in remedies if one.note and one.note.key == "reason_time"]
+    remedies = evaluated(run, need(2))
+    unevaluated = [one for one in remedies if one.note and one.note.key == "reason_time"]
     assert not run.variations
-    assert {"smaller_batch_any", "checkpointing", "mixed_precision"} <= {one.key for one in unpriced}
+    assert {"smaller_batch_any", "checkpointing", "mixed_precision"} <= {one.key for one in unevaluated}
 
 
 def test_a_run_that_fits_needs_no_change():
-    prices = RemedyEvaluator(Run(), Situation(need(20), GPU))
-    assert prices.fits
-    assert {one.key for one in prices.remedies()} <= {"free_held", "close_processes"}
+    evaluator = RemedyEvaluator(Run(), Situation(need(20), GPU))
+    assert evaluator.fits
+    assert {one.key for one in evaluator.remedies()} <= {"free_held", "close_processes"}
 
 
 @pytest.mark.parametrize(("held", "is_named"), [(2048, False), (GIB, True)])
@@ -205,12 +205,12 @@ def test_a_trifle_that_is_held_is_no_remedy(held, is_named):
 
 
 def test_what_does_not_apply_or_saves_nothing_is_left_out():
-    keys = {one.key for one in priced(Run(works=False), need(2))}
+    keys = {one.key for one in evaluated(Run(works=False), need(2))}
     assert not keys & {"sdpa", "lora", "checkpointing", "smaller_batch"}
 
 
 def test_ranking():
-    some = [one for one in ranked(priced(Run(), need(6))) if not one.is_bought]
+    some = [one for one in ranked(evaluated(Run(), need(6))) if not one.is_bought]
     fits = [one.fits for one in some]
     assert fits == sorted(fits, key=lambda fit: (fit is not True, fit is None))
     verdicts = [one.verdict for one in some if one.fits]
@@ -221,7 +221,7 @@ def test_ranking():
 def test_while_prices_come_in_the_headline_only_changes_for_the_better(usable):
     found, order = [], ["safe", "tight", "danger", None]
     heads = []
-    for remedy in priced(Run(), usable):
+    for remedy in evaluated(Run(), usable):
         found.append(remedy)
         best = ranked(found)[0]
         unfit = -(best.saving_bytes or 0)
@@ -240,7 +240,7 @@ def test_a_safe_remedy_comes_before_a_cheaper_one_that_fills_the_card():
 
 
 def test_other_hardware_comes_after_whatever_else_fits():
-    keys = [one.key for one in ranked(priced(Run(batch=2), need(5)))]
+    keys = [one.key for one in ranked(evaluated(Run(batch=2), need(5)))]
     assert keys.index("combination") < keys.index("larger_card")
 
 

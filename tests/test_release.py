@@ -36,7 +36,7 @@ LARGE = 100_003  # elements: tensors of this size are this file's
 class HostMemory:
     """Stands for a GPU: the large tensors of this process."""
 
-    is_pretended = False
+    is_fake = False
 
     def allocated(self) -> dict[str, int]:
         return {"host": sum(self._storages().values())}

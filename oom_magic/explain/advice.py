@@ -114,7 +114,7 @@ _OF_HOST = Evidence("reason_host")
 _NOTHING_SAVES = Evidence("reason_nothing_saves")
 
 
-def before_prices(diagnosis: Diagnosis) -> Diagnosis:
+def before_evaluation(diagnosis: Diagnosis) -> Diagnosis:
     """The diagnosis as it is shown until the first price is known."""
     return replace(diagnosis, remedies=unpriced_remedies(diagnosis, _NOT_YET))
 
@@ -131,38 +131,38 @@ def advise(
 
     ``report`` is the MemoryReport of the run that failed, if there is one, ``device`` the real card that it failed on,
     ``memory`` the card's bytes if it is not certain that the message is of this card. Where the run cannot be rehearsed
-    the remedies come named, not priced, with the reason.
+    the remedies come named, not evaluated, with the reason.
     """
     situation = situation_of(diagnosis, gpu, report, memory, device)
     try:
         keys = [key.removesuffix("_any") for key in AGAINST.get(diagnosis.cause, ())]
-        prices = RemedyEvaluator(rehearsal, situation, keys)
-    except NotEvaluatedError as refusal:
-        yield replace(diagnosis, remedies=unpriced_remedies(diagnosis, refusal.reason))
+        evaluator = RemedyEvaluator(rehearsal, situation, keys)
+    except NotEvaluatedError as error:
+        yield replace(diagnosis, remedies=unpriced_remedies(diagnosis, error.reason))
         return
-    diagnosis = _rehearsed(diagnosis, prices, situation)
-    if prices.fits:
+    diagnosis = _rehearsed(diagnosis, evaluator, situation)
+    if evaluator.fits:
         yield diagnosis
     found: list[Remedy] = []
-    for remedy in prices.remedies():
+    for remedy in evaluator.remedies():
         found.append(remedy)
         diagnosis = refine_with_remedy(diagnosis, remedy)
         yield replace(diagnosis, remedies=ranked(found))
-    yield from _to_its_end(diagnosis, prices, found)
-    if not found and not prices.fits:
+    yield from _to_its_end(diagnosis, evaluator, found)
+    if not found and not evaluator.fits:
         left = [
             one
             for one in unpriced_remedies(diagnosis, _NOTHING_SAVES)
-            if one.key.removesuffix("_any") not in prices.keys
+            if one.key.removesuffix("_any") not in evaluator.keys
         ]
         yield replace(diagnosis, remedies=tuple(left))
 
 
-def _to_its_end(diagnosis: Diagnosis, prices: RemedyEvaluator, found: list[Remedy]) -> Iterator[Diagnosis]:
-    """The diagnosis with the first remedy priced to the run's end; where it does not fit so, the next one, too."""
+def _to_its_end(diagnosis: Diagnosis, evaluator: RemedyEvaluator, found: list[Remedy]) -> Iterator[Diagnosis]:
+    """The diagnosis with the first remedy evaluated to the run's end; where it does not fit so, the next one, too."""
     for _unused in range(_MOST_CHECKED if found else 0):
         first = ranked(found)[0]
-        whole = prices.to_its_end(first) if first.fits else first
+        whole = evaluator.to_its_end(first) if first.fits else first
         if whole is first:
             return
         found[found.index(first)] = whole
@@ -172,19 +172,19 @@ def _to_its_end(diagnosis: Diagnosis, prices: RemedyEvaluator, found: list[Remed
             return
 
 
-def _rehearsed(diagnosis: Diagnosis, prices: RemedyEvaluator, situation: Situation) -> Diagnosis:
+def _rehearsed(diagnosis: Diagnosis, evaluator: RemedyEvaluator, situation: Situation) -> Diagnosis:
     """The diagnosis with the memory that the unchanged run needs, and what its rehearsal shows about the cause."""
-    as_is = AsItIs(prices.needed_bytes, situation.usable_bytes, situation.outside_bytes)
+    as_is = AsItIs(evaluator.needed_bytes, situation.usable_bytes, situation.outside_bytes)
     diagnosis = replace(diagnosis, as_is=as_is)
-    steps = {"num_steps": prices.steps_left_after} if prices.steps_left_after else {}
-    if prices.fits:
-        sizes = {"needed_bytes": prices.needed_bytes, "usable_bytes": situation.usable_bytes}
+    steps = {"num_steps": evaluator.steps_left_after} if evaluator.steps_left_after else {}
+    if evaluator.fits:
+        sizes = {"needed_bytes": evaluator.needed_bytes, "usable_bytes": situation.usable_bytes}
         fits = Evidence("first_steps_fit" if steps else "rehearsal_fits", {**sizes, **steps})
         evidence = (*diagnosis.evidence, fits)
         return replace(diagnosis, evidence=evidence, remedies=unpriced_remedies(diagnosis, _FITS))
-    if not prices.is_in_pieces:
-        diagnosis = without_fragmentation(diagnosis, prices.baseline)
-    if prices.steps_differ:
+    if not evaluator.is_in_pieces:
+        diagnosis = without_fragmentation(diagnosis, evaluator.baseline)
+    if evaluator.steps_differ:
         diagnosis = replace(diagnosis, evidence=(*diagnosis.evidence, Evidence("steps_differ", steps)))
     return diagnosis
 

@@ -90,7 +90,7 @@ def explain(
     ``setup``, a TrainingSetup or the model's dimensions (batch, seq, heads, hidden, vocab, intermediate,
     dtype), says what was trained; without it a preset that the text names is used (or one of ``models``).
     ``report`` is the MemoryReport of the run that failed, ``lang`` "en" or "zh" (default: ``OOM_MAGIC_LANG``, then
-    the locale). Remedies are priced by dry runs of a TrainingSetup (not if ``fast``), else only named. Raises
+    the locale). Remedies are evaluated by dry runs of a TrainingSetup (not if ``fast``), else only named. Raises
     ValueError when nothing is given and nothing has failed yet, FileNotFoundError for a Path that is not a file.
     """
     with InOneLine("other"):
@@ -102,8 +102,8 @@ def explain(
         if fast:
             return replace(diagnosis, remedies=named_remedies(diagnosis, setup))
         diagnosis = refine_with_setup(diagnosis, setup)
-        *_unused, priced = diagnosis, *advise_setup(diagnosis, setup)
-        return priced
+        *_unused, evaluated = diagnosis, *advise_setup(diagnosis, setup)
+        return evaluated
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Explainer:
     locate: Locate | None = None
 
     def diagnose(self, problem: BaseException | str | Path | None) -> Diagnosis:
-        """What failed and why; remedies are named, not priced. Raises as ``explain``."""
+        """What failed and why; remedies are named, not evaluated. Raises as ``explain``."""
         from oom_magic.explain.advice import unpriced_remedies  # loads NumPy
 
         language = choose_language(self.lang)

@@ -170,7 +170,7 @@ class OOMMagics(Magics):
     def oom_explain(self, line: str, cell: str | None = None) -> Any:
         """Explain an out-of-memory error: the last one, one in a FILE, or the text under %%oom_explain.
 
-        Remedies of the last error are priced by dry runs of the cell that failed; those of others' errors by
+        Remedies of the last error are evaluated by dry runs of the cell that failed; those of others' errors by
         dry runs of the run that --model and the options after it describe.
 
         Examples::

@@ -127,8 +127,8 @@ class DrySession:
         self.known_outputs = KnownOutputs() if known_outputs is None else known_outputs
         self.fake_gpu = self._make_fake_gpu(loops, origin)
         self.training = Training(self.fake_gpu, changes, stop_after_steps, has_bar, loops)
-        self._user_state: TensorExchange = TensorExchange(
-            self.fake_gpu, is_lasting, None if origin is None else origin._user_state, start, absent
+        self._exchange: TensorExchange = TensorExchange(
+            self.fake_gpu, is_lasting, None if origin is None else origin._exchange, start, absent
         )
 
     def _make_fake_gpu(self, loops: Loops, origin: DrySession | None) -> FakeGPU:
@@ -238,12 +238,12 @@ class DrySession:
 
     def storage_of(self, tensor: torch.Tensor) -> tuple[int, int] | None:
         """Identity and bytes of what a tensor, or its double, has on the pretend GPU; None if it is not there."""
-        found = self.fake_gpu.storage_of(self._user_state.template(tensor))
+        found = self.fake_gpu.storage_of(self._exchange.template(tensor))
         return None if found is None or found.allocation < 0 else (found.key, found.num_bytes)
 
     def was_there_before(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor, or its double, was on the pretend GPU before the last run."""
-        return self.fake_gpu.was_there_before(self._user_state.template(tensor))
+        return self.fake_gpu.was_there_before(self._exchange.template(tensor))
 
     def _decide(self) -> None:
         """Decide names anew that were decided without a GPU; tensors placed by them count as there before the run."""
@@ -316,7 +316,7 @@ class DrySession:
             if self.job is not None:
                 self.job.set_environment()
             write_out = compressed_written_out()
-            stack.enter_context(self._user_state.exchanged(function, namespaces, self._assume_of_all))
+            stack.enter_context(self._exchange.exchanged(function, namespaces, self._assume_of_all))
             isolation = stack.enter_context(isolated(self._assume_of_user, namespaces, function))
             stack.callback(write_out)  # what the run compressed goes where it is put back
             cards = Cards(self.fake_gpu, self.total_bytes, self.gpu.context_bytes)

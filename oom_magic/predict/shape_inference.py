@@ -29,7 +29,7 @@ class TensorShape:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorShape:
-        """Shape, type and size of a tensor, real or pretended; its values are not read."""
+        """Shape, type and size of a tensor, real or fake; its values are not read."""
         num_bytes = int(tensor.numel()) * int(tensor.element_size())
         return cls(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), num_bytes)
 

@@ -78,7 +78,7 @@ def torch_patches(cards: Cards, view: DeviceView, assume: Callable[[str], None])
 
 
 def grouped_by_place(gpu: FakeGPU) -> Patches:
-    """Grouping of tensors by device, for ``clip_grad_norm_`` and optimizers: pretended tensors are on ``cuda:0`` and so
+    """Grouping of tensors by device, for ``clip_grad_norm_`` and optimizers: fake tensors are on ``cuda:0`` and so
     on."""
     group = getattr(_foreach_utils, _NAME)
 

@@ -181,7 +181,7 @@ def _change(diagnosis: Diagnosis) -> Iterator[Block]:
 
 
 def _advice(diagnosis: Diagnosis, lang: Language) -> str:
-    """The first remedies for the cause, when none is priced."""
+    """The first remedies for the cause, when none is evaluated."""
     line = next((one.values["code"] for one in diagnosis.evidence if one.key == "request_of_line"), "")
     if any(one.key in _MISTAKEN_SIZES for one in diagnosis.evidence):
         return translate("advice_overflow_line" if line else "advice_overflow", lang, code=line)

@@ -45,7 +45,7 @@ def _remaining(released: Released) -> list[Block]:
         return [Sentence(_("Nothing is left."), "good")]
     total = (_("still allocated"), "", released.allocated_bytes, "")
     table = Table((_("who holds the rest"), _("what"), _("memory"), _("also held by")), tuple(rows), total=total)
-    return [table, *map(Sentence, _ways(released.holders))]
+    return [table, *map(Sentence, _advice(released.holders))]
 
 
 def _before_and_after(change: DeviceChange) -> Table:
@@ -68,7 +68,7 @@ def _kind(what: str) -> str:
     return render_evidence(in_words(what), choose_language())
 
 
-def _ways(holders: Sequence[MemoryHolder]) -> list[str]:
+def _advice(holders: Sequence[MemoryHolder]) -> list[str]:
     """How to free what is left: for each kind of holder one sentence."""
     ways = []
     graphs = [one.name for one in holders if one.what == "autograd graph" and one.name]

@@ -23,7 +23,7 @@ _STOPS = ".。"
 
 
 def best_remedy(remedies: Sequence[Remedy], lang: Language) -> str:
-    """The first remedy that fits as a sentence, else what saves most; empty where nothing is priced."""
+    """The first remedy that fits as a sentence, else what saves most; empty where nothing is evaluated."""
     wording = Wording(remedies, lang)
     best = remedies[0] if remedies else None
     if best is not None and best.fits:
@@ -41,15 +41,15 @@ def best_remedy(remedies: Sequence[Remedy], lang: Language) -> str:
 
 def remedies_chart(remedies: Sequence[Remedy], as_is: AsItIs | None, lang: Language) -> list[Block]:
     """The memory needed by the run as it is and with the best remedies, against the card's."""
-    priced = [one for one in remedies if one.needed_bytes is not None and one.fits is not None and not one.is_bought]
-    if as_is is None or not priced:
+    evaluated = [one for one in remedies if one.needed_bytes is not None and one.fits is not None and not one.is_bought]
+    if as_is is None or not evaluated:
         return []
     wording = Wording(remedies, lang)
 
     def bar(label: str, needed: int, verdict: str | None, word: str) -> Bar:
         return Bar(label, (Part(label, needed, _HUES[verdict]),), word)
 
-    words = [(one, _verdict_word(one, lang)) for one in priced[:_MOST_BARS]]
+    words = [(one, _verdict_word(one, lang)) for one in evaluated[:_MOST_BARS]]
     now = _as_it_is_word(as_is, lang)
     bars = (
         bar(translate("row_as_it_is", lang), as_is.needed_bytes, None, now),
@@ -73,23 +73,23 @@ def _verdict_word(remedy: Remedy, lang: Language) -> str:
 
 
 def remedies_details(remedies: Sequence[Remedy], lang: Language, as_is: AsItIs | None = None) -> list[Block]:
-    """Tables of the priced and the unpriced remedies, with reasons and code to paste; empty without remedies."""
+    """Tables of the evaluated and the unevaluated remedies, with reasons and code to paste; empty without remedies."""
     if not remedies:
         return []
     wording = Wording(remedies, lang)
-    priced = [one for one in remedies if one.needed_bytes is not None]
+    evaluated = [one for one in remedies if one.needed_bytes is not None]
     blocks: list[Block] = []
-    if priced:
+    if evaluated:
         columns = tuple(translate(f"column_{name}", lang) for name in _COLUMNS)
         now: tuple[tuple[Cell, ...], ...] = ()
         if as_is is not None:
             now = ((translate("row_as_it_is", lang), as_is.needed_bytes, "", _as_it_is_word(as_is, lang), "", ""),)
-        blocks.append(Table(columns, (*now, *(_row(one, wording) for one in priced))))
-    unpriced = [one for one in remedies if one.needed_bytes is None]
-    notes = [_note(one, lang) for one in unpriced]
+        blocks.append(Table(columns, (*now, *(_row(one, wording) for one in evaluated))))
+    unevaluated = [one for one in remedies if one.needed_bytes is None]
+    notes = [_note(one, lang) for one in unevaluated]
     is_shared = len(notes) > 1 and len(set(notes)) == 1
-    for one, note in zip(unpriced, notes, strict=True):
-        blocks.append(Sentence(f"• {wording.of(one)}{'' if is_shared else note}", "quiet" if priced else "plain"))
+    for one, note in zip(unevaluated, notes, strict=True):
+        blocks.append(Sentence(f"• {wording.of(one)}{'' if is_shared else note}", "quiet" if evaluated else "plain"))
     if is_shared and notes[0]:
         blocks.append(Sentence(notes[0].strip(" ()"), "quiet"))
     if any(one.note is not None and one.note.key == _NO_RUN for one in remedies):

@@ -87,7 +87,7 @@ def truth(notebook: Notebook, values: dict[str, Any]) -> dict[str, Any]:
     return {"fits": fits, "peak": max(map(torch.cuda.max_memory_allocated, range(torch.cuda.device_count())))}
 
 
-def explained(notebook: Notebook, values: dict[str, Any], is_pretended: bool) -> dict[str, Any]:
+def explained(notebook: Notebook, values: dict[str, Any], is_fake: bool) -> dict[str, Any]:
     """What ``%oom_explain`` says when the last cell has failed."""
     from IPython.core.interactiveshell import InteractiveShell
 
@@ -96,7 +96,7 @@ def explained(notebook: Notebook, values: dict[str, Any], is_pretended: bool) ->
     with contextlib.redirect_stdout(io.StringIO()):
         for cell in notebook.cells:
             code = filled(cell, values)
-            result = shell.run_cell(on_a_pretend_card(code) if is_pretended else code, store_history=True)
+            result = shell.run_cell(on_a_pretend_card(code) if is_fake else code, store_history=True)
             shown = getattr(sys, "last_value", None)  # by a magic, such as %run, whose cell goes on
             error = result.error_before_exec or result.error_in_exec or shown
             del result, shown
@@ -141,8 +141,8 @@ def main(name: str, *more: str) -> None:
     sys.path.insert(0, folder)
     os.chdir(folder)
     warnings.filterwarnings("ignore")
-    is_pretended = "pretend" in more
-    print(json.dumps(truth(notebook, values) if "truth" in more else explained(notebook, values, is_pretended)))
+    is_fake = "pretend" in more
+    print(json.dumps(truth(notebook, values) if "truth" in more else explained(notebook, values, is_fake)))
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ def main(name: str) -> None:
     cells = [closed_loop.filled(cell, notebook.values) for cell in notebook.cells]
     found = []
     with contextlib.redirect_stdout(io.StringIO()):
-        said = closed_loop.explained(notebook, notebook.values, is_pretended=True)
+        said = closed_loop.explained(notebook, notebook.values, is_fake=True)
         for remedy in said["remedies"]:
             code = "\n".join(line for line in remedy["code"].splitlines() if not line.startswith("%oom_free"))
             if remedy["peak"] is None or not code or remedy["key"] in {*LOADED_SO, "expandable_segments", "fsdp"}:

@@ -172,7 +172,7 @@ def refine_with_setup(diagnosis: Diagnosis, setup: TrainingSetup) -> Diagnosis:
     try:
         with in_silence():
             report = setup.dry_run()
-    except Exception:  # a library that is missing; the remedies then say why nothing is priced
+    except Exception:  # a library that is missing; the remedies then say why nothing is evaluated
         return diagnosis
     if report.out_of_memory is None:
         return diagnosis

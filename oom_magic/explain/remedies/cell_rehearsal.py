@@ -156,10 +156,10 @@ class CellRehearsal:
                 cut.append(ShorterInputs(_SIZES.index(what), self.sizes[what], value))
         try:
             return self._execute((*variation.changes, *cut), overridden, variation.mended, variation.dropped)[0]
-        except NotEvaluatedError as refusal:
+        except NotEvaluatedError as error:
             if self._has_tokens or all(_SIZES[one.dimension] != "seq" for one in cut):
                 raise
-            raise NotEvaluatedError(refusal.reason, applies=False) from None
+            raise NotEvaluatedError(error.reason, applies=False) from None
 
     @property
     def may_evaluate(self) -> bool:

@@ -91,7 +91,7 @@ class RemedyEvaluator:
         self._start = time.monotonic(), time.process_time()
         self._longest = 0.0
         self._tried: set[frozenset[str]] = set()  # combinations
-        self._variations: dict[Any, Variation] = {}  # of priced remedies
+        self._variations: dict[Any, Variation] = {}  # of evaluated remedies
         self._candidates = remedy_specs(situation)
         made = [change for one in self._candidates if one.variation for change in one.variation.changes]
         self._baseline = self._timed(lambda: rehearsal.begin(made, situation.usable_bytes))
@@ -147,7 +147,7 @@ class RemedyEvaluator:
                 yield from other_hardware(self._baseline, self.needed_bytes, self._situation, self._rehearsal.is_of_job)
 
     def to_its_end(self, remedy: Remedy) -> Remedy:
-        """The remedy priced with what follows the steps that were followed, if that takes more; else the remedy."""
+        """The remedy evaluated with what follows the steps that were followed, if that takes more; else the remedy."""
         variation = self._variations.get(_identity(remedy))
         is_open = self.steps_left_after and self._situation.growth is None and self._rehearsal.may_evaluate
         if variation is None or not is_open or self._is_late():
@@ -159,7 +159,7 @@ class RemedyEvaluator:
         now = needed_bytes(report)
         if now <= (remedy.needed_bytes or 0):
             return remedy
-        return self._with_price(remedy, report.peak_allocated_bytes, now)
+        return self._with_saving(remedy, report.peak_allocated_bytes, now)
 
     def _growth_stopped(self) -> Iterator[Remedy]:
         """The remedy for the growing line, where the loop is too long to be followed until the card is full."""
@@ -265,16 +265,16 @@ class RemedyEvaluator:
             report = self._run(candidate.variation)
             if report.is_upper_bound and not self._baseline.is_upper_bound:
                 raise NotEvaluatedError(Evidence("reason_followed_as_eager"))
-        except NotEvaluatedError as refusal:
+        except NotEvaluatedError as error:
             if candidate.alone is not None:
                 yield from self._evaluated(candidate.alone, is_wanted)
-            elif refusal.applies:
-                yield replace(remedy, note=refusal.reason)
+            elif error.applies:
+                yield replace(remedy, note=error.reason)
             return
         variant = next((change.variant for change in candidate.variation.changes), "")
         if variant:
             remedy = self._with_code(remedy, f"{candidate.key}_{variant}", candidate.values)
-        remedy = self._with_price(remedy, report.peak_allocated_bytes, needed_bytes(report))
+        remedy = self._with_saving(remedy, report.peak_allocated_bytes, needed_bytes(report))
         self._variations[_identity(remedy)] = candidate.variation
         yield from iter((remedy,)) if is_wanted else self._if_useful(remedy)
 
@@ -314,7 +314,7 @@ class RemedyEvaluator:
         code = for_backend(code, self._situation.backend)
         return replace(remedy, code=code, language=language)
 
-    def _with_price(self, remedy: Remedy, peak: int | None, now: int) -> Remedy:
+    def _with_saving(self, remedy: Remedy, peak: int | None, now: int) -> Remedy:
         remedy = replace(remedy, peak_allocated_bytes=peak, saving_bytes=self.needed_bytes - now)
         return self._situation.judged(remedy, now)
 
@@ -342,11 +342,11 @@ class RemedyEvaluator:
         after = next(filter(None, fitting), None) or min(reports)
         values = {"before": before, "after": after, "accumulation": whole // after, "name": self._rehearsal.label(what)}
         peak = reports[after].peak_allocated_bytes
-        # For combinations, and for runs that do not fit, only the advised run is priced.
+        # For combinations, and for runs that do not fit, only the advised run is evaluated.
         if accumulated.changes and not base.parts and need(after) <= self._situation.usable_bytes:
             values["accumulated_peak_bytes"] = peak
             peak = self._run(base.with_(Variation(sizes={what: after}))).peak_allocated_bytes
-        remedy = self._with_price(self._remedy(key, cost, speed, values), peak, need(after))
+        remedy = self._with_saving(self._remedy(key, cost, speed, values), peak, need(after))
         self._variations[_identity(remedy)] = base.with_(accumulated).with_(Variation(sizes={what: after}))
         return remedy
 
@@ -417,7 +417,7 @@ class RemedyEvaluator:
         if not any(one.variation and one.variation.sizes for one, _ in chosen):
             report = self._run(changed)
             self._variations[_identity(remedy)] = changed
-            return self._with_price(remedy, report.peak_allocated_bytes, needed_bytes(report))
+            return self._with_saving(remedy, report.peak_allocated_bytes, needed_bytes(report))
         smaller = self._smaller("batch", changed)
         together = replace(
             smaller, key="combination", cost=cost, speed="combination", values={**values, **smaller.values},

@@ -215,10 +215,10 @@ def check_surveyed(survey: Survey | None, changes: Sequence[Change]) -> None:
 
     assert survey is not None, "begin comes first"
     for change in changes:
-        refusal = survey.refusal(change)
-        if refusal is not None:
-            is_by_hand = isinstance(refusal, ByHandError)
-            raise NotEvaluatedError(Evidence(f"reason_{refusal.key}", refusal.values), applies=is_by_hand)
+        error = survey.error(change)
+        if error is not None:
+            is_by_hand = isinstance(error, ByHandError)
+            raise NotEvaluatedError(Evidence(f"reason_{error.key}", error.values), applies=is_by_hand)
 
 
 def rehearse(run: Callable[[], MemoryReport]) -> MemoryReport:
@@ -228,8 +228,8 @@ def rehearse(run: Callable[[], MemoryReport]) -> MemoryReport:
     try:
         with in_silence():
             return run()
-    except InapplicableError as refusal:
-        raise NotEvaluatedError(Evidence(f"reason_{refusal.key}", refusal.values), applies=False) from None
+    except InapplicableError as error:
+        raise NotEvaluatedError(Evidence(f"reason_{error.key}", error.values), applies=False) from None
     except NameError as error:
         raise MissingNameError(_failed(error), error.name or "") from None
     except CudaGraphsError:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Remedy:
-    """One change. Sizes in bytes; None where it could not be priced, and ``note`` then says why.
+    """One change. Sizes in bytes; None where it could not be evaluated, and ``note`` then says why.
 
     ``key`` names its sentence in the catalogue (``remedy_<key>``), filled with ``values``; ``speed`` that of its
     effect on speed (``speed_<speed>``). ``peak_allocated_bytes`` and ``needed_bytes`` (the least memory for

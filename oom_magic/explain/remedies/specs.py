@@ -29,7 +29,7 @@ _OF_A_GRAPH = frozenset({"no_grad", "released_gradients", "dropped_outputs", "ch
 
 @dataclass(frozen=True)
 class RemedySpec:
-    """A remedy before it is priced.
+    """A remedy before it is evaluated.
 
     ``against`` are the categories that it reduces; a combination has one remedy of each ``slot``. ``variation`` is None
     where nothing can be rehearsed, for the ``reason`` given.

@@ -36,7 +36,7 @@ PAGE_CATALOGUE: Sentences = {
     "tensor_seen": "The failing call made it: {formula}.",
     "best_makes_room": "{text} Then it fits.",
     "best_does_not_fit": "nothing tried makes it fit alone; the most is saved by: {text} ({saving_bytes}).",
-    # First advice by cause, where nothing is priced.
+    # First advice by cause, where nothing is evaluated.
     "advice_fragmentation": (
         "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before Python starts; where it is not"
         " supported, pad batches to a few fixed lengths."

@@ -22,9 +22,9 @@ class Levels:
 
 
 class Memory(Protocol):
-    """Devices whose memory can be released: real ones, or (``is_pretended``) the pretend GPU."""
+    """Devices whose memory can be released: real ones, or (``is_fake``) the pretend GPU."""
 
-    is_pretended: bool
+    is_fake: bool
 
     def allocated(self) -> dict[str, int]:
         """Bytes in tensors now, by device."""
@@ -42,7 +42,7 @@ class Memory(Protocol):
 class AcceleratorMemory:
     """The devices of torch's accelerator. Reading them never initializes one: a context takes memory itself."""
 
-    is_pretended = False
+    is_fake = False
 
     def __init__(self, kind: str) -> None:
         self._kind = kind

@@ -162,7 +162,7 @@ def _release(
             memory.give_back(usual)
     after = _levels(memories)
     changes = tuple(DeviceChange(device, before.get(device, now), now) for device, now in after.items())
-    has_gpu = not all(memory.is_pretended for memory in memories)
+    has_gpu = not all(memory.is_fake for memory in memories)
     return Released(changes, gone, find_memory_holders(by_holder if dry_run else staying, locate), dry_run, has_gpu)
 
 

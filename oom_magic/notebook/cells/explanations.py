@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from oom_magic.predict.setups.setup import TrainingSetup
 
 
-def prices(
+def evaluations(
     shell: InteractiveShell,
     runner: CellRunner,
     cell: FailedCell,
     diagnosis: Diagnosis,
     report: MemoryReport | None,
 ) -> Iterator[Diagnosis]:
-    """The diagnosis with remedies as they are priced by dry runs of the cell."""
+    """The diagnosis with remedies as they are evaluated by dry runs of the cell."""
     from oom_magic.explain.advice import advise
     from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
     from oom_magic.explain.remedies.room import find_in_the_way
@@ -155,7 +155,7 @@ def _explain_here(
     shell: InteractiveShell, runner: CellRunner, problem: Any, cell: FailedCell | None, options: Any
 ) -> Diagnosis:
     """Explain an error of this kernel, or its text, that ``cell`` failed with, if that is known."""
-    from oom_magic.explain.advice import before_prices
+    from oom_magic.explain.advice import before_evaluation
     from oom_magic.explain.evidence.causes import Evidence
     from oom_magic.explain.explainer import Explainer
     from oom_magic.explain.sentences.catalogue import translate
@@ -171,15 +171,15 @@ def _explain_here(
     if cell is None or options.fast or not diagnosis.is_oom or is_on_host:
         return diagnosis
     print(*wrap(translate("rehearses", diagnosis.lang)), sep="\n")
-    diagnosis = before_prices(diagnosis)
+    diagnosis = before_evaluation(diagnosis)
     if cell.is_supposed:
         diagnosis = replace(diagnosis, evidence=(*diagnosis.evidence, Evidence("start_supposed")))
-    return _show(shell, diagnosis, prices(shell, runner, cell, diagnosis, report))
+    return _show(shell, diagnosis, evaluations(shell, runner, cell, diagnosis, report))
 
 
 def _explain_text(shell: InteractiveShell, problem: Any, options: Any) -> Diagnosis:
     """Explain a failure that cannot be rehearsed itself; prices are those of the run that options describe."""
-    from oom_magic.explain.advice import before_prices
+    from oom_magic.explain.advice import before_evaluation
     from oom_magic.explain.explainer import explain
 
     language = _language(options)
@@ -188,11 +188,11 @@ def _explain_text(shell: InteractiveShell, problem: Any, options: Any) -> Diagno
     diagnosis = explain(problem, setup, lang=language, fast=True)
     if setup is None or options.fast or not diagnosis.is_oom:
         return diagnosis
-    diagnosis = before_prices(diagnosis)
-    return _show(shell, diagnosis, _prices_of_setup(diagnosis, setup))
+    diagnosis = before_evaluation(diagnosis)
+    return _show(shell, diagnosis, _evaluations_of_setup(diagnosis, setup))
 
 
-def _prices_of_setup(diagnosis: Diagnosis, setup: TrainingSetup) -> Iterator[Diagnosis]:
+def _evaluations_of_setup(diagnosis: Diagnosis, setup: TrainingSetup) -> Iterator[Diagnosis]:
     from oom_magic.explain.advice import advise_setup
     from oom_magic.explain.live.refinement import refine_with_setup
 
@@ -216,7 +216,7 @@ def _usage_error(key: str, options: Any, **values: object) -> UsageError:
     return UsageError(translate(key, _language(options), **values))
 
 
-def _show(shell: InteractiveShell, diagnosis: Diagnosis, prices: Iterator[Diagnosis]) -> Diagnosis:
+def _show(shell: InteractiveShell, diagnosis: Diagnosis, evaluations: Iterator[Diagnosis]) -> Diagnosis:
     """Show first words at once and prices as they are found; a terminal, which cannot update, gets all at the end."""
     from oom_magic.explain.sentences.catalogue import translate
 
@@ -226,7 +226,7 @@ def _show(shell: InteractiveShell, diagnosis: Diagnosis, prices: Iterator[Diagno
     if not can_update:
         print(_first_words(diagnosis))
     try:
-        for diagnosis in prices:
+        for diagnosis in evaluations:
             if handle is not None:
                 handle.update(diagnosis)
     except KeyboardInterrupt:  # what was found until then counts

@@ -81,7 +81,7 @@ class DryNamespace:
 
 
 def _is_import(value: Any) -> bool:
-    """Whether the name came from an import: nothing about it is pretended, so it is the user's as well."""
+    """Whether the name came from an import: nothing about it is fake, so it is the user's as well."""
     if isinstance(value, ModuleType):
         return True
     if not (inspect.isclass(value) or inspect.isroutine(value)):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class FakeGPUMemory:
     """The memory of a dry session."""
 
-    is_pretended = True
+    is_fake = True
 
     def __init__(self, session: DrySession) -> None:
         self._session = session
@@ -118,8 +118,8 @@ def located_before(shell: InteractiveShell, runner: CellRunner, cell: FailedCell
 
 
 def _memories(runner: CellRunner) -> list[Memory]:
-    pretended: list[Memory] = [] if runner.session is None else [FakeGPUMemory(runner.session)]
-    return [*find_accelerators(), *pretended]
+    fake: list[Memory] = [] if runner.session is None else [FakeGPUMemory(runner.session)]
+    return [*find_accelerators(), *fake]
 
 
 def allocated_now(runner: CellRunner) -> dict[str, int]:

@@ -152,7 +152,7 @@ class Estimator:
 
 Values = Mapping[str, Any]
 _MOST_REPORTS, _MOST_MAPS = 16, 64
-_WAYS_OUT = (("activation_checkpointing", True), ("loss", "chunked"), ("method", "qlora"))
+_CHANGES = (("activation_checkpointing", True), ("loss", "chunked"), ("method", "qlora"))
 
 
 class TraceFailed(Exception):  # noqa: N818 - what happened, to be shown and not to be caught by the user
@@ -331,7 +331,7 @@ class SetupSizer(Sizer):
     def ways_out(self, values: Values) -> list[tuple[str, Any]]:
         """Of those that are offered and not chosen."""
         choices = self.ranges.choices
-        return [(name, way) for name, way in _WAYS_OUT if way in choices.get(name, ()) and values[name] != way]
+        return [one for one in _CHANGES if one[1] in choices.get(one[0], ()) and values[one[0]] != one[1]]
 
     def arguments(self, values: Values) -> dict[str, Any]:
         """The setup's fields."""

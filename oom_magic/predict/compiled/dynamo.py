@@ -68,10 +68,10 @@ class Compiler:
             stack.callback(_caches_cleared)
             stack.callback(self._traces.remove)
             _caches_cleared()
-            stack.enter_context(all_patched(self._following_patches()))
+            stack.enter_context(all_patched(self._instrumentation_patches()))
             yield
 
-    def _following_patches(self) -> Patches:
+    def _instrumentation_patches(self) -> Patches:
         """What is replaced while what is compiled is followed."""
         no_profile = {"_CODE_STATE": None, "_INIT_CODE_STATE": None}  # of earlier runs
         return [

@@ -184,18 +184,18 @@ def origin_of(node: torch.fx.Node) -> Origin:
     modules = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     path = next(reversed(modules.values()))[0] if modules else ""
     match = _MODULE.fullmatch(path)
-    variable, way = (match[1], match[2]) if match else ("", "")
-    return Origin(line, "" if variable == "self" else variable, way)
+    variable, path = (match[1], match[2]) if match else ("", "")
+    return Origin(line, "" if variable == "self" else variable, path)
 
 
 class Kernel:
     """A kernel: the names of its arguments, in how many ways it can be launched, and what Inductor notes of it."""
 
-    def __init__(self, function: Callable[..., Any], num_ways: int, meta: dict[str, Any]) -> None:
+    def __init__(self, function: Callable[..., Any], num_configs: int, meta: dict[str, Any]) -> None:
         self._names = list(inspect.signature(function).parameters)
         self._changed = frozenset(meta.get("mutated_arg_names", ()))
         self._spares_peak = bool(meta.get("optimize_mem", True))
-        self._num_untimed = num_ways if num_ways > 1 else 0
+        self._num_untimed = num_configs if num_configs > 1 else 0
 
     def run(self, *args: Any, stream: Any = None, **_: Any) -> None:
         """Launch it."""
@@ -251,8 +251,8 @@ def _not_compiled() -> Patches:
         size_hints: Any, configs: list[Any], triton_meta: Any, heuristic_type: Any, filename: Any = None,
         inductor_meta: Any = None, **_: Any,
     ) -> Callable[[Callable[..., Any]], Kernel]:  # fmt: skip
-        num_ways = len(triton_heuristics.unique_configs(configs))
-        return lambda function: Kernel(function, num_ways, inductor_meta or {})
+        num_configs = len(triton_heuristics.unique_configs(configs))
+        return lambda function: Kernel(function, num_configs, inductor_meta or {})
 
     return [
         (triton, {"jit": lambda function: function}),

@@ -63,7 +63,7 @@ class DeviceView(TorchFunctionMode):
             return self.where_arguments_are(func, args, kwargs)
         there = self.spot_named(device)
         if there.place is Place.HOST:
-            if func in _LIKE_ANOTHER and self.gpu.has_pretended_on_host and Place.HOST in self._places(args, kwargs):
+            if func in _LIKE_ANOTHER and self.gpu.has_fake_on_host and Place.HOST in self._places(args, kwargs):
                 return self._on_host(func, args, {name: value for name, value in kwargs.items() if name != "device"})
             return func(*args, **kwargs)
         with self.gpu.creating_on(*there):
@@ -71,10 +71,10 @@ class DeviceView(TorchFunctionMode):
 
     def where_arguments_are(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that names no device."""
-        if self.gpu.uses_current_card_only and not self.gpu.has_pretended_on_host:
+        if self.gpu.uses_current_card_only and not self.gpu.has_fake_on_host:
             return func(*args, **kwargs)
         with self.gpu.on_card_among(args, kwargs):  # for what C++ code makes "like" its arguments
-            if self.gpu.has_pretended_on_host:
+            if self.gpu.has_fake_on_host:
                 return self._on_host(func, args, kwargs)
             return func(*args, **kwargs)
 
@@ -82,7 +82,7 @@ class DeviceView(TorchFunctionMode):
         return [self.gpu.place(tensor) for tensor in tensors_in(args, kwargs)]
 
     def _on_host(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call that names no device, where some host tensors are pretended and others real.
+        """A call that names no device, where some host tensors are fake and others real.
 
         Real ones that are trained are copied, which autograd records, so that each gets a gradient of its own kind.
         """
@@ -229,7 +229,7 @@ def _get_device(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict
 
 
 def _data_ptr(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """A distinct address for each pretended storage that has memory."""
+    """A distinct address for each fake storage that has memory."""
     tensor = args[0]
     if not tensor.is_meta:
         return int(func(tensor))
@@ -365,7 +365,7 @@ def _new_tensor(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict
 
 
 class _Shared:
-    """A DLPack capsule of a pretended tensor."""
+    """A DLPack capsule of a fake tensor."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
@@ -414,7 +414,7 @@ def _tolist(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str
 
 
 def shown_without_values(view: DeviceView) -> dict[str, Any]:
-    """A replacement in ``torch._tensor_str``: a pretended tensor prints its device, without values."""
+    """A replacement in ``torch._tensor_str``: a fake tensor prints its device, without values."""
     usual = torch._tensor_str._str
 
     def _str(tensor: torch.Tensor, *, tensor_contents: Any = None) -> str:

@@ -196,7 +196,7 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
             return handler(self, func, args, kwargs)
 
     def run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operator on pretended tensors, taking the memory that CUDA's would."""
+        """Run an operator on fake tensors, taking the memory that CUDA's would."""
         is_composite = self._is_composite(func)
         if len(self.recorders) > 1 and torch._C._current_graph_task_id() == -1:
             self._note_node(args, kwargs)
@@ -205,8 +205,8 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         tensors = tensors_in(args, kwargs)
         if not tensors:
             return self.create(func, args, kwargs)
-        pretended = [tensor for tensor in tensors if tensor.is_meta]
-        if not pretended and not (self.creating and kwargs.get("device") == META):
+        fakes = [tensor for tensor in tensors if tensor.is_meta]
+        if not fakes and not (self.creating and kwargs.get("device") == META):
             return func(*args, **kwargs)
         kernel = self.kernels.get(func)
         if kernel is not None and (is_composite or self.autocast.is_on):
@@ -218,8 +218,8 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         if self.creating is not None and kwargs.get("device") is not None:
             place, card = self.creating, self.creating_card
         else:
-            place, card = self._common_spot(func, tensors, pretended)
-        if place is Place.HOST and len(pretended) < len(tensors):
+            place, card = self._common_spot(func, tensors, fakes)
+        if place is Place.HOST and len(fakes) < len(tensors):
             args, kwargs = tuple(map(to_meta, args)), {key: to_meta(value) for key, value in kwargs.items()}
         if func.namespace == "prims" and place is Place.GPU:  # PyTorch infers the shape of zeros with it
             return self._without_memory(func(*args, **kwargs), place)
@@ -315,9 +315,9 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
             known = self._composite[func] = known and func not in self.fused
         return known
 
-    def _common_spot(self, func: OpOverload, tensors: list[torch.Tensor], pretended: list[torch.Tensor]) -> Spot:
+    def _common_spot(self, func: OpOverload, tensors: list[torch.Tensor], fakes: list[torch.Tensor]) -> Spot:
         """Where the operator runs; card -1: on several, a tensor at a time. Raises what CUDA raises for two devices."""
-        spots = list(dict.fromkeys(filter(None, map(self.spot, pretended))))
+        spots = list(dict.fromkeys(filter(None, map(self.spot, fakes))))
         cards = [spot for spot in spots if spot.place is Place.GPU]
         if not cards:
             return Spot(Place.META if Spot(Place.META) in spots else Place.HOST)

@@ -53,7 +53,7 @@ class FakeMemory:
         self.creating_card = 0
         self.traces: Callable[[torch.Tensor], bool] | None = None  # says of a compiler's tensor that it is on "cuda"
         self.streams = Streams(self)
-        self._on_host: set[int] = set()  # keys of storages pretended there
+        self._on_host: set[int] = set()  # keys of fake storages there
         self._cards_in_use: set[int] = set()  # on which tensors are or were; a rank of a job uses one of many
         self.uses_current_card_only = True  # whether no tensor is or was on another card than the current
         self.untouchable: dict[int, str] = {}  # storages of the user's that stayed real, with the reason
@@ -65,24 +65,24 @@ class FakeMemory:
     # -- places ---------------------------------------------------------------
 
     @property
-    def has_pretended_on_host(self) -> bool:
+    def has_fake_on_host(self) -> bool:
         """Whether some host tensor is too large to be real."""
         return bool(self._on_host)
 
     def storage_of(self, tensor: torch.Tensor) -> Storage | None:
-        """What is known of a pretended tensor's storage; None for a real tensor."""
+        """What is known of a fake tensor's storage; None for a real tensor."""
         with DisableTorchFunction():
             return self._storages.get(storage_under(tensor)._cdata) if tensor.is_meta else None
 
     def place(self, tensor: torch.Tensor) -> Place | None:
-        """Where a pretended tensor is; None for a real one."""
+        """Where a fake tensor is; None for a real one."""
         if self.traces is not None and self.traces(tensor):
             return Place.GPU
         storage = self.storage_of(tensor)
         return None if storage is None else storage.place
 
     def spot(self, tensor: torch.Tensor) -> Spot | None:
-        """Where a pretended tensor is, and on which card; None for a real one."""
+        """Where a fake tensor is, and on which card; None for a real one."""
         storage = self.storage_of(tensor)
         return None if storage is None else Spot(storage.place, storage.card)
 
@@ -192,7 +192,7 @@ class FakeMemory:
 
     def meant_by_meta(self) -> Place:
         """Where C++ code makes a tensor on "meta": if nobody named a place, it took the device from another tensor."""
-        is_on_host = self.has_pretended_on_host and not any(one.allocator.allocated_bytes for one in self.recorders)
+        is_on_host = self.has_fake_on_host and not any(one.allocator.allocated_bytes for one in self.recorders)
         return self.creating or (Place.HOST if is_on_host else Place.GPU)
 
     def assign(self, tensor: torch.Tensor, category: Category) -> None:

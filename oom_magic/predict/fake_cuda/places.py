@@ -1,4 +1,4 @@
-"""Places of pretended tensors, and the interface of the fake GPU for operators."""
+"""Places of fake tensors, and the interface of the fake GPU for operators."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from oom_magic.predict.instrumentation.recorder import Recorder, SizeExpression
 from oom_magic.predict.setups.gpus import GPU
 
 META = torch.device("meta")
-HOST_REAL_BYTES = 1 << 20  # a host tensor above this is pretended too
+HOST_REAL_BYTES = 1 << 20  # a host tensor above this is fake too
 HOST_REAL_INTEGER_BYTES = 1 << 24  # integers and booleans decide branches, so more of them are real
 
 
 class Place(Enum):
-    """The device of a pretended tensor, as the user's code sees it."""
+    """The device of a fake tensor, as the user's code sees it."""
 
     GPU = "cuda"
     HOST = "cpu"
@@ -44,7 +44,7 @@ class Spot(NamedTuple):
 
 
 class Storage(weakref.ref):  # type: ignore[type-arg]
-    """A pretended storage: its place, its size, and the number of its allocation on its card (-1: none)."""
+    """A fake storage: its place, its size, and the number of its allocation on its card (-1: none)."""
 
     __slots__ = ("allocation", "card", "key", "num_bytes", "place")
     key: int
@@ -70,7 +70,7 @@ class FakeDevice(Protocol):
         """The allocations of workspaces that the current card keeps, by what needs them."""
 
     def place(self, tensor: torch.Tensor) -> Place | None:
-        """Where a pretended tensor is; None for a real one."""
+        """Where a fake tensor is; None for a real one."""
 
     def run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator."""
@@ -86,7 +86,7 @@ class FakeDevice(Protocol):
         """Take memory on the current card; the number of the allocation."""
 
     def copy_to(self, tensor: torch.Tensor, place: Place, operator: str) -> torch.Tensor:
-        """A pretended copy of a tensor, at ``place``."""
+        """A fake copy of a tensor, at ``place``."""
 
     def adopt_on_gpu(self, tensor: torch.Tensor, operator: str, phase: Phase, num_bytes: int | None = None) -> None:
         """Give an output its memory."""
@@ -136,6 +136,6 @@ def to_meta(value: Any) -> Any:
 
 
 def is_large(tensor: torch.Tensor) -> bool:
-    """Whether a host tensor of this shape and type is pretended rather than real."""
+    """Whether a host tensor of this shape and type is fake rather than real."""
     limit = HOST_REAL_BYTES if tensor.is_floating_point() or tensor.is_complex() else HOST_REAL_INTEGER_BYTES
     return tensor.numel() * tensor.element_size() > limit

@@ -103,7 +103,7 @@ def storages_followed(gpu: FakeGPU) -> dict[str, Any]:
     """Replacements in ``torch.UntypedStorage``, for what happens to storages by no operator.
 
     ``copy.deepcopy`` of tensors copies them; FSDP gives their memory away and takes it again.
-    Each pretended one has an address of its own, by which libraries find tensors that share one.
+    Each fake one has an address of its own, by which libraries find tensors that share one.
     """
     usual, address = torch.UntypedStorage.clone, torch.UntypedStorage.data_ptr
 

@@ -18,13 +18,13 @@ from oom_magic.user_code import cell_name, is_users_file, source_text
 class Origin(NamedTuple):
     """The origin of a line of generated code.
 
-    ``line`` is the user's: file and number; None where it is as if the line that called the code ran. ``way`` leads
+    ``line`` is the user's: file and number; None where it is as if the line that called the code ran. ``path`` leads
     from the module that was called (".blocks.0"), or from the user's ``variable``, to the module that was running.
     """
 
     line: tuple[str, int] | None
     variable: str
-    way: str
+    path: str
 
 
 class Attribution(threading.local):
@@ -77,7 +77,7 @@ class Attribution(threading.local):
         origin = self._origin() if self.generated else None
         if origin is None:
             return called
-        return (called or origin.variable) + origin.way if called or origin.variable else origin.way.lstrip(".")
+        return (called or origin.variable) + origin.path if called or origin.variable else origin.path.lstrip(".")
 
     def _module_called(self, phase: Phase) -> str:
         if self.modules:

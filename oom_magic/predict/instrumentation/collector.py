@@ -44,7 +44,7 @@ class Collector:
 
     @contextmanager
     def standing_in(self) -> Iterator[None]:
-        """While a dry run lasts. Earlier objects count as old and are only examined if they hold pretended tensors."""
+        """While a dry run lasts. Earlier objects count as old and are only examined if they hold fake tensors."""
         if self._num_own():
             with users_thawed():
                 gc.collect()

@@ -79,7 +79,7 @@ class Training:
         self.num_calls = 0
         self._gpu = gpu
         self._changes = tuple(changes)
-        self._refusals: dict[Change, InapplicableError | None] = {}
+        self._errors: dict[Change, InapplicableError | None] = {}
         self._prepared: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self.stop_after_steps = stop_after_steps
         self.has_seen_like_steps = False
@@ -128,9 +128,9 @@ class Training:
 
     def check_changes(self) -> None:
         """Raise InapplicableError if a change was possible in none of the models that ran."""
-        for refusal in self._refusals.values():
-            if refusal is not None:
-                raise refusal
+        for error in self._errors.values():
+            if error is not None:
+                raise error
 
     def assign_modules(self) -> None:
         """Call what live modules hold parameters and gradients, also where none of them ran.
@@ -218,11 +218,11 @@ class Training:
         try:
             change.check(module)
             change.prepare(module)
-            self._refusals[change] = None
+            self._errors[change] = None
             if change.applies_at_load and not self.begins_at:
                 self.begins_at = tuple(len(recorder.order) for recorder in self._gpu.recorders)
-        except InapplicableError as refusal:
-            self._refusals.setdefault(change, refusal.with_traceback(None))  # its frames hold the outputs
+        except InapplicableError as error:
+            self._errors.setdefault(change, error.with_traceback(None))  # its frames hold the outputs
 
     @contextmanager
     def _optimizer_hooks(self) -> Iterator[None]:

@@ -49,7 +49,7 @@ class Reach:
     by_name: bool = False
     racing: Collection[int] | None = ()
     seen: set[int] = field(default_factory=set)
-    _ways: dict[type, Callable[[Any], Iterable[Any]] | None] = field(default_factory=dict)
+    _readers: dict[type, Callable[[Any], Iterable[Any]] | None] = field(default_factory=dict)
 
     def __contains__(self, obj: object) -> bool:
         """Whether this very object was reached."""
@@ -61,19 +61,19 @@ class Reach:
         while found:
             for obj in found:
                 kind = type(obj)
-                if kind not in self._ways:
-                    self._ways[kind] = self._way(kind)
-                way = self._ways[kind]
-                if way is None or id(obj) in self.seen:
+                if kind not in self._readers:
+                    self._readers[kind] = self._reader(kind)
+                references = self._readers[kind]
+                if references is None or id(obj) in self.seen:
                     continue
                 self.seen.add(id(obj))
-                if way is _referents:
+                if references is _referents:
                     frontier.append(obj)
                 else:
-                    found.extend(way(obj))
+                    found.extend(references(obj))
             found, frontier = gc.get_referents(*frontier), []
 
-    def _way(self, kind: type) -> Callable[[Any], Iterable[Any]] | None:
+    def _reader(self, kind: type) -> Callable[[Any], Iterable[Any]] | None:
         """A function from an object of this type to its references; None for types without any."""
         if issubclass(kind, _PLAIN):
             return None

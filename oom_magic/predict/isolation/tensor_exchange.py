@@ -1,7 +1,7 @@
 """The user's own objects during a dry run: usable inside it, exactly as before after it.
 
-A real tensor is exchanged for a pretended double while the dry run lasts (``torch._C._swap_tensor_impl``, the mechanism
-under ``torch.utils.swap_tensors``), so whoever holds the tensor sees the double and no data is touched. Other state
+A real tensor is exchanged for a fake copy while the dry run lasts (``torch._C._swap_tensor_impl``, the mechanism
+under ``torch.utils.swap_tensors``), so whoever holds the tensor sees the copy and no data is touched. Other state
 that Python code may change (a module's mode, an optimizer's state, global variables) is recorded and restored.
 
 All tensors of the process are exchanged, however the code may come by them, as long as no other thread runs code of the
@@ -9,7 +9,7 @@ user's. If one does, only what the dry run can reach is exchanged, and of that n
 its tensors stay its own, real, and a dry run that would write to one is refused. So is one that would write to a tensor
 that PyTorch does not let go, such as the weights that compiled code watches.
 
-Nothing can be lost. That a tensor has been exchanged is read off the tensors themselves: its double then is what the
+Nothing can be lost. That a tensor has been exchanged is read off the tensors themselves: its copy then is what the
 tensor was. So the way back is recorded before the way there, and can be gone any number of times.
 """
 
@@ -65,11 +65,11 @@ class TensorExchange:
         self._origin = origin
         self._start = start
         self._absent = absent
-        self._doubles: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
+        self._copies: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
         self._others: set[int] = set()  # what other threads use during this run
         self._before: dict[int, weakref.ref[torch.Tensor]] = {}  # the last run
-        self._pretended: Changes = {} if origin is None else origin._found
-        self._found: Changes = self._pretended  # by the last run
+        self._made: Changes = {} if origin is None else origin._found
+        self._found: Changes = self._made  # by the last run
 
     @contextmanager
     def exchanged(
@@ -92,7 +92,7 @@ class TensorExchange:
                 real = Snapshot(self._others)
                 journal.record(real.restore)
                 _note(real, live, namespaces, self._others, assume)
-                self._found = self._pretended
+                self._found = self._made
                 real.apply(self._found)
                 if self._start is not None:
                     self._start.restore(real.add)
@@ -106,12 +106,12 @@ class TensorExchange:
                     self.gpu.untouchable.clear()
                     self.gpu.used_elsewhere.clear()
                     if self._lasting:
-                        self._pretended = real.changes()
+                        self._made = real.changes()
                         # Small host tensors are copied each time: other sessions would copy a copy that stayed.
-                        self._doubles = {id(one.tensor): one.remembered() for one in pairs if one.tensor.is_meta}
+                        self._copies = {id(one.tensor): one.remembered() for one in pairs if one.tensor.is_meta}
                     del real
         finally:
-            pairs.clear()  # an exception that somebody keeps holds this frame: each later run would double its doubles
+            pairs.clear()  # an exception that somebody keeps holds this frame: each later run would double their number
 
     def _exchange(self, journal: Journal, pairs: list[ExchangedPair], live: list[torch.Tensor]) -> None:
         """Exchange what can be; gradients only with their tensors."""
@@ -123,18 +123,18 @@ class TensorExchange:
             self.gpu.keep_workspaces(self._start.workspaces)
         elif self._origin is not None:
             self.gpu.keep_workspaces(self._origin.gpu.workspaces_before())
-        doubles = FakeCopies(self.gpu, self._origin, were_grads, self._start, self._absent)
+        copies = FakeCopies(self.gpu, self._origin, were_grads, self._start, self._absent)
         done: set[int] = set()
         owners = [tensor for tensor, _unused in grads]
         first = {id(tensor) for tensor in owners}
         rest = (tensor for tensor in tensors if id(tensor) not in first and id(tensor) not in are_grads)
         for tensor in itertools.chain(owners, rest):
-            self._swap(journal, pairs, tensor, doubles, done)
+            self._swap(journal, pairs, tensor, copies, done)
         staying = {id(grad) for tensor, grad in grads if id(tensor) not in done}
         for tensor, grad in grads:
             if id(grad) not in staying and id(grad) not in done and self._exchangeable([grad]):
-                self._swap(journal, pairs, grad, doubles, done)
-            if id(tensor) in done and id(grad) in done and id(grad) in were_grads and id(tensor) not in self._doubles:
+                self._swap(journal, pairs, grad, copies, done)
+            if id(tensor) in done and id(grad) in done and id(grad) in were_grads and id(tensor) not in self._copies:
                 tensor.grad = grad
 
     def _had_grad(self, tensor: torch.Tensor, grad: torch.Tensor) -> bool:
@@ -145,16 +145,16 @@ class TensorExchange:
         return origin is None or origin.place(grad) is not Place.GPU or origin.was_there_before(grad)
 
     def _swap(
-        self, journal: Journal, pairs: list[ExchangedPair], tensor: torch.Tensor, doubles: FakeCopies, done: set[int]
+        self, journal: Journal, pairs: list[ExchangedPair], tensor: torch.Tensor, copies: FakeCopies, done: set[int]
     ) -> None:
         """Exchange one tensor, unless PyTorch refuses to."""
         try:
             # C++ alone may hold it, as a view its base: this hands it to Python; before 2.10 swapping loses the owner
             tensor.requires_grad_(tensor.requires_grad)
             hooks = tuple(getattr(tensor, name) for name in _HOOKS) if tensor.is_leaf else ()
-            pair = ExchangedPair(tensor, _double_of(self._doubles, tensor, doubles.make), tensor._cdata, hooks)
+            pair = ExchangedPair(tensor, _copy_of(self._copies, tensor, copies.make), tensor._cdata, hooks)
             journal.record(pair.swap_back)
-            torch._C._swap_tensor_impl(tensor, pair.double)
+            torch._C._swap_tensor_impl(tensor, pair.copy)
             pair.take_hooks()
         except torch.OutOfMemoryError:
             raise
@@ -173,7 +173,7 @@ class TensorExchange:
         assume: Callable[[str], None],
     ) -> None:
         """Forbid writes to tensors that stayed real, and say which of the user's they are."""
-        exchanged = {id(one.tensor) for one in pairs} | {id(one.double) for one in pairs}
+        exchanged = {id(one.tensor) for one in pairs} | {id(one.copy) for one in pairs}
         stayed = [tensor for tensor in live if id(tensor) not in exchanged and not _is_fake(tensor)]
         names = _names(stayed, namespaces)
         for tensor in stayed:
@@ -197,8 +197,8 @@ class TensorExchange:
                 journal.record(functools.partial(_restore_grad, tensor, tensor.grad))
 
     def template(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The stand-in of a tensor at the end of this session's last run: its double, or the tensor itself."""
-        return _double_of(self._doubles, tensor, lambda itself: itself)
+        """The stand-in of a tensor at the end of this session's last run: its copy, or the tensor itself."""
+        return _copy_of(self._copies, tensor, lambda itself: itself)
 
     def has_made(self, tensor: torch.Tensor) -> bool:
         """Whether this session's last run made a tensor, or a view, on the pretend GPU."""
@@ -207,43 +207,43 @@ class TensorExchange:
 
     def _exchangeable(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         origin = self._origin
-        doubles = {id(double) for _unused, double in self._doubles.values()}
+        copies = {id(copy) for _unused, copy in self._copies.values()}
         if origin is not None:
-            doubles |= {id(double) for _unused, double in origin._doubles.values()}
+            copies |= {id(copy) for _unused, copy in origin._copies.values()}
         return [
             tensor
             for tensor in tensors
-            if id(tensor) not in doubles
+            if id(tensor) not in copies
             and _is_plain(tensor)
             and id(tensor) not in self._others
             and (not tensor.is_meta or (origin is not None and origin.gpu.place(tensor) is not None))
         ]
 
 
-def _double_of(
-    doubles: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]],
+def _copy_of(
+    copies: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]],
     tensor: torch.Tensor,
     otherwise: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    found = doubles.get(id(tensor))
+    found = copies.get(id(tensor))
     return found[1] if found is not None and found[0]() is tensor else otherwise(tensor)
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangedPair:
-    """A real tensor, its double, the address of the real tensor's data (``_cdata``), and its hooks."""
+    """A real tensor, its copy, the address of the real tensor's data (``_cdata``), and its hooks."""
 
     tensor: torch.Tensor
-    double: torch.Tensor
+    copy: torch.Tensor
     real: int
     hooks: tuple[Any, ...]
 
     def remembered(self) -> tuple[weakref.ref[torch.Tensor], torch.Tensor]:
-        """The double, by a weak reference to its tensor, for the session's next run."""
-        return weakref.ref(self.tensor), self.double
+        """The copy, by a weak reference to its tensor, for the session's next run."""
+        return weakref.ref(self.tensor), self.copy
 
     def take_hooks(self) -> None:
-        """Let the double call the hooks: C++ keeps them with the data, Python with the object.
+        """Let the copy call the hooks: C++ keeps them with the data, Python with the object.
 
         So they are set where they are already, which lets C++ know (``THPVariable_set_backwards_hooks`` in
         torch/csrc/autograd/python_variable.cpp).
@@ -253,23 +253,23 @@ class ExchangedPair:
                 setattr(self.tensor, name, hooks)
 
     def swap_back(self) -> None:
-        """Give the tensor its own data back, if the double has it, and its hooks."""
+        """Give the tensor its own data back, if the copy has it, and its hooks."""
         self._swap_back()
         for name, hooks in zip(_HOOKS, self.hooks, strict=False):
             if getattr(self.tensor, name) is not hooks:
                 setattr(self.tensor, name, hooks)
 
     def _swap_back(self) -> None:
-        if self.double._cdata != self.real:
+        if self.copy._cdata != self.real:
             return
         for _unused in range(2):  # an error may be transient
             try:
-                torch._C._swap_tensor_impl(self.tensor, self.double)
+                torch._C._swap_tensor_impl(self.tensor, self.copy)
             except RuntimeError:
                 continue
             return
-        # C++ watches the double: whoever holds the tensor is given one with its data
-        own = torch.nn.Parameter(self.double) if isinstance(self.tensor, torch.nn.Parameter) else self.double
+        # C++ watches the copy: whoever holds the tensor is given one with its data
+        own = torch.nn.Parameter(self.copy) if isinstance(self.tensor, torch.nn.Parameter) else self.copy
         _replace_in_containers(self.tensor, own)
 
 
@@ -300,7 +300,7 @@ def _replace_in_containers(old: Any, new: Any) -> None:
 
 
 class _Watch:
-    """In place of ``torch._C._WeakTensorRef``: a weak reference of Python's; C++'s would keep a double in place."""
+    """In place of ``torch._C._WeakTensorRef``: a weak reference of Python's; C++'s would keep a copy in place."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = weakref.ref(tensor)
@@ -362,7 +362,7 @@ def _names(tensors: list[torch.Tensor], namespaces: list[dict[str, Any]]) -> dic
 
 
 class FakeCopies:
-    """Pretended doubles of real tensors; tensors that share a storage keep sharing one."""
+    """Fake copies of real tensors; tensors that share a storage keep sharing one."""
 
     def __init__(
         self,
@@ -393,19 +393,19 @@ class FakeCopies:
         source = tensor if self._origin is None else self._origin.template(tensor)
         storage = source.untyped_storage()
         is_trained = tensor.requires_grad or id(tensor) in self._grads
-        is_pretended = is_trained or source.device.type != "cpu" or is_large(source)
-        double = self._storages.get(storage._cdata)
-        if double is None:
-            double = torch.UntypedStorage(storage.nbytes(), device=META) if is_pretended else storage.clone()
-            self._storages[storage._cdata] = double
-        made: torch.Tensor = torch.empty(0, dtype=source.dtype, device=double.device)
-        made = made.set_(double, source.storage_offset(), source.size(), source.stride())  # type: ignore[call-overload]
+        is_fake = is_trained or source.device.type != "cpu" or is_large(source)
+        copy = self._storages.get(storage._cdata)
+        if copy is None:
+            copy = torch.UntypedStorage(storage.nbytes(), device=META) if is_fake else storage.clone()
+            self._storages[storage._cdata] = copy
+        made: torch.Tensor = torch.empty(0, dtype=source.dtype, device=copy.device)
+        made = made.set_(copy, source.storage_offset(), source.size(), source.stride())  # type: ignore[call-overload]
         if made.is_meta:
             self._adopt(made, source, isinstance(tensor, torch.nn.Parameter))
         return made.requires_grad_((tensor if was is None else was).requires_grad)
 
     def _made_since(self, tensor: torch.Tensor, was: TensorWas | None) -> torch.Tensor:
-        """The double of a tensor that the failed run made, which takes nothing yet, or moved: it is where it was."""
+        """The copy of a tensor that the failed run made, which takes nothing yet, or moved: it is where it was."""
         dtype = tensor.dtype if was is None else was.dtype
         made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=dtype, device=META)
         place = Place.META if was is None else Place.HOST if was.device.type == "cpu" else Place.GPU
@@ -426,7 +426,7 @@ class FakeCopies:
         self._gpu.assign(made, Category.PARAMETER if is_weight else Category.BEFORE)
 
     def _card_of(self, source: torch.Tensor) -> int:
-        """The card of the user's tensor, or of its double in the session this one starts from."""
+        """The card of the user's tensor, or of its copy in the session this one starts from."""
         spot = self._origin.gpu.spot(source) if source.is_meta and self._origin is not None else None
         return self._card_named(source.device.index if spot is None else spot.card)
 

@@ -29,8 +29,8 @@ class Run:
     isolation: Isolation
 
 
-def pretend_on_host(gpu: FakeGPU, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A pretended host tensor: no memory, unknown values."""
+def fake_on_host(gpu: FakeGPU, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A fake host tensor: no memory, unknown values."""
     with gpu.creating_on(Place.HOST), torch._C.DisableTorchFunction():
         return torch.empty(tuple(shape), dtype=dtype, device=META)
 

@@ -14,7 +14,7 @@ import torch
 
 from oom_magic.language import _
 from oom_magic.predict.isolation.patching import Patches, all_patched, patched
-from oom_magic.predict.libraries.adapters import Adapter, Run, pretend_on_host
+from oom_magic.predict.libraries.adapters import Adapter, Run, fake_on_host
 from oom_magic.predict.libraries.composed_kernels import Kernel, added, composed, operators_of
 
 _BACKENDS = ("bitsandbytes.backends.default.ops", "bitsandbytes.backends.cuda.ops")  # the second is preferred
@@ -118,7 +118,7 @@ def _get_paged(run: Run) -> Kernel:
                 " outside PyTorch's allocator and not counted"
             )
         )
-        state: Any = pretend_on_host(run.gpu, shape, dtype)
+        state: Any = fake_on_host(run.gpu, shape, dtype)
         state.is_paged, state.page_deviceid = True, 0
         return state  # type: ignore[no-any-return]
 

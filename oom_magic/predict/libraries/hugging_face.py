@@ -21,7 +21,7 @@ from torch._C import DisableTorchFunction  # type: ignore[attr-defined]
 from oom_magic.language import _
 from oom_magic.predict.isolation.files.saving import unwritten
 from oom_magic.predict.isolation.patching import Patches
-from oom_magic.predict.libraries.adapters import Adapter, Run, pretend_on_host
+from oom_magic.predict.libraries.adapters import Adapter, Run, fake_on_host
 from oom_magic.predict.setups.models import config_for_hub_id, with_layers_as_asked
 
 # Arguments of a model's from_pretrained that its configuration's must not take.
@@ -172,7 +172,7 @@ def _weights_of(cls: Any, config: Any, args: Any, run: Run) -> dict[str, torch.T
     if dtype is None:
         dtype = torch.float32
     weights = {
-        key: pretend_on_host(run.gpu, tensor.shape, dtype)
+        key: fake_on_host(run.gpu, tensor.shape, dtype)
         if tensor.is_floating_point()
         else torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
         for key, tensor in _each_once(model.state_dict(keep_vars=True)).items()

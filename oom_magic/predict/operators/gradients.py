@@ -75,7 +75,7 @@ def counts(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
 
 
-class _Look(TorchDispatchMode):
+class _ReferenceCounts(TorchDispatchMode):
     """Records the reference counts of a sum's first argument."""
 
     seen = (0, 0)
@@ -89,7 +89,7 @@ class _Look(TorchDispatchMode):
 @cache
 def reference_counts_in_autograd() -> tuple[int, int]:
     """The counts that a mode sees of a gradient that only autograd holds; found by looking at one."""
-    with torch.enable_grad(), torch.device("meta"), _Look() as look:
+    with torch.enable_grad(), torch.device("meta"), _ReferenceCounts() as look:
         leaf = torch.empty(1, requires_grad=True)
         shared = leaf * 2
         (shared.tanh() * shared).backward()

@@ -220,7 +220,7 @@ def _differentiable(op: OpOverload) -> Kernel:
 
 @contextmanager
 def cuda_operators(gpu: FakeGPU, card: GPU, autocast: Autocast) -> Iterator[None]:
-    """Register CUDA's compositions and autocast rules for pretended tensors; take them back at the end."""
+    """Register CUDA's compositions and autocast rules for fake tensors; take them back at the end."""
     library = torch.library.Library("aten", "IMPL")
     kernels: dict[str, Kernel] = {}
     try:

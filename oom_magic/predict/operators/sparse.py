@@ -1,4 +1,4 @@
-"""Sparse tensors (``torch.sparse_coo``) on the pretend GPU: their indices and values are pretended tensors.
+"""Sparse tensors (``torch.sparse_coo``) on the pretend GPU: their indices and values are fake tensors.
 
 What an operator does with them follows aten/src/ATen/native/sparse/ (SparseTensor.cpp, cuda/SparseCUDATensor.cu,
 cuda/SparseCUDATensorMath.cu), as operators on the parts, which take their memory. How many indices differ is counted
@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 
 def is_sparse(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a pretended sparse tensor is, or comes, among an operator's arguments."""
+    """Whether a fake sparse tensor is, or comes, among an operator's arguments."""
     return any(tensor.layout is torch.sparse_coo and tensor.is_meta for tensor in tensors_in(args, kwargs))
 
 

@@ -55,7 +55,7 @@ _AUTO_CLASSES = {
 
 @dataclass(frozen=True)
 class ModelPreset:
-    """A model that can be priced by name.
+    """A model that can be evaluated by name.
 
     ``num_parameters`` is the published count: with the language-model head or classifier for models that are
     published with one, of the bare encoder for the BERT family. ``settings`` come from ``config.json``.

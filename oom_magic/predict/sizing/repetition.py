@@ -75,7 +75,7 @@ class Repetition:
         first, second = (_Line.of(run, kinds, by_size) for run in runs[:2])
         stretches = tuple(_find_stretches(first.kind, second.kind))
         layouts = [_Layout.of(stretches, len(first.kind), more) for more in (0, 1)]
-        found = cls(runs[0], first, stretches, *_learn_laws(layouts, (first, second)), growth=np.zeros(0, np.int64))
+        found = cls(runs[0], first, stretches, *_references_of(layouts, (first, second)), growth=np.zeros(0, np.int64))
         found = replace(found, growth=found._growth(layouts[1], runs[1].numbers))
         for run in runs:
             found.check(runs[0], run)
@@ -353,7 +353,7 @@ def _named(timeline: Timeline, module: IntArray, numbers: IntArray) -> tuple[Int
     return np.array(found, dtype=np.int64), tuple(paths)
 
 
-def _learn_laws(layouts: Sequence[_Layout], lines: Sequence[_Line]) -> tuple[IntArray, IntArray]:
+def _references_of(layouts: Sequence[_Layout], lines: Sequence[_Line]) -> tuple[IntArray, IntArray]:
     """What each event of the shorter run refers to: an event of it, and how copies of it follow."""
     targets, values = [], []
     for layout, line in zip(layouts, lines, strict=True):

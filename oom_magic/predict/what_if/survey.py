@@ -33,7 +33,7 @@ class Survey(Change):
     """
 
     def __init__(self, changes: Iterable[Change]) -> None:
-        self._refusals: dict[Change, InapplicableError | None] = {}
+        self._errors: dict[Change, InapplicableError | None] = {}
         self.keeps_gradients = False
         self.keeps_outputs = False
         self.gathers_on_device = False
@@ -57,7 +57,7 @@ class Survey(Change):
         """Whether an optimizer stepped."""
         return self._has_stepped
 
-    def refusal(self, change: Change) -> InapplicableError | None:
+    def error(self, change: Change) -> InapplicableError | None:
         """Why a change does not apply to the run, or None."""
         if isinstance(change, ReleasedGradients):
             return None if self.keeps_gradients else InapplicableError("gradients_released_already")
@@ -68,7 +68,7 @@ class Survey(Change):
         if isinstance(change, LoadChange):
             is_trained = self._has_stepped or self._num_forwards > 0
             return InapplicableError("weights_are_trained") if change.is_frozen and is_trained else None
-        return self._refusals.get(change, InapplicableError("no_model_ran"))
+        return self._errors.get(change, InapplicableError("no_model_ran"))
 
     def prepare(self, model: torch.nn.Module) -> None:
         """Ask each change whether it applies to this model."""
@@ -79,12 +79,12 @@ class Survey(Change):
     def _ask(self, change: Change, model: torch.nn.Module) -> None:
         try:
             change.check(model)
-            self._refusals[change] = None
-        except InapplicableError as refusal:
-            refusal.with_traceback(None)  # its frames hold the outputs
-            known = self._refusals.setdefault(change, refusal)
-            if known is not None and isinstance(refusal, ByHandError):  # found only with the second model
-                self._refusals[change] = refusal
+            self._errors[change] = None
+        except InapplicableError as error:
+            error.with_traceback(None)  # its frames hold the outputs
+            known = self._errors.setdefault(change, error)
+            if known is not None and isinstance(error, ByHandError):  # found only with the second model
+                self._errors[change] = error
 
     def result(self, result: Any) -> Any:
         """The same; records whether it has logits."""

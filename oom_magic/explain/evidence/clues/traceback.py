@@ -318,16 +318,16 @@ def find_clues(text: str, failure_start: int | None = None, message_format: str 
     innermost = lines[-_NUM_INNERMOST:]
     inner_text = "\n".join(innermost)
     all_text = "\n".join(lines)
-    head = _surroundings(cleaned, failure_start)
+    head = _context(cleaned, failure_start)
     return Clues(
         phase=_phase(lines),
         tensor=_tensor(inner_text) or (None if lines else _tensor("\n".join(_QUOTED_CODE.findall(head)))),
         code=_innermost_code(innermost),
         frames=_frames(lines),
         is_training=bool(_TRAINING.search(all_text)),
-        faults=faults_in(_raw_surroundings(text)) or faults_in(head),
+        faults=faults_in(_raw_context(text)) or faults_in(head),
         run=run_facts(head),
-        program=find_program(_raw_surroundings(text), all_text, message_format),
+        program=find_program(_raw_context(text), all_text, message_format),
         trace=all_text,
         has_tip=bool(_QUOTED_TIP.search(head)),
         frameworks=tuple(name for name, pattern in _FRAMEWORKS.items() if pattern.search(head)),
@@ -367,7 +367,7 @@ def _is_prose(cleaned: str, failure_start: int | None, message_format: str | Non
     return len(_WORDS.findall(said)) - len(_WORDS.findall(trace)) >= _WORDS_OF_AN_AUTHOR
 
 
-def _surroundings(cleaned: str, failure_start: int | None) -> str:
+def _context(cleaned: str, failure_start: int | None) -> str:
     """The text's beginning, where authors describe their work, and the text around the failure."""
     if len(cleaned) <= _MAX_HEAD + 2 * _MAX_AROUND:
         return cleaned
@@ -376,7 +376,7 @@ def _surroundings(cleaned: str, failure_start: int | None) -> str:
     return f"{cleaned[:_MAX_HEAD]}\n{cleaned[begin : start + _MAX_AROUND]}"
 
 
-def _raw_surroundings(text: str) -> str:
+def _raw_context(text: str) -> str:
     """The same of the text as it was pasted: prefixes of log lines name the program."""
     return text if len(text) <= _MAX_HEAD + _MAX_AROUND else f"{text[:_MAX_HEAD]}\n{text[-_MAX_AROUND:]}"
 

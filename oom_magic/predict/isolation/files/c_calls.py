@@ -247,10 +247,10 @@ class _Served:
 @functools.cache
 def _served() -> _Served:
     """The stand-ins, which are never freed: a thread may still be executing one."""
-    names = {name: stand_in for name, (_real, stand_in, _places) in _ways(_FORMS).items()}
+    names = {name: stand_in for name, (_real, stand_in, _places) in _addresses(_FORMS).items()}
     if HAS_GATES:
         with contextlib.suppress(OSError):  # no memory for instructions: not all systems give it
-            of_files, of_python = Gates(_ways(_NUMBER_FORMS)), Gates(_ways(_NUMBER_FORMS | _PYTHONS_FORMS))
+            of_files, of_python = Gates(_addresses(_NUMBER_FORMS)), Gates(_addresses(_NUMBER_FORMS | _PYTHONS_FORMS))
             stand_ins = StandIns(names | of_files.addresses, names | of_python.addresses, of_python.addresses)
             return _Served(stand_ins, of_files, of_python)
     return _Served(StandIns(names, names, {}))
@@ -260,7 +260,7 @@ _callbacks: list[Any] = []
 _instead: dict[int, int] = {}  # stand-ins by what they stand for
 
 
-def _ways(forms: Mapping[str, _Form]) -> dict[str, tuple[int, int, tuple[int, ...]]]:
+def _addresses(forms: Mapping[str, _Form]) -> dict[str, tuple[int, int, tuple[int, ...]]]:
     """Of each function that this libc has: where it is, where its stand-in is, and which arguments are numbers."""
     libc = ctypes.CDLL(None, use_errno=True)
     made = {}

@@ -1,6 +1,6 @@
 """Files of tensors: a dry run reads back what it saved, on the same device, with no data in memory or on disk.
 
-A pretended tensor is pickled as its shape, its place and the values that are known; tensors that share a storage share
+A fake tensor is pickled as its shape, its place and the values that are known; tensors that share a storage share
 it afterwards. Files written before the run hold real tensors, and are read to where a GPU would have them.
 """
 
@@ -22,7 +22,7 @@ from oom_magic.language import _
 from oom_magic.predict.fake_cuda.places import META, Place, is_large
 from oom_magic.predict.isolation.files.substitution import substituted
 from oom_magic.predict.isolation.patching import Patches, all_patched
-from oom_magic.predict.libraries.adapters import Adapter, PatchTable, Run, pretend_on_host
+from oom_magic.predict.libraries.adapters import Adapter, PatchTable, Run, fake_on_host
 
 _MAPPED_BYTES = 1 << 26  # a larger file is mapped into memory, not read
 _current: list[Run] = []
@@ -56,7 +56,7 @@ Values = tuple[torch.dtype, bytes, bool]  # of all elements; or of the one that 
 
 
 class SavedStorage:
-    """The memory of pretended tensors on its way through a file."""
+    """The memory of fake tensors on its way through a file."""
 
     def __init__(self, num_bytes: int, location: str, values: Values | None) -> None:
         self.num_bytes, self.location, self.values = num_bytes, location, values
@@ -96,9 +96,9 @@ def restored_tensor(
 
 
 def _unknown(run: Run, shape: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A pretended tensor whose values nobody knows."""
+    """A fake tensor whose values nobody knows."""
     if device.type == "cpu":
-        return pretend_on_host(run.gpu, shape, dtype)
+        return fake_on_host(run.gpu, shape, dtype)
     return torch.empty(shape, dtype=dtype, device=device)
 
 
@@ -156,7 +156,7 @@ class _Probe:
 
 
 def _at(run: Run, tensor: torch.Tensor, device: torch.device, moved: dict[int, torch.Tensor]) -> torch.Tensor:
-    """A real tensor at its place; large ones on the host are pretended."""
+    """A real tensor at its place; large ones on the host are fake."""
     if device.type == "cpu" and not is_large(tensor):
         return tensor
     with torch._C.DisableTorchFunction():
@@ -282,7 +282,7 @@ def _scripted(module: ModuleType, run: Run) -> Patches:
 
 @contextmanager
 def _safetensors(module: ModuleType, run: Run) -> Iterator[None]:
-    """Files of safetensors, whose own code is Rust: pretended tensors are holes in them."""
+    """Files of safetensors, whose own code is Rust: fake tensors are holes in them."""
     holes: dict[str, frozenset[str]] = {}  # by the real file, the names whose values nobody knows
     usual_open, files = module.safe_open, run.isolation.files
 

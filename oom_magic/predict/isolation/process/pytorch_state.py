@@ -119,16 +119,16 @@ def _hooks() -> tuple[Any, ...]:
     return (uppermost and uppermost(True)) or ()
 
 
-def _restore_hooks(before: tuple[Any, ...], refusal: str | None) -> None:
+def _restore_hooks(before: tuple[Any, ...], message: str | None) -> None:
     """Above those of before, and where none may be set, why."""
-    if refusal is None:
+    if message is None:
         _SAVED._saved_tensors_hooks_enable()
     while _hooks() and not _are_same(_hooks(), before):
         _SAVED._pop_saved_tensors_default_hooks()
     if before and not _hooks():
         _SAVED._push_saved_tensors_default_hooks(*before)
-    if refusal is not None:
-        _SAVED._saved_tensors_hooks_disable(refusal)
+    if message is not None:
+        _SAVED._saved_tensors_hooks_disable(message)
 
 
 def _restore_dual_level(before: int) -> None:

@@ -51,7 +51,7 @@ class Values:
         return shadow.values(tensor) if shadow is not None and shadow.is_known(tensor) else None
 
     def put(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
-        """Let a pretended tensor have these values."""
+        """Let a fake tensor have these values."""
         if covers(tensor) and value.numel() and not any(value.stride()):
             self._put_constant(tensor, value.detach().flatten()[0].to(tensor.dtype))
         elif is_small(tensor):
