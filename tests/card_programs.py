@@ -164,6 +164,28 @@ def data_parallel_lora(on_step: OnStep) -> None:
         on_step()
 
 
+class _Tagger(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(5000, 128), nn.Linear(512, 50)
+        self.rnn = nn.GRU(128, 256, num_layers=2, batch_first=True, bidirectional=True, dropout=0.1)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        self.rnn.flatten_parameters()
+        return self.out(self.rnn(self.words(ids))[0])
+
+
+def data_parallel_recurrent(on_step: OnStep) -> None:
+    """``nn.DataParallel`` of recurrent layers with dropout, whose random state each card has for itself."""
+    model = nn.DataParallel(_Tagger().cuda())
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for _ in range(3):
+        model(torch.randint(0, 5000, (32, 64))).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        on_step()
+
+
 def _trainer(model: Any, on_step: OnStep, **options: Any) -> None:
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -258,8 +280,8 @@ def offloaded(on_step: OnStep) -> None:
 
 PROGRAMS: dict[Callable[[OnStep], None], int] = {
     pipeline: 3, back_and_forth: 2, shared_head: 2, data_parallel_cnn: 4, data_parallel_scaled: 2, data_parallel_lora: 3,
-    trainer: 2, trainer_accumulating: 2, trainer_of_dispatched: 2, dispatched_three: 3, dispatched_unevenly: 2,
-    dispatched_lora: 2, loaded: 2, loaded_in_sequence: 2, offloaded: 2,
+    data_parallel_recurrent: 2, trainer: 2, trainer_accumulating: 2, trainer_of_dispatched: 2, dispatched_three: 3,
+    dispatched_unevenly: 2, dispatched_lora: 2, loaded: 2, loaded_in_sequence: 2, offloaded: 2,
 }  # fmt: skip
 
 

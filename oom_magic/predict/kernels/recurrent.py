@@ -43,12 +43,12 @@ def layer_kernels(gpu: FakeGPU, num_multiprocessors: int) -> dict[str, Kernel]:
 
 
 class _Layers:
-    """Calls of recurrent layers in one run, which share cuDNN's random state."""
+    """Calls of recurrent layers in one run, which share cuDNN's random state, one for each card."""
 
     def __init__(self, gpu: FakeGPU, num_multiprocessors: int) -> None:
         self._gpu = gpu
         self._num_state_bytes = num_multiprocessors * 2048 * 16  # cudnnDropoutGetStatesSize: one of 16 bytes a thread
-        self._dropout_state: torch.Tensor | None = None
+        self._dropout_states: dict[int, torch.Tensor] = {}  # by card
 
     def on_steps(self, mode: int, tensor: Any, hx: Any, weights: Any, has_biases: bool, *options: Any) -> Any:
         """The outputs of ``lstm.input`` and its like."""
@@ -77,17 +77,19 @@ class _Layers:
             tensor = tensor.half()
         out = aten._cudnn_rnn(
             tensor, weights, stride, buffer, hidden, cell, mode, size, projected, num_layers, batch_first, dropout,
-            train, bidirectional, lengths, self._random_state() if train and dropout else None,
+            train, bidirectional, lengths, self._random_state(tensor) if train and dropout else None,
         )  # fmt: skip
         return out[0], out[1], out[2]
 
-    def _random_state(self) -> torch.Tensor:
-        """What dropout draws from, made once."""
-        if self._dropout_state is None:
-            with self._gpu.creating_on(Place.GPU):
-                torch.empty(1, dtype=torch.uint8, device="meta")
-                self._dropout_state = torch.empty(self._num_state_bytes, dtype=torch.uint8, device="meta")
-        return self._dropout_state
+    def _random_state(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What dropout draws from, made once for the card of ``tensor`` (``dropout_state_cache``)."""
+        with self._gpu.on_card_of(tensor):
+            card = self._gpu.current
+            if card not in self._dropout_states:
+                with self._gpu.creating_on(Place.GPU):
+                    torch.empty(1, dtype=torch.uint8, device="meta")
+                    self._dropout_states[card] = torch.empty(self._num_state_bytes, dtype=torch.uint8, device="meta")
+            return self._dropout_states[card]
 
 
 def _flat_buffer(weights: Sequence[torch.Tensor]) -> torch.Tensor | None:
