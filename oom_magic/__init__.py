@@ -11,6 +11,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from oom_magic.interrupted import InOneLine as _InOneLine
 from oom_magic.results import show_with as _show_with
 
 if TYPE_CHECKING:
@@ -102,7 +103,8 @@ _show_with(lambda: import_module("oom_magic.views"))
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    with _InOneLine("other"):  # it may load PyTorch
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 
+from oom_magic.interrupted import InOneLine, PyTorchMissingError
 from oom_magic.language import _, keep_language
 from oom_magic.notebook.cells.running import trimmed
 from oom_magic.notebook.magics import OOMMagics
@@ -59,8 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.arguments = given[end + 1 :]
     try:
         keep_language(getattr(options, "lang", None))
-        return _explain(options) if options.command == "explain" else _run(options)
-    except (UsageError, ValueError, OSError, KeyboardInterrupt) as error:
+        with InOneLine("other"):
+            return _explain(options) if options.command == "explain" else _run(options)
+    except (UsageError, ValueError, OSError, KeyboardInterrupt, PyTorchMissingError) as error:
         print(f"python -m oom_magic {options.command}: {error}", file=sys.stderr)
         return NOT_KNOWN
 

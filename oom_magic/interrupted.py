@@ -1,4 +1,4 @@
-"""An interrupt (the stop button, Ctrl-C) of what this package runs: one line in place of hundreds of a traceback."""
+"""An interrupt (the stop button, Ctrl-C) of what this package runs, or a missing PyTorch: one line, not a traceback."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _SAID: Sentences = {
 }
 
 
-class Interrupted(KeyboardInterrupt):
-    """A KeyboardInterrupt that IPython shows as one line."""
+class _ShownAsOneLine:
+    shown_as: str
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows (``InteractiveShell.showtraceback``)."""
@@ -27,13 +27,25 @@ class Interrupted(KeyboardInterrupt):
         shown = getattr(ipython.get_ipython() if ipython is not None else None, "InteractiveTB", None)
         if shown is not None:
             shown.tb = None  # drop the previous error and its tensors, as IPython's own rendering does
-        return [f"KeyboardInterrupt: {self}"]
+        return [f"{self.shown_as}: {self}"]
+
+
+class Interrupted(_ShownAsOneLine, KeyboardInterrupt):
+    """A KeyboardInterrupt that IPython shows as one line."""
+
+    shown_as = "KeyboardInterrupt"
+
+
+class PyTorchMissingError(_ShownAsOneLine, ImportError):
+    """PyTorch is not installed; an ImportError that IPython shows as one line."""
+
+    shown_as = "ImportError"
 
 
 class InOneLine:
     """Turns an interrupt inside the block into one sentence about ``what`` was interrupted, which may name the line.
 
-    No frame of the interrupted code is kept: it would hold tensors.
+    No frame of the interrupted code is kept: it would hold tensors. Where PyTorch is missing, the sentence says so.
     """
 
     def __init__(self, what: str) -> None:
@@ -42,14 +54,20 @@ class InOneLine:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if not isinstance(error, KeyboardInterrupt) or isinstance(error, Interrupted):
+        said: BaseException
+        if isinstance(error, KeyboardInterrupt) and not isinstance(error, Interrupted):
+            said = Interrupted(translated(_SAID[self._what], where=_where(error)))
+        elif isinstance(error, ModuleNotFoundError) and error.name == "torch":
+            said = PyTorchMissingError(
+                _("PyTorch is not installed; without it only texts are explained: pip install torch.")
+            )
+        else:
             return
-        interrupted = Interrupted(translated(_SAID[self._what], where=_where(error)))
         del kind, error, tb
         try:
-            raise interrupted
+            raise said
         finally:
-            interrupted.__context__ = None
+            said.__context__ = None
 
 
 def _where(error: BaseException) -> str:

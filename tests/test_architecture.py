@@ -25,8 +25,8 @@ ALLOWED = {
     "explain": BELOW,
     "views": {"language", "results", "units", "memory", "measure", "predict", "explain"},
     "notebook": BELOW | {"explain", "views"},
-    "__main__": {"explain", "language", "memory", "notebook", "predict", "views"},
-    "__init__": {"results", "memory", "measure", "predict", "explain", "notebook"},  # the public names
+    "__main__": {"explain", "interrupted", "language", "memory", "notebook", "predict", "views"},
+    "__init__": {"interrupted", "results", "memory", "measure", "predict", "explain", "notebook"},  # the public names
 }
 LIBRARIES = {
     "torch": {"measure", "predict"},

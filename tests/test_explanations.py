@@ -59,6 +59,7 @@ def test_pasted_text_and_files(shell, tmp_path):
     read = run(shell, f"%oom_explain '{tmp_path / 'train.log'}'")
     assert isinstance(pasted, Diagnosis) and pasted.failures == read.failures
     assert pasted.lang == "en" and "What happened" in str(pasted)
+    assert run(shell, f"%oom_explain {tmp_path / 'train.log'} --fast --lang zh").lang == "zh"  # as options of commands
 
 
 def test_language_stays(shell):

@@ -78,3 +78,36 @@ def test_loading_the_extension_imports_neither_torch_nor_matplotlib() -> None:
 
 def test_the_check_can_fail() -> None:
     assert "matplotlib" in loaded_after(f"{LOAD}\nimport oom_magic.notebook.figures")
+
+
+WITHOUT_TORCH = """
+class Missing:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            raise ModuleNotFoundError("No module named 'torch'", name=name)
+sys.meta_path.insert(0, Missing())
+"""
+NEED_TORCH = (
+    "1 / 0",  # for what follows
+    "%oom_explain",
+    "%oom_explain {log} --model gpt2 --batch 1",
+    "%%gpumem\n1",
+    "%oom_free",
+    "%oom_doctor",
+    "%gpumem_watch",
+    "om.dry_run(print)",
+    "om.size(print, sep=(1, 4))",
+    "om.sliders(print, sep=(1, 4))",
+    "om.load_snapshot('recorded.pickle')",
+)
+
+
+def test_what_needs_pytorch_says_so_in_one_line_where_it_is_missing(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
+    cells = ["import oom_magic as om", *(cell.replace("{log}", str(log)) for cell in NEED_TORCH)]
+    run = f"{LOAD}{WITHOUT_TORCH}for cell in {cells!r}:\n    print('In:')\n    shell.run_cell(cell)"
+    shown = subprocess.run([sys.executable, "-c", f"import sys\n{run}"], capture_output=True, text=True, check=True)
+    said = [part.splitlines()[-1] for part in shown.stdout.split("In:\n")[3:]]
+    sentence = "ImportError: PyTorch is not installed; without it only texts are explained: pip install torch."
+    assert said == [sentence] * (len(NEED_TORCH) - 1) and "ModuleNotFoundError" not in shown.stdout

@@ -288,7 +288,7 @@ def test_bad_input_of_a_setup() -> None:
     ("line", "message"),
     [
         ("", "needs a preset or a function"),
-        ("trian", "did you mean 'train'"),
+        ("trian", "Did you mean 'train'?"),
         ("number", "is int, not a function"),
         ("--model gtp2", "Did you mean gpt2"),
         ("--model gpt2 --method lroa", "Did you mean lora"),

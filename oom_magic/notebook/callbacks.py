@@ -47,7 +47,10 @@ def lightning_callback() -> Any:
     try:
         from lightning.pytorch import Callback
     except ImportError:
-        from pytorch_lightning import Callback
+        try:
+            from pytorch_lightning import Callback
+        except ImportError:
+            raise ImportError(_("lightning_callback() needs Lightning: pip install lightning.")) from None
 
     class StepTableCallback(Callback, _StepTable):
         """Prints the step table; one process of a machine does."""

@@ -107,7 +107,7 @@ class OOMMagics(Magics):
             %gpumem train(batch_size=4)
         """
         __tracebackhide__ = True
-        options, statement = parse_options(self.gpumem, line)
+        options, statement = parse_options(self.gpumem, line, is_statement=True)
         if options.list_gpus:
             print(cards_listed(statement))
             return None
@@ -207,10 +207,10 @@ class OOMMagics(Magics):
             %oom_free
             %oom_free --names model optimizer --dry-run
         """
-        from oom_magic.notebook.cells.releasing import release_in
-
         options = parse_line(self.oom_free, line)
         wishes = {"names": options.names, "out": options.out, "dry_run": options.dry_run}
+        with InOneLine("other"):  # it may load PyTorch
+            from oom_magic.notebook.cells.releasing import release_in
         return release_in(self.shell, self.runner, usual=self.levels.before_failure, **wishes)
 
     @output_can_be_silenced
@@ -268,7 +268,9 @@ class OOMMagics(Magics):
             return
         if options.every < 0.1:
             raise UsageError(_("--every: {every} seconds is too often; use 0.1 or more.", every=options.every))
-        self.monitor = Monitor(_watched(options.device), options.every, can_update(self.shell))
+        with InOneLine("other"):  # it may load PyTorch
+            device = _watched(options.device)
+        self.monitor = Monitor(device, options.every, can_update(self.shell))
         self.monitor.start()
 
     @magic_arguments()

@@ -27,13 +27,20 @@ def unquoted(text: str) -> str:
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
 
 
-def parse_options(magic: Any, line: str) -> tuple[Any, str]:
-    """The options of a magic's line, and the statement after them. A UsageError says what is allowed."""
+def parse_options(magic: Any, line: str, *, is_statement: bool = False) -> tuple[Any, str]:
+    """The options of a magic's line, and what stands beside them. A UsageError says what is allowed.
+
+    A statement of Python stands behind the options; anything else may stand before them, too.
+    """
     parser: MagicArgumentParser = magic.parser
     parser.allow_abbrev = False  # --of is no --off
-    options, statement = _split(parser, with_cards_quoted(line))
+    options, rest = _split(parser, with_cards_quoted(line))
+    if not is_statement:
+        rest, *later = re.split(r"\s+(?=--)", rest, maxsplit=1)
+        more, after = _split(parser, " ".join(later))
+        options, rest = f"{options} {more}", f"{rest} {after}".strip()
     try:
-        return parse_argstring(magic, options), statement
+        return parse_argstring(magic, options), rest
     except UsageError as error:
         usage = parser.format_usage().replace("::\n\n", "").strip()
         raise UsageError(f"{_in_words(str(error))}\n{usage}") from None

@@ -90,5 +90,5 @@ def _function(text: str, names: dict[str, Any]) -> Callable[..., Any]:
     if found is not None:
         raise UsageError(_("%oom_sliders: {text!r} is {name}, not a function.", text=text, name=type(found).__name__))
     functions = [name for name, value in names.items() if callable(value) and not name.startswith("_")]
-    text = _("there is no function {name!r} in this notebook{offer}.", name=text, offer=closest(text, functions))
+    text = _("there is no function {name!r} in this notebook.{offer}", name=text, offer=closest(text, functions))
     raise UsageError(f"%oom_sliders: {text}")

@@ -207,9 +207,9 @@ def first_of(names: Iterable[str], known: Sequence[str]) -> str | None:
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """An offer such as ``"; did you mean 'train'?"``, or nothing."""
+    """An offer such as ``" Did you mean 'train'?"``, or nothing."""
     close = get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return _("; did you mean {close!r}?", close=close[0]) if close else ""
+    return _(" Did you mean {close!r}?", close=close[0]) if close else ""
 
 
 def _nearest(axis: IntArray, value: int) -> int:

@@ -404,7 +404,7 @@ def _check_names(setup: TrainingSetup, given: Values) -> None:
     known = [field.name for field in fields(setup)]
     for name in given:
         if name not in known:
-            raise TypeError(_("TrainingSetup has no field {name!r}{offer}.", name=name, offer=closest(name, known)))
+            raise TypeError(_("TrainingSetup has no field {name!r}.{offer}", name=name, offer=closest(name, known)))
 
 
 def _check_end(setup: TrainingSetup, name: str, end: int) -> None:
