@@ -316,7 +316,8 @@ class DrySession:
             if self.job is not None:
                 self.job.set_environment()
             write_out = compressed_written_out()
-            stack.enter_context(self._exchange.exchanged(function, namespaces, self._assume_of_all))
+            above = [one.above for one in self.decided]
+            stack.enter_context(self._exchange.exchanged(function, namespaces, self._assume_of_all, above))
             isolation = stack.enter_context(isolated(self._assume_of_user, namespaces, function))
             stack.callback(write_out)  # what the run compressed goes where it is put back
             cards = Cards(self.fake_gpu, self.total_bytes, self.gpu.context_bytes)

@@ -30,6 +30,7 @@ class Copies:
 
     def __init__(self) -> None:
         self._made: dict[int, tuple[Any, Any]] = {}
+        self._originals: dict[int, Any] = {}  # by the identity of the copy
 
     def give(self, container: Any) -> None:
         """Exchange what a dict, a list or a closure's cell holds."""
@@ -44,12 +45,21 @@ class Copies:
                 if found is not None:
                     container[key] = found
 
+    def take_back(self, names: dict[str, Any]) -> None:
+        """Put the originals in place of the copies."""
+        for name, value in list(names.items()):
+            if id(value) in self._originals:
+                names[name] = self._originals[id(value)]
+
     def _of(self, one: Any) -> Any:
         kind: Any = type(one)
-        if not has_copy(kind):
+        if not has_copy(kind) or id(one) in self._originals:
             return None
         if id(one) not in self._made:
-            self._made[id(one)] = one, _copied(one, _DEEP)
+            made = _copied(one, _DEEP)
+            self._made[id(one)] = one, made
+            if made is not None:
+                self._originals[id(made)] = one
         return self._made[id(one)][1]
 
 

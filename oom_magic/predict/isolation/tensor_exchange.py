@@ -21,7 +21,7 @@ import gc
 import itertools
 import re
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -73,9 +73,14 @@ class TensorExchange:
 
     @contextmanager
     def exchanged(
-        self, function: Callable[[], Any], namespaces: list[dict[str, Any]], assume: Callable[[str], None]
+        self,
+        function: Callable[[], Any],
+        namespaces: list[dict[str, Any]],
+        assume: Callable[[str], None],
+        above: Sequence[dict[str, Any]] = (),
     ) -> Iterator[None]:
-        """While a dry run of ``function`` lasts. ``namespaces`` are the variables that its code may change.
+        """While a dry run of ``function`` lasts. ``namespaces`` are the variables that its code may change, ``above``
+        those of earlier dry runs that it sees in place of them.
 
         ``assume`` is told of tensors of theirs that could not be exchanged.
         """
@@ -91,7 +96,7 @@ class TensorExchange:
                 tell_of_iterators = iterators_watched(namespaces, assume)
                 real = Snapshot(self._others)
                 journal.record(real.restore)
-                _note(real, live, namespaces, self._others, assume)
+                _note(real, live, namespaces, self._others, assume, above)
                 self._found = self._made
                 real.apply(self._found)
                 if self._start is not None:
@@ -456,6 +461,7 @@ def _note(
     namespaces: list[dict[str, Any]],
     others: set[int],
     assume: Callable[[str], None],
+    above: Sequence[dict[str, Any]],
 ) -> None:
     """Record everything a dry run may change in the user's objects, with its depth."""
     for some in (live.tensors, live.modules, live.tools):
@@ -477,8 +483,10 @@ def _note(
     named = [value for names in namespaces for name, value in list(names.items()) if not _OF_SHELL.fullmatch(str(name))]
     copies = Copies()
     if not others:  # else they would find the copies, too
-        for namespace in namespaces:
+        for namespace in (*namespaces, *above):
             copies.give(namespace)
+        for names in above:
+            snapshot.add_undo(functools.partial(copies.take_back, names))
     are_noted = {id(one) for one in (*namespaces, vars(builtins))}
     if not note_users_objects(snapshot, [named, users_modules()], others | are_noted, copies):
         assume(
