@@ -6,8 +6,6 @@ import argparse
 import asyncio
 import collections
 import copy
-import ctypes
-import decimal
 import functools
 import gzip
 import hashlib
@@ -16,17 +14,13 @@ import itertools
 import json
 import mmap
 import os
-import queue
 import random
 import select
 import sys
-import threading
-import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -380,63 +374,6 @@ def test_what_the_users_caches_hold_stays() -> None:
     DrySession(has_bar=False, is_lasting=False).run(run, [{"the_model": the_model, "limited": limited}])
     assert the_model() is mine and not mine.weight.is_meta
     assert limited(1) is first == [1] and limited.cache_info().currsize == 1
-
-
-def test_what_objects_hold_inside_is_as_before() -> None:
-    """Each object with what it shows, and what a run does to it; none of them keeps it in attributes of Python."""
-    inner, lock, semaphore, event = {"a": [1]}, threading.Lock(), threading.Semaphore(2), threading.Event()
-    simple: queue.SimpleQueue[int] = queue.SimpleQueue()
-    simple.put(1)
-    read = io.BufferedReader(io.BytesIO(b"0123456789"))  # type: ignore[arg-type]
-    read.read(2)
-    element, context, number = ElementTree.fromstring("<a b='1'><c/></a>"), decimal.Context(prec=5), ctypes.c_int(5)
-    module, tensor, layer = types.ModuleType("made"), torch.ones(2), torch.nn.Linear(1, 1)
-    module.x, tensor.seen, layer.seen = [1], [1], {"a": [1]}  # type: ignore[attr-defined]
-    bits, seeds, storage = np.random.PCG64(1), np.random.SeedSequence(1), torch.ones(2).untyped_storage()
-    called = functools.partial(noted, 1, kept=[5])
-    pandas = pytest.importorskip("pandas")
-    table = pandas.DataFrame({"a": [1]})
-    kinds, shaped, error = pandas.Categorical(["a", "b"]), np.ones(4), ValueError("before")
-    chain = collections.ChainMap({"a": 1}, {"b": [2]})
-    appended = [1].append
-    cases: list[tuple[Any, Callable[[], Any], Callable[[Any], Any]]] = [
-        (lock, lock.locked, lambda one: one.acquire()),
-        (semaphore, lambda: semaphore._value, lambda one: one.acquire()),
-        (event, event.is_set, lambda one: one.set()),
-        (simple, simple.qsize, lambda one: one.put(2)),
-        (read, lambda: (read.tell(), read.peek()), lambda one: one.read()),
-        (element, lambda: ElementTree.tostring(element), lambda one: (one.set("b", "2"), one.clear())),
-        (context, lambda: str(context), lambda one: setattr(one, "prec", 9)),
-        (number, lambda: number.value, lambda one: setattr(one, "value", 6)),
-        (types.MappingProxyType(inner), lambda: str(inner), lambda one: one["a"].append(2)),
-        (module, lambda: str(module.x), lambda one: one.x.append(2)),
-        (tensor, lambda: str(tensor.seen), lambda one: one.seen.append(2)),  # type: ignore[attr-defined]
-        (layer, lambda: str(layer.seen), lambda one: one.seen["a"].append(2)),
-        (bits, lambda: str(bits.state), lambda one: one.random_raw()),
-        (storage, storage.tolist, lambda one: one.fill_(0)),
-        (called, lambda: str((called.args, called.keywords)), lambda one: one.keywords["kept"].append(6)),
-        (table, lambda: str(table.attrs), lambda one: one.attrs.update(a=1)),
-        (kinds, kinds.tolist, lambda one: one.__setitem__(0, "b")),
-        (shaped, lambda: shaped.shape, lambda one: setattr(one, "shape", (2, 2))),
-        (error, lambda: error.args, lambda one: setattr(one, "args", ())),
-        (chain, lambda: str(chain), lambda one: (one["b"].append(3), one.maps.append({}), one.update(c=1))),
-        (appended, lambda: str(appended.__self__), lambda one: one(2)),
-        (mixed, lambda: str(mixed.__kwdefaults__), lambda one: one.__kwdefaults__.update(kept=0)),
-    ]
-    names = {"objects": [one for one, _show, _change in cases], "seeds": seeds}
-
-    def run() -> None:
-        for one, _show, change in cases:
-            change(one)
-        names["seeds"].spawn(2)  # type: ignore[attr-defined]
-
-    before = [show() for _one, show, _change in cases]
-    DrySession(has_bar=False, is_lasting=False).run(run, [names])
-    assert [show() for _one, show, _change in cases] == before and seeds.n_children_spawned == 0
-
-
-def mixed(*, kept: int = 1) -> int:
-    return kept
 
 
 def test_the_farthest_of_very_many_objects_are_said_to_stay_changed() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+import os
+import select
 import types
 import warnings
 from collections import OrderedDict, deque
@@ -22,6 +24,7 @@ _OF_OTHERS = (
     zip, map, filter, enumerate,
     *(kind for kind in vars(itertools).values() if isinstance(kind, type) and hasattr(kind, "__next__")),
 )  # fmt: skip
+_EPOLL: Any = getattr(select, "epoll", ())
 _DEEP = 8  # an iterator over another one's values over ...
 
 
@@ -66,7 +69,8 @@ class Copies:
 @functools.lru_cache(maxsize=4096)
 def has_copy(kind: Any) -> bool:
     """Whether objects of the type are exchanged for copies."""
-    exchanged = (*_OF_CONTAINERS, *_OF_OTHERS, dataloader._SingleProcessDataLoaderIter, np.random.SeedSequence)
+    iterators = (*_OF_CONTAINERS, *_OF_OTHERS, dataloader._SingleProcessDataLoaderIter)
+    exchanged = (*iterators, np.random.SeedSequence, _EPOLL)
     return issubclass(kind, exchanged) or _is_digest(kind)
 
 
@@ -86,6 +90,8 @@ def _copied(one: Any, depth: int) -> Any:
         return copy.copy(one)
     if kind is np.random.SeedSequence:
         return kind(**one.state)
+    if kind is _EPOLL:  # what it waits for is the same, and is put back; the run can close its own
+        return None if one.closed else kind.fromfd(os.dup(one.fileno()))
     if isinstance(one, dataloader._SingleProcessDataLoaderIter):
         return _copied_batches(one)
     if kind not in _OF_OTHERS or depth == 0:

@@ -31,10 +31,12 @@ import numpy as np
 import torch
 
 from oom_magic.language import _
+from oom_magic.predict.isolation.snapshot import fill
 from oom_magic.units import format_bytes
 
 _OF_DATABASES = ("isolation_level", "row_factory", "text_factory")
 _OF_CONNECTIONS = ("options", "verify_flags", "minimum_version", "maximum_version", "verify_mode", "check_hostname")
+_POLL: Any = type(select.poll()) if hasattr(select, "poll") else ()
 _COPIED_BYTES = 1 << 24  # of one object
 _CACHED_FUNCTION = type(functools.lru_cache(len))
 
@@ -83,6 +85,10 @@ def restoration_of(one: Any, room: int) -> Restoration | None:
         return _of_queue(one)
     if isinstance(one, torch.UntypedStorage):
         return _of_storage(one, room)
+    if isinstance(one, torch.fx.Graph):
+        return _of_graph(one)
+    if isinstance(one, torch.fx.Node):
+        return Restoration(_nothing, inner=[one.graph])
     pandas = sys.modules.get("pandas")
     if pandas is not None and isinstance(one, pandas.api.extensions.ExtensionArray):
         return Restoration(functools.partial(_restore_values, one, one.copy()))
@@ -133,8 +139,16 @@ def _set_owned(one: Any, was: bool) -> None:
         one.release()
 
 
+def _database(one: sqlite3.Connection) -> list[Any]:
+    with contextlib.suppress(sqlite3.ProgrammingError):  # closed
+        return [one.in_transaction, *(getattr(one, name) for name in _OF_DATABASES)]
+    return []
+
+
 def _set_database(one: sqlite3.Connection, before: list[Any]) -> None:
-    for name, value in zip(_OF_DATABASES, before, strict=True):
+    if before and one.in_transaction and not before[0]:
+        one.rollback()
+    for name, value in zip(_OF_DATABASES, before[1:], strict=False):
         if getattr(one, name) != value:
             setattr(one, name, value)
 
@@ -154,6 +168,11 @@ def _set_counted(one: Any, before: int) -> None:
         pass
 
 
+def _set_fields(one: np.dtype[Any], before: tuple[str, ...] | None) -> None:
+    if one.names != before:
+        one.names = before
+
+
 def _element(one: ElementTree.Element) -> tuple[Any, ...]:
     return one.tag, one.text, one.tail, one.attrib, list(one)
 
@@ -171,9 +190,14 @@ def _polled(one: Any) -> dict[int, int]:
     return {int(line[1]): int(line[3], 16) for line in words}
 
 
-def _set_polled(one: Any, before: dict[int, int]) -> None:
-    now = _polled(one)
-    if one.closed or now == before:
+def _polled_by_number(one: Any) -> dict[int, int]:
+    """What a poll object waits for: the first thing in it, ``dict`` of ``pollObject`` in Modules/selectmodule.c."""
+    return dict(ctypes.py_object.from_address(id(one) + object.__basicsize__).value)
+
+
+def _set_polled(polled: Callable[[Any], dict[int, int]], one: Any, before: dict[int, int]) -> None:
+    now = polled(one)
+    if getattr(one, "closed", False) or now == before:
         return
     for number in now:
         one.unregister(number)
@@ -195,23 +219,25 @@ _STATES: tuple[tuple[Any, Callable[[Any], Any], Callable[[Any, Any], Any]], ...]
     (type(threading.RLock()), lambda one: one._is_owned(), _set_owned),
     (_multiprocessing.SemLock, lambda one: one._get_value(), _set_counted),
     (ssl.SSLContext, operator.attrgetter(*_OF_CONNECTIONS), _set_connections),
-    (getattr(select, "epoll", ()), _polled, _set_polled),
-    (sqlite3.Connection, lambda one: [getattr(one, name) for name in _OF_DATABASES], _set_database),
+    (getattr(select, "epoll", ()), _polled, functools.partial(_set_polled, _polled)),
+    (_POLL, _polled_by_number, functools.partial(_set_polled, _polled_by_number)),
+    (np.dtype, operator.attrgetter("names"), _set_fields),
+    (sqlite3.Connection, _database, _set_database),
 )
 _DATA_OF_C = (ctypes.Structure, ctypes.Union, ctypes.Array, ctypes._SimpleCData)
 
 
 def _of_array(one: Any, room: int) -> Restoration:
     """A large array can be read only meanwhile."""
+    partial, inner = functools.partial, [one.dtype] if one.dtype.names else []
     if one.dtype.hasobject:
-        return Restoration(
-            functools.partial(_restore_objects, one, one.copy()), 0, list(one.flat) if one.dtype == object else []
-        )
+        inner += one.flat if one.dtype == object else []
+        return Restoration(partial(_restore_objects, one, one.copy()), 0, inner)
     if not one.flags.writeable or isinstance(one, np.memmap):
-        return Restoration(_nothing)
+        return Restoration(_nothing, 0, inner)
     if one.nbytes <= min(_COPIED_BYTES, room):
-        return Restoration(functools.partial(_restore_array, one, one.copy(order="K")), int(one.nbytes))
-    return Restoration(functools.partial(one.setflags, write=True), begin=functools.partial(one.setflags, write=False))
+        return Restoration(partial(_restore_array, one, one.copy(order="K")), int(one.nbytes), inner)
+    return Restoration(partial(one.setflags, write=True), 0, inner, begin=partial(one.setflags, write=False))
 
 
 def _nothing() -> None:
@@ -286,6 +312,21 @@ def _of_storage(one: torch.UntypedStorage, room: int) -> Restoration:
     if one.device.type != "cpu" or size > min(_COPIED_BYTES, room):
         return Restoration(_nothing)
     return Restoration(functools.partial(one.copy_, one.clone()), size)
+
+
+def _of_graph(one: torch.fx.Graph) -> Restoration:
+    """Its nodes hold one another, each by attributes that only it tells."""
+    nodes = [(node, node.__getstate__()) for node in (one._root, *one.nodes)]
+    tables = [(table, dict(table)) for _node, state in nodes for table in state.values() if type(table) is dict]
+    return Restoration(functools.partial(_restore_graph, nodes, tables), inner=[vars(one)])
+
+
+def _restore_graph(nodes: list[tuple[Any, dict[str, Any]]], tables: list[tuple[Any, Any]]) -> None:
+    for node, state in nodes:
+        for name, value in state.items():
+            object.__setattr__(node, name, value)  # its own tells the graph
+    for table, before in tables:
+        fill(table, before)
 
 
 def _restore_values(one: Any, before: Any) -> None:

@@ -217,7 +217,7 @@ def _noted(notes: Notes, one: Any) -> Iterator[Any]:
             notes.add_undo(functools.partial(_restore_class, one, one.__bases__, before))
             yield from before.values()
     elif isinstance(one, torch.nn.Module):
-        if "parametrizations" in one._modules:  # its class was made for it, and has a property for each
+        if _is_made_for_it(kind):
             notes.add_undo(functools.partial(_restore_class, kind, kind.__bases__, dict(vars(kind))))
         for name, value in list(vars(one).items()):
             if name == "_modules":
@@ -228,6 +228,13 @@ def _noted(notes: Notes, one: Any) -> Iterator[Any]:
         kind in _WALKED_ALL_THE_SAME or str(kind.__module__).partition(".")[0] not in _NOT_WALKED
     ):
         yield from _noted_attributes(notes, one)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_made_for_it(kind: type) -> bool:
+    """Whether a module's class was made for it alone, as by parametrizations and ``torch.fx``: it may be changed."""
+    home = sys.modules.get(kind.__module__)
+    return home is not None and getattr(home, kind.__name__, None) is not kind
 
 
 def _noted_attributes(notes: Notes, one: Any) -> Iterator[Any]:

@@ -14,6 +14,7 @@ import logging
 import operator
 import os
 import shutil
+import sqlite3
 import stat
 import sys
 import types
@@ -57,7 +58,7 @@ def open_files_restored(
             elif isinstance(one, np.memmap) and one.flags.writeable:
                 one.flags.writeable = False
                 stack.callback(one.setflags, write=True)
-            elif type(one).__module__ == "sqlite3" and hasattr(one, "total_changes"):
+            elif isinstance(one, sqlite3.Connection):
                 stack.enter_context(_database_restored(one, assume))
         stack.enter_context(_logs_restored(scope))
         with scope.inside():

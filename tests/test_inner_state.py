@@ -1,0 +1,131 @@
+"""What an object holds, and no name or attribute of Python's shows, is after a dry run what it was before it."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import decimal
+import functools
+import io
+import queue
+import select
+import sqlite3
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import torch
+
+from oom_magic.predict.session import DrySession
+
+Case = tuple[Any, Callable[[], Any], Callable[[Any], Any]]  # an object, what it shows, and what a run does to it
+
+
+def test_what_objects_hold_inside_is_as_before() -> None:
+    inner, lock, semaphore, event = {"a": [1]}, threading.Lock(), threading.Semaphore(2), threading.Event()
+    simple: queue.SimpleQueue[int] = queue.SimpleQueue()
+    simple.put(1)
+    read = io.BufferedReader(io.BytesIO(b"0123456789"))  # type: ignore[arg-type]
+    read.read(2)
+    element, context, number = ElementTree.fromstring("<a b='1'><c/></a>"), decimal.Context(prec=5), ctypes.c_int(5)
+    module, tensor, layer = types.ModuleType("made"), torch.ones(2), torch.nn.Linear(1, 1)
+    module.x, tensor.seen, layer.seen = [1], [1], {"a": [1]}  # type: ignore[attr-defined]
+    bits, seeds, storage = np.random.PCG64(1), np.random.SeedSequence(1), torch.ones(2).untyped_storage()
+    called, fields, graph = functools.partial(mixed, kept=[5]), np.zeros(2, [("a", "i4")]), traced()
+    polled, epolled, database = select.poll(), select.epoll(), sqlite3.connect(":memory:")
+    polled.register(0)
+    closed = sqlite3.connect(":memory:")
+    closed.close()
+    shaped, error = np.ones(4), ValueError("before")
+    chain = collections.ChainMap({"a": 1}, {"b": [2]})
+    appended = [1].append
+    cases: list[Case] = [
+        (lock, lock.locked, lambda one: one.acquire()),
+        (semaphore, lambda: semaphore._value, lambda one: one.acquire()),
+        (event, event.is_set, lambda one: one.set()),
+        (simple, simple.qsize, lambda one: one.put(2)),
+        (read, lambda: (read.tell(), read.peek()), lambda one: one.read()),
+        (element, lambda: ElementTree.tostring(element), lambda one: (one.set("b", "2"), one.clear())),
+        (context, lambda: str(context), lambda one: setattr(one, "prec", 9)),
+        (number, lambda: number.value, lambda one: setattr(one, "value", 6)),
+        (types.MappingProxyType(inner), lambda: str(inner), lambda one: one["a"].append(2)),
+        (module, lambda: str(module.x), lambda one: one.x.append(2)),
+        (tensor, lambda: str(tensor.seen), lambda one: one.seen.append(2)),  # type: ignore[attr-defined]
+        (layer, lambda: str(layer.seen), lambda one: one.seen["a"].append(2)),
+        (bits, lambda: str(bits.state), lambda one: one.random_raw()),
+        (storage, storage.tolist, lambda one: one.fill_(0)),
+        (called, lambda: str((called.args, called.keywords)), lambda one: one.keywords["kept"].append(6)),
+        (shaped, lambda: shaped.shape, lambda one: setattr(one, "shape", (2, 2))),
+        (error, lambda: error.args, lambda one: setattr(one, "args", ())),
+        (chain, lambda: str(chain), lambda one: (one["b"].append(3), one.maps.append({}), one.update(c=1))),
+        (appended, lambda: str(appended.__self__), lambda one: one(2)),
+        (fields, lambda: fields.dtype.names, lambda one: setattr(one.dtype, "names", ("b",))),
+        (polled, lambda: is_polled(polled), lambda one: one.unregister(0)),
+        (epolled, lambda: epolled.closed, lambda one: one.close()),
+        (database, lambda: database.in_transaction, begin),
+        (closed, lambda: str(type(closed)), id),
+        (graph, lambda: (graph.code, len(graph.graph.nodes), graph(torch.ones(1)).item()), rewrite),
+        (mixed, lambda: str(mixed.__kwdefaults__), lambda one: one.__kwdefaults__.update(kept=0)),
+    ]
+    with contextlib.suppress(ImportError):
+        cases += pandas_cases()
+    names = {"objects": [one for one, _show, _change in cases], "seeds": seeds}
+
+    def run() -> None:
+        for at, (_one, _show, change) in enumerate(cases):
+            change(names["objects"][at])  # type: ignore[index]
+        names["seeds"].spawn(2)  # type: ignore[attr-defined]
+
+    before = [show() for _one, show, _change in cases]
+    DrySession(has_bar=False, is_lasting=False).run(run, [names])
+    assert [show() for _one, show, _change in cases] == before and seeds.n_children_spawned == 0
+
+
+def pandas_cases() -> list[Case]:
+    import pandas
+
+    table, kinds = pandas.DataFrame({"a": [1]}), pandas.Categorical(["a", "b"])
+    return [
+        (table, lambda: str(table.attrs), lambda one: one.attrs.update(a=1)),
+        (kinds, kinds.tolist, lambda one: one.__setitem__(0, "b")),
+    ]
+
+
+def is_polled(poll: Any) -> bool:
+    """Whether it waits for file 0."""
+    try:
+        poll.modify(0, select.POLLIN)
+    except OSError:
+        return False
+    return True
+
+
+def begin(database: sqlite3.Connection) -> None:
+    with contextlib.suppress(sqlite3.OperationalError):
+        database.execute("create table a (b)")
+    with contextlib.suppress(sqlite3.OperationalError):
+        database.execute("insert into a values (1)")
+    database.execute("begin")
+
+
+def traced() -> torch.fx.GraphModule:
+    return torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Tanh()))
+
+
+def rewrite(graph: torch.fx.GraphModule) -> None:
+    first, relu, tanh, last = graph.graph.nodes
+    relu.replace_all_uses_with(first)
+    graph.graph.erase_node(relu)
+    tanh.target = "0"
+    with graph.graph.inserting_after(tanh):
+        last.args = (graph.graph.call_function(torch.neg, (tanh,)),)
+    graph.recompile()
+    assert graph(torch.ones(1)) == -1
+
+
+def mixed(*, kept: int = 1) -> int:
+    return kept
