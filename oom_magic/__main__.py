@@ -1,6 +1,6 @@
 """``python -m oom_magic explain FILE`` and ``python -m oom_magic run train.py --gpu "RTX 3060"``, for terminals and CI.
 
-The options are the magics' own, read by their parsers.
+The options are the magics' own, as far as a command has them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ from IPython.core.error import UsageError
 from oom_magic.interrupted import InOneLine, PyTorchMissingError
 from oom_magic.language import _, keep_language
 from oom_magic.notebook.cells.running import trimmed
-from oom_magic.notebook.magics import OOMMagics
+from oom_magic.notebook.options import (
+    checked,
+    checked_top,
+    dry_run_arguments,
+    explanation_arguments,
+    parser_with,
+    setup_from,
+)
 
 if TYPE_CHECKING:
     from oom_magic.memory.report import MemoryReport
@@ -39,15 +46,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     explain = commands.add_parser(
         "explain",
         help=_("explain an error in a log"),
-        parents=[OOMMagics.oom_explain.parser],
-        conflict_handler="resolve",
+        parents=[parser_with(explanation_arguments)],
     )
     explain.add_argument("file", help=_("a text that holds the error; - for standard input"))
     run = commands.add_parser(
         "run",
         help=_("follow a program on a pretend GPU"),
-        parents=[OOMMagics.gpumem.parser],
-        conflict_handler="resolve",
+        parents=[parser_with(dry_run_arguments)],
     )
     run.add_argument("script", help=_("the program, written for cuda; its own arguments follow --"))
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -70,7 +75,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _explain(options: Any) -> int:
     """Print the diagnosis of a text, with prices where ``--model`` says what was trained."""
     from oom_magic.explain.explainer import explain
-    from oom_magic.notebook.options import setup_from
 
     problem = sys.stdin.read() if options.file == "-" else Path(options.file)
     failure = explain(problem, fast=True).main_failure if options.model else None
@@ -82,15 +86,15 @@ def _explain(options: Any) -> int:
 def _run(options: Any) -> int:
     """Follow a program, print its report, and say by the exit code whether it fits."""
     from oom_magic.notebook.cells.gpumem import CardOptions, parse_steps
-    from oom_magic.notebook.options import checked
     from oom_magic.predict.instrumentation.loop_code import with_loops
     from oom_magic.predict.session import dry_run
     from oom_magic.views.report import describe_report
 
-    card = CardOptions.parse(options.gpu, options.memory, options.num_gpus)
+    card = CardOptions.parse(options.gpu, options.memory, options.num_gpus, options.num_processes, options.rank)
+    checked_top(options)
     steps = checked("--steps", parse_steps, options.steps)
     source = Path(options.script).read_bytes()  # as Python reads it: compile knows its encoding
-    machine = {"num_gpus": card.num_gpus} | {name: getattr(options, name, None) for name in ("num_processes", "rank")}
+    machine = {"num_gpus": card.num_gpus, "num_processes": card.num_processes, "rank": card.rank or None}
     try:
         code = with_loops(compile(source, str(Path(options.script).resolve()), "exec"))
         with _as_program(options.script, options.arguments) as names:
@@ -99,6 +103,7 @@ def _run(options: Any) -> int:
                 gpu=card.gpu,
                 memory=card.memory_bytes,
                 stop_after_steps=steps,
+                follow_compile=not options.no_compile,
                 **{name: value for name, value in machine.items() if value is not None},
             )
     except Exception as error:

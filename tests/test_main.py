@@ -60,6 +60,12 @@ def test_what_is_not_known(script: str, tmp_path: Path, capsys: pytest.CaptureFi
     with pytest.raises(SystemExit, match="2"):
         main(["run", script, "--width", "8"])
     assert "--width 8; a program's own follow --" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["run", script, "--device", "0"])  # of measured cells: a command has none
+    assert main(["run", script, "--num-processes", "2", "--rank", "2"]) == 2
+    shown = capsys.readouterr().err
+    assert "--device 0" in shown and "give 0 to 1" in shown and "Traceback" not in shown
+    assert main(["run", script, "--top", "0", "--", "8"]) == 2
 
 
 IN_MAIN = """

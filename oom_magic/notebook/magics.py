@@ -18,7 +18,16 @@ from oom_magic.notebook.cells.gpumem import CardOptions, CellRunner
 from oom_magic.notebook.cells.hints import FailureWatch
 from oom_magic.notebook.cells.running import compile_cell
 from oom_magic.notebook.monitor import Monitor, can_update
-from oom_magic.notebook.options import checked, parse_line, parse_options, setup_arguments, slider_arguments, unquoted
+from oom_magic.notebook.options import (
+    checked,
+    checked_top,
+    dry_run_arguments,
+    explanation_arguments,
+    parse_line,
+    parse_options,
+    slider_arguments,
+    unquoted,
+)
 from oom_magic.predict.setups.gpus import list_gpus
 from oom_magic.predict.setups.models import list_models
 from oom_magic.units import format_bytes
@@ -61,37 +70,16 @@ class OOMMagics(Magics):
     @output_can_be_silenced
     @no_var_expand
     @magic_arguments()
-    @argument("--dry-run", action="store_true", help=_("Follow the cell on a pretend GPU; nothing runs for real."))
-    @argument("--gpu", type=unquoted, help=_('The pretend GPU, such as "RTX 3060" or "2x T4"; implies --dry-run.'))
     @argument(
-        "--num-processes", type=int, metavar="N", help=_("Follow one of N processes that torchrun starts; a card each.")
+        "--dry-run",
+        action="store_true",
+        help=_("Follow the cell on a pretend GPU, as --gpu and its like do; nothing runs for real."),
     )
-    @argument("--rank", type=int, metavar="R", help=_("Which of them (default: 0)."))
-    @argument(
-        "--num-gpus", type=int, metavar="N", help=_("How many of it the cell sees (default: 1); implies --dry-run.")
-    )
-    @argument(
-        "--memory",
-        type=unquoted,
-        help=_("Its memory, such as 12GiB, if not the catalogue's; implies --dry-run."),
-    )
-    @argument(
-        "--steps",
-        default="alike",
-        metavar="N",
-        help=_(
-            "Where a dry run ends: after N optimizer steps, or all; by default three like steps of a loop are enough."
-        ),
-    )
-    @argument(
-        "--no-compile", action="store_true", help=_("A dry run follows compiled code as eager code: an upper bound.")
-    )
+    @dry_run_arguments
     @argument("--device", type=int, help=_("Number of the CUDA device to measure (default: the current one)."))
     @argument("--list-gpus", action="store_true", help=_("List the cards that --gpu knows."))
-    @argument("--top", type=int, default=5, help=_("How many lines to list (default: 5)."))
     @argument("--no-plot", action="store_true", help=_("Leave out the timeline picture."))
     @argument("-o", "--output", metavar="NAME", help=_("Bind the report to a variable."))
-    @argument("--json", type=unquoted, metavar="FILE", help=_("Write the report to a file as JSON."))
     @line_cell_magic
     def gpumem(self, line: str, cell: str | None = None) -> Any:
         """Show what a cell or statement takes of GPU memory: when, on which line and for what.
@@ -133,8 +121,7 @@ class OOMMagics(Magics):
             raise UsageError(
                 _("%%gpumem takes options only; {statement!r} belongs into the cell.", statement=statement)
             )
-        if options.top < 1:
-            raise UsageError(_("--top: {top} lines cannot be listed; use 1 or more.", top=options.top))
+        checked_top(options)
         if options.output is not None and not options.output.isidentifier():
             raise UsageError(_("-o: {output!r} is not a name for a variable.", output=options.output))
 
@@ -162,9 +149,7 @@ class OOMMagics(Magics):
     @output_can_be_silenced
     @no_var_expand
     @magic_arguments()
-    @argument("--lang", choices=("en", "zh"), help=_("Language from now on (default: the locale's)."))
-    @argument("--fast", action="store_true", help=_("Explain only; price no remedies."))
-    @setup_arguments
+    @explanation_arguments
     @argument("--off", action="store_true", help=_("No more hints under out-of-memory errors."))
     @line_cell_magic
     def oom_explain(self, line: str, cell: str | None = None) -> Any:

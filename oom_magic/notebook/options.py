@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from IPython.core.error import UsageError
-from IPython.core.magic_arguments import MagicArgumentParser, argument, parse_argstring
+from IPython.core.magic_arguments import MagicArgumentParser, argument, construct_parser, parse_argstring
 
 from oom_magic.language import Sentences, _, translated
 from oom_magic.predict.setups.gpus import GPU, is_card, list_gpus
@@ -133,15 +133,62 @@ _NUMBERS = (
 _SIMILAR = 0.02  # cards of one size differ by less
 
 
-def setup_arguments(magic: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator: the options of ``setup_from`` for a magic."""
+_OF_DRY_RUNS = (
+    argument("--gpu", type=unquoted, help=_('The pretend GPU, such as "RTX 3060" or "2x T4".')),
+    argument(
+        "--num-processes", type=int, metavar="N", help=_("Follow one of N processes that torchrun starts; a card each.")
+    ),
+    argument("--rank", type=int, metavar="R", help=_("Which of them (default: 0).")),
+    argument("--num-gpus", type=int, metavar="N", help=_("How many such cards the code sees (default: 1).")),
+    argument("--memory", type=unquoted, help=_("Its memory, such as 12GiB, if not the catalogue's.")),
+    argument(
+        "--steps",
+        default="alike",
+        metavar="N",
+        help=_(
+            "Where a dry run ends: after N optimizer steps, or all; by default three like steps of a loop are enough."
+        ),
+    ),
+    argument(
+        "--no-compile", action="store_true", help=_("A dry run follows compiled code as eager code: an upper bound.")
+    ),
+    argument("--top", type=int, default=5, help=_("How many lines to list (default: 5).")),
+    argument("--json", type=unquoted, metavar="FILE", help=_("Write the report to a file as JSON.")),
+)
+
+
+def dry_run_arguments(magic: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: the options of a dry run and of its report."""
+    for one in reversed(_OF_DRY_RUNS):
+        magic = one(magic)
+    return magic
+
+
+def parser_with(arguments: Callable[..., Any]) -> MagicArgumentParser:
+    """A parser of the options that this decorator adds to a magic, for a command."""
+    parser: MagicArgumentParser = construct_parser(arguments(lambda: None))
+    return parser
+
+
+def checked_top(options: Any) -> None:
+    """A UsageError where ``--top`` lists nothing."""
+    if options.top < 1:
+        raise UsageError(_("--top: {top} lines cannot be listed; use 1 or more.", top=options.top))
+
+
+def explanation_arguments(magic: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: the options of an explanation, with those of ``setup_from``."""
     for name, field, text in reversed(_WORDS):
         magic = argument(f"--{name}", dest=field, type=unquoted, help=text)(magic)
     for name, field, text in reversed(_NUMBERS):
         magic = argument(f"--{name}", dest=field, type=int, help=text)(magic)
-    flag = argument("--checkpointing", action="store_true", help=_("With activation checkpointing."))
-    decorated: Callable[..., Any] = flag(magic)
-    return decorated
+    for one in (
+        argument("--checkpointing", action="store_true", help=_("With activation checkpointing.")),
+        argument("--fast", action="store_true", help=_("Explain only; price no remedies.")),
+        argument("--lang", choices=("en", "zh"), help=_("Language from now on (default: the locale's).")),
+    ):
+        magic = one(magic)
+    return magic
 
 
 def slider_arguments(magic: Callable[..., Any]) -> Callable[..., Any]:
