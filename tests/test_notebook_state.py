@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import hashlib
+import selectors
+import socket
 from typing import Any
+
+import pytest
+
+from oom_magic.predict.session import DrySession
 
 CARD = "%%gpumem --dry-run --no-plot\n"
 
@@ -14,3 +22,92 @@ def test_a_dry_cell_takes_nothing_from_the_users_iterators(shell: Any) -> None:
         assert shell.run_cell(CARD + "seen.append(next(words))\ndigest.update(b'x')\nassert next(words) == 'b'").success
     assert next(shell.user_ns["words"]) == "a" and shell.user_ns["seen"] == []
     assert shell.user_ns["digest"].digest() == hashlib.sha256().digest()
+
+
+class Loop:
+    """An event loop with something on it, and all that it shows."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop: Any = loop
+        self.done: list[str] = []
+        self.ends = socket.socketpair()
+        loop.call_soon(self.done.append, "before")
+        loop.add_reader(self.ends[0], print)
+        self.before = self.values()
+
+    def values(self) -> dict[str, Any]:
+        loop, waiting = self.loop, [one for one in (*self.loop._ready, *self.loop._scheduled) if not one.cancelled()]
+        return {
+            "done": list(self.done),
+            "set": (loop.get_debug(), loop.get_task_factory(), loop._exception_handler, loop._default_executor),
+            "waiting": list(map(id, waiting)),
+            "open": (loop.is_closed(), loop.is_running(), list(loop._selector.get_map())),
+            "methods": sorted(set(vars(loop)) & {"call_soon", "call_at", "close"}),
+        }
+
+    async def work(self) -> None:
+        self.done.append("task")
+
+    def change(self) -> None:
+        loop = self.loop
+        for schedule in (loop.call_soon, loop.call_soon_threadsafe, lambda *args: loop.call_later(0, *args)):
+            schedule(self.done.append, "inside")
+        loop.create_task(self.work())
+        loop.set_debug(True)
+        loop.set_task_factory(print)
+        loop.set_exception_handler(print)
+        loop.remove_reader(self.ends[0])
+        loop.add_writer(self.ends[1], print)
+        if not loop.is_running():
+            loop.run_in_executor(None, len, "")
+            loop.stop()
+            loop.run_forever()
+            loop.close()
+
+    def check(self) -> None:
+        assert self.values() == self.before
+        for end in self.ends:
+            self.loop.remove_reader(end)
+            end.close()
+
+
+def dry_run(function: Any, names: dict[str, Any]) -> list[str]:
+    report = DrySession(has_bar=False, is_lasting=False).run(function, [names])
+    return [one.text for one in report.assumptions]
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_run_leaves_nothing_on_event_loops(capfd: pytest.CaptureFixture[str]) -> None:
+    async def in_a_notebook() -> list[str]:
+        own = Loop(asyncio.get_running_loop())
+        said = dry_run(own.change, {"own": own})
+        own.check()
+        await asyncio.sleep(0.01)
+        assert own.done == ["before"]
+        return said
+
+    assert any("event loop" in one for one in asyncio.run(in_a_notebook()))
+    other = Loop(asyncio.new_event_loop())
+    dry_run(other.change, {"other": other})
+    other.check()
+    other.loop.call_later(0.01, other.loop.stop)
+    other.loop.run_forever()
+    assert other.done == ["before"]
+    other.loop.close()
+    gc.collect()
+    assert "never awaited" not in capfd.readouterr().err
+
+
+def test_selectors_stay_open() -> None:
+    ends, selector = socket.socketpair(), selectors.DefaultSelector()
+    selector.register(ends[0], selectors.EVENT_WRITE, "mine")
+
+    def run() -> None:
+        selector.unregister(ends[0])
+        selector.register(ends[1], selectors.EVENT_READ)
+        selector.close()
+
+    dry_run(run, {"selector": selector})
+    assert [(key.fileobj, key.data) for key, _ in selector.select(0)] == [(ends[0], "mine")]
+    for one in (selector, *ends):
+        one.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 import calendar
 import codecs
@@ -21,6 +22,7 @@ import reprlib
 import resource
 import shutil
 import signal
+import socket
 import sqlite3
 import string
 import sys
@@ -40,6 +42,7 @@ import torch
 from put_back import check_put_back
 from torch.distributions import Distribution
 
+from oom_magic.predict.isolation.interrupts import wakeup_number
 from oom_magic.predict.session import DrySession
 
 
@@ -178,6 +181,17 @@ def set_precision() -> None:
     torch.backends.cudnn.conv.fp32_precision = "ieee"
 
 
+def wake_up() -> None:
+    one, other = socket.socketpair()
+    one.setblocking(False)
+    users_variable.set([one, other])  # type: ignore[list-item]
+    signal.set_wakeup_fd(one.fileno())
+
+
+def current_loop() -> object:
+    return getattr(asyncio.get_event_loop_policy()._local, "_loop", None)  # type: ignore[attr-defined]
+
+
 PYTHONS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "an object": (lambda: calendar.firstweekday(), lambda: calendar.setfirstweekday(3)),
     "its attribute": (lambda: reprlib.aRepr.maxlist, lambda: setattr(reprlib.aRepr, "maxlist", 2)),
@@ -216,6 +230,8 @@ PYTHONS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: resource.getrlimit(resource.RLIMIT_STACK),
         lambda: resource.setrlimit(resource.RLIMIT_STACK, (1 << 22, 1 << 24)),
     ),
+    "wakeup": (wakeup_number, lambda: wake_up()),
+    "event loop": (lambda: current_loop(), lambda: asyncio.set_event_loop(asyncio.new_event_loop())),
     "timers": (lambda: signal.getitimer(signal.ITIMER_PROF)[0] > 0, lambda: signal.setitimer(signal.ITIMER_PROF, 99)),
     "a thread": (lambda: threading.current_thread().name, lambda: setattr(threading.current_thread(), "name", "mine")),
     "the hub": (torch.hub.get_dir, lambda: torch.hub.set_dir("/nowhere")),

@@ -89,5 +89,16 @@ def collect_garbage() -> None:
         gc.collect()
 
 
+def wakeup_number() -> int | None:
+    """The number that handlers of signals write to, -1 for none; None on other threads, which cannot ask."""
+    try:
+        number = signal.set_wakeup_fd(-1)
+    except ValueError:
+        return None
+    if number != -1:
+        signal.set_wakeup_fd(number)
+    return number
+
+
 _HAS_ALARM = hasattr(signal, "setitimer")
 _USERS_CODE: CodeType = Interrupts.users_code.__code__

@@ -6,6 +6,7 @@ A list of all objects holds what other threads are making as well: a tuple that 
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import gc
 import io
@@ -34,6 +35,7 @@ class LiveObjects:
     tools: list[Any] = field(default_factory=list)  # optimizers, learning rate schedulers, gradient scalers
     files: list[Any] = field(default_factory=list)  # open files, maps of arrays and databases
     functions: list[Any] = field(default_factory=list)  # of C, by ctypes
+    loops: list[asyncio.BaseEventLoop] = field(default_factory=list)
     num_objects: int = 0  # all that the collector knows
 
 
@@ -87,7 +89,13 @@ def find_live_objects() -> LiveObjects:
     found = LiveObjects()
     for aside in _aside:
         found = LiveObjects(
-            [*aside.tensors], [*aside.modules], [*aside.tools], [*aside.files], [*aside.functions], aside.num_objects
+            [*aside.tensors],
+            [*aside.modules],
+            [*aside.tools],
+            [*aside.files],
+            [*aside.functions],
+            [*aside.loops],
+            aside.num_objects,
         )
     homes = {kind: home for root, home in _homes(found) for kind in _subclasses(root)}
     [(number, objects)] = list(_counted_and_chosen(homes))
@@ -101,7 +109,8 @@ def _homes(found: LiveObjects) -> list[tuple[type, list[Any]]]:
     tools = ((kind, found.tools) for kind in _TRAINING_TOOLS)
     files = ((kind, found.files) for kind in (*FILES, np.memmap, sqlite3.Connection))
     functions = (ctypes._CFuncPtr, found.functions)  # type: ignore[attr-defined]
-    return [(torch.Tensor, found.tensors), (torch.nn.Module, found.modules), *tools, *files, functions]
+    loops = (asyncio.BaseEventLoop, found.loops)
+    return [(torch.Tensor, found.tensors), (torch.nn.Module, found.modules), *tools, *files, functions, loops]
 
 
 def _subclasses(root: type) -> set[type]:

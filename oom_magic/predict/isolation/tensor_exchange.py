@@ -37,6 +37,7 @@ from oom_magic.predict.instrumentation.starting_point import StartingPoint, Tens
 from oom_magic.predict.isolation.copies import Copies
 from oom_magic.predict.isolation.live_objects import LiveObjects, find_live_objects
 from oom_magic.predict.isolation.patching import Journal, patched
+from oom_magic.predict.isolation.process.event_loops import keep_event_loops
 from oom_magic.predict.isolation.reach import Reach, used_by_other_threads, users_modules
 from oom_magic.predict.isolation.run_threads import threads_of_run
 from oom_magic.predict.isolation.scripted_modules import keep_scripted
@@ -91,6 +92,7 @@ class TensorExchange:
                 live, others = _live_objects(function, namespaces)
                 self._others = set() if others is None else others.reach.seen
                 keep_scripted(journal, live)
+                keep_event_loops(journal, live.loops, assume)
                 if self._lasting:
                     self._before = {id(tensor): weakref.ref(tensor) for tensor in live.tensors}
                 tell_of_iterators = iterators_watched(namespaces, assume)
@@ -328,7 +330,9 @@ def _live_objects(function: Callable[[], Any], namespaces: list[dict[str, Any]])
     def select(objects: list[Any], with_theirs: bool) -> list[Any]:
         return [one for one in objects if one in own and (with_theirs or one not in theirs)]
 
-    mine = LiveObjects(select(live.tensors, True), select(live.modules, False), select(live.tools, False))
+    mine = LiveObjects(
+        select(live.tensors, True), select(live.modules, False), select(live.tools, False), loops=live.loops
+    )
     return mine, Others(theirs, " and ".join(names))
 
 

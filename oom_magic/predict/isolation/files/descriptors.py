@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import functools
 import os
-import signal
 import socket
 import stat
 import sys
@@ -21,6 +20,7 @@ from typing import Any
 from oom_magic.language import _
 from oom_magic.predict.isolation.files.file_tree import FileTree
 from oom_magic.predict.isolation.files.open_files import can_write, is_output, private_copy
+from oom_magic.predict.isolation.interrupts import wakeup_number
 from oom_magic.predict.isolation.patching import Patches
 from oom_magic.predict.isolation.run_threads import Scope
 from oom_magic.user_code import is_users_file
@@ -120,7 +120,7 @@ class Descriptors:
         """What can be written to by its number: files, and others, which have no place to be read from either."""
         files: list[int] = []
         others: list[int] = []
-        wakes = _wakes()
+        wakes = wakeup_number()
         with self._scope.outside():
             for number in filter(self._is_users, self._before):
                 if not stat.S_ISREG(os.fstat(number).st_mode):
@@ -226,17 +226,6 @@ def _is_same(number: int, other: int) -> bool:
     with suppress(OSError):
         return os.path.samestat(os.fstat(number), os.fstat(other))
     return False
-
-
-def _wakes() -> int | None:
-    """The number that handlers of signals write to, -1 for none; None on other threads, which cannot ask."""
-    try:
-        number = signal.set_wakeup_fd(-1)
-    except ValueError:
-        return None
-    if number != -1:
-        signal.set_wakeup_fd(number)
-    return number
 
 
 def _name_of(number: int) -> str:

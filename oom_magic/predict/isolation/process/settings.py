@@ -31,6 +31,7 @@ import numpy as np
 import torch
 import torch.backends.opt_einsum
 
+from oom_magic.predict.isolation.interrupts import wakeup_number
 from oom_magic.predict.isolation.process.standard_library import standard_library_noted
 from oom_magic.predict.isolation.reach import is_users, is_users_module
 from oom_magic.predict.isolation.restorations import set_context
@@ -78,7 +79,7 @@ def _restore(read: Callable[[], Any], write: Callable[[Any], Any], before: Any) 
 
 def _attributes() -> Iterator[_Setting]:
     """Attributes that are settings."""
-    processes = sys.modules.get("multiprocessing.context")
+    processes, events = sys.modules.get("multiprocessing.context"), sys.modules.get("asyncio.events")
     backends = (torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn)
     precise = (getattr(backend, name, None) for backend in backends for name in ("matmul", "conv", "rnn"))
     for owner, names in (
@@ -87,7 +88,8 @@ def _attributes() -> Iterator[_Setting]:
         (threading, ("excepthook",)),
         (threading.current_thread(), ("name",)),
         (tempfile, ("tempdir",)),
-        (sys.modules.get("asyncio.events"), ("_event_loop_policy",)),
+        (events, ("_event_loop_policy",)),
+        (getattr(getattr(events, "_event_loop_policy", None), "_local", None), ("_loop", "_set_called")),
         (sys.modules.get("gettext"), ("_current_domain",)),
         (warnings, ("filters", "showwarning")),
         (logging, ("_loggerClass", "_logRecordFactory", "lastResort", "raiseExceptions")),
@@ -287,6 +289,7 @@ def _of_system() -> Iterator[_Setting]:
             yield partial(signal.getitimer, timer), partial(_set_timer, timer)
     if hasattr(sys, "set_int_max_str_digits"):
         yield sys.get_int_max_str_digits, sys.set_int_max_str_digits
+    yield wakeup_number, signal.set_wakeup_fd
     if "readline" in sys.modules:
         yield from _of_readline(sys.modules["readline"])
     if hasattr(os, "sched_setaffinity"):
