@@ -19,12 +19,13 @@ from card_programs import (
     shared_head,
     train,
 )
+from IPython.core.error import UsageError
 from torch import nn
 
 import oom_magic as om
 from oom_magic.memory.report import MemoryReport
 from oom_magic.predict.session import DrySession
-from oom_magic.predict.setups.gpus import split_count
+from oom_magic.predict.setups.gpus import counted
 from oom_magic.predict.what_if.change import InapplicableError
 from oom_magic.predict.what_if.placement_changes import BalancedLayers
 from oom_magic.predict.what_if.survey import Survey
@@ -209,7 +210,18 @@ def test_sizes_are_those_of_the_card_that_is_named() -> None:
     ("name", "found"), [("2x T4", (2, "T4")), ("8 × H100 80GB", (8, "H100 80GB")), ("RTX 3060", (None, "RTX 3060"))]
 )
 def test_number_of_cards_in_a_name(name: str, found: tuple[int | None, str]) -> None:
-    assert split_count(name) == found
+    assert counted(name) == found
+
+
+def test_contradictory_counts() -> None:
+    def ones(rows: int = 8) -> None:
+        torch.ones(rows, device="cuda")
+
+    for ask in (om.dry_run, om.size, om.sliders):
+        with pytest.raises(ValueError, match="num_gpus=3, but '2x T4' names 2; give one of them"):
+            ask(ones, gpu="2x T4", num_gpus=3)
+    with pytest.raises(ValueError, match="3 processes take a card each, and 2 are given; give more"):
+        om.dry_run(ones, gpu="2x T4", num_processes=3)
 
 
 def test_magic_takes_several_cards(shell: Any) -> None:
@@ -218,4 +230,5 @@ def test_magic_takes_several_cards(shell: Any) -> None:
     assert [card.peak_allocated_bytes for card in shell.user_ns["report"].cards] == [0, 512]
     shell.run_cell("%%gpumem --num-gpus 3 -o report\nnumber = torch.cuda.device_count()").raise_error()
     assert len(shell.user_ns["report"].cards) == 3
-    assert not shell.run_cell("%%gpumem --num-gpus 3 --gpu '2x T4'\n1").success
+    for wrong in ("--num-gpus 3 --gpu '2x T4'", "--num-processes 3 --gpu '2x T4'"):
+        assert isinstance(shell.run_cell(f"%%gpumem {wrong}\n1").error_in_exec, UsageError)

@@ -18,8 +18,8 @@ from oom_magic.language import _
 from oom_magic.notebook.cells.names import DryNamespace
 from oom_magic.notebook.cells.running import CompiledCell, trimmed
 from oom_magic.notebook.options import checked
-from oom_magic.predict.setups.gpus import DEFAULT_GPU, checked_number, find_gpu, split_count
-from oom_magic.predict.setups.hardware import Job
+from oom_magic.predict.setups.gpus import DEFAULT_GPU, checked_number, counted, find_gpu
+from oom_magic.predict.setups.hardware import Hardware
 from oom_magic.views.blocks import Block, Description, Facts
 
 if TYPE_CHECKING:
@@ -55,17 +55,12 @@ class CardOptions:
         """
         if num_processes is None and rank is not None:
             raise UsageError(_("--rank: says which process of a job is followed; give --num-processes too."))
-        if num_processes is not None:
-            checked("--num-processes", lambda _text: Job(num_processes, rank or 0), "")
-        number, name = split_count(gpu) if gpu else (None, None)
-        if None not in (number, num_gpus) and number != num_gpus:
-            values = {"asked": num_gpus, "gpu": gpu, "number": number}
-            text = _("{asked}, but --gpu {gpu!r} names {number}; give one of them.", **values)
-            raise UsageError(f"--num-gpus: {text}")
-        number = num_gpus if number is None else number
+        number, name = checked("--num-gpus", lambda _text: counted(gpu, num_gpus), "") if gpu else (num_gpus, None)
         if number is not None:
             checked("--num-gpus", lambda _text: checked_number(number, "num_gpus"), "")
         name = checked("--gpu", find_gpu, name).name if name else None
+        if num_processes is not None:
+            checked("--num-processes", lambda _text: Hardware.of(name, None, number or 1, num_processes, rank or 0), "")
         return cls(name, checked("--memory", parse_bytes, memory) if memory else None, number, num_processes, rank or 0)
 
     def over(self, chosen: CardOptions) -> CardOptions:

@@ -9,7 +9,7 @@ from typing import Any
 from oom_magic.inputs import parse_bytes
 from oom_magic.language import _
 from oom_magic.memory.report import Device
-from oom_magic.predict.setups.gpus import DEFAULT_GPU, closest_gpu, find_gpu, list_gpus, split_count
+from oom_magic.predict.setups.gpus import DEFAULT_GPU, closest_gpu, find_gpu, list_gpus
 from oom_magic.units import format_bytes
 
 
@@ -59,14 +59,6 @@ class SliderMachine:
         if self.num_gpus > 1:
             return _("{name}, cuda:{card} of {number}", name=label, card=self.card or 0, number=self.num_gpus)
         return label
-
-
-def counted(gpu: str | Iterable[str] | None, num_gpus: int) -> tuple[str | Iterable[str] | None, int]:
-    """The card and how many there are: ``"2x T4"`` says both."""
-    if not isinstance(gpu, str):
-        return gpu, num_gpus
-    number, name = split_count(gpu)
-    return name, number or num_gpus
 
 
 def offered_cards(gpu: str | Iterable[str] | None, memory: str | int | None) -> tuple[SliderCard, ...]:

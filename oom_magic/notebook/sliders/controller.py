@@ -13,7 +13,7 @@ from IPython.display import display
 from oom_magic.interrupted import InOneLine, Interrupted
 from oom_magic.language import _, choose_language
 from oom_magic.memory.report import MemoryReport
-from oom_magic.notebook.sliders.cards import SliderCard, SliderMachine, counted, offered_cards
+from oom_magic.notebook.sliders.cards import SliderCard, SliderMachine, offered_cards
 from oom_magic.notebook.sliders.fit_map import Grid
 from oom_magic.notebook.sliders.page import SavedSliders, naming_script
 from oom_magic.notebook.sliders.panel import CardControl, NumberControl, Panel, choice_control
@@ -21,6 +21,7 @@ from oom_magic.notebook.sliders.slices import Slices, is_attended, running_loop
 from oom_magic.notebook.sliders.source import Estimator, FunctionSizer, SetupSizer, Sizer, TraceFailed
 from oom_magic.notebook.sliders.view import Estimate, assumption_details, error_blocks, live_blocks, settings_table
 from oom_magic.notebook.step_chart import step_picture
+from oom_magic.predict.setups.gpus import checked_number, counted
 from oom_magic.views import to_fallback, to_html, to_text
 from oom_magic.views.blocks import Block, Code, Description, Details, Sentence
 from oom_magic.views.words import code_in
@@ -56,7 +57,8 @@ def sliders(
     from oom_magic.predict.setups.setup import TrainingSetup
 
     with InOneLine("function"):
-        gpu, num_gpus = counted(gpu, num_gpus)
+        number, gpu = counted(gpu, num_gpus) if isinstance(gpu, str) else (num_gpus, gpu)
+        num_gpus = checked_number(number, "num_gpus")
         if isinstance(fn_or_setup, TrainingSetup):
             given = {"num_gpus": num_gpus, "num_processes": num_processes or 1}
             setup = fn_or_setup.replace(**{name: number for name, number in given.items() if number != 1})

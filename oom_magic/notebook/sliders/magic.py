@@ -11,7 +11,7 @@ from oom_magic.language import _
 from oom_magic.notebook.options import checked
 from oom_magic.notebook.sliders.controller import Sliders, sliders
 from oom_magic.notebook.sliders.ranges import closest, setup_ranges
-from oom_magic.predict.setups.gpus import split_count
+from oom_magic.predict.setups.gpus import counted
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -45,10 +45,10 @@ def _of_preset(options: Any) -> Sliders:
 
     fields: dict[str, Any] = {name: getattr(options, name) for name in _FIELDS if getattr(options, name)}
     fields |= {name: getattr(options, name) for name in ("gpu", "memory") if getattr(options, name)}
-    if options.gpu:
-        number, fields["gpu"] = split_count(options.gpu)
-        fields |= {} if number is None else {"num_gpus": number}
     fields |= _machine(options)
+    if options.gpu:
+        number, fields["gpu"] = counted(options.gpu, options.num_gpus)
+        fields |= {} if number is None else {"num_gpus": number}
     ranges: dict[str, tuple[int, int]] = {}
     for option, name in _NUMBERS.items():
         text = getattr(options, option)

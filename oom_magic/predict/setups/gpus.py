@@ -96,7 +96,7 @@ def find_gpu(name: str) -> GPU:
 
 def is_card(name: str) -> bool:
     """Whether ``find_gpu`` knows it; ``"2x T4"`` names one too."""
-    return _key(split_count(name)[1]) in _cards_by_key()
+    return _key(counted(name)[1]) in _cards_by_key()
 
 
 def checked_number(number: Any, name: str) -> int:
@@ -109,10 +109,19 @@ def checked_number(number: Any, name: str) -> int:
     return number
 
 
-def split_count(name: str) -> tuple[int | None, str]:
-    """How many cards ``name`` asks for, None if it does not say, and which: ``"2x T4"`` is two T4s."""
+def counted(name: str, num_gpus: int | None = None) -> tuple[int | None, str]:
+    """How many cards are asked for and which: ``"2x T4"`` is two T4s, else it is ``num_gpus``.
+
+    Raises ValueError where both say it and differ.
+    """
     found = re.fullmatch(r"\s*(\d+)\s*[xX×*]\s*(\D.*)", name)
-    return (None, name) if found is None else (int(found[1]), found[2])
+    if found is None:
+        return num_gpus, name
+    number = int(found[1])
+    if num_gpus not in (None, 1, number):
+        values = {"asked": num_gpus, "gpu": name, "number": number}
+        raise ValueError(_("num_gpus={asked}, but {gpu!r} names {number}; give one of them.", **values))
+    return number, found[2]
 
 
 def _swapped(key: str, spellings: Iterable[str]) -> list[str]:

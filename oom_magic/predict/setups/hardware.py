@@ -10,7 +10,7 @@ from oom_magic.errors import InvalidSettingError
 from oom_magic.inputs import parse_bytes
 from oom_magic.language import _
 from oom_magic.memory.allocator.settings import AllocatorSettings
-from oom_magic.predict.setups.gpus import DEFAULT_GPU, GPU, checked_number, find_gpu, split_count
+from oom_magic.predict.setups.gpus import DEFAULT_GPU, GPU, checked_number, counted, find_gpu
 
 _MOST_CARDS = 10_000  # each has an allocator of its own: a million take minutes to make
 
@@ -68,13 +68,16 @@ class Hardware:
         rank: int = 0,
     ) -> Hardware:
         """What these options of ``dry_run`` mean. Raises ValueError, with the fix, where they mean nothing."""
-        number, name = (None, gpu) if isinstance(gpu, GPU) else split_count(gpu or DEFAULT_GPU)
-        num_gpus = number if number is not None and num_gpus == 1 else num_gpus
+        number, name = (num_gpus, gpu) if isinstance(gpu, GPU) else counted(gpu or DEFAULT_GPU, num_gpus)
         card = name if isinstance(name, GPU) else find_gpu(name)
         job = None if num_processes is None else Job(num_processes, rank)
         settings = AllocatorSettings.parse(_allocator_options())
         total_bytes = card.total_bytes if memory is None else parse_bytes(memory)
-        num_cards = max(checked_number(num_gpus, "num_gpus"), 1 if job is None else job.num_processes)
+        num_cards = checked_number(number, "num_gpus")
+        if job is not None and 1 < num_cards < job.num_processes:
+            counts = {"processes": job.num_processes, "cards": number}
+            raise ValueError(_("{processes} processes take a card each, and {cards} are given; give more.", **counts))
+        num_cards = max(num_cards, 1 if job is None else job.num_processes)
         if num_cards > _MOST_CARDS:
             raise ValueError(_("{number} GPUs: at most {most} are followed.", number=num_cards, most=_MOST_CARDS))
         return cls(card, total_bytes, num_cards, job, settings)
