@@ -214,8 +214,8 @@ def test_number_of_cards_in_a_name(name: str, found: tuple[int | None, str]) -> 
 
 
 def test_contradictory_counts() -> None:
-    def ones(rows: int = 8) -> None:
-        torch.ones(rows, device="cuda")
+    def ones(batch_size: int = 8) -> None:
+        torch.ones(batch_size, device="cuda")
 
     for ask in (om.dry_run, om.size, om.sliders):
         with pytest.raises(ValueError, match="num_gpus=3, but '2x T4' names 2; give one of them"):
