@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import subprocess
 import sys
 import weakref
@@ -263,3 +264,86 @@ def test_what_a_macs_message_proposes_is_said_first():
         assert diagnosis.remedies[0].key == "mps_watermark"
         assert "PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0" in str(diagnosis).split("What to change")[1][:160]
         assert "stall" in str(diagnosis).split("What to change")[1][:200]
+
+
+_FIXED_SIZES = (
+    "CUDA out of memory. Tried to allocate 1.86 GiB (GPU 0; 4.00 GiB total capacity; 1.48 GiB already allocated;"
+)
+_CROPS = (
+    f"I train a detector on a 1080ti and get RuntimeError: {_FIXED_SIZES} 319.91 MiB free; 1.88 GiB reserved in total by"
+    " PyTorch). I am able to train it with a smaller crop_size, but the loss does not get smaller."
+)
+_SERVED = (
+    "vllm serve Qwen --tensor-parallel-size 4 --max-model-len 4096 --gpu-memory-utilization 0.85\nError: torch.cuda."
+    "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 60.96 GiB total capacity; 55.91 GiB already"
+    " allocated; 1.80 GiB free; 58.73 GiB reserved in total by PyTorch)"
+)
+_TOO_LONG = (
+    "ValueError: The model's max seq len (4096) is larger than the maximum number of tokens that can be stored in KV"
+    " cache (3664). Try increasing gpu_memory_utilization or decreasing max_model_len when initializing the engine."
+)
+_TACTIC = (
+    "[TRT] [W] Requested amount of GPU memory (17179869184 bytes) could not be allocated.\n[TRT] [W] Skipping tactic 8"
+    " due to insufficient memory on requested size of 17179869184 detected for tactic 0x3c."
+)
+_NO_METAL = (
+    "RuntimeError: MPS backend out of memory (MPS allocated: 0 bytes, other allocations: 0 bytes, max allowed: 7.93 GB)."
+    " Tried to allocate 256 bytes on shared pool. Use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable upper limit."
+)
+_LISTED = (
+    "- Tensorflow version (GPU?): not installed (NA)\n- Jax version: 0.4\nI get an OOM when I evaluate: it fails at 94% of"
+    " the 600 000 data points, with a batch size of one, too, after training with a batch size of 64."
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "not_said"),
+    [
+        pytest.param(_CROPS, ["loss_function", "fp16"], ["logits", "LoRA", "sdpa", "roberta", r"\*\*batch"], id="crops"),
+        pytest.param(_SERVED, ["0.75", "len 2048", "size 8"], ["0.85\n", "8192", "SGLang: "], id="limits of a server"),
+        pytest.param(_TOO_LONG, ["no sequence", "len 3664"], ["leaves nothing", "CUDA graphs", "lower"], id="too long"),
+        pytest.param(_TACTIC, ["only a warning"], ["nvidia-smi"], id="tactic"),
+        pytest.param(_NO_METAL, ["virtual machine"], ["weights do not fit", "Lift"], id="no Metal"),
+        pytest.param(_LISTED, [], ["TensorFlow", "jax", "JAX"], id="listed libraries"),
+        pytest.param(
+            "when i start the training it shows CUDA OUT OF MEMORY even with reduced batch size of 1. Any solution?",
+            ["bf16"], ["microbatch; gradient", "It proposes"], id="batch of one",
+        ),
+        pytest.param(
+            "CPU memory. While evaluating, the computer's memory (no cuda memory) keeps increasing, and the program is"
+            " killed. GPU : V100S * 2, RAM : 256GB",
+            ["RAM"], ["GPU's memory ran out", "names no GPU"], id="no CUDA memory",
+        ),
+        pytest.param(
+            "DataLoader worker (pid 256) is killed by signal: Bus error. It is possible that dataloader's workers are out"
+            " of shared memory. I reduce the batch size to fix this problem.",
+            ["shm"], ["activations"], id="shared memory",
+        ),
+        pytest.param(
+            "USM device allocation fails with UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY on 2 Arc A770 since the last driver",
+            ["Level Zero"], ["expandable_segments", "WSL"], id="Intel's driver",
+        ),
+        pytest.param(
+            "Killed\nI get this when i run the model: Special tokens have been added in the vocabulary\nKilled",
+            ["RAM"], ["workers", "scheduler"], id="killed",
+        ),
+        pytest.param(
+            "exits with return code = -9\ndeepspeed train.py --deepspeed ds_config_zero3.json --train_file_path /data.csv",
+            ["RAM"], ["Offloading to the CPU keeps", "no GPU"], id="ZeRO-3 is no offload",
+        ),
+        pytest.param(
+            "denom = (exp_avg_sq.sqrt() / bias_correction2_sqrt).add_(eps)\ntorch.cuda.OutOfMemoryError: CUDA out of memory."
+            " Tried to allocate 3.14 GiB (GPU 5; 31.75 GiB total capacity; 28.28 GiB already allocated; 1.95 GiB free;"
+            " 28.28 GiB reserved in total by PyTorch)",
+            ["8-bit"], ["without foreach"], id="one tensor at a time",
+        ),
+        pytest.param(
+            "KernelRestarter: restarting kernel (1/5) during a join of two pandas data frames", ["likely"], ["certain"],
+            id="a restart is no proof",
+        ),
+    ],
+)  # fmt: skip
+def test_nothing_is_said_beyond_the_text(text, said, not_said):
+    shown = str(explain(text, fast=True, lang="en"))
+    assert [word for word in said if not re.search(word, shown)] == []
+    assert [word for word in not_said if re.search(word, shown)] == []

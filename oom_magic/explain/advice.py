@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from oom_magic.explain.evidence.causes import HOST_CAUSES, Cause, Evidence
+from oom_magic.explain.evidence.causes import HOST_CAUSES, Cause, Confidence, Evidence
 from oom_magic.explain.evidence.clues.pasted_code import without_graph
 from oom_magic.explain.evidence.judging import device_tool
 from oom_magic.explain.evidence.number_rules import unlisted_bytes
@@ -26,6 +26,7 @@ from oom_magic.explain.remedies.texts import (
     trains,
 )
 from oom_magic.inputs import parse_bytes
+from oom_magic.units import GIB
 
 if TYPE_CHECKING:
     from oom_magic.explain.diagnosis import Diagnosis
@@ -64,6 +65,8 @@ AGAINST: Mapping[Cause, tuple[str, ...]] = {
 _KEEPING_LINES = ("code_appends_tensors", "code_sums_tensors", "code_averages_tensors")
 _OF_LANGUAGE_MODELS = ("sdpa", "shorter_sequences_any", "lora", "qlora", "chunked_loss")
 _OF_INPUTS = (Cause.ACTIVATIONS, Cause.ATTENTION_SCORES, Cause.LOGITS_OR_LOSS, Cause.UNKNOWN)
+_OF_EACH_TENSOR = "exp_avg_sq.sqrt()"  # torch/optim/adam.py, _single_tensor_adam: without foreach
+_OF_A_FULL_DEVICE = (Cause.OTHER_PROCESS, Cause.DRIVER_LEVEL, Cause.HOST_RAM)
 _AT_EVALUATION = ("no_grad", "smaller_evaluation_any")
 # Remedies that apply to training only.
 _OF_TRAINING = {
@@ -77,6 +80,7 @@ _VALUES: Mapping[str, Mapping[str, Any]] = {
     "lora": {"rank": 16},
     "qlora": {"rank": 16},
 }
+_IN_HALF = ("mixed_precision", "half_weights")
 # Whether a run described by its settings is so already.
 _IS_SO: Mapping[str, Callable[[TrainingSetup], bool]] = {
     "sdpa": lambda setup: setup.attention == "sdpa",
@@ -104,11 +108,13 @@ _ON_A_MAC = {"raise_limit": "mps_watermark"}
 # Its allocator has no segments that grow, its GPU shares the RAM, and bitsandbytes is made for other GPUs.
 _NOT_ON_A_MAC = {"expandable_segments", "offload", "fsdp_any", "qlora", "optimizer_8bit"}
 _MOST_CHECKED = 3  # remedies that are followed to the run's end
+_HUGE_BYTES = 24 * GIB  # of one tensor: more than most cards have
 _SAME_SIZE = 0.02  # cards of one kind differ by less
 _NO_RUN = Evidence("reason_no_run")
 _FITS = Evidence("reason_fits_as_it_is")
 NOT_ASKED = Evidence("reason_fast")
 _NOT_YET = Evidence("reason_not_yet")
+_NOT_SET_UP = Evidence("reason_not_set_up")
 _ELSEWHERE = Evidence("reason_other_program")
 _OF_HOST = Evidence("reason_host")
 _NOTHING_SAVES = Evidence("reason_nothing_saves")
@@ -212,11 +218,14 @@ def unpriced_remedies(diagnosis: Diagnosis, reason: Evidence = _NO_RUN) -> tuple
     is_program = elsewhere is not None and bool(diagnosis.program)
     keys = elsewhere if is_program and elsewhere is not None else _keys(diagnosis, elsewhere, reason)
     keys = tuple(dict.fromkeys(_applicable(diagnosis, (*printed_by_message(diagnosis), *keys))))
+    style = "plain" if is_program else _style(diagnosis)
     if is_program:
         reason = _ELSEWHERE
     elif diagnosis.cause in HOST_CAUSES:
         reason = _OF_HOST
-    style = "plain" if is_program else _style(diagnosis)
+    elif reason is _NO_RUN:
+        style = "generic" if style == "plain" and not _names_tokens(diagnosis) else style
+        reason = reason if _may_be_set_up(diagnosis, elsewhere) else _NOT_SET_UP
     return tuple(_named(key, cost, diagnosis, style, reason) for cost, key in enumerate(keys))
 
 
@@ -224,7 +233,7 @@ def _applicable(diagnosis: Diagnosis, keys: tuple[str, ...]) -> Iterator[str]:
     """The remedies that this text leaves to be taken: what it has already is replaced by the next step."""
     is_settled = not diagnosis.setup_phrases and not diagnosis.story.proposals  # a guide proposes what it sets
     for key in keys:
-        if is_settled and _HAD_BY.get(key) in diagnosis.told and len(keys) > 1:
+        if len(keys) > 1 and (_is_had(key, diagnosis, is_settled) or _is_unfounded(key, diagnosis)):
             continue
         if key in _QUANTIZING and "is_quantized" in diagnosis.told:
             yield "smaller_model"
@@ -234,11 +243,39 @@ def _applicable(diagnosis: Diagnosis, keys: tuple[str, ...]) -> Iterator[str]:
             yield key
 
 
+def _is_had(key: str, diagnosis: Diagnosis, is_settled: bool) -> bool:
+    """Whether the run has it already; a batch of one stays one, whatever a text proposes."""
+    if key == "smaller_batch_any" and "batch_of_one" in diagnosis.told:
+        return True
+    if key == "foreach" and _OF_EACH_TENSOR in diagnosis.code:
+        return True
+    return is_settled and _HAD_BY.get(key) in diagnosis.told
+
+
+def _is_unfounded(key: str, diagnosis: Diagnosis) -> bool:
+    """Whether nothing in the text speaks for it: other programs, data loading workers."""
+    if key == "close_processes_any":
+        may_be = {one.cause for one in diagnosis.possible if one.confidence is not Confidence.OPEN}
+        return diagnosis.cause not in _OF_A_FULL_DEVICE and Cause.OTHER_PROCESS not in may_be
+    failure = diagnosis.main_failure
+    loads = "workers" in diagnosis.told or (failure is not None and "dataloader" in failure.format)
+    return key == "fewer_workers" and diagnosis.cause is Cause.HOST_RAM and not loads
+
+
 def _is_of_tokens(diagnosis: Diagnosis) -> bool:
     """Whether the model may be one of tokens; not where an author describes a run and names nothing of the kind."""
-    is_described = "trains" in diagnosis.told and not diagnosis.setup_phrases
-    has_sign = "attends" in diagnosis.told or set(_OF_TRANSFORMERS) & set(diagnosis.frameworks) or diagnosis.tensors
-    return bool(has_sign) or not is_described
+    return _names_tokens(diagnosis) or "trains" not in diagnosis.told
+
+
+def _names_tokens(diagnosis: Diagnosis) -> bool:
+    """Whether something shows that the model is one of tokens."""
+    is_set_up = diagnosis.setup_phrases or diagnosis.tensors
+    return bool(is_set_up or "attends" in diagnosis.told or set(_OF_TRANSFORMERS) & set(diagnosis.frameworks))
+
+
+def _may_be_set_up(diagnosis: Diagnosis, elsewhere: tuple[str, ...] | None) -> bool:
+    """Whether the run may be one that settings describe: the training of a model of tokens."""
+    return _is_of_tokens(diagnosis) if trains(diagnosis) else elsewhere is None
 
 
 def _named(key: str, cost: int, diagnosis: Diagnosis, style: str, note: Evidence) -> Remedy:
@@ -246,7 +283,7 @@ def _named(key: str, cost: int, diagnosis: Diagnosis, style: str, note: Evidence
     values, growth = _values_of(key, diagnosis), diagnosis.growth
     if growth is not None and growth.fixed and key == growth.remedy:
         values = {**values, **growth.lines}
-    code, language = code_of(key) or code_for(key, style, values)
+    code, language = code_of(key, diagnosis) or code_for(key, style, values)
     return Remedy(key, cost, "same", values, note=note, code=for_backend(code, diagnosis.backend), language=language)
 
 
@@ -282,8 +319,14 @@ def _against(diagnosis: Diagnosis, reason: Evidence) -> tuple[str, ...]:
     if any_run is not None and reason is _NO_RUN and is_open:
         return any_run
     keys = AGAINST.get(diagnosis.cause, ())
-    names_input = diagnosis.cause is Cause.ACTIVATIONS and any(one.key in _LARGE_INPUT for one in diagnosis.evidence)
-    return ("smaller_input", *keys) if names_input and reason is _NO_RUN else keys
+    if diagnosis.cause is not Cause.ACTIVATIONS or reason is not _NO_RUN:
+        return keys
+    keys = tuple(key for key in keys if key != "lora")  # which leaves most activations as they are
+    failure = diagnosis.main_failure
+    if failure is not None and (failure.requested_bytes or 0) >= _HUGE_BYTES:
+        return ("find_tensor", *keys)
+    names_input = any(one.key in _LARGE_INPUT for one in diagnosis.evidence)
+    return ("smaller_input", *keys) if names_input else keys
 
 
 def _values_of(key: str, diagnosis: Diagnosis) -> Mapping[str, Any]:
@@ -295,6 +338,8 @@ def _values_of(key: str, diagnosis: Diagnosis) -> Mapping[str, Any]:
         mended = next(((line, fixed) for line in lines if (fixed := without_graph(line))), None)
         if mended is not None:
             return {"code": mended[0], "fixed": mended[1]}
+    if key in _IN_HALF and "predates_bf16" in diagnosis.told:
+        return {"dtype": "fp16"}
     return _VALUES.get(key, {})
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.evidence.budget import Budget
@@ -36,7 +37,8 @@ class Diagnosis(Result):
     ``facts`` how to read the numbers, ``tip`` what PyTorch's own tip against fragmentation is worth here.
     ``possible`` are all causes that a text leaves possible, each with its degree and the check that would settle it,
     ``program`` the server, pipeline or runtime that failed where no training did, ``told`` what the text's author
-    says of the run (keys of ``run_facts``), ``story`` the causes and the ways out that it names. ``lang`` is the
+    says of the run (keys of ``run_facts``), ``server_limits`` the
+    limits that it gives a server, ``story`` the causes and the ways out that it names. ``lang`` is the
     language that it is shown in.
     """
 
@@ -60,6 +62,7 @@ class Diagnosis(Result):
     expandable_segments: bool = False
     possible: tuple[PossibleCause, ...] = ()
     program: str = ""
+    server_limits: Mapping[str, float] = field(default_factory=dict)
     told: frozenset[str] = frozenset()
     accelerator: str | None = None
     story: Story = _NO_STORY

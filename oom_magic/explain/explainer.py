@@ -222,6 +222,7 @@ def _diagnosis(reading: _Reading, findings: _Findings, judgement: Judgement) -> 
         systems=clues.systems,
         expandable_segments=clues.expandable_segments,
         program=clues.program.program.key if clues.program is not None else "",
+        server_limits=clues.program.settings if clues.program is not None else {},
         told=clues.run.told,
         accelerator=clues.accelerator,
         place=location.place or _place(clues),
@@ -233,7 +234,7 @@ def _tensors(
     failure: Failure, supposed: TensorAnswer, has_dims: bool, location: FailureLocation, clues: Clues
 ) -> TensorAnswer:
     """Candidates for the tensor: from frames and report if possible, else those ``supposed`` by the message."""
-    if failure.shape is None and not _is_guessable(failure, clues):
+    if failure.shape is None and not _is_guessable(failure, clues, has_dims):
         supposed = TensorAnswer(note="tensor_unknown_model" if failure.requested_bytes else supposed.note)
     best_fit = max((one.fit for one in supposed.candidates), default=0)
     least_fit = max(best_fit * _WORTH_SHOWING, _LEAST_FIT if has_dims else _LEAST_BLIND_FIT)
@@ -248,8 +249,14 @@ def _tensors(
     return replace(supposed, candidates=(*location.candidates, *others)[:5], note="")
 
 
-def _is_guessable(failure: Failure, clues: Clues) -> bool:
-    """Whether the tensor can be one of a language model's: one that PyTorch allocates, and no convolution."""
+def _is_guessable(failure: Failure, clues: Clues, has_dims: bool) -> bool:
+    """Whether the tensor can be one of a language model's: one that PyTorch allocates, and no convolution.
+
+    Where an author describes a run whose sizes are unknown, something must show that it is about tokens.
+    """
+    is_described = clues.has_prose or "trains" in clues.run.told
+    if is_described and not (has_dims or clues.frameworks or "attends" in clues.run.told):
+        return False
     if failure.backend in ("cpu", "jax", "tensorflow") or NO_LANGUAGE_MODEL.search(clues.trace):
         return False
     return clues.program is None or clues.program.program.key not in _OTHER_KINDS

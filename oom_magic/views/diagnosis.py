@@ -12,7 +12,7 @@ from oom_magic.explain.evidence.clues.programs import PROGRAMS
 from oom_magic.explain.evidence.judging import device_tool
 from oom_magic.explain.live.holders import Holder
 from oom_magic.explain.messages.failure import Failure
-from oom_magic.explain.remedies.texts import code_of, is_evaluation, is_named_by_message, trains
+from oom_magic.explain.remedies.texts import code_of, is_evaluation, is_named_by_message, is_of_any_run, trains
 from oom_magic.explain.sentences.catalogue import render_evidence, translate
 from oom_magic.language import Language
 from oom_magic.predict.setups.setup import in_words
@@ -44,6 +44,7 @@ _SAID_FIRST = (
     "smaller_model",
     "restart_program",
     "smaller_array",
+    "find_tensor",
 )
 _WITHOUT_EFFECT = ("workers", "clearing", "clipping")
 # The remedies that a proposal stands for, where it is not one remedy's key.
@@ -145,10 +146,15 @@ def _cause(cause: Cause, diagnosis: Diagnosis) -> str:
     failure, suffix = diagnosis.main_failure, ""
     if cause is Cause.MEMORY_FRACTION_LIMIT and diagnosis.program in _SERVERS:
         suffix = "_server" if failure is None or failure.limit_bytes is None else ""
+        suffix = "_context" if failure is not None and failure.format == "vllm_context" else suffix
+    elif cause is Cause.MEMORY_FRACTION_LIMIT and any(one.key == "program_reserves" for one in diagnosis.evidence):
+        suffix = "_reserved"
     elif cause is Cause.WEIGHTS_TOO_BIG and any(one.key == "checkpoint_to_gpu" for one in diagnosis.evidence):
         suffix = "_twice"
     elif cause is Cause.HOST_RAM and "Jetson" in diagnosis.systems:
         suffix = "_board"
+    elif cause is Cause.HOST_RAM and failure is not None and failure.format == "windows_paging_file":
+        suffix = "_commit"
     elif cause is Cause.ACTIVATIONS and any(one.key == "data_on_device" for one in diagnosis.evidence):
         suffix = "_data"
     elif cause is Cause.ACTIVATIONS and _infers(diagnosis):
@@ -157,8 +163,9 @@ def _cause(cause: Cause, diagnosis: Diagnosis) -> str:
 
 
 def _infers(diagnosis: Diagnosis) -> bool:
-    """Whether no training ran: a program that infers, or an author who says so."""
-    return diagnosis.program in _INFERENCE or ("infers" in diagnosis.told and not trains(diagnosis))
+    """Whether nothing shows that a training ran: a program that infers, or an author who tells of something else."""
+    is_told = "infers" in diagnosis.told and not trains(diagnosis)
+    return diagnosis.program in _INFERENCE or is_told or is_of_any_run(diagnosis)
 
 
 def _why(diagnosis: Diagnosis) -> Block:
@@ -190,7 +197,7 @@ def _advice(diagnosis: Diagnosis, lang: Language) -> str:
     is_told = is_told or (diagnosis.cause is Cause.FRAGMENTATION and diagnosis.expandable_segments)
     if diagnosis.cause is Cause.ACTIVATIONS and "has_batch_of_one" in diagnosis.told:
         is_told = is_told or diagnosis.phase != "evaluation"
-    if first is not None and (code_of(first.key) is not None or is_told or first.key in _SAID_FIRST):
+    if first is not None and (code_of(first.key, diagnosis) is not None or is_told or first.key in _SAID_FIRST):
         return translate(f"remedy_{first.key}", lang, **first.values)
     if diagnosis.phase == "saving" and diagnosis.cause is Cause.WEIGHTS_TOO_BIG:
         return translate("advice_saving", lang, code=_STATE_ON_HOST)
@@ -266,12 +273,12 @@ def _located(diagnosis: Diagnosis) -> Iterator[Evidence]:
     """The evidence and the phase. The user's line is quoted once, with its location; after that only the location."""
     items = list(diagnosis.evidence)
     is_told = any(item.key.startswith("phase_") for item in items)
-    if diagnosis.phase and diagnosis.main_failure is not None and not is_told:
-        items.append(Evidence(f"phase_{diagnosis.phase}", {"code": diagnosis.code or "..."}))
+    if diagnosis.phase and diagnosis.code and diagnosis.main_failure is not None and not is_told:
+        items.append(Evidence(f"phase_{diagnosis.phase}", {"code": diagnosis.code}))
     is_quoted = False
     for item in items:
         code = item.values.get("code")
-        if code is not None and diagnosis.place:
+        if code is not None and diagnosis.place and diagnosis.code:
             is_innermost = not item.key.startswith("phase_") and code != diagnosis.code
             quoted = code if is_innermost else diagnosis.code
             text = diagnosis.place if is_quoted and not is_innermost else f"{quoted} ({diagnosis.place})"
@@ -311,6 +318,8 @@ def _proposals_judged(diagnosis: Diagnosis) -> Iterator[str]:
     against = {one.key.removesuffix("_any"): one for one in diagnosis.remedies if (one.saving_bytes or 1) > 0}
     named: set[str] = set()
     for key in diagnosis.story.proposals:
+        if key == "smaller_batch" and "batch_of_one" in diagnosis.told:
+            continue  # tried to its end
         if key in _WITHOUT_EFFECT:
             yield translate(f"story_{key}", lang)
             continue

@@ -18,7 +18,7 @@ _COLUMNS = ("remedy", "needed", "saving", "verdict", "speed", "batch")
 _HUES = {"safe": "parameter", "tight": "optimizer_state", "danger": "activation", None: "before"}
 _MOST_BARS = 6
 _NO_RUN, _NOT_ASKED = "reason_no_run", "reason_fast"  # notes of remedies that are named without a price
-_ELSEWHERE = ("reason_other_program", "reason_host")  # and of those that no dry run can price
+_ELSEWHERE = ("reason_other_program", "reason_host", "reason_not_set_up")  # and of those that no dry run can price
 _STOPS = ".。"
 
 

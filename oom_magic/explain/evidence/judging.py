@@ -75,11 +75,15 @@ _OF_LIMITS = {"names_share", "full_at_any_size", "smaller_share_helps"}
 # Runtimes whose memory no call of PyTorch counts.
 _WITHOUT_TORCH = ("rapids", "thrust", "cupy", "numba", "llama_cpp", "ollama", "onnxruntime", "tensorrt", "paddle")
 _WORTH_NAMING = 0.12
+_SERVERS = ("vllm", "sglang", "server")
+# Causes that are checked in another way where a program infers.
+_AS_INFERENCE = (Cause.WEIGHTS_TOO_BIG, Cause.ACTIVATIONS, Cause.MEMORY_FRACTION_LIMIT)
 
 _FIXED: dict[str, tuple[Cause, Confidence]] = {
     "cuda_preempted": (Cause.MEMORY_FRACTION_LIMIT, Confidence.CERTAIN),
     "cuda_absurd_size": (Cause.REQUEST_ALONE_TOO_BIG, Confidence.CERTAIN),
     "cuda_driver_error": (Cause.DRIVER_LEVEL, Confidence.CERTAIN),
+    "xpu_driver": (Cause.DRIVER_LEVEL, Confidence.LIKELY),
     "jetson_nvmap": (Cause.DRIVER_LEVEL, Confidence.CERTAIN),
     "cuda_va_exhausted": (Cause.DRIVER_LEVEL, Confidence.CERTAIN),
     "nccl": (Cause.DRIVER_LEVEL, Confidence.LIKELY),
@@ -116,12 +120,19 @@ _FIXED: dict[str, tuple[Cause, Confidence]] = {
     "notebook_host": (Cause.HOST_RAM, Confidence.LIKELY),
     "kernel_died": (Cause.HOST_RAM, Confidence.POSSIBLE),
     "vllm": (Cause.MEMORY_FRACTION_LIMIT, Confidence.CERTAIN),
+    "vllm_context": (Cause.MEMORY_FRACTION_LIMIT, Confidence.CERTAIN),
     "vllm_startup": (Cause.OTHER_PROCESS, Confidence.LIKELY),
     "hf_offload": (Cause.WEIGHTS_TOO_BIG, Confidence.CERTAIN),
     "hf_auto_batch": (Cause.ACTIVATIONS, Confidence.POSSIBLE),
     "mps_invalid_buffer": (Cause.REQUEST_ALONE_TOO_BIG, Confidence.CERTAIN),
     "ipex_4gb": (Cause.REQUEST_ALONE_TOO_BIG, Confidence.CERTAIN),
 }
+_OPEN = (Cause.UNKNOWN, Confidence.OPEN)
+# What fills a device; a message that is about the host's memory by its kind has none of these causes.
+_OF_DEVICE = frozenset({
+    Cause.ACTIVATIONS, Cause.LOGITS_OR_LOSS, Cause.ATTENTION_SCORES, Cause.OPTIMIZER_STATE, Cause.WEIGHTS_TOO_BIG,
+    Cause.OTHER_PROCESS, Cause.FRAGMENTATION, Cause.MEMORY_FRACTION_LIMIT,
+})  # fmt: skip
 # Words of one text go together, so their evidence grows with the root of their number. Rules as they were before each
 # of the rounds 7 to 27, with the reports before it as precedents, named the right cause of 79.3 % of 463 reports alone
 # and of 85.5 % with these two numbers; with half or a quarter of either it is 83 to 86 %.
@@ -210,7 +221,8 @@ def judge(failures: Sequence[Failure], text: str, clues: Clues | None = None) ->
             evidence.append(Evidence("index_error_beside"))
         return Judgement(Cause.NOT_OOM, tuple(evidence), Confidence.CERTAIN)
     supports = list(_supports(failure, clues, text))
-    possible = _weighed(supports, failure, clues)
+    is_guess = failure is not None and failure.is_oom is None  # the message itself leaves it open
+    possible = _weighed(supports, failure, clues, _CERTAIN_FROM - 0.01 if is_guess else 1.0)
     if _resembles_reports(failure, clues):
         shares = precedents().shares(features_of(text, failure, clues))
         if not (possible and possible[0].degree >= _CLEAR_FROM):
@@ -363,6 +375,8 @@ def _weighed(
 ) -> tuple[PossibleCause, ...]:
     """The ``most`` likeliest causes: reasons combine as independent ones, reasons against reduce the degree."""
     order = list(dict.fromkeys(one.cause for one in supports if one.weight > 0))
+    if failure is not None and _FIXED.get(failure.format, _OPEN)[0] in HOST_CAUSES:
+        order = [cause for cause in order if cause not in _OF_DEVICE]
     found = [_possible(cause, [one for one in supports if one.cause is cause], failure, clues, most) for cause in order]
     worth = [one for one in found if one.degree >= _WORTH_NAMING]
     return tuple(sorted(worth, key=lambda one: -one.degree)[:_MOST_POSSIBLE])
@@ -441,6 +455,9 @@ def _check(cause: Cause, failure: Failure | None, clues: Clues) -> Evidence:
         return Evidence(f"check_{cause.value}", {"call": _COUNTERS.get(backend or "cuda", _COUNTERS["cuda"])})
     if cause is Cause.MEMORY_FRACTION_LIMIT and backend == "mps":
         return Evidence(f"check_{cause.value}_mps")
-    if clues.program is not None and cause in (Cause.WEIGHTS_TOO_BIG, Cause.ACTIVATIONS, Cause.MEMORY_FRACTION_LIMIT):
+    if failure is not None and failure.format == "vllm_context":
+        return Evidence(f"check_{cause.value}_context")
+    serves = clues.program is not None and clues.program.program.key in _SERVERS
+    if clues.program is not None and (serves or cause is not Cause.MEMORY_FRACTION_LIMIT) and cause in _AS_INFERENCE:
         return Evidence(f"check_{cause.value}_inference")
     return Evidence(f"check_{cause.value}")

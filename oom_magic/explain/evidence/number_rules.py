@@ -26,6 +26,7 @@ _MIN_OTHERS_SHARE = 0.25
 # From this share of the capacity, other processes or an unexplained rest are worth mentioning.
 _NOTEWORTHY_SHARE = 0.05
 # A step's or a model's own tensors fill the device from this share of its capacity.
+_ALMOST_NOTHING = 0.1
 OWN_SHARE = 0.6
 # CUDA context and libraries of one process, where the message does not tell them apart from others.
 _OWN_OUTSIDE_BYTES = 3 * GIB // 4
@@ -185,6 +186,11 @@ def _mps(failure: Failure, clues: Clues) -> Iterator[Support]:
     other, limit, allocated = failure.mps_other_bytes, failure.limit_bytes, failure.allocated_bytes
     if failure.backend != "mps" or other is None or allocated is None:
         return
+    requested = failure.requested_bytes or 0
+    if limit is not None and allocated + other + requested < limit * _ALMOST_NOTHING:
+        sizes = {"held_bytes": allocated + other, "limit_bytes": limit, "requested_bytes": requested}
+        yield Support(Cause.DRIVER_LEVEL, 0.85, Evidence("mps_refused_all", sizes))
+        return
     if other >= limit / 2 if limit else other >= 2 * allocated:
         values = {"other_bytes": other, "held_bytes": allocated, "limit_bytes": limit or 0}
         yield Support(Cause.MEMORY_FRACTION_LIMIT if limit else Cause.ACTIVATIONS, 0.4, Evidence("mps_others", values))
@@ -293,6 +299,8 @@ def _facts_around(clues: Clues) -> Iterator[Evidence]:
         yield Evidence("fact_expandable_windows")
     if "shuts_down" in clues.run.told:
         yield Evidence("fact_no_shutdown")
+    if clues.skips_tactics:
+        yield Evidence("meaning_tensorrt_tactic")
 
 
 def _facts(failure: Failure) -> Iterator[Evidence]:

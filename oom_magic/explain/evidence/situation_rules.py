@@ -112,11 +112,11 @@ def _host(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.HOST_RAM, 0.5, Evidence("told_workers"))
     if "loads_data" in told:
         yield Support(Cause.HOST_RAM, 0.5, Evidence("told_loads_data"))
-    elif "handles_files" in told and failure is not None:
+    elif "handles_files" in told and failure is not None and not clues.frameworks:
         yield Support(Cause.HOST_RAM, 0.45, Evidence("told_files"))
     elif "speaks_of_ram" in told and "speaks_of_gpu" not in told:
         yield Support(Cause.HOST_RAM, 0.45, Evidence("told_ram_only"))
-    elif failure is not None and failure.format.startswith("told") and computes_plainly(failure, clues):
+    elif failure is not None and failure.format.startswith("told") and _names_no_device(failure, clues):
         yield Support(Cause.HOST_RAM, 0.4, Evidence("told_no_device"))
     if "computes_on_host" in told and "loads_data" not in told:
         yield Support(Cause.HOST_RAM, 0.5, Evidence("told_host_library"))
@@ -124,6 +124,10 @@ def _host(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.HOST_RAM, 0.5, Evidence("told_given"))
     if "offloads_to_host" in told:
         yield Support(Cause.HOST_RAM, 0.2, Evidence("told_offload"))
+
+
+def _names_no_device(failure: Failure, clues: Clues) -> bool:
+    return "speaks_of_gpu" not in clues.run.told and computes_plainly(failure, clues)
 
 
 def _inputs(failure: Failure | None, clues: Clues) -> Iterator[Support]:

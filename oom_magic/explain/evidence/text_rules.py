@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from oom_magic.explain.evidence.causes import Cause, Evidence, Support
 from oom_magic.explain.evidence.clues.traceback import Clues
@@ -99,8 +100,9 @@ def text_rules(failure: Failure | None, clues: Clues, text: str) -> Iterator[Sup
 
 
 def _where(clues: Clues) -> dict[str, int | str]:
-    """The line of code that a sentence of evidence shows."""
-    return {"code": clues.code or "..."}
+    """The line of code that a sentence of evidence shows, or where it stands."""
+    frame = clues.frames[-1] if clues.frames else None
+    return {"code": clues.code or (f"{Path(frame.path).name}:{frame.line}" if frame is not None else "")}
 
 
 def _tensor(failure: Failure | None, clues: Clues) -> Iterator[Support]:
@@ -108,7 +110,10 @@ def _tensor(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     if clues.tensor is None or (failure is not None and failure.requested_bytes in NAMELESS_REQUESTS):
         return
     weight = 0.82 if failure is None or (failure.requested_bytes or GIB) >= 64 * MIB else 0.5
-    yield Support(TENSOR_CAUSES[clues.tensor], weight, Evidence(f"tensor_{clues.tensor}", _where(clues)))
+    evidence = Evidence(f"tensor_{clues.tensor}", _where(clues))
+    if not evidence.values["code"]:  # it was read in code that the author quotes
+        weight, evidence = 0.5, Evidence("quoted_tensor")
+    yield Support(TENSOR_CAUSES[clues.tensor], weight, evidence)
 
 
 def _phase(failure: Failure | None, clues: Clues) -> Iterator[Support]:

@@ -33,8 +33,8 @@ _NUL_CUT = re.compile(r"\.\s{0,8}G\s?P\s?U[ \t\xa0]*(?:$|\n|\\n|['\"`)|…])")
 _SEPARATORS = re.compile(r"[\s*`'\"|]+")
 # The device is named elsewhere in the text, if anywhere.
 _OF_ANY_DEVICE = (
-    "told", "told_device", "graphics_api", "vllm", "vllm_startup", "sglang", "tgi", "hf_offload", "hf_auto_batch",
-    "sd_webui",
+    "told", "told_device", "graphics_api", "vllm", "vllm_context", "vllm_startup", "sglang", "tgi", "hf_offload",
+    "hf_auto_batch", "sd_webui",
 )  # fmt: skip
 _MAX_BEFORE = 300
 _MAX_TEXT = 2000

@@ -153,6 +153,34 @@ fully_shard({model})""",
     "raise_limit": "torch.cuda.set_per_process_memory_fraction(1.0)",
     "fewer_workers": "loader = DataLoader(dataset, batch_size=batch_size, num_workers=2)",
 }
+# Where a text shows nothing of transformers: their batches and methods would not be those of the user's model.
+_GENERIC = {
+    "smaller_batch_any": """\
+accumulation = 4    # with a batch size a fourth of before
+for number, (inputs, targets) in enumerate(loader, 1):
+    loss = loss_function({model}(inputs), targets) / accumulation
+    loss.backward()
+    if number % accumulation == 0:
+        optimizer.step()
+        optimizer.zero_grad()""",
+    "mixed_precision": """\
+with torch.autocast("cuda", dtype=torch.{torch_dtype}):
+    loss = loss_function({model}(inputs), targets)
+# outside the block{scaler}
+loss.backward()""",
+    "checkpointing": """\
+from torch.utils.checkpoint import checkpoint
+# in the model's forward, for each large block, not x = block(x)
+x = checkpoint(block, x, use_reentrant=False)""",
+    "sdpa": """\
+from torch.nn.functional import scaled_dot_product_attention
+out = scaled_dot_product_attention(query, key, value)""",
+    "no_grad": "with torch.no_grad():\n    outputs = {model}(inputs)",
+    "chunked_loss": "",
+    "lora": "",
+    "qlora": "",
+    "offload": "",
+}
 _TRAINER = {
     "sdpa": _PLAIN["sdpa"],
     "mixed_precision": "TrainingArguments(..., {dtype}=True)",
@@ -215,7 +243,7 @@ export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 # Their templates contain a generic loop or model: shown as code only where written into the user's own.
 IN_A_LOOP = frozenset({"chunked_loss", "no_grad", "dropped_outputs", "mixed_precision"})
 ACCELERATOR_SETTINGS = frozenset({"mixed_precision", "fsdp"})  # which leave the loop as it is
-STYLES = {"plain": _PLAIN, "trainer": _TRAINER, "accelerate": _ACCELERATE}
+STYLES = {"plain": _PLAIN, "generic": _GENERIC, "trainer": _TRAINER, "accelerate": _ACCELERATE}
 _TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16"}
 # Default names, where the user's are not known.
 _NAMES = {
@@ -246,7 +274,7 @@ def code_for(key: str, style: str, values: Mapping[str, Any]) -> tuple[str, str]
     """(code, its language) for a remedy; ("", "python") where there is nothing to paste."""
     if key in _SHELL:
         return _SHELL[key].replace("{tool}", str(values.get("tool", "nvidia-smi"))), "shell"
-    template = STYLES[style].get(key) or _PLAIN.get(key, "")
+    template = STYLES[style].get(key, _PLAIN.get(key, ""))
     dtype = str(values.get("dtype", ""))
     names = {**_NAMES, **values}
     inner = names.get("inner", names["model"])

@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 # Remedies by the kind of message, whatever the cause.
 _BY_FORMAT: Mapping[str, tuple[str, ...]] = {
     "cuda_absurd_size": ("find_tensor",),
-    "windows_paging_file": ("page_file", "fewer_workers"),
+    "windows_paging_file": ("page_file", "fewer_processes"),
     "slurm_oom_kill": ("scheduler_memory", "fewer_workers", "stream_data"),
     "scheduler_oom_kill": ("scheduler_memory", "fewer_workers", "stream_data"),
     "pod_oom_kill": ("pod_memory", "fewer_workers", "stream_data"),
     "pinned_memory": ("unpin",),
     "dataloader": ("shared_memory", "fewer_workers"),
     "sigbus": ("shared_memory", "fewer_workers"),
+    "vllm_context": ("shorter_context", "larger_share", "quantized_model", "tensor_parallel"),
     "vllm_startup": ("vllm_utilization", "close_processes_any"),
     "hf_offload": ("quantized_model", "smaller_model"),
     "ipex_4gb": ("smaller_arrays",),
@@ -37,6 +38,7 @@ _BY_EVIDENCE: Mapping[str, tuple[str, ...]] = {
     "grows_in_evaluation": ("no_grad", "collect_on_host", "gather_on_host"),
     "gathers_predictions": ("gather_on_host", "smaller_evaluation_any"),
     "code_carries_state": ("detach_state", "no_grad"),
+    "told_graph_kept": ("detach",),
     "code_retains_graph": ("no_retain_graph", "detach"),
     "code_infers_with_gradients": ("no_grad", "smaller_evaluation_any"),
     "code_collects_tensors": ("collect_on_host",),
@@ -51,6 +53,7 @@ _BY_EVIDENCE: Mapping[str, tuple[str, ...]] = {
     "told_page_file": ("page_file",),
     "parallel_slots": ("one_at_a_time",),
     "above_block_limit": ("relaxed_limits", "smaller_arrays"),
+    "mps_refused_all": ("use_cpu",),
     "mps_watermark": ("mps_watermark", "smaller_input"),
     "mps_others": ("smaller_input", "mps_watermark", "close_apps"),
     "mps_own_fill": ("smaller_input", "quantized_model", "mps_watermark"),
@@ -83,16 +86,27 @@ _TOLD_OF_TRAINING = {"trains", "training_fits", "adam_costs"}
 _TRAINERS = {"transformers Trainer", "deepspeed", "FSDP", "Lightning"}
 _LARGE_ARRAY = 64 * GIB  # in one piece: more RAM is no way out
 _HOST_OFFLOAD = ("less_offload", "more_ram")
+# The limits of servers, each on from where the text has it, else from a usual value.
+_OF_SERVERS: Mapping[str, Mapping[str, str]] = {
+    "vllm": {
+        "vllm_utilization": "vllm serve MODEL --gpu-memory-utilization {less:.2g}",
+        "larger_share": "vllm serve MODEL --gpu-memory-utilization {more:.2g}",
+        "shorter_context": "vllm serve MODEL --max-model-len {length:.0f}",
+        "vllm_max_num_seqs": "vllm serve MODEL --max-num-seqs {requests:.0f}",
+        "vllm_eager": "vllm serve MODEL --enforce-eager",
+        "tensor_parallel": "vllm serve MODEL --tensor-parallel-size {devices:.0f}",
+    },
+    "sglang": {
+        "sglang_fraction": "python -m sglang.launch_server --model-path MODEL --mem-fraction-static {less:.2g}",
+        "sglang_prefill":
+            "python -m sglang.launch_server --model-path MODEL --chunked-prefill-size 2048 --cuda-graph-max-bs 16",
+        "shorter_context": "python -m sglang.launch_server --model-path MODEL --context-length {length:.0f}",
+        "tensor_parallel": "python -m sglang.launch_server --model-path MODEL --tp {devices:.0f}",
+    },
+}  # fmt: skip
+_USUAL_LIMITS = {"share": 0.9, "length": 16384.0, "requests": 128.0, "devices": 1.0}
+_LARGEST_SHARE = 0.97
 _CODE: Mapping[str, tuple[str, str]] = {
-    "vllm_utilization": ("vllm serve MODEL --gpu-memory-utilization 0.85", "bash"),
-    "shorter_context": ("vllm serve MODEL --max-model-len 8192   # SGLang: --context-length 8192", "bash"),
-    "vllm_max_num_seqs": ("vllm serve MODEL --max-num-seqs 64 --max-num-batched-tokens 4096", "bash"),
-    "vllm_eager": ("vllm serve MODEL --enforce-eager", "bash"),
-    "tensor_parallel": ("vllm serve MODEL --tensor-parallel-size 2   # SGLang: --tp 2", "bash"),
-    "sglang_fraction": ("python -m sglang.launch_server --model-path MODEL --mem-fraction-static 0.8", "bash"),
-    "sglang_prefill": (
-        "python -m sglang.launch_server --model-path MODEL --chunked-prefill-size 2048 --cuda-graph-max-bs 16", "bash",
-    ),
     "tgi_tokens": ("text-generation-launcher --max-batch-prefill-tokens 2048 --max-batch-total-tokens 8192", "bash"),
     "tgi_shards": ("text-generation-launcher --num-shard 2", "bash"),
     "webui_medvram": ("COMMANDLINE_ARGS=--medvram   # in webui-user.sh or webui-user.bat; then --lowvram", "bash"),
@@ -202,7 +216,7 @@ def printed_by_message(diagnosis: Diagnosis) -> tuple[str, ...]:
     """The changes that the message itself proposes, whatever the cause."""
     failure = diagnosis.main_failure
     is_marked = failure is not None and failure.backend == "mps" and failure.limit_bytes is not None
-    return ("mps_watermark",) if is_marked else ()
+    return ("mps_watermark",) if is_marked and diagnosis.cause is not Cause.DRIVER_LEVEL else ()
 
 
 def trains(diagnosis: Diagnosis) -> bool:
@@ -211,6 +225,11 @@ def trains(diagnosis: Diagnosis) -> bool:
     is_trainer = bool(_TRAINERS & set(diagnosis.frameworks)) and "infers" not in diagnosis.told
     is_told = bool(_TOLD_OF_TRAINING & diagnosis.told or diagnosis.setup_phrases)
     return is_told or in_step or is_trainer
+
+
+def is_of_any_run(diagnosis: Diagnosis) -> bool:
+    """Whether the text describes a run of which nothing shows that it trains."""
+    return not trains(diagnosis) and any(one.key in _OF_ANY_RUN for one in diagnosis.evidence)
 
 
 def is_evaluation(diagnosis: Diagnosis) -> bool:
@@ -224,9 +243,16 @@ def is_named_by_message(diagnosis: Diagnosis) -> bool:
     return diagnosis.main_failure is not None and diagnosis.main_failure.format in _BY_FORMAT
 
 
-def code_of(key: str) -> tuple[str, str] | None:
+def code_of(key: str, diagnosis: Diagnosis) -> tuple[str, str] | None:
     """Lines to copy for a change, and their language; None where a sentence says it all."""
-    return _CODE.get(key)
+    template = _OF_SERVERS.get(diagnosis.program, {}).get(key)
+    if template is None:
+        return _CODE.get(key)
+    limits = {**_USUAL_LIMITS, **diagnosis.server_limits}
+    less, more = max(limits["share"] - 0.1, 0.1), min(limits["share"] + 0.05, _LARGEST_SHARE)
+    length, requests = limits.get("held", limits["length"] // 2), max(limits["requests"] // 2, 1)
+    values = {"less": less, "more": more, "length": length, "requests": requests, "devices": 2 * limits["devices"]}
+    return template.format(**values), "bash"
 
 
 def _by_evidence(keys: set[str], diagnosis: Diagnosis) -> tuple[str, ...]:
@@ -243,10 +269,8 @@ def _against_host(diagnosis: Diagnosis, keys: set[str]) -> tuple[str, ...]:
         found += _HOST_OFFLOAD
     if "free_above_request" in keys:
         found += ["page_file", "close_processes_any"]
-    told, failure = diagnosis.told, diagnosis.main_failure
+    failure = diagnosis.main_failure
     if failure is not None and (failure.requested_bytes or 0) >= _LARGE_ARRAY:
         return tuple(dict.fromkeys((*found, "smaller_array", "stream_data")))
-    loads = {"workers", "loads_data"} & told or {"trains", "uses_torch"} <= told
-    loads = loads or {"trains", "has_lora"} <= told or (failure is not None and "dataloader" in failure.format)
-    usual = ("fewer_workers", "stream_data") if loads else ("stream_data", "more_ram")
+    usual = ("fewer_workers", "stream_data", "more_ram")
     return tuple(dict.fromkeys((*found, *(() if found else usual))))

@@ -25,7 +25,7 @@ CATALOGUE: Sentences = {
         "A checkpoint that is loaded onto the GPU lies there beside the model, and together they do not fit."
     ),
     "cause_activations": (
-        "The activations of a step do not fit: what the forward pass keeps grows with batch and length."
+        "The activations of a step do not fit: what the forward pass keeps grows with the batch and the inputs' size."
     ),
     "cause_activations_inference": (
         "What it computes at once does not fit: that grows with the input (length, picture, requests or rows at once)."
@@ -42,9 +42,15 @@ CATALOGUE: Sentences = {
         "What the server may take is full: beside its weights and its cache of keys and values, what comes on top"
         " (CUDA graphs, the activations of requests) finds no room."
     ),
+    "cause_memory_fraction_limit_context": (
+        "The cache of keys and values gets what the server's share leaves beside the weights, and that holds no"
+        " sequence of the length that is allowed."
+    ),
+    "cause_memory_fraction_limit_reserved": "The program takes its share of the device at its start.",
     "cause_sysmem_fallback": "The driver had moved memory to the computer's RAM (Windows or WSL); that ran out, too.",
     "cause_host_ram": "The computer's own memory (RAM) ran out, not the GPU's.",
     "cause_host_ram_board": "The memory that CPU and GPU share on this board ran out.",
+    "cause_host_ram_commit": "What Windows can promise of RAM and paging file together ran out, not the GPU's memory.",
     "cause_shared_memory": "The shared memory (/dev/shm) that data loading workers use ran out, not the GPU's memory.",
     "cause_driver_level": (
         "The driver, or a library that asks it directly, could not get memory, outside PyTorch's own allocator."
@@ -255,6 +261,7 @@ CATALOGUE: Sentences = {
     "meaning_cuda_driver_error": (
         "The driver could not map memory, as expandable_segments asks for; under WSL that fails early."
     ),
+    "meaning_xpu_driver": "Intel's driver (Level Zero) gave no memory.",
     "meaning_jetson_nvmap": "The Jetson's memory manager (NvMap) refused the allocation.",
     "meaning_cuda_va_exhausted": (
         "Virtual address space ran out, not device memory: reserve less for expandable segments."
@@ -304,6 +311,9 @@ CATALOGUE: Sentences = {
     "meaning_notebook_host": "The notebook lost its process, most often for lack of RAM.",
     "meaning_kernel_died": "The kernel died; nothing of it reached Python. Lack of RAM is the most frequent reason.",
     "meaning_vllm": "vLLM's share of the device (gpu_memory_utilization) leaves nothing for its cache.",
+    "meaning_vllm_context": (
+        "The longest sequence that vLLM is to allow (max_model_len) takes more than its cache has room for."
+    ),
     "meaning_sglang": "SGLang's share of the device (--mem-fraction-static) leaves nothing for its cache.",
     "meaning_paddle": "PaddlePaddle ran out of device memory.",
     "meaning_mps_command_buffer": "The Mac had too little memory left to run what the GPU was given.",

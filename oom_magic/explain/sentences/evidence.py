@@ -11,10 +11,15 @@ EVIDENCE: Sentences = {
         " on the failing line is wrong (a size that was multiplied in, an index taken for a length)."
     ),
     "request_is_power": "{requested_bytes} are 2**{exponent} bytes: the product of sizes that overflowed.",
+    "quoted_tensor": "The text quotes the code that computes it.",
     "request_of_line": "What was multiplied are the sizes on this line: {code}",
     "request_overflowed": (
         "A size of {requested_bytes} is a number that overflowed: sizes multiplied beyond what an integer holds, or a"
         " negative size."
+    ),
+    "mps_refused_all": (
+        "{held_bytes} of {limit_bytes} were taken, and yet {requested_bytes} were refused: Metal gave nothing at all,"
+        " as in a virtual machine without a GPU of its own."
     ),
     "mps_own_fill": "PyTorch itself held {held_bytes} of the {limit_bytes} that this Mac's GPU is allowed.",
     "mps_watermark": (
@@ -153,7 +158,9 @@ EVIDENCE: Sentences = {
         " once."
     ),
     "check_growth_by_tool": "Watch {tool} over many uses: what is held after each must not rise.",
-    "told_killed": "The text says that the process was killed; the system does that when its RAM is full.",
+    "told_killed": (
+        "The text says that the process was killed, or that it died without a message: a lack of RAM looks like that."
+    ),
     "told_offload": "Offloading to the CPU keeps parameters or optimizer state in RAM.",
     "request_above_any_device": "{requested_bytes} are more than any GPU has: a size on the failing line is wrong.",
     "array_above_card": "The pasted code creates an array of {array_bytes}, more than the device has room for.",
@@ -297,6 +304,7 @@ EVIDENCE: Sentences = {
     "check_memory_fraction_limit_inference": (
         "Start with a smaller share or a shorter context: the log says how many tokens the cache then holds."
     ),
+    "check_memory_fraction_limit_context": "The log says how many tokens the cache holds: allow no longer sequence.",
     "check_memory_fraction_limit_mps": (
         "Print torch.mps.driver_allocated_memory() and torch.mps.recommended_max_memory() just before it fails."
     ),

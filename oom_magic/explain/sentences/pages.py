@@ -61,7 +61,7 @@ PAGE_CATALOGUE: Sentences = {
         " of the model is still loaded."
     ),
     "advice_activations": (
-        "Take a smaller microbatch with gradient accumulation, then activation checkpointing, then shorter sequences."
+        "Take a smaller microbatch with gradient accumulation, then activation checkpointing, then smaller inputs."
     ),
     "advice_evaluation": (
         "Evaluate under torch.no_grad() (or torch.inference_mode()), and move what is collected off the GPU."
@@ -90,8 +90,7 @@ PAGE_CATALOGUE: Sentences = {
         " inputs, and bf16."
     ),
     "advice_host_ram": (
-        "Use less of the computer's RAM: fewer data loading workers, lazy or memory-mapped data, or ask the"
-        " scheduler for more."
+        "Use less of the computer's RAM: hold less of data and models at once, or give the program more."
     ),
     "advice_shared_memory": "Enlarge /dev/shm (docker run --shm-size=8g) or set num_workers=0.",
     "advice_driver_level": (

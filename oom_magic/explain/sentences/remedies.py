@@ -80,13 +80,20 @@ REMEDIES: Sentences = {
     ),
     "remedy_keep_on_host": "Collect on the host, not on the GPU: {fixed}",
     "remedy_raise_limit": "Raise the limit set for this process.",
-    "remedy_find_tensor": "See which operation asks for so much; a shape there is larger than meant.",
+    "remedy_find_tensor": "See which operation asks for so much, and whether a shape there is larger than meant.",
     "remedy_fallback_policy": (
         "Set the driver's CUDA sysmem fallback policy to 'prefer no sysmem fallback': it then "
         "fails instead of crawling."
     ),
     "remedy_fewer_workers": "Fewer data loading workers: each holds a copy of what it touches.",
-    "remedy_stream_data": "Read data as it is needed (memory-mapped or streamed) instead of holding it all.",
+    "remedy_fewer_processes": "Start fewer processes at once (workers, jobs): each commits memory of its own.",
+    "remedy_use_cpu": "Run it on the CPU there, or on a machine with a GPU of its own.",
+    "remedy_larger_share": (
+        "Give the server a larger share (--gpu-memory-utilization), if nothing else needs the device."
+    ),
+    "remedy_stream_data": (
+        "Hold less at once: read data, or load weights, in parts (memory-mapped or streamed), not all of it."
+    ),
     "remedy_shared_memory": "Give the container more shared memory, or load data in the main process.",
     # Programs that infer, other devices, the host: their own settings.
     "remedy_vllm_utilization": (
@@ -229,6 +236,7 @@ REASONS: Sentences = {
     "reason_no_run": "nothing here to rehearse; give the run (setup= or --model ...)",
     "reason_fits_as_it_is": "what was rehearsed fits as it is",
     "reason_other_program": "a setting of another program",
+    "reason_not_set_up": "settings describe the training of language models only",
     "reason_host": "what is rehearsed is the GPU's memory, not the computer's RAM",
     "reason_not_yet": "not rehearsed yet",
     "reason_nothing_saves": "the cell was rehearsed with every change that fits it, and none of them saves much",

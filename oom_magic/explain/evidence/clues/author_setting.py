@@ -120,6 +120,10 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"|--(?:bf|fp)16\b|dtype\W{1,3}(?:torch\.)?b?float16"),
     "has_checkpointing": words(r"gradient_checkpointing\W{1,4}(?:true|enable|1\b)|gradient_checkpointing_enable\("),
     "has_batch_of_one": words(r"(?<!eval_)(?<!val_)(?<!test_)batch[_-]?size\W{1,4}1\b(?![\d.])"),
+    "predates_bf16": words(  # cards before Ampere
+        r"\b(?:[vp]100|[pkm]40|k80|m60|gtx|titan|t4|quadro)\b|\b(?:geforce|rtx)[ -]?20[678]0"
+        r"|\b(?:10[5-8]0|16[56]0|20[678]0)[ -]?(?:ti|super)\b",
+    ),
     "scores_all": words(r"log-?_?likelihood|log_?probs?\b|\bperplexity\b"),
     "uses_torch": words(r"torch|\.cuda\(|\.detach\(|no_grad|\.backward\(|\btensors?\b|\bnn\.Module"),
     "is_quantized": words(
@@ -167,7 +171,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"cudaHostRegister",
     ),
     "offloads_to_host": words(
-        r"cpu[-_ ]offload", r"offload_(?:optimizer|param|opt)\w*", r"zero[-_ ]?(?:3|stage[-_ ]?3|infinity)",
+        r"cpu[-_ ]offload", r"offload_(?:optimizer|param|opt)\w*", r"zero[-_ ]?infinity",
         r"ds_z[23]_offload",
     ),
     "varies_in_length": words(

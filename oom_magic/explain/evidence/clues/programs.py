@@ -6,7 +6,8 @@ Each allocates in its own way and has its own settings; none is about a training
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from oom_magic.explain.evidence.causes import Cause
 from oom_magic.explain.evidence.clues.author_words import TOLD
@@ -54,11 +55,15 @@ class Program:
 
 @dataclass(frozen=True)
 class ProgramUse:
-    """A program seen in a text, the stage that failed (None: not shown) and its share of the device (None: unknown)."""
+    """A program seen in a text, the stage that failed (None: not shown) and its share of the device (None: unknown).
+
+    ``settings`` are the limits of a server that the text gives, by the keys of ``_SETTINGS``.
+    """
 
     program: Program
     stage: Stage | None = None
     budget: float | None = None
+    settings: Mapping[str, float] = field(default_factory=dict)
 
 
 def _stage(key: str, pattern: str, cause: Cause, weight: float) -> Stage:
@@ -86,7 +91,7 @@ _LLAMA_STAGES = (
 PROGRAMS: tuple[Program, ...] = (
     Program(
         "vllm", "vLLM",
-        re.compile(r"\bvllm\b|EngineCore|LLMEngine|llm_engine\.py|VllmWorker|gpu[_-]memory[_-]utilization"
+        re.compile(r"\bvllm\b(?![-_]omni)|EngineCore|LLMEngine|llm_engine\.py|VllmWorker|gpu[_-]memory[_-]utilization"
                    r"|BentoVLLM|cumem_allocator|RayWorkerWrapper|ray_distributed_executor"
                    r"|(?:ERROR|INFO|WARNING) \d\d-\d\d \d\d:\d\d:\d\d \[?\w+\.py:\d+\]", re.I | re.A),
         (
@@ -304,9 +309,17 @@ PROGRAMS_BY_KEY = {program.key: program for program in PROGRAMS}
 _RUN_BY = {"llama_cpp": "ollama", "thrust": "rapids"}  # programs whose messages another one passes on
 # A text that compares such servers is about the one that it names first.
 _SERVERS = ("vllm", "sglang", "tgi")
+_SETTINGS = {
+    "held": re.compile(r"stored in KV cache \((\d{1,8})\)"),
+    "share": re.compile(r"(?:gpu[_-]memory[_-]utilization|mem[_-]fraction[_-]static)['\"]?[ =:]{1,3}(0?\.\d+|1\.0)"),
+    "length": re.compile(r"(?:max[-_]model[-_]len|context[-_]length)['\"]?[ =:]{1,3}(\d{1,7})\b"),
+    "requests": re.compile(r"(?:max[-_]num[-_]seqs|max[-_]running[-_]requests)['\"]?[ =:]{1,3}(\d{1,5})\b"),
+    "devices": re.compile(r"(?:tensor[-_]parallel[-_]size|--?tp(?:[-_]size)?)['\"]?[ =:]{1,3}(\d{1,3})\b"),
+}
 _BY_FORMAT = {
-    "vllm": "vllm", "vllm_startup": "vllm", "sglang": "sglang", "tgi": "tgi", "llama_cpp": "llama_cpp",
-    "llama_cpp_host": "llama_cpp", "ollama_host": "ollama", "onnxruntime": "onnxruntime", "tensorrt": "tensorrt",
+    "vllm": "vllm", "vllm_context": "vllm", "vllm_startup": "vllm", "sglang": "sglang", "tgi": "tgi",
+    "llama_cpp": "llama_cpp", "llama_cpp_host": "llama_cpp", "ollama_host": "ollama", "onnxruntime": "onnxruntime",
+    "tensorrt": "tensorrt",
     "tensorrt_tactic": "tensorrt", "jax": "jax", "tensorflow": "tensorflow", "rmm": "rapids", "cupy": "cupy",
     "sd_webui": "webui", "numba": "numba", "thrust": "thrust", "paddle": "paddle",
 }  # fmt: skip
@@ -330,8 +343,14 @@ def find_program(text: str, trace: str, message_format: str | None = None) -> Pr
         if not is_meant and not trains:
             is_meant = bool(program.pattern.search(text)) and _is_first_server(program, text)
         if is_meant and (not trains or program.key in _GENERAL or by_format):
-            return ProgramUse(program, _stage_of(program, text, trace), _budget_of(program, text))
+            settings = _settings_of(text) if program.key in _SERVERS else {}
+            return ProgramUse(program, _stage_of(program, text, trace), _budget_of(program, text), settings)
     return None
+
+
+def _settings_of(text: str) -> dict[str, float]:
+    found = {name: pattern.search(text) for name, pattern in _SETTINGS.items()}
+    return {name: float(match.group(1)) for name, match in found.items() if match is not None}
 
 
 def _is_first_server(program: Program, text: str) -> bool:

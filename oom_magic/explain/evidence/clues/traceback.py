@@ -32,6 +32,10 @@ _EPOCHS = re.compile(
     re.I,
 )
 _LATE_STEPS = 50
+_SKIPPED = re.compile(r"Skipping tactic")
+_NO_ENGINE = re.compile(r"could not find any implementation|engine could not be created|failed tensorrt", re.I)
+# Lists of an environment name libraries that a run does not use: transformers-cli env, and what is not there.
+_INSTALLED = re.compile(r"(?i:tensorflow|flax|jax(?:lib)?) version[^\n]*|[^\n]{0,80}\bnot installed\b[^\n]*")
 
 
 @dataclass(frozen=True)
@@ -302,6 +306,7 @@ class Clues:
     trains_few: bool = False
     is_tiny: bool = False
     has_prose: bool = False
+    skips_tactics: bool = False
     full_devices: str = ""
     story: Story = _NO_STORY
 
@@ -327,7 +332,7 @@ def find_clues(text: str, failure_start: int | None = None, message_format: str 
         is_training=bool(_TRAINING.search(all_text)),
         faults=faults_in(_raw_context(text)) or faults_in(head),
         run=run_facts(head),
-        program=find_program(_raw_context(text), all_text, message_format),
+        program=find_program(_INSTALLED.sub("", _raw_context(text)), all_text, message_format),
         trace=all_text,
         has_tip=bool(_QUOTED_TIP.search(head)),
         frameworks=tuple(name for name, pattern in _FRAMEWORKS.items() if pattern.search(head)),
@@ -343,6 +348,7 @@ def find_clues(text: str, failure_start: int | None = None, message_format: str 
         trains_few=bool(_FEW_PARAMETERS.search(head)),
         full_devices=_full_device(head),
         story=story_in(head),
+        skips_tactics=bool(_SKIPPED.search(head)) and not _NO_ENGINE.search(head),
         has_prose=_is_prose(cleaned, failure_start, message_format, all_text),
         is_tiny=bool(_BATCH_OF_ONE.search(head)) and bool(_SMALL_PICTURE.search(head)),
     )
