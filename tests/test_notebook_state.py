@@ -7,6 +7,8 @@ import gc
 import hashlib
 import selectors
 import socket
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -111,3 +113,53 @@ def test_selectors_stay_open() -> None:
     assert [(key.fileobj, key.data) for key, _ in selector.select(0)] == [(ends[0], "mine")]
     for one in (selector, *ends):
         one.close()
+
+
+CHANGES = """
+import sys
+ip.ast_transformers.append(print)
+ip.input_transformers_post.append(lambda lines: lines)
+ip.input_transformer_manager.cleanup_transforms.pop()
+ip.events.register("pre_run_cell", lambda *_: None)
+ip.register_magic_function(lambda line: 1, "line", "mine")
+ip.define_macro("mine_too", "1")
+ip.alias_manager.define_alias("my_alias", "ls")
+ip.display_formatter.formatters["text/html"].for_type(int, str)
+ip.display_formatter.active_types = ["text/plain"]
+ip.set_custom_exc((ValueError,), lambda *_: None)
+ip.set_hook("editor", print)
+ip.ast_node_interactivity = "all"
+ip.colors = "linux"
+ip.user_ns_hidden["mine"] = 1
+ip.showtraceback = print
+ip.events.register("post_run_cell", library_of_shells.remembered)
+sys.displayhook, sys.excepthook = print, print
+"""
+
+
+def of_shell(ip: Any) -> dict[str, Any]:
+    """What the shell's users set."""
+    formatters = ip.display_formatter.formatters
+    return {
+        "transformers": (list(ip.ast_transformers), list(ip.input_transformers_post)),
+        "cleanup": list(ip.input_transformer_manager.cleanup_transforms),
+        "events": list(ip.events.callbacks["pre_run_cell"]),
+        "magics": {kind: sorted(names) for kind, names in ip.magics_manager.magics.items()},
+        "formatters": (dict(formatters["text/html"].type_printers), list(ip.display_formatter.active_types)),
+        "enabled": {name: one.enabled for name, one in formatters.items()},
+        "errors": (ip.CustomTB, ip.custom_exceptions, "showtraceback" in vars(ip)),
+        "hooks": str(ip.hooks["editor"].chain) if hasattr(ip.hooks["editor"], "chain") else ip.hooks["editor"],
+        "settings": (ip.ast_node_interactivity, ip.colors, "mine" in ip.user_ns_hidden, "mine_too" in ip.user_ns),
+        "python": (sys.displayhook, sys.excepthook),
+    }
+
+
+def test_the_shell_is_as_before(shell: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "library_of_shells.py").write_text("def remembered(*_): pass")
+    monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))
+    shell.user_ns["ip"] = shell
+    before, callbacks = of_shell(shell), shell.events.callbacks["post_run_cell"]
+    assert shell.run_cell(CARD + "import library_of_shells" + CHANGES).success
+    assert of_shell(shell) == before
+    assert callbacks.pop() is sys.modules.pop("library_of_shells").remembered

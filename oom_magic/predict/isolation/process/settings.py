@@ -32,6 +32,7 @@ import torch
 import torch.backends.opt_einsum
 
 from oom_magic.predict.isolation.interrupts import wakeup_number
+from oom_magic.predict.isolation.process.notebook_shell import shell_noted
 from oom_magic.predict.isolation.process.standard_library import standard_library_noted
 from oom_magic.predict.isolation.reach import is_users, is_users_module
 from oom_magic.predict.isolation.restorations import set_context
@@ -43,6 +44,7 @@ _Setting = tuple[Callable[[], Any], Callable[[Any], Any]]  # getter and setter
 def settings_noted() -> Iterator[Callable[[], object]]:
     """Calls that put back what is now."""
     yield standard_library_noted()
+    yield shell_noted()
     for read, write in (*_SETTINGS, *_of_system(), *_attributes(), *_of_compilers()):
         with contextlib.suppress(RuntimeError):  # PyTorch where the old and the new names of a setting were both used
             yield functools.partial(_restore, read, write, read())

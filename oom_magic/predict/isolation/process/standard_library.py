@@ -48,6 +48,7 @@ _WRAPPING: dict[type, tuple[str, ...]] = {
     functools.partial: ("func",),
     functools.partialmethod: ("func",),
     functools.singledispatchmethod: ("func",),
+    types.MethodType: ("__func__",),
 }
 _MADE_BY_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE: attributes of other classes cannot be set
 
@@ -129,22 +130,24 @@ def _restore(noted: list[Alike], owners: dict[int, Any], known: Collection[str],
     for some in noted:
         for now, before in [] if some.are_unchanged() else some.pairs():
             if not is_unchanged(before, now):
-                _restore_one(now, before, owners.get(id(now)), staying)
+                owner = owners.get(id(now))
+                are_pythons = owner is sys or owner is builtins  # plain ones mean something: sys.tracebacklimit
+                restore_one(now, before, owner, staying.is_importeds if are_pythons else staying.may_be_importeds)
     for function in list(_SEARCH_FUNCTIONS):
         if function not in search_functions and not staying.is_importeds(function):
             codecs.unregister(function)
 
 
-def _restore_one(now: Any, before: Any, owner: Any, staying: Staying) -> None:
+def restore_one(now: Any, before: Any, owner: Any, stays: Callable[[Any], bool]) -> None:
+    """Put back what a table held; ``owner`` has it as its attributes. Of what is new stays what ``stays`` says."""
     if owner is not None:
         put, drop = functools.partial(setattr, owner), functools.partial(delattr, owner)
-        are_pythons = owner is sys or owner is builtins  # plain ones mean something to Python: sys.tracebacklimit
-        _restore_names(now, before, put, drop, staying.is_importeds if are_pythons else staying.may_be_importeds)
+        _restore_names(now, before, put, drop, stays)
     elif isinstance(now, dict):
-        _restore_names(now, before, now.__setitem__, now.__delitem__, staying.may_be_importeds)
+        _restore_names(now, before, now.__setitem__, now.__delitem__, stays)
     else:
         old = set(map(id, before))
-        fill(now, [*before, *(one for one in now if id(one) not in old and staying.may_be_importeds(one))])
+        fill(now, [*before, *(one for one in now if id(one) not in old and stays(one))])
 
 
 @contextmanager
@@ -191,7 +194,7 @@ class Staying:
         """Whether something is a module that was imported meanwhile, or of one."""
         if isinstance(value, types.ModuleType):
             return sys.modules.get(value.__name__) is value
-        home = _home(value)
+        home = home_of(value)
         return isinstance(home, str) and home in sys.modules and home not in self._known
 
     def may_be_importeds(self, value: Any) -> bool:
@@ -199,11 +202,11 @@ class Staying:
         return (self.has_imported and type(value) in _PLAIN) or self.is_importeds(value)
 
 
-def _home(value: Any) -> Any:
+def home_of(value: Any) -> Any:
     """The module that something is of; what wraps a function, such as a cache or a property, is of the function's."""
     for name in _WRAPPING.get(type(value), ()):
         if getattr(value, name) is not None:
-            return _home(getattr(value, name))
+            return home_of(getattr(value, name))
     has_home = isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType))
     own = None if has_home or type(value).__dictoffset__ == 0 else object.__getattribute__(value, "__dict__")
     return own["__module__"] if own and "__module__" in own else (value if has_home else type(value)).__module__

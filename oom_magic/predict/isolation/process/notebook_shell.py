@@ -1,0 +1,59 @@
+"""IPython's shell: its hooks, transformers, magics, formatters and settings, as they were before the run.
+
+What a library registers for itself stays where the library is new, and so does matplotlib's, which remembers it: pyplot
+would no longer show figures.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from oom_magic.predict.isolation.process.standard_library import Staying, home_of, restore_one
+from oom_magic.predict.isolation.snapshot import Alike, is_unchanged
+
+_TABLES = (dict, list, set)
+_NOT_LOOKED_INTO = ("IPython.core.history", "IPython.core.displaypub")  # what was run, and what is shown
+_REMEMBERING = ("IPython.core.pylabtools", "matplotlib")
+
+
+def shell_noted() -> Callable[[], None]:
+    """Put back, when called, what is now."""
+    shell: Any = getattr(sys.modules.get("IPython.core.interactiveshell"), "InteractiveShell", None)
+    by_kind: dict[type, list[Any]] = defaultdict(list)
+    for table in _tables(shell._instance) if getattr(shell, "_instance", None) is not None else ():
+        by_kind[type(table)].append(table)
+    noted = [Alike.of(kind, tables) for kind, tables in by_kind.items()]
+    return functools.partial(_restore, noted, frozenset(sys.modules))
+
+
+def _tables(shell: Any) -> Iterator[Any]:
+    """The attributes of the shell and of IPython's objects that it leads to, and the tables in them."""
+    seen = {id(shell.user_ns), id(shell.user_global_ns)}
+    waiting: list[Any] = [shell, getattr(shell.display_pub, "_hooks", [])]
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        home = str(type(one).__module__)
+        if type(one) in _TABLES or home == "IPython.utils.ipstruct":
+            yield one
+            waiting += one.values() if isinstance(one, dict) else one
+        elif one is shell or (home.startswith("IPython.") and home not in _NOT_LOOKED_INTO):
+            waiting.append(getattr(one, "__dict__", None))
+
+
+def _restore(noted: list[Alike], known: frozenset[str]) -> None:
+    staying = Staying(known)
+
+    def stays(value: Any) -> bool:
+        return staying.is_importeds(value) or str(home_of(value)).startswith(_REMEMBERING)
+
+    for some in noted:
+        for now, before in [] if some.are_unchanged() else some.pairs():
+            if not is_unchanged(before, now):
+                restore_one(now, before, None, stays)
