@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import collections
+import copy
 import gc
 import hashlib
+import io
+import logging.handlers
 import selectors
 import socket
 import sys
@@ -163,3 +167,42 @@ def test_the_shell_is_as_before(shell: Any, tmp_path: Path, monkeypatch: pytest.
     assert shell.run_cell(CARD + "import library_of_shells" + CHANGES).success
     assert of_shell(shell) == before
     assert callbacks.pop() is sys.modules.pop("library_of_shells").remembered
+
+
+def test_what_handlers_of_logs_keep_is_as_before() -> None:
+    class Last(logging.Handler):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: collections.deque[str] = collections.deque(["before"], maxlen=3)
+
+        def emit(self, record: logging.LogRecord) -> None:
+            self.seen.append(record.getMessage())
+
+    logger, text = logging.getLogger("users.log"), logging.StreamHandler(io.StringIO())
+    memory, last = logging.handlers.MemoryHandler(100, target=text), Last()
+    handlers: list[Any] = [text, memory, last]
+    text.setFormatter(logging.Formatter("{message}", style="{"))
+    for handler in handlers:
+        logger.addHandler(handler)
+    logger.warning("before")
+
+    def values() -> Any:
+        kept = text.stream.getvalue(), [one.msg for one in memory.buffer], list(last.seen)
+        return kept, [(one.level, one.filters, one.formatter) for one in handlers], text.formatter.datefmt  # type: ignore[union-attr]
+
+    def run() -> None:
+        logger.warning("inside")
+        memory.flush()
+        text.formatter.datefmt = "x"  # type: ignore[union-attr]
+        for handler in handlers:
+            handler.addFilter(print)
+            handler.setLevel(5)
+        text.setFormatter(None)
+        text.setStream(io.StringIO())
+
+    before, stream = copy.deepcopy(values()[0]), text.stream
+    rest = values()[1:]
+    dry_run(run, {})
+    assert values()[0] == before and values()[1:] == rest and rest[0][0][1] == [] and text.stream is stream
+    for handler in handlers:
+        logger.removeHandler(handler)

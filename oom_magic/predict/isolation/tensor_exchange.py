@@ -42,7 +42,7 @@ from oom_magic.predict.isolation.reach import Reach, used_by_other_threads, user
 from oom_magic.predict.isolation.run_threads import threads_of_run
 from oom_magic.predict.isolation.scripted_modules import keep_scripted
 from oom_magic.predict.isolation.snapshot import Changes, Snapshot
-from oom_magic.predict.isolation.users_objects import iterators_watched, note_users_objects
+from oom_magic.predict.isolation.users_objects import iterators_watched, log_handlers, note_users_objects
 
 
 class TensorExchange:
@@ -492,7 +492,7 @@ def _note(
         for names in above:
             snapshot.add_undo(functools.partial(copies.take_back, names))
     are_noted = {id(one) for one in (*namespaces, vars(builtins))}
-    if not note_users_objects(snapshot, [named, users_modules()], others | are_noted, copies):
+    if not note_users_objects(snapshot, [named, users_modules(), log_handlers()], others | are_noted, copies):
         assume(
             _("your names lead to more objects than are put back: what the run changes in the farthest stays changed")
         )

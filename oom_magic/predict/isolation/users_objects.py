@@ -46,8 +46,9 @@ _PLAIN = frozenset(
 _NO_OBJECTS = (types.CodeType, types.FrameType, types.TracebackType)
 _WALKED_ALL_THE_SAME = (
     threading.Event, threading.Semaphore, threading.BoundedSemaphore, threading.Condition, threading.Barrier,
-    logging.Formatter, logging.PercentStyle, logging.Filter,
+    logging.Formatter, logging.PercentStyle, logging.Filter, logging.Handler,
 )  # fmt: skip
+_OF_PYTHON = ("logging", "threading")
 _OF_MODULES = frozenset(vars(torch.nn.Module()))  # noted with all modules that are alive
 _NOT_WALKED = NOT_WALKED - {"matplotlib"}  # figures are the user's
 _CONTAINERS = (list, dict, set, deque, OrderedDict)
@@ -224,10 +225,21 @@ def _noted(notes: Notes, one: Any) -> Iterator[Any]:
                 yield from value.values()
             elif name not in _OF_MODULES:
                 yield value
-    elif not isinstance(one, _NO_OBJECTS) and (
-        kind in _WALKED_ALL_THE_SAME or str(kind.__module__).partition(".")[0] not in _NOT_WALKED
-    ):
+    elif not isinstance(one, _NO_OBJECTS) and (_is_walked(kind)):
         yield from _noted_attributes(notes, one)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_walked(kind: type) -> bool:
+    """Whether an object's attributes lead to what is the user's, and not everywhere."""
+    home = str(kind.__module__).partition(".")[0]
+    return home not in _NOT_WALKED or (home in _OF_PYTHON and issubclass(kind, _WALKED_ALL_THE_SAME))
+
+
+def log_handlers() -> list[logging.Handler]:
+    """Those that are alive: what they keep is the user's, though no name may lead to them."""
+    references = getattr(logging, "_handlerList", ())
+    return [one for one in (reference() for reference in references) if one is not None]
 
 
 @functools.lru_cache(maxsize=4096)

@@ -67,7 +67,6 @@ def settings_noted() -> Iterator[Callable[[], object]]:
     yield functools.partial(_restore_dialects, csv.list_dialects())
     yield functools.partial(_restore_modules, dict(sys.modules))
     yield functools.partial(_restore_loggers, _loggers())
-    yield functools.partial(_restore_handlers, _handlers())
 
 
 def _restore(read: Callable[[], Any], write: Callable[[Any], Any], before: Any) -> None:
@@ -255,19 +254,6 @@ def _is_librarys(name: str) -> bool:
     return module is not None and not is_users_module(module)
 
 
-def _handlers() -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """The attributes of handlers and of their formatters; the stream is not ours to put back."""
-    known = [one for one in (reference() for reference in getattr(logging, "_handlerList", ())) if one is not None]
-    parts = [*known, *(one.formatter for one in known if one.formatter is not None)]
-    styles = [vars(part)["_style"] for part in parts if "_style" in vars(part)]
-    return [(vars(one), {name: vars(one)[name] for name in _OF_HANDLERS & vars(one).keys()}) for one in parts + styles]
-
-
-def _restore_handlers(before: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
-    for own, values in before:
-        own.update(values)
-
-
 def _umask() -> int:
     """There is no way to ask for it; other threads make files for nobody else meanwhile."""
     now = os.umask(0o77)
@@ -339,7 +325,6 @@ def _set_limit(resource: Any, number: int, before: tuple[int, int]) -> None:
 
 
 _OF_STREAMS = ("encoding", "errors", "line_buffering", "write_through")
-_OF_HANDLERS = {"level", "formatter", "filters", "_fmt", "_style", "datefmt", "_name"}
 _HOOKS_OF_PYTHON = ("excepthook", "displayhook", "breakpointhook", "unraisablehook")
 _SETTINGS: tuple[_Setting, ...] = (
     (sys.get_asyncgen_hooks, lambda hooks: sys.set_asyncgen_hooks(*hooks)),
