@@ -7,6 +7,7 @@ import re
 import sys
 import weakref
 from traceback import walk_tb
+from types import SimpleNamespace
 
 import pytest
 from versions import bitsandbytes_or_skip, needs_what_graphs_saved
@@ -16,6 +17,7 @@ from oom_magic.explain.diagnosis import Diagnosis
 from oom_magic.explain.evidence.causes import Cause
 from oom_magic.explain.remedies import evaluation as pricing
 from oom_magic.explain.sentences.catalogue import render_evidence
+from oom_magic.notebook.cells import explanations
 from oom_magic.predict.instrumentation import training
 from oom_magic.units import MIB
 
@@ -468,3 +470,15 @@ def test_what_only_prints_or_writes_is_not_rehearsed(shell, code: str, is_left_o
     from oom_magic.notebook.cells.cell_code import code_of
 
     assert (not code_of(shell, code, {}).tree.body) == is_left_out
+
+
+def test_only_what_was_rehearsed_is_counted(shell, monkeypatch):
+    fail(shell)
+    shown = []
+    handle = SimpleNamespace(update=lambda what, **_: shown.append(what))
+    monkeypatch.setattr(explanations, "display", lambda *_, **__: handle)
+    monkeypatch.setattr(shell, "kernel", object(), raising=False)
+    remedies = run(shell, "%oom_explain").remedies
+    rehearsed = [remedy for remedy in remedies if remedy.peak_allocated_bytes is not None]
+    assert any(remedy.key == "larger_card" for remedy in remedies)
+    assert shown[-1]["text/plain"].startswith(f"{len(rehearsed)} remed")

@@ -230,12 +230,17 @@ def _show(shell: InteractiveShell, diagnosis: Diagnosis, evaluations: Iterator[D
             if handle is not None:
                 handle.update(diagnosis)
     except KeyboardInterrupt:  # what was found until then counts
-        print(translate("interrupted_rehearsals", diagnosis.lang, count=len(diagnosis.remedies)))
+        print(translate("interrupted_rehearsals", diagnosis.lang, count=_rehearsed(diagnosis)))
     if handle is not None:
         seconds = f"{time.monotonic() - start:.0f}"
-        text = translate("priced", diagnosis.lang, count=len(diagnosis.remedies), seconds=seconds)
+        text = translate("priced", diagnosis.lang, count=_rehearsed(diagnosis), seconds=seconds)
         handle.update({"text/plain": text}, raw=True)
     return diagnosis
+
+
+def _rehearsed(diagnosis: Diagnosis) -> int:
+    """How many remedies have a run of their own: a larger card and what takes too long have none."""
+    return sum(remedy.peak_allocated_bytes is not None for remedy in diagnosis.remedies)
 
 
 def _first_words(diagnosis: Diagnosis) -> str:
