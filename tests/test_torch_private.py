@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import re
+import sys
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,65 +19,193 @@ from oom_magic.predict.session import DrySession
 from oom_magic.predict.torch_patches import torch_patches
 
 ROOM = Path(torch_private.__file__).parent
-TABLES = (torch_private.EVERY_RUN, torch_private.COMPILED, torch_private.DISTRIBUTED)
+TABLES = (
+    torch_private.EVERY_RUN, torch_private.COMPILED, torch_private.DISTRIBUTED, torch_private.FLEX_ATTENTION,
+    torch_private.MEASURED,
+)  # fmt: skip
+ACCESSORS = {"getattr", "hasattr", "setattr", "delattr"}
+IMPORTERS = {"sys.modules.get", "import_module", "importlib.import_module"}
+PATH = re.compile(r"torch(\.\w+)+")
+NAME = re.compile(r"_[A-Za-z]\w*")
+# Private names of Python and of other libraries, and texts of that shape.
+OTHERS = """
+    _abc_register _actual_context _allgather_base_ _attrs _b_needsfree_ _BaseTrainer
+    _beam_search_has_unfinished_sequences _blake2 _CFuncPtr _check_and_enable_flash_attn_2
+    _check_running _clear_cache _close_pipe_fds _cmaps _code_4bit_cache _config _current_domain _current_frames
+    _datasource _default_context _dlopen _enabled _entrypoint _EvaluationLoop _event_loop_policy _file_openers
+    _FitLoop _flash_attention_forward _flash_attn_2_can_dispatch _flash_attn_can_dispatch _fmt
+    _get_device_map _get_dump _get_value _getframe _global_config _handlerList _hashlib _hl _is_offline_mode
+    _is_owned _item_cache _levelToName _loggerClass _LoggerConnector _logRecordFactory _md5
+    _mgr _n_gpu _nameToLevel _objects _ops _PredictionLoop _pytest _rcb
+    _reduce_scatter_base_ _registry _reset_caches _reset_registry _sdp _sha _shared_state
+    _should_check_val_epoch _SimpleCData _tqdm_active _TrainingEpochLoop _TYPES _tensor_constant _write_to_self
+    _WriteBufferStream _xoptions
+"""
 
 
 def is_private(name: str) -> bool:
-    return any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
+    return any(NAME.fullmatch(part) for part in name.split("."))
 
 
-def dotted(node: ast.expr) -> list[str]:
-    """The names of ``a.b.c``; the first is empty where it begins with something else than a name."""
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.insert(0, node.attr)
-        node = node.value
-    return [node.id if isinstance(node, ast.Name) else "", *parts]
+class TorchNames(ast.NodeVisitor):
+    """The private names of torch in code: imported, reached by a dotted path, an alias or ``getattr``, or in strings.
 
+    ``loose`` are private attributes of objects, and strings that may be names to be replaced; ``own`` the code's names.
+    """
 
-def used_in(source: str) -> Iterator[str]:
-    """The private names of torch that code imports or reaches by a dotted path, up to the last private part."""
-    tree = ast.parse(source)
-    known = {"torch": "torch"}
-    for node in ast.walk(tree):
+    def __init__(self, source: str) -> None:
+        self.paths: set[str] = set()
+        self.loose: set[str] = set()
+        self.own: set[str] = set()
+        self.searched: set[str] = set()  # owners whose names are computed
+        self.aliases = {"torch": "torch"}
+        tree = ast.parse(source)
+        self.docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            self.name(node)
+        self.visit(tree)
+
+    def name(self, node: ast.AST) -> None:
+        """Notes an import, an alias, or a name of the code's own."""
         if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "torch":
             for alias in node.names:
-                known[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-                if is_private(f"{node.module}.{alias.name}"):
-                    yield f"{node.module}.{alias.name}"
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and is_private(node.attr):
-            root, *rest = dotted(node)
-            if root in known:
-                yield ".".join([known[root], *rest])
+                self.note(f"{node.module}.{alias.name}", alias.asname or alias.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            path = self.path(node.value)
+            for target in targets:
+                if path and isinstance(target, ast.Name):
+                    self.aliases[target.id] = path
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            self.own.add(node.name)
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            self.own.add(node.id if isinstance(node, ast.Name) else node.attr)
+
+    def note(self, path: str, name: str = "") -> None:
+        if name:
+            self.aliases[name] = path
+        if is_private(path):
+            self.paths.add(path.removesuffix(".__init__"))
+
+    def path(self, node: ast.expr) -> str:
+        """The path below torch that an expression leads to; empty for others."""
+        if isinstance(node, ast.Name):
+            return self.aliases.get(node.id, "")
+        if isinstance(node, ast.Attribute):
+            owner = self.path(node.value)
+            return f"{owner}.{node.attr}" if owner else ""
+        if isinstance(node, ast.Call) and node.args:
+            called = ast.unparse(node.func)
+            text = next((one.value for one in node.args if isinstance(one, ast.Constant)), "")
+            if called in ACCESSORS and (owner := self.path(node.args[0])):
+                return f"{owner}.{text}" if text else ""
+            return text if called in IMPORTERS and PATH.fullmatch(text) else ""
+        return ""
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        path = self.path(node)
+        if path:
+            self.note(path)
+        elif NAME.fullmatch(node.attr):
+            self.loose.add(node.attr)
+        self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        path = self.path(node)
+        if path:
+            self.note(path)
+        is_search = ast.unparse(node.func) in ACCESSORS and not isinstance(node.args[1], ast.Constant | ast.Name)
+        if is_search and is_private(self.path(node.args[0])):
+            self.searched.add(ast.unparse(node))
+        self.generic_visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        if isinstance(node.value, str) and id(node) not in self.docstrings:
+            if PATH.fullmatch(node.value) and is_private(node.value):
+                self.paths.add(node.value)
+            elif NAME.fullmatch(node.value):
+                self.loose.add(node.value)
 
 
 @cache
-def used() -> set[str]:
-    return {name for file in ROOM.rglob("*.py") for name in used_in(file.read_text(encoding="utf-8"))}
+def used() -> dict[Path, TorchNames]:
+    files = [one for one in ROOM.parent.rglob("*.py") if one != Path(torch_private.__file__)]
+    return {file: TorchNames(file.read_text(encoding="utf-8")) for file in files}
+
+
+def paths() -> set[str]:
+    return {path for file in used().values() for path in file.paths}
+
+
+def loose() -> set[str]:
+    own = {name for file in used().values() for name in file.own}
+    return {name for path, file in used().items() if ROOM in path.parents for name in file.loose} - own
 
 
 def listed() -> set[str]:
     return {name for table in TABLES for group in table.values() for name in group}
 
 
-def leads(name: str) -> bool:
-    """Whether a listed name begins with this one, such as the module that holds it."""
-    return any(one == name or one.startswith(f"{name}.") for one in listed())
+@cache
+def is_module(name: str) -> bool:
+    return name in sys.modules
 
 
-def test_every_private_name_that_a_dry_run_uses_is_listed() -> None:
-    assert {name for name in used() if not leads(name)} == set()
+def is_listed(path: str) -> bool:
+    """Whether a path is listed, leads to what is listed, or begins with what is listed and is no module (but one of settings)."""
+    return any(
+        one == path
+        or one.startswith(f"{path}.")
+        or (path.startswith(f"{one}.") and (one.endswith(".config") or not is_module(one)))
+        for one in listed()
+    )
+
+
+def test_every_private_name_is_listed() -> None:
+    for table in TABLES:
+        torch_private.missing(table)  # imports their modules
+    assert {name for name in paths() if not is_listed(name)} == set()
+    assert {one for file in used().values() for one in file.searched} == set()
+    known = {part for name in listed() for part in name.split(".")}
+    assert loose() - known - set(OTHERS.split()) == set()
 
 
 def test_every_listed_name_is_used() -> None:
-    found = used()
-    assert {name for name in listed() if not any(one.startswith(name) for one in found)} == set()
+    parts = (
+        loose()
+        | {name.rpartition(".")[2] for name in paths()}
+        | {name for file in used().values() for name in file.own}
+    )
+    unused = {name for name in listed() if name.rpartition(".")[2] not in parts and name not in paths()}
+    assert unused == set()
+    assert {name for group in torch_private.OPTIONAL.values() for name in group} <= listed()
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("from torch._x import y", "torch._x.y"),
+        ("from torch.utils import _y as z", "torch.utils._y"),
+        ("core = torch._C\ncore._x()", "torch._C._x"),
+        ("getattr(torch._C, '_x', None)", "torch._C._x"),
+        ("sys.modules.get('torch._x')", "torch._x"),
+        ("module = sys.modules.get('torch.x')\nmodule._y", "torch.x._y"),
+    ],
+)
+def test_names_are_found(code: str, name: str) -> None:
+    assert name in TorchNames(code).paths
+
+
+def test_names_without_a_path_are_found() -> None:
+    assert TorchNames("tensor._x\npatched(owner, {'_y': 1})").loose == {"_x", "_y"}
+    assert TorchNames("getattr(torch._C, f'_{x}')").searched
 
 
 def test_this_pytorch_has_them_all() -> None:
     assert torch_private.missing(torch_private.EVERY_RUN) == {}
     assert torch_private.missing(torch_private.DISTRIBUTED) == {}
+    assert torch_private.missing(torch_private.FLEX_ATTENTION) == {}
+    assert torch_private.missing(torch_private.MEASURED) == {}
     if torch_private.torch.__version__ >= "2.13" and find_spec("triton"):
         assert torch_private.missing(torch_private.COMPILED) == {}
 

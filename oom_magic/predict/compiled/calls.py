@@ -91,9 +91,9 @@ def _on_first_call(gpu: FakeGPU, assume: Callable[..., None], show: Callable[[st
         return type(wrapper).__call__(wrapper, *args)
 
     def watch() -> None:
-        dynamo = sys.modules.get("torch._dynamo.convert_frame")
-        if dynamo is not None and not is_begun and not is_watched:
-            begun.enter_context(patched(dynamo.CatchErrorsWrapper, {"__call__": convert}))
+        frames = sys.modules.get("torch._dynamo.convert_frame")
+        if frames is not None and not is_begun and not is_watched:
+            begun.enter_context(patched(frames.CatchErrorsWrapper, {"__call__": convert}))
             is_watched.append(True)
 
     is_begun: list[bool] = []

@@ -294,9 +294,9 @@ def graphs_known(gpu: FakeGPU, generated: list[Generated]) -> Patches:
         generated.clear()
         made = usual(module, inputs, inputs_to_check, *args, **kwargs)
         if key is not None and len(generated) == 1 and not getattr(made, "constants", None):
-            graph = copy.copy(made)
-            graph.prepare_for_serialization()  # without its callables
-            _known[key] = _Known(graph, generated[0])
+            compiled = copy.copy(made)
+            compiled.prepare_for_serialization()  # without its callables
+            _known[key] = _Known(compiled, generated[0])
             while len(_known) > _MOST_KEPT:
                 del _known[next(iter(_known))]
         return made

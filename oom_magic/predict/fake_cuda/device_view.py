@@ -383,12 +383,13 @@ def shared_by_dlpack() -> dict[str, Any]:
     def _from_dlpack(capsule: Any) -> Any:
         return capsule.tensor.detach() if isinstance(capsule, _Shared) else take(capsule)
 
-    def giving(name: str) -> Callable[..., Any]:
-        give = getattr(torch._C, name)
+    def giving(give: Callable[..., Any]) -> Callable[..., Any]:
         return lambda tensor, **options: _Shared(tensor) if tensor.is_cuda else give(tensor, **options)
 
-    names = [name for name in ("_to_dlpack", "_to_dlpack_versioned") if hasattr(torch._C, name)]
-    return {"_from_dlpack": _from_dlpack, **{name: giving(name) for name in names}}
+    changes = {"_from_dlpack": _from_dlpack, "_to_dlpack": giving(torch._C._to_dlpack)}
+    if hasattr(torch._C, "_to_dlpack_versioned"):
+        changes["_to_dlpack_versioned"] = giving(torch._C._to_dlpack_versioned)
+    return changes
 
 
 def _numpy(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

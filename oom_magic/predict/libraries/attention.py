@@ -28,6 +28,7 @@ from torch.nn.functional import pad
 from torch.utils._python_dispatch import _disable_current_modes
 
 from oom_magic.language import _
+from oom_magic.predict import torch_private
 from oom_magic.predict.fake_cuda.device_view import view_hidden
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.places import META
@@ -199,6 +200,7 @@ def _forget_answers(module: ModuleType) -> None:
 
 @contextmanager
 def _dense(module: ModuleType, run: Run) -> Iterator[None]:
+    torch_private.check(torch_private.FLEX_ATTENTION)
     operators = import_module("torch._higher_order_ops.flex_attention")  # its package names the operator alike
     table: Patches = [
         (module, {"_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG": True}),

@@ -57,12 +57,13 @@ def _restorations() -> Iterator[Callable[[], object]]:
 def _of_core() -> list[tuple[Callable[[], Any], Callable[..., Any]]]:
     """Settings with a function that sets them and one of like name that tells them: ``_set_nnpack_enabled``."""
     found = list(_OTHERS)
-    for name, write in vars(torch._C).items():
+    known = vars(torch._C)
+    for name, write in known.items():
         named = _SETS.fullmatch(name)
         if named is None or named["rest"].startswith(_NO_SETTINGS):
             continue
         asks = (f"_{named['of']}{how}{named['rest']}" for how in ("get_", "is_", ""))
-        read = next((getattr(torch._C, ask) for ask in asks if hasattr(torch._C, ask)), None)
+        read = next((known[ask] for ask in asks if ask in known), None)
         with contextlib.suppress(TypeError, RuntimeError):  # it takes an argument, or is not set at all
             if read is not None and read() is not None:
                 found.append((read, write))
@@ -100,14 +101,17 @@ def _are_same(now: Sequence[Any], before: Sequence[Any]) -> bool:
 
 def _keys(including: bool) -> Any:
     """The dispatch keys that the thread adds to each call, or takes from it."""
-    kind = "include" if including else "exclude"
-    return getattr(torch._C, f"_dispatch_tls_local_{kind}_set")()
+    read = torch._C._dispatch_tls_local_include_set if including else torch._C._dispatch_tls_local_exclude_set
+    return read()
 
 
 def _restore_keys(including: bool, before: Any) -> None:
     now = _keys(including)
     if now.raw_repr() != before.raw_repr():
-        put = getattr(torch._C, f"_dispatch_tls_set_dispatch_key_{'included' if including else 'excluded'}")
+        core: Any = torch._C
+        put = (
+            core._dispatch_tls_set_dispatch_key_included if including else core._dispatch_tls_set_dispatch_key_excluded
+        )
         for key in torch._C.DispatchKey.__members__.values():
             if now.has(key) != before.has(key):
                 put(key, before.has(key))
@@ -190,9 +194,8 @@ def _restore(read: Callable[[], Any], write: Callable[..., Any], before: Any) ->
         write(*before) if isinstance(before, tuple) else write(before)
 
 
-def _told_by_setting(name: str, other: Any) -> tuple[Callable[[], Any], Callable[..., Any]]:
-    """Of a setting for which nobody can ask: who sets it gets what it was."""
-    write = getattr(torch._C, name)
+def _told_by_setting(write: Callable[..., Any], other: Any) -> tuple[Callable[[], Any], Callable[..., Any]]:
+    """Of a setting that cannot be read: ``write`` returns what it was before."""
 
     def read() -> Any:
         before = write(other)
@@ -208,9 +211,9 @@ def _flushes_denormals() -> bool:
 
 _HALF = float("0.5")  # a product of constants is worked out beforehand
 _OTHERS: tuple[tuple[Callable[[], Any], Callable[..., Any]], ...] = (
-    _told_by_setting("_jit_set_profiling_mode", True),
-    _told_by_setting("_jit_set_profiling_executor", True),
-    _told_by_setting("_jit_set_fusion_strategy", [("STATIC", 2)]),
+    _told_by_setting(torch._C._jit_set_profiling_mode, True),
+    _told_by_setting(torch._C._jit_set_profiling_executor, True),
+    _told_by_setting(torch._C._jit_set_fusion_strategy, [("STATIC", 2)]),
     (torch._C._jit_can_fuse_on_cpu, torch._C._jit_override_can_fuse_on_cpu),
     (torch._C._jit_can_fuse_on_gpu, torch._C._jit_override_can_fuse_on_gpu),
     (_flushes_denormals, torch.set_flush_denormal),
