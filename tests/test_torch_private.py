@@ -20,27 +20,15 @@ from oom_magic.predict.torch_patches import torch_patches
 
 ROOM = Path(torch_private.__file__).parent
 TABLES = (
-    torch_private.EVERY_RUN, torch_private.COMPILED, torch_private.DISTRIBUTED, torch_private.FLEX_ATTENTION,
-    torch_private.MEASURED,
+    torch_private.EVERY_RUN, torch_private.COMPILED, torch_private.DISTRIBUTED, torch_private.SHARDED,
+    torch_private.FLEX_ATTENTION, torch_private.MEASURED,
 )  # fmt: skip
 ACCESSORS = {"getattr", "hasattr", "setattr", "delattr"}
 IMPORTERS = {"sys.modules.get", "import_module", "importlib.import_module"}
 PATH = re.compile(r"torch(\.\w+)+")
 NAME = re.compile(r"_[A-Za-z]\w*")
-# Private names of Python and of other libraries, and texts of that shape.
-OTHERS = """
-    _abc_register _actual_context _allgather_base_ _attrs _b_needsfree_ _BaseTrainer
-    _beam_search_has_unfinished_sequences _blake2 _CFuncPtr _check_and_enable_flash_attn_2
-    _check_running _clear_cache _close_pipe_fds _cmaps _code_4bit_cache _config _current_domain _current_frames
-    _datasource _default_context _dlopen _enabled _entrypoint _EvaluationLoop _event_loop_policy _file_openers
-    _FitLoop _flash_attention_forward _flash_attn_2_can_dispatch _flash_attn_can_dispatch _fmt
-    _get_device_map _get_dump _get_value _getframe _global_config _handlerList _hashlib _hl _is_offline_mode
-    _is_owned _item_cache _levelToName _loggerClass _LoggerConnector _logRecordFactory _md5
-    _mgr _n_gpu _nameToLevel _objects _ops _PredictionLoop _pytest _rcb
-    _reduce_scatter_base_ _registry _reset_caches _reset_registry _sdp _sha _shared_state
-    _should_check_val_epoch _SimpleCData _tqdm_active _TrainingEpochLoop _TYPES _tensor_constant _write_to_self
-    _WriteBufferStream _xoptions
-"""
+# Names of other libraries, or of Python, that PyTorch has as well.
+OTHERS = {"_config", "_debug", "_fmt", "_get_device_map", "_get_value", "_local", "_registry"}
 
 
 def is_private(name: str) -> bool:
@@ -142,6 +130,13 @@ def loose() -> set[str]:
     return {name for path, file in used().items() if ROOM in path.parents for name in file.loose} - own
 
 
+def names_of_torch() -> set[str]:
+    """The private names in torch's modules, as far as they are imported, and in their classes."""
+    modules = [one for name, one in sys.modules.items() if name.partition(".")[0] == "torch" and one is not None]
+    owners = [*modules, *(one for module in modules for one in vars(module).values() if isinstance(one, type))]
+    return {name for owner in owners for name in vars(owner) if NAME.fullmatch(name)}
+
+
 def listed() -> set[str]:
     return {name for table in TABLES for group in table.values() for name in group}
 
@@ -167,7 +162,7 @@ def test_every_private_name_is_listed() -> None:
     assert {name for name in paths() if not is_listed(name)} == set()
     assert {one for file in used().values() for one in file.searched} == set()
     known = {part for name in listed() for part in name.split(".")}
-    assert loose() - known - set(OTHERS.split()) == set()
+    assert (loose() & names_of_torch()) - known - OTHERS == set()
 
 
 def test_every_listed_name_is_used() -> None:
@@ -205,6 +200,7 @@ def test_this_pytorch_has_them_all() -> None:
     assert torch_private.missing(torch_private.EVERY_RUN) == {}
     assert torch_private.missing(torch_private.DISTRIBUTED) == {}
     assert torch_private.missing(torch_private.FLEX_ATTENTION) == {}
+    assert torch_private.missing(torch_private.SHARDED) == {}
     assert torch_private.missing(torch_private.MEASURED) == {}
     if torch_private.torch.__version__ >= "2.13" and find_spec("triton"):
         assert torch_private.missing(torch_private.COMPILED) == {}

@@ -231,18 +231,20 @@ DISTRIBUTED: Names = {
         *_in("torch.ops._c10d_functional", "_wrap_tensor_autograd wait_tensor"),
         "torch.testing._internal.distributed.fake_pg",
     ),
+    "a stage of a pipeline stands alone": (
+        *_in("torch.distributed.pipelining._utils", "_StageBackwardMeta _StageForwardMeta _derive_grad_metas"),
+        *_in("torch.distributed.pipelining.stage.PipelineStage", "_stage_meta _user_meta"),
+        *_in("torch.distributed.pipelining.stage.PipelineStage", "_recv_meta _warmup_backward_result"),
+        "torch.distributed.pipelining.stage.PipelineStage._warmup_forward_vote",
+    ),
+}
+SHARDED: Names = {
     "parameters are sharded": (
         "torch.distributed.fsdp.FSDPModule._get_fsdp_state",
         "torch.distributed.fsdp._fully_shard._fsdp_collectives",
         "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup._reshard_after_forward",
         "torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState._fsdp_param_group",
         "torch.distributed.tensor._sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached",
-    ),
-    "a stage of a pipeline stands alone": (
-        *_in("torch.distributed.pipelining._utils", "_StageBackwardMeta _StageForwardMeta _derive_grad_metas"),
-        *_in("torch.distributed.pipelining.stage.PipelineStage", "_stage_meta _user_meta"),
-        *_in("torch.distributed.pipelining.stage.PipelineStage", "_recv_meta _warmup_backward_result"),
-        "torch.distributed.pipelining.stage.PipelineStage._warmup_forward_vote",
     ),
 }
 MEASURED: Names = {  # used without a dry run, each where it is there

@@ -160,6 +160,7 @@ def _sharded(module: ModuleType, run: Run) -> Iterator[None]:
 
 
 def _distributed_tensors(module: ModuleType, run: Run) -> Patches:
+    torch_private.check(torch_private.SHARDED)
     return shapes_found_aside(module.ShardingPropagator)
 
 
