@@ -42,9 +42,10 @@ def describe_report(report: MemoryReport, top: int = 5) -> Description:
         *_steps(report),
         *_holders(report),
         _card(report),
+        *_modules(report),
         *_other_cards(report),
     ]
-    blocks += [*_modules(report), *_message(report), *_assumptions(report), _footnote(report)]
+    blocks += [*_message(report), *_assumptions(report), _footnote(report)]
     return Description(_title(report), tuple(blocks))
 
 
