@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -26,6 +28,13 @@ def train(gradient_as_bucket_view: bool) -> None:
         dist.all_reduce(loss.detach())
         optimizer.step()
         optimizer.zero_grad()
+
+
+def test_nothing_is_said_beside_the_report(capfd: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dry_run(train, False)
+    assert "Warning" not in capfd.readouterr().err  # of C++
 
 
 @recorded_with("2.13")

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +24,8 @@ from oom_magic.predict.distributed.sharding import shapes_found_aside, sharding_
 from oom_magic.predict.distributed.world import NOBODY, World
 from oom_magic.predict.isolation.patching import Patches, all_patched, patched
 from oom_magic.predict.libraries.adapters import Adapter, Run
+
+_NCCL_TIMEOUT = timedelta(minutes=10)  # torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp; a CPU build has none
 
 
 @contextmanager
@@ -38,6 +41,7 @@ def _one_of_many(module: ModuleType, run: Run) -> Iterator[None]:
         "_verify_params_across_processes": _alike,
         "recv_object_list": _unknown_object,
         "batch_isend_irecv": _coalesced(module),
+        "default_pg_nccl_timeout": module.default_pg_nccl_timeout or _NCCL_TIMEOUT,
     }
     shared = {name: change for name, change in changes.items() if hasattr(torch.distributed, name)}
     own = {name: change for name, change in changes.items() if hasattr(module, name)}
@@ -138,14 +142,20 @@ def _unknown_object(*_unused: Any, **__: Any) -> None:
 
 
 def _replicated(module: ModuleType, run: Run) -> Patches:
-    """DDP checks before a communication hook in bfloat16 that this is a build with CUDA."""
+    """DDP checks before a communication hook in bfloat16 that this is a build with CUDA, and takes the time of its steps.
+
+    Its timers know CPU and CUDA tensors only and would print so (torch/csrc/distributed/c10d/logger.cpp).
+    """
     check = module.DistributedDataParallel._check_comm_hook
 
     def _check_comm_hook(self: Any, hook: Any) -> None:
         with patched(torch.version, {"cuda": torch.version.cuda or "13.0"}):
             check(self, hook)
 
-    return [(module.DistributedDataParallel, {"_check_comm_hook": _check_comm_hook})]
+    return [
+        (module.DistributedDataParallel, {"_check_comm_hook": _check_comm_hook}),
+        (module.dist.Logger, {"set_runtime_stats_and_log": lambda *_unused: None}),
+    ]
 
 
 @contextmanager
