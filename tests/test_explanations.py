@@ -210,9 +210,11 @@ def test_an_evaluation_after_the_training_is_rehearsed_with_it(shell):
     assert remedy.peak_allocated_bytes < 200 * MIB
 
 
-@pytest.mark.parametrize("in_function", [False, True])
-def test_an_evaluation_that_would_fail_next_decides_what_is_advised(shell, in_function):
-    train = """
+@pytest.mark.parametrize(
+    ("in_function", "rows", "after"), [(True, 128, None), (False, 16384, 2048), (True, 16384, 2048)]
+)
+def test_an_evaluation_that_would_fail_next_is_made_smaller_too(shell, in_function, rows, after):
+    train = f"""
     for step in range(6):
         net(torch.randn(batch_size, 1024, device="cuda")).sum().backward()
         optimizer.step()
@@ -224,15 +226,15 @@ def test_an_evaluation_that_would_fail_next_decides_what_is_advised(shell, in_fu
 """
     body = f"def fit(batch_size):{train}\nfit(16384)" if in_function else f"batch_size = 16384\nif True:{train}"
     make = "import torch\nfrom torch import nn\nnet = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(8)]).cuda()"
-    for rows, fits in ((1024, True), (16384, False)):
-        code = f"{make}\noptimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n{body.format(rows=rows)}"
-        shell.run_cell(f"%%gpumem --dry-run --no-plot --memory 600MiB\n{code}")
-        diagnosis = run(shell, "%oom_explain")
-        (smaller,) = (one for one in diagnosis.remedies if one.key == "smaller_batch")
-        assert smaller.fits is fits
-        if not fits:
-            assert "later_takes_more" in {one.key for one in diagnosis.evidence}
-            assert smaller.peak_allocated_bytes > 2 * 16384 * 4096  # what a layer takes and what it makes
+    code = f"{make}\noptimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n{body}"
+    shell.run_cell(f"%%gpumem --dry-run --no-plot --memory 600MiB\n{code}")
+    diagnosis = run(shell, "%oom_explain")
+    smaller = diagnosis.remedies[0]
+    assert (smaller.key, smaller.fits, smaller.values.get("evaluation_after")) == ("smaller_batch", True, after)
+    assert ("later_takes_more" in {one.key for one in diagnosis.evidence}) is bool(after)
+    assert "accumulation = 32" in smaller.code and f"torch.randn({after or rows}, 1024" in smaller.code
+    if after:
+        assert f"the evaluation in batches of {after} instead of 16384" in " ".join(str(diagnosis).split())
 
 
 def test_a_rehearsal_that_ends_before_the_failure_says_so(shell, monkeypatch):

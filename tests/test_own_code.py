@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import linecache
+from itertools import cycle
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from versions import as_since_3_11
 
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
 from oom_magic.explain.remedies.code import STYLES, code_for
-from oom_magic.explain.remedies.own_code import copied, own_arguments, own_code, own_names
+from oom_magic.explain.remedies.own_code import accumulating, copied, own_arguments, own_code, own_names, shown
 from oom_magic.explain.remedies.rehearsal import NotEvaluatedError, Variation
 from oom_magic.explain.remedies.size_parameters import find_size_parameters
 from oom_magic.predict.session import DrySession
@@ -37,7 +39,7 @@ def make():
 
 
 def trained(code, batches):
-    names = {"torch": torch, "make": make, "loader": batches, "net": make()}
+    names = {"torch": torch, "make": make, "loader": batches, "drawn": cycle(batches), "net": make()}
     exec(code, names)
     return names["net"].weight.detach(), names["losses"]
 
@@ -47,7 +49,11 @@ def execute(tree, names):
 
 
 def rewritten(key, source=LOOP, **names):
-    return own_code(ast.parse(source), {"net": make(), **names}, key, VALUES)
+    tree = ast.parse(source)
+    if key != "smaller_batch":
+        return own_code(tree, {"net": make(), **names}, key, VALUES)
+    made = accumulating(tree, VALUES["accumulation"])
+    return "" if made is None else "\n".join(shown(made, set(map(ast.unparse, tree.body))))
 
 
 def test_an_accumulating_loop_trains_the_same():
@@ -55,7 +61,7 @@ def test_an_accumulating_loop_trains_the_same():
     whole = [tuple(map(torch.cat, zip(*data[at : at + 3], strict=True))) for at in (0, 3)]
     head = LOOP[: LOOP.index("for ")]
     code = as_since_3_11(rewritten("smaller_batch"))
-    assert code.startswith("batch_size = 2\naccumulation = 3\nfor number, (images, labels) in enumerate(loader, 1):")
+    assert code.startswith("accumulation = 3\nfor number, (images, labels) in enumerate(loader, 1):")
     weight, losses = trained(head + code, data)
     assert torch.allclose(weight, trained(LOOP, whole)[0], atol=1e-6) and len(losses) == 6
 
@@ -69,15 +75,78 @@ def test_the_statement_that_sets_the_batch_is_shown_as_it_then_is():
     assert "batch_size=6" in ast.unparse(tree)
 
 
-@pytest.mark.parametrize(
-    ("head", "shown"),
-    [("batch_size=6", "batch_size = 2\naccumulation = 3\nfor "), ("size=(6, 4)", "def train(size=(2, 4)):\n")],
-)
-def test_a_size_that_a_function_takes_is_shown_with_its_loop(head, shown):
-    tree = ast.parse(f"def train({head}):\n" + "".join(f"    {line}\n" for line in LOOP.splitlines()))
+@pytest.mark.parametrize("head", ["batch_size={}", "size=({}, 4)"])
+def test_a_size_that_a_function_takes_is_shown_with_its_loop(head):
+    tree = ast.parse(f"def train({head.format(6)}):\n" + "".join(f"    {line}\n" for line in LOOP.splitlines()))
     rehearsal = CellRehearsal(execute, tree, {"net": make()})
     rehearsal.parameters["batch"] = find_size_parameters(tree, {}, "batch", 6)[0]
-    assert rehearsal.own_code("smaller_batch", VALUES).startswith(shown)
+    code = as_since_3_11(rehearsal.own_code("smaller_batch", VALUES))
+    assert code.startswith(f"def train({head.format(2)}):\n")
+    assert "    accumulation = 3\n    for number, (images, labels) in enumerate(loader, 1):" in code
+
+
+EPOCHS = """
+EPOCHS, BATCH = 2, 6
+def validate():
+    with torch.no_grad():
+        return net(torch.ones(6, 4)).mean().item()
+for epoch in range(EPOCHS):
+    meter.reset()
+    for at in range(0, len(data), BATCH):
+        images, labels = data[at:at + BATCH], targets[at:at + BATCH]
+        loss = torch.nn.functional.mse_loss(net(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        if True:
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+        meter.update(loss, images)
+        if at % 4 == 0: print(epoch, at, f"{loss.item():.2f}")
+    print(validate())
+"""
+
+
+def test_loops_in_loops_with_metrics_train_the_same(capsys):
+    """Data by its place is not drawn twice; metrics see each batch; the statement is shown whole."""
+    tree = ast.parse(EPOCHS)
+    rehearsal = CellRehearsal(execute, tree, {})
+    rehearsal.parameters["batch"] = find_size_parameters(tree, {}, "batch", 6)[0]
+    code = rehearsal.own_code("smaller_batch", VALUES)
+    assert "2, 2)\naccumulation = 3\nfor epoch in " in code
+
+    class Meter(list):
+        def update(self, *given):
+            self.append(given)
+
+        def reset(self):
+            pass
+
+    data, targets, found = torch.randn(12, 4), torch.randn(12, 2), []
+    for source in (EPOCHS, EPOCHS[: EPOCHS.index("for epoch")] + code):
+        net, meter = make(), Meter()
+        optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+        exec(
+            source,
+            {"torch": torch, "net": net, "data": data, "targets": targets, "optimizer": optimizer, "meter": meter},
+        )
+        found.append((net.weight.detach(), len(meter)))
+    assert torch.allclose(found[0][0], found[1][0], atol=1e-6)
+    assert (found[0][1], found[1][1]) == (4, 12)
+
+
+def test_a_function_of_an_earlier_cell_is_shown_whole_unless_it_is_long():
+    loop = "".join(f"    {line}\n" for line in LOOP.splitlines())
+    for lines, head in ((0, "def train(loader):"), (80, "# in train:\naccumulation = 3\nfor ")):
+        source = "def train(loader):\n" + "    pass\n" * lines + loop
+        name = f"<ipython-input-{lines}-abc>"
+        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+        names = {"net": make(), "BATCH": 6}
+        exec(compile(source, name, "exec"), names)
+        tree = ast.parse("train(loader_of(BATCH))")
+        rehearsal = CellRehearsal(execute, tree, names)
+        rehearsal.parameters["batch"] = find_size_parameters(tree, names, "batch", 6)[0]
+        code = as_since_3_11(rehearsal.own_code("smaller_batch", VALUES))
+        assert code.startswith(head) and code.endswith("\n\nBATCH = 2")
 
 
 def test_the_loop_that_a_function_of_the_users_runs_is_shown_under_its_name(tmp_path, monkeypatch):
@@ -172,12 +241,13 @@ def test_a_loop_that_counts_keeps_its_counter():
 
 
 def test_a_loop_that_makes_its_batches_makes_as_many_steps():
-    drawn = LOOP.replace("for images, labels in loader:", "for i in range(3):\n    images, labels = loader[i]")
+    drawn = LOOP.replace("for images, labels in loader:", "for i in range(3):\n    images, labels = next(drawn)")
     code = rewritten("smaller_batch", drawn)
     data = [(torch.randn(2, 4), torch.randn(2, 2)) for _ in range(3)]
     weight, losses = trained(LOOP[: LOOP.index("for ")] + code, data)
     assert code.count("for _ in range(accumulation):") == 1 and len(losses) == 9
-    assert torch.allclose(weight, trained(LOOP, data)[0], atol=1e-6)
+    whole = [tuple(map(torch.cat, zip(*data, strict=True)))]
+    assert torch.allclose(weight, trained(LOOP, whole * 3)[0], atol=1e-6)
 
 
 def test_the_forward_and_the_loss_go_under_autocast():
@@ -285,6 +355,7 @@ def test_the_users_own_arguments_are_rewritten():
         "output_dir": "out", "per_device_train_batch_size": 1, "gradient_accumulation_steps": 16, "optim": "sgd",
         "gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False},
     }  # fmt: skip
+    assert own_arguments(tree, f"{smaller}\n\nmodel = wrap(model)").endswith("\n)\n\nmodel = wrap(model)")
     assert own_arguments(ast.parse("trainer = Trainer(model)"), smaller) == ""
     assert own_arguments(tree, "accelerate launch --use_fsdp train.py") == ""
 

@@ -13,7 +13,8 @@ from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.explainer import explain
 from oom_magic.explain.live.growth import Growth
 from oom_magic.explain.remedies import evaluation as pricing
-from oom_magic.explain.remedies.evaluation import RemedyEvaluator, largest_fitting
+from oom_magic.explain.remedies.evaluation import RemedyEvaluator
+from oom_magic.explain.remedies.fitting_sizes import largest_fitting
 from oom_magic.explain.remedies.rehearsal import NotEvaluatedError
 from oom_magic.explain.remedies.remedy import Remedy, Situation, ranked
 from oom_magic.explain.remedies.room import InTheWay

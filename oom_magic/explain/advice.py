@@ -168,11 +168,11 @@ def _to_its_end(diagnosis: Diagnosis, evaluator: RemedyEvaluator, found: list[Re
     """The diagnosis with the first remedy evaluated to the run's end; where it does not fit so, the next one, too."""
     for _unused in range(_MOST_CHECKED if found else 0):
         first = ranked(found)[0]
-        whole = evaluator.to_its_end(first) if first.fits else first
+        whole, needed = evaluator.to_its_end(first) if first.fits else (first, 0)
         if whole is first:
             return
         found[found.index(first)] = whole
-        needs = Evidence("later_takes_more", {"needed_bytes": whole.needed_bytes or 0})
+        needs = Evidence("later_takes_more", {"needed_bytes": needed})
         yield replace(diagnosis, evidence=(*diagnosis.evidence, needs), remedies=ranked(found))
         if whole.fits:
             return

@@ -61,7 +61,7 @@ from oom_magic.predict.operators.registration import cuda_operators
 from oom_magic.predict.setups.gpus import GPU
 from oom_magic.predict.setups.hardware import Hardware
 from oom_magic.predict.torch_patches import torch_patches
-from oom_magic.predict.what_if.change import Change
+from oom_magic.predict.what_if.change import Change, InapplicableError
 from oom_magic.user_code import is_users_file
 
 _HANDLERS = {  # operators that the pretend GPU implements itself
@@ -195,7 +195,7 @@ class DrySession:
                 raise
             self.exception = exception
         except Exception as exception:
-            if not self.training.has_seen_like_steps:
+            if not self.training.has_seen_like_steps or isinstance(exception, InapplicableError):
                 error = describe_error(exception)
                 raise
             self._assume_of_all(_ended_by(exception))

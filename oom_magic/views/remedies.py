@@ -126,6 +126,12 @@ class Wording:
 
     def of(self, remedy: Remedy) -> str:
         """What a remedy changes."""
+        text = self._alone(remedy)
+        if "evaluation_after" not in remedy.values:
+            return text
+        return translate("remedy_and_evaluation", self.lang, text=text.rstrip(_STOPS), **remedy.values)
+
+    def _alone(self, remedy: Remedy) -> str:
         keys = remedy.values.get("keys")
         if keys is None:
             return translate(f"remedy_{remedy.key}", self.lang, **remedy.values)

@@ -7,6 +7,7 @@ import contextlib
 import re
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.live.called import called_in
 from oom_magic.explain.live.growth import Growth, is_in, mended
 from oom_magic.explain.remedies.code import IN_A_LOOP, names_model
-from oom_magic.explain.remedies.own_code import own_arguments, own_code, own_names
+from oom_magic.explain.remedies.own_code import accumulating, loop_of, own_arguments, own_code, own_names, shown
 from oom_magic.explain.remedies.rehearsal import (
     STEPS,
     UNLIMITED,
@@ -25,6 +26,7 @@ from oom_magic.explain.remedies.rehearsal import (
     rehearse,
 )
 from oom_magic.explain.remedies.size_parameters import SizeParameter, find_accumulation, find_size_parameters
+from oom_magic.user_code import is_cell
 
 if TYPE_CHECKING:
     from oom_magic.explain.remedies.room import InTheWay
@@ -41,8 +43,13 @@ if TYPE_CHECKING:
 _EVALUATES = re.compile(r"eval|valid|test|predict|generate|no_grad|inference_mode", re.IGNORECASE)
 _MOST_PARAMETERS = 4
 _MOST_ROWS = 16  # of a model's inputs for one sample
-_SIZES = ("batch", "seq")
-_SIZE_OF = {"smaller_batch": "batch", "smaller_evaluation": "batch", "shorter_sequences": "seq"}
+_DIMENSIONS = {"batch": 0, "seq": 1, "evaluation": 0}
+_SIZE_OF = {
+    "smaller_batch": "batch",
+    "smaller_evaluation": "batch",
+    "shorter_sequences": "seq",
+    "later_evaluation": "evaluation",
+}
 
 
 class CellRehearsal:
@@ -84,6 +91,8 @@ class CellRehearsal:
         self.parameters: dict[str, SizeParameter | None] = {}
         self._survey: Survey | None = None
         self._fullest: ModelCall | None = None
+        self._later: ModelCall | None = None  # of the evaluation that took most in the last ``run_on``
+        self._training: Training | None = None  # of the last run
         self.sizes: Mapping[str, int] = {}
         self.accumulation = 1
         self.steps_differ = False
@@ -144,20 +153,24 @@ class CellRehearsal:
 
         overridden: dict[SizeParameter, int] = {}
         cut: list[ShorterInputs] = []
+        left = len(variation.sizes)
         for what, value in variation.sizes.items():
+            left -= 1
             if what not in self.parameters:
-                self.parameters[what], report = self._find_parameter(what, value, variation)
-                if report is not None and len(variation.sizes) == 1:
+                changed = replace(variation, parts=(*variation.parts, *((one, {}) for one in cut)))
+                self.parameters[what], report = self._find_parameter(what, value, changed, overridden)
+                if report is not None and not left:
                     return report
             parameter = self.parameters[what]
             if parameter is not None:
-                overridden[parameter] = value
+                overridden = {parameter: value, **overridden}  # where one sets both, the first size stays as it is
             else:
-                cut.append(ShorterInputs(_SIZES.index(what), self.sizes[what], value))
+                is_later = what == "evaluation"
+                cut.append(ShorterInputs(_DIMENSIONS[what], self.sizes[what], value, without_gradients=is_later))
         try:
             return self._execute((*variation.changes, *cut), overridden, variation.mended, variation.dropped)[0]
         except NotEvaluatedError as error:
-            if self._has_tokens or all(_SIZES[one.dimension] != "seq" for one in cut):
+            if self._has_tokens or all(one.dimension != _DIMENSIONS["seq"] for one in cut):
                 raise
             raise NotEvaluatedError(error.reason, applies=False) from None
 
@@ -172,9 +185,23 @@ class CellRehearsal:
         """The same with what follows like steps: evaluations, other loops."""
         before, self._num_steps = self._num_steps, "alike"
         try:
-            return self.run(variation)
+            report = self.run(variation)
         finally:
             self._num_steps = before
+        if "evaluation" not in variation.sizes:
+            self._find_evaluation(report)
+        return report
+
+    def _find_evaluation(self, report: MemoryReport) -> None:
+        """The batch of the evaluation that took most, if one did: ``sizes["evaluation"]``."""
+        self.sizes = {what: size for what, size in self.sizes.items() if what != "evaluation"}
+        self.parameters.pop("evaluation", None)
+        call = None if self._training is None else self._training.call_at(report.peak_position)
+        if call is None or call.has_gradients:
+            return
+        calls = self._training.model_calls if self._training is not None else []
+        self._later = next(one for one in calls if one.inputs == call.inputs and not one.has_gradients)
+        self.sizes = {**self.sizes, "evaluation": _sizes(call.inputs).get("batch", 1)}
 
     @property
     def _has_tokens(self) -> bool:
@@ -205,7 +232,7 @@ class CellRehearsal:
         return (
             parameter.label
             if parameter is not None and parameter.is_named
-            else {"batch": "batch_size", "seq": "seq_len"}[what]
+            else {"batch": "batch_size", "seq": "seq_len", "evaluation": "eval_batch_size"}[what]
         )
 
     @property
@@ -229,57 +256,61 @@ class CellRehearsal:
         if key == "smaller_batch" and self.accumulation > 1:
             accumulation = find_accumulation(self._tree, self._names, self.accumulation)
             overridden |= {} if accumulation is None else {accumulation: values["accumulation"]}
+        evaluation = self.parameters.get("evaluation")
+        if "evaluation_after" in values and evaluation is not None:
+            overridden[evaluation] = values["evaluation_after"]
         return self._with_sizes(key, values, overridden)
 
     def _with_sizes(self, key: str, values: Mapping[str, Any], overridden: Mapping[SizeParameter, int]) -> str:
         """The statements changed by sizes, and assignments for those that other cells set."""
-        before, words = list(map(ast.unparse, self._tree.body)), list(self._arguments)
+        before, words = {ast.unparse(one) for one in self._tree.body}, list(self._arguments)
         with contextlib.ExitStack() as stack:
             for parameter, value in overridden.items():
                 stack.enter_context(parameter.override(self._tree, self._names, value))
-            pairs = zip(self._tree.body, before, strict=True)
-            changed = [ast.unparse(one) for one, old in pairs if ast.unparse(one) != old]
-            simple = [one for one in changed if isinstance(ast.parse(one).body[0], (ast.Assign, ast.Expr))]
             targets = [f"{one.target} = {value}" for one, value in overridden.items() if one.target]
             if self._arguments != words:
                 return f"%run {shlex.join(self._arguments)}"
-            arguments = [one for one in ast.walk(self._tree) if isinstance(one, ast.arg)]
-            inner = [f"{p.label} = {value}" for p, value in overridden.items() if p.label in {a.arg for a in arguments}]
-            setting = "\n".join([*simple, *targets] or inner)  # what a function takes can be set in its body
-            is_hidden = bool(changed) and not setting  # within other statements, which are shown whole
-            inside = "" if is_hidden else own_code(self._tree, self._names, key, {**values, "setting": setting})
-        whole = "\n".join([*targets, *changed])
-        if key != "smaller_batch" or self.accumulation > 1 or not (setting or whole):
-            return inside or whole
-        return inside or self._with_loop_elsewhere(setting or whole, key, values)
+            changed = shown(self._tree, before)
+            if key != "smaller_batch" or self.accumulation > 1 or not (targets or changed):
+                return "\n".join([*targets, *changed])
+            tree = accumulating(self._tree, values["accumulation"])
+            if tree is not None:
+                return "\n".join([*targets, *shown(tree, before)])
+        return "\n\n".join(
+            filter(None, [self._loop_elsewhere(values["accumulation"]), "\n".join([*targets, *changed])])
+        )
 
-    def _with_loop_elsewhere(self, setting: str, key: str, values: Mapping[str, Any]) -> str:
-        """A setting of the cell, with the loop of a function that the cell runs, which accumulates, or what to do."""
+    def _loop_elsewhere(self, accumulation: int) -> str:
+        """The loop of a function that the cell runs, which accumulates, or what to do."""
         for one in called_in(self._tree, self._names):
-            tree = ast.Module([one.definition], [])
-            loop = own_code(tree, one.names, key, {**values, "setting": f"# in {one.definition.name}:"})
-            if loop:
-                return f"{loop}\n\n{setting}"
-        number = values["accumulation"]
-        return f"{setting}\n# let the optimizer step after each {number} batches, losses divided by as many"
+            name = one.definition.name
+            tree = accumulating(ast.Module([one.definition], []), accumulation)
+            if tree is not None:
+                is_notebooks = is_cell(one.file) and getattr(self._names.get(name), "__name__", "") == name
+                return "\n".join(shown(tree, ())) if is_notebooks else loop_of(tree)
+        return f"# let the optimizer step after each {accumulation} batches, losses divided by as many"
 
     def own_arguments(self, code: str, /) -> str:
         """The TrainingArguments of the cell."""
         return own_arguments(self._tree, code)
 
     def _find_parameter(
-        self, what: str, value: int, variation: Variation
+        self, what: str, value: int, variation: Variation, others: Mapping[SizeParameter, int]
     ) -> tuple[SizeParameter | None, MemoryReport | None]:
-        """The parameter for a size, tried with ``value`` and the other changes, and the report of that trial."""
+        """The parameter for a size, tried with ``value``, ``others`` and the changes, and the report of that trial."""
         from oom_magic.predict.what_if.change import ExpectedInputs
 
-        found = find_size_parameters(self._tree, self._names, what, self.sizes[what], self._arguments)
+        is_later = what == "evaluation"
+        kind, call = ("batch", self._later) if is_later else (what, self._fullest)
+        found = find_size_parameters(self._tree, self._names, kind, self.sizes[what], self._arguments)
+        if is_later:
+            found.sort(key=lambda one: _EVALUATES.search(one.label) is None)
         for parameter in found[:_MOST_PARAMETERS]:
-            number = 0 if self._fullest is None else self._fullest.number
-            expected = ExpectedInputs(number, lambda inputs: _sizes(inputs).get(what) == value)
+            number = 0 if call is None else call.number
+            expected = ExpectedInputs(number, lambda inputs: _sizes(inputs).get(kind) == value)
             with contextlib.suppress(NotEvaluatedError):
-                changes = (*variation.changes, expected)
-                return parameter, self._execute(changes, {parameter: value}, variation.mended, variation.dropped)[0]
+                changes, overridden = (*variation.changes, expected), {parameter: value, **others}
+                return parameter, self._execute(changes, overridden, variation.mended, variation.dropped)[0]
         return None, None
 
     @cached_property
@@ -337,6 +368,7 @@ class CellRehearsal:
                 if self._start is None or not self._start.keep(error.name):
                     raise
             else:
+                self._training = session.training
                 return report, session.training
 
 

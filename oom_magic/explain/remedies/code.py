@@ -132,6 +132,7 @@ quantization = BitsAndBytesConfig(
     "no_grad": "with torch.no_grad():\n    outputs = {model}(**batch)",
     "smaller_batch": "{name} = {after}\naccumulation = {accumulation}\n" + _ACCUMULATING,
     "smaller_evaluation": "{name} = {after}",
+    "later_evaluation": "{name} = {after}",
     "shorter_sequences": "{name} = {after}",
     "fsdp": """\
 from torch.distributed.fsdp import fully_shard
@@ -203,6 +204,7 @@ TrainingArguments(..., deepspeed="ds.json")""",
 TrainingArguments(..., per_device_train_batch_size=1,
     gradient_accumulation_steps=4)""",
     "smaller_evaluation": "TrainingArguments(..., per_device_eval_batch_size={after})",
+    "later_evaluation": "TrainingArguments(..., per_device_eval_batch_size={after})",
     "smaller_batch": """\
 TrainingArguments(..., per_device_train_batch_size={after},
     gradient_accumulation_steps={accumulation})""",

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.remedies.code import ACCELERATOR_SETTINGS, code_for, for_backend
+from oom_magic.explain.remedies.fitting_sizes import divisors, largest_fitting, parts
+from oom_magic.explain.remedies.own_code import own_arguments
 from oom_magic.explain.remedies.rehearsal import NotEvaluatedError, Rehearsal, Variation
 from oom_magic.explain.remedies.remedy import Remedy, Situation
 from oom_magic.explain.remedies.room import dropping, growing_segments, making_room, needed_bytes, other_hardware
@@ -20,44 +22,6 @@ from oom_magic.explain.remedies.specs import STEP, RemedySpec, remedy_specs
 
 if TYPE_CHECKING:
     from oom_magic.memory.report import MemoryReport
-
-# Memory grows almost linearly with a size: a size expected this far above the limit is not tried.
-_CLEARLY_ABOVE = 1.03
-_NOT_IN_PROPORTION = 1.25  # times what was expected
-
-
-def largest_fitting(
-    need: Callable[[int], int], sizes: Sequence[int], before: tuple[int, int], fixed: int, usable: int
-) -> int | None:
-    """The largest of the ascending ``sizes`` whose ``need`` is at most ``usable`` bytes, or None.
-
-    ``before`` is the size that was too large with its need; ``fixed`` is about what the run needs at size 0.
-    The returned size was rehearsed; the next larger one was too, or is clearly above the limit.
-    """
-    known = {0: min(fixed, before[1]), before[0]: before[1]}
-    low, high = -1, len(sizes)
-    is_off = False
-    while high - low > 1:
-        guess = next((at for at in range(high - 1, low, -1) if _expected(known, sizes[at]) <= usable), None)
-        if guess is None or (low < 0 and is_off):  # then the smallest shows whether any fits
-            guess = low + 1
-            if low >= 0 and _expected(known, sizes[guess]) > usable * _CLEARLY_ABOVE:
-                break
-        expected = _expected(known, sizes[guess])
-        known[sizes[guess]] = need(sizes[guess])
-        is_off = known[sizes[guess]] > expected * _NOT_IN_PROPORTION
-        low, high = (guess, high) if known[sizes[guess]] <= usable else (low, guess)
-    return sizes[low] if low >= 0 else None
-
-
-def _expected(known: dict[int, int], size: int) -> float:
-    """The need of a size, interpolated between its nearest known neighbours."""
-    below = max(one for one in known if one <= size)
-    above = min(one for one in known if one >= size)
-    if above == below:
-        return known[size]
-    return known[below] + (known[above] - known[below]) * (size - below) / (above - below)
-
 
 # Rehearsals end before this many seconds of computing, if a further one would take as long as the longest so far.
 PATIENCE_SECONDS = 55
@@ -127,7 +91,7 @@ class RemedyEvaluator:
     @property
     def keys(self) -> frozenset[str]:
         """The remedies that a rehearsal can price; others change nothing in this run."""
-        sizes = {self._shrinking(what)[0] for what in self._rehearsal.sizes}
+        sizes = {self._shrinking(what)[0] for what in _SHRINKING if what in self._rehearsal.sizes}
         return frozenset({one.key for one in self._candidates} | sizes)
 
     @property
@@ -146,20 +110,56 @@ class RemedyEvaluator:
             if self._situation.growth is None or not self.steps_left_after:  # a leak fills a larger card as well
                 yield from other_hardware(self._baseline, self.needed_bytes, self._situation, self._rehearsal.is_of_job)
 
-    def to_its_end(self, remedy: Remedy) -> Remedy:
-        """The remedy evaluated with what follows the steps that were followed, if that takes more; else the remedy."""
+    def to_its_end(self, remedy: Remedy) -> tuple[Remedy, int]:
+        """The remedy evaluated with what follows the steps that were followed, and the bytes that this needs.
+
+        Where an evaluation would not fit, its batches are made smaller, too. The remedy itself, and 0, where what
+        follows takes no more.
+        """
         variation = self._variations.get(_identity(remedy))
         is_open = self.steps_left_after and self._situation.growth is None and self._rehearsal.may_evaluate
         if variation is None or not is_open or self._is_late():
-            return remedy
+            return remedy, 0
         try:
             report = self._timed(lambda: self._rehearsal.run_on(variation))
         except NotEvaluatedError:
-            return remedy
+            return remedy, 0
         now = needed_bytes(report)
         if now <= (remedy.needed_bytes or 0):
-            return remedy
-        return self._with_saving(remedy, report.peak_allocated_bytes, now)
+            return remedy, 0
+        whole = self._with_saving(remedy, report.peak_allocated_bytes, now)
+        if not whole.fits and self._rehearsal.sizes.get("evaluation", 1) > 1:
+            with suppress(NotEvaluatedError):
+                return self._with_smaller_evaluation(remedy, variation, now) or whole, now
+        return whole, now
+
+    def _with_smaller_evaluation(self, remedy: Remedy, variation: Variation, needed: int) -> Remedy | None:
+        """A remedy that leaves too little for the evaluation after the training, which takes ``needed`` bytes, with the
+        largest evaluation batches that fit; None if none do. Raises NotEvaluatedError."""
+        before, steps = self._rehearsal.sizes["evaluation"], remedy.needed_bytes or 0
+        reports: dict[int, MemoryReport] = {}
+
+        @cache
+        def need(size: int) -> int:
+            smaller = variation.with_(Variation(sizes={"evaluation": size}))
+            reports[size] = self._timed(lambda: self._rehearsal.run_on(smaller))
+            return needed_bytes(reports[size])
+
+        limits = (self._situation.safe_bytes, self._situation.usable_bytes)
+        sizes = divisors(before, before)
+        fitting = (largest_fitting(need, sizes, (before, needed), steps, limit) for limit in limits if steps <= limit)
+        after = next(filter(None, fitting), None)
+        if after is None:
+            return None
+        name = self._rehearsal.label("evaluation")
+        both = {"evaluation_before": before, "evaluation_after": after, "evaluation_name": name}
+        whole = replace(remedy, values={**remedy.values, **both})
+        if remedy.key == "smaller_batch" and self._situation.style != "trainer":  # one statement may set both
+            whole = self._with_code(whole, whole.key, whole.values)
+        else:
+            alone = self._with_code(remedy, "later_evaluation", {"name": name, "after": after})
+            whole = replace(whole, code=self._joined([remedy.code, alone.code]))
+        return self._with_saving(whole, reports[after].peak_allocated_bytes, need(after))
 
     def _growth_stopped(self) -> Iterator[Remedy]:
         """The remedy for the growing line, where the loop is too long to be followed until the card is full."""
@@ -328,7 +328,7 @@ class RemedyEvaluator:
         before = self._rehearsal.sizes[what]
         whole = self._global_batch or before
         accumulated = self._accumulated(key)
-        sizes = _divisors(whole, before) if what == "batch" else _parts(before)
+        sizes = divisors(whole, before) if what == "batch" else parts(before)
         reports: dict[int, MemoryReport] = {}
 
         @cache
@@ -429,8 +429,9 @@ class RemedyEvaluator:
     def _joined(self, codes: Sequence[str]) -> str:
         """The code of several changes; changes of Trainer's arguments share one call."""
         joined = "\n\n".join(filter(None, codes))
-        is_trainer = self._situation.style == "trainer"
-        return (self._rehearsal.own_arguments(joined) if is_trainer else "") or joined
+        if self._situation.style != "trainer" or not _is_python(joined):
+            return joined
+        return self._rehearsal.own_arguments(joined) or own_arguments(ast.parse(joined), joined) or joined
 
     @property
     def _between_steps_bytes(self) -> int:
@@ -479,14 +480,3 @@ def _is_python(code: str) -> bool:
     except SyntaxError:
         return False
     return True
-
-
-def _divisors(whole: int, before: int) -> list[int]:
-    """The divisors of a global batch below ``before``, ascending: microbatches of one make up the same batch."""
-    return [number for number in range(1, before) if whole % number == 0]
-
-
-def _parts(length: int) -> list[int]:
-    """Shorter lengths, ascending, in sixteenths."""
-    grain = max(length // 16, 1)
-    return list(range(grain, length, grain))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, TypeGuard, TypeVar
 
 _LOADS = ("from_pretrained", "from_config")
 _WRAPPERS = ("DistributedDataParallel", "DataParallel")
@@ -92,6 +92,8 @@ _IMPORTS = {
 _OPTIMIZER_NAMES = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "SGD")
 _TRAINER_ARGUMENTS = {"output_dir", "per_device_train_batch_size", "num_train_epochs"}  # SFTConfig, DPOConfig, ...
 _KEPT_OPTIONS = ("lr", "weight_decay")
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_MOST_LINES = 60  # of a statement that is shown whole
 
 
 def own_code(tree: ast.Module, names: Mapping[str, Any], key: str, values: Mapping[str, Any]) -> str:
@@ -103,12 +105,10 @@ def own_code(tree: ast.Module, names: Mapping[str, Any], key: str, values: Mappi
         return _with_optimizer(tree, key)
     if key == "no_grad":
         return _without_gradients(tree)
-    loops = [loop for loop in ast.walk(tree) if isinstance(loop, ast.For) and len(list(_backwards(loop))) == 1]
-    if len(loops) != 1:
+    found = _training_loop(tree)
+    if found is None:
         return ""
-    loop = copied(loops[0])
-    if key == "smaller_batch":
-        return _accumulating(loop, values)
+    loop = copied(found)
     if key == "dropped_outputs":
         return _with_outputs_dropped(loop)
     if key == "mixed_precision" and values.get("dtype") == "bf16":
@@ -119,23 +119,28 @@ def own_code(tree: ast.Module, names: Mapping[str, Any], key: str, values: Mappi
 def own_arguments(tree: ast.Module, code: str) -> str:
     """The cell's own ``TrainingArguments(...)`` with the arguments that calls in ``code`` set; "" where it has none.
 
-    Lines of ``code`` that only comment come first.
+    Lines of ``code`` that only comment come first, its paragraphs without such calls last.
     """
     own = next(((target, call) for target, call in _assigned_calls(tree) if _is_arguments(call)), None)
     try:
-        wanted = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call) and _is_arguments(node)]
+        parts = {part: _arguments_in(part) for part in code.split("\n\n")}
     except SyntaxError:  # a command for the shell
         return ""
+    wanted = [call for calls in parts.values() for call in calls]
     if own is None or not wanted:
         return ""
     target, call = own[0], copied(own[1])
     before = {one.arg: ast.unparse(one.value) for one in call.keywords}
     changed = {one.arg: one for new in wanted for one in new.keywords if before.get(one.arg) != ast.unparse(one.value)}
     call.keywords = [changed.pop(one.arg, one) for one in call.keywords] + list(changed.values())
-    lines = [line for line in code.splitlines() if line.startswith("#")]
-    first, *others = [*map(ast.unparse, [*call.args, *call.keywords])]
-    written = "".join(f",\n    {one}" for one in others)
-    return "\n".join([*lines, f"{target}{ast.unparse(call.func)}(\n    {first}{written},\n)"])
+    lines = [line for part, calls in parts.items() if calls for line in part.splitlines() if line.startswith("#")]
+    others = [part for part, calls in parts.items() if not calls]
+    written = "".join(f"    {one},\n" for one in map(ast.unparse, [*call.args, *call.keywords]))
+    return "\n\n".join(["\n".join([*lines, f"{target}{ast.unparse(call.func)}(\n{written})"]), *others])
+
+
+def _arguments_in(code: str) -> list[ast.Call]:
+    return [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call) and _is_arguments(node)]
 
 
 def copied(node: Node) -> Node:
@@ -193,29 +198,92 @@ def _backwards(loop: ast.For) -> Iterator[ast.Expr]:
             yield statement  # type: ignore[misc]
 
 
-def _accumulating(loop: ast.For, values: Mapping[str, Any]) -> str:
-    """The loop with smaller batches: the optimizer steps after so many of them."""
-    updates = [one for one in loop.body if _is_update(one)]
-    if not any(_called(one) == "step" for one in updates):
-        return ""
+def _training_loop(tree: ast.AST) -> ast.For | None:
+    """The one loop that has a backward of its own."""
+    loops = [loop for loop in ast.walk(tree) if isinstance(loop, ast.For) and len(list(_backwards(loop))) == 1]
+    return loops[0] if len(loops) == 1 else None
+
+
+def accumulating(tree: ast.Module, number: int) -> ast.Module | None:
+    """A copy of statements with a training loop in which the optimizer steps after so many batches.
+
+    None where they do not contain one in a known form.
+    """
+    made = ast.parse(ast.unparse(tree))
+    loop = _training_loop(made)
+    if loop is None or not _accumulate(loop):
+        return None
+    body, at = _outermost(made, loop)
+    body.insert(at, ast.parse(f"accumulation = {number}").body[0])
+    return ast.fix_missing_locations(made)
+
+
+def shown(tree: ast.Module, before: Collection[str]) -> list[str]:
+    """The statements that are not among those of ``before``; of a long one that holds a training loop the loop."""
+    return [_as_short(one) for one in tree.body if ast.unparse(one) not in before]
+
+
+def _as_short(statement: ast.stmt) -> str:
+    text = ast.unparse(statement)
+    is_long = text.count("\n") >= _MOST_LINES and not isinstance(statement, ast.For)
+    return loop_of(ast.Module([statement], [])) if is_long and _training_loop(statement) is not None else text
+
+
+def loop_of(tree: ast.Module) -> str:
+    """The training loop of a statement, with what ``accumulating`` put before it."""
+    (statement,) = tree.body
+    loop = _training_loop(statement)
+    assert loop is not None, "asked for where there is one"
+    body, at = _outermost(tree, loop)
+    name = getattr(statement, "name", ast.unparse(statement).partition("\n")[0].rstrip(":"))
+    return "\n".join([f"# in {name}:", *map(ast.unparse, body[max(at - 1, 0) : at + 1])])
+
+
+def _outermost(tree: ast.AST, loop: ast.stmt) -> tuple[list[ast.stmt], int]:
+    """Where the outermost loop around a loop stands in its function: the block, and its place there."""
+    path = list(_path(tree, loop))
+    for number, (body, at) in enumerate(path):
+        is_innermost = not any(isinstance(inside[at_], _SCOPES) for inside, at_ in path[number:])
+        if is_innermost and isinstance(body[at], (ast.For, ast.While)):
+            return body, at
+    raise AssertionError("the loop is one itself")
+
+
+def _path(tree: ast.AST, inner: ast.stmt) -> Iterator[tuple[list[ast.stmt], int]]:
+    """The blocks that lead to a statement, from the outermost, each with the place where it goes on."""
+    for field in ("body", "orelse", "finalbody", "handlers"):
+        block = getattr(tree, field, [])
+        for at, one in enumerate(block if isinstance(block, list) else []):
+            if any(node is inner for node in ast.walk(one)):
+                yield block, at
+                yield from _path(one, inner) if one is not inner else ()
+
+
+def _accumulate(loop: ast.For) -> bool:
+    """Let the optimizer step after ``accumulation`` batches; whether that was possible."""
+    made = {node.id for one in loop.body for node in ast.walk(one) if _is_stored(node)}
+    updates = [one for one in loop.body if _is_update(one, made)]
+    if not any(_called(node) == "step" for one in updates for node in ast.walk(one)):
+        return False
     (backward,) = _backwards(loop)
     _divide(backward, "accumulation")
+    others = [one for one in loop.body if one not in updates]
     updates.sort(key=lambda one: _called(one) == "zero_grad")  # at the end, else as they were
-    others = [one for one in loop.body if not _is_update(one)]
     if _draws_batches(loop):
         loop.body = [ast.For(ast.Name("_"), ast.parse("range(accumulation)", mode="eval").body, others, []), *updates]
     else:
         condition = ast.parse(f"{_counter(loop)} % accumulation == 0", mode="eval").body
         at = others.index(backward) + 1
         loop.body = [*others[:at], ast.If(condition, updates, []), *others[at:]]
-    named = f"{values['name']} = {values['after']}\n" if values.get("name") else ""
-    setting = f"{values['setting']}\n" if values.get("setting") else named if "setting" not in values else ""
-    return f"{setting}accumulation = {values['accumulation']}\n" + ast.unparse(ast.fix_missing_locations(loop))
+    return True
 
 
 def _draws_batches(loop: ast.For) -> bool:
-    """Whether each iteration makes its batch itself, rather than getting it from a loader."""
-    return isinstance(loop.iter, ast.Call) and ast.unparse(loop.iter.func) in ("range", "trange")
+    """Whether each iteration makes its batch itself, rather than getting it from a loader or from its place in data."""
+    counter = ast.unparse(loop.target)
+    slices = [node.slice for one in loop.body for node in ast.walk(one) if isinstance(node, ast.Subscript)]
+    is_place = any(isinstance(node, ast.Name) and node.id == counter for one in slices for node in ast.walk(one))
+    return isinstance(loop.iter, ast.Call) and ast.unparse(loop.iter.func) in ("range", "trange") and not is_place
 
 
 def _divide(backward: ast.Expr, by: str) -> None:
@@ -255,7 +323,7 @@ def _under_autocast(loop: ast.For, models: set[str]) -> str:
         assert isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
         covered = [ast.Assign([ast.Name("loss")], call.func.value)]
         call.func.value = ast.Name("loss")
-    if any(_is_update(one) for one in covered):
+    if any(map(_is_update, covered)):
         return ""
     context = ast.parse('with torch.autocast("cuda", dtype=torch.bfloat16):\n    pass').body[0]
     assert isinstance(context, ast.With)
@@ -298,11 +366,23 @@ def _without_gradients(tree: ast.Module) -> str:
     return ast.unparse(context)
 
 
-def _is_update(statement: ast.stmt) -> bool:
+def _is_update(statement: ast.stmt, made: Collection[str] = ()) -> bool:
+    """Whether it belongs to the optimizer's step; nothing that takes in what the loop has ``made``, as metrics do."""
+    if isinstance(statement, ast.If) and not statement.orelse:
+        return all(_is_update(one, made) for one in statement.body)
+    if _called(statement) == "update":
+        given = [node for one in statement.value.args for node in ast.walk(one)]  # type: ignore[attr-defined]
+        return not any(
+            isinstance(node, ast.Constant) or (isinstance(node, ast.Name) and node.id in made) for node in given
+        )
     return _called(statement) in _UPDATES
 
 
-def _called(statement: ast.stmt) -> str:
+def _is_stored(node: ast.AST) -> TypeGuard[ast.Name]:
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+
+
+def _called(statement: ast.AST) -> str:
     """The last name of the function that a statement calls, and nothing else."""
     call = statement.value if isinstance(statement, ast.Expr) else None
     return ast.unparse(call.func).rpartition(".")[2] if isinstance(call, ast.Call) else ""

@@ -67,7 +67,7 @@ class Rehearsal(Protocol):
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """``"batch"`` and ``"seq"``, where they are known."""
+        """``"batch"`` and ``"seq"``, where they are known; ``"evaluation"``: see ``run_on``."""
 
     @property
     def accumulation(self) -> int:
@@ -106,7 +106,10 @@ class Rehearsal(Protocol):
         """Whether an evaluation may follow the steps that ``run`` follows."""
 
     def run_on(self, variation: Variation) -> MemoryReport:
-        """``run`` with what follows like steps. Raises NotEvaluatedError."""
+        """``run`` with what follows like steps. Raises NotEvaluatedError.
+
+        If an evaluation then takes most, its batch is in ``sizes`` from then on.
+        """
 
     def without_unneeded(self) -> tuple[InTheWay, MemoryReport] | None:
         """Memory of earlier cells that the run does not use, and the report of the run without it; or None."""

@@ -24,6 +24,9 @@ REMEDIES: Sentences = {
     "remedy_smaller_batch": "Microbatch {after} instead of {before}, accumulated {accumulation} times.",
     "remedy_smaller_evaluation": "Batches of {after} instead of {before}.",
     "remedy_smaller_evaluation_any": "Smaller batches.",
+    "remedy_and_evaluation": (
+        "{text}; the evaluation in batches of {evaluation_after} instead of {evaluation_before}."
+    ),
     "remedy_checkpointing": "Activation checkpointing: recompute activations in the backward.",
     "remedy_compile": "Compile the model (torch.compile): fused kernels keep less for the backward.",
     "remedy_compile_blocks": "Compile the repeated blocks one by one, not the whole model.",

@@ -140,16 +140,20 @@ def around_evaluations(run: Callable[[Any, Callable[[], Any]], Any]) -> Patches:
 class ShorterInputs(Change):
     """The model called with less along one dimension (0: fewer samples, 1: shorter sequences).
 
-    Where calls differ in size, those that are longer than ``after`` are cut to it, too.
+    Where calls differ in size, those that are longer than ``after`` are cut to it, too. ``without_gradients``: calls
+    with gradients stay as they are.
     """
 
-    def __init__(self, dimension: int, before: int, after: int) -> None:
+    def __init__(self, dimension: int, before: int, after: int, *, without_gradients: bool = False) -> None:
+        self._without_gradients = without_gradients
         self.dimension = dimension
         self.before = before
         self.after = after
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The same, each tensor cut along the dimension where it is as long as this call's inputs are."""
+        if self._without_gradients and torch.is_grad_enabled():
+            return args, kwargs
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
         lengths = [tensor.shape[self.dimension] for tensor in tensors if tensor.dim() > self.dimension]
         length = self.before if self.before in lengths else next(iter(lengths), 0)

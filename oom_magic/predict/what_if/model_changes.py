@@ -294,7 +294,10 @@ class NoGradients(Change):
 
 class ChunkedLoss(Change):
     """A Hugging Face language model's loss over a thousand tokens at a time: the whole logits are never
-    materialized."""
+    materialized.
+
+    An evaluation, without gradients, is as before: it goes by another line, and Liger's kernel then makes all logits.
+    """
 
     TOKENS = 1024
 
@@ -306,18 +309,20 @@ class ChunkedLoss(Change):
         """The head passes hidden states on; the loss computes logits a chunk at a time."""
         owner = _language_model(model)
         head = owner.lm_head
-        project = head.forward
+        project, usual = head.forward, owner.loss_function
 
         def summed(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
             return torch.nn.functional.cross_entropy(project(hidden).float(), targets, reduction="sum")
 
         def loss(logits: torch.Tensor, labels: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            if not torch.is_grad_enabled():
+                return usual(logits, labels, *args, **kwargs)
             hidden = logits[:, :-1].flatten(0, 1).split(self.TOKENS)
             targets = labels[:, 1:].flatten().split(self.TOKENS)
             parts = [checkpoint(summed, *part, use_reentrant=False) for part in zip(hidden, targets, strict=True)]
             return torch.stack(parts).sum() / labels.numel()
 
-        vars(head)["forward"] = lambda hidden: hidden
+        vars(head)["forward"] = lambda hidden: hidden if torch.is_grad_enabled() else project(hidden)
         owner.loss_function = loss
 
 

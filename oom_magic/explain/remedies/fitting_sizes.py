@@ -1,0 +1,53 @@
+"""The largest size, such as a batch, with which a run fits, found with few rehearsals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+# Memory grows almost linearly with a size: a size expected this far above the limit is not tried.
+_CLEARLY_ABOVE = 1.03
+_NOT_IN_PROPORTION = 1.25  # times what was expected
+
+
+def largest_fitting(
+    need: Callable[[int], int], sizes: Sequence[int], before: tuple[int, int], fixed: int, usable: int
+) -> int | None:
+    """The largest of the ascending ``sizes`` whose ``need`` is at most ``usable`` bytes, or None.
+
+    ``before`` is the size that was too large with its need; ``fixed`` is about what the run needs at size 0.
+    The returned size was rehearsed; the next larger one was too, or is clearly above the limit.
+    """
+    known = {0: min(fixed, before[1]), before[0]: before[1]}
+    low, high = -1, len(sizes)
+    is_off = False
+    while high - low > 1:
+        guess = next((at for at in range(high - 1, low, -1) if _expected(known, sizes[at]) <= usable), None)
+        if guess is None or (low < 0 and is_off):  # then the smallest shows whether any fits
+            guess = low + 1
+            if low >= 0 and _expected(known, sizes[guess]) > usable * _CLEARLY_ABOVE:
+                break
+        expected = _expected(known, sizes[guess])
+        known[sizes[guess]] = need(sizes[guess])
+        is_off = known[sizes[guess]] > expected * _NOT_IN_PROPORTION
+        low, high = (guess, high) if known[sizes[guess]] <= usable else (low, guess)
+    return sizes[low] if low >= 0 else None
+
+
+def _expected(known: dict[int, int], size: int) -> float:
+    """The need of a size, interpolated between its nearest known neighbours."""
+    below = max(one for one in known if one <= size)
+    above = min(one for one in known if one >= size)
+    if above == below:
+        return known[size]
+    return known[below] + (known[above] - known[below]) * (size - below) / (above - below)
+
+
+def divisors(whole: int, before: int) -> list[int]:
+    """The divisors of a global batch below ``before``, ascending: microbatches of one make up the same batch."""
+    return [number for number in range(1, before) if whole % number == 0]
+
+
+def parts(length: int) -> list[int]:
+    """Shorter lengths, ascending, in sixteenths."""
+    grain = max(length // 16, 1)
+    return list(range(grain, length, grain))
