@@ -142,9 +142,9 @@ def _unknown_object(*_unused: Any, **__: Any) -> None:
 
 
 def _replicated(module: ModuleType, run: Run) -> Patches:
-    """DDP checks before a communication hook in bfloat16 that this is a build with CUDA, and takes the time of its steps.
+    """DDP checks before a communication hook in bfloat16 that this is a build with CUDA, and times its steps.
 
-    Its timers know CPU and CUDA tensors only and would print so (torch/csrc/distributed/c10d/logger.cpp).
+    Its timers know CPU and CUDA tensors only, and print so (torch/csrc/distributed/c10d/logger.cpp).
     """
     check = module.DistributedDataParallel._check_comm_hook
 
