@@ -15,6 +15,7 @@ import gc
 import http.client
 import io
 import json
+import linecache
 import logging
 import mimetypes
 import os
@@ -188,6 +189,10 @@ def wake_up() -> None:
     signal.set_wakeup_fd(one.fileno())
 
 
+def put_lines() -> None:
+    linecache.cache["users_lines"] = 1, None, ["a"], "users_lines"
+
+
 def current_loop() -> object:
     return getattr(asyncio.get_event_loop_policy()._local, "_loop", None)  # type: ignore[attr-defined]
 
@@ -230,6 +235,8 @@ PYTHONS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: resource.getrlimit(resource.RLIMIT_STACK),
         lambda: resource.setrlimit(resource.RLIMIT_STACK, (1 << 22, 1 << 24)),
     ),
+    "lines": (lambda: linecache.getlines("users_lines"), lambda: put_lines()),
+    "warnings": (lambda: len(warnings.onceregistry), lambda: warnings.onceregistry.update(mine=1)),  # type: ignore[attr-defined]
     "wakeup": (wakeup_number, lambda: wake_up()),
     "event loop": (lambda: current_loop(), lambda: asyncio.set_event_loop(asyncio.new_event_loop())),
     "timers": (lambda: signal.getitimer(signal.ITIMER_PROF)[0] > 0, lambda: signal.setitimer(signal.ITIMER_PROF, 99)),
@@ -365,3 +372,9 @@ def test_what_a_library_registers_when_it_is_imported_stays(tmp_path: Path, monk
     assert calendar.firstweekday() == 0 and string.Template.delimiter == "$"
     assert logging.getLogger().theirs == 7 and logging.THEIRS == 25  # type: ignore[attr-defined]
     del logging.Logger.warning_twice, logging.Logger.theirs, logging.THEIRS  # type: ignore[attr-defined]
+
+
+def test_the_lines_of_cells_are_known_after_the_cache_was_cleared() -> None:
+    linecache.cache["<cell>"] = entry = 1, None, ["a = 1\n"], "<cell>"
+    DrySession(has_bar=False, is_lasting=False).run(linecache.clearcache)
+    assert linecache.cache.pop("<cell>") is entry

@@ -7,6 +7,7 @@ import asyncio
 import collections
 import copy
 import functools
+import gc
 import gzip
 import hashlib
 import io
@@ -17,6 +18,7 @@ import os
 import random
 import select
 import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -333,6 +335,22 @@ def test_hooks_of_tensors_are_called_and_stay() -> None:
     bare.register_post_accumulate_grad_hook(lambda _: called.append("later too"))
     (ours * bare).sum().backward()
     assert sorted(called[2:]) == ["accumulated", "gradient", "later", "later too"]
+
+
+def test_what_the_run_would_call_at_the_end_of_an_object_is_not_called(tmp_path: Path) -> None:
+    held: dict[str, Any] = {"one": Meter()}
+    (tmp_path / "mine").write_text("mine")
+    weakref.finalize(held["one"], noted, 1)
+
+    def run() -> None:
+        weakref.finalize(held["one"], os.remove, tmp_path / "mine")
+        weakref.finalize(held["one"], noted, 2)
+
+    DrySession(has_bar=False, is_lasting=False).run(run, [held])
+    kept: list[int] = noted.__defaults__[1]  # type: ignore[index]
+    held.clear()
+    gc.collect()
+    assert kept.pop() == 1 and kept == [7] and (tmp_path / "mine").exists()
 
 
 def test_lazy_modules_stay_lazy() -> None:

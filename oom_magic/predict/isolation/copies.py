@@ -12,7 +12,6 @@ import warnings
 from collections import OrderedDict, deque
 from typing import Any
 
-import numpy as np
 from torch.utils.data import dataloader
 
 _EMPTY: tuple[Any, ...] = ([], (), range(0), range(1 << 70), "", "é", b"", bytearray(), set(), deque())
@@ -69,8 +68,7 @@ class Copies:
 @functools.lru_cache(maxsize=4096)
 def has_copy(kind: Any) -> bool:
     """Whether objects of the type are exchanged for copies."""
-    iterators = (*_OF_CONTAINERS, *_OF_OTHERS, dataloader._SingleProcessDataLoaderIter)
-    exchanged = (*iterators, np.random.SeedSequence, _EPOLL)
+    exchanged = (*_OF_CONTAINERS, *_OF_OTHERS, dataloader._SingleProcessDataLoaderIter, _EPOLL)
     return issubclass(kind, exchanged) or _is_digest(kind)
 
 
@@ -88,8 +86,6 @@ def _copied(one: Any, depth: int) -> Any:
         return one.copy()
     if kind in _OF_CONTAINERS:
         return copy.copy(one)
-    if kind is np.random.SeedSequence:
-        return kind(**one.state)
     if kind is _EPOLL:  # what it waits for is the same, and is put back; the run can close its own
         return None if one.closed else kind.fromfd(os.dup(one.fileno()))
     if isinstance(one, dataloader._SingleProcessDataLoaderIter):

@@ -115,8 +115,8 @@ def _forget_results(one: Any, table: dict[Any, Any], before: dict[Any, Any], inf
         del table[key]
 
 
-def _set_bits(one: Any, before: Any) -> None:
-    one.bit_generator.state = before
+def _set_bits(one: Any, before: tuple[Any, Any]) -> None:
+    one.state = before[0]
 
 
 def set_context(one: decimal.Context, before: decimal.Context) -> None:
@@ -207,8 +207,9 @@ def _set_polled(polled: Callable[[Any], dict[int, int]], one: Any, before: dict[
 
 # Generators of random numbers and others, with what reads and writes their state.
 _STATES: tuple[tuple[Any, Callable[[Any], Any], Callable[[Any, Any], Any]], ...] = (
-    (np.random.BitGenerator, lambda one: one.state, lambda one, state: setattr(one, "state", state)),
-    (np.random.Generator, lambda one: one.bit_generator.state, _set_bits),
+    (np.random.BitGenerator, lambda one: (one.state, getattr(one, "seed_seq", None)), _set_bits),
+    (np.random.Generator, lambda one: (one.bit_generator,), lambda one, state: None),
+    (np.random.SeedSequence, lambda one: one.__reduce__()[2], lambda one, state: one.__setstate_cython__(state)),
     (np.random.RandomState, lambda one: one.get_state(legacy=False), np.random.RandomState.set_state),
     (random.SystemRandom, lambda one: None, lambda one, state: None),
     (random.Random, random.Random.getstate, random.Random.setstate),

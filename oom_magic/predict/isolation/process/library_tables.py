@@ -91,7 +91,7 @@ class _Libraries:
 
     def _gather(self) -> None:
         names = list(map(vars, self._modules))
-        found = {id(one): one for one in chain(names, *map(_tables_of, self._modules))}
+        found = {id(one): one for one in chain(names, [linecache.cache], *map(_tables_of, self._modules))}
         by_kind = [(kind, [one for one in found.values() if type(one) is kind]) for kind in _TABLES]
         self.tables = [(kind, part) for kind, some in by_kind for part in _in_parts(some)]
         self.others = [one for one in found.values() if type(one) not in _TABLES]

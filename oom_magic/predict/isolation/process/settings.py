@@ -11,6 +11,7 @@ import faulthandler
 import functools
 import gc
 import io
+import linecache
 import locale
 import logging
 import os
@@ -33,7 +34,7 @@ import torch.backends.opt_einsum
 
 from oom_magic.predict.isolation.interrupts import wakeup_number
 from oom_magic.predict.isolation.process.notebook_shell import shell_noted
-from oom_magic.predict.isolation.process.standard_library import standard_library_noted
+from oom_magic.predict.isolation.process.standard_library import is_pythons, standard_library_noted
 from oom_magic.predict.isolation.reach import is_users, is_users_module
 from oom_magic.predict.isolation.restorations import set_context
 from oom_magic.predict.isolation.snapshot import fill, is_unchanged
@@ -136,6 +137,7 @@ def _of_compilers() -> Iterator[_Setting]:
 def _tables() -> Iterator[dict[Any, Any]]:
     """Dicts of settings; what stands in them newly is left."""
     yield vars(builtins)
+    yield linecache.cache
     yield vars(torch._tensor_str.PRINT_OPTS)
     if "matplotlib" in sys.modules:
         yield getattr(sys.modules["matplotlib"], "rcParams", {})
@@ -150,6 +152,7 @@ def _tables() -> Iterator[dict[Any, Any]]:
 def _whole_tables() -> Iterator[Any]:
     """Tables of settings in which nothing new stays."""
     yield sys._xoptions
+    yield warnings.onceregistry  # type: ignore[attr-defined]
     for functions in vars(sys.modules.get("torch._dynamo.trace_rules", types)).values():  # ``allow_in_graph``
         yield from filter(None, (getattr(functions, name, None) for name in ("function_ids", "function_names")))
     yield logging._levelToName
@@ -185,9 +188,13 @@ def _restore_safe_globals(before: list[Any]) -> None:
 
 
 def _restore_finalizers(before: dict[Any, Any]) -> None:
-    """Those that ran for a folder, say, which is still there (``TemporaryDirectory.cleanup``); none of the run's."""
+    """Those that ran for a folder, say, which is still there (``TemporaryDirectory.cleanup``).
+
+    None of the run's that calls the user's functions, or Python's: ``shutil.rmtree`` would be called for real.
+    """
     registry = weakref.finalize._registry  # type: ignore[attr-defined]
-    for one in [one for one, info in registry.items() if one not in before and is_users(info.func)]:
+    made = [(one, info.func) for one, info in registry.items() if one not in before]
+    for one in [one for one, function in made if is_users(function) or is_pythons(function)]:
         registry.pop(one, None)
     for one, info in before.items():
         if one not in registry and info.weakref() is not None:

@@ -212,6 +212,11 @@ def home_of(value: Any) -> Any:
     return own["__module__"] if own and "__module__" in own else (value if has_home else type(value)).__module__
 
 
+def is_pythons(function: Any) -> bool:
+    """Whether a function is of Python's own library."""
+    return str(home_of(function)).partition(".")[0] in _NAMES
+
+
 def _restore_names(
     now: Any,
     before: Any,
