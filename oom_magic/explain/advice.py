@@ -81,7 +81,7 @@ _VALUES: Mapping[str, Mapping[str, Any]] = {
     "qlora": {"rank": 16},
 }
 _IN_HALF = ("mixed_precision", "half_weights")
-# Whether a run described by its settings is so already.
+# Whether a run described by its settings has a remedy's change already.
 _IS_SO: Mapping[str, Callable[[TrainingSetup], bool]] = {
     "sdpa": lambda setup: setup.attention == "sdpa",
     "chunked_loss": lambda setup: setup.loss == "chunked",
@@ -95,9 +95,9 @@ _IS_SO: Mapping[str, Callable[[TrainingSetup], bool]] = {
     "qlora": lambda setup: setup.method == "qlora",
     "smaller_batch_any": lambda setup: setup.microbatch_size == 1,
 }
-# Remedies that take other weights, and those for models of tokens.
+# Remedies that take other weights, and remedies for language models.
 _QUANTIZING = ("quantized_model", "comfy_fp8", "qlora", "loaded_4bit", "loaded_8bit")
-# By what a run has it already.
+# The fact about a run that makes a remedy needless.
 _HAD_BY = {
     "lora": "has_lora", "mixed_precision": "has_half", "half_weights": "has_half", "checkpointing": "has_checkpointing",
     "smaller_batch_any": "has_batch_of_one",
@@ -105,11 +105,11 @@ _HAD_BY = {
 _OF_TRANSFORMERS = ("transformers Trainer", "PEFT", "vLLM", "bitsandbytes", "deepspeed", "FSDP")
 _LARGE_INPUT = {"input_named", "larger_input_fails"}
 _ON_A_MAC = {"raise_limit": "mps_watermark"}
-# Its allocator has no segments that grow, its GPU shares the RAM, and bitsandbytes is made for other GPUs.
+# On a Mac: the allocator has no expandable segments, the GPU shares the RAM, and bitsandbytes does not support it.
 _NOT_ON_A_MAC = {"expandable_segments", "offload", "fsdp_any", "qlora", "optimizer_8bit"}
-_MOST_CHECKED = 3  # remedies that are followed to the run's end
+_MOST_CHECKED = 3  # remedies that are rehearsed to the run's end
 _HUGE_BYTES = 24 * GIB  # of one tensor: more than most cards have
-_SAME_SIZE = 0.02  # cards of one kind differ by less
+_SAME_SIZE = 0.02  # cards of one model differ by less
 _NO_RUN = Evidence("reason_no_run")
 _FITS = Evidence("reason_fits_as_it_is")
 NOT_ASKED = Evidence("reason_fast")
@@ -121,7 +121,7 @@ _NOTHING_SAVES = Evidence("reason_nothing_saves")
 
 
 def before_evaluation(diagnosis: Diagnosis) -> Diagnosis:
-    """The diagnosis as it is shown until the first price is known."""
+    """The diagnosis as it is shown until the first remedy is evaluated."""
     return replace(diagnosis, remedies=unpriced_remedies(diagnosis, _NOT_YET))
 
 
@@ -133,11 +133,11 @@ def advise(
     memory: int | None = None,
     device: Device | None = None,
 ) -> Iterator[Diagnosis]:
-    """The diagnosis with a growing, ranked list of remedies, as rehearsals give their prices.
+    """The diagnosis with a ranked list of remedies, which grows as rehearsals evaluate them.
 
     ``report`` is the MemoryReport of the run that failed, if there is one, ``device`` the real card that it failed on,
-    ``memory`` the card's bytes if it is not certain that the message is of this card. Where the run cannot be rehearsed
-    the remedies come named, not evaluated, with the reason.
+    ``memory`` the card's bytes if it is not certain that the message is of this card. Where the run cannot be
+    rehearsed, the remedies are only named, with the reason.
     """
     situation = situation_of(diagnosis, gpu, report, memory, device)
     try:
@@ -165,7 +165,7 @@ def advise(
 
 
 def _to_its_end(diagnosis: Diagnosis, evaluator: RemedyEvaluator, found: list[Remedy]) -> Iterator[Diagnosis]:
-    """The diagnosis with the first remedy evaluated to the run's end; where it does not fit so, the next one, too."""
+    """The diagnosis with the first remedy evaluated to the run's end; if it does not fit then, also the next one."""
     for _unused in range(_MOST_CHECKED if found else 0):
         first = ranked(found)[0]
         whole, needed = evaluator.to_its_end(first) if first.fits else (first, 0)
@@ -205,13 +205,13 @@ def advise_setup(diagnosis: Diagnosis, setup: TrainingSetup) -> Iterator[Diagnos
 
 
 def named_remedies(diagnosis: Diagnosis, setup: TrainingSetup) -> tuple[Remedy, ...]:
-    """The remedies for a run described by its settings, without prices; none that it has already."""
+    """The remedies for a run described by its settings, not evaluated, without those that it has already."""
     named = unpriced_remedies(diagnosis, NOT_ASKED)
     return tuple(one for one in named if one.key not in _IS_SO or not _IS_SO[one.key](setup))
 
 
 def unpriced_remedies(diagnosis: Diagnosis, reason: Evidence = _NO_RUN) -> tuple[Remedy, ...]:
-    """The remedies for the cause without prices, each with the given reason."""
+    """The remedies for the cause, not evaluated, each with the given reason."""
     if diagnosis.is_oom is False or (diagnosis.main_failure is None and diagnosis.cause is Cause.UNKNOWN):
         return ()
     elsewhere = text_remedies(diagnosis) if diagnosis.growth is None else None
@@ -230,7 +230,7 @@ def unpriced_remedies(diagnosis: Diagnosis, reason: Evidence = _NO_RUN) -> tuple
 
 
 def _applicable(diagnosis: Diagnosis, keys: tuple[str, ...]) -> Iterator[str]:
-    """The remedies that this text leaves to be taken: what it has already is replaced by the next step."""
+    """The remedies that are left for this text: one that it has already is replaced by the next step."""
     is_settled = not diagnosis.setup_phrases and not diagnosis.story.proposals  # a guide proposes what it sets
     for key in keys:
         if len(keys) > 1 and (_is_had(key, diagnosis, is_settled) or _is_unfounded(key, diagnosis)):
@@ -263,7 +263,7 @@ def _is_unfounded(key: str, diagnosis: Diagnosis) -> bool:
 
 
 def _is_of_tokens(diagnosis: Diagnosis) -> bool:
-    """Whether the model may be one of tokens; not where an author describes a run and names nothing of the kind."""
+    """Whether it may be a language model; False where an author describes a run and mentions nothing of the kind."""
     return _names_tokens(diagnosis) or "trains" not in diagnosis.told
 
 
@@ -288,7 +288,7 @@ def _named(key: str, cost: int, diagnosis: Diagnosis, style: str, note: Evidence
 
 
 def _keys(diagnosis: Diagnosis, elsewhere: tuple[str, ...] | None, reason: Evidence) -> tuple[str, ...]:
-    """The remedies of a run in PyTorch, the first step first; ``elsewhere`` are those that its text determines."""
+    """The remedies for a run in PyTorch, the first step first; ``elsewhere`` are those that its text determines."""
     keys = _against(diagnosis, reason) if elsewhere is None else elsewhere
     if is_evaluation(diagnosis):
         keys = _AT_EVALUATION

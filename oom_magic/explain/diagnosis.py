@@ -29,17 +29,16 @@ _NO_STORY = Story()
 class Diagnosis(Result):
     """What a failure means, as plain data: it keeps no tensor, frame or exception alive.
 
-    ``failures`` are the messages found, ``is_oom`` whether memory ran out (None: not established),
-    ``cause`` with its ``evidence`` and ``confidence`` the judgement, ``phase`` where in training it
-    happened (``place`` and ``code``: the line), ``tensors`` what may have asked (``tensor_note``, a key of
-    the catalogue, where nothing did), ``budget`` who held the device, ``holders`` what else holds memory,
-    ``growth`` what grew in the loop that failed, ``remedies`` what to change, ``as_is`` the rehearsed run without them,
-    ``facts`` how to read the numbers, ``tip`` what PyTorch's own tip against fragmentation is worth here.
-    ``possible`` are all causes that a text leaves possible, each with its degree and the check that would settle it,
-    ``program`` the server, pipeline or runtime that failed where no training did, ``told`` what the text's author
-    says of the run (keys of ``run_facts``), ``server_limits`` the
-    limits that it gives a server, ``story`` the causes and the ways out that it names. ``lang`` is the
-    language that it is shown in.
+    ``failures`` are the messages found, ``is_oom`` whether memory ran out (None: not established), ``cause`` with its
+    ``evidence`` and ``confidence`` the judgement, ``phase`` where in training it happened (``place`` and ``code``: the
+    line), ``tensors`` what may have been requested (``tensor_note``, a key of the catalogue, where nothing did),
+    ``budget`` who held the device, ``holders`` what else holds memory, ``growth`` what grew in the loop that failed,
+    ``remedies`` what to change, ``as_is`` the rehearsed run without them, ``facts`` how to read the numbers, ``tip``
+    what PyTorch's own tip against fragmentation is worth here. ``possible`` are all causes that a text leaves possible,
+    each with its degree and the check that would settle it, ``program`` the server, pipeline or runtime that failed
+    where no training did, ``told`` what the text's author says of the run (keys of ``run_facts``), ``server_limits``
+    the limits that it gives a server, ``story`` the causes and the ways out that it names. ``lang`` is the language
+    that it is shown in.
     """
 
     failures: tuple[Failure, ...] = ()

@@ -24,8 +24,8 @@ GLOBAL_BATCH_SIZE = 16
 _LENGTHS = (1024, 512, 256, 128)
 _METHODS = ("full", "lora", "qlora")
 _MICROBATCHES = (1, 2, 4, 8, 16)
-_ENOUGH = 4  # sequences at once, from which on recomputing activations is not worth its time
-_LEAST_BYTES = {"full": 16, "lora": 2}  # a parameter: in float32 its weight, gradient and Adam's two moments; 16 bits
+_ENOUGH = 4  # from this many sequences at once, recomputing activations is not worth its time
+_LEAST_BYTES = {"full": 16, "lora": 2}  # per parameter: float32 weight, gradient and Adam's two moments; 16 bits
 _STEPS = 2  # the first makes the optimizer's state, the second is like all others
 
 _Found = tuple["TrainingSetup", "MemoryReport"]
@@ -79,7 +79,7 @@ def _recommended(model: str, gpu: str, memory: int | str | None) -> Recommendati
 
 
 class _Search:
-    """Dry runs of one model on one card, each once, which are under way until ``stack`` is closed."""
+    """Dry runs of one model on one card, each made once; they stay open until ``stack`` is closed."""
 
     def __init__(self, model: str, gpu: str, memory: int | str | None, bar: Any, stack: contextlib.ExitStack) -> None:
         from oom_magic.predict.setups.model_source import resolve_model

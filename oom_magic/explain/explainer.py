@@ -1,4 +1,4 @@
-"""Explaining a failure: what it means, which tensor asked, why it did not fit."""
+"""Explaining a failure: what it means, which tensor was requested, why it did not fit."""
 
 from __future__ import annotations
 
@@ -334,7 +334,7 @@ def _last_failure() -> BaseException:
 
 
 def _text_of(problem: BaseException | str | Path) -> str:
-    """The text to read; of an exception nothing but its formatted traceback is kept."""
+    """The text to read; for an exception, its formatted traceback only."""
     if isinstance(problem, BaseException):
         return _formatted(problem)
     if isinstance(problem, Path) or _is_path(problem):
@@ -371,7 +371,7 @@ def _is_path(text: str) -> bool:
 def _read_end(path: Path) -> str:
     """The end of a log file, decoded leniently."""
     with path.open("rb") as file:
-        if file.seekable():  # a pipe, such as the shell's <(command), is not
+        if file.seekable():  # a pipe, such as the shell's <(command), cannot seek
             size = file.seek(0, 2)
             file.seek(max(0, size - _MAX_FILE_BYTES))
         return file.read()[-_MAX_FILE_BYTES:].decode("utf-8", errors="replace")

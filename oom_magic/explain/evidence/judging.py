@@ -1,8 +1,8 @@
 """From a text to causes: the evidence for each is combined, and the likeliest cause is named.
 
-Where a text says little, similar public reports are asked how often each cause was the one that their threads
-established. ``precedents.json`` counts it for each sign of a text and for each word, from the reports in tests/data,
-whose sources stand there; tests/data/record_precedents.py writes it.
+Where a text says little, similar public reports tell how often each cause was the established one. ``precedents.json``
+counts it for each sign of a text and for each word, from the reports in tests/data, whose sources stand there;
+tests/data/record_precedents.py writes it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from oom_magic.explain.evidence.text_rules import text_rules
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.explain.messages.normalization import clean
 
-# A cause is named from this degree on; below it the text leaves it open.
+# A cause is named if its degree is at least this; below it the answer is "unknown".
 _NAMED_FROM = 0.25
 _LIKELY_FROM = 0.6
 _CERTAIN_FROM = 0.95
@@ -56,7 +56,7 @@ _MOST_BY_PRECEDENT = 0.55
 _WEIGHT_OF_PRECEDENTS = 0.2
 _LEAST_SHARE = 0.01
 _BEYOND_PRECEDENT = 0.8
-# A request below this share of the device is not too big by itself.
+# A request for less than this share of the device is not too big by itself.
 _ALONE_FROM_SHARE = 0.1
 _IN_ANY_MESSAGE = {"speaks_of_memory", "speaks_of_gpu", "speaks_of_ram", "fragments", "learns", "uses_torch"}
 _OF_MEMORY = {
@@ -72,7 +72,7 @@ _OF_MEMORY = {
 }
 _OF_MODELS = {"learns", "loads", "infers", "trains", "attends", "generates_tokens", "makes_pictures", "merges"}
 _OF_LIMITS = {"names_share", "full_at_any_size", "smaller_share_helps"}
-# Runtimes whose memory no call of PyTorch counts.
+# Runtimes whose memory PyTorch's counters do not include.
 _WITHOUT_TORCH = ("rapids", "thrust", "cupy", "numba", "llama_cpp", "ollama", "onnxruntime", "tensorrt", "paddle")
 _WORTH_NAMING = 0.12
 _SERVERS = ("vllm", "sglang", "server")
@@ -257,7 +257,7 @@ def _by_precedent(failure: Failure | None, clues: Clues, shares: Mapping[Cause, 
 
 
 def _unshown(failure: Failure | None, clues: Clues) -> frozenset[Cause]:
-    """Causes that claim something of which a text shows no sign: a limit that was set, a model, one large tensor."""
+    """Causes that need something the text shows no sign of: a limit that was set, a model, one large tensor."""
     takes_share = clues.program is not None and clues.program.program.key in RESERVING
     takes_share = takes_share or (failure is not None and failure.backend == "mps")
     has_model = clues.program is not None or not clues.has_prose or _OF_MODELS & clues.run.told
@@ -271,7 +271,7 @@ def _unshown(failure: Failure | None, clues: Clues) -> frozenset[Cause]:
 
 
 def _contradicted(failure: Failure | None) -> frozenset[Cause]:
-    """Causes that a message's own numbers rule out, whatever similar reports came to."""
+    """Causes that a message's own numbers rule out, whatever the causes of similar reports were."""
     if failure is None or failure.requested_bytes is None:
         return frozenset()
     found = set()
@@ -283,7 +283,7 @@ def _contradicted(failure: Failure | None) -> frozenset[Cause]:
 
 
 def _tempered(possible: Sequence[PossibleCause], shares: Mapping[Cause, float]) -> tuple[PossibleCause, ...]:
-    """The causes ranked anew: what was rarely established of similar reports needs more evidence of its own.
+    """The causes ranked again: a cause that was rarely established in similar reports needs more evidence of its own.
 
     Each keeps its degree, but none has a higher one than those before it.
     """
@@ -436,7 +436,7 @@ def device_tool(backend: str | None, accelerator: str | None = None) -> str:
 
 
 def device_name(backend: str | None) -> str:
-    """What PyTorch calls the devices of a backend in code: ``"mps"``; ``"cuda"`` of AMD's, too."""
+    """The name of a backend's devices in PyTorch code, such as ``"mps"``; ``"cuda"`` for AMD's as well."""
     return backend if backend in ("mps", "xpu", "npu", "hpu", "musa", "mlu") else "cuda"
 
 

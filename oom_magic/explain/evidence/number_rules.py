@@ -9,16 +9,16 @@ from oom_magic.explain.evidence.clues.traceback import Clues
 from oom_magic.explain.messages.failure import Failure, rounding_bytes
 from oom_magic.units import GIB, MIB
 
-# Memory stuck in the cache is called the cause from this share of what PyTorch holds: below it,
-# freeing it all would only have delayed the failure.
+# Memory stuck in the cache is called the cause if it is at least this share of what PyTorch holds: with less, freeing
+# it all would only have delayed the failure.
 MIN_STUCK_SHARE = 0.04
-# From this share of what PyTorch holds, stuck memory is unlikely to be chance.
+# With at least this share of what PyTorch holds, stuck memory is unlikely to be a coincidence.
 _MUCH_STUCK_SHARE = 0.1
 # From this share it is likely the cause; of the twelve public reports between the two none established fragmentation.
 _MOSTLY_STUCK_SHARE = 1 / 3
-# PyTorch gives whole unused segments back before it fails: such a share that stayed is in pieces.
+# PyTorch releases unused segments before it fails, so this much memory that was not released is fragmented.
 _UNRELEASABLE_SHARE = 0.25
-# Any run leaves a few segments of 20 MiB.
+# Every run leaves a few segments of 20 MiB partly unused.
 _SMALL_REMAINDER = 160 * MIB
 # Others on the card are called the cause from this share of its capacity; at a fifth two reports of tests/data have
 # another established cause (what the message does not count of a process is sometimes more than its context).
@@ -37,7 +37,7 @@ _XPU_BLOCK_BYTES = 4 * GIB
 # Segment sizes that the allocator requests for any small tensor.
 _CARVE_OUT_BYTES = 4 * GIB
 NAMELESS_REQUESTS = (2 * MIB, 20 * MIB)
-# A request of so many times the device is not an intended tensor.
+# A request of this many times the device's capacity is not an intended tensor.
 _ABSURD_TIMES = 20
 # Beyond any computer's memory: such a size is a mistake, and a power of two an overflowed product.
 NO_MEMORY_HOLDS = 2**50
@@ -69,7 +69,7 @@ def _sysmem_fallback(failure: Failure, clues: Clues) -> Iterator[Support]:
     if held is None or not total or failure.backend != "cuda" or held <= total + 2 * rounding_bytes(total):
         return
     if (failure.requested_bytes or 0) > held:
-        return  # more than the driver ever gave: no fallback would have helped
+        return  # more than the driver ever provides, so a fallback would not have helped
     evidence = Evidence("allocated_above_capacity", {"held_bytes": held, "total_bytes": total})
     yield Support(Cause.SYSMEM_FALLBACK, weight, evidence)
 

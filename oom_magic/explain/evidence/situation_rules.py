@@ -15,12 +15,12 @@ _BARE_FORMATS = (
     "told_device", "told_host", "told", "class_only", "short", "cuda_error_oom", "cuda_thc_pre0.4.1", "tensorflow",
     "jax", "paddle",
 )  # fmt: skip
-# A message that says which memory it was: words around it, and its own, add nothing.
+# Messages that say which memory ran out, so that neither their words nor those around them add anything.
 _TELLS_MEMORY = ("dataloader", "sigbus")
 # A single request of this share is an operation's result: weights of a layer are smaller.
 _LARGE_REQUEST_SHARE = 0.05
 _LARGE_REQUEST_BYTES = GIB
-# No GPU has so much; a request of it is a mistake.
+# No GPU has this much; a request for it is a mistake.
 _LARGEST_DEVICE_BYTES = 512 * GIB
 _ADAM_FACTOR = 8  # weights, gradients and two moments in fp32 for weights in half precision
 _MOST_OF_A_CARD = 0.85
@@ -252,7 +252,7 @@ def _over_time(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.ACTIVATIONS, -0.5)
     if "replays" in told:
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.4, Evidence("replay_buffer"))
-        yield Support(Cause.ACTIVATIONS, -0.4)  # such nets are small
+        yield Support(Cause.ACTIVATIONS, -0.4)  # such networks are small
     if "keeps_graph" in told:
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.5, Evidence("told_graph_kept"))
     if "collects_results" in told:

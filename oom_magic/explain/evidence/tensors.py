@@ -142,8 +142,8 @@ class TensorAnswer:
 def name_tensor(failure: Failure, dims: Mapping[str, int | str] | None = None) -> TensorAnswer:
     """The tensors that explain a failure's request, from what is known of the model.
 
-    ``dims`` may hold batch, seq, heads, hidden, vocab, intermediate, parameters (counts) and dtype.
-    Missing ones are assumed to have common values, which lowers the rank.
+    ``dims`` may hold batch, seq, heads, hidden, vocab, intermediate, parameters (counts) and dtype. Missing ones are
+    assumed to have common values, which lowers the rank of the result.
     """
     if failure.shape is not None:
         return TensorAnswer((_stated_tensor(failure),))
@@ -163,7 +163,9 @@ def name_tensor(failure: Failure, dims: Mapping[str, int | str] | None = None) -
 
 
 def at_another_length(failure: Failure, dims: Mapping[str, int | str]) -> TensorAnswer:
-    """The tensors where the length is another than the text says: a limit or a default as often as the batch's own."""
+    """The tensors if the length differs from the one in the text, which often is a limit or a default and not the
+    batch's.
+    """
     elsewhere = name_tensor(failure, {name: size for name, size in dims.items() if name != "seq"})
     fitting = tuple(one for one in elsewhere.candidates if "seq" in one.formula and one.fit >= _LEAST_FIT)
     return TensorAnswer(fitting, "tensor_other_length" if fitting else "tensor_none_fits")

@@ -41,7 +41,7 @@ _CHECKPOINT_LOAD = re.compile(
     r"_cuda_deserialize|restore_location|persistent_load|\b(?:torch|th)\.load\(|load_from_checkpoint|load_checkpoint\("
 )
 _FULL_SHARE = 0.88
-# So small a request on a full device says nothing about what filled it.
+# A request this small on a full device says nothing about what filled it.
 _SMALL_REQUEST = 200 * MIB
 _SMALL_FIRST_REQUEST = 256 * MIB
 # TensorFlow asks for its share of the device at its start, then for nine tenths of it, until some is granted.
@@ -57,7 +57,7 @@ _OLLAMA_PARTS = re.compile(
     r"memory\.required\.kv=\"?(\d+(?:\.\d+)?) GiB\"?.{0,80}memory\.weights\.total=\"?(\d+(?:\.\d+)?) GiB"
 )
 _IMAGE_NODE = re.compile(r"(?:node|Node:)[^\n]{0,200}?(?:[Cc]onv|[Bb]atch_?[Nn]orm|[Pp]ool|[Rr]elu|ImagePatches|bn/)")
-# What lies under an optimizer's gradients/ is the backward pass.
+# Names below an optimizer's gradients/ belong to the backward pass.
 _MOMENT_NODE = re.compile(
     r"[Nn]ode:? ?[^\s=]{0,60}/(?:Adam\w*|RMSprop|RMSProp|Momentum|Adagrad|Ftrl)(?:/(?!gradients)|(?![\w/]))"
 )
@@ -111,7 +111,7 @@ def _tensor(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         return
     weight = 0.82 if failure is None or (failure.requested_bytes or GIB) >= 64 * MIB else 0.5
     evidence = Evidence(f"tensor_{clues.tensor}", _where(clues))
-    if not evidence.values["code"]:  # it was read in code that the author quotes
+    if not evidence.values["code"]:  # the phase was found in code that the author quotes
         weight, evidence = 0.5, Evidence("quoted_tensor")
     yield Support(TENSOR_CAUSES[clues.tensor], weight, evidence)
 
@@ -163,7 +163,7 @@ def _program(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     elif use.program.default_cause is not None:
         cause, weight = use.program.default_cause
         if "grows" in clues.run.told and use.program.key not in _OF_DATA:
-            weight *= 0.6  # an answer that fitted before
+            weight *= 0.6  # an earlier answer fitted
         yield Support(cause, weight, Evidence("program_seen", said))
     if failure is None or use.budget is None or not failure.total_bytes or failure.pytorch_bytes is None:
         return
@@ -190,7 +190,7 @@ def _offloaded(failure: Failure | None, clues: Clues, text: str) -> Iterator[Sup
 
 
 def _data_on_device(failure: Failure | None, clues: Clues) -> Iterator[Support]:
-    """Data that are put on the device as a whole: the failing line stands where they are made ready."""
+    """A whole dataset that is moved to the device: the failing line is in the code that prepares the data."""
     if failure is None or failure.backend in ("cpu", None) or not clues.frames:
         return
     frame = clues.frames[-1]
@@ -250,7 +250,9 @@ def _in_logs(text: str) -> Iterator[Support]:
 
 
 def _stated_shape(shape: tuple[int, ...], text: str) -> Iterator[Support]:
-    """A square of two equal last sizes, by heads and batch, is a score matrix, unless a convolution's node asked."""
+    """A shape whose last two sizes are equal, with heads and batch, is a score matrix, unless a convolution's node
+    requested it.
+    """
     sizes = " x ".join(map(str, shape))
     if _MOMENT_NODE.search(text):
         yield Support(Cause.OPTIMIZER_STATE, 0.6, Evidence("node_of_optimizer", {"sizes": sizes}))
@@ -283,7 +285,7 @@ def _buffer_statistics(text: str) -> Iterator[Support]:
 
 
 def computes_plainly(failure: Failure | None, clues: Clues) -> bool:
-    """Whether memory ran out in a program that neither a device nor anything of machine learning is told of."""
+    """Whether memory ran out in a program about which the text mentions neither a device nor machine learning."""
     has_none = not {"learns", "trains", "infers", "makes_pictures"} & clues.run.told
     return failure is not None and has_none and not (clues.program or clues.frames or clues.inputs)
 
@@ -293,7 +295,7 @@ def _run(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     run, told = clues.run, clues.run.told
     if "grows" in told:
         is_of_data = clues.program is not None and clues.program.program.key in _OF_DATA
-        weight = 0.2 if is_of_data else 0.5  # one sort or merge grows until it is done
+        weight = 0.2 if is_of_data else 0.5  # a single sort or merge grows until it is done
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, weight, Evidence("memory_grows"))
     if "smaller_batch_helps" in told:
         yield Support(Cause.ACTIVATIONS, 0.6, Evidence("smaller_batch_helps"))
@@ -331,7 +333,7 @@ def _run(failure: Failure | None, clues: Clues) -> Iterator[Support]:
 
 
 def _at_start(failure: Failure | None, text: str) -> Iterator[Support]:
-    """A process that gets no context has allocated nothing yet: what fills the device is not its own."""
+    """A process that cannot create a context has allocated nothing yet, so something else fills the device."""
     if failure is not None and failure.pytorch_bytes is None and failure.backend == "cuda" and _NO_CONTEXT.search(text):
         yield Support(Cause.OTHER_PROCESS, 0.6, Evidence("no_context"))
     if len(_OPENED.findall(text)) > 1:

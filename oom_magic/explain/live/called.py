@@ -1,6 +1,6 @@
 """The user's functions that a loop runs besides its own statements: those it calls, and hooks and forwards of modules.
 
-No code of the user's is run to find them: names are looked up, attributes are read from dictionaries.
+The user's code is not run to find them: names are looked up, and attributes are read from dictionaries.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NOTHING = object()
 
 @dataclass(frozen=True)
 class Called:
-    """A function of the user's: its definition, with the names that it finds outside, its own object included."""
+    """A function of the user's: its definition, and the names that it sees outside its body, its object included."""
 
     definition: ast.FunctionDef | ast.AsyncFunctionDef
     file: str
@@ -131,7 +131,7 @@ def _content(cell: CellType) -> Any:
 
 
 def _names_outside(function: FunctionType, owner: Any) -> dict[str, Any]:
-    """The globals and cells of a function without what is local to a call, but for the object that it is bound to."""
+    """The globals and closure cells of a function, without its locals except the object that it is bound to."""
     code = function.__code__
     names = {name: value for name, value in function.__globals__.items() if name not in code.co_varnames}
     names |= dict(zip(code.co_freevars, map(_content, function.__closure__ or ()), strict=True))

@@ -41,7 +41,7 @@ _CACHE_NAME = re.compile(r"\b(?:past_(?:k|v|key|value|kv)|(?:k|v|kv|key|value)_?
 _OUT_OF_MEMORY = re.compile(r"out of memory|not enough memory|alloc", re.IGNORECASE)
 _MOST_FRAMES = 60
 _NOTHING = object()
-_OWN_REFERENCES = 3  # to the locals of a frame: the frame's, a variable's and that of the call that counts
+_OWN_REFERENCES = 3  # to a frame's locals: by the frame, by a variable, and by the call that counts them
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def _failing_expression(frame: FrameType, trace: TracebackType) -> ast.expr | No
 
 
 def _statements_expression(lines: list[str], line: int, function: str) -> ast.expr | None:
-    """The value of the innermost statement around a line; in a lambda its body."""
+    """The value of the innermost statement around a line; for a lambda, its body."""
     try:
         nodes = list(ast.walk(ast.parse("".join(lines))))
     except (SyntaxError, ValueError):
@@ -288,7 +288,7 @@ class _Reader:
         if shape_of(base) is not None or isinstance(base, ModuleType):
             return getattr(base, node.attr, _NOTHING)
         own: Mapping[str, Any] = {}
-        with suppress(AttributeError):  # object's own lookup: a class's __getattr__ is not run
+        with suppress(AttributeError):  # object's own lookup, which does not run a class's __getattr__
             own = object.__getattribute__(base, "__dict__")
         return module_member(base, node.attr, own.get(node.attr, _NOTHING))
 

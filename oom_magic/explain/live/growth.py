@@ -90,7 +90,7 @@ def _beside(growth: Growth, found: Collection[Growth]) -> tuple[Growth, ...]:
 
 
 def _on_accelerators() -> Locate:
-    from oom_magic.measure.device.accelerators import find_accelerators  # these load torch
+    from oom_magic.measure.device.accelerators import find_accelerators  # these imports load torch
     from oom_magic.measure.holders.release import locating
 
     return locating(find_accelerators())
@@ -236,7 +236,7 @@ def _added(statement: ast.stmt) -> ast.expr | None:
 
 def _fixed(statement: ast.stmt, holder: HolderSize, names: Mapping[str, Any], value: Any) -> str:
     """The statement with what it adds to ``value`` as a number, or without its graph and on the host; "" if it is not
-    plain how."""
+    clear how."""
     ending = "item()" if holder.are_numbers and holder.has_graph else "detach().cpu()" if holder.has_graph else "cpu()"
     added = _added(statement)
     last = _last(value)
@@ -318,7 +318,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _is_movable(value: Any, ending: str) -> bool:
-    """Whether ``ending`` can stand behind it: a module goes to the host as a tensor does, but has no graph."""
+    """Whether ``ending`` can be appended to it: a module can be moved to the host like a tensor, but has no graph."""
     return _is_tensor(value) or (ending == "cpu()" and isinstance(value, sys.modules["torch"].nn.Module))
 
 
@@ -357,7 +357,7 @@ def _mend(growth: Growth, tree: ast.Module) -> list[tuple[list[ast.stmt], int, a
 
 
 def _mended_functions(growth: Growth, names: Mapping[str, Any]) -> list[tuple[Any, CodeType]]:
-    """The user's functions that have the line, each with its code with the line fixed."""
+    """The user's functions that contain the line, each with its code in which the line is fixed."""
     found = []
     for value in list(names.values()):
         owners = vars(value).values() if inspect.isclass(value) and value.__module__ == "__main__" else (value,)

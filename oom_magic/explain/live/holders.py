@@ -29,7 +29,7 @@ class Holder:
 
 
 _MOST_LINES = 5
-# What measure.holders says, by the sentence that says the same.
+# What measure.holders says, by the key of the sentence with the same meaning.
 _WORDS = {
     "held_as_module": re.compile(r"module (?P<kind>.+)"),
     "held_as_optimizer": re.compile(r"optimizer (?P<kind>.+), its state"),
@@ -107,7 +107,7 @@ def _of_processes(device: int) -> Iterator[Holder]:
 
 
 def _loaded_before(released: Released, error: BaseException | None, names: Mapping[str, Any]) -> Iterator[Evidence]:
-    """A name that holds a model of the class that is being loaded: the new one finds the old one there."""
+    """A name that holds a model of the class that is being loaded, so that both models are on the device at once."""
     if error is None or error.__traceback__ is None:
         return
     from oom_magic.explain.live.frames import model_on_the_way  # loads torch
@@ -120,7 +120,7 @@ def _loaded_before(released: Released, error: BaseException | None, names: Mappi
 
 
 def _twins(released: Released) -> list[Evidence]:
-    """Names of models of one class that hold equally much: a model loaded twice."""
+    """Names of models of one class and equal size: a model loaded twice."""
     return [
         Evidence("same_model_twice", {"names": ", ".join(names), "twin_bytes": num_bytes * (len(names) - 1)})
         for (_, num_bytes), names in _alike(released).items()
@@ -137,7 +137,7 @@ def _alike(released: Released) -> dict[tuple[str, int], list[str]]:
 
 
 def _in_report(report: MemoryReport) -> Iterator[Holder]:
-    """Of the run that failed: categories at the peak, and the lines that made most of it."""
+    """The categories at the peak of the failed run, and the lines that allocated most of it."""
     for name, num_bytes in sorted(report.breakdown.items(), key=lambda item: -item[1]):
         yield Holder("category", name, num_bytes)
     for usage in report.lines[:_MOST_LINES]:

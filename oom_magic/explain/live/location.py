@@ -71,7 +71,7 @@ def locate_failure(
 
 
 def _with_shape(candidate: TensorCandidate, live: LiveFailure) -> TensorCandidate:
-    """A loss's tensor, of which a report has only the size, with the shape that follows from the frames."""
+    """The tensor of a loss, for which a report has only the size, with the shape that follows from the frames."""
     from oom_magic.explain.live.tensors import formula_over_vocabulary
 
     is_of_the_loss = candidate.name in _KINDS.values()

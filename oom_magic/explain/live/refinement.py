@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from oom_magic.predict.setups.setup import TrainingSetup
 
 _WEIGHTS = "parameter"
-# Weights alone are called the cause from this share of what was allocated: a step needs some room, too.
+# Weights alone are called the cause if they are at least this share of what was allocated; a step needs some memory,
+# too.
 _MOSTLY_WEIGHTS = 0.85
 _MANY_TURNS = 3
-# What a loop collected is called the cause from this share of what PyTorch held.
+# What a loop collected is called the cause if it is at least this share of what PyTorch had allocated.
 LEAST_SHARE = 0.2
 # The category that grew beside the weights until memory ran out, and the cause it stands for.
 _GROWN = {
@@ -82,7 +83,7 @@ def _filled(judgement: Judgement, cause: Cause, category: str, num_bytes: int, a
 def refine_with_loop(judgement: Judgement, growth: Growth | None, failure: Failure | None) -> Judgement:
     """The judgement with what grew in the loop; the cause, if that is a good part of what PyTorch held.
 
-    An evaluation that fails in its first turns is too large with the graph, whatever it collects.
+    An evaluation that fails in its first iterations needs too much because of the graph, whatever it collects.
     """
     held_bytes = 0 if failure is None or failure.pytorch_bytes is None else failure.pytorch_bytes
     if growth is None or not held_bytes:
@@ -132,7 +133,7 @@ def refine_with_call(
 
 
 def without_fragmentation(diagnosis: Diagnosis, report: MemoryReport) -> Diagnosis:
-    """The diagnosis of a run that does not fit with expandable segments either: what fills it is the cause."""
+    """The diagnosis of a run that does not fit with expandable segments either: the cause is what fills the card."""
     if diagnosis.cause is not Cause.FRAGMENTATION or diagnosis.confidence is Confidence.CERTAIN:
         return diagnosis
     evidence = (*diagnosis.evidence, Evidence("pieces_are_not_it"))
@@ -183,7 +184,7 @@ def refine_with_setup(diagnosis: Diagnosis, setup: TrainingSetup) -> Diagnosis:
 
 def find_outputs_alive(report: MemoryReport) -> Evidence | None:
     """Evidence that something kept memory which should have been freed before; None if there is none."""
-    import numpy as np  # here, since a text is explained without it
+    import numpy as np  # imported here, since explaining a text does not need it
 
     failure, timeline = report.out_of_memory, report.timeline
     if failure is None or not timeline.num_events:

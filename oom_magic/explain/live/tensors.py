@@ -10,7 +10,7 @@ from oom_magic.explain.messages.failure import Failure
 from oom_magic.predict.shape_inference import Output, TensorShape
 from oom_magic.units import MIB, format_bytes
 
-# For a small tensor the driver is asked for a whole segment, from which the tensor is cut.
+# For a small tensor the driver is asked for a whole segment, of which the tensor is a part.
 _POOLS = {2 * MIB: (1, MIB), 20 * MIB: (MIB + 1, 10 * MIB)}
 _SMALLEST_VOCABULARY = 16_000
 _LARGEST_HEAD = 512
@@ -146,7 +146,7 @@ def _is_vocabulary(tensor: TensorShape) -> bool:
 
 
 def _is_scores(made: Output, inputs: tuple[LiveTensor, ...], seen: tuple[LiveTensor, ...]) -> bool:
-    """A square (query x key) result: of a product over a head's size, or of what is done to scores."""
+    """Whether a result is square (query x key): a product over the head dimension, or an operation on scores."""
     shape = made.tensor.shape
     if len(shape) < 3 or shape[-1] <= 1 or shape[-2] <= 1:
         return False

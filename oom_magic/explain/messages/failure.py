@@ -65,7 +65,7 @@ class Failure:
 
     @property
     def self_listed_as_pid(self) -> int | None:
-        """The pid under which the message lists this very process, as it does inside containers."""
+        """The pid under which the message lists this process itself, as happens inside containers."""
         allocated = self.pytorch_bytes
         if self.process_bytes is not None or allocated is None:
             return None

@@ -25,7 +25,7 @@ class MessageKind:
     is_faint: bool = False
 
 
-# More than a log of several megabytes has; it bounds the time for a phrase that repeats without end.
+# More than a log of several megabytes contains; it bounds the time for a phrase that is repeated endlessly.
 MOST_OF_A_KIND = 5_000
 _LIBRARY = r"(?:cublas|cusolver|cusparse|curand)_status_"
 _WORKER = r"dataloaderworker(?:\(pid(?:\(s\))?[^)]{0,60}\))?"
@@ -301,7 +301,7 @@ _KILLED = (
     # right behind a progress bar, or quoted in prose
     r"|(?:it|s)[/a-z]{0,8}\](?:\[\d{1,4}\][ \t+-]{1,8}\d{1,9}[ \t]{1,8})?[Kk]illed(?![\w ])"
     r"|(?:it|s)[/a-z]{0,8}\]\[\d{1,4}\][ \t+-]{1,8}\d{1,9}[ \t]{1,8}[Kk]illed\b"
-    r"|\u5df2\u6740\u6b7b"  # as a shell in Chinese says it
+    r"|\u5df2\u6740\u6b7b"  # a shell's message in Chinese
     r"|[\"'`\u201c][Kk]illed[\"'`\u201d]|(?:\u663e\u793a|\u51fa\u73b0|\u63d0\u793a|\u76f4\u63a5"
     r"|\u62a5\u9519?)[ :\uff1a]?[Kk]illed\b"
 )

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
 
-# As people write it in haste, too: memeory, memroy, menory.
+# Including misspellings: memeory, memroy, menory.
 MEMORY = r"(?!(?:m[ao]ney|many|marr?y|moray|memor[iy][zs])\b)m[emnoar]{2,7}(?:y|ies)"
 _NO_STORE = (
     r"(?![-_ ]?(?:bank|replay|module|network|efficien|format|map|access|layout|cell|augment|attention|control|profil"
@@ -20,7 +20,7 @@ _NO_STORE = (
 )
 _SIZE = r"(?<![\w.])\d[\d.,]{0,24} ?(?:[kmgt]i?b|bytes?)(?![a-z])"
 
-# The kinds of words; each begins where a word does, unless its language writes none apart.
+# The kinds of words; each match begins at the start of a word, except in languages that do not separate words.
 _KINDS = {
     "store": (
         rf"(?<![a-z])(?:{MEMORY}|mem|v-?ram|ram|swap|page ?file|virtual memory|heap|arena|geheugen"
@@ -140,7 +140,7 @@ _SIGNS: tuple[tuple[tuple[tuple[str, ...], ...], tuple[int, ...]], ...] = (
     ((("store",), ("red",)), (24,)),
     ((("store",), ("broke",)), (24,)),
 )
-# Another sentence, or what might have happened or was meant to be prevented.
+# The start of another sentence, or words for what might have happened or should be prevented.
 _BREAK = re.compile(r"\bleaks?\b|\bif\b|\bavoid|\bprevent|\breduc|\bwithout\b|\.(?!\d)|[\n。]", re.I)
 
 OF_DEVICE = re.compile(

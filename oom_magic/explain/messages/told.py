@@ -47,7 +47,7 @@ _TOLD = (
     r"|\bmemory (?:to )?(?:explo[ds]\w+|blows? up|overflow\w*)"
 )
 
-# A process that somebody else ended: in most cases the kernel, for want of RAM. Not one that the author ended.
+# A process that was killed, in most cases by the kernel because RAM ran out; not one that the author ended.
 _BY_AUTHOR = "".join(
     rf"(?<!\b{word} )"
     for word in ("i", "we", "you", "to", "have", "must", "manually", "not", "never", "then", "and", "can", "should")
@@ -73,7 +73,7 @@ KILLED = re.compile(
 )
 
 _ANYTHING = re.compile(r".*", re.S)
-# The first kind that is said counts.
+# The first kind that matches counts.
 _TOLD_KINDS = (
     MessageKind("told_host", "cpu", True, re.compile(_TOLD_HOST, re.I | re.A), True),
     MessageKind("told_device", "cuda", True, re.compile(_TOLD_DEVICE, re.I | re.A), True),
@@ -116,7 +116,7 @@ def told_messages(cleaned: str) -> Iterator[tuple[MessageKind, re.Match[str]]]:
         yield (_OF_WHOM[True, False] if says_ram_of_device else kind), sign
         return
     match = KILLED.search(cleaned, 0, _LONGEST_STORY)
-    if match is not None and not OF_DEVICE.search(_statement(cleaned, match)):  # what it left there is no failure
+    if match is not None and not OF_DEVICE.search(_statement(cleaned, match)):  # no failure: memory that it left
         yield _OF_KILLED, match
 
 
@@ -157,7 +157,7 @@ def _of_statement(statement: str) -> MessageKind | None:
 
 
 def _whose_in_all(text: str) -> MessageKind:
-    """The same by a whole text, in which only memory that is named as the device's or the host's counts."""
+    """The same for a whole text, in which only memory counts that is named as the device's or the host's."""
     rest = _NO_DEVICE.sub("", text)
     names_host = bool(OF_HOST.search(rest) or _NAMED_HOST.search(rest))
     is_of_device = bool(_MEMORY_OF_DEVICE.search(rest)) or (not names_host and bool(OF_DEVICE.search(rest)))

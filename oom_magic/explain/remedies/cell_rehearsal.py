@@ -56,10 +56,11 @@ class CellRehearsal:
     """A cell of the notebook with the names it sees, or any function.
 
     ``origin`` is the dry session the cell failed in, ``start`` what it found on a real device: it starts from there.
-    ``decided`` are names that each dry run decides again. ``call(tree, names)`` executes the cell; what
-    it does to ``names`` is undone each time. ``find_in_the_way`` tells what earlier cells hold, but for names that are
-    needed. ``machine`` are the settings ``num_gpus``, ``num_processes`` and ``rank`` of a dry session; of several cards
-    prices are those of the fullest. ``arguments`` is the command line of the script that the cell runs, as it reads it.
+    ``decided`` are names that each dry run decides again. ``call(tree, names)`` executes the cell; what it does to
+    ``names`` is undone each time. ``find_in_the_way`` tells what earlier cells hold, but for names that are needed.
+    ``machine`` are the settings ``num_gpus``, ``num_processes`` and ``rank`` of a dry session; with several cards,
+    remedies are evaluated for the fullest. ``arguments`` is the command line of the script that the cell runs, as it
+    reads it.
     """
 
     def __init__(
@@ -133,12 +134,12 @@ class CellRehearsal:
 
     @property
     def is_evaluation(self) -> bool:
-        """Whether a model that evaluates ran when most was taken."""
+        """Whether a model in evaluation mode ran at the peak."""
         return self._fullest is not None and not self._fullest.is_training
 
     @property
     def keeps_no_graph(self) -> bool:
-        """Whether gradients were off then."""
+        """Whether gradients were off at the peak."""
         return self._fullest is not None and not self._fullest.has_gradients
 
     def check(self, variation: Variation) -> None:
@@ -182,7 +183,7 @@ class CellRehearsal:
         return any(_EVALUATES.search(ast.unparse(code)) for code in codes) or any(one != "no" for one in settings)
 
     def run_on(self, variation: Variation) -> MemoryReport:
-        """The same with what follows like steps: evaluations, other loops."""
+        """The same, including what follows steps that are alike: evaluations, other loops."""
         before, self._num_steps = self._num_steps, "alike"
         try:
             report = self.run(variation)

@@ -154,7 +154,7 @@ fully_shard({model})""",
     "raise_limit": "torch.cuda.set_per_process_memory_fraction(1.0)",
     "fewer_workers": "loader = DataLoader(dataset, batch_size=batch_size, num_workers=2)",
 }
-# Where a text shows nothing of transformers: their batches and methods would not be those of the user's model.
+# For texts without any sign of transformers: their batches and methods would not be those of the user's model.
 _GENERIC = {
     "smaller_batch_any": """\
 accumulation = 4    # with a batch size a fourth of before
@@ -268,7 +268,7 @@ def for_backend(code: str, backend: str | None) -> str:
 
 
 def names_model(key: str) -> bool:
-    """Whether the code for a remedy is of the model by its name."""
+    """Whether the code for a remedy refers to the model by its name."""
     return any(word in _PLAIN.get(key, "") for word in ("{model}", "{inner}", "{layers}"))
 
 

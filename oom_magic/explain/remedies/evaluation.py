@@ -1,4 +1,4 @@
-"""Pricing remedies: the user's run is rehearsed with each, the most promising first, until the time budget is spent."""
+"""Evaluating remedies: the user's run is rehearsed with each, the most promising first, while time remains."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # Rehearsals end before this many seconds of computing, if a further one would take as long as the longest so far.
 PATIENCE_SECONDS = 55
-# On a busy machine they may take this many times longer.
+# On a busy machine rehearsals may take this many times longer.
 _BUSY = 4
 # A remedy that saves less than this share of what the run needs is not worth a line.
 _LEAST_SAVING = 0.01
@@ -43,7 +43,7 @@ _BETWEEN_STEPS = ("parameter", "gradient", "optimizer_state", "before", "workspa
 
 
 class RemedyEvaluator:
-    """The prices of one run's remedies. ``needed_bytes`` is the least memory for PyTorch with which it ends as it is.
+    """The remedies of one run, evaluated. ``needed_bytes`` is the least memory for PyTorch with which it ends as it is.
 
     ``first`` are the keys of remedies to rehearse first. Raises NotEvaluatedError if the run cannot be rehearsed.
     """
@@ -90,7 +90,7 @@ class RemedyEvaluator:
 
     @property
     def keys(self) -> frozenset[str]:
-        """The remedies that a rehearsal can price; others change nothing in this run."""
+        """The remedies that a rehearsal can evaluate; others change nothing in this run."""
         sizes = {self._shrinking(what)[0] for what in _SHRINKING if what in self._rehearsal.sizes}
         return frozenset({one.key for one in self._candidates} | sizes)
 
@@ -100,14 +100,14 @@ class RemedyEvaluator:
         return self.needed_bytes <= self._situation.usable_bytes
 
     def remedies(self) -> Iterator[Remedy]:
-        """Remedies in the order of pricing: harmless ones, combinations of them if none fits, then all others."""
+        """Remedies in the order of their evaluation: harmless ones, combinations of them if none fits, then others."""
         for remedy in making_room(self.needed_bytes, self._situation):
             yield from self._if_useful(remedy) if remedy.key == "free_held" else (remedy,)
         if self.fits and self._situation.growth is not None:
             yield from self._growth_stopped()
         if not self.fits:
             yield from self._changes()
-            if self._situation.growth is None or not self.steps_left_after:  # a leak fills a larger card as well
+            if self._situation.growth is None or not self.steps_left_after:  # a leak fills a larger card, too
                 yield from other_hardware(self._baseline, self.needed_bytes, self._situation, self._rehearsal.is_of_job)
 
     def to_its_end(self, remedy: Remedy) -> tuple[Remedy, int]:
@@ -190,7 +190,7 @@ class RemedyEvaluator:
                     found.append((candidate, remedy))
                     yield remedy
                 if found and _mends(candidate) and found[-1][1].verdict == "safe":
-                    return  # all others only put off when a leak fills the card
+                    return  # all others only delay the moment when a leak fills the card
             if not any(remedy.fits for _, remedy in found):
                 for remedy in self._combined(found):
                     found.append((_COMBINATION, remedy))
@@ -232,7 +232,7 @@ class RemedyEvaluator:
         return groups
 
     def _is_possible(self, candidate: RemedySpec) -> bool:
-        """Whether a change applies: without a graph, none can be made smaller or dropped."""
+        """Whether a change applies: without a graph, no change to the graph does."""
         if candidate.needs_graph and self._rehearsal.keeps_no_graph:
             return False
         return candidate.key != "no_grad" or self._is_evaluation
@@ -464,7 +464,7 @@ class RemedyEvaluator:
 
 
 def _identity(remedy: Remedy) -> Any:
-    """What tells a remedy from others of its run, whatever its price."""
+    """What distinguishes a remedy from others of its run, whatever its evaluation."""
     return remedy.key, remedy.values.get("after"), remedy.values.get("keys")
 
 
@@ -474,7 +474,7 @@ def _mends(candidate: RemedySpec) -> bool:
 
 
 def _is_python(code: str) -> bool:
-    """Whether a cell can hold it: Python, but for lines that call a magic."""
+    """Whether a cell can contain it: Python, except for lines that call a magic."""
     try:
         ast.parse("\n".join(line for line in code.splitlines() if not line.startswith("%")))
     except SyntaxError:

@@ -42,7 +42,7 @@ def _of_the_model(tree: ast.Module, names: Mapping[str, Any]) -> dict[str, str]:
     if path is None:
         return found
     found["layers"] = f"{inner}.{path}" if path else inner
-    if inner != name:  # for code that leaves the wrapper out
+    if inner != name:  # for code that needs the model without its wrapper
         found["bare_layers"] = f"{name}.{path}" if path else name
     return found
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from oom_magic.predict.what_if.survey import Survey
 
 STEPS = 2  # the first makes the optimizer's state, the second is like all others
-# The settings of a dry run of which only what it takes matters.
+# The settings of a dry run for which only the memory it takes matters.
 UNLIMITED: Mapping[str, Any] = {"is_lasting": False, "is_limited": False, "has_bar": False, "places": False}
 
 
@@ -40,7 +40,7 @@ class Variation:
         return tuple(change for change, _ in self.parts)
 
     def with_(self, other: Variation) -> Variation:
-        """Both together."""
+        """A variation with the changes of both."""
         mended, dropped = self.mended or other.mended, self.dropped or other.dropped
         return Variation((*self.parts, *other.parts), {**self.sizes, **other.sizes}, mended, dropped)
 
@@ -99,14 +99,14 @@ class Rehearsal(Protocol):
         """Raise NotEvaluatedError where the survey showed that it does not apply to the run."""
 
     def run(self, variation: Variation) -> MemoryReport:
-        """The report of the run so changed. Raises NotEvaluatedError."""
+        """The report of the run with these changes. Raises NotEvaluatedError."""
 
     @property
     def may_evaluate(self) -> bool:
         """Whether an evaluation may follow the steps that ``run`` follows."""
 
     def run_on(self, variation: Variation) -> MemoryReport:
-        """``run`` with what follows like steps. Raises NotEvaluatedError.
+        """``run`` including what follows steps that are alike. Raises NotEvaluatedError.
 
         If an evaluation then takes most, its batch is in ``sizes`` from then on.
         """

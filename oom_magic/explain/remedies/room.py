@@ -1,6 +1,6 @@
 """Remedies that do not change the training code: allocator settings, hardware, and memory that earlier cells hold.
 
-The latter is memory on the device that the failed run does not use: an older model, results.
+Such memory is on the device although the failed run does not use it: an older model, results.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def needed_bytes(report: MemoryReport, settings: AllocatorSettings | None = None) -> int:
     """The least memory for PyTorch's allocator, in bytes, with which a rehearsed run ends; as it was set up (None)."""
-    from oom_magic.memory.allocator.replay import minimum_device_bytes  # loads NumPy; a text is explained without it
+    from oom_magic.memory.allocator.replay import minimum_device_bytes  # loads NumPy, which texts do not need
 
     return minimum_device_bytes(report.timeline, settings or report.settings)
 
@@ -143,7 +143,7 @@ def find_in_the_way(
         if own:
             storages |= own
             objects |= reached[name].objects
-        else:  # such as an optimizer made since: all that it has leads to the model
+        else:  # such as an optimizer created since, whose contents all lead to the model
             going.remove(name)
             known |= reached[name].objects
     num_bytes = sum(storages.values())

@@ -47,7 +47,7 @@ class RemedySpec:
 
     @property
     def alone(self) -> RemedySpec | None:
-        """The same with the line that grows most fixed and none beside it; None where there is none."""
+        """The same with only the line fixed that grows most; None where there is none."""
         growth = None if self.variation is None else self.variation.mended
         if growth is None or not growth.beside:
             return None
@@ -73,7 +73,7 @@ class RemedySpec:
         return self.most_saved(report) >= _LEAST_SHARE * report.breakdown.total_bytes
 
     def most_saved(self, report: MemoryReport) -> int:
-        """Bytes of a run's peak that it acts on."""
+        """How many bytes of a run's peak it acts on."""
         parts = report.breakdown
         is_in_step = self.slot == "optimizer" and report.peak_phase.value == "optimizer"
         return sum(parts[name] for name in self.against) + (parts["temporary"] if is_in_step else 0)
@@ -97,7 +97,7 @@ def remedy_specs(situation: Situation) -> list[RemedySpec]:
 
 
 def _of_growth(growth: Growth | None) -> Iterator[RemedySpec]:
-    """The line that collects tensors, written so that it does not."""
+    """The line that collects tensors, rewritten so that it does not."""
     if growth is not None and growth.fixed:
         yield RemedySpec(growth.remedy, 0, "same", STEP, Variation(mended=growth), growth.lines, growth.remedy)
 

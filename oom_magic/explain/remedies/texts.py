@@ -84,9 +84,9 @@ AGAINST_IN_ANY_RUN: Mapping[Cause, tuple[str, ...]] = {
 # Statements by authors about runs that train.
 _TOLD_OF_TRAINING = {"trains", "training_fits", "adam_costs"}
 _TRAINERS = {"transformers Trainer", "deepspeed", "FSDP", "Lightning"}
-_LARGE_ARRAY = 64 * GIB  # in one piece: more RAM is no way out
+_LARGE_ARRAY = 64 * GIB  # in one piece, so more RAM does not help
 _HOST_OFFLOAD = ("less_offload", "more_ram")
-# The limits of servers, each on from where the text has it, else from a usual value.
+# The limits of servers, each scaled from the value in the text, else from a usual value.
 _OF_SERVERS: Mapping[str, Mapping[str, str]] = {
     "vllm": {
         "vllm_utilization": "vllm serve MODEL --gpu-memory-utilization {less:.2g}",
@@ -187,7 +187,7 @@ def text_remedies(diagnosis: Diagnosis) -> tuple[str, ...] | None:
 
 
 def _of_run(diagnosis: Diagnosis, keys: set[str], is_device: bool) -> tuple[str, ...] | None:
-    """The changes for a run in no program of its own settings; None where it trains."""
+    """The changes for a run that is not in a program with settings of its own; None where it trains."""
     failure, cause = diagnosis.main_failure, diagnosis.cause
     is_windows = bool({"Windows", "WSL"} & set(diagnosis.systems))
     if cause is Cause.FRAGMENTATION and (is_windows or diagnosis.expandable_segments):
@@ -233,7 +233,7 @@ def is_of_any_run(diagnosis: Diagnosis) -> bool:
 
 
 def is_evaluation(diagnosis: Diagnosis) -> bool:
-    """Whether what an evaluation computes did not fit: by its frames, or else by its author's words."""
+    """Whether an evaluation ran out of memory, by its frames, or else by its author's words."""
     told = diagnosis.phase is None and any(one.key == "told_evaluation" for one in diagnosis.evidence)
     return diagnosis.cause is Cause.ACTIVATIONS and (diagnosis.phase == "evaluation" or told)
 
@@ -244,7 +244,7 @@ def is_named_by_message(diagnosis: Diagnosis) -> bool:
 
 
 def code_of(key: str, diagnosis: Diagnosis) -> tuple[str, str] | None:
-    """Lines to copy for a change, and their language; None where a sentence says it all."""
+    """Lines to copy for a change, and their language; None where the sentence is enough."""
     template = _OF_SERVERS.get(diagnosis.program, {}).get(key)
     if template is None:
         return _CODE.get(key)

@@ -174,7 +174,7 @@ CATALOGUE: Sentences = {
     "budget_not_said": "not said",
     "budget_capacity": "capacity",
     "budget_limit": "PyTorch's limit",
-    # Tensors that could have asked.
+    # Tensors that may have been requested.
     "tensor_name_attention_scores": "the attention scores",
     "tensor_name_logits": "the logits",
     "tensor_name_mlp_activation": "an activation of the feed-forward layer",
@@ -198,7 +198,7 @@ CATALOGUE: Sentences = {
         " these have."
     ),
     "tensor_unknown_model": "Nothing is known of the model, and no common shape has this size.",
-    # PyTorch's own tip, judged.
+    # Assessments of PyTorch's own tip.
     "tip_delays": (
         "PyTorch's tip would only have delayed it: {stuck_bytes} stuck in its cache would have served these"
         " {requested_bytes}, but are little beside the {held_bytes} held."
@@ -403,7 +403,7 @@ def translate(key: str, lang: Language = "en", /, **values: object) -> str:
 
 
 def render_evidence(item: Evidence, lang: Language) -> str:
-    """A piece of evidence as a sentence; a value named ``x_key`` is said in the language, as ``x``."""
+    """A piece of evidence as a sentence; a value named ``x_key`` is translated and inserted as ``x``."""
     keys = {name.removesuffix("_key"): str(key) for name, key in item.values.items() if name.endswith("_key")}
     said = {name: translate(key, lang, **item.values) for name, key in keys.items()}
     text = translate(item.key, lang, **{**item.values, **said})

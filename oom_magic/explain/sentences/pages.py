@@ -1,6 +1,6 @@
 """Sentences around a diagnosis: titles, the three lines on top, headings, labels, first advice.
 
-The same form as ``catalogue``: English and Simplified Chinese, with the same fields.
+They have the same form as in ``catalogue``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The sentences about remedies and about why one has no price, in English; ``catalogue.CATALOGUE`` includes them."""
+"""The sentences about remedies and why one was not evaluated, in English; ``catalogue.CATALOGUE`` includes them."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ REMEDIES: Sentences = {
         "Hold less at once: read data, or load weights, in parts (memory-mapped or streamed), not all of it."
     ),
     "remedy_shared_memory": "Give the container more shared memory, or load data in the main process.",
-    # Programs that infer, other devices, the host: their own settings.
+    # Settings of inference programs, other devices and the host.
     "remedy_vllm_utilization": (
         "vLLM: lower --gpu-memory-utilization if it fails at start or beside other programs; raise it if only the cache"
         " lacks room."

@@ -1,4 +1,4 @@
-"""What an author says of the run itself in prose, in English or Chinese, as keys: what is done, and with what."""
+"""What an author says about the run itself in prose, in English or Chinese, as keys: what is done, and with what."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"\btokeni?[sz]?e?|\bsequences?\b|\bseq_?len|\bprompts?\b|\bloras?\b|\bpeft\b|\bsft\b|language model"
         r"|translat\w+",
     ),
-    # What a run has already, by its settings.
+    # What a run does already, by its settings.
     "has_lora": words(r"\b(?:lora_(?:r|rank|alpha)|q?lora[_ ]?config|get_peft_model)\b|(?:_type|tuning)\W{1,3}lora\b"),
     "has_half": words(r"\b(?:bf16|fp16|bfloat16|float16)\W{0,4}(?:true|1\b)"
         r"|--(?:bf|fp)16\b|dtype\W{1,3}(?:torch\.)?b?float16"),

@@ -62,7 +62,7 @@ TOLD: dict[str, re.Pattern[str]] = {
     "grows": words(
         rf"(?<!out of )(?<!out-of-)\b{_MEMORY}\b{_NEAR}{{0,60}}?\b(?:{_RISES})"
         r"(?![^.\n]{0,16}\b(?:batch|resolution|length|limit|fraction|value)\b)",
-        # what took minutes or hours to fill had room before
+        # a device that took minutes or hours to fill had room before
         r"after (?:running )?[^.,\n]{0,30}\b(?:minutes?|hours?|days?)\b[^.\n]{0,20}\b(?:memory|vram|ram) "
         r"(?:is|gets|was|becomes|runs) (?:full|exhausted|used up|out)\b",
         rf"(?:increas|grow|accumulat|climb|leak|ris)ing\b[^.\n]{{0,30}}(?<!out of )(?<!out-of-)\b(?:gpu[- ]?)?"
@@ -264,7 +264,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"|generate)",
         r"(?:显存|内存)[^\n，。]{0,8}(?:没有?|不|未|无法)(?:会|能|被|完全)*释放|(?:显存|内存)[^\n，。]{0,6}释放不[了掉]|第二次",
     ),
-    "frees_at_end": words(  # what gives memory back shows who held it
+    "frees_at_end": words(  # the action that released memory shows what held it
         r"\b(?:restart|stop|clos|shut)\w*\b[^.\n]{0,60}\b(?:kernel|notebook|container|docker|program|app|server|session)\b"
         r"[^.\n]{0,40}\b(?:clear|free|releas)\w*",
     ),
@@ -394,7 +394,7 @@ _QUOTED = words(
     r"1\. If yes, please stop them[^\n]*", r"Please check whether there is any other process[^\n]*",
     r"2\. If no, please (?:decrease|try)[^\n]*", r"TIPS: If the workflow worked before[^\n]*",
 )  # fmt: skip
-# As people write "didn't" in haste.
+# Misspellings of "didn't".
 _NEGATION = re.compile(r"\b(did|does|do|ca|wo|is|was|are|were|could|would|should|has|have|had)nt\b", re.I)
 _TRAINS_NOW = re.compile(r"\btrain(?:ing|s|er)?\b|fine-?tun|\bepochs?\b|\.backward\(|微调|训练", re.I)
 _ADVICE = re.compile(  # with Chinese between the words

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from oom_magic.units import GIB
 
-# From these sizes on an input counts as large: a card of a few years ago processes it only in parts.
+# An input of at least this size counts as large: a card of a few years ago processes it only in parts.
 _LARGE_PICTURE = 1_000_000
 _LARGE_SEQUENCE = 8_192
 _LARGE_COUNTS = {"nodes": 50_000, "edges": 1_000_000, "points": 50_000, "gaussians": 1_000_000, "objects": 500}
@@ -159,7 +159,7 @@ _CARD = re.compile(
     r"|\bon (?:an? )?(\d{1,3}) ?Gi?B\b(?! ?(?:of )?(?:ram|memory))",
     re.I | re.A,
 )  # vendors' GB of a GPU are GiB
-# What is used or needed is not what the card has.
+# Memory that is used or needed, which is not the card's capacity.
 _IN_USE = re.compile(
     r"(?:allocat|us(?:e[sd]?|ing)\b|tak(?:e|es|ing)\b|consum|occup|need|requir|usage)\w*[^.\n]"
     r"{0,20}$",

@@ -49,7 +49,7 @@ class Program:
 
     @property
     def said(self) -> dict[str, int | str]:
-        """What a sentence takes as ``program``: the name, or the catalogue's words for a kind of program."""
+        """The value of the field ``program`` in sentences: the name, or the catalogue's words for a kind of program."""
         return {"program_key": f"program_{self.key}"} if self.key in _KINDS else {"program": self.name}
 
 
@@ -306,7 +306,7 @@ _GENERAL = (
     "ollama",
 )
 PROGRAMS_BY_KEY = {program.key: program for program in PROGRAMS}
-_RUN_BY = {"llama_cpp": "ollama", "thrust": "rapids"}  # programs whose messages another one passes on
+_RUN_BY = {"llama_cpp": "ollama", "thrust": "rapids"}  # programs whose messages are passed on by another one
 # A text that compares such servers is about the one that it names first.
 _SERVERS = ("vllm", "sglang", "tgi")
 _SETTINGS = {

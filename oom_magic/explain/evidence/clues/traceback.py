@@ -56,7 +56,7 @@ class RunFacts:
 
     @property
     def is_late(self) -> bool:
-        """Whether many steps succeeded, so that a step's memory had fitted before."""
+        """Whether many steps succeeded, so that the memory of one step fits."""
         return (self.num_steps or 0) >= _LATE_STEPS or (self.num_epochs or 0) >= 1
 
 
@@ -85,7 +85,7 @@ def _count(text: str) -> int:
 
 _MAX_LINES = 400
 _MAX_LINE = 400
-# This many of the innermost lines decide which tensor was being made.
+# How many of the innermost lines decide which tensor was being made.
 _NUM_INNERMOST = 8
 
 _FRAME = re.compile(
@@ -96,7 +96,7 @@ _FRAME = re.compile(
     r"|(?P<old_path>[\w:./\\~-]{1,300}\.py|<ipython-input-[\w-]{1,60}>) in (?P<old_function>[\w<>.]{1,120})"
 )
 _TRACE_HEAD = re.compile(r"Traceback \(most recent call last\)|Original ATen:|^\s*\u2192 ")
-# Lines of code right before a message that are taken for the end of a traceback without frames.
+# How many lines of code right before a message are taken for the end of a traceback without frames.
 _MAX_BARE_LINES = 3
 _MAX_HEAD = 30_000
 _MAX_AROUND = 15_000
@@ -214,7 +214,7 @@ _EXPANDABLE = _any(
     r"expandable_segments is enabled",
 )
 _ACCUMULATION = re.compile(r"gradient[_ -]accumulation|grad_accum|梯度累[积计]", re.I)
-# A cell magic's frame quotes the whole cell: every phase would be seen in it.
+# A cell magic's frame quotes the whole cell, so every phase would be found in it.
 _WHOLE_CELL = "get_ipython().run_cell_magic("
 # PyTorch's own tip names the setting too; the user need not have set it.
 _TIP = re.compile(r"try setting\s+\S{0,20}ALLOC_CONF=expandable_segments:True")
@@ -383,7 +383,7 @@ def _context(cleaned: str, failure_start: int | None) -> str:
 
 
 def _raw_context(text: str) -> str:
-    """The same of the text as it was pasted: prefixes of log lines name the program."""
+    """The same part of the text as it was pasted: prefixes of log lines name the program."""
     return text if len(text) <= _MAX_HEAD + _MAX_AROUND else f"{text[:_MAX_HEAD]}\n{text[-_MAX_AROUND:]}"
 
 
