@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class EndedRun(Protocol):
-    """A dry run that ended: a session."""
+    """The interface of a session whose dry run has ended."""
 
     report: MemoryReport | None
 
@@ -31,8 +31,8 @@ class EndedRun(Protocol):
 class StayedOnCPU:
     """A run that took no GPU memory: the ``names`` that kept it on the CPU, and what it would take with "cuda".
 
-    ``values`` are the names' values as one writes them, ``peak_allocated_bytes`` is None where that run failed, or was
-    not made: fields of objects (``cfg.device``) are named only.
+    ``values`` are the names' values as code, ``peak_allocated_bytes`` is None where that run failed, or was not made:
+    fields of objects (``cfg.device``) are named only.
     """
 
     names: tuple[str, ...]
@@ -61,8 +61,8 @@ def stayed_on_cpu(
 ) -> StayedOnCPU | None:
     """The names that kept a session's run on the CPU, which its report then says, too; None if there are none.
 
-    ``followed`` are names that were decided again in the run already. ``presume`` gives those to be decided otherwise,
-    ``again`` runs the ``codes`` once more so; their output is not shown again.
+    ``followed`` are names that were decided again in the run already. ``presume`` returns the names that are to be
+    decided otherwise, and ``again`` runs the ``codes`` once more with them, without showing their output again.
     """
     report = session.report
     if report is None or report.error or _took_memory(session):

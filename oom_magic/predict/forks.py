@@ -1,7 +1,8 @@
 """Copies of this process (forks) that work off the same list of jobs, on cores that would be idle.
 
-The list is a pipe: whoever reads a job from it does it. Copies only save time: what one of them fails at, or does not
-end, is done here, with all that follows. Where a GPU is in use, or a fork is not safe (outside Linux), there are none.
+The list is a pipe: whoever reads a job from it does it. Copies only save time: a job that one of them fails at, or does
+not finish, is done here, as are all that follow. Where a GPU is in use, or a fork is not safe (outside Linux), there
+are none.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from oom_magic.predict.isolation.live_objects import heap_set_aside
 _JOB_BYTES = 512  # in the list, padded: below PIPE_BUF, so that a job is written and read as a whole
 _DONE = struct.Struct("qqqq")  # number of the job, process, where its result begins in the copy's file, and its length
 _LOOK_SECONDS = 0.5  # between two looks whether the copies still live
-_END_SECONDS = 1.0  # that a copy has to put back what it changed outside of its memory
-MOST_LOOKS = 120  # in a row without a result, after which the copies are given up
+_END_SECONDS = 1.0  # for a copy to undo its changes outside of its memory
+MOST_LOOKS = 120  # seconds without a result after which the copies are given up
 _MOST_COPIED_BYTES = 1 << 28  # of a piece of shared memory that has no file
 _FIXED = 0x10  # MAP_FIXED of sys/mman.h
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
@@ -46,7 +47,7 @@ class Forks(Generic[_Job, _Made]):
     """Makes what ``make(job)`` returns, in copies of this process that begin when there is something to do ahead.
 
     There is one for each core, at most ``most``; where this process ``works`` too, the first core is left to it.
-    ``at_rest`` calls what it is given when nothing is under way that a copy should not take with it.
+    ``at_rest`` calls its argument at a time when a fork copies no unfinished work.
     """
 
     make: Callable[[_Job], _Made]
@@ -78,7 +79,7 @@ class Forks(Generic[_Job, _Made]):
                     self._open.add(job)
 
     def made(self, job: _Job, make_here: Callable[[_Job], _Made]) -> _Made:
-        """What was made of a job; other jobs of the list are done first, and those that copies do are waited for."""
+        """The result of a job; other jobs of the list are done first, and those of copies are waited for."""
         self.ahead([job])
         while True:
             self._collect()
@@ -123,11 +124,12 @@ class Forks(Generic[_Job, _Made]):
                     try:
                         self._serve(file)
                     finally:
-                        os._exit(0)  # nothing of the parent's is ended a second time
+                        os._exit(0)  # so that the parent's exit handlers do not run again
                 self._files[process] = file
 
     def _serve(self, file: int) -> None:
-        """What a copy does: jobs, until the list is closed. Interrupts are for its parent, with which it ends."""
+        """The work of a copy: jobs, until the list is closed. Interrupts are for the parent; the copy ends when the
+        parent does."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -151,7 +153,7 @@ class Forks(Generic[_Job, _Made]):
                     length += len(found)
 
     def _pickled(self, job: _Job) -> bytes:
-        """What was made of a job; nothing where that failed. Raises KeyboardInterrupt where this copy is to end."""
+        """The result of a job, pickled; empty where it failed. Raises KeyboardInterrupt where this copy is to end."""
         try:
             return pickle.dumps(self.make(job), protocol=5)
         except KeyboardInterrupt:
@@ -200,7 +202,7 @@ class Forks(Generic[_Job, _Made]):
 
 
 def _has_ended(process: int) -> bool:
-    """Whether a child has ended, which is taken note of."""
+    """Whether a child has ended; its exit status is collected."""
     try:
         return os.waitpid(process, os.WNOHANG)[0] == process
     except ChildProcessError:

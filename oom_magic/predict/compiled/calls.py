@@ -1,4 +1,4 @@
-"""``torch.compile`` where the user's code calls it: followed if possible, else run as eager code and said so."""
+"""``torch.compile`` in the user's code: followed if possible, else run as eager code, which the report says."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def why_not_followed(is_wanted: bool) -> str:
 def compile_followed(
     gpu: FakeGPU, assume: Callable[..., None], show: Callable[[str], None], is_wanted: bool
 ) -> Iterator[None]:
-    """While a dry run lasts, ``torch.compile`` compiles for the pretend GPU; ``show`` is told what is compiled."""
+    """While a dry run lasts, ``torch.compile`` compiles for the pretend GPU; ``show`` is called with what is
+    compiled."""
     reason = why_not_followed(is_wanted)
     with _as_eager(lambda: assume(reason, True)) if reason else _on_first_call(gpu, assume, show):
         yield
@@ -105,7 +106,7 @@ def _on_first_call(gpu: FakeGPU, assume: Callable[..., None], show: Callable[[st
 
 @contextmanager
 def _unseen(gpu: FakeGPU) -> Iterator[None]:
-    """What the compiler does while it is imported is nothing that the user's code did."""
+    """The compiler's own work while it is imported is not attributed to the user's code."""
     before, gpu.traces = gpu.traces, lambda tensor: False
     try:
         yield
@@ -115,7 +116,7 @@ def _unseen(gpu: FakeGPU) -> Iterator[None]:
 
 @contextmanager
 def _as_eager(note: Callable[[], None]) -> Iterator[None]:
-    """``torch.compile`` returns what it is given, and what is compiled already runs as it was written."""
+    """``torch.compile`` returns its argument, and code that is already compiled runs as it was written."""
 
     def compile(model: Any = None, **_unused: Any) -> Any:  # noqa: A001 (torch's own name)
         if not _is_import(sys._getframe(1)):
@@ -146,12 +147,12 @@ def _compiled_code_as_written(note: Callable[[], None]) -> Iterator[None]:
 
 
 def scripted_as_written(usual: Callable[..., Any]) -> Callable[..., Any]:
-    """In place of ``torch.jit.script``: code runs as it was written, save that of a library being imported."""
+    """In place of ``torch.jit.script``: code runs as it was written, except that of a library being imported."""
 
     def script(obj: Any, *args: Any, **kwargs: Any) -> Any:
         if not _is_import(sys._getframe(1)):
             return obj
-        if isinstance(obj, type):  # its names are looked up where it stands: above this, and the one it is lent as
+        if isinstance(obj, type):  # its names are looked up in the caller's frame, two frames above this one
             kwargs.setdefault("_rcb", createResolutionCallbackFromFrame(2))
         return usual(obj, *args, **kwargs)
 
@@ -159,7 +160,7 @@ def scripted_as_written(usual: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_import(frame: FrameType | None) -> bool:
-    """Whether a library is being imported, which compiles for later what may never run."""
+    """Whether a library is being imported: what it compiles then may never run."""
     while frame is not None and not is_users_file(frame.f_code.co_filename):
         if frame.f_code.co_name == "<module>":
             return True

@@ -1,4 +1,4 @@
-"""What Dynamo, Inductor and Triton ask of the GPU that they compile for, answered by the pretend one."""
+"""Answers of the pretend GPU to what Dynamo, Inductor and Triton ask about the GPU that they compile for."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _shared_memory(capability: tuple[int, int]) -> int:
 
 
 def compiled_for(gpu: GPU) -> Patches:
-    """What asks about the GPU that code is compiled for hears of this card."""
+    """Queries about the GPU that code is compiled for are answered with this card's properties."""
     from torch._dynamo import device_interface
 
     device_interface.init_device_reg()
@@ -116,7 +116,7 @@ class _DeviceGuard:
 
 
 def compiling_on(gpu: FakeGPU, view: DeviceView, assume: Callable[[str], None]) -> Patches:
-    """Constants are folded on the host; what is timed runs on the pretend GPU, and no variant is faster."""
+    """Constants are folded on the host; benchmarked code runs on the pretend GPU, where no variant is faster."""
     from torch._inductor.constant_folding import ConstantFolder
     from torch._inductor.fx_passes import joint_graph, pad_mm
 

@@ -1,4 +1,4 @@
-"""Dynamo inside a dry run: it captures the user's functions as on their machine, and forgets them afterwards."""
+"""Dynamo inside a dry run: it captures the user's functions as on a machine with a GPU, and forgets them afterwards."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ class Compiler:
         self._assume = assume
         self._show = show
         self._shown = self._name = ""
-        self._names: dict[Any, str] = {}  # of what the user compiles, by Dynamo's number of it
+        self._names: dict[Any, str] = {}  # names of what the user compiles, by Dynamo's number for it
         self._view = DeviceView(gpu)
         self._traces = _Traces()
         self._failed: set[CodeType] = set()
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """While what is compiled is followed."""
+        """Compiled code is followed inside the block."""
         with ExitStack() as stack:
             stack.callback(_caches_cleared)
             stack.callback(self._traces.remove)
@@ -72,7 +72,7 @@ class Compiler:
             yield
 
     def _instrumentation_patches(self) -> Patches:
-        """What is replaced while what is compiled is followed."""
+        """What is replaced while compiled code is followed."""
         no_profile = {"_CODE_STATE": None, "_INIT_CODE_STATE": None}  # of earlier runs
         return [
             (convert_frame.CatchErrorsWrapper, {"__call__": self._convert()}),
@@ -123,7 +123,7 @@ class Compiler:
                 return _OUR_MODES if code.co_name in ("__torch_function__", "__torch_dispatch__") else _OURS
             if code in self._failed:
                 return _ONCE_AS_WRITTEN
-            if trace_rules.check(code, frame=frame):  # nothing to compile: it needs no preparing
+            if trace_rules.check(code, frame=frame):  # nothing to compile, so nothing to prepare
                 return _CONVERT(wrapper, frame, cache_entry, frame_state)
             self._traces.note(frame)
             self._name = _name_of(frame)
@@ -164,7 +164,7 @@ class Compiler:
         return call_method
 
     def _compile_inner(self) -> Callable[..., Any]:
-        """Inductor's part, which for a backward runs only when that begins."""
+        """Inductor's part of compiling; for a backward it runs only when the backward begins."""
         usual = torch._inductor.compile_fx._compile_fx_inner
         options = {
             "triton.cudagraphs": False,
@@ -189,10 +189,10 @@ class Compiler:
                         " timing takes no memory"
                     )
                 )
-            graph = torch.fx.GraphModule(module, copy.copy(module.graph))  # Inductor's passes change the one it gets
+            graph = torch.fx.GraphModule(module, copy.copy(module.graph))  # Inductor's passes change its argument
             as_captured = torch._functorch.aot_autograd.make_boxed_func(graph.forward)
             if not is_on_gpu(graph):
-                return as_captured  # it takes nothing there, and its values are known
+                return as_captured  # it takes no memory on the host, where its values are known
             try:
                 with self._compiling(self._what_inside(kwargs.get("is_backward"))), config.patch(options):
                     return usual(module, inputs, *args, **kwargs)
@@ -204,7 +204,7 @@ class Compiler:
         return _compile_fx_inner
 
     def _what_inside(self, is_backward: Any) -> str:
-        """What Inductor compiles now, named after the frame that Dynamo captured it from."""
+        """What Inductor compiles at the moment, named after the frame that Dynamo captured it from."""
         number = CompileContext.current_compile_id()
         if not is_backward:
             self._names[number] = self._name
@@ -213,7 +213,8 @@ class Compiler:
 
     @staticmethod
     def _raise_simulated(error: BaseException | None) -> None:
-        """Where the card ran out of memory while compiling, or CUDA graphs are refused, that is what is raised."""
+        """If the card ran out of memory while compiling, or CUDA graphs are refused, raise that error and not the
+        compiler's."""
         while error is not None:
             if isinstance(error, (torch.OutOfMemoryError, CudaGraphsError)):
                 raise error.with_traceback(None)
@@ -221,7 +222,7 @@ class Compiler:
 
 
 def _name_of(frame: Any) -> str:
-    """The user's name of what a frame runs; what follows a graph break is named after the function that it is in."""
+    """The user's name for a frame's code; code after a graph break is named after the function that contains it."""
     code = frame.f_code
     wrapped = next((frame.f_locals[name] for name in ("fn", "func") if name in code.co_freevars), None)
     name = _RESUMED.sub(r"\1:\2", getattr(wrapped, "__name__", code.co_name))
@@ -257,11 +258,11 @@ class _Traces:
 
     def __init__(self) -> None:
         self.compiled: list[Any] = []
-        self._codes: dict[CodeType, bool] = {}  # whether nothing was compiled of it before
+        self._codes: dict[CodeType, bool] = {}  # whether none of it was compiled before
         self._globals: dict[int, tuple[dict[str, Any], frozenset[str]]] = {}
 
     def note(self, frame: Any) -> None:
-        """A frame is about to be converted."""
+        """Called before a frame is converted."""
         code, names = frame.f_code, frame.f_globals
         if code not in self._codes:
             self._codes[code] = not _debug_get_cache_entry_list(code)
@@ -269,7 +270,7 @@ class _Traces:
             self._globals[id(names)] = names, frozenset(names)
 
     def remove(self) -> None:
-        """Take all of it away."""
+        """Remove all of it."""
         for made in self.compiled:
             manager = made.guard_manager
             CleanupManager.instance._remove_id(id(made.code))  # names of compiled functions
@@ -289,7 +290,7 @@ class _Traces:
 
 
 def _caches_cleared() -> None:
-    """Inductor and Dynamo remember what they asked about the GPU; it is asked again."""
+    """Inductor and Dynamo cache their queries about the GPU; these caches are cleared."""
     for name, module in list(sys.modules.items()):
         if name.startswith(("torch._inductor", "torch.utils._triton", "torch._dynamo.device_interface")):
             for key, value in list(vars(module).items()):
@@ -301,7 +302,7 @@ def _caches_cleared() -> None:
 
 
 def _traced() -> tuple[Any, ...]:
-    """Where Dynamo looks for code to trace, and must find PyTorch's own."""
+    """Places where Dynamo looks for code to trace, and must find PyTorch's own."""
     return (
         torch.nn.Module,
         torch.overrides,
@@ -319,7 +320,7 @@ _hidden: list[Any] = []  # stacks of torch-function modes that were there before
 
 @contextmanager
 def _without_view() -> Iterator[None]:
-    """Take the dry run's torch-function mode off: Dynamo would trace it."""
+    """Disable the dry run's torch-function mode, which Dynamo would trace."""
     modes = _get_current_function_mode_stack()
     others = [mode for mode in modes if not isinstance(mode, DeviceView)]
     if len(others) == len(modes):
@@ -336,7 +337,7 @@ def _without_view() -> Iterator[None]:
 
 @contextmanager
 def _modes_back() -> Iterator[None]:
-    """What was hidden from the compiler is there again."""
+    """The modes hidden from the compiler are active again inside the block."""
     inside = _get_current_function_mode_stack()
     set_function_modes(_hidden[-1] if _hidden else inside)
     try:

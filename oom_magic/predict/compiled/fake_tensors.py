@@ -1,8 +1,8 @@
 """FakeTensors on "cuda" for the compiler, on every build of PyTorch.
 
-A FakeTensor is a meta tensor that says of itself to be elsewhere. To C++ it says so as well, and there a build without
-CUDA cannot follow: autograd asks for streams of the device and aborts the process. Here FakeTensors on "cuda" stay
-meta tensors to C++, where the operators of ``predict.operators`` serve them, and are on "cuda" to Python.
+A FakeTensor is a meta tensor that claims to be on another device, to C++ as well. A build without CUDA fails there:
+autograd asks for streams of the device and aborts the process. Here FakeTensors on "cuda" stay meta tensors to C++,
+where the operators of ``predict.operators`` serve them, and are on "cuda" to Python.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def fake_cuda_tensors(gpu: FakeGPU) -> Patches:
 
 @contextmanager
 def tracing(gpu: FakeGPU) -> Iterator[None]:
-    """Tensors that are met are the compiler's fake ones."""
+    """Tensors inside the block are the compiler's FakeTensors."""
     gpu.traces = is_fake_cuda
     try:
         yield
@@ -77,7 +77,7 @@ _MOVES = {torch.ops.aten._to_copy.default, torch.ops.prims.device_put.default}
 
 
 class OnHost(TorchDispatchMode):
-    """Lets what is known while compiling be computed on the host, whatever device is named."""
+    """Computes values that are known while compiling on the host, whatever device is named."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The operator's result, with every device argument the CPU."""
@@ -134,14 +134,15 @@ def _tensors_from_data() -> Patches:
 
 
 def _numbers_as_tensors(values: Any) -> list[Any]:
-    """As ``where`` of a tensor and a number makes of it (TensorCompare.cpp), whose own way records no gradient here."""
+    """The conversion of numbers by ``where`` (TensorCompare.cpp), done here because the original records no gradient
+    for meta tensors."""
     dtype = torch.result_type(*values)
     scalar = torch.ops.aten.scalar_tensor.default
     return [one if isinstance(one, torch.Tensor) else scalar(one, dtype=dtype, device=CUDA) for one in values]
 
 
 def _convolution_format(tensor: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
-    """The format that a convolution's results are in: a build without cuDNN knows no channels last."""
+    """The memory format of a convolution's results: a build without cuDNN never chooses channels last."""
     if is_fake_cuda(tensor):
         return memory_format_of(tensor, weight)
     return _FORMAT_ON_HOST(tensor, weight, backend)
@@ -161,7 +162,7 @@ def _on_cuda(dispatch: Callable[..., Any]) -> Callable[..., Any]:
         if kwargs and kwargs.get("device") == META:
             kwargs = {**kwargs, "device": CUDA}
         if func in _MOVES and isinstance(args[0], FakeTensor):
-            args[0].constant = None  # else the known value would be copied, really
+            args[0].constant = None  # else the known value would really be copied
         return dispatch(mode, func, types, args, kwargs or {})
 
     return __torch_dispatch__

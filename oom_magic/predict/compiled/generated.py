@@ -1,10 +1,10 @@
 """Inductor's generated code, loaded without a compiler and run on the pretend GPU.
 
 A generated module has a function ``call(args)``: it allocates with ``empty_strided_cuda``, launches Triton kernels,
-calls ``extern_kernels`` and operators, and deletes what it no longer needs. All of that is done as written, save the
-kernels, which do nothing: a kernel writes into tensors that are there, so it takes no memory, save once. Where Inductor
-knows several ways to launch it, the first launch times each of them, on copies of the tensors that it changes, between
-two of which a buffer of the size of the L2 cache is written (``CachingAutotuner.benchmark_all_configs`` and
+calls ``extern_kernels`` and operators, and deletes what it no longer needs. All of that is executed, except the
+kernels, which do nothing: a kernel writes into existing tensors, so it takes no memory, with one exception. If Inductor
+has several configurations for a kernel, the first launch times each of them, on copies of the tensors that it changes,
+and writes a buffer of the size of the L2 cache in between (``CachingAutotuner.benchmark_all_configs`` and
 ``InductorBenchmarker.benchmark_gpu``). In a backward and in inference the copies that would raise the peak are made on
 the host (``CachingAutotuner.copy_args_to_cpu_if_needed``).
 
@@ -39,7 +39,7 @@ _numbers = count(1)  # of the files that generated code seems to stand in
 
 
 class _NoCompiler:
-    """In place of ``AsyncCompile``: kernels are not compiled. One of the same source is the same (``PyCodeCache``)."""
+    """In place of ``AsyncCompile``: kernels are not compiled. Equal sources give the same kernel (``PyCodeCache``)."""
 
     def __init__(self, kernels: dict[str, Any]) -> None:
         self._kernels = kernels
@@ -70,7 +70,7 @@ class Generated:
 def load_again(code: Generated, gpu: FakeGPU) -> ModuleType:
     """The module, for this pretend GPU."""
     module = ModuleType("oom_magic_generated")
-    module.__file__ = os.devnull  # where PyTorch reads the source again, for what nobody asks here
+    module.__file__ = os.devnull  # where PyTorch reads the source again, for a purpose that a dry run does not have
     load(code.source, module, gpu, code.origins)
     return module
 
@@ -108,13 +108,13 @@ def load(source: str, module: ModuleType, gpu: FakeGPU, origins: dict[int, Origi
 
 
 def random_states_exchanged(gpu: FakeGPU) -> Patches:
-    """What the backward draws again is drawn in the state of the forward's generator: here nothing is drawn."""
+    """The backward would draw random numbers again from the forward's generator state; here none are drawn."""
     from torch._prims.rng_prims import graphsafe_run_with_rng_state
 
     usual = type(graphsafe_run_with_rng_state).__call__
 
     def __call__(run: Any, operator: Any, *args: Any, rng_state: Any = None, **kwargs: Any) -> Any:  # noqa: N807
-        if gpu.traces is not None:  # the compiler looks at it
+        if gpu.traces is not None:  # the compiler reads it
             return usual(run, operator, *args, rng_state=rng_state, **kwargs)
         return operator(*args, **kwargs)
 
@@ -150,7 +150,7 @@ _MODULE = re.compile(r"[LG]\['(\w+)'\](.*)")  # torch/_dynamo/source.py: local o
 
 
 def origins_of(lowering: Any, source: str) -> dict[int, Origin]:
-    """Of lines of ``source``, the code that ``lowering`` became: what they stand for, by number from 1."""
+    """The origins of lines of ``source``, the code that ``lowering`` became, by line number from 1."""
     order = {node: number for number, node in enumerate(lowering.graph.nodes)}
     known: dict[str, Origin | None] = {}
     found = {}
@@ -177,7 +177,7 @@ def _node(buffer: Any, order: dict[torch.fx.Node, int]) -> torch.fx.Node | None:
 
 
 def origin_of(node: torch.fx.Node) -> Origin:
-    """The user's innermost line, save in a backward, which runs where the user calls it; and the module."""
+    """The user's innermost line and the module; in a backward, no line, since it runs where the user calls it."""
     is_backward = node.meta.get("partitioner_tag") == "is_backward"
     frames = [] if is_backward else _FRAME.findall(node.meta.get("stack_trace") or "")
     line = next(((file, int(number)) for file, number in reversed(frames) if is_users_file(file)), None)
@@ -189,7 +189,7 @@ def origin_of(node: torch.fx.Node) -> Origin:
 
 
 class Kernel:
-    """A kernel: the names of its arguments, in how many ways it can be launched, and what Inductor notes of it."""
+    """A kernel: the names of its arguments, the number of its configurations, and Inductor's notes about it."""
 
     def __init__(self, function: Callable[..., Any], num_configs: int, meta: dict[str, Any]) -> None:
         self._names = list(inspect.signature(function).parameters)
@@ -211,7 +211,7 @@ class Kernel:
 
 
 def _within_peak(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Those whose copies raise no peak, one beside the other."""
+    """The arguments whose copies together do not raise the peak."""
     left = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
     found = []
     for tensor in tensors:
@@ -243,7 +243,7 @@ def load_kernel(name: str, source: str) -> Kernel:
 
 
 def _not_compiled() -> Patches:
-    """Inductor's decorators find the ways to launch a kernel; all that follows is left out."""
+    """Inductor's decorators determine the configurations of a kernel; everything after that is skipped."""
     import triton
     from torch._inductor.runtime import triton_helpers, triton_heuristics
 
@@ -273,7 +273,8 @@ _known: dict[Hashable, _Known] = {}  # graphs, for the process's next dry runs
 
 
 def graphs_known(gpu: FakeGPU, generated: list[Generated]) -> Patches:
-    """Inductor compiles what is not known yet; the last of ``generated`` is the code that it then made.
+    """Inductor compiles only graphs that are not cached yet; the last of ``generated`` is the code that it generates
+    for one.
 
     PyTorch decides when two graphs are the same (``FxGraphCache.prepare_key``: operators, metadata of inputs, settings,
     versions, and what must not be cached); the key has the card too, and the user's lines that the graph is attributed
@@ -305,7 +306,7 @@ def graphs_known(gpu: FakeGPU, generated: list[Generated]) -> Patches:
 
 
 def _key(gpu: FakeGPU, module: torch.fx.GraphModule, inputs: Any, to_check: Any, settings: Any) -> Hashable:
-    """What tells a graph from others; None where it must be compiled anew."""
+    """The cache key of a graph; None where it must be compiled again."""
     from torch._inductor.codecache import FxGraphCache
 
     if any(isinstance(one, torch.SymInt) for one in inputs):

@@ -1,6 +1,6 @@
-"""What processes send each other arrives at once, and is what this one would have sent.
+"""Messages between processes arrive at once, and have the content that this process would have sent.
 
-NCCL's own buffers lie outside PyTorch; what its process group takes from PyTorch's allocator is taken here.
+NCCL's own buffers are outside PyTorch; the memory that its process group takes from PyTorch's allocator is taken here.
 Source: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp; the operators are those of c10d/Ops.cpp.
 """
 
@@ -19,18 +19,18 @@ from oom_magic.predict.fake_cuda.places import Handler, Place
 
 Tensors = Sequence[torch.Tensor]
 
-# What an operator does to its arguments. It returns what its work holds for as long as the work exists, then what the
-# work holds until somebody waits for it.
+# The effect of an operator on its arguments. It returns the tensors that its work holds as long as the work exists,
+# then those that it holds until somebody waits for it.
 _Collective = Callable[[FakeGPU, OpOverload, tuple[Any, ...]], tuple[Any, ...]]
 
 
 class Sent:
-    """What asynchronous collectives hold until it is known that they are over.
+    """The tensors that asynchronous collectives hold until it is known that they have finished.
 
     ``WorkNCCL`` holds its tensors until somebody waits for it, or, when the process group's watchdog found it done,
-    which looks every 0.1 s, until the next collective. DDP waits for the future instead, so the buckets of a first
-    step may still be held when it has made its second, better ones. The watchdog is taken to look at the end of the
-    step after, which is the most that can be held; where it looks between the two steps, nothing is.
+    which looks every 0.1 s, until the next collective. DDP waits for the future instead, so the buckets of a first step
+    may still be held when it has made its second, better ones. The watchdog is assumed to look at the end of the
+    following step, which is the worst case; if it looks between the two steps, nothing is held.
     """
 
     def __init__(self, gpu: FakeGPU, assume: Callable[[str], None]) -> None:
@@ -45,7 +45,7 @@ class Sent:
         return made.boxed()
 
     def look(self, *_unused: Any) -> None:
-        """What the watchdog does, when an optimizer has stepped."""
+        """The watchdog's check, after a step of an optimizer."""
         step = self._gpu.recorder.step  # the next
         allocator = self._gpu.recorder.allocator
         before = allocator.allocated_bytes
@@ -69,8 +69,8 @@ def _work_type() -> type:
     class HoldingWork(Work):  # type: ignore[misc]
         """A finished collective: it holds its outputs and, until somebody waits for it, its inputs.
 
-        Source: ``outputs_`` and ``stashed_for_allocator_safety_`` of ``WorkNCCL``. Who looks after the works keeps this
-        one until then: C++ code that has it calls what is defined here only as long as Python's object lives.
+        Source: ``outputs_`` and ``stashed_for_allocator_safety_`` of ``WorkNCCL``. ``Sent`` keeps this object until
+        then: C++ code calls the methods defined here only as long as the Python object lives.
         """
 
         def __init__(self, outputs: Any, until_waited: Sequence[Any], works: dict[Any, int]) -> None:
@@ -106,7 +106,7 @@ class _FutureOnCards(torch.futures.Future[Any]):
 
 
 def _over(result: Any) -> Any:
-    """A future whose result is there already."""
+    """A future that already has its result."""
     future = _FutureOnCards()
     future.set_result(result)
     return future
@@ -120,7 +120,7 @@ def finished_work(outputs: Any) -> Any:
 
 
 def _handler(sent: Sent, collective: _Collective) -> Handler:
-    """What runs in place of an operator: what is written to is returned where its schema says so, then the work."""
+    """The replacement of an operator: it returns the tensors written to, where the schema says so, then the work."""
 
     def run(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         outputs, *until_waited = collective(gpu, func, args)
@@ -137,7 +137,7 @@ def _handler(sent: Sent, collective: _Collective) -> Handler:
 
 @cache
 def _position_of_async(func: OpOverload) -> int:
-    """Which argument says whether somebody waits at once; one behind the last where none does."""
+    """The position of the argument that makes the call asynchronous; one past the last where there is none."""
     names = [argument.name for argument in func._schema.arguments]
     return names.index("async_op") if "async_op" in names else len(names)
 
@@ -177,7 +177,7 @@ def _reduce_scatter(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...]) -> tu
 
 
 def _scatter(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Received one by one; whoever sends, sends to this process what it would, and its lists are what is held."""
+    """Received one by one; the sender sends what this process would send, so this process's lists are what is held."""
     outputs, inputs = args[0], args[1]
     group_rank = torch.distributed.ProcessGroup.unbox(args[2]).rank()
     for received, sent in zip(outputs, inputs, strict=False):
@@ -192,7 +192,7 @@ def _into_tensor(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...]) -> tuple
 
 
 def _into_tensors(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Each into its own: every process sends to this one what this one sends."""
+    """Each tensor into its own output: every process sends to this one what this one sends."""
     for received, sent in zip(args[0], args[1], strict=True):
         _write_whole(gpu, received, sent)
     return args[0], args[1]
@@ -211,7 +211,7 @@ def _barrier(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...]) -> tuple[Any
 
 
 def _received(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What another process sent: nobody knows its values."""
+    """A tensor from another process, whose values are unknown."""
     _forget(gpu, args[0])
     return args[0], args[0]
 
@@ -237,7 +237,7 @@ def _copy_to_each(gpu: FakeGPU, source: torch.Tensor, targets: Tensors) -> None:
 
 
 def _write_whole(gpu: FakeGPU, target: torch.Tensor, source: torch.Tensor) -> None:
-    """``target`` is as many times ``source`` as it is larger; its values are unknown where it is not."""
+    """``target`` becomes copies of ``source``, if its size is a multiple; else its values are unknown."""
     times = target.numel() // max(source.numel(), 1)
     value = gpu.values.get(source) if gpu.place(target) is not None else source
     if value is None or times * source.numel() != target.numel():

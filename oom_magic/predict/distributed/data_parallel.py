@@ -1,7 +1,7 @@
-"""``nn.DataParallel``: PyTorch's own Python code runs; what it has in C++ and in threads is here.
+"""``nn.DataParallel``: PyTorch's own Python code runs; its parts in C++ and in threads are replaced here.
 
 Source: torch/csrc/cuda/comm.cpp and torch/nn/parallel/parallel_apply.py. Replicas run one after the other, which is the
-same for each card's allocator. NCCL is there and copies without memory of the allocator's.
+same for each card's allocator. NCCL is assumed to be available; it copies without memory of the allocator.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def data_parallel_followed(gpu: FakeGPU) -> Patches:
 class _Broadcast(Broadcast):
     """``Broadcast`` that makes the zeros for outputs without a gradient on each output's card.
 
-    The engine's own would be on one: it takes their device from the outputs, which are "meta" here
+    The engine's own zeros would all be on one card: it takes their device from the outputs, which are "meta" here
     (torch/csrc/autograd/python_function.cpp, ``PyNode::apply``).
     """
 
@@ -66,7 +66,7 @@ class _Broadcast(Broadcast):
 
 
 def _background_streams(gpu: FakeGPU) -> Callable[[torch.device], Any]:
-    """``_get_stream``: one for each card, on which what comes from the host is copied."""
+    """``_get_stream``: one for each card, for copies from the host."""
 
     def stream(device: torch.device) -> Any:
         card = _number(device)
@@ -78,7 +78,7 @@ def _background_streams(gpu: FakeGPU) -> Callable[[torch.device], Any]:
 
 
 def broadcast(tensor: torch.Tensor, devices: Sequence[Any] | None = None, *, out: Any = None) -> tuple[Any, ...]:
-    """A copy on each device; where the tensor is, itself (``broadcast``)."""
+    """A copy on each device; on its own device the tensor itself (``broadcast``)."""
     if devices is None:
         return tuple(out)
     numbers = [_number(device) for device in devices]
@@ -102,7 +102,7 @@ def broadcast_coalesced(tensors: Tensors, devices: Sequence[Any], buffer_size: i
 
 
 def _copies(tensors: Tensors, devices: Sequence[Any]) -> list[list[torch.Tensor]]:
-    """What one buffer with all of them brings to every device but the first."""
+    """The copies on every device except the first, made through one buffer that holds all tensors."""
     sizes = [tensor.numel() for tensor in tensors]
     return [
         [piece.view(like.size()).data for piece, like in zip(buffer.split(sizes), tensors, strict=True)]
@@ -174,7 +174,7 @@ def _number(device: Any) -> int:
 
 
 def _threads_in_turn(gpu: FakeGPU) -> SimpleNamespace:
-    """``threading`` for ``parallel_apply``: what a thread would do is done when it is started."""
+    """``threading`` for ``parallel_apply``: a thread's work is done when it is started."""
 
     class Thread:
         def __init__(self, target: Callable[..., None], args: tuple[Any, ...]) -> None:

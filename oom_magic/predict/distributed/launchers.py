@@ -1,4 +1,5 @@
-"""What starts several processes from one: a notebook's launcher, ``mp.spawn``. One of them is followed, here.
+"""Functions that start several processes from one: a notebook's launcher, ``mp.spawn``. One of the processes is
+followed.
 
 Sources: torch/distributed/launcher/api.py (``elastic_launch``, behind accelerate's ``notebook_launcher``) and
 torch/multiprocessing/spawn.py (``start_processes``, behind ``mp.spawn`` and Lightning's launchers).
@@ -58,7 +59,7 @@ def _elastic(module: ModuleType, run: Run) -> Patches:
 
 
 class _Ended:
-    """What ``start_processes`` returns of processes that are over."""
+    """What ``start_processes`` returns, with all processes finished."""
 
     processes: tuple[Any, ...] = ()
 

@@ -1,6 +1,6 @@
-"""Process groups: one process is followed, and what it sends to others arrives at once.
+"""Process groups: one process is followed, and its messages to others arrive at once.
 
-PyTorch's own ``torch.distributed`` runs, with the backend that its tests have for processes that do not exist.
+PyTorch's own ``torch.distributed`` runs, with the fake backend of its tests, in which the other processes do not exist.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _one_of_many(module: ModuleType, run: Run) -> Iterator[None]:
 
 
 def _begun_alone(module: ModuleType, run: Run) -> Callable[..., None]:
-    """``init_process_group``, of which the report says what was followed."""
+    """``init_process_group``; the report says which process was followed."""
     begin, gpu = module.init_process_group, run.gpu
 
     def init_process_group(*args: Any, **kwargs: Any) -> None:
@@ -86,7 +86,7 @@ def _begun_alone(module: ModuleType, run: Run) -> Callable[..., None]:
 
 
 def _made_alone(module: ModuleType) -> Callable[..., Any]:
-    """What makes a group for the devices that the backend asked for would serve, whose other processes do not exist."""
+    """The replacement that makes a group for the devices of the requested backend, without other processes."""
     usual = module._new_process_group_helper
 
     def _new_process_group_helper(
@@ -109,7 +109,7 @@ def _made_alone(module: ModuleType) -> Callable[..., Any]:
 
 
 def _coalesced(module: ModuleType) -> Callable[[Any], list[Any]]:
-    """``batch_isend_irecv``, whose one work holds nothing (``ProcessGroupNCCL::endCoalescing``)."""
+    """``batch_isend_irecv``, whose single work holds no tensors (``ProcessGroupNCCL::endCoalescing``)."""
 
     def batch_isend_irecv(p2p_op_list: Any) -> list[Any]:
         module._check_p2p_op_list(p2p_op_list)
@@ -124,7 +124,8 @@ def _coalesced(module: ModuleType) -> Callable[[Any], list[Any]]:
 
 
 def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **_unused: Any) -> Iterator[tuple[Any, int, int]]:
-    """Nobody is met: a store of this process alone, and the numbers that were given or are in the environment."""
+    """No other process is contacted: a store of this process alone, and rank and world size as given or as in the
+    environment."""
     rank = int(os.environ.get("RANK", 0)) if rank < 0 else rank
     world_size = int(os.environ.get("WORLD_SIZE", 1)) if world_size < 0 else world_size
     yield torch._C._distributed_c10d.HashStore(), rank, world_size
@@ -176,7 +177,7 @@ def _distributed_tensors(module: ModuleType, run: Run) -> Patches:
 
 @contextmanager
 def _groups_forgotten(module: ModuleType, run: Run) -> Iterator[None]:
-    """DeepSpeed keeps its groups, and what it made of them, in variables of modules."""
+    """DeepSpeed keeps its groups, and objects made from them, in variables of modules."""
     before = {name: value for name, value in vars(module).items() if not callable(value)}
     try:
         yield
@@ -185,12 +186,12 @@ def _groups_forgotten(module: ModuleType, run: Run) -> Iterator[None]:
 
 
 def _accelerator_found_anew(module: ModuleType, run: Run) -> Patches:
-    """DeepSpeed looks once what the machine has, often before there is a pretend GPU."""
+    """DeepSpeed detects the machine's devices once, often before there is a pretend GPU."""
     return [(module, {"ds_accelerator": None})]
 
 
 def _stages_alone(module: ModuleType, run: Run) -> Patches:
-    """``PipelineStage`` whose neighbours are told their shapes where it is, and give gradients of what they got.
+    """``PipelineStage`` with neighbours that know the same shapes, and that return gradients of what they received.
 
     Source: torch/distributed/pipelining/stage.py. Stages first agree whether all of them were told their shapes, and
     send each other descriptions of what they exchange where some were not.

@@ -1,4 +1,4 @@
-"""What sharded training copies between shards and whole parameters, and what CUDA's kernels take for it.
+"""The copies of sharded training between shards and whole parameters, and the memory that CUDA's kernels take for them.
 
 Sources: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py (FSDP2's own operators) and
 aten/src/ATen/native/cuda/TensorShape.cu (the kernels under them).
@@ -46,7 +46,7 @@ def _chunk_cat(gpu: FakeGPU, func: OpOverload, args: tuple[Any, ...], kwargs: di
     if _are_dense([*tensors, out]) and (dtype is out.dtype or is_cast):
         padded = [_padded_numel(tensor, dim, num_chunks) * out.element_size() // num_chunks for tensor in tensors]
         _take_table(gpu, func, args, kwargs, _chunk_table_bytes, *padded)
-    else:  # composed of others: what must be padded is copied
+    else:  # composed of other operators: tensors that must be padded are copied
         call = Call(gpu, args, kwargs, None, func.name(), gpu.attribution.phase(False))
         for tensor in tensors:
             if tensor.shape[dim] % num_chunks:
@@ -65,7 +65,7 @@ def _take_table(
 
 
 def _split_table_bytes(card: GPU, num_chunks: int, *chunk_bytes: int) -> int:
-    """``split_with_sizes_copy_out_cuda_contiguous_no_cast``: what the blocks of its grid are told."""
+    """``split_with_sizes_copy_out_cuda_contiguous_no_cast``: the table that the blocks of its grid read."""
     num_blocks = sum(-(-size // _BLOCK_BYTES) for size in chunk_bytes)
     most_blocks = card.num_multiprocessors * card.threads_per_multiprocessor // _BLOCK_THREADS * 2
     iterations = -(-num_blocks * num_chunks // most_blocks)
@@ -101,7 +101,7 @@ def sharding_handlers() -> dict[OpOverload, Handler]:
 
 
 def shapes_found_aside(propagator: type) -> Patches:
-    """DTensor asks for the shapes of results with fake tensors, which take no memory."""
+    """DTensor infers the shapes of results with fake tensors, which take no memory."""
     names = [name for name in ("_propagate_tensor_meta_non_cached",) if hasattr(propagator, name)]
 
     def aside(usual: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The process groups that ``torch.distributed`` knows, set aside and brought back."""
+"""The process groups that ``torch.distributed`` knows, set aside and restored."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TABLES = ("_pg_map", "_pg_names", "_pg_group_ranks", "_pg_backend_config", "_ta
 
 @dataclass(frozen=True)
 class World:
-    """All process groups that there are at a moment, to be set aside and brought back."""
+    """All process groups that exist at a moment, to be set aside and restored."""
 
     default: Any
     count: int
@@ -24,7 +24,7 @@ class World:
         return cls(module._world.default_pg, module._world.group_count, tables)
 
     def enter(self, module: ModuleType) -> None:
-        """Let these be the groups that there are."""
+        """Make these the existing groups."""
         for name in list(module._pg_names.values()):
             module._unregister_process_group(name)
         for name, contents in self.tables.items():

@@ -1,6 +1,6 @@
 """The pretend GPU as the user's code sees it: devices of tensors, moves between them, factories.
 
-A torch-function mode: it answers before autograd, in Python, and only where a device is asked or named.
+A torch-function mode: it answers above autograd, in Python, and only calls that query or name a device.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class DeviceView(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """What the user's call returns, as tensors on a GPU would answer; one thread at a time."""
+        """The result of the user's call, as tensors on a GPU would give it; one thread at a time."""
         if func in _SAME_ON_ANY_DEVICE:
             return func(*args, **kwargs or {})
         lock = self.gpu.lock
@@ -53,7 +53,7 @@ class DeviceView(TorchFunctionMode):
             return self._see(func, args, kwargs or {})
 
     def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if kwargs.get("pin_memory"):  # host memory like any other here; a build without CUDA pins none
+        if kwargs.get("pin_memory"):  # ordinary host memory here; a build without CUDA cannot pin any
             kwargs = {**kwargs, "pin_memory": False}
         answer = _ANSWERS.get(func)
         if answer is not None:
@@ -104,7 +104,7 @@ class DeviceView(TorchFunctionMode):
             return func(*args, **kwargs)
 
     def around(self, hook: Callable[..., Any]) -> Callable[..., Any]:
-        """User code that autograd calls, where this mode is off as in all that operators do."""
+        """Wraps user code that autograd calls, where this mode is off as it is inside operators."""
 
         def followed(*args: Any) -> Any:
             if self in _get_current_function_mode_stack():
@@ -115,14 +115,15 @@ class DeviceView(TorchFunctionMode):
         return followed
 
     def spot_named(self, device: Any) -> Spot:
-        """The place and card meant by what the user's code passed as a device. Raises CUDA's error where none is."""
+        """The place and card meant by what the user's code passed as a device. Raises CUDA's error for a card that does
+        not exist."""
         device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
         if device.type == "cuda":
             return Spot(Place.GPU, self.gpu.card_named(device.index))
         return Spot(Place(device.type) if device.type in ("cpu", "meta") else Place.META)
 
     def spot(self, tensor: torch.Tensor) -> Spot:
-        """Where a tensor is, real ones on the host included."""
+        """Where a tensor is; real tensors are on the host."""
         spot = self.gpu.spot(tensor)
         if spot is None:
             return Spot(Place.META if tensor.is_meta else Place.HOST)
@@ -133,7 +134,7 @@ class DeviceView(TorchFunctionMode):
         return self.spot(tensor).place
 
     def move(self, tensor: torch.Tensor, there: Spot, dtype: torch.dtype | None, **options: Any) -> torch.Tensor:
-        """``tensor.to(there, dtype)`` as autograd sees it: the gradient goes back to where the tensor is."""
+        """``tensor.to(there, dtype)`` as autograd records it: the gradient goes back to where the tensor is."""
         with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
             options = {"dtype": dtype or tensor.dtype, **options}
             if _is_followed_back(tensor):
@@ -141,7 +142,7 @@ class DeviceView(TorchFunctionMode):
             return _as_class_of(tensor, self.copy(tensor, there, options))
 
     def copy(self, tensor: torch.Tensor, there: Spot, options: dict[str, Any]) -> torch.Tensor:
-        """The copy itself, below what autograd sees."""
+        """The copy itself, below autograd."""
         with self.gpu.creating_on(*there):
             moved: torch.Tensor = aten._to_copy.default(tensor, device=META, **options)
         return moved
@@ -181,7 +182,7 @@ def view_hidden() -> Iterator[None]:
 
 
 def set_function_modes(modes: list[Any]) -> None:
-    """Let these be the thread's torch-function modes, outermost first."""
+    """Make these the thread's torch-function modes, outermost first."""
     for _ in range(torch._C._len_torch_function_stack()):
         torch._C._pop_torch_function_stack()
     for mode in modes:
@@ -357,7 +358,7 @@ def _new(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def _new_tensor(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``x.new_tensor(data)``: of the type and where ``x`` is, wherever the data are (csrc/utils/tensor_new.cpp)."""
+    """``x.new_tensor(data)``: of the type and device of ``x``, wherever the data are (csrc/utils/tensor_new.cpp)."""
     tensor, *data = args
     like = {"dtype": tensor.dtype, "device": view.spot(tensor).device}
     named = {name: value for name, value in kwargs.items() if value is not None}
@@ -454,7 +455,8 @@ _LIKE_ANOTHER = {
 }
 _DLPACK_CUDA = 2  # kDLCUDA
 _T = torch.Tensor
-# What is asked of tensors most often, above all by distributed wrappers: it neither takes memory nor names a device.
+# The functions that are called most often, above all by distributed wrappers: they neither take memory nor name a
+# device.
 _SAME_ON_ANY_DEVICE: set[Any] = {
     *(getattr(_T, name) for name in ("size", "stride", "dim", "numel", "element_size", "storage_offset")),
     *(getattr(_T, name) for name in ("is_contiguous", "is_complex", "is_floating_point", "is_inference")),

@@ -60,8 +60,8 @@ _TWO_DEVICES = (
     "Expected all tensors to be on the same device, but found at least two devices, {} and {}! "
     "(when checking arguments for {})"
 )
-# What C++ asks of a subclass (a fake tensor, say) in functions that are noexcept: an exception there ends the process.
-# Source: torch/csrc/autograd/input_metadata.cpp, torch/csrc/PyInterpreter.cpp.
+# Functions that C++ calls on a subclass (such as a FakeTensor) from noexcept code, where an exception would end the
+# process. Source: torch/csrc/autograd/input_metadata.cpp, torch/csrc/PyInterpreter.cpp.
 _QUERIES = frozenset(
     {torch.ops.prim.device.default, torch.ops.prim.layout.default}
     | {
@@ -98,14 +98,14 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         self.card = card
         self.handlers = dict(handlers)
         self.fused: dict[OpOverload, Callable[..., Any]] = {}  # outputs of what is one kernel on CUDA only
-        self.kernels: dict[OpOverload, Callable[..., Any]] = {}  # for inference mode, which passes autograd by
+        self.kernels: dict[OpOverload, Callable[..., Any]] = {}  # for inference mode, which bypasses autograd
         self.threads = Threads()
         self.background_streams: dict[int, Any] = {}  # of nn.DataParallel, by card
         self.job: Job | None = None  # of which this is one process
-        self.process_groups: World | None = None  # what code on it made, between runs
+        self.process_groups: World | None = None  # objects that code made on it, kept between runs
         self.has_compiled = False  # whether this run compiled anything
         self.has_sparse = False
-        self.tried_convolutions: set[Hashable] = set()  # those for which cuDNN has found the fastest algorithm
+        self.tried_convolutions: set[Hashable] = set()  # for which cuDNN has found the fastest algorithm
         self.timed: dict[str, Any] = {}  # what Inductor timed, by its keys
         self.triton_kernels: dict[str, Any] = {}  # that it loaded, by their source
         self.collector = Collector(self._num_containers, self._has_collected)
@@ -136,7 +136,7 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
 
     @contextmanager
     def writing_in_place(self, func: OpOverload) -> Iterator[None]:
-        """``func`` inside writes into its first argument: C++ code that does so keeps clear of tensors without data."""
+        """``func`` writes into its first argument inside the block: C++ code avoids that for tensors without data."""
         before, self._in_place = self._in_place, func
         try:
             yield
@@ -144,7 +144,8 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
             self._in_place = before
 
     def _num_containers(self) -> int:
-        """The Python containers that following takes: a row an allocation, its block, what is known of its storage."""
+        """The number of Python containers that the dry run itself holds: for each allocation its row, its block and its
+        known values."""
         used = [self.recorders[card] for card in self._cards_in_use]
         rows = sum(len(one.columns) + len(one.blocks) + len(one.marks) for one in used)
         return rows + 3 * len(self._storages) + self.num_noted
@@ -270,7 +271,7 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         return made
 
     def create(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operator that has no tensor argument, at the place its device means."""
+        """Run an operator without tensor arguments, at the place that its device argument means."""
         device = kwargs.get("device")
         if device is not None and device.type == "meta":
             place = self.meant_by_meta()
@@ -293,7 +294,7 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _note_node(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Remember on which card the operator ran that autograd's newest node stands for."""
+        """Remember the card of the operator to which autograd's newest node belongs."""
         node = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
         if self.uses_current_card_only:
             self._cards_of_nodes[node] = self.current
@@ -303,12 +304,13 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
             self._cards_of_nodes[node] = spot.card
 
     def _unnamed_card(self) -> int:
-        """Where a tensor is made that C++ code makes "like" another: in the backward, where the node's forward ran."""
+        """The card for a tensor that C++ code makes "like" another one: in the backward, the card of the node's
+        forward."""
         node = torch._C._current_autograd_node() if len(self.recorders) > 1 else None
         return self.current if node is None else self._cards_of_nodes.get(node._sequence_nr(), self.current)
 
     def _is_composite(self, func: OpOverload) -> bool:
-        """Whether the operator is made of others for autograd; such come here only in inference mode."""
+        """Whether autograd decomposes the operator; such operators arrive here only in inference mode."""
         known = self._composite.get(func)
         if known is None:
             known = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE)

@@ -1,8 +1,8 @@
 """The memory of the pretend GPU: the card of each storage, and its allocation.
 
 There may be several cards, each with a recorder and an allocator of its own. A tensor on one is a ``meta`` tensor whose
-storage is listed here; so is a host tensor too large to be worth having. Small host tensors stay real, so that masks,
-lengths and labels keep their values.
+storage is listed here; and so is a host tensor that is too large to be kept. Small host tensors stay real, so that
+masks, lengths and labels keep their values.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class FakeMemory:
         self.traces: Callable[[torch.Tensor], bool] | None = None  # says of a compiler's tensor that it is on "cuda"
         self.streams = Streams(self)
         self._on_host: set[int] = set()  # keys of fake storages there
-        self._cards_in_use: set[int] = set()  # on which tensors are or were; a rank of a job uses one of many
+        self._cards_in_use: set[int] = set()  # cards on which tensors are or were; a rank of a job uses one of many
         self.uses_current_card_only = True  # whether no tensor is or was on another card than the current
         self.untouchable: dict[int, str] = {}  # storages of the user's that stayed real, with the reason
         self.used_elsewhere: set[int] = set()  # the subset that another thread uses
@@ -191,7 +191,8 @@ class FakeMemory:
             self.creating, self.creating_card = before
 
     def meant_by_meta(self) -> Place:
-        """Where C++ code makes a tensor on "meta": if nobody named a place, it took the device from another tensor."""
+        """The place of a tensor that C++ code makes on "meta": where no place was named, it took the device from
+        another tensor."""
         is_on_host = self.has_fake_on_host and not any(one.allocator.allocated_bytes for one in self.recorders)
         return self.creating or (Place.HOST if is_on_host else Place.GPU)
 
@@ -202,7 +203,7 @@ class FakeMemory:
             self.recorders[storage.card].assign(storage.allocation, category)
 
     def check_written(self, *tensors: torch.Tensor) -> None:
-        """Raise RuntimeError, with the reason and what to do, if one of these must stay as it is."""
+        """Raise RuntimeError, with the reason and what to do, if one of these tensors must not be changed."""
         for tensor in tensors if self.untouchable else ():
             reason = None if tensor.is_meta else self.untouchable.get(tensor.untyped_storage()._cdata)
             if reason is not None:

@@ -61,7 +61,7 @@ class Captures:
         return (0, next(self._numbers))
 
     def begin(self, pool: tuple[int, int]) -> None:
-        """A capture begins. Its random numbers have their state on the GPU (seen: of the default stream)."""
+        """A capture begins. The state of its random numbers is on the GPU (observed: in the default stream's pool)."""
         streams = self._gpu.streams
         before = streams.select(streams.Stream(stream_id=0))
         for _ in ("seed", "offset"):

@@ -21,7 +21,7 @@ _NAMES = {dtype: f"torch.cuda.{name}Tensor" for name, dtype in _DTYPES.items()}
 
 
 class _CudaType(type):
-    """The class of the types: what is an instance of ``torch.cuda.FloatTensor`` is told by device and dtype."""
+    """The class of the types: device and dtype decide what is an instance of ``torch.cuda.FloatTensor``."""
 
     dtype: torch.dtype
 
@@ -46,7 +46,7 @@ TYPES = {
 
 
 def legacy_types() -> Patches:
-    """``torch.cuda`` has the types, and one can be the default."""
+    """Adds the types to ``torch.cuda``, and lets one be the default."""
     set_default = torch.set_default_tensor_type
 
     def set_default_tensor_type(t: Any) -> None:
@@ -63,7 +63,7 @@ def legacy_types() -> Patches:
 
 
 def cuda_type(named: Any) -> _CudaType | None:
-    """The type of CUDA that a class or a name means."""
+    """The CUDA type that a class or a name means."""
     if isinstance(named, str):
         named = TYPES.get(named.removeprefix("torch.cuda.").removesuffix("Tensor")) if "cuda" in named else None
     return named if isinstance(named, _CudaType) else None
@@ -74,7 +74,7 @@ def type_of(view: Any, func: Callable[..., Any], args: tuple[Any, ...], kwargs: 
     tensor, *rest = args
     wanted = rest[0] if rest else kwargs.get("dtype")
     kind = cuda_type(wanted)
-    with view:  # asks and moves as the user's code would
+    with view:  # queries and moves as the user's code would
         if kind is not None:
             return tensor.to("cuda", kind.dtype)
         if isinstance(wanted, torch.dtype):

@@ -1,6 +1,6 @@
-"""What of ``torch.cuda`` is not followed: answered without effect, or refused by its name.
+"""The parts of ``torch.cuda`` that are not simulated: answered without effect, or refused by name.
 
-Else it would reach a real card, change settings of the process for good, or fail inside a PyTorch without CUDA.
+Otherwise they would use a real card, change settings of the process permanently, or fail in a PyTorch without CUDA.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ class _Plans:
 
 
 def _settings_left(assume: Callable[[str], None]) -> Callable[[str], None]:
-    """``torch.cuda.memory._set_allocator_settings``: what it sets is of the process, real cards included."""
+    """``torch.cuda.memory._set_allocator_settings``: it would change the allocator of the whole process, real cards
+    included."""
 
     def _set_allocator_settings(settings: str) -> None:
         assume(
@@ -92,7 +93,7 @@ def _settings_left(assume: Callable[[str], None]) -> Callable[[str], None]:
 
 
 def _tunable_answers() -> dict[str, Callable[..., Any]]:
-    """``torch.cuda.tunable``: what is set is told again; nothing is tuned."""
+    """``torch.cuda.tunable``: settings are stored and returned; nothing is tuned."""
     settings: dict[str, Any] = {
         "enabled": False, "tuning_enabled": True, "record_untuned_enabled": False, "max_tuning_duration": 30,
         "max_tuning_iterations": 100, "filename": "", "rotating_buffer_size": 0, "numerical_check_tolerances": None,

@@ -20,7 +20,7 @@ from oom_magic.predict.setups.gpus import GPU
 
 META = torch.device("meta")
 HOST_REAL_BYTES = 1 << 20  # a host tensor above this is fake too
-HOST_REAL_INTEGER_BYTES = 1 << 24  # integers and booleans decide branches, so more of them are real
+HOST_REAL_INTEGER_BYTES = 1 << 24  # integers and booleans decide branches, so larger ones stay real
 
 
 class Place(Enum):
@@ -67,7 +67,7 @@ class FakeDevice(Protocol):
 
     @property
     def workspaces(self) -> dict[Owner, int]:
-        """The allocations of workspaces that the current card keeps, by what needs them."""
+        """The allocations of workspaces that the current card keeps, by library."""
 
     def place(self, tensor: torch.Tensor) -> Place | None:
         """Where a fake tensor is; None for a real one."""

@@ -1,7 +1,7 @@
 """CUDA streams, events and threads of the pretend GPU: each stream has memory pools of its own.
 
-What was queued on a stream is taken to be done by the next request for memory, so that a block that another stream
-used (``record_stream``) returns then, as on a GPU that is faster than the code that feeds it.
+Work queued on a stream is assumed to be finished at the next request for memory, so a block that another stream used
+(``record_stream``) is returned then, as on a GPU that is faster than the code that feeds it.
 
 A dry run has one thread. On CUDA autograd has one for each card, and ``nn.DataParallel`` starts one for each replica
 and call. Each takes a handle of cuBLAS from its card's pool when it first needs one, and a thread that ends gives its
@@ -25,7 +25,7 @@ _AUTOGRAD = "autograd"
 
 
 class StreamOwner(Protocol):
-    """The interface of cards for their streams."""
+    """The interface of a card that has streams."""
 
     current: int
 
@@ -41,7 +41,7 @@ _NO_SEQUENCE = 1 << 63  # AccumulateGrad's is UINT64_MAX
 
 
 class FakeEvent:
-    """A CUDA event that has happened."""
+    """A CUDA event that has already happened."""
 
     device = torch.device("cuda", 0)
 
@@ -156,7 +156,7 @@ class Streams:
         self.Stream: type[FakeStream] = type("Stream", (FakeStream,), {"streams": self})
 
     def at_work(self, operator: str = "", num_bytes: int = 0) -> int:
-        """The stream of the current card on which ``operator`` takes memory now, for a result of ``num_bytes``."""
+        """The current card's stream on which ``operator`` takes memory at the moment, for a result of ``num_bytes``."""
         if self.captured_in is not None:
             return -self.captured_in  # as the allocator's replay has it
         card, graph_task = self._gpu.current, torch._C._current_graph_task_id()
@@ -178,7 +178,8 @@ class Streams:
         return self._gave_gradient.get(card, 0)
 
     def _of_consumer(self, card: int, node: Any, num_bytes: int) -> int:
-        """That of a next node that takes ``num_bytes``, a side stream if any has one (``InputBuffer::accumulate``)."""
+        """The stream of a next node that takes ``num_bytes``; a side stream if any of them has one
+        (``InputBuffer::accumulate``)."""
         following = [(after, number) for after, number in node.next_functions if after is not None]
         streams = [self._of_node(card, after._sequence_nr()) for after, number in following]
         takes = [_num_bytes(after._input_metadata[number]) == num_bytes for after, number in following]
@@ -253,7 +254,7 @@ class Streams:
 
 
 def _num_bytes(metadata: Any) -> int:
-    """Those of the gradient that a node of autograd takes."""
+    """The bytes of the gradient that a node of autograd takes."""
     return math.prod(metadata.shape) * int(metadata.dtype.itemsize)
 
 
@@ -264,7 +265,7 @@ class Threads:
         self._running = _MAIN
         self._num_started = 0
         self._handles: dict[tuple[str, int], int] = {}  # by thread and card
-        self._unused: dict[int, list[int]] = defaultdict(list)  # by card, the last given back at the end
+        self._unused: dict[int, list[int]] = defaultdict(list)  # by card, the one returned last at the end
         self._num_made: dict[int, int] = defaultdict(int)
 
     @contextmanager

@@ -67,7 +67,7 @@ def _is_available(is_really: bool) -> Callable[[], bool]:
     """True, except for a library that is being imported: its setup would outlive the dry run."""
 
     def is_available() -> bool:
-        frame = sys._getframe(2)  # past the call that stands in torch.cuda
+        frame = sys._getframe(2)  # past the frame that is in torch.cuda
         while frame.f_code.co_name != "<module>" and frame.f_globals.get("__name__", "").startswith("torch."):
             if frame.f_back is None:
                 break
@@ -88,7 +88,7 @@ _SHARED_KIB = {
 
 
 class _Properties(SimpleNamespace):
-    """What is known of a card."""
+    """What ``get_device_properties`` tells about a card."""
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
@@ -124,7 +124,7 @@ def _properties(gpu: GPU, total_bytes: int) -> SimpleNamespace:
 
 
 class Cards:
-    """The pretend machine's cards, all of one kind, and what each has.
+    """The pretend machine's cards, all of one model, and their memory.
 
     ``total_bytes`` is the capacity of one; ``outside_bytes`` of it is taken outside PyTorch.
     """
@@ -219,7 +219,7 @@ def _device_contexts(cards: Cards) -> dict[str, type]:
 def torch_cuda_answers(cards: Cards) -> Patches:
     """``torch.cuda``, the modules in it and ``torch.accelerator`` answer for the pretend cards.
 
-    Functions that only put answers of others together (``memory_stats``, ``memory_summary``) stay PyTorch's own.
+    Functions that only combine answers of others (``memory_stats``, ``memory_summary``) stay PyTorch's own.
     """
     answers = {**_fixed(cards), **_of_cards(cards), **_of_memory(cards), **cards.gpu.streams.answers()}
     modules = (torch.cuda.memory, torch.cuda.random, torch.cuda.streams, torch.cuda.profiler)
@@ -363,7 +363,8 @@ def _accelerator_answers(cards: Cards, module: Any) -> dict[str, Any]:
 def memory_statistics(recorder: Recorder, since: int, peak_reserved_bytes: int) -> dict[str, Any]:
     """The nested statistics; peaks are those since the event numbered ``since``.
 
-    Segments and what is left of split blocks are counted as they are now; only reserved bytes have a peak of their own.
+    Segments and the rests of split blocks are counted as they are now; of these only reserved bytes have a peak of
+    their own.
     """
     found: dict[str, Any] = {}
     for name, weights in _weights(recorder).items():

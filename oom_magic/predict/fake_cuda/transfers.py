@@ -57,7 +57,7 @@ def _to_copy(gpu: FakeGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) 
 def _stage(
     gpu: FakeGPU, func: OpOverload, target: torch.Tensor, source: torch.Tensor, to_gpu: bool, non_blocking: bool
 ) -> None:
-    """Take what a copy between host and GPU needs on the GPU for a moment, where the layouts or types differ.
+    """Take the temporary memory that a copy between host and GPU needs on the GPU if the layouts or types differ.
 
     Source: aten/src/ATen/native/cuda/Copy.cu, ``copy_kernel_cuda``. Types are converted on the host, but on the GPU
     when the copy does not block.
@@ -81,7 +81,7 @@ def _stage(
 
 
 def _is_one_run(target: torch.Tensor, source: torch.Tensor) -> bool:
-    """Whether both lie in memory without gaps, their elements in the same order."""
+    """Whether both tensors have no gaps, and their elements are in the same order in memory."""
     laid_out = torch.empty_like(target, device=META)  # like target's strides if it has no gaps
     longer = [dim for dim, size in enumerate(target.shape) if size > 1]
     return all(target.stride(dim) == source.stride(dim) == laid_out.stride(dim) for dim in longer)
@@ -100,10 +100,10 @@ def _copy(gpu: FakeGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> 
 
 
 def storages_followed(gpu: FakeGPU) -> dict[str, Any]:
-    """Replacements in ``torch.UntypedStorage``, for what happens to storages by no operator.
+    """Replacements in ``torch.UntypedStorage``, for changes of storages that no operator makes.
 
-    ``copy.deepcopy`` of tensors copies them; FSDP gives their memory away and takes it again.
-    Each fake one has an address of its own, by which libraries find tensors that share one.
+    ``copy.deepcopy`` of tensors copies storages; FSDP frees their memory and allocates it again. Each fake one has an
+    address of its own, by which libraries find tensors that share one.
     """
     usual, address = torch.UntypedStorage.clone, torch.UntypedStorage.data_ptr
 
