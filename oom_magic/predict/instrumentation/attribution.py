@@ -18,8 +18,8 @@ from oom_magic.user_code import cell_name, is_users_file, source_text
 class Origin(NamedTuple):
     """The origin of a line of generated code.
 
-    ``line`` is the user's: file and number; None where it is as if the line that called the code ran. ``path`` leads
-    from the module that was called (".blocks.0"), or from the user's ``variable``, to the module that was running.
+    ``line`` is the user's: file and number; None if the code counts as the line that called it. ``path`` leads from the
+    module that was called (".blocks.0"), or from the user's ``variable``, to the module that was running.
     """
 
     line: tuple[str, int] | None

@@ -1,6 +1,6 @@
-"""The order in which a backward runs nodes that another backward made (``create_graph``).
+"""The order in which a backward runs nodes that another backward created (``create_graph``).
 
-The engine runs what was made last first, by a number that each thread counts for itself (ATen/SequenceNumber.cpp).
+The engine runs the node created last first, by a number that each thread counts for itself (ATen/SequenceNumber.cpp).
 On CUDA a backward runs in a thread of its own, so what it makes has low numbers; here it runs in the user's thread.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-Node = Any  # torch.autograd.graph.Node, with what it has in private
+Node = Any  # torch.autograd.graph.Node, with its private methods
 
 
 class AutogradOrder:
@@ -21,7 +21,8 @@ class AutogradOrder:
     def __init__(self) -> None:
         self._begins_at = _next_number()
         self._num_made = 0  # nodes made in backwards
-        # What the user's thread would have counted by itself, and how far this one was ahead from there on.
+        # The count that the user's thread would have reached by itself, and how far this thread was ahead from there
+        # on.
         self._counted, self._ahead = [0], [self._begins_at]
 
     def around(self, run_backward: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,7 +1,7 @@
 """Python's garbage collector during a dry run: it runs when CPython's would, but never inside the dry run's own code.
 
-A collection frees tensors that only objects which refer to each other hold, so its time decides what is allocated.
-CPython starts one when enough more containers were made than freed (Modules/gcmodule.c, ``gc_collect_generations``).
+A collection frees tensors that are held only by reference cycles, so its time decides what is allocated. CPython starts
+one when the containers created exceed those freed by a threshold (Modules/gcmodule.c, ``gc_collect_generations``).
 Containers of the dry run itself do not count here.
 """
 
@@ -23,7 +23,7 @@ from oom_magic.predict.isolation.live_objects import (
 from oom_magic.predict.isolation.patching import patched
 
 _collect, _freeze = gc.collect, gc.freeze
-_SELDOM, _PER_CALL = 4, 64  # look at the young objects with every fourth operator, or where there are many, less often
+_SELDOM, _PER_CALL = 4, 64  # count young objects at every fourth operator, or less often where there are many
 
 
 class Collector:

@@ -1,10 +1,10 @@
 """Names that the user's code decided for the CPU before a dry run, because the machine has no GPU.
 
-``device = "cuda" if torch.cuda.is_available() else "cpu"`` stands above most training code. Where there is no GPU, what
-it decides contradicts the pretend GPU of the dry run. The statements that asked are read from the user's source, and
-those that only compute (no side effect, nothing slow) are evaluated again inside the dry run, where the pretend GPU
-answers: what comes out is what the user's code would have had with a GPU, so nothing is guessed. What was placed by
-such a name (``model.to(device)``) is then placed by its new value.
+``device = "cuda" if torch.cuda.is_available() else "cpu"`` stands above most training code. Without a GPU, its result
+contradicts the pretend GPU of the dry run. The statements that asked are read from the user's source, and those that
+only compute (no side effect, nothing slow) are evaluated again inside the dry run, where the pretend GPU answers. The
+result is what the user's code would have with a GPU, so nothing is guessed. Models and tensors placed by such a name
+(``model.to(device)``) are then placed by its new value.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class DecidedNames:
 
     namespace: dict[str, Any]
     above: dict[str, Any] = field(default_factory=dict)
-    statements: list[ast.stmt] = field(default_factory=list)  # that compute, and give the names their values
+    statements: list[ast.stmt] = field(default_factory=list)  # that compute the names' values
     values: dict[str, Any] = field(default_factory=dict)  # before the dry run
-    placed: set[str] = field(default_factory=set)  # names of what was made or moved where such a name says
+    placed: set[str] = field(default_factory=set)  # names of models and tensors that were placed by such a name
     decisions: list[Decision] = field(default_factory=list)
     undecided: list[str] = field(default_factory=list)
 
@@ -269,7 +269,7 @@ def _statements(sources: Iterable[str]) -> Iterator[ast.stmt]:
 
 
 def _parts(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes that run when a statement does: not what a function's body would do later."""
+    """The nodes that run when a statement does, without the bodies of functions, which run later."""
     yield node
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):

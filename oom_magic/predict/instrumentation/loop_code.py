@@ -72,8 +72,8 @@ def compiled_with_loops(tree: ast.Module, file: str) -> CodeType:
 
 
 Codes = dict[tuple[str, int], list[tuple[CodeType, CodeType]]]
-_MOST_FILES = 4096  # each dry run asks for all of the user's in turn: with fewer than these none would be found again
-_by_lines: dict[str, tuple[list[str], Codes]] = {}  # a file's lines are the same list until it is read again
+_MOST_FILES = 4096  # each dry run needs all of the user's files in turn: a smaller cache would never have a hit
+_by_lines: dict[str, tuple[list[str], Codes]] = {}  # ``linecache`` returns the same list until a file is read again
 
 
 def _codes_of(file: str) -> Codes:
@@ -88,7 +88,7 @@ def _codes_of(file: str) -> Codes:
 
 @lru_cache(maxsize=_MOST_FILES)
 def _compiled(file: str, source: str) -> Codes:
-    """All code of a file by name and first line: as it is, and with its loops known."""
+    """All code objects of a file by name and first line: as they are, and with their loops known."""
     found: Codes = {}
     if _TRAINS.search(source) is None:
         return found
@@ -113,7 +113,7 @@ def _units(file: str, statements: list[ast.stmt]) -> list[slice]:
 
 
 def _collect(usual: CodeType, rewritten: CodeType, found: Codes) -> None:
-    """Note both and the code inside of them, which comes in the same order."""
+    """Record both code objects and those inside of them, which come in the same order."""
     found.setdefault((usual.co_name, usual.co_firstlineno), []).append((usual, rewritten))
     inner = [[one for one in code.co_consts if isinstance(one, CodeType)] for code in (usual, rewritten)]
     for one, other in zip(*inner, strict=True):

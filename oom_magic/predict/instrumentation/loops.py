@@ -1,7 +1,8 @@
 """Loops of the user's code in a dry run: after three like steps the rest of a loop is left out; what follows it runs.
 
-Of the rest those turns are followed in which a condition on the loop's counter, such as ``if step % 100 == 0``, has an
-outcome that was not seen yet. The loops are those that ``loop_code`` made known; each run has its own ``Loops``.
+Of the rest, only those iterations are followed in which a condition on the loop's counter, such as ``if step % 100 ==
+0``, has an outcome that was not seen yet. The loops are those that ``loop_code`` made known; each run has its own
+``Loops``.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from oom_magic.predict.isolation.run_threads import is_of_run
 from oom_magic.units import format_bytes
 from oom_magic.user_code import cell_name, is_users_file, source_text
 
-LIKE_STEPS = 3  # the first makes the optimizer's state, the second is like all others, the third shows it
-LIKE_TURNS = 2  # of a loop around such loops: the second finds what the first one left
-LIKENESS = 100  # the part of a step's peak by which the next may differ
+LIKE_STEPS = 3  # the first makes the optimizer's state, the second is like all others, and the third confirms it
+LIKE_TURNS = 2  # of a loop around such loops: the second starts from what the first one left
+LIKENESS = 100  # the share of a step's peak by which the next may differ
 UNLIKE_SECONDS = 5  # of computing for steps that differ, or as long as the loop took so far
 UNKNOWN_TURNS = 100  # of a loop that does not say how many are left
 
-MOST_TURNS = 500  # of a ``while`` that decides by values which nobody knows ...
+MOST_TURNS = 500  # iterations of a ``while`` loop whose condition depends on unknown values ...
 MOST_SECONDS = 30  # ... and of computing
 _MOST_LOOKED_AT = 1_000_000
 _FEW = 20
@@ -46,7 +47,7 @@ Outcomes = tuple[bool | None, ...]
 
 
 class Usage(NamedTuple):
-    """What is taken after an optimizer step, the most since the one before, and all that was asked for since."""
+    """Memory in use after an optimizer step, the most since the step before, and the sum of all requests since then."""
 
     allocated_bytes: int
     peak_bytes: int
@@ -91,7 +92,7 @@ class Loop:
         self._position = 0
         self._usages: dict[int, Usage] = {}  # by step of the last turn
         self.steps: Counter[Hashable] = Counter()  # by optimizer
-        self.calls: dict[Hashable, tuple[int, Hashable]] = {}  # of models: in which turn the last was, and how
+        self.calls: dict[Hashable, tuple[int, Hashable]] = {}  # of models: the last call's turn, and its mode
 
     def __iter__(self) -> Loop:
         return self
@@ -124,13 +125,13 @@ class Loop:
         )
 
     def is_due(self) -> bool:
-        """Whether its steps differed for long enough."""
+        """Whether its steps have differed for so long that it is ended."""
         now = time.process_time()
         self._due = self._due or now + max(UNLIKE_SECONDS, now - self._begun)
         return now > self._due
 
     def seems_endless(self) -> bool:
-        """Whether a ``while`` loop has waited long for an unknown value."""
+        """Whether a ``while`` loop has waited for an unknown value for long."""
         if not isinstance(self._items, repeat):
             return False
         return self.num_turns > MOST_TURNS or time.process_time() - self._begun > MOST_SECONDS

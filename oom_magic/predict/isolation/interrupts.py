@@ -20,7 +20,7 @@ Handler = Callable[[int, FrameType | None], Any]
 
 
 class Interrupts:
-    """The signals of a dry run; ``closed`` are functions inside the user's code in which they wait, too."""
+    """The signals of a dry run; ``closed`` are functions that the user's code calls in which handlers wait, too."""
 
     def __init__(self, *closed: Callable[..., Any]) -> None:
         self._closed = {function.__code__ for function in closed}
@@ -30,7 +30,7 @@ class Interrupts:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Around the dry run. What waited until its end is delivered there.
+        """Around the dry run. Signals that waited until its end are delivered there.
 
         The handler of interrupts, which raises, is the first to be replaced and the last to be put back.
         """
@@ -58,12 +58,12 @@ class Interrupts:
             self.deliver()
 
     def users_code(self, function: Callable[[], T]) -> T:
-        """Call what may be interrupted."""
+        """Call a function that may be interrupted."""
         self.deliver()
         return function()
 
     def deliver(self) -> None:
-        """Let the handlers run that had to wait; that of interrupts, which raises, is the last."""
+        """Run the handlers that had to wait; that of interrupts, which raises, is the last."""
         for number in sorted(self._pending, key=signal.SIGINT.__eq__):
             self._handlers[number](number, self._pending.pop(number))
 

@@ -47,7 +47,7 @@ _aside: list[LiveObjects] = []  # what ``heap_set_aside`` found
 def heap_set_aside(collects: bool = True) -> Iterator[None]:
     """For many dry runs in a row: objects that are alive now are examined once, not in each run.
 
-    Unless ``collects``, what is dead counts as alive; a full collection takes a second for ten million objects.
+    Unless ``collects``, garbage counts as alive; a full collection takes a second for ten million objects.
     """
     if _aside:
         yield
@@ -68,7 +68,7 @@ def heap_set_aside(collects: bool = True) -> Iterator[None]:
 def users_thawed() -> Iterator[None]:
     """What the user froze (``gc.freeze``), which no list of objects shows, counts as all others for a while.
 
-    It is frozen again at the end, when what is dead is collected first, as it would never be again.
+    It is frozen again at the end, after a collection, since frozen garbage would never be collected.
     """
     if _aside:
         yield
@@ -114,7 +114,7 @@ def _homes(found: LiveObjects) -> list[tuple[type, list[Any]]]:
 
 
 def _subclasses(root: type) -> set[type]:
-    """A class and all that were derived of it."""
+    """A class and all of its subclasses."""
     found, waiting = {root}, [root]
     while waiting:
         new: set[type] = set(type.__subclasses__(waiting.pop())) - found

@@ -11,7 +11,7 @@ from typing import Any
 
 from oom_magic.predict.isolation.run_threads import is_of_run
 
-Patches = Sequence[tuple[Any, Mapping[str, Any]]]  # owners, and their attributes with what stands for them
+Patches = Sequence[tuple[Any, Mapping[str, Any]]]  # owners, and their attributes with the replacements
 _ABSENT = object()
 _active: list[_Replacement] = []
 _suspended: list[tuple[list[_Replacement], list[_Replacement]]] = []
@@ -58,7 +58,7 @@ class Journal:
         try:
             self.undo()
         finally:
-            self.undo()  # what an exception in the first broke off
+            self.undo()  # for what an exception interrupted in the first attempt
 
 
 @contextmanager
@@ -167,7 +167,7 @@ def _put(owner: Any, values: Mapping[str, Any]) -> None:
 
 
 def _reverting(replacement: Any, original: Any) -> tuple[Any, Callable[[], None]]:
-    """What to set in place of the original, and what makes the original of its copies."""
+    """What to set in place of the original, and the function that reverts copies of it to the original."""
     if isinstance(original, type) and isinstance(replacement, type):
         return replacement, functools.partial(_restore_class, replacement, original, frozenset(sys.modules))
     if isinstance(original, bool):
@@ -181,7 +181,7 @@ def _reverting(replacement: Any, original: Any) -> tuple[Any, Callable[[], None]
 def _reverting_function(
     replacement: Callable[..., Any], original: Any
 ) -> tuple[Callable[..., Any], Callable[[], None]]:
-    """A function that is the replacement until it is given back, then the original; and what gives it back."""
+    """A function that is the replacement until it is reverted, then the original; and the function that reverts it."""
     current = replacement
 
     @functools.wraps(original)

@@ -1,7 +1,7 @@
-"""The user's objects that code can reach: that of a dry run, and that of other threads.
+"""The user's objects that code can reach: the code of a dry run, and that of other threads.
 
-A walk over references from what the code is given: its variables, closures, arguments, and the modules of the user's.
-Libraries are not walked; objects of the user's in them, such as a trainer's model, are.
+A walk over references from the code's variables, closures and arguments, and from the user's modules. Libraries are not
+walked, except the user's objects in them, such as a trainer's model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 
 from oom_magic.user_code import is_users_file
 
-# Objects of these lead everywhere: the shell of a notebook to all of its history, say.
+# Objects of these lead everywhere, for example a notebook's shell to all of its history.
 NOT_WALKED = frozenset(
     {
         "IPython", "_pytest", "asyncio", "concurrent", "ipykernel", "ipywidgets", "jupyter_client", "logging",
@@ -153,7 +153,7 @@ def codes_of_other_threads(own: Collection[int], namespace: Mapping[str, Any]) -
 def _other_stacks(own: Collection[int]) -> Iterator[tuple[int, list[types.FrameType]]]:
     """The threads other than ``own`` that run code of the user's, each with its frames."""
     stacks = sys._current_frames()
-    del stacks[threading.get_ident()]  # this very frame: it would hold itself
+    del stacks[threading.get_ident()]  # this frame itself, which would refer to itself
     for ident, innermost in stacks.items():
         if ident in own or _is_waiting_for(innermost, own):
             continue
@@ -203,7 +203,7 @@ def _of_frame(frame: types.FrameType) -> list[Any]:
 
 
 def _variables(frame: types.FrameType) -> dict[str, Any]:
-    """A frame's variables. The copy that CPython before 3.13 then keeps in a function's frame would keep them alive."""
+    """A frame's variables. Before 3.13 CPython leaves a copy in a function's frame, which would keep them alive."""
     found = frame.f_locals
     if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
         return found
@@ -215,7 +215,7 @@ def _variables(frame: types.FrameType) -> dict[str, Any]:
 
 
 def _referents(obj: Any) -> Iterable[Any]:
-    """Marks what the collector knows to follow."""
+    """Marks types whose references the collector finds."""
     return gc.get_referents(obj)
 
 

@@ -98,9 +98,9 @@ def restoration_of(one: Any, room: int) -> Restoration | None:
 
 
 def _of_cache(one: Any) -> Restoration:
-    """Of a function with a cache: the run's results are taken out of it, the user's stay.
+    """Restores a function's cache: the run's results are removed, the user's stay.
 
-    CPython keeps them in a dict, where there is a limit by way of links (``lru_cache_object`` in
+    CPython keeps them in a dict, or, if there is a limit, in links (``lru_cache_object`` in
     Modules/_functoolsmodule.c); a link that the dict lacks is dropped when it is the oldest.
     """
     referents = gc.get_referents(one)
@@ -110,7 +110,7 @@ def _of_cache(one: Any) -> Restoration:
 
 def _forget_results(one: Any, table: dict[Any, Any], before: dict[Any, Any], info: Any) -> None:
     if info.maxsize is not None and one.cache_info().misses - info.misses > info.maxsize - info.currsize:
-        one.cache_clear()  # results were put out, and links used again
+        one.cache_clear()  # results were evicted, and links reused
     for key in [key for key, entry in table.items() if before.get(key, table) is not entry]:
         del table[key]
 
@@ -161,7 +161,7 @@ def _set_connections(one: ssl.SSLContext, before: tuple[Any, ...]) -> None:
 
 
 def _set_counted(one: Any, before: int) -> None:
-    """A semaphore of ``multiprocessing``; other processes may change it meanwhile, too."""
+    """Restores a semaphore of ``multiprocessing``, which other processes may change meanwhile, too."""
     while one._get_value() < before:
         one.release()
     while one._get_value() > before and one.acquire(False):
@@ -182,7 +182,7 @@ def _set_element(one: ElementTree.Element, before: tuple[Any, ...]) -> None:
 
 
 def _polled(one: Any) -> dict[int, int]:
-    """What an epoll object waits for, as Linux tells it: events by the number of the file, proc(5)."""
+    """What an epoll object waits for, according to Linux: events by file descriptor, proc(5)."""
     if one.closed:
         return {}
     lines = Path(f"/proc/self/fdinfo/{one.fileno()}").read_text(encoding="ascii").splitlines()
@@ -271,14 +271,14 @@ def _of_layer(one: Any) -> Restoration:
 
 
 def _restore_place(one: Any, place: int) -> None:
-    """What it has read ahead is forgotten at the end of the file."""
+    """Seeking to the end of the file discards what was read ahead."""
     if not one.closed:
         one.seek(0, io.SEEK_END)
         one.seek(place)
 
 
 def _of_memory(one: Any, room: int) -> Restoration:
-    """Data of ctypes that owns its memory; other memory may be gone."""
+    """Restores data of ctypes that owns its memory; other memory may be gone."""
     size = ctypes.sizeof(one)
     if not one._b_needsfree_:  # in a map, say, which multiprocessing's values name
         return Restoration(_nothing, inner=[vars(one)] if hasattr(one, "__dict__") else [])
@@ -289,7 +289,7 @@ def _of_memory(one: Any, room: int) -> Restoration:
 
 
 def _of_queue(one: Any) -> Restoration:
-    """What is in the queue is known once it was taken out."""
+    """The contents of a queue are only known once they were taken out."""
     items: list[Any] = []
     _take_out(one, items)
 
@@ -316,7 +316,7 @@ def _of_storage(one: torch.UntypedStorage, room: int) -> Restoration:
 
 
 def _of_graph(one: torch.fx.Graph) -> Restoration:
-    """Its nodes hold one another, each by attributes that only it tells."""
+    """Its nodes refer to one another by attributes that only the node itself shows."""
     nodes = [(node, node.__getstate__()) for node in (one._root, *one.nodes)]
     tables = [(table, dict(table)) for _node, state in nodes for table in state.values() if type(table) is dict]
     return Restoration(functools.partial(_restore_graph, nodes, tables), inner=[vars(one)])
@@ -336,7 +336,7 @@ def _restore_values(one: Any, before: Any) -> None:
 
 
 def _of_map(one: mmap.mmap, room: int) -> Restoration:
-    """A map that is lent cannot be closed, nor get another size; a large one that can be written to ends the run."""
+    """An exported map can be neither closed nor resized; a large writable one ends the run."""
     try:
         place, lent = one.tell(), memoryview(one)
     except ValueError:  # closed

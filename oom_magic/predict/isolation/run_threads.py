@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 _own: set[int] = set()
-_PATIENCE_SECONDS = 5.0  # for threads that the run started and did not wait for
+_PATIENCE_SECONDS = 5.0  # seconds for threads that the run started and did not wait for
 
 
 def is_of_run() -> bool:
@@ -109,7 +109,7 @@ class RunThreads:
 
 class _Here(threading.local):
     is_run = False  # this thread belongs to the run
-    is_own = False  # what is called now is our own doing, not the run's
+    is_own = False  # calls are oom_magic's own now, not the run's
 
 
 class Scope:
@@ -153,11 +153,11 @@ class Scope:
         self._here.is_run = True
 
     def outside(self) -> AbstractContextManager[None]:
-        """What is called inside is our own doing: it reaches the disk and passes the net."""
+        """Calls inside are oom_magic's own: they reach the disk and the real functions."""
         return self._owned(True)
 
     def inside(self) -> AbstractContextManager[None]:
-        """What is called inside is the run's again: a callback that the user gave."""
+        """Calls inside are the run's again, as in a callback that the user gave."""
         return self._owned(False)
 
     @contextmanager

@@ -1,7 +1,7 @@
 """Weights of TorchScript's modules are not exchanged but put back by value.
 
-C++ holds them, and makes Python's objects for them when they are asked for: to it an exchanged one would be the other.
-So the run's code works on them as they are.
+C++ holds them, and creates Python objects for them on request, so an exchange would have no effect on C++. The run's
+code works on the real ones.
 """
 
 from __future__ import annotations

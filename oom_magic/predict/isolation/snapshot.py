@@ -34,7 +34,7 @@ class _Change:
     """The difference in a container of an object after a run: new contents, and missing keys."""
 
     owner: weakref.ref[Any]
-    changed: Any  # of a dict only what differs: more would keep the user's objects alive
+    changed: Any  # for a dict only what differs, since more would keep the user's objects alive
     lacking: frozenset[Any] = frozenset()
 
     def apply(self, container: Any) -> None:

@@ -5,12 +5,12 @@ under ``torch.utils.swap_tensors``), so whoever holds the tensor sees the copy a
 that Python code may change (a module's mode, an optimizer's state, global variables) is recorded and restored.
 
 All tensors of the process are exchanged, however the code may come by them, as long as no other thread runs code of the
-user's. If one does, only what the dry run can reach is exchanged, and of that nothing that the other thread may touch:
-its tensors stay its own, real, and a dry run that would write to one is refused. So is one that would write to a tensor
-that PyTorch does not let go, such as the weights that compiled code watches.
+user's. If one does, only what the dry run can reach is exchanged, except what the other thread may touch: those tensors
+stay real, and a dry run that would write to one is refused. The same holds for tensors that PyTorch does not release,
+such as weights that compiled code watches.
 
-Nothing can be lost. That a tensor has been exchanged is read off the tensors themselves: its copy then is what the
-tensor was. So the way back is recorded before the way there, and can be gone any number of times.
+Nothing can be lost. The tensors themselves show whether they are exchanged: the copy then has the real tensor's data.
+So the undo is recorded before the exchange, and can be called any number of times.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class TensorExchange:
             pairs.clear()  # an exception that somebody keeps holds this frame: each later run would double their number
 
     def _exchange(self, journal: Journal, pairs: list[ExchangedPair], live: list[torch.Tensor]) -> None:
-        """Exchange what can be; gradients only with their tensors."""
+        """Exchange the tensors that can be exchanged; gradients only with their tensors."""
         tensors = self._exchangeable(live)
         grads = [(tensor, tensor.grad) for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
         are_grads = {id(grad) for _unused, grad in grads}
@@ -356,7 +356,7 @@ def _kind(tensor: torch.Tensor) -> str:
 
 
 def _names(tensors: list[torch.Tensor], namespaces: list[dict[str, Any]]) -> dict[int, str]:
-    """How the user's code calls tensors, by identity."""
+    """The names of tensors in the user's code, by identity."""
     wanted = {id(tensor) for tensor in tensors}
     found: dict[int, str] = {}
     for name, value in [item for names in namespaces for item in list(names.items())] if wanted else ():

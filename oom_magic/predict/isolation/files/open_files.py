@@ -1,6 +1,6 @@
 """Files that were open before a dry run: the run uses private copies, and their positions are restored afterwards.
 
-Only files that the run's code can reach are replaced, not those of other threads. The descriptor is replaced
+Only files that the run's code can reach are exchanged, not those of other threads. The descriptor is replaced
 (``dup2``), not the file object, so that whatever refers to the object (a ``csv.writer``, say) uses the copy.
 """
 
@@ -47,9 +47,8 @@ def open_files_restored(
     namespaces: Sequence[dict[str, Any]],
     function: Any,
 ) -> Iterator[None]:
-    """While a dry run of ``function`` lasts, of the ``known`` files those that it can reach.
-
-    What cannot be exchanged can only be read meanwhile.
+    """While a dry run of ``function`` lasts, the ``known`` files that it can reach are private copies. A file that
+    cannot be exchanged can only be read meanwhile.
     """
     with ExitStack() as stack, scope.outside():
         for one in _reachable(known, namespaces, function, assume):
@@ -66,9 +65,9 @@ def open_files_restored(
 
 
 def compressed_written_out() -> Callable[[], None]:
-    """Let gzip's streams compress what they hold back, now and when what is returned is called.
+    """Let gzip's streams compress what they buffer, now and when the returned function is called.
 
-    Since Python 3.12 they keep it in a C object, which nobody can put back; what they compress into can be.
+    Since Python 3.12 the buffer is in a C object, which cannot be restored; the stream's output can be.
     """
     kind = getattr(gzip, "_WriteBufferStream", None)
     found = [] if kind is None else [one for one in find_live_objects().files if isinstance(_raw(one), kind)]
@@ -111,7 +110,8 @@ def _reachable(
 
 
 def _walked(parts: list[Any]) -> list[Any]:
-    """Without what leads to no file, or to everything: the names of modules, what no user's code holds."""
+    """Without values that lead to no file, or to everything: names of modules, objects that the user's code does not
+    hold."""
     parts = list(compress(parts, map(gc.is_tracked, parts)))
     kinds = set(map(type, parts))
     left_out = {
@@ -140,7 +140,7 @@ class _Layers:
 
     @classmethod
     def of(cls, file: Any) -> _Layers | None:
-        """None for what is closed, a device, or where the process prints to."""
+        """None for a closed file, a device, or a stream that the process prints to."""
         text = file if isinstance(file, io.TextIOWrapper) else None
         buffer = text.buffer if text is not None else file if not isinstance(file, io.FileIO) else None
         raw: Any = getattr(buffer, "raw", None) if buffer is not None else file
@@ -292,7 +292,7 @@ def _database_restored(connection: Any, assume: Callable[[str], None]) -> Iterat
 
 @contextmanager
 def _logs_restored(scope: Scope) -> Iterator[None]:
-    """What the run logs to files that were set up before it goes to the layer's copies of them."""
+    """Log handlers that were set up before the run write to the layer's copies of their files during it."""
     handlers = [reference() for reference in getattr(logging, "_handlerList", ())]
     before = {id(handler) for handler in handlers if isinstance(handler, logging.FileHandler)}
     if not before:

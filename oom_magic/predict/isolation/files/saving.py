@@ -24,7 +24,7 @@ from oom_magic.predict.isolation.files.substitution import substituted
 from oom_magic.predict.isolation.patching import Patches, all_patched
 from oom_magic.predict.libraries.adapters import Adapter, PatchTable, Run, fake_on_host
 
-_MAPPED_BYTES = 1 << 26  # a larger file is mapped into memory, not read
+_MAPPED_BYTES = 1 << 26  # larger files are mapped into memory, not read
 _current: list[Run] = []
 
 
@@ -52,11 +52,11 @@ def skipped(name: str, run: Run) -> Callable[..., None]:
     return skip
 
 
-Values = tuple[torch.dtype, bytes, bool]  # of all elements; or of the one that all equal
+Values = tuple[torch.dtype, bytes, bool]  # of all elements, or of one if all are equal
 
 
 class SavedStorage:
-    """The memory of fake tensors on its way through a file."""
+    """The storage of fake tensors in a file."""
 
     def __init__(self, num_bytes: int, location: str, values: Values | None) -> None:
         self.num_bytes, self.location, self.values = num_bytes, location, values
@@ -79,14 +79,14 @@ class SavedStorage:
 
 
 def restored_storage(num_bytes: int, location: str, values: Values | None) -> SavedStorage:
-    """Called by what reads a pickle."""
+    """Called when a pickle is read."""
     return SavedStorage(num_bytes, location, values)
 
 
 def restored_tensor(
     storage: SavedStorage, dtype: torch.dtype, offset: int, size: Any, stride: Any, requires_grad: bool
 ) -> torch.Tensor:
-    """Called by what reads a pickle: the tensor where ``torch.load`` was asked to put it, else where it was."""
+    """Called when a pickle is read: the tensor on the device that ``torch.load`` was given, else where it was."""
     if not _current:
         raise RuntimeError(_("This was saved in a dry run, has no values, and can be read in a dry run only."))
     location = storage.location
@@ -103,7 +103,7 @@ def _unknown(run: Run, shape: Any, dtype: torch.dtype, device: torch.device) -> 
 
 
 class _Load:
-    """One call of ``torch.load``: where it puts what it reads."""
+    """One call of ``torch.load``: where it puts the tensors that it reads."""
 
     current: _Load | None = None
 
@@ -137,7 +137,7 @@ class _Load:
 
 
 class _Probe:
-    """In place of a storage, what a callable ``map_location`` gets: what it is moved to is seen."""
+    """Given to a callable ``map_location`` in place of a storage: it records where it is moved to."""
 
     def __init__(self, device: Any) -> None:
         self.device = torch.device(device)
@@ -244,7 +244,7 @@ def _is_mapped(path: str) -> bool:
 
 
 def _saved(run: Run, tensor: torch.Tensor, saved: Any) -> SavedStorage:
-    """What stands for a tensor's storage: the same object for all tensors that share it, while one is pickled."""
+    """The representation of a tensor's storage: the same object for all tensors that share it in one pickle."""
     entry = run.gpu.storage_of(tensor)
     assert entry is not None
     location = f"cuda:{entry.card}" if entry.place is Place.GPU else "cpu"
@@ -263,7 +263,7 @@ def _bytes_of(values: torch.Tensor) -> bytes:
 
 
 def _scripted(module: ModuleType, run: Run) -> Patches:
-    """``torch.jit.save`` of what ``torch.jit.script`` left as it is written."""
+    """``torch.jit.save`` of functions that ``torch.jit.script`` left as written."""
     save_file, load_file = module.save, module.load
 
     def save(m: Any, f: Any, *args: Any, **kwargs: Any) -> None:

@@ -24,7 +24,7 @@ _HOLDING_IN_CLASSES = (
 )
 _NUMPYS_OPENERS: dict[Any, Any] = np.lib._datasource._file_openers._file_openers  # type: ignore[attr-defined]
 _SETS = ("os",)  # its supports_dir_fd and the like are sets of functions
-# By what is looked for: of modules that hold none of it, the identity and the number of their names.
+# By the functions searched for: modules that hold none of them, by identity and number of names.
 _without: dict[frozenset[int], dict[int, int]] = {}
 
 

@@ -19,7 +19,8 @@ _SETTINGS = ("_exception_handler", "_task_factory", "_debug", "slow_callback_dur
 
 
 def keep_event_loops(journal: Journal, loops: Sequence[asyncio.BaseEventLoop], assume: Callable[[str], None]) -> None:
-    """Record what puts each back. The run can use a loop, but not close it; ``assume`` is told of what it leaves."""
+    """Record how to restore each. The run can use a loop, but not close it; ``assume`` is told what it leaves on
+    one."""
     for loop in loops:
         if not loop.is_closed():
             kept = _KeptLoop(loop, assume)
@@ -44,7 +45,7 @@ class _KeptLoop:
         self._polled = restoration_of(getattr(selector, "_selector", None), 0)
 
     def replace(self) -> None:
-        """Let the run's calls be noted, and the loop stay open."""
+        """Record the run's calls, and keep the loop open."""
         for name in _SCHEDULING:
             setattr(self._loop, name, functools.partial(self._scheduled, getattr(self._loop, name)))
         self._loop.close = functools.partial(self._closed, self._loop.close)

@@ -1,9 +1,9 @@
 """What the run registers with libraries: entries of their tables, names in their modules, methods of their classes.
 
 ``register_pytree_node`` refuses a class that it knows, so the run's registration would end the user's own. Libraries
-fill tables of their own as well, which they must find again. So what is taken out is the user's: a class, a function or
-an object of theirs, or, unless the run imports a library, what has a name that stands in their code
-(``ACT2FN["mine"] = nn.ReLU``). A tensor goes, too: it is one of the pretend GPU.
+fill tables of their own as well, which they must find again. So only the user's entries are removed: their classes,
+functions and objects, and, unless the run imports a library, entries whose names are in their code (``ACT2FN["mine"] =
+nn.ReLU``). Tensors are removed, too: they are on the pretend GPU.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _OF_BACKENDS = "torch._dynamo.backends.registry"
 _SERVING = (sys.stdlib_module_names | NOT_WALKED) - {"matplotlib"}  # of Python's ``standard_library`` sees to more
 _TABLES = (dict, OrderedDict, defaultdict, list, set)
 _PLAIN = (*_TABLES, types.MappingProxyType)
-_AT_ONCE = 100  # tables that are looked at one by one where one of them has changed
+_AT_ONCE = 100  # how many tables are compared one by one once one of them has changed
 _MADE_BY_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE: attributes of other classes cannot be set
 _WORD = re.compile(r"\w+")
 
 
 def registrations_noted() -> Callable[[], None]:
-    """Take out, when called, what was registered since."""
+    """A function that removes what was registered since."""
     words = _libraries.look()
     named = words & _libraries.classes.keys()
     classes = list({*_pytorchs_classes(), *(kind for name in named for kind in _libraries.classes[name])})
@@ -66,7 +66,7 @@ class _Libraries:
         self.classes: dict[str, list[type]] = {}  # by name
 
     def look(self) -> set[str]:
-        """Bring it up to date; the words of the user's code."""
+        """Update the tables; returns the words of the user's code."""
         everything = list(sys.modules.values())
         identities = list(map(id, everything))
         if identities != self._identities:
@@ -85,7 +85,7 @@ class _Libraries:
         return words
 
     def words(self) -> set[str]:
-        """The words that stand in the user's code."""
+        """The words in the user's code."""
         files = {*self._files, *filter(is_users_file, list(linecache.cache))}
         return set().union(*map(_words_of, files))
 
@@ -146,7 +146,7 @@ def _tables_of(module: types.ModuleType) -> Iterator[Any]:
 
 
 def _items(table: Any) -> Any:
-    """What a table holds, whatever its own class says of it."""
+    """What a table holds, read past its own class's methods."""
     if isinstance(table, (dict, types.MappingProxyType)):
         base: Any = type(table) if type(table) in _PLAIN else dict
         return dict(zip(base.keys(table), base.values(table), strict=True))
@@ -181,13 +181,13 @@ def _restore_names(now: Any, items: dict[Any, Any], before: dict[Any, Any], owne
 
 
 class _Users:
-    """Tells what the user's code has put into libraries."""
+    """Recognizes what the user's code has put into libraries."""
 
     def __init__(self, known: frozenset[str]) -> None:
         self._staying = Staying(known)
 
     def have_put(self, name: Any, value: Any) -> bool:
-        """Whether ``value`` came there by the user's code; ``name`` is what it is called there."""
+        """Whether the user's code put ``value`` there, under ``name``."""
         names, values = ((one if type(one) is tuple else (one,)) for one in (name, value))
         if any(is_users(one) or isinstance(one, torch.Tensor) for one in (*names, *values)):
             return True
@@ -211,7 +211,7 @@ class _Users:
 
 
 def _package(one: Any) -> str:
-    """The package that a module is of, or something in one."""
+    """The package of a module, or of something in one."""
     name = vars(one).get("__name__") if issubclass(type(one), types.ModuleType) else getattr(one, "__module__", None)
     return str(name or "").partition(".")[0]
 

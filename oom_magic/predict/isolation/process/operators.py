@@ -1,8 +1,8 @@
 """Operators that the run registers with PyTorch (``torch.library``, ``custom_op``): they are gone at its end.
 
-An operator of before stays: what the run registers for it lies over what the user registered, as PyTorch's dispatcher
-calls the last kernel and keeps the others (``OperatorEntry::registerKernel`` in
-aten/src/ATen/core/dispatch/OperatorEntry.cpp). What libraries register, when they are imported, stays, too.
+Operators from before stay: a kernel that the run registers for one overrides the user's, as PyTorch's dispatcher calls
+the last kernel and keeps the others (``OperatorEntry::registerKernel`` in
+aten/src/ATen/core/dispatch/OperatorEntry.cpp). Operators that libraries register when they are imported stay, too.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class _RunsOperators:
         return next((one for one in schemas if one.overload_name == overload), None)
 
     def destroy(self, library: Library) -> None:
-        """Take out what a library of the run registered; what one of before did stays."""
+        """Remove what a library of the run registered; registrations from before stay."""
         if library in self._made or not _is_called_by_user():
             _USUAL["_destroy"](library)
 
@@ -129,7 +129,7 @@ class _RunsOperators:
 
 
 def _forget(library: Library) -> None:
-    """Later its finalizer would take out what somebody else has registered by then."""
+    """A later finalizer would remove what others have registered by then."""
     for one in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         found = one.peek()
         if found is not None and found[0] is library:
@@ -137,7 +137,7 @@ def _forget(library: Library) -> None:
 
 
 def _is_called_by_user() -> bool:
-    """Whether code of the user's calls, be it through PyTorch's ``torch.library``."""
+    """Whether the user's code calls, also through PyTorch's ``torch.library``."""
     frame = sys._getframe(1)
     while frame.f_back is not None and (
         is_own_file(frame.f_code.co_filename) or frame.f_code.co_filename.startswith(_BETWEEN)

@@ -1,6 +1,6 @@
 """Process-wide state that a dry run may change: random generators, modes, hooks, the environment.
 
-Settings are in ``settings``, and what stands in Python's own modules in ``standard_library``.
+Settings are in ``settings``, and the contents of Python's own modules in ``standard_library``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _ANOTHER_SEED = 104_729  # an arbitrary seed
 
 @contextmanager
 def other_random_numbers() -> Iterator[None]:
-    """Draw other numbers than the code would: shows whether it depends on them. A dry run puts generators back."""
+    """Let the code draw other numbers than it would, which shows whether it depends on them. A dry run restores the
+    generators."""
     with process_state_restored():
         for seed in (random.seed, np.random.seed, torch.manual_seed):
             seed(_ANOTHER_SEED)
@@ -76,7 +77,7 @@ def _restore_numpys(generator: np.random.BitGenerator, state: dict[str, Any]) ->
 
 
 def restore_environment(before: dict[str, str]) -> None:
-    """Only what differs: other threads read it meanwhile."""
+    """Sets only what differs, since other threads read it meanwhile."""
     is_elsewhere = hasattr(time, "tzset") and os.environ.get("TZ") != before.get("TZ")
     for name in os.environ.keys() - before.keys():
         del os.environ[name]

@@ -1,7 +1,7 @@
-"""What PyTorch's core holds: settings of the process, and of a thread its modes, hooks, transforms, dispatch keys.
+"""The state of PyTorch's core: settings of the process, and a thread's modes, hooks, transforms and dispatch keys.
 
-Code may enter a mode and never leave it, in a cell that ends in between, say. What lies above the pretend GPU's own
-modes is taken away as soon as the user's code has ended: each mode of a run leaves what is uppermost, whosever it is.
+Code may enter a mode and not leave it, for example in a cell that ends in between. Modes above the pretend GPU's own
+are removed as soon as the user's code has ended, because a mode that is left pops the uppermost one, whichever it is.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _NO_SETTINGS = ("nvfuser", "dispatch_mode", "tracing_state", "graph_exec_group")
 
 
 def pytorch_state_restored() -> AbstractContextManager[None]:
-    """At the end what the core holds for the process and the calling thread is as now, whatever is raised."""
+    """Restores at the end the core's state for the process and the calling thread, whatever is raised."""
     return undone_at_the_end(_restorations())
 
 
 def _restorations() -> Iterator[Callable[[], object]]:
-    """Calls that put back what is now; they are called from the last to the first."""
+    """Functions that restore the present state; they are called from the last to the first."""
     partial = functools.partial
     for including in (True, False):
         yield partial(_restore_keys, including, _keys(including))
@@ -55,7 +55,7 @@ def _restorations() -> Iterator[Callable[[], object]]:
 
 @functools.cache
 def _of_core() -> list[tuple[Callable[[], Any], Callable[..., Any]]]:
-    """Settings with a function that sets them and one of like name that tells them: ``_set_nnpack_enabled``."""
+    """Settings with a function that sets them and a getter of a corresponding name, such as ``_set_nnpack_enabled``."""
     found = list(_OTHERS)
     known = vars(torch._C)
     for name, write in known.items():
@@ -87,7 +87,7 @@ def _restore_function_modes(before: list[Any]) -> None:
 
 
 def _restore_dispatch_modes(before: list[Any]) -> None:
-    now = _dispatch_modes()  # held until all are taken: 2.6 crashes with what only its stack held
+    now = _dispatch_modes()  # referenced until all are popped: 2.6 crashes with modes that only its stack refers to
     if not _are_same(now, before):
         while torch._C._len_torch_dispatch_stack():  # type: ignore[attr-defined]
             torch._C._pop_torch_dispatch_stack(None)  # type: ignore[attr-defined]
@@ -100,7 +100,7 @@ def _are_same(now: Sequence[Any], before: Sequence[Any]) -> bool:
 
 
 def _keys(including: bool) -> Any:
-    """The dispatch keys that the thread adds to each call, or takes from it."""
+    """The dispatch keys that the thread includes in each call, or excludes from it."""
     read = torch._C._dispatch_tls_local_include_set if including else torch._C._dispatch_tls_local_exclude_set
     return read()
 
@@ -118,13 +118,13 @@ def _restore_keys(including: bool, before: Any) -> None:
 
 
 def _hooks() -> tuple[Any, ...]:
-    """The uppermost pair of hooks that tensors saved for the backward get; PyTorch 2.6 does not tell."""
+    """The uppermost pair of saved-tensor hooks; PyTorch 2.6 cannot tell."""
     uppermost = getattr(_SAVED, "_top_saved_tensors_default_hooks", None)
     return (uppermost and uppermost(True)) or ()
 
 
 def _restore_hooks(before: tuple[Any, ...], message: str | None) -> None:
-    """Above those of before, and where none may be set, why."""
+    """Remove the hooks above those of before, and restore the message that forbids hooks."""
     if message is None:
         _SAVED._saved_tensors_hooks_enable()
     while _hooks() and not _are_same(_hooks(), before):
@@ -141,7 +141,7 @@ def _restore_dual_level(before: int) -> None:
 
 
 def _restore_transforms(before: int) -> None:
-    """One by one: PyTorch 2.6's function that takes all takes one too many."""
+    """One by one, because PyTorch 2.6's function that pops all pops one too many."""
     while _FUNCTORCH.get_dynamic_layer_stack_depth() > before:
         _FUNCTORCH.pop_dynamic_layer_stack()
 
@@ -158,7 +158,7 @@ def _restore_nesting(before: int) -> None:
 
 
 def _restore_inference(before: bool) -> None:
-    """Its guard, dropped, would put back the whole state of the thread as it was in the run."""
+    """A guard that is only dropped would restore the whole state of the thread as it was in the run."""
     if torch.is_inference_mode_enabled() != before:
         for one in [one for one in gc.get_objects() if type(one) is torch.inference_mode][::-1]:
             if torch.is_inference_mode_enabled() != before and hasattr(one, "_inference_mode_context"):
@@ -172,7 +172,7 @@ def _restore_profiler(before: bool) -> None:
 
 
 def _default_device() -> torch.device | None:
-    """What ``torch.set_default_device`` named; None: nothing."""
+    """The device set by ``torch.set_default_device``, or None."""
     context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)  # type: ignore[attr-defined]
     return None if context is None else context.device
 
@@ -181,7 +181,7 @@ def _restore_default_device(device: torch.device | None) -> None:
     if _default_device() == device:
         return
     torch.set_default_device(device)
-    if device is None:  # as if none had ever been named: PyTorch 2.6 asks None for its device
+    if device is None:  # as if none had ever been set: PyTorch 2.6 would ask None for its device
         del torch._GLOBAL_DEVICE_CONTEXT.device_context  # type: ignore[attr-defined]
 
 
@@ -209,7 +209,7 @@ def _flushes_denormals() -> bool:
     return sys.float_info.min * _HALF == 0
 
 
-_HALF = float("0.5")  # a product of constants is worked out beforehand
+_HALF = float("0.5")  # a product of constants would be folded when this is compiled
 _OTHERS: tuple[tuple[Callable[[], Any], Callable[..., Any]], ...] = (
     _told_by_setting(torch._C._jit_set_profiling_mode, True),
     _told_by_setting(torch._C._jit_set_profiling_executor, True),

@@ -43,7 +43,7 @@ _Setting = tuple[Callable[[], Any], Callable[[Any], Any]]  # getter and setter
 
 
 def settings_noted() -> Iterator[Callable[[], object]]:
-    """Calls that put back what is now."""
+    """Functions that restore the present settings."""
     yield standard_library_noted()
     yield shell_noted()
     for read, write in (*_SETTINGS, *_of_system(), *_attributes(), *_of_compilers()):
@@ -121,7 +121,7 @@ def _attributes() -> Iterator[_Setting]:
 
 
 def _of_compilers() -> Iterator[_Setting]:
-    """What was set of PyTorch's compilers: attributes, or from 2.10 on variables of the context."""
+    """Settings of PyTorch's compilers: attributes, or from 2.10 on context variables."""
     for name in ("torch._dynamo.config", "torch._inductor.config"):
         for entry in getattr(sys.modules.get(name), "_config", {}).values():
             override = entry.user_override
@@ -135,7 +135,7 @@ def _of_compilers() -> Iterator[_Setting]:
 
 
 def _tables() -> Iterator[dict[Any, Any]]:
-    """Dicts of settings; what stands in them newly is left."""
+    """Dicts of settings; new entries stay."""
     yield vars(builtins)
     yield linecache.cache
     yield vars(torch._tensor_str.PRINT_OPTS)
@@ -150,7 +150,7 @@ def _tables() -> Iterator[dict[Any, Any]]:
 
 
 def _whole_tables() -> Iterator[Any]:
-    """Tables of settings in which nothing new stays."""
+    """Tables of settings from which new entries are removed."""
     yield sys._xoptions
     yield warnings.onceregistry  # type: ignore[attr-defined]
     for functions in vars(sys.modules.get("torch._dynamo.trace_rules", types)).values():  # ``allow_in_graph``
@@ -208,7 +208,7 @@ def _restore_dialects(before: list[str]) -> None:
 
 
 def _restore_modules(before: dict[str, Any]) -> None:
-    """Those that were imported meanwhile stay; others are removed, and those of before are the same."""
+    """Modules that were imported meanwhile stay; others are removed, and those from before are the same objects."""
     if is_unchanged(before, sys.modules):
         return
     for name in [name for name, module in sys.modules.items() if getattr(module, "__spec__", None) is None]:
@@ -220,7 +220,7 @@ def _restore_modules(before: dict[str, Any]) -> None:
 
 
 def _restore_callbacks(functions: list[Any], before: list[Any]) -> None:
-    """Those of libraries that were imported meanwhile stay."""
+    """Callbacks of libraries that were imported meanwhile stay."""
     now = [one for one in functions if one in before or not any(map(is_users, one if type(one) is tuple else [one]))]
     if [one for one in now if one in before] != before:
         now = [*(one for one in now if one not in before), *before]
@@ -262,14 +262,14 @@ def _is_librarys(name: str) -> bool:
 
 
 def _umask() -> int:
-    """There is no way to ask for it; other threads make files for nobody else meanwhile."""
+    """It can only be read by setting it; files that other threads create at that moment are private."""
     now = os.umask(0o77)
     os.umask(now)
     return now
 
 
 def _of_system() -> Iterator[_Setting]:
-    """What only some systems and versions have."""
+    """Settings that only some systems and versions have."""
     partial = functools.partial
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a notebook has others

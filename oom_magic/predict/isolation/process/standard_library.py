@@ -1,9 +1,9 @@
-"""What stands in the modules of Python's own library: names, attributes of classes, tables, objects with settings.
+"""The contents of the modules of Python's own library: names, attributes of classes, tables, objects with settings.
 
 Any code can change them (``calendar.setfirstweekday``, ``mimetypes.add_type``, ``string.Template.delimiter``), and no
-function tells all of it. So everything is noted, and put back where it has changed. A module that is imported
-meanwhile stays, and so does what is of it in here; of plain values nobody knows who put them there, so in a run that
-imports one that is not Python's, new ones stay. Caches stay, too, and what serves threads and imports.
+function returns all of it. So everything is recorded, and restored where it has changed. Modules imported meanwhile
+stay, and so do their entries here. The origin of plain values cannot be told, so new ones stay if the run imports a
+module that is not Python's. Caches stay, too, and whatever serves threads and imports.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from oom_magic.predict.isolation.snapshot import Alike, fill, is_unchanged
 _chain = chain.from_iterable
 _NAMES = sys.stdlib_module_names
 _DEEP = 4  # a table in a table in ...
-_SERVING = frozenset(  # of these only the names
+_SERVING = frozenset(  # of these modules only the names
     (
         "abc asyncio atexit builtins concurrent ctypes enum gc importlib inspect linecache logging multiprocessing "
         "queue selectors signal site subprocess sys threading typing warnings weakref zipimport"
@@ -41,7 +41,7 @@ _DICTS = (dict, OrderedDict, defaultdict)
 _TABLES = frozenset((*_DICTS, list, set))
 _LEADING = _TABLES | {tuple}
 _PLAIN = _LEADING | {str, bytes, int, float, bool, type(None)}
-_NAMED_BY_PYTHON = ("__ann", "__doc__", "__abstractmethods__", "__builtins__")  # when they are first asked for
+_NAMED_BY_PYTHON = ("__ann", "__doc__", "__abstractmethods__", "__builtins__")  # on first use
 _WRAPPING: dict[type, tuple[str, ...]] = {
     property: ("fget", "fset", "fdel"),
     functools.cached_property: ("func",),
@@ -54,7 +54,7 @@ _MADE_BY_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE: attributes of other classes can
 
 
 def standard_library_noted() -> Callable[[], None]:
-    """Put back, when called, what is now."""
+    """A function that restores the present state."""
     modules = [
         module
         for name, module in list(sys.modules.items())
@@ -82,7 +82,7 @@ def _classes(values: list[Any]) -> list[type]:
 
 @functools.lru_cache(maxsize=4096)
 def _is_own(kind: type) -> bool:
-    """Whether it is a class of the library, of which attributes can be set, and no list of constants."""
+    """Whether it is a class of the library with settable attributes, and no list of constants."""
     is_library = str(kind.__module__).partition(".")[0] in sys.stdlib_module_names
     return is_library and bool(kind.__flags__ & _MADE_BY_PYTHON) and not issubclass(kind, enum.Enum)
 
@@ -180,7 +180,7 @@ def _unregister(kind: abc.ABCMeta, subclass: type) -> None:
 
 
 class Staying:
-    """What stays of what was not there before: that of modules which were imported meanwhile."""
+    """Which new entries stay: those of modules that were imported meanwhile."""
 
     def __init__(self, known: Collection[str]) -> None:
         self._known = known
@@ -191,19 +191,20 @@ class Staying:
         return any(name.partition(".")[0] not in _NAMES for name in sys.modules.keys() - self._known)
 
     def is_importeds(self, value: Any) -> bool:
-        """Whether something is a module that was imported meanwhile, or of one."""
+        """Whether something is a module that was imported meanwhile, or belongs to one."""
         if isinstance(value, types.ModuleType):
             return sys.modules.get(value.__name__) is value
         home = home_of(value)
         return isinstance(home, str) and home in sys.modules and home not in self._known
 
     def may_be_importeds(self, value: Any) -> bool:
-        """Plain values may be, where a library was imported."""
+        """Whether plain values may belong to one: if a library was imported."""
         return (self.has_imported and type(value) in _PLAIN) or self.is_importeds(value)
 
 
 def home_of(value: Any) -> Any:
-    """The module that something is of; what wraps a function, such as a cache or a property, is of the function's."""
+    """The module that something belongs to; a wrapper of a function, such as a cache or a property, belongs to the
+    function's."""
     for name in _WRAPPING.get(type(value), ()):
         if getattr(value, name) is not None:
             return home_of(getattr(value, name))
@@ -239,18 +240,18 @@ def _restore_names(
 
 
 def _containers_of(one: Any, kind: type) -> Iterator[Any]:
-    """The containers that hold an object. Frozen ones the collector does not show."""
+    """The containers that hold an object, except frozen ones, which the collector does not show."""
     return (container for container in gc.get_referrers(one) if type(container) is kind)
 
 
 def _found_error_handlers() -> dict[str, Any]:
-    """What ``codecs.register_error`` fills, ``codec_error_registry`` in CPython's Python/codecs.c."""
+    """The table that ``codecs.register_error`` fills, ``codec_error_registry`` in CPython's Python/codecs.c."""
     tables = _containers_of(codecs.strict_errors, dict)
     return next((one for one in tables if one.get("strict") is codecs.strict_errors), {})
 
 
 def _found_search_functions() -> list[Callable[..., Any]]:
-    """What ``codecs.register`` fills, ``codec_search_path``."""
+    """The list that ``codecs.register`` fills, ``codec_search_path``."""
     lists = _containers_of(encodings.search_function, list)
     return next((one for one in lists if one and all(map(callable, one))), [])
 
