@@ -162,6 +162,41 @@ def sizes_in_turn() -> None:
         optimizer.zero_grad()
 
 
+def evaluated_only() -> None:
+    """Like batches are left out, one of another size among them is not; then what the outputs were kept for."""
+    model, right, losses = network(), 0.0, []
+    with torch.no_grad():
+        for number, (batch,) in enumerate(data(20_100, 100)):
+            out = model(batch.to(CUDA))
+            right += (out.argmax(-1) == 1).sum().item()
+            losses.append(out.mean().item())
+            if number % 50 == 0:
+                print(number, right)
+        sizes = [64] * 30 + [4096] + [64] * 30
+        for batch in [torch.zeros(size, 256) for size in sizes]:
+            model(batch.to(CUDA))
+
+
+def features_kept_on_the_host() -> None:
+    """What an evaluation collects in RAM goes to the GPU at its end: none of its turns is left out."""
+    model, found = network(), {"features": []}
+    with torch.inference_mode():
+        for (batch,) in data(10_000, 100):
+            found["features"].append(model(batch.to(CUDA)).cpu())
+        features = torch.cat(found["features"]).to(CUDA)
+        assert (features @ features.T).shape[0] == 10_000
+
+
+def now_and_then_kept() -> None:
+    """Each tenth output is kept on the GPU."""
+    model, kept = network(), []
+    with torch.no_grad():
+        for number in range(100):
+            out = model(torch.randn(1000, 256, device=CUDA))
+            if number % 10 == 0:
+                kept.append(out)
+
+
 def steps_that_differ() -> None:
     """No two steps are like: lengths vary, and outputs are kept. They are followed to their end."""
     model = network()
@@ -180,4 +215,5 @@ ALL = (
     epochs_with_evaluation, models_in_turn, until_break, two_optimizers, outputs_kept, every_n, thawed, best_kept,
     sizes_in_turn, steps_that_differ,
 )  # fmt: skip
+EVALUATIONS = {evaluated_only: 2, features_kept_on_the_host: 0, now_and_then_kept: 0, outputs_kept: 1}
 LOOPS: dict[str, Callable[[], None]] = {function.__name__: function for function in ALL}

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from loop_cases import LOOPS, network
+from loop_cases import EVALUATIONS, LOOPS, network
 
 import oom_magic as om
 from oom_magic.predict.instrumentation.loop_code import with_loops
+from oom_magic.predict.session import DrySession
 
 TRUTH = json.loads((Path(__file__).parent / "data" / "programs_truth.json").read_text())
 VERSION = torch.__version__.partition("+")[0]
@@ -31,6 +32,19 @@ def test_what_follows_like_steps_is_seen(name: str) -> None:
     assert all(line is not None and line.text.startswith(("for ", "while ")) for line in left)
     assert (len(report.steps) <= 12) is bool(left) is (name != "steps_that_differ")
     assert function.__code__ is code and not report.timeline.was_left
+
+
+@pytest.mark.parametrize("function", EVALUATIONS)
+@pytest.mark.parametrize("num_steps", ["alike", 2])
+def test_like_turns_of_an_evaluation_are_left_out_and_what_they_keep_is_not(function: Any, num_steps: Any) -> None:
+    whole = om.dry_run(function, gpu="RTX 3060", stop_after_steps=None)
+    report = DrySession("RTX 3060", is_lasting=False, has_bar=False, stop_after_steps=num_steps).run(function)
+    if not report.timeline.was_left:
+        assert report.peak_allocated_bytes == whole.peak_allocated_bytes
+        assert report.peak_reserved_bytes == whole.peak_reserved_bytes
+    left = [one for one in report.assumptions if "rest of this loop" in one.text]
+    assert len(left) == EVALUATIONS[function] - (function.__name__ == "outputs_kept" and num_steps == 2)
+    assert len(report.timeline.order) < len(whole.timeline.order) or not left
 
 
 def test_an_error_behind_the_steps_hides_nothing() -> None:

@@ -226,7 +226,7 @@ class DrySession:
     def _loops_known(
         self, function: Callable[[], Any], namespaces: Sequence[dict[str, Any]]
     ) -> AbstractContextManager[None]:
-        return loops_known(function, namespaces) if self.training.stop_after_steps == "alike" else nullcontext()
+        return nullcontext() if self.training.stop_after_steps is None else loops_known(function, namespaces)
 
     def copy(self, **options: Any) -> DrySession:
         """A session on the same card, without limit if no ``options`` say otherwise, that starts from what was there

@@ -6,6 +6,7 @@ import ast
 import contextlib
 import re
 import shlex
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 _EVALUATES = re.compile(r"eval|valid|test|predict|generate|no_grad|inference_mode", re.IGNORECASE)
 _MOST_PARAMETERS = 4
+_ALL_STEPS = sys.maxsize  # of training; loops that evaluate may still be cut short
 _MOST_ROWS = 16  # of a model's inputs for one sample
 _DIMENSIONS = {"batch": 0, "seq": 1, "evaluation": 0}
 _SIZE_OF = {
@@ -94,6 +96,7 @@ class CellRehearsal:
         self._fullest: ModelCall | None = None
         self._later: ModelCall | None = None  # of the evaluation that took most in the last ``run_on``
         self._training: Training | None = None  # of the last run
+        self._leaves_evaluations = True
         self.sizes: Mapping[str, int] = {}
         self.accumulation = 1
         self.steps_differ = False
@@ -104,7 +107,8 @@ class CellRehearsal:
 
         self._survey = Survey(changes)
         report, training = self._execute((self._survey,), {}, enough_bytes=enough_bytes)
-        self._num_steps = report.timeline.num_steps() if report.timeline.was_left else None
+        self._num_steps = report.timeline.num_steps() if report.timeline.was_left else _ALL_STEPS
+        self._leaves_evaluations = training.leaves_evaluations
         self.steps_differ = report.timeline.was_left and training.of_a_new_size
         self._fullest = training.call_at(report.peak_position)
         self.sizes = {} if self._fullest is None else _sizes(self._fullest.inputs)
@@ -363,6 +367,7 @@ class CellRehearsal:
                 absent=frozenset() if dropped is None else dropped.objects,
             )
             session.training.enough_bytes = enough_bytes
+            session.training.leaves_evaluations = self._leaves_evaluations
             try:
                 report = rehearse(partial(session.run, call, namespaces, self._decided))
             except MissingNameError as error:

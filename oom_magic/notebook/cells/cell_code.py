@@ -66,7 +66,7 @@ class CellCode:
             from oom_magic.predict.instrumentation.loop_code import compiled_with_loops
             from oom_magic.predict.instrumentation.loops import LOOPS
 
-            if LOOPS.leave_out:
+            if LOOPS.are_known:
                 return compiled_with_loops(tree, self.file)
         return compile(ast.fix_missing_locations(tree), self.file, "exec", dont_inherit=True)
 

@@ -24,6 +24,7 @@ from oom_magic.user_code import is_cell, is_users_file
 
 _PLACE = "<the loops of the dry run>"  # in the compiled code, until LOOPS itself takes its place
 _TRAINS = re.compile(r"step|backward|train|eval|valid|test|epoch|loader|batch|fit|infer|advance|no_grad|model|net\b")
+_SAYS = re.compile(r"print|log|write|set_(postfix|description)|info|debug|(bar|progress)\.update")
 # Classes of libraries with loops that train.
 _LIGHTNING = (
     ("fit_loop", "_FitLoop"), ("training_epoch_loop", "_TrainingEpochLoop"), ("evaluation_loop", "_EvaluationLoop"),
@@ -170,7 +171,9 @@ class _Rewriter(ast.NodeTransformer):
                 guarded = self._lines[node.body[0].lineno - 1 : node.body[-1].end_lineno]
                 is_jump = isinstance(node.body[0], (ast.Raise, ast.Break, ast.Continue, ast.Return, ast.Pass))
                 matters = not is_jump and any(map(_TRAINS.search, guarded))
-                found.append(ast.Tuple([ast.Constant(one) for one in (node.lineno, test, matters)], ast.Load()))
+                keeps = bool(test) and not is_jump and not all(map(_is_said, node.body))
+                known = (node.lineno, test, matters, keeps)
+                found.append(ast.Tuple([ast.Constant(one) for one in known], ast.Load()))
                 if not _is_decided(node.test):
                     call = _call("decided", [node.test, ast.Constant(node.lineno)])
                     node.test = ast.fix_missing_locations(ast.copy_location(call, node.test))
@@ -183,6 +186,12 @@ class _Rewriter(ast.NodeTransformer):
 
 def _call(name: str, arguments: list[ast.expr]) -> ast.Call:
     return ast.Call(ast.Attribute(ast.Constant(_PLACE), name, ast.Load()), arguments, [])
+
+
+def _is_said(statement: ast.stmt) -> bool:
+    """Whether a statement only calls something that prints, or shows how far it is."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(call, ast.Call) and _SAYS.search(ast.unparse(call.func)) is not None
 
 
 def _is_decided(test: ast.expr) -> bool:

@@ -16,13 +16,14 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from inspect import CO_OPTIMIZED
-from itertools import islice, repeat
+from itertools import islice, repeat, takewhile
 from operator import length_hint
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, cast
 
 from oom_magic.language import _
 from oom_magic.memory.timeline import SourceLine
+from oom_magic.predict.instrumentation.loop_state import shapes_of, what_is_kept
 from oom_magic.predict.isolation.run_threads import is_of_run
 from oom_magic.units import format_bytes
 from oom_magic.user_code import cell_name, is_users_file, source_text
@@ -35,6 +36,7 @@ UNKNOWN_TURNS = 100  # of a loop that does not say how many are left
 
 MOST_TURNS = 500  # iterations of a ``while`` loop whose condition depends on unknown values ...
 MOST_SECONDS = 30  # ... and of computing
+MOST_SECONDS_OF_LOOKING = 5  # of computing, at the batches that are left of an evaluation
 _MOST_LOOKED_AT = 1_000_000
 _FEW = 20
 _SIMPLE = (
@@ -62,16 +64,19 @@ class Loop:
         "_begun",
         "_due",
         "_is_ending",
+        "_is_whole",
         "_items",
         "_iterated",
         "_position",
         "_seen",
+        "_shapes",
         "_usages",
         "calls",
         "conditions",
         "counter",
         "grown_bytes",
         "is_left",
+        "kept",
         "line",
         "num_turns",
         "steps",
@@ -85,7 +90,9 @@ class Loop:
         self.conditions: tuple[Condition, ...] = ()
         self._seen = seen
         self.num_turns = 0
-        self.is_left = self._is_ending = False
+        self.is_left = self._is_ending = self._is_whole = False
+        self._shapes: set[Hashable] = set()  # of its items so far
+        self.kept = 0  # in containers of the code around it
         self.grown_bytes = 0
         self._begun = time.process_time()
         self._due = 0.0
@@ -101,12 +108,28 @@ class Loop:
         """The next item; of a loop that is left, of the turns that are still to be seen. Raises StopIteration."""
         if self.is_left and not self._is_ending:
             self._is_ending = True
-            self._items = turns_to_see(
-                self._iterated, self.num_turns, self.counter, self.conditions, self._seen, sys._getframe(1)
-            )
+            if self._is_whole and any(self._shapes):
+                self._items = self._of_new_shapes(self._items)
+            else:
+                self._items = turns_to_see(
+                    self._iterated, self.num_turns, self.counter, self.conditions, self._seen, sys._getframe(1)
+                )
         self.num_turns += 1
         self._position = 0
-        return next(self._items)
+        item = next(self._items)
+        if not self.is_left:
+            self.kept = what_is_kept(sys._getframe(1))
+            self._shapes.add(shapes_of(item))
+        return item
+
+    def _of_new_shapes(self, items: Iterator[Any]) -> Iterator[Any]:
+        """Of the items that are left those whose tensors have other shapes than all before."""
+        end = time.process_time() + MOST_SECONDS_OF_LOOKING
+        for item in takewhile(lambda _: time.process_time() < end, items):
+            shapes = shapes_of(item)
+            if shapes not in self._shapes:
+                self._shapes.add(shapes)
+                yield item
 
     def is_like_before(self, usage: Usage) -> bool:
         """Whether an optimizer step takes what the same step of the last turn took, and keeps nothing that adds up."""
@@ -136,17 +159,24 @@ class Loop:
             return False
         return self.num_turns > MOST_TURNS or time.process_time() - self._begun > MOST_SECONDS
 
-    def leave(self) -> bool:
-        """End with the turn that runs; whether it would have gone on, as far as that can be told."""
-        self.is_left = True
+    def leave(self, is_whole: bool = False) -> bool:
+        """End with the turn that runs; whether it would have gone on, as far as that can be told.
+
+        ``is_whole``: it is an evaluation, of which later items are still looked at.
+        """
+        self.is_left, self._is_whole = True, is_whole
         return length_hint(self._items, 1) > 0
 
 
 class Loops:
-    """The loops of one dry run that are under way, by thread. ``tell`` is told why each was cut short, and its line."""
+    """The loops of one dry run that are under way, by thread. ``tell`` is told why each was cut short, and its line.
+
+    ``leaves_steps``: also loops that train are cut short.
+    """
 
     def __init__(self, tell: Callable[[str, SourceLine], None]) -> None:
         self._tell = tell
+        self.leaves_steps = True
         self._active = threading.local()
         self._outcomes: dict[tuple[str, int], set[bool]] = {}  # of conditions in loops, by file and line
         self._seen: dict[tuple[str, int], set[Outcomes]] = {}  # of conditions on a loop's counter together, by its line
@@ -202,15 +232,21 @@ class Loops:
         """Whether the turn that runs is the last of the innermost loop, whose rest is left out."""
         return any(loop.is_left for loop in self._inside_out()[:1])
 
-    def call(self, model: Hashable, state: Hashable) -> None:
-        """A model is called that does not train; its loop ends when two turns after the first find the same state."""
+    def call(self, model: Hashable, state: Hashable, is_enough: bool = True) -> bool:
+        """A model is called that does not train; its loop ends when two turns after the first find the same state.
+
+        Whether that is so; unless what was taken so far ``is_enough``, the loop goes on.
+        """
         for loop in self._inside_out()[:1]:
             turn, before = loop.calls.get(model, (0, None))
             if turn == loop.num_turns:
-                return
-            loop.calls[model] = loop.num_turns, state
-            if loop.num_turns >= LIKE_STEPS and turn > 1 and before == state:
-                self._leave(loop)
+                return False
+            loop.calls[model] = loop.num_turns, (state, loop.kept)
+            is_like = loop.num_turns >= LIKE_STEPS and turn > 1 and before == (state, loop.kept)
+            if is_like and is_enough and not any(one.keeps for one in loop.conditions):
+                self._leave(loop, _about_evaluation(), is_whole=True)
+            return is_like
+        return False
 
     def read(self) -> None:
         """An unknown value was read: a ``while`` loop that waits for it without end is left."""
@@ -220,12 +256,12 @@ class Loops:
                     loop, _("this loop goes on until a value that only the GPU knows says otherwise; it was left")
                 )
 
-    def _leave(self, loop: Loop, why: str = "") -> None:
+    def _leave(self, loop: Loop, why: str = "", is_whole: bool = False) -> None:
         if loop.is_left:
             return
         file = loop.line[0]
         self._shortened.update(dict.fromkeys((file, one.line) for one in loop.conditions if one.matters))
-        if loop.leave():
+        if loop.leave(is_whole):
             why = why or _(
                 "after three like steps (of a loop around such loops: two like turns) the rest of this loop is left "
                 "out, and what follows it is followed; what it does only in later turns is not seen "
@@ -233,6 +269,13 @@ class Loops:
             )
             number = loop.line[1]
             self._tell(why, SourceLine(cell_name(file), number, source_text(file, number)))
+
+
+def _about_evaluation() -> str:
+    return _(
+        "after three like turns the rest of this loop, which trains nothing and keeps nothing, is left out but for "
+        "batches of other shapes (stop_after_steps=None, --steps all)"
+    )
 
 
 def _about_unlike_steps(loop: Loop) -> str:
@@ -260,6 +303,11 @@ class LoopsOfRun:
     @property
     def leave_out(self) -> bool:
         """Whether the rest of a loop is left out: a dry run lasts that was not told how many steps to follow."""
+        return self.are_known and self._running[-1].leaves_steps
+
+    @property
+    def are_known(self) -> bool:
+        """Whether a dry run lasts that cuts any loop short."""
         return bool(self._running)
 
     @property
@@ -308,11 +356,13 @@ LOOPS = LoopsOfRun()
 
 
 class Condition(NamedTuple):
-    """An ``if`` in a loop. ``test`` is its source where other turns can be asked; ``matters``: it may take memory."""
+    """An ``if`` in a loop. ``test`` is its source where other turns can be asked; ``matters``: it may take memory;
+    ``keeps``: it may keep what other turns do not."""
 
     line: int
     test: str
     matters: bool
+    keeps: bool
 
 
 def can_be_asked(test: ast.expr, counter: str) -> bool:

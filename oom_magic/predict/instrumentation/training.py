@@ -68,7 +68,8 @@ class Training:
     ``FOLLOWING_SECONDS`` of computing or as long as the steps took). One that never had ``enough_bytes`` by then goes
     on until it has, for ``MOST_STEPS`` and as many more as ``MOST_SECONDS`` allow; so does, for one of both, one whose
     last step was ``of_a_new_size``: the model was called with gradients as in no step before, and one in which an
-    optimizer of a model that ran has not made ``STEPS_OF_EACH``.
+    optimizer of a model that ran has not made ``STEPS_OF_EACH``. ``leaves_evaluations``: loops of like calls without
+    gradients end after three; False once one needed more turns to have ``enough_bytes``.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Training:
         self._numbers = count()
         self._serials: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self.enough_bytes = 0
+        self.leaves_evaluations = True
         self.of_a_new_size = False
         self._sizes_seen: set[Inputs] = set()
         self._num_calls_seen = 0
@@ -122,7 +124,8 @@ class Training:
             for change in self._changes:
                 stack.enter_context(change.around_run())
             stack.enter_context(self._progress())
-            if self.stop_after_steps == "alike":
+            if self.stop_after_steps is not None:
+                self._loops.leaves_steps = self.stop_after_steps == "alike"
                 stack.enter_context(LOOPS.followed(self._loops))
             yield
 
@@ -187,9 +190,11 @@ class Training:
         """The outermost module is about to run."""
         self.num_calls += torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
         self._prepare(module)
-        if self.has_seen_like_steps and not torch.is_grad_enabled() and _is_model(module):
+        if not torch.is_grad_enabled() and _is_model(module):
             taken = tuple(recorder.allocator.allocated_bytes for recorder in self._gpu.recorders)
-            self._loops.call(self._serial(module), (taken, inputs_of(args, kwargs)))
+            is_enough = self.leaves_evaluations and self._has_enough()
+            is_like = self._loops.call(self._serial(module), (taken, inputs_of(args, kwargs)), is_enough)
+            self.leaves_evaluations &= is_enough or not is_like
         self._gpu.num_noted += 3  # the call, its inputs, and the shape of one
         self.model_calls.append(
             ModelCall(
@@ -331,13 +336,17 @@ class Training:
 
     def _has_seen_enough(self, number: int) -> bool:
         """Whether enough steps were followed, or enough memory was taken in a step like an earlier one."""
-        taken = max(max(recorder.reserved, default=0) for recorder in self._gpu.recorders)
         is_late = time.process_time() - self._start > MOST_SECONDS
-        if taken < self.enough_bytes:
+        if not self._has_enough():
             return is_late and number >= MOST_STEPS
         if not self.enough_bytes or is_late or number >= MOST_STEPS:
             return True
         return not (self.of_a_new_size or self._has_one_to_come())
+
+    def _has_enough(self) -> bool:
+        """Whether as much memory was taken as the run is said to take at least."""
+        taken = max(max(recorder.reserved, default=0) for recorder in self._gpu.recorders) if self.enough_bytes else 0
+        return taken >= self.enough_bytes
 
     def _has_one_to_come(self) -> bool:
         """Whether models that ran have weights whose optimizer has yet to step, as a generator's beside its critic."""
