@@ -54,6 +54,39 @@ class Loop:
             optimizer.zero_grad(set_to_none=how.get("set_to_none", True))
 
 
+@pytest.mark.parametrize(("compares", "how"), [(True, "views"), (True, "pairs"), (False, "weights")])
+def test_a_loss_that_compares_the_samples_of_a_batch_is_seen(compares, how):
+    def loop():
+        net, classes = nn.Linear(16, 8).cuda(), nn.Linear(8, 24, bias=False).cuda()
+        optimizer = torch.optim.SGD([*net.parameters(), *classes.parameters()], lr=0.1)
+        for _ in range(2):
+            one, other = net(torch.randn(24, 16, device="cuda")), net(torch.randn(24, 16, device="cuda"))
+            both = torch.cat([one, other])
+            products = {"views": (both, both.T), "pairs": (one, other.T), "weights": (one, classes.weight.T)}
+            torch.matmul(*products[how]).logsumexp(1).mean().backward()
+            optimizer.step()
+
+    survey = Survey([])
+    run(loop, survey)
+    assert survey.compares_samples is compares
+
+
+def test_gradients_scaled_by_accelerate_are_accumulated():
+    accelerate = pytest.importorskip("accelerate")
+
+    def loop():
+        accelerator = accelerate.Accelerator(mixed_precision="fp16")
+        net = nn.Linear(64, 64)
+        net, optimizer = accelerator.prepare(net, torch.optim.Adam(net.parameters()))
+        for _ in range(4):
+            accelerator.backward(net(torch.randn(32, 64, device="cuda")).square().mean())
+            accelerator.clip_grad_norm_(net.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    assert run(loop, habits.AccumulatedGradients()).peak_allocated_bytes
+
+
 def run(loop, *changes):
     session = DrySession(stop_after_steps=2, is_lasting=False, is_limited=False, has_bar=False, changes=changes)
     return session.run(loop)

@@ -290,6 +290,16 @@ def test_lists_that_are_compared_later_go_to_the_host_together(shell):
     assert best.code.replace(" ** ", "**").startswith(fixed)
 
 
+def test_a_buffer_that_is_filled_is_no_leak(shell):
+    setup = f"{CARD}import torch\nnet = torch.nn.Linear(1024, 1024).cuda()\nbuffer = torch.zeros(16, 8192, 1024, device='cuda')"
+    shell.run_cell(setup)
+    shell.run_cell(
+        f"{CARD}for step in range(16):\n    buffer[step] = torch.randn(8192, 1024, device='cuda')\n"
+        "    net(buffer.flatten(0, 1)).square().sum().backward()\n"
+    )
+    assert run(shell, "%oom_explain").cause is not Cause.LEAK_OR_RETAINED_REFERENCE
+
+
 def test_what_a_forward_collects_for_itself_is_no_leak(shell):
     shell.run_cell("import torch")
     lines = ["%%gpumem --dry-run --no-plot --memory 1GiB", "class Skipping(torch.nn.Module):", "    def __init__(self):",

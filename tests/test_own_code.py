@@ -401,6 +401,24 @@ def test_what_cannot_be_cut_like_a_sequence_has_no_length():
     assert not error.value.applies
 
 
+def test_nodes_and_edges_are_neither_batch_nor_length():
+    class Graph(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.make = torch.nn.Linear(8, 4)
+
+        def forward(self, nodes, edges):
+            return torch.zeros(len(nodes), 4, device="cuda").index_add(0, edges[1], self.make(nodes)[edges[0]])
+
+    cell = """
+nodes, edges = torch.randn(64, 8, device="cuda"), torch.randint(0, 64, (2, 500), device="cuda")
+net.cuda()(nodes, edges).sum().backward()
+"""
+    rehearsal = CellRehearsal(execute, ast.parse(cell), {"torch": torch, "net": Graph()})
+    rehearsal.begin([], 0)
+    assert rehearsal.sizes == {}
+
+
 @pytest.mark.parametrize(("lengths", "num_steps", "differ"), [("[2] * 9", 2, False), ("[1, 3, 2, 9, 1, 1]", 5, False)])
 def test_steps_are_followed_until_they_bring_nothing_new(lengths, num_steps, differ):
     cell = f"""

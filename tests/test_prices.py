@@ -35,7 +35,7 @@ class Run:
     """A training run; a smaller batch, checkpointing and mixed precision halve what a step takes."""
 
     accumulation = 1
-    is_evaluation = keeps_no_graph = is_of_job = steps_differ = may_evaluate = False
+    is_evaluation = keeps_no_graph = is_of_job = steps_differ = may_evaluate = compares_samples = False
     names: dict[str, str] = {}  # noqa: RUF012
 
     def __init__(self, batch=16, works=True):

@@ -109,6 +109,7 @@ _ON_A_MAC = {"raise_limit": "mps_watermark"}
 _NOT_ON_A_MAC = {"expandable_segments", "offload", "fsdp_any", "qlora", "optimizer_8bit"}
 _MOST_CHECKED = 3  # remedies that are rehearsed to the run's end
 _HUGE_BYTES = 24 * GIB  # of one tensor: more than most cards have
+_NOTICEABLY = 1.01  # times what the steps need
 _SAME_SIZE = 0.02  # cards of one model differ by less
 _NO_RUN = Evidence("reason_no_run")
 _FITS = Evidence("reason_fits_as_it_is")
@@ -172,8 +173,10 @@ def _to_its_end(diagnosis: Diagnosis, evaluator: RemedyEvaluator, found: list[Re
         if whole is first:
             return
         found[found.index(first)] = whole
-        needs = Evidence("later_takes_more", {"needed_bytes": needed})
-        yield replace(diagnosis, evidence=(*diagnosis.evidence, needs), remedies=ranked(found))
+        if needed > _NOTICEABLY * (first.needed_bytes or 0):
+            needs = Evidence("later_takes_more", {"needed_bytes": needed})
+            diagnosis = replace(diagnosis, evidence=(*diagnosis.evidence, needs))
+        yield replace(diagnosis, remedies=ranked(found))
         if whole.fits:
             return
 

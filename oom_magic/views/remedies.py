@@ -127,9 +127,10 @@ class Wording:
     def of(self, remedy: Remedy) -> str:
         """What a remedy changes."""
         text = self._alone(remedy)
-        if "evaluation_after" not in remedy.values:
-            return text
-        return translate("remedy_and_evaluation", self.lang, text=text.rstrip(_STOPS), **remedy.values)
+        for value, key in (("evaluation_after", "remedy_and_evaluation"), ("compared", "remedy_of_compared")):
+            if value in remedy.values:
+                text = translate(key, self.lang, text=text.rstrip(_STOPS), **remedy.values)
+        return text
 
     def _alone(self, remedy: Remedy) -> str:
         keys = remedy.values.get("keys")

@@ -170,6 +170,8 @@ def _growth(statement: ast.stmt, loop: ast.stmt, file: str, names: Mapping[str, 
     holder = measure_holder(value, locate, names.values())
     is_sum = isinstance(statement, ast.AugAssign) or getattr(statement, "targets", [None])[0] is grown
     number = holder.num_tensors or holder.num_entries
+    if _is_tensor(value) and isinstance(_first_target(statement), ast.Subscript) and not holder.has_graph:
+        return None  # a tensor's entries are there before they are set
     if not number or (is_sum and not (holder.has_graph or _is_joined(statement))):
         return None  # a running sum of numbers takes no device memory
     line = source_line(file, statement.lineno)
@@ -206,6 +208,10 @@ def _grown(statement: ast.stmt) -> ast.expr | None:
             is_sum = isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add)
             return target if (is_sum or _is_joined(statement)) and _names(target, value) else None
     return None
+
+
+def _first_target(statement: ast.stmt) -> ast.expr | None:
+    return statement.targets[0] if isinstance(statement, ast.Assign) else None
 
 
 def _is_joined(statement: ast.stmt) -> bool:

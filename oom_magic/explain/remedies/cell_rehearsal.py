@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.live.called import called_in
 from oom_magic.explain.live.growth import Growth, is_in, mended
-from oom_magic.explain.remedies.code import IN_A_LOOP, names_model
+from oom_magic.explain.remedies.code import IN_A_LOOP, lacks_names
 from oom_magic.explain.remedies.own_code import accumulating, loop_of, own_arguments, own_code, own_names, shown
 from oom_magic.explain.remedies.rehearsal import (
     STEPS,
@@ -146,6 +146,11 @@ class CellRehearsal:
         """Whether gradients were off at the peak."""
         return self._fullest is not None and not self._fullest.has_gradients
 
+    @property
+    def compares_samples(self) -> bool:
+        """Whether the loss compares the samples of a batch with each other."""
+        return self._survey is not None and self._survey.compares_samples
+
     def check(self, variation: Variation) -> None:
         """Whether the survey found a model that allows the changes, and the cell has the line to mend."""
         check_surveyed(self._survey, variation.changes)
@@ -252,7 +257,7 @@ class CellRehearsal:
             if key == "no_grad" and (self._survey is None or self._survey.has_trained):
                 return ""
             own = own_code(self._tree, self._names, key, values)
-            is_foreign = key in IN_A_LOOP or (names_model(key) and "model" not in self.names)
+            is_foreign = key in IN_A_LOOP or lacks_names(key, self.names)
             return own or ("" if is_foreign else None)
         parameter = self.parameters.get(what)
         if parameter is None:
@@ -383,7 +388,13 @@ def _has_rows(number: int, inputs: Inputs) -> bool:
 
 
 def _sizes(inputs: Inputs) -> dict[str, int]:
-    """Batch and length of what a model was called with: token ids, or hidden states of three dimensions."""
+    """Batch and length of what a model was called with: token ids, or hidden states of three dimensions.
+
+    Empty where inputs of several dimensions have no first one in common, as nodes and edges of a graph.
+    """
+    firsts = [shape[0] for shape, _ in inputs if len(shape) > 1 and shape[0] > 1]
+    if len(set(firsts)) == len(firsts) > 1:
+        return {}
     for shape, is_integer in inputs:
         if len(shape) == (2 if is_integer else 3):
             return {"batch": shape[0], "seq": shape[1]}

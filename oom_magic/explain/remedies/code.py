@@ -267,9 +267,13 @@ def for_backend(code: str, backend: str | None) -> str:
     return code.replace("PYTORCH_CUDA_ALLOC_CONF", _ALLOCATOR_VARIABLES.get(backend or "", "PYTORCH_CUDA_ALLOC_CONF"))
 
 
-def names_model(key: str) -> bool:
-    """Whether the code for a remedy refers to the model by its name."""
-    return any(word in _PLAIN.get(key, "") for word in ("{model}", "{inner}", "{layers}"))
+def lacks_names(key: str, names: Mapping[str, str]) -> bool:
+    """Whether the code for a remedy refers to a model, or to the blocks of a known one, that ``names`` do not have."""
+    template = _PLAIN.get(key, "")
+    of_model = any(word in template for word in ("{model}", "{inner}", "{layers}"))
+    return of_model and (
+        "model" not in names or ("{layers}" in template and "inner" in names and "layers" not in names)
+    )
 
 
 def code_for(key: str, style: str, values: Mapping[str, Any]) -> tuple[str, str]:

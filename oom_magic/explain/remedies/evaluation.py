@@ -35,6 +35,7 @@ _MOST_COMBINATIONS = 4
 _LIKELY = 1.05  # a combination expected to need up to this share of the usable memory is tried
 _SHRINKING = {"batch": ("smaller_batch", 30, "accumulation"), "seq": ("shorter_sequences", 55, "faster")}
 _AT_EVALUATION = ("smaller_evaluation", 4, "same")  # the results are the same, and nothing is accumulated
+_OF_COMPARED = ("smaller_batch", 58, "accumulation")  # it changes what is learnt
 _OF_EVALUATION = ("no_grad", "eval_accumulation", "smaller_evaluation")  # which change no result
 _SEGMENTS = "expandable_segments"
 _COMPILED_ANEW = ("compile", "compile_blocks")
@@ -244,8 +245,11 @@ class RemedyEvaluator:
 
     def _shrinking(self, what: str) -> tuple[str, int, str]:
         """Key, cost and effect on speed of making a size smaller."""
-        is_evaluation = what == "batch" and self._is_evaluation
-        return _AT_EVALUATION if is_evaluation else _SHRINKING[what]
+        if what == "batch" and self._is_evaluation:
+            return _AT_EVALUATION
+        if what == "batch" and self._rehearsal.compares_samples:
+            return _OF_COMPARED
+        return _SHRINKING[what]
 
     def _evaluated(self, candidate: RemedySpec, is_wanted: bool = False) -> Iterator[Remedy]:
         """The remedy of a candidate; None where it does not apply or saves nothing."""
@@ -341,6 +345,8 @@ class RemedyEvaluator:
         fitting = (largest_fitting(need, sizes, before_need, self._between_steps_bytes, limit) for limit in limits)
         after = next(filter(None, fitting), None) or min(reports)
         values = {"before": before, "after": after, "accumulation": whole // after, "name": self._rehearsal.label(what)}
+        if key == "smaller_batch" and self._rehearsal.compares_samples:
+            values["compared"] = after - 1
         peak = reports[after].peak_allocated_bytes
         # For combinations, and for runs that do not fit, only the advised run is evaluated.
         if accumulated.changes and not base.parts and need(after) <= self._situation.usable_bytes:

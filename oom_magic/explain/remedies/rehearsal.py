@@ -95,6 +95,10 @@ class Rehearsal(Protocol):
     def keeps_no_graph(self) -> bool:
         """Whether gradients were off then."""
 
+    @property
+    def compares_samples(self) -> bool:
+        """Whether the loss compares the samples of a batch with each other; known from ``begin`` on."""
+
     def check(self, variation: Variation) -> None:
         """Raise NotEvaluatedError where the survey showed that it does not apply to the run."""
 
@@ -132,7 +136,7 @@ class Rehearsal(Protocol):
 class SetupRehearsal:
     """The training code that a TrainingSetup writes."""
 
-    is_evaluation = keeps_no_graph = is_of_job = steps_differ = may_evaluate = False
+    is_evaluation = keeps_no_graph = is_of_job = steps_differ = may_evaluate = compares_samples = False
 
     def __init__(self, setup: TrainingSetup) -> None:
         self.setup = setup

@@ -24,6 +24,10 @@ REMEDIES: Sentences = {
     "remedy_smaller_batch": "Microbatch {after} instead of {before}, accumulated {accumulation} times.",
     "remedy_smaller_evaluation": "Batches of {after} instead of {before}.",
     "remedy_smaller_evaluation_any": "Smaller batches.",
+    "remedy_of_compared": (
+        "{text}. The loss compares the samples of a batch: each meets {compared} others then, however many batches are"
+        " accumulated; GradCache keeps the whole batch's."
+    ),
     "remedy_and_evaluation": (
         "{text}; the evaluation in batches of {evaluation_after} instead of {evaluation_before}."
     ),

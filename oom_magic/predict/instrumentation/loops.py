@@ -326,7 +326,7 @@ class LoopsOfRun:
             loops.end()
 
     def each(
-        self, items: Iterable[Any], line: int, counter: str, conditions: tuple[tuple[int, str, bool], ...]
+        self, items: Iterable[Any], line: int, counter: str, conditions: tuple[tuple[int, str, bool, bool], ...]
     ) -> Iterator[Any]:
         """In ``for item in items``, on this line. ``counter`` is the name that counts its turns, if one does."""
         if not self._running or not is_of_run():
@@ -342,7 +342,7 @@ class LoopsOfRun:
             self._running[-1].decide((sys._getframe(1).f_code.co_filename, line), outcome)
         return outcome
 
-    def turns(self, line: int, conditions: tuple[tuple[int, str, bool], ...]) -> Iterator[None]:
+    def turns(self, line: int, conditions: tuple[tuple[int, str, bool, bool], ...]) -> Iterator[None]:
         """Of a ``while`` on this line: without end."""
         endless = repeat(None)
         if not self._running or not is_of_run():

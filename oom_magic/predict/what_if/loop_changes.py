@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -64,6 +64,7 @@ class _Turns:
             number = self._numbers[id(optimizer)] = self._numbers.get(id(optimizer), 0) + 1
             self._is_left_out = number % 2 == 0
             if self._is_left_out:
+                _forget_unscaling(optimizer)
                 return None
             self._is_inside = True
             try:
@@ -81,6 +82,14 @@ class _Turns:
                 zero_grad(owner, set_to_none)
 
         return run
+
+
+def _forget_unscaling(optimizer: Any) -> None:
+    """Accelerate's optimizer steps its scaler itself, which refuses to unscale gradients twice before that."""
+    scaler = getattr(optimizer, "scaler", None)
+    if scaler is not None:
+        with suppress(AssertionError):  # nothing was unscaled
+            scaler.update()
 
 
 def _of_its_part(backward: Callable[..., None]) -> Callable[..., None]:

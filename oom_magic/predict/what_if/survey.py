@@ -11,7 +11,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from oom_magic.predict.isolation.patching import Patches, all_patched
-from oom_magic.predict.what_if.change import ByHandError, Change, InapplicableError
+from oom_magic.predict.what_if.change import ByHandError, Change, InapplicableError, inputs_of
 from oom_magic.predict.what_if.load_changes import LoadChange
 from oom_magic.predict.what_if.loop_changes import (
     DroppedOutputs,
@@ -29,7 +29,7 @@ class Survey(Change):
     ``keeps_gradients``: the loop fills them with zeros. ``keeps_outputs``: a Hugging Face model's logits live until
     the optimizer's step. ``gathers_on_device``: a Trainer collects an evaluation there. ``batches_per_step`` counts the
     batches before the first step: the calls of the model, where there is but one, or the backwards, if those are fewer
-    (two calls may share one).
+    (two calls may share one). ``compares_samples``: a loss has a product of all samples of a batch with each other.
     """
 
     def __init__(self, changes: Iterable[Change]) -> None:
@@ -37,6 +37,8 @@ class Survey(Change):
         self.keeps_gradients = False
         self.keeps_outputs = False
         self.gathers_on_device = False
+        self.compares_samples = False
+        self._batches: set[int] = set()
         self._changes = tuple(changes)
         self._num_models = 0
         self._num_forwards = 0
@@ -86,6 +88,11 @@ class Survey(Change):
             if known is not None and isinstance(error, ByHandError):  # found only with the second model
                 self._errors[change] = error
 
+    def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The same; records how many samples there are."""
+        self._batches |= {shape[0] for shape, _ in inputs_of(args, kwargs) if shape}
+        return args, kwargs
+
     def result(self, result: Any) -> Any:
         """The same; records whether it has logits."""
         self._num_calls += 1
@@ -124,9 +131,12 @@ class Survey(Change):
         return loop()
 
     def _counting(self, backward: Callable[..., None]) -> Callable[..., None]:
-        def run(*args: Any, **kwargs: Any) -> None:
+        def run(tensors: Any, *args: Any, **kwargs: Any) -> None:
             self._num_backwards += not self._has_stepped
-            backward(*args, **kwargs)
+            if not self._has_stepped:
+                sides = {number * rows for rows in self._batches - {1} for number in (1, 2)}  # two views of each
+                self.compares_samples |= any(side in sides for side in _squares(tensors))
+            backward(tensors, *args, **kwargs)
 
         return run
 
@@ -136,3 +146,28 @@ class Survey(Change):
             zero_grad(owner, set_to_none)
 
         return run
+
+
+def _squares(tensors: Any) -> Iterator[int]:
+    """The sides of square products of matrices that no weight is one of, in the graphs of these tensors."""
+    roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    waiting = [one.grad_fn for one in roots if one.grad_fn is not None]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        sizes: list[tuple[int, ...]]
+        sizes = [getattr(node, f"_saved_{name}_sym_sizes", ()) for name in ("self", "mat2")]
+        left, right = sizes
+        if len(left) == len(right) == 2 and left[0] == right[1] and not any(map(_is_weight, node.next_functions)):
+            yield int(left[0])
+        later = [one for one, _ in node.next_functions if one is not None and one not in seen]
+        seen.update(later)
+        waiting += later
+
+
+def _is_weight(edge: tuple[Any, int]) -> bool:
+    """Whether a matrix is made from one parameter alone, such as its transpose, or needs no gradient."""
+    node = edge[0]
+    while node is not None and len(node.next_functions) == 1:
+        node = node.next_functions[0][0]
+    return node is None or hasattr(node, "variable")
