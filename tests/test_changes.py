@@ -412,7 +412,7 @@ class _Wide(nn.Module):
         self.head = nn.Linear(8, 2**18)
 
     def forward(self, x, labels):
-        logits = self.head(x)
+        logits = self.head(x.flatten(1)[:, :8])
         return {"loss": logits.mean(), "logits": logits}
 
 
@@ -468,3 +468,33 @@ def test_metrics_compare_what_shorter_inputs_give_with_as_many_labels(tmp_path):
 
     DrySession("RTX 3060", changes=(habits.ShorterInputs(1, 8, 2),), has_bar=False).run(evaluate)
     assert shapes == [((2, 16), (2,))]
+
+
+def test_a_trainer_fetches_the_batches_of_a_step_together(tmp_path):
+    pytest.importorskip("accelerate")
+    transformers = pytest.importorskip("transformers.trainer")
+
+    def train(accumulation):
+        def loop():
+            options = {"report_to": [], "disable_tqdm": True, "save_strategy": "no", "max_steps": 2}
+            options |= {"gradient_accumulation_steps": accumulation, "per_device_train_batch_size": 2}
+            args = transformers.TrainingArguments(str(tmp_path), **options)
+            transformers.Trainer(_Wide(), args, train_dataset=_Pictures()).train()
+
+        return loop
+
+    once, changed = (
+        run(train(1), habits.AccumulatedGradients()),
+        (habits.AccumulatedGradients(), habits.FetchedTogether(6)),
+    )
+    together, true = run(train(1), *changed), run(train(6))
+    assert together.peak_allocated_bytes == pytest.approx(true.peak_allocated_bytes, rel=0.001)
+    assert together.peak_allocated_bytes > 1.5 * once.peak_allocated_bytes
+
+
+class _Pictures(_Labelled):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, _):
+        return {"x": torch.ones(3, 1024, 1024), "labels": torch.tensor(1)}

@@ -254,7 +254,9 @@ def test_the_forward_and_the_loss_go_under_autocast():
     code = rewritten("mixed_precision")
     block = "    with torch.autocast('cuda', dtype=torch.bfloat16):\n        out = net(images)\n        loss = "
     assert block in code and "\n    loss.backward()" in code
-    cleared = rewritten("mixed_precision", LOOP.replace("    loss.backward()", "    opt.zero_grad()\n    loss.backward()"))
+    cleared = rewritten(
+        "mixed_precision", LOOP.replace("    loss.backward()", "    opt.zero_grad()\n    loss.backward()")
+    )
     assert ", labels)\n    opt.zero_grad()\n    loss.backward()" in cleared
     short = rewritten("mixed_precision", "for x in loader:\n    net(x).sum().backward()\n    opt.step()")
     assert "        loss = net(x).sum()\n    loss.backward()" in short

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from oom_magic.explain.remedies.specs import STEP, RemedySpec, remedy_specs
 
 if TYPE_CHECKING:
     from oom_magic.memory.report import MemoryReport
+    from oom_magic.predict.what_if.change import Change
 
 # Rehearsals end before this many seconds of computing, if a further one would take as long as the longest so far.
 PATIENCE_SECONDS = 55
@@ -331,13 +332,14 @@ class RemedyEvaluator:
         key, cost, speed = self._shrinking(what)
         before = self._rehearsal.sizes[what]
         whole = self._global_batch or before
-        accumulated = self._accumulated(key)
         sizes = divisors(whole, before) if what == "batch" else parts(before)
         reports: dict[int, MemoryReport] = {}
 
+        accumulated = partial(self._accumulated, key, whole)
+
         @cache
         def need(size: int) -> int:
-            reports[size] = self._run(base.with_(accumulated).with_(Variation(sizes={what: size})))
+            reports[size] = self._run(base.with_(accumulated(size)).with_(Variation(sizes={what: size})))
             return needed_bytes(reports[size])
 
         limits = (self._situation.safe_bytes, self._situation.usable_bytes)
@@ -349,20 +351,27 @@ class RemedyEvaluator:
             values["compared"] = after - 1
         peak = reports[after].peak_allocated_bytes
         # For combinations, and for runs that do not fit, only the advised run is evaluated.
-        if accumulated.changes and not base.parts and need(after) <= self._situation.usable_bytes:
+        if accumulated(after).changes and not base.parts and need(after) <= self._situation.usable_bytes:
             values["accumulated_peak_bytes"] = peak
             peak = self._run(base.with_(Variation(sizes={what: after}))).peak_allocated_bytes
         remedy = self._with_saving(self._remedy(key, cost, speed, values), peak, need(after))
-        self._variations[_identity(remedy)] = base.with_(accumulated).with_(Variation(sizes={what: after}))
+        self._variations[_identity(remedy)] = base.with_(accumulated(after)).with_(Variation(sizes={what: after}))
         return remedy
 
-    def _accumulated(self, key: str) -> Variation:
-        """The additional memory for accumulating smaller batches, unless the run accumulates already."""
-        if key != "smaller_batch" or self._rehearsal.accumulation > 1:
-            return Variation()
-        from oom_magic.predict.what_if.loop_changes import AccumulatedGradients  # loads torch
+    def _accumulated(self, key: str, whole: int, size: int) -> Variation:
+        """The additional memory for accumulating smaller batches, unless the run accumulates already, and for fetching
+        them together."""
+        from oom_magic.predict.what_if.loop_changes import AccumulatedGradients, FetchedTogether  # loads torch
 
-        return Variation(((AccumulatedGradients(), {"gradient_accumulation_steps": 2}),))
+        if key != "smaller_batch":
+            return Variation()
+        more = whole // size // self._rehearsal.accumulation
+        parts: list[tuple[Change, Mapping[str, Any]]] = []
+        if self._rehearsal.accumulation == 1:
+            parts.append((AccumulatedGradients(), {"gradient_accumulation_steps": 2}))
+        if self._situation.style == "trainer" and more > 1:
+            parts.append((FetchedTogether(more), {}))
+        return Variation(tuple(parts))
 
     def _combined(self, found: Sequence[tuple[RemedySpec, Remedy]]) -> Iterator[Remedy]:
         """The cheapest combination that fits, of those expected to fit; first those expected to leave the card safe."""

@@ -317,7 +317,8 @@ def _under_autocast(loop: ast.For, models: set[str]) -> str:
     start = next((at for at, one in enumerate(loop.body[: end + 1]) if _calls(one, models)), None)
     if start is None:
         return ""
-    end = next((at for at in range(start, end) if all(map(_is_update, loop.body[at:end]))), end)  # zero_grad() before it
+    # Gradients may be cleared right before the backward.
+    end = next((at for at in range(start, end) if all(map(_is_update, loop.body[at:end]))), end)
     covered = loop.body[start:end]
     if not covered:  # model(x).sum().backward()
         call = backward.value

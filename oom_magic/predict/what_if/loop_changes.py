@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -112,6 +112,43 @@ def _releasing(zero_grad: Callable[..., None]) -> Callable[..., None]:
         zero_grad(owner, True)
 
     return run
+
+
+class FetchedTogether(Change):
+    """Transformers' Trainer fetches all batches of a step before the first runs: so many more than without the change.
+
+    Those are copies of the ones that it fetches.
+    """
+
+    def __init__(self, times: int) -> None:
+        self._times = times
+
+    @contextmanager
+    def around_run(self) -> Iterator[None]:
+        """Copies of a step's batches live as long as they do."""
+        trainer = getattr(sys.modules.get("transformers.trainer"), "Trainer", None)
+        if trainer is None or not hasattr(trainer, "get_batch_samples"):  # before transformers 4.46
+            yield
+            return
+        usual, copies = trainer.get_batch_samples, []
+
+        @functools.wraps(usual)
+        def get_batch_samples(*args: Any, **kwargs: Any) -> Any:
+            samples, number = usual(*args, **kwargs)
+            copies[:] = [_copy_of(samples) for _ in range(self._times - 1)]  # those of the last step live until then
+            return samples, number
+
+        with all_patched([(trainer, {"get_batch_samples": get_batch_samples})]):
+            yield
+        copies.clear()
+
+
+def _copy_of(batch: Any) -> Any:
+    """The tensors of batches, copied, in lists."""
+    if isinstance(batch, torch.Tensor):
+        return batch.clone()
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
+    return [_copy_of(part) for part in parts]
 
 
 class GatheredOnHost(Change):
