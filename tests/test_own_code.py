@@ -16,6 +16,7 @@ from oom_magic.explain.remedies.own_code import accumulating, copied, own_argume
 from oom_magic.explain.remedies.rehearsal import NotEvaluatedError, Variation
 from oom_magic.explain.remedies.size_parameters import find_size_parameters
 from oom_magic.predict.session import DrySession
+from oom_magic.predict.what_if.model_changes import MixedPrecision
 
 LOOP = """\
 net = make()
@@ -260,6 +261,29 @@ def test_the_forward_and_the_loss_go_under_autocast():
     assert ", labels)\n    opt.zero_grad()\n    loss.backward()" in cleared
     short = rewritten("mixed_precision", "for x in loader:\n    net(x).sum().backward()\n    opt.step()")
     assert "        loss = net(x).sum()\n    loss.backward()" in short
+
+
+@pytest.mark.parametrize("change", [MixedPrecision("bf16", with_loss=True), None])
+def test_autocast_is_rehearsed_as_its_code_has_it(change):
+    cell = """
+net = torch.nn.Linear(512, 64).cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(3):
+    one = net(torch.randn(4096, 512, device="cuda"))
+    loss = torch.nn.functional.cross_entropy(one @ net(torch.randn(4096, 512, device="cuda")).T, torch.arange(4096).cuda())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+    names = {"torch": torch, "net": torch.nn.Linear(1, 1)}
+    written = cell[: cell.index("for ")] + own_code(ast.parse(cell), names, "mixed_precision", VALUES)
+    changes = [change] if change else []
+    reports = [
+        DrySession("RTX 3060", has_bar=False, is_lasting=False, changes=made).run(lambda: exec(code, {"torch": torch}))  # noqa: B023
+        for code, made in ((written, []), (cell, changes))
+    ]
+    assert (reports[0].peak_allocated_bytes == reports[1].peak_allocated_bytes) is bool(change)
+    assert not torch.is_autocast_enabled("cuda")
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def remedy_specs(situation: Situation) -> list[RemedySpec]:
     is_loading = situation.phase == "loading"
     found = [
         *_of_growth(situation.growth),
-        *_of_model(dtype),
+        *_of_model(dtype, situation.style),
         *(_of_compiler() if situation.gpu.capability >= _LEAST_OF_TRITON else ()),
         *_of_training_loop(),
         *_of_optimizer(),
@@ -102,14 +102,14 @@ def _of_growth(growth: Growth | None) -> Iterator[RemedySpec]:
         yield RemedySpec(growth.remedy, 0, "same", STEP, Variation(mended=growth), growth.lines, growth.remedy)
 
 
-def _of_model(dtype: str) -> Iterator[RemedySpec]:
+def _of_model(dtype: str, style: str) -> Iterator[RemedySpec]:
     """Changes to what a forward computes and saves."""
     from oom_magic.predict.what_if import model_changes as models
 
     yield _made("no_grad", 1, "faster", STEP, models.NoGradients)
     yield _made("sdpa", 10, "faster", STEP, lambda: models.AttentionKernel("sdpa"), {"attention": "sdpa"})
     precision = {"precision": f"amp-{dtype}"}
-    mixed = partial(models.MixedPrecision, dtype)
+    mixed = partial(models.MixedPrecision, dtype, with_loss=style == "plain")  # as the code to paste has it
     yield _made("mixed_precision", 20, "faster", STEP, mixed, precision, {"dtype": dtype}, "precision")
     yield _made("chunked_loss", 25, "same", STEP, models.ChunkedLoss, {"loss": "chunked"}, slot="loss")
     fields = {"activation_checkpointing": True}

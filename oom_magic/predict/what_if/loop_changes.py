@@ -130,7 +130,8 @@ class FetchedTogether(Change):
         if trainer is None or not hasattr(trainer, "get_batch_samples"):  # before transformers 4.46
             yield
             return
-        usual, copies = trainer.get_batch_samples, []
+        usual = trainer.get_batch_samples
+        copies: list[Any] = []
 
         @functools.wraps(usual)
         def get_batch_samples(*args: Any, **kwargs: Any) -> Any:

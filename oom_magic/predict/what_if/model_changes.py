@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from oom_magic.predict.isolation.patching import all_patched
 from oom_magic.predict.setups.model_source import lora_targets
 from oom_magic.predict.what_if.change import Change, InapplicableError, MissingError
 from oom_magic.predict.what_if.optimizer_changes import optimizers_of
@@ -74,19 +75,49 @@ def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class MixedPrecision(Change):
-    """``torch.autocast("cuda", dtype)`` around the model's forward; ``dtype`` is "bf16" or "fp16"."""
+    """``torch.autocast("cuda", dtype)`` around the model's forward; ``dtype`` is "bf16" or "fp16".
 
-    def __init__(self, dtype: str) -> None:
+    ``with_loss``: what follows with gradients, up to the backward, is under it as well.
+    """
+
+    def __init__(self, dtype: str, with_loss: bool = False) -> None:
         self.dtype = DTYPES[dtype]
+        self._with_loss = with_loss
+        self._open = ExitStack()
+        self._is_on = False
 
     def check(self, model: torch.nn.Module) -> None:
         """Autocast must not be on yet."""
-        if torch.is_autocast_enabled("cuda"):
+        if torch.is_autocast_enabled("cuda") and not self._is_on:
             raise InapplicableError("autocast_already")
 
     def around_call(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """``torch.autocast``."""
-        return torch.autocast("cuda", self.dtype)
+        """``torch.autocast``, which may last until the backward."""
+        if not (self._with_loss and torch.is_grad_enabled()):
+            return torch.autocast("cuda", self.dtype)
+        if not self._is_on:
+            self._open.enter_context(torch.autocast("cuda", self.dtype))
+            self._is_on = True
+        return nullcontext()
+
+    @contextmanager
+    def around_run(self) -> Iterator[None]:
+        """A backward ends it."""
+        usual = torch.autograd.backward
+
+        def backward(*args: Any, **kwargs: Any) -> None:
+            self._end()
+            usual(*args, **kwargs)
+
+        with all_patched([(torch.autograd, {"backward": backward})]):
+            try:
+                yield
+            finally:
+                self._end()
+
+    def _end(self) -> None:
+        self._open.close()
+        self._is_on = False
 
 
 class HalfWeights(Change):
