@@ -338,6 +338,39 @@ _LISTED = (
             ["8-bit"], ["without foreach"], id="one tensor at a time",
         ),
         pytest.param(
+            "torch/distributed/fsdp/fully_sharded_data_parallel.py:2224: UserWarning: Failed to clone() tensor with name"
+            " lm_head.weight. This may mean that this state_dict entry could point to invalid memory regions after"
+            " returning from state_dict(). Error: CUDA out of memory. Tried to allocate 502.00 MiB (GPU 1; 39.59 GiB total"
+            " capacity; 35.54 GiB already allocated; 276.19 MiB free; 37.22 GiB reserved in total by PyTorch)",
+            ["Gather the state in RAM"], ["logits", "microbatch"], id="a checkpoint is saved",
+        ),
+        pytest.param(
+            "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 805,306,368 bytes (allocated so far: 536,870,912"
+            " bytes, limit set to: 1,073,741,824 bytes).",
+            ["A limit set for this process", "free_all_blocks"], ["quantized"], id="a limit of CuPy's pool",
+        ),
+        pytest.param(
+            "OOM when allocating tensor with shape[7,7,512,4096] even though I train with one picture on fcn8",
+            ["a layer's kernel"], ["logits"], id="a layer's kernel",
+        ),
+        pytest.param(
+            "When I run eval.py of nerf to generate 1008 * 756 pictures: CUDA out of memory. Tried to allocate 1.69 GiB (GPU"
+            " 0; 7.79 GiB total capacity; 1.62 GiB already allocated; 704.56 MiB free; 5.88 GiB reserved in total by PyTorch)",
+            [], ["diffusers", "GGUF"], id="pictures without diffusion",
+        ),
+        pytest.param(
+            "Avoid out of GPU memory issue when loading checkpoints", ["map_location"], ["GGUF", "device_map"],
+            id="loading a checkpoint",
+        ),
+        pytest.param(
+            "Missing torch.no_grad() in the inference of this detector: CUDA out of memory at some picture",
+            ["torch.no_grad()"], ["loss.item", "GGUF"], id="inference without no_grad",
+        ),
+        pytest.param(
+            "vllm serve M runs out of GPU memory. I tried gpu_memory_utilization=0.8 but it did not work", ["--max-num-seqs"],
+            ["--gpu-memory-utilization 0"], id="tried in vain",
+        ),
+        pytest.param(
             "KernelRestarter: restarting kernel (1/5) during a join of two pandas data frames", ["likely"], ["certain"],
             id="a restart is no proof",
         ),

@@ -102,6 +102,9 @@ _HAD_BY = {
     "lora": "has_lora", "mixed_precision": "has_half", "half_weights": "has_half", "checkpointing": "has_checkpointing",
     "smaller_batch_any": "has_batch_of_one",
 }  # fmt: skip
+_TRIED = {"vllm_utilization": "tried_share", "sglang_fraction": "tried_share", "shorter_context": "tried_length"}
+_OF_DIFFUSION = ("diffusers_vae", "diffusers_offload", "quantized_model")
+_SHARES = ("tf_growth", "jax_preallocate")
 _OF_TRANSFORMERS = ("transformers Trainer", "PEFT", "vLLM", "bitsandbytes", "deepspeed", "FSDP")
 _LARGE_INPUT = {"input_named", "larger_input_fails"}
 _ON_A_MAC = {"raise_limit": "mps_watermark"}
@@ -238,7 +241,7 @@ def _applicable(diagnosis: Diagnosis, keys: tuple[str, ...]) -> Iterator[str]:
     for key in keys:
         if len(keys) > 1 and (_is_had(key, diagnosis, is_settled) or _is_unfounded(key, diagnosis)):
             continue
-        if key in _QUANTIZING and "is_quantized" in diagnosis.told:
+        if key in _QUANTIZING and ("is_quantized" in diagnosis.told or _is_of_any_model(key, diagnosis)):
             yield "smaller_model"
         elif key == "sdpa" and "scaled_dot_product_attention" in diagnosis.code:
             yield "flash_kernel"
@@ -252,7 +255,7 @@ def _is_had(key: str, diagnosis: Diagnosis, is_settled: bool) -> bool:
         return True
     if key == "foreach" and _OF_EACH_TENSOR in diagnosis.code:
         return True
-    return is_settled and _HAD_BY.get(key) in diagnosis.told
+    return (is_settled and _HAD_BY.get(key) in diagnosis.told) or _TRIED.get(key) in diagnosis.told
 
 
 def _is_unfounded(key: str, diagnosis: Diagnosis) -> bool:
@@ -260,9 +263,21 @@ def _is_unfounded(key: str, diagnosis: Diagnosis) -> bool:
     if key == "close_processes_any":
         may_be = {one.cause for one in diagnosis.possible if one.confidence is not Confidence.OPEN}
         return diagnosis.cause not in _OF_A_FULL_DEVICE and Cause.OTHER_PROCESS not in may_be
+    if key in _SHARES:  # which give a program's own computation no more
+        return diagnosis.cause in (*_OF_INPUTS[:3], Cause.WEIGHTS_TOO_BIG, Cause.OPTIMIZER_STATE)
+    if diagnosis.program == "pictures" and key in _OF_DIFFUSION:
+        return "diffuses" not in diagnosis.told
+    if key == "offload":
+        return _is_of_any_model("quantized_model", diagnosis)
     failure = diagnosis.main_failure
     loads = "workers" in diagnosis.told or (failure is not None and "dataloader" in failure.format)
     return key == "fewer_workers" and diagnosis.cause is Cause.HOST_RAM and not loads
+
+
+def _is_of_any_model(key: str, diagnosis: Diagnosis) -> bool:
+    """Whether a remedy for language models or diffusion would be told to a model that nothing shows to be one."""
+    is_either = diagnosis.program or _names_tokens(diagnosis) or "diffuses" in diagnosis.told
+    return key == "quantized_model" and not is_either
 
 
 def _is_of_tokens(diagnosis: Diagnosis) -> bool:

@@ -71,6 +71,7 @@ _CAUSE_OF_TENSOR = {
     "attention_scores": Cause.ATTENTION_SCORES,
     "optimizer_state": Cause.OPTIMIZER_STATE,
 }
+_OF_WEIGHTS = ("saving", "loading", "optimizer_step")
 _UNKNOWN_TENSOR = TensorAnswer()
 _NO_JUDGEMENT = Judgement(Cause.UNKNOWN, (Evidence("no_message"),), Confidence.OPEN)
 _KINDS_OF_ACTIVATIONS = (Cause.LOGITS_OR_LOSS, Cause.ATTENTION_SCORES)
@@ -257,6 +258,8 @@ def _is_guessable(failure: Failure, clues: Clues, has_dims: bool) -> bool:
     is_described = clues.has_prose or "trains" in clues.run.told
     if is_described and not (has_dims or clues.frameworks or "attends" in clues.run.told):
         return False
+    if clues.phase in _OF_WEIGHTS:  # what asks there is a weight or its state, whose sizes are unknown
+        return has_dims
     if failure.backend in ("cpu", "jax", "tensorflow") or NO_LANGUAGE_MODEL.search(clues.trace):
         return False
     return clues.program is None or clues.program.program.key not in _OTHER_KINDS

@@ -70,6 +70,7 @@ _OF_MEMORY = {
     "saves",
     "kernel_dies",
 }
+_OF_RAM = {"speaks_of_ram", "host_fills", "workers"}
 _OF_MODELS = {"learns", "loads", "infers", "trains", "attends", "generates_tokens", "makes_pictures", "merges"}
 _OF_LIMITS = {"names_share", "full_at_any_size", "smaller_share_helps"}
 # Runtimes whose memory PyTorch's counters do not include.
@@ -452,6 +453,8 @@ def _check(cause: Cause, failure: Failure | None, clues: Clues) -> Evidence:
         if runtime in _WITHOUT_TORCH:
             return Evidence("check_growth_by_tool", {"tool": device_tool(backend, clues.accelerator)})
         backend = runtime if runtime in _COUNTERS and backend != "cpu" else backend
+        if backend is None and _OF_RAM & clues.run.told and "speaks_of_gpu" not in clues.run.told:
+            backend = "cpu"
         return Evidence(f"check_{cause.value}", {"call": _COUNTERS.get(backend or "cuda", _COUNTERS["cuda"])})
     if cause is Cause.MEMORY_FRACTION_LIMIT and backend == "mps":
         return Evidence(f"check_{cause.value}_mps")

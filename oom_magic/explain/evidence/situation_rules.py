@@ -253,7 +253,7 @@ def _over_time(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     if "replays" in told:
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.4, Evidence("replay_buffer"))
         yield Support(Cause.ACTIVATIONS, -0.4)  # such networks are small
-    if "keeps_graph" in told:
+    if "keeps_graph" in told and "lacks_no_grad" not in told:
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.5, Evidence("told_graph_kept"))
     if "collects_results" in told:
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.5, Evidence("told_collects"))

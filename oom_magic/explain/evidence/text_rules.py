@@ -70,7 +70,8 @@ _NO_CONTEXT = re.compile(
 )
 # DeepSpeed makes the states of Adam when it is set up, in 32 bits.
 _OPTIMIZER_SET_UP = re.compile(r"initialize_optimizer_states|_configure_zero_optimizer|_create_fp32_partitions")
-_FULL_POOL = re.compile(r"Maximum pool size exceeded", re.I)
+_FULL_POOL = re.compile(r"Maximum pool size exceeded|allocated so far: [\d,]{1,20} bytes, limit set to", re.I)
+_LARGEST_KERNEL = 11  # height and width of a convolution's kernel, where a batch of pictures has larger ones
 # Programs that keep a part of the weights in page-locked RAM, and say so.
 _OFFLOADS = re.compile(r"loaded partially|MB offloaded|Attempting to release mmap|pin_shared_memory.{1,4}True")
 _OPENED = re.compile(r"^(?:/dev/nvidia\d{1,2}:)?[ \t]{1,40}\S{1,40}[ \t]{1,20}\d{1,9} F\.{2,4}m?\s", re.M)  # fuser -v
@@ -242,7 +243,7 @@ def _in_logs(text: str) -> Iterator[Support]:
         }
         yield Support(Cause.ACTIVATIONS, 0.7, Evidence("cache_exceeds_weights", values))
     if _FULL_POOL.search(text):
-        yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.5, Evidence("pool_is_full"))
+        yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.6, Evidence("pool_is_full"))
     slots = _SLOTS.search(text)
     if slots is not None and int(slots.group(2)) >= 2 * int(slots.group(1)):
         count = int(slots.group(2)) // int(slots.group(1))
@@ -256,6 +257,10 @@ def _stated_shape(shape: tuple[int, ...], text: str) -> Iterator[Support]:
     sizes = " x ".join(map(str, shape))
     if _MOMENT_NODE.search(text):
         yield Support(Cause.OPTIMIZER_STATE, 0.6, Evidence("node_of_optimizer", {"sizes": sizes}))
+        return
+    if len(shape) == 4 and shape[0] == shape[1] <= _LARGEST_KERNEL and shape[2] * shape[3] > _LARGEST_KERNEL**4:
+        yield Support(Cause.WEIGHTS_TOO_BIG, 0.6, Evidence("shape_of_kernel", {"sizes": sizes}))
+        yield Support(Cause.ACTIVATIONS, -0.4)
         return
     is_square = len(shape) == 4 and shape[2] == shape[3] and shape[2] >= 64 and shape[1] <= 128 and shape[1] != 3
     if is_square and not _IMAGE_NODE.search(text):

@@ -91,7 +91,7 @@ _VIDEO_MEMORY = re.compile("[显顯][存卡]")
 _MEMORY_IN_CHINESE = re.compile("[内內]存|記憶體")
 _MEMORY_OF_HOST = re.compile(r"\bram\b|\bswap\b|\b(?:system|host|main) memory\b", re.I | re.A)
 _NO_DEVICE = re.compile(
-    r"\(no (?:cuda|gpu|video) memory\)"
+    r"\(no (?:cuda|gpu|video) memory\)|\bnot using (?:the |any )?(?:cuda|gpus?)\b"
     r"|\b(?:no|without)(?: \w+)? gpus?\b(?![- ]?(?:memory|ram))|\bnot (?:on |the |of )?(?:gpus?|v-?ram)"
     r"\b(?: memory| ram)?|\bcpu[- ]only\b",
     re.I | re.A,

@@ -39,6 +39,7 @@ _BY_EVIDENCE: Mapping[str, tuple[str, ...]] = {
     "gathers_predictions": ("gather_on_host", "smaller_evaluation_any"),
     "code_carries_state": ("detach_state", "no_grad"),
     "told_graph_kept": ("detach",),
+    "told_no_grad": ("no_grad", "smaller_input"),
     "code_retains_graph": ("no_retain_graph", "detach"),
     "code_infers_with_gradients": ("no_grad", "smaller_evaluation_any"),
     "code_collects_tensors": ("collect_on_host",),
@@ -137,6 +138,10 @@ _CODE: Mapping[str, tuple[str, str]] = {
     "jax_preallocate": ("export XLA_PYTHON_CLIENT_PREALLOCATE=false   # or XLA_PYTHON_CLIENT_MEM_FRACTION=0.9", "bash"),
     "jax_remat": ("loss_fn = jax.checkpoint(loss_fn)", "python"),
     "tf_growth": ("export TF_FORCE_GPU_ALLOW_GROWTH=true", "bash"),
+    "state_on_host": (
+        "options = StateDictOptions(full_state_dict=True, cpu_offload=True)\n"
+        "state = get_model_state_dict(model, options=options)  # torch.distributed.checkpoint.state_dict", "python",
+    ),
     "rapids_managed": ("rmm.reinitialize(managed_memory=True)", "python"),
     "cupy_free": ("cupy.get_default_memory_pool().free_all_blocks()", "python"),
     "paddle_fraction": ("export FLAGS_fraction_of_gpu_memory_to_use=0.5", "bash"),
@@ -202,6 +207,10 @@ def _of_run(diagnosis: Diagnosis, keys: set[str], is_device: bool) -> tuple[str,
         return ("quantized_model", "offload", "close_processes_any")
     if is_inference and cause in (Cause.ACTIVATIONS, Cause.UNKNOWN):
         return ("smaller_input", "quantized_model", "close_processes_any")
+    if diagnosis.phase == "saving" and cause is Cause.WEIGHTS_TOO_BIG:
+        return ("state_on_host",)
+    if cause is Cause.WEIGHTS_TOO_BIG and "told_loading" in keys and "attends" not in diagnosis.told and is_device:
+        return ("map_location_cpu", "quantized_model", "offload")
     if is_device and not trains(diagnosis):
         if cause in (Cause.ACTIVATIONS, Cause.UNKNOWN) and keys & _OF_ANY_RUN:
             return ("smaller_input", "close_processes_any")

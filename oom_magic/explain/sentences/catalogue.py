@@ -402,9 +402,16 @@ def translate(key: str, lang: Language = "en", /, **values: object) -> str:
     return render(SENTENCES[key], lang, values)
 
 
+def _is_chinese(name: str) -> bool:
+    return "\u4e00" <= name[-1:] <= "\u9fff"
+
+
 def render_evidence(item: Evidence, lang: Language) -> str:
     """A piece of evidence as a sentence; a value named ``x_key`` is translated and inserted as ``x``."""
     keys = {name.removesuffix("_key"): str(key) for name, key in item.values.items() if name.endswith("_key")}
     said = {name: translate(key, lang, **item.values) for name, key in keys.items()}
     text = translate(item.key, lang, **{**item.values, **said})
+    if lang == "zh":  # a Latin name stands beside Chinese with a space, a Chinese name without
+        for value in filter(_is_chinese, said.values()):
+            text = text.replace(f"{value} ", value).replace(f" {value}", value)
     return text[:1].upper() + text[1:] if text.startswith(tuple(said.values())) else text

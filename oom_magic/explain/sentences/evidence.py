@@ -89,6 +89,7 @@ EVIDENCE: Sentences = {
         " before."
     ),
     "shape_of_scores": "The array {sizes} is a score matrix: batch, heads, and the sequence length twice.",
+    "shape_of_kernel": "The array {sizes} is a layer's kernel, which no smaller batch changes.",
     "shape_of_batch": "The array {sizes} grows with its first size, the batch.",
     "shape_of_matrix": "The matrix {sizes} is a batch of rows, or a layer's weights, which no smaller batch changes.",
     "small_request_on_full": (
@@ -152,7 +153,7 @@ EVIDENCE: Sentences = {
     ),
     "device_is_open": "The list shows processes that have the device open.",
     "optimizer_set_up": "It failed while the optimizer was set up: its states in 32 bits are made there.",
-    "pool_is_full": "The message names a pool that reached the largest size it may take.",
+    "pool_is_full": "The message names a pool that has reached the largest size it may take.",
     "told_scores_all": (
         "The text is about likelihoods of whole texts: logits for every position and the whole vocabulary are made at"
         " once."
@@ -162,7 +163,10 @@ EVIDENCE: Sentences = {
         "The text says that the process was killed, or that it died without a message: a lack of RAM looks like that."
     ),
     "told_offload": "Offloading to the CPU keeps parameters or optimizer state in RAM.",
-    "request_above_any_device": "{requested_bytes} are more than any GPU has: a size on the failing line is wrong.",
+    "request_above_any_device": (
+        "{requested_bytes} are more than any GPU has: a size is wrong, or something is made of all pairs (attention"
+        " without a fused kernel, distances)."
+    ),
     "array_above_card": "The pasted code creates an array of {array_bytes}, more than the device has room for.",
     "input_named": "The text names a large input ({what}); what is computed from it grows with it.",
     "gaussians_are_parameters": (

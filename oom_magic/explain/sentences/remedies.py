@@ -94,6 +94,9 @@ REMEDIES: Sentences = {
     ),
     "remedy_fewer_workers": "Fewer data loading workers: each holds a copy of what it touches.",
     "remedy_fewer_processes": "Start fewer processes at once (workers, jobs): each commits memory of its own.",
+    "remedy_state_on_host": (
+        "Gather the state in RAM, not on the GPU, before it is saved; or save each process's shard."
+    ),
     "remedy_use_cpu": "Run it on the CPU there, or on a machine with a GPU of its own.",
     "remedy_larger_share": (
         "Give the server a larger share (--gpu-memory-utilization), if nothing else needs the device."

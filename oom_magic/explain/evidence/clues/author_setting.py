@@ -18,7 +18,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"(?:during|in|at|while|when|on|after|only)\s(?:the\s|in\s|at\s|during\s)?(?:evaluat\w+|validat\w+|testing|eval"
         r"|test)\b",
         r"evaluation (?:step|loop|phase)", r"(?:进入|到|在)\s?(?:eval|验证|评估)|进行(?:评估|验证)|eval(?:阶段|时)",
-        r"(?:trainer|model)\.evaluate\(", r"\b(?:validate|evaluate)\w*\(?\)?`?"
+        r"(?:trainer|model)\.evaluate\b", r"\b(?:validate|evaluate)\w*\(?\)?`?"
         r" function", r"\beval_(?:period|steps|interval)",
         r"验证(?:阶段|时|集)|评估时|测试(?:阶段|时)",
     ),
@@ -81,7 +81,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"|svd)[-_ ]?(?:\d\.\d|video|gp)?\b"
         r"[^\n]{0,80}\b(?:generat|frames?|prompts?|video|workflow|720p|480p|t2v|i2v|image|resolution)",
         r"\b(?:text|image)[- ]?(?:to|2)[- ]?(?:video|image)\b|\b[ti]2[vi]\b|\bi2v|t2v\b",
-        r"(?<!-)\bforge\b|\bworkflow\b",
+        r"(?<!-)\bforge\b|(?<![.\w/])workflow\b(?![.\w=])",
         r"(?:generat|render)\w* (?:\w+ ){0,3}(?:frames|videos?|pictures?|images?)\b", r"\b(?:number of|more"
         r"|\d{1,6}) frames\b", r"positive prompts?|negative prompts?",
         r"(?:text|video|image)\s?encode\b|TextEncode|\bvae\b[^.\n]{0,12}\bdecod",
@@ -119,7 +119,12 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "has_half": words(r"\b(?:bf16|fp16|bfloat16|float16)\W{0,4}(?:true|1\b)"
         r"|--(?:bf|fp)16\b|dtype\W{1,3}(?:torch\.)?b?float16"),
     "has_checkpointing": words(r"gradient_checkpointing\W{1,4}(?:true|enable|1\b)|gradient_checkpointing_enable\("),
-    "has_batch_of_one": words(r"(?<!eval_)(?<!val_)(?<!test_)batch[_-]?size\W{1,4}1\b(?![\d.])"),
+    "has_batch_of_one": words(r"(?<!eval_)(?<!val_)(?<!test_)batch[_-]?size\W{1,4}1\b(?![\d.])"
+        r"|\bbs ?= ?1\b(?![\d.])"),
+    "diffuses": words(
+        r"diffus|\bvae\b|\bprompts?\b|\bpipe(?:line)?\b|\bflux\b|\bsd(?:xl|3)?\b|\bunet\b|\bloras?\b|sampler|hunyuan|\bwan\b"
+        r"|\bltx\b|\b[ti]2[vi]\b|提示词",
+    ),
     "predates_bf16": words(  # cards before Ampere
         r"\b(?:[vp]100|[pkm]40|k80|m60|gtx|titan|t4|quadro)\b|\b(?:geforce|rtx)[ -]?20[678]0"
         r"|\b(?:10[5-8]0|16[56]0|20[678]0)[ -]?(?:ti|super)\b",

@@ -283,8 +283,8 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"\b(?:no mat+er|regardless|whatever|any)\b[^.\n]{0,16}batch",
     ),
     "lacks_no_grad": words(
-        r"\b(?:with|need|add\w*|using|without|missing|forg[eo]t\w*|should|lack\w*)\b[^.\n]{0,24}(?:no_grad|infer"
-        r"ence_mode)\b",
+        r"\b(?:with|need|add\w*|using|without|missing|forg[eo]t\w*|should|lack\w*|wrap\w*)\b[^.\n]{0,24}"
+        r"(?:torch\.)?(?:no_grad|inference_mode)\b",
     ),
     "smaller_share_helps": words(
         r"(?:lower|reduc|decreas|smaller)\w*\s(?:the\s)?`?(?:--)?(?:gpu[-_ ]?)?(?:memory|mem)[-_ ]?(?:ratio"
@@ -294,6 +294,13 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?![^\n]{0,120}(?:n't|\bnot?) (?:\w+ )?(?:help|solv|fix|work|change))"
         r"(?![^.]{0,80}\b(?:still|same (?:error|problem|issue))\b)",
         r"\b(?:fix\w*|solv\w*|workaround|help\w*|works?)\b[^.\n]{0,60}preallocat",
+    ),
+    "tried_share": words(
+        rf"gpu[-_]memory[-_]utili[sz]ation(?:[^.\n]|\.\d){{0,60}}(?:{_IN_VAIN}|not work|doesn't|didn't)",
+        rf"mem[-_]fraction[-_]static(?:[^.\n]|\.\d){{0,60}}(?:{_IN_VAIN}|not work|doesn't|didn't)",
+    ),
+    "tried_length": words(
+        rf"(?:max[-_]model[-_]len|context[-_]length|num_ctx)[^\n]{{0,60}}(?:{_IN_VAIN}|not work|doesn't|didn't)",
     ),
     "predicts_all": words(r"prediction_loss_only ?= ?False|compute_metrics ?=|include_inputs_for_metrics ?= ?True"),
     "takes_no_share": words(r"preallocat\w*[\"'\]]{0,3} ?[=:] ?[\"']?(?:false|0)\b"),

@@ -265,6 +265,8 @@ PROGRAMS: tuple[Program, ...] = (
         re.compile(r"tensorflow|ResourceExhaustedError: OOM|allocator GPU_\d|keras", re.I | re.A),
         (), trains=True, remedies=("tf_growth", "smaller_batch_plain", "close_processes_any"),
         by_cause=((Cause.LEAK_OR_RETAINED_REFERENCE, ("tf_own_process", "tf_call")),
+                  (Cause.ACTIVATIONS, ("smaller_batch_plain", "smaller_input")),
+                  (Cause.WEIGHTS_TOO_BIG, ("smaller_model",)),
                   (Cause.OTHER_PROCESS, ("close_processes_any", "tf_growth"))),
     ),
     Program(
@@ -313,7 +315,7 @@ _SETTINGS = {
     "held": re.compile(r"stored in KV cache \((\d{1,8})\)"),
     "share": re.compile(r"(?:gpu[_-]memory[_-]utilization|mem[_-]fraction[_-]static)['\"]?[ =:]{1,3}(0?\.\d+|1\.0)"),
     "length": re.compile(r"(?:max[-_]model[-_]len|context[-_]length)['\"]?[ =:]{1,3}(\d{1,7})\b"),
-    "requests": re.compile(r"(?:max[-_]num[-_]seqs|max[-_]running[-_]requests)['\"]?[ =:]{1,3}(\d{1,5})\b"),
+    "requests": re.compile(r"(?<!/ )(?:max[-_]num[-_]seqs|max[-_]running[-_]requests)['\"]?[ =:]{1,3}(\d{1,5})\b"),
     "devices": re.compile(r"(?:tensor[-_]parallel[-_]size|--?tp(?:[-_]size)?)['\"]?[ =:]{1,3}(\d{1,3})\b"),
 }
 _BY_FORMAT = {
