@@ -371,6 +371,10 @@ _LISTED = (
             ["--gpu-memory-utilization 0"], id="tried in vain",
         ),
         pytest.param(
+            "RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB", [], ["One tensor alone", "find_tensor"],
+            id="20 MiB are no tensor too big for a device",
+        ),
+        pytest.param(
             "KernelRestarter: restarting kernel (1/5) during a join of two pandas data frames", ["likely"], ["certain"],
             id="a restart is no proof",
         ),

@@ -58,6 +58,7 @@ _LEAST_SHARE = 0.01
 _BEYOND_PRECEDENT = 0.8
 # A request for less than this share of the device is not too big by itself.
 _ALONE_FROM_SHARE = 0.1
+_SMALL_DEVICE_BYTES = 2 * 1024**3  # where a message does not print the device's
 _IN_ANY_MESSAGE = {"speaks_of_memory", "speaks_of_gpu", "speaks_of_ram", "fragments", "learns", "uses_torch"}
 _OF_MEMORY = {
     "speaks_of_memory",
@@ -276,7 +277,7 @@ def _contradicted(failure: Failure | None) -> frozenset[Cause]:
     if failure is None or failure.requested_bytes is None:
         return frozenset()
     found = set()
-    if failure.total_bytes and failure.requested_bytes < failure.total_bytes * _ALONE_FROM_SHARE:
+    if failure.requested_bytes < (failure.total_bytes or _SMALL_DEVICE_BYTES) * _ALONE_FROM_SHARE:
         found.add(Cause.REQUEST_ALONE_TOO_BIG)
     if failure.stuck_bytes is not None and failure.stuck_bytes + (failure.free_bytes or 0) < failure.requested_bytes:
         found.add(Cause.FRAGMENTATION)
