@@ -375,6 +375,11 @@ _LISTED = (
             id="20 MiB are no tensor too big for a device",
         ),
         pytest.param(
+            "adj = torch_geometric.utils.to_dense_adj(edge_index)  # 400k nodes\nRuntimeError: CUDA out of memory. Tried to"
+            " allocate 597.53 GiB (GPU 0; 16.00 GiB total capacity; 1.32 GiB already allocated; 12.78 GiB free)",
+            ["every pair"], ["nobody meant", "one of them is wrong"], id="a dense matrix is meant so",
+        ),
+        pytest.param(
             "KernelRestarter: restarting kernel (1/5) during a join of two pandas data frames", ["likely"], ["certain"],
             id="a restart is no proof",
         ),

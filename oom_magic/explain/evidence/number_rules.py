@@ -105,7 +105,8 @@ def _too_big_request(failure: Failure, clues: Clues) -> Iterator[Support]:
     if requested is None or capacity is None or requested <= capacity * _MOST_USABLE_SHARE:
         return
     values = {"requested_bytes": requested, "total_bytes": capacity}
-    if requested > _ABSURD_TIMES * capacity and clues.tensor is None:
+    is_of_pairs = "dense_pairs" in clues.run.told  # which grows to any size, and is meant so
+    if requested > _ABSURD_TIMES * capacity and clues.tensor is None and not is_of_pairs:
         yield Support(Cause.REQUEST_ALONE_TOO_BIG, 0.97, Evidence("request_absurd", values))
         yield from overflow_rules(failure, clues)
         return
