@@ -11,6 +11,7 @@ import weakref
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from oom_templates import GIB, Numbers, render
@@ -81,6 +82,29 @@ def test_the_traceback_of_an_exception_tells_the_phase():
     except RuntimeError as error:
         diagnosis = explain(error)
     assert (diagnosis.phase, diagnosis.cause) == ("optimizer_step", Cause.OPTIMIZER_STATE)
+
+
+def test_an_evaluation_whose_gradients_are_off_is_not_told_to_switch_them_off():
+    def fail():
+        raise RuntimeError(MESSAGE.replace("3.00 GiB is reserved", "1.00 MiB is reserved"))
+
+    def evaluate():
+        fail()
+
+    @torch.no_grad()
+    def evaluate_decorated():
+        fail()
+
+    def evaluate_in_a_block():
+        with torch.no_grad():
+            fail()
+
+    phases = []
+    for function in (evaluate, evaluate_decorated, evaluate_in_a_block):
+        with pytest.raises(RuntimeError) as caught:
+            function()
+        phases.append(explain(caught.value).phase)
+    assert phases == ["evaluation", None, None]
 
 
 @pytest.mark.parametrize(

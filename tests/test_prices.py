@@ -131,6 +131,21 @@ def test_where_the_mended_line_leaves_the_card_safe_nothing_else_is_rehearsed():
     assert remedies[0] == "detach" and set(remedies) <= {"detach", "larger_card", "fsdp"}
 
 
+def test_where_the_first_steps_fit_an_evaluation_after_them_is_followed():
+    class Left(Run):
+        may_evaluate = True
+
+        def begin(self, changes, enough_bytes):
+            timeline = training_timeline(num_steps=2, scale=2)
+            return predicted_of(replace(timeline, marks=(*timeline.marks, Mark(len(timeline.order), MarkKind.LEFT))))
+
+        def begin_on(self, changes):
+            return self._report(16)
+
+    remedies = evaluated(Left(), need(6))
+    assert next(one for one in remedies if one.key == "smaller_batch").saving_bytes == need(16) - need(4)
+
+
 def test_a_larger_card_is_no_remedy_for_a_loop_that_leaks_and_was_left():
     class Left(Run):
         def begin(self, changes, enough_bytes):

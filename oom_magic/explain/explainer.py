@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import linecache
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,7 +42,7 @@ from oom_magic.explain.messages.failure import Failure
 from oom_magic.explain.messages.reading import read
 from oom_magic.interrupted import InOneLine
 from oom_magic.language import _, choose_language
-from oom_magic.user_code import is_machinery
+from oom_magic.user_code import is_machinery, is_users_file
 
 if TYPE_CHECKING:
     from oom_magic.explain.live.growth import Growth
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
 
 # The end of a log holds the failure; more is not read.
 _MAX_FILE_BYTES = 4 * 2**20
+_GRADIENTS_OFF = ("no_grad", "inference_mode", "set_grad_enabled(False)")
 _MAX_PATH_LENGTH = 1024
 # Only candidates without an assumed dimension fit this well.
 _TELLING_FIT = 0.75
@@ -346,12 +349,38 @@ def _text_of(problem: BaseException | str | Path) -> str:
 
 
 def _formatted(error: BaseException) -> str:
-    """The traceback as Python prints it, without the frames of this package's dry run."""
+    """The traceback as Python prints it, without the frames of this package's dry run, and with the lines that
+    switched gradients off."""
     whole = traceback.TracebackException(type(error), error, error.__traceback__)
     for part in _chain(whole):
-        users = [frame for frame in part.stack if not is_machinery(frame.filename)]
+        users = [
+            one
+            for frame in part.stack
+            if not is_machinery(frame.filename)
+            for one in (*_without_gradients(frame), frame)
+        ]
         part.stack = traceback.StackSummary.from_list(users)
     return "".join(whole.format())
+
+
+def _without_gradients(frame: traceback.FrameSummary) -> Iterator[traceback.FrameSummary]:
+    """The lines that switch gradients off for a line of the user's: a block's around it, its function's decorator."""
+    if not is_users_file(frame.filename) or frame.lineno is None:
+        return
+    try:
+        tree = ast.parse("".join(linecache.getlines(frame.filename)))
+    except (SyntaxError, ValueError):  # a cell with magics in it
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.With) and node.lineno < frame.lineno <= (node.end_lineno or 0):
+            switches: list[ast.expr] = [item.context_expr for item in node.items]
+        elif isinstance(node, ast.FunctionDef) and node.lineno <= frame.lineno <= (node.end_lineno or 0):
+            switches = node.decorator_list
+        else:
+            continue
+        for one in switches:
+            if any(word in ast.unparse(one) for word in _GRADIENTS_OFF):
+                yield traceback.FrameSummary(frame.filename, one.lineno, frame.name)
 
 
 def _chain(part: traceback.TracebackException) -> Iterator[traceback.TracebackException]:

@@ -107,7 +107,8 @@ class CellRehearsal:
 
         self._survey = Survey(changes)
         report, training = self._execute((self._survey,), {}, enough_bytes=enough_bytes)
-        self._num_steps = report.timeline.num_steps() if report.timeline.was_left else _ALL_STEPS
+        if self._num_steps != "alike":
+            self._num_steps = report.timeline.num_steps() if report.timeline.was_left else _ALL_STEPS
         self._leaves_evaluations = training.leaves_evaluations
         self.steps_differ = report.timeline.was_left and training.of_a_new_size
         self._fullest = training.call_at(report.peak_position)
@@ -115,6 +116,11 @@ class CellRehearsal:
         self.accumulation = self._survey.batches_per_step
         self._find_sample()
         return report
+
+    def begin_on(self, changes: Sequence[Change]) -> MemoryReport:
+        """``begin`` with what follows like steps; all variations are followed as far, too."""
+        self._num_steps = "alike"
+        return self.begin(changes, 0)
 
     def _find_sample(self) -> None:
         """Count samples as the user's code does where several rows of the model's inputs are one: beams, pairs."""

@@ -61,8 +61,11 @@ class RemedyEvaluator:
         self._candidates = remedy_specs(situation)
         made = [change for one in self._candidates if one.variation for change in one.variation.changes]
         self._baseline = self._timed(lambda: rehearsal.begin(made, situation.usable_bytes))
-        self._is_evaluation = situation.phase == "evaluation" or rehearsal.is_evaluation
         self.needed_bytes = needed_bytes(self._baseline)
+        if self.fits and self.steps_left_after and rehearsal.may_evaluate and situation.growth is None:
+            self._baseline = self._timed(lambda: rehearsal.begin_on(made))
+            self.needed_bytes = needed_bytes(self._baseline)
+        self._is_evaluation = situation.phase == "evaluation" or rehearsal.is_evaluation
 
     @property
     def steps_left_after(self) -> int:

@@ -83,6 +83,9 @@ class Rehearsal(Protocol):
         Finds which of ``changes`` it would allow. Raises NotEvaluatedError.
         """
 
+    def begin_on(self, changes: Sequence[Change], /) -> MemoryReport:
+        """``begin`` with what follows like steps, as ``run`` then has it, too. Raises NotEvaluatedError."""
+
     @property
     def steps_differ(self) -> bool:
         """Whether the run was ended while its steps still had new sizes; known from ``begin`` on."""
@@ -177,6 +180,10 @@ class SetupRehearsal:
 
         self._survey = Survey(changes)
         return self._dry_run(self.setup, (self._survey,))
+
+    def begin_on(self, changes: Sequence[Change], /) -> MemoryReport:
+        """It only trains."""
+        return self.begin(changes, 0)
 
     def check(self, variation: Variation) -> None:
         """Whether the setup has other values for it, or its run allows the change."""
