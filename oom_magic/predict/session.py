@@ -64,7 +64,7 @@ from oom_magic.predict.torch_patches import torch_patches
 from oom_magic.predict.what_if.change import Change, InapplicableError
 from oom_magic.user_code import is_users_file
 
-_HANDLERS = {  # operators that the pretend GPU implements itself
+_HANDLERS = {  # which operators the pretend GPU implements itself
     **transfers.HANDLERS,
     **readers.HANDLERS,
     **sparse.HANDLERS,
@@ -237,12 +237,13 @@ class DrySession:
         return DrySession(self.gpu.name, self.total_bytes, stop_after_steps=self.training.stop_after_steps, **options)
 
     def storage_of(self, tensor: torch.Tensor) -> tuple[int, int] | None:
-        """Identity and bytes of what a tensor, or its double, has on the pretend GPU; None if it is not there."""
+        """Identity and bytes of the storage of a tensor, or its fake copy, on the pretend GPU; None if it is not
+        there."""
         found = self.fake_gpu.storage_of(self._exchange.template(tensor))
         return None if found is None or found.allocation < 0 else (found.key, found.num_bytes)
 
     def was_there_before(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor, or its double, was on the pretend GPU before the last run."""
+        """Whether a tensor, or its fake copy, was on the pretend GPU before the last run."""
         return self.fake_gpu.was_there_before(self._exchange.template(tensor))
 
     def _decide(self) -> None:
@@ -319,7 +320,7 @@ class DrySession:
             above = [one.above for one in self.decided]
             stack.enter_context(self._exchange.exchanged(function, namespaces, self._assume_of_all, above))
             isolation = stack.enter_context(isolated(self._assume_of_user, namespaces, function))
-            stack.callback(write_out)  # what the run compressed goes where it is put back
+            stack.callback(write_out)  # what the run compressed is discarded with the restored file
             cards = Cards(self.fake_gpu, self.total_bytes, self.gpu.context_bytes)
             view = DeviceView(self.fake_gpu)
             stack.enter_context(all_patched(torch_patches(cards, view, self.assume)))
@@ -438,7 +439,7 @@ def dry_run(
 
 
 def _check_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise TypeError with the fix where ``fn`` cannot be called so."""
+    """Raise TypeError, with the fix, if ``fn`` cannot be called with these arguments."""
     if not callable(fn):
         kind = type(fn).__name__
         raise TypeError(_("dry_run needs a function, not {kind} {fn!r}; wrap the code in one.", kind=kind, fn=fn))

@@ -60,7 +60,7 @@ def _show_nothing(*_: Any, **__: Any) -> None:
 
 
 def _kinds(root: type | None) -> Iterator[type]:
-    """A class, if it is loaded, and all that were derived of it."""
+    """A class, if it is loaded, and all of its subclasses."""
     if root is not None:
         yield root
         derived: list[type] = root.__subclasses__()

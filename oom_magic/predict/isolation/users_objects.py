@@ -33,8 +33,8 @@ from oom_magic.predict.isolation.snapshot import is_unchanged
 from oom_magic.user_code import is_users_file
 
 MOST_OBJECTS, _MOST_ITEMS = 25_000, 100
-_AT_ONCE = 1_000  # so many stay in the processor's cache while they are asked for one thing after another
-_OF_A_LEVEL = 20  # what a level takes of these at least, however little is in it
+_AT_ONCE = 1_000  # this many stay in the processor's cache while several questions are asked about each
+_OF_A_LEVEL = 20  # the least that a level takes of these, however little is in it
 _MOST_COPIED_BYTES = 1 << 27
 _ITERATORS_DEEP = 4  # an iterator over another one's values over ...
 _PLAIN = frozenset(
@@ -91,7 +91,7 @@ def note_users_objects(notes: Notes, roots: Sequence[Iterable[Any]], not_ours: s
 
 
 class _Walk:
-    """A breadth-first walk over references, many at once and not by a Python step each; long containers come last."""
+    """A breadth-first walk over references, many at once instead of one per Python step; long containers come last."""
 
     def __init__(self, notes: Notes, copies: Copies, seen: set[int]) -> None:
         self._notes = notes
@@ -120,7 +120,7 @@ class _Walk:
         return True
 
     def _new(self, level: list[Any]) -> list[Any]:
-        """What of a level was not met, and can be changed or lead on."""
+        """The objects of a level that are new, and can be changed or lead to others."""
         level = list(compress(level, map(operator.not_, map(_PLAIN.__contains__, map(type, level)))))
         ids = list(map(id, level))
         num_seen = len(self._seen)
@@ -237,7 +237,7 @@ def _is_walked(kind: type) -> bool:
 
 
 def log_handlers() -> list[logging.Handler]:
-    """Those that are alive: what they keep is the user's, though no name may lead to them."""
+    """The handlers that are alive: what they hold is the user's, even if no name leads to it."""
     references = getattr(logging, "_handlerList", ())
     return [one for one in (reference() for reference in references) if one is not None]
 
@@ -302,7 +302,7 @@ def _noted_slots(notes: Notes, one: Any) -> Iterator[Any]:
 
 
 def _restore_member(member: Any, one: Any, value: Any) -> None:
-    """By the slot itself: a subclass may have a property of the same name before it."""
+    """Through the slot itself, since a subclass may define a property of the same name."""
     now = one
     with contextlib.suppress(AttributeError, ValueError):  # nothing in it
         now = member.__get__(one)
@@ -323,7 +323,7 @@ def _restore_class(kind: type, bases: tuple[type, ...], before: dict[str, Any]) 
 
 def _note_library(notes: Notes, module: types.ModuleType) -> None:
     """A library's functions, classes and settings, in place of which code may set its own (``json.dumps = mine``)."""
-    kinds = [one for one in vars(module).values() if issubclass(type(one), type)]  # isinstance would ask a stand-in
+    kinds = [one for one in vars(module).values() if issubclass(type(one), type)]  # isinstance would consult a stand-in
     owners = [module, *(kind for kind in kinds if not is_users_class(kind))]
     for owner in owners:
         notes.add_undo(functools.partial(_restore_library, owner, dict(vars(owner))))
@@ -369,7 +369,7 @@ def _place(one: Any, depth: int = _ITERATORS_DEEP) -> tuple[Any, ...]:
     number = vars(one).get("_num_yielded") if hasattr(one, "__dict__") else None
     if number is not None:
         return (number,)
-    frame = getattr(one, _FRAMES[type(one)]) if type(one) in _FRAMES else None  # made when it is first asked for
+    frame = getattr(one, _FRAMES[type(one)]) if type(one) in _FRAMES else None  # created on first use
     referents = gc.get_referents(one)
     own = (frame is not None and frame.f_lasti, *map(id, referents)) if type(one) in _FRAMES else ()
     inner = [

@@ -2,12 +2,12 @@
 
 Sources: aten/src/ATen/native/Convolution.cpp (``convolution_backward``), aten/src/ATen/native/cudnn/ConvShared.cpp.
 
-cuDNN decides on the card which algorithm runs. The most that each can take follows from what it does: cuDNN's API
-reference (``cudnnConvolutionFwdAlgo_t`` and its table of supported configurations) says which of them keep transformed
-tensors, for which filters, strides and sizes; the sizes are those of the transforms. For the second convolution of
-AlexNet, 256 images, that gives the 213 MiB that Oyama et al., "Accelerating Deep Learning Frameworks with
-Micro-Batches" (2018), read from cuDNN. That gradients by FFT take twice as much is no rule of cuDNN's documentation: it
-is what nets of wide 1 x 1 convolutions took on an A100 (``tests/data/cudnn_search.json``).
+cuDNN decides on the card which algorithm runs. The most memory that each algorithm can take follows from its
+definition: cuDNN's API reference (``cudnnConvolutionFwdAlgo_t`` and its table of supported configurations) says which
+of them keep transformed tensors, for which filters, strides and sizes; the sizes are those of the transforms. For the
+second convolution of AlexNet, 256 images, that gives the 213 MiB that Oyama et al., "Accelerating Deep Learning
+Frameworks with Micro-Batches" (2018), read from cuDNN. That gradients by FFT take twice as much is not documented: it
+was measured with networks of wide 1 x 1 convolutions on an A100 (``tests/data/cudnn_search.json``).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Convolution:
         return math.prod(-(-size // side) for size, side in zip(self.made[2:], sides, strict=True))
 
     def _layouts(self) -> int:
-        """IMPLICIT_PRECOMP_GEMM on tensor cores: all three tensors once more, with the channels last."""
+        """IMPLICIT_PRECOMP_GEMM on tensor cores: copies of all three tensors in channels-last layout."""
         if self.is_channels_last:
             return 0
         return sum(
@@ -113,11 +113,11 @@ class Convolution:
 
 
 def compute(call: Call, convolution: Convolution) -> None:
-    """What cuDNN's workspace may be, and with ``cudnn.benchmark`` the search for the fastest algorithm.
+    """The workspace that cuDNN may take, and with ``cudnn.benchmark`` the search for the fastest algorithm.
 
     The search takes the largest workspace of them all, once for each convolution, and empties the cache after it
-    (``run_single_conv`` in aten/src/ATen/native/cudnn/Conv_v8.cpp); its cache of plans is one of each thread, and
-    autograd's backward has a thread of its own.
+    (``run_single_conv`` in aten/src/ATen/native/cudnn/Conv_v8.cpp); each thread has its own cache of plans, and
+    autograd's backward runs in a thread of its own.
     """
     gpu = call.gpu
     gpu.recorder.note_passing(convolution.most_bytes)
@@ -183,7 +183,7 @@ def _forward(call: Call) -> None:
 
 
 def _each(numbers: Sequence[int], tensor: torch.Tensor) -> tuple[int, ...]:
-    """A number for each dimension of the images: one alone is all of theirs."""
+    """A number for each dimension of the images; a single one holds for all."""
     return (*numbers,) * (tensor.dim() - 2 if len(numbers) == 1 else 1)
 
 
@@ -213,8 +213,8 @@ def _backward(call: Call) -> None:
     """The gradient of the input, that of the weight, then the gradient summed up for the bias."""
     gradient, tensor, weight = call.args[:3]
     memory_format = memory_format_of(tensor, weight)
-    wants_input, wants_weight = call.args[-1][:2]  # each is laid out only for the gradient of the other
-    is_one_dimensional = tensor.dim() == 3  # laid out before all else, to be seen as an image
+    wants_input, wants_weight = call.args[-1][:2]  # each is copied only for the gradient of the other
+    is_one_dimensional = tensor.dim() == 3  # made contiguous first, to be viewed as an image
     if is_one_dimensional:
         _take_copies(call, memory_format, tensor)
     copies = _take_copies(call, memory_format, gradient, *([tensor] if wants_weight and not is_one_dimensional else []))

@@ -1,4 +1,4 @@
-"""Copies that CUDA's kernels make of arguments that they cannot read as they lie, or where they lie.
+"""Copies that CUDA's kernels make of arguments whose layout or place they cannot read.
 
 The gradient of a sum is one number expanded, so a backward often begins with such a copy.
 """
@@ -17,7 +17,8 @@ aten = torch.ops.aten
 
 
 def copied(*positions: int, before_output: bool = False) -> Rule:
-    """The arguments there are read contiguous (``.contiguous()`` in the kernel), before or after the output is made."""
+    """The arguments at these positions are read contiguously (``.contiguous()`` in the kernel), before or after the
+    output is made."""
 
     def rule(call: Call) -> None:
         if not before_output:

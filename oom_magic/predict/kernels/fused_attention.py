@@ -98,7 +98,7 @@ def _efficient_backward(call: Call) -> None:
     else:
         product = call.take_like(out)
         sums = delta = call.take(rows)
-        if length > 1:  # else the transposed sums are contiguous already
+        if length > 1:  # otherwise the transposed sums are already contiguous
             delta = call.take(rows)
             call.give_back(sums)
         call.give_back(product)

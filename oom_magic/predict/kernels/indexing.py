@@ -1,4 +1,4 @@
-"""Operators that read or write by index; gradients of embeddings, and adding up by index, sort the indices inside.
+"""Operators that read or write by index; gradients of embeddings, and accumulation by index, sort the indices first.
 
 Sources: aten/src/ATen/native/cuda/Embedding.cu and EmbeddingBackwardKernel.cu, Indexing.cu
 (``index_put_with_sort_kernel``).
@@ -32,7 +32,7 @@ from oom_magic.predict.kernels.scratch import (
 from oom_magic.predict.operators.calls import Call
 
 aten = torch.ops.aten
-_UNSORTED_EMBEDDING_INDICES = 3072  # up to here one kernel adds up unsorted (``embedding_dense_backward_cuda``)
+_UNSORTED_EMBEDDING_INDICES = 3072  # up to here one kernel adds them unsorted (``embedding_dense_backward_cuda``)
 _MAX_OF_BAG = 2  # at::native::EmbeddingBagMode
 
 

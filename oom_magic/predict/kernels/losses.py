@@ -1,6 +1,6 @@
 """How CUDA's losses take their memory: the loss of each element first, then its mean or sum.
 
-Several write the mean into the tensor that held the elements, which so keeps their memory as long as the loss lives.
+Several write the mean into the tensor of the elements, whose memory therefore stays as long as the loss.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _shrunk(call: Call) -> None:
 
 
 def _reduced(call: Call) -> None:
-    """aten/src/ATen/native/Loss.cpp, ``huber_loss``: the elements are let go after their mean is made."""
+    """aten/src/ATen/native/Loss.cpp, ``huber_loss``: the elements are freed after their mean is made."""
     if _is_reduced(call, 2):
         call.take(_element_bytes(call))
         call.output(0)
@@ -85,7 +85,7 @@ def _log_sigmoid(call: Call) -> None:
 
 
 def _longest(targets: torch.Tensor, lengths: Any) -> int:
-    """Of the targets; where only the GPU knows their lengths, as long as there is room for."""
+    """The longest target; the width of the tensor where the lengths are on the GPU."""
     is_known = not isinstance(lengths, torch.Tensor) or not lengths.is_meta
     return max(map(int, lengths), default=0) if is_known else targets.shape[-1]
 
@@ -131,7 +131,7 @@ def _contiguous_gradient(_gradient: torch.Tensor, tensor: torch.Tensor, *_: Any)
     return tensor.new_empty(tensor.shape)
 
 
-# Operators whose outputs lie otherwise in memory on CUDA.
+# Operators whose outputs have another memory layout on CUDA.
 LAID_OUT: dict[OpOverload, Callable[..., Any]] = {
     aten.mse_loss_backward.default: _contiguous_gradient,
     aten.smooth_l1_loss_backward.default: _contiguous_gradient,

@@ -18,7 +18,7 @@ from oom_magic.predict.operators.calls import Call, existing
 from oom_magic.predict.setups.gpus import GPU
 
 aten = torch.ops.aten
-_POINTER = 8  # bytes, as have a stride and an address
+_POINTER = 8  # bytes, of strides and addresses
 
 
 class _Workspaces:
@@ -65,8 +65,8 @@ def product_rules(gpu: GPU) -> dict[OpOverload, Rule]:
 def _grouped_product(gpu: GPU, call: Call) -> None:
     """aten/src/ATen/native/cuda/GroupMM.cu: pointers and sizes of each group, and the workspace of CUTLASS.
 
-    It runs on 9.0 and 10.x with bfloat16; elsewhere the groups are multiplied one by one into the output. A
-    multiprocessor's part of the workspace was observed with the CUDA build of PyTorch 2.13.
+    It runs on 9.0 and 10.x with bfloat16; elsewhere the groups are multiplied one by one into the output. The bytes of
+    the workspace per multiprocessor were observed with the CUDA build of PyTorch 2.13.
     """
     first, second = call.args[:2]
     if gpu.capability[0] not in (9, 10) or first.dtype is not torch.bfloat16:
@@ -91,7 +91,7 @@ def _copy_factors(call: Call) -> None:
 
 
 def _check_types(first: torch.Tensor, second: torch.Tensor) -> None:
-    """Raise what CUDA does, where tensors without data are multiplied whatever they are."""
+    """Raise CUDA's error, because tensors without data are multiplied whatever their types."""
     if first.dtype is not second.dtype:
         names = (_C_NAMES.get(tensor.dtype, str(tensor.dtype)) for tensor in (first, second))
         raise RuntimeError(f"expected mat1 and mat2 to have the same dtype, but got: {' != '.join(names)}")
@@ -106,7 +106,7 @@ _C_NAMES = {
 
 
 def _is_readable(matrix: torch.Tensor) -> bool:
-    """Whether cuBLAS can read a matrix, or a batch, as it lies (cuda/Blas.cpp, ``prepare_matrix_for_cublas``)."""
+    """Whether cuBLAS can read a matrix, or a batch, in its layout (cuda/Blas.cpp, ``prepare_matrix_for_cublas``)."""
     if matrix.dim() < 2:
         return matrix.numel() < 2 or matrix.stride(0) != 0
     (rows, columns), (down, along) = matrix.shape[-2:], matrix.stride()[-2:]

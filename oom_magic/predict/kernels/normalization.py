@@ -99,7 +99,7 @@ def _softmax_backward(call: Call) -> None:
 
 
 def _safe_softmax(call: Call) -> None:
-    """aten/src/ATen/native/transformers/attention.cpp: rows that are masked wholly are found and set to zero."""
+    """aten/src/ATen/native/transformers/attention.cpp: rows that are wholly masked are found and set to zero."""
     call.output(0)
     scores = call.args[0]
     call.take(scores.numel())
@@ -108,7 +108,8 @@ def _safe_softmax(call: Call) -> None:
 
 
 def _logsumexp(call: Call) -> None:
-    """aten/src/ATen/native/ReduceOps.cpp, ``logsumexp_out_impl``: maxima, those that are infinite, exponentials."""
+    """aten/src/ATen/native/ReduceOps.cpp, ``logsumexp_out_impl``: the maxima, a mask of the infinite ones, the
+    exponentials."""
     tensor, made = call.args[0], call.outputs[0]
     maxima = call.take_like(made)
     magnitudes = call.take_like(made)

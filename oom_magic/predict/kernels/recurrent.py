@@ -1,10 +1,10 @@
 """Recurrent layers as CUDA runs them: one cuDNN operator for all steps, weights in one flat buffer, fused cells.
 
 Sources: aten/src/ATen/native/cudnn/RNN.cpp (``_cudnn_impl``, ``_cudnn_rnn``, ``_cudnn_rnn_backward``,
-``copy_weights_to_flat_buf_views``, ``_cudnn_rnn_cast_reflatten``) and aten/src/ATen/native/RNN.cpp.
-What cuDNN reserves for the backward and takes inside (``cudnnGetRNNTempSpaceSizes``) is documented nowhere. It is
-estimated, which the report says: to reserve are each layer's gates, cell and hidden state of every step; inside, one
-layer's gates and hidden state. The estimate was not compared with a card.
+``copy_weights_to_flat_buf_views``, ``_cudnn_rnn_cast_reflatten``) and aten/src/ATen/native/RNN.cpp. What cuDNN reserves
+for the backward and takes inside (``cudnnGetRNNTempSpaceSizes``) is not documented. It is estimated, which the report
+says: the reserve holds each layer's gates, cell and hidden state of every step, the workspace one layer's gates and
+hidden state. The estimate was not compared with a real card.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class _Layers:
         return out[0], out[1], out[2]
 
     def _random_state(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What dropout draws from, made once for the card of ``tensor`` (``dropout_state_cache``)."""
+        """Dropout's random state, made once for the card of ``tensor`` (``dropout_state_cache``)."""
         with self._gpu.on_card_of(tensor):
             card = self._gpu.current
             if card not in self._dropout_states:

@@ -1,6 +1,6 @@
 """What CUDA's operators along a dimension take inside: reductions (sum, mean, norm, max, ...), sorts, running sums.
 
-``scratch`` says how large a reduction's buffers for the results of thread blocks are, and names the sources. Of the
+``scratch`` computes a reduction's buffers for the results of thread blocks, and names its sources. Sources of the
 others, under aten/src/ATen/native/cuda: Sort.cpp and Sort.cu (``sort_cuda_kernel``, ``launch_stable_sort_kernel``),
 TensorTopK.cpp and .cu (``mbtopk::launch``), ScanKernels.cpp.
 """
@@ -31,16 +31,17 @@ aten = torch.ops.aten
 _INDEX = 8  # bytes
 _PAIR = 8  # bytes: a position and its row
 _SMALL_SORT = 4096  # elements of a slice that one thread block sorts (``should_use_small_sort``)
-_FEW_ROWS = 128  # fewer are sorted all together, then apart again (``launch_stable_sort_kernel``)
-_ROW_FILLS_CARD = 1_000_000  # elements from which on a row is sorted by itself (likewise)
+_FEW_ROWS = 128  # fewer slices are sorted together, then separated again (``launch_stable_sort_kernel``)
+_ROW_FILLS_CARD = 1_000_000  # rows of at least this many elements are sorted one by one (likewise)
 _DIGITS = 256
-# ``should_use_multiblock``: of so many slices or fewer, those from this length on are searched by several blocks each.
+# ``should_use_multiblock``: with at most so many slices, those of at least this length are searched by several blocks
+# each.
 _MULTIBLOCK = ((20, 20000), (40, 10000), (80, 8000), (199, 5000), (799, 3000), (4000, 800), (1 << 32, 400))
 _OWN = 0  # an accumulator of the input's own type
 
 
 def take_buffers(call: Call, tensor: torch.Tensor, dims: Iterable[int], item_bytes: int, *, values: int = 4) -> None:
-    """Take the staging buffer and the semaphores of a reduction over ``dims``, where one block does not do it.
+    """Take the staging buffer and the semaphores of a reduction over ``dims`` if it needs several blocks.
 
     ``item_bytes`` is the size of the accumulator, ``values`` how many a thread has (``vt0``).
     """
@@ -53,7 +54,7 @@ def take_buffers(call: Call, tensor: torch.Tensor, dims: Iterable[int], item_byt
 
 
 def take_sum_buffers(call: Call, elements: torch.Tensor) -> None:
-    """Those of the sum or mean of a dense tensor with as many elements of this type."""
+    """The buffers of the sum or mean of a dense tensor with this number of elements of this type."""
     flat = torch.empty(elements.numel(), dtype=elements.dtype, device="meta")
     take_buffers(call, flat, (0,), _accumulator_bytes(flat, flat))
 
@@ -113,7 +114,7 @@ def _accumulator_bytes(tensor: torch.Tensor, made: torch.Tensor) -> int:
 def _foreach_norm(call: Call) -> None:
     """aten/src/ATen/native/cuda/ForeachReduceOp.cu: first a partial norm of every chunk of 65,536 elements.
 
-    From 2.15 on only the chunks that there are have room, and 64-bit offsets say where each tensor's begin.
+    From 2.15 on there is room only for the existing chunks, and 64-bit offsets say where each tensor's begin.
     """
     tensors = call.args[0]
     numbers = (max(tensors[0].element_size(), 4), *(tensor.numel() for tensor in tensors))

@@ -1,4 +1,5 @@
-"""How many bytes kernels take inside, of the card and dimensions alone. Without torch: sizes kept on disk call it.
+"""How many bytes kernels take inside, from the card and dimensions alone. It does not need torch, because sizes stored
+on disk call it.
 
 Sources, under aten/src/ATen/native/cuda, stand with each group. Tiles of sorts and scans are those of CUB
 (cub/device/dispatch/tuning: tuning_radix_sort.cuh, tuning_scan.cuh, tuning_unique_by_key.cuh), as the CUDA builds of
@@ -19,7 +20,7 @@ from oom_magic.predict.setups.gpus import GPU
 from oom_magic.predict.sizing.store import torch_version
 
 _SCAN_TILE = 896  # items: 128 threads of 7 with 8 bytes (the default policy: 15 with 4 bytes)
-# Items of a tile by compute capability; a card has that of the highest one that it reaches.
+# Items of a tile by compute capability; a card has that of the highest capability that it reaches.
 _UNIQUE_TILE = {(0, 0): 320, (8, 0): 1344, (8, 6): 320, (9, 0): 4864}
 _HISTOGRAM = 256 * 8  # bytes: the bins of one pass
 _LOOK_BACK = 256 * 4  # bytes of a tile
@@ -91,7 +92,7 @@ def _num_blocks(card: GPU, num_slices: int, length: int) -> int:
 
 
 def counts_of_blocks(card: GPU, num_slices: int, length: int, item_bytes: int) -> int:
-    """What the blocks of a search for the largest count."""
+    """The counters of a blockwise search for the largest."""
     return _num_blocks(card, num_slices, length) * item_bytes
 
 
@@ -156,7 +157,7 @@ def part_index_bytes(_: GPU, num_items: int, num_weights: int) -> int:
 
 
 def _adds_atomically(card: GPU, num_items: int, num_weights: int, width: int) -> bool:
-    """Whether there are so few segments that their parts are added atomically (``use_fused_kernel``)."""
+    """Whether there are few enough segments for their parts to be added atomically (``use_fused_kernel``)."""
     threads = -(-width // 32) * 32
     num_blocks = ceil(_num_segments(num_items, num_weights) * threads / min(threads, 1024))
     is_few = num_blocks < _ATOMIC_BLOCKS * card.num_multiprocessors
@@ -200,7 +201,7 @@ def semaphore_bytes(card: GPU, *numbers: int) -> int:
 
 @lru_cache(maxsize=4096)
 def _buffers(card: GPU, item_bytes: int, values: int, offset: int, num_reduced: int, *layout: int) -> tuple[int, int]:
-    """Bytes of both, of a tensor that has these sizes and strides, first of the dimensions that are reduced."""
+    """Bytes of both buffers, for a tensor of these sizes and strides, the reduced dimensions first."""
     dims = list(zip(layout[::2], layout[1::2], strict=True))
     reduced, others = _merged(dims[:num_reduced]), _merged(dims[num_reduced:])
     num_inputs = prod(size for size, _ in reduced)
@@ -268,7 +269,7 @@ def partial_norm_bytes(_: GPU, item_bytes: int, *numels: int) -> int:
 
 
 def packed_norm_bytes(_: GPU, item_bytes: int, *numels: int) -> int:
-    """The same with the chunks that there are."""
+    """The same for the existing chunks only."""
     return sum(-(-numel // 65536) for numel in numels) * item_bytes
 
 
@@ -324,7 +325,7 @@ class _Tile:
     num_queries: int
     num_keys: int
     num_columns: int = 64  # of the gradient of the query
-    sums_in_memory: bool = False  # gradients of key and value are summed up in float32 in the workspace
+    sums_in_memory: bool = False  # whether gradients of key and value are summed in float32 in the workspace
 
 
 def _backward_tile(capability: tuple[int, int], head_size: int, is_half: bool, has_dropout: bool) -> _Tile:

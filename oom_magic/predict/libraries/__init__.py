@@ -1,7 +1,7 @@
 """Libraries for training inside a dry run: one file for each kind of operation.
 
-A library that is not imported costs nothing: what is changed in a module is changed when that module
-is there, before the dry run or during it, and put back when the run ends.
+A library that is not imported costs nothing: a module is changed once it is imported, before the dry run or during it,
+and restored when the run ends.
 """
 
 from __future__ import annotations

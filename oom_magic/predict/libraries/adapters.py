@@ -36,7 +36,7 @@ def fake_on_host(gpu: FakeGPU, shape: Sequence[int], dtype: torch.dtype) -> torc
 
 
 PatchTable = Callable[[ModuleType, Run], Patches]  # what is replaced in a module
-Adapter = PatchTable | Callable[[ModuleType, Run], AbstractContextManager[None]]  # where more than that is done
+Adapter = PatchTable | Callable[[ModuleType, Run], AbstractContextManager[None]]  # the latter does more than replace
 
 
 def _take_out(finder: Any) -> None:

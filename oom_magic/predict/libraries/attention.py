@@ -139,7 +139,7 @@ def _at_request(module: ModuleType, run: Run) -> Iterator[None]:
                     stack.enter_context(_restored(known))
                     known["flash_attn"] = ["flash-attn"]
                     _forget_answers(utils)
-                    if not hasattr(flash, "lazy_import_flash_attention"):  # then it is looked up only on import
+                    if not hasattr(flash, "lazy_import_flash_attention"):  # it is then looked up on import only
                         with _a_cuda_build():
                             importlib.reload(flash)
                     run.assume(_("flash_attn is not installed here; PyTorch's flash attention takes its place"))
@@ -151,7 +151,7 @@ def _at_request(module: ModuleType, run: Run) -> Iterator[None]:
 
             return dispatch
 
-        stack.enter_context(_restored(vars(flash)))  # it keeps the functions that it finds
+        stack.enter_context(_restored(vars(flash)))  # the module keeps the functions that it finds
         checks = {name: owner.__dict__[name] for name in _CHECKS if name in owner.__dict__}
         stack.enter_context(patched(owner, {name: _like(check, checked) for name, check in checks.items()}))
         yield
@@ -161,8 +161,8 @@ def _at_request(module: ModuleType, run: Run) -> Iterator[None]:
 def _models_without(flash: ModuleType) -> Iterator[tuple[str, dict[str, Any]]]:
     """Modules of models that asked for flash_attn when they were imported, and what they then did not import.
 
-    transformers before version 5 has such models: GPTBigCode, Jamba, DBRX. What a module holds is looked at, not asked
-    for: one that imports others when it is asked fails where they are not installed.
+    transformers before version 5 has such models: GPTBigCode, Jamba, DBRX. Attributes are read from the module's dict:
+    getattr on a module that imports lazily fails where the imports are not installed.
     """
     function = getattr(flash, "_flash_attention_forward", None)
     for name, module in list(sys.modules.items()):
@@ -201,7 +201,7 @@ def _forget_answers(module: ModuleType) -> None:
 @contextmanager
 def _dense(module: ModuleType, run: Run) -> Iterator[None]:
     torch_private.check(torch_private.FLEX_ATTENTION)
-    operators = import_module("torch._higher_order_ops.flex_attention")  # its package names the operator alike
+    operators = import_module("torch._higher_order_ops.flex_attention")  # the package has an operator of this name
     table: Patches = [
         (module, {"_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG": True}),
         (operators, {"create_fw_bw_graph": _traced_apart(operators.create_fw_bw_graph)}),
@@ -232,8 +232,8 @@ def _followed(operator: Any, dense: Callable[..., Any]) -> Iterator[None]:
 def _traced_apart(usual: Callable[..., Any]) -> Callable[..., Any]:
     """``create_fw_bw_graph``: the gradient of ``score_mod`` is traced with scalars that are on no pretend GPU.
 
-    What ``score_mod`` captures has no data, so neither have they. Raises NotImplementedError where it captures what is
-    trained: only compiled code is given the gradient of that.
+    The tensors that ``score_mod`` captures have no data, so the scalars have none either. Raises NotImplementedError if
+    a captured tensor is trained, since only compiled code computes its gradient.
     """
 
     def create_fw_bw_graph(score_mod: Any, examples: tuple[Any, ...], others: tuple[Any, ...]) -> Any:

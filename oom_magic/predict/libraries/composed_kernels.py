@@ -1,4 +1,4 @@
-"""Operators that a library brings, run by what its kernels do around the computing: PyTorch's operators in Python."""
+"""Operators of libraries, run as the PyTorch operators in Python that their kernels call around the computation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def operators_of(namespace: str) -> list[OpOverload]:
 
 @contextmanager
 def added(table: dict[OpOverload, Any], more: Mapping[OpOverload, Any]) -> Iterator[None]:
-    """A table of operators with others, for as long as a run lasts."""
+    """Adds operators to a table for as long as a run lasts."""
     before = dict(table)
     table.update(more)
     try:
@@ -66,7 +66,7 @@ def _autocast_off(gpu: FakeGPU) -> Iterator[None]:
 
 
 def _as_user_code() -> Callable[[], AbstractContextManager[None]]:
-    """Dispatch as it is here, where no operator runs, so that a mode sees composite operators taken apart."""
+    """Dispatch as in user code, where no operator runs, so that a mode sees composite operators decomposed."""
     included = torch._C._dispatch_tls_local_include_set()
     excluded = torch._C._dispatch_tls_local_exclude_set()
     for key in (torch._C.DispatchKey.Python, torch._C.DispatchKey.PythonTLSSnapshot):

@@ -1,6 +1,6 @@
 """``from_pretrained`` without weights and without a network, and answers about devices asked again.
 
-Generation runs to its greatest length: which token ends a sequence is unknown, and the longest takes the most.
+Generation runs to its maximum length: which token ends a sequence is unknown, and the longest takes the most memory.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _offline(module: ModuleType, run: Run) -> Patches:
 
 
 def _no_bars(module: ModuleType, run: Run) -> Patches:
-    """No bar for the loading of weights that are not loaded."""
+    """No progress bar for weights that are not really loaded."""
     return [(module, {"_tqdm_active": False})]
 
 
@@ -112,7 +112,7 @@ def _tokenizers(module: ModuleType, run: Run) -> Patches:
 
 
 def _models(module: ModuleType, run: Run) -> Patches:
-    """Models are loaded by transformers' own loader from weights that have shapes only."""
+    """transformers' own loader loads models from weights without data."""
     owner = module.PreTrainedModel
     original = owner.__dict__["from_pretrained"].__func__
 
@@ -163,7 +163,7 @@ def _as_object(quantization: Any) -> Any:
 
 
 def _weights_of(cls: Any, config: Any, args: Any, run: Run) -> dict[str, torch.Tensor]:
-    """What a file of weights would hold: the model's tensors, in the type that the configuration names."""
+    """The content of a weights file: the model's tensors, in the type that the configuration names."""
     with torch.device("meta"):
         model = cls(config, *args)
         model.tie_weights()
@@ -188,16 +188,15 @@ def _weights_of(cls: Any, config: Any, args: Any, run: Run) -> dict[str, torch.T
 
 
 def _each_once(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tied weights are in a file once, under their first name."""
+    """Tied weights occur once, under their first name, as in a file."""
     names = {id(tensor): name for name, tensor in reversed(tensors.items())}
     return {name: tensor for name, tensor in tensors.items() if names[id(tensor)] == name}
 
 
 def _loaded_ahead(module: ModuleType, run: Run) -> Patches:
-    """transformers 5 loads in threads ahead of what it does with the weights: here as far ahead as they can get.
-
-    What is quantized while it is loaded is then on the GPU as a whole in the type that it has on disk. Version 5.23
-    loads such weights one by one (``has_on_the_fly_quantization``), and asks for no threads.
+    """transformers 5 loads in threads, ahead of processing the weights: here as far ahead as possible. Weights that are
+    quantized while loading are then all on the GPU in the type that they have on disk. Version 5.23 loads such weights
+    one by one (``has_on_the_fly_quantization``), and asks for no threads.
     """
 
     class LoadedAhead:
@@ -225,7 +224,7 @@ _is_quantizing: list[str] = []  # the models that are being loaded so
 
 
 def _adapters(module: ModuleType, run: Run) -> Patches:
-    """Where there is no file of an adapter's weights, its own tensors tell the shapes."""
+    """If there is no file of an adapter's weights, the adapter's own tensors give the shapes."""
     owner, read = module.PeftModel, module.load_peft_weights
     usual = owner.load_adapter
     loading: list[tuple[Any, str]] = []
@@ -256,7 +255,7 @@ def _adapters(module: ModuleType, run: Run) -> Patches:
 
 @contextmanager
 def _answers_forgotten(module: ModuleType, run: Run) -> Iterator[None]:
-    """Cached answers such as ``is_torch_cuda_available`` are asked again, in the dry run and after it."""
+    """Caches such as that of ``is_torch_cuda_available`` are cleared, in the dry run and after it."""
     with ExitStack() as stack:
         for value in list(vars(module).values()):
             forget = getattr(value, "cache_clear", None)
@@ -289,7 +288,7 @@ def _not_done(criterion: Callable[..., Any], run: Run) -> Callable[..., Any]:
 
 
 def _beams(module: ModuleType, run: Run) -> Patches:
-    """Beams are improved on until all of them have the greatest length."""
+    """Beams are extended until all of them have the maximum length."""
     name = "_beam_search_has_unfinished_sequences"
     if not hasattr(module.GenerationMixin, name):  # older versions score beams on the host
         return []

@@ -1,4 +1,4 @@
-"""torchvision's operators on the pretend GPU: the tensors that its CUDA kernels make on their way.
+"""torchvision's operators on the pretend GPU: the temporary tensors of its CUDA kernels.
 
 Sources: torchvision/csrc/ops/cuda, files deform_conv2d_kernel.cu, nms_kernel.cu, roi_align_kernel.cu and their like.
 """
@@ -129,7 +129,7 @@ _WITHOUT_SCRATCH = {"roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool"}  # a
 
 @contextmanager
 def _kernels_followed(module: ModuleType, run: Run) -> Iterator[None]:
-    """Run torchvision's operators by what its CUDA kernels take."""
+    """Run torchvision's operators with the memory that its CUDA kernels take."""
     operators = operators_of("torchvision")
     names = {operator: operator.name().partition("::")[2].removeprefix("_") for operator in operators}
     alone = {operator for operator, name in names.items() if name.removesuffix("_backward") in _WITHOUT_SCRATCH}

@@ -1,6 +1,6 @@
 """Trainers, accelerate and data loaders: they train on the pretend GPU in one process and send no reports.
 
-Worker processes of a data loader know no pretend GPU, and only the batches matter.
+Worker processes of a data loader have no pretend GPU, and only their batches matter.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _accelerate_state(module: ModuleType, run: Run) -> Iterator[None]:
 
 
 def _notebook_launcher(module: ModuleType, run: Run) -> Patches:
-    """``notebook_launcher`` without its refusal after an import of bitsandbytes, which rehearsals import too."""
+    """``notebook_launcher`` without its error after an import of bitsandbytes, which rehearsals import, too."""
     find = module.are_libraries_initialized
 
     def are_libraries_initialized(*names: str) -> list[str]:
@@ -66,7 +66,7 @@ def _training_arguments(module: ModuleType, run: Run) -> Patches:
         own = torch.device("cuda", 0 if run.gpu.job is None else run.gpu.job.rank)
         return torch.device("cpu") if is_cpu else own
 
-    counts: dict[int, int] = {}  # what Trainer sets for a model that is on several cards by itself
+    counts: dict[int, int] = {}  # what Trainer sets for a model that already is on several cards
 
     def visible(arguments: Any) -> int:
         """One of a process group has one; else Trainer takes all that are visible (``_setup_devices``)."""
@@ -97,7 +97,7 @@ def _trainer(module: ModuleType, run: Run) -> Patches:
 
 
 def _evaluations(module: ModuleType, run: Run) -> Patches:
-    """An evaluation every so many steps comes once with the third, where the rest of the steps is left out."""
+    """An evaluation every so many steps runs once after the third step, if the rest of the steps is left out."""
     owner = module.DefaultFlowCallback
     usual = owner.on_step_end
     seen: set[int] = set()
@@ -122,7 +122,7 @@ def _evaluations(module: ModuleType, run: Run) -> Patches:
 
 
 def _lightning_validation(module: ModuleType, run: Run) -> Patches:
-    """Lightning validates in the last turn of its loop over batches: here in the last one that is followed."""
+    """Lightning validates in the last iteration of its loop over batches: here in the last one that is followed."""
     owner = module._TrainingEpochLoop
     usual = owner._should_check_val_fx
 
@@ -145,7 +145,7 @@ _LOGGERS = "trainer.connectors.logger_connector.logger_connector"
 
 
 def _one_process(module: ModuleType, run: Run) -> Patches:
-    """Batches are made where they are asked for; pinned memory is host memory like any other."""
+    """Batches are made in this process; pinned memory is ordinary host memory."""
 
     def _get_iterator(loader: DataLoader[Any]) -> Any:
         with patched(loader, {"num_workers": 0, "timeout": 0, "prefetch_factor": None}):

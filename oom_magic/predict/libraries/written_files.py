@@ -1,8 +1,8 @@
 """Files that libraries had open before a dry run, and trackers of experiments: they get nothing from it.
 
-What a library in C knows of an open file is in its own memory, so it is not enough that the disk stays as it is.
-Files of HDF5 are exchanged for private copies, which Python's objects lead to meanwhile; writers that cannot be led
-elsewhere get nothing.
+A C library keeps its state of an open file in its own memory, so leaving the disk unchanged is not enough. Files of
+HDF5 are exchanged for private copies, which Python's objects lead to meanwhile; writers that cannot be redirected get
+nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _OF_A_RUN = (
 
 @contextmanager
 def _hdf5(module: ModuleType, run: Run) -> Iterator[None]:
-    """Files, groups and data sets ask for what they are in the library: it is what has their name in a copy."""
+    """Files, groups and data sets look up their object in the library: it is the one of the same name in a copy."""
     opened = module.h5f.get_obj_ids(module.h5f.OBJ_ALL, module.h5f.OBJ_FILE)
     written = {_number(module, file): file for file in opened if file.get_intent() & module.h5f.ACC_RDWR}
     owner = module._hl.base.HLObject
@@ -62,12 +62,12 @@ def _number(module: ModuleType, identity: Any) -> int:
 
 
 class _Copies:
-    """Copies of files that were open, and what of them stands for which object."""
+    """Copies of files that were open, and the objects in them that stand for the user's."""
 
     def __init__(self, module: ModuleType, run: Run) -> None:
         self._module, self._run = module, run
         self._files: dict[str, Any] = {}
-        self._found: dict[int, tuple[Any, Any, Any]] = {}  # the object, what stands for it, what it had read
+        self._found: dict[int, tuple[Any, Any, Any]] = {}  # the object, its stand-in, what it had read
 
     def of(self, one: Any, own: Any, file: Any) -> Any:
         """What stands for ``one``, whose identity is ``own``, in the copy of a file."""
@@ -90,7 +90,7 @@ class _Copies:
         return self._files[name]
 
     def close(self) -> None:
-        """The objects are themselves again."""
+        """Restore the objects."""
         for one, _, read in self._found.values():
             if read is not None:
                 one._cache_props = read
@@ -100,7 +100,7 @@ class _Copies:
 
 
 def of_new_ones(kind: str, *names: str) -> PatchTable:
-    """Of a class the objects that there were before the run: these methods have no effect."""
+    """For objects of a class from before the run, these methods have no effect."""
 
     def adapt(module: ModuleType, run: Run) -> Patches:
         owner, made = getattr(module, kind), weakref.WeakSet[Any]()

@@ -1,1 +1,2 @@
-"""CUDA's operators in place of the CPU's: which kernel runs, of what it is composed, what values are known."""
+"""CUDA's operators in place of the CPU's: which kernel runs, which operators it is composed of, and which values are
+known."""

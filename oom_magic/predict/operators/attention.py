@@ -76,7 +76,7 @@ def _fits_efficient(
         return False
     if enable_gqa or not _same_batch_and_heads(tensors, False) or any(t.stride(-1) != 1 for t in tensors):
         return False
-    # check_head_dim_size_mem_efficient: what the kernels can load at once
+    # check_head_dim_size_mem_efficient: the number of elements that the kernels can load at once
     alignment = 1 if query.dtype is torch.float32 and capability < (8, 0) else 4 if query.dtype is torch.float32 else 8
     if any(tensor.shape[-1] % alignment for tensor in (tensors[0], tensors[2])):
         return False
@@ -147,7 +147,7 @@ def flash_attend(
     """Flash attention on (batch, heads, length, head size)."""
     head_size = query.shape[-1]
     scale = head_size**-0.5 if scale is None else scale
-    rest = -head_size % 8  # pad_last_dim: the kernels want heads in multiples of 8
+    rest = -head_size % 8  # pad_last_dim: the kernels require head sizes that are multiples of 8
     if rest:
         query, key, value = (pad(tensor, (0, rest)) for tensor in (query, key, value))
     out: torch.Tensor = aten._scaled_dot_product_flash_attention(
@@ -173,7 +173,8 @@ def _as_bias(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | N
 
 
 def _aligned(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """The mask as the memory-efficient kernel wants it (``preprocess_mask``, ``pad_bias``): in rows of 8."""
+    """The mask as the memory-efficient kernel requires it (``preprocess_mask``, ``pad_bias``): rows padded to multiples
+    of 8."""
     rest = -mask.shape[-1] % 8
     if mask.stride(-1) != 1 or any(stride % 8 for stride in mask.stride()[:-1]):
         mask = pad(mask, (0, rest))[..., : mask.shape[-1]]

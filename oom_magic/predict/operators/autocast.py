@@ -67,7 +67,7 @@ class Autocast:
 
     @property
     def is_on(self) -> bool:
-        """On this thread; kept here because below autograd PyTorch says False."""
+        """Whether autocast is on for this thread; kept here because below autograd PyTorch returns False."""
         return self._thread.is_on
 
     @is_on.setter
@@ -118,7 +118,7 @@ class Autocast:
             return aten._to_copy.default(tensor, dtype=dtype)  # type: ignore[no-any-return]
         known = self._cache.get(id(tensor))
         if known is None or known[0]() is not tensor:
-            with torch.enable_grad():  # it is kept for code with gradients, too
+            with torch.enable_grad():  # the cached weight is used by code with gradients, too
                 known = (weakref.ref(tensor), aten._to_copy.default(tensor, dtype=dtype))
             self._cache[id(tensor)] = known
         return known[1]

@@ -46,8 +46,8 @@ def existing(table: dict[str, T]) -> dict[OpOverload, T]:
 class Call:
     """A call with known outputs that have no memory yet.
 
-    A rule (``Rule``) says what the kernel does: ``take`` scratch, make an ``output``, ``give_back``. When it
-    returns, outputs that it left out are made in order; then what scratch remains goes, the last taken first.
+    A rule (``Rule``) says what the kernel does: ``take`` scratch, make an ``output``, ``give_back``. When it returns,
+    the remaining outputs are made in order; then the remaining scratch is freed, the last taken first.
     """
 
     def __init__(
@@ -83,7 +83,8 @@ class Call:
         """``take`` of ``size_function(card, *numbers)`` bytes, perhaps none.
 
         For sizes that are not sums of products of dimensions: with thresholds, rounding, or what a card has. ``size``
-        calls the function again with other numbers: it must be a function of the module, and all that varies in them.
+        calls the function again with other numbers: it must be defined at module level, and all that varies must be in
+        the numbers.
         """
         num_bytes = size_function(self.gpu.card, *numbers)
         if num_bytes <= 0 and not self.gpu.recorder.keeps_empty:
@@ -117,7 +118,7 @@ class Call:
             self.gpu.adopt_on_gpu(tensor, self._operator, self._phase, num_bytes)
 
     def end(self) -> None:
-        """Make what outputs remain, and give all scratch back."""
+        """Make the remaining outputs, and free all scratch."""
         for position in range(len(self.outputs)):
             self.output(position)
         self.give_back(*reversed(self._scratch))

@@ -1,4 +1,4 @@
-"""Operators without a meta kernel: decomposed, guessed, or refused with a sentence."""
+"""Operators without a meta kernel: decomposed, estimated, or refused with a sentence."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _run_sized_by_values(gpu: FakeDevice, func: OpOverload, args: tuple[Any, ...
 
 
 def _run_without_kernel(gpu: FakeDevice, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What an operator without a kernel here returns. Raises NotImplementedError for PyTorch's own operators."""
+    """The result of an operator without a meta kernel. Raises NotImplementedError for PyTorch's own operators."""
     decomposition = decomposition_table.get(func)
     if decomposition is not None:
         with gpu:
@@ -93,7 +93,7 @@ def _first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor
 
 
 class _AsLongAs:
-    """What ``torch.library.get_ctx()`` gives to a fake kernel here: numbers for sizes that depend on values."""
+    """What ``torch.library.get_ctx()`` returns to a fake kernel here: numbers for sizes that depend on values."""
 
     def __init__(self, tensor: torch.Tensor | None) -> None:
         self._length = tensor.shape[0] if tensor is not None and tensor.dim() else 1
@@ -106,7 +106,7 @@ class _AsLongAs:
 
 
 def storage_under(tensor: torch.Tensor) -> torch.UntypedStorage:
-    """A tensor's storage, that of what wraps another included. Raises NotImplementedError for sparse tensors."""
+    """A tensor's storage, also for wrappers of another tensor. Raises NotImplementedError for sparse tensors."""
     if is_wrapper(type(tensor)):
         return storage_under(wrapped_in(tensor)[0])
     try:

@@ -71,7 +71,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def counts(tensor: torch.Tensor) -> tuple[int, int]:
-    """How many hold the tensor, and its storage."""
+    """The reference counts of the tensor and of its storage."""
     return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
 
 
@@ -88,7 +88,7 @@ class _ReferenceCounts(TorchDispatchMode):
 
 @cache
 def reference_counts_in_autograd() -> tuple[int, int]:
-    """The counts that a mode sees of a gradient that only autograd holds; found by looking at one."""
+    """The counts that a mode sees for a gradient that only autograd holds, measured once."""
     with torch.enable_grad(), torch.device("meta"), _ReferenceCounts() as look:
         leaf = torch.empty(1, requires_grad=True)
         shared = leaf * 2

@@ -1,7 +1,7 @@
 """A cache of operators' outputs by the shapes of their arguments.
 
-Most kernels for ``meta`` tensors are Python and take longer than all else in a dry run, while a model repeats its
-layers and a training its steps.
+Most kernels for ``meta`` tensors are Python code and take most of a dry run's time, while a model repeats its layers
+and a training run its steps.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _key(value: Any) -> Hashable:
     if isinstance(value, (tuple, list)):
         return tuple([_key(item) for item in value])
     if isinstance(value, float):
-        return float  # no layout depends on its value, which optimizers change in each step
+        return float  # no layout depends on the value of a number, which optimizers change in each step
     if isinstance(value, _PLAIN):
         return type(value), value
     raise _NotByShapeError

@@ -71,7 +71,7 @@ def _rms_norm(
 
 
 def _one_hot(usual: Kernel, tensor: torch.Tensor, num_classes: int = -1) -> Any:
-    """aten/src/ATen/native/Onehot.cpp: ones are written into zeros, where tensors without data compare."""
+    """aten/src/ATen/native/Onehot.cpp: ones are written into zeros, while tensors without data are compared."""
     if num_classes <= 0 or not tensor.numel():
         return usual(tensor, num_classes)
     return tensor.new_zeros((*tensor.shape, num_classes)).scatter_(-1, tensor.unsqueeze(-1), 1)
@@ -205,7 +205,7 @@ _FUSED: dict[OpOverload, Kernel] = {
 }
 
 
-# Operators whose outputs lie otherwise in memory on CUDA.
+# Operators whose outputs have another memory layout on CUDA.
 _LAID_OUT: dict[OpOverload, Kernel] = {
     **losses.LAID_OUT,
     aten.native_layer_norm_backward.default: _norm_backward,
@@ -243,7 +243,8 @@ def cuda_operators(gpu: FakeGPU, card: GPU, autocast: Autocast) -> Iterator[None
 
 
 def _call(kernels: dict[str, Kernel], name: str, *args: Any, **kwargs: Any) -> Any:
-    """Call a kernel by its name: what was registered PyTorch keeps for good, and a kernel leads to the whole dry run.
+    """Call a kernel by its name, because PyTorch keeps registered functions forever, and a kernel refers to the whole
+    dry run.
 
     Source: ``python_registrations_`` in torch/csrc/utils/python_dispatch.cpp.
     """

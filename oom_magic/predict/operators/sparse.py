@@ -1,8 +1,8 @@
 """Sparse tensors (``torch.sparse_coo``) on the pretend GPU: their indices and values are fake tensors.
 
 What an operator does with them follows aten/src/ATen/native/sparse/ (SparseTensor.cpp, cuda/SparseCUDATensor.cu,
-cuda/SparseCUDATensorMath.cu), as operators on the parts, which take their memory. How many indices differ is counted
-where they are known; else all of them are taken to.
+cuda/SparseCUDATensorMath.cu), as operators on the parts, which take their memory. Distinct indices are counted where
+their values are known; else all are assumed to be distinct.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 
 def is_sparse(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a fake sparse tensor is, or comes, among an operator's arguments."""
+    """Whether a fake sparse tensor is among an operator's arguments."""
     return any(tensor.layout is torch.sparse_coo and tensor.is_meta for tensor in tensors_in(args, kwargs))
 
 
@@ -106,7 +106,7 @@ def _coalesced(gpu: FakeDevice, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _added_to_dense(gpu: FakeDevice, dense: torch.Tensor, sparse: torch.Tensor, *, alpha: Any = 1) -> torch.Tensor:
-    """``add_out_dense_sparse_cuda``: by one kernel where indices differ, else row by row in any order."""
+    """``add_out_dense_sparse_cuda``: by one kernel if the indices are distinct, else row by row in any order."""
     indices, values = _parts(sparse)
     if sparse.is_coalesced() or not values.shape[0]:
         return dense
@@ -116,7 +116,7 @@ def _added_to_dense(gpu: FakeDevice, dense: torch.Tensor, sparse: torch.Tensor, 
 
 
 def _flat(indices: torch.Tensor, sparse: torch.Tensor) -> torch.Tensor:
-    """``flatten_indices``: of one dimension they are themselves."""
+    """``flatten_indices``: indices of one dimension are used as they are."""
     return indices[0] if len(indices) == 1 else indices.new_empty(indices.shape[1])
 
 
@@ -136,7 +136,7 @@ def _to_dense(gpu: FakeDevice, sparse: torch.Tensor, dtype: torch.dtype | None =
 
 
 def _masked(gpu: FakeDevice, dense: torch.Tensor, mask: torch.Tensor, *_unused: Any) -> torch.Tensor:
-    """``sparse_mask``: the elements of a tensor at another's indices, which are copied."""
+    """``sparse_mask``: the elements of a tensor at another's indices; the indices are copied."""
     indices, _values = _parts(mask)
     if dense.layout is torch.sparse_coo:
         return _intersected(dense, mask)

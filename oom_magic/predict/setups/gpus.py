@@ -28,7 +28,7 @@ else:
     import tomli as tomllib
 
 DEFAULT_GPU = "RTX 3060"
-_FEWEST_READINGS = 2  # of a generation, that make a range
+_FEWEST_READINGS = 2  # so many readings of a generation make a range
 
 
 @cache
@@ -56,7 +56,7 @@ class GPU:
 
     @property
     def threads_per_multiprocessor(self) -> int:
-        """How many can be resident."""
+        """The most threads that can be resident."""
         return int(self._by_capability("threads_per_multiprocessor"))
 
     @property
@@ -138,7 +138,7 @@ def _numbered(key: str, spellings: Iterable[str]) -> list[str]:
 def closest_gpu(name: str, capability: tuple[int, int]) -> GPU:
     """The card of this name; else, as for an instance of a divided card (MIG), one of its generation or an older one.
 
-    Its kernels are those of the card here; its memory is not.
+    It has the kernels of the card here, but not its memory.
     """
     try:
         return find_gpu(name)

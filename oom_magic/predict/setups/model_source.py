@@ -89,7 +89,8 @@ class ModelSource:
 
     @property
     def attention(self) -> str:
-        """What transformers 5 computes attention with unless told; in Gemma 2 "sdpa" would leave out the soft cap."""
+        """The attention implementation that transformers 5 chooses by default; in Gemma 2 "sdpa" would leave out the
+        soft cap."""
         return "eager" if self.model_type == "gemma2" else "sdpa"
 
     @property
@@ -165,7 +166,7 @@ def _task_of(plain: dict[str, Any]) -> Task:
 
 
 def folder_in_hub_cache(name: str, kind: str) -> Path | None:
-    """Where Hugging Face's cache has one of its ``kind`` ("models", "datasets"); None without that library."""
+    """The folder in Hugging Face's cache of this ``kind`` ("models", "datasets"); None without that library."""
     try:
         from huggingface_hub.constants import HF_HUB_CACHE
     except ImportError:

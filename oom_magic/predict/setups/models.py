@@ -20,7 +20,7 @@ from oom_magic.predict.setups.gpus import read_table
 
 Task = Literal["causal-lm", "sequence-classification", "seq2seq-lm", "image-classification"]
 
-# What each architecture calls a size; the first name that a configuration has is taken.
+# The names of a size in different architectures; the first one that a configuration has is taken.
 _DIMENSIONS = {
     "hidden_size": ("hidden_size", "n_embd", "d_model", "dim"),
     "num_hidden_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),

@@ -274,7 +274,7 @@ class TrainingSetup(Result):
         return [(key, values) for is_said, key, values in said if is_said]
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as plain data; a configuration or function by what it is called."""
+        """The fields as plain data; a configuration or function by its name."""
         plain = {field.name: getattr(self, field.name) for field in fields(self)}
         if not isinstance(self.model, str):
             plain["model"] = self.source.label
@@ -377,7 +377,8 @@ def _wrong_on_several(setup: TrainingSetup) -> dict[str, bool]:
 
 
 def _follows_shards() -> bool:
-    """Not FSDP2 of PyTorch 2.6, whose shards refuse the gradients of a dry run; it does not have this method yet."""
+    """Whether FSDP2 can be followed: not that of PyTorch 2.6, whose shards reject the gradients of a dry run, and which
+    does not have this method yet."""
     from torch.distributed.fsdp import FSDPModule
 
     return hasattr(FSDPModule, "set_reshard_after_forward")

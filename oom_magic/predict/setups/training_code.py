@@ -12,7 +12,7 @@ _BLOCKS = "blocks = max((m for m in model.modules() if isinstance(m, torch.nn.Mo
 
 
 class Machine(Protocol):
-    """What this code is written from: the settings of a TrainingSetup."""
+    """The settings of a TrainingSetup that this code is written from."""
 
     @property
     def num_gpus(self) -> int: ...
@@ -41,7 +41,7 @@ def opening(machine: Machine) -> list[str]:
 
 
 def spreading(machine: Machine) -> list[str]:
-    """The lines that spread a model which is on the GPU, before its optimizer is made."""
+    """The lines that replicate or shard a model on the GPU, before its optimizer is made."""
     if machine.num_processes == 1:
         return ["model = torch.nn.DataParallel(model)"] if machine.num_gpus > 1 else []
     if machine.parallelism == "fsdp2":
@@ -95,7 +95,7 @@ def chunked_loss(hidden, labels, tokens=1024):
 
 
 class Settings(Machine, Protocol):
-    """What code is written from: the settings of a TrainingSetup."""
+    """The settings of a TrainingSetup that code is written from."""
 
     @property
     def method(self) -> str: ...
@@ -419,7 +419,7 @@ def _call(target: str, arguments: list[str], ending: str = "") -> list[str]:
 
 
 def _own_settings(config: Any) -> dict[str, Any]:
-    """What makes this configuration differ from its class's defaults."""
+    """The settings in which this configuration differs from its class's defaults."""
     usual = type(config)().to_dict()
     skipped = {"transformers_version", "torch_dtype", "dtype", "architectures"}
     plain = config.to_dict()

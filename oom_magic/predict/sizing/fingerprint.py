@@ -1,7 +1,7 @@
 """What decides what a function of the user's does, as plain values: code, names that the code uses, arguments.
 
-Sizes kept on disk are known by it. So nothing is guessed: where a value, or a way to the outside, could decide
-something that is not seen here, there is no fingerprint, and nothing is kept.
+Sizes kept on disk are known by it. So nothing is guessed: where a value, or access to something outside, could have an
+effect that is not visible here, there is no fingerprint, and nothing is stored.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _OF_CLASSES = {
 
 
 class _UnknownError(Exception):
-    """Something that cannot be told as plain values."""
+    """Something that cannot be expressed as plain values."""
 
 
 def fingerprint(*values: Any) -> Any:
@@ -53,7 +53,7 @@ def fingerprint(*values: Any) -> Any:
 
 
 class _Parts:
-    """One walk; what was met before is its number."""
+    """One walk; an object that was met before is represented by its number."""
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
@@ -116,7 +116,7 @@ class _Parts:
         return owner.__qualname__, self.of(type(owner)), self.of(owner.__bases__), self.of(members)
 
     def _object(self, value: Any) -> Any:
-        """An object that is nothing but its attributes."""
+        """An object that consists of its attributes alone."""
         kind: Any = type(value)
         usual = kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
         if not usual or not hasattr(value, "__dict__") or kind.__basicsize__ > _PlainObject.__basicsize__:
@@ -124,7 +124,7 @@ class _Parts:
         return self.of(kind), self.of(vars(value))
 
     def _code(self, code: CodeType, names: Mapping[str, Any]) -> Any:
-        """The code, what lines it is of as reports name them, and what its names mean."""
+        """The code, its lines as reports name them, and the meaning of its names."""
         used: list[Any] = []
         for kind, name in _uses(code):
             if kind == "import":
@@ -162,7 +162,7 @@ def _uses(code: CodeType) -> Iterator[tuple[str, str]]:
 
 
 def _library(name: str) -> str:
-    """The name of a module whose code the environment tells."""
+    """The name of a module whose code follows from the environment."""
     root = name.partition(".")[0]
     if root not in HARMLESS or root in _OUTSIDE:
         raise _UnknownError

@@ -29,8 +29,8 @@ class Layers:
 
 @dataclass
 class _Known:
-    """How layers repeat in one structure, if in a way that is known; ``unchecked`` is where that was learned until it
-    was seen to hold elsewhere."""
+    """How layers repeat in one structure, if they do; ``unchecked`` is the place where that was learned, until it was
+    confirmed elsewhere."""
 
     repetition: Repetition | None
     unchecked: object

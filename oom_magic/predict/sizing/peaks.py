@@ -1,9 +1,9 @@
 """Peak allocated memory from sizes alone: what the allocator adds to them is learned, not replayed.
 
-A block is larger than its request by up to 1 MiB, as what remains may be too small to split off. Where a
-request of 10 MiB or more gets a segment of its own, that is what it lacks to the next 2 MiB; otherwise it
-depends on what was cached. Replays at some points teach, for each allocation, which share of the first was
-added and how much else on average. Where that could be wrong by more than little, the large blocks are replayed.
+A block is larger than its request by up to 1 MiB, because the rest may be too small to split off. If a request of 10
+MiB or more gets a segment of its own, the difference is the rounding to 2 MiB; otherwise it depends on what was cached.
+From replays at some points, the share of that rounding and the average of the rest are learned for each allocation.
+Where that could be wrong by more than a small margin, the large blocks are replayed.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Peaks:
         return peaks
 
     def at(self, point: IntArray) -> int:
-        """The peak at one point: as learned, or replayed where that is in doubt."""
+        """The peak at one point: as learned, or replayed if the learned value is in doubt."""
         rounded, lacking = _blocks(self.functions(point))
         sums = self._sums(rounded, lacking)[:, 0]
         if not len(sums):

@@ -34,9 +34,9 @@ from oom_magic.predict.sizing.polynomials import (
 from oom_magic.predict.sizing.regions import Border, Point, Region, find_border
 from oom_magic.predict.sizing.structure import Structure
 
-_NUM_SPARE = 2  # points that a polynomial must hit beyond those that determine it
+_NUM_SPARE = 2  # how many points a polynomial must hit beyond those that determine it
 _NUM_CONFIRMATIONS = 3  # of polynomials with quotients: remainders can be alike by chance
-_FEW_POINTS = 10  # through fewer of them polynomials go by chance
+_FEW_POINTS = 10  # with fewer points polynomials would fit by chance
 _MANY_POINTS = 16  # traced in one piece; if no polynomials go through them, those through some are looked for
 _MOST_POINTS = 24  # traced in one piece in search of polynomials
 _MOST_TRACES = 100  # at once, after which no more borders are looked for
@@ -62,7 +62,7 @@ class Trace:
     assumptions: tuple[Assumption, ...]
 
     def difference(self, other: Trace) -> str | None:
-        """Where another run was not the same, in words; None if it was."""
+        """Where another run differs, in words; None if it does not."""
         if self.structure.key != other.structure.key:
             return self.structure.difference(other.structure)
         if not (self.numbers != other.numbers).any():
@@ -164,7 +164,7 @@ class Steps:
         return values - (values - self.start) % self.width
 
     def at(self, first: int) -> Node:
-        """What is in the step that begins there."""
+        """The pieces of the step that begins there."""
         if first not in self.nodes:
             self.nodes[first] = self.explore(first)
         return self.nodes[first]
@@ -425,7 +425,7 @@ class Explorer:
         return _Fitted(row.reshape(-1), polynomials.narrowed(highest), unknown, doubt, num_wanted)
 
     def _quotients(self, points: list[Point], num_spare: int, lattice: IntArray) -> FoundQuotients:
-        """What the dimensions of tensors are made of besides products of arguments."""
+        """What the dimensions of tensors contain besides products of arguments."""
         columns = [self._at(point).dims for point in points]
         if len({len(column) for column in columns}) > 1:
             return FoundQuotients((), None)

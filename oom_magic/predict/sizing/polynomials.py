@@ -1,4 +1,4 @@
-"""The sizes of a piece as functions of a point: polynomials, and what kernels' size functions make of polynomials.
+"""The sizes of a piece as functions of a point: polynomials, and size functions of kernels applied to polynomials.
 
 Dimensions may be quotients of others: pooled, strided, padded or cut up. The shapes of tensors show them. Each is one
 step from an argument or from another dimension, such as ``(n + 1) // 2`` after a pooling and half of that after the

@@ -82,7 +82,7 @@ class Ranges:
 
 
 def label(fn: Callable[..., Any]) -> str:
-    """What to call a function in a sentence."""
+    """The name of a function in sentences."""
     return f"{getattr(fn, '__name__', type(fn).__name__)}()"
 
 
@@ -165,7 +165,7 @@ def _check_names(fn: Callable[..., Any], given: Mapping[str, Any]) -> None:
         raise TypeError(_("size needs a function, not {kind} {fn!r}; wrap the code in one.", kind=kind, fn=fn))
     try:
         parameters = inspect.signature(fn).parameters
-    except ValueError:  # a builtin without a signature says for itself what it needs
+    except ValueError:  # a builtin without a signature raises its own error
         return
     kinds = {parameter.kind for parameter in parameters.values()}
     known = [name for name, parameter in parameters.items() if parameter.kind not in _UNNAMED]

@@ -82,7 +82,7 @@ class Repetition:
         return found
 
     def check(self, base: LayeredRun, run: LayeredRun) -> None:
-        """Raise IrregularError unless ``run`` is what ``base``, a run of this structure, is with as many layers."""
+        """Raise IrregularError unless ``run`` equals ``base``, a run of this structure, extended to as many layers."""
         structure, numbers = self.lengthened(base, run.num_layers)
         if structure.key != run.structure.key:
             raise IrregularError(structure.difference(run.structure))
@@ -373,7 +373,7 @@ def _references_of(layouts: Sequence[_Layout], lines: Sequence[_Line]) -> tuple[
         return found
 
     before, after, next_one = at(0, 0), at(1, 0), at(1, 1)
-    # What is in a stretch beyond its second copy is no pattern.
+    # Events of a stretch beyond its second copy are no patterns.
     is_pattern = before >= 0
     constant = np.where(is_pattern[:, None], values[0][before], 0)
     by_layer = np.where(is_pattern[:, None], values[1][after], 0) - constant

@@ -30,9 +30,9 @@ class ByHandError(InapplicableError):
 class Change:
     """The base of all changes: nothing is changed.
 
-    ``applies_at_load`` says that the model would be loaded so in the first place: what it took before the change does
-    not count. ``variant`` tells apart ways of making one change, where models differ in the code for it. ``values``
-    fill its sentence and its code, for the model that was checked.
+    ``applies_at_load`` says that the model would be loaded with the change from the start, so its memory before the
+    change does not count. ``variant`` tells apart ways of making one change, where models differ in the code for it.
+    ``values`` fill its sentence and its code, for the model that was checked.
     """
 
     applies_at_load = False

@@ -31,7 +31,7 @@ class LoadChange(Change, ABC):
     is_frozen = False
 
     def __init__(self) -> None:
-        self._is_busy = False  # moves made by the change itself are not changed again
+        self._is_busy = False  # moves that the change itself makes are not changed again
         self._loaded: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
     @abstractmethod

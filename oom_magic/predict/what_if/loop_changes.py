@@ -27,7 +27,8 @@ class ReleasedGradients(Change):
 
 
 class AccumulatedGradients(Change):
-    """Smaller batches make up a step: after the first step each takes two, the fewest that show what all of them hold.
+    """Several smaller batches make up a step: after the first step each takes two, the fewest that show what all of
+    them hold.
 
     A call of ``step`` with a closure, which computes the gradients itself, is made each time.
     """

@@ -1,8 +1,8 @@
 """Answers to unknown conditions that let the run go on: checks pass, and loops end.
 
 Choices by unknown values, such as ``argmax`` and ``topk``, are assumed to select all possibilities equally often. So a
-router sends to each expert the same number of tokens. The first choice is in the middle: tokens of a vocabulary that
-mean something special, such as its end, lie at an end of it.
+router sends to each expert the same number of tokens. The first choice is in the middle, because special tokens, such
+as the one that ends a sequence, are at an end of the vocabulary.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _BETWEEN = tuple(
 
 
 def answer_that_goes_on(frame: FrameType | None, answered: dict[tuple[str, int], bool]) -> bool | None:
-    """The value of a condition that lets the run go on; None if both do.
+    """The value of a condition that lets the run go on; None if both values do.
 
-    An assertion holds, an ``if`` with nothing but an error in it is passed by. A ``while`` loop runs once: what its
-    condition was read as last is in ``answered``, by line.
+    An assertion holds, and an ``if`` that only raises is skipped. A ``while`` loop runs once: the last answer to its
+    condition is in ``answered``, by line.
     """
     while frame is not None and _is_between(frame.f_code.co_filename):
         frame = frame.f_back

@@ -70,7 +70,7 @@ def _mask_to_fill(gpu: FakeDevice, indices: list[Any], rest: list[Any]) -> torch
 
 
 def _unscale(gpu: FakeDevice, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> None:
-    """``GradScaler``'s check of gradients: they are taken to be finite, so that ``found_inf`` stays what it is."""
+    """``GradScaler``'s check of gradients: they are assumed to be finite, so that ``found_inf`` is unchanged."""
     gradients = args[0]
     if all(gpu.place(gradient) is None for gradient in gradients):
         func(*args, **kwargs)

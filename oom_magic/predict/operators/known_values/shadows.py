@@ -13,9 +13,9 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class Shadow:
     """The known values of a storage of ``num_bytes``.
 
-    ``constant`` is the one element that all equal; else ``copy`` is a storage on the CPU. ``known`` marks with ones
-    the bytes of ``copy`` that are known (None: all of them). What follows from a guess has the sentence that says which
-    in ``assumption``.
+    ``constant`` is the one element that all equal; else ``copy`` is a storage on the CPU. ``known`` marks with ones the
+    bytes of ``copy`` that are known (None: all of them). Values that follow from an assumption have its sentence in
+    ``assumption``.
     """
 
     num_bytes: int

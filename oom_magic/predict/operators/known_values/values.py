@@ -24,7 +24,7 @@ aten = torch.ops.aten
 
 SHADOW_ELEMENTS = 1 << 22  # of an integer or boolean tensor
 SHADOW_FLOAT_ELEMENTS = 1 << 16
-UNKNOWN_NUMBER = 1.0  # what an unknown number is read as: can be divided by and has a logarithm
+UNKNOWN_NUMBER = 1.0  # what an unknown number is read as: a divisor and a logarithm's argument
 
 
 class Values:
@@ -159,7 +159,7 @@ class Values:
         elif all(map(is_small, made)) and all(map(is_small, tensors)):
             values = tensors_in((self._repeat(func, args, kwargs, self.get),), {})
             for tensor, value in zip(made, values, strict=False):
-                if tensor.shape == value.shape:  # what a kernel keeps for its backward is often another on the CPU
+                if tensor.shape == value.shape:  # outputs that a kernel keeps for its backward often differ on the CPU
                     self.put(tensor, value)
                     self._note(tensor, assumption)
 
@@ -224,7 +224,7 @@ class Values:
         return shadow is not None and shadow.is_known(tensor)
 
     def _are_constant(self, func: OpOverload, tensors: list[torch.Tensor]) -> bool:
-        """Whether an operator makes a constant of these: it goes by element, or looks for the least or any."""
+        """Whether an operator maps constants to a constant: an elementwise one, or one such as ``min`` or ``any``."""
         if torch.Tag.pointwise not in func.tags and func not in _AS_THEIR_ELEMENTS:
             return False
         return all(
@@ -334,7 +334,7 @@ _CHECKS = {aten.all.default, aten.all.dim, aten._is_all_true.default}
 _CONJUNCTIONS = {aten.bitwise_and.Tensor, aten.logical_and.default, aten.mul.Tensor}
 _FILLS = {aten.fill_.Scalar, aten.zero_.default}
 _OVERWRITES = {*_FILLS, aten.fill_.Tensor}
-# Operators on one constant whose result is it too.
+# Operators whose result on a constant is the same constant.
 _AS_THEIR_ELEMENTS = {
     aten.all.default, aten.all.dim, aten.any.default, aten.any.dim, aten.amax.default, aten.amin.default,
     aten.max.default, aten.min.default, aten.clone.default, aten._to_copy.default,
@@ -362,7 +362,7 @@ def _key(tensor: torch.Tensor) -> int:
 
 
 def _constant_made(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
-    """What number a factory fills with; None: it does something else."""
+    """The number that a factory fills with; None if it does something else."""
     name = func.overloadpacket.__name__
     is_maker = name in _CONSTANTS or name in _FILLED
     if not is_maker or func.namespace != "aten" or func._schema.is_mutable:
@@ -384,7 +384,8 @@ def _written(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> list[torch.
 
 
 def _answer_if_finite(func: OpOverload, args: Any) -> bool | None:
-    """What parts of ``isfinite``, ``isnan`` and ``isinf`` find in finite numbers; None for other operators."""
+    """The answer of operators that ``isfinite``, ``isnan`` and ``isinf`` are made of, for finite numbers; None for
+    other operators."""
     if func not in _PARTS_OF_FINITE:
         return None
     if func in (aten.eq.Tensor, aten.ne.Tensor) and args[0] is args[1] and args[0].is_floating_point():
