@@ -192,7 +192,7 @@ def _polled(one: Any) -> dict[int, int]:
 
 def _polled_by_number(one: Any) -> dict[int, int]:
     """What a poll object waits for: the first thing in it, ``dict`` of ``pollObject`` in Modules/selectmodule.c."""
-    return dict(ctypes.py_object.from_address(id(one) + object.__basicsize__).value)
+    return dict(ctypes.py_object.from_address(id(one) + object.__basicsize__).value)  # type: ignore[call-overload]
 
 
 def _set_polled(polled: Callable[[Any], dict[int, int]], one: Any, before: dict[int, int]) -> None:

@@ -218,14 +218,14 @@ def _noted(notes: Notes, one: Any) -> Iterator[Any]:
             notes.add_undo(functools.partial(_restore_class, one, one.__bases__, before))
             yield from before.values()
     elif isinstance(one, torch.nn.Module):
-        if _is_made_for_it(kind):
+        if _is_made_for_it(kind):  # type: ignore[arg-type]
             notes.add_undo(functools.partial(_restore_class, kind, kind.__bases__, dict(vars(kind))))
         for name, value in list(vars(one).items()):
             if name == "_modules":
                 yield from value.values()
             elif name not in _OF_MODULES:
                 yield value
-    elif not isinstance(one, _NO_OBJECTS) and (_is_walked(kind)):
+    elif not isinstance(one, _NO_OBJECTS) and (_is_walked(kind)):  # type: ignore[arg-type]
         yield from _noted_attributes(notes, one)
 
 

@@ -60,7 +60,7 @@ class _KeptLoop:
                 own.pop(name, None)
         for task in asyncio.all_tasks(self._loop) - self._tasks:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
-            if inspect.getcoroutinestate(task.get_coro()) == inspect.CORO_CREATED:
+            if inspect.getcoroutinestate(task.get_coro()) == inspect.CORO_CREATED:  # type: ignore[arg-type]
                 task.get_coro().close()
         waiting = set(map(id, (*self._loop._ready, *self._loop._scheduled)))
         left = [one for one in self._handles if id(one) in waiting and not one.cancelled()]
