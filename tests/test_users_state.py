@@ -429,22 +429,6 @@ def test_what_the_user_froze_is_exchanged_and_stays_frozen(users: Users, is_firs
     assert gc.get_freeze_count() == 0
 
 
-def test_weights_of_scripted_modules_are_as_before() -> None:
-    """C++ holds them; Python's objects for them are made when they are asked for."""
-    model = torch.jit.script(nn.Linear(3, 2))
-    (model(torch.ones(1, 3)) * 3).sum().backward()
-    before = [(one.tolist(), one.grad.tolist()) for one in model.parameters()]
-
-    def train() -> None:
-        optimizer = torch.optim.SGD(model.parameters(), 1.0)
-        model(torch.ones(1, 3)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    om.dry_run(train)
-    assert [(one.tolist(), one.grad.tolist()) for one in model.parameters()] == before
-
-
 def test_what_holds_a_weak_reference_made_in_the_run_does_no_harm(users: Users) -> None:
     seen: list[Any] = []
 

@@ -38,6 +38,7 @@ from oom_magic.predict.fake_cuda.transfers import storages_followed
 from oom_magic.predict.instrumentation.autograd_order import AutogradOrder
 from oom_magic.predict.isolation.context import python_functions_followed
 from oom_magic.predict.isolation.patching import Patches
+from oom_magic.predict.isolation.scripted_modules import moved_in_script
 from oom_magic.predict.kernels import recurrent
 
 _NAME = "_group_tensors_by_device_and_dtype"
@@ -69,6 +70,7 @@ def torch_patches(cards: Cards, view: DeviceView, assume: Callable[[str], None])
         (torch, {"clear_autocast_cache": autocast.clear, "set_autocast_enabled": autocast.set_enabled}),
         (torch.autograd, {"_engine_run_backward": run_backward}),
         (torch.jit, {"script": scripted_as_written(torch.jit.script)}),
+        (torch.jit.ScriptModule, {"_apply": moved_in_script(torch.jit.ScriptModule._apply)}),
         (torch.UntypedStorage, storages_followed(gpu)),
         (torch._tensor_str, shown_without_values(view)),
         (torch._C._autograd, saved_tensor_hooks_followed(view)),

@@ -77,6 +77,7 @@ EVERY_RUN: Names = {
         *_in("torch._C", "_WeakTensorRef _from_dlpack _set_grad_enabled _swap_tensor_impl"),
         *_in("torch._C", "_to_dlpack _to_dlpack_versioned"),
         "torch._C._nn._parse_to",
+        "torch.jit.ScriptModule._apply",
         "torch._has_compatible_shallow_copy_type",
         *_in("torch._tensor_str", "PRINT_OPTS _str"),
         *_in("torch.nn.Module", "_backward_hooks _buffers _parameters"),

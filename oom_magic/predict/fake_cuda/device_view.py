@@ -342,8 +342,8 @@ def _set_data(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[s
         made = other.detach().requires_grad_(tensor.requires_grad)
     torch._C._swap_tensor_impl(tensor, made)
     if grad is not None:
-        zeros = partial(torch.zeros, grad.shape, dtype=grad.dtype, device="cpu")  # where the tensor is real now
-        tensor.grad = view.move(grad, Spot(Place.HOST), None) if tensor.is_meta else zeros()
+        zeros = partial(torch.zeros, grad.shape, dtype=tensor.dtype, device="cpu")  # where the tensor is real now
+        tensor.grad = view.move(grad, Spot(Place.HOST), tensor.dtype) if tensor.is_meta else zeros()
     return None
 
 

@@ -201,7 +201,7 @@ class Training:
                 len(self.model_calls),
                 len(self._gpu.recorder.order),
                 inputs_of(args, kwargs),
-                module.training,
+                getattr(module, "training", False),  # one of TorchScript that is frozen has none
                 torch.is_grad_enabled(),
                 _is_model(module),
             )

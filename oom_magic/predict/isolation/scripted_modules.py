@@ -1,13 +1,13 @@
-"""Weights of TorchScript's modules are not exchanged but put back by value.
+"""Weights of TorchScript's modules, which C++ holds as well: while it does, none can be exchanged.
 
-C++ holds them, and creates Python objects for them on request, so an exchange would have no effect on C++. The run's
-code works on the real ones.
+So it lets go of them before they are exchanged and before they are put back, and is given what they are then.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,37 +16,45 @@ from oom_magic.predict.isolation.live_objects import LiveObjects
 from oom_magic.predict.isolation.patching import Journal
 
 
-def keep_scripted(journal: Journal, live: LiveObjects) -> None:
-    """Leave them out of what is exchanged, and record what puts each back."""
-    scripted = [
-        (module, name, tensor)
+def scripted_let_go(journal: Journal, live: LiveObjects) -> Callable[[], None]:
+    """Let C++ go of the weights of live modules, and record what gives them back. What is returned gives it those that
+    they were exchanged for."""
+    held: list[tuple[Any, str, torch.Tensor]] = [
+        (module._c, name, tensor)
         for module in live.modules
-        if isinstance(module, torch.jit.ScriptModule)
+        if isinstance(module, torch.jit.ScriptModule) and hasattr(module, "_c")
         for name, tensor in itertools.chain(module._parameters.items(), module._buffers.items())
         if tensor is not None
     ]
-    grads = [tensor.grad for _module, _name, tensor in scripted]
-    known = {id(tensor) for tensor in itertools.chain((one[2] for one in scripted), grads)}
-    if scripted:
-        live.tensors[:] = [tensor for tensor in live.tensors if id(tensor) not in known]
-    for (module, name, tensor), grad in zip(scripted, grads, strict=True):
-        journal.record(functools.partial(_restore_scripted, module, name, tensor, tensor.detach().clone(), grad))
-        if grad is not None:
-            journal.record(functools.partial(_restore_values, grad, grad.clone()))
+    known = set(map(id, live.tensors)) if held else set()
+    live.tensors += {id(one): one for _module, _name, one in held if id(one) not in known}.values()
+    journal.record(functools.partial(_give, held))
+    _let_go(held)
+
+    def give() -> None:
+        journal.record(functools.partial(_let_go, held))
+        _give(held)
+
+    return give
 
 
-def _restore_scripted(
-    module: Any, name: str, tensor: torch.Tensor, before: torch.Tensor, grad: torch.Tensor | None
-) -> None:
-    _restore_values(tensor, before)
-    if getattr(module, name) is not tensor:
-        setattr(module, name, tensor)
-    if tensor.grad is not grad:
-        tensor.grad = grad
+def _give(held: list[tuple[Any, str, torch.Tensor]]) -> None:
+    for module, name, tensor in held:
+        module.setattr(name, tensor)
 
 
-def _restore_values(tensor: torch.Tensor, before: torch.Tensor) -> None:
-    if tensor.device == before.device:
-        tensor.data = before
-    else:  # the run moved it
-        torch._C._swap_tensor_impl(tensor, before.requires_grad_(tensor.requires_grad))  # type: ignore[attr-defined]
+def _let_go(held: list[tuple[Any, str, torch.Tensor]]) -> None:
+    for module, name, _tensor in held:
+        module.setattr(name, torch.empty(0))
+
+
+def moved_in_script(usual: Callable[..., Any]) -> Callable[..., Any]:
+    """In place of ``_apply``, by which weights get another device or type: C++ gets the other data, too."""
+
+    def _apply(module: Any, *args: Any, **kwargs: Any) -> Any:
+        before = [(name, one, one._cdata) for name, one in module._parameters.items() if one is not None]
+        usual(module, *args, **kwargs)
+        _give([(module._c, name, one) for name, one, data in before if one._cdata != data])
+        return module
+
+    return _apply

@@ -40,7 +40,7 @@ from oom_magic.predict.isolation.patching import Journal, patched
 from oom_magic.predict.isolation.process.event_loops import keep_event_loops
 from oom_magic.predict.isolation.reach import Reach, used_by_other_threads, users_modules
 from oom_magic.predict.isolation.run_threads import threads_of_run
-from oom_magic.predict.isolation.scripted_modules import keep_scripted
+from oom_magic.predict.isolation.scripted_modules import scripted_let_go
 from oom_magic.predict.isolation.snapshot import Changes, Snapshot
 from oom_magic.predict.isolation.users_objects import iterators_watched, log_handlers, note_users_objects
 
@@ -91,7 +91,7 @@ class TensorExchange:
             with Journal() as journal, patched(torch._C, {"_WeakTensorRef": _Watch}):
                 live, others = _live_objects(function, namespaces)
                 self._others = set() if others is None else others.reach.seen
-                keep_scripted(journal, live)
+                give_scripted = scripted_let_go(journal, live)
                 keep_event_loops(journal, live.loops, assume)
                 if self._lasting:
                     self._before = {id(tensor): weakref.ref(tensor) for tensor in live.tensors}
@@ -103,7 +103,7 @@ class TensorExchange:
                 real.apply(self._found)
                 if self._start is not None:
                     self._start.restore(real.add)
-                self._exchange(journal, pairs, live.tensors)
+                self._exchange(journal, pairs, live.tensors, give_scripted)
                 self._guard(journal, live.tensors, pairs, others, namespaces, assume)
                 del live, others
                 try:
@@ -120,7 +120,13 @@ class TensorExchange:
         finally:
             pairs.clear()  # an exception that somebody keeps holds this frame: each later run would double their number
 
-    def _exchange(self, journal: Journal, pairs: list[ExchangedPair], live: list[torch.Tensor]) -> None:
+    def _exchange(
+        self,
+        journal: Journal,
+        pairs: list[ExchangedPair],
+        live: list[torch.Tensor],
+        give_scripted: Callable[[], None],
+    ) -> None:
         """Exchange the tensors that can be exchanged; gradients only with their tensors."""
         tensors = self._exchangeable(live)
         grads = [(tensor, tensor.grad) for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
@@ -143,6 +149,7 @@ class TensorExchange:
                 self._swap(journal, pairs, grad, copies, done)
             if id(tensor) in done and id(grad) in done and id(grad) in were_grads and id(tensor) not in self._copies:
                 tensor.grad = grad
+        give_scripted()
 
     def _had_grad(self, tensor: torch.Tensor, grad: torch.Tensor) -> bool:
         """Whether the gradient was there when the run began from whose beginning this one starts."""

@@ -271,11 +271,12 @@ def _scripted(module: ModuleType, run: Run) -> Patches:
 
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         try:
-            return load_file(f, map_location, *args, **kwargs)
+            made = load_file(f, map_location and "cpu", *args, **kwargs)
         except RuntimeError:
             if hasattr(f, "seek"):
                 f.seek(0)
             return torch.load(f, map_location, weights_only=False)
+        return made if map_location is None else made.to(map_location)
 
     return [(torch.jit, {"save": save, "load": load})]
 

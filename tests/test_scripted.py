@@ -1,0 +1,108 @@
+"""Modules whose data is exchanged in unusual ways: TorchScript's, whose weights C++ holds, and other types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import oom_magic as om
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(512, 256), nn.BatchNorm1d(256)
+        self.register_buffer("scale", torch.ones(256))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.linear(x)) * self.scale  # type: ignore[no-any-return]
+
+
+def scripted() -> nn.Module:
+    return torch.jit.script(Net())  # type: ignore[no-untyped-call, no-any-return]
+
+
+def traced() -> nn.Module:
+    return torch.jit.trace(Net(), torch.ones(4, 512))  # type: ignore[no-untyped-call, no-any-return]
+
+
+def part() -> nn.Module:
+    return nn.Sequential(scripted())
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, dtype: torch.dtype) -> None:
+    model.to(dtype).cuda()
+    assert all(one.is_cuda and one.dtype == dtype for one in model.state_dict().values() if one.is_floating_point())
+    for _ in range(3):
+        model(torch.ones(64, 512, device="cuda", dtype=dtype)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def values(model: nn.Module) -> Any:
+    grads = [None if one.grad is None else one.grad.tolist() for one in model.parameters()]
+    return [(name, one.tolist(), one.device, one.dtype) for name, one in model.state_dict().items()], grads
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("make", [scripted, traced, part])
+def test_a_users_module_trains_on_the_pretend_gpu_and_is_as_before(
+    make: Callable[[], nn.Module], dtype: torch.dtype
+) -> None:
+    model, plain = make(), Net()
+    model(torch.ones(4, 512)).square().sum().backward()
+    peaks, optimizers = [], [torch.optim.Adam(one.parameters()) for one in (model, plain)]
+    before, weights = values(model), list(model.parameters())
+    for one, optimizer in zip((model, plain), optimizers, strict=True):
+        report = om.dry_run(train, one, optimizer, dtype)
+        peaks.append(report.peak_allocated_bytes - 2**20)
+    assert values(model) == before and list(map(id, model.parameters())) == list(map(id, weights))
+    assert peaks[0] >= peaks[1] > 0
+    model(torch.ones(4, 512)).square().sum().backward()
+    optimizers[0].step()
+    assert values(model) != before
+
+
+def test_what_it_does_on_the_cpu_is_undone() -> None:
+    model = scripted()
+    model(torch.ones(4, 512)).square().sum().backward()
+    before = values(model)
+
+    def run() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), 1.0)
+        model(torch.ones(4, 512)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    om.dry_run(run)
+    assert values(model) == before
+
+
+def test_a_saved_or_frozen_one_is_used(here: None) -> None:
+    frozen = torch.jit.freeze(scripted().eval())
+    torch.jit.save(scripted(), "scripted.pt")  # type: ignore[no-untyped-call]
+
+    def run() -> None:
+        assert frozen(torch.ones(4, 512)).shape == (4, 256)
+        loaded = torch.jit.load("scripted.pt", map_location="cuda")  # type: ignore[no-untyped-call]
+        assert loaded(torch.ones(4, 512, device="cuda")).is_cuda
+
+    assert om.dry_run(run).peak_allocated_bytes > 512 * 256 * 4
+    Path("scripted.pt").unlink()
+
+
+def test_a_model_with_gradients_gets_another_type_on_the_host() -> None:
+    model = nn.Linear(4, 4)
+    model(torch.ones(4, 4)).sum().backward()
+
+    def run() -> None:
+        model.bfloat16()
+        assert [one.grad.dtype for one in model.parameters() if one.grad is not None] == [torch.bfloat16] * 2
+
+    om.dry_run(run)
+    assert model.weight.dtype == torch.float32 and model.weight.grad is not None
