@@ -311,8 +311,8 @@ class Values:
     def _write_parts(self, func: OpOverload, args: Any, kwargs: dict[str, Any], targets: list[torch.Tensor]) -> bool:
         """A write to known places of a tensor, of values that may be unknown; False where it cannot be followed."""
         target: Any = args[0] if args else None
-        is_possible = func in _WRITES and not any(kwargs.values()) and True not in args[3:]
-        if not is_possible or not is_small(target):
+        accumulates = any(flag is True for flag in (*args[3:], *kwargs.values()))
+        if func not in _WRITES or accumulates or not is_small(target):
             return False
         places = tensors_in(args[1:-1], {})
         if not all(map(self._is_known, places)):
