@@ -104,6 +104,21 @@ def test_the_report_says_what_frames_do_not():
     assert {one.kind for one in diagnosis.holders} == {"category", "line"}
 
 
+def stack() -> None:
+    x = torch.randn(2**16, 1024, device="cuda")
+    for layer in [nn.Linear(1024, 1024, device="cuda") for _ in range(8)]:
+        x = torch.relu(layer(x))
+
+
+def test_a_forward_whose_results_are_kept_for_a_backward_is_of_training():
+    session = DrySession("RTX 3060", "1.5GiB", is_lasting=False, has_bar=False)
+    session.run(stack)
+    assert "The activations of a step do not fit" in " ".join(
+        str(explain(session.exception, report=session.report)).split()
+    )
+    session.exception = None  # it would keep the frames
+
+
 def test_a_report_of_another_failure_is_not_believed():
     _, session = failed(8, 512, "2GiB")
     other, _ = failed(1, 16, "0.9GiB")

@@ -278,7 +278,7 @@ def test_bad_input_of_a_setup() -> None:
     setup = om.TrainingSetup("gpt2", method="lora")
     with pytest.raises(ValueError, match=r"rank reaches 4096.*larger than the layer"):
         om.sliders(setup, rank=(4, 4096))
-    with pytest.raises(TypeError, match="did you mean 'microbatch_size'"):
+    with pytest.raises(TypeError, match="Did you mean 'microbatch_size'"):
         om.sliders(setup, batch_size=(1, 8))
     with pytest.raises(TypeError, match="needs a function or a TrainingSetup"):
         om.sliders("gpt2")

@@ -28,7 +28,9 @@ IMPORTERS = {"sys.modules.get", "import_module", "importlib.import_module"}
 PATH = re.compile(r"torch(\.\w+)+")
 NAME = re.compile(r"_[A-Za-z]\w*")
 # Names of other libraries, or of Python, that PyTorch has as well.
-OTHERS = {"_config", "_debug", "_fmt", "_get_device_map", "_get_value", "_local", "_registry"}
+OTHERS = {
+    "_close_pipe_fds", "_config", "_debug", "_fmt", "_get_device_map", "_get_value", "_hashlib", "_local", "_registry",
+}  # fmt: skip
 
 
 def is_private(name: str) -> bool:

@@ -11,6 +11,7 @@ from oom_magic.units import GIB
 
 if TYPE_CHECKING:
     from oom_magic.explain.diagnosis import Diagnosis
+    from oom_magic.explain.evidence.causes import Evidence
 
 # Remedies by the kind of message, whatever the cause.
 _BY_FORMAT: Mapping[str, tuple[str, ...]] = {
@@ -233,7 +234,12 @@ def trains(diagnosis: Diagnosis) -> bool:
     in_step = diagnosis.phase in ("backward", "loss", "optimizer_step")
     is_trainer = bool(_TRAINERS & set(diagnosis.frameworks)) and "infers" not in diagnosis.told
     is_told = bool(_TOLD_OF_TRAINING & diagnosis.told or diagnosis.setup_phrases)
-    return is_told or in_step or is_trainer
+    return is_told or in_step or is_trainer or any(_is_kept_for_backward(one) for one in diagnosis.evidence)
+
+
+def _is_kept_for_backward(evidence: Evidence) -> bool:
+    """Whether it says that what autograd saved filled the card, which only training needs."""
+    return evidence.key == "category_fills" and evidence.values["category_key"] == "category_activation"
 
 
 def is_of_any_run(diagnosis: Diagnosis) -> bool:
