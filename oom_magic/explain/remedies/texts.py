@@ -234,17 +234,18 @@ def trains(diagnosis: Diagnosis) -> bool:
     in_step = diagnosis.phase in ("backward", "loss", "optimizer_step")
     is_trainer = bool(_TRAINERS & set(diagnosis.frameworks)) and "infers" not in diagnosis.told
     is_told = bool(_TOLD_OF_TRAINING & diagnosis.told or diagnosis.setup_phrases)
-    return is_told or in_step or is_trainer or any(_is_kept_for_backward(one) for one in diagnosis.evidence)
+    return is_told or in_step or is_trainer
+
+
+def is_of_any_run(diagnosis: Diagnosis) -> bool:
+    """Whether the text describes a run of which nothing shows that it trains."""
+    is_open = not trains(diagnosis) and not any(_is_kept_for_backward(one) for one in diagnosis.evidence)
+    return is_open and any(one.key in _OF_ANY_RUN for one in diagnosis.evidence)
 
 
 def _is_kept_for_backward(evidence: Evidence) -> bool:
     """Whether it says that what autograd saved filled the card, which only training needs."""
     return evidence.key == "category_fills" and evidence.values["category_key"] == "category_activation"
-
-
-def is_of_any_run(diagnosis: Diagnosis) -> bool:
-    """Whether the text describes a run of which nothing shows that it trains."""
-    return not trains(diagnosis) and any(one.key in _OF_ANY_RUN for one in diagnosis.evidence)
 
 
 def is_evaluation(diagnosis: Diagnosis) -> bool:
