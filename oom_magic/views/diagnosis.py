@@ -166,6 +166,8 @@ def _infers(diagnosis: Diagnosis) -> bool:
     """Whether nothing shows that a training ran: a program that infers, or an author who tells of something else."""
     if any(one.key == "smaller_batch" and one.needed_bytes is not None for one in diagnosis.remedies):
         return False  # its rehearsal trained
+    if any(one.values.get("category_key") == "category_activation" for one in diagnosis.evidence):
+        return False  # autograd kept it for a backward
     is_told = "infers" in diagnosis.told and not trains(diagnosis)
     return diagnosis.program in _INFERENCE or is_told or is_of_any_run(diagnosis)
 

@@ -11,7 +11,6 @@ from oom_magic.units import GIB
 
 if TYPE_CHECKING:
     from oom_magic.explain.diagnosis import Diagnosis
-    from oom_magic.explain.evidence.causes import Evidence
 
 # Remedies by the kind of message, whatever the cause.
 _BY_FORMAT: Mapping[str, tuple[str, ...]] = {
@@ -239,13 +238,7 @@ def trains(diagnosis: Diagnosis) -> bool:
 
 def is_of_any_run(diagnosis: Diagnosis) -> bool:
     """Whether the text describes a run of which nothing shows that it trains."""
-    is_open = not trains(diagnosis) and not any(_is_kept_for_backward(one) for one in diagnosis.evidence)
-    return is_open and any(one.key in _OF_ANY_RUN for one in diagnosis.evidence)
-
-
-def _is_kept_for_backward(evidence: Evidence) -> bool:
-    """Whether it says that what autograd saved filled the card, which only training needs."""
-    return evidence.key == "category_fills" and evidence.values["category_key"] == "category_activation"
+    return not trains(diagnosis) and any(one.key in _OF_ANY_RUN for one in diagnosis.evidence)
 
 
 def is_evaluation(diagnosis: Diagnosis) -> bool:
