@@ -115,7 +115,8 @@ def test_what_is_set_of_a_card_is_told_again_and_reaches_no_real_one() -> None:
         assert cuda.get_sync_debug_mode() == 1 and cuda.tunable.is_enabled()
         assert cuda.tunable.get_filename() == "found.csv"
         assert cuda.device_memory_used() == cuda.mem_get_info()[1] - cuda.mem_get_info()[0] > 0
-        assert torch.accelerator.memory_stats() == cuda.memory_stats()
+        if hasattr(torch.accelerator, "memory_stats"):  # not in 2.6
+            assert torch.accelerator.memory_stats() == cuda.memory_stats()
         assert cuda.get_device_properties(0).shared_memory_per_block_optin == 99 * 1024
         assert cuda.FloatStorage([1.0, 2.0]).nbytes() == 8
         assert torch.UntypedStorage(2 * MIB, device="cuda").nbytes() == 2 * MIB and torch.backends.cuda.is_built()
