@@ -10,6 +10,7 @@ from traceback import walk_tb
 from types import SimpleNamespace
 
 import pytest
+import torch
 from versions import bitsandbytes_or_skip, needs_what_graphs_saved
 
 from oom_magic.explain import advice
@@ -209,6 +210,8 @@ def test_an_evaluation_after_the_training_is_rehearsed_with_it(shell):
     (remedy,) = (one for one in diagnosis.remedies if one.key == "no_grad")
     assert diagnosis.remedies[0] is remedy and remedy.fits
     assert remedy.peak_allocated_bytes < 200 * MIB
+    torch.autocast_increment_nesting()  # an open block more or less than before keeps or drops what later ones cast
+    assert torch.autocast_decrement_nesting() == 0
 
 
 @pytest.mark.parametrize(("in_function", "rows"), [(True, 64), (False, 16384), (True, 16384)])

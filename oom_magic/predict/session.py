@@ -215,6 +215,7 @@ class DrySession:
             self._loops_known(function, namespaces),
             self._active(function, list(namespaces)),
             pytorch_state_restored(),
+            self.training.changed(),
         ):
             try:
                 self._decide()

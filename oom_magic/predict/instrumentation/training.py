@@ -121,12 +121,19 @@ class Training:
         with ExitStack() as stack:
             stack.enter_context(patched(torch.nn.Module, {"__call__": self._module_call()}))
             stack.enter_context(self._optimizer_hooks())
-            for change in self._changes:
-                stack.enter_context(change.around_run())
             stack.enter_context(self._progress())
             if self.stop_after_steps is not None:
                 self._loops.leaves_steps = self.stop_after_steps == "alike"
                 stack.enter_context(LOOPS.followed(self._loops))
+            yield
+
+    @contextmanager
+    def changed(self) -> Iterator[None]:
+        """What the changes do around the user's code. They end before the state of PyTorch's core is restored, which
+        closes what is still open: a block of autocast that is closed twice would leave the process at -1 blocks."""
+        with ExitStack() as stack:
+            for change in self._changes:
+                stack.enter_context(change.around_run())
             yield
 
     def check_changes(self) -> None:
