@@ -153,6 +153,22 @@ def penalized() -> None:
             optimizers[0].step()
 
 
+def differential() -> None:
+    """A network that solves a differential equation: gradients of gradients of the outputs, before each backward."""
+    sizes = (3, 96, 96, 96)
+    layers = [layer for i in range(3) for layer in (nn.Linear(sizes[i], sizes[i + 1]), nn.SiLU())]
+    model = nn.Sequential(*layers, nn.Linear(96, 2)).to(CUDA)
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(3):
+        x = torch.rand(3000, 3, device=CUDA, requires_grad=True)
+        outputs = model(x)
+        firsts = [torch.autograd.grad(outputs[:, i].sum(), x, create_graph=True)[0] for i in range(2)]
+        seconds = [torch.autograd.grad(first[:, 0].sum(), x, create_graph=True)[0][:, 0] for first in firsts]
+        (outputs.square().mean() + sum(second.square().mean() for second in seconds)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def tuned() -> None:
     """``cudnn.benchmark``: the cache is emptied after each new convolution, of images of three sizes and recomputed."""
     torch.backends.cudnn.benchmark = True
@@ -287,6 +303,7 @@ PROGRAMS: dict[str, Callable[[], None]] = {
     "offloaded": offloaded,
     "graph": graph,
     "penalized": penalized,
+    "differential": differential,
     "each_gradient": each_gradient,
     "lazy": lazy,
     "forward_mode": forward_mode,

@@ -30,6 +30,7 @@ from oom_magic.predict.fake_cuda.places import (
 )
 from oom_magic.predict.fake_cuda.streams import Threads
 from oom_magic.predict.instrumentation.attribution import Attribution
+from oom_magic.predict.instrumentation.autograd_order import number_when_made
 from oom_magic.predict.instrumentation.collector import Collector
 from oom_magic.predict.instrumentation.recorder import Recorder
 from oom_magic.predict.isolation.interrupts import Interrupts
@@ -307,7 +308,7 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         """The card for a tensor that C++ code makes "like" another one: in the backward, the card of the node's
         forward."""
         node = torch._C._current_autograd_node() if len(self.recorders) > 1 else None
-        return self.current if node is None else self._cards_of_nodes.get(node._sequence_nr(), self.current)
+        return self.current if node is None else self._cards_of_nodes.get(number_when_made(node), self.current)
 
     def _is_composite(self, func: OpOverload) -> bool:
         """Whether autograd decomposes the operator; such operators arrive here only in inference mode."""

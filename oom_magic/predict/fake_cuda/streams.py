@@ -20,6 +20,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from oom_magic.predict.instrumentation.autograd_order import number_when_made
+
 _MAIN = "main"
 _AUTOGRAD = "autograd"
 
@@ -166,7 +168,7 @@ class Streams:
                 is_sum = operator == "aten::add.Tensor"
                 if is_sum:
                     return self._of_consumer(card, node, num_bytes)
-                return self._of_running(card, node._sequence_nr())
+                return self._of_running(card, number_when_made(node))
         return self._current.get(card, 0)
 
     def _of_running(self, card: int, number: int) -> int:
@@ -181,7 +183,7 @@ class Streams:
         """The stream of a next node that takes ``num_bytes``; a side stream if any of them has one
         (``InputBuffer::accumulate``)."""
         following = [(after, number) for after, number in node.next_functions if after is not None]
-        streams = [self._of_node(card, after._sequence_nr()) for after, number in following]
+        streams = [self._of_node(card, number_when_made(after)) for after, number in following]
         takes = [_num_bytes(after._input_metadata[number]) == num_bytes for after, number in following]
         return next((stream for stream, is_taken in zip(streams, takes, strict=True) if stream and is_taken), 0)
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from oom_magic.memory.timeline import Phase, SourceLine
+from oom_magic.predict.instrumentation.autograd_order import number_when_made
 from oom_magic.user_code import cell_name, is_users_file, source_text
 
 
@@ -88,7 +89,7 @@ class Attribution(threading.local):
         if phase is Phase.BACKWARD:
             node = torch._C._current_autograd_node()
             if node is not None:
-                return self._forward_modules.get(node._sequence_nr(), "")
+                return self._forward_modules.get(number_when_made(node), "")
         return ""
 
     def _origin(self) -> Origin | None:

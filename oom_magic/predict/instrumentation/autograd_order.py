@@ -13,48 +13,70 @@ from typing import Any
 import torch
 
 Node = Any  # torch.autograd.graph.Node, with its private methods
+_FIRST = 1 << 40  # above what this thread counts, below AccumulateGrad's
+_NO_SEQUENCE = 1 << 63
+_NUMBER = "oom_magic_sequence_nr"
 
 
 class AutogradOrder:
-    """Gives nodes made in a backward the sequence numbers of CUDA's autograd thread, within one dry run."""
+    """Gives nodes the sequence numbers that they have where CUDA's autograd thread counts for itself, in one dry run.
+
+    Only once a backward created nodes that may run: until then this thread's own numbers have the same order.
+    """
 
     def __init__(self) -> None:
         self._begins_at = _next_number()
-        self._num_made = 0  # nodes made in backwards
-        # The count that the user's thread would have reached by itself, and how far this thread was ahead from there
-        # on.
-        self._counted, self._ahead = [0], [self._begins_at]
+        self._begun, self._ended = [self._begins_at], [self._begins_at]  # the backwards that made nodes, by number
+        self._made_before = [0]  # nodes made in backwards before each of them
+        self._creates_graphs = False
 
     def around(self, run_backward: Callable[..., Any]) -> Callable[..., Any]:
-        """``torch.autograd._engine_run_backward``; the nodes that it made are renumbered."""
+        """``torch.autograd._engine_run_backward``; the nodes that it will run are renumbered."""
 
         def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
             if torch._C._current_graph_task_id() != -1:  # inside another, in its thread
                 return run_backward(outputs, *args, **kwargs)
-            before = _next_number()
+            if self._creates_graphs:
+                self._renumber(outputs)
+            before = _next_number() + (len(outputs) > 1)  # several have a common root, which the caller's thread makes
             try:
-                found = run_backward(outputs, *args, **kwargs)
+                return run_backward(outputs, *args, **kwargs)
             finally:
-                num_made = _next_number() - before
-            if num_made:
-                self._note(before, num_made)
-                if len(args) > 2 and args[2]:  # create_graph
-                    self._renumber([*_nodes_of(found or ()), *_nodes_of(_gradients(outputs))], before, num_made)
-                self._num_made += num_made
-            return found
+                self._note(before, _next_number())
+                self._creates_graphs |= len(args) > 2 and bool(args[2])  # create_graph
 
         return run
 
-    def _note(self, before: int, num_made: int) -> None:
-        self._counted.append(before - self._ahead[-1])
-        self._ahead.append(self._ahead[-1] + num_made)
+    def _note(self, begun: int, ended: int) -> None:
+        if ended > begun:
+            self._made_before.append(self._num_made(-1))
+            self._begun.append(begun)
+            self._ended.append(ended)
 
-    def _renumber(self, roots: list[Node], before: int, num_made: int) -> None:
-        for node in _reachable(roots, lambda node: before <= node._sequence_nr() < before + num_made):
-            number = self._num_made + node._sequence_nr() - before
+    def _num_made(self, position: int) -> int:
+        """How many nodes backwards had made after the one at ``position``."""
+        return self._made_before[position] + self._ended[position] - self._begun[position]
+
+    def _renumber(self, outputs: Iterable[Any]) -> None:
+        for node in _reachable(outputs, lambda node: self._begins_at <= node._sequence_nr() < _FIRST):
             set_number = getattr(node, "_set_sequence_nr", None)  # older versions of PyTorch have none
             if set_number is not None:
-                set_number(number + self._ahead[bisect_right(self._counted, number) - 1])
+                number = node._sequence_nr()
+                node.metadata[_NUMBER] = number
+                set_number(_FIRST + self._counted(number))
+
+    def _counted(self, number: int) -> int:
+        """What the node's own thread had counted when it made it."""
+        position = bisect_right(self._begun, number) - 1
+        if number < self._ended[position]:
+            return self._made_before[position] + number - self._begun[position]
+        return number - self._begins_at - self._num_made(position)
+
+
+def number_when_made(node: Node) -> int:
+    """The node's sequence number as this thread counted it."""
+    number: int = node._sequence_nr()
+    return node.metadata.get(_NUMBER, number) if _FIRST <= number < _NO_SEQUENCE else number
 
 
 def _next_number() -> int:
@@ -62,22 +84,11 @@ def _next_number() -> int:
     return number
 
 
-def _nodes_of(tensors: Iterable[Any]) -> list[Node]:
-    return [tensor.grad_fn for tensor in tensors if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None]
-
-
-def _gradients(outputs: Iterable[Any]) -> Iterable[torch.Tensor]:
-    """The gradients of the leaves that ``outputs`` depend on."""
-    for node in _reachable(_nodes_of(outputs), lambda node: True):
-        leaf = getattr(node, "variable", None)
-        if leaf is not None and leaf.grad is not None:
-            yield leaf.grad
-
-
-def _reachable(roots: list[Node], is_wanted: Callable[[Node], bool]) -> list[Node]:
-    """The nodes that lead from ``roots`` on through others that are wanted, each once."""
+def _reachable(tensors: Iterable[Any], is_wanted: Callable[[Node], bool]) -> list[Node]:
+    """The nodes that lead from the tensors' on through others that are wanted, each once."""
     found: dict[Node, None] = {}
-    waiting = [node for node in roots if is_wanted(node)]
+    nodes = [getattr(tensor, "grad_fn", getattr(tensor, "node", None)) for tensor in tensors]  # or GradientEdges
+    waiting = [node for node in nodes if node is not None and is_wanted(node)]
     while waiting:
         node = waiting.pop()
         if node not in found:
