@@ -319,6 +319,12 @@ _LISTED = (
     " the 600 000 data points, with a batch size of one, too, after training with a batch size of 64."
 )
 
+_NUMBERS = (
+    "Tried to allocate 1.50 GiB. GPU 0 has a total capacity of 11.76 GiB of which 1.02 GiB is free. Including non-PyTorch"
+    " memory, this process has 10.73 GiB memory in use. Of the allocated memory 9.80 GiB is allocated by PyTorch, and"
+    " 500.00 MiB is reserved by PyTorch but unallocated."
+)
+
 
 @pytest.mark.parametrize(
     ("text", "said", "not_said"),
@@ -403,6 +409,21 @@ _LISTED = (
             " allocate 597.53 GiB (GPU 0; 16.00 GiB total capacity; 1.32 GiB already allocated; 12.78 GiB free)",
             ["every pair"], ["nobody meant", "one of them is wrong"], id="a dense matrix is meant so",
         ),
+        pytest.param(
+            f"CUDA out of memory. {_NUMBERS}", ["that takes the code", "--model MODEL --batch N --seq N"], ["roberta"],
+            id="the way to prices of a bare message",
+        ),
+        pytest.param(
+            f"trainer.train()\nOutOfMemoryError: CUDA out of memory. {_NUMBERS}\nI fine-tune meta-llama/Llama-3.2-1B"
+            " with Trainer, batch_size=2, max_length=2048", ["--model llama-3.2-1b --batch 2 --seq 2048"],
+            ["takes the code", "roberta"], id="the run that the text names",
+        ),
+        pytest.param(
+            f"return F.conv2d(input, weight, bias)\nRuntimeError: CUDA out of memory. {_NUMBERS}",
+            ["that takes the code"], ["--model"], id="no settings describe a convolution",
+        ),
+        pytest.param("llama-server -m M.gguf\nggml_cuda: CUDA error: out of memory", [], ["Not priced", "--model"],
+                     id="another program is not rehearsed"),
         pytest.param(
             "KernelRestarter: restarting kernel (1/5) during a join of two pandas data frames", ["likely"], ["certain"],
             id="a restart is no proof",

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from oom_templates import Numbers, render
 
 from oom_magic.explain.evidence.causes import Cause
-from oom_magic.explain.evidence.tensors import dims_in_text, name_tensor, requested_window
+from oom_magic.explain.evidence.tensors import dims_of_run, name_tensor, requested_window, run_in_text
 from oom_magic.explain.explainer import explain
 from oom_magic.explain.messages.reading import read
 from oom_magic.predict.setups.setup import TrainingSetup
@@ -89,8 +89,8 @@ def test_dimensions_from_a_text():
         "Qwen1.5-7B-Chat": {"vocab": 151936, "hidden": 4097},
     }
     text = "--model_name_or_path Qwen/Qwen1.5-7B-Chat --per_device_train_batch_size 2 --max_seq_length 2048"
-    assert dims_in_text(text, models) == {"vocab": 151936, "hidden": 4097, "batch": 2, "seq": 2048}
-    assert dims_in_text("nothing", models) == {}
+    assert dims_of_run(run_in_text(text, models), models) == {"vocab": 151936, "hidden": 4097, "batch": 2, "seq": 2048}
+    assert run_in_text("nothing", models) == {}
 
 
 def test_a_size_that_fits_another_length_than_the_texts_is_told():

@@ -110,6 +110,8 @@ _LARGE_INPUT = {"input_named", "larger_input_fails"}
 _ON_A_MAC = {"raise_limit": "mps_watermark"}
 # On a Mac: the allocator has no expandable segments, the GPU shares the RAM, and bitsandbytes does not support it.
 _NOT_ON_A_MAC = {"expandable_segments", "offload", "fsdp_any", "qlora", "optimizer_8bit"}
+_REHEARSED = ("cuda", "hip")  # both are "cuda" in code
+_OF_PICTURES = {"makes_pictures", "diffuses"}
 _MOST_CHECKED = 3  # remedies that are rehearsed to the run's end
 _HUGE_BYTES = 24 * GIB  # of one tensor: more than most cards have
 _NOTICEABLY = 1.01  # times what the steps need
@@ -118,7 +120,9 @@ _NO_RUN = Evidence("reason_no_run")
 _FITS = Evidence("reason_fits_as_it_is")
 NOT_ASKED = Evidence("reason_fast")
 _NOT_YET = Evidence("reason_not_yet")
-_NOT_SET_UP = Evidence("reason_not_set_up")
+_NO_CODE = Evidence("reason_no_code")
+_NO_CODE_OR_RUN = Evidence("reason_no_code_or_run")
+_NOT_PYTORCH = Evidence("reason_not_pytorch")
 _ELSEWHERE = Evidence("reason_other_program")
 _OF_HOST = Evidence("reason_host")
 _NOTHING_SAVES = Evidence("reason_nothing_saves")
@@ -231,7 +235,7 @@ def unpriced_remedies(diagnosis: Diagnosis, reason: Evidence = _NO_RUN) -> tuple
         reason = _OF_HOST
     elif reason is _NO_RUN:
         style = "generic" if style == "plain" and not _names_tokens(diagnosis) else style
-        reason = reason if _may_be_set_up(diagnosis, elsewhere) else _NOT_SET_UP
+        reason = _way_to_prices(diagnosis)
     return tuple(_named(key, cost, diagnosis, style, reason) for cost, key in enumerate(keys))
 
 
@@ -291,9 +295,22 @@ def _names_tokens(diagnosis: Diagnosis) -> bool:
     return bool(is_set_up or "attends" in diagnosis.told or set(_OF_TRANSFORMERS) & set(diagnosis.frameworks))
 
 
-def _may_be_set_up(diagnosis: Diagnosis, elsewhere: tuple[str, ...] | None) -> bool:
-    """Whether the run may be one that settings describe: the training of a model of tokens."""
-    return _is_of_tokens(diagnosis) if trains(diagnosis) else elsewhere is None
+def _way_to_prices(diagnosis: Diagnosis) -> Evidence:
+    """What a rehearsal lacks: settings describe the training of a model of tokens, code any run of PyTorch on a GPU."""
+    if trains(diagnosis) and _names_tokens(diagnosis):
+        return _NO_RUN
+    if diagnosis.backend not in _REHEARSED or not _is_of_pytorch(diagnosis):
+        return _NOT_PYTORCH
+    is_another = "infers" in diagnosis.told and not trains(diagnosis)
+    is_another = is_another or _OF_PICTURES & diagnosis.told or NO_LANGUAGE_MODEL.search(diagnosis.code)
+    return _NO_CODE if is_another else _NO_CODE_OR_RUN
+
+
+def _is_of_pytorch(diagnosis: Diagnosis) -> bool:
+    """Whether the message, or the text around it, is PyTorch's."""
+    failure = diagnosis.main_failure
+    is_its_own = failure is not None and failure.pytorch_bytes is not None
+    return is_its_own or "uses_torch" in diagnosis.told or bool(diagnosis.frameworks)
 
 
 def _named(key: str, cost: int, diagnosis: Diagnosis, style: str, note: Evidence) -> Remedy:

@@ -7,7 +7,7 @@ import linecache
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +24,11 @@ from oom_magic.explain.evidence.tensors import (
     TensorAnswer,
     TensorCandidate,
     at_another_length,
-    dims_in_text,
+    dims_of_run,
     dims_of_setup,
     name_tensor,
     preset_dims,
+    run_in_text,
 )
 from oom_magic.explain.live.growth import find_growing_containers
 from oom_magic.explain.live.holders import earlier_bytes, find_holders
@@ -129,8 +130,12 @@ class _Reading:
 
 @dataclass(frozen=True)
 class _Findings:
-    """What is known beside the text: where it failed, which tensor was requested, what grew, and holders of memory."""
+    """What is known beside the text: where it failed, which tensor was requested, what grew, and holders of memory.
 
+    ``run`` is what the text names of the run.
+    """
+
+    run: Mapping[str, int | str] = field(default_factory=dict)
     location: FailureLocation = UNKNOWN_LOCATION
     tensor: TensorAnswer = _UNKNOWN_TENSOR
     growth: Growth | None = None
@@ -180,16 +185,17 @@ class Explainer:
         if main is None or not main.is_oom:
             return _Findings(holders=holders, about_holders=evidence)
         growth = find_growing_containers(error, self.names, self.locate, main)
+        models = preset_dims() if self.models is None else self.models
+        run = run_in_text(reading.text, models) if self.setup is None else {}
         location = locate_failure(error, self.report, main, clues.phase, self.names)
-        tensor = _tensors(main, *self._supposed_tensors(main, reading.text), location, clues)
-        return _Findings(location, tensor, growth, holders, evidence)
+        tensor = _tensors(main, *self._supposed_tensors(main, dims_of_run(run, models)), location, clues)
+        return _Findings(run, location, tensor, growth, holders, evidence)
 
-    def _supposed_tensors(self, failure: Failure, text: str) -> tuple[TensorAnswer, bool]:
-        """The tensors that the message alone suggests, and whether sizes of the model are known."""
+    def _supposed_tensors(self, failure: Failure, dims: Dims) -> tuple[TensorAnswer, bool]:
+        """The tensors that the message suggests, with the text's ``dims``; whether sizes of the model are known."""
         if self.setup is not None:
             dims = dims_of_setup(self.setup)
             return name_tensor(failure, dims), bool(dims)
-        dims = dims_in_text(text, preset_dims() if self.models is None else self.models)
         answer = name_tensor(failure, dims)
         is_none_so_long = answer.note == "tensor_none_fits" and "seq" in dims
         return at_another_length(failure, dims) if is_none_so_long else answer, bool(dims)
@@ -228,6 +234,7 @@ def _diagnosis(reading: _Reading, findings: _Findings, judgement: Judgement) -> 
         program=clues.program.program.key if clues.program is not None else "",
         server_limits=clues.program.settings if clues.program is not None else {},
         told=clues.run.told,
+        run=findings.run,
         accelerator=clues.accelerator,
         place=location.place or _place(clues),
         code=location.code or clues.code,

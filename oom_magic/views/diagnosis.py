@@ -85,7 +85,7 @@ def describe_diagnosis(diagnosis: Diagnosis) -> Description:
     if diagnosis.main_failure is not None or diagnosis.cause is not Cause.UNKNOWN:
         blocks += [*_what(diagnosis), _why(diagnosis), *_change(diagnosis)]
     blocks += remedies_chart(diagnosis.remedies, diagnosis.as_is, lang)
-    blocks += [*_budget(diagnosis), *remedies_details(diagnosis.remedies, lang, diagnosis.as_is)]
+    blocks += [*_budget(diagnosis), *remedies_details(diagnosis.remedies, lang, diagnosis.as_is, diagnosis.run)]
     blocks += [*_tensors(diagnosis), *_evidence(diagnosis), *_possible(diagnosis)]
     blocks += [*_numbers(diagnosis), *_story(diagnosis), *_holders(diagnosis), *_message(diagnosis)]
     return Description(_title(diagnosis), tuple(blocks))

@@ -17,9 +17,19 @@ if TYPE_CHECKING:
 _COLUMNS = ("remedy", "needed", "saving", "verdict", "speed", "batch")
 _HUES = {"safe": "parameter", "tight": "optimizer_state", "danger": "activation", None: "before"}
 _MOST_BARS = 6
-_NO_RUN, _NOT_ASKED = "reason_no_run", "reason_fast"  # notes of remedies that are named without a price
-_ELSEWHERE = ("reason_other_program", "reason_host", "reason_not_set_up")  # and of those that no dry run can price
+# Notes of remedies that are named without a price, each with the ways to one.
+_WAYS = {
+    "reason_no_run": ("price_by_settings",),
+    "reason_no_code": ("price_by_code",),
+    "reason_no_code_or_run": ("price_by_code", "price_by_settings_too"),
+    "reason_other_program": (),
+    "reason_host": (),
+    "reason_not_pytorch": (),
+}
+_BY_COMMAND = ("price_by_settings", "price_by_settings_too")
+_NOT_ASKED = "reason_fast"
 _STOPS = ".。"
+_NO_RUN: Mapping[str, int | str] = {}
 
 
 def best_remedy(remedies: Sequence[Remedy], lang: Language) -> str:
@@ -72,8 +82,13 @@ def _verdict_word(remedy: Remedy, lang: Language) -> str:
     return translate(f"verdict_{remedy.verdict or 'fits'}" if remedy.fits else "verdict_no", lang)
 
 
-def remedies_details(remedies: Sequence[Remedy], lang: Language, as_is: AsItIs | None = None) -> list[Block]:
-    """Tables of the evaluated and the unevaluated remedies, with reasons and code to paste; empty without remedies."""
+def remedies_details(
+    remedies: Sequence[Remedy], lang: Language, as_is: AsItIs | None = None, run: Mapping[str, int | str] = _NO_RUN
+) -> list[Block]:
+    """Tables of the evaluated and the unevaluated remedies, with reasons and code to paste; empty without remedies.
+
+    ``run`` is what is known of the run where none is evaluated.
+    """
     if not remedies:
         return []
     wording = Wording(remedies, lang)
@@ -92,11 +107,18 @@ def remedies_details(remedies: Sequence[Remedy], lang: Language, as_is: AsItIs |
         blocks.append(Sentence(f"• {wording.of(one)}{'' if is_shared else note}", "quiet" if evaluated else "plain"))
     if is_shared and notes[0]:
         blocks.append(Sentence(notes[0].strip(" ()"), "quiet"))
-    if any(one.note is not None and one.note.key == _NO_RUN for one in remedies):
-        how = "how_to_price" if current_shell() is not None else "how_to_price_terminal"
-        blocks.append(Sentence(translate(how, lang), "quiet"))
+    ways = dict.fromkeys(way for one in remedies if one.note is not None for way in _WAYS.get(one.note.key, ()))
+    blocks += [Sentence(translate(way, lang), "quiet") for way in ways]
+    if any(way in _BY_COMMAND for way in ways):
+        blocks.append(Code(_command(run), "bash"))
     blocks += [_how(one, wording) for one in remedies if one.code and _is_worthwhile(one)]
     return [Details(translate("heading_remedies", lang), tuple(blocks))]
+
+
+def _command(run: Mapping[str, int | str]) -> str:
+    """The command that prices the remedies of a run; what the text does not name is left to be filled in."""
+    start = "%%oom_explain" if current_shell() is not None else "python -m oom_magic explain FILE"
+    return f"{start} --model {run.get('model', 'MODEL')} --batch {run.get('batch', 'N')} --seq {run.get('seq', 'N')}"
 
 
 def _is_worthwhile(remedy: Remedy) -> bool:
@@ -105,7 +127,7 @@ def _is_worthwhile(remedy: Remedy) -> bool:
 
 
 def _is_only_named(remedy: Remedy) -> bool:
-    return remedy.note is not None and remedy.note.key in (_NO_RUN, _NOT_ASKED, *_ELSEWHERE)
+    return remedy.note is not None and remedy.note.key in (_NOT_ASKED, *_WAYS)
 
 
 def _how(remedy: Remedy, wording: Wording) -> Details:

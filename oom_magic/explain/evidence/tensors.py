@@ -186,17 +186,23 @@ def requested_window(failure: Failure) -> tuple[int, int] | None:
     return requested - rounding - _SEGMENT_BYTES, requested + rounding
 
 
-def dims_in_text(text: str, models: Mapping[str, Mapping[str, int | str]]) -> dict[str, int | str]:
-    """Dimensions from a text: those of the first known model it names, batch and length."""
+def run_in_text(text: str, models: Mapping[str, Dims]) -> dict[str, int | str]:
+    """What a text names of a run: ``model`` (a known one), ``batch`` and ``seq``."""
     head = text[:200_000]
     lowered = head.lower()
     named = max((name for name in models if _is_named(name.lower(), lowered)), key=len, default=None)
-    dims: dict[str, int | str] = dict(models[named]) if named is not None else {}
+    run: dict[str, int | str] = {} if named is None else {"model": named}
     for name, pattern in (("batch", _BATCH_IN_TEXT), ("seq", _SEQ_IN_TEXT)):
         match = pattern.search(head)
         if match and int(match.group(1)):  # "batch_size=0" leaves it open
-            dims[name] = int(match.group(1))
-    return dims
+            run[name] = int(match.group(1))
+    return run
+
+
+def dims_of_run(run: Mapping[str, int | str], models: Mapping[str, Dims]) -> Dims:
+    """The dimensions of a run in a text: those of its model, batch and length."""
+    sizes = {name: size for name, size in run.items() if name != "model"}
+    return {**models.get(str(run.get("model")), {}), **sizes}
 
 
 def _is_named(name: str, lowered: str) -> bool:

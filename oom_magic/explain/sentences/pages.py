@@ -98,14 +98,12 @@ PAGE_CATALOGUE: Sentences = {
     ),
     "advice_not_oom": "Look at the error named above; less memory will not cure it.",
     "advice_unknown": "Give the traceback above the message, or the model and its sizes, and more can be said.",
-    "how_to_price": (
-        "Not priced. In a notebook %oom_explain rehearses the failed cell; for a message from elsewhere"
-        " describe the run: %%oom_explain --model roberta-base --batch 4 --seq 512."
+    "price_by_settings": "Not priced. Describe the run, and each change is rehearsed:",
+    "price_by_code": (
+        "Not priced: that takes the code. Run it in a notebook; after the failed cell %oom_explain rehearses that cell"
+        " with each change."
     ),
-    "how_to_price_terminal": (
-        "Not priced. Describe the run, and each change is rehearsed:"
-        " python -m oom_magic explain FILE --model roberta-base --batch 4 --seq 512."
-    ),
+    "price_by_settings_too": "The training of a language model needs no code, only its settings:",
     # Headings of the details.
     "heading_budget": "Who held the device",
     "heading_tensor": "Which tensor asked",

@@ -244,9 +244,13 @@ REMEDIES: Sentences = {
 
 REASONS: Sentences = {
     "reason_no_run": "nothing here to rehearse; give the run (setup= or --model ...)",
+    "reason_no_code": "nothing here to rehearse; run the code in a notebook",
+    "reason_no_code_or_run": (
+        "nothing here to rehearse; run the code in a notebook, or give the run (setup= or --model ...)"
+    ),
     "reason_fits_as_it_is": "what was rehearsed fits as it is",
     "reason_other_program": "a setting of another program",
-    "reason_not_set_up": "settings describe the training of language models only",
+    "reason_not_pytorch": "what is rehearsed is code of PyTorch",
     "reason_host": "what is rehearsed is the GPU's memory, not the computer's RAM",
     "reason_not_yet": "not rehearsed yet",
     "reason_nothing_saves": "the cell was rehearsed with every change that fits it, and none of them saves much",
