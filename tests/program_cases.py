@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ from torch import nn
 from torch.autograd.graph import save_on_cpu
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 CUDA = "cuda"
 
@@ -169,6 +171,23 @@ def differential() -> None:
         optimizer.zero_grad()
 
 
+def watched() -> None:
+    """Under a mode that sees each operator PyTorch writes into fewer tensors: FLOPs counted, operators' outputs kept."""
+    from torch.utils.flop_counter import FlopCounterMode  # it warns where there is no triton
+
+    layers = nn.ModuleList([nn.TransformerEncoderLayer(256, 4, 1024, 0.0, batch_first=True) for _ in range(3)]).to(CUDA)
+    optimizer = torch.optim.AdamW(layers.parameters())
+    contexts = partial(create_selective_checkpoint_contexts, [torch.ops.aten.addmm.default])
+    for turn in range(3):
+        x = torch.randn(8, 128, 256, device=CUDA)
+        with FlopCounterMode(display=False) if turn == 1 else nullcontext():
+            for layer in layers:
+                x = layer(x) if turn < 2 else checkpoint(layer, x, use_reentrant=False, context_fn=contexts)
+            (x.square().mean() + x.sum()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def tuned() -> None:
     """``cudnn.benchmark``: the cache is emptied after each new convolution, of images of three sizes and recomputed."""
     torch.backends.cudnn.benchmark = True
@@ -304,6 +323,7 @@ PROGRAMS: dict[str, Callable[[], None]] = {
     "graph": graph,
     "penalized": penalized,
     "differential": differential,
+    "watched": watched,
     "each_gradient": each_gradient,
     "lazy": lazy,
     "forward_mode": forward_mode,

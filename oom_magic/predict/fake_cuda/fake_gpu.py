@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._C import DisableTorchFunction  # type: ignore[attr-defined]
 from torch._ops import OpOverload
+from torch.utils import _python_dispatch as dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from oom_magic.language import _
@@ -34,7 +35,7 @@ from oom_magic.predict.instrumentation.autograd_order import number_when_made
 from oom_magic.predict.instrumentation.collector import Collector
 from oom_magic.predict.instrumentation.recorder import Recorder
 from oom_magic.predict.isolation.interrupts import Interrupts
-from oom_magic.predict.operators.calls import Call, find_overload
+from oom_magic.predict.operators.calls import Call, acts_like_subclass, find_overload
 from oom_magic.predict.operators.fallbacks import find_fallback, is_wrapper
 from oom_magic.predict.operators.gradients import reference_counts_in_autograd, reused_gradient
 from oom_magic.predict.operators.known_outputs import KnownOutputs
@@ -126,6 +127,13 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
     def ignore_compile_internals(cls) -> bool:
         """True: while ``torch.compile`` compiles this mode is off, and what was compiled runs under it."""
         return True
+
+    def __enter__(self) -> FakeGPU:
+        """The pretend GPU itself is none of the modes that PyTorch says code is under."""
+        before = dispatch._is_in_torch_dispatch_mode
+        super().__enter__()
+        dispatch._is_in_torch_dispatch_mode = before
+        return self
 
     def restart(self) -> None:
         """Begin a new trace; live tensors stay."""
@@ -239,7 +247,8 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
     ) -> Any:
         name = func.name()
         phase = self.attribution.phase(torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
-        reused = _alias(args[0]) if func is self._in_place else reused_gradient(func, args)
+        in_place = func is self._in_place and not acts_like_subclass()
+        reused = _alias(args[0]) if in_place else reused_gradient(func, args)
         out = self._kernel(func, args, kwargs) if reused is None else reused
         rule = self.rules.get(func)
         if rule is None:

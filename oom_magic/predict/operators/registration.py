@@ -20,7 +20,7 @@ from oom_magic.predict.kernels import convolutions, losses, normalization, recur
 from oom_magic.predict.kernels.normalization import is_by_cudnn
 from oom_magic.predict.operators.attention import attend
 from oom_magic.predict.operators.autocast import Autocast
-from oom_magic.predict.operators.calls import TORCH, Kernel, existing, find_overload, original
+from oom_magic.predict.operators.calls import TORCH, Kernel, acts_like_subclass, existing, find_overload, original
 from oom_magic.predict.setups.gpus import GPU
 
 aten = torch.ops.aten
@@ -29,7 +29,7 @@ aten = torch.ops.aten
 def _linear(
     usual: Kernel, tensor: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """aten/src/ATen/native/Linear.cpp, ``linear``: one product of all rows, or the bias is added to it in place."""
+    """aten/src/ATen/native/Linear.cpp, ``linear``: one product of all rows, or the bias is added to it."""
     if bias is None or tensor.dim() == 2:
         return usual(tensor, weight, bias)
     if tensor.is_contiguous() and bias.dim() == 1:
@@ -37,7 +37,8 @@ def _linear(
         shape = (*tensor.shape[:-1], weight.shape[0])
         out = aten.addmm(bias, rows, weight.t())
         return aten._unsafe_view(out, shape) if TORCH >= (2, 15) else out.view(shape)
-    return aten.matmul(tensor, weight.t()).add_(bias)
+    product = aten.matmul(tensor, weight.t())
+    return product + bias if acts_like_subclass(bias) else product.add_(bias)
 
 
 def _batch_norm(usual: Kernel, tensor: torch.Tensor, weight: Any, bias: Any, *args: Any) -> Any:
