@@ -347,7 +347,7 @@ _NUMBERS = (
         pytest.param(
             "DataLoader worker (pid 256) is killed by signal: Bus error. It is possible that dataloader's workers are out"
             " of shared memory. I reduce the batch size to fix this problem.",
-            ["shm"], ["activations"], id="shared memory",
+            ["shm", "prefetch_factor"], ["activations", "copy of what"], id="shared memory",
         ),
         pytest.param(
             "USM device allocation fails with UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY on 2 Arc A770 since the last driver",
@@ -424,6 +424,39 @@ _NUMBERS = (
         ),
         pytest.param("llama-server -m M.gguf\nggml_cuda: CUDA error: out of memory", [], ["Not priced", "--model"],
                      id="another program is not rehearsed"),
+        pytest.param(
+            "vllm/worker/worker.py, in determine_num_available_blocks\nself.model_runner.profile_run()\nmllama.py, in forward\n"
+            f"hidden = self.execute_model(pixel_values)\ntorch.OutOfMemoryError: CUDA out of memory. {_NUMBERS}",
+            ["trial run", "--max-num-seqs", "--max-num-batched-tokens", "--limit-mm-per-prompt", "--max-model-len"],
+            ["answered requests", "CUDA graphs", "enforce-eager", "SGLang"], id="a server's trial run",
+        ),
+        pytest.param(
+            f"Model loading took 11.0 GiB\nin profile_run vllm\nCUDA out of memory. {_NUMBERS}", ["weights do not fit"],
+            ["trial run does"], id="a server's weights by its log",
+        ),
+        pytest.param(
+            "CUDA out of memory. Tried to allocate 26.00 MiB (GPU 0; 23.79 GiB total capacity; 20.60 GiB already allocated;"
+            " 38.38 MiB free; 20.60 GiB reserved in total by PyTorch)\nEnvironment: a GPU of 24 GB, my own images",
+            ["leaves it open"], ["Close what else", "Task Manager", "in pieces too"], id="no sign of others or of Windows",
+        ),
+        pytest.param(
+            "finetuning_type: lora\nmodel: Llama-3.1-8B\ntemplate: llama3\ncutoff_len: 1024\nper_device_train_batch_size: 2\n"
+            "evaluation_strategy: steps\neval_steps: 500\ntorch.cuda.OutOfMemoryError: CUDA out of memory",
+            ["--model llama-3.1-8b --batch 2 --seq 1024 --method lora"], ["evaluation", "no_grad", "roberta"],
+            id="settings of an evaluation are no failure of it",
+        ),
+        pytest.param(
+            "the 66b model is copied whole by deepspeed's engine to the A100 80G, training goes out of GPU memory",
+            ["ZeRO-3"], ["optimizer state in bf16", "device_map", "weights in bf16"], id="shards of ranks",
+        ),
+        pytest.param(
+            "The k3s agent's memory increases all the time while the API server is away, until it is OOM killed",
+            ["newer version"], ["read data", "load weights", "Which tensor"], id="a server that holds no data",
+        ),
+        pytest.param(
+            "OSError: [Errno 28] No space left on device: '/dev/shm' when NCCL creates its segment", ["--shm-size"],
+            ["prefetch_factor"], id="shared memory without a loader",
+        ),
         pytest.param(
             "KernelRestarter: restarting kernel (1/5) during a join of two pandas data frames", ["likely"], ["certain"],
             id="a restart is no proof",

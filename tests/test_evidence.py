@@ -55,6 +55,8 @@ def test_faults_of_pasted_code(code, kinds):
     [
         ('File "vllm/v1/worker/gpu_model_runner.py", line 9, in capture_model', "vllm", "graphs"),
         ("vllm serve MODEL --gpu-memory-utilization 0.95", "vllm", None),
+        ("in determine_available_memory\nin profile_run\nin execute_model\nin sampler.py vllm", "vllm", "profiling"),
+        ("in capture_model\nin _dummy_run\nin execute_model vllm", "vllm", "graphs"),
         ("python -m sglang.launch_server --mem-fraction-static 0.85", "sglang", None),
         ('File "comfy/sd.py", line 3, in decode\n    VAEDecode', "comfyui", "vae"),
         ("pipe = StableDiffusionPipeline.from_pretrained(name)", "diffusers", None),
@@ -65,7 +67,7 @@ def test_faults_of_pasted_code(code, kinds):
     ],
 )
 def test_programs_and_their_stages(text, program, stage):
-    use = find_program(text, "")
+    use = find_program(text, text)
     assert (None if use is None else use.program.key) == program
     assert (None if use is None or use.stage is None else use.stage.key) == stage
 

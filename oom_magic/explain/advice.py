@@ -57,7 +57,7 @@ AGAINST: Mapping[Cause, tuple[str, ...]] = {
     Cause.REQUEST_ALONE_TOO_BIG: ("find_tensor", "sdpa", "chunked_loss", "smaller_batch_any"),
     Cause.SYSMEM_FALLBACK: ("fallback_policy", "half_weights", "qlora", "smaller_batch_any"),
     Cause.HOST_RAM: ("fewer_workers", "stream_data"),
-    Cause.SHARED_MEMORY: ("shared_memory", "fewer_workers"),
+    Cause.SHARED_MEMORY: ("shared_memory", "fewer_waiting"),
     Cause.DRIVER_LEVEL: ("smaller_batch_any",),
     Cause.UNKNOWN: ("smaller_batch_any", "mixed_precision", "checkpointing"),
 }
@@ -66,7 +66,6 @@ _KEEPING_LINES = ("code_appends_tensors", "code_sums_tensors", "code_averages_te
 _OF_LANGUAGE_MODELS = ("sdpa", "shorter_sequences_any", "lora", "qlora", "chunked_loss")
 _OF_INPUTS = (Cause.ACTIVATIONS, Cause.ATTENTION_SCORES, Cause.LOGITS_OR_LOSS, Cause.UNKNOWN)
 _OF_EACH_TENSOR = "exp_avg_sq.sqrt()"  # torch/optim/adam.py, _single_tensor_adam: without foreach
-_OF_A_FULL_DEVICE = (Cause.OTHER_PROCESS, Cause.DRIVER_LEVEL, Cause.HOST_RAM)
 _AT_EVALUATION = ("no_grad", "smaller_evaluation_any")
 # Remedies that apply to training only.
 _OF_TRAINING = {
@@ -80,6 +79,8 @@ _VALUES: Mapping[str, Mapping[str, Any]] = {
     "lora": {"rank": 16},
     "qlora": {"rank": 16},
 }
+_ALONE = ("offload",)  # for one process with all cards
+_OF_RANKS = {"deepspeed", "FSDP"}
 _IN_HALF = ("mixed_precision", "half_weights")
 # Whether a run described by its settings has a remedy's change already.
 _IS_SO: Mapping[str, Callable[[TrainingSetup], bool]] = {
@@ -102,8 +103,17 @@ _HAD_BY = {
     "lora": "has_lora", "mixed_precision": "has_half", "half_weights": "has_half", "checkpointing": "has_checkpointing",
     "smaller_batch_any": "has_batch_of_one",
 }  # fmt: skip
-_TRIED = {"vllm_utilization": "tried_share", "sglang_fraction": "tried_share", "shorter_context": "tried_length"}
+_TRIED = {
+    "vllm_utilization": "tried_share", "sglang_fraction": "tried_share", "server_share": "tried_share",
+    "shorter_context": "tried_length", "fewer_waiting": "tried_workers",
+}  # fmt: skip
+# Remedies that need something the text speaks of.
+_OF_WHAT_IS_TOLD = {
+    "vllm_pictures": {"sees_pictures"},
+    "stream_data": {"learns", "loads", "loads_data", "handles_files"},
+}
 _OF_DIFFUSION = ("diffusers_vae", "diffusers_offload", "quantized_model")
+_LENGTH_SETTINGS = {"vllm": "--max-model-len", "sglang": "--context-length"}
 _SHARES = ("tf_growth", "jax_preallocate")
 _OF_TRANSFORMERS = ("transformers Trainer", "PEFT", "vLLM", "bitsandbytes", "deepspeed", "FSDP")
 _LARGE_INPUT = {"input_named", "larger_input_fails"}
@@ -243,6 +253,8 @@ def _applicable(diagnosis: Diagnosis, keys: tuple[str, ...]) -> Iterator[str]:
     """The remedies that are left for this text: one that it has already is replaced by the next step."""
     is_settled = not diagnosis.setup_phrases and not diagnosis.story.proposals  # a guide proposes what it sets
     for key in keys:
+        if key in _ALONE and _OF_RANKS & set(diagnosis.frameworks):
+            continue  # each rank holds a model of its own, or a shard
         if len(keys) > 1 and (_is_had(key, diagnosis, is_settled) or _is_unfounded(key, diagnosis)):
             continue
         if key in _QUANTIZING and ("is_quantized" in diagnosis.told or _is_of_any_model(key, diagnosis)):
@@ -259,6 +271,8 @@ def _is_had(key: str, diagnosis: Diagnosis, is_settled: bool) -> bool:
         return True
     if key == "foreach" and _OF_EACH_TENSOR in diagnosis.code:
         return True
+    if key == "half_weights" and "names_float32" not in diagnosis.told:
+        return any(one.key == "weights_fill_card" for one in diagnosis.evidence)  # in half precision already
     return (is_settled and _HAD_BY.get(key) in diagnosis.told) or _TRIED.get(key) in diagnosis.told
 
 
@@ -266,7 +280,9 @@ def _is_unfounded(key: str, diagnosis: Diagnosis) -> bool:
     """Whether nothing in the text speaks for it: other programs, data loading workers."""
     if key == "close_processes_any":
         may_be = {one.cause for one in diagnosis.possible if one.confidence is not Confidence.OPEN}
-        return diagnosis.cause not in _OF_A_FULL_DEVICE and Cause.OTHER_PROCESS not in may_be
+        return diagnosis.cause is not Cause.OTHER_PROCESS and Cause.OTHER_PROCESS not in may_be
+    if key in _OF_WHAT_IS_TOLD:
+        return not _OF_WHAT_IS_TOLD[key] & diagnosis.told
     if key in _SHARES:  # which give a program's own computation no more
         return diagnosis.cause in (*_OF_INPUTS[:3], Cause.WEIGHTS_TOO_BIG, Cause.OPTIMIZER_STATE)
     if diagnosis.program == "pictures" and key in _OF_DIFFUSION:
@@ -275,7 +291,7 @@ def _is_unfounded(key: str, diagnosis: Diagnosis) -> bool:
         return _is_of_any_model("quantized_model", diagnosis)
     failure = diagnosis.main_failure
     loads = "workers" in diagnosis.told or (failure is not None and "dataloader" in failure.format)
-    return key == "fewer_workers" and diagnosis.cause is Cause.HOST_RAM and not loads
+    return key in ("fewer_workers", "fewer_waiting") and not loads
 
 
 def _is_of_any_model(key: str, diagnosis: Diagnosis) -> bool:
@@ -356,7 +372,8 @@ def _against(diagnosis: Diagnosis, reason: Evidence) -> tuple[str, ...]:
     keys = AGAINST.get(diagnosis.cause, ())
     if diagnosis.cause is not Cause.ACTIVATIONS or reason is not _NO_RUN:
         return keys
-    keys = tuple(key for key in keys if key != "lora")  # which leaves most activations as they are
+    # LoRA leaves most activations as they are, and sdpa has been the default of transformers since 4.36.
+    keys = (*(key for key in keys if key not in ("lora", "sdpa")), "sdpa")
     failure = diagnosis.main_failure
     if failure is not None and (failure.requested_bytes or 0) >= _HUGE_BYTES:
         return ("find_tensor", *keys)
@@ -366,6 +383,8 @@ def _against(diagnosis: Diagnosis, reason: Evidence) -> tuple[str, ...]:
 
 def _values_of(key: str, diagnosis: Diagnosis) -> Mapping[str, Any]:
     """The values that a remedy's sentence names."""
+    if key == "shorter_context":
+        return {"setting": _LENGTH_SETTINGS.get(diagnosis.program, "context length")}
     if key in ("close_processes_any", "check_processes"):
         return {"tool": device_tool(diagnosis.backend, diagnosis.accelerator)}
     if key == "detach":

@@ -186,7 +186,7 @@ class Explainer:
             return _Findings(holders=holders, about_holders=evidence)
         growth = find_growing_containers(error, self.names, self.locate, main)
         models = preset_dims() if self.models is None else self.models
-        run = run_in_text(reading.text, models) if self.setup is None else {}
+        run = {**run_in_text(reading.text, models), **_method(clues)} if self.setup is None else {}
         location = locate_failure(error, self.report, main, clues.phase, self.names)
         tensor = _tensors(main, *self._supposed_tensors(main, dims_of_run(run, models)), location, clues)
         return _Findings(run, location, tensor, growth, holders, evidence)
@@ -239,6 +239,14 @@ def _diagnosis(reading: _Reading, findings: _Findings, judgement: Judgement) -> 
         place=location.place or _place(clues),
         code=location.code or clues.code,
     )
+
+
+def _method(clues: Clues) -> dict[str, int | str]:
+    """How the text says that the run trains, where that is not all weights."""
+    told = clues.run.told
+    if "has_lora" not in told:
+        return {}
+    return {"method": "qlora" if "is_quantized" in told else "lora"}
 
 
 def _tensors(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from oom_magic.explain.advice import AGAINST
 from oom_magic.explain.diagnosis import Diagnosis
 from oom_magic.explain.evidence.budget import Budget
 from oom_magic.explain.evidence.causes import HOST_CAUSES, Cause, Confidence, Evidence
@@ -157,6 +158,8 @@ def _cause(cause: Cause, diagnosis: Diagnosis) -> str:
         suffix = "_commit"
     elif cause is Cause.ACTIVATIONS and any(one.key == "data_on_device" for one in diagnosis.evidence):
         suffix = "_data"
+    elif cause is Cause.ACTIVATIONS and any(one.key == "stage_profiling" for one in diagnosis.evidence):
+        suffix = "_trial"
     elif cause is Cause.ACTIVATIONS and _infers(diagnosis):
         suffix = "_inference"
     return translate(f"cause_{cause.value}{suffix}", diagnosis.lang)
@@ -199,13 +202,13 @@ def _advice(diagnosis: Diagnosis, lang: Language) -> str:
     first = diagnosis.remedies[0] if diagnosis.remedies else None
     is_told = diagnosis.program or is_named_by_message(diagnosis)
     is_told = is_told or (diagnosis.cause is Cause.FRAGMENTATION and diagnosis.expandable_segments)
-    if diagnosis.cause is Cause.ACTIVATIONS and "has_batch_of_one" in diagnosis.told:
-        is_told = is_told or diagnosis.phase != "evaluation"
+    in_evaluation = is_evaluation(diagnosis) or any(one.key == "grows_in_evaluation" for one in diagnosis.evidence)
+    is_usual = first is None or first.key in AGAINST.get(diagnosis.cause, ())[:1]
+    is_told = is_told or not (is_usual or in_evaluation)  # the usual advice begins with a step that is not for this run
     if first is not None and (code_of(first.key, diagnosis) is not None or is_told or first.key in _SAID_FIRST):
         return translate(f"remedy_{first.key}", lang, **first.values)
     if diagnosis.phase == "saving" and diagnosis.cause is Cause.WEIGHTS_TOO_BIG:
         return translate("advice_saving", lang, code=_STATE_ON_HOST)
-    in_evaluation = is_evaluation(diagnosis) or any(one.key == "grows_in_evaluation" for one in diagnosis.evidence)
     key = "advice_evaluation" if in_evaluation else f"advice_{diagnosis.cause.value}"
     return translate(key, lang, tool=device_tool(diagnosis.backend))
 
@@ -227,7 +230,7 @@ def _budget_blocks(budget: Budget, whole: str, lang: Language) -> tuple[Block, .
 def _tensors(diagnosis: Diagnosis) -> Iterator[Block]:
     lang = diagnosis.lang
     if not diagnosis.tensors:
-        if diagnosis.tensor_note:
+        if diagnosis.tensor_note and diagnosis.cause not in HOST_CAUSES:
             yield Details(translate("heading_tensor", lang), (Sentence(translate(diagnosis.tensor_note, lang)),))
         return
     rows = tuple((translate(f"tensor_name_{one.name}", lang), one.formula) for one in diagnosis.tensors)

@@ -118,7 +118,8 @@ def remedies_details(
 def _command(run: Mapping[str, int | str]) -> str:
     """The command that prices the remedies of a run; what the text does not name is left to be filled in."""
     start = "%%oom_explain" if current_shell() is not None else "python -m oom_magic explain FILE"
-    return f"{start} --model {run.get('model', 'MODEL')} --batch {run.get('batch', 'N')} --seq {run.get('seq', 'N')}"
+    filled = {"model": "MODEL", "batch": "N", "seq": "N", **run}
+    return " ".join((start, *(f"--{name} {value}" for name, value in filled.items())))
 
 
 def _is_worthwhile(remedy: Remedy) -> bool:

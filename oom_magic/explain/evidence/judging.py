@@ -77,6 +77,8 @@ _OF_LIMITS = {"names_share", "full_at_any_size", "smaller_share_helps"}
 # Runtimes whose memory PyTorch's counters do not include.
 _WITHOUT_TORCH = ("rapids", "thrust", "cupy", "numba", "llama_cpp", "ollama", "onnxruntime", "tensorrt", "paddle")
 _WORTH_NAMING = 0.12
+# Evidence that says how likely a cause is of runs in general, not of this one.
+_OF_ALL_RUNS = {"precedents", "computing_told", "inference_told", "own_tensors_fill", "program_seen"}
 _SERVERS = ("vllm", "sglang", "server")
 # Causes that are checked in another way where a program infers.
 _AS_INFERENCE = (Cause.WEIGHTS_TOO_BIG, Cause.ACTIVATIONS, Cause.MEMORY_FRACTION_LIMIT)
@@ -259,7 +261,7 @@ def _by_precedent(failure: Failure | None, clues: Clues, shares: Mapping[Cause, 
 
 
 def _unshown(failure: Failure | None, clues: Clues) -> frozenset[Cause]:
-    """Causes that need something the text shows no sign of: a limit that was set, a model, one large tensor."""
+    """Causes that need something the text shows no sign of: a limit that was set, a model, a large tensor, Windows."""
     takes_share = clues.program is not None and clues.program.program.key in RESERVING
     takes_share = takes_share or (failure is not None and failure.backend == "mps")
     has_model = clues.program is not None or not clues.has_prose or _OF_MODELS & clues.run.told
@@ -268,6 +270,7 @@ def _unshown(failure: Failure | None, clues: Clues) -> frozenset[Cause]:
         Cause.MEMORY_FRACTION_LIMIT: takes_share or _OF_LIMITS & clues.run.told,
         Cause.WEIGHTS_TOO_BIG: has_model,
         Cause.REQUEST_ALONE_TOO_BIG: has_size or clues.array_bytes or clues.inputs or not clues.has_prose,
+        Cause.SYSMEM_FALLBACK: {"Windows", "WSL"} & set(clues.systems),
     }
     return frozenset(cause for cause, is_shown in shown.items() if not is_shown)
 
@@ -279,7 +282,7 @@ def _contradicted(failure: Failure | None) -> frozenset[Cause]:
     found = set()
     if failure.requested_bytes < (failure.total_bytes or _SMALL_DEVICE_BYTES) * _ALONE_FROM_SHARE:
         found.add(Cause.REQUEST_ALONE_TOO_BIG)
-    if failure.stuck_bytes is not None and failure.stuck_bytes + (failure.free_bytes or 0) < failure.requested_bytes:
+    if failure.stuck_bytes is not None and 2 * failure.stuck_bytes < failure.requested_bytes:
         found.add(Cause.FRAGMENTATION)
     return frozenset(found)
 
@@ -297,7 +300,7 @@ def _tempered(possible: Sequence[PossibleCause], shares: Mapping[Cause, float]) 
     found: list[PossibleCause] = []
     for one in sorted(possible, key=lambda one: -rank(one)):
         degree = min(one.degree, found[-1].degree) if found else one.degree
-        found.append(replace(one, degree=degree, confidence=_confidence(degree)))
+        found.append(replace(one, degree=degree, confidence=_confidence(degree, one.evidence)))
     return tuple(found)
 
 
@@ -395,7 +398,8 @@ def _possible(
             unrefuted *= 1 + one.weight
     degree = min(round((1 - doubt) * unrefuted, 3), most)
     told = sorted((one for one in reasons if one.weight > 0 and one.evidence is not None), key=lambda one: -one.weight)
-    return PossibleCause(cause, degree, _confidence(degree), _distinct(told), _check(cause, failure, clues))
+    evidence = _distinct(told)
+    return PossibleCause(cause, degree, _confidence(degree, evidence), evidence, _check(cause, failure, clues))
 
 
 def _distinct(reasons: Sequence[Support]) -> tuple[Evidence, ...]:
@@ -407,7 +411,10 @@ def _distinct(reasons: Sequence[Support]) -> tuple[Evidence, ...]:
     return tuple(found)
 
 
-def _confidence(degree: float) -> Confidence:
+def _confidence(degree: float, evidence: Sequence[Evidence]) -> Confidence:
+    """How sure a cause is; what is only likely of runs in general is left open."""
+    if all(one.key in _OF_ALL_RUNS for one in evidence):
+        return Confidence.OPEN
     if degree >= _CERTAIN_FROM:
         return Confidence.CERTAIN
     if degree >= _LIKELY_FROM:
@@ -461,6 +468,9 @@ def _check(cause: Cause, failure: Failure | None, clues: Clues) -> Evidence:
         return Evidence(f"check_{cause.value}_mps")
     if failure is not None and failure.format == "vllm_context":
         return Evidence(f"check_{cause.value}_context")
+    stage = None if clues.program is None else clues.program.stage
+    if cause is Cause.ACTIVATIONS and stage is not None and stage.key == "profiling":
+        return Evidence(f"check_{cause.value}_trial")
     serves = clues.program is not None and clues.program.program.key in _SERVERS
     if clues.program is not None and (serves or cause is not Cause.MEMORY_FRACTION_LIMIT) and cause in _AS_INFERENCE:
         return Evidence(f"check_{cause.value}_inference")

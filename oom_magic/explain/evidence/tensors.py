@@ -106,7 +106,7 @@ _SHAPES = (
 )
 _BATCH_IN_TEXT = re.compile(r"batch[ _-]?size(?:_per_gpu)?['\"`]?\s{0,3}[=: ]\s{0,3}(\d{1,5})\b", re.I)
 _SEQ_IN_TEXT = re.compile(
-    r"(?:max_?(?:seq_?)?len(?:gth)?|seq(?:uence)?[ _-]?len(?:gth)?|block_size)['\"`]?"
+    r"(?:max_?(?:seq_?)?len(?:gth)?|cutoff_len|seq(?:uence)?[ _-]?len(?:gth)?|block_size)['\"`]?"
     r"\s{0,3}[=: ]\s{0,3}(\d{1,7})\b",
     re.I,
 )
@@ -201,7 +201,7 @@ def run_in_text(text: str, models: Mapping[str, Dims]) -> dict[str, int | str]:
 
 def dims_of_run(run: Mapping[str, int | str], models: Mapping[str, Dims]) -> Dims:
     """The dimensions of a run in a text: those of its model, batch and length."""
-    sizes = {name: size for name, size in run.items() if name != "model"}
+    sizes = {name: size for name, size in run.items() if isinstance(size, int)}
     return {**models.get(str(run.get("model")), {}), **sizes}
 
 

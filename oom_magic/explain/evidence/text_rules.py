@@ -71,6 +71,8 @@ _NO_CONTEXT = re.compile(
 # DeepSpeed makes the states of Adam when it is set up, in 32 bits.
 _OPTIMIZER_SET_UP = re.compile(r"initialize_optimizer_states|_configure_zero_optimizer|_create_fp32_partitions")
 _FULL_POOL = re.compile(r"Maximum pool size exceeded|allocated so far: [\d,]{1,20} bytes, limit set to", re.I)
+_WEIGHTS_LOADED = re.compile(r"[Mm]odel (?:weights|loading) (?:took|takes?) (\d{1,4}(?:\.\d{1,4})?) ?Gi?B")
+_MOST_OF_A_DEVICE = 0.85
 _LARGEST_KERNEL = 11  # height and width of a convolution's kernel, where a batch of pictures has larger ones
 # Programs that keep a part of the weights in page-locked RAM, and say so.
 _OFFLOADS = re.compile(r"loaded partially|MB offloaded|Attempting to release mmap|pin_shared_memory.{1,4}True")
@@ -168,6 +170,8 @@ def _program(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(cause, weight, Evidence("program_seen", said))
     if failure is None or use.budget is None or not failure.total_bytes or failure.pytorch_bytes is None:
         return
+    if use.stage is not None and use.stage.key == "profiling":
+        return  # its share is allotted after that
     share = failure.pytorch_bytes / failure.total_bytes
     values: dict[str, int | str] = {
         **said,
@@ -205,6 +209,7 @@ def _frameworks(failure: Failure | None, text: str) -> Iterator[Support]:
     """Causes by the logs of runtimes with their own allocator."""
     requested = None if failure is None else failure.requested_bytes
     yield from _in_logs(text)
+    yield from _weights_in_log(failure, text)
     if failure is None:
         if _BUFFER_SHAPE.search(text):
             yield Support(Cause.ACTIVATIONS, 0.5, Evidence("buffers_listed"))
@@ -248,6 +253,18 @@ def _in_logs(text: str) -> Iterator[Support]:
     if slots is not None and int(slots.group(2)) >= 2 * int(slots.group(1)):
         count = int(slots.group(2)) // int(slots.group(1))
         yield Support(Cause.ACTIVATIONS, 0.6, Evidence("parallel_slots", {"count": count, "length": slots.group(1)}))
+
+
+def _weights_in_log(failure: Failure | None, text: str) -> Iterator[Support]:
+    """The weights' size as a server logs it, beside the device's."""
+    loaded, total = _WEIGHTS_LOADED.search(text), None if failure is None else failure.total_bytes
+    if loaded is None or not total:
+        return
+    weights = round(float(loaded.group(1)) * GIB)
+    if weights >= total * _MOST_OF_A_DEVICE:
+        values = {"weights_bytes": weights, "total_bytes": total}
+        yield Support(Cause.WEIGHTS_TOO_BIG, 0.75, Evidence("weights_logged", values))
+        yield Support(Cause.ACTIVATIONS, -0.4)
 
 
 def _stated_shape(shape: tuple[int, ...], text: str) -> Iterator[Support]:

@@ -152,6 +152,7 @@ fully_shard({model})""",
     "backward_each": "{fixed}\n# instead of {code}",
     "keep_on_host": "{fixed}\n# instead of {code}",
     "raise_limit": "torch.cuda.set_per_process_memory_fraction(1.0)",
+    "fewer_waiting": "loader = DataLoader(dataset, batch_size=batch_size, num_workers=2, prefetch_factor=1)",
     "fewer_workers": "loader = DataLoader(dataset, batch_size=batch_size, num_workers=2)",
 }
 # For texts without any sign of transformers: their batches and methods would not be those of the user's model.
@@ -237,7 +238,7 @@ export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 #   os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
 # PowerShell (effective under Linux only):
 #   $env:PYTORCH_CUDA_ALLOC_CONF = "expandable_segments:True\"""",
-    "shared_memory": "docker run --shm-size=8g ...   # or DataLoader(..., num_workers=0)",
+    "shared_memory": "docker run --shm-size=8g ...",
     "close_processes_any": "{tool}\n# then close the notebooks and programs it lists: kill <PID>",
     "check_processes": "{tool}",
     "close_processes": "nvidia-smi\n# then close the notebooks and programs it lists: kill <PID>",

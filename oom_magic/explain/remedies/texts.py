@@ -20,8 +20,9 @@ _BY_FORMAT: Mapping[str, tuple[str, ...]] = {
     "scheduler_oom_kill": ("scheduler_memory", "fewer_workers", "stream_data"),
     "pod_oom_kill": ("pod_memory", "fewer_workers", "stream_data"),
     "pinned_memory": ("unpin",),
-    "dataloader": ("shared_memory", "fewer_workers"),
-    "sigbus": ("shared_memory", "fewer_workers"),
+    "dataloader": ("shared_memory", "fewer_waiting"),
+    "sigbus": ("shared_memory", "fewer_waiting"),
+    "shared_memory_full": ("shared_memory", "fewer_waiting"),
     "vllm_context": ("shorter_context", "larger_share", "quantized_model", "tensor_parallel"),
     "vllm_startup": ("vllm_utilization", "close_processes_any"),
     "hf_offload": ("quantized_model", "smaller_model"),
@@ -91,6 +92,8 @@ _HOST_OFFLOAD = ("less_offload", "more_ram")
 _OF_SERVERS: Mapping[str, Mapping[str, str]] = {
     "vllm": {
         "vllm_utilization": "vllm serve MODEL --gpu-memory-utilization {less:.2g}",
+        "server_share": "vllm serve MODEL --gpu-memory-utilization {less:.2g}",
+        "vllm_pictures": "vllm serve MODEL --limit-mm-per-prompt '{{\"image\": 1}}'",
         "larger_share": "vllm serve MODEL --gpu-memory-utilization {more:.2g}",
         "shorter_context": "vllm serve MODEL --max-model-len {length:.0f}",
         "vllm_max_num_seqs": "vllm serve MODEL --max-num-seqs {requests:.0f}",
@@ -99,6 +102,7 @@ _OF_SERVERS: Mapping[str, Mapping[str, str]] = {
     },
     "sglang": {
         "sglang_fraction": "python -m sglang.launch_server --model-path MODEL --mem-fraction-static {less:.2g}",
+        "server_share": "python -m sglang.launch_server --model-path MODEL --mem-fraction-static {less:.2g}",
         "sglang_prefill":
             "python -m sglang.launch_server --model-path MODEL --chunked-prefill-size 2048 --cuda-graph-max-bs 16",
         "shorter_context": "python -m sglang.launch_server --model-path MODEL --context-length {length:.0f}",
@@ -183,6 +187,10 @@ def text_remedies(diagnosis: Diagnosis) -> tuple[str, ...] | None:
         return (*_by_evidence(keys, diagnosis), *own)  # its other settings are about what fits at once
     is_device = diagnosis.cause not in HOST_CAUSES and (failure is None or failure.backend != "cpu")
     is_device = is_device or diagnosis.program in ("llama_cpp", "ollama")
+    stages = () if program is None else program.stages
+    of_stage = next((one.remedies for one in stages if one.remedies and f"stage_{one.key}" in keys), ())
+    if of_stage and is_device:
+        return of_stage
     if program is not None and is_device and diagnosis.cause is not Cause.NOT_OOM:
         first = _by_evidence(keys & _IN_ANY_PROGRAM, diagnosis)
         return tuple(dict.fromkeys((*first, *program.remedies_against(diagnosis.cause))))
@@ -277,9 +285,11 @@ def _against_host(diagnosis: Diagnosis, keys: set[str]) -> tuple[str, ...]:
     if diagnosis.offloads_to_host:
         found += _HOST_OFFLOAD
     if "free_above_request" in keys:
-        found += ["page_file", "close_processes_any"]
+        found += ["page_file", "more_ram"]
     failure = diagnosis.main_failure
     if failure is not None and (failure.requested_bytes or 0) >= _LARGE_ARRAY:
         return tuple(dict.fromkeys((*found, "smaller_array", "stream_data")))
+    if "grows" in diagnosis.told and not {"trains", "uses_torch"} & diagnosis.told:
+        found.append("restart_program")
     usual = ("fewer_workers", "stream_data", "more_ram")
     return tuple(dict.fromkeys((*found, *(() if found else usual))))

@@ -30,6 +30,10 @@ CATALOGUE: Sentences = {
     "cause_activations_inference": (
         "What it computes at once does not fit: that grows with the input (length, picture, requests or rows at once)."
     ),
+    "cause_activations_trial": (
+        "The server's trial run does not fit: before it allots its cache it computes as much at once as it is told to"
+        " take."
+    ),
     "cause_activations_data": "The data that are put on the GPU as a whole do not fit; no step has run yet.",
     "cause_logits_or_loss": "The logits or the loss over the whole vocabulary do not fit.",
     "cause_attention_scores": "The attention scores do not fit: they grow with the square of the sequence length.",
@@ -51,7 +55,10 @@ CATALOGUE: Sentences = {
     "cause_host_ram": "The computer's own memory (RAM) ran out, not the GPU's.",
     "cause_host_ram_board": "The memory that CPU and GPU share on this board ran out.",
     "cause_host_ram_commit": "What Windows can promise of RAM and paging file together ran out, not the GPU's memory.",
-    "cause_shared_memory": "The shared memory (/dev/shm) that data loading workers use ran out, not the GPU's memory.",
+    "cause_shared_memory": (
+        "The shared memory (/dev/shm), through which processes such as data loading workers pass data, ran out, not the"
+        " GPU's memory."
+    ),
     "cause_driver_level": (
         "The driver, or a library that asks it directly, could not get memory, outside PyTorch's own allocator."
     ),

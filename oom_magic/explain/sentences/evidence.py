@@ -252,6 +252,7 @@ EVIDENCE: Sentences = {
     ),
     "small_card": "A card of {total_bytes} has little room for the activations of what is usually trained today.",
     "larger_batch_fails": "The text says that it fails where more goes through at once.",
+    "weights_logged": "The log says that the weights take {weights_bytes} of the {total_bytes}.",
     "weights_named": "The model that the text names has about {weights_bytes} of weights: most cards hold no more.",
     "told_workers": "The text is about workers that load data: each is a process of its own, which fills RAM.",
     "library_beside_share": (
@@ -300,6 +301,9 @@ EVIDENCE: Sentences = {
     "check_weights_too_big_inference": "Compare the size of the model's files with the device's memory.",
     "check_activations": "Halve the batch: if memory nearly halves, it is activations.",
     "check_activations_inference": "Halve the input (context, picture, samples): if it then runs, it was the input's.",
+    "check_activations_trial": (
+        "Start it with --max-num-seqs 8 --max-num-batched-tokens 2048: if it gets through, it was the trial's size."
+    ),
     "check_logits_or_loss": "Compare the request with batch x length x vocabulary x 4 bytes.",
     "check_attention_scores": "Compare the request with batch x heads x length x length x element size.",
     "check_optimizer_state": "See whether the first optimizer.step() fails, and whether plain SGD gets through it.",
@@ -314,7 +318,7 @@ EVIDENCE: Sentences = {
     ),
     "check_sysmem_fallback": "Watch 'Shared GPU memory' in the Task Manager: it grows once the card is full.",
     "check_host_ram": "Watch the RAM (free -h, the Task Manager) while it runs; on Linux dmesg names what was killed.",
-    "check_shared_memory": "df -h /dev/shm while the loader works.",
+    "check_shared_memory": "df -h /dev/shm while it works.",
     "check_driver_level": "Look at the device just before it fails: is it full, and who fills it?",
     "check_not_oom": "Run the same on the CPU: there the true error is named.",
 }

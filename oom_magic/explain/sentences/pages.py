@@ -89,10 +89,11 @@ PAGE_CATALOGUE: Sentences = {
         "Treat the card's own memory as the limit (the driver's fallback only makes it slow): smaller batches or"
         " inputs, and bf16."
     ),
-    "advice_host_ram": (
-        "Use less of the computer's RAM: hold less of data and models at once, or give the program more."
+    "advice_host_ram": "Use less of the computer's RAM, or give the program more.",
+    "advice_shared_memory": (
+        "Enlarge /dev/shm (in a container --shm-size), or let less wait in it: a data loader with num_workers=0 does"
+        " not use it."
     ),
-    "advice_shared_memory": "Enlarge /dev/shm (docker run --shm-size=8g) or set num_workers=0.",
     "advice_driver_level": (
         "Check with {tool} whether the device is full; leave some memory free for what does not go through PyTorch."
     ),

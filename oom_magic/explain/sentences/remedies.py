@@ -104,16 +104,20 @@ REMEDIES: Sentences = {
     "remedy_stream_data": (
         "Hold less at once: read data, or load weights, in parts (memory-mapped or streamed), not all of it."
     ),
-    "remedy_shared_memory": "Give the container more shared memory, or load data in the main process.",
+    "remedy_shared_memory": "Where it runs in a container, start that with more shared memory (--shm-size).",
+    "remedy_fewer_waiting": (
+        "Let fewer batches wait in shared memory: fewer data loading workers, or none (num_workers=0), and a smaller"
+        " prefetch_factor."
+    ),
     # Settings of inference programs, other devices and the host.
     "remedy_vllm_utilization": (
         "vLLM: lower --gpu-memory-utilization if it fails at start or beside other programs; raise it if only the cache"
         " lacks room."
     ),
     "remedy_shorter_context": (
-        "Allow a shorter context (vLLM --max-model-len, SGLang --context-length): the cache of keys and values shrinks"
-        " with it."
+        "Allow a shorter context ({setting}): what one request can take at most shrinks with it."
     ),
+    "remedy_vllm_pictures": "Allow fewer pictures or videos in one request (--limit-mm-per-prompt).",
     "remedy_vllm_max_num_seqs": "Take fewer requests and tokens at once (--max-num-seqs, --max-num-batched-tokens).",
     "remedy_vllm_eager": "Do without CUDA graphs (--enforce-eager).",
     "remedy_quantized_model": "Take quantized weights (AWQ, GPTQ, FP8, GGUF Q4) or a smaller model.",

@@ -15,13 +15,17 @@ _MODEL = r"(?:\w+\s){0,2}(?:models?|weights|checkpoints?|pipeline|llm|unet|netwo
 
 OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "evaluates": words(
-        r"(?:during|in|at|while|when|on|after|only)\s(?:the\s|in\s|at\s|during\s)?(?:evaluat\w+|validat\w+|testing|eval"
+        r"(?:during|in|at|while|when|on|after|only)\s(?:the\s|it\s|i\s|we\s|in\s|at\s|during\s)?(?:evaluat\w+|validat\w+|testing|eval"
         r"|test)\b",
         r"evaluation (?:step|loop|phase)", r"(?:进入|到|在)\s?(?:eval|验证|评估)|进行(?:评估|验证)|eval(?:阶段|时)",
         r"(?:trainer|model)\.evaluate\b", r"\b(?:validate|evaluate)\w*\(?\)?`?"
-        r" function", r"\beval_(?:period|steps|interval)",
+        r" function", r"\beval_(?:period|steps|interval)(?!\W{1,3}\d)",
         r"验证(?:阶段|时|集)|评估时|测试(?:阶段|时)",
     ),
+    "sees_pictures": words(
+        r"pixel_values|multi-?modal|\bmm[-_]|\b(?:vision|images?|pictures?|videos?)\b|[-_]vl\b|llava|mllama",
+    ),
+    "names_float32": words(r"\bfp32\b|float32"),
     "loads_data": words(
         r"(?:load|read|stor|keep|kept|hold|cach)\w*\s(?:\w+\s){0,3}(?:all|every\w*|entire|whole|too many|full)\s"
         r"(?:\w+\s){0,4}?(?:in|into|to|at once)\b[^.\n]{0,16}(?:memory|ram)",

@@ -302,6 +302,9 @@ TOLD: dict[str, re.Pattern[str]] = {
     "tried_length": words(
         rf"(?:max[-_]model[-_]len|context[-_]length|num_ctx)[^\n]{{0,60}}(?:{_IN_VAIN}|not work|doesn't|didn't)",
     ),
+    "tried_workers": words(
+        rf"num[-_]?workers?\W{{0,4}}(?:=|to|is|设置为|设为|改为)?\W{{0,2}}0[^.]{{0,40}}(?:{_IN_VAIN}|仍|还是)",
+    ),
     "predicts_all": words(r"prediction_loss_only ?= ?False|compute_metrics ?=|include_inputs_for_metrics ?= ?True"),
     "takes_no_share": words(r"preallocat\w*[\"'\]]{0,3} ?[=:] ?[\"']?(?:false|0)\b"),
     "collects_results": words(

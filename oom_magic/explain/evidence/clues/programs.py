@@ -15,12 +15,17 @@ from oom_magic.explain.evidence.clues.author_words import TOLD
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of a program: the frames or lines that show it, the cause it makes likely and the weight (0 to 1)."""
+    """A stage of a program: the frames or lines that show it, the cause it makes likely and the weight (0 to 1).
+
+    ``remedies`` are what helps in it, instead of the program's; ``encloses``: what it calls is a part of it.
+    """
 
     key: str
     pattern: re.Pattern[str]
     cause: Cause
     weight: float
+    remedies: tuple[str, ...] = ()
+    encloses: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,8 +71,10 @@ class ProgramUse:
     settings: Mapping[str, float] = field(default_factory=dict)
 
 
-def _stage(key: str, pattern: str, cause: Cause, weight: float) -> Stage:
-    return Stage(key, re.compile(pattern, re.A), cause, weight)
+def _stage(
+    key: str, pattern: str, cause: Cause, weight: float, remedies: tuple[str, ...] = (), *, encloses: bool = False
+) -> Stage:
+    return Stage(key, re.compile(pattern, re.A), cause, weight, remedies, encloses)
 
 
 _KINDS = frozenset({"server", "pictures"})
@@ -75,8 +82,11 @@ _LOADS = (
     r"\bload_model\b|load_weights|create_weights|process_weights|Loading (?:model )?weights|Loading safetensors"
     r"|initialize_model"
 )
+# What a server loads comes before its cache, what it answers beside it; the cache takes all that weights leave of the
+# share, so neither smaller weights nor a shorter context make room there.
+_OF_LOADING = ("quantized_model", "tensor_parallel")
 _SERVER_CAUSES = (
-    (Cause.WEIGHTS_TOO_BIG, ("quantized_model", "tensor_parallel", "shorter_context")),
+    (Cause.WEIGHTS_TOO_BIG, _OF_LOADING),
     (Cause.OTHER_PROCESS, ("close_processes_any",)),
 )
 
@@ -97,16 +107,19 @@ PROGRAMS: tuple[Program, ...] = (
         (
             _stage("kv_cache", r"_allocate_kv_cache|initialize_kv_cache|initialize_cache|cache_engine"
                 r"|in initialize_from_config"
-                   r"|cumem_allocator", Cause.MEMORY_FRACTION_LIMIT, 0.6),
+                   r"|cumem_allocator", Cause.MEMORY_FRACTION_LIMIT, 0.6, ("server_share", "close_processes_any")),
             _stage("graphs", r"capture_model|cuda_?graph_runner|Capturing CUDA graph|capturing cuda graphs"
                 r"|graph_capture",
-                   Cause.MEMORY_FRACTION_LIMIT, 0.55),
+                   Cause.MEMORY_FRACTION_LIMIT, 0.55, ("server_share", "vllm_eager", "vllm_max_num_seqs"),
+                   encloses=True),
+            _stage("profiling", r"profile_run|determine_num_available_blocks|determine_available_memory",
+                   Cause.ACTIVATIONS, 0.6,
+                   ("vllm_max_num_seqs", "vllm_pictures", "shorter_context", *_OF_LOADING), encloses=True),
             _stage("logits", r"_get_logits|compute_logits|logits_processor|prompt_logprobs|sampler\.py",
-                Cause.LOGITS_OR_LOSS, 0.65),
-            _stage("profiling", r"profile_run|determine_num_available_blocks|determine_available_memory|_dummy_run",
-                   Cause.ACTIVATIONS, 0.5),
-            _stage("loading", _LOADS, Cause.WEIGHTS_TOO_BIG, 0.7),
-            _stage("serving", r"execute_model|_model_forward|generate_step", Cause.MEMORY_FRACTION_LIMIT, 0.45),
+                Cause.LOGITS_OR_LOSS, 0.65, ("vllm_max_num_seqs", "server_share")),
+            _stage("loading", _LOADS, Cause.WEIGHTS_TOO_BIG, 0.7, _OF_LOADING),
+            _stage("serving", r"execute_model|_model_forward|generate_step|_dummy_run", Cause.MEMORY_FRACTION_LIMIT,
+                   0.45, ("server_share", "vllm_max_num_seqs")),
         ),
         budget=0.9, budget_setting=re.compile(r"gpu[_-]memory[_-]utilization['\"]?[ =:]{1,3}(0?\.\d+|1\.0)"),
         remedies=("vllm_utilization", "shorter_context", "vllm_max_num_seqs", "vllm_eager", "quantized_model",
@@ -119,11 +132,13 @@ PROGRAMS: tuple[Program, ...] = (
         re.compile(r"\bsglang\b|mem[_-]fraction[_-]static|Received sigquit from a child process", re.I | re.A),
         (
             _stage("logits", r"(?:return|prompt|top)_logprob", Cause.LOGITS_OR_LOSS, 0.65),
-            _stage("graphs", r"cuda_graph_runner|Capture cuda graph", Cause.MEMORY_FRACTION_LIMIT, 0.6),
-            _stage("kv_cache", r"init_memory_pool|memory_pool\.py|token_to_kv_pool", Cause.MEMORY_FRACTION_LIMIT, 0.6),
-            _stage("loading", _LOADS, Cause.WEIGHTS_TOO_BIG, 0.7),
+            _stage("graphs", r"cuda_graph_runner|Capture cuda graph", Cause.MEMORY_FRACTION_LIMIT, 0.6,
+                   ("server_share", "sglang_prefill"), encloses=True),
+            _stage("kv_cache", r"init_memory_pool|memory_pool\.py|token_to_kv_pool", Cause.MEMORY_FRACTION_LIMIT, 0.6,
+                   ("server_share", "close_processes_any")),
+            _stage("loading", _LOADS, Cause.WEIGHTS_TOO_BIG, 0.7, _OF_LOADING),
             _stage("serving", r"forward_extend|forward_batch_generation|forward_decode", Cause.MEMORY_FRACTION_LIMIT,
-                0.5),
+                0.5, ("server_share", "sglang_prefill")),
         ),
         budget=0.88, budget_setting=re.compile(r"mem[_-]fraction[_-]static['\"]?[ =:]{1,3}(0?\.\d+)"),
         remedies=("sglang_fraction", "sglang_prefill", "shorter_context", "quantized_model", "tensor_parallel"),
@@ -133,7 +148,7 @@ PROGRAMS: tuple[Program, ...] = (
     Program(
         "tgi", "Text Generation Inference",
         re.compile(r"text[-_]generation[-_](?:inference|launcher|server)|max[-_]batch[-_](?:prefill|total)[-_]tokens"),
-        (_stage("loading", _LOADS, Cause.WEIGHTS_TOO_BIG, 0.6),
+        (_stage("loading", _LOADS, Cause.WEIGHTS_TOO_BIG, 0.6, ("quantized_model", "tgi_shards")),
          _stage("warmup", r"(?<!after )(?<!after the )[Ww]armup|\d prefill tokens|total tokens",
                 Cause.ACTIVATIONS, 0.6)),
         remedies=("tgi_tokens", "quantized_model", "tgi_shards"),
@@ -231,7 +246,7 @@ PROGRAMS: tuple[Program, ...] = (
         re.compile(r"\bserve --model|\bserve \S+/\S+|launch_server|api_server|kv[-_](?:reserve|cache)[-_]\w+"
             r"|bentoml serve|tritonserver"
                    r"|\blmdeploy\b|\bopenllm\b|\bxinference\b|\bfastchat\.serve|\bexllama|\btabbyapi\b", re.I | re.A),
-        (_stage("loading", _LOADS, Cause.WEIGHTS_TOO_BIG, 0.6),),
+        (_stage("loading", _LOADS, Cause.WEIGHTS_TOO_BIG, 0.6, _OF_LOADING),),
         remedies=("server_share", "shorter_context", "quantized_model", "tensor_parallel"), by_cause=_SERVER_CAUSES,
         default_cause=(Cause.MEMORY_FRACTION_LIMIT, 0.4),
     ),
@@ -366,8 +381,13 @@ def _is_first_server(program: Program, text: str) -> bool:
 
 
 def _stage_of(program: Program, text: str, trace: str) -> Stage | None:
-    """The stage by the frames, else by the text; the innermost matching line decides."""
-    for line in reversed(trace.split("\n")[-120:]):
+    """The stage by the frames, else by the text: one that encloses all that it calls, else the innermost."""
+    lines = trace.split("\n")[-120:]
+    outer = (one for one in program.stages if one.encloses and any(one.pattern.search(line) for line in lines))
+    enclosing = next(outer, None)
+    if enclosing is not None:
+        return enclosing
+    for line in reversed(lines):
         found = next((stage for stage in program.stages if stage.pattern.search(line)), None)
         if found is not None:
             return found
