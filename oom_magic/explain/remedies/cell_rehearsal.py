@@ -17,6 +17,7 @@ from oom_magic.explain.live.called import called_in
 from oom_magic.explain.live.growth import Growth, is_in, mended
 from oom_magic.explain.remedies.code import IN_A_LOOP, lacks_names
 from oom_magic.explain.remedies.own_code import accumulating, loop_of, own_arguments, own_code, own_names, shown
+from oom_magic.explain.remedies.own_placement import own_placement
 from oom_magic.explain.remedies.rehearsal import (
     STEPS,
     UNLIMITED,
@@ -144,8 +145,16 @@ class CellRehearsal:
 
     @property
     def is_evaluation(self) -> bool:
-        """Whether a model in evaluation mode ran at the peak."""
-        return self._fullest is not None and not self._fullest.is_training
+        """Whether a model in evaluation mode ran at the peak, and not one that is trained so."""
+        fullest = self._fullest
+        return fullest is not None and not (fullest.is_training or (fullest.has_gradients and self._trains_so))
+
+    @property
+    def _trains_so(self) -> bool:
+        """Whether models are trained that nobody put in training mode, as ``from_pretrained`` leaves them."""
+        calls = self._training.model_calls if self._training is not None else []
+        has_trained = self._survey is not None and self._survey.has_trained
+        return has_trained and not any(call.is_training for call in calls if call.is_model)
 
     @property
     def keeps_no_graph(self) -> bool:
@@ -262,7 +271,7 @@ class CellRehearsal:
         if what is None:
             if key == "no_grad" and (self._survey is None or self._survey.has_trained):
                 return ""
-            own = own_code(self._tree, self._names, key, values)
+            own = own_code(self._tree, self._names, key, values) or self._own_placement(key, values)
             is_foreign = key in IN_A_LOOP or lacks_names(key, self.names)
             return own or ("" if is_foreign else None)
         parameter = self.parameters.get(what)
@@ -276,6 +285,15 @@ class CellRehearsal:
         if "evaluation_after" in values and evaluation is not None:
             overridden[evaluation] = values["evaluation_after"]
         return self._with_sizes(key, values, overridden)
+
+    def _own_placement(self, key: str, values: Mapping[str, Any]) -> str:
+        """The statements that spread the model over processes, of the cell or a function that it runs, changed."""
+        code = own_placement(self._tree, key, values)
+        for one in () if code else called_in(self._tree, self._names):
+            code = own_placement(one.definition, key, values)
+            if code:
+                return f"# in {one.definition.name}:\n{code}"
+        return code
 
     def _with_sizes(self, key: str, values: Mapping[str, Any], overridden: Mapping[SizeParameter, int]) -> str:
         """The statements changed by sizes, and assignments for those that other cells set."""

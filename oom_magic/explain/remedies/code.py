@@ -92,10 +92,13 @@ for block in {layers}:
 fully_shard({model}, offload_policy=CPUOffloadPolicy())""",
     "sgd": "optimizer = torch.optim.SGD({model}.parameters(), lr=lr, momentum=0.0)",
     "half_weights": "{model} = {model}.to(torch.{torch_dtype})   # before the optimizer is made",
+    "half_weights_inputs": """\
+{model} = {model}.to(torch.{torch_dtype})   # before the optimizer is made
+# and its inputs: {model}(x.to(torch.{torch_dtype}))""",
     "lora": """\
 from peft import LoraConfig, get_peft_model
-config = LoraConfig(r={rank}, lora_alpha={alpha}{targets})
-{model} = get_peft_model({inner}, config)""",
+{model} = get_peft_model({inner},
+    LoraConfig(r={rank}, lora_alpha={alpha}{targets}))""",
     "qlora": """\
 from peft import LoraConfig, get_peft_model
 from peft import prepare_model_for_kbit_training
@@ -210,6 +213,7 @@ TrainingArguments(..., per_device_train_batch_size=1,
 TrainingArguments(..., per_device_train_batch_size={after},
     gradient_accumulation_steps={accumulation})""",
     "shorter_sequences": "tokenizer(..., truncation=True, max_length={after})",
+    "gradients_in_buckets": "",
     "fsdp": """\
 TrainingArguments(..., fsdp="full_shard auto_wrap")
 # torchrun --nproc-per-node {gpus} train.py""",
@@ -217,6 +221,10 @@ TrainingArguments(..., fsdp="full_shard auto_wrap")
     "no_grad": "TrainingArguments(..., eval_accumulation_steps=1,\n    prediction_loss_only=True)",
 }
 _ACCELERATE = {
+    "gradients_in_buckets": """\
+from accelerate import DistributedDataParallelKwargs
+ddp = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
+accelerator = Accelerator(kwargs_handlers=[ddp])""",
     "mixed_precision": 'accelerator = Accelerator(mixed_precision="{dtype}")',
     "smaller_batch": """\
 accelerator = Accelerator(gradient_accumulation_steps={accumulation})

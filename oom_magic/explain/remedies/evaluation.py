@@ -113,7 +113,9 @@ class RemedyEvaluator:
         if not self.fits:
             yield from self._changes()
             if self._situation.growth is None or not self.steps_left_after:  # a leak fills a larger card, too
-                yield from other_hardware(self._baseline, self.needed_bytes, self._situation, self._rehearsal.is_of_job)
+                is_alone = not self._rehearsal.is_of_job and len(self._baseline.cards) == 1
+                for one in other_hardware(self._baseline, self.needed_bytes, self._situation, is_alone):
+                    yield self._with_code(one, one.key, one.values)
 
     def to_its_end(self, remedy: Remedy) -> tuple[Remedy, int]:
         """The remedy evaluated with what follows the steps that were followed, and the bytes that this needs.
@@ -430,7 +432,7 @@ class RemedyEvaluator:
             if one.variation is not None and not one.variation.sizes:
                 changed = changed.with_(one.variation)
         values["keys"] = tuple(one.key for one, _ in chosen)
-        codes = [remedy.code for _, remedy in chosen if remedy.code and "accumulation" not in remedy.values]
+        codes = [remedy.code for _, remedy in chosen if "accumulation" not in remedy.values]
         remedy = replace(self._remedy("combination", cost, "combination", values), code=self._joined(codes))
         if not any(one.variation and one.variation.sizes for one, _ in chosen):
             report = self._run(changed)
@@ -445,8 +447,8 @@ class RemedyEvaluator:
         return together
 
     def _joined(self, codes: Sequence[str]) -> str:
-        """The code of several changes; changes of Trainer's arguments share one call."""
-        joined = "\n\n".join(filter(None, codes))
+        """The code of several changes, "" where one lacks it; changes of Trainer's arguments share one call."""
+        joined = "\n\n".join(codes) if all(codes) else ""
         if self._situation.style != "trainer" or not _is_python(joined):
             return joined
         return self._rehearsal.own_arguments(joined) or own_arguments(ast.parse(joined), joined) or joined

@@ -14,8 +14,8 @@ _NO_MODELS = ("Tokenizer", "Config", "Processor", "FeatureExtractor")
 def own_names(tree: ast.Module, names: Mapping[str, Any]) -> Mapping[str, str]:
     """Values for ``remedy_code``'s templates, found in a cell: ``loader`` loads ``source`` as ``model``.
 
-    Of ``names``, those that the cell sees, the one model that it calls tells ``inner``, what a wrapper for several GPUs
-    has inside, and the ``layers`` that it repeats.
+    Of ``names``, those that the cell sees, the one model that is no part of another tells ``inner``, what a wrapper for
+    several GPUs has inside, and the ``layers`` that it repeats.
     """
     return {**_of_the_model(tree, names), **_of_the_load(tree)}
 
@@ -23,6 +23,8 @@ def own_names(tree: ast.Module, names: Mapping[str, Any]) -> Mapping[str, str]:
 def _of_the_model(tree: ast.Module, names: Mapping[str, Any]) -> dict[str, str]:
     used = dict.fromkeys(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
     models = [name for name in used if is_module(names.get(name)) and any(True for _ in names[name].parameters())]
+    parts = {id(part) for name in models for part in names[name].modules() if part is not names[name]}
+    models = [name for name in models if id(names[name]) not in parts]
     if len(models) != 1:
         return {}
     name, model = models[0], names[models[0]]
@@ -41,10 +43,15 @@ def _of_the_model(tree: ast.Module, names: Mapping[str, Any]) -> dict[str, str]:
     path = path_of_blocks(model)
     if path is None:
         return found
-    found["layers"] = f"{inner}.{path}" if path else inner
+    found["layers"] = part_at(inner, path)
     if inner != name:  # for code that needs the model without its wrapper
-        found["bare_layers"] = f"{name}.{path}" if path else name
+        found["bare_layers"] = part_at(name, path)
     return found
+
+
+def part_at(name: str, path: str) -> str:
+    """The part of a module at a path, as an expression: "net" and "stages.1" become "net.stages[1]"."""
+    return name + "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in path.split(".") if part)
 
 
 def _of_the_load(tree: ast.Module) -> dict[str, str]:

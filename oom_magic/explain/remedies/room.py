@@ -62,9 +62,9 @@ def growing_segments(report: MemoryReport, needed: int, situation: Situation) ->
         yield situation.judged(replace(remedy, saving_bytes=needed - now), now)
 
 
-def other_hardware(report: MemoryReport, needed: int, situation: Situation, is_of_job: bool) -> Iterator[Remedy]:
-    """Other cards, or several of them for a run on one card, on which a run with this need fits."""
-    if not is_of_job:
+def other_hardware(report: MemoryReport, needed: int, situation: Situation, is_alone: bool) -> Iterator[Remedy]:
+    """Other cards, or several of them for a run on one card, on which a run with this need fits; without code."""
+    if is_alone:
         yield from _several_cards(report, needed, situation)
     yield from _larger_card(needed, situation)
 
@@ -90,9 +90,8 @@ def _several_cards(report: MemoryReport, needed: int, situation: Situation) -> I
     for number in (2, 4, 8):
         saving = sharded - sharded // number
         if needed - saving <= situation.usable_bytes:
-            code, language = code_for("fsdp", situation.style, {"gpus": number})
             values = {"gpus": number, "saving_bytes": saving}
-            remedy = Remedy("fsdp", 0, "fsdp", values, is_bought=True, code=code, language=language)
+            remedy = Remedy("fsdp", 0, "fsdp", values, is_bought=True)
             needs = needed - saving
             yield replace(remedy, needed_bytes=needs, saving_bytes=saving, note=Evidence("reason_estimate"))
             return

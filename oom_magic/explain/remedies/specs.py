@@ -178,7 +178,7 @@ def _of_processes() -> Iterator[RemedySpec]:
     yield of_processes("gradients_in_buckets", 13, "same", ("gradient",), parallel.GradientsInBuckets)
     yield of_processes("resharded", 30, "fsdp", ("temporary", "parameter"), parallel.Resharded)
     yield of_processes("fully_sharded", 35, "fsdp", _EVERY[:3], parallel.FullySharded)
-    yield _made("shards_on_host", 50, "offload", _EVERY[:3], parallel.ShardsOnHost)
+    yield of_processes("shards_on_host", 50, "offload", _EVERY[:3], parallel.ShardsOnHost)
 
 
 def _of_cards() -> Iterator[RemedySpec]:

@@ -121,7 +121,7 @@ class MixedPrecision(Change):
 
 
 class HalfWeights(Change):
-    """Weights, and so gradients and optimizer state, in a 16-bit type: "bf16" or "fp16"."""
+    """Weights, and so gradients and optimizer state, in a 16-bit type: "bf16" or "fp16"; inputs are cast, too."""
 
     def __init__(self, dtype: str) -> None:
         self.dtype = DTYPES[dtype]
@@ -140,7 +140,10 @@ class HalfWeights(Change):
         return tuple(map(self._narrow, args)), {name: self._narrow(value) for name, value in kwargs.items()}
 
     def _narrow(self, value: Any) -> Any:
-        return value.to(self.dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.dtype == self.dtype:
+            return value
+        self.variant = "inputs"
+        return value.to(self.dtype)
 
 
 class AttentionKernel(Change):

@@ -137,13 +137,20 @@ def _blocks_by_device(model: torch.nn.Module) -> Counter[torch.device]:
 
 
 class FullySharded(Change):
-    """FSDP2 where the code says ``DistributedDataParallel(model)``: each repeated block is sharded, then the rest."""
+    """FSDP2 where the code says ``DistributedDataParallel(model)``: each repeated block is sharded, then the rest.
+
+    ``values`` have the ``path`` to the blocks in the wrapped model, once one ran; None where it repeats none.
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {"path": None}
 
     def check(self, model: torch.nn.Module) -> None:
         """Needs a model in DDP, and an optimizer made after it was wrapped."""
         if not isinstance(model, DistributedDataParallel):
             raise InapplicableError("no_replicas")
         optimizers_of(model)  # one made before the model was wrapped does not have the shards
+        self.values["path"] = path_of_blocks(model.module)
 
     @contextmanager
     def around_run(self) -> Iterator[None]:

@@ -1,0 +1,81 @@
+"""The user's own statements that spread a model over processes, with a remedy written into them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from oom_magic.explain.remedies.own_code import part_at
+
+_REPLICATES = ("DistributedDataParallel", "DDP")
+_SHARDS = ("fully_shard",)
+_COMPOUND = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.If, ast.With, ast.Try)
+
+
+def own_placement(tree: ast.AST, key: str, values: Mapping[str, Any]) -> str:
+    """The statements with a remedy applied; "" where there are none in a known form, or for another remedy."""
+    if key == "fully_sharded":
+        return _fully_sharded(tree, values.get("path"))
+    if key == "gradients_in_buckets":
+        return _changed(tree, _REPLICATES, partial(_set, name="gradient_as_bucket_view", value="True"))
+    if key == "resharded":  # not True, which would free the root's parameters after its forward, too
+        return _changed(tree, _SHARDS, partial(_unset, name="reshard_after_forward"))
+    if key == "shards_on_host":
+        code = _changed(tree, _SHARDS, partial(_set, name="offload_policy", value="CPUOffloadPolicy()"))
+        return code and f"from torch.distributed.fsdp import CPUOffloadPolicy\n{code}"
+    return ""
+
+
+def _fully_sharded(tree: ast.AST, path: str | None) -> str:
+    """The model without its wrapper, its blocks (``path`` leads to them) and then the whole sharded."""
+    for statement in _statements(tree):
+        call = statement.value if isinstance(statement, ast.Assign) else None
+        if not (isinstance(call, ast.Call) and _name_of(call) in _REPLICATES and call.args):
+            continue
+        name, made = ast.unparse(statement.targets[0]), ast.unparse(call.args[0])  # type: ignore[attr-defined]
+        lines = ["from torch.distributed.fsdp import fully_shard"]
+        if made != name:
+            lines.append(f"{name} = {made}   # not {_name_of(call)}")
+        if path is not None:
+            lines += [f"for block in {part_at(name, path)}:", "    fully_shard(block)"]
+        return "\n".join([*lines, f"fully_shard({name})   # before the optimizer is made"])
+    return ""
+
+
+def _changed(tree: ast.AST, names: tuple[str, ...], change: Callable[[ast.Call], None]) -> str:
+    """The statements that call one of these, each such call changed; "" where that changes none."""
+    lines = []
+    for statement in _statements(tree):
+        before = ast.unparse(statement)
+        made = ast.parse(before)
+        for node in ast.walk(made):
+            if isinstance(node, ast.Call) and _name_of(node) in names:
+                change(node)
+        if ast.unparse(made) != before:
+            lines.append(ast.unparse(made))
+    return "\n".join(lines)
+
+
+def _set(call: ast.Call, name: str, value: str) -> None:
+    others = [one for one in call.keywords if one.arg != name]
+    call.keywords = [*others, ast.keyword(name, ast.parse(value, mode="eval").body)]
+
+
+def _unset(call: ast.Call, name: str) -> None:
+    call.keywords = [one for one in call.keywords if one.arg != name]
+
+
+def _statements(tree: ast.AST) -> Iterator[ast.stmt]:
+    """Assignments, calls and loops, outermost first, of functions and blocks too."""
+    for field in ("body", "orelse", "finalbody"):
+        for one in getattr(tree, field, []):
+            if isinstance(one, _COMPOUND):
+                yield from _statements(one)
+            elif isinstance(one, (ast.Assign, ast.Expr, ast.For)):
+                yield one
+
+
+def _name_of(call: ast.Call) -> str:
+    return ast.unparse(call.func).rpartition(".")[2]

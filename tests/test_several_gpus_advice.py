@@ -1,0 +1,99 @@
+"""Code that is shown for a run on several GPUs, written into it, executes and takes what was promised."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
+from oom_magic.explain.remedies.own_code import own_names
+from oom_magic.explain.remedies.rehearsal import Variation
+from oom_magic.predict.what_if import placement_changes
+from oom_magic.predict.what_if.change import Change
+from oom_magic.predict.what_if.model_changes import HalfWeights
+
+NAMES: dict[str, Any] = {"torch": torch, "nn": torch.nn, "dist": dist}
+MAKES = """
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group("nccl")
+layers = [nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)) for _ in range(4)]
+net = nn.Sequential(nn.Linear(64, 512), nn.Sequential(*layers)).cuda()
+"""
+STEPS = """
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(3):
+    model(torch.randn(64, 64, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+WRAPPED = "model = DDP(net, device_ids=[0])"
+SHARDED = """\
+for layer in net[1]:
+    fully_shard(layer, reshard_after_forward=False)
+model = fully_shard(net, reshard_after_forward=False)"""
+HALF = "model = model.to(torch.bfloat16)"
+
+
+@pytest.mark.parametrize("is_function", [False, True])
+@pytest.mark.parametrize(
+    ("key", "change", "spreads"),
+    [
+        ("fully_sharded", placement_changes.FullySharded, WRAPPED),
+        ("gradients_in_buckets", placement_changes.GradientsInBuckets, WRAPPED),
+        ("resharded", placement_changes.Resharded, SHARDED),
+        ("shards_on_host", placement_changes.ShardsOnHost, SHARDED),
+    ],
+)
+def test_the_users_own_statements_take_what_was_promised(
+    key: str, change: type[Change], spreads: str, is_function: bool
+) -> None:
+    cell, names = f"{MAKES}{spreads}{STEPS}", dict(NAMES)
+    if is_function:
+        cell = "def train():" + cell.replace("\n", "\n    ") + "\ntrain()"
+    made = change()
+    rehearsal = _rehearsal(cell, names)
+    before = rehearsal.begin([made], 0).peak_allocated_bytes
+    promised = rehearsal.run(Variation(((made, {}),))).peak_allocated_bytes
+    code = rehearsal.own_code(key, made.values)
+    assert code is not None
+    indented = code.replace("\n", "\n    ") if is_function else code
+    old = spreads.replace("\n", "\n    ") if is_function else spreads
+    pasted = _rehearsal(cell.replace(old, indented), names)
+    assert pasted.begin([], 0).peak_allocated_bytes == promised < before
+
+
+def _rehearsal(cell: str, names: dict[str, Any]) -> CellRehearsal:
+    def execute(tree: ast.Module, names: dict[str, Any]) -> None:
+        exec(compile(tree, "<ipython-input-1-x>", "exec"), names)
+
+    return CellRehearsal(execute, ast.parse(cell), names, gpu="T4", machine={"num_processes": 4})
+
+
+def test_inputs_that_weights_of_16_bits_need_are_named() -> None:
+    change = HalfWeights("bf16")
+    rehearsal = _rehearsal(f"{MAKES}{WRAPPED}{STEPS}", dict(NAMES))
+    rehearsal.begin([change], 0)
+    assert change.variant == ""
+    rehearsal.run(Variation(((change, {}),)))
+    assert change.variant == "inputs"
+
+
+def test_parts_of_a_model_are_no_other_models() -> None:
+    blocks = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(3)])
+    names = {"net": torch.nn.ModuleDict({"blocks": blocks}), "block": blocks[2]}
+    assert own_names(ast.parse("for block in net: block"), names)["layers"] == "net.blocks"
+
+
+def test_a_model_trained_in_evaluation_mode_is_no_evaluation() -> None:
+    names = dict(NAMES)
+    trained = _rehearsal(f"{MAKES}model = net.eval(){STEPS}", names)
+    trained.begin([], 0)
+    assert not trained.is_evaluation
+    evaluated = _rehearsal(f"{MAKES}net.eval()\nnet(torch.randn(64, 64, device='cuda'))", names)
+    evaluated.begin([], 0)
+    assert evaluated.is_evaluation
