@@ -220,6 +220,18 @@ def each_gradient() -> None:
     vmap(grad(loss), (None, 0, 0))(weights, x, labels)
 
 
+def each_gradient_of_attention() -> None:
+    """``torch.func`` takes attention apart by the kernel that the card would choose."""
+    layer = nn.TransformerEncoderLayer(128, 4, 256, 0.0, batch_first=True).to(CUDA)
+    weights = {name: weight.detach() for name, weight in layer.named_parameters()}
+
+    def loss(weights: Any, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = functional_call(layer, weights, (x[None],)).square().mean()
+        return out
+
+    vmap(grad(loss), in_dims=(None, 0), randomness="different")(weights, torch.randn(16, 40, 128, device=CUDA))
+
+
 def lazy() -> None:
     """Modules that learn their sizes from what comes, on the GPU; a module moved to where a tensor is."""
     model = nn.Sequential(
@@ -325,6 +337,7 @@ PROGRAMS: dict[str, Callable[[], None]] = {
     "differential": differential,
     "watched": watched,
     "each_gradient": each_gradient,
+    "each_gradient_of_attention": each_gradient_of_attention,
     "lazy": lazy,
     "forward_mode": forward_mode,
     "evaluated": evaluated(torch.no_grad),

@@ -81,6 +81,10 @@ class FakeMemory:
         storage = self.storage_of(tensor)
         return None if storage is None else storage.place
 
+    def is_on_gpu(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is on the pretend GPU."""
+        return self.place(tensor) is Place.GPU
+
     def spot(self, tensor: torch.Tensor) -> Spot | None:
         """Where a fake tensor is, and on which card; None for a real one."""
         storage = self.storage_of(tensor)

@@ -6,6 +6,7 @@ attention.cpp (``scaled_dot_product_attention``).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -139,6 +140,19 @@ def attend(
             query, key, value, mask, trains, dropout_p, is_causal, scale=scale
         )[0]  # type: ignore[no-any-return]
     return _math(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
+
+
+def attention_in_transforms(is_on_gpu: Callable[[torch.Tensor], bool], capability: Capability) -> dict[str, Any]:
+    """In place of ``scaled_dot_product_attention``: a transform of ``torch.func`` takes it apart itself, by the kernel
+    that would be chosen for tensors without data."""
+    usual = torch.nn.functional.scaled_dot_product_attention
+
+    def scaled_dot_product_attention(query: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if torch._C._functorch.is_functorch_wrapped_tensor(query) and is_on_gpu(query):
+            return attend(capability, query, *args, **kwargs)
+        return usual(query, *args, **kwargs)
+
+    return {"scaled_dot_product_attention": scaled_dot_product_attention}
 
 
 def flash_attend(
