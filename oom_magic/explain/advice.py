@@ -318,8 +318,8 @@ def _way_to_prices(diagnosis: Diagnosis) -> Evidence:
     if diagnosis.backend not in _REHEARSED or not _is_of_pytorch(diagnosis):
         return _NOT_PYTORCH
     is_another = "infers" in diagnosis.told and not trains(diagnosis)
-    is_another = is_another or _OF_PICTURES & diagnosis.told or NO_LANGUAGE_MODEL.search(diagnosis.code)
-    return _NO_CODE if is_another else _NO_CODE_OR_RUN
+    of_pictures = _OF_PICTURES & diagnosis.told or NO_LANGUAGE_MODEL.search(diagnosis.code)
+    return _NO_CODE if is_another or of_pictures else _NO_CODE_OR_RUN
 
 
 def _is_of_pytorch(diagnosis: Diagnosis) -> bool:
