@@ -55,8 +55,14 @@ def test_faults_of_pasted_code(code, kinds):
     [
         ('File "vllm/v1/worker/gpu_model_runner.py", line 9, in capture_model', "vllm", "graphs"),
         ("vllm serve MODEL --gpu-memory-utilization 0.95", "vllm", None),
-        ("in determine_available_memory\nin profile_run\nin execute_model\nin sampler.py vllm", "vllm", "profiling"),
-        ("in capture_model\nin _dummy_run\nin execute_model vllm", "vllm", "graphs"),
+        (
+            "vllm worker.py, line 1, in profile_run\nrunner.py, line 2, in execute_model\nsampler.py",
+            "vllm",
+            "profiling",
+        ),
+        ("vllm runner.py, line 1, in capture_model\nrunner.py, line 2, in _dummy_run", "vllm", "graphs"),
+        ("vllm failed in profile_run\nException in worker while processing method load_model.", "vllm", "loading"),
+        ("caffe::ConvolutionLayer<>::Backward_gpu()\nan error in the training step", "caffe", None),
         ("python -m sglang.launch_server --mem-fraction-static 0.85", "sglang", None),
         ('File "comfy/sd.py", line 3, in decode\n    VAEDecode', "comfyui", "vae"),
         ("pipe = StableDiffusionPipeline.from_pretrained(name)", "diffusers", None),

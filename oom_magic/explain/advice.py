@@ -105,12 +105,16 @@ _HAD_BY = {
 }  # fmt: skip
 _TRIED = {
     "vllm_utilization": "tried_share", "sglang_fraction": "tried_share", "server_share": "tried_share",
-    "shorter_context": "tried_length", "fewer_waiting": "tried_workers",
+    "shorter_context": "tried_length", "fewer_waiting": "tried_workers", "mps_watermark": "tried_watermark",
 }  # fmt: skip
+_HOSTED = {"Kaggle", "Colab"}
+_OF_TOKENS = ("vllm", "sglang", "tgi", "server", "llama_cpp", "ollama", "quantizing")
 # Remedies that need something the text speaks of.
 _OF_WHAT_IS_TOLD = {
     "vllm_pictures": {"sees_pictures"},
-    "stream_data": {"learns", "loads", "loads_data", "handles_files"},
+    "stream_data": {"trains", "infers", "attends", "loads", "loads_data", "handles_files", "saves", "merges"},
+    "free_held_any": {"in_notebook", "kernel_dies"},
+    "no_grad": {"evaluates", "infers", "lacks_no_grad", "keeps_predictions"},
 }
 _OF_DIFFUSION = ("diffusers_vae", "diffusers_offload", "quantized_model")
 _LENGTH_SETTINGS = {"vllm": "--max-model-len", "sglang": "--context-length"}
@@ -121,7 +125,7 @@ _ON_A_MAC = {"raise_limit": "mps_watermark"}
 # On a Mac: the allocator has no expandable segments, the GPU shares the RAM, and bitsandbytes does not support it.
 _NOT_ON_A_MAC = {"expandable_segments", "offload", "fsdp_any", "qlora", "optimizer_8bit"}
 _REHEARSED = ("cuda", "hip")  # both are "cuda" in code
-_OF_PICTURES = {"makes_pictures", "diffuses"}
+_OF_PICTURES = {"makes_pictures", "diffuses", "of_no_tokens"}
 _MOST_CHECKED = 3  # remedies that are rehearsed to the run's end
 _HUGE_BYTES = 24 * GIB  # of one tensor: more than most cards have
 _NOTICEABLY = 1.01  # times what the steps need
@@ -237,7 +241,8 @@ def unpriced_remedies(diagnosis: Diagnosis, reason: Evidence = _NO_RUN) -> tuple
     elsewhere = text_remedies(diagnosis) if diagnosis.growth is None else None
     is_program = elsewhere is not None and bool(diagnosis.program)
     keys = elsewhere if is_program and elsewhere is not None else _keys(diagnosis, elsewhere, reason)
-    keys = tuple(dict.fromkeys(_applicable(diagnosis, (*printed_by_message(diagnosis), *keys))))
+    keys = (*printed_by_message(diagnosis), *keys)
+    keys = tuple(dict.fromkeys(_applicable(diagnosis, keys, is_text=reason is _NO_RUN)))
     style = "plain" if is_program else _style(diagnosis)
     if is_program:
         reason = _ELSEWHERE
@@ -249,18 +254,21 @@ def unpriced_remedies(diagnosis: Diagnosis, reason: Evidence = _NO_RUN) -> tuple
     return tuple(_named(key, cost, diagnosis, style, reason) for cost, key in enumerate(keys))
 
 
-def _applicable(diagnosis: Diagnosis, keys: tuple[str, ...]) -> Iterator[str]:
+def _applicable(diagnosis: Diagnosis, keys: tuple[str, ...], *, is_text: bool) -> Iterator[str]:
     """The remedies that are left for this text: one that it has already is replaced by the next step."""
+    if is_text and "one_graph" in diagnosis.told and diagnosis.cause in _OF_INPUTS:
+        keys = ("sample_graph", *(key for key in keys if key not in ("smaller_input", "smaller_batch_any")))
     is_settled = not diagnosis.setup_phrases and not diagnosis.story.proposals  # a guide proposes what it sets
     for key in keys:
         if key in _ALONE and _OF_RANKS & set(diagnosis.frameworks):
             continue  # each rank holds a model of its own, or a shard
-        if len(keys) > 1 and (_is_had(key, diagnosis, is_settled) or _is_unfounded(key, diagnosis)):
+        is_untold = is_text and key in _OF_WHAT_IS_TOLD and not _OF_WHAT_IS_TOLD[key] & diagnosis.told
+        if len(keys) > 1 and (is_untold or _is_had(key, diagnosis, is_settled) or _is_unfounded(key, diagnosis)):
             continue
         if key in _QUANTIZING and ("is_quantized" in diagnosis.told or _is_of_any_model(key, diagnosis)):
             yield "smaller_model"
         elif key == "sdpa" and "scaled_dot_product_attention" in diagnosis.code:
-            yield "flash_kernel"
+            yield "flash_kernel" if diagnosis.backend in _REHEARSED else "smaller_input"
         else:
             yield key
 
@@ -281,23 +289,25 @@ def _is_unfounded(key: str, diagnosis: Diagnosis) -> bool:
     if key == "close_processes_any":
         may_be = {one.cause for one in diagnosis.possible if one.confidence is not Confidence.OPEN}
         return diagnosis.cause is not Cause.OTHER_PROCESS and Cause.OTHER_PROCESS not in may_be
-    if key in _OF_WHAT_IS_TOLD:
-        return not _OF_WHAT_IS_TOLD[key] & diagnosis.told
+    if key == "more_ram":
+        return bool(_HOSTED & set(diagnosis.systems))
     if key in _SHARES:  # which give a program's own computation no more
         return diagnosis.cause in (*_OF_INPUTS[:3], Cause.WEIGHTS_TOO_BIG, Cause.OPTIMIZER_STATE)
     if diagnosis.program == "pictures" and key in _OF_DIFFUSION:
         return "diffuses" not in diagnosis.told
+    if key == "quantized_model" and diagnosis.cause in _OF_INPUTS and not diagnosis.program:
+        return not (_names_tokens(diagnosis) or "diffuses" in diagnosis.told)
     if key == "offload":
-        return _is_of_any_model("quantized_model", diagnosis)
+        return not (diagnosis.program or _names_tokens(diagnosis) or "diffuses" in diagnosis.told)
     failure = diagnosis.main_failure
     loads = "workers" in diagnosis.told or (failure is not None and "dataloader" in failure.format)
     return key in ("fewer_workers", "fewer_waiting") and not loads
 
 
 def _is_of_any_model(key: str, diagnosis: Diagnosis) -> bool:
-    """Whether a remedy for language models or diffusion would be told to a model that nothing shows to be one."""
-    is_either = diagnosis.program or _names_tokens(diagnosis) or "diffuses" in diagnosis.told
-    return key == "quantized_model" and not is_either
+    """Whether formats of language models' weights would be told to a model that nothing shows to be one."""
+    of_tokens = diagnosis.program in _OF_TOKENS or (not diagnosis.program and _names_tokens(diagnosis))
+    return key == "quantized_model" and (not of_tokens or diagnosis.backend == "mps")
 
 
 def _is_of_tokens(diagnosis: Diagnosis) -> bool:
@@ -400,7 +410,7 @@ def _values_of(key: str, diagnosis: Diagnosis) -> Mapping[str, Any]:
 def _may_be_shared(diagnosis: Diagnosis) -> bool:
     """Whether numbers that do not add up, or that the driver does not give, leave room for other programs."""
     if diagnosis.cause is Cause.DRIVER_LEVEL:
-        return True
+        return not any(one.key == "free_above_request" for one in diagnosis.evidence)
     failure = diagnosis.main_failure
     return diagnosis.cause is Cause.UNKNOWN and failure is not None and unlisted_bytes(failure) > 0
 

@@ -64,10 +64,7 @@ _WORTH_SHOWING = 0.5
 _LEAST_FIT = 0.3
 # With an unknown model, many sizes fit by chance.
 _LEAST_BLIND_FIT = 0.45
-_OTHER_KINDS = (
-    "diffusers", "webui", "comfyui", "llama_cpp", "ollama", "onnxruntime", "tensorrt", "jax", "tensorflow", "rapids",
-    "cupy", "numba", "thrust", "paddle",
-)  # fmt: skip
+_OF_PICTURES = ("diffusers", "webui", "comfyui")
 _CAUSE_OF_TENSOR = {
     "logits": Cause.LOGITS_OR_LOSS,
     "probabilities": Cause.LOGITS_OR_LOSS,
@@ -280,7 +277,9 @@ def _is_guessable(failure: Failure, clues: Clues, has_dims: bool) -> bool:
         return has_dims
     if failure.backend in ("cpu", "jax", "tensorflow") or NO_LANGUAGE_MODEL.search(clues.trace):
         return False
-    return clues.program is None or clues.program.program.key not in _OTHER_KINDS
+    if clues.program is None:
+        return True
+    return clues.program.program.is_torch and clues.program.program.key not in _OF_PICTURES
 
 
 def _place(clues: Clues) -> str:
@@ -288,7 +287,7 @@ def _place(clues: Clues) -> str:
     if not clues.frames:
         return ""
     frame = clues.frames[-1]
-    return f"{Path(frame.path).name}:{frame.line}"
+    return f"{Path(frame.path).name}:{frame.line}" if frame.line else Path(frame.path).name
 
 
 def _refined(judgement: Judgement, answer: TensorAnswer) -> Judgement:

@@ -9,11 +9,11 @@ from oom_magic.explain.advice import AGAINST
 from oom_magic.explain.diagnosis import Diagnosis
 from oom_magic.explain.evidence.budget import Budget
 from oom_magic.explain.evidence.causes import HOST_CAUSES, Cause, Confidence, Evidence
-from oom_magic.explain.evidence.clues.programs import PROGRAMS
-from oom_magic.explain.evidence.judging import device_tool
+from oom_magic.explain.evidence.clues.programs import PROGRAMS, PROGRAMS_BY_KEY
+from oom_magic.explain.evidence.judging import device_tool, meaning_of
 from oom_magic.explain.live.holders import Holder
 from oom_magic.explain.messages.failure import Failure
-from oom_magic.explain.remedies.texts import code_of, is_evaluation, is_named_by_message, is_of_any_run, trains
+from oom_magic.explain.remedies.texts import code_of, is_evaluation, is_named_by_message, trains
 from oom_magic.explain.sentences.catalogue import render_evidence, translate
 from oom_magic.language import Language
 from oom_magic.predict.setups.setup import in_words
@@ -110,7 +110,8 @@ def _what(diagnosis: Diagnosis) -> Iterator[Block]:
     failure, lang = diagnosis.main_failure, diagnosis.lang
     if failure is None:
         return
-    text = _asked(failure, lang) or translate(f"meaning_{failure.format}", lang)
+    meaning = meaning_of(failure, PROGRAMS_BY_KEY.get(diagnosis.program))
+    text = _asked(failure, lang) or render_evidence(meaning, lang)
     yield Sentence(translate("line_what", lang, text=text), "warning" if diagnosis.is_oom is None else "bad")
 
 
@@ -150,6 +151,8 @@ def _cause(cause: Cause, diagnosis: Diagnosis) -> str:
         suffix = "_context" if failure is not None and failure.format == "vllm_context" else suffix
     elif cause is Cause.MEMORY_FRACTION_LIMIT and any(one.key == "program_reserves" for one in diagnosis.evidence):
         suffix = "_reserved"
+    elif cause is Cause.DRIVER_LEVEL and diagnosis.program and not PROGRAMS_BY_KEY[diagnosis.program].is_torch:
+        suffix = "_elsewhere"
     elif cause is Cause.WEIGHTS_TOO_BIG and any(one.key == "checkpoint_to_gpu" for one in diagnosis.evidence):
         suffix = "_twice"
     elif cause is Cause.HOST_RAM and "Jetson" in diagnosis.systems:
@@ -166,13 +169,12 @@ def _cause(cause: Cause, diagnosis: Diagnosis) -> str:
 
 
 def _infers(diagnosis: Diagnosis) -> bool:
-    """Whether nothing shows that a training ran: a program that infers, or an author who tells of something else."""
+    """Whether nothing shows that a training ran."""
     if any(one.key == "smaller_batch" and one.needed_bytes is not None for one in diagnosis.remedies):
         return False  # its rehearsal trained
     if any(one.values.get("category_key") == "category_activation" for one in diagnosis.evidence):
         return False  # autograd kept it for a backward
-    is_told = "infers" in diagnosis.told and not trains(diagnosis)
-    return diagnosis.program in _INFERENCE or is_told or is_of_any_run(diagnosis)
+    return diagnosis.program in _INFERENCE or not trains(diagnosis)
 
 
 def _why(diagnosis: Diagnosis) -> Block:

@@ -26,6 +26,7 @@ from oom_magic.explain.evidence.causes import (
     PossibleCause,
     Support,
 )
+from oom_magic.explain.evidence.clues.programs import Program
 from oom_magic.explain.evidence.clues.traceback import Clues, find_clues
 from oom_magic.explain.evidence.number_rules import (
     NO_MEMORY_HOLDS,
@@ -55,6 +56,7 @@ _MOST_BY_PRECEDENT = 0.55
 # How much the causes of similar reports count beside a text's own evidence.
 _WEIGHT_OF_PRECEDENTS = 0.2
 _LEAST_SHARE = 0.01
+_MOST_PERCENT = 90  # by words alone no cause is surer
 _BEYOND_PRECEDENT = 0.8
 # A request for less than this share of the device is not too big by itself.
 _ALONE_FROM_SHARE = 0.1
@@ -220,7 +222,7 @@ def judge(failures: Sequence[Failure], text: str, clues: Clues | None = None) ->
     if clues is None:
         clues = find_clues(text, failure.start if failure else None, failure.format if failure else None)
     if failure is not None and failure.is_oom is False:
-        evidence = [_meaning(failure)]
+        evidence = [_meaning(failure, clues)]
         if "indexes" in clues.run.told and failure.format == "device_side_assert":
             evidence.append(Evidence("index_error_beside"))
         return Judgement(Cause.NOT_OOM, tuple(evidence), Confidence.CERTAIN)
@@ -256,7 +258,7 @@ def _by_precedent(failure: Failure | None, clues: Clues, shares: Mapping[Cause, 
     impossible = (HOST_CAUSES if is_of_device else frozenset()) | _contradicted(failure) | _unshown(failure, clues)
     likely = ((cause, share) for cause, share in shares.items() if cause not in impossible)
     for cause, share in islice(likely, _MOST_POSSIBLE):
-        values = {"percent": max(5, 5 * round(20 * share)), "count": precedents().num_reports}
+        values = {"percent": min(max(5, 5 * round(20 * share)), _MOST_PERCENT), "count": precedents().num_reports}
         yield Support(cause, _MOST_BY_PRECEDENT * math.sqrt(share), Evidence("precedents", values))
 
 
@@ -321,7 +323,7 @@ def _supports(failure: Failure | None, clues: Clues, text: str) -> Iterator[Supp
         cause, confidence = _FIXED[failure.format]
         if cause is not Cause.DRIVER_LEVEL or not _allocates_itself(clues):
             is_open = failure.format in _LIBRARIES_ASK and clues.has_prose
-            yield Support(cause, _WHO_ASKED if is_open else _WEIGHTS[confidence], _meaning(failure))
+            yield Support(cause, _WHO_ASKED if is_open else _WEIGHTS[confidence], _meaning(failure, clues))
         if failure.format == "cuda_absurd_size":
             yield from overflow_rules(failure, clues)
         if confidence is Confidence.CERTAIN:
@@ -367,12 +369,17 @@ def _driver(failure: Failure, clues: Clues) -> Iterator[Support]:
             weight = _WHO_ASKED if clues.has_prose else 0.5
         if failure.format == "cuda_error_oom" and clues.phase in ("forward", "backward", "loss"):
             weight = 0.3  # PyTorch up to 0.4.1 says no more when its own tensors fill the device
-        yield Support(Cause.DRIVER_LEVEL, weight, _meaning(failure))
+        yield Support(Cause.DRIVER_LEVEL, weight, _meaning(failure, clues))
 
 
-def _meaning(failure: Failure) -> Evidence:
-    """What a message without numbers means, by its format."""
-    return Evidence(f"meaning_{failure.format}")
+def _meaning(failure: Failure, clues: Clues) -> Evidence:
+    return meaning_of(failure, None if clues.program is None else clues.program.program)
+
+
+def meaning_of(failure: Failure, program: Program | None) -> Evidence:
+    """What a message without numbers means, by its format and the program that printed it."""
+    is_elsewhere = failure.format == "cuda_error_oom" and program is not None and not program.is_torch
+    return Evidence(f"meaning_{failure.format}{'_elsewhere' if is_elsewhere else ''}")
 
 
 def _weighed(

@@ -150,7 +150,7 @@ _CODE: Mapping[str, tuple[str, str]] = {
     "cupy_free": ("cupy.get_default_memory_pool().free_all_blocks()", "python"),
     "paddle_fraction": ("export FLAGS_fraction_of_gpu_memory_to_use=0.5", "bash"),
     "scheduler_memory": ("#SBATCH --mem=64G", "bash"),
-    "pod_memory": ("resources:\n  limits:\n    memory: 32Gi", "yaml"),
+    "pod_memory": ("resources:\n  limits:\n    memory: MORE", "yaml"),
     "unpin": ("loader = DataLoader(dataset, batch_size=batch_size, pin_memory=False)", "python"),
     "gather_on_host": (
         "TrainingArguments(..., eval_accumulation_steps=1)\n"
@@ -181,6 +181,8 @@ def text_remedies(diagnosis: Diagnosis) -> tuple[str, ...] | None:
     keys = {one.key for one in diagnosis.evidence}
     if diagnosis.cause is Cause.REQUEST_ALONE_TOO_BIG and keys & {"request_absurd", "request_overflowed"}:
         return ("find_tensor",)  # the size is a mistake; a smaller input would not help
+    if diagnosis.cause is Cause.DRIVER_LEVEL and "free_above_request" in keys:
+        return ("driver_limit",)
     program = PROGRAMS_BY_KEY.get(diagnosis.program)
     own = () if program is None else dict(program.by_cause).get(diagnosis.cause, ())
     if own and diagnosis.cause in (Cause.HOST_RAM, Cause.LEAK_OR_RETAINED_REFERENCE):
@@ -240,13 +242,9 @@ def trains(diagnosis: Diagnosis) -> bool:
     """Whether the text, or the run described with it, is about training."""
     in_step = diagnosis.phase in ("backward", "loss", "optimizer_step")
     is_trainer = bool(_TRAINERS & set(diagnosis.frameworks)) and "infers" not in diagnosis.told
-    is_told = bool(_TOLD_OF_TRAINING & diagnosis.told or diagnosis.setup_phrases)
+    told = diagnosis.told - {"training_fits"} if "infers" in diagnosis.told else diagnosis.told  # it came before
+    is_told = bool(_TOLD_OF_TRAINING & told or diagnosis.setup_phrases)
     return is_told or in_step or is_trainer
-
-
-def is_of_any_run(diagnosis: Diagnosis) -> bool:
-    """Whether the text describes a run of which nothing shows that it trains."""
-    return not trains(diagnosis) and any(one.key in _OF_ANY_RUN for one in diagnosis.evidence)
 
 
 def is_evaluation(diagnosis: Diagnosis) -> bool:
@@ -280,6 +278,8 @@ def _by_evidence(keys: set[str], diagnosis: Diagnosis) -> tuple[str, ...]:
 def _against_host(diagnosis: Diagnosis, keys: set[str]) -> tuple[str, ...]:
     """Remedies when the host's memory ran out: while loading, with offloading, with pinned memory."""
     found = list(_by_evidence(keys, diagnosis))
+    if "in_pod" in diagnosis.told:
+        found.append("pod_memory")
     if diagnosis.is_loading:
         found += ["load_low_ram", "more_ram"]
     if diagnosis.offloads_to_host:

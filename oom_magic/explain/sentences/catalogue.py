@@ -62,6 +62,7 @@ CATALOGUE: Sentences = {
     "cause_driver_level": (
         "The driver, or a library that asks it directly, could not get memory, outside PyTorch's own allocator."
     ),
+    "cause_driver_level_elsewhere": "The driver, or a library that asks it directly, could not get memory.",
     "cause_not_oom": "This is not about running out of device memory.",
     "cause_unknown": "The text alone does not establish the cause.",
     # How sure a judgement is.
@@ -250,6 +251,7 @@ CATALOGUE: Sentences = {
     "fact_free_above_capacity": "{free_bytes} free is more than the capacity: this driver misreports one of the two.",
     # Meanings: what a message without numbers says.
     "meaning_short": "PyTorch's allocator ran out; the text lacks the device's numbers.",
+    "meaning_cuda_error_oom_elsewhere": "The driver found no memory.",
     "meaning_cuda_v2.3_nul_cut": "PyTorch 2.3 ran out and cut its own message short.",
     "meaning_cuda_preempted": (
         "PyTorch refused the request in advance: it would exceed the per-process memory fraction."

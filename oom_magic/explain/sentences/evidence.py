@@ -284,8 +284,8 @@ EVIDENCE: Sentences = {
     ),
     "node_of_optimizer": "The node that asked for {sizes} belongs to the optimizer.",
     "precedents": (
-        "Of {count} public reports whose cause was found, those that tell the same had this one in about"
-        " {percent}% of cases."
+        "By the words that it shares with {count} public reports whose cause was found, this one has a share of about"
+        " {percent} %."
     ),
     # The one check that would settle a cause.
     "check_fragmentation": (

@@ -79,8 +79,8 @@ PAGE_CATALOGUE: Sentences = {
         "Use an optimizer with less state (8-bit AdamW, Adafactor) or train fewer parameters (LoRA)."
     ),
     "advice_leak_or_retained_reference": (
-        "Keep numbers, not tensors: loss.item() or .detach() for what is collected over steps; free what"
-        " failed cells still hold with %oom_free; del an older copy."
+        "Keep numbers, not tensors: loss.item() or .detach() for what is collected over steps; del what is not needed"
+        " again."
     ),
     "advice_memory_fraction_limit": (
         "Raise the limit (set_per_process_memory_fraction, gpu_memory_utilization) or ask for less below it."

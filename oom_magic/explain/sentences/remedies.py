@@ -231,6 +231,11 @@ REMEDIES: Sentences = {
         "Lift PyTorch's own limit on this Mac (PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0); beyond it macOS swaps and may"
         " stall."
     ),
+    "remedy_driver_limit": (
+        "The device had room: look for a limit or a fault outside the program (the versions of driver and runtime, the"
+        " share of a container or virtual machine), not for less memory."
+    ),
+    "remedy_sample_graph": "Train on sampled parts of the graph (NeighborLoader, ClusterLoader), not on all of it.",
     "remedy_bios_memory": "Give the integrated GPU more of the RAM (UMA frame buffer size in the BIOS, or GTT).",
     "remedy_close_apps": "Close other programs: on a Mac the GPU shares the memory with everything else.",
     "remedy_max_split_size": (

@@ -25,6 +25,17 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "sees_pictures": words(
         r"pixel_values|multi-?modal|\bmm[-_]|\b(?:vision|images?|pictures?|videos?)\b|[-_]vl\b|llava|mllama",
     ),
+    "in_pod": words(r"\bpods?\b|kubernetes|\bk[38]s\b|kubelet"),
+    "in_notebook": words(r"jupyter|notebook|i?pykernel|ipython|\bcolab\b|\bkaggle\b"),
+    # One graph that goes through whole; many small ones are batches like any other.
+    "one_graph": words(
+        r"\b(?:big|large|huge|whole|full|entire|single|giant) graph\b|\bthe graph which\b"
+        r"|\d (?:nodes|vertices|points)\b[^.\n]{0,24}\d (?:\w+ )?edges\b|\bnum_edges\b|\bedge_index=\[",
+    ),
+    "of_no_tokens": words(
+        r"\b(?:gnn|gcn|gat|dgl|ogb)s?\b|geometric|edge_index|\b(?:nodes|points)\b[^.\n]{0,24}\bedges\b"
+        r"|point ?clouds?|splat|\bnerfs?\b|gaussians|\b(?:yolo|resnet|u-?net|r-?cnn|mmdet|detectron)\w*",
+    ),
     "names_float32": words(r"\bfp32\b|float32"),
     "loads_data": words(
         r"(?:load|read|stor|keep|kept|hold|cach)\w*\s(?:\w+\s){0,3}(?:all|every\w*|entire|whole|too many|full)\s"
@@ -164,6 +175,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"(?:four|eight|two|multi(?:ple)?|[2-9]|1[0-6])[- ]?(?:x\s?)?gpus?\b", r"multi-?gpu", r"\b[2-9] (?:x )?("
         r"?:graphics |video )?cards\b",
         r"DataParallel|\bDDP\b|torchrun|distributed\.launch|--nproc",
+        r"\b[2-9] ?[x\u00d7] ?(?:nvidia |geforce )?(?:rtx|[ahv]\d{2,4}|[2-5]0\d0)\b|found [2-9] \w+ devices",
     ),
     "crowds_one_device": words(
         # nvidia-smi lists a process on two devices
@@ -180,8 +192,8 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"cudaHostRegister",
     ),
     "offloads_to_host": words(
-        r"cpu[-_ ]offload", r"offload_(?:optimizer|param|opt)\w*", r"zero[-_ ]?infinity",
-        r"ds_z[23]_offload",
+        r"cpu[-_ ]offload", r"offload_(?:optimizer|param|opt)\w*", r"--offload\b(?![= ](?:none|false))",
+        r"zero[-_ ]?infinity", r"ds_z[23]_offload",
     ),
     "varies_in_length": words(
         r"variable[- ](?:length|size)", r"(?:different|varying|irregular|dynamic|various) (?:image )?(?:length"
@@ -198,8 +210,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     ),
     "full_batch": words(
         r"full[- _]?(?:batch|graph|image|size|volume|slide)", r"(?:whole|entire) (?:graph|image|dataset|volume"
-        r"|slide|scene"
-        r"|sequence|point cloud)", r"single big graph", r"整(?:张)?图|全图",
+        r"|slide|sequence|point cloud)", r"single big graph", r"整(?:张)?图|全图",
     ),
     "dense_pairs": words(
         r"to_dense\w*",
@@ -217,7 +228,8 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"on|quota"
         r"|to \d)", r"--mem(?:ory)?(?:-per-(?:cpu|gpu|node))?[= ]\d", r"(?<!gpu )\bmem(?:ory)? (?:limit|request|"
         r"quota)s?"
-        r" (?:is|was|of|too|for|in|set)\b", r"\b\d{2,6}[MG]i\b(?!B)",
+        r" (?:is|was|of|too|for|in|set)\b",
+        r"(?:memory|limits?|requests?)[\"']?: ?[\"']?\d{1,6}[MG]i\b",
     ),
     "names_share": words(
         r"(?:setting|set(?! by)|lower\w*|reduc\w*|increas\w*|rais\w*|overrid\w*|chang\w*)\b[^.\n]{0,40}"

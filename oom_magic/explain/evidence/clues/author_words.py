@@ -91,7 +91,9 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"|ran)\s?(?:\w+\s)?(?:totally\s)?(?:fine|ok"
         r"|okay|well|perfect\w*|normal\w*|good|smooth\w*|successful\w*|without)",
         r"can (?:\w+ )?train(?: \w+)? (?:fine|ok|normally|well|without)", r"use the train\w* code, it is ok",
-        r"no (?:problem|issue|error)s? (?:during|in|while|with) train", r"got (?:the |my )?training (?:to )?(?:r"
+        r"no (?:problem|issue|error)s? (?:during|in|while|with) train",
+        r"(?:having|have|had|has|after) (?:completed|finished)\W{1,4}(?:the )?train",
+        r"got (?:the |my )?training (?:to )?(?:r"
         r"un|work)",
         r"训练(?:过程|时|阶段)?(?:没有|没)?(?:正常|没问题|可以)",
     ),
@@ -304,6 +306,10 @@ TOLD: dict[str, re.Pattern[str]] = {
     ),
     "tried_workers": words(
         rf"num[-_]?workers?\W{{0,4}}(?:=|to|is|设置为|设为|改为)?\W{{0,2}}0[^.]{{0,40}}(?:{_IN_VAIN}|仍|还是)",
+    ),
+    "tried_watermark": words(
+        r"(?:except|without|instead of|besides|other than|already|tried|setting|with|using)\b[^.\n]{0,40}"
+        r"PYTORCH_MPS_HIGH_WATERMARK",
     ),
     "predicts_all": words(r"prediction_loss_only ?= ?False|compute_metrics ?=|include_inputs_for_metrics ?= ?True"),
     "takes_no_share": words(r"preallocat\w*[\"'\]]{0,3} ?[=:] ?[\"']?(?:false|0)\b"),

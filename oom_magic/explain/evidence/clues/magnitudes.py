@@ -39,7 +39,9 @@ _COUNT = re.compile(
     r"|triangles|faces|boxes|objects|instances)\b|edge_index=\[2, (\d{1,12})\]|gaussians: \d{1,12}/(\d{1,12})",
     re.I | re.A,
 )
-_COUNT_AFTER = re.compile(r"\b(point|node|edge|gaussian)s?\b[^.\n\d]{0,24}(\d[\d,]{4,14})", re.I | re.A)
+_COUNT_AFTER = re.compile(
+    r"\b(point|node|edge|gaussian)s?\b(?:(?! and | or )[^.\n\d]){0,24}(\d[\d,]{4,14})", re.I | re.A
+)
 _KIND_OF = {"splat": "gaussians", "vertice": "points", "triangle": "points", "face": "points", "boxe": "objects",
             "instance": "objects"}  # fmt: skip
 _FACTORS = {"k": 1_000, "thousand": 1_000, "m": 1_000_000, "million": 1_000_000, "w": 10_000, "万": 10_000}

@@ -49,8 +49,13 @@ class Program:
 
     def remedies_against(self, cause: Cause) -> tuple[str, ...]:
         """The remedies for a cause, the first step first."""
-        first = dict(self.by_cause).get(cause, ())
+        first = dict(self.by_cause).get(cause, ("close_processes_any",) if cause is Cause.OTHER_PROCESS else ())
         return (*first, *(key for key in self.remedies if key not in first))
+
+    @property
+    def is_torch(self) -> bool:
+        """Whether PyTorch computes in it."""
+        return self.key not in _WITHOUT_TORCH
 
     @property
     def said(self) -> dict[str, int | str]:
@@ -78,6 +83,10 @@ def _stage(
 
 
 _KINDS = frozenset({"server", "pictures"})
+_WITHOUT_TORCH = frozenset({
+    "llama_cpp", "ollama", "onnxruntime", "tensorrt", "jax", "tensorflow", "rapids", "cupy", "numba", "thrust",
+    "paddle", "caffe", "mxnet", "darknet", "matlab",
+})  # fmt: skip
 _LOADS = (
     r"\bload_model\b|load_weights|create_weights|process_weights|Loading (?:model )?weights|Loading safetensors"
     r"|initialize_model"
@@ -160,7 +169,8 @@ PROGRAMS: tuple[Program, ...] = (
         "comfyui", "ComfyUI",
         re.compile(r"comfy[/\\_]|(?i:ComfyUI)|\b[KM]Sampler|SamplerCustomAdvanced|Got an OOM, unloading|VAEDecode"),
         (
-            _stage("vae", r"vae[/\\.]?decode|VAEDecode|decode_first_stage|first_stage_model|autoencoder|decode_tiled",
+            _stage("vae", r"vae[/\\.]?decode|VAEDecode|Video_?Decode|decode_first_stage|first_stage_model"
+                r"|autoencoder|decode_tiled",
                 Cause.ACTIVATIONS, 0.75),
             _stage("loading", r"model_patcher|patch_weight|load_models_gpu|load_model_gpu|model_load|load_torch_file"
                 r"|partially_load",
@@ -299,6 +309,14 @@ PROGRAMS: tuple[Program, ...] = (
             remedies=("smaller_arrays", "close_processes_any"), default_cause=(Cause.REQUEST_ALONE_TOO_BIG, 0.3)),
     Program("paddle", "PaddlePaddle", re.compile(r"paddle", re.I | re.A), (),
             trains=True, remedies=("smaller_batch_plain", "paddle_fraction", "close_processes_any")),
+    Program("caffe", "Caffe", re.compile(r"\bcaffe2?\b", re.I | re.A), (), trains=True,
+            remedies=("smaller_batch_plain", "smaller_input")),
+    Program("mxnet", "MXNet", re.compile(r"\bmxnet\b|\bgluon\b", re.I | re.A), (), trains=True,
+            remedies=("smaller_batch_plain", "smaller_input")),
+    Program("darknet", "Darknet", re.compile(r"\bdarknet\b", re.I | re.A), (), trains=True,
+            remedies=("smaller_batch_plain", "smaller_input")),
+    Program("matlab", "MATLAB", re.compile(r"\bmatlab\b|\bgpuArray\b", re.I | re.A), (), trains=True,
+            remedies=("smaller_batch_plain", "smaller_input")),
 )  # fmt: skip
 
 _TRAINS = re.compile(
@@ -321,9 +339,15 @@ _GENERAL = (
     "quantizing",
     "llama_cpp",
     "ollama",
+    "caffe",
+    "mxnet",
+    "darknet",
+    "matlab",
 )
 PROGRAMS_BY_KEY = {program.key: program for program in PROGRAMS}
 _RUN_BY = {"llama_cpp": "ollama", "thrust": "rapids"}  # programs whose messages are passed on by another one
+_IN_FUNCTION = re.compile(r"\d,? in \w")
+_SHOWS_TORCH = re.compile(r"torch|\.cuda\(|transformers|lightning|accelerate|deepspeed|diffusers", re.I)
 # A text that compares such servers is about the one that it names first.
 _SERVERS = ("vllm", "sglang", "tgi")
 _SETTINGS = {
@@ -357,7 +381,7 @@ def find_program(text: str, trace: str, message_format: str | None = None) -> Pr
         if by_format is not None and not is_meant:
             continue
         is_meant = is_meant or bool(program.pattern.search(trace))
-        if not is_meant and not trains:
+        if not is_meant and (not trains or not (program.is_torch or _SHOWS_TORCH.search(text))):
             is_meant = bool(program.pattern.search(text)) and _is_first_server(program, text)
         if is_meant and (not trains or program.key in _GENERAL or by_format):
             settings = _settings_of(text) if program.key in _SERVERS else {}
@@ -383,7 +407,8 @@ def _is_first_server(program: Program, text: str) -> bool:
 def _stage_of(program: Program, text: str, trace: str) -> Stage | None:
     """The stage by the frames, else by the text: one that encloses all that it calls, else the innermost."""
     lines = trace.split("\n")[-120:]
-    outer = (one for one in program.stages if one.encloses and any(one.pattern.search(line) for line in lines))
+    frames = [line for line in lines if _IN_FUNCTION.search(line)]
+    outer = (one for one in program.stages if one.encloses and any(one.pattern.search(line) for line in frames))
     enclosing = next(outer, None)
     if enclosing is not None:
         return enclosing
@@ -391,7 +416,8 @@ def _stage_of(program: Program, text: str, trace: str) -> Stage | None:
         found = next((stage for stage in program.stages if stage.pattern.search(line)), None)
         if found is not None:
             return found
-    return next((stage for stage in program.stages if stage.pattern.search(text)), None)
+    named = [(matches[-1].start(), stage) for stage in program.stages if (matches := [*stage.pattern.finditer(text)])]
+    return max(named, key=lambda one: one[0], default=(0, None))[1]  # what a log tells last is nearest to the failure
 
 
 def _budget_of(program: Program, text: str) -> float | None:

@@ -102,6 +102,7 @@ _MAX_HEAD = 30_000
 _MAX_AROUND = 15_000
 _BLANKS = re.compile(r"[ \t\xa0]{2,}|\xa0")
 _ARROW = re.compile(r"^\s*(?:-{2,6}>|❱|->)\s*(?P<line>\d{1,7})\s+(?P<code>.{1,300})")
+_NUMBERED = re.compile(r"^\d{1,6} +(?=[a-zA-Z_@(])")  # IPython shows lines around the failing one so
 _RULES = re.compile(r"[\u2500-\u257f]|^\s*\^+\s*$")
 
 
@@ -462,7 +463,7 @@ def _innermost_code(lines: list[str]) -> str:
         if arrow:
             return arrow.group("code").strip()
         if not (_FRAME.search(line) or _RAISED.match(line)) and re.search(r"\w ?= ?\S|\w\(.*[),]|\)$", line):
-            return line.strip()
+            return _NUMBERED.sub("", line.strip())
     return ""
 
 

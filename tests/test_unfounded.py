@@ -1,0 +1,220 @@
+"""What is said of a text stays with what the text shows: no cause, number, change or line of code from elsewhere."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from oom_magic.explain.explainer import explain
+
+_FIXED_SIZES = (
+    "CUDA out of memory. Tried to allocate 1.86 GiB (GPU 0; 4.00 GiB total capacity; 1.48 GiB already allocated;"
+)
+_CROPS = (
+    f"I train a detector on a 1080ti and get RuntimeError: {_FIXED_SIZES} 319.91 MiB free; 1.88 GiB reserved in total by"
+    " PyTorch). I am able to train it with a smaller crop_size, but the loss does not get smaller."
+)
+_SERVED = (
+    "vllm serve Qwen --tensor-parallel-size 4 --max-model-len 4096 --gpu-memory-utilization 0.85\nError: torch.cuda."
+    "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 60.96 GiB total capacity; 55.91 GiB already"
+    " allocated; 1.80 GiB free; 58.73 GiB reserved in total by PyTorch)"
+)
+_TOO_LONG = (
+    "ValueError: The model's max seq len (4096) is larger than the maximum number of tokens that can be stored in KV"
+    " cache (3664). Try increasing gpu_memory_utilization or decreasing max_model_len when initializing the engine."
+)
+_TACTIC = (
+    "[TRT] [W] Requested amount of GPU memory (17179869184 bytes) could not be allocated.\n[TRT] [W] Skipping tactic 8"
+    " due to insufficient memory on requested size of 17179869184 detected for tactic 0x3c."
+)
+_NO_METAL = (
+    "RuntimeError: MPS backend out of memory (MPS allocated: 0 bytes, other allocations: 0 bytes, max allowed: 7.93 GB)."
+    " Tried to allocate 256 bytes on shared pool. Use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable upper limit."
+)
+_LISTED = (
+    "- Tensorflow version (GPU?): not installed (NA)\n- Jax version: 0.4\nI get an OOM when I evaluate: it fails at 94% of"
+    " the 600 000 data points, with a batch size of one, too, after training with a batch size of 64."
+)
+
+_NUMBERS = (
+    "Tried to allocate 1.50 GiB. GPU 0 has a total capacity of 11.76 GiB of which 1.02 GiB is free. Including non-PyTorch"
+    " memory, this process has 10.73 GiB memory in use. Of the allocated memory 9.80 GiB is allocated by PyTorch, and"
+    " 500.00 MiB is reserved by PyTorch but unallocated."
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "not_said"),
+    [
+        pytest.param(_CROPS, ["loss_function", "fp16"], ["logits", "LoRA", "sdpa", "roberta", r"\*\*batch"], id="crops"),
+        pytest.param(_SERVED, ["0.75", "len 2048", "size 8"], ["0.85\n", "8192", "SGLang: "], id="limits of a server"),
+        pytest.param(_TOO_LONG, ["no sequence", "len 3664"], ["leaves nothing", "CUDA graphs", "lower"], id="too long"),
+        pytest.param(_TACTIC, ["only a warning"], ["nvidia-smi"], id="tactic"),
+        pytest.param(_NO_METAL, ["virtual machine"], ["weights do not fit", "Lift"], id="no Metal"),
+        pytest.param(_LISTED, [], ["TensorFlow", "jax", "JAX"], id="listed libraries"),
+        pytest.param(
+            "when i start the training it shows CUDA OUT OF MEMORY even with reduced batch size of 1. Any solution?",
+            ["bf16"], ["microbatch; gradient", "It proposes"], id="batch of one",
+        ),
+        pytest.param(
+            "CPU memory. While evaluating, the computer's memory (no cuda memory) keeps increasing, and the program is"
+            " killed. GPU : V100S * 2, RAM : 256GB",
+            ["RAM"], ["GPU's memory ran out", "names no GPU"], id="no CUDA memory",
+        ),
+        pytest.param(
+            "DataLoader worker (pid 256) is killed by signal: Bus error. It is possible that dataloader's workers are out"
+            " of shared memory. I reduce the batch size to fix this problem.",
+            ["shm", "prefetch_factor"], ["activations", "copy of what"], id="shared memory",
+        ),
+        pytest.param(
+            "USM device allocation fails with UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY on 2 Arc A770 since the last driver",
+            ["Level Zero"], ["expandable_segments", "WSL"], id="Intel's driver",
+        ),
+        pytest.param(
+            "Killed\nI get this when i run the model: Special tokens have been added in the vocabulary\nKilled",
+            ["RAM"], ["workers", "scheduler"], id="killed",
+        ),
+        pytest.param(
+            "exits with return code = -9\ndeepspeed train.py --deepspeed ds_config_zero3.json --train_file_path /data.csv",
+            ["RAM"], ["Offloading to the CPU keeps", "no GPU"], id="ZeRO-3 is no offload",
+        ),
+        pytest.param(
+            "denom = (exp_avg_sq.sqrt() / bias_correction2_sqrt).add_(eps)\ntorch.cuda.OutOfMemoryError: CUDA out of memory."
+            " Tried to allocate 3.14 GiB (GPU 5; 31.75 GiB total capacity; 28.28 GiB already allocated; 1.95 GiB free;"
+            " 28.28 GiB reserved in total by PyTorch)",
+            ["8-bit"], ["without foreach"], id="one tensor at a time",
+        ),
+        pytest.param(
+            "torch/distributed/fsdp/fully_sharded_data_parallel.py:2224: UserWarning: Failed to clone() tensor with name"
+            " lm_head.weight. This may mean that this state_dict entry could point to invalid memory regions after"
+            " returning from state_dict(). Error: CUDA out of memory. Tried to allocate 502.00 MiB (GPU 1; 39.59 GiB total"
+            " capacity; 35.54 GiB already allocated; 276.19 MiB free; 37.22 GiB reserved in total by PyTorch)",
+            ["Gather the state in RAM"], ["logits", "microbatch"], id="a checkpoint is saved",
+        ),
+        pytest.param(
+            "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 805,306,368 bytes (allocated so far: 536,870,912"
+            " bytes, limit set to: 1,073,741,824 bytes).",
+            ["A limit set for this process", "free_all_blocks"], ["quantized"], id="a limit of CuPy's pool",
+        ),
+        pytest.param(
+            "OOM when allocating tensor with shape[7,7,512,4096] even though I train with one picture on fcn8",
+            ["a layer's kernel"], ["logits"], id="a layer's kernel",
+        ),
+        pytest.param(
+            "When I run eval.py of nerf to generate 1008 * 756 pictures: CUDA out of memory. Tried to allocate 1.69 GiB (GPU"
+            " 0; 7.79 GiB total capacity; 1.62 GiB already allocated; 704.56 MiB free; 5.88 GiB reserved in total by PyTorch)",
+            [], ["diffusers", "GGUF"], id="pictures without diffusion",
+        ),
+        pytest.param(
+            "Avoid out of GPU memory issue when loading checkpoints", ["map_location"], ["GGUF", "device_map"],
+            id="loading a checkpoint",
+        ),
+        pytest.param(
+            "Missing torch.no_grad() in the inference of this detector: CUDA out of memory at some picture",
+            ["torch.no_grad()"], ["loss.item", "GGUF"], id="inference without no_grad",
+        ),
+        pytest.param(
+            "vllm serve M runs out of GPU memory. I tried gpu_memory_utilization=0.8 but it did not work", ["--max-num-seqs"],
+            ["--gpu-memory-utilization 0"], id="tried in vain",
+        ),
+        pytest.param(
+            "RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB", [], ["One tensor alone", "find_tensor"],
+            id="20 MiB are no tensor too big for a device",
+        ),
+        pytest.param(
+            "adj = torch_geometric.utils.to_dense_adj(edge_index)  # 400k nodes\nRuntimeError: CUDA out of memory. Tried to"
+            " allocate 597.53 GiB (GPU 0; 16.00 GiB total capacity; 1.32 GiB already allocated; 12.78 GiB free)",
+            ["every pair"], ["nobody meant", "one of them is wrong"], id="a dense matrix is meant so",
+        ),
+        pytest.param(
+            f"CUDA out of memory. {_NUMBERS}", ["that takes the code", "--model MODEL --batch N --seq N"], ["roberta"],
+            id="the way to prices of a bare message",
+        ),
+        pytest.param(
+            f"trainer.train()\nOutOfMemoryError: CUDA out of memory. {_NUMBERS}\nI fine-tune meta-llama/Llama-3.2-1B"
+            " with Trainer, batch_size=2, max_length=2048", ["--model llama-3.2-1b --batch 2 --seq 2048"],
+            ["takes the code", "roberta"], id="the run that the text names",
+        ),
+        pytest.param(
+            f"return F.conv2d(input, weight, bias)\nRuntimeError: CUDA out of memory. {_NUMBERS}",
+            ["that takes the code"], ["--model"], id="no settings describe a convolution",
+        ),
+        pytest.param("llama-server -m M.gguf\nggml_cuda: CUDA error: out of memory", [], ["Not priced", "--model"],
+                     id="another program is not rehearsed"),
+        pytest.param(
+            'File "vllm/worker.py", line 9, in determine_num_available_blocks\nself.model_runner.profile_run()\nFile "m.py",'
+            " line 9, in execute_model\nhidden = self.model(pixel_values)\ntorch.OutOfMemoryError: CUDA out of memory."
+            f" {_NUMBERS}",
+            ["trial run", "--max-num-seqs", "--max-num-batched-tokens", "--limit-mm-per-prompt", "--max-model-len"],
+            ["answered requests", "CUDA graphs", "enforce-eager", "SGLang"], id="a server's trial run",
+        ),
+        pytest.param(
+            f"Model loading took 11.0 GiB\nin profile_run vllm\nCUDA out of memory. {_NUMBERS}", ["weights do not fit"],
+            ["trial run does"], id="a server's weights by its log",
+        ),
+        pytest.param(
+            "CUDA out of memory. Tried to allocate 26.00 MiB (GPU 0; 23.79 GiB total capacity; 20.60 GiB already allocated;"
+            " 38.38 MiB free; 20.60 GiB reserved in total by PyTorch)\nEnvironment: a GPU of 24 GB, my own images",
+            ["leaves it open"], ["Close what else", "Task Manager", "in pieces too"], id="no sign of others or of Windows",
+        ),
+        pytest.param(
+            "finetuning_type: lora\nmodel: Llama-3.1-8B\ntemplate: llama3\ncutoff_len: 1024\nper_device_train_batch_size: 2\n"
+            "evaluation_strategy: steps\neval_steps: 500\ntorch.cuda.OutOfMemoryError: CUDA out of memory",
+            ["--model llama-3.1-8b --batch 2 --seq 1024 --method lora"], ["evaluation", "no_grad", "roberta"],
+            id="settings of an evaluation are no failure of it",
+        ),
+        pytest.param(
+            "the 66b model is copied whole by deepspeed's engine to the A100 80G, training goes out of GPU memory",
+            ["ZeRO-3"], ["optimizer state in bf16", "device_map", "weights in bf16"], id="shards of ranks",
+        ),
+        pytest.param(
+            "The k3s agent's memory increases all the time while the API server is away, until it is OOM killed",
+            ["newer version"], ["read data", "load weights", "Which tensor"], id="a server that holds no data",
+        ),
+        pytest.param(
+            "OSError: [Errno 28] No space left on device: '/dev/shm' when NCCL creates its segment", ["--shm-size"],
+            ["prefetch_factor"], id="shared memory without a loader",
+        ),
+        pytest.param(
+            "training net.prototxt: Check failed: error == cudaSuccess (2 vs. 0)  out of memory\n@ caffe::Solver<>::Step()",
+            ["A smaller batch"], ["PyTorch", "autocast", "optimizer"], id="Caffe is no PyTorch",
+        ),
+        pytest.param(
+            "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 26.00 MiB. GPU 0 has a total capacity of 15.92 GiB"
+            " of which 13.60 GiB is free. Of the allocated memory 1.72 GiB is allocated by PyTorch, and 28.98 MiB is reserved"
+            " by PyTorch but unallocated.\nComfyUI, Windows 11", ["had room"], ["lowvram", "smaller", "fp8"],
+            id="room that the driver refuses",
+        ),
+        pytest.param(
+            "The GPU's memory is heavily increasing all the time during training until it is out of memory", ["detach"],
+            ["oom_free", "kernel", "no_grad"], id="a leak outside a notebook",
+        ),
+        pytest.param(
+            "CUDA out of memory with my GCN: the graph which I build has 276,984 points and 2,703,203 edges", ["NeighborLoader"],
+            ["and 2,703", "--model", "microbatch"], id="one graph",
+        ),
+        pytest.param(
+            "pod OOMKilled, limits: memory: 300Mi, args: stress --vm-bytes 250M, image: polinux/stress", ["limit of memory"],
+            ["load weights"], id="a pod's limit",
+        ),
+        pytest.param(
+            "Having completed train.py, when I generate a video with the scene: CUDA out of memory. Tried to allocate 18.00 MiB"
+            " (GPU 0; 15.69 GiB total capacity; 14.63 GiB already allocated; 21.94 MiB free)", ["computes at once"],
+            ["microbatch", "autocast"], id="after the training",
+        ),
+        pytest.param(
+            "MPS backend out of memory (MPS allocated: 7.23 GB, other allocations: 1.54 GB, max allowed: 9.07 GB). Tried to"
+            " allocate 896.00 MB on private pool.\nAny workaround except PYTORCH_MPS_HIGH_WATERMARK_RATIO for this diffusion?",
+            ["smaller"], ["WATERMARK_RATIO=0.0; b", "AWQ", "flash attention"], id="what a Mac's user rules out",
+        ),
+        pytest.param(
+            "KernelRestarter: restarting kernel (1/5) during a join of two pandas data frames", ["likely"], ["certain"],
+            id="a restart is no proof",
+        ),
+    ],
+)  # fmt: skip
+def test_nothing_is_said_beyond_the_text(text, said, not_said):
+    shown = str(explain(text, fast=True, lang="en"))
+    assert [word for word in said if not re.search(word, shown)] == []
+    assert [word for word in not_said if re.search(word, shown)] == []
