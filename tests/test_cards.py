@@ -67,7 +67,7 @@ def test_each_card_has_its_own_memory() -> None:
     first, second, third = report.cards
     assert [card.device.index for card in report.cards] == [0, 1, 2]
     assert second.breakdown["parameter"] == 8 * first.breakdown["parameter"] == 8 * (4 * MIB + 4096)
-    assert (third.peak_allocated_bytes, third.peak_reserved_bytes) == (0, 0)
+    assert (third.peak_allocated_bytes, third.peak_reserved_bytes, third.used_fraction) == (0, 0, 0)  # not a context
     assert report.to_dict() | {"cards": None} == second.to_dict() | {"cards": None}  # the fullest
     assert len(first.steps) == len(second.steps) == 1
 

@@ -67,11 +67,34 @@ def test_the_users_own_statements_take_what_was_promised(
     assert pasted.begin([], 0).peak_allocated_bytes == promised < before
 
 
-def _rehearsal(cell: str, names: dict[str, Any]) -> CellRehearsal:
+def test_balanced_layers_are_written_into_the_users_own_dispatch() -> None:
+    pytest.importorskip("accelerate")
+    cell = """
+from accelerate import dispatch_model
+from transformers import GPT2Config, GPT2LMHeadModel
+blocks = {f"transformer.h.{i}": int(i > 4) for i in range(6)}
+ends = {"transformer.wte": 0, "transformer.wpe": 0, "transformer.drop": 0, "transformer.ln_f": 1, "lm_head": 0}
+made = GPT2LMHeadModel(GPT2Config(n_layer=6, n_embd=256, n_head=4, vocab_size=1000))
+model = dispatch_model(made, {**ends, **blocks}, main_device=0)
+x = torch.zeros(8, 256, dtype=torch.long, device="cuda")
+model(input_ids=x, labels=x).loss.backward()
+"""
+    change, line = placement_changes.BalancedLayers(), "model = dispatch_model(made, {**ends, **blocks}, main_device=0)"
+    rehearsal = _rehearsal(cell, dict(NAMES), num_gpus=2)
+    before = rehearsal.begin([change], 0).peak_allocated_bytes
+    promised = rehearsal.run(Variation(((change, {}),))).peak_allocated_bytes
+    code = rehearsal.own_code("balanced_layers", change.values)
+    assert code is not None
+    assert code.endswith("\nmodel = dispatch_model(made, main_device=0, device_map=device_map)")
+    pasted = _rehearsal(cell.replace(line, code), dict(NAMES), num_gpus=2)
+    assert pasted.begin([], 0).peak_allocated_bytes == promised < before
+
+
+def _rehearsal(cell: str, names: dict[str, Any], **machine: int) -> CellRehearsal:
     def execute(tree: ast.Module, names: dict[str, Any]) -> None:
         exec(compile(tree, "<ipython-input-1-x>", "exec"), names)
 
-    return CellRehearsal(execute, ast.parse(cell), names, gpu="T4", machine={"num_processes": 4})
+    return CellRehearsal(execute, ast.parse(cell), names, gpu="T4", machine=machine or {"num_processes": 4})
 
 
 def test_inputs_that_weights_of_16_bits_need_are_named() -> None:

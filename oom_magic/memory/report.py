@@ -27,6 +27,7 @@ _PLAIN_FIELDS = (
     "torch_version",
     "error",
 )
+_PAIRS = ("capability", "context_range", "rank")
 NOT_IN_YOUR_CODE = SourceLine("", 0, "not in your code")
 
 
@@ -37,7 +38,8 @@ class Device:
     ``context_bytes`` is this process's memory outside PyTorch (CUDA context, libraries), between the two of
     ``context_range`` where it was not read; ``other_bytes`` that of other processes. PyTorch can use what is left of
     ``total_bytes``.
-    ``index`` is its number among the cards that the process sees: ``cuda:0``, ``cuda:1``.
+    ``index`` is its number among the cards that the process sees: ``cuda:0``, ``cuda:1``; ``rank`` that of the process
+    in a job, and of how many, where it is of one.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Device:
     capability: tuple[int, int] | None = None
     index: int = 0
     context_range: tuple[int, int] | None = None
+    rank: tuple[int, int] | None = None
 
     @property
     def usable_bytes(self) -> int:
@@ -330,7 +333,7 @@ class MemoryReport(Result):
         """The report that ``to_dict`` described."""
         values = {key: value for key, value in plain.items() if key not in ("device_total_bytes", "cards")}
         device = dict(values["device"])
-        device.update({name: tuple(device[name]) for name in ("capability", "context_range") if device.get(name)})
+        device.update({name: tuple(device[name]) for name in _PAIRS if device.get(name)})
         values.update(
             device=Device(**device),
             breakdown=Breakdown(values["breakdown"]),

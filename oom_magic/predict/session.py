@@ -280,15 +280,18 @@ class DrySession:
         return MemoryReport.of_cards([self._report_of(card, error) for card in cards])
 
     def _report_of(self, card: int, error: str) -> MemoryReport:
+        recorder, begins_at = self.recorders[card], self.training.begins_at
+        job = self.fake_gpu.job
+        has_context = bool(recorder.columns) or len(self.recorders) == 1  # CUDA makes it on cards that are used
         device = Device(
             self.gpu.name,
             self.total_bytes,
-            self.gpu.context_bytes,
+            self.gpu.context_bytes if has_context else 0,
             capability=self.gpu.capability,
             index=card,
-            context_range=self.gpu.context_range,
+            context_range=self.gpu.context_range if has_context else None,
+            rank=None if job is None else (job.rank, job.num_processes),
         )
-        recorder, begins_at = self.recorders[card], self.training.begins_at
         timeline, failed = recorder.timeline(), self._out_of_memory
         has_failed = failed is not None and failed.device_index == card
         if failed is not None and not has_failed:

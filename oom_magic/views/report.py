@@ -59,6 +59,9 @@ def _title(report: MemoryReport) -> str:
     if number > 1:
         name = f"{number} x {name}"
         capacity = _("{capacity} each; below, {card}", capacity=capacity, card=_card_name(report))
+    if report.device.rank is not None:
+        rank, size = report.device.rank
+        capacity = _("{capacity}; rank {rank} of {size}", capacity=capacity, rank=rank, size=size)
     if report.source == "predicted":
         return _("GPU memory predicted for {name} ({capacity})", name=name, capacity=capacity)
     return _("GPU memory measured on {name} ({capacity})", name=name, capacity=capacity)

@@ -11,6 +11,7 @@ from oom_magic.explain.remedies.own_code import part_at
 
 _REPLICATES = ("DistributedDataParallel", "DDP")
 _SHARDS = ("fully_shard",)
+_DISPATCHES = ("dispatch_model", "from_pretrained")
 _COMPOUND = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.If, ast.With, ast.Try)
 
 
@@ -25,6 +26,9 @@ def own_placement(tree: ast.AST, key: str, values: Mapping[str, Any]) -> str:
     if key == "shards_on_host":
         code = _changed(tree, _SHARDS, partial(_set, name="offload_policy", value="CPUOffloadPolicy()"))
         return code and f"from torch.distributed.fsdp import CPUOffloadPolicy\n{code}"
+    if key == "balanced_layers":
+        code = _changed(tree, _DISPATCHES, _dispatch_by_name)
+        return code and f"device_map = {values['map']}\n{code}"
     return ""
 
 
@@ -65,6 +69,15 @@ def _set(call: ast.Call, name: str, value: str) -> None:
 
 def _unset(call: ast.Call, name: str) -> None:
     call.keywords = [one for one in call.keywords if one.arg != name]
+
+
+def _dispatch_by_name(call: ast.Call) -> None:
+    """Take ``device_map`` from that name; a call that says nothing of devices stays, as a tokenizer's."""
+    is_dispatch, given = _name_of(call) == "dispatch_model", {one.arg for one in call.keywords}
+    if is_dispatch or "device_map" in given:
+        call.args = call.args[:1] if is_dispatch else call.args
+        _unset(call, "max_memory")
+        _set(call, "device_map", "device_map")
 
 
 def _statements(tree: ast.AST) -> Iterator[ast.stmt]:

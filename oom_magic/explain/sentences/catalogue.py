@@ -139,6 +139,7 @@ CATALOGUE: Sentences = {
         "{kept_bytes} made in earlier steps are still alive, and are neither weights nor gradients nor"
         " optimizer state: something keeps them."
     ),
+    "of_rank": "It ran out in rank {rank} of a job of {size} processes, each on a card of its own.",
     "start_supposed": (
         "oom_magic was loaded after the failure: what the cell found on the card is worked out from what is there now."
     ),

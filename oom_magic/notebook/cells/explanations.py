@@ -166,6 +166,10 @@ def _explain_here(
     names, locate = names_and_places(shell, runner)
     explainer = Explainer(lang=_language(options), report=report, names=names, released=released, locate=locate)
     diagnosis = explainer.diagnose(problem)
+    if report is not None and report.device.rank is not None and diagnosis.is_oom:
+        rank, size = report.device.rank
+        of_rank = Evidence("of_rank", {"rank": rank, "size": size})
+        diagnosis = replace(diagnosis, evidence=(of_rank, *diagnosis.evidence))
     failure = diagnosis.main_failure
     is_on_host = failure is not None and failure.backend == "cpu"  # rehearsals are of the GPU's memory
     if cell is None or options.fast or not diagnosis.is_oom or is_on_host:
