@@ -209,6 +209,41 @@ _NUMBERS = (
             ["smaller"], ["WATERMARK_RATIO=0.0; b", "AWQ", "flash attention"], id="what a Mac's user rules out",
         ),
         pytest.param(
+            "In the validation of my captioner memory keeps going up: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0;"
+            " 23.70 GiB total capacity; 21.71 GiB already allocated; 11.56 MiB free; 21.98 GiB reserved in total by PyTorch)",
+            ["RAM", "keeps alive"], ["TrainingArguments", "preprocess_logits"], id="an evaluation without a Trainer",
+        ),
+        pytest.param(
+            'File "trainer.py", line 365, in train\nself.__train()\nFile "trainer.py", line 308, in __val\nout = self.net(x)\n'
+            'File "oc.py", line 89, in forward\nsim_map = 0.1 * sim_map\nRuntimeError: CUDA out of memory. Tried to allocate'
+            " 4.10 GiB (GPU 3; 10.92 GiB total capacity; 5.46 GiB already allocated; 1019.50 MiB free; 3.89 GiB cached)",
+            ["no_grad"], ["microbatch", "checkpointing"], id="a validation within the training",
+        ),
+        pytest.param(
+            "from diffusers import FluxPipeline\npipe.enable_model_cpu_offload()\nCUDA out of memory. Tried to allocate 90.00 MiB."
+            " GPU 0 has a total capacity of 14.74 GiB of which 12.12 MiB is free. Of the allocated memory 14.60 GiB is"
+            " allocated by PyTorch, and 4.05 MiB is reserved by PyTorch but unallocated.",
+            ["enable_sequential"], [r"pipe.enable_model_cpu_offload\(\)   #"], id="parts are in RAM already",
+        ),
+        pytest.param(
+            "stable-diffusion, 2048 x 1024, negative_prompt: torch.cuda.OutOfMemoryError: CUDA out of memory", ["smaller"],
+            ["pipe", "diffusers", "cpu_offload"], id="a program that shows no diffusers",
+        ),
+        pytest.param(
+            "ollama[402476]: ggml_backend_cuda_buffer_type_alloc_buffer: allocating 81656.95 MiB on device 0: cudaMalloc"
+            " failed: out of memory\nllama_model_load: error loading model: unable to allocate CUDA0 buffer",
+            ["num_gpu"], ["num_ctx", "flash attention"], id="a context does not load weights",
+        ),
+        pytest.param(
+            "deepspeed.initialize\nFile engine.py, line 1505, in _configure_zero_optimizer\nCUDA out of memory. Tried to allocate"
+            " 4.72 GiB (GPU 0; 79.15 GiB total capacity; 73.33 GiB already allocated; 3.98 GiB free; 74.12 GiB reserved in"
+            " total by PyTorch)", ["offload_optimizer"], ["foreach", "AdamW8bit"], id="DeepSpeed's states",
+        ),
+        pytest.param(
+            "a 4-second video: I have a ram error, it is likely that you have unsufficient RAM", ["not the GPU's"],
+            ["given back", "tiling"], id="RAM by its name",
+        ),
+        pytest.param(
             "KernelRestarter: restarting kernel (1/5) during a join of two pandas data frames", ["likely"], ["certain"],
             id="a restart is no proof",
         ),

@@ -106,9 +106,10 @@ _HAD_BY = {
 _TRIED = {
     "vllm_utilization": "tried_share", "sglang_fraction": "tried_share", "server_share": "tried_share",
     "shorter_context": "tried_length", "fewer_waiting": "tried_workers", "mps_watermark": "tried_watermark",
+    "smaller_batch_any": "tried_batch",
 }  # fmt: skip
 _HOSTED = {"Kaggle", "Colab"}
-_OF_TOKENS = ("vllm", "sglang", "tgi", "server", "llama_cpp", "ollama", "quantizing")
+_OF_TOKENS = ("vllm", "sglang", "tgi", "server", "quantizing")
 # Remedies that need something the text speaks of.
 _OF_WHAT_IS_TOLD = {
     "vllm_pictures": {"sees_pictures"},
@@ -116,7 +117,7 @@ _OF_WHAT_IS_TOLD = {
     "free_held_any": {"in_notebook", "kernel_dies"},
     "no_grad": {"evaluates", "infers", "lacks_no_grad", "keeps_predictions"},
 }
-_OF_DIFFUSION = ("diffusers_vae", "diffusers_offload", "quantized_model")
+_OF_DIFFUSION = ("diffusers_vae", "pictures_offload", "quantized_model")
 _LENGTH_SETTINGS = {"vllm": "--max-model-len", "sglang": "--context-length"}
 _SHARES = ("tf_growth", "jax_preallocate")
 _OF_TRANSFORMERS = ("transformers Trainer", "PEFT", "vLLM", "bitsandbytes", "deepspeed", "FSDP")
@@ -267,6 +268,8 @@ def _applicable(diagnosis: Diagnosis, keys: tuple[str, ...], *, is_text: bool) -
             continue
         if key in _QUANTIZING and ("is_quantized" in diagnosis.told or _is_of_any_model(key, diagnosis)):
             yield "smaller_model"
+        elif key == "diffusers_offload" and "offloads_parts" in diagnosis.told:
+            yield "diffusers_sequential"
         elif key == "sdpa" and "scaled_dot_product_attention" in diagnosis.code:
             yield "flash_kernel" if diagnosis.backend in _REHEARSED else "smaller_input"
         else:
@@ -289,6 +292,10 @@ def _is_unfounded(key: str, diagnosis: Diagnosis) -> bool:
     if key == "close_processes_any":
         may_be = {one.cause for one in diagnosis.possible if one.confidence is not Confidence.OPEN}
         return diagnosis.cause is not Cause.OTHER_PROCESS and Cause.OTHER_PROCESS not in may_be
+    if key == "gather_on_host":  # arguments of a Trainer
+        return "transformers Trainer" not in diagnosis.frameworks and "keeps_predictions" not in diagnosis.told
+    if key == "foreach" and "deepspeed" in diagnosis.frameworks:
+        return True
     if key == "more_ram":
         return bool(_HOSTED & set(diagnosis.systems))
     if key in _SHARES:  # which give a program's own computation no more

@@ -64,7 +64,7 @@ _WORTH_SHOWING = 0.5
 _LEAST_FIT = 0.3
 # With an unknown model, many sizes fit by chance.
 _LEAST_BLIND_FIT = 0.45
-_OF_PICTURES = ("diffusers", "webui", "comfyui")
+_OF_PICTURES = ("diffusers", "diffusion", "webui", "comfyui")
 _CAUSE_OF_TENSOR = {
     "logits": Cause.LOGITS_OR_LOSS,
     "probabilities": Cause.LOGITS_OR_LOSS,

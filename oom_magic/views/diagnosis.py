@@ -52,7 +52,7 @@ _WITHOUT_EFFECT = ("workers", "clearing", "clipping")
 _MEANS = {
     "mixed_precision": ("mixed_precision", "half_weights"),
     "quantized": ("qlora", "loaded_4bit", "loaded_8bit", "quantized_model"),
-    "offload": ("offload", "offload_optimizer", "diffusers_offload"),
+    "offload": ("offload", "offload_optimizer", "diffusers_offload", "diffusers_sequential"),
 }
 # Other savings, as they are worded when they are not among the first things to change.
 _IN_GENERAL: dict[str, tuple[str, dict[str, str | int]]] = {

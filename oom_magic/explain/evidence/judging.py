@@ -79,6 +79,7 @@ _OF_LIMITS = {"names_share", "full_at_any_size", "smaller_share_helps"}
 # Runtimes whose memory PyTorch's counters do not include.
 _WITHOUT_TORCH = ("rapids", "thrust", "cupy", "numba", "llama_cpp", "ollama", "onnxruntime", "tensorrt", "paddle")
 _WORTH_NAMING = 0.12
+_OF_THIS_RUN = 0.6  # what a text says of its own run counts more than what is usual
 # Evidence that says how likely a cause is of runs in general, not of this one.
 _OF_ALL_RUNS = {"precedents", "computing_told", "inference_told", "own_tensors_fill", "program_seen"}
 _SERVERS = ("vllm", "sglang", "server")
@@ -297,7 +298,8 @@ def _tempered(possible: Sequence[PossibleCause], shares: Mapping[Cause, float]) 
 
     def rank(one: PossibleCause) -> float:
         rarity = max(shares.get(one.cause, 0.0), _LEAST_SHARE) ** _WEIGHT_OF_PRECEDENTS
-        return one.degree if one.degree >= _BEYOND_PRECEDENT else one.degree * rarity
+        degree = one.degree if one.degree >= _BEYOND_PRECEDENT else one.degree * rarity
+        return degree * _OF_THIS_RUN if _is_of_all_runs(one.evidence) else degree
 
     found: list[PossibleCause] = []
     for one in sorted(possible, key=lambda one: -rank(one)):
@@ -418,9 +420,13 @@ def _distinct(reasons: Sequence[Support]) -> tuple[Evidence, ...]:
     return tuple(found)
 
 
+def _is_of_all_runs(evidence: Sequence[Evidence]) -> bool:
+    return all(one.key in _OF_ALL_RUNS for one in evidence)
+
+
 def _confidence(degree: float, evidence: Sequence[Evidence]) -> Confidence:
     """How sure a cause is; what is only likely of runs in general is left open."""
-    if all(one.key in _OF_ALL_RUNS for one in evidence):
+    if _is_of_all_runs(evidence):
         return Confidence.OPEN
     if degree >= _CERTAIN_FROM:
         return Confidence.CERTAIN

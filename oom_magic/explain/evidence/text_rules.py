@@ -41,6 +41,7 @@ _CHECKPOINT_LOAD = re.compile(
     r"_cuda_deserialize|restore_location|persistent_load|\b(?:torch|th)\.load\(|load_from_checkpoint|load_checkpoint\("
 )
 _FULL_SHARE = 0.88
+_LAST_STRAW_SHARE = 0.01  # of the device: a request so small says little of what had filled it
 # A request this small on a full device says nothing about what filled it.
 _SMALL_REQUEST = 200 * MIB
 _SMALL_FIRST_REQUEST = 256 * MIB
@@ -112,7 +113,9 @@ def _tensor(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     """The innermost lines of the traceback name the tensor."""
     if clues.tensor is None or (failure is not None and failure.requested_bytes in NAMELESS_REQUESTS):
         return
-    weight = 0.82 if failure is None or (failure.requested_bytes or GIB) >= 64 * MIB else 0.5
+    requested, total = (None, None) if failure is None else (failure.requested_bytes, failure.total_bytes)
+    is_last_straw = (requested or GIB) < max(64 * MIB, (total or 0) * _LAST_STRAW_SHARE)
+    weight = 0.5 if is_last_straw else 0.82
     evidence = Evidence(f"tensor_{clues.tensor}", _where(clues))
     if not evidence.values["code"]:  # the phase was found in code that the author quotes
         weight, evidence = 0.5, Evidence("quoted_tensor")
@@ -416,7 +419,7 @@ def _loads_for_inference(clues: Clues) -> bool:
     """Whether weights that stay while pictures or tokens are made are most of what fills the device."""
     if clues.program is None:
         return "generates_tokens" in clues.run.told
-    return clues.program.program.key in ("diffusers", "webui", "comfyui")
+    return clues.program.program.key in ("diffusers", "diffusion", "webui", "comfyui")
 
 
 def _filled(failure: Failure | None, clues: Clues) -> Iterator[Support]:

@@ -45,6 +45,7 @@ _BY_EVIDENCE: Mapping[str, tuple[str, ...]] = {
     "code_infers_with_gradients": ("no_grad", "smaller_evaluation_any"),
     "code_collects_tensors": ("collect_on_host",),
     "checkpoint_kept": ("map_location_cpu",),
+    "optimizer_set_up": ("zero_offload", "fsdp_any", "lora"),
     "ranks_load_to_one": ("map_location_cpu",),
     "checkpoint_to_gpu": ("map_location_cpu", "half_weights"),
     "pinned_under_wsl": ("unpin",),
@@ -88,8 +89,8 @@ _TOLD_OF_TRAINING = {"trains", "training_fits", "adam_costs"}
 _TRAINERS = {"transformers Trainer", "deepspeed", "FSDP", "Lightning"}
 _LARGE_ARRAY = 64 * GIB  # in one piece, so more RAM does not help
 _HOST_OFFLOAD = ("less_offload", "more_ram")
-# The limits of servers, each scaled from the value in the text, else from a usual value.
-_OF_SERVERS: Mapping[str, Mapping[str, str]] = {
+# Lines for one program only; limits of servers are scaled from the value in the text, else from a usual value.
+_OF_PROGRAMS: Mapping[str, Mapping[str, str]] = {
     "vllm": {
         "vllm_utilization": "vllm serve MODEL --gpu-memory-utilization {less:.2g}",
         "server_share": "vllm serve MODEL --gpu-memory-utilization {less:.2g}",
@@ -108,7 +109,9 @@ _OF_SERVERS: Mapping[str, Mapping[str, str]] = {
         "shorter_context": "python -m sglang.launch_server --model-path MODEL --context-length {length:.0f}",
         "tensor_parallel": "python -m sglang.launch_server --model-path MODEL --tp {devices:.0f}",
     },
+    "diffusers": {"diffusers_vae": "pipe.vae.enable_tiling()\npipe.vae.enable_slicing()"},
 }  # fmt: skip
+_LANGUAGES = {"diffusers": "python"}
 _USUAL_LIMITS = {"share": 0.9, "length": 16384.0, "requests": 128.0, "devices": 1.0}
 _LARGEST_SHARE = 0.97
 _CODE: Mapping[str, tuple[str, str]] = {
@@ -124,11 +127,13 @@ _CODE: Mapping[str, tuple[str, str]] = {
     "comfy_lowvram": ("python main.py --lowvram   # then --novram", "bash"),
     "comfy_fp8": ("python main.py --fp8_e4m3fn-unet", "bash"),
     "diffusers_offload": ("pipe.enable_model_cpu_offload()   # instead of pipe.to(...)", "python"),
-    "diffusers_vae": ("pipe.vae.enable_tiling()\npipe.vae.enable_slicing()", "python"),
     "llama_layers": ("llama-server -m MODEL.gguf -ngl 20", "bash"),
     "llama_context": ("llama-server -m MODEL.gguf -c 8192", "bash"),
     "llama_cache_type": ("llama-server -m MODEL.gguf -fa on --cache-type-k q8_0 --cache-type-v q8_0", "bash"),
     "llama_batch": ("llama-server -m MODEL.gguf -ub 256 -b 512", "bash"),
+    "ollama_layers": ("PARAMETER num_gpu 20   # in the Modelfile", "bash"),
+    "zero_offload": ('"zero_optimization": {"offload_optimizer": {"device": "cpu"}}', "json"),
+    "diffusers_sequential": ("pipe.enable_sequential_cpu_offload()   # instead of pipe.to(...)", "python"),
     "ollama_context": ("OLLAMA_CONTEXT_LENGTH=4096 ollama serve", "bash"),
     "ollama_parallel": ("OLLAMA_NUM_PARALLEL=1 OLLAMA_FLASH_ATTENTION=1 OLLAMA_KV_CACHE_TYPE=q8_0 ollama serve",
     "bash"),
@@ -260,14 +265,14 @@ def is_named_by_message(diagnosis: Diagnosis) -> bool:
 
 def code_of(key: str, diagnosis: Diagnosis) -> tuple[str, str] | None:
     """Lines to copy for a change, and their language; None where the sentence is enough."""
-    template = _OF_SERVERS.get(diagnosis.program, {}).get(key)
+    template = _OF_PROGRAMS.get(diagnosis.program, {}).get(key)
     if template is None:
         return _CODE.get(key)
     limits = {**_USUAL_LIMITS, **diagnosis.server_limits}
     less, more = max(limits["share"] - 0.1, 0.1), min(limits["share"] + 0.05, _LARGEST_SHARE)
     length, requests = limits.get("held", limits["length"] // 2), max(limits["requests"] // 2, 1)
     values = {"less": less, "more": more, "length": length, "requests": requests, "devices": 2 * limits["devices"]}
-    return template.format(**values), "bash"
+    return template.format(**values), _LANGUAGES.get(diagnosis.program, "bash")
 
 
 def _by_evidence(keys: set[str], diagnosis: Diagnosis) -> tuple[str, ...]:

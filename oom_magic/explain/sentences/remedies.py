@@ -148,6 +148,10 @@ REMEDIES: Sentences = {
         "Keep the parts of the pipeline in RAM until they work: enable_model_cpu_offload(), then"
         " enable_sequential_cpu_offload()."
     ),
+    "remedy_diffusers_sequential": "Keep each layer in RAM until it works: enable_sequential_cpu_offload() (slow).",
+    "remedy_pictures_offload": "Use the program's setting for little memory: parts of the model then wait in RAM.",
+    "remedy_ollama_layers": "Put fewer layers on the GPU (num_gpu); the others run on the CPU.",
+    "remedy_zero_offload": "Keep the optimizer's states in RAM (DeepSpeed's offload_optimizer).",
     "remedy_diffusers_vae": "Decode the picture in tiles (VAE tiling).",
     "remedy_llama_layers": "Put fewer layers on the GPU (-ngl).",
     "remedy_llama_context": "Ask for a shorter context (-c); without -c some programs take the model's full length.",

@@ -25,6 +25,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "sees_pictures": words(
         r"pixel_values|multi-?modal|\bmm[-_]|\b(?:vision|images?|pictures?|videos?)\b|[-_]vl\b|llava|mllama",
     ),
+    "offloads_parts": words(r"enable_model_cpu_offload\("),
     "in_pod": words(r"\bpods?\b|kubernetes|\bk[38]s\b|kubelet"),
     "in_notebook": words(r"jupyter|notebook|i?pykernel|ipython|\bcolab\b|\bkaggle\b"),
     # One graph that goes through whole; many small ones are batches like any other.

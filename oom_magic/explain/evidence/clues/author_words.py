@@ -28,7 +28,7 @@ _NO_GPU = r"(?:(?!\bnot?\b|n't|\bgpu\b|cuda|vram)[^.\n])"
 _SPENT = (
     r"(?:exceed\w*|surpass\w*|explod\w*|exhaust\w*|\bfull\b|fill\w*|used? up|max\w* out"
     r"|fully (?:used|utili[sz]ed)|saturat\w*|stays? (?:loaded|occupied)|insufficient|oom\b|ran out|runn?s? out"
-    r"|running out)"
+    r"|running out|unsuffi\w+)"
 )
 _GPU_MEMORY = r"(?:gpu|cuda|video|card'?s?|device|graphics)[- ]?(?:memory|ram)|memory|vram|gpus?"
 _STAYS = (
@@ -246,7 +246,8 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"有时候?|偶尔|随机|突然",
     ),
     "repeated_use": words(
-        r"(?:second|2nd|third|subsequent|next|consecutive|another) (?:time|run|generation|inference|image|prompt"
+        r"(?<![\d-])(?<!\d )(?:second|2nd|third|subsequent|next|consecutive|another)"
+        r" (?:time|run|generation|inference|image|prompt"
         r"|call|request"
         r"|attempt|video|batch of)\b(?! (?:step|epoch))",
         r"switch(?:ing|ed)? (?:between )?(?:models?|checkpoints?|loras?)",
@@ -310,6 +311,9 @@ TOLD: dict[str, re.Pattern[str]] = {
     "tried_watermark": words(
         r"(?:except|without|instead of|besides|other than|already|tried|setting|with|using)\b[^.\n]{0,40}"
         r"PYTORCH_MPS_HIGH_WATERMARK",
+    ),
+    "tried_batch": words(
+        r"\btried\b[^\n]{0,160}\b(?:smaller|reduc\w*|lower\w*|decreas\w*)\W{1,3}(?:the )?batch",
     ),
     "predicts_all": words(r"prediction_loss_only ?= ?False|compute_metrics ?=|include_inputs_for_metrics ?= ?True"),
     "takes_no_share": words(r"preallocat\w*[\"'\]]{0,3} ?[=:] ?[\"']?(?:false|0)\b"),

@@ -82,7 +82,7 @@ def _stage(
     return Stage(key, re.compile(pattern, re.A), cause, weight, remedies, encloses)
 
 
-_KINDS = frozenset({"server", "pictures"})
+_KINDS = frozenset({"server", "pictures", "diffusion"})
 _WITHOUT_TORCH = frozenset({
     "llama_cpp", "ollama", "onnxruntime", "tensorrt", "jax", "tensorflow", "rapids", "cupy", "numba", "thrust",
     "paddle", "caffe", "mxnet", "darknet", "matlab",
@@ -99,12 +99,24 @@ _SERVER_CAUSES = (
     (Cause.OTHER_PROCESS, ("close_processes_any",)),
 )
 
-_LLAMA_STAGES = (
-    _stage("kv_cache", r"buffer for kv cache|kv_cache_init\(\) failed|llama_kv_cache_init: failed",
+
+def _llama_stages(cache: tuple[str, ...], compute: tuple[str, ...], loading: tuple[str, ...]) -> tuple[Stage, ...]:
+    """The stages of llama.cpp, with what helps in each."""
+    return (
+        _stage("kv_cache", r"buffer for kv cache|kv_cache_init\(\) failed|llama_kv_cache_init: failed",
+               Cause.ACTIVATIONS, 0.75, cache),
+        _stage("compute", r"compute (?:pp )?buffers|graph_reserve: failed|gallocr_reserve", Cause.ACTIVATIONS, 0.7,
+               compute),
+        _stage("loading", r"load_tensors|unable to allocate \w+ buffer|alloc_tensor_range|llama_model_load",
+               Cause.WEIGHTS_TOO_BIG, 0.7, loading),
+    )  # fmt: skip
+
+
+_DIFFUSION_STAGES = (
+    _stage("vae", r"vae\.decode|VAE decode|autoencoder_kl|decode_latents|decode_first_stage|vae[/\\]|tiled vae",
            Cause.ACTIVATIONS, 0.75),
-    _stage("compute", r"compute (?:pp )?buffers|graph_reserve: failed|gallocr_reserve", Cause.ACTIVATIONS, 0.7),
-    _stage("loading", r"load_tensors|unable to allocate \w+ buffer|alloc_tensor_range|llama_model_load",
-           Cause.WEIGHTS_TOO_BIG, 0.7),
+    _stage("loading", r"from_pretrained\([^\n]*\n[^\n]{0,200}\.to\(.cuda|\.to\(.cuda.\)|load_flow_model"
+           r"|Loading checkpoint|Loading pipeline|hacked_get_attr|load_sft", Cause.WEIGHTS_TOO_BIG, 0.5),
 )  # fmt: skip
 
 PROGRAMS: tuple[Program, ...] = (
@@ -204,17 +216,8 @@ PROGRAMS: tuple[Program, ...] = (
     ),
     Program(
         "diffusers", "diffusers",
-        re.compile(r"\bdiffusers\b|Pipeline\.from_pretrained|enable_\w+_cpu_offload|\bpipe\(|FramePack|fooocus"
-            r"|stable[- _]?diffusion"
-                   r"|\bflux[-_.\d]|webui|--?(?:low|med|no)vram|tiled (?:vae|diffusion)"
-                   r"|txt2img|img2img|esrgan|invokeai|\bsdxl\b", re.I | re.A),
-        (
-            _stage("vae", r"vae\.decode|VAE decode|autoencoder_kl|decode_latents|decode_first_stage|vae[/\\]|tiled vae",
-                Cause.ACTIVATIONS, 0.75),
-            _stage("loading", r"from_pretrained\([^\n]*\n[^\n]{0,200}\.to\(.cuda|\.to\(.cuda.\)|load_flow_model"
-                r"|Loading checkpoint|Loading pipeline"
-                   r"|hacked_get_attr|load_sft", Cause.WEIGHTS_TOO_BIG, 0.5),
-        ),
+        re.compile(r"\bdiffusers\b|Pipeline\.from_pretrained|enable_\w+_cpu_offload|\bpipe\(", re.I | re.A),
+        _DIFFUSION_STAGES,
         remedies=("diffusers_offload", "diffusers_vae", "smaller_image", "quantized_model"),
         by_cause=((Cause.ACTIVATIONS, ("smaller_image", "diffusers_vae", "diffusers_offload")),
                   (Cause.ATTENTION_SCORES, ("smaller_image", "sdpa")),
@@ -222,11 +225,24 @@ PROGRAMS: tuple[Program, ...] = (
         default_cause=(Cause.ACTIVATIONS, 0.3),
     ),
     Program(
+        "diffusion", "a program that makes pictures or videos",
+        re.compile(r"FramePack|fooocus|stable[- _]?diffusion|\bflux[-_.\d]|webui|--?(?:low|med|no)vram"
+                   r"|tiled (?:vae|diffusion)|txt2img|img2img|esrgan|invokeai|\bsdxl\b", re.I | re.A),
+        _DIFFUSION_STAGES,
+        remedies=("pictures_offload", "diffusers_vae", "smaller_image", "quantized_model"),
+        by_cause=((Cause.ACTIVATIONS, ("smaller_image", "diffusers_vae", "pictures_offload")),
+                  (Cause.ATTENTION_SCORES, ("smaller_image",)), (Cause.HOST_RAM, ("smaller_model", "more_ram"))),
+        default_cause=(Cause.ACTIVATIONS, 0.3),
+    ),
+    Program(
         "llama_cpp", "llama.cpp",
         re.compile(
             r"llama_(?:model|kv|new|init|context|cpp)|llama\.cpp|ggml[_-]|LlamaCpp|llama-(?:server|cli)|\.gguf", re.I
         ),
-        _LLAMA_STAGES,
+        _llama_stages(
+            ("llama_context", "llama_cache_type", "llama_layers"), ("llama_batch", "llama_context", "llama_layers"),
+            ("llama_layers", "smaller_model"),
+        ),
         remedies=("llama_layers", "llama_context", "llama_cache_type", "llama_batch", "quantized_model"),
         by_cause=((Cause.ACTIVATIONS, ("llama_context", "llama_cache_type", "llama_batch", "llama_layers")),
                   (Cause.HOST_RAM, ("llama_context", "smaller_model", "more_ram"))),
@@ -234,7 +250,8 @@ PROGRAMS: tuple[Program, ...] = (
     ),
     Program(
         "ollama", "Ollama", re.compile(r"\bollama\b|model requires more system memory", re.I | re.A),
-        (*_LLAMA_STAGES,
+        (*_llama_stages(("ollama_context", "ollama_parallel"), ("ollama_context", "ollama_parallel"),
+                        ("ollama_layers", "smaller_model")),
          _stage("kv_cache", r"memory\.required\.kv=|failed to create context", Cause.ACTIVATIONS, 0.45)),
         remedies=("ollama_context", "ollama_parallel", "smaller_model"),
         by_cause=((Cause.HOST_RAM, ("ollama_context", "smaller_model", "more_ram")),
@@ -264,9 +281,9 @@ PROGRAMS: tuple[Program, ...] = (
         "pictures", "a program that makes pictures or videos", TOLD["makes_pictures"],
         (_stage("loading", r"(?i)(?:trying|try|tried|unable|fails?) to load\b|(?:oom|memory)\w* (?:on|when|while"
                            r"|during) load", Cause.WEIGHTS_TOO_BIG, 0.55),),
-        remedies=("smaller_image", "diffusers_vae", "diffusers_offload", "quantized_model"),
-        by_cause=((Cause.HOST_RAM, ("quantized_model", "more_ram")),
-                  (Cause.WEIGHTS_TOO_BIG, ("quantized_model", "diffusers_offload")),
+        remedies=("smaller_image", "diffusers_vae", "pictures_offload", "quantized_model"),
+        by_cause=((Cause.HOST_RAM, ("smaller_model", "more_ram")),
+                  (Cause.WEIGHTS_TOO_BIG, ("quantized_model", "pictures_offload")),
                   (Cause.OTHER_PROCESS, ("close_processes_any",))),
         default_cause=(Cause.ACTIVATIONS, 0.35),
     ),

@@ -156,7 +156,9 @@ _PHASES: tuple[tuple[str, re.Pattern[str]], ...] = (
 _AROUND = (*_PHASES[:2], ("backward", _any(r"\bloss\w*\.backward\(", r"run_backward", r"\bin backward\b",
                                            r"autograd[/\\]__init__")))  # fmt: skip
 _CLOSURE = re.compile(r"\bclosure\(\s*\)")
-_EVALUATION = re.compile(r"\bin (?:evaluat\w*|validat\w*|eval\w*|test(?!_)\w*|predict\w*|prediction_step|inference)\b")
+_EVALUATION = re.compile(
+    r"\bin (?:_{0,2}(?:evaluat|validat|val(?![a-z]))\w*|eval\w*|test(?!_)\w*|predict\w*|prediction_step|inference)\b"
+)
 _TRAINING = _any(
     r"\.backward\(", r"run_backward", r"training_step", r"_inner_training_loop", r"\bin train\w*\b",
     r"trainer\.train\(", r"optimizer\.step", r"torch[/\\.]optim[/\\.]",
