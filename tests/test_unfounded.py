@@ -244,6 +244,28 @@ _NUMBERS = (
             ["given back", "tiling"], id="RAM by its name",
         ),
         pytest.param(
+            "on scenes with 1k+ cameras memory blows up very quickly; I want splats on larger scenes", [], ["RAM"],
+            id="splats are of a GPU",
+        ),
+        pytest.param(
+            "merging 100 videos: MemoryError. 10 times the size of the videos", ["work in parts"], ["weights", "swap"],
+            id="RAM without models",
+        ),
+        pytest.param(
+            'File "app.py", line 81, in <module>\npipe.to(device)\nFile "diffusers/pipelines/pipeline_utils.py", line 545, in to'
+            f"\nmodule.to(device, dtype)\ntorch.OutOfMemoryError: CUDA out of memory. {_NUMBERS}", ["weights do not fit"],
+            [r"Make the picture smaller.*\n.*\nWho"], id="a pipeline that is moved",
+        ),
+        pytest.param(
+            "I cannot generate music (no problem with stable diffusion): CUDA out of memory. Tried to allocate 24.00 MiB",
+            [], ["Make the picture", "VAE"], id="what works is not what failed",
+        ),
+        pytest.param(
+            "in render\nimage = rasterizer(x)\nCUDA out of memory. Tried to allocate 131062.02 GiB. GPU 0 has a total capacity"
+            " of 44.53 GiB of which 42.40 GiB is free. Memory leak? It fails while testing.", ["131062"],
+            ["keeps alive", "activations"], id="beside what is certain nothing else may be",
+        ),
+        pytest.param(
             "KernelRestarter: restarting kernel (1/5) during a join of two pandas data frames", ["likely"], ["certain"],
             id="a restart is no proof",
         ),

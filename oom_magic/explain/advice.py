@@ -264,6 +264,9 @@ def _applicable(diagnosis: Diagnosis, keys: tuple[str, ...], *, is_text: bool) -
         if key in _ALONE and _OF_RANKS & set(diagnosis.frameworks):
             continue  # each rank holds a model of its own, or a shard
         is_untold = is_text and key in _OF_WHAT_IS_TOLD and not _OF_WHAT_IS_TOLD[key] & diagnosis.told
+        if is_untold and key == "stream_data" and not {"in_pod", "grows"} & diagnosis.told:
+            yield "hold_less"
+            continue
         if len(keys) > 1 and (is_untold or _is_had(key, diagnosis, is_settled) or _is_unfounded(key, diagnosis)):
             continue
         if key in _QUANTIZING and ("is_quantized" in diagnosis.told or _is_of_any_model(key, diagnosis)):

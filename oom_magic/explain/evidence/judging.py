@@ -392,7 +392,8 @@ def _weighed(
     if failure is not None and _FIXED.get(failure.format, _OPEN)[0] in HOST_CAUSES:
         order = [cause for cause in order if cause not in _OF_DEVICE]
     found = [_possible(cause, [one for one in supports if one.cause is cause], failure, clues, most) for cause in order]
-    worth = [one for one in found if one.degree >= _WORTH_NAMING]
+    is_certain = any(one.confidence is Confidence.CERTAIN for one in found)
+    worth = [one for one in found if one.degree >= (_LIKELY_FROM if is_certain else _WORTH_NAMING)]
     return tuple(sorted(worth, key=lambda one: -one.degree)[:_MOST_POSSIBLE])
 
 

@@ -311,7 +311,7 @@ def _buffer_statistics(text: str) -> Iterator[Support]:
 
 def computes_plainly(failure: Failure | None, clues: Clues) -> bool:
     """Whether memory ran out in a program about which the text mentions neither a device nor machine learning."""
-    has_none = not {"learns", "trains", "infers", "makes_pictures"} & clues.run.told
+    has_none = not {"learns", "trains", "infers", "makes_pictures", "of_no_tokens"} & clues.run.told
     return failure is not None and has_none and not (clues.program or clues.frames or clues.inputs)
 
 

@@ -286,7 +286,7 @@ def _against_host(diagnosis: Diagnosis, keys: set[str]) -> tuple[str, ...]:
     if "in_pod" in diagnosis.told:
         found.append("pod_memory")
     if diagnosis.is_loading:
-        found += ["load_low_ram", "more_ram"]
+        found += ["load_low_ram", "swap"]
     if diagnosis.offloads_to_host:
         found += _HOST_OFFLOAD
     if "free_above_request" in keys:

@@ -158,7 +158,9 @@ REMEDIES: Sentences = {
     "remedy_llama_cache_type": "Store keys and values in 8 bits, with flash attention.",
     "remedy_llama_batch": "Smaller batches of the prompt (-ub, -b).",
     "remedy_smaller_model": "Take a smaller model or one of fewer bits.",
-    "remedy_more_ram": "Free RAM (close programs) or add some; swap helps while loading.",
+    "remedy_more_ram": "Free RAM (close programs) or add some.",
+    "remedy_swap": "Free RAM (close programs) or add swap, which helps while loading.",
+    "remedy_hold_less": "Hold less at once: work in parts, and let go of what is done.",
     "remedy_ollama_context": "Ask for a shorter context (num_ctx): memory for keys and values grows with it.",
     "remedy_ollama_parallel": "One request at a time, flash attention, and a cache of 8 bits.",
     "remedy_fewer_calibration_samples": (

@@ -34,8 +34,11 @@ _EPOCHS = re.compile(
 _LATE_STEPS = 50
 _SKIPPED = re.compile(r"Skipping tactic")
 _NO_ENGINE = re.compile(r"could not find any implementation|engine could not be created|failed tensorrt", re.I)
-# Lists of an environment name libraries that a run does not use: transformers-cli env, and what is not there.
-_INSTALLED = re.compile(r"(?i:tensorflow|flax|jax(?:lib)?) version[^\n]*|[^\n]{0,80}\bnot installed\b[^\n]*")
+# Libraries that a run does not use: in lists of an environment (transformers-cli env), what is not there, what works.
+_ASIDE = re.compile(
+    r"(?i:tensorflow|flax|jax(?:lib)?) version[^\n]*|[^\n]{0,80}\bnot installed\b[^\n]*"
+    r"|\bno (?:problem|issue|trouble)s? (?:with|when|in) [^.\n)]{0,60}"
+)
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,8 @@ _PHASES: tuple[tuple[str, re.Pattern[str]], ...] = (
             r"safetensors", r"torch[/\\]serialization", r"param_applied = fn\(", r"\bin _apply\b",
             r"return (?:t|tensor)\.to\(", r"\btensor = tensor\.to\(", r"\bmodel\.(?:to\(|cuda\()",
             r"\bmodel ?= ?\w+\.(?:to\(|cuda\()", r"init_empty_weights", r"set_module_tensor_to_device",
-            r"dispatch_model", r"\.prepare\(", r"\bin (?:prepare_model|_prepare_one|accelerator_setup"
+            r"dispatch_model", r"\.prepare\(", r"\b(?:pipe|pipeline|module|net)\.(?:to\(|cuda\()",
+            r"super\(\)\.to\(", r"\bin (?:prepare_model|_prepare_one|accelerator_setup"
             r"|model_to_device)\b",
         ),
     ),
@@ -335,7 +339,7 @@ def find_clues(text: str, failure_start: int | None = None, message_format: str 
         is_training=bool(_TRAINING.search(all_text)),
         faults=faults_in(_raw_context(text)) or faults_in(head),
         run=run_facts(head),
-        program=find_program(_INSTALLED.sub("", _raw_context(text)), all_text, message_format),
+        program=find_program(_ASIDE.sub("", _raw_context(text)), all_text, message_format),
         trace=all_text,
         has_tip=bool(_QUOTED_TIP.search(head)),
         frameworks=tuple(name for name, pattern in _FRAMEWORKS.items() if pattern.search(head)),
