@@ -93,6 +93,19 @@ def test_current_device_and_counters() -> None:
     }  # fmt: skip
 
 
+def test_a_backward_is_on_the_card_of_its_forward_though_another_is_in_use_since() -> None:
+    def code() -> None:
+        x = torch.ones(1024, 1024, device="cuda:0", requires_grad=True)
+        loss = (x.exp() * x).sum()
+        torch.cuda.set_device(1)
+        torch.ones(1, device="cuda")
+        loss.backward()
+
+    first, second = om.dry_run(code, num_gpus=2).cards
+    assert first.peak_allocated_bytes > 4 * 4 * MIB
+    assert second.peak_allocated_bytes == 512
+
+
 def test_mixed_cards_raise_what_cuda_raises() -> None:
     def code() -> None:
         torch.ones(2, device="cuda:0") + torch.ones(2, device="cuda:1")

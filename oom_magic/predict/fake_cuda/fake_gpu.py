@@ -208,7 +208,7 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
     def run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator on fake tensors, taking the memory that CUDA's would."""
         is_composite = self._is_composite(func)
-        if len(self.recorders) > 1 and torch._C._current_graph_task_id() == -1:
+        if not self.uses_current_card_only and torch._C._current_graph_task_id() == -1:
             self._note_node(args, kwargs)
         if (func.is_view and not is_composite) or func.overloadpacket is torch.ops.aten.set_:  # type: ignore[attr-defined]
             return func(*args, **kwargs)  # a composite one, such as reshape, may copy
@@ -306,9 +306,6 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
     def _note_node(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Remember the card of the operator to which autograd's newest node belongs."""
         node = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
-        if self.uses_current_card_only:
-            self._cards_of_nodes[node] = self.current
-            return
         spot = next(filter(None, map(self.spot, tensors_in(args, kwargs))), None)
         if spot is not None and spot.place is Place.GPU:
             self._cards_of_nodes[node] = spot.card
@@ -316,8 +313,11 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
     def _unnamed_card(self) -> int:
         """The card for a tensor that C++ code makes "like" another one: in the backward, the card of the node's
         forward."""
-        node = torch._C._current_autograd_node() if len(self.recorders) > 1 else None
-        return self.current if node is None else self._cards_of_nodes.get(number_when_made(node), self.current)
+        node = None if self.uses_current_card_only else torch._C._current_autograd_node()
+        if node is None:
+            return self.current
+        number = number_when_made(node)
+        return self._cards_of_nodes.get(number, self.first_card if number < self.alone_until else self.current)
 
     def _is_composite(self, func: OpOverload) -> bool:
         """Whether autograd decomposes the operator; such operators arrive here only in inference mode."""

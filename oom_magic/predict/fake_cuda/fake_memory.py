@@ -7,6 +7,7 @@ masks, lengths and labels keep their values.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -56,6 +57,8 @@ class FakeMemory:
         self._on_host: set[int] = set()  # keys of fake storages there
         self._cards_in_use: set[int] = set()  # cards on which tensors are or were; a rank of a job uses one of many
         self.uses_current_card_only = True  # whether no tensor is or was on another card than the current
+        self.first_card = 0  # on which a tensor was; nodes of autograd numbered below ``alone_until`` are its
+        self.alone_until = sys.maxsize
         self.untouchable: dict[int, str] = {}  # storages of the user's that stayed real, with the reason
         self.used_elsewhere: set[int] = set()  # the subset that another thread uses
         self._fail = fail
@@ -283,9 +286,17 @@ class FakeMemory:
             self._storages[entry.key] = entry
             if place is Place.HOST:
                 self._on_host.add(entry.key)
-            elif place is Place.GPU:
-                self._cards_in_use.add(entry.card)  # the current
-                self.uses_current_card_only = len(self._cards_in_use) == 1
+            elif place is Place.GPU and entry.card not in self._cards_in_use:
+                self._note_card(entry.card)
+
+    def _note_card(self, card: int) -> None:
+        """The current card has its first tensor."""
+        if not self._cards_in_use:
+            self.first_card = card
+        elif len(self._cards_in_use) == 1:
+            self.alone_until = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+        self._cards_in_use.add(card)
+        self.uses_current_card_only = len(self._cards_in_use) == 1
 
     def take(
         self,

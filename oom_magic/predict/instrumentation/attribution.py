@@ -42,6 +42,7 @@ class Attribution(threading.local):
         self._root_name = ""
         self._names: dict[int, str] = {}
         self._is_users: dict[str, bool] = {}
+        self._passed_over: set[str] = set()  # files whose lines are never the user's
         self._known_lines: dict[tuple[str, int], SourceLine] = {}
         self._forward_modules: dict[int, str] = {}  # autograd sequence number -> module path
 
@@ -104,20 +105,29 @@ class Attribution(threading.local):
 
     def line(self) -> SourceLine | None:
         """The innermost running line of the user's own code, or the one that running generated code stands for."""
-        generated, known = self.generated, self._is_users  # read once: a stack is deep
+        passed_over = self._passed_over  # read once: a stack is deep
         frame: FrameType | None = sys._getframe(2)
         while frame is not None:
-            file = frame.f_code.co_filename
-            if file in generated:
-                origin = generated[file].get(frame.f_lineno)
-                if origin is not None and origin.line is not None:
-                    return self._source_line(*origin.line)
-            is_users = known.get(file)
-            if is_users is None:
-                is_users = known[file] = is_users_file(file)
-            if is_users:
-                return self._source_line(file, frame.f_lineno, frame.f_globals)
+            if frame.f_code.co_filename not in passed_over:
+                found = self._line_in(frame)
+                if found is not None:
+                    return found
             frame = frame.f_back
+        return None
+
+    def _line_in(self, frame: FrameType) -> SourceLine | None:
+        file = frame.f_code.co_filename
+        lines = self.generated.get(file)
+        origin = None if lines is None else lines.get(frame.f_lineno)
+        if origin is not None and origin.line is not None:
+            return self._source_line(*origin.line)
+        is_users = self._is_users.get(file)
+        if is_users is None:
+            is_users = self._is_users[file] = is_users_file(file)
+        if is_users:
+            return self._source_line(file, frame.f_lineno, frame.f_globals)
+        if lines is None:
+            self._passed_over.add(file)
         return None
 
     def _source_line(self, file: str, number: int, names: dict[str, Any] | None = None) -> SourceLine:
