@@ -53,7 +53,6 @@ EVIDENCE: Sentences = {
     ),
     # Programs and their stages.
     "program_pictures": "a program that makes pictures or videos",
-    "program_diffusion": "a program that makes pictures or videos",
     "program_server": "an inference server",
     "program_seen": "This is {program} at work, not a training loop.",
     "stage_kv_cache": "{program} failed while it made room for the cache of keys and values.",

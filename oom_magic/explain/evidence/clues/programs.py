@@ -60,7 +60,7 @@ class Program:
     @property
     def said(self) -> dict[str, int | str]:
         """The value of the field ``program`` in sentences: the name, or the catalogue's words for a kind of program."""
-        return {"program_key": f"program_{self.key}"} if self.key in _KINDS else {"program": self.name}
+        return {"program_key": _KINDS[self.key]} if self.key in _KINDS else {"program": self.name}
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,8 @@ def _stage(
     return Stage(key, re.compile(pattern, re.A), cause, weight, remedies, encloses)
 
 
-_KINDS = frozenset({"server", "pictures", "diffusion"})
+# Programs that are shown as kinds, in the catalogue's words.
+_KINDS = {"server": "program_server", "pictures": "program_pictures", "diffusion": "program_pictures"}
 _WITHOUT_TORCH = frozenset({
     "llama_cpp", "ollama", "onnxruntime", "tensorrt", "jax", "tensorflow", "rapids", "cupy", "numba", "thrust",
     "paddle", "caffe", "mxnet", "darknet", "matlab",
