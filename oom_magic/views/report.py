@@ -233,9 +233,11 @@ def _outside(device: Device) -> str:
     if not device.context_bytes:
         return ""
     if device.context_range is None:
-        return _("and {context_bytes} outside PyTorch", context_bytes=device.context_bytes)
-    least, most = device.context_range
-    return _("and {least_bytes} to {most_bytes} outside PyTorch", least_bytes=least, most_bytes=most)
+        outside = _("and {context_bytes} outside PyTorch", context_bytes=device.context_bytes)
+    else:
+        least, most = device.context_range
+        outside = _("and {least_bytes} to {most_bytes} outside PyTorch", least_bytes=least, most_bytes=most)
+    return outside if device.rank is None else _("{outside}, without NCCL's", outside=outside)
 
 
 def _breakdown(report: MemoryReport) -> Parts:
