@@ -271,6 +271,8 @@ def _applicable(diagnosis: Diagnosis, keys: tuple[str, ...], *, is_text: bool) -
             continue
         if key in _QUANTIZING and ("is_quantized" in diagnosis.told or _is_of_any_model(key, diagnosis)):
             yield "smaller_model"
+        elif key == "close_processes_any" and diagnosis.confidence is Confidence.OPEN:
+            yield "check_processes"  # nothing shows that there are any
         elif key == "diffusers_offload" and "offloads_parts" in diagnosis.told:
             yield "diffusers_sequential"
         elif key == "sdpa" and "scaled_dot_product_attention" in diagnosis.code:

@@ -88,7 +88,7 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
         "onnxruntime", "cuda", True,
         r"bfcarena::allocaterawinternal.{0,220}?(?:requestedbytesof|bufferofsize)(?P<requested_bytes>\d{1,22})",
     ),
-    ("tensorrt", "cuda", True, r"(?:errorcode2:)?outofmemory\(requestedsizewas(?P<requested_bytes>\d{1,22})bytes"),
+    ("tensorrt", "cuda", True, r"outofmemory\(requestedsizewas(?P<requested_bytes>\d{1,22})bytes"),
     ("tensorrt", "cuda", True, r"requestedamountofgpumemory\((?P<requested_bytes>\d{1,22})bytes\)couldnotbeallocated"),
     ("tensorrt", "cuda", True, r"errorcode2:outofmemory(?!\(requestedsizewas)|errorcode1:cudaruntime\(outofmemory\)"),
     ("tensorrt_tactic", "cuda", None, r"skippingtactic\d{1,4}duetoinsuff?icientmemory"
@@ -248,7 +248,12 @@ _FAINT_ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("cuda_error_oom", "hip", True, r"hiperroroutofmemory"),
     ("jetson_nvmap", "cuda", True, r"nvmapmemalloc[a-z]{0,20}:\d{0,12}error12"),
     ("cuda_va_exhausted", "cuda", None, r"\[expandablesegmentva\]|virtual-address-space\(vsz\)exhaustion"),
-    ("cuda_malloc_async", "cuda", True, r"(?:(?<=error:)|(?<=!))allocationondevice(?!\d{0,3}would)"),
+    (
+        "cuda_malloc_async",
+        "cuda",
+        True,
+        r"allocationondevice(?:(?<=error:allocationondevice)|(?<=!allocationondevice))(?!\d{0,3}would)",
+    ),
     ("cuda_preempted", "cuda", True, r"preemptivelyrejectingallocation"),
     ("nccl", "cuda", None, r"unhandledcudaerror"),
     ("fork_enomem", "cpu", True, r"cannotallocatememory(?!instatic)"),

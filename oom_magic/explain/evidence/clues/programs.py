@@ -50,6 +50,8 @@ class Program:
     def remedies_against(self, cause: Cause) -> tuple[str, ...]:
         """The remedies for a cause, the first step first."""
         first = dict(self.by_cause).get(cause, ("close_processes_any",) if cause is Cause.OTHER_PROCESS else ())
+        if first and cause is Cause.WEIGHTS_TOO_BIG:
+            return first  # the other settings are about what comes beside the weights
         return (*first, *(key for key in self.remedies if key not in first))
 
     @property
@@ -212,6 +214,7 @@ PROGRAMS: tuple[Program, ...] = (
         remedies=("webui_medvram", "smaller_image", "webui_tiled", "quantized_model"),
         by_cause=((Cause.ACTIVATIONS, ("smaller_image", "webui_tiled", "webui_medvram")),
                   (Cause.ATTENTION_SCORES, ("smaller_image", "webui_attention")),
+                  (Cause.WEIGHTS_TOO_BIG, ("webui_medvram", "quantized_model")),
                   (Cause.OTHER_PROCESS, ("close_processes_any",)), (Cause.HOST_RAM, ("quantized_model", "more_ram"))),
         default_cause=(Cause.ACTIVATIONS, 0.3),
     ),
@@ -222,6 +225,7 @@ PROGRAMS: tuple[Program, ...] = (
         remedies=("diffusers_offload", "diffusers_vae", "smaller_image", "quantized_model"),
         by_cause=((Cause.ACTIVATIONS, ("smaller_image", "diffusers_vae", "diffusers_offload")),
                   (Cause.ATTENTION_SCORES, ("smaller_image", "sdpa")),
+                  (Cause.WEIGHTS_TOO_BIG, ("diffusers_offload", "quantized_model")),
                   (Cause.OTHER_PROCESS, ("close_processes_any",))),
         default_cause=(Cause.ACTIVATIONS, 0.3),
     ),
@@ -232,7 +236,9 @@ PROGRAMS: tuple[Program, ...] = (
         _DIFFUSION_STAGES,
         remedies=("pictures_offload", "diffusers_vae", "smaller_image", "quantized_model"),
         by_cause=((Cause.ACTIVATIONS, ("smaller_image", "diffusers_vae", "pictures_offload")),
-                  (Cause.ATTENTION_SCORES, ("smaller_image",)), (Cause.HOST_RAM, ("smaller_model", "more_ram"))),
+                  (Cause.ATTENTION_SCORES, ("smaller_image",)),
+                  (Cause.WEIGHTS_TOO_BIG, ("pictures_offload", "quantized_model")),
+                  (Cause.HOST_RAM, ("smaller_model", "more_ram"))),
         default_cause=(Cause.ACTIVATIONS, 0.3),
     ),
     Program(
