@@ -188,6 +188,29 @@ def keeps_numbers_and_host_tensors():
         losses.append(loss)
 
 
+def carries_a_state():
+    model, state = nn.GRU(256, 1024).cuda(), None
+    while True:
+        out, state = model(torch.zeros(64, 64, 256, device="cuda"), state)
+        out.sum().backward(retain_graph=True)
+
+
+def carries_two():
+    model, state = nn.LSTM(256, 1024).cuda(), None
+    while True:
+        out, state = model(torch.zeros(64, 64, 256, device="cuda"), state)
+        out.sum().backward(retain_graph=True)
+
+
+def recurs_within_a_turn():
+    cell = nn.GRUCell(256, 1024).cuda()
+    for turn in range(10):
+        state = torch.zeros(2048, 1024, device="cuda")
+        for _ in range(10 * 2**turn):
+            state = cell(torch.zeros(2048, 256, device="cuda"), state)
+        state.sum().backward()
+
+
 @pytest.mark.parametrize(
     ("function", "key", "name", "fixed"),
     [
@@ -237,6 +260,13 @@ def keeps_numbers_and_host_tensors():
             "results",
             '[one.cpu() if hasattr(one, "cpu") else one for one in trial()]',
         ),
+        (carries_a_state, "name_grows_with_graphs", "state", "state if state is None else state.detach())"),
+        (
+            carries_two,
+            "name_grows_with_graphs",
+            "state",
+            "state if state is None else [one.detach() for one in state])",
+        ),
         (joins, "name_is_joined", "cache", ""),
         (keeps_numbers_and_host_tensors, None, None, None),
     ],
@@ -259,6 +289,13 @@ def test_what_grows_in_the_loop_is_named_with_its_line(function, key, name, fixe
     assert as_since_3_11(diagnosis.growth.fixed).endswith(fixed)
     is_cause = diagnosis.cause == Cause.LEAK_OR_RETAINED_REFERENCE
     assert is_cause is (function is not joins)
+
+
+def test_a_recurrence_within_a_turn_is_not_carried_on():
+    session = DrySession("RTX 3060", memory=600 * MIB + session_context(), stop_after_steps=None, has_bar=False)
+    report = session.run(recurs_within_a_turn)
+    explainer = Explainer(lang="en", report=report, locate=FakeGPUMemory(session).storage)
+    assert explainer.diagnose(session.exception).growth is None
 
 
 @pytest.mark.parametrize(

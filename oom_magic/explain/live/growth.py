@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from oom_magic.explain.live.called import NOTHING, called_in, object_of
 from oom_magic.explain.remedies.own_code import copied
@@ -160,7 +160,8 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 def _growth(statement: ast.stmt, loop: ast.stmt, file: str, names: Mapping[str, Any], locate: Locate) -> Growth | None:
     """What a statement makes grow, if that holds tensors."""
-    grown = _grown(statement)
+    carried = _carried(statement, loop)
+    grown = carried or _grown(statement)
     value = NOTHING if grown is None else object_of(grown, names)
     if grown is None or value is NOTHING:
         return None
@@ -172,12 +173,12 @@ def _growth(statement: ast.stmt, loop: ast.stmt, file: str, names: Mapping[str, 
     number = holder.num_tensors or holder.num_entries
     if _is_tensor(value) and isinstance(_first_target(statement), ast.Subscript) and not holder.has_graph:
         return None  # a tensor's entries are there before they are set
-    if not number or (is_sum and not (holder.has_graph or _is_joined(statement))):
+    if not number or ((is_sum or carried) and not (holder.has_graph or _is_joined(statement))):
         return None  # a running sum of numbers takes no device memory
     line = source_line(file, statement.lineno)
     name = ast.unparse(grown)
     remedy = "detach" if holder.has_graph else "keep_on_host"
-    fixed = _fixed(statement, holder, names, value)
+    fixed = _cut(statement, name, value) if carried else _fixed(statement, holder, names, value)
     if is_sum and f"{name}.backward(" in ast.unparse(loop):
         added = _added(statement)
         remedy, fixed = "backward_each", f"{ast.unparse(added)}.backward()" if added is not None else ""
@@ -193,6 +194,37 @@ def _growth(statement: ast.stmt, loop: ast.stmt, file: str, names: Mapping[str, 
         remedy,
         are_entries=not holder.num_tensors,
     )
+
+
+def _carried(statement: ast.stmt, loop: ast.stmt) -> ast.expr | None:
+    """A state that goes through a call from turn to turn, though each turn walks back its loss: the graphs of all turns
+    hang together. A recurrence within a turn starts anew in it."""
+    match statement:
+        case ast.Assign(targets=[target], value=ast.Call(args=given)) if ".backward(" in ast.unparse(loop):
+            parts = target.elts if isinstance(target, ast.Tuple) else [target]
+            names = {one.id for one in given if isinstance(one, ast.Name)}
+            name = next((one for one in parts if isinstance(one, ast.Name) and one.id in names), None)
+            body = getattr(loop, "body", [])
+            if name is None or statement not in body:
+                return None
+            earlier = {node.id for one in body[: body.index(statement)] for node in ast.walk(one) if _is_bound(node)}
+            return None if name.id in earlier or f"{name.id}.detach" in ast.unparse(loop) else name
+    return None
+
+
+def _is_bound(node: ast.AST) -> TypeGuard[ast.Name]:
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+
+
+def _cut(statement: ast.stmt, name: str, value: Any) -> str:
+    """The statement with the state cut off from the turn before, whose first one may be None."""
+    new = copied(statement)
+    given = f"{name}.detach()" if _is_tensor(value) else f"[one.detach() for one in {name}]"
+    call: Any = vars(new)["value"]
+    for at, one in enumerate(call.args):
+        if ast.unparse(one) == name:
+            call.args[at] = ast.parse(f"{name} if {name} is None else {given}", mode="eval").body
+    return ast.unparse(new)
 
 
 def _grown(statement: ast.stmt) -> ast.expr | None:
