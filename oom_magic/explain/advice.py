@@ -372,6 +372,8 @@ def _keys(diagnosis: Diagnosis, elsewhere: tuple[str, ...] | None, reason: Evide
     if NO_LANGUAGE_MODEL.search(diagnosis.code) or (reason is _NO_RUN and not _is_of_tokens(diagnosis)):
         others = tuple(key for key in keys if key not in _OF_LANGUAGE_MODELS)
         keys = (*others, "smaller_input") if diagnosis.cause in _OF_INPUTS else others or keys
+    if "fsdp_any" in keys and _OF_RANKS & set(diagnosis.frameworks):
+        keys = ("fsdp_any", *keys)  # which is theirs
     if reason.key == "reason_cuda_graphs":
         keys = ("no_cuda_graphs", *keys)
     if diagnosis.backend == "mps":
