@@ -461,7 +461,7 @@ _SAME_ON_ANY_DEVICE: set[Any] = {
     *(getattr(_T, name) for name in ("size", "stride", "dim", "numel", "element_size", "storage_offset")),
     *(getattr(_T, name) for name in ("is_contiguous", "is_complex", "is_floating_point", "is_inference")),
     *(getattr(_T, name).__get__ for name in ("shape", "dtype", "layout", "itemsize", "requires_grad", "is_leaf")),
-    *(getattr(_T, name).__get__ for name in ("grad_fn", "is_sparse", "ndim", "_base", "_version")),
+    *(getattr(_T, name).__get__ for name in ("grad", "grad_fn", "is_sparse", "ndim", "_base", "_version")),
     *(getattr(_T, name).__get__ for name in ("_backward_hooks", "_post_accumulate_grad_hooks")),
     *(_T.untyped_storage, torch.is_complex, torch.is_floating_point, torch._C._set_grad_enabled),
     *(_T.view, _T.as_strided, _T.narrow, _T.view_as, torch.as_strided, torch.chunk),
