@@ -155,7 +155,9 @@ fully_shard({model})""",
     "backward_each": "{fixed}\n# instead of {code}",
     "keep_on_host": "{fixed}\n# instead of {code}",
     "raise_limit": "torch.cuda.set_per_process_memory_fraction(1.0)",
-    "fewer_waiting": "loader = DataLoader(dataset, batch_size=batch_size, num_workers=2, prefetch_factor=1)",
+    "fewer_waiting": """\
+loader = DataLoader(dataset, batch_size=batch_size,
+    num_workers=2, prefetch_factor=1)""",
     "fewer_workers": "loader = DataLoader(dataset, batch_size=batch_size, num_workers=2)",
 }
 # For texts without any sign of transformers: their batches and methods would not be those of the user's model.
