@@ -16,7 +16,16 @@ from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.live.called import called_in
 from oom_magic.explain.live.growth import Growth, is_in, mended
 from oom_magic.explain.remedies.code import IN_A_LOOP, lacks_names
-from oom_magic.explain.remedies.own_code import accumulating, loop_of, own_arguments, own_code, own_names, shown
+from oom_magic.explain.remedies.own_code import (
+    accumulating,
+    evaluations_without_gradients,
+    is_module,
+    loop_of,
+    own_arguments,
+    own_code,
+    own_names,
+    shown,
+)
 from oom_magic.explain.remedies.own_placement import own_placement
 from oom_magic.explain.remedies.rehearsal import (
     STEPS,
@@ -270,7 +279,7 @@ class CellRehearsal:
         what = _SIZE_OF.get(key)
         if what is None:
             if key == "no_grad" and (self._survey is None or self._survey.has_trained):
-                return ""
+                return self._own_evaluations()
             own = own_code(self._tree, self._names, key, values) or self._own_placement(key, values)
             is_foreign = key in IN_A_LOOP or lacks_names(key, self.names)
             return own or ("" if is_foreign else None)
@@ -291,6 +300,16 @@ class CellRehearsal:
         code = own_placement(self._tree, key, values)
         for one in () if code else called_in(self._tree, self._names):
             code = own_placement(one.definition, key, values)
+            if code:
+                return f"# in {one.definition.name}:\n{code}"
+        return code
+
+    def _own_evaluations(self) -> str:
+        """The loops that evaluate beside a training, of the cell or a function that it runs, under ``no_grad``."""
+        models = {name for name, value in self._names.items() if is_module(value)}
+        code = evaluations_without_gradients(self._tree, models)
+        for one in () if code else called_in(self._tree, self._names):
+            code = evaluations_without_gradients(one.definition, models)
             if code:
                 return f"# in {one.definition.name}:\n{code}"
         return code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, TypeGuard, TypeVar
 
@@ -362,17 +363,49 @@ def _with_outputs_dropped(loop: ast.For) -> str:
 
 _DEFINING = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _MOST_STATEMENTS = 12
+_EVALUATED = re.compile(r"(?:\b|_)(?:val|valid\w*|eval\w*|test)(?:\b|_)", re.IGNORECASE)
 
 
 def _without_gradients(tree: ast.Module) -> str:
     """The cell's statements under ``no_grad``; "" where they are long."""
     body = [one for one in tree.body if not isinstance(one, _DEFINING)]
-    context = ast.parse("with torch.no_grad():\n    pass").body[0]
-    assert isinstance(context, ast.With)
     if not body or len(body) > _MOST_STATEMENTS:
         return ""
+    return ast.unparse(_under_no_grad(body))
+
+
+def _under_no_grad(body: list[ast.stmt]) -> ast.With:
+    context = ast.parse("with torch.no_grad():\n    pass").body[0]
+    assert isinstance(context, ast.With)
     context.body = body
-    return ast.unparse(context)
+    return context
+
+
+def evaluations_without_gradients(tree: ast.Module | ast.FunctionDef | ast.AsyncFunctionDef, models: set[str]) -> str:
+    """The loops of a cell or function that evaluate one of the ``models``, with ``no_grad`` in them; "" if it has none.
+
+    A loop whose losses are walked back behind it is none: ``eval()`` comes before it, or its data have such a name.
+    """
+    given = {one.arg for one in tree.args.args} if isinstance(tree, (ast.FunctionDef, ast.AsyncFunctionDef)) else set()
+    loops = [copied(loop) for loop in _evaluating(tree.body, models | given)]
+    for loop in loops:
+        loop.body = [_under_no_grad(loop.body)]
+    return "\n".join(map(ast.unparse, loops))
+
+
+def _evaluating(body: list[ast.stmt], models: set[str]) -> Iterator[ast.For]:
+    is_told = False
+    for statement in body:
+        is_told = (is_told or _called(statement) == "eval") and _called(statement) != "train"
+        text = ast.unparse(statement)
+        if isinstance(statement, _DEFINING) or (isinstance(statement, ast.With) and "no_grad" in text):
+            continue
+        if isinstance(statement, ast.For) and ".backward(" not in text and _calls(statement, models):
+            if is_told or _EVALUATED.search(ast.unparse(statement.iter)):
+                yield statement
+        else:
+            for name in ("body", "orelse"):
+                yield from _evaluating(getattr(statement, name, []), models)
 
 
 def _is_update(statement: ast.stmt, made: Collection[str] = ()) -> bool:
