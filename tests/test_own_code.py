@@ -15,7 +15,6 @@ from oom_magic.explain.remedies.code import STYLES, code_for
 from oom_magic.explain.remedies.own_code import (
     accumulating,
     copied,
-    evaluations_without_gradients,
     own_arguments,
     own_code,
     own_names,
@@ -318,29 +317,6 @@ def test_outputs_are_deleted_where_only_the_loss_is_used():
 def test_what_evaluates_goes_under_no_grad():
     code = rewritten("no_grad", "import torch\ndef score(x):\n    return net(x)\nresult = score(data)")
     assert code == "with torch.no_grad():\n    result = score(data)"
-
-
-TRAINED_AND_EVALUATED = """
-for epoch in range(2):
-    net.train()
-    for x in loader:
-        net(x).sum().backward()
-    for x in parts:
-        total += net(x)
-    total.backward()
-    {told}
-    for x in {data}:
-        scores.append(net(x))
-"""
-
-
-@pytest.mark.parametrize(
-    ("told", "data", "is_told"), [("net.eval()", "rows", True), ("pass", "val_rows", True), ("pass", "values", False)]
-)
-def test_an_evaluation_beside_a_training_goes_under_no_grad(told, data, is_told):
-    code = evaluations_without_gradients(ast.parse(TRAINED_AND_EVALUATED.format(told=told, data=data)), {"net"})
-    expected = f"for x in {data}:\n    with torch.no_grad():\n        scores.append(net(x))"
-    assert code == (expected if is_told else "")
 
 
 def test_code_of_the_model_is_shown_only_where_the_cell_shows_the_model():

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from oom_magic.explain.remedies.own_code import evaluations_without_gradients
 
 HERE = Path(__file__).parent / "gpu"
 SCALAR = 512  # bytes of its block: a name that holds the loss, or the divided one, may be alive at the peak or not
@@ -27,3 +31,50 @@ def test_code_that_is_pasted_takes_what_was_promised(name: str) -> None:
 
 def _is_kept(promised: list[int | None], peak: int) -> bool:
     return any(one is not None and abs(peak - one) <= SCALAR for one in promised)
+
+
+RAYS = """%%gpumem --dry-run --no-plot --memory 1400MiB
+net.cuda()
+optimizer = torch.optim.SGD(net.parameters())
+for _ in range(3):
+    rays = torch.rand(N_RAYS, 64, device="cuda")
+    net(rays[:, None].expand(-1, 128, -1).reshape(-1, 64)).view(N_RAYS, 128, -1).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_what_stands_first_in_shapes_is_a_batch_whatever_it_is_called(shell: Any) -> None:
+    """Many rows of the model's input are one of the user's samples, such as the points on a ray."""
+    shell.run_cell(
+        "import torch\nfrom torch import nn\nN_RAYS = 4096\nnet = nn.Sequential(nn.Linear(64, 256), nn.ReLU())"
+    )
+    shell.run_cell(RAYS)
+    smaller = shell.run_cell("%oom_explain").result.remedies[0]
+    assert (smaller.key, smaller.fits, smaller.values["before"]) == ("smaller_batch", True, 4096)
+    shell.run_cell("%oom_free\n" + smaller.code.partition("\n")[0])
+    shell.run_cell(RAYS.replace("--no-plot", "--no-plot -o report"))
+    peak = shell.user_ns["report"].peak_allocated_bytes
+    assert shell.user_ns["N_RAYS"] < 4096 and peak == smaller.peak_allocated_bytes
+
+
+TRAINED_AND_EVALUATED = """
+for epoch in range(2):
+    net.train()
+    for x in loader:
+        net(x).sum().backward()
+    for x in parts:
+        total += net(x)
+    total.backward()
+    {told}
+    for x in {data}:
+        scores.append(net(x))
+"""
+
+
+@pytest.mark.parametrize(
+    ("told", "data", "is_told"), [("net.eval()", "rows", True), ("pass", "val_rows", True), ("pass", "values", False)]
+)
+def test_an_evaluation_beside_a_training_goes_under_no_grad(told: str, data: str, is_told: bool) -> None:
+    code = evaluations_without_gradients(ast.parse(TRAINED_AND_EVALUATED.format(told=told, data=data)), {"net"})
+    expected = f"for x in {data}:\n    with torch.no_grad():\n        scores.append(net(x))"
+    assert code == (expected if is_told else "")

@@ -36,7 +36,12 @@ from oom_magic.explain.remedies.rehearsal import (
     check_surveyed,
     rehearse,
 )
-from oom_magic.explain.remedies.size_parameters import SizeParameter, find_accumulation, find_size_parameters
+from oom_magic.explain.remedies.size_parameters import (
+    SizeParameter,
+    find_accumulation,
+    find_size_parameters,
+    leading_names,
+)
 from oom_magic.user_code import is_cell
 
 if TYPE_CHECKING:
@@ -54,7 +59,7 @@ if TYPE_CHECKING:
 _EVALUATES = re.compile(r"eval|valid|test|predict|generate|no_grad|inference_mode", re.IGNORECASE)
 _MOST_PARAMETERS = 4
 _ALL_STEPS = sys.maxsize  # of training; loops that evaluate may still be cut short
-_MOST_ROWS = 16  # of a model's inputs for one sample
+_MOST_ROWS = 256  # of a model's inputs for one sample
 _DIMENSIONS = {"batch": 0, "seq": 1, "evaluation": 0}
 _SIZE_OF = {
     "smaller_batch": "batch",
@@ -148,9 +153,9 @@ class CellRehearsal:
                     return
 
     def _named_batches(self, value: int) -> list[SizeParameter]:
-        """What is called a batch and has that value."""
+        """What is called a batch, or stands first in shapes, and has that value."""
         found = find_size_parameters(self._tree, self._names, "batch", value, self._arguments)
-        return [one for one in found if one.is_named][:1]
+        return [one for one in found if one.is_named or one.label in leading_names(self._tree)][:1]
 
     @property
     def is_evaluation(self) -> bool:

@@ -92,11 +92,20 @@ def _literals(tree: ast.Module, pattern: re.Pattern[str], value: int) -> Iterato
                 yield SizeParameter(label or str(value), bool(pattern.search(label)), _override_literal(constant))
 
 
-def _shapes(tree: ast.Module, what: str, value: int) -> Iterator[SizeParameter]:
-    """One size in several shapes, such as those of inputs and labels: a batch stands first in each."""
+def leading_names(tree: ast.Module) -> set[str]:
+    """The variables that stand first in shapes, as a batch does, whatever it is called: ``torch.rand(N_RAYS, 3)``."""
+    return {one.id for one in _leading(tree) if isinstance(one, ast.Name)}
+
+
+def _leading(tree: ast.Module) -> list[ast.expr]:
     parts = [node.elts[:1] for node in ast.walk(tree) if isinstance(node, (ast.Tuple, ast.List))]
     parts += [node.args[:1] for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    constants = [one for part in parts for one in part if isinstance(one, ast.Constant)]
+    return [one for part in parts for one in part]
+
+
+def _shapes(tree: ast.Module, what: str, value: int) -> Iterator[SizeParameter]:
+    """One size in several shapes, such as those of inputs and labels: a batch stands first in each."""
+    constants = [one for one in _leading(tree) if isinstance(one, ast.Constant)]
     firsts = [one for one in constants if type(one.value) is int and one.value == value]
     if what == "batch" and len(firsts) > 1:
         yield SizeParameter(str(value), False, _override_literals(firsts))
