@@ -78,7 +78,6 @@ EVERY_RUN: Names = {
         *_in("torch._C", "_to_dlpack _to_dlpack_versioned"),
         "torch._C._nn._parse_to",
         "torch.jit.ScriptModule._apply",
-        "torch.utils._python_dispatch._is_in_torch_dispatch_mode",
         "torch._has_compatible_shallow_copy_type",
         *_in("torch._tensor_str", "PRINT_OPTS _str"),
         *_in("torch.nn.Module", "_backward_hooks _buffers _parameters"),

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._C import DisableTorchFunction  # type: ignore[attr-defined]
 from torch._ops import OpOverload
-from torch.utils import _python_dispatch as dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from oom_magic.language import _
@@ -35,7 +34,7 @@ from oom_magic.predict.instrumentation.autograd_order import number_when_made
 from oom_magic.predict.instrumentation.collector import Collector
 from oom_magic.predict.instrumentation.recorder import Recorder
 from oom_magic.predict.isolation.interrupts import Interrupts
-from oom_magic.predict.operators.calls import Call, acts_like_subclass, find_overload
+from oom_magic.predict.operators.calls import Call, find_overload
 from oom_magic.predict.operators.fallbacks import find_fallback, is_wrapper
 from oom_magic.predict.operators.gradients import reference_counts_in_autograd, reused_gradient
 from oom_magic.predict.operators.known_outputs import KnownOutputs
@@ -121,6 +120,8 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         self._cards_of_nodes: dict[int, int] = {}  # by autograd's sequence number
         self._composite: dict[OpOverload, bool] = {}
         self._is_inside = False  # an operator, by which others are run
+        self._depth = 0  # modes on the stack, with this one
+        self._has_watcher = False  # a mode of the user's around the backward that runs
         reference_counts_in_autograd()  # looked up now, before the modes are on
 
     @classmethod
@@ -129,11 +130,31 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         return True
 
     def __enter__(self) -> FakeGPU:
-        """The pretend GPU itself is none of the modes that PyTorch says code is under."""
-        before = dispatch._is_in_torch_dispatch_mode
+        """Modes that are entered later are the user's."""
         super().__enter__()
-        dispatch._is_in_torch_dispatch_mode = before
+        if not self._is_inside:
+            self._depth = torch._C._len_torch_dispatch_stack()  # type: ignore[attr-defined]
         return self
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether a dispatch mode of the user's code sees each operator: PyTorch then makes a new tensor where it else
+        would write into one (aten/src/ATen/TensorSubclassLikeUtils.h, ``isTensorSubclassLike``). Outside of operators.
+        """
+        depth: int = torch._C._len_torch_dispatch_stack()  # type: ignore[attr-defined]
+        return depth > self._depth
+
+    def noting_watchers(self, run_backward: Callable[..., Any]) -> Callable[..., Any]:
+        """``torch.autograd._engine_run_backward``, whose operators do not see the modes around it."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            before, self._has_watcher = self._has_watcher, self.is_watched
+            try:
+                return run_backward(*args, **kwargs)
+            finally:
+                self._has_watcher = before
+
+        return run
 
     def restart(self) -> None:
         """Begin a new trace; live tensors stay."""
@@ -247,8 +268,9 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
     ) -> Any:
         name = func.name()
         phase = self.attribution.phase(torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
-        in_place = func is self._in_place and not acts_like_subclass()
-        reused = _alias(args[0]) if in_place else reused_gradient(func, args)
+        reused = None if self._has_watcher else reused_gradient(func, args)
+        if func is self._in_place:
+            reused = _alias(args[0])
         out = self._kernel(func, args, kwargs) if reused is None else reused
         rule = self.rules.get(func)
         if rule is None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch._C import DispatchKey
 from torch._ops import OpOverload
-from torch.utils import _python_dispatch as dispatch
 
 from oom_magic.memory.categories import Category
 from oom_magic.memory.timeline import Phase
@@ -42,16 +41,6 @@ def existing(table: dict[str, T]) -> dict[OpOverload, T]:
     """``table`` by operator, without those that this PyTorch does not have."""
     found = {find_overload(name): value for name, value in table.items()}
     return {overload: value for overload, value in found.items() if overload is not None}
-
-
-def acts_like_subclass(tensor: torch.Tensor | None = None) -> bool:
-    """Whether CUDA's code makes a new tensor where it else would write into this one: under a dispatch mode of the
-    user's code, which sees each operator, and in a transform of ``torch.func``.
-
-    Source: aten/src/ATen/TensorSubclassLikeUtils.h, ``isTensorSubclassLike``.
-    """
-    is_wrapped = tensor is not None and torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-    return is_wrapped or dispatch._is_in_torch_dispatch_mode
 
 
 class Call:

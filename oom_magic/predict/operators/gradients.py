@@ -14,7 +14,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from oom_magic.predict.operators.calls import TORCH, acts_like_subclass
+from oom_magic.predict.operators.calls import TORCH
 
 aten = torch.ops.aten
 
@@ -42,7 +42,7 @@ def reused_gradient(func: OpOverload, args: tuple[Any, ...]) -> torch.Tensor | N
     is_sum = func is aten.add.Tensor
     if not is_sum and func not in _IN_PLACE_NODES:
         return None
-    if torch.is_grad_enabled() or torch._C._current_graph_task_id() == -1 or acts_like_subclass():
+    if torch.is_grad_enabled() or torch._C._current_graph_task_id() == -1:
         return None
     target: torch.Tensor = args[0]
     if is_sum:

@@ -6,7 +6,7 @@ Each names the file of PyTorch that chooses, and its function.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -20,14 +20,14 @@ from oom_magic.predict.kernels import convolutions, losses, normalization, recur
 from oom_magic.predict.kernels.normalization import is_by_cudnn
 from oom_magic.predict.operators.attention import attend
 from oom_magic.predict.operators.autocast import Autocast
-from oom_magic.predict.operators.calls import TORCH, Kernel, acts_like_subclass, existing, find_overload, original
+from oom_magic.predict.operators.calls import TORCH, Kernel, existing, find_overload, original
 from oom_magic.predict.setups.gpus import GPU
 
 aten = torch.ops.aten
 
 
 def _linear(
-    usual: Kernel, tensor: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    gpu: FakeGPU, usual: Kernel, tensor: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
     """aten/src/ATen/native/Linear.cpp, ``linear``: one product of all rows, or the bias is added to it."""
     if bias is None or tensor.dim() == 2:
@@ -38,7 +38,8 @@ def _linear(
         out = aten.addmm(bias, rows, weight.t())
         return aten._unsafe_view(out, shape) if TORCH >= (2, 15) else out.view(shape)
     product = aten.matmul(tensor, weight.t())
-    return product + bias if acts_like_subclass(bias) else product.add_(bias)
+    is_written = not (gpu.is_watched or torch._C._functorch.is_functorch_wrapped_tensor(bias))
+    return product.add_(bias) if is_written else product + bias
 
 
 def _batch_norm(usual: Kernel, tensor: torch.Tensor, weight: Any, bias: Any, *args: Any) -> Any:
@@ -115,7 +116,6 @@ _COMPOSITIONS: dict[str, Kernel] = {
     "ctc_loss.Tensor": _ctc_loss,
     "cumprod_backward": _cumprod_backward,
     "dropout": _dropout,
-    "linear": _linear,
     "log_softmax.int": partial(_softmax, aten._log_softmax),
     "one_hot": _one_hot,
     "softmax.int": partial(_softmax, aten._softmax),
@@ -142,12 +142,14 @@ def _choices(gpu: FakeGPU, card: GPU) -> dict[str, Kernel]:
         return choose
 
     def attention(*args: Any, **kwargs: Any) -> Any:
-        with gpu.writing_in_place(aten.add.Tensor):  # the mask: attention.cpp, _scaled_dot_product_attention_math
+        # The mask: attention.cpp, _scaled_dot_product_attention_math
+        with nullcontext() if gpu.is_watched else gpu.writing_in_place(aten.add.Tensor):
             return attend(card.capability, *args, **kwargs)
 
     chosen: dict[str, Kernel] = {
         **{name: partial(compose, _usual(name)) for name, compose in _COMPOSITIONS.items()},
         **recurrent.layer_kernels(gpu, card.num_multiprocessors),
+        "linear": partial(_linear, gpu, _usual("linear")),
         "lstm_cell": recurrent.lstm_cell,
         "gru_cell": recurrent.gru_cell,
         "scaled_dot_product_attention": attention,
