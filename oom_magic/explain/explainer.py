@@ -298,9 +298,8 @@ def _refined(judgement: Judgement, answer: TensorAnswer) -> Judgement:
     if best is None or best.fit < _TELLING_FIT or best.name not in _CAUSE_OF_TENSOR:
         return judgement
     is_seen = best.fit >= 1 and bool(best.expression)
-    is_open = judgement.cause is Cause.UNKNOWN or judgement.confidence in (Confidence.POSSIBLE, Confidence.OPEN)
     is_named_closer = judgement.cause is Cause.ACTIVATIONS and judgement.confidence is Confidence.LIKELY
-    if not (is_open or (is_named_closer and _CAUSE_OF_TENSOR[best.name] in _KINDS_OF_ACTIVATIONS)):
+    if not (judgement.is_open or (is_named_closer and _CAUSE_OF_TENSOR[best.name] in _KINDS_OF_ACTIVATIONS)):
         return judgement
     key = "tensor_seen" if is_seen else "tensor_matches"
     known = (

@@ -89,6 +89,11 @@ class Judgement:
     possible: tuple[PossibleCause, ...] = ()
 
     @property
+    def is_open(self) -> bool:
+        """Whether stronger evidence may name another cause."""
+        return self.cause is Cause.UNKNOWN or self.confidence in (Confidence.POSSIBLE, Confidence.OPEN)
+
+    @property
     def without_doubts(self) -> tuple[Evidence, ...]:
         """The evidence without the entries that only say what is unknown."""
         return tuple(one for one in self.evidence if one.key not in DOUBTS)

@@ -12,10 +12,10 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from types import CodeType
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.live.called import NOTHING, called_in, object_of
-from oom_magic.explain.remedies.own_code import copied
+from oom_magic.explain.remedies.own_code import copied, is_stored
 from oom_magic.user_code import is_users_file
 
 if TYPE_CHECKING:
@@ -207,13 +207,9 @@ def _carried(statement: ast.stmt, loop: ast.stmt) -> ast.expr | None:
             body = getattr(loop, "body", [])
             if name is None or statement not in body:
                 return None
-            earlier = {node.id for one in body[: body.index(statement)] for node in ast.walk(one) if _is_bound(node)}
+            earlier = {node.id for one in body[: body.index(statement)] for node in ast.walk(one) if is_stored(node)}
             return None if name.id in earlier or f"{name.id}.detach" in ast.unparse(loop) else name
     return None
-
-
-def _is_bound(node: ast.AST) -> TypeGuard[ast.Name]:
-    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
 
 
 def _cut(statement: ast.stmt, name: str, value: Any) -> str:

@@ -52,9 +52,7 @@ def refine_with_report(judgement: Judgement, report: MemoryReport) -> Judgement:
         is_evaluation = any(one.key == "phase_evaluation" for one in judgement.evidence)
         cause = judgement.cause if is_evaluation else Cause.LEAK_OR_RETAINED_REFERENCE
         return Judgement(cause, (alive, *judgement.without_doubts), Confidence.LIKELY)
-    if judgement.cause is not Cause.UNKNOWN and judgement.confidence is Confidence.LIKELY:
-        return judgement
-    return _by_category(judgement, report)
+    return _by_category(judgement, report) if judgement.is_open else judgement
 
 
 def _by_category(judgement: Judgement, report: MemoryReport) -> Judgement:

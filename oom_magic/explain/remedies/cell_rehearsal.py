@@ -155,7 +155,8 @@ class CellRehearsal:
     def _named_batches(self, value: int) -> list[SizeParameter]:
         """What is called a batch, or stands first in shapes, and has that value."""
         found = find_size_parameters(self._tree, self._names, "batch", value, self._arguments)
-        return [one for one in found if one.is_named or one.label in leading_names(self._tree)][:1]
+        leading = leading_names(self._tree)
+        return [one for one in found if one.is_named or one.label in leading][:1]
 
     @property
     def is_evaluation(self) -> bool:
@@ -302,19 +303,18 @@ class CellRehearsal:
 
     def _own_placement(self, key: str, values: Mapping[str, Any]) -> str:
         """The statements that spread the model over processes, of the cell or a function that it runs, changed."""
-        code = own_placement(self._tree, key, values)
-        for one in () if code else called_in(self._tree, self._names):
-            code = own_placement(one.definition, key, values)
-            if code:
-                return f"# in {one.definition.name}:\n{code}"
-        return code
+        return self._rewritten(lambda tree: own_placement(tree, key, values))
 
     def _own_evaluations(self) -> str:
         """The loops that evaluate beside a training, of the cell or a function that it runs, under ``no_grad``."""
         models = {name for name, value in self._names.items() if is_module(value)}
-        code = evaluations_without_gradients(self._tree, models)
+        return self._rewritten(lambda tree: evaluations_without_gradients(tree, models))
+
+    def _rewritten(self, rewrite: Callable[[ast.Module | ast.FunctionDef | ast.AsyncFunctionDef], str]) -> str:
+        """What ``rewrite`` makes of the cell, else of the first function that it runs of which it makes anything."""
+        code = rewrite(self._tree)
         for one in () if code else called_in(self._tree, self._names):
-            code = evaluations_without_gradients(one.definition, models)
+            code = rewrite(one.definition)
             if code:
                 return f"# in {one.definition.name}:\n{code}"
         return code

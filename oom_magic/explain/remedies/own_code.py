@@ -269,7 +269,7 @@ def _path(tree: ast.AST, inner: ast.stmt) -> Iterator[tuple[list[ast.stmt], int]
 
 def _accumulate(loop: ast.For) -> bool:
     """Let the optimizer step after ``accumulation`` batches; whether that was possible."""
-    made = {node.id for one in loop.body for node in ast.walk(one) if _is_stored(node)}
+    made = {node.id for one in loop.body for node in ast.walk(one) if is_stored(node)}
     updates = [one for one in loop.body if _is_update(one, made)]
     if not any(_called(node) == "step" for one in updates for node in ast.walk(one)):
         return False
@@ -420,7 +420,8 @@ def _is_update(statement: ast.stmt, made: Collection[str] = ()) -> bool:
     return _called(statement) in _UPDATES
 
 
-def _is_stored(node: ast.AST) -> TypeGuard[ast.Name]:
+def is_stored(node: ast.AST) -> TypeGuard[ast.Name]:
+    """Whether a name is bound there."""
     return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
 
 

@@ -268,8 +268,9 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
     ) -> Any:
         name = func.name()
         phase = self.attribution.phase(torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
-        reused = None if self._has_watcher else reused_gradient(func, args)
-        if func is self._in_place:
+        if func is not self._in_place:
+            reused = None if self._has_watcher else reused_gradient(func, args)
+        else:
             reused = _alias(args[0])
         out = self._kernel(func, args, kwargs) if reused is None else reused
         rule = self.rules.get(func)

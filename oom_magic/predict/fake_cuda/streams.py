@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from oom_magic.predict.instrumentation.autograd_order import number_when_made
+from oom_magic.predict.instrumentation.autograd_order import NO_SEQUENCE, number_when_made
 
 _MAIN = "main"
 _AUTOGRAD = "autograd"
@@ -39,7 +39,6 @@ class StreamOwner(Protocol):
 _POOL_SIZE = 32  # kStreamsPerPool in c10/cuda/CUDAStream.cpp
 _NUM_PRIORITIES = 4  # max_compile_time_stream_priorities there
 _EXTERNAL = 1 << 32
-_NO_SEQUENCE = 1 << 63  # AccumulateGrad's is UINT64_MAX
 
 
 class FakeEvent:
@@ -175,7 +174,7 @@ class Streams:
         """The stream of the node that runs; AccumulateGrad's is that of what gave it the gradient, in whose forward it
         was made (``grad_accumulator`` in torch/csrc/autograd/variable.cpp).
         """
-        if number < _NO_SEQUENCE:
+        if number < NO_SEQUENCE:
             self._gave_gradient[card] = self._of_node(card, number)
         return self._gave_gradient.get(card, 0)
 
@@ -188,7 +187,7 @@ class Streams:
         return next((stream for stream, is_taken in zip(streams, takes, strict=True) if stream and is_taken), 0)
 
     def _of_node(self, card: int, number: int) -> int:
-        if number >= _NO_SEQUENCE:
+        if number >= NO_SEQUENCE:
             return 0  # AccumulateGrad: that of the parameter, made on the default stream
         position = bisect_right(self._first_nodes[card], number)
         return self._streams_of_nodes[card][position - 1] if position else 0

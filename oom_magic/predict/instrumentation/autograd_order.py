@@ -14,7 +14,7 @@ import torch
 
 Node = Any  # torch.autograd.graph.Node, with its private methods
 _FIRST = 1 << 40  # above what this thread counts, below AccumulateGrad's
-_NO_SEQUENCE = 1 << 63
+NO_SEQUENCE = 1 << 63  # AccumulateGrad's is UINT64_MAX
 _NUMBER = "oom_magic_sequence_nr"
 
 
@@ -76,7 +76,7 @@ class AutogradOrder:
 def number_when_made(node: Node) -> int:
     """The node's sequence number as this thread counted it."""
     number: int = node._sequence_nr()
-    return node.metadata.get(_NUMBER, number) if _FIRST <= number < _NO_SEQUENCE else number
+    return node.metadata.get(_NUMBER, number) if _FIRST <= number < NO_SEQUENCE else number
 
 
 def _next_number() -> int:
