@@ -4,6 +4,7 @@ nothing is on the disk."""
 from __future__ import annotations
 
 import _socket
+import _thread
 import contextlib
 import ctypes
 import functools
@@ -15,6 +16,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -230,6 +232,42 @@ def test_other_threads_write_with_c_libraries_as_always(tmp_path: Path) -> None:
     om.dry_run(run)
     thread.join()
     assert [path.name for path in tmp_path.glob("*.gz")] == ["theirs.gz"]
+
+
+def test_threads_that_threading_does_not_know_are_the_users_too() -> None:
+    """As execnet's, which receives what other processes send."""
+    (take, send), received, done = os.pipe(), [], threading.Event()
+
+    def receive() -> None:
+        while text := os.read(take, 1):
+            received.append(text)
+        done.set()
+
+    _thread.start_new_thread(receive, ())
+    sender = subprocess.Popen(["sh", "-c", "for i in 1 2 3 4; do printf x; sleep 0.1; done"], stdout=send)
+    os.close(send)
+    om.dry_run(lambda: time.sleep(0.4))
+    assert sender.wait() == 0 and done.wait(9)
+    os.close(take)
+    assert len(received) == 4
+
+
+def test_threads_that_the_run_starts_without_threading_are_the_runs(home: Path) -> None:
+    number, started, done = os.open(home.parent / "log", os.O_RDWR | os.O_CREAT), [], threading.Event()
+
+    def work(text: bytes) -> None:
+        os.write(number, text)
+        Path("made.txt").write_text("by the run")
+        done.set()
+
+    def run() -> None:
+        started.append(_thread.start_new_thread(work, (b"run",)))
+        done.wait()
+        assert Path("made.txt").exists()
+
+    om.dry_run(run)
+    assert started and (home.parent / "log").read_bytes() == b""
+    os.close(number)
 
 
 def test_a_file_of_hdf5_that_was_open_is_as_it_was(home: Path) -> None:

@@ -6,6 +6,7 @@ others find PyTorch as it is. A thread of the run enters the modes when it begin
 
 from __future__ import annotations
 
+import _thread
 import threading
 import time
 import weakref
@@ -146,7 +147,19 @@ class Scope:
                 thread.run = run_inside  # type: ignore[method-assign]
             start(thread)
 
-        return [(threading.Thread, {"start": started})]
+        begin = _thread.start_new_thread
+
+        def begun(function: Callable[..., Any], *args: Any) -> int:
+            if not scope._here.is_run:
+                return begin(function, *args)
+
+            def run_inside(*args: Any, **kwargs: Any) -> Any:
+                scope._here.is_run = True
+                return function(*args, **kwargs)
+
+            return begin(run_inside, *args)
+
+        return [(threading.Thread, {"start": started}), (_thread, {"start_new_thread": begun})]
 
     def join(self) -> None:
         """The calling thread is the run's."""
