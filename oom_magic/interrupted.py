@@ -37,7 +37,7 @@ class Interrupted(_ShownAsOneLine, KeyboardInterrupt):
 
 
 class PyTorchMissingError(_ShownAsOneLine, ImportError):
-    """PyTorch is not installed; an ImportError that IPython shows as one line."""
+    """PyTorch is not installed, or lacks what a dry run rests on; an ImportError that IPython shows as one line."""
 
     shown_as = "ImportError"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 from functools import cache
 from importlib.util import find_spec
@@ -212,8 +213,15 @@ def test_what_is_missing_is_named() -> None:
     names = {"tensors are told apart": ("torch._C._no_such_name", "torch._no_such_module.thing", "torch.float32")}
     lost = torch_private.missing(names)
     assert set(lost) == {"torch._C._no_such_name", "torch._no_such_module.thing"}
-    with pytest.raises(RuntimeError, match=r"no longer has torch\._C\._no_such_name \(tensors are told apart\)"):
+    with pytest.raises(ImportError, match=r"no longer has torch\._C\._no_such_name \(tensors are told apart\)"):
         torch_private.check(names)
+
+
+@pytest.mark.parametrize("name", ["torch.overrides._get_current_function_mode_stack", "torch.library._defs"])
+def test_a_pytorch_that_lacks_one_is_told_before_anything_is_imported(name: str) -> None:
+    code = f"import oom_magic as om, torch\ndel {name}\nom.dry_run(lambda: torch.ones(3, device='cuda'))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert f"PyTorchMissingError: PyTorch {torch_private.torch.__version__} no longer has {name} (" in run.stderr
 
 
 OF_CUDA_BUILDS = {

@@ -20,7 +20,6 @@ from oom_magic.memory.allocator.caching_allocator import AllocatorOutOfMemory, C
 from oom_magic.memory.allocator.replay import failure_message
 from oom_magic.memory.report import Assumption, Device, MemoryReport, OutOfMemory
 from oom_magic.memory.timeline import Phase, SourceLine
-from oom_magic.predict import torch_private
 from oom_magic.predict.compiled.calls import compile_followed, run_or_as_written
 from oom_magic.predict.cpu_runs import stayed_on_cpu
 from oom_magic.predict.fake_cuda import transfers
@@ -183,7 +182,6 @@ class DrySession:
             collect_garbage()  # free garbage on the card before this run, not during it
         self._restart()
         load_language()
-        torch_private.check()
         try:
             self._follow(function, namespaces)
             self._forgive()

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from oom_magic.interrupted import PyTorchMissingError
 from oom_magic.language import _
 
 Names = Mapping[str, tuple[str, ...]]  # what for: the names
@@ -216,6 +217,7 @@ FLEX_ATTENTION: Names = {
         *_in("torch._higher_order_ops.flex_attention", "create_fw_bw_graph flex_attention flex_attention_backward"),
         *_in("torch._higher_order_ops.flex_attention", "sdpa_dense sdpa_dense_backward"),
         "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG",
+        *_in("torch", "_guards.TracingContext _subclasses.FakeTensor"),
     ),
 }
 DISTRIBUTED: Names = {
@@ -288,7 +290,7 @@ def missing(names: Names = EVERY_RUN) -> dict[str, str]:
 
 
 def check(names: Names = EVERY_RUN) -> None:
-    """Raises RuntimeError, which names the missing names, before anything changes; each table is checked once."""
+    """Raises PyTorchMissingError, which names the missing names; each table is checked once."""
     if id(names) in _checked:
         return
     lost = missing(names)
@@ -299,7 +301,7 @@ def check(names: Names = EVERY_RUN) -> None:
             version=torch.__version__,
             names=listed,
         )
-        raise RuntimeError(text)
+        raise PyTorchMissingError(text)
     _checked.add(id(names))
 
 

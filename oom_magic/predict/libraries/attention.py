@@ -22,8 +22,6 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch._guards import TracingContext
-from torch._subclasses import FakeTensor
 from torch.nn.functional import pad
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -235,6 +233,8 @@ def _traced_apart(usual: Callable[..., Any]) -> Callable[..., Any]:
     The tensors that ``score_mod`` captures have no data, so the scalars have none either. Raises NotImplementedError if
     a captured tensor is trained, since only compiled code computes its gradient.
     """
+    from torch._guards import TracingContext
+    from torch._subclasses import FakeTensor
 
     def create_fw_bw_graph(score_mod: Any, examples: tuple[Any, ...], others: tuple[Any, ...]) -> Any:
         if any(isinstance(one, FakeTensor) for one in examples):  # a compiler's
