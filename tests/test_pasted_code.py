@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import ast
 import json
+import linecache
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
 from oom_magic.explain.remedies.own_code import evaluations_without_gradients
 
 HERE = Path(__file__).parent / "gpu"
@@ -78,3 +82,33 @@ def test_an_evaluation_beside_a_training_goes_under_no_grad(told: str, data: str
     code = evaluations_without_gradients(ast.parse(TRAINED_AND_EVALUATED.format(told=told, data=data)), {"net"})
     expected = f"for x in {data}:\n    with torch.no_grad():\n        scores.append(net(x))"
     assert code == (expected if is_told else "")
+
+
+FUNCTIONS = """\
+def forward(x, model): return model(x)
+def epoch(net, opt, loader):
+    for images, labels in loader:
+        opt.zero_grad()
+        loss = {}
+        loss.backward()
+        opt.step()
+"""
+
+
+@pytest.mark.parametrize("call", ["forward(images, net)", "net.encode(images)", "forward(images, model=net)"])
+@pytest.mark.parametrize("cell", ["epoch(net, opt, loader)", FUNCTIONS[FUNCTIONS.index("    for") :]])
+def test_a_model_that_a_function_of_the_users_calls_goes_under_autocast(cell, call):
+    class Encoder(torch.nn.Linear):
+        def encode(self, x):
+            return self(x)
+
+    name, source = "<ipython-input-7-abc>", FUNCTIONS.format(call)
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    names = {"net": Encoder(4, 2), "opt": None, "loader": []}
+    exec(compile(source, name, "exec"), names)
+    rehearsal = CellRehearsal(exec, ast.parse(textwrap.dedent(cell.format(call))), names)
+    code = rehearsal.own_code("mixed_precision", {"dtype": "bf16"})
+    block = (
+        f"    opt.zero_grad()\n    with torch.autocast('cuda', dtype=torch.bfloat16):\n        loss = {call}\n    loss."
+    )
+    assert block in code and code.startswith("# in epoch:\n") is cell.startswith("epoch")

@@ -196,5 +196,21 @@ def test_what_earlier_training_left_with_cublas_is_there_when_an_evaluation_is_r
     assert rehearsal.begin([], 0).peak_allocated_bytes == true.peak_allocated_bytes
 
 
+def test_the_batch_is_that_of_the_call_which_filled_the_card_not_of_a_small_one_after_it() -> None:
+    names = {"torch": torch, "net": torch.nn.Linear(256, 256)}
+    cell = (
+        "inside, edge = (net(torch.ones(rows, 256, device='cuda')).exp() for rows in (4096, 8))\n"
+        "(inside.sum() + edge.sum()).backward()"
+    )
+    rehearsal = CellRehearsal(
+        lambda tree, names: exec(compile(tree, "<cell>", "exec"), names),
+        ast.parse("net.cuda()\n" + cell),
+        names,
+        gpu="RTX 3060",
+    )
+    rehearsal.begin([], 0)
+    assert rehearsal.sizes["batch"] == 4096
+
+
 def _workspaces_of(session: DrySession) -> int:
     return sum(one.num_bytes for one in session.fake_gpu.workspaces_before())

@@ -17,6 +17,7 @@ from oom_magic.explain.live.called import called_in
 from oom_magic.explain.live.growth import Growth, is_in, mended
 from oom_magic.explain.remedies.code import IN_A_LOOP, lacks_names
 from oom_magic.explain.remedies.own_code import (
+    Code,
     accumulating,
     evaluations_without_gradients,
     is_module,
@@ -126,7 +127,7 @@ class CellRehearsal:
             self._num_steps = report.timeline.num_steps() if report.timeline.was_left else _ALL_STEPS
         self._leaves_evaluations = training.leaves_evaluations
         self.steps_differ = report.timeline.was_left and training.of_a_new_size
-        self._fullest = training.call_at(report.peak_position)
+        self._fullest = training.fullest_call(report)
         self.sizes = {} if self._fullest is None else _sizes(self._fullest.inputs)
         self.accumulation = self._survey.batches_per_step
         self._find_sample()
@@ -286,7 +287,8 @@ class CellRehearsal:
         if what is None:
             if key == "no_grad" and (self._survey is None or self._survey.has_trained):
                 return self._own_evaluations()
-            own = own_code(self._tree, self._names, key, values) or self._own_placement(key, values)
+            own = self._rewritten(lambda tree, names: own_code(tree, names, key, values))
+            own = own or self._rewritten(lambda tree, _: own_placement(tree, key, values))
             is_foreign = key in IN_A_LOOP or lacks_names(key, self.names)
             return own or ("" if is_foreign else None)
         parameter = self.parameters.get(what)
@@ -301,20 +303,19 @@ class CellRehearsal:
             overridden[evaluation] = values["evaluation_after"]
         return self._with_sizes(key, values, overridden)
 
-    def _own_placement(self, key: str, values: Mapping[str, Any]) -> str:
-        """The statements that spread the model over processes, of the cell or a function that it runs, changed."""
-        return self._rewritten(lambda tree: own_placement(tree, key, values))
-
     def _own_evaluations(self) -> str:
         """The loops that evaluate beside a training, of the cell or a function that it runs, under ``no_grad``."""
         models = {name for name, value in self._names.items() if is_module(value)}
-        return self._rewritten(lambda tree: evaluations_without_gradients(tree, models))
+        return self._rewritten(lambda tree, _: evaluations_without_gradients(tree, models))
 
-    def _rewritten(self, rewrite: Callable[[ast.Module | ast.FunctionDef | ast.AsyncFunctionDef], str]) -> str:
-        """What ``rewrite`` makes of the cell, else of the first function that it runs of which it makes anything."""
-        code = rewrite(self._tree)
+    def _rewritten(self, rewrite: Callable[[Code, Mapping[str, Any]], str]) -> str:
+        """What ``rewrite`` makes of the cell, else of the first function that it runs of which it makes anything.
+
+        It gets each with the names that are seen there.
+        """
+        code = rewrite(self._tree, self._names)
         for one in () if code else called_in(self._tree, self._names):
-            code = rewrite(one.definition)
+            code = rewrite(one.definition, one.names)
             if code:
                 return f"# in {one.definition.name}:\n{code}"
         return code

@@ -5,7 +5,11 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Collection, Iterator, Mapping
+from types import FunctionType
 from typing import Any, TypeGuard, TypeVar
+
+from oom_magic.explain.live.called import called_in, object_of
+from oom_magic.user_code import is_users_file
 
 _LOADS = ("from_pretrained", "from_config")
 _WRAPPERS = ("DistributedDataParallel", "DataParallel")
@@ -82,6 +86,7 @@ def _loads(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
                 yield target, node  # type: ignore[misc]
 
 
+Code = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
 Node = TypeVar("Node", ast.stmt, ast.expr, ast.For, ast.Call)
 
 _UPDATES = ("step", "update", "unscale_", "zero_grad", "clip_grad_norm_", "clip_grad_value_")
@@ -104,15 +109,15 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _MOST_LINES = 60  # of a statement that is shown whole
 
 
-def own_code(tree: ast.Module, names: Mapping[str, Any], key: str, values: Mapping[str, Any]) -> str:
-    """The statements of a cell with a remedy applied; "" where the cell does not contain them in a known form.
+def own_code(tree: Code, names: Mapping[str, Any], key: str, values: Mapping[str, Any]) -> str:
+    """The statements of a cell or function with a remedy applied; "" where it does not contain them in a known form.
 
-    ``names`` is the cell's namespace: models among them decide what runs under autocast.
+    ``names`` is what the code sees: models among them decide what runs under autocast.
     """
     if key in _OPTIMIZERS:
         return _with_optimizer(tree, key)
     if key == "no_grad":
-        return _without_gradients(tree)
+        return _without_gradients(tree) if isinstance(tree, ast.Module) else ""
     found = _training_loop(tree)
     if found is None:
         return ""
@@ -120,7 +125,7 @@ def own_code(tree: ast.Module, names: Mapping[str, Any], key: str, values: Mappi
     if key == "dropped_outputs":
         return _with_outputs_dropped(loop)
     if key == "mixed_precision" and values.get("dtype") == "bf16":
-        return _under_autocast(loop, {name for name, value in names.items() if is_module(value)})
+        return _under_autocast(loop, names, _arguments_of(tree))
     return ""
 
 
@@ -178,7 +183,7 @@ def _is_arguments(call: ast.Call) -> bool:
     return name.endswith("TrainingArguments") or bool(name.endswith("Config") and sets & _TRAINER_ARGUMENTS)
 
 
-def _with_optimizer(tree: ast.Module, key: str) -> str:
+def _with_optimizer(tree: Code, key: str) -> str:
     """The assignments of optimizers, each with another class or option."""
     lines = []
     for node in ast.walk(tree):
@@ -318,11 +323,12 @@ def _counter(loop: ast.For) -> str:
     return "number"
 
 
-def _under_autocast(loop: ast.For, models: set[str]) -> str:
+def _under_autocast(loop: ast.For, names: Mapping[str, Any], given: Collection[str]) -> str:
     """The loop with the model's call and the loss under autocast, and the backward outside."""
     (backward,) = _backwards(loop)
     end = loop.body.index(backward)
-    start = next((at for at, one in enumerate(loop.body[: end + 1]) if _calls(one, models)), None)
+    made = enumerate(loop.body[: end + 1])
+    start = next((at for at, one in made if not _is_update(one) and runs_model(one, names, given)), None)
     if start is None:
         return ""
     # Gradients may be cleared right before the backward.
@@ -381,13 +387,12 @@ def _under_no_grad(body: list[ast.stmt]) -> ast.With:
     return context
 
 
-def evaluations_without_gradients(tree: ast.Module | ast.FunctionDef | ast.AsyncFunctionDef, models: set[str]) -> str:
+def evaluations_without_gradients(tree: Code, models: set[str]) -> str:
     """The loops of a cell or function that evaluate one of the ``models``, with ``no_grad`` in them; "" if it has none.
 
     A loop whose losses are walked back behind it is none: ``eval()`` comes before it, or its data have such a name.
     """
-    given = {one.arg for one in tree.args.args} if isinstance(tree, (ast.FunctionDef, ast.AsyncFunctionDef)) else set()
-    loops = [copied(loop) for loop in _evaluating(tree.body, models | given)]
+    loops = [copied(loop) for loop in _evaluating(tree.body, models | _arguments_of(tree))]
     for loop in loops:
         loop.body = [_under_no_grad(loop.body)]
     return "\n".join(map(ast.unparse, loops))
@@ -406,6 +411,30 @@ def _evaluating(body: list[ast.stmt], models: set[str]) -> Iterator[ast.For]:
         else:
             for name in ("body", "orelse"):
                 yield from _evaluating(getattr(statement, name, []), models)
+
+
+def _arguments_of(tree: Code) -> set[str]:
+    """The names of a function's arguments, of which nothing is known: each may be a model."""
+    return set() if isinstance(tree, ast.Module) else {one.arg for one in tree.args.args}
+
+
+def runs_model(tree: ast.AST, names: Mapping[str, Any], given: Collection[str] = ()) -> bool:
+    """Whether code calls a module: itself, by a method, or by a function of the user's that it gives one to.
+
+    ``given`` are names that may be modules.
+    """
+    parts = [(tree, names), *((one.definition, one.names) for one in called_in(tree, names))]
+    calls = [(node, known) for part, known in parts for node in ast.walk(part) if isinstance(node, ast.Call)]
+    return any(_may_run(call, known, given) for call, known in calls)
+
+
+def _may_run(call: ast.Call, names: Mapping[str, Any], given: Collection[str]) -> bool:
+    function = object_of(call.func, names)
+    if is_module(function) or ast.unparse(call.func).partition(".")[0] in given:
+        return True
+    values = [*call.args, *(one.value for one in call.keywords)]
+    is_users = isinstance(function, FunctionType) and is_users_file(function.__code__.co_filename)
+    return is_users and any(is_module(object_of(one, names)) or ast.unparse(one) in given for one in values)
 
 
 def _is_update(statement: ast.stmt, made: Collection[str] = ()) -> bool:

@@ -9,21 +9,25 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from tqdm.auto import tqdm
 
 from oom_magic.language import _
 from oom_magic.memory.categories import Category
-from oom_magic.memory.timeline import MarkKind
+from oom_magic.memory.timeline import PHASES, MarkKind, Phase
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.instrumentation.loops import LIKE_STEPS, LOOPS, Loops, Usage
 from oom_magic.predict.isolation.live_objects import find_live_objects
 from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.isolation.run_threads import is_of_run
 from oom_magic.predict.what_if.change import Change, InapplicableError, Inputs, inputs_of
+
+if TYPE_CHECKING:
+    from oom_magic.memory.report import MemoryReport
 
 STEPS_OF_EACH = 2  # optimizer: the first makes its state
 MOST_STEPS = 20
@@ -105,6 +109,26 @@ class Training:
         first = self.begins_at[0] if self.begins_at else 0
         begun = [call for call in calls if call.position <= position + first]
         return begun[-1] if begun else next(iter(calls), None)
+
+    def fullest_call(self, report: MemoryReport) -> ModelCall | None:
+        """Of the calls like the last before a report's peak, in its step: the one after which, up to the next, the
+        forward made most of what is alive then. A small call may come last, such as that for a boundary."""
+        position = report.peak_position
+        last, first = self.call_at(position), self.begins_at[0] if self.begins_at else 0
+        if last is None:
+            return None
+        timeline, phase = report.timeline, PHASES.index(Phase.FORWARD)
+        ends = (mark.position for mark in timeline.marks if mark.kind is MarkKind.STEP_END)
+        ended = max((end for end in ends if end <= position), default=0)
+        calls = [call for call in self.model_calls if call.is_model and ended <= call.position - first <= position]
+        begun = np.array([call.position - first for call in calls])
+        live = timeline.live_at(position)
+        live = live[timeline.phase[live] == phase]
+        made_after = np.searchsorted(begun, np.flatnonzero(timeline.order >= 0)[live], side="right")
+        alive = np.bincount(made_after, timeline.requested_bytes[live], len(calls) + 1)[1:]
+        mode = last.is_training, last.has_gradients
+        alike = [at for at, call in enumerate(calls) if (call.is_training, call.has_gradients) == mode]
+        return calls[max(reversed(alike), key=lambda at: alive[at])] if alike else last
 
     @contextmanager
     def followed(self) -> Iterator[None]:
