@@ -48,7 +48,7 @@ _NUMBERS = (
     ("text", "said", "not_said"),
     [
         pytest.param(_CROPS, ["loss_function", "fp16"], ["logits", "LoRA", "sdpa", "roberta", r"\*\*batch"], id="crops"),
-        pytest.param(_SERVED, ["0.75", "len 2048", "size 8"], ["0.85\n", "8192", "SGLang: "], id="limits of a server"),
+        pytest.param(_SERVED, ["0.75", "len 2048", "size 8", "now 0.85"], ["n 0.85", "8192", "SGLang"], id="limits of a server"),
         pytest.param(_TOO_LONG, ["no sequence", "len 3664"], ["leaves nothing", "CUDA graphs", "lower"], id="too long"),
         pytest.param(_TACTIC, ["only a warning"], ["nvidia-smi"], id="tactic"),
         pytest.param(_NO_METAL, ["virtual machine"], ["weights do not fit", "Lift"], id="no Metal"),
@@ -95,7 +95,7 @@ _NUMBERS = (
         pytest.param(
             "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 805,306,368 bytes (allocated so far: 536,870,912"
             " bytes, limit set to: 1,073,741,824 bytes).",
-            ["A limit set for this process", "free_all_blocks"], ["quantized"], id="a limit of CuPy's pool",
+            ["A limit set for this process", "set_limit"], ["quantized"], id="a limit of CuPy's pool",
         ),
         pytest.param(
             "OOM when allocating tensor with shape[7,7,512,4096] even though I train with one picture on fcn8",
@@ -269,6 +269,32 @@ _NUMBERS = (
             "E tensorflow/stream_executor/rocm/rocm_driver.cc:600] failed to allocate 890.06M (933298432 bytes) from device:"
             " HIP_ERROR_OutOfMemory\nI get the same error with ROCm 5.6", ["Check with rocm-smi"],
             ["Close what else"], id="others that nobody has seen",
+        ),
+        pytest.param(
+            "llm = LLM(model=path)\nvllm: torch.OutOfMemoryError: CUDA out of memory, in capture_model",
+            ["gpu_memory_utilization=LESS", "0.9 unless set", "max_num_seqs=LESS"], ["--gpu", r"=0\.\d", r"seqs=\d"],
+            id="a limit that the text does not give",
+        ),
+        pytest.param(
+            "Llama(model_path, n_gpu_layers=32, n_ctx=16000)\nllama_kv_cache_init: failed to allocate buffer for kv cache",
+            [r"Llama\(MODEL, n_ctx=8000\)   # now 16000", "n_gpu_layers=16"], ["llama-server", "-ngl", "8192"],
+            id="llama.cpp from Python",
+        ),
+        pytest.param(
+            "I sort with cupy: MemoryError: out of memory allocating 8000000000 bytes, too large for one array",
+            ["smaller pieces"], ["free_all_blocks", "nvidia-smi", "close"], id="a pool's cache is no large array",
+        ),
+        pytest.param(
+            "TensorRT 8, memory leak: GPU memory increases with each context.execute_v2(), 16 MB per call",
+            ["newer version"], ["workspace", "Build for smaller"], id="a workspace keeps nothing",
+        ),
+        pytest.param(
+            "diffusers on my Mac, image 1024x1024: RuntimeError: Invalid buffer size: 16.00 GB", ["attention scores", "slices"],
+            ["leaves it open", "Find the shape", "sdpa"], id="a picture's scores on a Mac",
+        ),
+        pytest.param(
+            "rocm_driver.cc:630] failed to allocate 16777216.00T (18446744073708503040 bytes) from device: hipError_t(1002)",
+            ["overflowed"], ["A smaller batch", "ALLOW_GROWTH"], id="a size that overflowed in TensorFlow",
         ),
         pytest.param(
             "KernelRestarter: restarting kernel (1/5) during a join of two pandas data frames", ["likely"], ["certain"],

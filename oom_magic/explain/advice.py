@@ -19,9 +19,11 @@ from oom_magic.explain.remedies.rehearsal import NotEvaluatedError, Rehearsal, S
 from oom_magic.explain.remedies.remedy import AsItIs, Remedy, Situation, ranked
 from oom_magic.explain.remedies.texts import (
     AGAINST_IN_ANY_RUN,
+    OF_SETTINGS,
     code_of,
     is_evaluation,
     printed_by_message,
+    setting_of,
     text_remedies,
     trains,
 )
@@ -104,7 +106,7 @@ _HAD_BY = {
     "smaller_batch_any": "has_batch_of_one",
 }  # fmt: skip
 _TRIED = {
-    "vllm_utilization": "tried_share", "sglang_fraction": "tried_share", "server_share": "tried_share",
+    "server_share": "tried_share", "larger_share": "tried_share",
     "shorter_context": "tried_length", "fewer_waiting": "tried_workers", "mps_watermark": "tried_watermark",
     "smaller_batch_any": "tried_batch",
 }  # fmt: skip
@@ -118,11 +120,11 @@ _OF_WHAT_IS_TOLD = {
     "no_grad": {"evaluates", "infers", "lacks_no_grad", "keeps_predictions"},
 }
 _OF_DIFFUSION = ("diffusers_vae", "pictures_offload", "quantized_model")
-_LENGTH_SETTINGS = {"vllm": "--max-model-len", "sglang": "--context-length"}
+_LARGEST_SHARE = 0.95  # of a server's; the rest is the driver's and the context's
 _SHARES = ("tf_growth", "jax_preallocate")
 _OF_TRANSFORMERS = ("transformers Trainer", "PEFT", "vLLM", "bitsandbytes", "deepspeed", "FSDP")
 _LARGE_INPUT = {"input_named", "larger_input_fails"}
-_ON_A_MAC = {"raise_limit": "mps_watermark"}
+_ON_A_MAC = {"raise_limit": "mps_watermark", "webui_attention": "webui_attention_mac"}
 # On a Mac: the allocator has no expandable segments, the GPU shares the RAM, and bitsandbytes does not support it.
 _NOT_ON_A_MAC = {"expandable_segments", "offload", "fsdp_any", "qlora", "optimizer_8bit"}
 _REHEARSED = ("cuda", "hip")  # both are "cuda" in code
@@ -260,6 +262,8 @@ def _applicable(diagnosis: Diagnosis, keys: tuple[str, ...], *, is_text: bool) -
     if is_text and "one_graph" in diagnosis.told and diagnosis.cause in _OF_INPUTS:
         keys = ("sample_graph", *(key for key in keys if key not in ("smaller_input", "smaller_batch_any")))
     is_settled = not diagnosis.setup_phrases and not diagnosis.story.proposals  # a guide proposes what it sets
+    if diagnosis.backend == "mps":
+        keys = tuple(dict.fromkeys(_ON_A_MAC.get(key, key) for key in keys if key not in _NOT_ON_A_MAC))
     for key in keys:
         if key in _ALONE and _OF_RANKS & set(diagnosis.frameworks):
             continue  # each rank holds a model of its own, or a shard
@@ -284,6 +288,8 @@ def _applicable(diagnosis: Diagnosis, keys: tuple[str, ...], *, is_text: bool) -
 def _is_had(key: str, diagnosis: Diagnosis, is_settled: bool) -> bool:
     """Whether the run has it already; a batch of one stays one, whatever a text proposes."""
     if key == "smaller_batch_any" and "batch_of_one" in diagnosis.told:
+        return True
+    if key == "larger_share" and diagnosis.limits.get("share", 0) >= _LARGEST_SHARE:
         return True
     if key == "foreach" and _OF_EACH_TENSOR in diagnosis.code:
         return True
@@ -376,8 +382,6 @@ def _keys(diagnosis: Diagnosis, elsewhere: tuple[str, ...] | None, reason: Evide
         keys = ("fsdp_any", *keys)  # which is theirs
     if reason.key == "reason_cuda_graphs":
         keys = ("no_cuda_graphs", *keys)
-    if diagnosis.backend == "mps":
-        keys = tuple(_ON_A_MAC.get(key, key) for key in keys if key not in _NOT_ON_A_MAC)
     growth = diagnosis.growth
     if growth is not None and growth.fixed and growth.remedy != "detach":
         keys = (growth.remedy, *(key for key in keys if key not in ("detach", "no_grad")))
@@ -407,8 +411,11 @@ def _against(diagnosis: Diagnosis, reason: Evidence) -> tuple[str, ...]:
 
 def _values_of(key: str, diagnosis: Diagnosis) -> Mapping[str, Any]:
     """The values that a remedy's sentence names."""
-    if key == "shorter_context":
-        return {"setting": _LENGTH_SETTINGS.get(diagnosis.program, "context length")}
+    if key in OF_SETTINGS:
+        return setting_of(key, diagnosis)
+    if key == "smaller_batch_any" and "batch" in diagnosis.run:
+        batch, steps = int(diagnosis.run["batch"]), int(diagnosis.limits.get("accumulation", 1))
+        return {"half": max(batch // 2, 1), "twice": 2 * steps, "sizes": f"now {batch}, {steps}"}
     if key in ("close_processes_any", "check_processes"):
         return {"tool": device_tool(diagnosis.backend, diagnosis.accelerator)}
     if key == "detach":

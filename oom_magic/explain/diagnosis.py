@@ -37,8 +37,8 @@ class Diagnosis(Result):
     what PyTorch's own tip against fragmentation is worth here. ``possible`` are all causes that a text leaves possible,
     each with its degree and the check that would settle it, ``program`` the server, pipeline or runtime that failed
     where no training did, ``told`` what the text's author says of the run (keys of ``run_facts``), ``run`` the run's
-    ``model``, ``batch`` and ``seq`` where it names them, ``server_limits`` the limits that it gives a server, ``story``
-    the causes and the ways out that it names. ``lang`` is the language that it is shown in.
+    ``model``, ``batch`` and ``seq`` where it names them, ``limits`` other limits that it gives (a share, a context,
+    layers, workers), ``story`` the causes and the ways out that it names. ``lang`` is the language that it is shown in.
     """
 
     failures: tuple[Failure, ...] = ()
@@ -61,7 +61,7 @@ class Diagnosis(Result):
     expandable_segments: bool = False
     possible: tuple[PossibleCause, ...] = ()
     program: str = ""
-    server_limits: Mapping[str, float] = field(default_factory=dict)
+    limits: Mapping[str, float] = field(default_factory=dict)
     told: frozenset[str] = frozenset()
     run: Mapping[str, int | str] = field(default_factory=dict)
     accelerator: str | None = None

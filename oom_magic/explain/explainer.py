@@ -15,6 +15,7 @@ from oom_magic.explain.diagnosis import Diagnosis
 from oom_magic.explain.evidence.budget import budget_of
 from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, Judgement
 from oom_magic.explain.evidence.clues.author_words import Story
+from oom_magic.explain.evidence.clues.limits import limits_in
 from oom_magic.explain.evidence.clues.traceback import Clues, find_clues
 from oom_magic.explain.evidence.judging import judge, main_failure
 from oom_magic.explain.evidence.number_rules import facts_about, judge_tip
@@ -229,7 +230,7 @@ def _diagnosis(reading: _Reading, findings: _Findings, judgement: Judgement) -> 
         systems=clues.systems,
         expandable_segments=clues.expandable_segments,
         program=clues.program.program.key if clues.program is not None else "",
-        server_limits=clues.program.settings if clues.program is not None else {},
+        limits=limits_in(reading.text),
         told=clues.run.told,
         run=findings.run,
         accelerator=clues.accelerator,

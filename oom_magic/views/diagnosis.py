@@ -68,8 +68,10 @@ _IN_GENERAL: dict[str, tuple[str, dict[str, str | int]]] = {
     "smaller_model": ("remedy_smaller_model", {}),
 }
 _MOST_MISSING = 2
+_UNTOLD = ("tensor_not_printed", "tensor_unknown_model")  # notes from which nothing can be learnt
 # Names that do not mean a GPU.
 _SERVERS = ("vllm", "sglang", "server")  # they take a share of the device and fill it
+_OF_CACHES = {"vllm": "_cache", "sglang": "_cache", "vllm_context": "_context"}
 _DEVICES = {"npu": "NPU", "mlu": "MLU"}
 _LONGEST_MESSAGE = 1200
 _MOST_HOLDERS = 12
@@ -148,7 +150,7 @@ def _cause(cause: Cause, diagnosis: Diagnosis) -> str:
     failure, suffix = diagnosis.main_failure, ""
     if cause is Cause.MEMORY_FRACTION_LIMIT and diagnosis.program in _SERVERS:
         suffix = "_server" if failure is None or failure.limit_bytes is None else ""
-        suffix = "_context" if failure is not None and failure.format == "vllm_context" else suffix
+        suffix = _OF_CACHES.get("" if failure is None else failure.format, suffix)
     elif cause is Cause.MEMORY_FRACTION_LIMIT and any(one.key == "program_reserves" for one in diagnosis.evidence):
         suffix = "_reserved"
     elif cause is Cause.DRIVER_LEVEL and diagnosis.program and not PROGRAMS_BY_KEY[diagnosis.program].is_torch:
@@ -208,7 +210,7 @@ def _advice(diagnosis: Diagnosis, lang: Language) -> str:
     is_usual = first is None or first.key in AGAINST.get(diagnosis.cause, ())[:1]
     is_told = is_told or not (is_usual or in_evaluation)  # the usual advice begins with a step that is not for this run
     if first is not None and (code_of(first.key, diagnosis) is not None or is_told or first.key in _SAID_FIRST):
-        return translate(f"remedy_{first.key}", lang, **first.values)
+        return render_evidence(Evidence(f"remedy_{first.key}", first.values), lang)
     if diagnosis.phase == "saving" and diagnosis.cause is Cause.WEIGHTS_TOO_BIG:
         return translate("advice_saving", lang, code=_STATE_ON_HOST)
     key = "advice_evaluation" if in_evaluation else f"advice_{diagnosis.cause.value}"
@@ -232,7 +234,7 @@ def _budget_blocks(budget: Budget, whole: str, lang: Language) -> tuple[Block, .
 def _tensors(diagnosis: Diagnosis) -> Iterator[Block]:
     lang = diagnosis.lang
     if not diagnosis.tensors:
-        if diagnosis.tensor_note and diagnosis.cause not in HOST_CAUSES:
+        if diagnosis.tensor_note and diagnosis.tensor_note not in _UNTOLD and diagnosis.cause not in HOST_CAUSES:
             yield Details(translate("heading_tensor", lang), (Sentence(translate(diagnosis.tensor_note, lang)),))
         return
     rows = tuple((translate(f"tensor_name_{one.name}", lang), one.formula) for one in diagnosis.tensors)

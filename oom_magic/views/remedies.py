@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.sentences.catalogue import render_evidence, translate
 from oom_magic.language import Language
 from oom_magic.memory.categories import DANGER_SHARE, TIGHT_SHARE
@@ -158,7 +159,7 @@ class Wording:
     def _alone(self, remedy: Remedy) -> str:
         keys = remedy.values.get("keys")
         if keys is None:
-            return translate(f"remedy_{remedy.key}", self.lang, **remedy.values)
+            return render_evidence(Evidence(f"remedy_{remedy.key}", remedy.values), self.lang)
         parts = (
             translate(f"remedy_{key}", self.lang, **{**self._values.get(key, {}), **remedy.values}) for key in keys
         )

@@ -35,7 +35,7 @@ from oom_magic.explain.evidence.number_rules import (
     overflow_rules,
 )
 from oom_magic.explain.evidence.situation_rules import RESERVING, situation_rules
-from oom_magic.explain.evidence.text_rules import text_rules
+from oom_magic.explain.evidence.text_rules import named_tensor, text_rules
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.explain.messages.normalization import clean
 
@@ -316,13 +316,17 @@ def main_failure(failures: Sequence[Failure]) -> Failure | None:
 
 def _supports(failure: Failure | None, clues: Clues, text: str) -> Iterator[Support]:
     """All evidence for causes; if the kind of message settles the cause, only that."""
-    if failure is not None and failure.backend == "cpu" and (failure.requested_bytes or 0) >= NO_MEMORY_HOLDS:
+    if failure is not None and failure.total_bytes is None and (failure.requested_bytes or 0) >= NO_MEMORY_HOLDS:
         values = {"requested_bytes": failure.requested_bytes or 0}
         yield Support(Cause.REQUEST_ALONE_TOO_BIG, 0.97, Evidence("request_overflowed", values))
         yield from overflow_rules(failure, clues)
         return
     if failure is not None and failure.format in _FIXED:
         cause, confidence = _FIXED[failure.format]
+        named = [*named_tensor(failure, clues, text)] if failure.format == "mps_invalid_buffer" else []
+        if named:  # what is too large for one buffer is known
+            yield from named
+            return
         if cause is not Cause.DRIVER_LEVEL or not _allocates_itself(clues):
             is_open = failure.format in _LIBRARIES_ASK and clues.has_prose
             yield Support(cause, _WHO_ASKED if is_open else _WEIGHTS[confidence], _meaning(failure, clues))

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from oom_magic.explain.evidence.causes import Cause, Evidence, Support
+from oom_magic.explain.evidence.clues.magnitudes import picture_positions
 from oom_magic.explain.evidence.clues.traceback import Clues
-from oom_magic.explain.evidence.number_rules import NAMELESS_REQUESTS, NO_MEMORY_HOLDS, OWN_SHARE, TENSOR_CAUSES
-from oom_magic.explain.messages.failure import Failure
+from oom_magic.explain.evidence.number_rules import NAMELESS_REQUESTS, OWN_SHARE, TENSOR_CAUSES
+from oom_magic.explain.messages.failure import Failure, rounding_bytes
 from oom_magic.explain.messages.pytorch import parse_size
 from oom_magic.units import GIB, MIB
 
@@ -41,6 +42,7 @@ _CHECKPOINT_LOAD = re.compile(
     r"_cuda_deserialize|restore_location|persistent_load|\b(?:torch|th)\.load\(|load_from_checkpoint|load_checkpoint\("
 )
 _FULL_SHARE = 0.88
+_HEADS_TIMES_BYTES = frozenset(heads * count for heads in (1, 5, 8, 10, 16, 20, 24) for count in (2, 4, 8, 16))
 _LAST_STRAW_SHARE = 0.01  # of the device: a request so small says little of what had filled it
 # A request this small on a full device says nothing about what filled it.
 _SMALL_REQUEST = 200 * MIB
@@ -88,7 +90,7 @@ _BUFFER_SHAPE = re.compile(r"Shape: [a-z]{1,4}\d{1,2}\[[\d,]+\]")
 
 def text_rules(failure: Failure | None, clues: Clues, text: str) -> Iterator[Support]:
     """The results of all rules on the text."""
-    yield from _tensor(failure, clues)
+    yield from named_tensor(failure, clues, text)
     yield from _phase(failure, clues)
     yield from _gathering(clues)
     yield from _code(clues)
@@ -109,8 +111,15 @@ def _where(clues: Clues) -> dict[str, int | str]:
     return {"code": clues.code or (f"{Path(frame.path).name}:{frame.line}" if frame is not None else "")}
 
 
-def _tensor(failure: Failure | None, clues: Clues) -> Iterator[Support]:
-    """The innermost lines of the traceback name the tensor."""
+def named_tensor(failure: Failure | None, clues: Clues, text: str) -> Iterator[Support]:
+    """The innermost lines of the traceback name the tensor, or the size asked for is that of a picture's scores."""
+    if failure is not None and (failure.requested_bytes or 0) >= _SMALL_FIRST_REQUEST and clues.tensor is None:
+        for sides, positions in picture_positions(text).items():
+            if _are_scores(failure.requested_bytes or 0, positions):
+                evidence = Evidence("scores_of_picture", {"sides": sides, "positions": positions})
+                yield Support(Cause.ATTENTION_SCORES, 0.75, evidence)
+                yield Support(Cause.ACTIVATIONS, -0.5)
+                return
     if clues.tensor is None or (failure is not None and failure.requested_bytes in NAMELESS_REQUESTS):
         return
     requested, total = (None, None) if failure is None else (failure.requested_bytes, failure.total_bytes)
@@ -120,6 +129,12 @@ def _tensor(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     if not evidence.values["code"]:  # the phase was found in code that the author quotes
         weight, evidence = 0.5, Evidence("quoted_tensor")
     yield Support(TENSOR_CAUSES[clues.tensor], weight, evidence)
+
+
+def _are_scores(requested: int, positions: int) -> bool:
+    """Whether the size is that of scores between all positions, for a usual number of heads and pictures."""
+    times = round(requested / positions**2)
+    return times in _HEADS_TIMES_BYTES and abs(requested - times * positions**2) <= rounding_bytes(requested)
 
 
 def _phase(failure: Failure | None, clues: Clues) -> Iterator[Support]:
@@ -230,8 +245,6 @@ def _frameworks(failure: Failure | None, text: str) -> Iterator[Support]:
             yield Support(Cause.ACTIVATIONS, 0.5, Evidence("buffers_listed"))
         elif requested and requested < _SMALL_FIRST_REQUEST:
             yield Support(Cause.OTHER_PROCESS, 0.4, Evidence("small_request_refused", {"requested_bytes": requested}))
-    if requested is not None and failure.format in ("onnxruntime", "cupy", "tensorrt") and requested >= NO_MEMORY_HOLDS:
-        yield Support(Cause.REQUEST_ALONE_TOO_BIG, 0.95, Evidence("request_overflowed", {"requested_bytes": requested}))
 
 
 def _in_logs(text: str) -> Iterator[Support]:

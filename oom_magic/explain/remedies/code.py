@@ -149,16 +149,12 @@ fully_shard({model})""",
     "smaller_batch_any": "accumulation = 4    # with a batch size a fourth of before\n" + _ACCUMULATING,
     "offload": """\
 {model} = {loader}.from_pretrained({source}{options},
-    device_map="auto",          # and no .to("cuda") behind it
-    max_memory={{0: "{limit}", "cpu": "999GiB"}})""",
+    device_map="auto"{limits})   # and no .to("cuda") behind it""",
     "detach": "{fixed}\n# instead of {code}",
     "backward_each": "{fixed}\n# instead of {code}",
     "keep_on_host": "{fixed}\n# instead of {code}",
     "raise_limit": "torch.cuda.set_per_process_memory_fraction(1.0)",
-    "fewer_waiting": """\
-loader = DataLoader(dataset, batch_size=batch_size,
-    num_workers=2, prefetch_factor=1)""",
-    "fewer_workers": "loader = DataLoader(dataset, batch_size=batch_size, num_workers=2)",
+    "fewer_waiting": "loader = DataLoader(dataset, batch_size=batch_size, num_workers=0)",
 }
 # For texts without any sign of transformers: their batches and methods would not be those of the user's model.
 _GENERIC = {
@@ -207,8 +203,9 @@ TrainingArguments(..., deepspeed="ds.json")""",
     "adafactor": 'TrainingArguments(..., optim="adafactor")',
     "sgd": 'TrainingArguments(..., optim="sgd")',
     "smaller_batch_any": """\
-TrainingArguments(..., per_device_train_batch_size=1,
-    gradient_accumulation_steps=4)""",
+# {sizes}
+TrainingArguments(..., per_device_train_batch_size={half},
+    gradient_accumulation_steps={twice})""",
     "smaller_evaluation": "TrainingArguments(..., per_device_eval_batch_size={after})",
     "later_evaluation": "TrainingArguments(..., per_device_eval_batch_size={after})",
     "smaller_batch": """\
@@ -248,7 +245,7 @@ export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 #   os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
 # PowerShell (effective under Linux only):
 #   $env:PYTORCH_CUDA_ALLOC_CONF = "expandable_segments:True\"""",
-    "shared_memory": "docker run --shm-size=8g ...",
+    "shared_memory": "docker run --shm-size=MORE ...   # MORE: more than now (64m unless set)",
     "close_processes_any": "{tool}\n# then close the notebooks and programs it lists: kill <PID>",
     "check_processes": "{tool}",
     "close_processes": "nvidia-smi\n# then close the notebooks and programs it lists: kill <PID>",
@@ -261,7 +258,8 @@ _TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16"}
 # Default names, where the user's are not known.
 _NAMES = {
     "model": "model", "loader": "AutoModelForCausalLM", "source": "name", "layers": "model.model.layers",
-    "blocks": "blocks", "switch": "gradient_checkpointing", "options": "", "limit": "8GiB",
+    "blocks": "blocks", "switch": "gradient_checkpointing", "options": "", "half": "HALF", "twice": "TWICE",
+    "sizes": "HALF, TWICE: of what they are now",
 }  # fmt: skip
 _SCALER = "; scale it with torch.amp.GradScaler"
 
@@ -298,7 +296,8 @@ def code_for(key: str, style: str, values: Mapping[str, Any]) -> tuple[str, str]
     targets = values.get("targets")  # None: no model is available; PEFT uses its defaults
     filled = template.format(
         **{"inner": inner, "language_model": inner, "bare_layers": names["layers"], **names}
-        | {"targets": f", target_modules={targets_as_code(targets)}" if targets else ""},
+        | {"targets": f", target_modules={targets_as_code(targets)}" if targets else ""}
+        | {"limits": f',\n    max_memory={{0: "{values["limit"]}", "cpu": "999GiB"}}' if "limit" in values else ""},
         torch_dtype=_TORCH_NAMES.get(dtype, dtype),
         alpha=2 * int(values.get("rank", 0)),
         scaler=_SCALER if dtype == "fp16" else "",

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from oom_magic.explain.evidence.causes import HOST_CAUSES, Cause
-from oom_magic.explain.evidence.clues.programs import PROGRAMS_BY_KEY
-from oom_magic.units import GIB
+from oom_magic.explain.evidence.clues.programs import PROGRAMS_BY_KEY, Program
+from oom_magic.explain.remedies.program_settings import filled, line_of, names_of
+from oom_magic.units import GIB, MIB
 
 if TYPE_CHECKING:
     from oom_magic.explain.diagnosis import Diagnosis
@@ -23,8 +24,10 @@ _BY_FORMAT: Mapping[str, tuple[str, ...]] = {
     "dataloader": ("shared_memory", "fewer_waiting"),
     "sigbus": ("shared_memory", "fewer_waiting"),
     "shared_memory_full": ("shared_memory", "fewer_waiting"),
+    "vllm": ("larger_share", "vllm_max_num_seqs", "quantized_model", "tensor_parallel"),
     "vllm_context": ("shorter_context", "larger_share", "quantized_model", "tensor_parallel"),
-    "vllm_startup": ("vllm_utilization", "close_processes_any"),
+    "vllm_startup": ("server_share", "close_processes_any"),
+    "sglang": ("larger_share", "quantized_model", "tensor_parallel"),
     "hf_offload": ("quantized_model", "smaller_model"),
     "ipex_4gb": ("smaller_arrays",),
     "java_heap": ("java_heap",),
@@ -89,52 +92,95 @@ _TOLD_OF_TRAINING = {"trains", "training_fits", "adam_costs"}
 _TRAINERS = {"transformers Trainer", "deepspeed", "FSDP", "Lightning"}
 _LARGE_ARRAY = 64 * GIB  # in one piece, so more RAM does not help
 _HOST_OFFLOAD = ("less_offload", "more_ram")
-# Lines for one program only; limits of servers are scaled from the value in the text, else from a usual value.
-_OF_PROGRAMS: Mapping[str, Mapping[str, str]] = {
-    "vllm": {
-        "vllm_utilization": "vllm serve MODEL --gpu-memory-utilization {less:.2g}",
-        "server_share": "vllm serve MODEL --gpu-memory-utilization {less:.2g}",
-        "vllm_pictures": "vllm serve MODEL --limit-mm-per-prompt '{{\"image\": 1}}'",
-        "larger_share": "vllm serve MODEL --gpu-memory-utilization {more:.2g}",
-        "shorter_context": "vllm serve MODEL --max-model-len {length:.0f}",
-        "vllm_max_num_seqs": "vllm serve MODEL --max-num-seqs {requests:.0f}",
-        "vllm_eager": "vllm serve MODEL --enforce-eager",
-        "tensor_parallel": "vllm serve MODEL --tensor-parallel-size {devices:.0f}",
-    },
-    "sglang": {
-        "sglang_fraction": "python -m sglang.launch_server --model-path MODEL --mem-fraction-static {less:.2g}",
-        "server_share": "python -m sglang.launch_server --model-path MODEL --mem-fraction-static {less:.2g}",
-        "sglang_prefill":
-            "python -m sglang.launch_server --model-path MODEL --chunked-prefill-size 2048 --cuda-graph-max-bs 16",
-        "shorter_context": "python -m sglang.launch_server --model-path MODEL --context-length {length:.0f}",
-        "tensor_parallel": "python -m sglang.launch_server --model-path MODEL --tp {devices:.0f}",
-    },
-    "diffusers": {"diffusers_vae": "pipe.vae.enable_tiling()\npipe.vae.enable_slicing()"},
-}  # fmt: skip
-_LANGUAGES = {"diffusers": "python"}
-_USUAL_LIMITS = {"share": 0.9, "length": 16384.0, "requests": 128.0, "devices": 1.0}
-_LARGEST_SHARE = 0.97
+# What each setting of a program acts on; the others are not proposed against a cause.
+_INPUTS = (Cause.ACTIVATIONS, Cause.ATTENTION_SCORES, Cause.LOGITS_OR_LOSS, Cause.REQUEST_ALONE_TOO_BIG, Cause.UNKNOWN)
+_WORK = (Cause.ACTIVATIONS, Cause.LOGITS_OR_LOSS, Cause.MEMORY_FRACTION_LIMIT, Cause.UNKNOWN)
+_WEIGHTS = (Cause.WEIGHTS_TOO_BIG, Cause.SYSMEM_FALLBACK)
+_OUTSIDE = (Cause.FRAGMENTATION, Cause.DRIVER_LEVEL)  # whatever takes less leaves more there
+_OF_SHARES = (Cause.MEMORY_FRACTION_LIMIT, Cause.OTHER_PROCESS)
+_ACTS_ON: Mapping[str, tuple[Cause, ...]] = {
+    "server_share": (*_WORK, *_OUTSIDE, Cause.OTHER_PROCESS),
+    "vllm_max_num_seqs": _WORK,
+    "vllm_eager": (Cause.MEMORY_FRACTION_LIMIT,),
+    "sglang_prefill": _WORK,
+    "shorter_context": (Cause.ACTIVATIONS, Cause.MEMORY_FRACTION_LIMIT, Cause.UNKNOWN),
+    "tgi_tokens": _WORK,
+    "tgi_shards": _WEIGHTS,
+    "quantized_model": (*_WEIGHTS, Cause.HOST_RAM, Cause.MEMORY_FRACTION_LIMIT),
+    "tensor_parallel": (*_WEIGHTS, Cause.MEMORY_FRACTION_LIMIT),
+    "smaller_image": (*_INPUTS, *_OUTSIDE, Cause.MEMORY_FRACTION_LIMIT),
+    "comfy_tiled": (Cause.ACTIVATIONS,),
+    "comfy_cache_none": (Cause.HOST_RAM, Cause.LEAK_OR_RETAINED_REFERENCE),
+    "comfy_fp8": (*_WEIGHTS, Cause.HOST_RAM),
+    "comfy_lowvram": (*_WEIGHTS, Cause.ACTIVATIONS, Cause.UNKNOWN),
+    "webui_tiled": (Cause.ACTIVATIONS,),
+    "webui_attention": (Cause.ATTENTION_SCORES,),
+    "webui_medvram": (*_WEIGHTS, Cause.ACTIVATIONS, Cause.UNKNOWN),
+    "diffusers_vae": (Cause.ACTIVATIONS,),
+    "attention_slices": (Cause.ATTENTION_SCORES,),
+    "comfy_attention": (Cause.ATTENTION_SCORES,),
+    "diffusers_offload": (*_WEIGHTS, Cause.ACTIVATIONS, Cause.UNKNOWN),
+    "pictures_offload": (*_WEIGHTS, Cause.ACTIVATIONS, Cause.UNKNOWN),
+    "ollama_context": (Cause.ACTIVATIONS, Cause.HOST_RAM, Cause.UNKNOWN),
+    "ollama_parallel": (Cause.ACTIVATIONS,),
+    "ollama_layers": (*_WEIGHTS, *_OUTSIDE),
+    "smaller_model": (*_WEIGHTS, Cause.HOST_RAM, Cause.OPTIMIZER_STATE),
+    "fewer_calibration_samples": _INPUTS,
+    "layerwise_quantizing": (*_WEIGHTS, Cause.ACTIVATIONS, Cause.UNKNOWN),
+    "no_cache": (Cause.ACTIVATIONS,),
+    "smaller_input": (*_INPUTS, *_OUTSIDE),
+    "ort_arena": (Cause.ACTIVATIONS, Cause.LEAK_OR_RETAINED_REFERENCE, Cause.FRAGMENTATION),
+    "trt_shapes": _INPUTS,
+    "trt_workspace": (Cause.REQUEST_ALONE_TOO_BIG, Cause.UNKNOWN),
+    "jax_remat": (Cause.ACTIVATIONS,),
+    "smaller_batch_plain": (*_INPUTS, *_OUTSIDE),
+    "jax_preallocate": _OF_SHARES,
+    "tf_growth": _OF_SHARES,
+    "tf_own_process": (Cause.LEAK_OR_RETAINED_REFERENCE,),
+    "tf_call": (Cause.LEAK_OR_RETAINED_REFERENCE,),
+    "rapids_pool": (Cause.MEMORY_FRACTION_LIMIT,),
+    "rapids_chunks": (*_INPUTS, *_OUTSIDE, Cause.WEIGHTS_TOO_BIG, Cause.MEMORY_FRACTION_LIMIT),
+    "rapids_managed": (*_INPUTS, *_OUTSIDE, Cause.WEIGHTS_TOO_BIG),
+    "smaller_arrays": (*_INPUTS, *_OUTSIDE, Cause.WEIGHTS_TOO_BIG, Cause.MEMORY_FRACTION_LIMIT),
+    "cupy_limit": (Cause.MEMORY_FRACTION_LIMIT,),
+    "cupy_free": (Cause.FRAGMENTATION, Cause.LEAK_OR_RETAINED_REFERENCE, Cause.OTHER_PROCESS),
+    "paddle_fraction": _OF_SHARES,
+}
+# Where a program has no setting of its own against it.
+_IN_ANY: Mapping[Cause, tuple[str, ...]] = {
+    Cause.OTHER_PROCESS: ("close_processes_any",),
+    Cause.LEAK_OR_RETAINED_REFERENCE: ("restart_program",),
+    Cause.HOST_RAM: ("more_ram",),
+    Cause.SYSMEM_FALLBACK: ("fallback_policy",),
+}
+_TILING = "pipe.vae.enable_tiling()\npipe.vae.enable_slicing()"
+_SCALED: Mapping[str, tuple[str, str]] = {
+    "ollama_layers": ("/set parameter num_gpu {layers:half}", "bash"),
+    "ollama_context": ("OLLAMA_CONTEXT_LENGTH={length:half} ollama serve", "bash"),
+    "scheduler_memory": ("#SBATCH --mem={job_gib:double}G", "bash"),
+    "fewer_workers": ("loader = DataLoader(dataset, batch_size=batch_size, num_workers={workers:half})", "python"),
+}
+# Changes whose sentence names the program's settings for them.
+OF_SETTINGS = (
+    "server_share", "larger_share", "shorter_context", "vllm_max_num_seqs", "sglang_prefill", "tgi_tokens",
+    "tgi_shards", "llama_layers", "llama_context", "llama_batch",
+)  # fmt: skip
+_SMALLEST_SPLIT = 32  # MiB: more than PyTorch's small segments
 _CODE: Mapping[str, tuple[str, str]] = {
-    "tgi_tokens": ("text-generation-launcher --max-batch-prefill-tokens 2048 --max-batch-total-tokens 8192", "bash"),
-    "tgi_shards": ("text-generation-launcher --num-shard 2", "bash"),
     "webui_medvram": ("COMMANDLINE_ARGS=--medvram   # in webui-user.sh or webui-user.bat; then --lowvram", "bash"),
-    "rapids_pool": ("rmm.reinitialize(pool_allocator=True, maximum_pool_size=30 * 2**30)", "python"),
+    "rapids_pool": ("rmm.reinitialize(pool_allocator=True, maximum_pool_size=MORE)   # MORE: more than now", "python"),
+    "attention_slices": ("pipe.enable_attention_slicing()", "python"),
+    "comfy_attention": ("python main.py --use-split-cross-attention", "bash"),
     "comfy_cache_none": ("python main.py --cache-none", "bash"),
     "unpin_weights": ("python main.py --disable-pinned-memory   # ComfyUI", "bash"),
-    "one_at_a_time": ("OLLAMA_NUM_PARALLEL=1 ollama serve   # llama-server: -np 1", "bash"),
+    "one_at_a_time": ("OLLAMA_NUM_PARALLEL=1 ollama serve", "bash"),
     "data_on_host": ('images = images.cpu()            # all of them\nbatch = images[chosen].to("cuda")', "python"),
     "tf_call": ("y = model(x, training=False)      # not model.predict(x)\ntf.keras.backend.clear_session()", "python"),
     "comfy_lowvram": ("python main.py --lowvram   # then --novram", "bash"),
     "comfy_fp8": ("python main.py --fp8_e4m3fn-unet", "bash"),
     "diffusers_offload": ("pipe.enable_model_cpu_offload()   # instead of pipe.to(...)", "python"),
-    "llama_layers": ("llama-server -m MODEL.gguf -ngl 20", "bash"),
-    "llama_context": ("llama-server -m MODEL.gguf -c 8192", "bash"),
-    "llama_cache_type": ("llama-server -m MODEL.gguf -fa on --cache-type-k q8_0 --cache-type-v q8_0", "bash"),
-    "llama_batch": ("llama-server -m MODEL.gguf -ub 256 -b 512", "bash"),
-    "ollama_layers": ("PARAMETER num_gpu 20   # in the Modelfile", "bash"),
     "zero_offload": ('"zero_optimization": {"offload_optimizer": {"device": "cpu"}}', "json"),
     "diffusers_sequential": ("pipe.enable_sequential_cpu_offload()   # instead of pipe.to(...)", "python"),
-    "ollama_context": ("OLLAMA_CONTEXT_LENGTH=4096 ollama serve", "bash"),
     "ollama_parallel": ("OLLAMA_NUM_PARALLEL=1 OLLAMA_FLASH_ATTENTION=1 OLLAMA_KV_CACHE_TYPE=q8_0 ollama serve",
     "bash"),
     "no_cache": ("model.config.use_cache = False", "python"),
@@ -143,8 +189,10 @@ _CODE: Mapping[str, tuple[str, str]] = {
         'session = onnxruntime.InferenceSession("model.onnx", providers=[("CUDAExecutionProvider", options)])',
             "python",
     ),
-    "trt_workspace": ("config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, 1 << 30)", "python"),
-    "jax_preallocate": ("export XLA_PYTHON_CLIENT_PREALLOCATE=false   # or XLA_PYTHON_CLIENT_MEM_FRACTION=0.9", "bash"),
+    "trt_workspace": (
+        "config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, LESS)   # LESS: less than now", "python",
+    ),
+    "jax_preallocate": ("export XLA_PYTHON_CLIENT_PREALLOCATE=false", "bash"),
     "jax_remat": ("loss_fn = jax.checkpoint(loss_fn)", "python"),
     "tf_growth": ("export TF_FORCE_GPU_ALLOW_GROWTH=true", "bash"),
     "state_on_host": (
@@ -152,9 +200,11 @@ _CODE: Mapping[str, tuple[str, str]] = {
         "state = get_model_state_dict(model, options=options)  # torch.distributed.checkpoint.state_dict", "python",
     ),
     "rapids_managed": ("rmm.reinitialize(managed_memory=True)", "python"),
+    "cupy_limit": ("cupy.get_default_memory_pool().set_limit(size=MORE)   # MORE: more than now", "python"),
     "cupy_free": ("cupy.get_default_memory_pool().free_all_blocks()", "python"),
-    "paddle_fraction": ("export FLAGS_fraction_of_gpu_memory_to_use=0.5", "bash"),
-    "scheduler_memory": ("#SBATCH --mem=64G", "bash"),
+    "paddle_fraction": (
+        "export FLAGS_fraction_of_gpu_memory_to_use=LESS   # LESS: less than now (0.92 unless set)", "bash",
+    ),
     "pod_memory": ("resources:\n  limits:\n    memory: MORE", "yaml"),
     "unpin": ("loader = DataLoader(dataset, batch_size=batch_size, pin_memory=False)", "python"),
     "gather_on_host": (
@@ -170,7 +220,6 @@ _CODE: Mapping[str, tuple[str, str]] = {
     ),
     "relaxed_limits": ("export UR_L0_USE_RELAXED_ALLOCATION_LIMITS=1", "bash"),
     "mps_watermark": ("export PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0   # the Mac may then swap or stall", "bash"),
-    "max_split_size": ("set PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128", "batch"),
     "load_low_ram": ("model = AutoModel.from_pretrained(name, dtype=torch.bfloat16, low_cpu_mem_usage=True)", "python"),
 }  # fmt: skip
 
@@ -189,9 +238,9 @@ def text_remedies(diagnosis: Diagnosis) -> tuple[str, ...] | None:
     if diagnosis.cause is Cause.DRIVER_LEVEL and "free_above_request" in keys:
         return ("driver_limit",)
     program = PROGRAMS_BY_KEY.get(diagnosis.program)
-    own = () if program is None else dict(program.by_cause).get(diagnosis.cause, ())
-    if own and diagnosis.cause in (Cause.HOST_RAM, Cause.LEAK_OR_RETAINED_REFERENCE):
-        return (*_by_evidence(keys, diagnosis), *own)  # its other settings are about what fits at once
+    own = () if program is None else _acting(program, diagnosis.cause)
+    if own and diagnosis.cause is Cause.HOST_RAM and program is not None and not program.trains:
+        return (*_by_evidence(keys, diagnosis), *own, "more_ram")
     is_device = diagnosis.cause not in HOST_CAUSES and (failure is None or failure.backend != "cpu")
     is_device = is_device or diagnosis.program in ("llama_cpp", "ollama")
     stages = () if program is None else program.stages
@@ -200,7 +249,7 @@ def text_remedies(diagnosis: Diagnosis) -> tuple[str, ...] | None:
         return of_stage
     if program is not None and is_device and diagnosis.cause is not Cause.NOT_OOM:
         first = _by_evidence(keys & _IN_ANY_PROGRAM, diagnosis)
-        return tuple(dict.fromkeys((*first, *program.remedies_against(diagnosis.cause))))
+        return tuple(dict.fromkeys((*first, *own)))
     if diagnosis.cause is Cause.HOST_RAM:
         return _against_host(diagnosis, keys)
     return _of_run(diagnosis, keys, is_device)
@@ -265,14 +314,44 @@ def is_named_by_message(diagnosis: Diagnosis) -> bool:
 
 def code_of(key: str, diagnosis: Diagnosis) -> tuple[str, str] | None:
     """Lines to copy for a change, and their language; None where the sentence is enough."""
-    template = _OF_PROGRAMS.get(diagnosis.program, {}).get(key)
-    if template is None:
-        return _CODE.get(key)
-    limits = {**_USUAL_LIMITS, **diagnosis.server_limits}
-    less, more = max(limits["share"] - 0.1, 0.1), min(limits["share"] + 0.05, _LARGEST_SHARE)
-    length, requests = limits.get("held", limits["length"] // 2), max(limits["requests"] // 2, 1)
-    values = {"less": less, "more": more, "length": length, "requests": requests, "devices": 2 * limits["devices"]}
-    return template.format(**values), _LANGUAGES.get(diagnosis.program, "bash")
+    in_python = "calls_in_python" in diagnosis.told
+    if diagnosis.program == "diffusers" and key == "diffusers_vae":
+        return _TILING, "python"
+    line = line_of(key, diagnosis.program, diagnosis.limits, in_python=in_python)
+    if line is not None:
+        return ("", "") if "has_own_page" in diagnosis.told else (line, "python" if in_python else "bash")
+    if key in _SCALED:
+        template, language = _SCALED[key]
+        return filled(template, diagnosis.limits), language
+    if key == "max_split_size":
+        return _split_size(diagnosis), "batch"
+    if key == "shared_memory" and "in_container" not in diagnosis.told:
+        return "df -h /dev/shm", "bash"
+    return _CODE.get(key)
+
+
+def _split_size(diagnosis: Diagnosis) -> str:
+    """The setting that keeps blocks whole which a request like the failed one can use."""
+    failure = diagnosis.main_failure
+    asked = 0 if failure is None else (failure.requested_bytes or 0) // MIB
+    size = 1 << asked.bit_length() - 1 if asked >= _SMALLEST_SPLIT else 0
+    line = "set PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:"
+    return f"{line}{size}   # below the {asked} MiB asked for" if size else f"{line}LESS   # LESS: below the request"
+
+
+def _acting(program: Program, cause: Cause) -> tuple[str, ...]:
+    """The settings of a program that act on a cause, else what helps against it in any program."""
+    own = tuple(key for key in program.remedies if cause in _ACTS_ON.get(key, ()))
+    if cause is Cause.OTHER_PROCESS:
+        return (*_IN_ANY[cause], *own)
+    return own or _IN_ANY.get(cause) or AGAINST_IN_ANY_RUN.get(cause, program.remedies)
+
+
+def setting_of(key: str, diagnosis: Diagnosis) -> dict[str, str]:
+    """The value of the field ``setting`` in a change's sentence: the names of the program's settings for it."""
+    in_python = bool({"calls_in_python", "has_own_page"} & diagnosis.told)
+    names = names_of(key, diagnosis.program, in_python=in_python)
+    return {"setting": names} if names else {"setting_key": "setting_unnamed"}
 
 
 def _by_evidence(keys: set[str], diagnosis: Diagnosis) -> tuple[str, ...]:

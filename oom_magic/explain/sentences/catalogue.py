@@ -46,6 +46,10 @@ CATALOGUE: Sentences = {
         "What the server may take is full: beside its weights and its cache of keys and values, what comes on top"
         " (CUDA graphs, the activations of requests) finds no room."
     ),
+    "cause_memory_fraction_limit_cache": (
+        "The server's share of the device is full with its weights and what it computes at once: nothing is left of it"
+        " for the cache of keys and values."
+    ),
     "cause_memory_fraction_limit_context": (
         "The cache of keys and values gets what the server's share leaves beside the weights, and that holds no"
         " sequence of the length that is allowed."

@@ -69,6 +69,7 @@ EVIDENCE: Sentences = {
     "stage_compute": (
         "{program} failed to make its buffers for computing, which grow with context and batch (-c, -ub)."
     ),
+    "stage_building": "{program} failed while it built an engine: it tries kernels there, each with memory of its own.",
     "stage_calibrating": "{program} ran the calibration samples, whose activations grow with their number and length.",
     "above_own_share": (
         "{program} keeps itself to {percent} % of the device with its cache, yet PyTorch held {held_bytes} of"
@@ -89,6 +90,10 @@ EVIDENCE: Sentences = {
         " before."
     ),
     "shape_of_scores": "The array {sizes} is a score matrix: batch, heads, and the sequence length twice.",
+    "scores_of_picture": (
+        "A picture of {sides} is {positions} positions of a latent an eighth as high and wide; attention scores between"
+        " all of them have the size asked for."
+    ),
     "shape_of_kernel": "The array {sizes} is a layer's kernel, which no smaller batch changes.",
     "shape_of_batch": "The array {sizes} grows with its first size, the batch.",
     "shape_of_matrix": "The matrix {sizes} is a batch of rows, or a layer's weights, which no smaller batch changes.",
@@ -302,12 +307,13 @@ EVIDENCE: Sentences = {
     "check_activations": "Halve the batch: if memory nearly halves, it is activations.",
     "check_activations_inference": "Halve the input (context, picture, samples): if it then runs, it was the input's.",
     "check_activations_trial": (
-        "Start it with --max-num-seqs 8 --max-num-batched-tokens 2048: if it gets through, it was the trial's size."
+        "Start it with much smaller --max-num-seqs and --max-num-batched-tokens: if it gets through, it was the trial's"
+        " size."
     ),
     "check_logits_or_loss": "Compare the request with batch x length x vocabulary x 4 bytes.",
     "check_attention_scores": "Compare the request with batch x heads x length x length x element size.",
     "check_optimizer_state": "See whether the first optimizer.step() fails, and whether plain SGD gets through it.",
-    "check_leak_or_retained_reference": "Print {call} every 50 steps or requests: it must not rise.",
+    "check_leak_or_retained_reference": "Print {call} after each step or request: it must not rise.",
     "check_memory_fraction_limit": "See what share this process was given, and what it holds.",
     "check_memory_fraction_limit_inference": (
         "Start with a smaller share or a shorter context: the log says how many tokens the cache then holds."

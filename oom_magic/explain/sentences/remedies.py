@@ -98,43 +98,33 @@ REMEDIES: Sentences = {
         "Gather the state in RAM, not on the GPU, before it is saved; or save each process's shard."
     ),
     "remedy_use_cpu": "Run it on the CPU there, or on a machine with a GPU of its own.",
-    "remedy_larger_share": (
-        "Give the server a larger share (--gpu-memory-utilization), if nothing else needs the device."
-    ),
+    "remedy_larger_share": "Give the server a larger share ({setting}), if nothing else needs the device.",
     "remedy_stream_data": (
         "Hold less at once: read data, or load weights, in parts (memory-mapped or streamed), not all of it."
     ),
-    "remedy_shared_memory": "Where it runs in a container, start that with more shared memory (--shm-size).",
+    "remedy_shared_memory": (
+        "See how much shared memory there is (df -h /dev/shm); a container is started with more by --shm-size."
+    ),
     "remedy_fewer_waiting": (
-        "Let fewer batches wait in shared memory: fewer data loading workers, or none (num_workers=0), and a smaller"
-        " prefetch_factor."
+        "Load without worker processes (num_workers=0): slower, but nothing goes through shared memory. If it then"
+        " runs, that was the cause, and fewer workers or a smaller prefetch_factor may do."
     ),
     # Settings of inference programs, other devices and the host.
-    "remedy_vllm_utilization": (
-        "vLLM: lower --gpu-memory-utilization if it fails at start or beside other programs; raise it if only the cache"
-        " lacks room."
-    ),
+    "setting_unnamed": "the program's setting for it",
     "remedy_shorter_context": (
         "Allow a shorter context ({setting}): what one request can take at most shrinks with it."
     ),
     "remedy_vllm_pictures": "Allow fewer pictures or videos in one request (--limit-mm-per-prompt).",
-    "remedy_vllm_max_num_seqs": "Take fewer requests and tokens at once (--max-num-seqs, --max-num-batched-tokens).",
+    "remedy_vllm_max_num_seqs": "Take fewer requests and tokens at once ({setting}).",
     "remedy_vllm_eager": "Do without CUDA graphs (--enforce-eager).",
     "remedy_quantized_model": "Take quantized weights (AWQ, GPTQ, FP8, GGUF Q4) or a smaller model.",
     "remedy_tensor_parallel": "Spread the model over several devices.",
     "remedy_server_share": (
-        "Give the server a smaller share of the device for its cache, so that weights and work fit beside it."
+        "Give the server a smaller share of the device ({setting}): its cache shrinks, and work finds room beside it."
     ),
-    "remedy_sglang_fraction": (
-        "SGLang: lower --mem-fraction-static if it fails while serving or capturing graphs; raise it if it says that "
-        "the"
-        " cache has no room."
-    ),
-    "remedy_sglang_prefill": (
-        "SGLang: smaller chunks of the prompt and fewer graphs (--chunked-prefill-size, --cuda-graph-max-bs)."
-    ),
-    "remedy_tgi_tokens": "Lower --max-batch-prefill-tokens and --max-batch-total-tokens.",
-    "remedy_tgi_shards": "Spread the model over several devices (--num-shard).",
+    "remedy_sglang_prefill": "Smaller chunks of the prompt and fewer graphs ({setting}).",
+    "remedy_tgi_tokens": "Take fewer tokens at once ({setting}).",
+    "remedy_tgi_shards": "Spread the model over several devices ({setting}).",
     "remedy_comfy_lowvram": "Start ComfyUI with --lowvram (then --novram): weights stay in RAM until they are needed.",
     "remedy_comfy_cache_none": "Start ComfyUI with --cache-none: models leave the RAM after the node that used them.",
     "remedy_unpin_weights": (
@@ -153,10 +143,12 @@ REMEDIES: Sentences = {
     "remedy_ollama_layers": "Put fewer layers on the GPU (num_gpu); the others run on the CPU.",
     "remedy_zero_offload": "Keep the optimizer's states in RAM (DeepSpeed's offload_optimizer).",
     "remedy_diffusers_vae": "Decode the picture in tiles (VAE tiling).",
-    "remedy_llama_layers": "Put fewer layers on the GPU (-ngl).",
-    "remedy_llama_context": "Ask for a shorter context (-c); without -c some programs take the model's full length.",
+    "remedy_llama_layers": "Put fewer layers on the GPU ({setting}); the others run on the CPU.",
+    "remedy_llama_context": (
+        "Ask for a shorter context ({setting}); where none is set, some programs take the model's full length."
+    ),
     "remedy_llama_cache_type": "Store keys and values in 8 bits, with flash attention.",
-    "remedy_llama_batch": "Smaller batches of the prompt (-ub, -b).",
+    "remedy_llama_batch": "Smaller batches of the prompt ({setting}).",
     "remedy_smaller_model": "Take a smaller model or one of fewer bits.",
     "remedy_more_ram": "Free RAM (close programs) or add some.",
     "remedy_swap": "Free RAM (close programs) or add swap, which helps while loading.",
@@ -175,14 +167,14 @@ REMEDIES: Sentences = {
     "remedy_trt_workspace": "Allow a smaller workspace while building.",
     "remedy_trt_shapes": "Build for smaller largest shapes (the profile's max).",
     "remedy_jax_preallocate": (
-        "JAX takes three quarters of the device at its start: switch that off beside other programs, or raise the "
-        "share."
+        "JAX takes three quarters of the device at its start: switch that off beside other programs."
     ),
     "remedy_jax_remat": "Recompute in the backward what need not be kept (jax.checkpoint).",
     "remedy_smaller_batch_plain": "A smaller batch.",
     "remedy_tf_growth": "Let TensorFlow take memory as it needs it, not all at its start.",
     "remedy_rapids_chunks": "Read the data in parts (byte_range, usecols, dask_cudf) and with narrower types.",
     "remedy_rapids_managed": "Let data spill to RAM (managed memory or cudf's spilling).",
+    "remedy_cupy_limit": "Raise the limit of CuPy's pool (set_limit, CUPY_GPU_MEMORY_LIMIT).",
     "remedy_cupy_free": "Free what CuPy's pool keeps.",
     "remedy_smaller_arrays": "Work in smaller pieces.",
     "remedy_paddle_fraction": "Let PaddlePaddle take a smaller share at its start.",
@@ -211,6 +203,9 @@ REMEDIES: Sentences = {
     "remedy_webui_medvram": "Start the web UI with --medvram, then --lowvram; in Forge lower 'GPU Weights'.",
     "remedy_webui_tiled": "Decode the picture in tiles (Tiled VAE, or Never OOM in Forge).",
     "remedy_webui_attention": "Use an attention that stores no scores: --opt-sdp-attention or --xformers.",
+    "remedy_webui_attention_mac": "Compute the attention in parts: --opt-sub-quad-attention.",
+    "remedy_attention_slices": "Compute the attention in slices (enable_attention_slicing).",
+    "remedy_comfy_attention": "Start ComfyUI with an attention in parts (--use-split-cross-attention).",
     "remedy_keep_less": (
         "In code of your own: compute under torch.no_grad(), and move results to the RAM (.cpu()) or drop them (del)"
         " before the next input."

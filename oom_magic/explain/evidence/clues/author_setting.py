@@ -27,6 +27,12 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     ),
     "offloads_parts": words(r"enable_model_cpu_offload\("),
     "in_pod": words(r"\bpods?\b|kubernetes|\bk[38]s\b|kubelet"),
+    "in_container": words(r"docker|container|\bpods?\b|kubernetes|\bk[38]s\b|shm[-_]size|singularity|apptainer|podman"),
+    "calls_in_python": words(
+        r"\b(?:LLM|Llama|LlamaCpp|(?:Async)?EngineArgs|sgl\.Engine)\(|llama[-_]cpp[-_]python"
+        r"|\bfrom (?:vllm|llama_cpp|sglang)\b"
+    ),
+    "has_own_page": words(r"lm[- ]?studio|kobold|oobabooga|text-generation-webui|gpt4all|localai"),
     "in_notebook": words(r"jupyter|notebook|i?pykernel|ipython|\bcolab\b|\bkaggle\b"),
     # One graph that goes through whole; many small ones are batches like any other.
     "one_graph": words(

@@ -11,6 +11,7 @@ from oom_magic.units import GIB
 # An input of at least this size counts as large: a card of a few years ago processes it only in parts.
 _LARGE_PICTURE = 1_000_000
 _LARGE_SEQUENCE = 8_192
+_LATENT_AREA = 64
 _LARGE_COUNTS = {"nodes": 50_000, "edges": 1_000_000, "points": 50_000, "gaussians": 1_000_000, "objects": 500}
 
 _SIDES = re.compile(
@@ -97,6 +98,15 @@ def large_inputs(text: str) -> tuple[Magnitude, ...]:
         if count >= _LARGE_COUNTS.get(kind, 10**12):
             found.setdefault(kind, Magnitude(kind, match.group().strip()))
     return tuple(found.values())
+
+
+def picture_positions(text: str) -> dict[str, int]:
+    """The positions between which attention is computed in each picture that the text gives sides of.
+
+    Diffusion models work on latents, an eighth as high and wide.
+    """
+    pairs = {match.group().strip(): [int(side) for side in match.groups() if side] for match in _SIDES.finditer(text)}
+    return {words: sides[0] * sides[1] // _LATENT_AREA for words, sides in pairs.items() if len(sides) == 2}
 
 
 def _counted(match: re.Match[str]) -> tuple[str, float]:

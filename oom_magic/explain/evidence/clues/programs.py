@@ -6,8 +6,7 @@ Each allocates in its own way and has its own settings; none is about a training
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from oom_magic.explain.evidence.causes import Cause
 from oom_magic.explain.evidence.clues.author_words import TOLD
@@ -33,7 +32,7 @@ class Program:
     """A program with an allocator or settings of its own; ``trains``: it is also what people train with.
 
     ``budget`` is the share of the device that it reserves by default, unless ``budget_setting`` in the text says
-    otherwise; ``remedies`` are its own settings by cause, the most effective first (keys of the catalogue).
+    otherwise; ``remedies`` are its own settings, the most effective first (keys of the catalogue).
     """
 
     key: str
@@ -43,16 +42,8 @@ class Program:
     budget: float | None = None
     budget_setting: re.Pattern[str] | None = None
     remedies: tuple[str, ...] = ()
-    by_cause: tuple[tuple[Cause, tuple[str, ...]], ...] = ()
     default_cause: tuple[Cause, float] | None = None
     trains: bool = False
-
-    def remedies_against(self, cause: Cause) -> tuple[str, ...]:
-        """The remedies for a cause, the first step first."""
-        first = dict(self.by_cause).get(cause, ("close_processes_any",) if cause is Cause.OTHER_PROCESS else ())
-        if first and cause is Cause.WEIGHTS_TOO_BIG:
-            return first  # the other settings are about what comes beside the weights
-        return (*first, *(key for key in self.remedies if key not in first))
 
     @property
     def is_torch(self) -> bool:
@@ -67,15 +58,11 @@ class Program:
 
 @dataclass(frozen=True)
 class ProgramUse:
-    """A program seen in a text, the stage that failed (None: not shown) and its share of the device (None: unknown).
-
-    ``settings`` are the limits of a server that the text gives, by the keys of ``_SETTINGS``.
-    """
+    """A program seen in a text, the stage that failed (None: not shown) and its share of the device (None: unknown)."""
 
     program: Program
     stage: Stage | None = None
     budget: float | None = None
-    settings: Mapping[str, float] = field(default_factory=dict)
 
 
 def _stage(
@@ -97,10 +84,6 @@ _LOADS = (
 # What a server loads comes before its cache, what it answers beside it; the cache takes all that weights leave of the
 # share, so neither smaller weights nor a shorter context make room there.
 _OF_LOADING = ("quantized_model", "tensor_parallel")
-_SERVER_CAUSES = (
-    (Cause.WEIGHTS_TOO_BIG, _OF_LOADING),
-    (Cause.OTHER_PROCESS, ("close_processes_any",)),
-)
 
 
 def _llama_stages(cache: tuple[str, ...], compute: tuple[str, ...], loading: tuple[str, ...]) -> tuple[Stage, ...]:
@@ -146,9 +129,7 @@ PROGRAMS: tuple[Program, ...] = (
                    0.45, ("server_share", "vllm_max_num_seqs")),
         ),
         budget=0.9, budget_setting=re.compile(r"gpu[_-]memory[_-]utilization['\"]?[ =:]{1,3}(0?\.\d+|1\.0)"),
-        remedies=("vllm_utilization", "shorter_context", "vllm_max_num_seqs", "vllm_eager", "quantized_model",
-        "tensor_parallel"),
-        by_cause=(*_SERVER_CAUSES, (Cause.LOGITS_OR_LOSS, ("vllm_max_num_seqs", "vllm_utilization"))),
+        remedies=("server_share", "vllm_max_num_seqs", "shorter_context", "vllm_eager", *_OF_LOADING),
         default_cause=(Cause.MEMORY_FRACTION_LIMIT, 0.4),
     ),
     Program(
@@ -165,8 +146,7 @@ PROGRAMS: tuple[Program, ...] = (
                 0.5, ("server_share", "sglang_prefill")),
         ),
         budget=0.88, budget_setting=re.compile(r"mem[_-]fraction[_-]static['\"]?[ =:]{1,3}(0?\.\d+)"),
-        remedies=("sglang_fraction", "sglang_prefill", "shorter_context", "quantized_model", "tensor_parallel"),
-        by_cause=(*_SERVER_CAUSES, (Cause.LOGITS_OR_LOSS, ("sglang_prefill", "sglang_fraction"))),
+        remedies=("server_share", "sglang_prefill", "shorter_context", *_OF_LOADING),
         default_cause=(Cause.MEMORY_FRACTION_LIMIT, 0.45),
     ),
     Program(
@@ -176,8 +156,6 @@ PROGRAMS: tuple[Program, ...] = (
          _stage("warmup", r"(?<!after )(?<!after the )[Ww]armup|\d prefill tokens|total tokens",
                 Cause.ACTIVATIONS, 0.6)),
         remedies=("tgi_tokens", "quantized_model", "tgi_shards"),
-        by_cause=((Cause.WEIGHTS_TOO_BIG, ("quantized_model", "tgi_shards", "tgi_tokens")),
-                  (Cause.OTHER_PROCESS, ("close_processes_any",))),
         default_cause=(Cause.ACTIVATIONS, 0.3),
     ),
     Program(
@@ -193,12 +171,7 @@ PROGRAMS: tuple[Program, ...] = (
             _stage("sampling", r"ldm[/\\]|common_ksampler|sample_\w+|apply_model|[KM]Sampler|SamplerCustom"
                 r"|attention\.py", Cause.ACTIVATIONS, 0.5),
         ),
-        remedies=("comfy_lowvram", "comfy_tiled", "smaller_image", "comfy_fp8"),
-        by_cause=((Cause.HOST_RAM, ("comfy_cache_none", "comfy_fp8", "more_ram")),
-                  (Cause.LEAK_OR_RETAINED_REFERENCE, ("comfy_cache_none", "restart_program")),
-                  (Cause.ACTIVATIONS, ("smaller_image", "comfy_tiled", "comfy_lowvram")),
-                  (Cause.WEIGHTS_TOO_BIG, ("comfy_fp8", "comfy_lowvram")),
-                  (Cause.OTHER_PROCESS, ("close_processes_any",))),
+        remedies=("smaller_image", "comfy_attention", "comfy_tiled", "comfy_cache_none", "comfy_fp8", "comfy_lowvram"),
         default_cause=(Cause.ACTIVATIONS, 0.3),
     ),
     Program(
@@ -211,22 +184,14 @@ PROGRAMS: tuple[Program, ...] = (
             _stage("loading", r"Patching LoRAs|ERROR lora|load_model_weights|hacked_get_attr|load_sft|Loading Model:",
                 Cause.WEIGHTS_TOO_BIG, 0.6),
         ),
-        remedies=("webui_medvram", "smaller_image", "webui_tiled", "quantized_model"),
-        by_cause=((Cause.ACTIVATIONS, ("smaller_image", "webui_tiled", "webui_medvram")),
-                  (Cause.ATTENTION_SCORES, ("smaller_image", "webui_attention")),
-                  (Cause.WEIGHTS_TOO_BIG, ("webui_medvram", "quantized_model")),
-                  (Cause.OTHER_PROCESS, ("close_processes_any",)), (Cause.HOST_RAM, ("quantized_model", "more_ram"))),
+        remedies=("smaller_image", "webui_tiled", "webui_attention", "webui_medvram", "quantized_model"),
         default_cause=(Cause.ACTIVATIONS, 0.3),
     ),
     Program(
         "diffusers", "diffusers",
         re.compile(r"\bdiffusers\b|Pipeline\.from_pretrained|enable_\w+_cpu_offload|\bpipe\(", re.I | re.A),
         _DIFFUSION_STAGES,
-        remedies=("diffusers_offload", "diffusers_vae", "smaller_image", "quantized_model"),
-        by_cause=((Cause.ACTIVATIONS, ("smaller_image", "diffusers_vae", "diffusers_offload")),
-                  (Cause.ATTENTION_SCORES, ("smaller_image", "sdpa")),
-                  (Cause.WEIGHTS_TOO_BIG, ("diffusers_offload", "quantized_model")),
-                  (Cause.OTHER_PROCESS, ("close_processes_any",))),
+        remedies=("smaller_image", "diffusers_vae", "attention_slices", "diffusers_offload", "quantized_model"),
         default_cause=(Cause.ACTIVATIONS, 0.3),
     ),
     Program(
@@ -234,11 +199,7 @@ PROGRAMS: tuple[Program, ...] = (
         re.compile(r"FramePack|fooocus|stable[- _]?diffusion|\bflux[-_.\d]|webui|--?(?:low|med|no)vram"
                    r"|tiled (?:vae|diffusion)|txt2img|img2img|esrgan|invokeai|\bsdxl\b", re.I | re.A),
         _DIFFUSION_STAGES,
-        remedies=("pictures_offload", "diffusers_vae", "smaller_image", "quantized_model"),
-        by_cause=((Cause.ACTIVATIONS, ("smaller_image", "diffusers_vae", "pictures_offload")),
-                  (Cause.ATTENTION_SCORES, ("smaller_image",)),
-                  (Cause.WEIGHTS_TOO_BIG, ("pictures_offload", "quantized_model")),
-                  (Cause.HOST_RAM, ("smaller_model", "more_ram"))),
+        remedies=("smaller_image", "diffusers_vae", "pictures_offload", "quantized_model"),
         default_cause=(Cause.ACTIVATIONS, 0.3),
     ),
     Program(
@@ -250,9 +211,7 @@ PROGRAMS: tuple[Program, ...] = (
             ("llama_context", "llama_cache_type", "llama_layers"), ("llama_batch", "llama_context", "llama_layers"),
             ("llama_layers", "smaller_model"),
         ),
-        remedies=("llama_layers", "llama_context", "llama_cache_type", "llama_batch", "quantized_model"),
-        by_cause=((Cause.ACTIVATIONS, ("llama_context", "llama_cache_type", "llama_batch", "llama_layers")),
-                  (Cause.HOST_RAM, ("llama_context", "smaller_model", "more_ram"))),
+        remedies=("llama_context", "llama_cache_type", "llama_batch", "llama_layers", "smaller_model"),
         default_cause=(Cause.WEIGHTS_TOO_BIG, 0.3),
     ),
     Program(
@@ -260,9 +219,7 @@ PROGRAMS: tuple[Program, ...] = (
         (*_llama_stages(("ollama_context", "ollama_parallel"), ("ollama_context", "ollama_parallel"),
                         ("ollama_layers", "smaller_model")),
          _stage("kv_cache", r"memory\.required\.kv=|failed to create context", Cause.ACTIVATIONS, 0.45)),
-        remedies=("ollama_context", "ollama_parallel", "smaller_model"),
-        by_cause=((Cause.HOST_RAM, ("ollama_context", "smaller_model", "more_ram")),
-                  (Cause.OTHER_PROCESS, ("close_processes_any",))),
+        remedies=("ollama_context", "ollama_parallel", "ollama_layers", "smaller_model"),
         default_cause=(Cause.ACTIVATIONS, 0.25),
     ),
     Program(
@@ -281,58 +238,53 @@ PROGRAMS: tuple[Program, ...] = (
             r"|bentoml serve|tritonserver"
                    r"|\blmdeploy\b|\bopenllm\b|\bxinference\b|\bfastchat\.serve|\bexllama|\btabbyapi\b", re.I | re.A),
         (_stage("loading", _LOADS, Cause.WEIGHTS_TOO_BIG, 0.6, _OF_LOADING),),
-        remedies=("server_share", "shorter_context", "quantized_model", "tensor_parallel"), by_cause=_SERVER_CAUSES,
+        remedies=("server_share", "shorter_context", *_OF_LOADING),
         default_cause=(Cause.MEMORY_FRACTION_LIMIT, 0.4),
     ),
     Program(
         "pictures", "a program that makes pictures or videos", TOLD["makes_pictures"],
         (_stage("loading", r"(?i)(?:trying|try|tried|unable|fails?) to load\b|(?:oom|memory)\w* (?:on|when|while"
                            r"|during) load", Cause.WEIGHTS_TOO_BIG, 0.55),),
-        remedies=("smaller_image", "diffusers_vae", "pictures_offload", "quantized_model"),
-        by_cause=((Cause.HOST_RAM, ("smaller_model", "more_ram")),
-                  (Cause.WEIGHTS_TOO_BIG, ("quantized_model", "pictures_offload")),
-                  (Cause.OTHER_PROCESS, ("close_processes_any",))),
+        remedies=("smaller_image", "diffusers_vae", "quantized_model", "pictures_offload"),
         default_cause=(Cause.ACTIVATIONS, 0.35),
     ),
     Program(
         "onnxruntime", "ONNX Runtime", re.compile(r"onnxruntime|ONNXRuntime|BFCArena"),
-        (), remedies=("ort_arena", "smaller_input", "close_processes_any"), default_cause=(Cause.ACTIVATIONS, 0.4),
+        (), remedies=("smaller_input", "ort_arena"), default_cause=(Cause.ACTIVATIONS, 0.4),
     ),
     Program(
         "tensorrt", "TensorRT", re.compile(r"\[TRT\]|tensorrt|IBuilderConfig|trtexec|virtualMemoryBuffer", re.I | re.A),
-        (), remedies=("trt_workspace", "trt_shapes", "close_processes_any"), default_cause=(Cause.ACTIVATIONS, 0.3),
+        (_stage("building", r"(?i)build_?(?:serialized|engine|cuda|er)|\bbuilder\b|trtexec|tactic|torch2trt|onnx2trt",
+                Cause.ACTIVATIONS, 0.4, ("trt_workspace", "trt_shapes")),),
+        remedies=("trt_shapes", "trt_workspace"), default_cause=(Cause.ACTIVATIONS, 0.3),
     ),
     Program(
         "jax", "JAX",
         re.compile(
             r"\bjax(?:lib)?\b|XlaRuntimeError|XLA_PYTHON|RESOURCE_EXHAUSTED|xla/python|XLA Label|BufferAssignment"
         ),
-        (), trains=True, remedies=("jax_preallocate", "jax_remat", "smaller_batch_plain"),
+        (), trains=True, remedies=("jax_remat", "smaller_batch_plain", "jax_preallocate"),
     ),
     Program(
         "tensorflow", "TensorFlow",
         re.compile(r"tensorflow|ResourceExhaustedError: OOM|allocator GPU_\d|keras", re.I | re.A),
-        (), trains=True, remedies=("tf_growth", "smaller_batch_plain", "close_processes_any"),
-        by_cause=((Cause.LEAK_OR_RETAINED_REFERENCE, ("tf_own_process", "tf_call")),
-                  (Cause.ACTIVATIONS, ("smaller_batch_plain", "smaller_input")),
-                  (Cause.WEIGHTS_TOO_BIG, ("smaller_model",)),
-                  (Cause.OTHER_PROCESS, ("close_processes_any", "tf_growth"))),
+        (), trains=True,
+        remedies=("smaller_batch_plain", "smaller_input", "tf_growth", "tf_own_process", "tf_call", "smaller_model"),
     ),
     Program(
         "rapids", "RAPIDS", re.compile(r"\bcudf\b|\brmm\b|rapids|cuml|dask[-_]cuda", re.I | re.A),
-        (), remedies=("rapids_chunks", "rapids_managed", "close_processes_any"),
-        by_cause=((Cause.MEMORY_FRACTION_LIMIT, ("rapids_pool", "rapids_chunks")),),
+        (), remedies=("rapids_pool", "rapids_chunks", "rapids_managed"),
         default_cause=(Cause.ACTIVATIONS, 0.3),
     ),
     Program(
         "cupy", "CuPy", re.compile(r"\bcupy\b|\bcp\.\w+\(|chainer"),
-        (), remedies=("cupy_free", "smaller_arrays", "close_processes_any"),
+        (), remedies=("cupy_limit", "smaller_arrays", "cupy_free"),
     ),
-    Program("numba", "Numba", re.compile(r"\bnumba\b"), (), remedies=("smaller_arrays", "close_processes_any")),
+    Program("numba", "Numba", re.compile(r"\bnumba\b"), (), remedies=("smaller_arrays",)),
     Program("thrust", "Thrust", re.compile(r"\bthrust::|parallel_for failed"), (),
-            remedies=("smaller_arrays", "close_processes_any"), default_cause=(Cause.REQUEST_ALONE_TOO_BIG, 0.3)),
+            remedies=("smaller_arrays",), default_cause=(Cause.REQUEST_ALONE_TOO_BIG, 0.3)),
     Program("paddle", "PaddlePaddle", re.compile(r"paddle", re.I | re.A), (),
-            trains=True, remedies=("smaller_batch_plain", "paddle_fraction", "close_processes_any")),
+            trains=True, remedies=("smaller_batch_plain", "smaller_input", "paddle_fraction")),
     Program("caffe", "Caffe", re.compile(r"\bcaffe2?\b", re.I | re.A), (), trains=True,
             remedies=("smaller_batch_plain", "smaller_input")),
     Program("mxnet", "MXNet", re.compile(r"\bmxnet\b|\bgluon\b", re.I | re.A), (), trains=True,
@@ -374,13 +326,6 @@ _IN_FUNCTION = re.compile(r"\d,? in \w")
 _SHOWS_TORCH = re.compile(r"torch|\.cuda\(|transformers|lightning|accelerate|deepspeed|diffusers", re.I)
 # A text that compares such servers is about the one that it names first.
 _SERVERS = ("vllm", "sglang", "tgi")
-_SETTINGS = {
-    "held": re.compile(r"stored in KV cache \((\d{1,8})\)"),
-    "share": re.compile(r"(?:gpu[_-]memory[_-]utilization|mem[_-]fraction[_-]static)['\"]?[ =:]{1,3}(0?\.\d+|1\.0)"),
-    "length": re.compile(r"(?:max[-_]model[-_]len|context[-_]length)['\"]?[ =:]{1,3}(\d{1,7})\b"),
-    "requests": re.compile(r"(?<!/ )(?:max[-_]num[-_]seqs|max[-_]running[-_]requests)['\"]?[ =:]{1,3}(\d{1,5})\b"),
-    "devices": re.compile(r"(?:tensor[-_]parallel[-_]size|--?tp(?:[-_]size)?)['\"]?[ =:]{1,3}(\d{1,3})\b"),
-}
 _BY_FORMAT = {
     "vllm": "vllm", "vllm_context": "vllm", "vllm_startup": "vllm", "sglang": "sglang", "tgi": "tgi",
     "llama_cpp": "llama_cpp", "llama_cpp_host": "llama_cpp", "ollama_host": "ollama", "onnxruntime": "onnxruntime",
@@ -408,14 +353,8 @@ def find_program(text: str, trace: str, message_format: str | None = None) -> Pr
         if not is_meant and (not trains or not (program.is_torch or _SHOWS_TORCH.search(text))):
             is_meant = bool(program.pattern.search(text)) and _is_first_server(program, text)
         if is_meant and (not trains or program.key in _GENERAL or by_format):
-            settings = _settings_of(text) if program.key in _SERVERS else {}
-            return ProgramUse(program, _stage_of(program, text, trace), _budget_of(program, text), settings)
+            return ProgramUse(program, _stage_of(program, text, trace), _budget_of(program, text))
     return None
-
-
-def _settings_of(text: str) -> dict[str, float]:
-    found = {name: pattern.search(text) for name, pattern in _SETTINGS.items()}
-    return {name: float(match.group(1)) for name, match in found.items() if match is not None}
 
 
 def _is_first_server(program: Program, text: str) -> bool:
