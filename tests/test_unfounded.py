@@ -293,8 +293,37 @@ _NUMBERS = (
             ["leaves it open", "Find the shape", "sdpa"], id="a picture's scores on a Mac",
         ),
         pytest.param(
-            "rocm_driver.cc:630] failed to allocate 16777216.00T (18446744073708503040 bytes) from device: hipError_t(1002)",
-            ["overflowed"], ["A smaller batch", "ALLOW_GROWTH"], id="a size that overflowed in TensorFlow",
+            "\n".join(
+                f"rocm_driver.cc:606] failed to allocate {size} from device: HIP_ERROR_OutOfMemory"
+                for size in ("127.99TiB (140729850295296 bytes)", "115.19TiB (126656857505792 bytes)", "3 TiB")
+            ),
+            ["no device's", "belong together"], ["A smaller batch", "ALLOW_GROWTH", "Print"], id="a misreported device",
+        ),
+        pytest.param(
+            "RuntimeError: Invalid buffer size: 4.00 GB on my Mac when it exceeds 1024 image output", ["attention scores"],
+            ["which operation"], id="scores of a square picture",
+        ),
+        pytest.param(
+            "In the evaluation, outputs of the model are added to a list and remain on the GPU: CUDA out of memory",
+            ["keeps alive"], ["activations of a step"], id="outputs in a list",
+        ),
+        pytest.param(
+            "vllm on 8块4090\nRuntimeError: CUDA error: out of memory\nINFO Capturing the model for CUDA graphs. To run the"
+            " model in eager mode, set 'enforce_eager=True'", ["What the server may take", "enforce"], ["weights do not fit"],
+            id="a driver's message while graphs are captured",
+        ),
+        pytest.param(
+            "加载模型：cpm-bee-10b，程序在加载模型中被kill了，是因为显存不够吗？4090，显存24G",
+            ["not the GPU's"], ["map_location"], id="asked, not told",
+        ),
+        pytest.param(
+            "onnxruntime BFCArena::AllocateRawInternal Failed to allocate memory for requested buffer of size 2830172160. There"
+            " are 7 other models also hosted on the same server", ["Unload models"], ["kill <PID>", "process"],
+            id="models beside it",
+        ),
+        pytest.param(
+            f"The training fails for larger meshes: CUDA out of memory. {_NUMBERS}", ["that takes the code"], ["--model"],
+            id="meshes are no tokens",
         ),
         pytest.param(
             "KernelRestarter: restarting kernel (1/5) during a join of two pandas data frames", ["likely"], ["certain"],

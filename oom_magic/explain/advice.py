@@ -300,6 +300,8 @@ def _is_had(key: str, diagnosis: Diagnosis, is_settled: bool) -> bool:
 
 def _is_unfounded(key: str, diagnosis: Diagnosis) -> bool:
     """Whether nothing in the text speaks for it: other programs, data loading workers."""
+    if key == "close_processes_any" and "models_beside" in diagnosis.told:
+        return True
     if key == "close_processes_any":
         may_be = {one.cause for one in diagnosis.possible if one.confidence is not Confidence.OPEN}
         return diagnosis.cause is not Cause.OTHER_PROCESS and Cause.OTHER_PROCESS not in may_be
@@ -345,7 +347,7 @@ def _way_to_prices(diagnosis: Diagnosis) -> Evidence:
         return _NO_RUN
     if diagnosis.backend not in _REHEARSED or not _is_of_pytorch(diagnosis):
         return _NOT_PYTORCH
-    is_another = "infers" in diagnosis.told and not trains(diagnosis)
+    is_another = "infers" in diagnosis.told or trains(diagnosis)  # and nothing shows that it is of tokens
     of_pictures = _OF_PICTURES & diagnosis.told or NO_LANGUAGE_MODEL.search(diagnosis.code)
     return _NO_CODE if is_another or of_pictures else _NO_CODE_OR_RUN
 

@@ -153,6 +153,8 @@ def _cause(cause: Cause, diagnosis: Diagnosis) -> str:
         suffix = _OF_CACHES.get("" if failure is None else failure.format, suffix)
     elif cause is Cause.MEMORY_FRACTION_LIMIT and any(one.key == "program_reserves" for one in diagnosis.evidence):
         suffix = "_reserved"
+    elif cause is Cause.OTHER_PROCESS and "models_beside" in diagnosis.told:
+        suffix = "_models"
     elif cause is Cause.DRIVER_LEVEL and diagnosis.program and not PROGRAMS_BY_KEY[diagnosis.program].is_torch:
         suffix = "_elsewhere"
     elif cause is Cause.WEIGHTS_TOO_BIG and any(one.key == "checkpoint_to_gpu" for one in diagnosis.evidence):

@@ -29,13 +29,13 @@ from oom_magic.explain.evidence.causes import (
 from oom_magic.explain.evidence.clues.programs import Program
 from oom_magic.explain.evidence.clues.traceback import Clues, find_clues
 from oom_magic.explain.evidence.number_rules import (
-    NO_MEMORY_HOLDS,
+    is_overflow,
     number_rules,
     observations,
     overflow_rules,
 )
 from oom_magic.explain.evidence.situation_rules import RESERVING, situation_rules
-from oom_magic.explain.evidence.text_rules import named_tensor, text_rules
+from oom_magic.explain.evidence.text_rules import SHRINKING, named_tensor, text_rules
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.explain.messages.normalization import clean
 
@@ -316,8 +316,11 @@ def main_failure(failures: Sequence[Failure]) -> Failure | None:
 
 def _supports(failure: Failure | None, clues: Clues, text: str) -> Iterator[Support]:
     """All evidence for causes; if the kind of message settles the cause, only that."""
-    if failure is not None and failure.total_bytes is None and (failure.requested_bytes or 0) >= NO_MEMORY_HOLDS:
+    if failure is not None and failure.total_bytes is None and is_overflow(failure):
         values = {"requested_bytes": failure.requested_bytes or 0}
+        if SHRINKING.search(text):  # no operation asks so: it is what the device was said to have
+            yield Support(Cause.DRIVER_LEVEL, 0.97, Evidence("device_misreported", values))
+            return
         yield Support(Cause.REQUEST_ALONE_TOO_BIG, 0.97, Evidence("request_overflowed", values))
         yield from overflow_rules(failure, clues)
         return
@@ -370,7 +373,8 @@ def _driver(failure: Failure, clues: Clues) -> Iterator[Support]:
         or (failure.format == "nvml_assert" and "nvmlinit" in text)
     )
     if is_driver and failure.is_oom and not {"smaller_batch_helps", "larger_input_fails", "grows"} & clues.run.told:
-        weight = 0.45 if clues.tells_of_training or clues.full_devices else 0.62
+        has_stage = clues.program is not None and clues.program.stage is not None  # whose memory it was, is known
+        weight = 0.25 if has_stage else 0.45 if clues.tells_of_training or clues.full_devices else 0.62
         if failure.format == "cuda_error_oom" and not failure.torch_version_guess:
             weight = _WHO_ASKED if clues.has_prose else 0.5
         if failure.format == "cuda_error_oom" and clues.phase in ("forward", "backward", "loss"):
@@ -470,6 +474,8 @@ def device_name(backend: str | None) -> str:
 def _check(cause: Cause, failure: Failure | None, clues: Clues) -> Evidence:
     """The one check that would settle a cause here."""
     backend = None if failure is None else failure.backend
+    if cause is Cause.OTHER_PROCESS and "models_beside" in clues.run.told:
+        return Evidence("check_models_beside")
     if cause is Cause.OTHER_PROCESS:
         return Evidence("check_other_process", {"tool": device_tool(backend, clues.accelerator)})
     if cause is Cause.FRAGMENTATION:

@@ -40,7 +40,8 @@ NAMELESS_REQUESTS = (2 * MIB, 20 * MIB)
 # A request of this many times the device's capacity is not an intended tensor.
 _ABSURD_TIMES = 20
 # Beyond any computer's memory: such a size is a mistake, and a power of two an overflowed product.
-NO_MEMORY_HOLDS = 2**50
+_NO_MEMORY_HOLDS = 2**50
+_NO_DEVICE_HOLDS = 2**44
 
 TENSOR_CAUSES = {
     "attention_scores": Cause.ATTENTION_SCORES,
@@ -117,10 +118,15 @@ def _too_big_request(failure: Failure, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.REQUEST_ALONE_TOO_BIG, 0.97, evidence)
 
 
+def is_overflow(failure: Failure) -> bool:
+    """Whether the size asked for is a mistake of numbers: no memory of that kind has so much."""
+    return (failure.requested_bytes or 0) >= (_NO_MEMORY_HOLDS if failure.backend == "cpu" else _NO_DEVICE_HOLDS)
+
+
 def overflow_rules(failure: Failure, clues: Clues) -> Iterator[Support]:
     """A product that overflowed to a size which no device has: the power of two, and the line."""
     requested = failure.requested_bytes or 0
-    if requested >= NO_MEMORY_HOLDS and requested & (requested - 1) == 0:
+    if requested >= _NO_MEMORY_HOLDS and requested & (requested - 1) == 0:
         power = Evidence("request_is_power", {"requested_bytes": requested, "exponent": requested.bit_length() - 1})
         yield Support(Cause.REQUEST_ALONE_TOO_BIG, 0.1, power)
     if clues.code:

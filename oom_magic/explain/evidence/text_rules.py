@@ -48,7 +48,7 @@ _LAST_STRAW_SHARE = 0.01  # of the device: a request so small says little of wha
 _SMALL_REQUEST = 200 * MIB
 _SMALL_FIRST_REQUEST = 256 * MIB
 # TensorFlow asks for its share of the device at its start, then for nine tenths of it, until some is granted.
-_SHRINKING = re.compile(r"(?:failed to allocate [\d.]{1,8}[GM][^\n]{0,120}from device[^\n]{0,160}\n[^\n]{0,160}){2}")
+SHRINKING = re.compile(r"(?:failed to allocate [\d.]{1,8}[GMT][^\n]{0,120}from device[^\n]{0,160}\n[^\n]{0,160}){2}")
 _TRANSCRIBER_LOADS = re.compile(r"transcribe\.py\"?, line \d+, in (?:__)?init|load_model")
 # Today's models were not made for such cards.
 _SMALL_CARD = 4 * GIB
@@ -234,7 +234,7 @@ def _frameworks(failure: Failure | None, text: str) -> Iterator[Support]:
         return
     if failure.shape is not None and failure.backend == "tensorflow":
         yield from _stated_shape(failure.shape, text)
-    if _SHRINKING.search(text):
+    if SHRINKING.search(text):
         yield Support(Cause.OTHER_PROCESS, 0.5, Evidence("start_refused"))
         yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.3, Evidence("start_refused"))
     if failure.format == "tensorflow" and failure.shape is None and 0 < (requested or 0) < _SMALL_FIRST_REQUEST:
@@ -346,6 +346,8 @@ def _run(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.FRAGMENTATION, -0.3)
     if "shares_device" in told and (failure is None or failure.backend != "cpu"):
         yield Support(Cause.OTHER_PROCESS, 0.55, Evidence("told_shared"))
+    if "models_beside" in told and (failure is None or failure.backend != "cpu"):
+        yield Support(Cause.OTHER_PROCESS, 0.5, Evidence("told_models_beside"))
     if "left_over" in told and (failure is None or failure.backend != "cpu"):
         yield Support(Cause.OTHER_PROCESS, 0.5, Evidence("told_left_over"))
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.2, Evidence("told_left_over"))

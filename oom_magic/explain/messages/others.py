@@ -188,7 +188,7 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ),
     (
         "tensorflow", "hip", True,
-        r"failedtoallocate[\d.]{1,12}[kmgt]?i?b?\((?P<requested_bytes>\d{1,22})bytes\)fromdevice:hiperror",
+        r"failedtoallocate[\d.]{1,12}[kmgt]?i?b?\((?P<requested_bytes>\d{1,22})bytes\)fromdevice:hip_?error",
     ),
     ("tensorflow", "tensorflow", True, rf"ranoutofmemorytryingtoallocate(?P<requested>{SIZE})"),
     ("tensorflow", "tensorflow", True, r"resourceexhaustederror:(?:failedtoallocate|oom(?!when))"),

@@ -96,6 +96,9 @@ _NO_DEVICE = re.compile(
     r"\b(?: memory| ram)?|\bcpu[- ]only\b",
     re.I | re.A,
 )
+_A_QUESTION = re.compile(
+    r"是因为|是不是|是否|难道|\b(?:is|was|could) (?:it|this|that) (?:be )?(?:because|due|caused|related)", re.I | re.A
+)
 _END_OF_STATEMENT = re.compile(r"\.(?!\d)|[!?;。！？；\n]")
 _LONGEST_STATEMENT = 120
 _MOST_STATEMENTS = 4
@@ -105,12 +108,12 @@ def told_messages(cleaned: str) -> Iterator[tuple[MessageKind, re.Match[str]]]:
     """Failures that the text describes without quoting their message; offsets are in the cleaned text."""
     for kind in _TOLD_KINDS:
         match = kind.pattern.search(cleaned, 0, _LONGEST_STORY)
-        if match is not None and not _is_killed_for_device(kind, cleaned, match):
+        if match is not None and not (_is_killed_for_device(kind, cleaned, match) or _is_asked(cleaned, match)):
             is_denied = _NO_DEVICE.search(cleaned, max(0, match.start() - 12), match.end())
             yield (_whose(cleaned, kind.pattern) if kind.format == "told" or is_denied else kind), match
             return
     sign = _sign(cleaned)
-    if sign is not None:
+    if sign is not None and not _is_asked(cleaned, sign):
         kind = _of_statement(_statement(cleaned, sign)) or _whose_in_all(cleaned[:_LONGEST_STORY])
         says_ram_of_device = kind.backend == "cpu" and _means_device_by_ram(cleaned[:_LONGEST_STORY])
         yield (_OF_WHOM[True, False] if says_ram_of_device else kind), sign
@@ -124,6 +127,11 @@ def _is_killed_for_device(kind: MessageKind, cleaned: str, match: re.Match[str])
     """Whether a program that was killed is said to have filled the device, rather than the host."""
     rest = _NO_DEVICE.sub("", _statement(cleaned, match))
     return kind.format == "told_host" and "kill" in match.group().lower() and bool(_MEMORY_OF_DEVICE.search(rest))
+
+
+def _is_asked(cleaned: str, match: re.Match[str]) -> bool:
+    """Whether an author whose program was killed only asks whether memory was the reason."""
+    return bool(_A_QUESTION.search(_statement(cleaned, match)) and KILLED.search(cleaned))
 
 
 def _means_device_by_ram(text: str) -> bool:

@@ -57,6 +57,9 @@ _BY_EVIDENCE: Mapping[str, tuple[str, ...]] = {
     "offloaded_pinned": ("unpin_weights",),
     "data_on_device": ("data_on_host", "smaller_input"),
     "told_page_file": ("page_file",),
+    "told_collects": ("collect_on_host", "no_grad"),
+    "told_models_beside": ("unload_models",),
+    "scores_of_picture": ("smaller_image",),
     "parallel_slots": ("one_at_a_time",),
     "above_block_limit": ("relaxed_limits", "smaller_arrays"),
     "mps_refused_all": ("use_cpu",),
@@ -72,7 +75,7 @@ _OF_ANY_RUN = {
     "smaller_input_works", "told_whole", "large_request",
 }  # fmt: skip
 # Evidence that determines the first change in any program.
-_IN_ANY_PROGRAM = {"mps_others", "above_block_limit", "offloaded_pinned", "parallel_slots"}
+_IN_ANY_PROGRAM = {"mps_others", "above_block_limit", "offloaded_pinned", "parallel_slots", "told_models_beside"}
 # Remedies for any run, used where a text does not mention training.
 AGAINST_IN_ANY_RUN: Mapping[Cause, tuple[str, ...]] = {
     Cause.ACTIVATIONS: ("smaller_input",),
@@ -235,6 +238,8 @@ def text_remedies(diagnosis: Diagnosis) -> tuple[str, ...] | None:
     keys = {one.key for one in diagnosis.evidence}
     if diagnosis.cause is Cause.REQUEST_ALONE_TOO_BIG and keys & {"request_absurd", "request_overflowed"}:
         return ("find_tensor",)  # the size is a mistake; a smaller input would not help
+    if "device_misreported" in keys:
+        return ("matching_versions",)
     if diagnosis.cause is Cause.DRIVER_LEVEL and "free_above_request" in keys:
         return ("driver_limit",)
     program = PROGRAMS_BY_KEY.get(diagnosis.program)

@@ -19,6 +19,7 @@ CATALOGUE: Sentences = {
         "Fragmentation: enough memory lies in PyTorch's cache, but in pieces too small for the request."
     ),
     "cause_other_process": "Another process holds a large part of this device's memory.",
+    "cause_other_process_models": "Other models hold a large part of this device's memory.",
     "cause_request_alone_too_big": "One tensor alone is larger than the device allows, however empty it is.",
     "cause_weights_too_big": "The model's weights do not fit on the device.",
     "cause_weights_too_big_twice": (

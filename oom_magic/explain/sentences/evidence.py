@@ -94,6 +94,10 @@ EVIDENCE: Sentences = {
         "A picture of {sides} is {positions} positions of a latent an eighth as high and wide; attention scores between"
         " all of them have the size asked for."
     ),
+    "device_misreported": (
+        "TensorFlow asks for what the device is said to have, and {requested_bytes} are no device's: driver, runtime"
+        " and TensorFlow do not understand each other."
+    ),
     "shape_of_kernel": "The array {sizes} is a layer's kernel, which no smaller batch changes.",
     "shape_of_batch": "The array {sizes} grows with its first size, the batch.",
     "shape_of_matrix": "The matrix {sizes} is a batch of rows, or a layer's weights, which no smaller batch changes.",
@@ -106,6 +110,8 @@ EVIDENCE: Sentences = {
     "larger_input_fails": "The text speaks of large inputs; activations grow with them.",
     "host_fills": "The text speaks of the computer's own memory (RAM) filling up, not of the GPU's.",
     "told_shared": "The text says that other programs use the device.",
+    "told_models_beside": "The text speaks of other models that are loaded beside this one.",
+    "check_models_beside": "Load it alone: if it runs then, the others had taken its room.",
     "told_pieces": "The text says that what is free lies in pieces.",
     "told_fragmented": "Sizes that change from step to step leave gaps in the cache.",
     "late_steps": Plural(

@@ -79,6 +79,7 @@ REMEDIES: Sentences = {
     "remedy_fsdp_any": "Shard the model over several GPUs (FSDP or ZeRO-3).",
     "remedy_offload": "Keep a part of the weights in RAM (device_map).",
     "remedy_close_processes_any": "Close what else uses this device; {tool} lists it.",
+    "remedy_unload_models": "Unload models that are not needed now, or put this one on another device.",
     "remedy_check_processes": "Check with {tool} whether other programs use this device.",
     "remedy_free_held_any": "Release what earlier cells still hold, or restart the kernel.",
     "remedy_detach": "Keep results between steps without their graphs: {fixed}",
@@ -236,6 +237,7 @@ REMEDIES: Sentences = {
         "The device had room: look for a limit or a fault outside the program (the versions of driver and runtime, the"
         " share of a container or virtual machine), not for less memory."
     ),
+    "remedy_matching_versions": "Install versions of driver, runtime and framework that belong together.",
     "remedy_sample_graph": "Train on sampled parts of the graph (NeighborLoader, ClusterLoader), not on all of it.",
     "remedy_bios_memory": "Give the integrated GPU more of the RAM (UMA frame buffer size in the BIOS, or GTT).",
     "remedy_close_apps": "Close other programs: on a Mac the GPU shares the memory with everything else.",

@@ -176,11 +176,12 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         rf"(?:any\s(?:of\s)?(?:the\s)?)?{_MODEL}",
         r"loading checkpoint shards|loading weights|loading pipeline components", r"(?:oom"
         r"|memory)\w* on load(?:ing)?\b",
-        rf"loading\s{_MODEL}", r"(?:加载|载入)(?:大)?(?:模型|权重)(?:时|失败|过程|的时候|就)",
+        rf"loading\s{_MODEL}", r"(?:加载|载入)(?:大)?(?:模型|权重)(?:时|失败|过程|的时候|就|中)",
     ),
     "many_ranks": words(
         r"(?:four|eight|two|multi(?:ple)?|[2-9]|1[0-6])[- ]?(?:x\s?)?gpus?\b", r"multi-?gpu", r"\b[2-9] (?:x )?("
         r"?:graphics |video )?cards\b",
+        r"(?:[2-9]|1[0-6]|两|多|四|八)\s?[块张]\s?(?:显卡|gpu|卡|[a-z]{0,8} ?\d{2,4})",
         r"DataParallel|\bDDP\b|torchrun|distributed\.launch|--nproc",
         r"\b[2-9] ?[x\u00d7] ?(?:nvidia |geforce )?(?:rtx|[ahv]\d{2,4}|[2-5]0\d0)\b|found [2-9] \w+ devices",
     ),

@@ -329,6 +329,10 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"|activations|states?|histor\w+|tensors?|variables?)\b",
         r"\b(?:encod|embed)\w*\b[^.\n]{0,40}\b(?:million|billion|\d{6,}"
         r"|large (?:corpus|data ?set|collection)|corpus)\b",
+        r"\b(?:outputs?|predictions?|logits|labels|results?|features?|embeddings?)\b[^.\n]{0,30}\b(?:are|is|get|were|was)"
+        r" (?:\w+ )?(?:added|appended|collected|kept|stored|saved|pushed|concatenated) (?:in|to|into|on|onto|at)"
+        r" (?:an? |the )?"
+        r"(?:\w+ )?(?:lists?|arrays?|buffers?|dict\w*|gpu|device|memory)\b",
         r"(?:all|every) (?:the )?(?:predictions|outputs|results|logits|features|embeddings) (?:\w+\s){0,3}(?:in"
         r"|into|on|at once)\b",
     ),
@@ -337,8 +341,6 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"|codes?|training|experiment|user|notebook|kernel"
         r"|app\w*|instance|script|task|vram consumer|student|people)\w*"
         r"[^.\n]{0,60}(?:us(?:e|es|ing)|tak(?:e|es|ing)|occup|runn|host|load|hold|detect|consum)",
-        r"\b(?:other|another|several|two|multiple) models? (?:is |are |was |were )?(?:also )?(?:running|using|ho"
-        r"sted|served)",
         r"\b\d{1,2} (?:processes|kernels)\b[^.\n]{0,30}(?:are|were)?\s?(?:using|running|on)", r"zombie process",
         r"\b(?:gunicorn|uwsgi|uvicorn|celery)\b[^.\n]{0,60}(?:workers?\b|process)",
         r"(?:ran|run|running|started) (?:\w+ )?too (?:much|many)|\b(?:run|running|ran"
@@ -353,9 +355,14 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:其他|别的|另一个|多个|别人)(?:进程|程序|用户|任务|Notebook|在用)",
         r"(?:still|keeps?|kept) (?:hold|occup|us)\w* (?:the |up )?(?:gpu |video )?(?:memory|vram)", r"no such process",
         r"process (?:is )?(?:still )?(?:hold|occupy)ing", r"(?:killed|dead|defunct|ghost|orphan\w*) process",
-        r"\b\d{1,3} other models\b", r"started two python processes", r"shared (?:gpu|server|cluster)\b",
+        r"started two python processes", r"shared (?:gpu|server|cluster)\b",
         r"(?:restart|reboot)(?:ing|ed)?\b[^.\n]{0,40}(?:work|fix|solv|help|\bfine|\bok\b)",
         r"重启[^\n]{0,12}(?:可以|好了|正常)",
+    ),
+    "models_beside": words(
+        r"\b(?:other|another|several|two|multiple|\d{1,3})(?: other| different| more)? models?"
+        r" (?:is |are |was |were )?(?:also )?(?:running|using|hosted|served|deployed|loaded)",
+        r"\b\d{1,3} other models\b",
     ),
     "left_over": words(
         rf"\b(?:{_GONE})\b[^.\n]{{0,90}}\b(?:{_GPU_MEMORY})\b[^.\n]{{0,50}}\b(?:{_STAYS})",

@@ -22,6 +22,11 @@ _NOT_A_PICTURE = re.compile(r"(?:shape|size mismatch|weight|linear|matrix|torch\
 _PICTURE_SIDE = re.compile(
     r"(?:images?|pictures?|resolution)[^.\n\d]{0,24}>?\s?(\d{4,5})(?![\d.])\s?(?:px|pixels|p\b)?", re.I
 )
+_SQUARE = re.compile(
+    r"(?<![\w.])(\d{3,4})(?:px|p)? (?:images?|pictures?)\b"
+    r"|(?:images?|pictures?|resolution)[^.\n\d]{0,24}(\d{3,4})(?![\w.])",
+    re.I | re.A,
+)
 _PICTURE_NAME = re.compile(
     r"(?:resolution|images?|videos?|pictures?|frames?)[^.\n]{0,30}\b[248]k\b|\b(?:1080|1440|2160)p\b"
     r"|\b4k (?:images?|videos?)",
@@ -106,7 +111,9 @@ def picture_positions(text: str) -> dict[str, int]:
     Diffusion models work on latents, an eighth as high and wide.
     """
     pairs = {match.group().strip(): [int(side) for side in match.groups() if side] for match in _SIDES.finditer(text)}
-    return {words: sides[0] * sides[1] // _LATENT_AREA for words, sides in pairs.items() if len(sides) == 2}
+    found = {words: sides[0] * sides[1] // _LATENT_AREA for words, sides in pairs.items() if len(sides) == 2}
+    squares = (int(match.group(1) or match.group(2)) for match in _SQUARE.finditer(text))
+    return found | {f"{side} x {side}": side * side // _LATENT_AREA for side in squares}
 
 
 def _counted(match: re.Match[str]) -> tuple[str, float]:

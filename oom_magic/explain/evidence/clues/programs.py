@@ -115,7 +115,7 @@ PROGRAMS: tuple[Program, ...] = (
             _stage("kv_cache", r"_allocate_kv_cache|initialize_kv_cache|initialize_cache|cache_engine"
                 r"|in initialize_from_config"
                    r"|cumem_allocator", Cause.MEMORY_FRACTION_LIMIT, 0.6, ("server_share", "close_processes_any")),
-            _stage("graphs", r"capture_model|cuda_?graph_runner|Capturing CUDA graph|capturing cuda graphs"
+            _stage("graphs", r"capture_model|cuda_?graph_runner|[Cc]apturing (?:the model for )?(?:CUDA|cuda) ?graph"
                 r"|graph_capture",
                    Cause.MEMORY_FRACTION_LIMIT, 0.55, ("server_share", "vllm_eager", "vllm_max_num_seqs"),
                    encloses=True),
