@@ -326,6 +326,35 @@ _NUMBERS = (
             id="meshes are no tokens",
         ),
         pytest.param(
+            f"dreambooth of stable-diffusion, train_batch_size=1: CUDA out of memory. {_NUMBERS}", [],
+            ["logits", "Shorter sequences", "--model", "set_attn"], id="a UNet has no vocabulary",
+        ),
+        pytest.param(
+            "Training a Llama with torchtune's LoRA recipe on a 4090: it goes OOM with 8k context, with 2k it worked fine",
+            ["Shorter|shorter"], ["PEFT", "set_attn", "loss = model", "loader"], id="a recipe is no loop of the author's",
+        ),
+        pytest.param(
+            "RAM usage increases while training the nnet in tensorflow, with GPU out of memory errors. When training is resumed"
+            " at the same iteration memory consumption is back to normal", ["keeps alive"], ["map_location", "checkpoint"],
+            id="resumed and back to normal",
+        ),
+        pytest.param(
+            "./main -m /data/text-generation-webui/models/Marx.gguf\nCUDA error 2 at llama.cpp/ggml-cuda.cu:5509: out of memory",
+            [], ["picture", "VAE"], id="a folder's name",
+        ),
+        pytest.param(
+            "ComfyUI KSampler\ncomfy/samplers.py, line 9, in sample\ntorch.OutOfMemoryError: Allocation on device", ["smaller"],
+            ["VAE"], id="no VAE while sampling",
+        ),
+        pytest.param(
+            "sglang with llama-3.1-70b-instruct: CUDA memory is constantly increasing and not released after inference",
+            ["newer version"], ["weights do not fit"], id="what grows has been loaded",
+        ),
+        pytest.param(
+            "RESOURCE_EXHAUSTED: Failed to allocate request for 176.00MiB (184549376B) on device ordinal 0", ["Check with"],
+            ["Close what", "kill"], id="nobody else seen",
+        ),
+        pytest.param(
             "KernelRestarter: restarting kernel (1/5) during a join of two pandas data frames", ["likely"], ["certain"],
             id="a restart is no proof",
         ),

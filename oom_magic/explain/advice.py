@@ -15,18 +15,16 @@ from oom_magic.explain.live.holders import earlier_bytes
 from oom_magic.explain.live.refinement import refine_with_remedy, without_fragmentation
 from oom_magic.explain.remedies.code import code_for, for_backend
 from oom_magic.explain.remedies.evaluation import RemedyEvaluator
-from oom_magic.explain.remedies.rehearsal import NotEvaluatedError, Rehearsal, SetupRehearsal
-from oom_magic.explain.remedies.remedy import AsItIs, Remedy, Situation, ranked
-from oom_magic.explain.remedies.texts import (
+from oom_magic.explain.remedies.from_text.choice import (
     AGAINST_IN_ANY_RUN,
-    OF_SETTINGS,
-    code_of,
     is_evaluation,
     printed_by_message,
-    setting_of,
     text_remedies,
     trains,
 )
+from oom_magic.explain.remedies.from_text.lines import OF_SETTINGS, code_of, setting_of
+from oom_magic.explain.remedies.rehearsal import NotEvaluatedError, Rehearsal, SetupRehearsal
+from oom_magic.explain.remedies.remedy import AsItIs, Remedy, Situation, ranked
 from oom_magic.inputs import parse_bytes
 from oom_magic.units import GIB
 
@@ -105,6 +103,22 @@ _HAD_BY = {
     "lora": "has_lora", "mixed_precision": "has_half", "half_weights": "has_half", "checkpointing": "has_checkpointing",
     "smaller_batch_any": "has_batch_of_one",
 }  # fmt: skip
+# Remedies whose code belongs into the author's own loop or model.
+_OF_A_LOOP = {
+    "smaller_batch_any",
+    "mixed_precision",
+    "checkpointing",
+    "sdpa",
+    "no_grad",
+    "chunked_loss",
+    "half_weights",
+}
+_DESCRIBED = {"trains", "infers", "evaluates"}
+# Evidence that shows others on the device.
+_SHOWS_OTHERS = {
+    "others_listed", "others_unlisted", "told_shared", "told_left_over", "device_seen_full", "device_is_open",
+    "no_context", "little_free_at_start", "told_frees_at_end", "meaning_vllm_startup",
+}  # fmt: skip
 _TRIED = {
     "server_share": "tried_share", "larger_share": "tried_share",
     "shorter_context": "tried_length", "fewer_waiting": "tried_workers", "mps_watermark": "tried_watermark",
@@ -128,7 +142,7 @@ _ON_A_MAC = {"raise_limit": "mps_watermark", "webui_attention": "webui_attention
 # On a Mac: the allocator has no expandable segments, the GPU shares the RAM, and bitsandbytes does not support it.
 _NOT_ON_A_MAC = {"expandable_segments", "offload", "fsdp_any", "qlora", "optimizer_8bit"}
 _REHEARSED = ("cuda", "hip")  # both are "cuda" in code
-_OF_PICTURES = {"makes_pictures", "diffuses", "of_no_tokens"}
+_OF_PICTURES = {"makes_pictures", "diffuses", "of_no_tokens", "of_latents"}
 _MOST_CHECKED = 3  # remedies that are rehearsed to the run's end
 _HUGE_BYTES = 24 * GIB  # of one tensor: more than most cards have
 _NOTICEABLY = 1.01  # times what the steps need
@@ -252,7 +266,7 @@ def unpriced_remedies(diagnosis: Diagnosis, reason: Evidence = _NO_RUN) -> tuple
     elif diagnosis.cause in HOST_CAUSES:
         reason = _OF_HOST
     elif reason is _NO_RUN:
-        style = "generic" if style == "plain" and not _names_tokens(diagnosis) else style
+        style = "generic" if style == "plain" and not _shows_transformers(diagnosis) else style
         reason = _way_to_prices(diagnosis)
     return tuple(_named(key, cost, diagnosis, style, reason) for cost, key in enumerate(keys))
 
@@ -275,8 +289,8 @@ def _applicable(diagnosis: Diagnosis, keys: tuple[str, ...], *, is_text: bool) -
             continue
         if key in _QUANTIZING and ("is_quantized" in diagnosis.told or _is_of_any_model(key, diagnosis)):
             yield "smaller_model"
-        elif key == "close_processes_any" and diagnosis.confidence is Confidence.OPEN:
-            yield "check_processes"  # nothing shows that there are any
+        elif key == "close_processes_any" and not _shows_others(diagnosis):
+            yield "check_processes"
         elif key == "diffusers_offload" and "offloads_parts" in diagnosis.told:
             yield "diffusers_sequential"
         elif key == "sdpa" and "scaled_dot_product_attention" in diagnosis.code:
@@ -296,6 +310,11 @@ def _is_had(key: str, diagnosis: Diagnosis, is_settled: bool) -> bool:
     if key == "half_weights" and "names_float32" not in diagnosis.told:
         return any(one.key == "weights_fill_card" for one in diagnosis.evidence)  # in half precision already
     return (is_settled and _HAD_BY.get(key) in diagnosis.told) or _TRIED.get(key) in diagnosis.told
+
+
+def _shows_others(diagnosis: Diagnosis) -> bool:
+    """Whether something shows that others use the device."""
+    return diagnosis.confidence is not Confidence.OPEN and any(one.key in _SHOWS_OTHERS for one in diagnosis.evidence)
 
 
 def _is_unfounded(key: str, diagnosis: Diagnosis) -> bool:
@@ -337,8 +356,15 @@ def _is_of_tokens(diagnosis: Diagnosis) -> bool:
 
 def _names_tokens(diagnosis: Diagnosis) -> bool:
     """Whether something shows that the model is one of tokens."""
+    if "of_latents" in diagnosis.told:
+        return False
     is_set_up = diagnosis.setup_phrases or diagnosis.tensors
     return bool(is_set_up or "attends" in diagnosis.told or set(_OF_TRANSFORMERS) & set(diagnosis.frameworks))
+
+
+def _shows_transformers(diagnosis: Diagnosis) -> bool:
+    """Whether code of transformers is the author's, or a bare message leaves it open."""
+    return _names_tokens(diagnosis) and ("uses_transformers" in diagnosis.told or not diagnosis.told & _DESCRIBED)
 
 
 def _way_to_prices(diagnosis: Diagnosis) -> Evidence:
@@ -365,6 +391,8 @@ def _named(key: str, cost: int, diagnosis: Diagnosis, style: str, note: Evidence
     if growth is not None and growth.fixed and key == growth.remedy:
         values = {**values, **growth.lines}
     code, language = code_of(key, diagnosis) or code_for(key, style, values)
+    if "trains_by_settings" in diagnosis.told and style != "trainer" and key in _OF_A_LOOP:
+        code = ""
     return Remedy(key, cost, "same", values, note=note, code=for_backend(code, diagnosis.backend), language=language)
 
 

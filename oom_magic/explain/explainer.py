@@ -274,6 +274,8 @@ def _is_guessable(failure: Failure, clues: Clues, has_dims: bool) -> bool:
     is_described = clues.has_prose or "trains" in clues.run.told
     if is_described and not (has_dims or clues.frameworks or "attends" in clues.run.told):
         return False
+    if "of_latents" in clues.run.told:
+        return False
     if clues.phase in _OF_WEIGHTS:  # what asks there is a weight or its state, whose sizes are unknown
         return has_dims
     if failure.backend in ("cpu", "jax", "tensorflow") or NO_LANGUAGE_MODEL.search(clues.trace):

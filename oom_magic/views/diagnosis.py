@@ -13,7 +13,8 @@ from oom_magic.explain.evidence.clues.programs import PROGRAMS, PROGRAMS_BY_KEY
 from oom_magic.explain.evidence.judging import device_tool, meaning_of
 from oom_magic.explain.live.holders import Holder
 from oom_magic.explain.messages.failure import Failure
-from oom_magic.explain.remedies.texts import code_of, is_evaluation, is_named_by_message, trains
+from oom_magic.explain.remedies.from_text.choice import is_evaluation, is_named_by_message, trains
+from oom_magic.explain.remedies.from_text.lines import code_of
 from oom_magic.explain.sentences.catalogue import render_evidence, translate
 from oom_magic.language import Language
 from oom_magic.predict.setups.setup import in_words

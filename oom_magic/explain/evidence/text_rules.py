@@ -335,6 +335,7 @@ def _run(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         is_of_data = clues.program is not None and clues.program.program.key in _OF_DATA
         weight = 0.2 if is_of_data else 0.5  # a single sort or merge grows until it is done
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, weight, Evidence("memory_grows"))
+        yield Support(Cause.WEIGHTS_TOO_BIG, -0.6)  # they are there, and do not grow
     if "smaller_batch_helps" in told:
         yield Support(Cause.ACTIVATIONS, 0.6, Evidence("smaller_batch_helps"))
         yield Support(Cause.FRAGMENTATION, -0.3)
@@ -344,19 +345,14 @@ def _run(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     if "larger_input_fails" in told and not computes_plainly(failure, clues):
         yield Support(Cause.ACTIVATIONS, 0.4, Evidence("larger_input_fails"))
         yield Support(Cause.FRAGMENTATION, -0.3)
-    if "shares_device" in told and (failure is None or failure.backend != "cpu"):
-        yield Support(Cause.OTHER_PROCESS, 0.55, Evidence("told_shared"))
-    if "models_beside" in told and (failure is None or failure.backend != "cpu"):
-        yield Support(Cause.OTHER_PROCESS, 0.5, Evidence("told_models_beside"))
-    if "left_over" in told and (failure is None or failure.backend != "cpu"):
-        yield Support(Cause.OTHER_PROCESS, 0.5, Evidence("told_left_over"))
-        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.2, Evidence("told_left_over"))
-        if not clues.faults:
-            yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, -0.4)  # what a process kept ends with it
+    if failure is None or failure.backend != "cpu":
+        yield from _others_told(clues)
     if "blames_fragments" in told:
         yield Support(Cause.FRAGMENTATION, 0.4, Evidence("told_pieces"))
     elif {"fragments", "varies_in_length"} <= told:
         yield Support(Cause.FRAGMENTATION, 0.4, Evidence("told_fragmented"))
+    if run.is_late and clues.phase != "optimizer_step":
+        yield Support(Cause.OPTIMIZER_STATE, -0.7)  # which the first step makes
     if run.is_late and clues.program is None and clues.phase not in ("optimizer_step", "loading"):
         count = run.num_steps or 0
         key, values = ("late_steps", {"count": count}) if count else ("late_epochs", {"count": run.num_epochs or 0})
@@ -370,6 +366,20 @@ def _run(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     if "indexes" in told and failure is not None and failure.format in ("cublas", "cudnn", "cuda_error_oom"):
         yield Support(Cause.NOT_OOM, 0.65, Evidence("index_error_beside"))
         yield Support(Cause.DRIVER_LEVEL, -0.6)
+
+
+def _others_told(clues: Clues) -> Iterator[Support]:
+    """Other users of the device that the text speaks of."""
+    told = clues.run.told
+    if "shares_device" in told:
+        yield Support(Cause.OTHER_PROCESS, 0.55, Evidence("told_shared"))
+    if "models_beside" in told:
+        yield Support(Cause.OTHER_PROCESS, 0.5, Evidence("told_models_beside"))
+    if "left_over" in told:
+        yield Support(Cause.OTHER_PROCESS, 0.5, Evidence("told_left_over"))
+        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.2, Evidence("told_left_over"))
+        if not clues.faults:
+            yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, -0.4)  # what a process kept ends with it
 
 
 def _at_start(failure: Failure | None, text: str) -> Iterator[Support]:
@@ -395,7 +405,7 @@ def _checkpoint(clues: Clues) -> Iterator[Support]:
         yield Support(Cause.OTHER_PROCESS, -0.5)
     elif "resumes" in told and ("many_ranks" in told or "shares_device" in told):
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.5, Evidence("ranks_load_to_one"))
-    elif "resumes" in told and clues.phase not in ("loading",) and not loads:
+    elif "resumes" in told and "frees_at_end" not in told and clues.phase not in ("loading",) and not loads:
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.5, Evidence("checkpoint_kept"))
 
 

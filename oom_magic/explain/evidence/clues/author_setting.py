@@ -32,6 +32,12 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"\b(?:LLM|Llama|LlamaCpp|(?:Async)?EngineArgs|sgl\.Engine)\(|llama[-_]cpp[-_]python"
         r"|\bfrom (?:vllm|llama_cpp|sglang)\b"
     ),
+    "uses_transformers": words(r"\btransformers\b|from_pretrained|\bAutoModel|hugging ?face|\bpeft\b|\btrl\b"),
+    "trains_by_settings": words(  # a loop that is not the author's
+        r"\b(?:ludwig|torchtune|axolotl|llama[-_]?factory|kohya\w*|ms-swift|lit-?gpt|nemo|fairseq|espnet\w*|mmdet\w*|mmseg\w*"
+        r"|detectron2?|ultralytics|yolov\d\w*|openrlhf|verl|xtuner|fastchat|onmt|opennmt|rasa)\b"
+    ),
+    "of_latents": words(r"stable[- _]?diffusion|\bunet\b|\bvae\b|dreambooth|controlnet"),
     "has_own_page": words(r"lm[- ]?studio|kobold|oobabooga|text-generation-webui|gpt4all|localai"),
     "in_notebook": words(r"jupyter|notebook|i?pykernel|ipython|\bcolab\b|\bkaggle\b"),
     # One graph that goes through whole; many small ones are batches like any other.

@@ -44,12 +44,16 @@ _GONE = (
     r"|finish\w*|quit|previous (?:run|job|process|script|training)|earlier (?:run|job)|old process"
     r"|stop(?:ped)? the process|(?:program|process|script|training|job) ends)"
 )
-_LESS = r"reduc\w*|decreas\w*|lower\w*|small(?:er)?|halv\w*|shrink\w*|shrunk|minimum|down to|chang\w*"
+_LESS = (
+    r"reduc\w*|decreas\w*|lower\w*|small(?:er)?|halv\w*|shrink\w*|shrunk|minimum|down to|chang\w*"
+    r"|play\w* (?:around )?with"
+)
 _IN_VAIN = (
     r"(?:is |was |are )?(?:useless|pointless|in vain|to no avail)|no (?:use|avail|luck|effect|help"
     r"|difference)|still (?:\w+ )?"
     r"(?:happen\w*|fail\w*|get\w*|occur\w*|oom\w*|crash\w*|run\w* out|the same|not|give\w*|have|face\w*|see)"
-    r"|(?:same|identical) (?:error|problem|issue|result)|nothing (?:helps|changes|works)"
+    r"|(?:same|identical) (?:error|problem|issue|result)|(?:results?|error|problem) (?:is|was|stays?|remains?) the same"
+    r"|nothing (?:helps|changes|works)"
 )
 _NOTHING_RUNS = (
     r"no (?:other |running )?(?:process\w*|programs?|jobs?)(?: \w+){0,2} (?:running|found|using|shown|listed|seem)"
@@ -270,6 +274,7 @@ TOLD: dict[str, re.Pattern[str]] = {
     "frees_at_end": words(  # the action that released memory shows what held it
         r"\b(?:restart|stop|clos|shut)\w*\b[^.\n]{0,60}\b(?:kernel|notebook|container|docker|program|app|server|session)\b"
         r"[^.\n]{0,40}\b(?:clear|free|releas)\w*",
+        r"\b(?:resum|restart)\w*\b[^.\n]{0,80}\b(?:back to normal|normal again|drops?|goes down|low again)\b",
     ),
     "keeps_graph": words(
         r"(?:non|un|not)[- ]?detached", r"without (?:\w+ )?`?\.?item\b", r"loss\w*[^.\n]{0,40}\+=",

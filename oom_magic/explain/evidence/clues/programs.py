@@ -100,7 +100,7 @@ def _llama_stages(cache: tuple[str, ...], compute: tuple[str, ...], loading: tup
 
 _DIFFUSION_STAGES = (
     _stage("vae", r"vae\.decode|VAE decode|autoencoder_kl|decode_latents|decode_first_stage|vae[/\\]|tiled vae",
-           Cause.ACTIVATIONS, 0.75),
+           Cause.ACTIVATIONS, 0.75, ("diffusers_vae", "smaller_image")),
     _stage("loading", r"from_pretrained\([^\n]*\n[^\n]{0,200}\.to\(.cuda|\.to\(.cuda.\)|load_flow_model"
            r"|Loading checkpoint|Loading pipeline|hacked_get_attr|load_sft", Cause.WEIGHTS_TOO_BIG, 0.5),
 )  # fmt: skip
@@ -164,12 +164,12 @@ PROGRAMS: tuple[Program, ...] = (
         (
             _stage("vae", r"vae[/\\.]?decode|VAEDecode|Video_?Decode|decode_first_stage|first_stage_model"
                 r"|autoencoder|decode_tiled",
-                Cause.ACTIVATIONS, 0.75),
+                Cause.ACTIVATIONS, 0.75, ("comfy_tiled", "smaller_image")),
             _stage("loading", r"model_patcher|patch_weight|load_models_gpu|load_model_gpu|model_load|load_torch_file"
                 r"|partially_load",
-                   Cause.WEIGHTS_TOO_BIG, 0.7),
+                   Cause.WEIGHTS_TOO_BIG, 0.7, ("comfy_fp8", "comfy_lowvram")),
             _stage("sampling", r"ldm[/\\]|common_ksampler|sample_\w+|apply_model|[KM]Sampler|SamplerCustom"
-                r"|attention\.py", Cause.ACTIVATIONS, 0.5),
+                r"|attention\.py", Cause.ACTIVATIONS, 0.5, ("smaller_image", "comfy_lowvram", "comfy_fp8")),
         ),
         remedies=("smaller_image", "comfy_attention", "comfy_tiled", "comfy_cache_none", "comfy_fp8", "comfy_lowvram"),
         default_cause=(Cause.ACTIVATIONS, 0.3),
@@ -180,7 +180,7 @@ PROGRAMS: tuple[Program, ...] = (
                    r"|(?:auto|vlad|sd)[-_]?1111|\ba1111\b|automatic1111|hires[. ]?fix|txt2img_function", re.I | re.A),
         (
             _stage("vae", r"vae\.decode|VAE decode|autoencoder_kl|decode_latents|decode_first_stage|vae[/\\]|tiled vae",
-                Cause.ACTIVATIONS, 0.75),
+                Cause.ACTIVATIONS, 0.75, ("webui_tiled", "smaller_image", "webui_medvram")),
             _stage("loading", r"Patching LoRAs|ERROR lora|load_model_weights|hacked_get_attr|load_sft|Loading Model:",
                 Cause.WEIGHTS_TOO_BIG, 0.6),
         ),
@@ -196,7 +196,7 @@ PROGRAMS: tuple[Program, ...] = (
     ),
     Program(
         "diffusion", "a program that makes pictures or videos",
-        re.compile(r"FramePack|fooocus|stable[- _]?diffusion|\bflux[-_.\d]|webui|--?(?:low|med|no)vram"
+        re.compile(r"FramePack|fooocus|stable[- _]?diffusion|\bflux[-_.\d]|(?<!generation-)webui|--?(?:low|med|no)vram"
                    r"|tiled (?:vae|diffusion)|txt2img|img2img|esrgan|invokeai|\bsdxl\b", re.I | re.A),
         _DIFFUSION_STAGES,
         remedies=("smaller_image", "diffusers_vae", "pictures_offload", "quantized_model"),

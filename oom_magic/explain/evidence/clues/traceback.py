@@ -200,7 +200,7 @@ _FRAMEWORKS = {
     "vLLM": re.compile(r"\bvllm\b|llm_engine", re.I | re.A),
     "ComfyUI": re.compile(r"comfyui|Exception during processing", re.I | re.A),
     "bitsandbytes": re.compile(r"bitsandbytes", re.A),
-    "PEFT": re.compile(r"\bpeft[/\\]|\blora\b", re.I | re.A),
+    "PEFT": re.compile(r"\bpeft\b|LoraConfig|get_peft_model", re.I | re.A),
     "torch.compile": re.compile(r"torchinductor|_inductor|torch[/\\]_dynamo|Topologically Sorted Source Nodes", re.A),
     "Ray": re.compile(r"\bray::|\bray\.exceptions", re.A),
 }
