@@ -211,6 +211,42 @@ def recurs_within_a_turn():
         state.sum().backward()
 
 
+def compares_all_states():
+    cell = nn.GRUCell(256, 1024).cuda()
+    for turn in range(10):
+        state, states = torch.zeros(2048, 1024, device="cuda"), []
+        for _ in range(10 * 2**turn):
+            state = cell(torch.zeros(2048, 256, device="cuda"), state)
+            states.append(state)
+        loss = torch.stack(states).sum()
+        loss.backward()
+
+
+def sums_losses_of_a_recurrence():
+    cell = nn.GRUCell(256, 1024).cuda()
+    for turn in range(10):
+        state, total = torch.zeros(2048, 1024, device="cuda"), 0
+        for _ in range(10 * 2**turn):
+            state = cell(torch.zeros(2048, 256, device="cuda"), state)
+            total = total + state.sum()
+        total = total / 10
+        total.backward()
+
+
+def loss_of_parts(model, num_parts):
+    total = 0
+    for _ in range(num_parts):
+        total += model(torch.zeros(2048, 1024, device="cuda")).sum()
+    return total
+
+
+def sums_losses_of_parts():
+    model = network()
+    for turn in range(10):
+        loss = loss_of_parts(model, 2**turn)
+        (loss / 4).backward()
+
+
 @pytest.mark.parametrize(
     ("function", "key", "name", "fixed"),
     [
@@ -291,11 +327,21 @@ def test_what_grows_in_the_loop_is_named_with_its_line(function, key, name, fixe
     assert is_cause is (function is not joins)
 
 
-def test_a_recurrence_within_a_turn_is_not_carried_on():
+@pytest.mark.parametrize("function", [recurs_within_a_turn, compares_all_states, sums_losses_of_a_recurrence])
+def test_what_a_backward_after_the_loop_needs_is_no_leak(function):
     session = DrySession("RTX 3060", memory=600 * MIB + session_context(), stop_after_steps=None, has_bar=False)
-    report = session.run(recurs_within_a_turn)
+    report = session.run(function)
     explainer = Explainer(lang="en", report=report, locate=FakeGPUMemory(session).storage)
-    assert explainer.diagnose(session.exception).growth is None
+    diagnosis = explainer.diagnose(session.exception)
+    assert diagnosis.growth is None and diagnosis.cause is Cause.ACTIVATIONS
+
+
+def test_losses_of_parts_are_not_cut_off_but_walked_back_each():
+    session = DrySession("RTX 3060", memory=600 * MIB + session_context(), stop_after_steps=None, has_bar=False)
+    report = session.run(sums_losses_of_parts)
+    explainer = Explainer(lang="en", report=report, locate=FakeGPUMemory(session).storage)
+    growth = explainer.diagnose(session.exception).growth
+    assert growth.name == "total" and (growth.remedy, growth.fixed) == ("backward_each", "")
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from oom_magic.explain.evidence.tensors import (
 )
 from oom_magic.explain.live.growth import find_growing_containers
 from oom_magic.explain.live.holders import earlier_bytes, find_holders
+from oom_magic.explain.live.later_backward import calls_are_of_one_graph
 from oom_magic.explain.live.location import UNKNOWN_LOCATION, FailureLocation, locate_failure
 from oom_magic.explain.live.refinement import (
     refine_with_call,
@@ -130,7 +131,7 @@ class _Reading:
 class _Findings:
     """What is known beside the text: where it failed, which tensor was requested, what grew, and holders of memory.
 
-    ``run`` is what the text names of the run.
+    ``run`` is what the text names of the run; ``is_one_graph`` as ``refine_with_report`` has it.
     """
 
     run: Mapping[str, int | str] = field(default_factory=dict)
@@ -139,6 +140,7 @@ class _Findings:
     growth: Growth | None = None
     holders: tuple[Holder, ...] = ()
     about_holders: tuple[Evidence, ...] = ()
+    is_one_graph: bool = False
 
 
 @dataclass(frozen=True)
@@ -187,7 +189,7 @@ class Explainer:
         run = {**run_in_text(reading.text, models), **_method(clues)} if self.setup is None else {}
         location = locate_failure(error, self.report, main, clues.phase, self.names)
         tensor = _tensors(main, *self._supposed_tensors(main, dims_of_run(run, models)), location, clues)
-        return _Findings(run, location, tensor, growth, holders, evidence)
+        return _Findings(run, location, tensor, growth, holders, evidence, calls_are_of_one_graph(error))
 
     def _supposed_tensors(self, failure: Failure, dims: Dims) -> tuple[TensorAnswer, bool]:
         """The tensors that the message suggests, with the text's ``dims``; whether sizes of the model are known."""
@@ -203,7 +205,7 @@ class Explainer:
         main, location, holders = reading.main, findings.location, findings.holders
         judgement = _refined(judge(reading.failures, reading.text, reading.clues), findings.tensor)
         if self.report is not None and location.is_exact:
-            judgement = refine_with_report(judgement, self.report)
+            judgement = refine_with_report(judgement, self.report, findings.is_one_graph)
         judgement = refine_with_loop(judgement, findings.growth, main)
         judgement = _alive_needlessly(judgement, findings.about_holders, earlier_bytes(holders, self.report), main)
         return refine_with_call(judgement, reading.clues.phase or location.phase, holders, main)

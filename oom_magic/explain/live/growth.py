@@ -8,13 +8,14 @@ import linecache
 import sys
 import textwrap
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from types import CodeType
+from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.live.called import NOTHING, called_in, object_of
+from oom_magic.explain.live.later_backward import MODULE_CALL, carried_names, is_walked_back_later
 from oom_magic.explain.remedies.own_code import copied, is_stored
 from oom_magic.user_code import is_users_file
 
@@ -27,7 +28,6 @@ _ADDING = ("append", "extend", "add", "insert", "appendleft")
 _JOINING = ("cat", "concat", "concatenate", "stack", "vstack", "hstack")
 _BODIES = ("body", "orelse", "finalbody")
 _NOTEWORTHY_SHARE = 0.05
-_MODULE_CALL = "_call_impl"  # of torch/nn/modules/module.py
 
 
 @dataclass(frozen=True)
@@ -101,15 +101,11 @@ def growths(error: BaseException, names: Mapping[str, Any], locate: Locate) -> t
 
     ``names`` are the notebook's, for frames whose globals were emptied since; ``locate`` finds device memory.
     """
-    from oom_magic.explain.live.frames import (
-        deepest_frames,
-        names_of,  # loads torch
-    )
-    from oom_magic.user_code import is_users_file
+    from oom_magic.explain.live.frames import deepest_frames, names_of  # loads torch
 
     found: dict[tuple[str, str], Growth] = {}
     frames = deepest_frames(error)
-    calls = [at for at, (frame, _) in enumerate(frames) if frame.f_code.co_name == _MODULE_CALL]
+    calls = [at for at, (frame, _) in enumerate(frames) if frame.f_code.co_name == MODULE_CALL]
     for at, (frame, trace) in enumerate(frames):
         file = frame.f_code.co_filename
         if not is_users_file(file):
@@ -118,9 +114,34 @@ def growths(error: BaseException, names: Mapping[str, Any], locate: Locate) -> t
         passing = _own_variables(frame.f_code) if at < max(calls, default=0) else ()
         for statement, around, home, seen in _run_by_loops(file, frame.f_globals, trace.tb_lineno, known):
             growth = None if _is_among(statement, passing) else _growth(statement, around, home, seen, locate)
+            if growth is not None and growth.has_graph and home == file:
+                growth = _of_one_step(growth, statement, known, frames[at:])
             if growth is not None:
                 found.setdefault((growth.name, growth.place), growth)
     return tuple(sorted(found.values(), key=lambda one: (-one.num_bytes, -one.num_tensors)))
+
+
+def _of_one_step(
+    growth: Growth, statement: ast.stmt, names: Mapping[str, Any], frames: list[tuple[FrameType, TracebackType]]
+) -> Growth | None:
+    """None of what a backward after the loop needs as a whole: outputs that a loss compares, a recurrence over time.
+
+    Of a sum whose turns do not go on from one another each can be walked back alone.
+    """
+    if not is_walked_back_later([growth.name], statement.lineno, frames):
+        return growth
+    states = [names.get(name) for name in carried_names(statement.lineno, frames[0][0]) if name != growth.name]
+    if isinstance(statement, ast.Expr) or growth.is_joined or _have_graph(states):
+        return None
+    return replace(growth, remedy="backward_each", fixed=growth.fixed if growth.remedy == "backward_each" else "")
+
+
+def _have_graph(values: Iterable[Any]) -> bool:
+    """Whether a tensor among values, or in tuples and lists of them, has a graph."""
+    return any(
+        value.grad_fn is not None if _is_tensor(value) else isinstance(value, (tuple, list)) and _have_graph(value)
+        for value in values
+    )
 
 
 def _own_variables(code: CodeType) -> Collection[str]:

@@ -42,12 +42,15 @@ _MANY_CALLS = 5
 _LEAST_SHARE = 0.2
 
 
-def refine_with_report(judgement: Judgement, report: MemoryReport) -> Judgement:
-    """The judgement, refined by what had filled the memory when it failed, unless there is stronger evidence."""
+def refine_with_report(judgement: Judgement, report: MemoryReport, is_one_graph: bool = False) -> Judgement:
+    """The judgement, refined by what had filled the memory when it failed, unless there is stronger evidence.
+
+    ``is_one_graph``: a backward was to come for all calls of the step together.
+    """
     if judgement.confidence is Confidence.CERTAIN:
         return judgement
 
-    alive = find_outputs_alive(report)
+    alive = find_outputs_alive(report, is_one_graph)
     if alive is not None:
         is_evaluation = any(one.key == "phase_evaluation" for one in judgement.evidence)
         cause = judgement.cause if is_evaluation else Cause.LEAK_OR_RETAINED_REFERENCE
@@ -180,8 +183,11 @@ def refine_with_setup(diagnosis: Diagnosis, setup: TrainingSetup) -> Diagnosis:
     return replace(diagnosis, cause=cause, evidence=evidence, confidence=confidence)
 
 
-def find_outputs_alive(report: MemoryReport) -> Evidence | None:
-    """Evidence that something kept memory which should have been freed before; None if there is none."""
+def find_outputs_alive(report: MemoryReport, is_one_graph: bool) -> Evidence | None:
+    """Evidence that something kept memory which should have been freed before; None if there is none.
+
+    ``is_one_graph``: as ``refine_with_report`` has it.
+    """
     import numpy as np  # imported here, since explaining a text does not need it
 
     failure, timeline = report.out_of_memory, report.timeline
@@ -195,7 +201,7 @@ def find_outputs_alive(report: MemoryReport) -> Evidence | None:
     old_bytes = int(timeline.requested_bytes[old].sum())
     if old_bytes >= least and len(np.unique(timeline.step[old])) > 1:
         return Evidence("earlier_steps_alive", {"kept_bytes": old_bytes})
-    if failure.num_calls < _MANY_CALLS:
+    if failure.num_calls < _MANY_CALLS or is_one_graph:
         return None
     kept_bytes = _copied_bytes(report, passing, failure.num_calls // 2)
     return (

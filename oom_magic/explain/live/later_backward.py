@@ -1,0 +1,159 @@
+"""Whether what a loop adds to is walked back after the loop: then its graphs are of one step, and kept for a reason.
+
+A recurrence over time, a sum of losses over the parts of a batch, a list of outputs that a loss compares.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from types import FrameType, TracebackType
+
+from oom_magic.explain.remedies.own_code import is_stored
+from oom_magic.user_code import is_users_file
+
+MODULE_CALL = "_call_impl"  # of torch/nn/modules/module.py
+_BODIES = ("body", "orelse", "finalbody", "handlers")
+_PLACES = (ast.Name, ast.Attribute, ast.Subscript)
+_LOOPS = (ast.For, ast.While)
+_REPEATING = (*_LOOPS, ast.ListComp, ast.GeneratorExp)
+_DEFINING = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+Frames = Sequence[tuple[FrameType, TracebackType]]  # innermost first
+
+
+def calls_are_of_one_graph(error: BaseException | None) -> bool:
+    """Whether the user's line that failed is in or behind a loop that makes what a backward after it begins from."""
+    if error is None or error.__traceback__ is None or "torch" not in sys.modules:
+        return False
+    from oom_magic.explain.live.frames import deepest_frames  # loads torch
+
+    frames = deepest_frames(error)
+    called = [at for at, (frame, _) in enumerate(frames) if frame.f_code.co_name == MODULE_CALL]
+    outside = range(max(called, default=-1) + 1, len(frames))
+    first = next((at for at in outside if is_users_file(frames[at][0].f_code.co_filename)), None)
+    if first is None:
+        return False
+    frame, trace = frames[first]
+    path = _path(frame.f_code.co_filename, frame.f_globals, trace.tb_lineno)
+    loops = [body[at] for body, at in path if isinstance(body[at], _LOOPS)]
+    before = [one for body, at in path[-1:] for one in body[: at + 1]]
+    repeating = [node for one in (*before, *loops[-1:]) for node in ast.walk(one) if isinstance(node, _REPEATING)]
+    makes_many = any(not any(map(_is_backward, ast.walk(node))) for node in repeating)
+    names = {name for body, at in path[-1:] for name in _targets(body[at])}
+    return makes_many and is_walked_back_later(names, trace.tb_lineno, frames[first:])
+
+
+def is_walked_back_later(names: Iterable[str], line: int, frames: Frames) -> bool:
+    """Whether a backward after the loops around a line, in its function or in those that called it, begins from what
+    the line adds to ``names``. The first of the frames is that of the line.
+    """
+    derived = set(names)
+    for number, (frame, trace) in enumerate(frames):
+        code = frame.f_code
+        if not is_users_file(code.co_filename):
+            continue
+        path = _path(code.co_filename, frame.f_globals, trace.tb_lineno if number else line)
+        if not path:
+            return False
+        if number:  # the line that called the function: what it makes comes from what was returned
+            body, at = path[-1]
+            if _begins_from(body[at], None):
+                return True
+            derived = set(_targets(body[at]))
+        for body, at in reversed(path):
+            if isinstance(body[at], _LOOPS) and any(map(_is_backward, ast.walk(body[at]))):
+                return False
+            if any(_follow(one, derived) for one in _flat(body[at + 1 :])):
+                return True
+        if not any(_reads(one, derived) for one in _returned(path[0][0])):
+            return False
+    return False
+
+
+def carried_names(line: int, frame: FrameType) -> list[str]:
+    """The names by which a turn of the innermost loop around a line goes on from the turn before: they are read in it
+    before they are bound."""
+    loop = _innermost_loop(line, frame)
+    bound: set[str] = set()
+    read: set[str] = set()
+    for statement in _flat(getattr(loop, "body", [])):
+        nodes = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
+        read |= {node.id for node in nodes if not is_stored(node)} - bound
+        bound |= {node.id for node in nodes if is_stored(node)}
+    return sorted(read & bound)
+
+
+def _innermost_loop(line: int, frame: FrameType) -> ast.stmt | None:
+    path = _path(frame.f_code.co_filename, frame.f_globals, line)
+    return next((body[at] for body, at in reversed(path) if isinstance(body[at], _LOOPS)), None)
+
+
+def _path(file: str, variables: dict[str, object], line: int) -> list[tuple[list[ast.stmt], int]]:
+    """The blocks of the function that a line is in, outermost first, each with the place of the line in it."""
+    try:
+        tree: ast.AST = ast.parse("".join(linecache.getlines(file, variables)))
+    except (SyntaxError, ValueError):
+        return []
+    path: list[tuple[list[ast.stmt], int]] = []
+    inner: ast.AST | None = tree
+    while inner is not None:
+        path = [] if isinstance(inner, _DEFINING) else path
+        blocks = [block for field in _BODIES if isinstance(block := getattr(inner, field, None), list)]
+        places = ((block, at) for block in blocks for at, one in enumerate(block))
+        found = next(((block, at) for block, at in places if _contains(block[at], line)), None)
+        inner = None if found is None else found[0][found[1]]
+        path += [] if found is None else [found]
+    return path
+
+
+def _contains(node: ast.stmt, line: int) -> bool:
+    return node.lineno <= line <= (node.end_lineno or node.lineno)
+
+
+def _flat(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements of a block, of the blocks in it instead of those that hold some."""
+    for statement in body:
+        inner = [one for field in _BODIES for one in getattr(statement, field, [])]
+        if isinstance(statement, _DEFINING):
+            continue
+        yield from _flat(inner) if inner else (statement,)
+
+
+def _follow(statement: ast.stmt, derived: set[str]) -> bool:
+    """Whether a backward begins there from what is ``derived``; else what the statement derives is added."""
+    if _begins_from(statement, derived):
+        return True
+    if _reads(statement, derived):
+        derived.update(_targets(statement))
+    return False
+
+
+def _targets(statement: ast.stmt) -> Iterator[str]:
+    """What a statement binds, or what it adds to with a method."""
+    match statement:
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=owner, attr="append" | "extend"))):
+            yield ast.unparse(owner)
+    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+    for target in targets:
+        yield from map(ast.unparse, target.elts if isinstance(target, ast.Tuple) else [target] if target else [])
+
+
+def _is_backward(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2].endswith("backward")
+
+
+def _begins_from(statement: ast.stmt, derived: set[str] | None) -> bool:
+    """Whether a statement begins a backward from what is ``derived``; None: from anything."""
+    return any(_is_backward(node) and (derived is None or _reads(node, derived)) for node in ast.walk(statement))
+
+
+def _reads(tree: ast.AST, derived: set[str]) -> bool:
+    return any(isinstance(node, _PLACES) and ast.unparse(node) in derived for node in ast.walk(tree))
+
+
+def _returned(body: list[ast.stmt]) -> list[ast.expr]:
+    return [one.value for one in _flat(body) if isinstance(one, ast.Return) and one.value is not None]
