@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
-from oom_magic.explain.remedies.own_code import evaluations_without_gradients
+from oom_magic.explain.remedies.code import code_for
+from oom_magic.explain.remedies.own_code import evaluations_without_gradients, own_names
 
 HERE = Path(__file__).parent / "gpu"
 SCALAR = 512  # bytes of its block: a name that holds the loss, or the divided one, may be alive at the peak or not
@@ -112,3 +113,15 @@ def test_a_model_that_a_function_of_the_users_calls_goes_under_autocast(cell, ca
         f"    opt.zero_grad()\n    with torch.autocast('cuda', dtype=torch.bfloat16):\n        loss = {call}\n    loss."
     )
     assert block in code and code.startswith("# in epoch:\n") is cell.startswith("epoch")
+
+
+def test_checkpointing_is_switched_on_where_the_model_has_its_switch() -> None:
+    class Switching(torch.nn.Linear):
+        supports_gradient_checkpointing = True
+
+        def gradient_checkpointing_enable(self, **options): ...
+
+    net = torch.nn.ModuleDict({"head": torch.nn.Linear(4, 2), "bert": Switching(4, 4)})
+    for model, code in ((net, "net.bert."), (net["bert"], "net."), (torch.nn.DataParallel(net), "net.module.bert.")):
+        names = own_names(ast.parse("net(x)"), {"net": model})
+        assert code_for("checkpointing", "plain", names)[0].startswith(f"{code}gradient_checkpointing_enable(")

@@ -42,7 +42,7 @@ losses = (checkpoint(chunk_loss, *part, use_reentrant=False)
     for part in parts)
 loss = sum(losses) / targets.numel()""",
     "checkpointing": """\
-{inner}.{switch}_enable(
+{switched}.{switch}_enable(
     {switch}_kwargs={{"use_reentrant": False}})""",
     "checkpointing_blocks": """\
 from functools import partial
@@ -279,7 +279,7 @@ def for_backend(code: str, backend: str | None) -> str:
 def lacks_names(key: str, names: Mapping[str, str]) -> bool:
     """Whether the code for a remedy refers to a model, or to the blocks of a known one, that ``names`` do not have."""
     template = _PLAIN.get(key, "")
-    of_model = any(word in template for word in ("{model}", "{inner}", "{layers}"))
+    of_model = any(word in template for word in ("{model}", "{inner}", "{switched}", "{layers}"))
     return of_model and (
         "model" not in names or ("{layers}" in template and "inner" in names and "layers" not in names)
     )
@@ -295,7 +295,7 @@ def code_for(key: str, style: str, values: Mapping[str, Any]) -> tuple[str, str]
     inner = names.get("inner", names["model"])
     targets = values.get("targets")  # None: no model is available; PEFT uses its defaults
     filled = template.format(
-        **{"inner": inner, "language_model": inner, "bare_layers": names["layers"], **names}
+        **{"inner": inner, "switched": inner, "language_model": inner, "bare_layers": names["layers"], **names}
         | {"targets": f", target_modules={targets_as_code(targets)}" if targets else ""}
         | {"limits": f',\n    max_memory={{0: "{values["limit"]}", "cpu": "999GiB"}}' if "limit" in values else ""},
         torch_dtype=_TORCH_NAMES.get(dtype, dtype),

@@ -41,10 +41,12 @@ def _of_the_model(tree: ast.Module, names: Mapping[str, Any]) -> dict[str, str]:
         found["loader"] = type(model).__name__
     if type(model).__module__.startswith("peft."):  # PEFT's base_model is the adapter, not the model's own
         found["language_model"] = f"{inner}.get_base_model()"
-    if hasattr(type(model), "activation_checkpointing_enable"):
-        found["switch"] = "activation_checkpointing"  # transformers 5.23 and later: the old name warns
-    from oom_magic.predict.what_if.model_changes import path_of_blocks  # loads torch
+    from oom_magic.predict.what_if.model_changes import path_of_blocks, path_of_switch  # loads torch
 
+    switched = None if hasattr(model, "gradient_checkpointing_enable") else path_of_switch(model)  # PEFT passes it on
+    found["switched"] = part_at(inner, switched or "")
+    if hasattr(type(model.get_submodule(switched or "")), "activation_checkpointing_enable"):
+        found["switch"] = "activation_checkpointing"  # transformers 5.23 and later: the old name warns
     path = path_of_blocks(model)
     if path is None:
         return found

@@ -41,12 +41,17 @@ class ActivationCheckpointing(Change):
             vars(block)["forward"] = _recomputed(block.forward)
 
 
-def _checkpointing_switch(model: torch.nn.Module) -> Any:
-    """The Hugging Face model within ``model`` that has the switch."""
-    for module in model.modules():
+def path_of_switch(model: torch.nn.Module) -> str | None:
+    """Where a model has the Hugging Face model, which may be itself, with the switch for checkpointing; or None."""
+    for path, module in model.named_modules():
         if hasattr(type(module), "gradient_checkpointing_enable") and module.supports_gradient_checkpointing:
-            return module
+            return path
     return None
+
+
+def _checkpointing_switch(model: torch.nn.Module) -> Any:
+    path = path_of_switch(model)
+    return None if path is None else model.get_submodule(path)
 
 
 def repeated_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
