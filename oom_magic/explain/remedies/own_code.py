@@ -44,7 +44,8 @@ def _of_the_model(tree: ast.Module, names: Mapping[str, Any]) -> dict[str, str]:
     from oom_magic.predict.what_if.model_changes import path_of_blocks, path_of_switch  # loads torch
 
     switched = None if hasattr(model, "gradient_checkpointing_enable") else path_of_switch(model)  # PEFT passes it on
-    found["switched"] = part_at(inner, switched or "")
+    if switched is not None:
+        found["switched"] = part_at(inner, switched)
     if hasattr(type(model.get_submodule(switched or "")), "activation_checkpointing_enable"):
         found["switch"] = "activation_checkpointing"  # transformers 5.23 and later: the old name warns
     path = path_of_blocks(model)

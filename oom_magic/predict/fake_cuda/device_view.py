@@ -16,6 +16,7 @@ from torch._C import DisableTorchFunction  # type: ignore[attr-defined]
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
+from oom_magic.predict.fake_cuda.host_arrays import HostArray
 from oom_magic.predict.fake_cuda.legacy_types import type_of
 from oom_magic.predict.fake_cuda.places import META, Place, Spot, map_tensors, tensors_in
 
@@ -404,7 +405,7 @@ def _numpy(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     if not tensor.is_meta:
         return func(*args, **kwargs)
     dtype = torch.empty(0, dtype=tensor.dtype, device="cpu").numpy().dtype
-    return np.broadcast_to(np.ones((), dtype=dtype), tuple(tensor.shape))
+    return HostArray.of(np.ones((), dtype=dtype), tensor.shape)
 
 
 def _tolist(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

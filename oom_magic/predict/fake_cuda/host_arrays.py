@@ -1,0 +1,75 @@
+"""NumPy arrays of pretended tensors: of any shape in the memory of one number, also after what metrics do with them.
+
+Predictions that an evaluation collects would fill the host: 600 x 256 x 30,000 of them are 18 GiB, which a copy takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+
+class HostArray(np.ndarray[Any, Any]):
+    """An array whose numbers are alike along axes that have a stride of 0, and are not copied along them."""
+
+    @classmethod
+    def of(cls, value: Any, shape: Sequence[int]) -> HostArray:
+        """``value``, an array or number, broadcast."""
+        return np.broadcast_to(value, tuple(shape)).view(cls)
+
+    def _short(self, first_axis: int = 0) -> np.ndarray[Any, Any]:
+        """The same with one number of each such axis, from ``first_axis`` on."""
+        cut = [slice(1) if stride == 0 else slice(None) for stride in self.strides[first_axis:]]
+        return self.view(np.ndarray)[(*[slice(None)] * first_axis, *cut)]
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        """Elementwise functions are computed for the numbers that differ."""
+        if method != "__call__" or "out" in options or ufunc.nout > 1 or ufunc.signature is not None:
+            plain = [one.view(np.ndarray) if isinstance(one, HostArray) else one for one in inputs]
+            return getattr(ufunc, method)(*plain, **options)
+        result = ufunc(*[one._short() if isinstance(one, HostArray) else one for one in inputs], **options)
+        return HostArray.of(result, np.broadcast_shapes(*map(np.shape, inputs)))
+
+    def __array_function__(self, func: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:
+        """Arrays that are alike are put together as one that is."""
+        if func is np.concatenate and not kwargs.keys() - {"axis"}:
+            arrays, axis = args[0], kwargs.get("axis", args[1] if len(args) > 1 else 0)
+            if axis is not None and all(isinstance(one, HostArray) and one.strides[axis] == 0 for one in arrays):
+                alike = [not any(strides) for strides in zip(*(one.strides for one in arrays), strict=True)]
+                cut = tuple(slice(1) if is_alike else slice(None) for is_alike in alike)
+                short = np.concatenate([one.view(np.ndarray)[cut] for one in arrays], axis)
+                shape = list(arrays[0].shape)
+                shape[axis] = sum(one.shape[axis] for one in arrays)
+                return HostArray.of(short[_along(axis, short.ndim, slice(1))], shape)
+        return super().__array_function__(func, types, args, kwargs)
+
+    def __getitem__(self, key: Any) -> Any:
+        """Rows that a mask or numbers choose."""
+        if not isinstance(key, np.ndarray) or not key.ndim:
+            return super().__getitem__(key)
+        chosen = self._short(key.ndim if key.dtype == bool else 1)[key]
+        num_chosen = 1 if key.dtype == bool else key.ndim
+        rest = self.shape[key.ndim if key.dtype == bool else 1 :]
+        return HostArray.of(chosen, (*chosen.shape[:num_chosen], *rest))
+
+    def argmax(self, axis: Any = None, out: Any = None, **options: Any) -> Any:
+        """0 where all are alike."""
+        return self._first(super().argmax, axis, out, options)
+
+    def argmin(self, axis: Any = None, out: Any = None, **options: Any) -> Any:
+        """0 where all are alike."""
+        return self._first(super().argmin, axis, out, options)
+
+    def _first(self, usual: Callable[..., Any], axis: Any, out: Any, options: dict[str, Any]) -> Any:
+        if axis is None or out is not None or self.strides[axis] != 0:
+            return usual(axis, out, **options)
+        shape = [1 if at == axis % self.ndim else length for at, length in enumerate(self.shape)]
+        zeros = HostArray.of(np.zeros((), dtype=np.intp), shape)
+        return zeros if options.get("keepdims") else zeros[_along(axis, self.ndim, 0)]
+
+
+def _along(axis: int, num_axes: int, part: Any) -> tuple[Any, ...]:
+    """The index that takes ``part`` of an axis."""
+    return tuple(part if at == axis % num_axes else slice(None) for at in range(num_axes))
