@@ -15,13 +15,13 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from oom_magic.language import _
 from oom_magic.predict import torch_private
 from oom_magic.predict.distributed.collectives import Sent, collective_handlers, finished_work
 from oom_magic.predict.distributed.sharding import shapes_found_aside, sharding_handlers
 from oom_magic.predict.distributed.world import NOBODY, World
+from oom_magic.predict.isolation.context import steps_hooked
 from oom_magic.predict.isolation.patching import Patches, all_patched, patched
 from oom_magic.predict.libraries.adapters import Adapter, Run
 
@@ -46,10 +46,9 @@ def _one_of_many(module: ModuleType, run: Run) -> Iterator[None]:
     shared = {name: change for name, change in changes.items() if hasattr(torch.distributed, name)}
     own = {name: change for name, change in changes.items() if hasattr(module, name)}
     sent = Sent(gpu, run.assume)
-    watchdog = register_optimizer_step_post_hook(sent.look)
     gpu.handlers = {**before, **collective_handlers(sent)}
     try:
-        with all_patched([(module, own), (torch.distributed, shared)]):
+        with all_patched([(module, own), (torch.distributed, shared)]), steps_hooked(after=sent.look):
             if gpu.process_groups is not None:
                 gpu.process_groups.enter(module)
             elif gpu.job is not None:
@@ -57,7 +56,6 @@ def _one_of_many(module: ModuleType, run: Run) -> Iterator[None]:
             yield
     finally:
         gpu.handlers = before
-        watchdog.remove()
         sys.excepthook = hook  # init_process_group sets its own
         is_made = module._world.default_pg is not theirs.default
         gpu.process_groups = World.current(module) if is_made and module.is_initialized() else None

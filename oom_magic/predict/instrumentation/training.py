@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from tqdm.auto import tqdm
 
 from oom_magic.language import _
@@ -21,6 +20,7 @@ from oom_magic.memory.categories import Category
 from oom_magic.memory.timeline import PHASES, MarkKind, Phase
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.instrumentation.loops import LIKE_STEPS, LOOPS, Loops, Usage
+from oom_magic.predict.isolation.context import steps_hooked
 from oom_magic.predict.isolation.live_objects import find_live_objects
 from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.isolation.run_threads import is_of_run
@@ -284,13 +284,11 @@ class Training:
                         self._gpu.assign(value, Category.OPTIMIZER_STATE)
             self._count_step(optimizer)
 
-        handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
         try:
-            yield
+            with steps_hooked(before, after):
+                yield
         finally:
             where.in_optimizer = False
-            for handle in handles:
-                handle.remove()
 
     def _count_step(self, optimizer: torch.optim.Optimizer) -> None:
         """A step ends when an optimizer has stepped more often than any had before."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,9 +13,10 @@ import torch
 import torch.utils.checkpoint
 
 from oom_magic.language import _
-from oom_magic.predict.isolation.patching import Patches, patched
+from oom_magic.predict.isolation.patching import Patches, all_patched, patched
 
 _running = threading.Lock()
+_OPTIMIZER = sys.modules[torch.optim.Optimizer.__module__]  # torch.optim hides the name of the module
 
 
 def is_dry_run() -> bool:
@@ -85,3 +88,17 @@ def python_functions_followed() -> Patches:
         (module, {name: is_overridden for name in vars(module) if name.startswith("has_torch_function")})
         for module in (torch._tensor, torch.functional, torch.nn.functional, torch.nn.init, torch.autograd)
     ]
+
+
+@contextmanager
+def steps_hooked(before: Callable[..., None] | None = None, after: Callable[..., None] | None = None) -> Iterator[None]:
+    """Every optimizer's step calls them as the hooks that ``register_optimizer_step_pre_hook`` and ``_post_hook`` add.
+
+    The tables of hooks are replaced, not changed: a step on another thread may be going through them.
+    """
+    hooks = {"_global_optimizer_pre_hooks": before, "_global_optimizer_post_hooks": after}
+    tables = {
+        name: OrderedDict({**getattr(_OPTIMIZER, name), hook: hook}) for name, hook in hooks.items() if hook is not None
+    }
+    with all_patched([(_OPTIMIZER, tables)]):
+        yield

@@ -92,10 +92,15 @@ def _native_dropout(call: Call) -> None:
 
 
 def _softmax_backward(call: Call) -> None:
-    """aten/src/ATen/native/cuda/SoftMax.cu, ``softmax_backward_cuda_out``: gradient times output is aside."""
+    """aten/src/ATen/native/cuda/SoftMax.cu, ``softmax_backward_cuda_out``: gradient times output is aside, and
+    ``host_softmax_backward`` wants that and the output contiguous."""
     call.output(0)
     gradient, output = call.args[:2]
-    call.take_like(output, torch.promote_types(gradient.dtype, output.dtype))
+    product = gradient * output
+    call.take_like(product)
+    for one in (product, output):
+        if not one.is_contiguous():
+            call.take_like(one)
 
 
 def _safe_softmax(call: Call) -> None:

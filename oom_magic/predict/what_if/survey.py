@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from oom_magic.predict.isolation.context import steps_hooked
 from oom_magic.predict.isolation.patching import Patches, all_patched
 from oom_magic.predict.what_if.change import ByHandError, Change, InapplicableError, inputs_of
 from oom_magic.predict.what_if.load_changes import LoadChange
@@ -116,12 +116,10 @@ class Survey(Change):
             (torch.autograd, {"backward": self._counting(torch.autograd.backward)}),
             *around_evaluations(self._evaluating),
         ]
-        handle = register_optimizer_step_pre_hook(before_step)
         try:
-            with all_patched(table):
+            with all_patched(table), steps_hooked(before_step):
                 yield
         finally:
-            handle.remove()
             for change in self._changes:
                 if isinstance(change, NoGradients):
                     change.num_training_calls = self._num_training_calls
