@@ -355,6 +355,42 @@ _NUMBERS = (
             ["Close what", "kill"], id="nobody else seen",
         ),
         pytest.param(
+            f"It works for short audio, with longer files it results in: CUDA out of memory. {_NUMBERS}", ["that takes the code"],
+            ["--model"], id="audio is no language model",
+        ),
+        pytest.param(
+            "luajit: /nn/WeightNorm.lua:201: cuda runtime error (2) : out of memory at THCStorage.cu:66\nreloading model", [],
+            ["torch.load", "--model", "notebook"], id="Lua is no Python",
+        ),
+        pytest.param(
+            '[TRT] Cuda Error in nvinfer1::internal::DefaultAllocator::allocate: 2 (out of memory)\nduring getBestTactic: conv0',
+            ["TensorRT found no", "max_workspace_size"], ["quotes no message", "trt.Memory"], id="TensorRT's older message",
+        ),
+        pytest.param(
+            'LM Studio failed to load the model: out of GPU memory. "n_ctx": 1048576, "n_gpu_layers": 81', ["n_ctx"],
+            ["p.numel", "llama-server", "smaller batches"], id="a program with a page of its own",
+        ),
+        pytest.param(
+            "OSError: [WinError 1455] The paging file is too small. D:/torch", ["committed memory"], ["dmesg"],
+            id="Windows has no dmesg",
+        ),
+        pytest.param(
+            "Jetson Nano 2GB\npython3 onnx_to_tensorrt.py\nBuilding an engine...\nKilled", ["workspace"], ["add some"],
+            id="a board has the memory that it has",
+        ),
+        pytest.param(
+            "Torchmetrics leak memory slowly: GPU memory goes up with each epoch of training and validation until it is OOM",
+            ["reset"], ["no_grad"], id="metrics",
+        ),
+        pytest.param(
+            "slurmstepd: error: Detected 1 oom-kill event(s). Is there a way to limit memory within the workflow?",
+            ["--mem=MORE   #"], ["MOREG", "picture"], id="a workflow of no pictures",
+        ),
+        pytest.param(
+            "ggml_new_tensor_impl: not enough space in the context's memory pool (needed 13340448, available 10485760)",
+            ["n_batch"], ["weights do not fit", "smaller model"], id="a buffer of fixed size",
+        ),
+        pytest.param(
             "KernelRestarter: restarting kernel (1/5) during a join of two pandas data frames", ["likely"], ["certain"],
             id="a restart is no proof",
         ),

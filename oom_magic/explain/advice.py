@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.evidence.causes import HOST_CAUSES, Cause, Confidence, Evidence
 from oom_magic.explain.evidence.clues.pasted_code import without_graph
-from oom_magic.explain.evidence.judging import device_tool
+from oom_magic.explain.evidence.judging import IN_ANY_MESSAGE, device_tool
 from oom_magic.explain.evidence.number_rules import unlisted_bytes
 from oom_magic.explain.evidence.tensors import NO_LANGUAGE_MODEL
 from oom_magic.explain.live.holders import earlier_bytes
@@ -371,9 +371,10 @@ def _way_to_prices(diagnosis: Diagnosis) -> Evidence:
     """What a rehearsal lacks: settings describe the training of a model of tokens, code any run of PyTorch on a GPU."""
     if trains(diagnosis) and _names_tokens(diagnosis):
         return _NO_RUN
-    if diagnosis.backend not in _REHEARSED or not _is_of_pytorch(diagnosis):
+    is_in_python = "in_another_language" not in diagnosis.told
+    if diagnosis.backend not in _REHEARSED or not (_is_of_pytorch(diagnosis) and is_in_python):
         return _NOT_PYTORCH
-    is_another = "infers" in diagnosis.told or trains(diagnosis)  # and nothing shows that it is of tokens
+    is_another = bool(diagnosis.told - IN_ANY_MESSAGE)  # a run is described, and nothing shows that it is of tokens
     of_pictures = _OF_PICTURES & diagnosis.told or NO_LANGUAGE_MODEL.search(diagnosis.code)
     return _NO_CODE if is_another or of_pictures else _NO_CODE_OR_RUN
 
@@ -391,7 +392,8 @@ def _named(key: str, cost: int, diagnosis: Diagnosis, style: str, note: Evidence
     if growth is not None and growth.fixed and key == growth.remedy:
         values = {**values, **growth.lines}
     code, language = code_of(key, diagnosis) or code_for(key, style, values)
-    if "trains_by_settings" in diagnosis.told and style != "trainer" and key in _OF_A_LOOP:
+    is_of_settings = "trains_by_settings" in diagnosis.told and style != "trainer" and key in _OF_A_LOOP
+    if is_of_settings or ("in_another_language" in diagnosis.told and language == "python"):
         code = ""
     return Remedy(key, cost, "same", values, note=note, code=for_backend(code, diagnosis.backend), language=language)
 

@@ -28,6 +28,7 @@ _NUMBER = re.compile(r"[-+×~<≈]?\s?\d[\d,.]*\s?(%|[KMGT]iB|bytes|×|x|s|ms)?"
 _GAP = "  "
 _BAR_WIDTHS = range(8, 25)
 _NARROWEST = 12  # of a column of words, before it is wrapped further
+_WIDE = re.compile("[\u2e80-\uffef]")  # Chinese, its signs and full-width forms
 _CUT_AFTER = "/\\._-(,=:"
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
@@ -130,11 +131,12 @@ def _character_width(character: str) -> int:
 
 def _pieces(word: str, width: int) -> Iterator[str]:
     """Parts of a word between which a line may end: wide characters, and pieces of a word wider than a line."""
-    piece = ""
+    piece, is_long = "", max(map(display_width, _WIDE.split(word))) > width
     for character in word:
         before = piece[-1:]
         between = _is_ideograph(character) or (_is_wide(before) and character.isalnum())
-        cut = display_width(word) > width and before in _CUT_AFTER and character not in _CUT_AFTER
+        between = between and not (before and unicodedata.category(before) == "Ps")  # no line ends with a bracket
+        cut = is_long and before in _CUT_AFTER and character not in _CUT_AFTER
         if piece and (between or cut or display_width(piece + character) > width):
             yield piece
             piece = ""

@@ -61,7 +61,7 @@ _BEYOND_PRECEDENT = 0.8
 # A request for less than this share of the device is not too big by itself.
 _ALONE_FROM_SHARE = 0.1
 _SMALL_DEVICE_BYTES = 2 * 1024**3  # where a message does not print the device's
-_IN_ANY_MESSAGE = {"speaks_of_memory", "speaks_of_gpu", "speaks_of_ram", "fragments", "learns", "uses_torch"}
+IN_ANY_MESSAGE = {"speaks_of_memory", "speaks_of_gpu", "speaks_of_ram", "fragments", "learns", "uses_torch"}
 _OF_MEMORY = {
     "speaks_of_memory",
     "speaks_of_ram",
@@ -250,7 +250,7 @@ def _resembles_reports(failure: Failure | None, clues: Clues) -> bool:
     """Whether the text can be compared with public reports: it is about memory and has more than a bare message."""
     if failure is None:
         return bool(_OF_MEMORY & clues.run.told)
-    return bool(clues.has_prose or clues.frames or clues.program or clues.run.told - _IN_ANY_MESSAGE)
+    return bool(clues.has_prose or clues.frames or clues.program or clues.run.told - IN_ANY_MESSAGE)
 
 
 def _by_precedent(failure: Failure | None, clues: Clues, shares: Mapping[Cause, float]) -> Iterator[Support]:
@@ -488,6 +488,8 @@ def _check(cause: Cause, failure: Failure | None, clues: Clues) -> Evidence:
         if backend is None and _OF_RAM & clues.run.told and "speaks_of_gpu" not in clues.run.told:
             backend = "cpu"
         return Evidence(f"check_{cause.value}", {"call": _COUNTERS.get(backend or "cuda", _COUNTERS["cuda"])})
+    if cause is Cause.HOST_RAM and "Windows" in clues.systems:
+        return Evidence("check_host_ram_windows")
     if cause is Cause.MEMORY_FRACTION_LIMIT and backend == "mps":
         return Evidence(f"check_{cause.value}_mps")
     if failure is not None and failure.format == "vllm_context":

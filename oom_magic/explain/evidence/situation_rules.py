@@ -253,10 +253,7 @@ def _over_time(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     if "replays" in told:
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.4, Evidence("replay_buffer"))
         yield Support(Cause.ACTIVATIONS, -0.4)  # such networks are small
-    if "keeps_graph" in told and "lacks_no_grad" not in told:
-        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.5, Evidence("told_graph_kept"))
-    if "collects_results" in told:
-        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.5, Evidence("told_collects"))
+    yield from _kept(told)
     if "converses" in told and not _trains(clues):
         yield Support(Cause.ACTIVATIONS, 0.6, Evidence("told_conversation"))
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, -0.5)
@@ -271,6 +268,16 @@ def _over_time(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.ACTIVATIONS, -0.3)
     if "at_times" in told:
         yield Support(Cause.ACTIVATIONS, 0.2, Evidence("largest_batch_late"))
+
+
+def _kept(told: frozenset[str]) -> Iterator[Support]:
+    """What the author says is kept: graphs, results, the state of metrics."""
+    if "keeps_graph" in told and "lacks_no_grad" not in told:
+        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.5, Evidence("told_graph_kept"))
+    if "collects_results" in told:
+        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.5, Evidence("told_collects"))
+    if {"counts_metrics", "grows"} <= told:
+        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.55, Evidence("told_metrics"))
 
 
 def _growth_that_is_no_leak(clues: Clues) -> Iterator[Support]:

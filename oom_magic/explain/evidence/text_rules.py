@@ -157,7 +157,9 @@ def _gathering(clues: Clues) -> Iterator[Support]:
         weight = 0.8 if match.group() != "_maybe_log_save_evaluate" else 0.45
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, weight, Evidence("gathers_predictions"))
         yield Support(Cause.ACTIVATIONS, -0.5)
-    elif {"grows", "evaluates", "trains"} <= clues.run.told and clues.phase != "evaluation":
+    elif {"grows", "evaluates", "trains"} <= clues.run.told and not (
+        clues.phase == "evaluation" or "counts_metrics" in clues.run.told
+    ):
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.5, Evidence("grows_in_evaluation"))
         yield Support(Cause.ACTIVATIONS, -0.3)
     elif "keeps_predictions" in clues.run.told and "evaluates" in clues.run.told:

@@ -90,6 +90,7 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ),
     ("tensorrt", "cuda", True, r"outofmemory\(requestedsizewas(?P<requested_bytes>\d{1,22})bytes"),
     ("tensorrt", "cuda", True, r"requestedamountofgpumemory\((?P<requested_bytes>\d{1,22})bytes\)couldnotbeallocated"),
+    ("tensorrt", "cuda", True, r"cudaerrorin[a-z0-9_:]{1,80}:2\(outofmemory\)|outofmemoryerrorinnvinfer1"),
     ("tensorrt", "cuda", True, r"errorcode2:outofmemory(?!\(requestedsizewas)|errorcode1:cudaruntime\(outofmemory\)"),
     ("tensorrt_tactic", "cuda", None, r"skippingtactic\d{1,4}duetoinsuff?icientmemory"
         r"|devicememoryisinsufficienttousetactic"),
@@ -208,6 +209,7 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ),
     ("npu_runtime", "npu", True, r"memory_allocation_failure|el0004|aclrtmalloc\w{0,20}(?:fail|err)|rtmallocfail"),
     # Look-alikes: limits, bugs and refusals that more device memory does not fix.
+    ("ggml_pool", "cpu", False, r"notenoughspaceinthecontext'?smemorypool"),
     ("triton", "cuda", False, r"outofresources?:(?:sharedmemory|tensormemory|registers)"),
     ("inductor_triton", "cuda", False, r"novalidtritonconfigs.{0,60}?outofresource:triton_"),
     ("inductor_triton", "cuda", False, r"outofresource:triton_"),

@@ -370,6 +370,10 @@ CATALOGUE: Sentences = {
     ),
     "meaning_class_only": "The device ran out of memory; the text has the error's name but not its message.",
     "meaning_llama_cpp": "llama.cpp found no room on the GPU for one of its buffers.",
+    "meaning_ggml_pool": (
+        "A work buffer of ggml, whose size is fixed, is too small for a batch of this size: take a smaller n_batch or a"
+        " newer version. The device's memory is another matter."
+    ),
     "meaning_llama_cpp_host": "llama.cpp found no room in RAM for one of its buffers.",
     "meaning_ollama_host": "Ollama expects the model and its context to need more memory (RAM) than is free.",
     "meaning_pinned_memory": (

@@ -112,6 +112,7 @@ EVIDENCE: Sentences = {
     "told_shared": "The text says that other programs use the device.",
     "told_models_beside": "The text speaks of other models that are loaded beside this one.",
     "check_models_beside": "Load it alone: if it runs then, the others had taken its room.",
+    "told_metrics": "The text is about metrics: one that is updated in each step and never reset keeps all of it.",
     "told_pieces": "The text says that what is free lies in pieces.",
     "told_fragmented": "Sizes that change from step to step leave gaps in the cache.",
     "late_steps": Plural(
@@ -330,6 +331,7 @@ EVIDENCE: Sentences = {
     ),
     "check_sysmem_fallback": "Watch 'Shared GPU memory' in the Task Manager: it grows once the card is full.",
     "check_host_ram": "Watch the RAM (free -h, the Task Manager) while it runs; on Linux dmesg names what was killed.",
+    "check_host_ram_windows": "Watch the committed memory (Task Manager, Performance, Memory) while it runs.",
     "check_shared_memory": "df -h /dev/shm while it works.",
     "check_driver_level": "Look at the device just before it fails: is it full, and who fills it?",
     "check_not_oom": "Run the same on the CPU: there the true error is named.",

@@ -165,7 +165,7 @@ REMEDIES: Sentences = {
     "remedy_no_cache": "Switch the cache of keys and values off while calibrating.",
     "remedy_ort_arena": "Let ONNX Runtime's arena grow only as needed, without the largest workspaces.",
     "remedy_smaller_input": "Give it less at once: smaller batches, shorter or smaller inputs.",
-    "remedy_trt_workspace": "Allow a smaller workspace while building.",
+    "remedy_trt_workspace": "Allow a smaller workspace while building (max_workspace_size; trtexec --memPoolSize).",
     "remedy_trt_shapes": "Build for smaller largest shapes (the profile's max).",
     "remedy_jax_preallocate": (
         "JAX takes three quarters of the device at its start: switch that off beside other programs."
@@ -222,6 +222,7 @@ REMEDIES: Sentences = {
         "Run each model in a process of its own: TensorFlow gives a device's memory back only when its process ends."
     ),
     "remedy_tf_call": "In a loop call model(x), not model.predict(x); clear_session() between models.",
+    "remedy_reset_metrics": "Reset metrics at each epoch's end (metric.reset()), and keep their numbers, not tensors.",
     "remedy_collect_on_host": "Collect results in RAM, not on the GPU.",
     "remedy_detach_state": "Cut the state off from the graph of the turn before.",
     "remedy_no_retain_graph": (

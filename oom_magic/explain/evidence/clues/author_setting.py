@@ -38,6 +38,9 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"|detectron2?|ultralytics|yolov\d\w*|openrlhf|verl|xtuner|fastchat|onmt|opennmt|rasa)\b"
     ),
     "of_latents": words(r"stable[- _]?diffusion|\bunet\b|\bvae\b|dreambooth|controlnet"),
+    "in_another_language": words(
+        r"luajit|\.lua:\d|luarocks|\.java:\d|\bgoroutine\b|\.rs:\d|\btch::|libtorch|torch::",
+    ),
     "has_own_page": words(r"lm[- ]?studio|kobold|oobabooga|text-generation-webui|gpt4all|localai"),
     "in_notebook": words(r"jupyter|notebook|i?pykernel|ipython|\bcolab\b|\bkaggle\b"),
     # One graph that goes through whole; many small ones are batches like any other.
@@ -109,7 +112,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"|svd)[-_ ]?(?:\d\.\d|video|gp)?\b"
         r"[^\n]{0,80}\b(?:generat|frames?|prompts?|video|workflow|720p|480p|t2v|i2v|image|resolution)",
         r"\b(?:text|image)[- ]?(?:to|2)[- ]?(?:video|image)\b|\b[ti]2[vi]\b|\bi2v|t2v\b",
-        r"(?<!-)\bforge\b|(?<![.\w/])workflow\b(?![.\w=])",
+        r"(?<!-)\bforge\b|(?<![.\w/])workflow\b[^\n]{0,80}\b(?:images?|videos?|loras?|upscal\w*|flux|wan|nodes?)\b",
         r"(?:generat|render)\w* (?:\w+ ){0,3}(?:frames|videos?|pictures?|images?)\b", r"\b(?:number of|more"
         r"|\d{1,6}) frames\b", r"positive prompts?|negative prompts?",
         r"(?:text|video|image)\s?encode\b|TextEncode|\bvae\b[^.\n]{0,12}\bdecod",

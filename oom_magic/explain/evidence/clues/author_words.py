@@ -364,6 +364,10 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:restart|reboot)(?:ing|ed)?\b[^.\n]{0,40}(?:work|fix|solv|help|\bfine|\bok\b)",
         r"重启[^\n]{0,12}(?:可以|好了|正常)",
     ),
+    "counts_metrics": words(
+        r"\btorchmetrics?\b|\bmetrics?\b[^.\n]{0,60}\b(?:leak|reset|accumulat)",
+        r"\b(?:leak|accumulat)\w*[^.\n]{0,60}\bmetrics?\b",
+    ),
     "models_beside": words(
         r"\b(?:other|another|several|two|multiple|\d{1,3})(?: other| different| more)? models?"
         r" (?:is |are |was |were )?(?:also )?(?:running|using|hosted|served|deployed|loaded)",

@@ -12,6 +12,7 @@ from oom_magic.units import GIB
 _LARGE_PICTURE = 1_000_000
 _LARGE_SEQUENCE = 8_192
 _LATENT_AREA = 64
+_LONGEST_STORY = 20_000
 _LARGE_COUNTS = {"nodes": 50_000, "edges": 1_000_000, "points": 50_000, "gaussians": 1_000_000, "objects": 500}
 
 _SIDES = re.compile(
@@ -110,6 +111,7 @@ def picture_positions(text: str) -> dict[str, int]:
 
     Diffusion models work on latents, an eighth as high and wide.
     """
+    text = text[:_LONGEST_STORY]
     pairs = {match.group().strip(): [int(side) for side in match.groups() if side] for match in _SIDES.finditer(text)}
     found = {words: sides[0] * sides[1] // _LATENT_AREA for words, sides in pairs.items() if len(sides) == 2}
     squares = (int(match.group(1) or match.group(2)) for match in _SQUARE.finditer(text))

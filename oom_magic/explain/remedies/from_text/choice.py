@@ -57,6 +57,7 @@ _BY_EVIDENCE: Mapping[str, tuple[str, ...]] = {
     "data_on_device": ("data_on_host", "smaller_input"),
     "told_page_file": ("page_file",),
     "told_collects": ("collect_on_host", "no_grad"),
+    "told_metrics": ("reset_metrics",),
     "told_models_beside": ("unload_models",),
     "scores_of_picture": ("smaller_image",),
     "parallel_slots": ("one_at_a_time",),
@@ -123,6 +124,10 @@ _ACTS_ON: Mapping[str, tuple[Cause, ...]] = {
     "comfy_attention": (Cause.ATTENTION_SCORES,),
     "diffusers_offload": (*_WEIGHTS, Cause.ACTIVATIONS, Cause.UNKNOWN),
     "pictures_offload": (*_WEIGHTS, Cause.ACTIVATIONS, Cause.UNKNOWN),
+    "llama_context": (Cause.ACTIVATIONS, Cause.HOST_RAM),
+    "llama_cache_type": (Cause.ACTIVATIONS,),
+    "llama_batch": (Cause.ACTIVATIONS,),
+    "llama_layers": (*_WEIGHTS, *_OUTSIDE, Cause.ACTIVATIONS, Cause.UNKNOWN),
     "ollama_context": (Cause.ACTIVATIONS, Cause.HOST_RAM, Cause.UNKNOWN),
     "ollama_parallel": (Cause.ACTIVATIONS,),
     "ollama_layers": (*_WEIGHTS, *_OUTSIDE),
@@ -133,7 +138,7 @@ _ACTS_ON: Mapping[str, tuple[Cause, ...]] = {
     "smaller_input": (*_INPUTS, *_OUTSIDE),
     "ort_arena": (Cause.ACTIVATIONS, Cause.LEAK_OR_RETAINED_REFERENCE, Cause.FRAGMENTATION),
     "trt_shapes": _INPUTS,
-    "trt_workspace": (Cause.REQUEST_ALONE_TOO_BIG, Cause.UNKNOWN),
+    "trt_workspace": _INPUTS,
     "jax_remat": (Cause.ACTIVATIONS,),
     "smaller_batch_plain": (*_INPUTS, *_OUTSIDE),
     "jax_preallocate": _OF_SHARES,
@@ -152,7 +157,7 @@ _ACTS_ON: Mapping[str, tuple[Cause, ...]] = {
 _IN_ANY: Mapping[Cause, tuple[str, ...]] = {
     Cause.OTHER_PROCESS: ("close_processes_any",),
     Cause.LEAK_OR_RETAINED_REFERENCE: ("restart_program",),
-    Cause.HOST_RAM: ("more_ram",),
+    Cause.HOST_RAM: (),
     Cause.SYSMEM_FALLBACK: ("fallback_policy",),
 }
 
@@ -173,9 +178,10 @@ def text_remedies(diagnosis: Diagnosis) -> tuple[str, ...] | None:
     if diagnosis.cause is Cause.DRIVER_LEVEL and "free_above_request" in keys:
         return ("driver_limit",)
     program = PROGRAMS_BY_KEY.get(diagnosis.program)
-    own = () if program is None else _acting(program, diagnosis.cause)
+    on_board = "Jetson" in diagnosis.systems and diagnosis.cause is Cause.HOST_RAM  # whose memory is the GPU's, too
+    own = () if program is None else _acting(program, Cause.ACTIVATIONS if on_board else diagnosis.cause)
     if own and diagnosis.cause is Cause.HOST_RAM and program is not None and not program.trains:
-        return (*_by_evidence(keys, diagnosis), *own, "more_ram")
+        return (*_by_evidence(keys, diagnosis), *own, *(() if on_board else ("more_ram",)))
     is_device = diagnosis.cause not in HOST_CAUSES and (failure is None or failure.backend != "cpu")
     is_device = is_device or diagnosis.program in ("llama_cpp", "ollama")
     stages = () if program is None else program.stages
@@ -252,7 +258,7 @@ def _acting(program: Program, cause: Cause) -> tuple[str, ...]:
     own = tuple(key for key in program.remedies if cause in _ACTS_ON.get(key, ()))
     if cause is Cause.OTHER_PROCESS:
         return (*_IN_ANY[cause], *own)
-    return own or _IN_ANY.get(cause) or AGAINST_IN_ANY_RUN.get(cause, program.remedies)
+    return own or _IN_ANY.get(cause, AGAINST_IN_ANY_RUN.get(cause, program.remedies))
 
 
 def _by_evidence(keys: set[str], diagnosis: Diagnosis) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ _TILING = "pipe.vae.enable_tiling()\npipe.vae.enable_slicing()"
 _SCALED: Mapping[str, tuple[str, str]] = {
     "ollama_layers": ("/set parameter num_gpu {layers:half}", "bash"),
     "ollama_context": ("OLLAMA_CONTEXT_LENGTH={length:half} ollama serve", "bash"),
-    "scheduler_memory": ("#SBATCH --mem={job_gib:double}G", "bash"),
+    "scheduler_memory": ("#SBATCH --mem={job_gib:gib}", "bash"),
     "fewer_workers": ("loader = DataLoader(dataset, batch_size=batch_size, num_workers={workers:half})", "python"),
 }
 # Changes whose sentence names the program's settings for them.
@@ -46,9 +46,6 @@ _CODE: Mapping[str, tuple[str, str]] = {
         'options = {"arena_extend_strategy": "kSameAsRequested", "cudnn_conv_use_max_workspace": "0"}\n'
         'session = onnxruntime.InferenceSession("model.onnx", providers=[("CUDAExecutionProvider", options)])',
             "python",
-    ),
-    "trt_workspace": (
-        "config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, LESS)   # LESS: less than now", "python",
     ),
     "jax_preallocate": ("export XLA_PYTHON_CLIENT_PREALLOCATE=false", "bash"),
     "jax_remat": ("loss_fn = jax.checkpoint(loss_fn)", "python"),

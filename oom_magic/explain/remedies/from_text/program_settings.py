@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from string import Formatter
 
 # How a change makes a limit of the present one, and what stands for it where the text does not give that.
-_CHANGES: Mapping[str, tuple[Callable[[float], float], str]] = {
+_CHANGES: Mapping[str, tuple[Callable[[float], float | str], str]] = {
     "half": (lambda now: max(now // 2, 1), "LESS"),
     "less": (lambda now: max(round(now - 0.1, 2), 0.1), "LESS"),
     "more": (lambda now: min(round(now + 0.05, 2), 0.97), "MORE"),
     "double": (lambda now: 2 * now, "MORE"),
+    "gib": (lambda now: f"{2 * now:.0f}G", "MORE"),
 }
 _WORDS = {"LESS": "less than now", "MORE": "more than now"}
 # What a program takes where nothing is set, by its documentation.
@@ -71,7 +72,8 @@ class _Limit:
         scale, placeholder = _CHANGES[change]
         if self.exact is not None:
             return f"{self.exact:.0f}"
-        return placeholder if self.now is None else f"{scale(self.now):.7g}"
+        made = placeholder if self.now is None else scale(self.now)
+        return made if isinstance(made, str) else f"{made:.7g}"
 
 
 def line_of(key: str, program: str, limits: Mapping[str, float], *, in_python: bool) -> str | None:
@@ -101,7 +103,7 @@ def filled(template: str, limits: Mapping[str, float], defaults: Mapping[str, st
     values = {name: _Limit(limits.get(name), limits.get("held") if name == "length" else None) for name, _ in fields}
     now = [f"{limits[name]:.7g}" for name, _ in fields if name in limits]
     usual = [default for name, _ in fields if (default := (defaults or {}).get(name)) and name not in limits]
-    left = dict.fromkeys(_CHANGES[change][1] for name, change in fields if format(values[name], change).isupper())
+    left = dict.fromkeys(word for name, change in fields if (word := format(values[name], change)) in _WORDS)
     notes = [f"now {', '.join(now)}"] if now else []
     notes += [f"{word}: {_WORDS[word]}{f' ({usual[0]} unless set)' if usual else ''}" for word in left]
     return template.format(**values) + (f"   # {'; '.join(notes)}" if notes else "")
