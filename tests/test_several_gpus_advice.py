@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
+from oom_magic.explain.remedies.code import code_for
 from oom_magic.explain.remedies.own_code import own_names
-from oom_magic.explain.remedies.rehearsal import Variation
+from oom_magic.explain.remedies.rehearsal import NotEvaluatedError, Variation
 from oom_magic.predict.what_if import placement_changes
 from oom_magic.predict.what_if.change import Change
 from oom_magic.predict.what_if.model_changes import HalfWeights
@@ -65,6 +66,70 @@ def test_the_users_own_statements_take_what_was_promised(
     old = spreads.replace("\n", "\n    ") if is_function else spreads
     pasted = _rehearsal(cell.replace(old, indented), names)
     assert pasted.begin([], 0).peak_allocated_bytes == promised < before
+
+
+@pytest.mark.parametrize("condition", ["", " if micro < 2 else nullcontext()"])
+def test_gradients_that_accumulate_are_not_reduced_under_fsdp2_either(condition: str) -> None:
+    loop = f"""
+for step in range(2):
+    for micro in range(3):
+        with model.no_sync(){condition}, nullcontext():
+            model(torch.randn(64, 64, device="cuda")).square().mean().backward()
+    optimizer.step()"""
+    cell = (
+        f"{MAKES}from contextlib import nullcontext\n{WRAPPED}\noptimizer = torch.optim.AdamW(model.parameters()){loop}"
+    )
+    change = placement_changes.FullySharded()
+    rehearsal = _rehearsal(cell, dict(NAMES))
+    rehearsal.begin([change], 0)
+    promised = rehearsal.run(Variation(((change, {}),))).peak_allocated_bytes
+    setup, steps = str(rehearsal.own_code("fully_sharded", change.values)).split("\n\n")
+    assert "no_sync" not in steps and "with nullcontext():" in steps
+    pasted = _rehearsal(cell.replace(WRAPPED, setup).replace(loop, f"\n{steps}"), dict(NAMES))
+    assert pasted.begin([], 0).peak_allocated_bytes == promised
+
+
+ACCELERATED = """
+from accelerate import Accelerator
+accelerator = Accelerator(mixed_precision="bf16")
+net = nn.Sequential(*[nn.TransformerEncoderLayer(256, 4, batch_first=True) for _ in range(4)])
+model, optimizer = accelerator.prepare(net, torch.optim.AdamW(net.parameters()))
+for step in range(2):
+    accelerator.backward(model(torch.randn(2, 64, 256, device="cuda")).square().mean())
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+TRAINED = """
+from tempfile import mkdtemp
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+args = TrainingArguments(mkdtemp(), max_steps=2, report_to=[], save_strategy="no", disable_tqdm=True)
+rows = [{name: torch.zeros(64, dtype=torch.long) for name in ("input_ids", "labels")} for _ in range(64)]
+model = GPT2LMHeadModel(GPT2Config(n_layer=4, n_embd=128, n_head=4, vocab_size=1000))
+Trainer(model, args, train_dataset=rows).train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("cell", "variant", "start"),
+    [(ACCELERATED, "accelerate", "accelerator = "), (TRAINED, "trainer", "args = ")],
+)
+def test_libraries_that_make_ddp_are_set_up_to_shard(cell: str, variant: str, start: str) -> None:
+    pytest.importorskip("accelerate")
+    pytest.importorskip("transformers")
+    change = placement_changes.FullySharded()
+    rehearsal = _rehearsal(cell, dict(NAMES))
+    before = rehearsal.begin([change], 0).peak_allocated_bytes
+    promised = rehearsal.run(Variation(((change, {}),))).peak_allocated_bytes
+    assert change.variant == variant
+    key = f"fully_sharded_{variant}"
+    template = code_for(key, "trainer", change.values)[0]
+    code = rehearsal.own_arguments(template) or rehearsal.own_code(key, change.values)
+    line = next(line for line in cell.splitlines() if line.startswith(start))
+    pasted = _rehearsal(cell.replace(line, str(code)), dict(NAMES))
+    again = placement_changes.FullySharded()
+    assert pasted.begin([again], 0).peak_allocated_bytes == promised < before
+    with pytest.raises(NotEvaluatedError):  # it is so already
+        pasted.check(Variation(((again, {}),)))
 
 
 def test_balanced_layers_are_written_into_the_users_own_dispatch() -> None:

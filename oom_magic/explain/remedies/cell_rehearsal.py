@@ -27,7 +27,7 @@ from oom_magic.explain.remedies.own_code import (
     own_names,
     shown,
 )
-from oom_magic.explain.remedies.own_placement import own_placement
+from oom_magic.explain.remedies.own_placement import own_placement, with_gradient_sync_set
 from oom_magic.explain.remedies.rehearsal import (
     STEPS,
     UNLIMITED,
@@ -288,7 +288,7 @@ class CellRehearsal:
             if key == "no_grad" and (self._survey is None or self._survey.has_trained):
                 return self._own_evaluations()
             own = self._rewritten(lambda tree, names: own_code(tree, names, key, values))
-            own = own or self._rewritten(lambda tree, _: own_placement(tree, key, values))
+            own = own or self._own_placement(key, values)
             is_foreign = key in IN_A_LOOP or lacks_names(key, self.names)
             return own or ("" if is_foreign else None)
         parameter = self.parameters.get(what)
@@ -302,6 +302,12 @@ class CellRehearsal:
         if "evaluation_after" in values and evaluation is not None:
             overridden[evaluation] = values["evaluation_after"]
         return self._with_sizes(key, values, overridden)
+
+    def _own_placement(self, key: str, values: Mapping[str, Any]) -> str:
+        """The statements that spread the model over processes, of the cell or a function that it runs, changed."""
+        code = self._rewritten(lambda tree, _: own_placement(tree, key, values))
+        loops = self._rewritten(lambda tree, _: with_gradient_sync_set(tree)) if code and key == "fully_sharded" else ""
+        return "\n\n".join(filter(None, (code, loops)))
 
     def _own_evaluations(self) -> str:
         """The loops that evaluate beside a training, of the cell or a function that it runs, under ``no_grad``."""

@@ -80,6 +80,13 @@ for block in {bare_layers}:
     fully_shard(block)
 # before the optimizer is made, not DistributedDataParallel({model})
 fully_shard({model})""",
+    "fully_sharded_accelerate": """\
+from accelerate import FullyShardedDataParallelPlugin
+plugin = FullyShardedDataParallelPlugin({plugin})
+accelerator = Accelerator(fsdp_plugin=plugin)""",
+    "fully_sharded_trainer": """\
+TrainingArguments(..., fsdp="full_shard auto_wrap",
+    fsdp_config={config})""",
     "balanced_layers": """\
 device_map = {map}
 {model} = {loader}.from_pretrained({source},
@@ -213,6 +220,7 @@ TrainingArguments(..., per_device_train_batch_size={after},
     gradient_accumulation_steps={accumulation})""",
     "shorter_sequences": "tokenizer(..., truncation=True, max_length={after})",
     "gradients_in_buckets": "",
+    "fully_sharded": "",
     "fsdp": """\
 TrainingArguments(..., fsdp="full_shard auto_wrap")
 # torchrun --nproc-per-node {gpus} train.py""",
@@ -220,6 +228,7 @@ TrainingArguments(..., fsdp="full_shard auto_wrap")
     "no_grad": "TrainingArguments(..., eval_accumulation_steps=1,\n    prediction_loss_only=True)",
 }
 _ACCELERATE = {
+    "fully_sharded": "",
     "gradients_in_buckets": """\
 from accelerate import DistributedDataParallelKwargs
 ddp = DistributedDataParallelKwargs(gradient_as_bucket_view=True)

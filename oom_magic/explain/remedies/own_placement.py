@@ -19,6 +19,10 @@ def own_placement(tree: ast.AST, key: str, values: Mapping[str, Any]) -> str:
     """The statements with a remedy applied; "" where there are none in a known form, or for another remedy."""
     if key == "fully_sharded":
         return _fully_sharded(tree, values.get("path"))
+    if key == "fully_sharded_accelerate":
+        plugin = f"FullyShardedDataParallelPlugin({values['plugin']})"
+        code = _changed(tree, ("Accelerator",), partial(_set, name="fsdp_plugin", value=plugin))
+        return code and f"from accelerate import FullyShardedDataParallelPlugin\n{code}"
     if key == "gradients_in_buckets":
         return _changed(tree, _REPLICATES, partial(_set, name="gradient_as_bucket_view", value="True"))
     if key == "resharded":  # not True, which would free the root's parameters after its forward, too
@@ -46,6 +50,42 @@ def _fully_sharded(tree: ast.AST, path: str | None) -> str:
             lines += [f"for block in {part_at(name, path)}:", "    fully_shard(block)"]
         return "\n".join([*lines, f"fully_shard({name})   # before the optimizer is made"])
     return ""
+
+
+def with_gradient_sync_set(tree: ast.AST) -> str:
+    """The loops that accumulate under DDP's ``no_sync()``, as a model of FSDP2 is told so; "" where there are none."""
+    lines = []
+    for loop in _statements(tree):
+        made = _SetsGradientSync().visit(ast.parse(ast.unparse(loop)))
+        if isinstance(loop, ast.For) and ast.unparse(made) != ast.unparse(loop):
+            lines.append(ast.unparse(ast.fix_missing_locations(made)))
+    return "\n".join(lines)
+
+
+class _SetsGradientSync(ast.NodeTransformer):
+    """``set_requires_gradient_sync`` around the body of ``with model.no_sync():``, under a condition or not."""
+
+    def visit_With(self, node: ast.With) -> list[ast.stmt]:
+        self.generic_visit(node)
+        found = [(item, *_unsynchronized(item.context_expr)) for item in node.items]
+        models = [(model, syncs) for _, model, syncs in found if model]
+        node.items = [item for item, model, _ in found if not model]
+        lines = [f"{model}.set_requires_gradient_sync({syncs})" for model, syncs in models]
+        after = [f"{model}.set_requires_gradient_sync(True)" for model, _ in models]
+        body: list[ast.stmt] = [node] if node.items else node.body
+        return [*ast.parse("\n".join(lines)).body, *body, *ast.parse("\n".join(after)).body]
+
+
+def _unsynchronized(context: ast.expr) -> tuple[str, str]:
+    """Of ``model.no_sync()``, or of that or ``nullcontext()``: the model, and when gradients are reduced; else ""."""
+    match context:
+        case ast.Call(func=ast.Attribute(value=model, attr="no_sync")):
+            return ast.unparse(model), "False"
+        case ast.IfExp(test, body, ast.Call() as other) if _name_of(other) == "nullcontext":
+            return _unsynchronized(body)[0], ast.unparse(ast.UnaryOp(ast.Not(), test))
+        case ast.IfExp(test, ast.Call() as other, body) if _name_of(other) == "nullcontext":
+            return _unsynchronized(body)[0], ast.unparse(test)
+    return "", ""
 
 
 def _changed(tree: ast.AST, names: tuple[str, ...], change: Callable[[ast.Call], None]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -139,22 +140,38 @@ def _blocks_by_device(model: torch.nn.Module) -> Counter[torch.device]:
 class FullySharded(Change):
     """FSDP2 where the code says ``DistributedDataParallel(model)``: each repeated block is sharded, then the rest.
 
-    ``values`` have the ``path`` to the blocks in the wrapped model, once one ran; None where it repeats none.
+    accelerate and Trainer shard by their own settings; ``variant`` is then "accelerate" or "trainer". ``values`` have,
+    once a model ran in DDP, the ``path`` to its blocks, None where it repeats none, and those settings as code:
+    ``plugin`` and ``config``.
     """
 
     def __init__(self) -> None:
+        self._plugin: dict[str, Any] = {}
+        self._config: dict[str, Any] = {}
         self.values: dict[str, Any] = {"path": None}
+        self._note(None, [])
 
     def check(self, model: torch.nn.Module) -> None:
-        """Needs a model in DDP, and an optimizer made after it was wrapped."""
-        if not isinstance(model, DistributedDataParallel):
+        """Needs a model in DDP, and, where no library makes both, an optimizer made after it was wrapped."""
+        if isinstance(model, DistributedDataParallel):
+            path, module = path_of_blocks(model.module), model.module
+            is_known = path is None or getattr(module, "_no_split_modules", None)
+            self._note(path, [] if is_known else [type(block).__name__ for block in repeated_blocks(module)][:1])
+        elif not self.variant:
             raise InapplicableError("no_replicas")
         optimizers_of(model)  # one made before the model was wrapped does not have the shards
-        self.values["path"] = path_of_blocks(model.module)
+
+    def _note(self, path: str | None, blocks: list[str]) -> None:
+        """The settings for a model whose blocks are of these classes; none for those that transformers knows."""
+        self._plugin, self._config = {"fsdp_version": 2, "auto_wrap_policy": "transformer_based_wrap"}, {"version": 2}
+        if blocks:
+            self._plugin["transformer_cls_names_to_wrap"] = self._config["transformer_layer_cls_to_wrap"] = blocks
+        plugin = ", ".join(f"{name}={json.dumps(value)}" for name, value in self._plugin.items())
+        self.values.update(path=path, plugin=plugin, config=json.dumps(self._config))
 
     @contextmanager
     def around_run(self) -> Iterator[None]:
-        """``DistributedDataParallel(model)`` shards the model."""
+        """``DistributedDataParallel(model)`` shards the model; accelerate and Trainer are set up to do so."""
 
         def shard(wrapper: Any, module: torch.nn.Module, *_: Any, **__: Any) -> None:
             from torch.distributed.fsdp import fully_shard
@@ -166,8 +183,41 @@ class FullySharded(Change):
             wrapper.module = fully_shard(module)
 
         changed = {"__init__": shard, "forward": _call_module, "no_sync": _without_gradient_sync}
-        with patched(DistributedDataParallel, changed):
+        with ExitStack() as stack:
+            stack.enter_context(patched(DistributedDataParallel, changed))
+            for owner, name, set_up in self._libraries():
+                stack.enter_context(patched(owner, {name: set_up(getattr(owner, name))}))
             yield
+
+    def _libraries(self) -> Iterator[tuple[type, str, Callable[..., Any]]]:
+        """The classes that take the settings, where they are loaded."""
+        table = (
+            ("accelerate.accelerator", "Accelerator", "__init__", self._accelerated),
+            ("transformers.training_args", "TrainingArguments", "__post_init__", self._argued),
+        )
+        for module, owner, name, set_up in table:
+            if module in sys.modules:
+                yield getattr(sys.modules[module], owner), name, set_up
+
+    def _accelerated(self, make: Callable[..., None]) -> Callable[..., None]:
+        def run(accelerator: Any, *args: Any, **kwargs: Any) -> None:
+            if not {"fsdp_plugin", "deepspeed_plugin"} & kwargs.keys():  # Trainer gives one, if only None
+                from accelerate import FullyShardedDataParallelPlugin
+
+                self.variant = "accelerate"
+                kwargs["fsdp_plugin"] = FullyShardedDataParallelPlugin(**self._plugin)
+            make(accelerator, *args, **kwargs)
+
+        return run
+
+    def _argued(self, finish: Callable[..., None]) -> Callable[..., None]:
+        def run(arguments: Any) -> None:
+            if not (arguments.fsdp or arguments.deepspeed):
+                self.variant = "trainer"
+                arguments.fsdp, arguments.fsdp_config = "full_shard auto_wrap", dict(self._config)
+            finish(arguments)
+
+        return run
 
 
 def _call_module(wrapper: Any, *args: Any, **kwargs: Any) -> Any:
