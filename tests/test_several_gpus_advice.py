@@ -155,6 +155,38 @@ model(input_ids=x, labels=x).loss.backward()
     assert pasted.begin([], 0).peak_allocated_bytes == promised < before
 
 
+LAYERS = "*[nn.Sequential(nn.Linear(512, 512), nn.GELU()) for _ in range({})]"
+HALVES = """
+optimizer = torch.optim.AdamW([*a.parameters(), *b.parameters()])
+for step in range(2):
+    x = torch.randn(64, 512).to("cuda:0")
+    b(a(x).to("cuda:1")).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    "placing",
+    [
+        "a = nn.Sequential({most}).cuda()\nb = nn.Sequential({few}, nn.Linear(512, 8)).to(torch.device('cuda', 1))",
+        "a, c = nn.Sequential({most}), nn.Sequential({few})\na.to('cuda:0')\nb = c.to('cuda:1')",
+    ],
+)
+def test_layers_split_by_hand_are_moved_in_the_users_own_statements(placing: str) -> None:
+    cell = placing.format(most=LAYERS.format(9), few=LAYERS.format(3))
+    change = placement_changes.BalancedLayers()
+    rehearsal = _rehearsal(cell + HALVES, dict(NAMES), num_gpus=2)
+    before = rehearsal.begin([change], 0).peak_allocated_bytes
+    variation = Variation(((change, {}),))
+    rehearsal.check(variation)
+    promised = rehearsal.run(variation).peak_allocated_bytes
+    code = str(rehearsal.own_code("balanced_layers", change.values))
+    assert "a = type(a)(*layers[0:6]).cuda()" in code or code.startswith("b = c\nlayers = [*a, *b]\n")
+    makes = cell.splitlines()[0] if ")\na.to" in cell else ""
+    pasted = _rehearsal("\n".join([makes, code, HALVES]), dict(NAMES), num_gpus=2)
+    assert pasted.begin([], 0).peak_allocated_bytes == promised < 0.8 * before
+
+
 def _rehearsal(cell: str, names: dict[str, Any], **machine: int) -> CellRehearsal:
     def execute(tree: ast.Module, names: dict[str, Any]) -> None:
         exec(compile(tree, "<ipython-input-1-x>", "exec"), names)

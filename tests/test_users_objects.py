@@ -415,3 +415,17 @@ def test_the_farthest_of_very_many_objects_are_said_to_stay_changed() -> None:
     history["loss"] = [[number] for number in range(150_000)]
     report = DrySession(has_bar=False, is_lasting=False).run(run, [names])
     assert names["near"]["a"]["b"]["c"] == [1] and any("more objects" in one.text for one in report.assumptions)
+
+
+class _Unready:
+    """As pydantic's stand-ins for validators that are not made yet: any attribute raises."""
+
+    __slots__ = ("held",)
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"{name}: not ready")
+
+
+def test_attributes_that_an_object_computes_are_not_asked_for() -> None:
+    report = DrySession("T4", has_bar=False).run(lambda: torch.ones(1, device="cuda"), [{"unready": _Unready()}])
+    assert report.peak_allocated_bytes == 512

@@ -27,7 +27,7 @@ from oom_magic.explain.remedies.own_code import (
     own_names,
     shown,
 )
-from oom_magic.explain.remedies.own_placement import own_placement, with_gradient_sync_set
+from oom_magic.explain.remedies.own_placement import layers_moved, own_placement, with_gradient_sync_set
 from oom_magic.explain.remedies.rehearsal import (
     STEPS,
     UNLIMITED,
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 
 _EVALUATES = re.compile(r"eval|valid|test|predict|generate|no_grad|inference_mode", re.IGNORECASE)
 _MOST_PARAMETERS = 4
+_BY_HAND = "balanced_layers"
 _ALL_STEPS = sys.maxsize  # of training; loops that evaluate may still be cut short
 _MOST_ROWS = 256  # of a model's inputs for one sample
 _DIMENSIONS = {"batch": 0, "seq": 1, "evaluation": 0}
@@ -184,9 +185,22 @@ class CellRehearsal:
 
     def check(self, variation: Variation) -> None:
         """Whether the survey found a model that allows the changes, and the cell has the line to mend."""
-        check_surveyed(self._survey, variation.changes)
+        written = self._written(variation.changes)
+        check_surveyed(self._survey, [change for change in variation.changes if change not in written])
         if variation.mended is not None and not is_in(variation.mended, self._tree, self._names):
             raise NotEvaluatedError(Evidence("reason_line_elsewhere"))
+
+    def _written(self, changes: Sequence[Change]) -> list[Change]:
+        """Those that are not made while the cell runs, but written into it: a split by hand in a known form."""
+        from oom_magic.predict.what_if.change import ByHandError
+
+        assert self._survey is not None, "begin comes first"
+        found = [change for change in changes if isinstance(self._survey.error(change), ByHandError)]
+        return [change for change in found if own_placement(self._tree, _BY_HAND, change.values, self._chains)]
+
+    @property
+    def _chains(self) -> set[str]:
+        return {name for name, value in self._names.items() if type(value).__name__ == "Sequential"}
 
     def run(self, variation: Variation) -> MemoryReport:
         """Execute the cell again, changed; sizes by their parameters, else by slicing the model's inputs."""
@@ -305,7 +319,7 @@ class CellRehearsal:
 
     def _own_placement(self, key: str, values: Mapping[str, Any]) -> str:
         """The statements that spread the model over processes, of the cell or a function that it runs, changed."""
-        code = self._rewritten(lambda tree, _: own_placement(tree, key, values))
+        code = self._rewritten(lambda tree, names: own_placement(tree, key, values, _chains_in(names)))
         loops = self._rewritten(lambda tree, _: with_gradient_sync_set(tree)) if code and key == "fully_sharded" else ""
         return "\n\n".join(filter(None, (code, loops)))
 
@@ -414,16 +428,20 @@ class CellRehearsal:
                     stack.enter_context(mended(growth, self._tree, self._names))
                 for parameter, value in overridden.items():
                     stack.enter_context(parameter.override(self._tree, self._names, value))
+                for change in written:
+                    stack.enter_context(layers_moved(self._tree, change.values["number"], chains))
                 rebound = ReboundNames(self._names, session.fake_gpu, leaves)
                 self._call(rebound.watched(self._tree), self._names)
 
+        written, chains = self._written(changes), self._chains
+        made = [change for change in changes if change not in written]
         leaves = self._leaves
         namespaces = [self._names, *(names.namespace for names in self._decided or ())]
         while True:
             session = DrySession(
                 **self._alike,
                 stop_after_steps=self._num_steps,
-                changes=changes,
+                changes=made,
                 absent=frozenset() if dropped is None else dropped.objects,
             )
             session.training.enough_bytes = enough_bytes

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,11 +15,15 @@ from oom_magic.explain.remedies.own_code import part_at
 _REPLICATES = ("DistributedDataParallel", "DDP")
 _SHARDS = ("fully_shard",)
 _DISPATCHES = ("dispatch_model", "from_pretrained")
+_CARD = re.compile(r"|\d+|'cuda'|(torch\.device\()?'cuda(:\d+'|', \d+)\)?")  # what .cuda or .to is called with
 _COMPOUND = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.If, ast.With, ast.Try)
 
 
-def own_placement(tree: ast.AST, key: str, values: Mapping[str, Any]) -> str:
-    """The statements with a remedy applied; "" where there are none in a known form, or for another remedy."""
+def own_placement(tree: ast.AST, key: str, values: Mapping[str, Any], chains: Collection[str] = ()) -> str:
+    """The statements with a remedy applied; "" where there are none in a known form, or for another remedy.
+
+    ``chains`` are names of sequences of layers, of those that the statements do not make.
+    """
     if key == "fully_sharded":
         return _fully_sharded(tree, values.get("path"))
     if key == "fully_sharded_accelerate":
@@ -31,6 +38,9 @@ def own_placement(tree: ast.AST, key: str, values: Mapping[str, Any]) -> str:
         code = _changed(tree, _SHARDS, partial(_set, name="offload_policy", value="CPUOffloadPolicy()"))
         return code and f"from torch.distributed.fsdp import CPUOffloadPolicy\n{code}"
     if key == "balanced_layers":
+        if not values["map"]:
+            with layers_moved(tree, values["number"], chains) as code:
+                return code
         code = _changed(tree, _DISPATCHES, _dispatch_by_name)
         return code and f"device_map = {values['map']}\n{code}"
     return ""
@@ -118,6 +128,90 @@ def _dispatch_by_name(call: ast.Call) -> None:
         call.args = call.args[:1] if is_dispatch else call.args
         _unset(call, "max_memory")
         _set(call, "device_map", "device_map")
+
+
+@contextmanager
+def layers_moved(tree: ast.AST, number: int, chains: Collection[str] = ()) -> Iterator[str]:
+    """A tree whose statements such as ``first = nn.Sequential(...).to("cuda:0")`` share all ``number`` layers equally.
+
+    It is so for a while. Yields the statements as code; "" where there are none in one block. ``chains`` are names of
+    sequences of layers that it does not make.
+    """
+    known = {*chains, *_made_chains(tree)}
+    for block in _blocks(tree):
+        placed = {at: found for at, one in enumerate(block) if (found := _placed(one, known))}
+        parts = [part for found in placed.values() for part in found]
+        if len({part.move for part in parts}) > 1:
+            break
+    else:
+        yield ""
+        return
+    bounds = [number * at // len(parts) for at in range(len(parts) + 1)]
+    lines = [f"layers = [{', '.join(f'*{part.name}' for part in parts)}]"]
+    for part, start, end in zip(parts, bounds, bounds[1:], strict=False):
+        lines.append(f"{part.name} = type({part.name})(*layers[{start}:{end}]){part.move}")
+    instead = {at: [f"{part.name} = {part.made}" for part in found if part.made] for at, found in placed.items()}
+    instead[max(placed)] += lines
+    before = block[:]
+    block.clear()
+    for at, one in enumerate(before):
+        new = ast.parse("\n".join(instead[at])).body if at in instead else [one]
+        block += [ast.fix_missing_locations(ast.copy_location(made, one)) for made in new]
+    try:
+        yield "\n".join(line for new in instead.values() for line in new)
+    finally:
+        block[:] = before
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Layers in sequence on a card: their ``name``, what makes them ("" where they have it already) and the move."""
+
+    name: str
+    made: str
+    move: str
+
+
+def _placed(statement: ast.stmt, chains: Collection[str]) -> list[_Part]:
+    """The sequences of layers that a statement moves to a card."""
+    pairs: list[tuple[ast.expr | None, ast.expr]] = []
+    match statement:
+        case ast.Expr(value):
+            pairs = [(None, value)]
+        case ast.Assign([ast.Tuple(targets)], ast.Tuple(values)) if len(targets) == len(values):
+            pairs = list(zip(targets, values, strict=True))
+        case ast.Assign([target], value):
+            pairs = [(target, value)]
+    found = []
+    for target, value in pairs:
+        match value:
+            case ast.Call(ast.Attribute(inner, "to" | "cuda" as method), arguments, []):
+                made, card = ast.unparse(inner), ", ".join(map(ast.unparse, arguments))
+                name = made if target is None else ast.unparse(target)
+                if _CARD.fullmatch(card) and (made in chains or _is_chain(inner)):
+                    found.append(_Part(name, made if made != name else "", f".{method}({card})"))
+    return found if len(found) == len(pairs) else []
+
+
+def _is_chain(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and _name_of(node) == "Sequential"
+
+
+def _made_chains(tree: ast.AST) -> Iterator[str]:
+    """The names that are given to sequences of layers."""
+    for one in ast.walk(tree):
+        if isinstance(one, ast.Assign) and any(
+            isinstance(node, ast.expr) and _is_chain(node) for node in ast.walk(one)
+        ):
+            yield from map(ast.unparse, (node for target in one.targets for node in ast.walk(target)))
+
+
+def _blocks(tree: ast.AST) -> Iterator[list[ast.stmt]]:
+    for node in ast.walk(tree):
+        for field in ("body", "orelse", "finalbody"):
+            block = getattr(node, field, None)
+            if isinstance(block, list):
+                yield block
 
 
 def _statements(tree: ast.AST) -> Iterator[ast.stmt]:

@@ -255,7 +255,9 @@ def _noted_attributes(notes: Notes, one: Any) -> Iterator[Any]:
     elif isinstance(one, BaseException):
         for name in _OF_EXCEPTIONS:
             notes.add_undo(functools.partial(_restore_attribute, one, name, getattr(one, name)))
-    own = getattr(one, "__dict__", None)
+    own = None
+    with contextlib.suppress(Exception):  # of the user's class, whose __getattr__ does not run
+        own = object.__getattribute__(one, "__dict__")
     if type(own) is dict:
         yield own
     if is_users_class(type(one)):

@@ -11,6 +11,7 @@ from torch._ops import OpOverload
 from oom_magic.predict.fake_cuda.fake_gpu import Rule
 from oom_magic.predict.kernels.copies import make_outputs
 from oom_magic.predict.operators.calls import Call, existing
+from oom_magic.predict.setups.gpus import GPU
 
 aten = torch.ops.aten
 
@@ -86,6 +87,73 @@ def batch_norm_gradients(
     )
 
 
+_Statistics = tuple[torch.Tensor, torch.Tensor]
+
+
+def _sync_statistics(tensor: torch.Tensor, eps: float) -> _Statistics:
+    """``batch_norm_stats_cuda``, of SyncBatchNorm: mean and deviation of what this process has."""
+    made = tensor.new_empty(tensor.shape[1], dtype=torch.promote_types(tensor.dtype, torch.float32))
+    return made, torch.empty_like(made)
+
+
+def _sync_gathered(tensor: torch.Tensor, mean: torch.Tensor, *args: Any) -> _Statistics:
+    """``batch_norm_gather_stats_with_counts_cuda``: mean and deviation of all processes."""
+    made = mean.new_empty(mean.shape[1], dtype=torch.promote_types(mean.dtype, torch.float32))
+    return made, torch.empty_like(made)
+
+
+def _sync_normalized(tensor: torch.Tensor, *args: Any) -> torch.Tensor:
+    """``batch_norm_elemt_cuda`` and ``batch_norm_backward_elemt_cuda``."""
+    return torch.empty_like(tensor)
+
+
+def _sync_sums(
+    gradient: torch.Tensor, tensor: torch.Tensor, mean: torch.Tensor, deviation: torch.Tensor,
+    weight: torch.Tensor | None, of_input: bool, of_weight: bool, of_bias: bool,
+) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
+    """``batch_norm_backward_reduce_cuda``: two sums by channel, the gradients of weight and bias."""
+    like = [mean if of_input else None] * 2 + [weight if wanted else None for wanted in (of_weight, of_bias)]
+    return tuple(None if one is None else torch.empty_like(one) for one in like)
+
+
+def _staged(sums: int) -> Rule:
+    """aten/src/ATen/native/cuda/Normalization.cuh, ``batch_norm_stats_channels_last_cuda_template`` and the one for the
+    backward: where several blocks share channels last, each leaves its sums."""
+
+    def rule(call: Call) -> None:
+        make_outputs(call)
+        tensor = call.args[0]
+        if tensor.dim() == 2 or not tensor.is_contiguous():  # batch_norm_use_channels_last_kernels
+            call.allocate_scratch(_staging_bytes, sums, tensor.numel() // tensor.shape[1], tensor.shape[1])
+            call.allocate_scratch(_semaphore_bytes, tensor.numel() // tensor.shape[1], tensor.shape[1])
+
+    return rule
+
+
+def _staging_bytes(_: GPU, sums: int, rows: int, channels: int) -> int:
+    blocks = _blocks_of_channels_last(rows, channels)[1]
+    return 4 * sums * channels * blocks if blocks > 1 else 0
+
+
+def _semaphore_bytes(_: GPU, rows: int, channels: int) -> int:
+    across, blocks = _blocks_of_channels_last(rows, channels)
+    return 4 * across if blocks > 1 else 0
+
+
+def _blocks_of_channels_last(rows: int, channels: int) -> tuple[int, int]:
+    """The grid over channels and rows (``flexible_launch_configs``)."""
+    width = min(_power_below(channels), 32)
+    height = min(_power_below(-(-rows // 16)), 512 // width)
+    if width * height != 512:
+        width = min(_power_below(channels), 512 // height)
+    blocks = min(-(-rows // (height * 16)), 128)
+    return -(-channels // width), 1 if blocks < 8 else blocks
+
+
+def _power_below(number: int) -> int:
+    return 1 << (number.bit_length() - 1)
+
+
 def _native_dropout(call: Call) -> None:
     """aten/src/ATen/native/cuda/Dropout.cu, ``dropout_cuda``: the mask first."""
     call.output(1)
@@ -149,6 +217,8 @@ RULES: dict[OpOverload, Rule] = {
     aten.native_group_norm_backward.default: _group_norm_backward,
     aten.native_batch_norm.default: _batch_norm,
     aten.native_batch_norm_backward.default: _batch_norm_backward,
+    aten.batch_norm_stats.default: _staged(4),
+    aten.batch_norm_backward_reduce.default: _staged(2),
     aten.native_layer_norm.default: _copied(before=(0,)),
     aten.native_layer_norm_backward.default: _copied(before=(1,), after=(0,)),
     aten._softmax.default: _copied(after=(0,)),
@@ -168,4 +238,9 @@ RULES: dict[OpOverload, Rule] = {
 KERNELS: dict[OpOverload, Callable[..., Any]] = {
     aten.native_batch_norm.default: batch_norm_outputs,
     aten.native_batch_norm_backward.default: batch_norm_gradients,
+    aten.batch_norm_stats.default: _sync_statistics,
+    aten.batch_norm_gather_stats_with_counts.default: _sync_gathered,
+    aten.batch_norm_elemt.default: _sync_normalized,
+    aten.batch_norm_backward_reduce.default: _sync_sums,
+    aten.batch_norm_backward_elemt.default: _sync_normalized,
 }

@@ -33,15 +33,14 @@ class BalancedLayers(Change):
 
     def check(self, model: torch.nn.Module) -> None:
         """Needs a device map with more blocks on one card than on another; notes what a split by hand has where."""
-        holds = _blocks_by_device(model)
-        on_cards = Counter({device: number for device, number in holds.items() if device.type == "cuda"})
         if not hasattr(model, "hf_device_map"):
-            self._by_hand += on_cards
+            self._by_hand += _layers_by_card(model)
             if len(self._by_hand) < 2:
                 raise InapplicableError("no_device_map")
             self._note(self._by_hand)
             raise ByHandError("split_by_hand")
-        if not holds or on_cards != holds:  # some are in RAM
+        holds = _blocks_by_device(model)
+        if not holds or any(device.type != "cuda" for device in holds):  # some are in RAM
             raise InapplicableError("no_device_map")
         if self._has_changed:
             return
@@ -130,6 +129,17 @@ def _code(model: torch.nn.Module) -> str:
 
 def _cards() -> range:
     return range(torch.cuda.device_count())
+
+
+def _layers_by_card(model: torch.nn.Module) -> Counter[torch.device]:
+    """How many layers each card has: of the sequences that the model is or consists of, else of its repeated blocks."""
+    parts = [model, *model.children()] if type(model) is not torch.nn.Sequential else [model]
+    found: Counter[torch.device] = Counter()
+    for chain in (part for part in parts if type(part) is torch.nn.Sequential):
+        weight = next(chain.parameters(), None)
+        if weight is not None and weight.device.type == "cuda":
+            found[weight.device] += len(chain)
+    return found or Counter({card: n for card, n in _blocks_by_device(model).items() if card.type == "cuda"})
 
 
 def _blocks_by_device(model: torch.nn.Module) -> Counter[torch.device]:
