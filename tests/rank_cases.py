@@ -69,6 +69,9 @@ def _build(case: Case) -> tuple[nn.Module, list[nn.Module]]:
     model = getattr(transformers, kind)(getattr(transformers, config)(**sizes))
     if case.get("weights") == "bf16":
         model = model.to(torch.bfloat16)
+    if case.get("checkpointing"):
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.train()
     return model, [module for module in model.modules() if type(module).__name__ == block]
 
 
@@ -79,10 +82,13 @@ def _batch(case: Case) -> dict[str, torch.Tensor]:
 
 def _loop(case: Case, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     num_micro = case.get("accumulate", 1)
-    for _ in range(3):
+    num_recorded = (
+        1 if case.get("ddp", {}).get("static_graph") else 0
+    )  # steps in which DDP notes the order of gradients
+    for step in range(3):
         for micro in range(num_micro):
-            is_last = micro == num_micro - 1
-            with model.no_sync() if not is_last and hasattr(model, "no_sync") else nullcontext():
+            is_reduced = micro == num_micro - 1 or step < num_recorded
+            with model.no_sync() if not is_reduced and hasattr(model, "no_sync") else nullcontext():
                 with torch.autocast("cuda", torch.bfloat16, enabled=bool(case.get("amp"))):
                     loss = model(**_batch(case)).loss
                 loss.backward()
@@ -125,9 +131,6 @@ def _fsdp2(case: Case) -> None:
 
     dist.init_process_group("nccl")
     model, blocks = _build(case)
-    if case.get("checkpointing"):
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        model.train()
     reduce_dtype = torch.float32 if case.get("reduce_fp32") else None
     options: Case = {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce_dtype)}
     if case.get("mesh"):
@@ -201,6 +204,26 @@ def _deepspeed(case: Case) -> None:
         loss = engine(**_batch(case)).loss
         engine.backward(loss)
         engine.step()
+
+
+def _normalized_together(case: Case) -> None:
+    """SyncBatchNorm, with and without weights, of images and of features, in one memory format."""
+    dist.init_process_group("nccl")
+    layout = getattr(torch, case["layout"])
+    layers: list[nn.Module] = []
+    for width, wide, affine in ((3, 64, True), (64, 128, False)):
+        layers += [nn.Conv2d(width, wide, 3, padding=1, bias=False), nn.BatchNorm2d(wide, affine=affine), nn.ReLU()]
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 1000), nn.BatchNorm1d(1000)]
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(*layers, *head)).cuda().to(memory_format=layout)
+    model = nn.parallel.DistributedDataParallel(model, device_ids=[0])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(3):
+        x = torch.randn(case["batch"], 3, 96, 96, device="cuda").to(memory_format=layout)
+        with torch.autocast("cuda", torch.bfloat16, enabled=bool(case.get("amp"))):
+            loss = model(x).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def _context_parallel(case: Case) -> None:
@@ -287,6 +310,7 @@ _KINDS: dict[str, Callable[[Case], None]] = {
     "fsdp1": _fsdp1,
     "tp": _tensor_parallel,
     "deepspeed": _deepspeed,
+    "syncbn": _normalized_together,
     "cp": _context_parallel,
     "ep": _expert_parallel,
     "pipeline": _pipeline,

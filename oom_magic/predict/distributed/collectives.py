@@ -29,8 +29,8 @@ class Sent:
 
     ``WorkNCCL`` holds its tensors until somebody waits for it, or, when the process group's watchdog found it done,
     which looks every 0.1 s, until the next collective. DDP waits for the future instead, so the buckets of a first step
-    may still be held when it has made its second, better ones. The watchdog is assumed to look at the end of the
-    following step, which is the worst case; if it looks between the two steps, nothing is held.
+    may still be held when it has made its second, better ones, and copies that a hook sent until the next look. The
+    watchdog is assumed to look at the end of the following step; if it looks between the two steps, nothing is held.
     """
 
     def __init__(self, gpu: FakeGPU, assume: Callable[[str], None]) -> None:
@@ -55,8 +55,9 @@ class Sent:
         if before > allocator.allocated_bytes:
             self._assume(
                 _(
-                    "what DDP's first backward sent, {num_bytes}, is taken to be held to the end of the second step;"
-                    " NCCL's watchdog, which looks every 0.1 s, lets go of it earlier where steps are slow",
+                    "what a backward of DDP sent, {num_bytes}, is taken to be held to the end of the next step; NCCL's"
+                    " watchdog, which looks every 0.1 s, lets go of it earlier where steps are slow, later where they"
+                    " are fast",
                     num_bytes=before - allocator.allocated_bytes,
                 )
             )
@@ -240,8 +241,10 @@ def _write_whole(gpu: FakeGPU, target: torch.Tensor, source: torch.Tensor) -> No
     """``target`` becomes copies of ``source``, if its size is a multiple; else its values are unknown."""
     times = target.numel() // max(source.numel(), 1)
     value = gpu.values.get(source) if gpu.place(target) is not None else source
-    if value is None or times * source.numel() != target.numel():
+    if times * source.numel() != target.numel():
         _forget(gpu, [target])
+    elif value is None:
+        gpu.values.repeat(source, target, times)
     elif not target.is_meta:
         target.copy_(gpu.values.read(source).reshape(-1).repeat(times).view(target.shape))
     elif gpu.values.get(target) is not None:

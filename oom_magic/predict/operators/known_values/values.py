@@ -76,6 +76,15 @@ class Values:
         else:
             self._forget(target)
 
+    def repeat(self, source: torch.Tensor, target: torch.Tensor, times: int) -> None:
+        """``target`` now holds what ``source`` holds so many times, as far as that is known."""
+        shadow = self._shadow(source) if source.is_meta and is_small(source) and is_small(target) else None
+        if shadow is None:
+            self._forget(target)
+            return
+        parts = (shadow.values(source), shadow.known_mask(source))
+        self._own(target).write(target, *(part.reshape(-1).repeat(times).view(target.shape) for part in parts))
+
     def read(self, tensor: torch.Tensor) -> torch.Tensor:
         """The values that host code reads, as a real tensor of the same shape that takes no memory of the run."""
         shadow = self._shadow(tensor) if tensor.is_meta else None
