@@ -398,7 +398,7 @@ def test_the_users_own_arguments_are_rewritten():
 @pytest.mark.parametrize("key", sorted({key for codes in STYLES.values() for key in codes}))
 def test_all_code_to_paste_is_python(key):
     values = {"rank": 8, "dtype": "fp16", "after": 2, "accumulation": 4, "name": "b", "gpus": 2, "names": "old",
-              "fixed": "a", "code": "b", "map": {"": 0}}  # fmt: skip
+              "fixed": "a", "code": "b", "map": {"": 0}, "plugin": "fsdp_version=2", "config": {"version": 2}}  # fmt: skip
     for style in ("plain", "trainer", "accelerate"):
         code, _ = code_for(key, style, values)
         lines = [line for line in code.splitlines() if not line.startswith(("%", "accelerate launch"))]

@@ -82,7 +82,8 @@ for block in {bare_layers}:
 fully_shard({model})""",
     "fully_sharded_accelerate": """\
 from accelerate import FullyShardedDataParallelPlugin
-plugin = FullyShardedDataParallelPlugin({plugin})
+plugin = FullyShardedDataParallelPlugin(
+    {plugin})
 accelerator = Accelerator(fsdp_plugin=plugin)""",
     "fully_sharded_trainer": """\
 TrainingArguments(..., fsdp="full_shard auto_wrap",

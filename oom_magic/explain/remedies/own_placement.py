@@ -27,9 +27,9 @@ def own_placement(tree: ast.AST, key: str, values: Mapping[str, Any], chains: Co
     if key == "fully_sharded":
         return _fully_sharded(tree, values.get("path"))
     if key == "fully_sharded_accelerate":
-        plugin = f"FullyShardedDataParallelPlugin({values['plugin']})"
-        code = _changed(tree, ("Accelerator",), partial(_set, name="fsdp_plugin", value=plugin))
-        return code and f"from accelerate import FullyShardedDataParallelPlugin\n{code}"
+        code = _changed(tree, ("Accelerator",), partial(_set, name="fsdp_plugin", value="plugin"))
+        plugin = f"plugin = FullyShardedDataParallelPlugin(\n    {values['plugin']})"
+        return code and f"from accelerate import FullyShardedDataParallelPlugin\n{plugin}\n{code}"
     if key == "gradients_in_buckets":
         return _changed(tree, _REPLICATES, partial(_set, name="gradient_as_bucket_view", value="True"))
     if key == "resharded":  # not True, which would free the root's parameters after its forward, too
@@ -183,8 +183,8 @@ def _placed(statement: ast.stmt, chains: Collection[str]) -> list[_Part]:
         case ast.Assign([target], value):
             pairs = [(target, value)]
     found = []
-    for target, value in pairs:
-        match value:
+    for target, moved in pairs:
+        match moved:
             case ast.Call(ast.Attribute(inner, "to" | "cuda" as method), arguments, []):
                 made, card = ast.unparse(inner), ", ".join(map(ast.unparse, arguments))
                 name = made if target is None else ast.unparse(target)
@@ -194,15 +194,19 @@ def _placed(statement: ast.stmt, chains: Collection[str]) -> list[_Part]:
 
 
 def _is_chain(node: ast.expr) -> bool:
+    """Whether an expression is a sequence of layers, or several of them."""
+    match node:
+        case ast.Tuple(parts):
+            return all(map(_is_chain, parts))
+        case ast.GeneratorExp(part) | ast.ListComp(part):
+            return _is_chain(part)
     return isinstance(node, ast.Call) and _name_of(node) == "Sequential"
 
 
 def _made_chains(tree: ast.AST) -> Iterator[str]:
     """The names that are given to sequences of layers."""
     for one in ast.walk(tree):
-        if isinstance(one, ast.Assign) and any(
-            isinstance(node, ast.expr) and _is_chain(node) for node in ast.walk(one)
-        ):
+        if isinstance(one, ast.Assign) and _is_chain(one.value):
             yield from map(ast.unparse, (node for target in one.targets for node in ast.walk(target)))
 
 

@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from inspect import signature
 from typing import Any
 
@@ -176,7 +177,7 @@ class FullySharded(Change):
         self._plugin, self._config = {"fsdp_version": 2, "auto_wrap_policy": "transformer_based_wrap"}, {"version": 2}
         if blocks:
             self._plugin["transformer_cls_names_to_wrap"] = self._config["transformer_layer_cls_to_wrap"] = blocks
-        plugin = ", ".join(f"{name}={json.dumps(value)}" for name, value in self._plugin.items())
+        plugin = ",\n    ".join(f"{name}={json.dumps(value)}" for name, value in self._plugin.items())
         self.values.update(path=path, plugin=plugin, config=json.dumps(self._config))
 
     @contextmanager
@@ -212,10 +213,8 @@ class FullySharded(Change):
     def _accelerated(self, make: Callable[..., None]) -> Callable[..., None]:
         def run(accelerator: Any, *args: Any, **kwargs: Any) -> None:
             if not {"fsdp_plugin", "deepspeed_plugin"} & kwargs.keys():  # Trainer gives one, if only None
-                from accelerate import FullyShardedDataParallelPlugin
-
-                self.variant = "accelerate"
-                kwargs["fsdp_plugin"] = FullyShardedDataParallelPlugin(**self._plugin)
+                make_plugin = import_module("accelerate").FullyShardedDataParallelPlugin
+                self.variant, kwargs["fsdp_plugin"] = "accelerate", make_plugin(**self._plugin)
             make(accelerator, *args, **kwargs)
 
         return run
