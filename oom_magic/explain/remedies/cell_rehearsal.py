@@ -7,7 +7,7 @@ import contextlib
 import re
 import shlex
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -408,6 +408,20 @@ class CellRehearsal:
         shared = {"origin": self._origin, "start": self._start, "known_outputs": known}
         return {**self._card, **UNLIMITED, **shared}
 
+    @contextlib.contextmanager
+    def _rewritten_cell(
+        self, overridden: Mapping[SizeParameter, int], growth: Growth | None, written: Sequence[Change]
+    ) -> Iterator[None]:
+        """The cell and its names as a variation has them, for a while."""
+        with contextlib.ExitStack() as stack:
+            if growth is not None:
+                stack.enter_context(mended(growth, self._tree, self._names))
+            for parameter, value in overridden.items():
+                stack.enter_context(parameter.override(self._tree, self._names, value))
+            for change in written:
+                stack.enter_context(layers_moved(self._tree, change.values["number"], self._chains))
+            yield
+
     def _execute(
         self,
         changes: Sequence[Change],
@@ -423,17 +437,11 @@ class CellRehearsal:
             """The cell, changed; what it does to the names is undone by the session."""
             for name in () if dropped is None else dropped.names:
                 self._names.pop(name, None)
-            with contextlib.ExitStack() as stack:
-                if growth is not None:
-                    stack.enter_context(mended(growth, self._tree, self._names))
-                for parameter, value in overridden.items():
-                    stack.enter_context(parameter.override(self._tree, self._names, value))
-                for change in written:
-                    stack.enter_context(layers_moved(self._tree, change.values["number"], chains))
+            with self._rewritten_cell(overridden, growth, written):
                 rebound = ReboundNames(self._names, session.fake_gpu, leaves)
                 self._call(rebound.watched(self._tree), self._names)
 
-        written, chains = self._written(changes), self._chains
+        written = self._written(changes)
         made = [change for change in changes if change not in written]
         leaves = self._leaves
         namespaces = [self._names, *(names.namespace for names in self._decided or ())]

@@ -180,8 +180,8 @@ def _placed(statement: ast.stmt, chains: Collection[str]) -> list[_Part]:
             pairs = [(None, value)]
         case ast.Assign([ast.Tuple(targets)], ast.Tuple(values)) if len(targets) == len(values):
             pairs = list(zip(targets, values, strict=True))
-        case ast.Assign([target], value):
-            pairs = [(target, value)]
+        case ast.Assign([named], value):
+            pairs = [(named, value)]
     found = []
     for target, moved in pairs:
         match moved:
