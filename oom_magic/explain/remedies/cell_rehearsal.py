@@ -196,11 +196,9 @@ class CellRehearsal:
 
         assert self._survey is not None, "begin comes first"
         found = [change for change in changes if isinstance(self._survey.error(change), ByHandError)]
-        return [change for change in found if own_placement(self._tree, _BY_HAND, change.values, self._chains)]
-
-    @property
-    def _chains(self) -> set[str]:
-        return {name for name, value in self._names.items() if type(value).__name__ == "Sequential"}
+        return [
+            change for change in found if own_placement(self._tree, _BY_HAND, change.values, _chains_in(self._names))
+        ]
 
     def run(self, variation: Variation) -> MemoryReport:
         """Execute the cell again, changed; sizes by their parameters, else by slicing the model's inputs."""
@@ -419,7 +417,7 @@ class CellRehearsal:
             for parameter, value in overridden.items():
                 stack.enter_context(parameter.override(self._tree, self._names, value))
             for change in written:
-                stack.enter_context(layers_moved(self._tree, change.values["number"], self._chains))
+                stack.enter_context(layers_moved(self._tree, change.values["number"], _chains_in(self._names)))
             yield
 
     def _execute(
@@ -462,6 +460,11 @@ class CellRehearsal:
             else:
                 self._training = session.training
                 return report, session.training
+
+
+def _chains_in(names: Mapping[str, Any]) -> set[str]:
+    """The names of sequences of layers."""
+    return {name for name, value in list(names.items()) if type(value).__name__ == "Sequential"}
 
 
 def _has_rows(number: int, inputs: Inputs) -> bool:
