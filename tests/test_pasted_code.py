@@ -97,7 +97,9 @@ def epoch(net, opt, loader):
 
 
 @pytest.mark.parametrize("call", ["forward(images, net)", "net.encode(images)", "forward(images, model=net)"])
-@pytest.mark.parametrize("cell", ["epoch(net, opt, loader)", FUNCTIONS[FUNCTIONS.index("    for") :]])
+@pytest.mark.parametrize(
+    "cell", ["epoch(net, opt, loader)", "Fitter().epoch(net, opt, loader)", FUNCTIONS[FUNCTIONS.index("    for") :]]
+)
 def test_a_model_that_a_function_of_the_users_calls_goes_under_autocast(cell, call):
     class Encoder(torch.nn.Linear):
         def encode(self, x):
@@ -107,12 +109,13 @@ def test_a_model_that_a_function_of_the_users_calls_goes_under_autocast(cell, ca
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     names = {"net": Encoder(4, 2), "opt": None, "loader": []}
     exec(compile(source, name, "exec"), names)
+    names["Fitter"] = type("Fitter", (), {"epoch": names["epoch"]})
     rehearsal = CellRehearsal(exec, ast.parse(textwrap.dedent(cell.format(call))), names)
     code = rehearsal.own_code("mixed_precision", {"dtype": "bf16"})
     block = (
         f"    opt.zero_grad()\n    with torch.autocast('cuda', dtype=torch.bfloat16):\n        loss = {call}\n    loss."
     )
-    assert block in code and code.startswith("# in epoch:\n") is cell.startswith("epoch")
+    assert block in code and code.startswith("# in epoch:\n") is ("epoch(" in cell)
 
 
 def test_checkpointing_is_switched_on_where_the_model_has_its_switch() -> None:

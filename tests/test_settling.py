@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 
 import pytest
@@ -118,6 +119,17 @@ def keeps_a_replay_buffer():
         states = torch.rand(2048, 1024, device="cuda")
         values = model(states)
         buffer.append((states, values, 0.5))
+
+
+Transition = collections.namedtuple("Transition", "state next_state")
+
+
+def keeps_transitions():
+    buffer, state = collections.deque(maxlen=10_000), torch.zeros(2048, 1024, device="cuda")
+    while True:
+        following = state + 1
+        buffer.append(Transition(state, following))
+        state = following
 
 
 def keeps_metrics():
@@ -273,6 +285,12 @@ def sums_losses_of_parts():
             "name_grows_with_graphs",
             "buffer",
             "((states.detach().cpu(), values.detach().cpu(), 0.5))",
+        ),
+        (
+            keeps_transitions,
+            "name_grows",
+            "buffer",
+            "buffer.append(Transition._make(one.cpu() for one in Transition(state, following)))",
         ),
         (keeps_metrics, "name_grows_with_graphs", "metrics['outputs']", ".append(output.detach().cpu())"),
         (keeps_maps, "name_grows", "maps", "maps.append([one.cpu() for one in both])"),

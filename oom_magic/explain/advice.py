@@ -223,6 +223,9 @@ def _rehearsed(diagnosis: Diagnosis, evaluator: RemedyEvaluator, situation: Situ
     """The diagnosis with the memory that the unchanged run needs, and what its rehearsal shows about the cause."""
     as_is = AsItIs(evaluator.needed_bytes, situation.usable_bytes, situation.outside_bytes)
     diagnosis = replace(diagnosis, as_is=as_is)
+    if evaluator.calls_followed:
+        followed = Evidence("calls_followed", {"num_calls": evaluator.calls_followed})
+        diagnosis = replace(diagnosis, evidence=(*diagnosis.evidence, followed))
     steps = {"num_steps": evaluator.steps_left_after} if evaluator.steps_left_after else {}
     if evaluator.fits:
         sizes = {"needed_bytes": evaluator.needed_bytes, "usable_bytes": situation.usable_bytes}

@@ -68,6 +68,9 @@ def object_of(node: ast.expr, names: Mapping[str, Any]) -> Any:
     if not isinstance(node, ast.Attribute):
         return NOTHING
     owner = object_of(node.value, names)
+    if isinstance(node.value, ast.Call):  # a method of an object that is made there
+        owner = object_of(node.value.func, names)
+        owner = owner if inspect.isclass(owner) else NOTHING
     found = inspect.getattr_static(owner, node.attr, NOTHING)
     if found is NOTHING:  # parts of modules are in dictionaries of their own
         own = getattr(owner, "__dict__", {})

@@ -117,6 +117,7 @@ class CellRehearsal:
         self.sizes: Mapping[str, int] = {}
         self.accumulation = 1
         self.steps_differ = False
+        self.calls_followed = 0
 
     def begin(self, changes: Sequence[Change], enough_bytes: int) -> MemoryReport:
         """Execute the unchanged cell on a pretend card; all variations are followed equally far."""
@@ -125,7 +126,10 @@ class CellRehearsal:
         self._survey = Survey(changes)
         report, training = self._execute((self._survey,), {}, enough_bytes=enough_bytes)
         if self._num_steps != "alike":
-            self._num_steps = report.timeline.num_steps() if report.timeline.was_left else _ALL_STEPS
+            num_steps = report.timeline.num_steps()
+            self._num_steps = num_steps if report.timeline.was_left else _ALL_STEPS
+            if report.timeline.was_left and not num_steps:
+                self._num_steps, self.calls_followed = STEPS, len(training.model_calls)
         self._leaves_evaluations = training.leaves_evaluations
         self.steps_differ = report.timeline.was_left and training.of_a_new_size
         self._fullest = training.fullest_call(report)
@@ -451,6 +455,7 @@ class CellRehearsal:
                 absent=frozenset() if dropped is None else dropped.objects,
             )
             session.training.enough_bytes = enough_bytes
+            session.training.stop_after_calls = self.calls_followed or None
             session.training.leaves_evaluations = self._leaves_evaluations
             try:
                 report = rehearse(partial(session.run, call, namespaces, self._decided))

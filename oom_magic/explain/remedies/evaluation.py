@@ -79,6 +79,11 @@ class RemedyEvaluator:
         return self._rehearsal.steps_differ
 
     @property
+    def calls_followed(self) -> int:
+        """After so many calls of models each run was left, as no optimizer ever steps in it; 0: none was."""
+        return self._rehearsal.calls_followed
+
+    @property
     def baseline(self) -> MemoryReport:
         """The report of the unchanged run, as far as it was followed."""
         return self._baseline
@@ -112,7 +117,8 @@ class RemedyEvaluator:
             yield from self._growth_stopped()
         if not self.fits:
             yield from self._changes()
-            if self._situation.growth is None or not self.steps_left_after:  # a leak fills a larger card, too
+            is_leak = self._situation.growth is not None and bool(self.steps_left_after)  # it fills a larger card, too
+            if not is_leak and not self.calls_followed:
                 is_alone = not self._rehearsal.is_of_job and len(self._baseline.cards) == 1
                 for one in other_hardware(self._baseline, self.needed_bytes, self._situation, is_alone):
                     yield self._with_code(one, one.key, one.values)

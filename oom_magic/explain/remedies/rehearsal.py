@@ -91,6 +91,10 @@ class Rehearsal(Protocol):
         """Whether the run was ended while its steps still had new sizes; known from ``begin`` on."""
 
     @property
+    def calls_followed(self) -> int:
+        """After so many calls of outermost modules a run is left whose optimizers never step; 0: it is not."""
+
+    @property
     def is_evaluation(self) -> bool:
         """Whether a model in evaluation mode ran at the peak; known from ``begin`` on."""
 
@@ -140,6 +144,7 @@ class SetupRehearsal:
     """The training code that a TrainingSetup writes."""
 
     is_evaluation = keeps_no_graph = is_of_job = steps_differ = may_evaluate = compares_samples = False
+    calls_followed = 0
 
     def __init__(self, setup: TrainingSetup) -> None:
         self.setup = setup

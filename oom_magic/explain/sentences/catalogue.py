@@ -163,6 +163,10 @@ CATALOGUE: Sentences = {
         "The loop's steps bring batches of different sizes: prices are those of its first {num_steps} steps; a later"
         " one can take more."
     ),
+    "calls_followed": (
+        "No optimizer steps while the cell runs: prices are those of its first {num_calls} calls of a model; later ones"
+        " can take more."
+    ),
     "later_takes_more": (
         "The steps fit with the change that was to be made first, but what follows them, such as an evaluation, takes"
         " more: {needed_bytes} to the end."

@@ -6,6 +6,7 @@ reference to an object outlives a call, so nothing is kept alive.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -179,13 +180,13 @@ def inner_tensors(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
 
 
 def tensors_in(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:
-    """The tensors in nested dicts, lists and tuples."""
+    """The tensors in nested dicts, lists, queues and tuples."""
     if isinstance(value, torch.Tensor):
         yield from inner_tensors(value)
     elif depth and isinstance(value, dict):
         for item in value.values():
             yield from tensors_in(item, depth - 1)
-    elif depth and isinstance(value, (list, tuple)):
+    elif depth and isinstance(value, (list, tuple, deque)):
         for item in value:
             yield from tensors_in(item, depth - 1)
 

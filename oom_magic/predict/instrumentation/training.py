@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 STEPS_OF_EACH = 2  # optimizer: the first makes its state
 MOST_STEPS = 20
 MOST_SECONDS = 8
+SECONDS_WITHOUT_STEPS = 10  # of computing, of a run that took what it is said to take
+MOST_SECONDS_WITHOUT_STEPS = 40
 FOLLOWING_SECONDS = 10  # of computing after three like steps, or as long as those took
 StopAfter = int | Literal["alike"] | None
 
@@ -72,8 +74,9 @@ class Training:
     ``FOLLOWING_SECONDS`` of computing or as long as the steps took). One that never had ``enough_bytes`` by then goes
     on until it has, for ``MOST_STEPS`` and as many more as ``MOST_SECONDS`` allow; so does, for one of both, one whose
     last step was ``of_a_new_size``: the model was called with gradients as in no step before, and one in which an
-    optimizer of a model that ran has not made ``STEPS_OF_EACH``. ``leaves_evaluations``: loops of like calls without
-    gradients end after three; False once one needed more turns to have ``enough_bytes``.
+    optimizer of a model that ran has not made ``STEPS_OF_EACH``. One that is said to take so much and whose optimizers
+    never step is left after ``stop_after_calls`` of outermost modules, or after some time. ``leaves_evaluations``:
+    loops of like calls without gradients end after three; False once one needed more turns to have ``enough_bytes``.
     """
 
     def __init__(
@@ -93,6 +96,7 @@ class Training:
         self._numbers = count()
         self._serials: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self.enough_bytes = 0
+        self.stop_after_calls: int | None = None
         self.leaves_evaluations = True
         self.of_a_new_size = False
         self._sizes_seen: set[Inputs] = set()
@@ -219,6 +223,8 @@ class Training:
 
     def _begin(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The outermost module is about to run."""
+        if not self._steps_of and self._was_followed_enough():
+            self.leave()
         self.num_calls += torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
         self._prepare(module)
         if not torch.is_grad_enabled() and _is_model(module):
@@ -241,6 +247,15 @@ class Training:
             self._gpu.assign(tensor, Category.PARAMETER)
         for recorder in self._gpu.recorders:
             recorder.step = max(recorder.step, 1)
+
+    def _was_followed_enough(self) -> bool:
+        """Whether a run without an optimizer's step has been followed as far as it is to be."""
+        if self.stop_after_calls is not None:
+            return len(self.model_calls) >= self.stop_after_calls
+        seconds = time.process_time() - self._start
+        if not self.enough_bytes or seconds < SECONDS_WITHOUT_STEPS:
+            return False
+        return seconds > MOST_SECONDS_WITHOUT_STEPS or self._has_enough()
 
     def _prepare(self, module: torch.nn.Module) -> None:
         """Make the changes to a model that is about to run first."""
