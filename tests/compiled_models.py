@@ -360,3 +360,27 @@ def t5(on_step: OnStep) -> None:
         return run(input_ids=tokens, attention_mask=mask, labels=tokens[:, :64].contiguous()).loss
 
     steps(model, loss_of, on_step, amp=True)
+
+
+class Chosen(nn.Module):
+    """Numbers beside tensors, chosen by a method."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(512, 512), nn.Linear(512, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        x = x.where(x > 0, 0.0)
+        return self.last(x.where(x > 0, x.exp() - 1))
+
+
+@program
+def where_method(on_step: OnStep) -> None:
+    model = Chosen().cuda()
+    run = torch.compile(model)
+
+    def loss_of(tokens: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(run(torch.randn(4096, 512, device="cuda")), tokens[:, 0] % 10)
+
+    steps(model, loss_of, on_step, sizes=((4096, 1),) * 3)

@@ -100,7 +100,8 @@ def _tensors_from_data() -> Patches:
     from torch._inductor.fx_passes import joint_graph
 
     from_data = torch.tensor
-    run_node, call_function = utils.run_node, torch.fx.Interpreter.call_function
+    run_node, interpreter = utils.run_node, torch.fx.Interpreter
+    call_function, call_method = interpreter.call_function, interpreter.call_method
 
     def tensor(data: Any, *, device: Any = None, **options: Any) -> torch.Tensor:
         if device is None or torch.device(device).type != "cuda":
@@ -112,33 +113,50 @@ def _tensors_from_data() -> Patches:
     def _run_node(tracer: Any, node: Any, args: Any, kwargs: Any, module: Any) -> Any:
         if node.op == "call_function" and node.target is from_data:
             return tensor(*args, **kwargs)
-        return run_node(tracer, node, _with_scalars(node.target, args), kwargs, module)
+        return run_node(tracer, node, *_with_scalars(node.target, args, kwargs), module)
 
-    def _call_function(interpreter: Any, target: Any, args: Any, kwargs: Any) -> Any:
-        return call_function(
-            interpreter, tensor if target is from_data else target, _with_scalars(target, args), kwargs
-        )
+    def _call_function(run: Any, target: Any, args: Any, kwargs: Any) -> Any:
+        return call_function(run, tensor if target is from_data else target, *_with_scalars(target, args, kwargs))
 
-    def _with_scalars(target: Any, args: Any) -> Any:
-        if target is torch.where and len(args) == 3 and is_fake_cuda(args[0]):
-            return args[0], *_numbers_as_tensors(args[1:])
-        if target is not operator.setitem or isinstance(args[2], torch.Tensor) or not is_fake_cuda(args[0]):
-            return args
-        return *args[:2], torch.scalar_tensor(args[2], dtype=args[0].dtype, device="cpu")
+    def _call_method(run: Any, target: Any, args: Any, kwargs: Any) -> Any:
+        return call_method(run, target, *_with_scalars(target, args, kwargs))
 
     return [
         (utils, {"run_node": _run_node}),
-        (torch.fx.Interpreter, {"call_function": _call_function}),
+        (interpreter, {"call_function": _call_function, "call_method": _call_method}),
         (joint_graph, {"lazy_init": _with_tensor(joint_graph.lazy_init, tensor)}),
     ]
 
 
-def _numbers_as_tensors(values: Any) -> list[Any]:
+_PARAMETERS_OF_WHERE: dict[Any, tuple[str, ...]] = {
+    torch.where: ("condition", "input", "other"),
+    "where": ("self", "condition", "other"),  # the method
+}
+
+
+def _with_scalars(target: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments, with tensors for the numbers that C++ would make tensors of."""
+    names = _PARAMETERS_OF_WHERE.get(target, ())
+    if names and len(args) + len(kwargs) == 3:
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        if any(isinstance(one, torch.Tensor) and is_fake_cuda(one) for one in given.values()):
+            condition = given.pop("condition")
+            given = _numbers_as_tensors(given) | {"condition": condition}
+        return tuple(given[name] for name in names), {}
+    if target is not operator.setitem or isinstance(args[2], torch.Tensor) or not is_fake_cuda(args[0]):
+        return args, kwargs
+    return (*args[:2], torch.scalar_tensor(args[2], dtype=args[0].dtype, device="cpu")), kwargs
+
+
+def _numbers_as_tensors(values: dict[str, Any]) -> dict[str, Any]:
     """The conversion of numbers by ``where`` (TensorCompare.cpp), done here because the original records no gradient
     for meta tensors."""
-    dtype = torch.result_type(*values)
+    dtype = torch.result_type(*values.values())
     scalar = torch.ops.aten.scalar_tensor.default
-    return [one if isinstance(one, torch.Tensor) else scalar(one, dtype=dtype, device=CUDA) for one in values]
+    return {
+        name: one if isinstance(one, torch.Tensor) else scalar(one, dtype=dtype, device=CUDA)
+        for name, one in values.items()
+    }
 
 
 def _convolution_format(tensor: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
