@@ -83,6 +83,9 @@ def _train(
         for modules in [module for module in model.modules() if isinstance(module, nn.ModuleList)]:
             for block in modules:
                 block.compile()
+    elif case.get("how") == "forwards":  # the layers of a Hugging Face model
+        for block in model.get_submodule(case["layers"]):
+            block.forward = torch.compile(block.forward)
     elif case.get("how") == "method":
         model.compile()
     elif case.get("how") != "attention":  # which compiles itself

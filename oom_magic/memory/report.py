@@ -153,6 +153,7 @@ class MemoryReport(Result):
     error: str = ""  # the user's own exception, if one ended the run: type and first line
     all_cards: tuple[MemoryReport, ...] = ()  # of the run, where it saw several
     passing: tuple[tuple[int, int], ...] = ()  # (event, most bytes that a library may take in addition just before it)
+    may_stay: tuple[int, ...] = ()  # allocations that a real run may free only when Python's collector runs
 
     @classmethod
     def from_timeline(
@@ -252,14 +253,15 @@ class MemoryReport(Result):
 
     @cached_property
     def most_bytes(self) -> tuple[int, int]:
-        """Peak allocated and peak reserved, in bytes, if libraries take the most that they may (``passing``).
+        """Peak allocated and peak reserved, in bytes, if libraries take the most that they may (``passing``) and what
+        Python's collector frees is never freed (``may_stay``).
 
-        Such memory is returned at once, and libraries use less of it where it does not fit, so no run fails for it.
+        Libraries return such memory at once, and use less of it where it does not fit, so no run fails for it.
         """
         peaks = self.peak_allocated_bytes, self.peak_reserved_bytes
-        if not self.passing or self.out_of_memory is not None:
+        if not (self.passing or self.may_stay) or self.out_of_memory is not None:
             return peaks
-        found = most_with(self.timeline, self.passing, self.device.usable_bytes, self.settings)
+        found = most_with(self.timeline, self.passing, self.may_stay, self.device.usable_bytes, self.settings)
         return max(peaks[0], found[0]), max(peaks[1], found[1])
 
     @property
@@ -297,6 +299,7 @@ class MemoryReport(Result):
             value = getattr(self, name)
             plain[name] = None if value is None else asdict(value)
         plain["passing"] = [list(item) for item in self.passing]
+        plain["may_stay"] = list(self.may_stay)
         for name in ("lines", "steps", "holders", "assumptions"):
             plain[name] = [asdict(item) for item in getattr(self, name)]
         plain["timeline"] = self.timeline.to_dict()
@@ -352,6 +355,7 @@ class MemoryReport(Result):
             out_of_memory=_out_of_memory(values["out_of_memory"]),
             all_cards=tuple(cls.from_dict(card) for card in plain.get("cards", ())),
             passing=tuple((position, num_bytes) for position, num_bytes in plain.get("passing", ())),
+            may_stay=tuple(plain.get("may_stay", ())),
         )
         return cls(**values)
 

@@ -300,6 +300,7 @@ class DrySession:
             settings=self.settings,
             replayed=None if begins_at else recorder.replayed(),
             passing=() if begins_at else tuple(recorder.passing.items()),
+            may_stay=() if begins_at else tuple(sorted(recorder.may_stay)),
             kept_bytes=recorder.allocator.allocated_bytes - self._allocated_before[card],
             out_of_memory=failed if has_failed else None,
             assumptions=tuple(Assumption(text, line, text in self._upper_bounds) for text, line in self._assumptions),

@@ -185,13 +185,22 @@ def _with_context(report: MemoryReport) -> Iterable[Sentence]:
 
 
 def _besides(report: MemoryReport) -> Iterable[Sentence]:
-    """What cuDNN may allocate on top of the exact figures."""
-    more = report.most_bytes[1] - report.peak_reserved_bytes
-    if more:
+    """What may be allocated on top of the exact figures."""
+    allocated, reserved = report.most_bytes
+    more = reserved - report.peak_reserved_bytes
+    percent = 100 * (report.used_fraction + more / max(report.device_total_bytes, 1))
+    if report.may_stay and (more or allocated > report.peak_allocated_bytes):
+        text = _(
+            "What compiling leaves in cycles of objects may stay until Python's collector runs, perhaps to the end: up"
+            " to {percent:.1f} % of the card is in use then. Call gc.collect() after the first step.",
+            percent=percent,
+        )
+        yield Sentence(text, "warning")
+    if more and report.passing:
         text = _(
             "cuDNN's convolutions may take more for a moment: up to {percent:.1f} % of the card is in use then. Where"
             " that does not fit, cuDNN takes an algorithm that needs less.",
-            percent=100 * (report.used_fraction + more / max(report.device_total_bytes, 1)),
+            percent=percent,
         )
         yield Sentence(text, "warning")
 
@@ -218,9 +227,10 @@ def _peaks(report: MemoryReport) -> Facts:
         Fact(at_most(_("peak reserved"), is_bound), report.peak_reserved_bytes, share(report.peak_reserved_bytes)),
     ]
     allocated, reserved = report.most_bytes
-    if reserved > report.peak_reserved_bytes:
+    if (allocated, reserved) != (report.peak_allocated_bytes, report.peak_reserved_bytes):
         also = _("at most, and {allocated_bytes} allocated", allocated_bytes=allocated)
-        facts.append(Fact(_("reserved, with cuDNN's workspaces"), reserved, also))
+        whose = _("reserved, if Python collects late") if report.may_stay else _("reserved, with cuDNN's workspaces")
+        facts.append(Fact(whose, reserved, also))
     least = report.minimum_device_bytes
     if least is not None:
         facts.append(Fact(at_most(_("least memory that runs it"), is_bound), least, _outside(report.device)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -96,9 +96,14 @@ def replay(
 
 
 def most_with(
-    timeline: Timeline, passing: Sequence[tuple[int, int]], capacity_bytes: int, settings: AllocatorSettings
+    timeline: Timeline,
+    passing: Sequence[tuple[int, int]],
+    staying: Collection[int],
+    capacity_bytes: int,
+    settings: AllocatorSettings,
 ) -> tuple[int, int]:
-    """The peaks of allocated and reserved bytes if, in addition, temporary memory is taken wherever it fits.
+    """The peaks of allocated and reserved bytes if, in addition, temporary memory is taken wherever it fits, and
+    allocations ``staying`` are never freed.
 
     ``passing`` holds pairs of an event and the bytes taken just before it: workspaces, without which libraries can
     work. The timeline must end on a device of ``capacity_bytes`` without them.
@@ -106,8 +111,8 @@ def most_with(
     allocator = CachingAllocator(capacity_bytes, settings)
     blocks = [NOWHERE] * timeline.num_allocations
     try:
-        _run(timeline, allocator, [], [], blocks, [0] * timeline.num_allocations, dict(passing))
-    except AllocatorOutOfMemory:  # the cache is then so fragmented that the whole device is in use
+        _run(timeline, allocator, [], [], blocks, [0] * timeline.num_allocations, dict(passing), frozenset(staying))
+    except AllocatorOutOfMemory:  # the cache is then so fragmented, or so much stays, that the whole device is in use
         return capacity_bytes, capacity_bytes
     return allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
 
@@ -125,8 +130,10 @@ def _run(
     blocks: list[Block],
     block_bytes: list[int],
     passing: Mapping[int, int] = MappingProxyType({}),
+    staying: frozenset[int] = frozenset(),
 ) -> None:
-    """Replay until the end or an exception, filling the lists; ``passing`` bytes are taken just before their events."""
+    """Replay until the end or an exception, filling the lists; ``passing`` bytes are taken just before their events,
+    and allocations ``staying`` are not freed."""
     requested, streams = timeline.requested_bytes.tolist(), timeline.stream.tolist()
     allocate, free = allocator.allocate, allocator.free
     note_allocated, note_reserved = allocated.append, reserved.append
@@ -135,7 +142,7 @@ def _run(
             if event >= 0:
                 block = blocks[event] = allocate(requested[event], streams[event])
                 block_bytes[event] = block.size_bytes
-            else:
+            elif ~event not in staying:
                 free(blocks[~event])
             note_allocated(allocator.allocated_bytes)
             note_reserved(allocator.reserved_bytes)

@@ -26,6 +26,7 @@ from torch.overrides import _get_current_function_mode_stack
 from oom_magic.language import _
 from oom_magic.predict.compiled import CudaGraphsError
 from oom_magic.predict.compiled.card import compiled_for, compiling_on, is_on_gpu, running_on
+from oom_magic.predict.compiled.cycles import Cycles
 from oom_magic.predict.compiled.fake_tensors import fake_cuda_tensors, tracing
 from oom_magic.predict.compiled.generated import (
     Generated,
@@ -35,7 +36,6 @@ from oom_magic.predict.compiled.generated import (
 )
 from oom_magic.predict.fake_cuda.device_view import DeviceView, set_function_modes
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
-from oom_magic.predict.isolation.interrupts import collect_garbage
 from oom_magic.predict.isolation.patching import Patches, all_patched, patched, resumed, suspended
 from oom_magic.user_code import is_own_file
 
@@ -60,6 +60,7 @@ class Compiler:
         self._view = DeviceView(gpu)
         self._traces = _Traces()
         self._failed: set[CodeType] = set()
+        self._cycles = Cycles(gpu, self._note_held)
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -67,6 +68,8 @@ class Compiler:
         with ExitStack() as stack:
             stack.callback(_caches_cleared)
             stack.callback(self._traces.remove)
+            stack.callback(self._cycles.clear)
+            stack.enter_context(patched(self._gpu, {"release_watched": self._cycles.release}))
             _caches_cleared()
             stack.enter_context(all_patched(self._instrumentation_patches()))
             yield
@@ -139,11 +142,19 @@ class Compiler:
                 return _ONCE_AS_WRITTEN
             if result.guarded_code is not None:
                 self._traces.compiled.append(result.guarded_code)
-                self._assume(_freed_at_once())
-            collect_garbage()
+            self._cycles.collect()
             return result
 
         return __call__
+
+    def _note_held(self) -> None:
+        self._assume(
+            _(
+                "torch.compile: what compiling leaves in cycles of objects is freed here at once; a real run may hold"
+                " results of its first step (logits, say) until Python's collector frees them, as gc.collect() after"
+                " that step does"
+            )
+        )
 
     def _optimizer_method(self) -> Callable[..., Any]:
         """An optimizer's state, which Dynamo lets the optimizer make at once, on the GPU."""
@@ -195,7 +206,10 @@ class Compiler:
                 return as_captured  # it takes no memory on the host, where its values are known
             try:
                 with self._compiling(self._what_inside(kwargs.get("is_backward"))), config.patch(options):
-                    return usual(module, inputs, *args, **kwargs)
+                    made = usual(module, inputs, *args, **kwargs)
+                if kwargs.get("is_backward"):  # which no frame's conversion contains
+                    self._cycles.collect()
+                return made
             except Exception as error:
                 self._raise_simulated(error)
                 self._assume(_not_followed("backward" if kwargs.get("is_backward") else "forward", error), True)
@@ -228,18 +242,6 @@ def _name_of(frame: Any) -> str:
     name = _RESUMED.sub(r"\1:\2", getattr(wrapped, "__name__", code.co_name))
     owner = getattr(wrapped, "__self__", frame.f_locals.get("self"))
     return f"{type(owner).__name__}.{name}" if isinstance(owner, torch.nn.Module) else name
-
-
-def _freed_at_once() -> str:
-    """Dynamo leaves cycles that hold what the frame held, and collects young objects only (``run_gc_after_compile``).
-
-    CPython begins a full collection once the new objects are a quarter of the old ones: while the next frame is
-    compiled, or not before training ends.
-    """
-    return _(
-        "torch.compile: what compiling leaves in cycles of objects is freed here at once; a real run may hold results"
-        " of its first step (logits, say) until Python's collector frees them, as gc.collect() after that step does"
-    )
 
 
 def _not_followed(name: str, error: Exception) -> str:

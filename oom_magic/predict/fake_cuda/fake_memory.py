@@ -53,6 +53,7 @@ class FakeMemory:
         self.creating: Place | None = None
         self.creating_card = 0
         self.traces: Callable[[torch.Tensor], bool] | None = None  # says of a compiler's tensor that it is on "cuda"
+        self.release_watched: Callable[[], None] | None = None  # lets go of objects that only a dry run still holds
         self.streams = Streams(self)
         self._on_host: set[int] = set()  # keys of fake storages there
         self._cards_in_use: set[int] = set()  # cards on which tensors are or were; a rank of a job uses one of many
@@ -209,6 +210,14 @@ class FakeMemory:
         if storage is not None and storage.allocation >= 0:
             self.recorders[storage.card].assign(storage.allocation, category)
 
+    def note_may_stay(self, tensor: torch.Tensor) -> bool:
+        """Note that a real run may free a tensor's memory later than a dry run does; whether it has any on a card."""
+        storage = self.storage_of(tensor)
+        if storage is None or storage.allocation < 0:
+            return False
+        self.recorders[storage.card].may_stay.add(storage.allocation)
+        return True
+
     def check_written(self, *tensors: torch.Tensor) -> None:
         """Raise RuntimeError, with the reason and what to do, if one of these tensors must not be changed."""
         for tensor in tensors if self.untouchable else ():
@@ -307,6 +316,8 @@ class FakeMemory:
         expression: SizeExpression | None = None,
     ) -> int:
         """Take memory on the current card; the number of the allocation. Raises the simulated OutOfMemoryError."""
+        if self.release_watched is not None:
+            self.release_watched()
         line, module = self.attribution.place(phase)
         stream = self.streams.at_work(operator, num_bytes)
         try:

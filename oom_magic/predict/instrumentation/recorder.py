@@ -81,6 +81,7 @@ class Recorder:
         self.reserved: list[int] = []
         self.marks: list[Mark] = []
         self.passing: dict[int, int] = {}  # by event: the most that a library may take besides, just before it
+        self.may_stay: set[int] = set()  # allocations that a real run may free later
         self.operators = _Table("")
         self.lines = _Table(SourceLine("", 0))
         self.modules = _Table("")
@@ -160,7 +161,7 @@ class Recorder:
         self.blocks = {new: self.blocks[old] for old, new in numbers.items()}
         self.expressions = {numbers[old]: by for old, by in self.expressions.items() if old in numbers}
         self.order, self.marks, self.step = list(numbers.values()), [], 0
-        self.passing = {}
+        self.passing, self.may_stay = {}, set()
         self.num_before = len(numbers)
         self.allocated = list(accumulate(self.block_bytes))
         self.reserved = [self.allocator.reserved_bytes] * len(self.order)
