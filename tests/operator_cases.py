@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-Case = Callable[[], Any]
+Case = Callable[..., Any]
 
 
-def measure(cases: dict[str, Case]) -> dict[str, list[int]]:
+def measure(cases: dict[str, Case], **how: bool) -> dict[str, list[int]]:
     """For each case, in one process: peak allocated and reserved bytes, and how many allocations were made."""
     (torch.rand(4, 4, device="cuda", requires_grad=True) @ torch.rand(4, 4, device="cuda")).sum().backward()  # cuBLAS
     found = {}
@@ -25,7 +25,7 @@ def measure(cases: dict[str, Case]) -> dict[str, list[int]]:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_stats()["allocation.all.allocated"]
         try:
-            case()
+            case(**how)
         except Exception as error:  # of this case only
             found[name] = [type(error).__name__]
             continue
@@ -44,18 +44,31 @@ def outputs_of(result: Any) -> list[torch.Tensor]:
 
 
 def pointwise(function: Callable[..., Any], *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Case:
-    """Apply ``function`` to inputs of these shapes, twice forward and backward, with expanded and dense gradients."""
+    """Apply ``function`` to inputs of these shapes, twice forward and backward, with expanded and dense gradients.
 
-    def case() -> None:
-        inputs = [torch.rand(shape, device="cuda", dtype=dtype, requires_grad=True) for shape in shapes]
+    ``turned``: the inputs are views of tensors whose dimensions are in the opposite order, and so are dense gradients.
+    """
+
+    def case(turned: bool = False) -> None:
+        make = turned_around if turned else torch.rand
+        inputs = [make(shape, device="cuda", dtype=dtype).requires_grad_() for shape in shapes]
         results = outputs_of(function(*inputs))
         if results:
             sum(result.abs().sum() if result.is_complex() else result.sum() for result in results).backward()
         results = outputs_of(function(*inputs))
         if results:
-            torch.autograd.backward(results, [torch.ones_like(result) for result in results])
+            gradients = [
+                turned_around(result.shape, device="cuda", dtype=result.dtype) if turned else torch.ones_like(result)
+                for result in results
+            ]
+            torch.autograd.backward(results, gradients)
 
     return case
+
+
+def turned_around(shape: tuple[int, ...], **options: Any) -> torch.Tensor:
+    """A tensor of this shape whose first dimension varies fastest in memory."""
+    return torch.rand(tuple(reversed(shape)), **options).permute(*reversed(range(len(shape))))
 
 
 def module(make: Callable[[], nn.Module], *shapes: tuple[int, ...], dtype: torch.dtype | None = None,

@@ -31,6 +31,19 @@ def copied(*positions: int, before_output: bool = False) -> Rule:
     return rule
 
 
+def contiguous(*positions: int) -> Rule:
+    """The same for kernels that read no other memory format."""
+
+    def rule(call: Call) -> None:
+        make_outputs(call)
+        for position in positions:
+            tensor = call.argument(position)
+            if isinstance(tensor, torch.Tensor) and not tensor.is_contiguous():
+                call.take_like(tensor)
+
+    return rule
+
+
 def is_readable(tensor: torch.Tensor) -> bool:
     """Contiguous in the memory format that it suggests."""
     if tensor.is_contiguous():
@@ -74,6 +87,11 @@ def _columns_to_images(call: Call) -> None:
         call.take_like(columns)
 
 
+def _noisy_relu(call: Call) -> None:
+    """aten/src/ATen/native/cuda/RreluWithNoise.cu: in evaluation it is ``leaky_relu``."""
+    (contiguous(0) if call.argument(4, False) else make_outputs)(call)
+
+
 def _where(call: Call) -> None:
     """aten/src/ATen/native/TensorCompare.cpp, ``where_self_out``: numbers on the host go to the GPU."""
     for number in call.args[1:]:
@@ -98,10 +116,10 @@ def _roll(call: Call) -> None:
     call.output(0)
 
 
-_GRADIENT_AFTER_OUTPUT = (
-    "nll_loss_backward", "nll_loss2d_backward",
-    "max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward",
-    "avg_pool2d_backward", "avg_pool3d_backward",
+_FIRST_AFTER_OUTPUT = (
+    "max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d", "adaptive_max_pool2d",
+    "upsample_nearest2d", "_upsample_nearest_exact2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
+    "nll_loss_backward", "nll_loss2d_backward", "max_pool3d_with_indices_backward", "avg_pool3d_backward",
     "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward", "adaptive_max_pool2d_backward",
     "adaptive_max_pool3d_backward", "fractional_max_pool2d_backward", "fractional_max_pool3d_backward",
     "upsample_nearest1d_backward", "upsample_nearest2d_backward", "upsample_nearest3d_backward",
@@ -110,7 +128,12 @@ _GRADIENT_AFTER_OUTPUT = (
     "upsample_bicubic2d_backward", "_upsample_bilinear2d_aa_backward", "_upsample_bicubic2d_aa_backward",
     "reflection_pad1d_backward", "reflection_pad2d_backward", "reflection_pad3d_backward",
 )  # fmt: skip
+_BOTH_AFTER_OUTPUT = ("max_pool2d_with_indices_backward", "avg_pool2d_backward")
 _FIRST_BEFORE_OUTPUT = ("_pdist_backward",)
+_FIRST_CONTIGUOUS = (
+    "avg_pool3d", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "kthvalue", "mode", "cumprod", "cummax",
+    "cummin",
+)  # fmt: skip
 
 
 def _rules(names: tuple[str, ...], make: Callable[[], Rule]) -> dict[OpOverload, Rule]:
@@ -118,8 +141,15 @@ def _rules(names: tuple[str, ...], make: Callable[[], Rule]) -> dict[OpOverload,
 
 
 RULES: dict[OpOverload, Rule] = {
-    **_rules(_GRADIENT_AFTER_OUTPUT, lambda: copied(0)),
+    **_rules(_FIRST_AFTER_OUTPUT, lambda: copied(0)),
+    **_rules(_BOTH_AFTER_OUTPUT, lambda: copied(0, 1)),
     **_rules(_FIRST_BEFORE_OUTPUT, lambda: copied(0, before_output=True)),
+    **_rules(_FIRST_CONTIGUOUS, lambda: contiguous(0)),
+    aten.rrelu_with_noise.default: _noisy_relu,
+    aten.median.dim: contiguous(0),
+    aten.nanmedian.dim: contiguous(0),
+    aten.bucketize.Tensor: contiguous(0),
+    aten.searchsorted.Tensor: contiguous(0, 1),
     aten.abs.default: _complex_to_real,
     aten.angle.default: _complex_to_real,
     aten.where.self: _where,

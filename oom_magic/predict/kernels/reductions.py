@@ -88,10 +88,18 @@ _REDUCTIONS: tuple[tuple[tuple[OpOverload, ...], tuple[int | None, int, int]], .
     ((aten.max.default, aten.min.default), (_OWN, -1, 4)),  # ReduceMaxValuesKernel.cu, ReduceMinValuesKernel.cu
     ((aten.amax.default, aten.amin.default), (_OWN, 1, 4)),
     ((aten.linalg_vector_norm.default, aten.norm.ScalarOpt_dim), (None, 2, 4)),
-    ((aten.aminmax.default,), (8, -1, 4)),
     ((aten.argmax.default, aten.argmin.default), (16, 1, 4)),
     ((aten.std.correction, aten.var.correction, aten.var_mean.correction), (16, 1, 2)),
 )  # fmt: skip
+
+
+def _extremes(call: Call) -> None:
+    """aten/src/ATen/native/TensorCompare.cpp, ``aminmax_out``: pairs, of all elements from a contiguous copy."""
+    tensor, dim = call.args[0], call.kwargs.get("dim")
+    make_outputs(call)
+    if dim is None and not tensor.is_contiguous():
+        call.take_like(tensor)
+    take_buffers(call, tensor if dim is not None else tensor.new_empty(tensor.shape), all_dims(tensor, dim), 8)
 
 
 def _as_read(call: Call, tensor: torch.Tensor) -> torch.Tensor:
@@ -136,7 +144,7 @@ def _sort(call: Call) -> None:
     if length > _SMALL_SORT:
         _sort_rows(call, tensor, length, is_turned=tensor.stride(dim) != 1)
         return
-    if not tensor.dim() or not tensor.is_contiguous():
+    if not tensor.dim() or torch.empty_like(tensor).stride() != tensor.stride():  # with gaps, or expanded
         call.take_like(tensor)
     call.take(length * _INDEX)  # the indices of one slice, copied to all
 
@@ -193,14 +201,16 @@ def _search_by_blocks(call: Call, num_slices: int, length: int, item_bytes: int)
 def _cumsum(call: Call) -> None:
     tensor, made = call.args[0], call.outputs[0]
     call.output(0)
-    if tensor.dtype is not made.dtype or not tensor.is_contiguous():
-        call.take_like(tensor, made.dtype)
+    for needs_copy in (tensor.dtype is not made.dtype, not tensor.is_contiguous()):
+        if needs_copy:
+            call.take_like(tensor, made.dtype)
     if tensor.dim() == 1:
         call.allocate_scratch(scan_bytes, tensor.numel())
 
 
 RULES: dict[OpOverload, Rule] = {
     **{op: _reduces(*how) for ops, how in _REDUCTIONS for op in ops},
+    aten.aminmax.default: _extremes,
     aten._foreach_norm.Scalar: _foreach_norm,
     aten.sort.default: _sort,
     aten.sort.stable: _sort,
