@@ -321,8 +321,9 @@ def _of_each(node: ast.expr, ending: str, value: Any) -> str | None:
         return f"{{key: value.{ending} for key, value in {text}.items(){others}}}"
     if isinstance(value, (tuple, list)) and value and all(_is_movable(one, ending) for one in value):
         each = f"one.{ending} for one in {text}"
-        is_made = isinstance(node, ast.Call) and hasattr(type(value), "_fields")  # of a namedtuple, by its name
-        return f"{ast.unparse(node.func)}._make({each})" if is_made else f"[{each}]"  # type: ignore[attr-defined]
+        if isinstance(node, ast.Call) and hasattr(type(value), "_fields"):  # of a namedtuple, by its name
+            return f"{ast.unparse(node.func)}._make({each})"
+        return f"[{each}]"
     if isinstance(value, (tuple, list)) and all(_is_movable(one, ending) or _is_plain(one) for one in value):
         return f'[one.{ending} if hasattr(one, "cpu") else one for one in {text}]'
     return None
