@@ -166,6 +166,19 @@ def test_combinations_are_found_where_nothing_alone_fits():
     assert both[0].code.count("accumulation") > 1 and "autocast" in both[0].code
 
 
+def test_code_beside_fsdp2_is_for_a_model_without_a_wrapper():
+    class Wrapped(Run):
+        names = {"model": "net", "inner": "net.module", "switched": "net.module"}  # noqa: RUF012
+
+        def check(self, variation):
+            if {type(change).__name__ for change in variation.changes} - {"ActivationCheckpointing", "FullySharded"}:
+                raise NotEvaluatedError(Evidence("reason_so_already"), applies=False)
+
+    both = next(one for one in evaluated(Wrapped(batch=1), need(5)) if one.key == "combination")
+    assert both.values["keys"] == ("fully_sharded", "checkpointing")
+    assert "net.gradient_checkpointing_enable(" in both.code and "fully_shard(net)" in both.code
+
+
 def test_what_is_in_the_way_goes_first_where_that_alone_is_not_enough():
     class Crowded(Run):
         def without_unneeded(self):

@@ -439,7 +439,8 @@ class RemedyEvaluator:
                 changed = changed.with_(one.variation)
         values["keys"] = tuple(one.key for one, _ in chosen)
         codes = [remedy.code for _, remedy in chosen if "accumulation" not in remedy.values]
-        remedy = replace(self._remedy("combination", cost, "combination", values), code=self._joined(codes))
+        joined = self._joined_bare if "fully_sharded" in values["keys"] else self._joined
+        remedy = replace(self._remedy("combination", cost, "combination", values), code=joined(codes))
         if not any(one.variation and one.variation.sizes for one, _ in chosen):
             report = self._run(changed)
             self._variations[_identity(remedy)] = changed
@@ -447,10 +448,16 @@ class RemedyEvaluator:
         smaller = self._smaller("batch", changed)
         together = replace(
             smaller, key="combination", cost=cost, speed="combination", values={**values, **smaller.values},
-            code=self._joined([remedy.code, smaller.code]),
+            code=joined([remedy.code, smaller.code]),
         )  # fmt: skip
         self._variations[_identity(together)] = self._variations[_identity(smaller)]
         return together
+
+    def _joined_bare(self, codes: Sequence[str]) -> str:
+        """The same for a model that FSDP2 leaves without DDP's wrapper."""
+        names = self._rehearsal.names
+        joined = self._joined(codes)
+        return joined.replace(names["inner"], names["model"]) if "inner" in names else joined
 
     def _joined(self, codes: Sequence[str]) -> str:
         """The code of several changes, "" where one lacks it; changes of Trainer's arguments share one call."""
