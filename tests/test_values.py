@@ -159,6 +159,19 @@ def test_routers_spread_tokens_evenly() -> None:
     assert {one.line.line - program.__code__.co_firstlineno for one in report.assumptions if one.line} == {5, 6, 7, 8}
 
 
+def test_numbers_that_are_known_are_compared() -> None:
+    """``torch.allclose`` reads a value inside; unknown numbers are taken to be close."""
+
+    def run() -> None:
+        one, other = torch.tensor([1.0, 2.0], device="cuda"), torch.tensor([1.0, 3.0], device="cuda")
+        unknown = torch.randn(2, device="cuda")
+        answers.extend([torch.allclose(one, other), torch.allclose(one, one + 0), torch.allclose(unknown, other)])
+
+    answers: list[bool] = []
+    om.dry_run(run)
+    assert answers == [False, True, True]
+
+
 def test_what_only_the_cpu_leaves_out_is_not_known() -> None:
     """EmbeddingBag's kernel on the CPU makes no bag of each index where that of CUDA does."""
 

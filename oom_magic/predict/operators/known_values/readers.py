@@ -24,6 +24,13 @@ def _equal(gpu: FakeDevice, func: OpOverload, args: Any, kwargs: dict[str, Any])
     return func(first, second)
 
 
+def _allclose(gpu: FakeDevice, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Unknown numbers are taken to be close."""
+    with gpu:
+        known = gpu.values.get(torch.isclose(*args, **kwargs).all())
+    return known is None or bool(known)
+
+
 def _shaped_by_values(gpu: FakeDevice, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
     """An operator whose output's size depends on values: from the shadows, or from a stated default."""
     tensors = tensors_in(args, kwargs)
@@ -84,6 +91,7 @@ HANDLERS: dict[OpOverload, Handler] = {
     aten._local_scalar_dense.default: _scalar,
     aten.is_nonzero.default: _scalar,
     aten.equal.default: _equal,
+    aten.allclose.default: _allclose,
     aten._amp_foreach_non_finite_check_and_unscale_.default: _unscale,
     **dict.fromkeys(
         (
