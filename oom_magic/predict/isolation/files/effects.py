@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import io
+import logging
 import os
 import shutil
 import sqlite3
@@ -30,6 +31,7 @@ from oom_magic.predict.isolation.files.substitution import substituted
 from oom_magic.predict.isolation.live_objects import find_live_objects
 from oom_magic.predict.isolation.patching import Patches, all_patched
 from oom_magic.predict.isolation.run_threads import Scope
+from oom_magic.predict.isolation.users_objects import log_handlers
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,8 @@ def isolated(
         stack.callback(tree.discard)
         stack.enter_context(numbers.closed_at_the_end())
         stack.enter_context(open_files_restored(live.files, tree, scope, note, namespaces, function))
-        stack.enter_context(substituted(functions, namespaces))
+        handlers = [vars(one) for one in log_handlers() if isinstance(one, logging.FileHandler)]  # they hold ``open``
+        stack.enter_context(substituted(functions, [*namespaces, *handlers]))
         stack.enter_context(scope.entered())
         stack.enter_context(all_patched(table))
         stack.enter_context(boundary.closed())

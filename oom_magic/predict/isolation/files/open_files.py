@@ -32,6 +32,7 @@ from oom_magic.predict.isolation.live_objects import FILES, find_live_objects
 from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.isolation.reach import NOT_WALKED
 from oom_magic.predict.isolation.run_threads import Scope
+from oom_magic.predict.isolation.users_objects import log_handlers
 
 _CLOSED_IN = (type, types.ModuleType, types.CodeType, types.FrameType, logging.Handler)  # not looked into
 _OF_LIBRARIES = NOT_WALKED - {"oom_magic"}  # the notebook's go on as before
@@ -92,9 +93,10 @@ def _reachable(
     known: Sequence[Any], namespaces: Sequence[dict[str, Any]], function: Any, assume: Callable[[str], None]
 ) -> list[Any]:
     """Files, memory maps and databases that names of the user or the function lead to."""
-    wanted = {id(one): one for one in known if not isinstance(one, FILES) or _is_restorable(one)}
+    wanted = {id(one): one for one in known if not isinstance(one, FILES) or _layers(one) is not None}
     found: dict[int, Any] = {}
-    level: list[Any] = [*namespaces, function]
+    streams = [one.stream for one in log_handlers() if type(one) is logging.StreamHandler]
+    level: list[Any] = [*namespaces, function, streams]
     seen = set(map(id, level))
     while level and wanted and len(seen) < _MOST_OBJECTS:
         level = _walked(gc.get_referents(*level))
@@ -121,13 +123,6 @@ def _walked(parts: list[Any]) -> list[Any]:
     }
     parts = list(compress(parts, map(operator.not_, map(left_out.__contains__, map(type, parts)))))
     return [one for one in parts if type(one) is not dict or "__builtins__" not in one]
-
-
-def _is_restorable(file: Any) -> bool:
-    try:
-        return _Layers.of(file) is not None
-    except (OSError, ValueError, AttributeError):  # closed, or detached from its layers
-        return False
 
 
 @dataclass(slots=True)
@@ -172,6 +167,14 @@ class _Layers:
         return self.raw.name, self.raw.mode, options
 
 
+def _layers(file: Any) -> _Layers | None:
+    """A file object's parts; None where there is nothing to restore."""
+    try:
+        return _Layers.of(file)
+    except (OSError, ValueError, AttributeError):  # closed, or detached from its layers
+        return None
+
+
 def is_output(number: int) -> bool:
     """Whether the process prints to this descriptor."""
     state = os.fstat(number)
@@ -198,10 +201,7 @@ def _number(file: Any) -> int:
 
 @contextmanager
 def _file_restored(file: Any, tree: FileTree, assume: Callable[[str], None]) -> Iterator[None]:
-    try:
-        layers = _Layers.of(file)
-    except (OSError, ValueError, AttributeError):  # closed, or detached from its layers
-        layers = None
+    layers = _layers(file)
     if layers is None:
         yield
         return
@@ -293,8 +293,8 @@ def _database_restored(connection: Any, assume: Callable[[str], None]) -> Iterat
 @contextmanager
 def _logs_restored(scope: Scope) -> Iterator[None]:
     """Log handlers that were set up before the run write to the layer's copies of their files during it."""
-    handlers = [reference() for reference in getattr(logging, "_handlerList", ())]
-    before = {id(handler) for handler in handlers if isinstance(handler, logging.FileHandler)}
+    handlers = [one for one in log_handlers() if isinstance(one, logging.FileHandler)]
+    before = set(map(id, handlers))
     if not before:
         yield
         return
@@ -308,8 +308,27 @@ def _logs_restored(scope: Scope) -> Iterator[None]:
             _log_privately(handler, record)
         return True
 
-    with patched(logging.Handler, {"handle": diverted}):
+    with ExitStack() as stack:
+        for handler in handlers:
+            stack.enter_context(_kept_open(handler.stream))
+        stack.enter_context(patched(logging.Handler, {"handle": diverted}))
         yield
+
+
+@contextmanager
+def _kept_open(file: Any) -> Iterator[None]:
+    """A file that other threads go on to write is open at the end, if it was."""
+    layers = _layers(file)
+    if layers is None:
+        yield
+        return
+    state, saved = layers.state(), os.dup(layers.raw.fileno())
+    try:
+        yield
+    finally:
+        if layers.outer.closed:
+            layers.reopen(os.dup(saved), state)
+        os.close(saved)
 
 
 def _log_privately(handler: Any, record: logging.LogRecord) -> None:
