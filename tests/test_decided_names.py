@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import types
 from collections.abc import Callable
@@ -88,6 +89,19 @@ def test_models_tensors_and_optimizers_placed_by_the_name_are_placed_anew() -> N
     assert all(torch.equal(tensor, before[name]) for name, tensor in notebook.model.state_dict().items())
     (state, _) = notebook.optimizer.state.values()
     assert state["exp_avg"].device.type == "cpu"
+
+
+def test_tensors_that_stay_real_and_optimizers_in_lists_are_placed_anew_too() -> None:
+    notebook, _ = module(
+        WAYS["text"] + "\nmodel = nn.Linear(3, 3).to(device)\noptimizers = [torch.optim.AdamW(model.parameters())]\n"
+        "rows = torch.eye(3, device=device).to_sparse()\nwatched = torch.ones(3, 3, device=device, requires_grad=True) * 2\n"
+        "model(torch.ones(3, 3)).sum().backward()\noptimizers[0].step()\nwatched.retain_grad()\n"
+        "def train():\n    model(rows @ watched).sum().backward()\n    optimizers[0].step()\n"
+    )
+    assert om.dry_run(notebook.train).breakdown["parameter"]
+    assert notebook.rows.to_dense().equal(torch.eye(3)) and notebook.watched.sum() == 18
+    vars(notebook).clear()
+    gc.collect()  # other tests would be told of what is watched
 
 
 def test_a_name_that_says_cpu_for_another_reason_is_told_with_what_the_gpu_takes() -> None:

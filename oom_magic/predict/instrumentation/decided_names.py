@@ -146,10 +146,20 @@ class DecidedNames:
     def _place(self) -> None:
         with torch.no_grad():
             seen = {**self.namespace, **self.above}
-            moved = {id(parameter) for name in sorted(self.placed) for parameter in _moved(seen.get(name))}
+            moved = {id(parameter) for name in sorted(self.placed) for parameter in self._move(name, seen.get(name))}
             for value in seen.values():
-                if isinstance(value, torch.optim.Optimizer):
-                    _move_state(value, moved)
+                for one in value if isinstance(value, (list, tuple)) else [value]:
+                    if isinstance(one, torch.optim.Optimizer):
+                        _move_state(one, moved)
+
+    def _move(self, name: str, value: Any) -> list[torch.Tensor]:
+        try:
+            return list(_moved(value))
+        except RuntimeError:
+            if not isinstance(value, torch.Tensor):
+                raise
+            self.namespace[name] = value.detach().to("cuda")  # the tensor itself stays real in the run
+            return []
 
     def leave(self) -> None:
         """After the dry run: undo changes of ``above``; the dry run itself restores the namespace."""
