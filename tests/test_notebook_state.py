@@ -8,6 +8,7 @@ import copy
 import gc
 import hashlib
 import io
+import logging.config
 import logging.handlers
 import selectors
 import socket
@@ -39,6 +40,7 @@ class Loop:
         self.ends = socket.socketpair()
         loop.call_soon(self.done.append, "before")
         loop.add_reader(self.ends[0], print)
+        self.later = loop.call_later(1000, print)
         self.before = self.values()
 
     def values(self) -> dict[str, Any]:
@@ -47,6 +49,7 @@ class Loop:
             "done": list(self.done),
             "set": (loop.get_debug(), loop.get_task_factory(), loop._exception_handler, loop._default_executor),
             "waiting": list(map(id, waiting)),
+            "readers": [[one and one.cancelled() for one in key.data] for key in loop._selector.get_map().values()],
             "open": (loop.is_closed(), loop.is_running(), list(loop._selector.get_map())),
             "methods": sorted(set(vars(loop)) & {"call_soon", "call_at", "close"}),
         }
@@ -63,6 +66,7 @@ class Loop:
         loop.set_task_factory(print)
         loop.set_exception_handler(print)
         loop.remove_reader(self.ends[0])
+        self.later.cancel()
         loop.add_writer(self.ends[1], print)
         if not loop.is_running():
             loop.run_in_executor(None, len, "")
@@ -104,6 +108,35 @@ def test_the_run_leaves_nothing_on_event_loops(capfd: pytest.CaptureFixture[str]
     assert "never awaited" not in capfd.readouterr().err
 
 
+class OtherLoop(asyncio.AbstractEventLoop):
+    """One that is not made as asyncio's own are, such as uvloop's."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    def is_closed(self) -> bool:
+        return bool(self.done)
+
+    def call_soon(self, *args: Any, **kwargs: Any) -> Any:
+        self.done.append("called")
+
+    def close(self) -> None:
+        self.done.append("closed")
+
+
+def test_a_loop_that_cannot_be_restored_can_only_be_asked() -> None:
+    loop = OtherLoop()
+
+    def run() -> None:
+        assert not loop.is_closed()
+        loop.close()
+        loop.call_soon(print)
+
+    with pytest.raises(RuntimeError, match="call_soon: an event loop"):
+        dry_run(run, {"loop": loop})
+    assert not loop.is_closed() and vars(loop) == {"done": []}
+
+
 def test_selectors_stay_open() -> None:
     ends, selector = socket.socketpair(), selectors.DefaultSelector()
     selector.register(ends[0], selectors.EVENT_WRITE, "mine")
@@ -137,6 +170,7 @@ ip.colors = "linux"
 ip.user_ns_hidden["mine"] = 1
 ip.showtraceback = print
 ip.events.register("post_run_cell", library_of_shells.remembered)
+ip.run_line_magic("load_ext", "extension_of_shells")
 sys.displayhook, sys.excepthook = print, print
 """
 
@@ -161,12 +195,47 @@ def of_shell(ip: Any) -> dict[str, Any]:
 def test_the_shell_is_as_before(shell: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "site-packages").mkdir()
     (tmp_path / "site-packages" / "library_of_shells.py").write_text("def remembered(*_): pass")
+    extension = "def mine(*_): pass\ndef load_ipython_extension(ip): ip.events.register('pre_run_cell', mine)"
+    (tmp_path / "site-packages" / "extension_of_shells.py").write_text(extension)
     monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))
     shell.user_ns["ip"] = shell
     before, callbacks = of_shell(shell), shell.events.callbacks["post_run_cell"]
     assert shell.run_cell(CARD + "import library_of_shells" + CHANGES).success
     assert of_shell(shell) == before
     assert callbacks.pop() is sys.modules.pop("library_of_shells").remembered
+
+
+def test_files_of_logs_stay_open_whatever_the_run_does_to_their_handlers(tmp_path: Path) -> None:
+    """A handler holds ``open`` itself, and a file that no name leads to."""
+    logger = logging.getLogger("users.files")
+    rotating = logging.handlers.RotatingFileHandler(tmp_path / "rotating", backupCount=2)
+    handlers = [
+        rotating,
+        logging.FileHandler(tmp_path / "file"),
+        logging.StreamHandler((tmp_path / "stream").open("w")),
+    ]
+    for handler in handlers:
+        logger.addHandler(handler)
+    logger.warning("before")
+
+    def run() -> None:
+        logger.warning("inside")
+        rotating.doRollover()
+        for handler in handlers:
+            handler.close()
+            logger.removeHandler(handler)
+        logger.addHandler(logging.FileHandler(tmp_path / "other"))
+        logger.warning("inside")
+        logging.config.dictConfig({"version": 1})  # forgets all handlers
+
+    for _ in range(2):
+        dry_run(run, {"rotating": rotating, "handlers": handlers})
+    logger.warning("after")
+    for handler in handlers:
+        handler.stream.close()  # type: ignore[attr-defined]
+        logger.removeHandler(handler)
+    texts = {file.name: file.read_text().split() for file in tmp_path.iterdir()}
+    assert texts == {name: ["before", "after"] for name in ("rotating", "file", "stream")}
 
 
 def test_what_handlers_of_logs_keep_is_as_before() -> None:

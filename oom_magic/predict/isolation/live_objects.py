@@ -35,7 +35,7 @@ class LiveObjects:
     tools: list[Any] = field(default_factory=list)  # optimizers, learning rate schedulers, gradient scalers
     files: list[Any] = field(default_factory=list)  # open files, maps of arrays and databases
     functions: list[Any] = field(default_factory=list)  # of C, by ctypes
-    loops: list[asyncio.BaseEventLoop] = field(default_factory=list)
+    loops: list[asyncio.AbstractEventLoop] = field(default_factory=list)
     num_objects: int = 0  # all that the collector knows
 
 
@@ -109,7 +109,7 @@ def _homes(found: LiveObjects) -> list[tuple[type, list[Any]]]:
     tools = ((kind, found.tools) for kind in _TRAINING_TOOLS)
     files = ((kind, found.files) for kind in (*FILES, np.memmap, sqlite3.Connection))
     functions = (ctypes._CFuncPtr, found.functions)  # type: ignore[attr-defined]
-    loops = (asyncio.BaseEventLoop, found.loops)
+    loops = (asyncio.AbstractEventLoop, found.loops)
     return [(torch.Tensor, found.tensors), (torch.nn.Module, found.modules), *tools, *files, functions, loops]
 
 

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import inspect
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 from oom_magic.language import _
@@ -15,17 +16,51 @@ from oom_magic.predict.isolation.run_threads import is_of_run
 from oom_magic.predict.isolation.snapshot import fill
 
 _SCHEDULING = ("call_soon", "call_soon_threadsafe", "call_at")
-_SETTINGS = ("_exception_handler", "_task_factory", "_debug", "slow_callback_duration", "_default_executor")
+_SETTINGS = (
+    "_exception_handler", "_task_factory", "_debug", "slow_callback_duration", "_default_executor",
+    "_timer_cancelled_count",
+)  # fmt: skip
+_ASKING = ("_", "is_", "get_", "time", "default_exception_handler")
+_OF_HANDLES = ("_callback", "_args", "_cancelled", "_scheduled")
 
 
-def keep_event_loops(journal: Journal, loops: Sequence[asyncio.BaseEventLoop], assume: Callable[[str], None]) -> None:
+def keep_event_loops(
+    journal: Journal, loops: Sequence[asyncio.AbstractEventLoop], assume: Callable[[str], None]
+) -> None:
     """Record how to restore each. The run can use a loop, but not close it; ``assume`` is told what it leaves on
-    one."""
+    one. A loop that is not written in Python, such as uvloop's, can only be asked."""
     for loop in loops:
-        if not loop.is_closed():
-            kept = _KeptLoop(loop, assume)
-            journal.record(kept.restore)
-            kept.replace()
+        if isinstance(loop, asyncio.BaseEventLoop):
+            if not loop.is_closed():
+                kept = _KeptLoop(loop, assume)
+                journal.record(kept.restore)
+                kept.replace()
+        elif hasattr(loop, "__dict__"):
+            journal.record(functools.partial(fill, vars(loop), dict(vars(loop))))
+            for name in vars(asyncio.AbstractEventLoop):
+                if not name.startswith(_ASKING):
+                    setattr(loop, name, functools.partial(_refuse, loop, name, getattr(loop, name)))
+
+
+def _refuse(loop: asyncio.AbstractEventLoop, name: str, usual: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if not is_of_run():
+        return usual(*args, **kwargs)
+    if name == "close":
+        return None
+    kind = type(loop).__module__.partition(".")[0]
+    raise RuntimeError(
+        _(
+            "{name}: an event loop of {kind}'s that was there before the dry run cannot be restored, so the run cannot"
+            " use it. Let the code use one of its own, by asyncio.run.",
+            name=name,
+            kind=kind,
+        )
+    )
+
+
+def _is_pair(waiting: Any) -> bool:
+    """Whether it is what a loop notes of a descriptor: the handles for reading and for writing, or None."""
+    return type(waiting) is tuple
 
 
 class _KeptLoop:
@@ -41,6 +76,13 @@ class _KeptLoop:
         tables = [getattr(loop, "_signal_handlers", None), getattr(selector, "_fd_to_key", None)]
         if not loop.is_running():  # else other threads add to them
             tables += [loop._ready, loop._scheduled]
+        keys = [] if tables[1] is None else [key.data for key in tables[1].values()]
+        self._waiting = [
+            (one, name, getattr(one, name))
+            for one in chain(loop._ready, loop._scheduled, (tables[0] or {}).values(), *filter(_is_pair, keys))
+            for name in _OF_HANDLES
+            if hasattr(one, name)
+        ]
         self._tables = [(table, table.copy()) for table in tables if table is not None]
         self._polled = restoration_of(getattr(selector, "_selector", None), 0)
 
@@ -66,6 +108,8 @@ class _KeptLoop:
         left = [one for one in self._handles if id(one) in waiting and not one.cancelled()]
         for handle in left:
             handle.cancel()
+        for handle, name, value in self._waiting:  # a cancelled one would never be called
+            setattr(handle, name, value)
         if left:
             self._assume(_("asyncio: what the dry run left to an event loop of yours is not run"))
         for table, before in self._tables:
