@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import contextlib
 import ctypes
 import decimal
 import functools
+import gc
 import io
+import logging
+import pickle
 import queue
 import select
 import sqlite3
@@ -18,6 +22,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
+import pytest
 import torch
 
 from oom_magic.predict.session import DrySession
@@ -44,6 +49,10 @@ def test_what_objects_hold_inside_is_as_before() -> None:
     shaped, error = np.ones(4), ValueError("before")
     chain = collections.ChainMap({"a": 1}, {"b": [2]})
     appended = [1].append
+    data = io.BytesIO(pickle.dumps([1]))
+    pickler, unpickler = pickle.Pickler(io.BytesIO()), pickle.Unpickler(data)
+    adapter = logging.LoggerAdapter(logging.getLogger("users"), {"a": 1})
+    alock, aqueue, asemaphore, aevent = asyncio.Lock(), asyncio.Queue[int](), asyncio.Semaphore(1), asyncio.Event()
     cases: list[Case] = [
         (lock, lock.locked, lambda one: one.acquire()),
         (semaphore, lambda: semaphore._value, lambda one: one.acquire()),
@@ -71,11 +80,20 @@ def test_what_objects_hold_inside_is_as_before() -> None:
         (epolled, lambda: epolled.closed, lambda one: one.close()),
         (database, lambda: database.in_transaction, begin),
         (closed, lambda: str(type(closed)), id),
+        (pickler, lambda: len(pickler.memo.copy()), lambda one: one.dump([2])),
+        (unpickler, lambda: (data.tell(), unpickler.memo.copy()), lambda one: one.load()),
+        (adapter, lambda: adapter.extra["a"], lambda one: one.extra.update(a=2)),  # type: ignore[index]
+        (alock, alock.locked, lambda one: setattr(one, "_locked", True)),
+        (aqueue, aqueue.qsize, lambda one: one.put_nowait(2)),
+        (asemaphore, asemaphore.locked, lambda one: setattr(one, "_value", 0)),
+        (aevent, aevent.is_set, lambda one: one.set()),
         (graph, lambda: (graph.code, len(graph.graph.nodes), graph(torch.ones(1)).item()), rewrite),
         (mixed, lambda: str(mixed.__kwdefaults__), lambda one: one.__kwdefaults__.update(kept=0)),
     ]
     with contextlib.suppress(ImportError):
         cases += pandas_cases()
+    with contextlib.suppress(ImportError):
+        cases += image_cases()
     names = {"objects": [one for one, _show, _change in cases]}
 
     def run() -> None:
@@ -87,6 +105,30 @@ def test_what_objects_hold_inside_is_as_before() -> None:
     assert [show() for _one, show, _change in cases] == before
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_what_stays_real_is_neither_written_nor_gone_backward_through() -> None:
+    """PyTorch watches a tensor whose gradient is retained."""
+    model = torch.nn.Linear(3, 3)
+    retained = model(torch.ones(2, 3))
+    retained.retain_grad()
+    sparse, nested = torch.eye(3).to_sparse(), torch.nested.nested_tensor([torch.ones(2)])
+    names = {"retained": retained, "sparse": sparse, "nested": nested, "model": model}
+    for run in (
+        lambda: retained.sum().backward(),
+        lambda: retained.backward(torch.ones_like(retained)),
+        lambda: sparse.zero_(),
+        lambda: nested.zero_(),
+        lambda: torch.add(torch.ones(2, 3), 1, out=retained.data),
+    ):
+        with pytest.raises(RuntimeError, match="is the real one"):
+            DrySession(has_bar=False, is_lasting=False).run(run, [names])
+        assert model.weight.grad is None and retained.grad is None and retained._version == 0
+    gc.collect()  # errors hold what other tests would be told of
+    assert sparse.to_dense().equal(torch.eye(3)) and nested.unbind()[0].equal(torch.ones(2))
+    retained.sum().backward()
+    assert retained.grad.equal(torch.ones(2, 3)) and model.bias.grad.tolist() == [2, 2, 2]
+
+
 def pandas_cases() -> list[Case]:
     import pandas
 
@@ -94,6 +136,21 @@ def pandas_cases() -> list[Case]:
     return [
         (table, lambda: str(table.attrs), lambda one: one.attrs.update(a=1)),
         (kinds, kinds.tolist, lambda one: one.__setitem__(0, "b")),
+    ]
+
+
+def image_cases() -> list[Case]:
+    from PIL import Image, ImageDraw
+
+    image, other = Image.new("RGB", (4, 4)), Image.new("L", (2, 2))
+    draw = ImageDraw.Draw(other)
+    return [
+        (
+            image,
+            lambda: (image.tobytes(), dict(image.info)),
+            lambda one: (one.putpixel((0, 0), 9), one.info.update(a=1)),
+        ),
+        (draw, other.tobytes, lambda one: one.line((0, 0, 1, 1), fill=9)),
     ]
 
 

@@ -18,8 +18,10 @@ class Net(nn.Module):
         super().__init__()
         self.linear, self.norm = nn.Linear(512, 256), nn.BatchNorm1d(256)
         self.register_buffer("scale", torch.ones(256))
+        self.calls = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
         return self.norm(self.linear(x)) * self.scale  # type: ignore[no-any-return]
 
 
@@ -42,11 +44,13 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, dtype: torch.dtype
         model(torch.ones(64, 512, device="cuda", dtype=dtype)).square().sum().backward()
         optimizer.step()
         optimizer.zero_grad()
+    model.eval()
 
 
 def values(model: nn.Module) -> Any:
     grads = [None if one.grad is None else one.grad.tolist() for one in model.parameters()]
-    return [(name, one.tolist(), one.device, one.dtype) for name, one in model.state_dict().items()], grads
+    kept = [(one.training, getattr(one, "calls", None)) for one in model.modules()]
+    return [(name, one.tolist(), one.device, one.dtype) for name, one in model.state_dict().items()], grads, kept
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

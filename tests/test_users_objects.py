@@ -119,6 +119,30 @@ def test_a_large_array_is_not_written_to() -> None:
     assert not names["large"].any() and said and names["large"].flags.writeable
 
 
+def test_arrays_over_other_memory_are_as_before() -> None:
+    """NumPy makes none writeable that lies over a tensor, or over an array that is not writeable yet."""
+    owner = np.zeros(1 << 22)
+    names = {
+        "of a tensor": torch.ones(3).numpy(),
+        "large": torch.zeros(1 << 23).numpy(),
+        "owner": owner,
+        "view": owner[3:],
+        "constant": np.ones(2),
+    }
+    names["constant"].setflags(write=False)
+
+    def run() -> None:
+        names["of a tensor"][0] = 5
+        names["constant"].setflags(write=True)
+        assert not any(names[name].flags.writeable for name in ("large", "owner", "view"))
+
+    for _ in range(2):
+        DrySession(has_bar=False, is_lasting=False).run(run, [names])
+        writeable = {name: array.flags.writeable for name, array in names.items()}
+        assert writeable == {name: name != "constant" for name in names} and names["of a tensor"].sum() == 3
+        names = dict(reversed(names.items()))
+
+
 def test_a_memory_map_holds_what_it_held(tmp_path: Path) -> None:
     file = tmp_path / "map"
     file.write_bytes(b"12345678")
@@ -274,6 +298,7 @@ def test_what_is_taken_from_the_users_iterators_is_there_again_or_said() -> None
         "numbered": enumerate(map(str.upper, iter(words))),
         "pairs": zip(words, seen, strict=False),
         "cycled": itertools.cycle(seen),
+        "summed": itertools.accumulate([1, 2]),
         "batches": iter(loader),
         "held": {"inside": [iter(words)]},
         "digest": hashlib.sha256(b"a"),
@@ -289,7 +314,7 @@ def test_what_is_taken_from_the_users_iterators_is_there_again_or_said() -> None
     names["packed"].write(b"before")
 
     def run() -> None:
-        for name in ("listed", "backwards", "keys", "numbered", "pairs", "cycled", "batches", "generator"):
+        for name in ("listed", "backwards", "keys", "numbered", "pairs", "cycled", "summed", "batches", "generator"):
             next(names[name])
         asyncio.run(names["awaited"])
         next(names["held"]["inside"][0])
@@ -300,8 +325,8 @@ def test_what_is_taken_from_the_users_iterators_is_there_again_or_said() -> None
     report = DrySession(has_bar=False, is_lasting=False).run(run, [names])
     said = [one.text.split("`")[1] for one in report.assumptions if "of yours" in one.text]
     has_copies = sys.version_info < (3, 14)  # since then those of itertools cannot be copied
-    assert said == [*([] if has_copies else ["cycled"]), "generator", "awaited"]
-    assert next(names["cycled"]) == (0 if has_copies else 1)
+    assert said == [*([] if has_copies else ["cycled", "summed"]), "generator", "awaited"]
+    assert (next(names["cycled"]), next(names["summed"])) == ((0, 1) if has_copies else (1, 3))
     names["waiting"].close()
     for name, one in zip(("listed", "backwards", "keys", "numbered", "pairs", "batches"), iterators, strict=False):
         assert names[name] is one
@@ -381,17 +406,23 @@ def test_classes_that_name_no_module_do_no_harm() -> None:
 
 def test_what_the_users_caches_hold_stays() -> None:
     """A model that only a cache holds would be gone with it."""
-    limited = functools.lru_cache(2)(lambda key: [key])
-    mine, first = the_model(), limited(1)
+    limited, full, cleared = (functools.lru_cache(2)(lambda key: [key]) for _unused in range(3))
+    whole = functools.lru_cache(None)(lambda key: [key])
+    mine, first, kept = the_model(), limited(1), whole(1)
+    full(1), cleared(1)
 
     def run() -> None:
         the_model().cuda()
         limited(1).append("inside")
-        limited(2)
+        limited(2), full(2), full(3), full(4)
+        cleared.cache_clear(), whole.cache_clear(), whole(2)
 
-    DrySession(has_bar=False, is_lasting=False).run(run, [{"the_model": the_model, "limited": limited}])
+    names = {"the_model": the_model, "limited": limited, "full": full, "cleared": cleared, "whole": whole}
+    DrySession(has_bar=False, is_lasting=False).run(run, [names])
     assert the_model() is mine and not mine.weight.is_meta
     assert limited(1) is first == [1] and limited.cache_info().currsize == 1
+    assert whole(1) is kept and whole.cache_info().currsize == 1
+    assert [one(key) for one in (full, cleared) for key in (1, 2, 3, 4, 1)] == [[1], [2], [3], [4], [1]] * 2
 
 
 def test_the_farthest_of_very_many_objects_are_said_to_stay_changed() -> None:

@@ -97,7 +97,7 @@ def _copied(one: Any, depth: int) -> Any:
             warnings.simplefilter("ignore")  # itertools' could be copied up to Python 3.13
             make, args, *state = one.__reduce__()
             made = make(*(_part(each, depth) for each in args))
-            if state:
+            if state and state[0] is not None:  # ``accumulate``, before the first
                 made.__setstate__(_part(state[0], depth))
     except (TypeError, _NoCopyError):
         return None

@@ -12,6 +12,7 @@ import gc
 import io
 import mmap
 import operator
+import pickle
 import queue
 import random
 import select
@@ -38,6 +39,7 @@ _OF_DATABASES = ("isolation_level", "row_factory", "text_factory")
 _OF_CONNECTIONS = ("options", "verify_flags", "minimum_version", "maximum_version", "verify_mode", "check_hostname")
 _POLL: Any = type(select.poll()) if hasattr(select, "poll") else ()
 _COPIED_BYTES = 1 << 24  # of one object
+_WRITEABLE = 0x400  # NPY_ARRAY_WRITEABLE
 _CACHED_FUNCTION = type(functools.lru_cache(len))
 
 
@@ -94,6 +96,9 @@ def restoration_of(one: Any, room: int) -> Restoration | None:
         return Restoration(functools.partial(_restore_values, one, one.copy()))
     if pandas is not None and isinstance(one, (pandas.DataFrame, pandas.Series)):
         return _of_table(one, room)
+    pillow = sys.modules.get("PIL.Image")
+    if pillow is not None and isinstance(one, pillow.Image):
+        return _of_image(one, room)
     return _of_subclass(one)
 
 
@@ -101,15 +106,19 @@ def _of_cache(one: Any) -> Restoration:
     """Restores a function's cache: the run's results are removed, the user's stay.
 
     CPython keeps them in a dict, or, if there is a limit, in links (``lru_cache_object`` in
-    Modules/_functoolsmodule.c); a link that the dict lacks is dropped when it is the oldest.
+    Modules/_functoolsmodule.c); a link that the dict lacks is dropped when it is the oldest. One that was dropped must
+    not be in the dict again: the next call would follow it to freed memory.
     """
-    referents = gc.get_referents(one)
+    referents, info = gc.get_referents(one), one.cache_info()
+    if info.maxsize is None:
+        return Restoration(_nothing, inner=referents)
     table = next(each for each in referents if type(each) is dict and each is not vars(one))
-    return Restoration(functools.partial(_forget_results, one, table, dict(table), one.cache_info()), inner=referents)
+    undo = functools.partial(_forget_results, one, table, dict(table), info)
+    return Restoration(undo, inner=[each for each in referents if each is not table])
 
 
 def _forget_results(one: Any, table: dict[Any, Any], before: dict[Any, Any], info: Any) -> None:
-    if info.maxsize is not None and one.cache_info().misses - info.misses > info.maxsize - info.currsize:
+    if one.cache_info().misses - info.misses > info.maxsize - info.currsize:
         one.cache_clear()  # results were evicted, and links reused
     for key in [key for key, entry in table.items() if before.get(key, table) is not entry]:
         del table[key]
@@ -168,6 +177,15 @@ def _set_counted(one: Any, before: int) -> None:
         pass
 
 
+def _pickled(one: Any) -> tuple[Any, ...]:
+    """What a pickler or unpickler has seen, and what else it holds, such as methods of its file."""
+    return (one.memo.copy(), *gc.get_referents(one))
+
+
+def _set_pickled(one: Any, before: tuple[Any, ...]) -> None:
+    one.memo = before[0]
+
+
 def _set_fields(one: np.dtype[Any], before: tuple[str, ...] | None) -> None:
     if one.names != before:
         one.names = before
@@ -224,6 +242,7 @@ _STATES: tuple[tuple[Any, Callable[[Any], Any], Callable[[Any, Any], Any]], ...]
     (_POLL, _polled_by_number, functools.partial(_set_polled, _polled_by_number)),
     (np.dtype, operator.attrgetter("names"), _set_fields),
     (sqlite3.Connection, _database, _set_database),
+    ((pickle.Pickler, pickle.Unpickler), _pickled, _set_pickled),
 )
 _DATA_OF_C = (ctypes.Structure, ctypes.Union, ctypes.Array, ctypes._SimpleCData)
 
@@ -234,11 +253,21 @@ def _of_array(one: Any, room: int) -> Restoration:
     if one.dtype.hasobject:
         inner += one.flat if one.dtype == object else []
         return Restoration(partial(_restore_objects, one, one.copy()), 0, inner)
-    if not one.flags.writeable or isinstance(one, np.memmap):
+    if isinstance(one, np.memmap):
         return Restoration(_nothing, 0, inner)
+    if not one.flags.writeable:
+        return Restoration(partial(one.setflags, write=False), 0, inner)
     if one.nbytes <= min(_COPIED_BYTES, room):
         return Restoration(partial(_restore_array, one, one.copy(order="K")), int(one.nbytes), inner)
-    return Restoration(partial(one.setflags, write=True), 0, inner, begin=partial(one.setflags, write=False))
+    return Restoration(partial(_make_writeable, one), 0, inner, begin=partial(one.setflags, write=False))
+
+
+def _make_writeable(one: Any) -> None:
+    """NumPy refuses to where a tensor lent the memory, or an array that is not writeable yet: so the flag itself is
+    set, after six words of ``PyArrayObject_fields`` in numpy/_core/include/numpy/ndarraytypes.h."""
+    if not one.flags.writeable:
+        at = id(one) + object.__basicsize__ + 6 * ctypes.sizeof(ctypes.c_void_p)
+        ctypes.c_int.from_address(at).value |= _WRITEABLE
 
 
 def _nothing() -> None:
@@ -246,7 +275,7 @@ def _nothing() -> None:
 
 
 def _restore_array(one: Any, before: Any) -> None:
-    one.setflags(write=True)  # it was, or nothing was noted
+    _make_writeable(one)  # it was, or nothing was noted
     if one.shape != before.shape and one.size == before.size:
         one.shape = before.shape
     if one.shape == before.shape and one.tobytes() != before.tobytes():  # a NaN is not equal to itself
@@ -405,6 +434,16 @@ def _restore_table(one: Any, manager: Any, before: Any) -> None:
     if one._mgr is not manager or not one.equals(before):
         object.__setattr__(one, "_mgr", before._mgr)
         getattr(one, "_item_cache", {}).clear()
+
+
+def _of_image(one: Any, room: int) -> Restoration:
+    """Pillow's: the pixels are C's, which things that draw hold, too. One that was not read from its file has none."""
+    pixels, attributes = vars(one).get("_im", vars(one).get("im")), [vars(one)]
+    size = 4 * one.width * one.height
+    if not hasattr(pixels, "paste") or size > min(_COPIED_BYTES, room):
+        return Restoration(_nothing, inner=attributes)
+    undo = functools.partial(pixels.paste, pixels.copy(), (0, 0, *pixels.size))
+    return Restoration(undo, size, attributes)
 
 
 def _of_subclass(one: Any) -> Restoration | None:

@@ -1,13 +1,14 @@
-"""Weights of TorchScript's modules, which C++ holds as well: while it does, none can be exchanged.
+"""TorchScript's modules: C++ holds their weights as well, and while it does, none can be exchanged.
 
-So it lets go of them before they are exchanged and before they are put back, and is given what they are then.
+So it lets go of them before they are exchanged and before they are put back, and is given what they are then. All other
+attributes it holds alone.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -19,10 +20,11 @@ from oom_magic.predict.isolation.patching import Journal
 def scripted_let_go(journal: Journal, live: LiveObjects) -> Callable[[], None]:
     """Let C++ go of the weights of live modules, and record what gives them back. What is returned gives it those that
     they were exchanged for."""
+    scripted = [one for one in live.modules if isinstance(one, torch.jit.ScriptModule) and hasattr(one, "_c")]
+    journal.record(functools.partial(_give, [one for module in scripted for one in _other_attributes(module)]))
     held: list[tuple[Any, str, torch.Tensor]] = [
         (module._c, name, tensor)
-        for module in live.modules
-        if isinstance(module, torch.jit.ScriptModule) and hasattr(module, "_c")
+        for module in scripted
         for name, tensor in itertools.chain(module._parameters.items(), module._buffers.items())
         if tensor is not None
     ]
@@ -38,9 +40,18 @@ def scripted_let_go(journal: Journal, live: LiveObjects) -> Callable[[], None]:
     return give
 
 
-def _give(held: list[tuple[Any, str, torch.Tensor]]) -> None:
-    for module, name, tensor in held:
-        module.setattr(name, tensor)
+def _other_attributes(module: Any) -> Iterator[tuple[Any, str, Any]]:
+    """The attributes of a module that are no tensors, such as ``training``; lists and dicts are copies."""
+    kind = getattr(module, "_concrete_type", None)
+    for name in ("training",) if kind is None else kind.get_attributes():
+        value = module._c.getattr(name) if module._c.hasattr(name) else None
+        if value is not None and not isinstance(value, torch.Tensor):
+            yield module._c, name, value
+
+
+def _give(held: list[tuple[Any, str, Any]]) -> None:
+    for module, name, value in held:
+        module.setattr(name, value)
 
 
 def _let_go(held: list[tuple[Any, str, torch.Tensor]]) -> None:

@@ -7,6 +7,7 @@ from one that cannot be copied, such as a generator, is gone, and said.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import datetime
 import functools
@@ -44,11 +45,13 @@ _PLAIN = frozenset(
     )
 )  # fmt: skip
 _NO_OBJECTS = (types.CodeType, types.FrameType, types.TracebackType)
+_SINCE_3_11 = filter(None, [getattr(asyncio, "Barrier", None)])
 _WALKED_ALL_THE_SAME = (
     threading.Event, threading.Semaphore, threading.BoundedSemaphore, threading.Condition, threading.Barrier,
-    logging.Formatter, logging.PercentStyle, logging.Filter, logging.Handler,
+    logging.Formatter, logging.PercentStyle, logging.Filter, logging.Handler, logging.LoggerAdapter,
+    asyncio.Lock, asyncio.Event, asyncio.Condition, asyncio.Semaphore, asyncio.Queue, *_SINCE_3_11,
 )  # fmt: skip
-_OF_PYTHON = ("logging", "threading")
+_OF_PYTHON = ("asyncio", "logging", "threading")
 _OF_MODULES = frozenset(vars(torch.nn.Module()))  # noted with all modules that are alive
 _NOT_WALKED = NOT_WALKED - {"matplotlib"}  # figures are the user's
 _CONTAINERS = (list, dict, set, deque, OrderedDict)
@@ -57,7 +60,7 @@ _FRAMES = {
     types.CoroutineType: "cr_frame",
     types.AsyncGeneratorType: "ag_frame",
 }
-_AWAITED = (types.CoroutineType, types.AsyncGeneratorType)
+_AWAITED = (types.CoroutineType, types.AsyncGeneratorType, asyncio.Future)
 _SETTINGS = frozenset((str, int, float, bool, type(None)))  # most settings of libraries
 _OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__", "__name__", "__qualname__", "__doc__")
 _OF_EXCEPTIONS = ("__suppress_context__", "args", "__cause__", "__context__", "__traceback__")  # the last first
@@ -349,7 +352,7 @@ def iterators_watched(namespaces: Sequence[dict[str, Any]], assume: Callable[[st
             if _place(one) == place:
                 continue
             if isinstance(one, _AWAITED):
-                assume(_("`{name}` is a coroutine of yours: what the dry run awaited of it is done", name=name))
+                assume(_("`{name}` is a coroutine or future of yours: what the dry run did with it is done", name=name))
             else:
                 assume(_("`{name}` is an iterator of yours: what the dry run took from it is gone", name=name))
 
@@ -368,6 +371,8 @@ def _iterators(names: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _place(one: Any, depth: int = _ITERATORS_DEEP) -> tuple[Any, ...]:
     """A state that changes when an item is taken: a counter for loaders, references and remaining length for others."""
+    if isinstance(one, asyncio.Future):
+        return one.done(), getattr(one, "_num_cancels_requested", 0)
     number = vars(one).get("_num_yielded") if hasattr(one, "__dict__") else None
     if number is not None:
         return (number,)
