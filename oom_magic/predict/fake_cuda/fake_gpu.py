@@ -26,6 +26,7 @@ from oom_magic.predict.fake_cuda.places import (
     Spot,
     is_large,
     tensors_in,
+    tensors_written,
     to_meta,
 )
 from oom_magic.predict.fake_cuda.streams import Threads
@@ -217,7 +218,7 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
 
     def _handle(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.untouchable and func._schema.is_mutable:
-            self.check_written(*tensors_in(args, kwargs)[:1])
+            self.check_written(*tensors_written(func, args, kwargs))
         handler = self.handlers.get(func)
         if self.has_sparse and is_sparse(args, kwargs):
             return run_sparse(self, func, args, kwargs)
@@ -238,6 +239,8 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
             return self.create(func, args, kwargs)
         fakes = [tensor for tensor in tensors if tensor.is_meta]
         if not fakes and not (self.creating and kwargs.get("device") == META):
+            if self.untouchable:  # what stayed real on a card would take real memory of it
+                self.check_written(*(tensor for tensor in tensors if tensor.device.type == "cuda"))
             return func(*args, **kwargs)
         kernel = self.kernels.get(func)
         if kernel is not None and (is_composite or self.autocast.is_on):

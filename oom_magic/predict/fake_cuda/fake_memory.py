@@ -20,7 +20,7 @@ from oom_magic.memory.allocator.caching_allocator import AllocatorOutOfMemory
 from oom_magic.memory.categories import Category
 from oom_magic.memory.timeline import Phase
 from oom_magic.memory.workspaces import KeptWorkspace, Owner
-from oom_magic.predict.fake_cuda.places import Place, Spot, Storage, tensors_in
+from oom_magic.predict.fake_cuda.places import Place, Spot, Storage, identity, tensors_in
 from oom_magic.predict.fake_cuda.streams import Streams
 from oom_magic.predict.instrumentation.attribution import Attribution
 from oom_magic.predict.instrumentation.recorder import Recorder, SizeExpression
@@ -60,7 +60,7 @@ class FakeMemory:
         self.uses_current_card_only = True  # whether no tensor is or was on another card than the current
         self.first_card = 0  # on which a tensor was; nodes of autograd numbered below ``alone_until`` are its
         self.alone_until = sys.maxsize
-        self.untouchable: dict[int, str] = {}  # storages of the user's that stayed real, with the reason
+        self.untouchable: dict[int, str] = {}  # ``identity``s of the user's tensors that stayed real, with the reason
         self.used_elsewhere: set[int] = set()  # the subset that another thread uses
         self._fail = fail
         self._storages: dict[int, Storage] = {}
@@ -221,7 +221,7 @@ class FakeMemory:
     def check_written(self, *tensors: torch.Tensor) -> None:
         """Raise RuntimeError, with the reason and what to do, if one of these tensors must not be changed."""
         for tensor in tensors if self.untouchable else ():
-            reason = None if tensor.is_meta else self.untouchable.get(tensor.untyped_storage()._cdata)
+            reason = None if tensor.is_meta else self.untouchable.get(identity(tensor))
             if reason is not None:
                 raise RuntimeError(
                     _(
@@ -233,7 +233,7 @@ class FakeMemory:
 
     def check_alone(self, tensor: torch.Tensor) -> None:
         """Raise RuntimeError if another thread uses this tensor: its backward may be writing the gradient."""
-        if self.used_elsewhere and not tensor.is_meta and tensor.untyped_storage()._cdata in self.used_elsewhere:
+        if self.used_elsewhere and not tensor.is_meta and identity(tensor) in self.used_elsewhere:
             self.check_written(tensor)
 
     # -- allocating and freeing -----------------------------------------------

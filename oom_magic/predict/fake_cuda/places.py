@@ -104,6 +104,12 @@ class FakeDevice(Protocol):
 Handler = Callable[[Any, OpOverload, tuple[Any, ...], dict[str, Any]], Any]
 
 
+def identity(tensor: torch.Tensor) -> int:
+    """What tensors over the same memory have in common; a sparse one, say, has no single storage."""
+    has_storage = tensor.layout in (torch.strided, torch.jagged)
+    return tensor.untyped_storage()._cdata if has_storage else tensor._cdata
+
+
 def tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The tensors among an operator's arguments, in order, lists of tensors included."""
     found = []
@@ -112,6 +118,16 @@ def tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tens
             found.append(arg)
         elif isinstance(arg, (list, tuple)):
             found += [item for item in arg if isinstance(item, torch.Tensor)]
+    return found
+
+
+def tensors_written(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors that an operator writes into."""
+    found = []
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            found += tensors_in((value,), {})
     return found
 
 

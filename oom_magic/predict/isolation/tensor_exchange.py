@@ -32,7 +32,7 @@ from oom_magic.language import _
 from oom_magic.memory.categories import Category
 from oom_magic.memory.timeline import Phase
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
-from oom_magic.predict.fake_cuda.places import META, Place, is_large
+from oom_magic.predict.fake_cuda.places import META, Place, identity, is_large
 from oom_magic.predict.instrumentation.starting_point import StartingPoint, TensorWas
 from oom_magic.predict.isolation.copies import Copies
 from oom_magic.predict.isolation.live_objects import LiveObjects, find_live_objects
@@ -191,20 +191,27 @@ class TensorExchange:
         stayed = [tensor for tensor in live if id(tensor) not in exchanged and not _is_fake(tensor)]
         names = _names(stayed, namespaces)
         for tensor in stayed:
-            if not _is_plain(tensor):
-                if id(tensor) in names:
-                    values = {"name": names[id(tensor)], "kind": _kind(tensor)}
-                    assume(_("`{name}` stays real: {kind} tensors are not exchanged in a dry run", **values))
-                continue
-            name = names.get(id(tensor), _("a tensor of shape {shape}", shape=tuple(tensor.shape)))
+            shape = tuple(tensor.shape) if _is_plain(tensor) else "?"
+            name = names.get(id(tensor), _("a tensor of shape {shape}", shape=shape))
             is_others = others is not None and tensor in others.reach
-            reason = _("PyTorch holds a weak reference to it, as compiled code does")
-            if others is not None and is_others:
+            if tensor.grad_fn is not None and not is_others:
+                journal.record(tensor.register_hook(functools.partial(_refuse_backward, name)).remove)
+            if not _is_plain(tensor):
+                kind = _kind(tensor)
+                if id(tensor) in names:
+                    assume(
+                        _("`{name}` stays real: {kind} tensors are not exchanged in a dry run", name=name, kind=kind)
+                    )
+                if not _has_own_data(tensor):
+                    continue
+                reason = _("{kind} tensors are not exchanged", kind=kind)
+            elif others is not None and is_others:
                 reason = _("thread {name} uses it", name=others.named)
-                self.gpu.used_elsewhere.add(tensor.untyped_storage()._cdata)
+                self.gpu.used_elsewhere.add(identity(tensor))
             else:
+                reason = _("PyTorch holds a weak reference to it, as compiled code and retain_grad() do")
                 assume(_("`{name}` stays real: {reason}, so it cannot be exchanged", name=name, reason=reason))
-            self.gpu.untouchable[tensor.untyped_storage()._cdata] = _(
+            self.gpu.untouchable[identity(tensor)] = _(
                 "{name} is the real one, since {reason}", name=name, reason=reason
             )
             if tensor.is_leaf and tensor.requires_grad and not is_others:
@@ -343,6 +350,17 @@ def _live_objects(function: Callable[[], Any], namespaces: list[dict[str, Any]])
     return mine, Others(theirs, " and ".join(names))
 
 
+def _refuse_backward(name: str, _grad: torch.Tensor) -> None:
+    """A hook of a tensor that stayed real: beyond it the backward would be a real one, and use up the graph."""
+    raise RuntimeError(
+        _(
+            "{name} is the real one, and so is what it was computed from: a dry run cannot go backward through it."
+            " Compute it in the run, or detach it.",
+            name=name,
+        )
+    )
+
+
 def _restore_grad(tensor: torch.Tensor, grad: torch.Tensor | None) -> None:
     if tensor.grad is not grad:
         tensor.grad = grad
@@ -451,15 +469,15 @@ class FakeCopies:
         return min(index or 0, len(self._gpu.recorders) - 1)
 
 
+def _has_own_data(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has memory, which one with a dispatch of its own leaves to others."""
+    has_usual_dispatch = type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    return has_usual_dispatch and not torch.nn.parameter.is_lazy(tensor)
+
+
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Whether a tensor has a size, strides and no dispatch of its own."""
-    return (
-        not torch.nn.parameter.is_lazy(tensor)
-        and not tensor.is_nested
-        and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
-        and tensor.layout is torch.strided
-        and not tensor.is_quantized
-    )
+    return _has_own_data(tensor) and not tensor.is_nested and tensor.layout is torch.strided and not tensor.is_quantized
 
 
 # Names that Python and IPython set; they lead to all that was ever shown.

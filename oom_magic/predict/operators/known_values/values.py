@@ -16,7 +16,7 @@ import torch
 from torch._ops import OpOverload
 
 from oom_magic.language import _
-from oom_magic.predict.fake_cuda.places import FakeDevice, map_tensors, tensors_in
+from oom_magic.predict.fake_cuda.places import FakeDevice, map_tensors, tensors_in, tensors_written
 from oom_magic.predict.operators.known_values.branches import CHOOSING, answer_that_goes_on, spread_choices
 from oom_magic.predict.operators.known_values.shadows import Shadow, covers
 
@@ -283,7 +283,7 @@ class Values:
     def _follow_in_place(
         self, func: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor]
     ) -> None:
-        targets = _written(func, args, kwargs)
+        targets = tensors_written(func, args, kwargs)
         only_written = {id(tensor) for tensor in (targets if func in _OVERWRITES else tensors_in((), kwargs))}
         only_written &= {id(tensor) for tensor in targets}
         read = [tensor for tensor in tensors if id(tensor) not in only_written]
@@ -380,16 +380,6 @@ def _constant_made(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
         position = _FILLED[name]
         return args[position] if len(args) > position else kwargs.get("fill_value")
     return _CONSTANTS.get(name)
-
-
-def _written(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The tensors that an operator writes into."""
-    found = []
-    for position, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[position] if position < len(args) else kwargs.get(argument.name)
-            found += tensors_in((value,), {})
-    return found
 
 
 def _answer_if_finite(func: OpOverload, args: Any) -> bool | None:
