@@ -13,6 +13,7 @@ import decimal
 import email.charset
 import gc
 import http.client
+import importlib
 import io
 import json
 import linecache
@@ -237,6 +238,11 @@ PYTHONS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     ),
     "lines": (lambda: linecache.getlines("users_lines"), lambda: put_lines()),
     "warnings": (lambda: len(warnings.onceregistry), lambda: warnings.onceregistry.update(mine=1)),  # type: ignore[attr-defined]
+    "what was warned of": (lambda: len(globals().get("__warningregistry__", ())), lambda: warnings.warn("mine", stacklevel=1)),
+    "what a module exports": (lambda: json.__all__[:], lambda: json.__all__.append("mine")),
+    "where a module is": (lambda: torch.__path__[:], lambda: torch.__path__.append("mine")),
+    "ways to import": (lambda: sys.path_hooks[:], lambda: sys.path_hooks.extend([len, str.upper])),
+    "folders": (lambda: "/mine" in sys.path_importer_cache, lambda: sys.path_importer_cache.setdefault("/mine", None)),
     "wakeup": (wakeup_number, lambda: wake_up()),
     "event loop": (lambda: current_loop(), lambda: asyncio.set_event_loop(asyncio.new_event_loop())),
     "timers": (lambda: signal.getitimer(signal.ITIMER_PROF)[0] > 0, lambda: signal.setitimer(signal.ITIMER_PROF, 99)),
@@ -255,6 +261,7 @@ if hasattr(torch.backends.cudnn, "conv"):  # from 2.9 on
     PYTHONS["precision"] = (lambda: torch.backends.cudnn.conv.fp32_precision, set_precision)
 
 
+@pytest.mark.filterwarnings("default:mine")
 def test_what_stands_in_modules_is_as_before() -> None:
     check_put_back(PYTHONS, {"np": np})
 
@@ -282,6 +289,7 @@ def in_inference() -> None:
 BACKENDS = torch._C
 PYTORCHS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "function mode": (BACKENDS._len_torch_function_stack, lambda: FunctionMode().__enter__()),  # type: ignore[attr-defined]
+    "its flag": (torch.utils._python_dispatch.is_in_torch_dispatch_mode, lambda: DispatchMode().__enter__()),
     "dispatch mode": (BACKENDS._len_torch_dispatch_stack, lambda: DispatchMode().__enter__()),  # type: ignore[attr-defined]
     "device": (lambda: torch.ones(1).device, lambda: torch.device("meta").__enter__()),
     "subclasses": (BACKENDS._is_torch_function_enabled, lambda: BACKENDS.DisableTorchFunctionSubclass().__enter__()),  # type: ignore[attr-defined]
@@ -331,14 +339,19 @@ def test_anything_can_stand_among_the_modules(monkeypatch: pytest.MonkeyPatch) -
     assert run.report is not None and run.report.peak_allocated_bytes == 2048
 
 
-def test_loggers_and_modules_of_a_run_leave_nothing() -> None:
+def test_loggers_and_modules_of_a_run_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+
     def run() -> None:
+        (tmp_path / "written_module.py").write_text("value = 1")
+        importlib.invalidate_caches()
+        assert importlib.import_module("written_module").value == 1
         logging.getLogger("the_runs_own").addHandler(logging.NullHandler())
         sys.modules["calendar"] = types.ModuleType("calendar")
         del sys.modules["reprlib"]
 
     DrySession(has_bar=False, is_lasting=False).run(run)
-    assert logging.getLogger("the_runs_own").handlers == []
+    assert logging.getLogger("the_runs_own").handlers == [] and "written_module" not in sys.modules
     assert (sys.modules["calendar"], sys.modules["reprlib"]) == (calendar, reprlib)
 
 

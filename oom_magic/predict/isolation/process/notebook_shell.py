@@ -1,7 +1,7 @@
 """IPython's shell: its hooks, transformers, magics, formatters and settings, as they were before the run.
 
 What a library registers for itself stays where the library is new, and so does matplotlib's, which remembers it: pyplot
-would no longer show figures.
+would no longer show figures. Extensions that the run loads (``%load_ext``) leave nothing: they are not loaded then.
 """
 
 from __future__ import annotations
@@ -22,12 +22,16 @@ _REMEMBERING = ("IPython.core.pylabtools", "matplotlib")
 
 def shell_noted() -> Callable[[], None]:
     """Put back, when called, what is now."""
-    shell: Any = getattr(sys.modules.get("IPython.core.interactiveshell"), "InteractiveShell", None)
+    kind: Any = getattr(sys.modules.get("IPython.core.interactiveshell"), "InteractiveShell", None)
+    shell = getattr(kind, "_instance", None)
+    if shell is None:
+        return lambda: None
     by_kind: dict[type, list[Any]] = defaultdict(list)
-    for table in _tables(shell._instance) if getattr(shell, "_instance", None) is not None else ():
+    for table in _tables(shell):
         by_kind[type(table)].append(table)
     noted = [Alike.of(kind, tables) for kind, tables in by_kind.items()]
-    return functools.partial(_restore, noted, frozenset(sys.modules))
+    loaded = shell.extension_manager.loaded
+    return functools.partial(_restore, noted, frozenset(sys.modules), loaded, set(loaded))
 
 
 def _tables(shell: Any) -> Iterator[Any]:
@@ -47,11 +51,12 @@ def _tables(shell: Any) -> Iterator[Any]:
             waiting.append(getattr(one, "__dict__", None))
 
 
-def _restore(noted: list[Alike], known: frozenset[str]) -> None:
-    staying = Staying(known)
+def _restore(noted: list[Alike], known: frozenset[str], loaded: set[str], before: set[str]) -> None:
+    staying, extensions = Staying(known), tuple(loaded - before)
 
     def stays(value: Any) -> bool:
-        return staying.is_importeds(value) or str(home_of(value)).startswith(_REMEMBERING)
+        home = str(home_of(value))
+        return home.startswith(_REMEMBERING) or (staying.is_importeds(value) and not home.startswith(extensions))
 
     for some in noted:
         for now, before in [] if some.are_unchanged() else some.pairs():

@@ -10,6 +10,7 @@ import decimal
 import faulthandler
 import functools
 import gc
+import importlib.machinery
 import io
 import linecache
 import locale
@@ -53,6 +54,7 @@ def settings_noted() -> Iterator[Callable[[], object]]:
         yield functools.partial(_restore_table, names, dict(names))
     for items in (sys.argv, sys.path, sys.warnoptions, warnings.filters, gc.garbage):
         yield functools.partial(_restore_list, items, list(items))
+    yield functools.partial(_restore_handlers, list(logging._handlerList))  # type: ignore[attr-defined]
     for functions in (gc.callbacks, sys.meta_path, sys.path_hooks, torch.serialization._package_registry):
         yield functools.partial(_restore_callbacks, functions, list(functions))
     figures = getattr(sys.modules.get("matplotlib._pylab_helpers"), "Gcf", None)
@@ -67,6 +69,7 @@ def settings_noted() -> Iterator[Callable[[], object]]:
     yield functools.partial(_restore_safe_globals, torch.serialization.get_safe_globals())
     yield functools.partial(_restore_dialects, csv.list_dialects())
     yield functools.partial(_restore_modules, dict(sys.modules))
+    yield functools.partial(_restore_names_of_modules, list(_names_of_modules()))
     yield functools.partial(_restore_loggers, _loggers())
 
 
@@ -97,6 +100,7 @@ def _attributes() -> Iterator[_Setting]:
         (logging, ("_loggerClass", "_logRecordFactory", "lastResort", "raiseExceptions")),
         (logging.root.manager, ("disable",)),
         (torch.hub, ("_hub_dir",)),
+        (torch.utils._python_dispatch, _FLAGS_OF_MODES),  # an interrupted mode does not put them back
         (torch.jit._state._enabled, ("enabled",)),
         (torch.serialization, ("DEFAULT_PROTOCOL",)),
         (torch.utils.checkpoint, ("_checkpoint_debug_enabled", "_enable_checkpoint_early_stop")),
@@ -138,6 +142,7 @@ def _tables() -> Iterator[dict[Any, Any]]:
     """Dicts of settings; new entries stay."""
     yield vars(builtins)
     yield linecache.cache
+    yield logging._handlers.data  # type: ignore[attr-defined]
     yield vars(torch._tensor_str.PRINT_OPTS)
     if "matplotlib" in sys.modules:
         yield getattr(sys.modules["matplotlib"], "rcParams", {})
@@ -152,6 +157,7 @@ def _tables() -> Iterator[dict[Any, Any]]:
 def _whole_tables() -> Iterator[Any]:
     """Tables of settings from which new entries are removed."""
     yield sys._xoptions
+    yield sys.path_importer_cache
     yield warnings.onceregistry  # type: ignore[attr-defined]
     for functions in vars(sys.modules.get("torch._dynamo.trace_rules", types)).values():  # ``allow_in_graph``
         yield from filter(None, (getattr(functions, name, None) for name in ("function_ids", "function_names")))
@@ -177,6 +183,12 @@ def _restore_list(items: Any, before: list[Any]) -> None:
         items[:] = before
         with warnings.catch_warnings():
             pass  # they are looked at again
+
+
+def _restore_handlers(before: list[Any]) -> None:
+    """Those that ``logging.config`` forgot would not be flushed at the end of the process."""
+    known: list[Any] = logging._handlerList  # type: ignore[attr-defined]
+    known[:] = [*before, *(one for one in known if one not in before)]
 
 
 def _restore_safe_globals(before: list[Any]) -> None:
@@ -208,20 +220,56 @@ def _restore_dialects(before: list[str]) -> None:
 
 
 def _restore_modules(before: dict[str, Any]) -> None:
-    """Modules that were imported meanwhile stay; others are removed, and those from before are the same objects."""
+    """Modules that were imported meanwhile stay, unless the run wrote them itself; others are removed, and those from
+    before are the same objects."""
     if is_unchanged(before, sys.modules):
         return
-    for name in [name for name, module in sys.modules.items() if getattr(module, "__spec__", None) is None]:
-        if name not in before:
+    for name in sys.modules.keys() - before.keys():
+        if not _is_imported(sys.modules[name]):
             del sys.modules[name]
     for name, module in before.items():
         if sys.modules.get(name) is not module:
             sys.modules[name] = module
 
 
+def _is_no_librarys(one: Any) -> bool:
+    return is_users(one) or (callable(one) and is_pythons(one))
+
+
+def _is_imported(module: Any) -> bool:
+    """Whether a module comes from a file that is there, or needs none."""
+    spec = getattr(module, "__spec__", None)
+    has_file = isinstance(getattr(spec, "loader", None), importlib.machinery.SourceFileLoader)
+    return spec is not None and (not has_file or os.path.exists(spec.origin))
+
+
+def _names_of_modules() -> Iterator[tuple[dict[str, Any], str, Any, Any]]:
+    """What modules have under some of Python's own names: the module's names, the one, what it holds, and its copy."""
+    for module in list(sys.modules.values()):
+        if issubclass(type(module), types.ModuleType):
+            names = vars(module)
+            for name in _OF_MODULES:
+                value: Any = names.get(name)
+                if type(value) in (list, dict):
+                    yield names, name, value, value.copy()
+
+
+def _restore_names_of_modules(before: list[tuple[dict[str, Any], str, Any, Any]]) -> None:
+    """``from ... import *`` and imports go by these lists; what was warned of in the run is warned of again."""
+    for _names, _name, value, items in before:
+        if value != items:
+            fill(value, items)
+    known = {id(names) for names, name, _value, _items in before if name == _WARNED}
+    for module in list(sys.modules.values()):
+        if id(getattr(module, "__dict__", None)) not in known and isinstance(module, types.ModuleType):
+            vars(module).get(_WARNED, {}).clear()
+
+
 def _restore_callbacks(functions: list[Any], before: list[Any]) -> None:
-    """Callbacks of libraries that were imported meanwhile stay."""
-    now = [one for one in functions if one in before or not any(map(is_users, one if type(one) is tuple else [one]))]
+    """Callbacks of libraries stay: one that was imported meanwhile may have made them, or on first use."""
+    now = [
+        one for one in functions if one in before or not any(map(_is_no_librarys, one if type(one) is tuple else [one]))
+    ]
     if [one for one in now if one in before] != before:
         now = [*(one for one in now if one not in before), *before]
     if now != functions:
@@ -331,6 +379,13 @@ def _set_limit(resource: Any, number: int, before: tuple[int, int]) -> None:
         resource.setrlimit(number, before)
 
 
+_WARNED = "__warningregistry__"
+_OF_MODULES = ("__all__", "__path__", _WARNED)
+_FLAGS_OF_MODES = (
+    "_is_in_torch_dispatch_mode",
+    "_is_in_non_infra_torch_dispatch_mode",
+    "_is_in_any_mode_without_ignore_compile_internals",
+)
 _OF_STREAMS = ("encoding", "errors", "line_buffering", "write_through")
 _HOOKS_OF_PYTHON = ("excepthook", "displayhook", "breakpointhook", "unraisablehook")
 _SETTINGS: tuple[_Setting, ...] = (
