@@ -179,6 +179,25 @@ def test_what_only_a_cuda_build_has_works(claim: Callable[[], None]) -> None:
     assert [report.peak_allocated_bytes, report.peak_reserved_bytes] == TRUTH[claim.__name__]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="makes its own in place of a card's")
+def test_streams_and_events_from_before_the_run_are_used_as_its_own() -> None:
+    stream, event, other = map(object.__new__, (torch.cuda.streams.Stream, *[torch.cuda.streams.Event] * 2))
+    vars(stream).update(device_index=0, stream_id=7)
+    before = [dict(vars(kind)) for kind in (torch.cuda.streams.Stream, torch.cuda.streams.Event)]
+
+    def run() -> None:
+        event.record()
+        other.record(stream)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream), stream:  # type: ignore[attr-defined]
+            assert torch.cuda.current_stream().stream_id == 7
+            torch.ones(8, device="cuda").record_stream(stream)
+        assert torch.cuda.current_stream().stream_id == 0 and event.elapsed_time(other) == 1.0
+
+    om.dry_run(run)
+    assert [dict(vars(kind)) for kind in (torch.cuda.streams.Stream, torch.cuda.streams.Event)] == before
+
+
 if __name__ == "__main__":
     truth: dict[str, Any] = {"torch": torch.__version__, **statistics()}
     for claim in (of_sizes, by_name, as_default, pinned, pinned_activations):

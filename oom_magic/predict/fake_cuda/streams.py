@@ -39,6 +39,8 @@ class StreamOwner(Protocol):
 _POOL_SIZE = 32  # kStreamsPerPool in c10/cuda/CUDAStream.cpp
 _NUM_PRIORITIES = 4  # max_compile_time_stream_priorities there
 _EXTERNAL = 1 << 32
+_OF_STREAMS = ("query", "record_event", "synchronize", "wait_stream", "wait_event")
+_OF_EVENTS = ("record", "wait", "query", "synchronize", "elapsed_time")
 
 
 class FakeEvent:
@@ -230,6 +232,22 @@ class Streams:
         """The current stream of a card."""
         card = self.card_named(device)
         return self.Stream(card, stream_id=self._current.get(card, 0))
+
+    def of_users(self) -> list[tuple[Any, dict[str, Any]]]:
+        """Replacements for methods of streams and events that are there before the run."""
+        entered: list[Selection] = []
+
+        def enter(stream: Any) -> Any:
+            entered.append(self.select(stream))
+            return stream
+
+        def leave(stream: Any, *exception: object) -> None:
+            self.restore(entered.pop())
+
+        own = {name: value for name, value in vars(FakeStream).items() if name in _OF_STREAMS}
+        events = {name: value for name, value in vars(FakeEvent).items() if name in _OF_EVENTS}
+        streams = {**own, "__enter__": enter, "__exit__": leave}
+        return [(torch.cuda.streams.Stream, streams), (torch.cuda.streams.Event, events)]
 
     def answers(self) -> dict[str, Any]:
         """Replacements for attributes of ``torch.cuda``."""

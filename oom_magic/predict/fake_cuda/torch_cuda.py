@@ -224,6 +224,7 @@ def torch_cuda_answers(cards: Cards) -> Patches:
     answers = {**_fixed(cards), **_of_cards(cards), **_of_memory(cards), **cards.gpu.streams.answers()}
     modules = (torch.cuda.memory, torch.cuda.random, torch.cuda.streams, torch.cuda.profiler)
     return [
+        *cards.gpu.streams.of_users(),
         (torch.cuda, answers),
         *((module, {name: answer for name, answer in answers.items() if hasattr(module, name)}) for module in modules),
         (torch.cuda.nvtx, {"_nvtx": _Markers()}),
