@@ -80,8 +80,7 @@ def isolated(
         stack.callback(tree.discard)
         stack.enter_context(numbers.closed_at_the_end())
         stack.enter_context(open_files_restored(live.files, tree, scope, note, namespaces, function))
-        handlers = [vars(one) for one in log_handlers() if isinstance(one, logging.FileHandler)]  # they hold ``open``
-        stack.enter_context(substituted(functions, [*namespaces, *handlers]))
+        stack.enter_context(substituted(functions, [*namespaces, *_names_of_handlers()]))
         stack.enter_context(scope.entered())
         stack.enter_context(all_patched(table))
         stack.enter_context(boundary.closed())
@@ -90,6 +89,11 @@ def isolated(
             found.clear()  # the lists are held by frames that live as long as the run
         del live
         yield Isolation(tree, scope)
+
+
+def _names_of_handlers() -> list[dict[str, Any]]:
+    """The attributes of log handlers that hold ``open`` itself."""
+    return [vars(one) for one in log_handlers() if isinstance(one, logging.FileHandler)]
 
 
 _BESIDE = ("-wal", "-journal")  # files of a database with what is not in it yet, sqlite.org/tempfiles.html
