@@ -170,7 +170,7 @@ def fast_paths(assume: Callable[[str], None]) -> Patches:
 class _KindOfGenerator(type(torch.Generator)):  # type: ignore[misc]
     def __instancecheck__(cls, one: Any) -> bool:
         """Generators that were made before the run are some, too."""
-        return issubclass(type(one), torch._C.Generator)
+        return issubclass(type(one), _Generator.__base__)
 
 
 class _Generator(torch.Generator, metaclass=_KindOfGenerator):
