@@ -225,6 +225,8 @@ def test_a_pytorch_that_lacks_one_is_told_before_anything_is_imported(name: str)
 
 
 OF_CUDA_BUILDS = {
+    "__enter__",  # of streams
+    "__exit__",
     "_record_memory_history",
     "_save_segment_usage",
     "_save_memory_usage",

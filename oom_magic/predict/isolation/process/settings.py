@@ -381,11 +381,7 @@ def _set_limit(resource: Any, number: int, before: tuple[int, int]) -> None:
 
 _WARNED = "__warningregistry__"
 _OF_MODULES = ("__all__", "__path__", _WARNED)
-_FLAGS_OF_MODES = (
-    "_is_in_torch_dispatch_mode",
-    "_is_in_non_infra_torch_dispatch_mode",
-    "_is_in_any_mode_without_ignore_compile_internals",
-)
+_FLAGS_OF_MODES = tuple(name for name, value in vars(torch.utils._python_dispatch).items() if type(value) is bool)
 _OF_STREAMS = ("encoding", "errors", "line_buffering", "write_through")
 _HOOKS_OF_PYTHON = ("excepthook", "displayhook", "breakpointhook", "unraisablehook")
 _SETTINGS: tuple[_Setting, ...] = (
