@@ -71,10 +71,8 @@ EVERY_RUN: Names = {
         *_in("torch.ops.aten", "_standard_gamma_grad _thnn_fused_gru_cell _thnn_fused_gru_cell_backward"),
         *_in("torch.ops.aten", "_thnn_fused_lstm_cell _to_copy _to_dense _transformer_encoder_layer_fwd"),
         *_in("torch.ops.aten", "_unique2 _unsafe_view _upsample_bicubic2d_aa_backward"),
-        *_in("torch.ops.aten", "_adaptive_avg_pool2d _upsample_bicubic2d_aa _upsample_bilinear2d_aa"),
-        "torch.ops.aten._upsample_nearest_exact2d",
+        *_in("torch.ops.aten", "_upsample_bilinear2d_aa_backward _upsample_nearest_exact1d_backward"),
         *_in("torch.ops.aten", "_upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward"),
-        *_in("torch.ops.aten", "_adaptive_avg_pool2d _upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_nearest_exact2d"),
         *_in("torch.ops.aten", "_weight_norm_interface_backward"),
     ),
     "tensors say that they are on a GPU, and are exchanged": (
