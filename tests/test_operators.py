@@ -28,7 +28,7 @@ INEXACT = set(
     """
 affine_grid bilinear bilinear_module bincount cdist_one combinations count_nonzero cov
 embedding_max_norm encoder_amp encoder_masked histc index_put_accumulate irfft isin logcumsumexp
-masked_scatter max_all median_all multi_margin_loss multilabel_margin_loss pdist prod randperm
+masked_scatter max_all median_all multi_margin_loss multilabel_margin_loss prod randperm
 randperm_large scatter_reduce_mean unfold unique var_mean
 """.split()  # noqa: SIM905
 )

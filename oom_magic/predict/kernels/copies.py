@@ -16,13 +16,12 @@ from oom_magic.predict.operators.calls import Call
 aten = torch.ops.aten
 
 
-def copied(*positions: int, before_output: bool = False) -> Rule:
-    """The arguments at these positions are read contiguously (``.contiguous()`` in the kernel), before or after the
-    output is made."""
+def copied(*positions: int) -> Rule:
+    """The arguments at these positions are read contiguously (``.contiguous()`` in the kernel), after the output is
+    made."""
 
     def rule(call: Call) -> None:
-        if not before_output:
-            make_outputs(call)
+        make_outputs(call)
         for position in positions:
             tensor = call.argument(position)
             if isinstance(tensor, torch.Tensor) and not is_readable(tensor):
@@ -92,6 +91,13 @@ def _noisy_relu(call: Call) -> None:
     (contiguous(0) if call.argument(4, False) else make_outputs)(call)
 
 
+def _pairwise_gradient(call: Call) -> None:
+    """aten/src/ATen/native/cuda/DistanceKernel.cu, ``pdist_backward_kernel_impl``: each row's part from each other."""
+    points = call.args[1]
+    call.output(0)
+    call.take((len(points) - 1) * points.numel() * points.element_size())
+
+
 def _where(call: Call) -> None:
     """aten/src/ATen/native/TensorCompare.cpp, ``where_self_out``: numbers on the host go to the GPU."""
     for number in call.args[1:]:
@@ -129,7 +135,6 @@ _FIRST_AFTER_OUTPUT = (
     "reflection_pad1d_backward", "reflection_pad2d_backward", "reflection_pad3d_backward",
 )  # fmt: skip
 _BOTH_AFTER_OUTPUT = ("max_pool2d_with_indices_backward", "avg_pool2d_backward")
-_FIRST_BEFORE_OUTPUT = ("_pdist_backward",)
 _FIRST_CONTIGUOUS = (
     "avg_pool3d", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "kthvalue", "mode", "cumprod", "cummax",
     "cummin",
@@ -143,7 +148,7 @@ def _rules(names: tuple[str, ...], make: Callable[[], Rule]) -> dict[OpOverload,
 RULES: dict[OpOverload, Rule] = {
     **_rules(_FIRST_AFTER_OUTPUT, lambda: copied(0)),
     **_rules(_BOTH_AFTER_OUTPUT, lambda: copied(0, 1)),
-    **_rules(_FIRST_BEFORE_OUTPUT, lambda: copied(0, before_output=True)),
+    aten._pdist_backward.default: _pairwise_gradient,
     **_rules(_FIRST_CONTIGUOUS, lambda: contiguous(0)),
     aten.rrelu_with_noise.default: _noisy_relu,
     aten.median.dim: contiguous(0),
