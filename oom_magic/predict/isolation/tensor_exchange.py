@@ -194,7 +194,9 @@ class TensorExchange:
             shape = tuple(tensor.shape) if _is_plain(tensor) else "?"
             name = names.get(id(tensor), _("a tensor of shape {shape}", shape=shape))
             is_others = others is not None and tensor in others.reach
-            if tensor.grad_fn is not None and not is_others:
+            # A hook on the graph of another thread's tensor would be added while that thread goes through it.
+            is_known = others is None or (id(tensor) in names and not is_others)
+            if is_known and tensor.grad_fn is not None:
                 journal.record(tensor.register_hook(functools.partial(_refuse_backward, name)).remove)
             if not _is_plain(tensor):
                 kind = _kind(tensor)
