@@ -52,7 +52,8 @@ EVERY_RUN: Names = {
     "their names": (
         *_in("torch.ops", "_c10d_functional _c10d_functional_autograd _dtensor _native _quantized"),
         *_in("torch.ops.aten", "_adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward"),
-        *_in("torch.ops.aten", "_addmm_activation _upsample_bicubic2d_aa _upsample_bilinear2d_aa"),
+        *_in("torch.ops.aten", "_addmm_activation _cdist_backward _trilinear _upsample_bicubic2d_aa"),
+        "torch.ops.aten._upsample_bilinear2d_aa",
         "torch.ops.aten._upsample_nearest_exact2d",
         *_in("torch.ops.aten", "_amp_foreach_non_finite_check_and_unscale_ _coalesce _ctc_loss _ctc_loss_backward"),
         *_in("torch.ops.aten", "_cudnn_rnn _cudnn_rnn_backward _cudnn_rnn_flatten_weight _dirichlet_grad"),

@@ -52,6 +52,10 @@ _OF_PYTORCH = frozenset({
     "export", "fsdp", "inductor", "inductor_prims", "mkldnn", "_native", "prim", "prims", "profiler", "quantized",
     "_quantized", "quantized_decomposed", "rngprims", "sparse", "streams", "symm_mem",
 })  # fmt: skip
+_aten = torch.ops.aten
+_UNCOUNTED = frozenset({  # of PyTorch's own those whose kernels take memory that no rule counts
+    _aten.histc.default, _aten.isin.Tensor_Tensor, _aten._trilinear.default,
+})  # fmt: skip
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _WITH_HOST_LENGTHS = {
     torch.ops.aten._pack_padded_sequence.default,
@@ -269,22 +273,27 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
     def _run_on_gpu(
         self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]
     ) -> Any:
-        name = func.name()
         phase = self.attribution.phase(torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
         if func is not self._in_place:
             reused = None if self._has_watcher else reused_gradient(func, args)
         else:
             reused = _alias(args[0])
         out = self._kernel(func, args, kwargs) if reused is None else reused
-        rule = self.rules.get(func)
-        if rule is None:
-            self.adopt_all(out, Place.GPU, name, phase)
-        else:
-            call = Call(self, args, kwargs, out, name, phase)
-            rule(call)
-            call.end()
+        self._take_memory(func, args, kwargs, out, phase)
         self.values.follow(func, args, kwargs, tensors, out)
         return out
+
+    def _take_memory(
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, phase: Phase
+    ) -> None:
+        """Take memory of the current card for an operator's results, and for what its kernel needs meanwhile."""
+        rule = self.rules.get(func)
+        if rule is None:
+            self.adopt_all(out, Place.GPU, func.name(), phase)
+            return
+        call = Call(self, args, kwargs, out, func.name(), phase)
+        rule(call)
+        call.end()
 
     def _kernel(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
@@ -294,9 +303,8 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
             if run is None:
                 raise
             return run(self, func, args, kwargs)
-        if func.namespace not in _OF_PYTORCH and func not in self.rules:
-            name = func.name()
-            self.values.assume(_("{name}: its results are counted; what its kernel takes inside is not", name=name))
+        if func in _UNCOUNTED or (func.namespace not in _OF_PYTORCH and func not in self.rules):
+            self.values.assume_uncounted(func)
         return made
 
     def copy_to(self, tensor: torch.Tensor, place: Place, operator: str) -> torch.Tensor:
@@ -315,7 +323,10 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
             if func is torch.ops.aten._efficientzerotensor.default:  # aten/src/ATen/native/TensorFactories.cpp
                 return self._without_memory(out, place)
             with self.on_card(self.creating_card if self.creating else self._unnamed_card()):
-                self.adopt_all(out, place, func.name(), self.attribution.phase(False))
+                if place is Place.GPU:
+                    self._take_memory(func, args, kwargs, out, self.attribution.phase(False))
+                else:
+                    self.adopt_all(out, place, "", Phase.OTHER)
             self.values.follow_creation(func, args, kwargs, out)
             return out
         if device is not None and device.type != "cpu":

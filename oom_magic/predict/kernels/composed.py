@@ -48,6 +48,18 @@ def _is_infinite(values: torch.Tensor) -> torch.Tensor:
     return values.abs() == torch.inf
 
 
+def _count_nonzero(tensor: torch.Tensor, dim: Any = None) -> torch.Tensor:
+    """aten/src/ATen/native/TensorAdvancedIndexing.cpp, ``count_nonzero_cuda``."""
+    is_counted = tensor if tensor.dtype is torch.bool else tensor != 0
+    return is_counted.sum() if dim is None else is_counted.sum(dim)
+
+
+def _median(tensor: torch.Tensor) -> torch.Tensor:
+    """aten/src/ATen/native/cuda/Sorting.cpp, ``median_impl``: of all elements, sorted."""
+    ordered = tensor.flatten().sort()[0]
+    return torch.where(ordered[-1].isnan(), ordered[-1], ordered[(len(ordered) - 1) // 2])
+
+
 def _euclidean_distance(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """aten/src/ATen/native/Distance.cpp, ``_euclidean_dist``: one product of rows with their norms beside them."""
     first_norm = first.pow(2).sum(-1, keepdim=True)
@@ -171,6 +183,8 @@ HANDLERS: dict[OpOverload, Handler] = existing({
     "multinomial": _handler(_multinomial),
     "masked_scatter_backward": _handler(_masked_scatter_backward),
     "isinf": _handler(_is_infinite),
+    "count_nonzero": _handler(_count_nonzero),
+    "median": _handler(_median),
     "_euclidean_dist": _handler(_euclidean_distance),
     "_native_multi_head_attention": _handler(_attention),
     "_transformer_encoder_layer_fwd": _handler(_encoder_layer),

@@ -98,6 +98,14 @@ def _pairwise_gradient(call: Call) -> None:
     call.take((len(points) - 1) * points.numel() * points.element_size())
 
 
+def _distance_gradient(call: Call) -> None:
+    """The same file, ``cdist_backward_kernel_impl``: each row's part from each of the other rows."""
+    _gradient, points, others, power = call.args[:4]
+    call.output(0)
+    if power:
+        call.take(others.shape[-2] * points.numel() * points.element_size())
+
+
 def _where(call: Call) -> None:
     """aten/src/ATen/native/TensorCompare.cpp, ``where_self_out``: numbers on the host go to the GPU."""
     for number in call.args[1:]:
@@ -149,6 +157,7 @@ RULES: dict[OpOverload, Rule] = {
     **_rules(_FIRST_AFTER_OUTPUT, lambda: copied(0)),
     **_rules(_BOTH_AFTER_OUTPUT, lambda: copied(0, 1)),
     aten._pdist_backward.default: _pairwise_gradient,
+    aten._cdist_backward.default: _distance_gradient,
     **_rules(_FIRST_CONTIGUOUS, lambda: contiguous(0)),
     aten.rrelu_with_noise.default: _noisy_relu,
     aten.median.dim: contiguous(0),

@@ -8,6 +8,7 @@ TensorTopK.cpp and .cu (``mbtopk::launch``), ScanKernels.cpp.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import ceil, log, log2
 
 import torch
 from torch._ops import OpOverload
@@ -26,6 +27,7 @@ from oom_magic.predict.kernels.scratch import (
     staging_bytes,
 )
 from oom_magic.predict.operators.calls import TORCH, Call
+from oom_magic.predict.operators.gradients import is_dense
 
 aten = torch.ops.aten
 _INDEX = 8  # bytes
@@ -144,7 +146,7 @@ def _sort(call: Call) -> None:
     if length > _SMALL_SORT:
         _sort_rows(call, tensor, length, is_turned=tensor.stride(dim) != 1)
         return
-    if not tensor.dim() or torch.empty_like(tensor).stride() != tensor.stride():  # with gaps, or expanded
+    if not tensor.dim() or not is_dense(tensor):
         call.take_like(tensor)
     call.take(length * _INDEX)  # the indices of one slice, copied to all
 
@@ -168,6 +170,22 @@ def _sort_rows(call: Call, tensor: torch.Tensor, length: int, is_turned: bool = 
         taken.append(call.take(num_items * _INDEX))
         call.give_back(call.allocate_scratch(segmented_bytes, num_items, size, _INDEX))
     call.give_back(*reversed(taken))
+
+
+def _permutation(call: Call) -> None:
+    """aten/src/ATen/native/cuda/Randperm.cu, ``randperm_out_cuda``: numbers are sorted by random keys, whose bits leave
+    a chance of one in ten that two of twelve permutations have equal ones."""
+    count, item_bytes = call.args[0], call.outputs[0].element_size()
+    call.output(0)
+    if not count:
+        return
+    call.give_back(call.take(8))
+    num_bits = min(ceil(log2(count - (6 * count**2 + 1) / (12 * log(0.9)))), 64)
+    key_bytes = 4 if num_bits <= 32 else 8
+    call.take(count * item_bytes)
+    call.take(count * key_bytes)
+    call.take(count * key_bytes)
+    call.allocate_scratch(radix_bytes, count, key_bytes, item_bytes, num_bits)
 
 
 def _topk(call: Call) -> None:
@@ -214,6 +232,7 @@ RULES: dict[OpOverload, Rule] = {
     aten._foreach_norm.Scalar: _foreach_norm,
     aten.sort.default: _sort,
     aten.sort.stable: _sort,
+    aten.randperm.default: _permutation,
     aten.topk.default: _topk,
     aten.cumsum.default: _cumsum,
 }

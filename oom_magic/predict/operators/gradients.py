@@ -27,6 +27,7 @@ _IN_PLACE_NODES = {
     aten.index_put.default: {"IndexBackward0"},
     aten.scatter.src: {"TopkBackward0", "SortBackward0", "SortBackward1", "MaxBackward0", "MinBackward0",
                        "KthvalueBackward0", "MedianBackward1", "ModeBackward0"},
+    aten.logical_and.default: {"MaxBackward1", "MinBackward1", "MedianBackward0"},
     aten.sub.Tensor: {"BinaryCrossEntropyWithLogitsBackward0"},
     aten.mul.Tensor: {"BinaryCrossEntropyWithLogitsBackward0"},
 }  # fmt: skip

@@ -31,6 +31,10 @@ def _allclose(gpu: FakeDevice, func: OpOverload, args: Any, kwargs: dict[str, An
     return known is None or bool(known)
 
 
+# What these take inside, CUB's counts, is less than a third of a byte for each element.
+_OF_SMALL_KERNELS = {aten.nonzero.default, aten.masked_select.default, aten.repeat_interleave.Tensor}
+
+
 def _shaped_by_values(gpu: FakeDevice, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
     """An operator whose output's size depends on values: from the shadows, or from a stated default."""
     tensors = tensors_in(args, kwargs)
@@ -39,6 +43,8 @@ def _shaped_by_values(gpu: FakeDevice, func: OpOverload, args: Any, kwargs: dict
     read = gpu.values.read
     out = func(*map_tensors(args, read), **{key: map_tensors(value, read) for key, value in kwargs.items()})
     place = next(found for found in map(gpu.place, tensors) if found is not None)
+    if place is Place.GPU and func not in _OF_SMALL_KERNELS:
+        gpu.values.assume_uncounted(func)
     return map_tensors(out, lambda tensor: gpu.copy_to(tensor, place, func.name()))
 
 

@@ -38,6 +38,10 @@ class Values:
         self._passed: set[int] = set()  # storages with the result of a check on unknown values
         self._answered: dict[tuple[str, int], bool] = {}  # by line of a loop: what its condition was read as last
 
+    def assume_uncounted(self, func: OpOverload) -> None:
+        """Note that what an operator's kernel takes beyond its results is not known."""
+        self.assume(_("{name}: its results are counted; what its kernel takes inside is not", name=func.name()))
+
     def forget(self, key: int) -> None:
         """A storage died."""
         self._shadows.pop(key, None)
