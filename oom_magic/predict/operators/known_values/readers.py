@@ -31,8 +31,13 @@ def _allclose(gpu: FakeDevice, func: OpOverload, args: Any, kwargs: dict[str, An
     return known is None or bool(known)
 
 
-# What these take inside, CUB's counts, is less than a third of a byte for each element.
-_OF_SMALL_KERNELS = {aten.nonzero.default, aten.masked_select.default, aten.repeat_interleave.Tensor}
+# What these take inside is less than a third of a byte for each element (CUB's counts), or some numbers.
+_OF_SMALL_KERNELS = {
+    aten.nonzero.default,
+    aten.masked_select.default,
+    aten.repeat_interleave.Tensor,
+    aten.bincount.default,
+}
 
 
 def _shaped_by_values(gpu: FakeDevice, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
