@@ -12,14 +12,7 @@ from versions import as_since_3_11
 
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
 from oom_magic.explain.remedies.code import STYLES, code_for
-from oom_magic.explain.remedies.own_code import (
-    accumulating,
-    copied,
-    own_arguments,
-    own_code,
-    own_names,
-    shown,
-)
+from oom_magic.explain.remedies.own_code import accumulating, copied, own_arguments, own_code, own_names, shown
 from oom_magic.explain.remedies.rehearsal import NotEvaluatedError, Variation
 from oom_magic.explain.remedies.size_parameters import find_size_parameters
 from oom_magic.predict.session import DrySession
@@ -464,11 +457,7 @@ for length in {lengths}:
     optimizer.step()
     optimizer.zero_grad()
 """
-    rehearsal = CellRehearsal(
-        execute,
-        ast.parse(cell),
-        {"torch": torch, "batch_size": 64},
-    )
+    rehearsal = CellRehearsal(execute, ast.parse(cell), {"torch": torch, "batch_size": 64})
     report = rehearsal.begin([], 1)
     assert (report.timeline.num_steps(), rehearsal.steps_differ) == (num_steps, differ)
     assert rehearsal.run(Variation()).peak_allocated_bytes == report.peak_allocated_bytes

@@ -28,12 +28,7 @@ from oom_magic.explain.evidence.causes import (
 )
 from oom_magic.explain.evidence.clues.programs import Program
 from oom_magic.explain.evidence.clues.traceback import Clues, find_clues
-from oom_magic.explain.evidence.number_rules import (
-    is_overflow,
-    number_rules,
-    observations,
-    overflow_rules,
-)
+from oom_magic.explain.evidence.number_rules import is_overflow, number_rules, observations, overflow_rules
 from oom_magic.explain.evidence.situation_rules import RESERVING, situation_rules
 from oom_magic.explain.evidence.text_rules import SHRINKING, named_tensor, text_rules
 from oom_magic.explain.messages.failure import Failure

@@ -121,11 +121,7 @@ class TensorExchange:
             pairs.clear()  # an exception that somebody keeps holds this frame: each later run would double their number
 
     def _exchange(
-        self,
-        journal: Journal,
-        pairs: list[ExchangedPair],
-        live: list[torch.Tensor],
-        give_scripted: Callable[[], None],
+        self, journal: Journal, pairs: list[ExchangedPair], live: list[torch.Tensor], give_scripted: Callable[[], None]
     ) -> None:
         """Exchange the tensors that can be exchanged; gradients only with their tensors."""
         tensors = self._exchangeable(live)
