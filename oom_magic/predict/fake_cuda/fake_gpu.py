@@ -58,9 +58,9 @@ _UNCOUNTED = frozenset({  # of PyTorch's own those whose kernels take memory tha
 })  # fmt: skip
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _WITH_HOST_LENGTHS = {
-    torch.ops.aten._pack_padded_sequence.default,
-    torch.ops.aten._ctc_loss.Tensor,
-    torch.ops.aten._ctc_loss_backward.Tensor,
+    _aten._pack_padded_sequence.default,
+    _aten._ctc_loss.Tensor,
+    _aten._ctc_loss_backward.Tensor,
 }
 _TWO_DEVICES = (
     "Expected all tensors to be on the same device, but found at least two devices, {} and {}! "
@@ -236,7 +236,7 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         is_composite = self._is_composite(func)
         if not self.uses_current_card_only and torch._C._current_graph_task_id() == -1:
             self._note_node(args, kwargs)
-        if (func.is_view and not is_composite) or func.overloadpacket is torch.ops.aten.set_:  # type: ignore[attr-defined]
+        if (func.is_view and not is_composite) or func.overloadpacket is _aten.set_:  # type: ignore[attr-defined]
             return func(*args, **kwargs)  # a composite one, such as reshape, may copy
         tensors = tensors_in(args, kwargs)
         if not tensors:
@@ -320,7 +320,7 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         if device is not None and device.type == "meta":
             place = self.meant_by_meta()
             out = func(*args, **kwargs)
-            if func is torch.ops.aten._efficientzerotensor.default:  # aten/src/ATen/native/TensorFactories.cpp
+            if func is _aten._efficientzerotensor.default:  # aten/src/ATen/native/TensorFactories.cpp
                 return self._without_memory(out, place)
             with self.on_card(self.creating_card if self.creating else self._unnamed_card()):
                 if place is Place.GPU:

@@ -6,6 +6,7 @@ The gradient of a sum is one number expanded, so a backward often begins with su
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch._ops import OpOverload
@@ -16,33 +17,6 @@ from oom_magic.predict.operators.calls import Call
 aten = torch.ops.aten
 
 
-def copied(*positions: int) -> Rule:
-    """The arguments at these positions are read contiguously (``.contiguous()`` in the kernel), after the output is
-    made."""
-
-    def rule(call: Call) -> None:
-        make_outputs(call)
-        for position in positions:
-            tensor = call.argument(position)
-            if isinstance(tensor, torch.Tensor) and not is_readable(tensor):
-                call.take_like(tensor)
-
-    return rule
-
-
-def contiguous(*positions: int) -> Rule:
-    """The same for kernels that read no other memory format."""
-
-    def rule(call: Call) -> None:
-        make_outputs(call)
-        for position in positions:
-            tensor = call.argument(position)
-            if isinstance(tensor, torch.Tensor) and not tensor.is_contiguous():
-                call.take_like(tensor)
-
-    return rule
-
-
 def is_readable(tensor: torch.Tensor) -> bool:
     """Contiguous in the memory format that it suggests."""
     if tensor.is_contiguous():
@@ -50,6 +24,27 @@ def is_readable(tensor: torch.Tensor) -> bool:
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     memory_format = formats.get(tensor.dim())
     return memory_format is not None and tensor.is_contiguous(memory_format=memory_format)
+
+
+def copied(*after: int, before: tuple[int, ...] = (), is_read: Callable[[torch.Tensor], bool] = is_readable) -> Rule:
+    """A kernel that copies the arguments at these positions, before and after its outputs are made, unless ``is_read``
+    says that it reads their layout (``.contiguous()`` in the kernel)."""
+
+    def rule(call: Call) -> None:
+        copy_unread(before, call)
+        make_outputs(call)
+        copy_unread(after, call)
+
+    def copy_unread(positions: tuple[int, ...], call: Call) -> None:
+        for position in positions:
+            tensor = call.argument(position)
+            if isinstance(tensor, torch.Tensor) and not is_read(tensor):
+                call.take_like(tensor)
+
+    return rule
+
+
+contiguous = partial(copied, is_read=torch.Tensor.is_contiguous)  # for kernels that read no other memory format
 
 
 def make_outputs(call: Call) -> None:

@@ -9,7 +9,8 @@ import torch
 from torch._ops import OpOverload
 
 from oom_magic.predict.fake_cuda.fake_gpu import Rule
-from oom_magic.predict.kernels.copies import make_outputs
+from oom_magic.predict.kernels.copies import contiguous, make_outputs
+from oom_magic.predict.kernels.scratch import last_power_of_2
 from oom_magic.predict.operators.calls import Call, existing
 from oom_magic.predict.setups.gpus import GPU
 
@@ -142,16 +143,12 @@ def _semaphore_bytes(_: GPU, rows: int, channels: int) -> int:
 
 def _blocks_of_channels_last(rows: int, channels: int) -> tuple[int, int]:
     """The grid over channels and rows (``flexible_launch_configs``)."""
-    width = min(_power_below(channels), 32)
-    height = min(_power_below(-(-rows // 16)), 512 // width)
+    width = min(last_power_of_2(channels), 32)
+    height = min(last_power_of_2(-(-rows // 16)), 512 // width)
     if width * height != 512:
-        width = min(_power_below(channels), 512 // height)
+        width = min(last_power_of_2(channels), 512 // height)
     blocks = min(-(-rows // (height * 16)), 128)
     return -(-channels // width), 1 if blocks < 8 else blocks
-
-
-def _power_below(number: int) -> int:
-    return 1 << (number.bit_length() - 1)
 
 
 def _native_dropout(call: Call) -> None:
@@ -192,26 +189,6 @@ def _logsumexp(call: Call) -> None:
     call.give_back(exponentials, maxima)
 
 
-def _copied(*, before: tuple[int, ...] = (), after: tuple[int, ...] = ()) -> Rule:
-    """A kernel that wants the arguments at these positions contiguous: copies before and after its outputs."""
-
-    def rule(call: Call) -> None:
-        for position in before:
-            _copy_contiguous(call, position)
-        for position in range(len(call.outputs)):
-            call.output(position)
-        for position in after:
-            _copy_contiguous(call, position)
-
-    return rule
-
-
-def _copy_contiguous(call: Call, position: int) -> None:
-    tensor = call.args[position]
-    if not tensor.is_contiguous():
-        call.take_like(tensor)
-
-
 RULES: dict[OpOverload, Rule] = {
     aten.native_group_norm.default: _group_norm,
     aten.native_group_norm_backward.default: _group_norm_backward,
@@ -219,19 +196,19 @@ RULES: dict[OpOverload, Rule] = {
     aten.native_batch_norm_backward.default: _batch_norm_backward,
     aten.batch_norm_stats.default: _staged(4),
     aten.batch_norm_backward_reduce.default: _staged(2),
-    aten.native_layer_norm.default: _copied(before=(0,)),
-    aten.native_layer_norm_backward.default: _copied(before=(1,), after=(0,)),
-    aten._softmax.default: _copied(after=(0,)),
+    aten.native_layer_norm.default: contiguous(before=(0,)),
+    aten.native_layer_norm_backward.default: contiguous(0, before=(1,)),
+    aten._softmax.default: contiguous(0),
     aten._softmax_backward_data.default: _softmax_backward,
-    aten._log_softmax.default: _copied(after=(0,)),
-    aten._log_softmax_backward_data.default: _copied(after=(0, 1)),
+    aten._log_softmax.default: contiguous(0),
+    aten._log_softmax_backward_data.default: contiguous(0, 1),
     aten._safe_softmax.default: _safe_softmax,
     aten.logsumexp.default: _logsumexp,
     aten.native_dropout.default: _native_dropout,
     **existing(
         {
-            "_fused_rms_norm": _copied(before=(0,)),
-            "_fused_rms_norm_backward": _copied(before=(1,), after=(0,)),
+            "_fused_rms_norm": contiguous(before=(0,)),
+            "_fused_rms_norm_backward": contiguous(0, before=(1,)),
         }
     ),
 }

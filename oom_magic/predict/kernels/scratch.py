@@ -34,6 +34,11 @@ def _round_up(number: int, multiple: int = 256) -> int:
     return -(-number // multiple) * multiple
 
 
+def last_power_of_2(number: int) -> int:
+    """The largest power of two up to a number, at least 1 (aten/src/ATen/native/cuda/LaunchUtils.h, ``lastPow2``)."""
+    return 1 << max(number, 1).bit_length() - 1
+
+
 def radix_bytes(card: GPU, num_items: int, key_bytes: int, value_bytes: int = _NO_VALUE, num_bits: int = 0) -> int:
     """``DeviceRadixSort`` by ``num_bits`` (0: all) of the keys: bins, states of tiles, a second copy, counters."""
     num_bits = num_bits or 8 * key_bytes
@@ -238,7 +243,7 @@ def _buffers(card: GPU, item_bytes: int, values: int, offset: int, num_reduced: 
 
 def _block(first: int, second: int, max_threads: int) -> tuple[int, int]:
     """Width and height of a thread block (``set_block_dimension``)."""
-    first, second = (min(1 << max(number, 1).bit_length() - 1, max_threads) for number in (first, second))
+    first, second = (min(last_power_of_2(number), max_threads) for number in (first, second))
     height = min(second, max_threads // min(first, _WARP))
     return min(first, max_threads // height), height
 
