@@ -5,7 +5,6 @@ The options are the magics' own, as far as a command has them.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import traceback
@@ -21,6 +20,7 @@ from oom_magic.interrupted import InOneLine, PyTorchMissingError
 from oom_magic.language import _, keep_language
 from oom_magic.notebook.cells.running import trimmed
 from oom_magic.notebook.options import (
+    CommandParser,
     checked,
     checked_top,
     dry_run_arguments,
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ``explain`` gives 0 where the text says that memory ran out, 1 where it says otherwise, 2 where that is not known.
     """
     description = _("Explain and predict GPU memory errors.")
-    parser = argparse.ArgumentParser(prog="python -m oom_magic", description=description)
+    parser = CommandParser(prog="python -m oom_magic", description=description)
     commands = parser.add_subparsers(dest="command", required=True)
     explain = commands.add_parser(
         "explain",

@@ -144,3 +144,18 @@ def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
     ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
     os.close(writer)
     assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def test_help_and_mistakes_are_in_the_chosen_language(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OOM_MAGIC_LANG", "zh")
+    for given, known in (
+        (["run", "-h"], ("用法：", "位置参数", "选项", "显示这份帮助")),
+        (["run"], ("缺少必需的参数",)),
+    ):
+        with pytest.raises(SystemExit):
+            main(given)
+        shown = "".join(capsys.readouterr())
+        assert all(word in shown for word in known)
+        assert not any(word in shown for word in ("usage", "options:", "arguments", "error"))

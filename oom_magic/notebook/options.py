@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import re
+import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser, argument, construct_parser, parse_argstring
@@ -73,6 +75,38 @@ def _in_words(mistake: str) -> str:
         if found := re.fullmatch(pattern, mistake):
             return translated(sentence, **found.groupdict())
     return mistake
+
+
+_OF_HELP: Sentences = {
+    "positional arguments": "positional arguments",
+    "options": "options",
+    "show this help message and exit": "show this help message and exit",
+}
+
+
+class _CommandHelp(argparse.HelpFormatter):
+    """The help of a command in the chosen language."""
+
+    def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: str | None = None) -> None:
+        super().add_usage(usage, actions, groups, _("usage: ") if prefix is None else prefix)
+
+    def start_section(self, heading: str | None) -> None:
+        super().start_section(translated(_OF_HELP[heading]) if heading in _OF_HELP else heading)
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return translated(_OF_HELP[action.help]) if action.help in _OF_HELP else action.help
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A command's options; its help and the mistakes it finds are in the chosen language."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(formatter_class=_CommandHelp, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        """Print how the command is used and the mistake, and end with exit code 2."""
+        self.print_usage(sys.stderr)
+        self.exit(2, f"{self.prog}: {_in_words(message)}\n")
 
 
 def with_cards_quoted(line: str) -> str:
