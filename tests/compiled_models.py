@@ -384,3 +384,34 @@ def where_method(on_step: OnStep) -> None:
         return F.cross_entropy(run(torch.randn(4096, 512, device="cuda")), tokens[:, 0] % 10)
 
     steps(model, loss_of, on_step, sizes=((4096, 1),) * 3)
+
+
+class Gated(nn.Module):
+    """Its gradient goes through SiLU's, a kernel that only CUDA has whole; a value that is read breaks the graph."""
+
+    def __init__(self, width: int = 48) -> None:
+        super().__init__()
+        self.a = nn.Sequential(nn.Conv2d(3, width, 3, 2, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(True))
+        self.b = nn.Sequential(
+            nn.Conv2d(width, 2 * width, 3, 2, 1, bias=False), nn.BatchNorm2d(2 * width), nn.SiLU(), nn.AvgPool2d(2)
+        )
+        self.head = nn.Linear(2 * width, 100)
+        self.means: list[float] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.a(x)
+        self.means.append(x.abs().mean().item())
+        return self.head(self.b(x).mean((2, 3)))
+
+
+@program
+def gated_channels_last(on_step: OnStep) -> None:
+    model = Gated().cuda().to(memory_format=torch.channels_last)
+    run = torch.compile(model)
+
+    def loss_of(tokens: torch.Tensor) -> torch.Tensor:
+        pictures = torch.randn(32, 3, 128, 128, device="cuda").contiguous(memory_format=torch.channels_last)
+        return F.cross_entropy(run(pictures), tokens[:, 0] % 100)
+
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, nesterov=True)
+    steps(model, loss_of, on_step, sizes=((32, 1),) * 3, amp=True, optimizer=optimizer)

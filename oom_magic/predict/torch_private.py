@@ -211,6 +211,8 @@ COMPILED: Names = {  # 2.6 lacks some; there compiled code is followed as if it 
         *_in("torch._subclasses", "FakeTensor FakeTensorMode"),
         "torch._subclasses.fake_tensor.unset_fake_temporarily",
         *_in("torch._subclasses.functional_tensor", "FunctionalTensor FunctionalTensorMode"),
+        "torch._subclasses.functional_tensor.autograd_would_have_decomposed",
+        "torch.fx.experimental.proxy_tensor.autograd_would_have_decomposed",
         "torch._subclasses.meta_utils.MetaTensorDescriber",
         "torch.utils._pytree.tree_map_only",
     ),

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._subclasses import FakeTensor, FakeTensorMode
+from torch._subclasses import FakeTensor, FakeTensorMode, functional_tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch._subclasses.meta_utils import MetaTensorDescriber
@@ -58,6 +58,7 @@ def fake_cuda_tensors(gpu: FakeGPU) -> Patches:
         (FakeTensor, answers),
         *((mode, {"__torch_dispatch__": _on_cuda(mode.__torch_dispatch__)}) for mode in modes),
         *_tensors_from_data(),
+        *_kept_whole(gpu),
         (torch._C, {"_conv_determine_backend_memory_format": _convolution_format}),
         (proxy_tensor, {"unset_fake_temporarily": _constants_on_host}),
     ]
@@ -126,6 +127,17 @@ def _tensors_from_data() -> Patches:
         (interpreter, {"call_function": _call_function, "call_method": _call_method}),
         (joint_graph, {"lazy_init": _with_tensor(joint_graph.lazy_init, tensor)}),
     ]
+
+
+def _kept_whole(gpu: FakeGPU) -> Patches:
+    """Operators that autograd does not take apart on "cuda", since CUDA has a kernel for them (``silu_backward``)."""
+    usual = functional_tensor.autograd_would_have_decomposed
+
+    def autograd_would_have_decomposed(func: Any, flat_args: Any) -> bool:
+        return func not in gpu.fused and usual(func, flat_args)
+
+    names = {"autograd_would_have_decomposed": autograd_would_have_decomposed}
+    return [(functional_tensor, names), (proxy_tensor, names)]
 
 
 _PARAMETERS_OF_WHERE: dict[Any, tuple[str, ...]] = {
