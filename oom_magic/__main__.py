@@ -5,6 +5,7 @@ The options are the magics' own, as far as a command has them.
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import traceback
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ``explain`` gives 0 where the text says that memory ran out, 1 where it says otherwise, 2 where that is not known.
     """
     description = _("Explain and predict GPU memory errors.")
-    parser = CommandParser(prog="python -m oom_magic", description=description)
+    parser: argparse.ArgumentParser = CommandParser(prog="python -m oom_magic", description=description)
     commands = parser.add_subparsers(dest="command", required=True)
     explain = commands.add_parser(
         "explain",

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from oom_templates import GIB, MIB, Numbers, render
 
-from oom_magic.explain.advice import unpriced_remedies
 from oom_magic.explain.evidence.causes import Cause, Confidence
 from oom_magic.explain.evidence.clues.traceback import find_clues
 from oom_magic.explain.evidence.judging import judge
 from oom_magic.explain.explainer import explain
 from oom_magic.explain.messages.reading import read
+from oom_magic.explain.remedies.from_text.naming import unpriced_remedies
 
 # Rows whose thread or traceback told more than the text that is judged: nothing in it leads to their cause.
 # oom-216 and oom-103 are bare messages, oom-149 says itself that shared memory ran out, oom-016 leaves 22 % of a card.

@@ -13,13 +13,13 @@ from oom_templates import VERSIONS, render, shuffled_numbers
 
 from oom_magic import language
 from oom_magic.errors import REFUSALS
-from oom_magic.explain.advice import AGAINST
 from oom_magic.explain.evidence.budget import budget_of
 from oom_magic.explain.evidence.causes import Cause, Confidence
 from oom_magic.explain.explainer import explain
 from oom_magic.explain.live.holders import in_words
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.explain.messages.others import KINDS, LINE_KINDS
+from oom_magic.explain.remedies.from_text.choice import AGAINST
 from oom_magic.explain.remedies.rehearsal import NotEvaluatedError, SetupRehearsal, Variation
 from oom_magic.explain.remedies.remedy import Remedy
 from oom_magic.explain.sentences import catalogue

@@ -161,7 +161,7 @@ class Explainer:
 
     def diagnose(self, problem: BaseException | str | Path | None) -> Diagnosis:
         """What failed and why; remedies are named, not evaluated. Raises as ``explain``."""
-        from oom_magic.explain.advice import unpriced_remedies  # loads NumPy
+        from oom_magic.explain.remedies.from_text.naming import unpriced_remedies  # loads NumPy
 
         language = choose_language(self.lang)
         problem = _last_failure() if problem is None else problem

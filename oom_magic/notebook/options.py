@@ -91,10 +91,10 @@ class _CommandHelp(argparse.HelpFormatter):
         super().add_usage(usage, actions, groups, _("usage: ") if prefix is None else prefix)
 
     def start_section(self, heading: str | None) -> None:
-        super().start_section(translated(_OF_HELP[heading]) if heading in _OF_HELP else heading)
+        super().start_section(translated(_OF_HELP[heading]) if heading and heading in _OF_HELP else heading)
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        return translated(_OF_HELP[action.help]) if action.help in _OF_HELP else action.help
+        return translated(_OF_HELP[action.help]) if action.help and action.help in _OF_HELP else action.help
 
 
 class CommandParser(argparse.ArgumentParser):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from oom_magic.explain.advice import AGAINST
 from oom_magic.explain.diagnosis import Diagnosis
 from oom_magic.explain.evidence.budget import Budget
 from oom_magic.explain.evidence.causes import HOST_CAUSES, Cause, Confidence, Evidence
@@ -13,7 +12,8 @@ from oom_magic.explain.evidence.clues.programs import PROGRAMS, PROGRAMS_BY_KEY
 from oom_magic.explain.evidence.judging import device_tool, meaning_of
 from oom_magic.explain.live.holders import Holder
 from oom_magic.explain.messages.failure import Failure
-from oom_magic.explain.remedies.from_text.choice import is_evaluation, is_named_by_message, trains
+from oom_magic.explain.remedies.from_text.choice import AGAINST, is_named_by_message
+from oom_magic.explain.remedies.from_text.kind_of_run import is_evaluation, trains
 from oom_magic.explain.remedies.from_text.lines import code_of
 from oom_magic.explain.sentences.catalogue import render_evidence, translate
 from oom_magic.language import Language

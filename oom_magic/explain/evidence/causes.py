@@ -32,6 +32,8 @@ class Cause(str, Enum):
         return self.value
 
 
+# What a run's inputs take grows with their size.
+INPUT_CAUSES = (Cause.ACTIVATIONS, Cause.ATTENTION_SCORES, Cause.LOGITS_OR_LOSS, Cause.UNKNOWN)
 HOST_CAUSES = frozenset({Cause.HOST_RAM, Cause.SHARED_MEMORY})
 
 

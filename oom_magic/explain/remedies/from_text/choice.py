@@ -1,12 +1,15 @@
-"""Which remedies are for a failure known by its text only: settings of programs, other devices, the host."""
+"""Which remedies are for a failure known by its text only: settings of programs, other devices, the host, the run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from oom_magic.explain.evidence.causes import HOST_CAUSES, Cause
+from oom_magic.explain.evidence.causes import HOST_CAUSES, INPUT_CAUSES, Cause
 from oom_magic.explain.evidence.clues.programs import PROGRAMS_BY_KEY, Program
+from oom_magic.explain.evidence.number_rules import unlisted_bytes
+from oom_magic.explain.evidence.tensors import NO_LANGUAGE_MODEL
+from oom_magic.explain.remedies.from_text.kind_of_run import has_ranks, is_evaluation, is_of_tokens, trains
 from oom_magic.units import GIB
 
 if TYPE_CHECKING:
@@ -76,6 +79,31 @@ _OF_ANY_RUN = {
 }  # fmt: skip
 # Evidence that determines the first change in any program.
 _IN_ANY_PROGRAM = {"mps_others", "above_block_limit", "offloaded_pinned", "parallel_slots", "told_models_beside"}
+# What helps against each cause, the first step first. Keys of the catalogue (``remedy_<key>``).
+AGAINST: Mapping[Cause, tuple[str, ...]] = {
+    Cause.ACTIVATIONS: (
+        "smaller_batch_any",
+        "mixed_precision",
+        "sdpa",
+        "checkpointing",
+        "shorter_sequences_any",
+        "lora",
+    ),
+    Cause.LOGITS_OR_LOSS: ("chunked_loss", "smaller_batch_any", "shorter_sequences_any", "checkpointing"),
+    Cause.ATTENTION_SCORES: ("sdpa", "smaller_batch_any", "shorter_sequences_any", "checkpointing"),
+    Cause.OPTIMIZER_STATE: ("optimizer_8bit", "foreach", "adafactor", "lora", "half_weights"),
+    Cause.WEIGHTS_TOO_BIG: ("half_weights", "qlora", "offload", "fsdp_any"),
+    Cause.FRAGMENTATION: ("expandable_segments", "smaller_batch_any", "checkpointing"),
+    Cause.OTHER_PROCESS: ("close_processes_any", "smaller_batch_any"),
+    Cause.LEAK_OR_RETAINED_REFERENCE: ("detach", "no_grad", "free_held_any"),
+    Cause.MEMORY_FRACTION_LIMIT: ("raise_limit", "smaller_batch_any"),
+    Cause.REQUEST_ALONE_TOO_BIG: ("find_tensor", "sdpa", "chunked_loss", "smaller_batch_any"),
+    Cause.SYSMEM_FALLBACK: ("fallback_policy", "half_weights", "qlora", "smaller_batch_any"),
+    Cause.HOST_RAM: ("fewer_workers", "stream_data"),
+    Cause.SHARED_MEMORY: ("shared_memory", "fewer_waiting"),
+    Cause.DRIVER_LEVEL: ("smaller_batch_any",),
+    Cause.UNKNOWN: ("smaller_batch_any", "mixed_precision", "checkpointing"),
+}
 # Remedies for any run, used where a text does not mention training.
 AGAINST_IN_ANY_RUN: Mapping[Cause, tuple[str, ...]] = {
     Cause.ACTIVATIONS: ("smaller_input",),
@@ -90,13 +118,19 @@ AGAINST_IN_ANY_RUN: Mapping[Cause, tuple[str, ...]] = {
     Cause.LEAK_OR_RETAINED_REFERENCE: ("restart_program", "keep_less"),
     Cause.UNKNOWN: ("smaller_input",),
 }
-# Statements by authors about runs that train.
-_TOLD_OF_TRAINING = {"trains", "training_fits", "adam_costs"}
-_TRAINERS = {"transformers Trainer", "deepspeed", "FSDP", "Lightning"}
 _LARGE_ARRAY = 64 * GIB  # in one piece, so more RAM does not help
 _HOST_OFFLOAD = ("less_offload", "more_ram")
+_OF_LANGUAGE_MODELS = ("sdpa", "shorter_sequences_any", "lora", "qlora", "chunked_loss")
+_AT_EVALUATION = ("no_grad", "smaller_evaluation_any")
+# Remedies that apply to training only.
+_OF_TRAINING = {
+    "half_weights", "mixed_precision", "checkpointing", "smaller_batch_any", "optimizer_8bit", "foreach", "adafactor",
+    "lora", "fsdp_any",
+}  # fmt: skip
+_LARGE_INPUT = {"input_named", "larger_input_fails"}
+_HUGE_BYTES = 24 * GIB  # of one tensor: more than most cards have
 # What each setting of a program acts on; the others are not proposed against a cause.
-_INPUTS = (Cause.ACTIVATIONS, Cause.ATTENTION_SCORES, Cause.LOGITS_OR_LOSS, Cause.REQUEST_ALONE_TOO_BIG, Cause.UNKNOWN)
+_INPUTS = (*INPUT_CAUSES, Cause.REQUEST_ALONE_TOO_BIG)
 _WORK = (Cause.ACTIVATIONS, Cause.LOGITS_OR_LOSS, Cause.MEMORY_FRACTION_LIMIT, Cause.UNKNOWN)
 _WEIGHTS = (Cause.WEIGHTS_TOO_BIG, Cause.SYSMEM_FALLBACK)
 _OUTSIDE = (Cause.FRAGMENTATION, Cause.DRIVER_LEVEL)  # whatever takes less leaves more there
@@ -233,21 +267,6 @@ def printed_by_message(diagnosis: Diagnosis) -> tuple[str, ...]:
     return ("mps_watermark",) if is_marked and diagnosis.cause is not Cause.DRIVER_LEVEL else ()
 
 
-def trains(diagnosis: Diagnosis) -> bool:
-    """Whether the text, or the run described with it, is about training."""
-    in_step = diagnosis.phase in ("backward", "loss", "optimizer_step")
-    is_trainer = bool(_TRAINERS & set(diagnosis.frameworks)) and "infers" not in diagnosis.told
-    told = diagnosis.told - {"training_fits"} if "infers" in diagnosis.told else diagnosis.told  # it came before
-    is_told = bool(_TOLD_OF_TRAINING & told or diagnosis.setup_phrases)
-    return is_told or in_step or is_trainer
-
-
-def is_evaluation(diagnosis: Diagnosis) -> bool:
-    """Whether an evaluation ran out of memory, by its frames, or else by its author's words."""
-    told = diagnosis.phase is None and any(one.key == "told_evaluation" for one in diagnosis.evidence)
-    return diagnosis.cause is Cause.ACTIVATIONS and (diagnosis.phase == "evaluation" or told)
-
-
 def is_named_by_message(diagnosis: Diagnosis) -> bool:
     """Whether the kind of message alone determines the change."""
     return diagnosis.main_failure is not None and diagnosis.main_failure.format in _BY_FORMAT
@@ -284,3 +303,52 @@ def _against_host(diagnosis: Diagnosis, keys: set[str]) -> tuple[str, ...]:
         found.append("restart_program")
     usual = ("fewer_workers", "stream_data", "more_ram")
     return tuple(dict.fromkeys((*found, *(() if found else usual))))
+
+
+def remedies_of_run(diagnosis: Diagnosis, elsewhere: tuple[str, ...] | None, *, is_text: bool) -> tuple[str, ...]:
+    """The remedies for a run in PyTorch, the first step first; ``elsewhere`` are those that its text determines."""
+    keys = _against(diagnosis, is_text=is_text) if elsewhere is None else elsewhere
+    if is_evaluation(diagnosis):
+        keys = _AT_EVALUATION
+    if elsewhere and is_text and not trains(diagnosis):
+        keys = tuple(key for key in keys if key not in _OF_TRAINING) or keys
+    if _may_be_shared(diagnosis):
+        keys = (*keys, "check_processes")
+    if NO_LANGUAGE_MODEL.search(diagnosis.code) or (is_text and not is_of_tokens(diagnosis)):
+        others = tuple(key for key in keys if key not in _OF_LANGUAGE_MODELS)
+        keys = (*others, "smaller_input") if diagnosis.cause in INPUT_CAUSES else others or keys
+    if "fsdp_any" in keys and has_ranks(diagnosis):
+        keys = ("fsdp_any", *keys)  # which is theirs
+    growth = diagnosis.growth
+    if growth is not None and growth.fixed and growth.remedy != "detach":
+        keys = (growth.remedy, *(key for key in keys if key not in ("detach", "no_grad")))
+    return keys
+
+
+def _against(diagnosis: Diagnosis, *, is_text: bool) -> tuple[str, ...]:
+    """The first remedies for the cause; for a text that mentions no training, those for any run."""
+    any_run = AGAINST_IN_ANY_RUN.get(diagnosis.cause)
+    is_open = diagnosis.cause is Cause.OTHER_PROCESS or not trains(diagnosis)
+    if diagnosis.cause is Cause.LEAK_OR_RETAINED_REFERENCE and any_run is not None:
+        any_run = any_run if "uses_torch" not in diagnosis.told else any_run[::-1]
+        is_open = is_open and not diagnosis.place and not any(one.key.startswith("code_") for one in diagnosis.evidence)
+    if any_run is not None and is_text and is_open:
+        return any_run
+    keys = AGAINST.get(diagnosis.cause, ())
+    if diagnosis.cause is not Cause.ACTIVATIONS or not is_text:
+        return keys
+    # LoRA leaves most activations as they are, and sdpa has been the default of transformers since 4.36.
+    keys = (*(key for key in keys if key not in ("lora", "sdpa")), "sdpa")
+    failure = diagnosis.main_failure
+    if failure is not None and (failure.requested_bytes or 0) >= _HUGE_BYTES:
+        return ("find_tensor", *keys)
+    names_input = any(one.key in _LARGE_INPUT for one in diagnosis.evidence)
+    return ("smaller_input", *keys) if names_input else keys
+
+
+def _may_be_shared(diagnosis: Diagnosis) -> bool:
+    """Whether numbers that do not add up, or that the driver does not give, leave room for other programs."""
+    if diagnosis.cause is Cause.DRIVER_LEVEL:
+        return not any(one.key == "free_above_request" for one in diagnosis.evidence)
+    failure = diagnosis.main_failure
+    return diagnosis.cause is Cause.UNKNOWN and failure is not None and unlisted_bytes(failure) > 0

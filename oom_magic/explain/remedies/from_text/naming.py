@@ -1,0 +1,126 @@
+"""Remedies by name: with their code and the values that their sentences name, and the reason why they have no price."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from oom_magic.explain.evidence.causes import HOST_CAUSES, Cause, Evidence
+from oom_magic.explain.evidence.clues.pasted_code import without_graph
+from oom_magic.explain.evidence.judging import IN_ANY_MESSAGE, device_tool
+from oom_magic.explain.evidence.tensors import NO_LANGUAGE_MODEL
+from oom_magic.explain.remedies.code import code_for, for_backend
+from oom_magic.explain.remedies.from_text.applicable import applicable
+from oom_magic.explain.remedies.from_text.choice import printed_by_message, remedies_of_run, text_remedies
+from oom_magic.explain.remedies.from_text.kind_of_run import (
+    CUDA_IN_CODE,
+    is_of_pytorch,
+    names_tokens,
+    shows_transformers,
+    trains,
+)
+from oom_magic.explain.remedies.from_text.lines import OF_SETTINGS, code_of, setting_of
+from oom_magic.explain.remedies.remedy import Remedy
+
+if TYPE_CHECKING:
+    from oom_magic.explain.diagnosis import Diagnosis
+
+_STYLES = {"transformers Trainer": "trainer", "accelerate": "accelerate", "deepspeed": "accelerate"}
+# Evidence that quotes the line which keeps tensors alive.
+_KEEPING_LINES = ("code_appends_tensors", "code_sums_tensors", "code_averages_tensors")
+_VALUES: Mapping[str, Mapping[str, Any]] = {
+    "detach": {"fixed": "losses.append(loss.item())", "code": "losses.append(loss)"},
+    "mixed_precision": {"dtype": "bf16"},
+    "half_weights": {"dtype": "bf16"},
+    "lora": {"rank": 16},
+    "qlora": {"rank": 16},
+}
+_IN_HALF = ("mixed_precision", "half_weights")
+# Remedies whose code belongs into the author's own loop or model.
+_OF_A_LOOP = {
+    "smaller_batch_any",
+    "mixed_precision",
+    "checkpointing",
+    "sdpa",
+    "no_grad",
+    "chunked_loss",
+    "half_weights",
+}
+_OF_PICTURES = {"makes_pictures", "diffuses", "of_no_tokens", "of_latents"}
+_NO_RUN = Evidence("reason_no_run")
+_NO_CODE = Evidence("reason_no_code")
+_NO_CODE_OR_RUN = Evidence("reason_no_code_or_run")
+_NOT_PYTORCH = Evidence("reason_not_pytorch")
+_ELSEWHERE = Evidence("reason_other_program")
+_OF_HOST = Evidence("reason_host")
+
+
+def unpriced_remedies(diagnosis: Diagnosis, reason: Evidence = _NO_RUN) -> tuple[Remedy, ...]:
+    """The remedies for the cause, not evaluated, each with the given reason."""
+    if diagnosis.is_oom is False or (diagnosis.main_failure is None and diagnosis.cause is Cause.UNKNOWN):
+        return ()
+    elsewhere = text_remedies(diagnosis) if diagnosis.growth is None else None
+    is_program = elsewhere is not None and bool(diagnosis.program)
+    is_text = reason is _NO_RUN
+    keys = elsewhere if is_program and elsewhere is not None else remedies_of_run(diagnosis, elsewhere, is_text=is_text)
+    if reason.key == "reason_cuda_graphs":
+        keys = ("no_cuda_graphs", *keys)
+    keys = (*printed_by_message(diagnosis), *keys)
+    keys = tuple(dict.fromkeys(applicable(diagnosis, keys, is_text=is_text)))
+    style = "plain" if is_program else style_of(diagnosis)
+    if is_program:
+        reason = _ELSEWHERE
+    elif diagnosis.cause in HOST_CAUSES:
+        reason = _OF_HOST
+    elif is_text:
+        style = "generic" if style == "plain" and not shows_transformers(diagnosis) else style
+        reason = _way_to_prices(diagnosis)
+    return tuple(_named(key, cost, diagnosis, style, reason) for cost, key in enumerate(keys))
+
+
+def _way_to_prices(diagnosis: Diagnosis) -> Evidence:
+    """What a rehearsal lacks: settings describe the training of a model of tokens, code any run of PyTorch on a GPU."""
+    if trains(diagnosis) and names_tokens(diagnosis):
+        return _NO_RUN
+    is_in_python = "in_another_language" not in diagnosis.told
+    if diagnosis.backend not in CUDA_IN_CODE or not (is_of_pytorch(diagnosis) and is_in_python):
+        return _NOT_PYTORCH
+    is_another = bool(diagnosis.told - IN_ANY_MESSAGE)  # a run is described, and nothing shows that it is of tokens
+    of_pictures = _OF_PICTURES & diagnosis.told or NO_LANGUAGE_MODEL.search(diagnosis.code)
+    return _NO_CODE if is_another or of_pictures else _NO_CODE_OR_RUN
+
+
+def _named(key: str, cost: int, diagnosis: Diagnosis, style: str, note: Evidence) -> Remedy:
+    """A remedy by name, with its code as it is on the device that ran out."""
+    values, growth = _values_of(key, diagnosis), diagnosis.growth
+    if growth is not None and growth.fixed and key == growth.remedy:
+        values = {**values, **growth.lines}
+    code, language = code_of(key, diagnosis) or code_for(key, style, values)
+    is_of_settings = "trains_by_settings" in diagnosis.told and style != "trainer" and key in _OF_A_LOOP
+    if is_of_settings or ("in_another_language" in diagnosis.told and language == "python"):
+        code = ""
+    return Remedy(key, cost, "same", values, note=note, code=for_backend(code, diagnosis.backend), language=language)
+
+
+def _values_of(key: str, diagnosis: Diagnosis) -> Mapping[str, Any]:
+    """The values that a remedy's sentence names."""
+    if key in OF_SETTINGS:
+        return setting_of(key, diagnosis)
+    if key == "smaller_batch_any" and "batch" in diagnosis.run:
+        batch, steps = int(diagnosis.run["batch"]), int(diagnosis.limits.get("accumulation", 1))
+        return {"half": max(batch // 2, 1), "twice": 2 * steps, "sizes": f"now {batch}, {steps}"}
+    if key in ("close_processes_any", "check_processes"):
+        return {"tool": device_tool(diagnosis.backend, diagnosis.accelerator)}
+    if key == "detach":
+        lines = (str(one.values["line"]) for one in diagnosis.evidence if one.key in _KEEPING_LINES)
+        mended = next(((line, fixed) for line in lines if (fixed := without_graph(line))), None)
+        if mended is not None:
+            return {"code": mended[0], "fixed": mended[1]}
+    if key in _IN_HALF and "predates_bf16" in diagnosis.told:
+        return {"dtype": "fp16"}
+    return _VALUES.get(key, {})
+
+
+def style_of(diagnosis: Diagnosis) -> str:
+    """The way of the run's training loop: "trainer", "accelerate" or "plain", for code to paste."""
+    return next((_STYLES[name] for name in diagnosis.frameworks if name in _STYLES), "plain")
