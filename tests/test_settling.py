@@ -358,8 +358,11 @@ def test_losses_of_parts_are_not_cut_off_but_walked_back_each():
     session = DrySession("RTX 3060", memory=600 * MIB + session_context(), stop_after_steps=None, has_bar=False)
     report = session.run(sums_losses_of_parts)
     explainer = Explainer(lang="en", report=report, locate=FakeGPUMemory(session).storage)
-    growth = explainer.diagnose(session.exception).growth
+    diagnosis = explainer.diagnose(session.exception)
+    growth = diagnosis.growth
     assert growth.name == "total" and (growth.remedy, growth.fixed) == ("backward_each", "")
+    assert diagnosis.cause is Cause.ACTIVATIONS  # of one step: no leak
+    assert "name_sums_a_step" in [one.key for one in diagnosis.evidence]
 
 
 @pytest.mark.parametrize(

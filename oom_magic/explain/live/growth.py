@@ -38,8 +38,9 @@ class Growth:
     where no such line is known). ``has_graph``: what it keeps holds the graphs of the steps. ``is_joined``: each turn
     makes it again from itself. ``remedy`` is what the fixed line does: "detach", "keep_on_host", or "backward_each"
     where the sum of losses was to be walked back. ``are_entries``: not tensors are counted, but entries that hold some,
-    such as models. ``beside`` is what else the loop collects in that way: fixed alone, the other would keep the
-    graphs, and what is collected together is compared later, so all of it goes to the host or none.
+    such as models. ``is_of_one_step``: one backward begins from all of it. ``beside`` is what else the loop collects in
+    that way: fixed alone, the other would keep the graphs, and what is collected together is compared later, so all of
+    it goes to the host or none.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Growth:
     fixed: str = ""
     remedy: str = "detach"
     are_entries: bool = False
+    is_of_one_step: bool = False
     beside: tuple[Growth, ...] = ()
 
     @property
@@ -133,7 +135,9 @@ def _of_one_step(
     states = [names.get(name) for name in carried_names(statement.lineno, frames[0][0]) if name != growth.name]
     if isinstance(statement, ast.Expr) or growth.is_joined or _have_graph(states):
         return None
-    return replace(growth, remedy="backward_each", fixed=growth.fixed if growth.remedy == "backward_each" else "")
+    if growth.remedy == "backward_each":  # in some turns of its own loop
+        return growth
+    return replace(growth, remedy="backward_each", fixed="", is_of_one_step=True)
 
 
 def _have_graph(values: Iterable[Any]) -> bool:

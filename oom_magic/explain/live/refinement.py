@@ -84,12 +84,14 @@ def _filled(judgement: Judgement, cause: Cause, category: str, num_bytes: int, a
 def refine_with_loop(judgement: Judgement, growth: Growth | None, failure: Failure | None) -> Judgement:
     """The judgement with what grew in the loop; the cause, if that is a good part of what PyTorch held.
 
-    An evaluation that fails in its first iterations needs too much because of the graph, whatever it collects.
+    An evaluation that fails in its first iterations needs too much because of the graph, whatever it collects. Losses
+    of parts of a step are no leak, but make the step as large as all parts together.
     """
     held_bytes = 0 if failure is None or failure.pytorch_bytes is None else failure.pytorch_bytes
     if growth is None or not held_bytes:
         return judgement
     ways = (
+        ("name_sums_a_step", growth.is_of_one_step),
         ("name_is_joined", growth.is_joined),
         ("name_grows_by_entries", growth.are_entries),
         ("name_grows_with_graphs", growth.has_graph),
@@ -109,12 +111,13 @@ def refine_with_loop(judgement: Judgement, growth: Growth | None, failure: Failu
     is_cause = growth.num_bytes >= LEAST_SHARE * held_bytes and not growth.is_joined and not is_for_no_grad
     if judgement.confidence is Confidence.CERTAIN or not is_cause:
         return replace(judgement, evidence=(*judgement.evidence, *evidence))
-    return Judgement(Cause.LEAK_OR_RETAINED_REFERENCE, (*evidence, *judgement.without_doubts), Confidence.LIKELY)
+    cause = Cause.ACTIVATIONS if growth.is_of_one_step else Cause.LEAK_OR_RETAINED_REFERENCE
+    return Judgement(cause, (*evidence, *judgement.without_doubts), Confidence.LIKELY)
 
 
 def _by_the_turn(growth: Growth) -> tuple[Evidence, ...]:
     """What an iteration adds, where each adds one tensor or entry, and how many had run when the card was full."""
-    if growth.is_joined or growth.num_tensors < _MANY_TURNS:
+    if growth.is_joined or growth.is_of_one_step or growth.num_tensors < _MANY_TURNS:
         return ()
     values = {"turn_bytes": growth.num_bytes // growth.num_tensors, "count": growth.num_tensors}
     return (Evidence("growth_by_entry" if growth.are_entries else "growth_by_the_turn", values),)

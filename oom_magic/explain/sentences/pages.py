@@ -203,6 +203,10 @@ PAGE_CATALOGUE: Sentences = {
         "{name} grows in the loop, {growing_code} ({place}): it keeps {count} tensors with their graphs, and so"
         " {kept_bytes} that forwards saved.",
     ),
+    "name_sums_a_step": (
+        "{name} sums the losses of several parts of a step, {growing_code} ({place}): their graphs keep {kept_bytes}"
+        " until the backward of the sum."
+    ),
     "name_grows_by_entries": (
         "{name} grows in the loop, {growing_code} ({place}): its {count} entries keep {kept_bytes}."
     ),
