@@ -3,38 +3,27 @@
 Each row is measured in a process of its own, by the clock and (in brackets) in seconds of computing, its forks' among
 them, with a cache folder that is empty the first time. FOLDER is another checkout of this repository, measured by the same code in the same run.
 
-Seconds of computing on two cores, before (all points first) and after (one run first, the others in slices):
+Measured on two idle cores, by the clock (seconds of computing in brackets), beside the first version that was measured:
 
-| what | before: first, again | after: first, again |
-|---|---|---|
-| preset: first picture | 36.4, 2.7 | 8.6, 0.65 |
-| preset: exact, with what would fit | 77.3, 2.8 | 55.7 to 57.7 (34 dry runs), 3.4 |
-| function: first picture | 13.8, 15.2 | 5.7, 0.61 |
-| a move, median and worst | 7 ms, 30 ms | the same code |
-| quick peak | 0.1 ms | the same code |
-| doctor | 54.7, 7.6 | 29.5, 1.5 (with two others at work) |
+| what | goal | at first: first, again | now: first | now: again |
+|---|---|---|---|---|
+| preset: first picture | 10 s; again 1 s | 36.4 s, 2.7 s | 6.5 s (7.2) | 0.3 s |
+| preset: exact, with what would fit | 25 s | 77.3 s, 2.8 s | 24.6 s (33.1) | 1.4 s |
+| a move, median and worst | 50 ms, 120 ms | 7 ms, 30 ms | 5 ms, 23 ms | 5 ms, 22 ms |
+| quick peak | 1 ms | 0.1 ms | 0.1 ms | 0.1 ms |
+| another card | 2 s | - | 20 ms | 19 ms |
+| another card: exact | | - | 13.3 s (19.7) | 1.3 s |
+| another method | 2 s | - | 1.4 s (2.1) | 16 ms |
+| another method: exact | | - | 9.7 s (13.3) | 1.2 s |
+| function: first picture | 5 s; again 1 s | 13.8 s, 15.2 s | 4.2 s (4.2) | 1.2 s |
+| doctor | 20 s; again 1 s | 54.7 s, 7.6 s | 24.8 s (37.5) | 1.1 s |
 
-Those before are of an idle machine, on which the clock says the same. Those after are of one with eight to fifteen
-processes for its two cores, where the code of before took 47 to 50 seconds to its first picture. What is kept is read
-without PyTorch. Of a preset's first picture 4 to 5.6 seconds are imports of torch, transformers, bitsandbytes and peft.
-A dry run of four layers takes 0.8 to 0.9 seconds of an idle core (0.36 with one layer, 0.11 to 0.18 for each further
-one; a third of it builds the model) and 1.0 to 1.9 of a busy one. All numbers of the preset are known after 28 of them:
-three structures (one sequence, one of up to 128 tokens, several) with three numbers of layers where each is first met,
-one more where it is met next, and 6 to 8 points in each. Fewer points would let a wrong polynomial pass, and with fewer
-than four layers what repeats cannot be told from what does not.
-
-Since then dry runs are shared with forks on the other cores. On two cores with seven others at work (the clock says
-nothing then; both ways were measured within twenty minutes):
-
-| what | computing before | after: in the process + in its two forks |
-|---|---|---|
-| preset: first picture | 7.7 | 6.3 + 1.2 |
-| preset: exact, with what would fit | 46.0 | 10.9 + 27.8 |
-| another method: first picture | 2.2 | 0.3 + 2.0 |
-| another method: exact | 31.5 | 4.2 + 20.9 |
-
-What forks compute is done two at a time, but for about a third, which follows from what was found just before. A cell
-that was run meanwhile (sliders of distilgpt2 in a kernel) was answered after 9 to 20 ms in the median and 310 at worst.
+What is kept is read without PyTorch. Of a preset's first picture 4 to 5 seconds are imports of torch, transformers,
+bitsandbytes and peft. A dry run of four layers takes 0.8 to 0.9 seconds of an idle core (0.36 with one layer, 0.11 to
+0.18 for each further one; a third of it builds the model). All numbers of the preset are known after 28 of them, which
+are shared with a fork on the other core: three structures (one sequence, one of up to 128 tokens, several) with three
+numbers of layers where each is first met, one more where it is met next, and 6 to 8 points in each. Fewer points would
+let a wrong polynomial pass, and with fewer than four layers what repeats cannot be told from what does not.
 """
 
 from __future__ import annotations
