@@ -14,6 +14,7 @@ _SAID: Sentences = {
     "cell": "interrupted at {where}.",
     "explanation": "interrupted before the explanation was complete; %oom_explain --fast rehearses nothing.",
     "function": "interrupted at {where}, while the function was dry-run; nothing of yours was changed.",
+    "callback": "interrupted before or after a cell; a cell that runs is stopped by another interrupt.",
     "other": "interrupted; nothing of yours was changed.",
 }
 

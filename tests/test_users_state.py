@@ -24,6 +24,8 @@ from torch import nn
 import oom_magic as om
 from oom_magic.explain import doctor
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
+from oom_magic.measure.device import cards
+from oom_magic.notebook.cells import hints
 from oom_magic.predict.isolation import live_objects, snapshot, tensor_exchange
 from oom_magic.predict.isolation.interrupts import Interrupts
 from oom_magic.predict.isolation.live_objects import heap_set_aside
@@ -335,6 +337,24 @@ def test_an_interrupt_of_what_is_being_shown_ends_in_one_line(
     shown = capsys.readouterr()
     assert isinstance(result.error_in_exec, KeyboardInterrupt) and "Traceback" not in shown.out + shown.err
     assert "KeyboardInterrupt: interrupted; nothing of yours was changed.\n" in shown.out + shown.err
+
+
+def test_an_interrupt_in_a_callback_of_cells_waits_for_its_end(shell: Any, capsys: Any, monkeypatch: Any) -> None:
+    def interrupts(*_: Any) -> str:
+        signal.raise_signal(signal.SIGINT)
+        return ""
+
+    shell.run_cell("import torch")
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    monkeypatch.setattr(cards, "is_available", interrupts)  # before the cell
+    monkeypatch.setattr(hints, "text_of", interrupts)  # after it
+    try:
+        shell.run_cell("kept = 1\nraise MemoryError", store_history=True)
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    shown = capsys.readouterr().out
+    assert shell.user_ns["kept"] == 1 and shown.count("KeyboardInterrupt: interrupted before or after a cell") == 2
+    assert "oom_magic/" not in shown and shown.count("Traceback") == 1  # the cell's
 
 
 class _Interrupting:

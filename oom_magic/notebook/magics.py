@@ -16,7 +16,7 @@ from oom_magic.notebook.cells import gpumem
 from oom_magic.notebook.cells.explanations import explain_last, explain_pasted, explain_path
 from oom_magic.notebook.cells.gpumem import CardOptions, CellRunner
 from oom_magic.notebook.cells.hints import FailureWatch
-from oom_magic.notebook.cells.running import compile_cell
+from oom_magic.notebook.cells.running import around_cells, compile_cell
 from oom_magic.notebook.monitor import Monitor, can_update
 from oom_magic.notebook.options import (
     checked,
@@ -323,6 +323,7 @@ class LevelWatch:
         self._now: dict[str, int] = {}
         self.before_failure: dict[str, int] = {}
 
+    @around_cells
     def before_cell(self, _: ExecutionInfo) -> None:
         """IPython's ``pre_run_cell``."""
         self._now = {}
@@ -331,6 +332,7 @@ class LevelWatch:
 
             self._now = allocated_now(self._runner)
 
+    @around_cells
     def after_cell(self, result: ExecutionResult) -> None:
         """IPython's ``post_run_cell``."""
         self._runner.after_cell(result)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
 
 from oom_magic.language import _, load_language
+from oom_magic.notebook.cells.running import around_cells
 
 if TYPE_CHECKING:
     from oom_magic.predict.instrumentation.starting_point import StartingPoint
@@ -58,6 +59,7 @@ class FailureWatch:
         self._names_before: set[str] | None = None  # set where torch was not loaded, so nothing was on a device
         self._shown_before = 0  # the error that was shown last, by identity
 
+    @around_cells
     def before_cell(self, _info: ExecutionInfo) -> None:
         """IPython's ``pre_run_cell``. With a GPU, what the cell finds there is noted."""
         self._start, self._names_before = None, None
@@ -72,6 +74,7 @@ class FailureWatch:
 
             self._start = StartingPoint([self._shell.user_ns])
 
+    @around_cells
     def after_cell(self, result: ExecutionResult) -> None:
         """IPython's ``post_run_cell``."""
         error = result.error_in_exec or result.error_before_exec or self._shown()

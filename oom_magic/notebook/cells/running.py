@@ -8,15 +8,35 @@ import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import wraps
 from itertools import takewhile
 from types import CodeType, TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
+from oom_magic.interrupted import InOneLine
 from oom_magic.language import _
+from oom_magic.predict.isolation.interrupts import Interrupts
 from oom_magic.user_code import is_machinery
+
+T = TypeVar("T")
+C = TypeVar("C")
+
+
+def around_cells(callback: Callable[[T, C], None]) -> Callable[[T, C], None]:
+    """A callback that IPython calls before or after each cell; an interrupt waits for its end and is one line there.
+
+    What it imports is then never left half imported, and a cell that it notes is noted.
+    """
+
+    @wraps(callback)
+    def waiting(self: T, cell: C) -> None:
+        with InOneLine("callback"), Interrupts().waiting():
+            callback(self, cell)
+
+    return waiting
 
 
 def trimmed(error: BaseException) -> BaseException:
