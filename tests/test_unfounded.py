@@ -394,6 +394,34 @@ _NUMBERS = (
             "KernelRestarter: restarting kernel (1/5) during a join of two pandas data frames", ["likely"], ["certain"],
             id="a restart is no proof",
         ),
+        pytest.param(
+            "I train a 3D net with batch size = 1: OOM when allocating tensor with shape[1,128,128,128,32] and type float on"
+            " /job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc", [r"float = 256\.00"],
+            ["floaton", "smaller batch", "Halve the batch"], id="a batch of one has no half",
+        ),
+        pytest.param(
+            "Training: OOM when allocating tensor with shape[1,500,500,512] and type float on"
+            " /job:localhost/replica:0/task:0/device:CPU:0 by allocator cpu", ["not the GPU's"], ["activations"],
+            id="TensorFlow on the CPU",
+        ),
+        pytest.param(
+            'File "losses.py", line 643, in feature_loss\nloss += torch.mean(x)\nCUDA out of memory. Tried to allocate 20.00'
+            " MiB (GPU 0; 31.75 GiB total capacity; 13.57 GiB already allocated; 4.75 MiB free; 14.03 GiB reserved in total"
+            " by PyTorch)\nIt worked before. Is it due to memory leak somewhere? I train VITS.", ["Another process"],
+            ["keeps growing", "detach"], id="a question is no statement",
+        ),
+        pytest.param(
+            "stable diffusion webui: with hires fix on a batch larger than 1 CUDA out of memory, and it doesn't free the VRAM",
+            [r"Why: What it\scomputes"], ["memory_allocated"], id="what an error leaves is no leak",
+        ),
+        pytest.param(
+            "i used 8*A100 to finetune llama-7b, at iteration 3000 it save weights oom", ["copied of the weights", "RAM"],
+            ["AWQ", "microbatch"], id="saving",
+        ),
+        pytest.param(
+            "slurmstepd: error: Detected 1 oom-kill event(s)", ["sacct"], ["free -h", "Task Manager", "weights"],
+            id="a job's memory is SLURM's",
+        ),
     ],
 )  # fmt: skip
 def test_nothing_is_said_beyond_the_text(text, said, not_said):

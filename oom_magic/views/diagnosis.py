@@ -73,6 +73,8 @@ _UNTOLD = ("tensor_not_printed", "tensor_unknown_model")  # notes from which not
 # Names that do not mean a GPU.
 _SERVERS = ("vllm", "sglang", "server")  # they take a share of the device and fill it
 _OF_CACHES = {"vllm": "_cache", "sglang": "_cache", "vllm_context": "_context"}
+# Copies of weights beside them.
+_COPIES = {"checkpoint_to_gpu": "_twice", "phase_saving": "_saving", "told_saving": "_saving"}
 _DEVICES = {"npu": "NPU", "mlu": "MLU"}
 _LONGEST_MESSAGE = 1200
 _MOST_HOLDERS = 12
@@ -158,8 +160,8 @@ def _cause(cause: Cause, diagnosis: Diagnosis) -> str:
         suffix = "_models"
     elif cause is Cause.DRIVER_LEVEL and diagnosis.program and not PROGRAMS_BY_KEY[diagnosis.program].is_torch:
         suffix = "_elsewhere"
-    elif cause is Cause.WEIGHTS_TOO_BIG and any(one.key == "checkpoint_to_gpu" for one in diagnosis.evidence):
-        suffix = "_twice"
+    elif cause is Cause.WEIGHTS_TOO_BIG:
+        suffix = next((_COPIES[one.key] for one in diagnosis.evidence if one.key in _COPIES), "")
     elif cause is Cause.HOST_RAM and "Jetson" in diagnosis.systems:
         suffix = "_board"
     elif cause is Cause.HOST_RAM and failure is not None and failure.format == "windows_paging_file":

@@ -58,21 +58,11 @@ _ALONE_FROM_SHARE = 0.1
 _SMALL_DEVICE_BYTES = 2 * 1024**3  # where a message does not print the device's
 IN_ANY_MESSAGE = {"speaks_of_memory", "speaks_of_gpu", "speaks_of_ram", "fragments", "learns", "uses_torch"}
 _OF_MEMORY = {
-    "speaks_of_memory",
-    "speaks_of_ram",
-    "uses_much",
-    "killed",
-    "grows",
-    "host_fills",
-    "pins",
-    "saves",
-    "kernel_dies",
-}
+    "speaks_of_memory", "speaks_of_ram", "uses_much", "killed", "grows", "host_fills", "pins", "saves", "kernel_dies",
+}  # fmt: skip
 _OF_RAM = {"speaks_of_ram", "host_fills", "workers"}
 _OF_MODELS = {"learns", "loads", "infers", "trains", "attends", "generates_tokens", "makes_pictures", "merges"}
 _OF_LIMITS = {"names_share", "full_at_any_size", "smaller_share_helps"}
-# Runtimes whose memory PyTorch's counters do not include.
-_WITHOUT_TORCH = ("rapids", "thrust", "cupy", "numba", "llama_cpp", "ollama", "onnxruntime", "tensorrt", "paddle")
 _WORTH_NAMING = 0.12
 _OF_THIS_RUN = 0.6  # what a text says of its own run counts more than what is usual
 # Evidence that says how likely a cause is of runs in general, not of this one.
@@ -96,6 +86,7 @@ _FIXED: dict[str, tuple[Cause, Confidence]] = {
     "cpu_allocator": (Cause.HOST_RAM, Confidence.CERTAIN),
     "numpy": (Cause.HOST_RAM, Confidence.CERTAIN),
     "memory_error": (Cause.HOST_RAM, Confidence.CERTAIN),
+    "tensorflow_host": (Cause.HOST_RAM, Confidence.CERTAIN),
     "bad_alloc": (Cause.HOST_RAM, Confidence.CERTAIN),
     "host_allocation": (Cause.HOST_RAM, Confidence.CERTAIN),
     "opencv": (Cause.HOST_RAM, Confidence.CERTAIN),
@@ -447,6 +438,8 @@ _TOOLS = {
 }  # fmt: skip
 
 
+# Where a process may run that has its own way to show its RAM.
+_PLACES = {"SLURM": "slurm", "Kaggle": "hosted", "Colab": "hosted", "Windows": "windows", "in_pod": "pod"}
 # The call that shows how much is allocated, by backend.
 _COUNTERS = {
     "cuda": "torch.cuda.memory_allocated()", "mps": "torch.mps.driver_allocated_memory()",
@@ -477,14 +470,15 @@ def _check(cause: Cause, failure: Failure | None, clues: Clues) -> Evidence:
         return Evidence(f"check_{cause.value}", {"device": device_name(backend)})
     if cause is Cause.LEAK_OR_RETAINED_REFERENCE:
         runtime = "" if clues.program is None else clues.program.program.key
-        if runtime in _WITHOUT_TORCH:
+        if runtime not in ("", "diffusers", *_COUNTERS):  # nobody prints there
             return Evidence("check_growth_by_tool", {"tool": device_tool(backend, clues.accelerator)})
         backend = runtime if runtime in _COUNTERS and backend != "cpu" else backend
         if backend is None and _OF_RAM & clues.run.told and "speaks_of_gpu" not in clues.run.told:
             backend = "cpu"
         return Evidence(f"check_{cause.value}", {"call": _COUNTERS.get(backend or "cuda", _COUNTERS["cuda"])})
-    if cause is Cause.HOST_RAM and "Windows" in clues.systems:
-        return Evidence("check_host_ram_windows")
+    if cause is Cause.HOST_RAM:
+        places = (_PLACES[one] for one in (*clues.systems, *clues.run.told) if one in _PLACES)
+        return Evidence("_".join(("check_host_ram", *sorted(places)[-1:])))
     if cause is Cause.MEMORY_FRACTION_LIMIT and backend == "mps":
         return Evidence(f"check_{cause.value}_mps")
     if failure is not None and failure.format == "vllm_context":
@@ -494,5 +488,8 @@ def _check(cause: Cause, failure: Failure | None, clues: Clues) -> Evidence:
         return Evidence(f"check_{cause.value}_trial")
     serves = clues.program is not None and clues.program.program.key in _SERVERS
     if clues.program is not None and (serves or cause is not Cause.MEMORY_FRACTION_LIMIT) and cause in _AS_INFERENCE:
+        return Evidence(f"check_{cause.value}_inference")
+    trains = clues.is_training or clues.tells_of_training
+    if cause is Cause.ACTIVATIONS and (not trains or {"batch_of_one", "has_batch_of_one"} & clues.run.told):
         return Evidence(f"check_{cause.value}_inference")
     return Evidence(f"check_{cause.value}")

@@ -244,7 +244,7 @@ def _over_time(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     if is_repeated:
         weight = 0.15 if "grows" in told else 0.45  # the same observation in other words
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, weight, Evidence("told_repeated"))
-        if not {"larger_input_fails", "converses"} & told:
+        if not {"larger_input_fails", "larger_batch_fails", "converses"} & told:
             yield Support(Cause.ACTIVATIONS, -0.3)  # one iteration had fitted the first time
     if "frees_at_end" in told and "left_over" not in told:
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.5, Evidence("told_frees_at_end"))

@@ -99,7 +99,7 @@ class Failure:
     def num_sizes(self) -> int:
         """How many sizes the message prints; the fullest message of a text explains it best."""
         sizes = _sizes_of(self)
-        return len(sizes) - sizes.count(None) + len(self.other_processes)
+        return len(sizes) - sizes.count(None) + len(self.other_processes) + (self.dtype is not None)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as JSON-ready values, with the derived ones a reader needs."""

@@ -29,7 +29,8 @@ class MessageKind:
 MOST_OF_A_KIND = 5_000
 _LIBRARY = r"(?:cublas|cusolver|cusparse|curand)_status_"
 _WORKER = r"dataloaderworker(?:\(pid(?:\(s\))?[^)]{0,60}\))?"
-_DTYPE = r"(?P<dtype>[a-z_]{1,12}\d{0,3})"
+_DTYPE = r"(?P<dtype>[a-z_]{1,12}?\d{0,3})(?=on/|[^a-z_\d]|$)"
+_ON_CPU = r"on[^\[]{0,80}device:cpu"
 
 _GGML = r"allocating"
 _GGML_FAILED = r"ondevice\d{0,3}:cudamallocfailed:outofmemory"
@@ -195,8 +196,12 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("tensorflow", "tensorflow", True, r"resourceexhaustederror:(?:failedtoallocate|oom(?!when))"),
     ("tensorflow", "tensorflow", True, r"dsttensorisnotinitialized"),
     (
+        "tensorflow_host", "cpu", True,
+        rf"oomwhenallocatingtensorwithshape\[(?P<shape>[\d,]{{0,80}})\]andtype{_DTYPE}{_ON_CPU}",
+    ),
+    (
         "tensorflow", "tensorflow", True,
-        rf"oomwhenallocatingtensorwithshape\[(?P<shape>[\d,]{{0,80}})\](?:andtype{_DTYPE})?",
+        rf"oomwhenallocatingtensorwithshape\[(?P<shape>[\d,]{{0,80}})\](?!andtype\w{{1,16}}?{_ON_CPU})(?:andtype{_DTYPE})?",
     ),
     ("mps_invalid_buffer", "mps", True, rf"invalidbuffersize:(?P<requested>{SIZE})"),
     ("mps_invalid_buffer", "mps", True, r"(?:totalbytesofndarray|productofdimensionsizes|ndarraydimensionlength)"

@@ -25,6 +25,9 @@ CATALOGUE: Sentences = {
     "cause_weights_too_big_twice": (
         "A checkpoint that is loaded onto the GPU lies there beside the model, and together they do not fit."
     ),
+    "cause_weights_too_big_saving": (
+        "What is copied of the weights while they are saved, merged or gathered does not fit beside them."
+    ),
     "cause_activations": (
         "The activations of a step do not fit: what the forward pass keeps grows with the batch and the inputs' size."
     ),
@@ -304,6 +307,7 @@ CATALOGUE: Sentences = {
     "meaning_directml": "DirectML found no room on the GPU; it prints the request and no other size.",
     "meaning_numpy": "A NumPy array found no RAM.",
     "meaning_memory_error": "Python found no RAM.",
+    "meaning_tensorflow_host": "TensorFlow, which computes on the CPU there, found no RAM.",
     "meaning_bad_alloc": "C++ code found no RAM.",
     "meaning_host_allocation": "A program found no RAM for what it asked of the system.",
     "meaning_graphics_api": "A graphics API (Vulkan, OpenCL, Direct3D) found no room on its device.",

@@ -237,9 +237,7 @@ EVIDENCE: Sentences = {
     ),
     "told_graph_kept": "The text speaks of tensors kept with their graphs (sums of losses, no detach()).",
     "smaller_share_helps": "The text says that a smaller share of the device helps.",
-    "computing_told": (
-        "The text says nothing of the model's size or of other programs; what a run computes is the likeliest."
-    ),
+    "computing_told": "Nothing in the text speaks clearly for one cause; what a run computes is the likeliest.",
     "program_is_small": "The program itself needs only {computed_bytes}: the device, or its share, was full before.",
     "stuck_unreleasable": (
         "PyTorch gave back what it could before it failed, and {stuck_bytes} of its cache stayed: pieces between"
@@ -312,7 +310,7 @@ EVIDENCE: Sentences = {
     ),
     "check_weights_too_big_inference": "Compare the size of the model's files with the device's memory.",
     "check_activations": "Halve the batch: if memory nearly halves, it is activations.",
-    "check_activations_inference": "Halve the input (context, picture, samples): if it then runs, it was the input's.",
+    "check_activations_inference": "Give it half as much (length, picture, batch): if it then runs, it was that.",
     "check_activations_trial": (
         "Start it with much smaller --max-num-seqs and --max-num-batched-tokens: if it gets through, it was the trial's"
         " size."
@@ -330,7 +328,10 @@ EVIDENCE: Sentences = {
         "Print torch.mps.driver_allocated_memory() and torch.mps.recommended_max_memory() just before it fails."
     ),
     "check_sysmem_fallback": "Watch 'Shared GPU memory' in the Task Manager: it grows once the card is full.",
-    "check_host_ram": "Watch the RAM (free -h, the Task Manager) while it runs; on Linux dmesg names what was killed.",
+    "check_host_ram": "Watch the RAM while it runs (on Linux free -h; dmesg names what was killed there).",
+    "check_host_ram_slurm": "Compare what it took with what the job was given: sacct -j JOB -o MaxRSS,ReqMem.",
+    "check_host_ram_pod": "Compare what it took (kubectl top pod) with its limit (kubectl describe pod).",
+    "check_host_ram_hosted": "Watch the notebook's own display of its RAM while it runs.",
     "check_host_ram_windows": "Watch the committed memory (Task Manager, Performance, Memory) while it runs.",
     "check_shared_memory": "df -h /dev/shm while it works.",
     "check_driver_level": "Look at the device just before it fails: is it full, and who fills it?",

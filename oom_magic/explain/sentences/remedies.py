@@ -100,9 +100,7 @@ REMEDIES: Sentences = {
     ),
     "remedy_use_cpu": "Run it on the CPU there, or on a machine with a GPU of its own.",
     "remedy_larger_share": "Give the server a larger share ({setting}), if nothing else needs the device.",
-    "remedy_stream_data": (
-        "Hold less at once: read data, or load weights, in parts (memory-mapped or streamed), not all of it."
-    ),
+    "remedy_stream_data": "Hold less at once: read it in parts (memory-mapped or streamed), not as a whole.",
     "remedy_shared_memory": (
         "See how much shared memory there is (df -h /dev/shm); a container is started with more by --shm-size."
     ),
@@ -164,7 +162,7 @@ REMEDIES: Sentences = {
     ),
     "remedy_no_cache": "Switch the cache of keys and values off while calibrating.",
     "remedy_ort_arena": "Let ONNX Runtime's arena grow only as needed, without the largest workspaces.",
-    "remedy_smaller_input": "Give it less at once: smaller batches, shorter or smaller inputs.",
+    "remedy_smaller_input": "Give it less at once: fewer, shorter or smaller inputs.",
     "remedy_trt_workspace": "Allow a smaller workspace while building (max_workspace_size; trtexec --memPoolSize).",
     "remedy_trt_shapes": "Build for smaller largest shapes (the profile's max).",
     "remedy_jax_preallocate": (

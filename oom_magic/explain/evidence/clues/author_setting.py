@@ -35,7 +35,8 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "uses_transformers": words(r"\btransformers\b|from_pretrained|\bAutoModel|hugging ?face|\bpeft\b|\btrl\b"),
     "trains_by_settings": words(  # a loop that is not the author's
         r"\b(?:ludwig|torchtune|axolotl|llama[-_]?factory|kohya\w*|ms-swift|lit-?gpt|nemo|fairseq|espnet\w*|mmdet\w*|mmseg\w*"
-        r"|detectron2?|ultralytics|yolov\d\w*|openrlhf|verl|xtuner|fastchat|onmt|opennmt|rasa)\b"
+        r"|detectron2?|ultralytics|yolov\d\w*|openrlhf|verl|xtuner|fastchat|onmt|opennmt|rasa)\b",
+        r"--(?:config|cfg)[\w-]*[= ]\S+\.(?:ya?ml|json|toml|py)\b|\btrain\w*\.ya?ml\b",
     ),
     "of_latents": words(r"stable[- _]?diffusion|\bunet\b|\bvae\b|dreambooth|controlnet"),
     "in_another_language": words(
@@ -76,8 +77,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     ),
     "handles_files": words(
         r"\bpickl\w*|\b(?:np|numpy|joblib|pd|pandas)\.(?:load|save|dump|read)\w*|\.(?:npy|npz|csv|tsv|h5"
-        r"|hdf5|parquet|pkl)\b|\bhdf5\b|\b(?:csv|tsv|json|parquet|pickle) files?\b"
-        r"|\bdata ?frames?\b|\bpandas\b",
+        r"|hdf5|parquet|pkl)\b|\bhdf5\b|\b(?:csv|tsv|json|parquet|pickle) files?\b|\bdata ?frames?\b|\bpandas\b",
         r"\b(?:pre-?process|unzip|extract|tokeni[sz]|convert|download)\w*\s(?:\S+\s){0,4}(?:data\w*"
         r"|files?|corpus|images)\b",
     ),
@@ -137,11 +137,10 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"|sampling)", r"\bupscal", r"txt2img|img2img",
         r"generat(?:e|es|ing) (?:an? |the |\d{1,6} )?(?:\w+ )?(?:images?|pictures?|videos?|audio|text|samples?"
         r"|tokens?)",
-        r"推理|生成(?:图片|图像|视频)",
+        r"推理|预测|生成(?:图片|图像|视频)",
     ),
     "attends": words(  # models of tokens: attention, adapters, sequences
-        r"transformers?\b|attention|attn|\b\w{0,12}bert\w*|\bgpt|llm|llama|qwen|mistral|gemma|deepseek|\bvit\b"
-        r"|\bt5\b",
+        r"transformers?\b|attention|attn|\b\w{0,12}bert\w*|\bgpt|llm|llama|qwen|mistral|gemma|deepseek|\bvit\b|\bt5\b",
         r"\btokeni?[sz]?e?|\bsequences?\b|\bseq_?len|\bprompts?\b|\bloras?\b|\bpeft\b|\bsft\b|language model"
         r"|translat\w+",
     ),
@@ -150,7 +149,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "has_half": words(r"\b(?:bf16|fp16|bfloat16|float16)\W{0,4}(?:true|1\b)"
         r"|--(?:bf|fp)16\b|dtype\W{1,3}(?:torch\.)?b?float16"),
     "has_checkpointing": words(r"gradient_checkpointing\W{1,4}(?:true|enable|1\b)|gradient_checkpointing_enable\("),
-    "has_batch_of_one": words(r"(?<!eval_)(?<!val_)(?<!test_)batch[_-]?size\W{1,4}1\b(?![\d.])"
+    "has_batch_of_one": words(r"(?<!eval_)(?<!val_)(?<!test_)batch[ _-]?size(?: is| of| to)?\W{1,4}1\b(?![\d.])"
         r"|\bbs ?= ?1\b(?![\d.])"),
     "diffuses": words(
         r"diffus|\bvae\b|\bprompts?\b|\bpipe(?:line)?\b|\bflux\b|\bsd(?:xl|3)?\b|\bunet\b|\bloras?\b|sampler|hunyuan|\bwan\b"
@@ -244,8 +243,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"\b(?:increase|bump|raise|adjust|double)s? (?:the )?(?:memory|mem) (?:of|for|limits?|requests?|allocati"
         r"on|quota"
         r"|to \d)", r"--mem(?:ory)?(?:-per-(?:cpu|gpu|node))?[= ]\d", r"(?<!gpu )\bmem(?:ory)? (?:limit|request|"
-        r"quota)s?"
-        r" (?:is|was|of|too|for|in|set)\b",
+        r"quota)s? (?:is|was|of|too|for|in|set)\b",
         r"(?:memory|limits?|requests?)[\"']?: ?[\"']?\d{1,6}[MG]i\b",
     ),
     "names_share": words(

@@ -16,8 +16,7 @@ from oom_magic.explain.messages.told import KILLED
 _MEMORY = r"(?:memory|vram|(?<!of )ram|rss|usage|consumption|footprint)"
 _HOST = (
     r"(?:(?<!gpu )(?<!video )(?<!gb of )(?<!gb )(?<!g of )(?<!gigs of )\bram\b|\brss\b|(?:host|system|cpu|main"
-    r"|physical|computer|pc|server)(?:'s)?(?:[- ]\w+)?[- ](?:memory|ram)"
-    r"|computer'?s memory)"
+    r"|physical|computer|pc|server)(?:'s)?(?:[- ]\w+)?[- ](?:memory|ram)|computer'?s memory)"
 )
 _RISES = (
     r"(?:increas|grow|climb|accumulat|leak|creep)\w*|\brising|\bris(?:e|es|en)\b|grew|(?:goes|going|go|went|build\w*"
@@ -40,8 +39,7 @@ _STAYS = (
 )
 _GONE = (
     r"(?:crash\w*|kill\w*|ctrl\W{0,3}c|interrupt\w*|abort\w*|exit(?:s|ed|ing)?|terminat\w*|stopp\w*"
-    r"|clos(?:ed|ing)|ended"
-    r"|finish\w*|quit|previous (?:run|job|process|script|training)|earlier (?:run|job)|old process"
+    r"|clos(?:ed|ing)|ended|finish\w*|quit|previous (?:run|job|process|script|training)|earlier (?:run|job)|old process"
     r"|stop(?:ped)? the process|(?:program|process|script|training|job) ends)"
 )
 _LESS = (
@@ -90,15 +88,14 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:about |around |~)?\d[\d.,]{0,8}\+?k? ?[mg]i?b?\b[^.\n]{0,40}\b(?:at|after|around|then|and stays?)\b",
     ),
     "training_fits": words(
-        r"训练时?显存(?:还是|是)?(?:够|足够|正常)",
+        r"(?:训练|微调)时?显存(?:还是|是)?(?:够|足够|正常)",
         r"train\w*\s(?:\w+[ ]){0,4}(?:works?|runs?|is|was|goes|went|are|worked"
         r"|ran)\s?(?:\w+\s)?(?:totally\s)?(?:fine|ok"
         r"|okay|well|perfect\w*|normal\w*|good|smooth\w*|successful\w*|without)",
         r"can (?:\w+ )?train(?: \w+)? (?:fine|ok|normally|well|without)", r"use the train\w* code, it is ok",
         r"no (?:problem|issue|error)s? (?:during|in|while|with) train",
         r"(?:having|have|had|has|after) (?:completed|finished)\W{1,4}(?:the )?train",
-        r"got (?:the |my )?training (?:to )?(?:r"
-        r"un|work)",
+        r"got (?:the |my )?training (?:to )?(?:run|work)",
         r"训练(?:过程|时|阶段)?(?:没有|没)?(?:正常|没问题|可以)",
     ),
     "uses_much": words(
@@ -117,8 +114,7 @@ TOLD: dict[str, re.Pattern[str]] = {
     ),
     "smaller_input_no_help": words(
         rf"\b(?:{_LESS})\b[^.\n]{{0,40}}\b(?:batch\w*|images?|resolution|crops?|inputs?|size|lengths?"
-        rf"|samples)\b[^.\n]{{0,40}}"
-        rf"\b(?:{_IN_VAIN})",
+        rf"|samples)\b[^.\n]{{0,40}}\b(?:{_IN_VAIN})",
         r"\b(?:no matter|regardless of)[^.\n]{0,30}\bbatch[ _-]?size",
         r"(?:减小|减少|降低|调小|改小)[^\n，。]{0,16}(?:batch|批)[^\n]{0,16}(?:没用|无效|不行|不能解决|(?:还是|仍然?|依然|也)(?:会|爆|不|报|oom))",
         r"batch[ _-]?sizes?\b[^.\n]{0,40}\b(?:did not|didn'?t|does not|doesn'?t|no) (?:help|work|effect|matter|change)",
@@ -134,11 +130,9 @@ TOLD: dict[str, re.Pattern[str]] = {
     ),
     "host_fills": words(
         r"\bcpu (?:oom|out of memory)\b",
-        r"(?:system|machine|computer|server)(?:'s)? (?:does not|doesn't|did not|hasn't) have enough"
-        r" memory",
+        r"(?:system|machine|computer|server)(?:'s)? (?:does not|doesn't|did not|hasn't) have enough memory",
         r"(?:machine|server|computer)(?:'s)? memory\b[^.\n]{0,20}\boverflow",
-        r"(?<!video )(?<!gpu )(?<!card )\bmemory (?:fills?"
-        r"|filled) up\b(?=[^.\n]{0,60}memory ?error)",
+        r"(?<!video )(?<!gpu )(?<!card )\bmemory (?:fills?|filled) up\b(?=[^.\n]{0,60}memory ?error)",
         rf"{_HOST}{_NO_GPU}{{0,60}}?\b(?:{_RISES}|{_SPENT}|decreas\w*)", rf"(?:{_SPENT}|increas\w*|grow\w*|out of"
         rf"|enough|all (?:of )?(?:the|my)?){_NO_GPU}{{0,24}}?{_HOST}",
         rf"\bhigh {_HOST} (?:usage|use|consumption|load|pressure)",
@@ -172,13 +166,12 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"\b(?:export|merge|merging|conversion|quantization) (?:process|step|script|stage)\b",
         r"save_pretrained|\bstate_dict\(|save_checkpoint|save_model|save_ckpt|merge_and_unload",
         r"(?:oom|out of memory|memory)\w* (?:while|when|during|at|after) (?:checkpoint |model )?sav",
-        r"保存(?:模型|权重|ckpt"
-        r"|checkpoint|时)",
+        r"\bsav(?:e|es|ing) (?:the |my |its )?(?:model )?(?:weights?|checkpoints?|ckpt)\b[^.\n]{0,20}\b(?:oom|out of)",
+        r"保存(?:模型|权重|ckpt|checkpoint|时)",
     ),
     "smaller_batch_helps": words(
         r"(?:reduc|decreas|lower|smaller|small)\w*\s(?:the\s|my\s)?batch[ _-]?size\w*(?:(?!n't|\bnot\b|\bno\b"
-        r"|even|still"
-        r")[^.\n]){0,50}(?:help|work|solve|fix|disappear|resolve|ok)",
+        r"|even|still)[^.\n]){0,50}(?:help|work|solve|fix(?! it to)|disappear|resolve|ok)",
         r"batch[ _-]?size[^.\n]{0,40}(?:too (?:large|big|high)|is the (?:problem|cause))",
         r"batch[ _-]?size\s?(?:=|of )?\d{1,6}[^.\n]{0,24}\b(?:works?|runs?|fine"
         r"|ok)\b", r"\bbatch[ _-]?size\s?(?:of )?\d{1,6} it works",
@@ -192,9 +185,9 @@ TOLD: dict[str, re.Pattern[str]] = {
     "larger_batch_fails": words(
         r"(?:enlarg|increas|rais|extend)\w*\s(?:the\s)?(?:context|sequence|max\w*|prompt|input)[ _-]?(?:length|size"
         r"|tokens|len)?",
+        r"\b(?:batch(?:[ _-]?size)?|frames?|images?) (?:larger|bigger|greater|higher|more) than \d",
         r"\b(?:set|increas\w*|rais\w*|chang\w*|put)\s(?:the\s|my\s)?(?:max[_ ]tokens|batch[_ ]?size|num[_ ]workers"
-        r"|frames?|length)\s?"
-        r"(?:=|to|as)?\s?(?:an? )?(?:big|large|high|\d{3,})",
+        r"|frames?|length)\s?(?:=|to|as)?\s?(?:an? )?(?:big|large|high|\d{3,})",
     ),
     "larger_input_fails": words(
         r"(?:images?|inputs?|sequences?|samples?|videos?|resolution|crops?|tiles?|graphs?|data|scenes?"
@@ -231,18 +224,15 @@ TOLD: dict[str, re.Pattern[str]] = {
     "after_while": words(
         r"after (?:a while|(?:a |some )(?:long )?time|some (?:\w+ )?(?:time|iterations?|steps?|epochs?|batches)"
         r"|(?:a few|few|several|many|a couple of|around|about|~|\d[\d,.]{0,14}[kK]?\+?) ?(?:\w+ )?(?:hours?|minutes?"
-        r"|mins?|days?"
-        r"|iterations?|iters?|steps?|epochs?|batches|requests?|images?|generations?|runs?|rounds?|episodes?"
-        r"|files?|samples?"
-        r"|frames?|videos?|messages?))",
+        r"|mins?|days?|iterations?|iters?|steps?|epochs?|batches|requests?|images?|generations?|runs?|rounds?|episodes?"
+        r"|files?|samples?|frames?|videos?|messages?))",
         r"(?:can|could) run (?:some|a few|several) epochs?", r"(?:middle|midst) of (?:the )?training|half-?way"
         r"|mid-?training",
         r"训练(?:了)?(?:一段时间|几个|一会)|过一(?:会|段时间)|中途|跑着跑着",
     ),
     "room_at_start": words(
         r"(?:at (?:the )?(?:very )?(?:beginning|start|first)|in the beginning|initially|first (?:few|steps?|iter"
-        r"ations?))"
-        r"[^.\n]{0,40}?\b(?:fine|enough|normal\w*|works?|ok|low|only \d|free|stable|constant)\b",
+        r"ations?))[^.\n]{0,40}?\b(?:fine|enough|normal\w*|works?|ok|low|only \d|free|stable|constant)\b",
         r"(?:刚?开始|最初|起初)[^\n。]{0,16}(?:正常|空余|足够|够用|没问题|不高|有余)",
     ),
     "at_times": words(
@@ -251,9 +241,7 @@ TOLD: dict[str, re.Pattern[str]] = {
     ),
     "repeated_use": words(
         r"(?<![\d-])(?<!\d )(?:second|2nd|third|subsequent|next|consecutive|another)"
-        r" (?:time|run|generation|inference|image|prompt"
-        r"|call|request"
-        r"|attempt|video|batch of)\b(?! (?:step|epoch))",
+        r" (?:time|run|generation|inference|image|prompt|call|request|attempt|video|batch of)\b(?! (?:step|epoch))",
         r"switch(?:ing|ed)? (?:between )?(?:models?|checkpoints?|loras?)",
         r"(?:not|never|n't|without|refuse\w* to)\s(?:\w+\s){0,2}(?:releas\w*|unload\w*"
         r"|(?<!enough )free(?:d|s|ing)?\b(?! to)"
@@ -264,11 +252,9 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"\bchang(?:e|es|ing|ed) (?:of )?(?:the |my |between )?(?:loras?|models?|checkpoints?)",
         r"(?:every|each|after each|eighth|several) (?:generation|run|iteration|inference|workflow)\b(?! step)",
         r"\bmore than once\b|\brepeatedly\b|\btwice\b(?! as| (?:the )?(?:gpu |model )?(?:memory|size))"
-        r"|\b(?:multiple|several|repeated) (?:times|runs)\b"
-        r"|\bre-?run(?:s|ning)?\b",
+        r"|\b(?:multiple|several|repeated) (?:times|runs)\b|\bre-?run(?:s|ning)?\b",
         r"\b(?:2x|double|twice) the (?:gpu )?memory\b", r"until i (?:close|restart|reopen|kill"
-        r"|quit)", r"(?:have|need) to restart", r"each time i (?:run|call"
-        r"|generate)",
+        r"|quit)", r"(?:have|need) to restart", r"each time i (?:run|call|generate)",
         r"(?:显存|内存)[^\n，。]{0,8}(?:没有?|不|未|无法)(?:会|能|被|完全)*释放|(?:显存|内存)[^\n，。]{0,6}释放不[了掉]|第二次",
     ),
     "frees_at_end": words(  # the action that released memory shows what held it
@@ -277,12 +263,13 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"\b(?:resum|restart)\w*\b[^.\n]{0,80}\b(?:back to normal|normal again|drops?|goes down|low again)\b",
     ),
     "keeps_graph": words(
-        r"(?:non|un|not)[- ]?detached", r"without (?:\w+ )?`?\.?item\b", r"loss\w*[^.\n]{0,40}\+=",
+        r"(?:non|un|not)[- ]?detached", r"without (?:\w+ )?`?\.?item\b",
         r"\b(?:set\w*|with|because of|due to|using) (?:`|\*\*)?(?:retain|create)_graph",
         r"should be [^.\n]{0,30}\.item\(", r"stor(?:ed|ing|es) (?:the )?gradients",
         r"\bdetach\w*\b[^.\n]{0,40}\b(?:fix|discard|free|releas)|\b(?:fix|solv)\w*[^.\n]{0,20}\bdetach",
  r"without (?:\w+ )?detach", r"(?:comput\w+|dynamic|autograd) graph",
-        r"(?:loss|output)\w* ?\+= ?\w+", r"forg[eo]t\w* to (?:detach|zero)", r"(?:did not|didn't"
+        r"(?:loss|output)\w* ?\+= ?\w*(?:loss|output)\w*(?![\w(.])",
+        r"forg[eo]t\w* to (?:detach|zero)", r"(?:did not|didn't"
         r"|not) call(?:ing)? \w*zero_grad",
         r"计算图(?:没有|未)?(?:释放|保留)",
     ),
@@ -296,8 +283,7 @@ TOLD: dict[str, re.Pattern[str]] = {
     ),
     "smaller_share_helps": words(
         r"(?:lower|reduc|decreas|smaller)\w*\s(?:the\s)?`?(?:--)?(?:gpu[-_ ]?)?(?:memory|mem)[-_ ]?(?:ratio"
-        r"|fraction|utili[sz]ation)"
-        r"(?![^\n]{0,160}(?:n't|\bnot?) (?:\w+ )?(?:help|solv|fix|work|change))",
+        r"|fraction|utili[sz]ation)(?![^\n]{0,160}(?:n't|\bnot?) (?:\w+ )?(?:help|solv|fix|work|change))",
         r"preallocat\w+[^.\n]{0,40}(?:help|fix|solv|works)"
         r"(?![^\n]{0,120}(?:n't|\bnot?) (?:\w+ )?(?:help|solv|fix|work|change))"
         r"(?![^.]{0,80}\b(?:still|same (?:error|problem|issue))\b)",
@@ -324,8 +310,7 @@ TOLD: dict[str, re.Pattern[str]] = {
     "takes_no_share": words(r"preallocat\w*[\"'\]]{0,3} ?[=:] ?[\"']?(?:false|0)\b"),
     "collects_results": words(
         r"(?:aggregat|accumulat|collect|concatenat|gather)\w* (?:\w+ ){0,2}(?:predictions|outputs|results"
-        r"|logits) (?:on|in)"
-        r" (?:the )?(?:gpu|device|memory)",
+        r"|logits) (?:on|in) (?:the )?(?:gpu|device|memory)",
         r"(?:mov|copy|transfer|offload)(?:e|es|ing)? (?:\S+ ){0,3}\S*(?:predictions?|outputs?|results?|logits"
         r"|labels)(?: \w+)? (?:back )?to (?:the )?cpu",
         r"(?:append|collect|stor|accumulat|keep|kept|cach|concatenat|sav)\w*\s(?:\w+\s){0,4}(?:all|every|each"
@@ -336,15 +321,13 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"|large (?:corpus|data ?set|collection)|corpus)\b",
         r"\b(?:outputs?|predictions?|logits|labels|results?|features?|embeddings?)\b[^.\n]{0,30}\b(?:are|is|get|were|was)"
         r" (?:\w+ )?(?:added|appended|collected|kept|stored|saved|pushed|concatenated) (?:in|to|into|on|onto|at)"
-        r" (?:an? |the )?"
-        r"(?:\w+ )?(?:lists?|arrays?|buffers?|dict\w*|gpu|device|memory)\b",
+        r" (?:an? |the )?(?:\w+ )?(?:lists?|arrays?|buffers?|dict\w*|gpu|device|memory)\b",
         r"(?:all|every) (?:the )?(?:predictions|outputs|results|logits|features|embeddings) (?:\w+\s){0,3}(?:in"
         r"|into|on|at once)\b",
     ),
     "shares_device": words(
         r"(?:other|another|several|two|multiple|\d{1,3} other|\d{1,2}) (?:\w+ )?(?:process|program|job"
-        r"|codes?|training|experiment|user|notebook|kernel"
-        r"|app\w*|instance|script|task|vram consumer|student|people)\w*"
+        r"|codes?|training|experiment|user|notebook|kernel|app\w*|instance|script|task|vram consumer|student|people)\w*"
         r"[^.\n]{0,60}(?:us(?:e|es|ing)|tak(?:e|es|ing)|occup|runn|host|load|hold|detect|consum)",
         r"\b\d{1,2} (?:processes|kernels)\b[^.\n]{0,30}(?:are|were)?\s?(?:using|running|on)", r"zombie process",
         r"\b(?:gunicorn|uwsgi|uvicorn|celery)\b[^.\n]{0,60}(?:workers?\b|process)",
@@ -353,8 +336,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"|scripts?|jobs?|process\w*|training|experiments?)|(?:processes|jobs|programs|trainings) (?:are "
         r"|is |were )?already running",
         r"(?:others?|someone|somebody) (?:is|are|was|were) using", r"(?:gpu|card|device|memory|vram) (?:is|was"
-        r"|are) already"
-        r" (?:in use|used|occupied|taken|full)",
+        r"|are) already (?:in use|used|occupied|taken|full)",
         r"\b(?:infer\w*|predict\w*|test(?:s|ing)?)\b[^.\n]{0,60}\bwhile (?:the |my )?training is (?:still )?(?:going on"
         r"|running|in progress)", r"\bworks?\b[^.\n]{0,60}\b(?:gpu|card) is free\b",
         r"(?:其他|别的|另一个|多个|别人)(?:进程|程序|用户|任务|Notebook|在用)",
@@ -397,8 +379,7 @@ TOLD: dict[str, re.Pattern[str]] = {
     "batch_of_one": words(
         r"\b(?:even|still|only)\b[^.\n]{0,40}batch[ _-]?size[^.\n\d]{0,12}\b1\b(?!\d)",
         r"batch[ _-]?size\s?(?:=|is|:|of|to)?\s?(?:1|one)\b(?!\d)[^.\n]{0,40}(?:\bstill\b|\bbut\b|\balready\b"
-        r"|\bcannot\b"
-        r"|\bfails?\b|依然|还是|仍)",
+        r"|\bcannot\b|\bfails?\b|依然|还是|仍)",
         r"\bbatch[ _-]?size is (?:1|one)\b(?!\d)",
     ),
     "indexes": words(
@@ -438,6 +419,10 @@ _ADVICE = re.compile(  # with Chinese between the words
     r"|against)[\s\w*]{0,12}$|\b(?:no|not|n't|without)\s(?:a |any |the |be |have )?$",
     re.I,
 )
+_ASKED = re.compile(
+    r"\s{0,2}(?:(?:so|but|or|and),? )?(?:is|are|was|does|did|could|can|may|might) (?:it|this|that)\b"
+    r"[^.!?\n]{1,120}\?", re.I,
+)  # fmt: skip
 _LONGEST_STORY = 10_000  # longer texts are logs
 
 
@@ -453,8 +438,13 @@ def said_in(text: str) -> frozenset[str]:
 
 
 def _is_told(pattern: re.Pattern[str], text: str) -> bool:
-    """Whether a match is a statement, not a question or advice: "check whether others use it", "against leaks"."""
-    return any(not _ADVICE.search(text, max(0, match.start() - 24), match.start()) for match in pattern.finditer(text))
+    """Whether a match is a statement, not a question or advice: "check whether others use it", "is it a leak?"."""
+    for match in pattern.finditer(text):
+        start = match.start()
+        sentence = max(text.rfind(end, 0, start) for end in (". ", "! ", "? ", "\n")) + 1
+        if not (_ADVICE.search(text, max(0, start - 24), start) or _ASKED.match(text, sentence)):
+            return True
+    return False
 
 
 _LOOKS_FOR_A_WAY_OUT = re.compile(

@@ -17,13 +17,13 @@ _QUANTIZING = ("quantized_model", "comfy_fp8", "qlora", "loaded_4bit", "loaded_8
 # The fact about a run that makes a remedy needless.
 _HAD_BY = {
     "lora": "has_lora", "mixed_precision": "has_half", "half_weights": "has_half", "checkpointing": "has_checkpointing",
-    "smaller_batch_any": "has_batch_of_one",
 }  # fmt: skip
 # Evidence that shows others on the device.
 _SHOWS_OTHERS = {
     "others_listed", "others_unlisted", "told_shared", "told_left_over", "device_seen_full", "device_is_open",
     "no_context", "little_free_at_start", "told_frees_at_end", "meaning_vllm_startup",
 }  # fmt: skip
+_OF_BATCHES = ("smaller_batch_any", "smaller_batch_plain")
 _TRIED = {
     "server_share": "tried_share", "larger_share": "tried_share",
     "shorter_context": "tried_length", "fewer_waiting": "tried_workers", "mps_watermark": "tried_watermark",
@@ -77,7 +77,7 @@ def applicable(diagnosis: Diagnosis, keys: tuple[str, ...], *, is_text: bool) ->
 
 def _is_had(key: str, diagnosis: Diagnosis, is_settled: bool) -> bool:
     """Whether the run has it already; a batch of one stays one, whatever a text proposes."""
-    if key == "smaller_batch_any" and "batch_of_one" in diagnosis.told:
+    if key in _OF_BATCHES and {"batch_of_one", "has_batch_of_one"} & diagnosis.told:
         return True
     if key == "larger_share" and diagnosis.limits.get("share", 0) >= _LARGEST_SHARE:
         return True

@@ -32,6 +32,7 @@ _BY_FORMAT: Mapping[str, tuple[str, ...]] = {
     "sglang": ("larger_share", "quantized_model", "tensor_parallel"),
     "hf_offload": ("quantized_model", "smaller_model"),
     "ipex_4gb": ("smaller_arrays",),
+    "tensorflow_host": ("smaller_input", "more_ram"),
     "java_heap": ("java_heap",),
     "nccl": ("nccl_buffers", "smaller_batch_any"),
     "no_kernel_image": (),
@@ -242,11 +243,11 @@ def _of_run(diagnosis: Diagnosis, keys: set[str], is_device: bool) -> tuple[str,
         and "trains" not in diagnosis.told
         and is_device
     )
-    if is_inference and cause is Cause.WEIGHTS_TOO_BIG:
+    if cause is Cause.WEIGHTS_TOO_BIG and (is_inference or {"training_fits", "infers"} <= diagnosis.told):
         return ("quantized_model", "offload", "close_processes_any")
     if is_inference and cause in (Cause.ACTIVATIONS, Cause.UNKNOWN):
         return ("smaller_input", "quantized_model", "close_processes_any")
-    if diagnosis.phase == "saving" and cause is Cause.WEIGHTS_TOO_BIG:
+    if cause is Cause.WEIGHTS_TOO_BIG and (diagnosis.phase == "saving" or "told_saving" in keys):
         return ("state_on_host",)
     if cause is Cause.WEIGHTS_TOO_BIG and "told_loading" in keys and "attends" not in diagnosis.told and is_device:
         return ("map_location_cpu", "quantized_model", "offload")
