@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from itertools import combinations
 from xml.etree import ElementTree
 
 import matplotlib
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.axes import Axes
 from samples import RTX_3060, Recorder, failed, measured, predicted, training_timeline
 
 from oom_magic.memory.categories import Category
@@ -31,6 +36,31 @@ def test_picture_is_a_themed_svg(make) -> None:
 def test_failure_is_marked() -> None:
     assert "asked for 1.30 GiB more" in timeline_picture(failed()).svg
     assert "asked for" not in timeline_picture(predicted()).svg
+
+
+def struck(axes: Axes, report: MemoryReport) -> list[str]:
+    """The words of a picture that lie over each other, or that the card's line strikes through."""
+    figure = axes.figure
+    figure.canvas.draw()
+    boxes = {text.get_text(): text.get_window_extent() for text in axes.texts}
+    line = axes.transData.transform((0, report.device.usable_bytes))[1]
+    over = [f"{a} over {b}" for a, b in combinations(boxes, 2) if boxes[a].overlaps(boxes[b])]
+    return over + [text for text, box in boxes.items() if box.y0 < line < box.y1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(peak=st.integers(100, 11_600), at=st.integers(0, 9), end=st.integers(50, 11_600), wanted=st.integers(1, 100_000))
+def test_words_never_lie_over_each_other(peak: int, at: int, end: int, wanted: int) -> None:
+    recorder = Recorder()
+    for number in range(10):
+        block = recorder.allocate((peak if number == at else min(end, peak)) * MIB, Category.ACTIVATION, 8)
+        if number < 9:
+            recorder.free(block)
+    known = MemoryReport.from_timeline(recorder.timeline(), RTX_3060)
+    failure = replace(failed().out_of_memory, tensor_bytes=wanted * MIB)
+    for report in (known, replace(known, out_of_memory=failure)):
+        [axes] = timeline_figure(report).axes
+        assert struck(axes, report) == []
 
 
 def test_downsampling_keeps_the_peak_and_the_ends() -> None:

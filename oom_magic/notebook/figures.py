@@ -39,6 +39,7 @@ _CHINESE_FONT = re.compile(
     r"(CJK|Han (Sans|Serif)|Source Han).*SC|WenQuanYi|Microsoft YaHei|SimHei|PingFang SC|Heiti SC"
 )
 _CARD_IN_VIEW = 0.3  # the card's limit is drawn when the peak reaches this share of it
+_LABEL_SHARE = 0.1  # of the height: a line of words with the space around it
 _STACK = (  # what stays longest at the bottom
     Category.BEFORE, Category.WORKSPACE, Category.PARAMETER, Category.OPTIMIZER_STATE,
     Category.GRADIENT, Category.ACTIVATION, Category.INPUT, Category.TEMPORARY,
@@ -90,8 +91,8 @@ def draw_timeline(axes: Axes, report: MemoryReport) -> None:
     axes.set_xlim(0, max(report.timeline.num_events - 1, 1))
     curve = sample(report)
     _draw_curve(axes, curve)
+    _draw_card(axes, report, curve)
     _draw_peak(axes, report, curve)
-    _draw_card(axes, report)
     _draw_phases(axes, curve)
     _draw_steps(axes, report)
     _draw_failure(axes, report, curve)
@@ -131,39 +132,66 @@ def _draw_curve(axes: Axes, curve: Curve) -> None:
     axes.plot(curve.positions, curve.reserved_bytes, color=LIGHT["quiet"], linewidth=1, label=_("reserved"))
 
 
+def _draw_card(axes: Axes, report: MemoryReport, curve: Curve) -> None:
+    """The card's line, if it is in view, and its words where those of the peak and of a failure are not."""
+    limit, top, fails = report.device.usable_bytes, report.peak_reserved_bytes, report.out_of_memory is not None
+    if fails and len(curve.positions):
+        top = max(top, _wanted_bytes(report, curve))
+    is_in_view = top >= _CARD_IN_VIEW * limit
+    axes.set_ylim(0, max(top, limit if is_in_view else MIB) / (1 - (2 if fails else 1) * _LABEL_SHARE))
+    if is_in_view:
+        axes.axhline(limit, color=LIGHT["bad"], linewidth=1, linestyle=(0, (5, 3)))
+    is_on_line = is_in_view and not fails  # else above the picture
+    x = 0 if is_on_line and len(curve.positions) and _across(curve, _peak_at(curve)) > 0.5 else 1
+    axes.annotate(
+        _("PyTorch can have {limit_bytes} of {total_bytes}", limit_bytes=limit, total_bytes=report.device_total_bytes),
+        (x, limit if is_on_line else 1), xycoords=("axes fraction", "data" if is_on_line else "axes fraction"),
+        xytext=(0, 3), textcoords="offset points", ha="right" if x else "left",
+        color=LIGHT["bad" if is_in_view else "quiet"], fontsize=8,
+    )  # fmt: skip
+
+
 def _draw_peak(axes: Axes, report: MemoryReport, curve: Curve) -> None:
     if not len(curve.positions):
         return
-    totals = curve.by_category.sum(axis=1)
-    at = int(totals.argmax())
-    position, height = curve.positions[at], int(totals[at])
+    at = _peak_at(curve)
+    across = _across(curve, at)
     text = _("peak {peak_bytes}", peak_bytes=report.peak_allocated_bytes)
     if report.peak_line is not None:
         text += f"  {place(report.peak_line)}"
-    across = (position - curve.positions[0]) / max(curve.positions[-1] - curve.positions[0], 1)
     side = "left" if across < 0.25 else "right" if across > 0.75 else "center"
-    axes.plot([position], [height], "o", color=LIGHT["fg"], markersize=5)
+    axes.plot([curve.positions[at]], [curve.by_category[at].sum()], "o", color=LIGHT["fg"], markersize=5, clip_on=False)
     axes.annotate(
-        text, (float(position), float(max(height, curve.reserved_bytes[at]))), xytext=(0, 6),
+        text, (float(curve.positions[at]), _label_floor(axes, report, _peak_height(curve))), xytext=(0, 6),
         textcoords="offset points", ha=side, color=LIGHT["fg"], fontsize=9, fontweight="bold",
     )  # fmt: skip
 
 
-def _draw_card(axes: Axes, report: MemoryReport) -> None:
-    limit, top = report.device.usable_bytes, report.peak_reserved_bytes
-    text = _(
-        "PyTorch can have {limit_bytes} of {total_bytes}", limit_bytes=limit, total_bytes=report.device_total_bytes
-    )
-    if top < _CARD_IN_VIEW * limit:
-        axes.set_ylim(0, max(top, MIB) * 1.25)
-        axes.text(1, 1.01, text, transform=axes.transAxes, ha="right", color=LIGHT["quiet"], fontsize=8)
-        return
-    axes.set_ylim(0, max(limit, top) * 1.12)
-    axes.axhline(limit, color=LIGHT["bad"], linewidth=1, linestyle=(0, (5, 3)))
-    axes.annotate(
-        text, (1, limit), xycoords=("axes fraction", "data"), xytext=(0, 3),
-        textcoords="offset points", ha="right", color=LIGHT["bad"], fontsize=8,
-    )  # fmt: skip
+def _peak_at(curve: Curve) -> int:
+    return int(curve.by_category.sum(axis=1).argmax())
+
+
+def _peak_height(curve: Curve) -> float:
+    at = _peak_at(curve)
+    return float(max(curve.by_category[at].sum(), curve.reserved_bytes[at]))
+
+
+def _across(curve: Curve, at: int) -> float:
+    """Where a point of the curve lies between its ends: 0 to 1."""
+    first, last = curve.positions[0], curve.positions[-1]
+    return float((curve.positions[at] - first) / max(last - first, 1))
+
+
+def _label_floor(axes: Axes, report: MemoryReport, height: float) -> float:
+    """Where a label of this height stands: on it, or on the card's line if that would strike it through."""
+    limit = report.device.usable_bytes
+    return float(limit) if height < limit < height + _LABEL_SHARE * axes.get_ylim()[1] else height
+
+
+def _wanted_bytes(report: MemoryReport, curve: Curve) -> int:
+    """What would have been allocated with the request that did not fit."""
+    assert report.out_of_memory is not None
+    return int(curve.by_category[-1].sum()) + report.out_of_memory.tensor_bytes
 
 
 def _draw_phases(axes: Axes, curve: Curve) -> None:
@@ -199,17 +227,21 @@ def _label_span(axes: Axes, start: float, end: float, text: str, height: float, 
 
 
 def _draw_failure(axes: Axes, report: MemoryReport, curve: Curve) -> None:
+    """What was asked for on top of the last point; its words stand above the peak's if those are near."""
     if report.out_of_memory is None or not len(curve.positions):
         return
     position, height = float(curve.positions[-1]), float(curve.by_category[-1].sum())
-    wanted = height + report.out_of_memory.tensor_bytes
+    wanted = _wanted_bytes(report, curve)
     axes.plot([position, position], [height, wanted], color=LIGHT["bad"], linewidth=2, linestyle=":")
     axes.plot([position], [wanted], "X", color=LIGHT["bad"], markersize=7, clip_on=False)
-    axes.set_ylim(0, max(axes.get_ylim()[1], wanted * 1.12))
     text = _("asked for {more_bytes} more", more_bytes=report.out_of_memory.tensor_bytes)
+    peak = _label_floor(axes, report, _peak_height(curve))
+    floor = _label_floor(axes, report, wanted)
+    line = _LABEL_SHARE * axes.get_ylim()[1]
+    is_near = peak - line < floor < peak + line
     axes.annotate(
-        text, (position, wanted), xytext=(-8, -3), textcoords="offset points", ha="right",
-        color=LIGHT["bad"], fontsize=9, fontweight="bold",
+        text, (position, max(floor, peak) if is_near else floor), xytext=(0, 18 if is_near else 6),
+        textcoords="offset points", ha="right", color=LIGHT["bad"], fontsize=9, fontweight="bold",
     )  # fmt: skip
 
 

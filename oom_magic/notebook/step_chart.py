@@ -25,6 +25,7 @@ _STACK = (  # what stays longest at the bottom
     Category.BEFORE, Category.WORKSPACE, Category.PARAMETER, Category.OPTIMIZER_STATE,
     Category.GRADIENT, Category.ACTIVATION, Category.INPUT, Category.TEMPORARY,
 )  # fmt: skip
+_LABEL_HEIGHT = 18  # of words with the space below them
 _CARD_IN_VIEW = 0.4  # the card's limit is drawn when the peak reaches this share of it
 
 IntArray = npt.NDArray[np.int64]
@@ -42,11 +43,12 @@ def step_picture(report: MemoryReport) -> Picture:
     x = _LEFT + (positions - start) * (_WIDTH / max(end - start - 1, 1))
     y = _TOP + _HEIGHT - stacked * (_HEIGHT / top)
     parts = [_grid(top), *_areas(x, y), _phase_ribbon(x, phases)]
+    limit_y = _TOP + _HEIGHT - limit * _HEIGHT / top
     if shows_limit:
         peak_x = float(x[y[:, -1].argmin()]) if len(x) else _LEFT
-        parts.append(_limit(_TOP + _HEIGHT - limit * _HEIGHT / top, limit, peak_x))
+        parts.append(_limit(limit_y, limit, peak_x))
     if len(x):
-        parts.append(_peak(x, y[:, -1], peak))
+        parts.append(_peak(x, y[:, -1], peak, limit_y))
     size = f"0 0 {_LEFT + _WIDTH + 8} {_TOP + _HEIGHT + _BELOW}"
     start_tag = f'<svg viewBox="{size}" width="100%" style="max-width:40rem" font-size="10" fill="var(--oom-quiet)">'
     svg = f"{start_tag}{''.join(parts)}</svg>"
@@ -124,12 +126,14 @@ def _limit(y: float, limit: int, peak_x: float) -> str:
     )
 
 
-def _peak(x: FloatArray, y: FloatArray, peak: int) -> str:
+def _peak(x: FloatArray, y: FloatArray, peak: int, limit_y: float) -> str:
+    """The highest point and its bytes, above the card's line if that would strike them through."""
     at = int(y.argmin())
+    words_y = min(y[at], limit_y) - 6 if y[at] - _LABEL_HEIGHT < limit_y else y[at] - 6
     side = "start" if x[at] < _LEFT + 90 else "end" if x[at] > _LEFT + _WIDTH - 90 else "middle"
     return (
         f'<circle cx="{x[at]:.1f}" cy="{y[at]:.1f}" r="3" fill="var(--oom-fg)"/>'
-        f'<text x="{x[at]:.1f}" y="{y[at] - 6:.1f}" text-anchor="{side}" fill="var(--oom-fg)"'
+        f'<text x="{x[at]:.1f}" y="{words_y:.1f}" text-anchor="{side}" fill="var(--oom-fg)"'
         f' font-weight="600">{escape(_("peak {peak_bytes}", peak_bytes=peak))}</text>'
     )
 
