@@ -380,23 +380,6 @@ def test_a_failed_cell_is_kept_as_text(shell):
     assert not magics.failures.failed_cell.is_observed
 
 
-HOLDING = (
-    CARD + "import torch\ndef work():\n    held = torch.zeros(100, 2**20, device='cuda')\n"
-    "    return torch.zeros(2**30, device='cuda')\nwork()\n"
-)
-
-
-def test_what_earlier_failures_hold_is_named_and_the_cause(shell):
-    run(shell, HOLDING)
-    run(shell, CARD + "torch.zeros(120, 2**20, device='cuda')\n")
-    diagnosis = run(shell, "%oom_explain --fast")
-    frames = [one for one in diagnosis.holders if one.kind == "frames"]
-    assert [one.num_bytes for one in frames] == [400 * 2**20]
-    assert diagnosis.cause == Cause.LEAK_OR_RETAINED_REFERENCE
-    assert diagnosis.evidence[0].values == {"held_bytes": 400 * 2**20}
-    assert "oom_magic" not in "".join(one.name for one in diagnosis.holders)
-
-
 def test_a_model_loaded_twice_is_noticed(shell):
     run(shell, MODEL.replace("range(4)", "range(60)"))
     run(shell, CARD + "import copy\ntwin = copy.deepcopy(model)\nmore = torch.zeros(80, 2**20, device='cuda')\n")

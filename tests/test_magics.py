@@ -319,3 +319,25 @@ for _ in range(2):
     states = 2 * 4 * (2048 * 2048 + 2048) * 4
     peak = shell.user_ns["report"].peak_allocated_bytes
     assert peak == pytest.approx(first.kept_bytes - states + 4 * 2**26, rel=0.001)  # deleted, they go at once, too
+
+
+def test_a_failed_dry_run_takes_nothing_from_the_next(shell):
+    """Its error's frames hold activations; the model that it named is there, and the run says what it left out."""
+    shell.run_cell(
+        "import torch\nlayers = lambda: torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(8)])"
+    )
+    build = "%%gpumem --no-plot --memory 4GiB -o report\nmodel = layers().cuda()"
+    train = '%%gpumem --no-plot --memory 4GiB -o report\nmodel(torch.ones({}, 1024, device="cuda")).sum().backward(); model.zero_grad()'
+    shell.run_cell(build)
+    reports = []
+    for rows in (1000, 400_000, 1000):
+        shell.run_cell(train.format(rows))
+        reports.append(shell.user_ns["report"])
+    first, failed, again = reports
+    assert failed.out_of_memory is not None and failed.breakdown["activation"] > 2**30
+    assert again.breakdown["before"] == 0
+    assert again.peak_allocated_bytes == pytest.approx(first.peak_allocated_bytes, rel=0.01)
+    assert again.peak_reserved_bytes <= first.peak_reserved_bytes
+    assert ["error of the last run" in " ".join(one.text for one in report.assumptions) for report in reports] == [
+        False, False, True,
+    ]  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import copy_context
 from functools import partial
@@ -41,11 +41,13 @@ from oom_magic.predict.isolation.context import (
 from oom_magic.predict.isolation.files.effects import isolated
 from oom_magic.predict.isolation.files.open_files import compressed_written_out
 from oom_magic.predict.isolation.interrupts import collect_garbage
+from oom_magic.predict.isolation.live_objects import find_live_objects
 from oom_magic.predict.isolation.patching import all_patched
 from oom_magic.predict.isolation.process.operators import operators_taken_out
 from oom_magic.predict.isolation.process.process_state import process_state_restored
 from oom_magic.predict.isolation.process.pytorch_state import pytorch_state_restored
 from oom_magic.predict.isolation.process.standard_library import subclasses_taken_out
+from oom_magic.predict.isolation.reach import Reach
 from oom_magic.predict.isolation.run_threads import RunThreads, of_run
 from oom_magic.predict.isolation.tensor_exchange import TensorExchange
 from oom_magic.predict.kernels import composed, recurrent
@@ -129,6 +131,8 @@ class DrySession:
         self._exchange: TensorExchange = TensorExchange(
             self.fake_gpu, is_lasting, None if origin is None else origin._exchange, start, absent
         )
+
+    _let_go_bytes = 0  # of a failed run before
 
     def _make_fake_gpu(self, loops: Loops, origin: DrySession | None) -> FakeGPU:
         rules = kernel_rules(self.gpu)
@@ -217,6 +221,7 @@ class DrySession:
         ):
             try:
                 self._decide()
+                self._say_what_was_let_go()
                 self.fake_gpu.collector.begin()
                 interrupts.users_code(partial(copy_context().run, function))
             finally:
@@ -234,6 +239,32 @@ class DrySession:
         alone = {"is_lasting": False, "is_limited": False, "has_bar": False}
         options = {**self.machine, **alone, "origin": self, **options}
         return DrySession(self.gpu.name, self.total_bytes, stop_after_steps=self.training.stop_after_steps, **options)
+
+    def let_go_of_failure(self, names: Mapping[str, Any]) -> None:
+        """Free what a failed last run took, unless something leads to it from ``names``; its error does not count.
+
+        A real card keeps that until the next error, or until it is freed. But what did not run for real is no one's
+        past: a cell with a smaller batch starts from where the failed one started.
+        """
+        if self.report is None or not (self.report.error or self.report.out_of_memory):
+            return
+        reach = Reach()
+        reach.walk(names.values())
+        tensors = [tensor for tensor in find_live_objects().tensors if tensor in reach]
+        storages = [self.fake_gpu.storage_of(self._exchange.template(tensor)) for tensor in tensors]
+        self._let_go_bytes = self.fake_gpu.free_made({storage.key for storage in storages if storage is not None})
+        for recorder in self.recorders if self._let_go_bytes else ():
+            recorder.empty_cache()
+
+    def _say_what_was_let_go(self) -> None:
+        num_bytes, self._let_go_bytes = self._let_go_bytes, 0
+        if num_bytes:
+            text = _(
+                "{num_bytes} that only the error of the last run still held do not count; on a GPU, %oom_free frees"
+                " them",
+                num_bytes=num_bytes,
+            )
+            self._assume_of_all(text)
 
     def storage_of(self, tensor: torch.Tensor) -> tuple[int, int] | None:
         """Identity and bytes of the storage of a tensor, or its fake copy, on the pretend GPU; None if it is not

@@ -136,11 +136,11 @@ class CellRunner:
         from oom_magic.predict.compiled.calls import run_or_as_written
         from oom_magic.predict.instrumentation.loop_code import with_loops
 
-        session = self._session_for(card.over(self.card))
-        session.training.stop_after_steps, session.follows_compile = stop_after_steps, follows_compile
+        session = self._session_for(card.over(self.card), stop_after_steps, follows_compile)
         values: list[Any] = []
         users = self.shell.user_ns
         with self.names.entered(self.shell) as names:
+            session.let_go_of_failure(names)
             decided = self.decided(users, names)
             own = {name: value for name, value in names.items() if name not in cell.rebound}  # for a second run
             written, cell = cell, cell.changed(with_loops)
@@ -227,7 +227,7 @@ class CellRunner:
         """Keep what a cell ran: the history leaves out some."""
         self.sources.append(self.shell.transform_cell(str(getattr(result.info, "raw_cell", "") or "")))
 
-    def _session_for(self, card: CardOptions) -> DrySession:
+    def _session_for(self, card: CardOptions, stop_after_steps: StopAfter, follows_compile: bool) -> DrySession:
         """The pretend GPU of the last dry cell, or a new and empty one if the card is another."""
         from oom_magic.predict.session import DrySession
 
@@ -241,6 +241,7 @@ class CellRunner:
             )
             self._session_card = card
             self.names = DryNamespace()
+        self.session.training.stop_after_steps, self.session.follows_compile = stop_after_steps, follows_compile
         return self.session
 
 

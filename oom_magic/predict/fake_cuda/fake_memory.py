@@ -8,7 +8,7 @@ masks, lengths and labels keep their values.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -187,6 +187,22 @@ class FakeMemory:
         """Whether a tensor's memory was taken before the trace began."""
         storage = self.storage_of(tensor)
         return storage is not None and 0 <= storage.allocation < self.recorders[storage.card].num_before
+
+    def free_made(self, but: Collection[int]) -> int:
+        """Free what tensors took in this trace, apart from the storages with the keys ``but``, and libraries'
+        workspaces; the bytes of the tensors.
+        """
+        freed = 0
+        for recorder, workspaces in zip(self.recorders, self._workspaces, strict=True):
+            for owner in [owner for owner, number in workspaces.items() if number >= recorder.num_before]:
+                recorder.free(workspaces.pop(owner))
+        for storage in self.live_storages():
+            recorder = self.recorders[storage.card]
+            if storage.allocation >= recorder.num_before and storage.key not in but:
+                freed += storage.num_bytes
+                recorder.free(storage.allocation)
+                storage.allocation = -1
+        return freed
 
     @contextmanager
     def creating_on(self, place: Place, card: int | None = None) -> Iterator[None]:
