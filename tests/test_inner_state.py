@@ -15,6 +15,7 @@ import pickle
 import queue
 import select
 import sqlite3
+import sys
 import threading
 import types
 from collections.abc import Callable
@@ -193,3 +194,45 @@ def rewrite(graph: torch.fx.GraphModule) -> None:
 
 def mixed(*, kept: int = 1) -> int:
     return kept
+
+
+def test_iterators_are_as_before_wherever_they_are_held() -> None:
+    class Slotted:
+        __slots__ = ("one",)
+
+        def __init__(self) -> None:
+            self.one = iter("abc")
+
+    def taking(one: Any) -> Callable[[], Any]:
+        return lambda: next(one)
+
+    Held = collections.namedtuple("Held", "one")
+    names: dict[str, Any] = {
+        "pair": (iter("abc"), [iter("abc")], (iter("abc"),)),
+        "named": Held(iter("abc")),
+        "queue": collections.deque([iter("abc")]),
+        "slotted": Slotted(),
+        "bound": functools.partial(next, iter("abc")),
+        "closed": taking(iter("abc")),
+        "deep": {"inside": [(number for number in range(3))]},
+        "awaited": {"future": asyncio.new_event_loop().create_future()},
+    }
+
+    def take() -> list[Any]:
+        first, (second,), (third,) = names["pair"]
+        held = [first, second, third, names["named"].one, names["queue"][0], names["slotted"].one]
+        return [*map(next, held), names["bound"](), names["closed"]()]
+
+    def run() -> None:
+        take()
+        next(names["deep"]["inside"][0])
+        names["awaited"]["future"].cancel()
+
+    before = sys.getrefcount(names["pair"][0])
+    report = DrySession(has_bar=False, is_lasting=False).run(run, [names])
+    after = sys.getrefcount(names["pair"][0])
+    assert after == before
+    assert take() == ["a"] * 8
+    said = [one.text for one in report.assumptions if "of yours" in one.text]
+    assert len(said) == 2 and "coroutine or future" in said[0] and "<genexpr>" in said[1]
+    names["awaited"]["future"].get_loop().close()

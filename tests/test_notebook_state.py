@@ -228,8 +228,13 @@ def test_files_of_logs_stay_open_whatever_the_run_does_to_their_handlers(tmp_pat
         logger.warning("inside")
         logging.config.dictConfig({"version": 1})  # forgets all handlers
 
+    numbers = [handler.stream.fileno() for handler in handlers]  # type: ignore[attr-defined]
+    num_open = 0
     for _ in range(2):
         dry_run(run, {"rotating": rotating, "handlers": handlers})
+        assert [handler.stream.fileno() for handler in handlers] == numbers  # type: ignore[attr-defined]
+        gc.collect()
+        assert num_open in (0, num_open := len(list(Path("/dev/fd").iterdir())))
     logger.warning("after")
     for handler in handlers:
         handler.stream.close()  # type: ignore[attr-defined]

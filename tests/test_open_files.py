@@ -38,7 +38,10 @@ def test_files_that_were_open_are_where_they_were(tmp_path: Path, here: None) ->
         logger.warning("inside")
         assert "inside" in Path("run.log").read_text()
 
+    files = (read, closed, written)
+    numbers = [(one.fileno(), os.get_inheritable(one.fileno())) for one in files]
     om.dry_run(train)
+    assert [(one.fileno(), os.get_inheritable(one.fileno())) for one in files] == numbers
     assert read.readline() == "two\n" and closed.read() == b"wo\nthree\n"
     rows.writerow(["after"])
     logger.warning("after")

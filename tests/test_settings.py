@@ -46,6 +46,7 @@ from torch.distributions import Distribution
 
 from oom_magic.predict.isolation.interrupts import wakeup_number
 from oom_magic.predict.session import DrySession
+from oom_magic.predict.what_if.change import library
 
 
 class Meter:
@@ -385,6 +386,16 @@ def test_what_a_library_registers_when_it_is_imported_stays(tmp_path: Path, monk
     assert calendar.firstweekday() == 0 and string.Template.delimiter == "$"
     assert logging.getLogger().theirs == 7 and logging.THEIRS == 25  # type: ignore[attr-defined]
     del logging.Logger.warning_twice, logging.Logger.theirs, logging.THEIRS  # type: ignore[attr-defined]
+
+
+def test_what_a_library_for_a_remedy_sets_when_it_is_imported_is_put_back(tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "setting_library.py").write_text(
+        "from torch.distributions import Distribution\nDistribution.set_default_validate_args(False)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert library("setting_library") is sys.modules.pop("setting_library")
+    with pytest.raises(ValueError, match="scale"):
+        torch.distributions.Normal(0.0, -1.0)
 
 
 def test_the_lines_of_cells_are_known_after_the_cache_was_cleared() -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import functools
 import itertools
 import os
 import select
-import types
 import warnings
 from collections import OrderedDict, deque
 from typing import Any
@@ -35,17 +35,14 @@ class Copies:
         self._originals: dict[int, Any] = {}  # by the identity of the copy
 
     def give(self, container: Any) -> None:
-        """Exchange what a dict, a list or a closure's cell holds."""
-        if isinstance(container, types.CellType):
-            found = self._of(container.cell_contents)
-            if found is not None:
-                container.cell_contents = found
-        elif type(container) in (dict, list):
+        """Exchange what a dict, a list, a deque or a tuple holds."""
+        if isinstance(container, (dict, list, deque, tuple)):
+            put = functools.partial(_set_item, container) if isinstance(container, tuple) else container.__setitem__
             items = list(container.items() if isinstance(container, dict) else enumerate(container))
             for key, value in items:
-                found = self._of(value)
+                found = self.of(value)
                 if found is not None:
-                    container[key] = found
+                    put(key, found)
 
     def take_back(self, names: dict[str, Any]) -> None:
         """Put the originals in place of the copies."""
@@ -53,7 +50,8 @@ class Copies:
             if id(value) in self._originals:
                 names[name] = self._originals[id(value)]
 
-    def _of(self, one: Any) -> Any:
+    def of(self, one: Any) -> Any:
+        """The copy of an object; None where it is not exchanged, or is a copy itself."""
         kind: Any = type(one)
         if not has_copy(kind) or id(one) in self._originals:
             return None
@@ -63,6 +61,23 @@ class Copies:
             if made is not None:
                 self._originals[id(made)] = one
         return self._made[id(one)][1]
+
+
+def set_items(one: tuple[Any, ...], items: list[Any]) -> None:
+    """Give a tuple other items where they differ."""
+    for at, item in enumerate(items):
+        if one[at] is not item:
+            _set_item(one, at, item)
+
+
+def _set_item(one: tuple[Any, ...], at: int, item: Any) -> None:
+    """Tuples cannot be changed, and those who hold one are not known: so the item itself is set. It lies behind what
+    all tuples begin with (``PyTupleObject`` in Include/cpython/tupleobject.h)."""
+    place = ctypes.c_void_p.from_address(id(one) + tuple.__basicsize__ + at * ctypes.sizeof(ctypes.c_void_p))
+    before = one[at]
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(item))
+    place.value = id(item)
+    ctypes.pythonapi.Py_DecRef(ctypes.py_object(before))
 
 
 @functools.lru_cache(maxsize=4096)

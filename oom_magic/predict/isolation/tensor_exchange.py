@@ -42,7 +42,7 @@ from oom_magic.predict.isolation.reach import Reach, used_by_other_threads, user
 from oom_magic.predict.isolation.run_threads import threads_of_run
 from oom_magic.predict.isolation.scripted_modules import scripted_let_go
 from oom_magic.predict.isolation.snapshot import Changes, Snapshot
-from oom_magic.predict.isolation.users_objects import iterators_watched, log_handlers, note_users_objects
+from oom_magic.predict.isolation.users_objects import Iterators, log_handlers, note_users_objects
 
 
 class TensorExchange:
@@ -95,10 +95,11 @@ class TensorExchange:
                 keep_event_loops(journal, live.loops, assume)
                 if self._lasting:
                     self._before = {id(tensor): weakref.ref(tensor) for tensor in live.tensors}
-                tell_of_iterators = iterators_watched(namespaces, assume)
+                iterators = Iterators(namespaces)
+                journal.record(functools.partial(iterators.tell, assume))
                 real = Snapshot(self._others)
                 journal.record(real.restore)
-                _note(real, live, namespaces, self._others, assume, above)
+                _note(real, live, namespaces, self._others, assume, above, iterators)
                 self._found = self._made
                 real.apply(self._found)
                 if self._start is not None:
@@ -109,7 +110,6 @@ class TensorExchange:
                 try:
                     yield
                 finally:
-                    tell_of_iterators()
                     self.gpu.untouchable.clear()
                     self.gpu.used_elsewhere.clear()
                     if self._lasting:
@@ -489,6 +489,7 @@ def _note(
     others: set[int],
     assume: Callable[[str], None],
     above: Sequence[dict[str, Any]],
+    iterators: Iterators,
 ) -> None:
     """Record everything a dry run may change in the user's objects, with its depth."""
     for some in (live.tensors, live.modules, live.tools):
@@ -515,7 +516,8 @@ def _note(
         for names in above:
             snapshot.add_undo(functools.partial(copies.take_back, names))
     are_noted = {id(one) for one in (*namespaces, vars(builtins))}
-    if not note_users_objects(snapshot, [named, users_modules(), log_handlers()], others | are_noted, copies):
+    roots = [named, users_modules(), log_handlers()]
+    if not note_users_objects(snapshot, roots, others | are_noted, copies, iterators):
         assume(
             _("your names lead to more objects than are put back: what the run changes in the farthest stays changed")
         )

@@ -13,6 +13,7 @@ import datetime
 import functools
 import gc
 import io
+import itertools
 import logging
 import operator
 import sys
@@ -27,7 +28,7 @@ import numpy as np
 import torch
 
 from oom_magic.language import _
-from oom_magic.predict.isolation.copies import Copies, has_copy
+from oom_magic.predict.isolation.copies import Copies, has_copy, set_items
 from oom_magic.predict.isolation.reach import NOT_WALKED, is_users, is_users_class, is_users_module
 from oom_magic.predict.isolation.restorations import restoration_of
 from oom_magic.predict.isolation.snapshot import is_unchanged
@@ -85,10 +86,12 @@ class Notes(Protocol):
         """Anything else: what puts it back."""
 
 
-def note_users_objects(notes: Notes, roots: Sequence[Iterable[Any]], not_ours: set[int], copies: Copies) -> bool:
+def note_users_objects(
+    notes: Notes, roots: Sequence[Iterable[Any]], not_ours: set[int], copies: Copies, iterators: Iterators
+) -> bool:
     """Note what each of ``roots`` leads to, but nothing with an identity in ``not_ours``; what holds an iterator gets
     a copy. However much one root leads to, the next is looked at. Whether all was noted."""
-    walk = _Walk(notes, copies, set(not_ours))
+    walk = _Walk(notes, copies, set(not_ours), iterators)
     are_whole = [walk.go(list(root)) for root in roots]
     return all(are_whole)
 
@@ -96,9 +99,10 @@ def note_users_objects(notes: Notes, roots: Sequence[Iterable[Any]], not_ours: s
 class _Walk:
     """A breadth-first walk over references, many at once instead of one per Python step; long containers come last."""
 
-    def __init__(self, notes: Notes, copies: Copies, seen: set[int]) -> None:
+    def __init__(self, notes: Notes, copies: Copies, seen: set[int], iterators: Iterators) -> None:
         self._notes = notes
         self._copies = copies
+        self._iterators = iterators
         self._seen = seen
         self._room = _MOST_COPIED_BYTES
         self._long: list[Any] = []  # what long containers hold
@@ -171,12 +175,16 @@ class _Walk:
             found += chain.from_iterable(map(kind.values, some) if issubclass(kind, dict) else some)
             if any(map(has_copy, set(map(type, found[begin:])))):
                 for one in some:
+                    if kind is tuple:
+                        self._notes.add_undo(functools.partial(set_items, one, list(one)))
                     self._copies.give(one)
 
     def _note_one(self, one: Any) -> Iterable[Any]:
         found = None if type(one) in _WALKED or isinstance(one, torch.nn.Module) else restoration_of(one, self._room)
+        if _is_iterator(one):
+            self._iterators.watch(one)
         if found is None:
-            inner = list(_noted(self._notes, one))
+            inner = list(_noted(self._notes, self._copies, one))
             if isinstance(one, types.ModuleType) and is_users_module(one):
                 self._copies.give(vars(one))
             return inner
@@ -198,17 +206,20 @@ class _Walk:
         return self._are_plain[kind]
 
 
-def _noted(notes: Notes, one: Any) -> Iterator[Any]:
+def _noted(notes: Notes, copies: Copies, one: Any) -> Iterator[Any]:
     """Note an object that is no value by itself; what it leads to."""
     kind = type(one)
     if isinstance(one, types.MappingProxyType):
         yield from gc.get_referents(one)
     elif isinstance(one, tuple):  # with names
-        yield from one
+        items = list(one)
+        notes.add_undo(functools.partial(set_items, one, items))
+        copies.give(one)
+        yield from items
     elif isinstance(one, (types.MethodType, types.BuiltinMethodType)):
         yield one.__self__
     elif isinstance(one, types.FunctionType):
-        yield from _noted_function(notes, one)
+        yield from _noted_function(notes, copies, one)
     elif isinstance(one, types.ModuleType):
         if is_users_module(one) or sys.modules.get(one.__name__) is not one:  # made, not imported
             notes.add_plain(vars(one), 1)
@@ -229,7 +240,7 @@ def _noted(notes: Notes, one: Any) -> Iterator[Any]:
             elif name not in _OF_MODULES:
                 yield value
     elif not isinstance(one, _NO_OBJECTS) and (_is_walked(kind)):  # type: ignore[arg-type]
-        yield from _noted_attributes(notes, one)
+        yield from _noted_attributes(notes, copies, one)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -252,7 +263,7 @@ def _is_made_for_it(kind: type) -> bool:
     return home is not None and getattr(home, kind.__name__, None) is not kind
 
 
-def _noted_attributes(notes: Notes, one: Any) -> Iterator[Any]:
+def _noted_attributes(notes: Notes, copies: Copies, one: Any) -> Iterator[Any]:
     if isinstance(one, functools.partial):
         yield from (one.func, one.args, one.keywords)
     elif isinstance(one, BaseException):
@@ -264,10 +275,10 @@ def _noted_attributes(notes: Notes, one: Any) -> Iterator[Any]:
     if type(own) is dict:
         yield own
     if is_users_class(type(one)):
-        yield from _noted_slots(notes, one)
+        yield from _noted_slots(notes, copies, one)
 
 
-def _noted_function(notes: Notes, function: types.FunctionType) -> Iterator[Any]:
+def _noted_function(notes: Notes, copies: Copies, function: types.FunctionType) -> Iterator[Any]:
     if not is_users_file(function.__code__.co_filename):
         if hasattr(function, "__wrapped__"):  # a library's decorator made it
             yield function.__dict__
@@ -285,7 +296,7 @@ def _noted_function(notes: Notes, function: types.FunctionType) -> Iterator[Any]
             value = cell.cell_contents
         except ValueError:  # nothing yet
             continue
-        notes.add_undo(functools.partial(_restore_member, _CELL_CONTENTS, cell, value))
+        _note_member(notes, copies, _CELL_CONTENTS, cell, value)
         yield value
 
 
@@ -294,7 +305,7 @@ def _restore_attribute(one: Any, name: str, value: Any) -> None:
         setattr(one, name, value)
 
 
-def _noted_slots(notes: Notes, one: Any) -> Iterator[Any]:
+def _noted_slots(notes: Notes, copies: Copies, one: Any) -> Iterator[Any]:
     for base in type(one).__mro__:
         for member in vars(base).values():
             if isinstance(member, types.MemberDescriptorType):
@@ -302,8 +313,15 @@ def _noted_slots(notes: Notes, one: Any) -> Iterator[Any]:
                     value = member.__get__(one)
                 except AttributeError:  # nothing yet
                     continue
-                notes.add_undo(functools.partial(_restore_member, member, one, value))
+                _note_member(notes, copies, member, one, value)
                 yield value
+
+
+def _note_member(notes: Notes, copies: Copies, member: Any, one: Any, value: Any) -> None:
+    notes.add_undo(functools.partial(_restore_member, member, one, value))
+    made = copies.of(value)
+    if made is not None:
+        member.__set__(one, made)
 
 
 def _restore_member(member: Any, one: Any, value: Any) -> None:
@@ -343,36 +361,43 @@ def _restore_library(owner: Any, before: dict[str, Any]) -> None:
             setattr(owner, name, before[name]) if name in before else delattr(owner, name)
 
 
-def iterators_watched(namespaces: Sequence[dict[str, Any]], assume: Callable[[str], None]) -> Callable[[], None]:
-    """To be called after a run: ``assume`` is told the names of iterators from which something was taken since now."""
-    before = [(name, one, _place(one)) for names in namespaces for name, one in _iterators(names)]
+class Iterators:
+    """The user's iterators, coroutines and futures, to tell of those from which a run took something."""
 
-    def tell() -> None:
-        for name, one, place in before:
+    def __init__(self, namespaces: Sequence[dict[str, Any]]) -> None:
+        self._before: dict[int, tuple[str, Any, tuple[Any, ...]]] = {}
+        for names in namespaces:
+            for name, one in list(names.items()):
+                if not name.startswith("_") and _is_iterator(one):
+                    self.watch(one, name)
+
+    def watch(self, one: Any, name: str = "") -> None:
+        """From now on. One that no name leads to is called as what made it is."""
+        if id(one) not in self._before:
+            self._before[id(one)] = name or getattr(one, "__qualname__", type(one).__name__), one, _place(one)
+
+    def tell(self, assume: Callable[[str], None]) -> None:
+        """To be called when everything else is restored."""
+        for name, one, place in self._before.values():
             if _place(one) == place:
                 continue
             if isinstance(one, _AWAITED):
                 assume(_("`{name}` is a coroutine or future of yours: what the dry run did with it is done", name=name))
             else:
                 assume(_("`{name}` is an iterator of yours: what the dry run took from it is gone", name=name))
+        self._before.clear()
 
-    return tell
 
-
-def _iterators(names: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, one in list(names.items()):
-        if (
-            (hasattr(type(one), "__next__") or isinstance(one, _AWAITED))
-            and not isinstance(one, io.IOBase)
-            and not name.startswith("_")
-        ):
-            yield name, one
+def _is_iterator(one: Any) -> bool:
+    return (hasattr(type(one), "__next__") or isinstance(one, _AWAITED)) and not isinstance(one, io.IOBase)
 
 
 def _place(one: Any, depth: int = _ITERATORS_DEEP) -> tuple[Any, ...]:
     """A state that changes when an item is taken: a counter for loaders, references and remaining length for others."""
     if isinstance(one, asyncio.Future):
         return one.done(), getattr(one, "_num_cancels_requested", 0)
+    if type(one) is itertools.count:
+        return (repr(one),)
     number = vars(one).get("_num_yielded") if hasattr(one, "__dict__") else None
     if number is not None:
         return (number,)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from types import MappingProxyType
+from importlib import import_module
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import torch
+
+from oom_magic.predict.isolation.context import is_dry_run
+from oom_magic.predict.isolation.process.process_state import process_state_restored
 
 
 class InapplicableError(Exception):
@@ -21,6 +25,19 @@ class InapplicableError(Exception):
 
 class MissingError(InapplicableError):
     """A change that would be possible with a library that is not installed."""
+
+
+def library(name: str) -> ModuleType:
+    """An optional library. Raises MissingError where it is not installed.
+
+    What it sets when it is imported is put back: bitsandbytes compiles, for which PyTorch ends the checks of all
+    distributions.
+    """
+    try:
+        with nullcontext() if is_dry_run() else process_state_restored():
+            return import_module(name)
+    except ImportError:
+        raise MissingError("library_missing", name=name.partition(".")[0]) from None
 
 
 class ByHandError(InapplicableError):

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from oom_magic.predict.isolation.patching import patched
-from oom_magic.predict.what_if.change import Change, InapplicableError
-from oom_magic.predict.what_if.model_changes import DTYPES, library, plain_linears, quantized
+from oom_magic.predict.what_if.change import Change, InapplicableError, library
+from oom_magic.predict.what_if.model_changes import DTYPES, plain_linears, quantized
 from oom_magic.units import MIB
 
 _MOVES = ("to", "cuda")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -13,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from oom_magic.predict.isolation.patching import all_patched
 from oom_magic.predict.setups.model_source import lora_targets
-from oom_magic.predict.what_if.change import Change, InapplicableError, MissingError
+from oom_magic.predict.what_if.change import Change, InapplicableError, library
 from oom_magic.predict.what_if.optimizer_changes import optimizers_of
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -294,14 +292,6 @@ def plain_linears(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str, to
             if type(layer) is torch.nn.Linear and not is_output and "lora_" not in f"{path}.{name}":
                 found.append((owner, name, layer))
     return found
-
-
-def library(name: str) -> ModuleType:
-    """An optional library. Raises MissingError where it is not installed."""
-    try:
-        return import_module(name)
-    except ImportError:
-        raise MissingError("library_missing", name=name) from None
 
 
 class NoGradients(Change):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from typing import Any
 
 import torch
 
 from oom_magic.predict.isolation.live_objects import find_live_objects
 from oom_magic.predict.libraries.bitsandbytes_ops import complaints_muted
-from oom_magic.predict.what_if.change import Change, InapplicableError, MissingError
+from oom_magic.predict.what_if.change import Change, InapplicableError, library
 
 
 def optimizers_of(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
@@ -89,11 +88,8 @@ class OtherOptimizer(Change):
 
 def eight_bit_adamw() -> OtherOptimizer:
     """bitsandbytes' AdamW with 8-bit state. Raises MissingError where it is not installed."""
-    try:
-        with complaints_muted():
-            adamw: Any = import_module("bitsandbytes.optim").AdamW8bit
-    except ImportError:
-        raise MissingError("library_missing", name="bitsandbytes") from None
+    with complaints_muted():
+        adamw: Any = library("bitsandbytes.optim").AdamW8bit
     return OtherOptimizer(adamw)
 
 

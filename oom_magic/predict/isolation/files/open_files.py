@@ -215,7 +215,7 @@ def _file_restored(file: Any, tree: FileTree, assume: Callable[[str], None]) -> 
             "file {name!r}: it is being read line by line, and what the dry run reads of it is gone", name=state[0]
         )
         assume(text)
-    saved = os.dup(number)
+    saved, is_inherited = os.dup(number), os.get_inheritable(number)
     try:
         if layers.raw.writable():
             outer.flush()
@@ -224,12 +224,12 @@ def _file_restored(file: Any, tree: FileTree, assume: Callable[[str], None]) -> 
         yield
     finally:
         if outer.closed:
-            layers.reopen(os.dup(saved), state)
+            layers.reopen(_open_again(saved, number, is_inherited), state)
         else:
             if layers.raw.writable():
                 with suppress(OSError, ValueError):
                     outer.flush()
-            os.dup2(saved, number)
+            os.dup2(saved, number, is_inherited)
         os.close(saved)
         if position is not None:
             outer.seek(position)
@@ -322,13 +322,23 @@ def _kept_open(file: Any) -> Iterator[None]:
     if layers is None:
         yield
         return
-    state, saved = layers.state(), os.dup(layers.raw.fileno())
+    state, number = layers.state(), layers.raw.fileno()
+    saved, is_inherited = os.dup(number), os.get_inheritable(number)
     try:
         yield
     finally:
         if layers.outer.closed:
-            layers.reopen(os.dup(saved), state)
+            layers.reopen(_open_again(saved, number, is_inherited), state)
         os.close(saved)
+
+
+def _open_again(saved: int, number: int, is_inherited: bool) -> int:
+    """The descriptor of a file that the run closed: its old number, unless another file has that by now."""
+    try:
+        is_open = os.path.samestat(os.fstat(number), os.fstat(saved))  # what the run closed was a copy
+    except OSError:
+        return os.dup2(saved, number, is_inherited)
+    return number if is_open else os.dup(saved)
 
 
 def _log_privately(handler: Any, record: logging.LogRecord) -> None:
