@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 import weakref
@@ -202,3 +203,28 @@ def test_names_that_other_threads_look_up_are_never_missing() -> None:
     names: dict[str, Any] = {"first": 0, "kept": 1}
     DrySession(has_bar=False, is_lasting=False).run(run, [names])
     assert seen == [True] and list(names) == ["first", "kept"]
+
+
+def test_threads_that_the_run_wakes_are_said_and_what_a_thread_holds_is_as_before() -> None:
+    jobs: queue.Queue[int | None] = queue.Queue()
+    local, timer = threading.local(), threading.Timer(1000, print)
+    local.seen = [1]
+    worker = threading.Thread(target=lambda: iter(jobs.get, None).__next__(), name="prefetching", daemon=True)
+    for thread in (worker, timer):
+        thread.start()
+
+    def run() -> None:
+        local.seen.append(2)
+        local.other = 3
+        jobs.put(1)
+        timer.cancel()
+        worker.name = "renamed"
+        own = threading.Event()
+        threading.Thread(target=own.wait).start()
+        own.set()
+
+    before = timer.name
+    report = DrySession(has_bar=False, is_lasting=False).run(run, [{"local": local, "worker": worker}])
+    assert vars(local) == {"seen": [1]} and worker.name == "prefetching"
+    said = [one.text.split("`")[1] for one in report.assumptions if "waited" in one.text]
+    assert said == ["prefetching", before]

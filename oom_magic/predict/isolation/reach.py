@@ -35,6 +35,7 @@ _WALKED_OF_OURS = ("oom_magic.explain", "oom_magic.predict.setups", "oom_magic.p
 _PLAIN = (str, int, float, bool, bytes, complex, type(None), types.CodeType, types.FrameType, types.TracebackType)
 _OF_A_COPY = 3  # references that an unshared one has here: the frame's, the variable's, the argument's
 _WAITING = {threading.__file__, queue.__file__, selectors.__file__}
+_WAIT = threading.Condition.wait.__code__
 _TORCH = str(torch.__file__).rpartition("__init__")[0]
 
 
@@ -172,6 +173,18 @@ def others_at_work(own: Collection[int]) -> bool:
         and any(map(_is_running_users, _stack(innermost)))
         for ident, innermost in stacks.items()
     )
+
+
+def waiting_threads(condition: threading.Condition, own: Collection[int]) -> list[str]:
+    """The names of the user's threads other than ``own`` that wait on a condition, timers included."""
+    stacks, names = sys._current_frames(), []
+    for thread in threading.enumerate():
+        frame = None if thread.ident in own else stacks.get(thread.ident or 0)
+        if frame is None or frame.f_code is not _WAIT or _variables(frame).get("self") is not condition:
+            continue
+        if isinstance(thread, threading.Timer) or any(map(_is_running_users, _stack(frame))):
+            names.append(thread.name)
+    return names
 
 
 def _stack(frame: types.FrameType | None) -> Iterator[types.FrameType]:

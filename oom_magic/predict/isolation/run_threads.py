@@ -16,6 +16,9 @@ from concurrent.futures.thread import _worker  # type: ignore[attr-defined]
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+from oom_magic.language import _
+from oom_magic.predict.isolation.reach import waiting_threads
+
 _own: set[int] = set()
 _PATIENCE_SECONDS = 5.0  # seconds for threads that the run started and did not wait for
 
@@ -44,14 +47,19 @@ def of_run() -> Iterator[None]:
 class RunThreads:
     """The threads that a dry run starts. ``entered`` makes the pretend GPU on a thread.
 
-    An exception among ``quiet`` ends a thread silently, and is then in ``ended_by``.
+    An exception among ``quiet`` ends a thread silently, and is then in ``ended_by``. ``assume`` is told of threads of
+    the user's that the run wakes.
     """
 
     def __init__(
-        self, entered: Callable[[], AbstractContextManager[Any]], quiet: tuple[type[BaseException], ...]
+        self,
+        entered: Callable[[], AbstractContextManager[Any]],
+        quiet: tuple[type[BaseException], ...],
+        assume: Callable[[str], None],
     ) -> None:
         self._entered = entered
         self._quiet = quiet
+        self._assume = assume
         self.ended_by: list[BaseException] = []
         self._started: list[threading.Thread] = []
         self.is_over = False
@@ -80,8 +88,20 @@ class RunThreads:
             if pool in made:  # threads of another one would be gone after the run
                 shut(pool, *args, **kwargs)
 
+        notify = threading.Condition.notify
+
+        def notified(condition: threading.Condition, n: int = 1) -> None:
+            if condition._waiters:  # type: ignore[attr-defined]
+                for name in waiting_threads(condition, _own):
+                    self._assume(_("thread `{name}` of yours waited: what the dry run hands to it is real", name=name))
+            notify(condition, n)
+
         pools = {"__init__": begun, "shutdown": shut_down, "submit": submitted}
-        return [(threading.Thread, {"start": started}), (ThreadPoolExecutor, pools)]
+        return [
+            (threading.Thread, {"start": started}),
+            (ThreadPoolExecutor, pools),
+            (threading.Condition, {"notify": notified}),
+        ]
 
     def wait(self) -> None:
         """Wait for threads; those that do not end in time are ended at their next operator."""

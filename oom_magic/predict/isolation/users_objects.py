@@ -209,6 +209,8 @@ class _Walk:
 def _noted(notes: Notes, copies: Copies, one: Any) -> Iterator[Any]:
     """Note an object that is no value by itself; what it leads to."""
     kind = type(one)
+    if isinstance(one, threading.Thread):
+        notes.add_undo(functools.partial(vars(one).update, {"_name": vars(one).get("_name")}))
     if isinstance(one, types.MappingProxyType):
         yield from gc.get_referents(one)
     elif isinstance(one, tuple):  # with names
@@ -266,6 +268,8 @@ def _is_made_for_it(kind: type) -> bool:
 def _noted_attributes(notes: Notes, copies: Copies, one: Any) -> Iterator[Any]:
     if isinstance(one, functools.partial):
         yield from (one.func, one.args, one.keywords)
+    elif isinstance(one, threading.local):  # of this thread
+        yield vars(one)
     elif isinstance(one, BaseException):
         for name in _OF_EXCEPTIONS:
             notes.add_undo(functools.partial(_restore_attribute, one, name, getattr(one, name)))
