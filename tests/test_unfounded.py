@@ -422,6 +422,32 @@ _NUMBERS = (
             "slurmstepd: error: Detected 1 oom-kill event(s)", ["sacct"], ["free -h", "Task Manager", "weights"],
             id="a job's memory is SLURM's",
         ),
+        pytest.param(
+            "In A1111 Web UI I can use SD-XL with 1024x1024. Here not:\n"
+            'File "invokeai/.venv/lib/invokeai/backend/model_cache.py", line 215, in __enter__\n'
+            "self.cache.move_model_to_device(self.entry, self.device)\nCUDA out of memory", ["weights do not fit"], ["medvram", "Make the picture"],
+            id="the program of the frames",
+        ),
+        pytest.param(
+            "ComfyUI Error Report\n- **Node Type:** WanVideoModelLoaderMultiGPU\n- **Exception Message:** Allocation on device",
+            ["weights do not fit"], ["picture", "VAE"], id="a node that loads",
+        ),
+        pytest.param(
+            "compute_features of jax arrays: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 3199993600 bytes.",
+            ["fewer, shorter or smaller"], ["backward", "smaller batch"], id="nothing is trained",
+        ),
+        pytest.param(
+            "I train Yolo. VRAM usage is spiking when validation begins, causing an OOM at the end of the training run", ["maller"],
+            ["no_grad\\(\\):", "loss.backward", "forward pass keeps"], id="another's evaluation",
+        ),
+        pytest.param(
+            "QLoRA of Mixtral 8x7b with axolotl: in from_pretrained, set_module_quantized_tensor_to_device\ntorch.cuda."
+            "OutOfMemoryError: CUDA out of memory", ["smaller model"], ["QLoRA of rank", "enumerate"], id="in 4 bits already",
+        ),
+        pytest.param(
+            "I want to fine-tune Gemma with Unsloth, and get: CUDA out of memory", ["microbatch"], ["sdpa", "enumerate"],
+            id="no loop of the author's",
+        ),
     ],
 )  # fmt: skip
 def test_nothing_is_said_beyond_the_text(text, said, not_said):

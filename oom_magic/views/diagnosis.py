@@ -181,7 +181,7 @@ def _infers(diagnosis: Diagnosis) -> bool:
         return False  # its rehearsal trained
     if any(one.values.get("category_key") == "category_activation" for one in diagnosis.evidence):
         return False  # autograd kept it for a backward
-    return diagnosis.program in _INFERENCE or not trains(diagnosis)
+    return diagnosis.program in _INFERENCE or is_evaluation(diagnosis) or not trains(diagnosis)
 
 
 def _why(diagnosis: Diagnosis) -> Block:
@@ -212,6 +212,7 @@ def _advice(diagnosis: Diagnosis, lang: Language) -> str:
     is_told = diagnosis.program or is_named_by_message(diagnosis)
     is_told = is_told or (diagnosis.cause is Cause.FRAGMENTATION and diagnosis.expandable_segments)
     in_evaluation = is_evaluation(diagnosis) or any(one.key == "grows_in_evaluation" for one in diagnosis.evidence)
+    in_evaluation = in_evaluation and first is not None and first.key == "no_grad"
     is_usual = first is None or first.key in AGAINST.get(diagnosis.cause, ())[:1]
     is_told = is_told or not (is_usual or in_evaluation)  # the usual advice begins with a step that is not for this run
     if first is not None and (code_of(first.key, diagnosis) is not None or is_told or first.key in _SAID_FIRST):

@@ -35,7 +35,8 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "uses_transformers": words(r"\btransformers\b|from_pretrained|\bAutoModel|hugging ?face|\bpeft\b|\btrl\b"),
     "trains_by_settings": words(  # a loop that is not the author's
         r"\b(?:ludwig|torchtune|axolotl|llama[-_]?factory|kohya\w*|ms-swift|lit-?gpt|nemo|fairseq|espnet\w*|mmdet\w*|mmseg\w*"
-        r"|detectron2?|ultralytics|yolov\d\w*|openrlhf|verl|xtuner|fastchat|onmt|opennmt|rasa)\b",
+        r"|detectron2?|ultralytics|yolo\w*|openrlhf|verl|xtuner|fastchat|onmt|opennmt|rasa|unsloth)\b",
+        r"(?m:^)(?:model_name_or_path|base_model|finetuning_type): ?\S",
         r"--(?:config|cfg)[\w-]*[= ]\S+\.(?:ya?ml|json|toml|py)\b|\btrain\w*\.ya?ml\b",
     ),
     "of_latents": words(r"stable[- _]?diffusion|\bunet\b|\bvae\b|dreambooth|controlnet"),
@@ -163,7 +164,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "uses_torch": words(r"torch|\.cuda\(|\.detach\(|no_grad|\.backward\(|\btensors?\b|\bnn\.Module"),
     "is_quantized": words(
         r"gguf|\bfp8\b|\bnf4\b|\bint[48]\b|\b[a-z]?awq\b|\bgptq|[-_. ]q[2-8](?:_[0k]\w{0,3})?\b"
-        r"|\b[48][- ]?bits?\b|load_in_[48]bit|\beetq\b",
+        r"|\b[48][- ]?bits?\b|load_in_[48]bit|\beetq\b|\bqlora\b|set_module_quantized|(?<![a-z])woq(?![a-z])",
         r"量化",
     ),
     "generates_tokens": words(r"\btok(?:en)?s?/s(?:ec)?\b|tokens? per second"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import chain
 
 from oom_magic.explain.evidence.causes import Cause
 from oom_magic.explain.evidence.clues.author_words import TOLD
@@ -101,7 +102,7 @@ def _llama_stages(cache: tuple[str, ...], compute: tuple[str, ...], loading: tup
 _DIFFUSION_STAGES = (
     _stage("vae", r"vae\.decode|VAE decode|autoencoder_kl|decode_latents|decode_first_stage|vae[/\\]|tiled vae",
            Cause.ACTIVATIONS, 0.75, ("diffusers_vae", "smaller_image")),
-    _stage("loading", r"from_pretrained\([^\n]*\n[^\n]{0,200}\.to\(.cuda|\.to\(.cuda.\)|load_flow_model"
+    _stage("loading", r"from_pretrained\([^\n]*\n[^\n]{0,200}\.to\(.cuda|\.to\(.cuda.\)|load_flow_model|move_model_to"
            r"|Loading checkpoint|Loading pipeline|hacked_get_attr|load_sft", Cause.WEIGHTS_TOO_BIG, 0.5),
 )  # fmt: skip
 
@@ -165,7 +166,8 @@ PROGRAMS: tuple[Program, ...] = (
             _stage("vae", r"vae[/\\.]?decode|VAEDecode|Video_?Decode|decode_first_stage|first_stage_model"
                 r"|autoencoder|decode_tiled",
                 Cause.ACTIVATIONS, 0.75, ("comfy_tiled", "smaller_image")),
-            _stage("loading", r"model_patcher|patch_weight|load_models_gpu|load_model_gpu|model_load|load_torch_file"
+            _stage("loading", r"Node Type:\W{1,6}\w*Load(?:er|Model)\w*|load_torch_file"
+                r"|model_patcher|patch_weight|load_models_gpu|load_model_gpu|model_load"
                 r"|partially_load",
                    Cause.WEIGHTS_TOO_BIG, 0.7, ("comfy_fp8", "comfy_lowvram")),
             _stage("sampling", r"ldm[/\\]|common_ksampler|sample_\w+|apply_model|[KM]Sampler|SamplerCustom"
@@ -226,7 +228,7 @@ PROGRAMS: tuple[Program, ...] = (
     Program(
         "quantizing", "AWQ/GPTQ quantizing",
         re.compile(r"\bawq[/\\.]|AutoAWQ|auto_awq|auto_gptq|AutoGPTQ|gptqmodel|llm-?compressor|\.quantize\(|quantizer\.quantize"
-                   r"|quantiz(?:ing|ation) (?:step|process)|\bquant(?:ize)? (?:the )?model\b"
+                   r"|lmdeploy[/.]lite|quantiz(?:ing|ation) (?:step|process)|\bquant(?:ize)? (?:the )?model\b"
                    r"|[Dd]uring (?:the )?(?:calibrat|quantiz)|NUM_CALIBRATION"),
         (_stage("calibrating", r"_get_input_feat|quantizer\.py|calib|common_device|\.quantize\(",
                 Cause.ACTIVATIONS, 0.55),),
@@ -236,8 +238,8 @@ PROGRAMS: tuple[Program, ...] = (
     Program(
         "server", "an inference server",
         re.compile(r"\bserve --model|\bserve \S+/\S+|launch_server|api_server|kv[-_](?:reserve|cache)[-_]\w+"
-            r"|bentoml serve|tritonserver"
-                   r"|\blmdeploy\b|\bopenllm\b|\bxinference\b|\bfastchat\.serve|\bexllama|\btabbyapi\b", re.I | re.A),
+                   r"|bentoml serve|tritonserver|(?<!bin/)\blmdeploy\b|\bopenllm\b"
+                   r"|\bxinference\b|\bfastchat\.serve|\bexllama|\btabbyapi\b", re.I | re.A),
         (_stage("loading", _LOADS, Cause.WEIGHTS_TOO_BIG, 0.6, _OF_LOADING),),
         remedies=("server_share", "shorter_context", *_OF_LOADING),
         default_cause=(Cause.MEMORY_FRACTION_LIMIT, 0.4),
@@ -264,7 +266,7 @@ PROGRAMS: tuple[Program, ...] = (
         re.compile(
             r"\bjax(?:lib)?\b|XlaRuntimeError|XLA_PYTHON|RESOURCE_EXHAUSTED|xla/python|XLA Label|BufferAssignment"
         ),
-        (), trains=True, remedies=("jax_remat", "smaller_batch_plain", "jax_preallocate"),
+        (), trains=True, remedies=("jax_remat", "smaller_batch_plain", "smaller_input", "jax_preallocate"),
     ),
     Program(
         "tensorflow", "TensorFlow",
@@ -346,16 +348,17 @@ def find_program(text: str, trace: str, message_format: str | None = None) -> Pr
     if around is not None and PROGRAMS_BY_KEY[around].pattern.search(text):
         by_format = around
     trains = bool(_TRAINS.search(trace) or _TRAINS.search(text))
-    for program in PROGRAMS:
-        is_meant = program.key == by_format
-        if by_format is not None and not is_meant:
-            continue
-        is_meant = is_meant or bool(program.pattern.search(trace))
-        if not is_meant and (not trains or not (program.is_torch or _SHOWS_TORCH.search(text))):
-            is_meant = bool(program.pattern.search(text)) and _is_first_server(program, text)
-        if is_meant and (not trains or program.key in _GENERAL or by_format):
-            return ProgramUse(program, _stage_of(program, text, trace), _budget_of(program, text))
-    return None
+    may_be = [one for one in PROGRAMS if one.key == by_format or (by_format is None and _may_run(one, trains))]
+    in_frames = (one for one in may_be if one.key == by_format or one.pattern.search(trace))
+    in_text = (one for one in may_be if not (trains and (one.is_torch or _SHOWS_TORCH.search(text))))
+    named = (one for one in in_text if one.pattern.search(text) and _is_first_server(one, text))
+    program = next(chain(in_frames, named), None)
+    return None if program is None else ProgramUse(program, _stage_of(program, text, trace), _budget_of(program, text))
+
+
+def _may_run(program: Program, trains: bool) -> bool:
+    """Whether it can be the program of a run that trains, or does not."""
+    return not trains or program.key in _GENERAL
 
 
 def _is_first_server(program: Program, text: str) -> bool:

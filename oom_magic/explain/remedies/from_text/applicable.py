@@ -37,6 +37,8 @@ _OF_WHAT_IS_TOLD = {
     "stream_data": {"trains", "infers", "attends", "loads", "loads_data", "handles_files", "saves", "merges"},
     "free_held_any": {"in_notebook", "kernel_dies"},
     "no_grad": {"evaluates", "infers", "lacks_no_grad", "keeps_predictions"},
+    "jax_remat": {"trains"},
+    "smaller_batch_plain": {"trains"},
 }
 _OF_DIFFUSION = ("diffusers_vae", "pictures_offload", "quantized_model")
 _LARGEST_SHARE = 0.95  # of a server's; the rest is the driver's and the context's
@@ -100,6 +102,8 @@ def _is_unfounded(key: str, diagnosis: Diagnosis) -> bool:
     if key == "close_processes_any":
         may_be = {one.cause for one in diagnosis.possible if one.confidence is not Confidence.OPEN}
         return diagnosis.cause is not Cause.OTHER_PROCESS and Cause.OTHER_PROCESS not in may_be
+    if key == "no_grad":  # programs with a loop of their own evaluate so
+        return "trains_by_settings" in diagnosis.told and "lacks_no_grad" not in diagnosis.told
     if key == "gather_on_host":  # arguments of a Trainer
         return "transformers Trainer" not in diagnosis.frameworks and "keeps_predictions" not in diagnosis.told
     if key == "foreach" and "deepspeed" in diagnosis.frameworks:

@@ -339,7 +339,7 @@ def _against(diagnosis: Diagnosis, *, is_text: bool) -> tuple[str, ...]:
     if diagnosis.cause is not Cause.ACTIVATIONS or not is_text:
         return keys
     # LoRA leaves most activations as they are, and sdpa has been the default of transformers since 4.36.
-    keys = (*(key for key in keys if key not in ("lora", "sdpa")), "sdpa")
+    keys = tuple(key for key in keys if key not in ("lora", "sdpa"))
     failure = diagnosis.main_failure
     if failure is not None and (failure.requested_bytes or 0) >= _HUGE_BYTES:
         return ("find_tensor", *keys)

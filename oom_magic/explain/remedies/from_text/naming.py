@@ -96,10 +96,17 @@ def _named(key: str, cost: int, diagnosis: Diagnosis, style: str, note: Evidence
     if growth is not None and growth.fixed and key == growth.remedy:
         values = {**values, **growth.lines}
     code, language = code_of(key, diagnosis) or code_for(key, style, values)
-    is_of_settings = "trains_by_settings" in diagnosis.told and style != "trainer" and key in _OF_A_LOOP
-    if is_of_settings or ("in_another_language" in diagnosis.told and language == "python"):
+    if (key in _OF_A_LOOP and not _shows_loop(diagnosis, style)) or (
+        language == "python" and "in_another_language" in diagnosis.told
+    ):
         code = ""
     return Remedy(key, cost, "same", values, note=note, code=for_backend(code, diagnosis.backend), language=language)
+
+
+def _shows_loop(diagnosis: Diagnosis, style: str) -> bool:
+    """Whether the loop may be the author's: not where a program trains by settings, or words alone tell of a run."""
+    told = diagnosis.told
+    return style == "trainer" or ("trains_by_settings" not in told and ("uses_torch" in told or told <= IN_ANY_MESSAGE))
 
 
 def _values_of(key: str, diagnosis: Diagnosis) -> Mapping[str, Any]:
