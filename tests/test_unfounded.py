@@ -448,6 +448,39 @@ _NUMBERS = (
             "I want to fine-tune Gemma with Unsloth, and get: CUDA out of memory", ["microbatch"], ["sdpa", "enumerate"],
             id="no loop of the author's",
         ),
+        pytest.param(
+            'I train my own net\nFile "train.py", line 9, in main\nmodel.to(device)\nFile "torch/nn/modules/module.py", line 359,'
+            " in _apply\nmodule._apply(fn)\nRuntimeError: CUDA error: out of memory", [r"Another\sprocess"],
+            ["optimizer state", "4 bits"], id="what touches a full device first",
+        ),
+        pytest.param(
+            'File "ppo.py", line 166, in ppo_train\nFile "deepspeed/runtime/engine.py", line 1895, in backward\nself.optimizer.'
+            "backward(loss)\ntorch.cuda.OutOfMemoryError: CUDA out of memory", ["microbatch"], ["Accelerator", "enumerate"],
+            id="DeepSpeed's engine is not accelerate",
+        ),
+        pytest.param(
+            "训练PPO的时候CUDA out of memory, llama-2-13B --output_max_length 64 --batch_size 1 --gradient_accumulation_steps 1",
+            ["--seq N"], ["picture", "Gradient accumulation"], id="accumulation of one",
+        ),
+        pytest.param(
+            'I fully fine-tune it\nFile "transformers/modeling_utils.py", line 3366, in from_pretrained\ndispatch_model(model,'
+            " **device_map_kwargs)\nmodel.to(device)\ntorch.cuda.OutOfMemoryError: CUDA out of memory", ["bf16"],
+            ["device_map", "spread"], id="dispatched already",
+        ),
+        pytest.param(
+            "We use 1M images and yolov5m, and while training system RAM is increasing up to its limit. GPU utilization falls",
+            ["not the GPU"], ["torch.cuda", "Task Manager"], id="RAM beside a GPU",
+        ),
+        pytest.param(
+            "With Jax grad() fails for lattices larger than 40x40:\norg_tensorflow/tensorflow/core/bfc_allocator.cc] Allocator"
+            " (GPU_0_bfc) ran out of memory trying to allocate 128.0KiB", [r"Why: What it\scomputes"],
+            ["TensorFlow", "TF_"], id="JAX on XLA's allocator",
+        ),
+        pytest.param(
+            'RAM was full and the worker was killed by the OS. Use fewer workers\nFile "nnunetv2/inference/predict.py", line 268,'
+            " in predict_from_files\nreturn self.predict(x)", ["Fewer worker"], ["no_grad", "DataLoader"],
+            id="workers that load no data",
+        ),
     ],
 )  # fmt: skip
 def test_nothing_is_said_beyond_the_text(text, said, not_said):

@@ -48,6 +48,14 @@ _SAID_FIRST = (
     "smaller_array",
     "find_tensor",
 )
+# The steps that the usual advice for a cause names.
+_STEPS_SAID = {
+    Cause.ACTIVATIONS: {"smaller_batch_any", "checkpointing"},
+    Cause.WEIGHTS_TOO_BIG: {"half_weights", "qlora", "offload"},
+    Cause.OPTIMIZER_STATE: {"optimizer_8bit", "adafactor", "lora"},
+    Cause.LOGITS_OR_LOSS: {"chunked_loss", "smaller_batch_any"},
+    Cause.ATTENTION_SCORES: {"sdpa", "shorter_sequences_any"},
+}
 _WITHOUT_EFFECT = ("workers", "clearing", "clipping")
 # The remedies that a proposal stands for, where it is not one remedy's key.
 _MEANS = {
@@ -214,6 +222,8 @@ def _advice(diagnosis: Diagnosis, lang: Language) -> str:
     in_evaluation = is_evaluation(diagnosis) or any(one.key == "grows_in_evaluation" for one in diagnosis.evidence)
     in_evaluation = in_evaluation and first is not None and first.key == "no_grad"
     is_usual = first is None or first.key in AGAINST.get(diagnosis.cause, ())[:1]
+    said = _STEPS_SAID.get(diagnosis.cause, set())
+    is_usual = is_usual and (first is None or said <= {one.key for one in diagnosis.remedies})
     is_told = is_told or not (is_usual or in_evaluation)  # the usual advice begins with a step that is not for this run
     if first is not None and (code_of(first.key, diagnosis) is not None or is_told or first.key in _SAID_FIRST):
         return render_evidence(Evidence(f"remedy_{first.key}", first.values), lang)
@@ -290,7 +300,8 @@ def _located(diagnosis: Diagnosis) -> Iterator[Evidence]:
     """The evidence and the phase. The user's line is quoted once, with its location; after that only the location."""
     items = list(diagnosis.evidence)
     is_told = any(item.key.startswith("phase_") for item in items)
-    if diagnosis.phase and diagnosis.code and diagnosis.main_failure is not None and not is_told:
+    of_device = diagnosis.cause not in HOST_CAUSES and diagnosis.main_failure is not None
+    if diagnosis.phase and diagnosis.code and of_device and not is_told:
         items.append(Evidence(f"phase_{diagnosis.phase}", {"code": diagnosis.code}))
     is_quoted = False
     for item in items:

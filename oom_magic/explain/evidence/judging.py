@@ -473,7 +473,8 @@ def _check(cause: Cause, failure: Failure | None, clues: Clues) -> Evidence:
         if runtime not in ("", "diffusers", *_COUNTERS):  # nobody prints there
             return Evidence("check_growth_by_tool", {"tool": device_tool(backend, clues.accelerator)})
         backend = runtime if runtime in _COUNTERS and backend != "cpu" else backend
-        if backend is None and _OF_RAM & clues.run.told and "speaks_of_gpu" not in clues.run.told:
+        told = clues.run.told
+        if backend is None and ("host_fills" in told or (_OF_RAM & told and "speaks_of_gpu" not in told)):
             backend = "cpu"
         return Evidence(f"check_{cause.value}", {"call": _COUNTERS.get(backend or "cuda", _COUNTERS["cuda"])})
     if cause is Cause.HOST_RAM:

@@ -106,7 +106,7 @@ _SHAPES = (
 )
 _BATCH_IN_TEXT = re.compile(r"batch[ _-]?size(?:_per_gpu)?['\"`]?\s{0,3}[=: ]\s{0,3}(\d{1,5})\b", re.I)
 _SEQ_IN_TEXT = re.compile(
-    r"(?:max_?(?:seq_?)?len(?:gth)?|cutoff_len|seq(?:uence)?[ _-]?len(?:gth)?|block_size)['\"`]?"
+    r"(?<!output_)(?:max_?(?:seq_?)?len(?:gth)?|cutoff_len|seq(?:uence)?[ _-]?len(?:gth)?|block_size)['\"`]?"
     r"\s{0,3}[=: ]\s{0,3}(\d{1,7})\b",
     re.I,
 )

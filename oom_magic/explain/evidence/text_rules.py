@@ -71,6 +71,7 @@ _BUFFER_STATISTICS = re.compile(
 _NO_CONTEXT = re.compile(
     r"cuCtxCreate|cuDevicePrimaryCtxRetain|THCGeneral\.c|in _lazy_init\b|_cuda_init\(|cudaSetDevice\("
 )
+_MOVED = re.compile(r"in _apply\b")
 # DeepSpeed makes the states of Adam when it is set up, in 32 bits.
 _OPTIMIZER_SET_UP = re.compile(r"initialize_optimizer_states|_configure_zero_optimizer|_create_fp32_partitions")
 _FULL_POOL = re.compile(r"Maximum pool size exceeded|allocated so far: [\d,]{1,20} bytes, limit set to", re.I)
@@ -101,7 +102,7 @@ def text_rules(failure: Failure | None, clues: Clues, text: str) -> Iterator[Sup
     yield from _run(failure, clues)
     yield from _checkpoint(clues)
     yield from _host(failure, clues)
-    yield from _at_start(failure, text)
+    yield from _at_start(failure, clues, text)
     yield from _filled(failure, clues)
 
 
@@ -384,10 +385,18 @@ def _others_told(clues: Clues) -> Iterator[Support]:
             yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, -0.4)  # what a process kept ends with it
 
 
-def _at_start(failure: Failure | None, text: str) -> Iterator[Support]:
-    """A process that cannot create a context has allocated nothing yet, so something else fills the device."""
-    if failure is not None and failure.pytorch_bytes is None and failure.backend == "cuda" and _NO_CONTEXT.search(text):
-        yield Support(Cause.OTHER_PROCESS, 0.6, Evidence("no_context"))
+def _at_start(failure: Failure | None, clues: Clues, text: str) -> Iterator[Support]:
+    """A process that cannot create a context has allocated nothing yet, so something else fills the device.
+
+    A model that is moved to it is often the first to touch it: PyTorch's own allocator would have printed sizes.
+    """
+    if failure is not None and failure.pytorch_bytes is None and failure.backend == "cuda":
+        is_moved = failure.format == "cuda_error_oom" and clues.phase == "loading" and _MOVED.search(clues.trace)
+        if _NO_CONTEXT.search(text):
+            yield Support(Cause.OTHER_PROCESS, 0.6, Evidence("no_context"))
+        elif is_moved and clues.program is None and not clues.weights_bytes:
+            yield Support(Cause.OTHER_PROCESS, 0.75, Evidence("moved_without_sizes"))
+            yield Support(Cause.WEIGHTS_TOO_BIG, -0.6)
     if len(_OPENED.findall(text)) > 1:
         yield Support(Cause.OTHER_PROCESS, 0.6, Evidence("device_is_open"))
 

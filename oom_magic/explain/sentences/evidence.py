@@ -222,6 +222,10 @@ EVIDENCE: Sentences = {
         "It failed while the process first touched the device, before it had allocated anything: the device was full"
         " already."
     ),
+    "moved_without_sizes": (
+        "It failed while a model was moved to the device, without the sizes that PyTorch's allocator prints: the driver"
+        " had no room for the process itself."
+    ),
     "told_files": "The text speaks of files of data that are read or written, and of no GPU.",
     "told_left_over": "The text speaks of memory that stays in use after a run has ended or crashed.",
     "told_room_at_start": "There was room at the start, so a step fits: what fills up later is kept from step to step.",
@@ -310,7 +314,7 @@ EVIDENCE: Sentences = {
     ),
     "check_weights_too_big_inference": "Compare the size of the model's files with the device's memory.",
     "check_activations": "Halve the batch: if memory nearly halves, it is activations.",
-    "check_activations_inference": "Give it half as much (length, picture, batch): if it then runs, it was that.",
+    "check_activations_inference": "Give it half as much at once: if it then runs, it was that.",
     "check_activations_trial": (
         "Start it with much smaller --max-num-seqs and --max-num-batched-tokens: if it gets through, it was the trial's"
         " size."

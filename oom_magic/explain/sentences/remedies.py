@@ -93,7 +93,7 @@ REMEDIES: Sentences = {
         "Set the driver's CUDA sysmem fallback policy to 'prefer no sysmem fallback': it then "
         "fails instead of crawling."
     ),
-    "remedy_fewer_workers": "Fewer data loading workers: each holds a copy of what it touches.",
+    "remedy_fewer_workers": "Fewer worker processes: each holds a copy of what it touches.",
     "remedy_fewer_processes": "Start fewer processes at once (workers, jobs): each commits memory of its own.",
     "remedy_state_on_host": (
         "Gather the state in RAM, not on the GPU, before it is saved; or save each process's shard."

@@ -25,6 +25,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "sees_pictures": words(
         r"pixel_values|multi-?modal|\bmm[-_]|\b(?:vision|images?|pictures?|videos?)\b|[-_]vl\b|llava|mllama",
     ),
+    "maps_devices": words(r"\bdevice_map\b|\bdispatch_model\("),
     "offloads_parts": words(r"enable_model_cpu_offload\("),
     "in_pod": words(r"\bpods?\b|kubernetes|\bk[38]s\b|kubelet"),
     "in_container": words(r"docker|container|\bpods?\b|kubernetes|\bk[38]s\b|shm[-_]size|singularity|apptainer|podman"),
@@ -169,6 +170,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     ),
     "generates_tokens": words(r"\btok(?:en)?s?/s(?:ec)?\b|tokens? per second"),
     "workers": words(r"num_workers", r"\bdata ?loader\w* (?:\w+ )?work\w*", r"\bworkers? process\w*"),
+    "other_workers": words(r"\b(?:fewer|background) workers?\b"),
     "merges": words(
         r"\bmerg(?:e|es|ing|er)\b[^.\n]{0,60}\b(?:loras?|adapters?|weights?|base|models?)\b",
         r"\b(?:loras?|adapters?|weights)\b[^.\n]{0,24}\bmerg(?:e|es|ing|er)\b", r"merge_and_unload",

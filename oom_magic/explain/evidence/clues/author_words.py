@@ -200,6 +200,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:sentences?|sequences?|texts?|images?|videos?|audios?|files?|inputs?|documents?|batches"
         r"|samples?|scenes?|graphs?)\b",
         r"only (?:fails|crashes|happens) (?:with|for|on) (?:large|long|big)",
+        r"\bfor \w+ (?:larger|bigger|longer) than \d",
         r"(?:longer|larger|bigger) (?!gpus?\b|cards?\b|memory|vram|ram\b|machines?|instances?|models?"
         r"|than\b|amounts?|and\b|batch|swap|one\b)[a-z]{4,}|\b(?:longer|larger|bigger) (?:sequences?"
         r"|inputs?|images?|context|datasets?|graphs?|resolutions?|files?|prompts?|volumes?|videos?)\b",

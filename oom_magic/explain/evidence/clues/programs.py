@@ -264,13 +264,15 @@ PROGRAMS: tuple[Program, ...] = (
     Program(
         "jax", "JAX",
         re.compile(
-            r"\bjax(?:lib)?\b|XlaRuntimeError|XLA_PYTHON|RESOURCE_EXHAUSTED|xla/python|XLA Label|BufferAssignment"
+            r"\b[Jj]ax(?:lib)?\b|XlaRuntimeError|XLA_PYTHON|RESOURCE_EXHAUSTED|xla/python|XLA Label|BufferAssignment"
         ),
         (), trains=True, remedies=("jax_remat", "smaller_batch_plain", "smaller_input", "jax_preallocate"),
     ),
     Program(
         "tensorflow", "TensorFlow",
-        re.compile(r"tensorflow|ResourceExhaustedError: OOM|allocator GPU_\d|keras", re.I | re.A),
+        re.compile(
+            r"(?<!org_)(?<!org_tensorflow/)tensorflow|ResourceExhaustedError: OOM|allocator GPU_\d|keras", re.I | re.A
+        ),
         (), trains=True,
         remedies=("smaller_batch_plain", "smaller_input", "tf_growth", "tf_own_process", "tf_call", "smaller_model"),
     ),
@@ -324,7 +326,8 @@ _GENERAL = (
     "matlab",
 )
 PROGRAMS_BY_KEY = {program.key: program for program in PROGRAMS}
-_RUN_BY = {"llama_cpp": "ollama", "thrust": "rapids"}  # programs whose messages are passed on by another one
+# Programs whose messages are passed on by another one; TensorFlow's allocator is XLA's, which JAX runs, too.
+_RUN_BY = {"llama_cpp": "ollama", "thrust": "rapids", "tensorflow": "jax"}
 _IN_FUNCTION = re.compile(r"\d,? in \w")
 _SHOWS_TORCH = re.compile(r"torch|\.cuda\(|transformers|lightning|accelerate|deepspeed|diffusers", re.I)
 # A text that compares such servers is about the one that it names first.
@@ -345,7 +348,8 @@ def find_program(text: str, trace: str, message_format: str | None = None) -> Pr
     """
     by_format = _BY_FORMAT.get(message_format or "")
     around = _RUN_BY.get(by_format or "")
-    if around is not None and PROGRAMS_BY_KEY[around].pattern.search(text):
+    is_run = around is not None and PROGRAMS_BY_KEY[around].pattern.search(text)
+    if is_run and not (around == "jax" and PROGRAMS_BY_KEY["tensorflow"].pattern.search(text)):
         by_format = around
     trains = bool(_TRAINS.search(trace) or _TRAINS.search(text))
     may_be = [one for one in PROGRAMS if one.key == by_format or (by_format is None and _may_run(one, trains))]

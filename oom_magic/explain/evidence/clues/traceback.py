@@ -220,7 +220,7 @@ _EXPANDABLE = _any(
     r"ALLOC_CONF[\"'\]]{0,3}\s?[=:]\s?[\"']?[\w:,.]{0,80}expandable_segments:True",
     r"expandable_segments is enabled",
 )
-_ACCUMULATION = re.compile(r"gradient[_ -]accumulation|grad_accum|梯度累[积计]", re.I)
+_ACCUMULATION = re.compile(r"(?:gradient[_ -]accumulation|grad_accum)(?!\w*\W{1,3}1\b)|梯度累[积计]", re.I)
 # A cell magic's frame quotes the whole cell, so every phase would be found in it.
 _WHOLE_CELL = "get_ipython().run_cell_magic("
 # PyTorch's own tip names the setting too; the user need not have set it.

@@ -17,6 +17,7 @@ _QUANTIZING = ("quantized_model", "comfy_fp8", "qlora", "loaded_4bit", "loaded_8
 # The fact about a run that makes a remedy needless.
 _HAD_BY = {
     "lora": "has_lora", "mixed_precision": "has_half", "half_weights": "has_half", "checkpointing": "has_checkpointing",
+    "offload": "maps_devices",
 }  # fmt: skip
 # Evidence that shows others on the device.
 _SHOWS_OTHERS = {
@@ -119,6 +120,8 @@ def _is_unfounded(key: str, diagnosis: Diagnosis) -> bool:
     if key == "offload":
         return not (diagnosis.program or names_tokens(diagnosis) or "diffuses" in diagnosis.told)
     failure = diagnosis.main_failure
+    if key == "fewer_workers" and "other_workers" in diagnosis.told:
+        return False
     loads = "workers" in diagnosis.told or (failure is not None and "dataloader" in failure.format)
     return key in ("fewer_workers", "fewer_waiting") and not loads
 

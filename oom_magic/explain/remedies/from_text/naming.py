@@ -47,6 +47,7 @@ _OF_A_LOOP = {
     "half_weights",
 }
 _OF_PICTURES = {"makes_pictures", "diffuses", "of_no_tokens", "of_latents"}
+_OF_PICTURES_MADE = {"makes_pictures", "diffuses"}
 _NO_RUN = Evidence("reason_no_run")
 _NO_CODE = Evidence("reason_no_code")
 _NO_CODE_OR_RUN = Evidence("reason_no_code_or_run")
@@ -86,6 +87,8 @@ def _way_to_prices(diagnosis: Diagnosis) -> Evidence:
     if diagnosis.backend not in CUDA_IN_CODE or not (is_of_pytorch(diagnosis) and is_in_python):
         return _NOT_PYTORCH
     is_another = bool(diagnosis.told - IN_ANY_MESSAGE)  # a run is described, and nothing shows that it is of tokens
+    if diagnosis.told & _OF_PICTURES_MADE and not (trains(diagnosis) or diagnosis.place):
+        return _NOT_PYTORCH  # by a page, not by code
     of_pictures = _OF_PICTURES & diagnosis.told or NO_LANGUAGE_MODEL.search(diagnosis.code)
     return _NO_CODE if is_another or of_pictures else _NO_CODE_OR_RUN
 
@@ -96,16 +99,25 @@ def _named(key: str, cost: int, diagnosis: Diagnosis, style: str, note: Evidence
     if growth is not None and growth.fixed and key == growth.remedy:
         values = {**values, **growth.lines}
     code, language = code_of(key, diagnosis) or code_for(key, style, values)
-    if (key in _OF_A_LOOP and not _shows_loop(diagnosis, style)) or (
-        language == "python" and "in_another_language" in diagnosis.told
-    ):
+    if not _is_authors(key, language, diagnosis, style):
         code = ""
     return Remedy(key, cost, "same", values, note=note, code=for_backend(code, diagnosis.backend), language=language)
 
 
+def _is_authors(key: str, language: str, diagnosis: Diagnosis, style: str) -> bool:
+    """Whether code for a remedy may have its place in what the author wrote."""
+    if language == "python" and "in_another_language" in diagnosis.told:
+        return False
+    if key == "fewer_workers":
+        return "other_workers" not in diagnosis.told
+    return key not in _OF_A_LOOP or _shows_loop(diagnosis, style)
+
+
 def _shows_loop(diagnosis: Diagnosis, style: str) -> bool:
     """Whether the loop may be the author's: not where a program trains by settings, or words alone tell of a run."""
-    told = diagnosis.told
+    told, seen = diagnosis.told, diagnosis.frameworks
+    if "deepspeed" in seen and "accelerate" not in seen:
+        return False  # an engine's, by its settings
     return style == "trainer" or ("trains_by_settings" not in told and ("uses_torch" in told or told <= IN_ANY_MESSAGE))
 
 
