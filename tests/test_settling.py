@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import random
 
 import pytest
 import torch
@@ -178,6 +179,21 @@ def trial():
     return network(depth=40), 0.5
 
 
+def keeps_optimizers():
+    results = {}
+    for rate in range(1000):
+        model = network(depth=40)
+        optimizer = torch.optim.Adam(model.parameters())
+        results[rate] = {"model": model, "optimizer": optimizer}
+
+
+def draws_from_a_queue():
+    queue = collections.deque(maxlen=1000)
+    while True:
+        queue.append((torch.empty(16, 1024, 1024, device="cuda"), 0.5))
+        torch.stack([one[0] for one in random.sample(queue, 1)])
+
+
 def keeps_models():
     results = {}
     for rate in range(1000):
@@ -321,6 +337,13 @@ def sums_losses_of_parts():
             "state",
             "state if state is None else [one.detach() for one in state])",
         ),
+        (keeps_optimizers, "name_grows_by_entries", "results", "; optimizer.load_state_dict(optimizer.state_dict())"),
+        (
+            draws_from_a_queue,
+            "name_grows",
+            "queue",
+            "in [[part.cuda() if hasattr(part, 'cuda') else part for part in one] for one in random.sample(queue, 1)]])",
+        ),
         (joins, "name_is_joined", "cache", ""),
         (keeps_numbers_and_host_tensors, None, None, None),
     ],
@@ -340,7 +363,7 @@ def test_what_grows_in_the_loop_is_named_with_its_line(function, key, name, fixe
     assert (evidence.key, evidence.values["name"]) == (key, name)
     assert evidence.values["kept_bytes"] > 150 * MIB
     assert evidence.values["place"].startswith("test_settling.py:")
-    assert as_since_3_11(diagnosis.growth.fixed).endswith(fixed)
+    assert as_since_3_11(diagnosis.growth.lines["fixed"]).endswith(fixed)
     is_cause = diagnosis.cause == Cause.LEAK_OR_RETAINED_REFERENCE
     assert is_cause is (function is not joins)
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import linecache
 import sys
-import textwrap
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.live.called import NOTHING, called_in, object_of
 from oom_magic.explain.live.later_backward import MODULE_CALL, carried_names, is_walked_back_later
+from oom_magic.explain.live.read_back import moved_back
 from oom_magic.explain.remedies.own_code import copied, is_stored
 from oom_magic.user_code import is_users_file
 
@@ -26,8 +24,11 @@ if TYPE_CHECKING:
 
 _ADDING = ("append", "extend", "add", "insert", "appendleft")
 _JOINING = ("cat", "concat", "concatenate", "stack", "vstack", "hstack")
-_BODIES = ("body", "orelse", "finalbody")
+BODIES = ("body", "orelse", "finalbody")
 _NOTEWORTHY_SHARE = 0.05
+_Run = tuple[
+    ast.stmt, ast.stmt, str, Mapping[str, Any]
+]  # a statement, what it is in, its file, the names that it finds
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class Growth:
     where the sum of losses was to be walked back. ``are_entries``: not tensors are counted, but entries that hold some,
     such as models. ``is_of_one_step``: one backward begins from all of it. ``beside`` is what else the loop collects in
     that way: fixed alone, the other would keep the graphs, and what is collected together is compared later, so all of
-    it goes to the host or none.
+    it goes to the host or none. ``reads`` are the lines of the loop that read what is kept on the host, each with what
+    moves it back to the device.
     """
 
     name: str
@@ -55,12 +57,18 @@ class Growth:
     are_entries: bool = False
     is_of_one_step: bool = False
     beside: tuple[Growth, ...] = ()
+    reads: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def fixes(self) -> Mapping[str, str]:
+        """The lines that are fixed together, each with what stands in its place."""
+        together = (self, *self.beside)
+        return {one.code: one.fixed for one in together} | {code: new for one in together for code, new in one.reads}
 
     @property
     def lines(self) -> Mapping[str, str]:
         """``code`` and ``fixed`` of all lines that are fixed together."""
-        together = (self, *self.beside)
-        return {"code": "; ".join(one.code for one in together), "fixed": "; ".join(one.fixed for one in together)}
+        return {"code": "; ".join(self.fixes), "fixed": "; ".join(self.fixes.values())}
 
 
 def find_growing_containers(
@@ -114,13 +122,24 @@ def growths(error: BaseException, names: Mapping[str, Any], locate: Locate) -> t
             continue
         known = {**names, **names_of(frame)}
         passing = _own_variables(frame.f_code) if at < max(calls, default=0) else ()
-        for statement, around, home, seen in _run_by_loops(file, frame.f_globals, trace.tb_lineno, known):
+        run = list(_run_by_loops(file, frame.f_globals, trace.tb_lineno, known))
+        for statement, around, home, seen in run:
             growth = None if _is_among(statement, passing) else _growth(statement, around, home, seen, locate)
             if growth is not None and growth.has_graph and home == file:
                 growth = _of_one_step(growth, statement, known, frames[at:])
+            if growth is not None and growth.fixed and growth.remedy == "keep_on_host":
+                growth = replace(growth, reads=_reads(statement, seen, run))
             if growth is not None:
                 found.setdefault((growth.name, growth.place), growth)
     return tuple(sorted(found.values(), key=lambda one: (-one.num_bytes, -one.num_tensors)))
+
+
+def _reads(adding: ast.stmt, names: Mapping[str, Any], run: Iterable[_Run]) -> tuple[tuple[str, str], ...]:
+    """The lines of a loop that read what ``adding`` makes grow, each with what moves that back to the device."""
+    grown = _grown(adding)
+    container = None if grown is None else object_of(grown, names)
+    made = ((ast.unparse(statement), moved_back(statement, container, seen)) for statement, _, _, seen in run)
+    return tuple((code, new) for code, new in made if new is not None)
 
 
 def _of_one_step(
@@ -159,9 +178,7 @@ def _is_among(statement: ast.stmt, passing: Collection[str]) -> bool:
     return isinstance(grown, ast.Name) and grown.id in passing
 
 
-def _run_by_loops(
-    file: str, variables: dict[str, Any], line: int, names: Mapping[str, Any]
-) -> Iterator[tuple[ast.stmt, ast.stmt, str, Mapping[str, Any]]]:
+def _run_by_loops(file: str, variables: dict[str, Any], line: int, names: Mapping[str, Any]) -> Iterator[_Run]:
     """The statements that the loops around a line run, those of the user's functions included: each with its loop or
     function, its file and the names that it finds."""
     try:
@@ -179,7 +196,7 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
     for statement in body:
         yield statement
         if not isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
-            for name in _BODIES:
+            for name in BODIES:
                 yield from _statements(getattr(statement, name, []))
 
 
@@ -305,7 +322,17 @@ def _fixed(statement: ast.stmt, holder: HolderSize, names: Mapping[str, Any], va
         return ""
     text, whole = ast.unparse(added), ast.unparse(statement)
     at = whole.rindex(text)
-    return whole[:at] + ended + whole[at + len(text) :]
+    kept = _optimizers_in(added, last) if ending == "cpu()" else ()
+    following = (f"; {one}.load_state_dict({one}.state_dict())" for one in kept)  # states go where parameters are
+    return "".join([whole[:at], ended, whole[at + len(text) :], *following])
+
+
+def _optimizers_in(added: ast.expr, value: Any) -> Iterator[str]:
+    """The names of the optimizers in the entry that a tuple, a list or a dictionary makes."""
+    parts = added.values if isinstance(added, ast.Dict) else getattr(added, "elts", [])
+    for part, made in zip(parts, _made_of(parts, {}, value), strict=True):
+        if isinstance(part, ast.Name) and isinstance(made, sys.modules["torch"].optim.Optimizer):
+            yield part.id
 
 
 def _last(container: Any) -> Any:
@@ -386,71 +413,3 @@ def _is_movable(value: Any, ending: str) -> bool:
 
 def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (int, float, str))
-
-
-def is_in(growth: Growth, tree: ast.Module, names: Mapping[str, Any]) -> bool:
-    """Whether the line is in a cell, or in a function of the user's among ``names``."""
-    return any(True for _ in _places(growth, tree)) or bool(_mended_functions(growth, names))
-
-
-@contextmanager
-def mended(growth: Growth, tree: ast.Module, names: Mapping[str, Any]) -> Iterator[None]:
-    """The fixed line in the cell and in the user's functions, for a while."""
-    functions = [(function, function.__code__, code) for function, code in _mended_functions(growth, names)]
-    before = _mend(growth, tree)
-    for function, _, code in functions:
-        function.__code__ = code
-    try:
-        yield
-    finally:
-        for function, code, _ in functions:
-            function.__code__ = code
-        for body, at, statement in before:
-            body[at] = statement
-
-
-def _mend(growth: Growth, tree: ast.Module) -> list[tuple[list[ast.stmt], int, ast.stmt]]:
-    """Put the fixed lines into a tree. Returns what they replaced, and where."""
-    fixed = {one.code: one.fixed for one in (growth, *growth.beside)}
-    before = [(body, at, body[at]) for body, at in _places(growth, tree)]
-    for body, at, statement in before:
-        body[at] = ast.copy_location(ast.parse(fixed[ast.unparse(statement)]).body[0], statement)
-    return before
-
-
-def _mended_functions(growth: Growth, names: Mapping[str, Any]) -> list[tuple[Any, CodeType]]:
-    """The user's functions that contain the line, each with its code in which the line is fixed."""
-    found = []
-    for value in list(names.values()):
-        owners = vars(value).values() if inspect.isclass(value) and value.__module__ == "__main__" else (value,)
-        for function in map(inspect.unwrap, filter(inspect.isfunction, owners)):
-            code = _mended_code(growth, function) if inspect.isfunction(function) else None
-            if code is not None:
-                found.append((function, code))
-    return found
-
-
-def _mended_code(growth: Growth, function: Any) -> CodeType | None:
-    code: CodeType = function.__code__
-    if code.co_freevars or not is_users_file(code.co_filename):
-        return None
-    with suppress(OSError, TypeError, SyntaxError):
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-        definition = tree.body[0]
-        if not isinstance(definition, (ast.FunctionDef, ast.AsyncFunctionDef)) or not _mend(growth, tree):
-            return None
-        definition.decorator_list = []
-        ast.increment_lineno(tree, code.co_firstlineno - 1)
-        made = compile(ast.fix_missing_locations(tree), code.co_filename, "exec", dont_inherit=True)
-        return next((one for one in made.co_consts if isinstance(one, CodeType) and one.co_name == code.co_name), None)
-    return None
-
-
-def _places(growth: Growth, tree: ast.Module) -> Iterator[tuple[list[ast.stmt], int]]:
-    """Where the lines stand: lists of statements and positions in them."""
-    codes = {one.code for one in (growth, *growth.beside)}
-    for node in ast.walk(tree):
-        for name in _BODIES:
-            body = getattr(node, name, None)
-            if isinstance(body, list):
-                yield from ((body, at) for at, one in enumerate(body) if ast.unparse(one) in codes)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.live.called import called_in
-from oom_magic.explain.live.growth import Growth, is_in, mended
+from oom_magic.explain.live.growth import Growth
+from oom_magic.explain.live.mending import is_in, mended
 from oom_magic.explain.remedies.code import IN_A_LOOP, lacks_names
 from oom_magic.explain.remedies.own_code import (
     Code,

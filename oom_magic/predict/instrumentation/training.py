@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 STEPS_OF_EACH = 2  # optimizer: the first makes its state
 MOST_STEPS = 20
 MOST_SECONDS = 8
+MOST_SECONDS_OF_SLOW_STEPS = 10
 SECONDS_WITHOUT_STEPS = 10  # of computing, of a run that took what it is said to take
 MOST_SECONDS_WITHOUT_STEPS = 40
 FOLLOWING_SECONDS = 10  # of computing after three like steps, or as long as those took
@@ -72,7 +73,8 @@ class Training:
     ``num_calls`` counts the calls of models with gradients since the last optimizer step. ``stop_after_steps`` of them
     end a run (None: its own end does; "alike": loops end after three, and the run with what follows them, for
     ``FOLLOWING_SECONDS`` of computing or as long as the steps took). One that never had ``enough_bytes`` by then goes
-    on until it has, for ``MOST_STEPS`` and as many more as ``MOST_SECONDS`` allow; so does, for one of both, one whose
+    on until it has, for ``MOST_STEPS`` and as many more as ``MOST_SECONDS`` allow, or for
+    ``MOST_SECONDS_OF_SLOW_STEPS``; so does, for one of both, one whose
     last step was ``of_a_new_size``: the model was called with gradients as in no step before, and one in which an
     optimizer of a model that ran has not made ``STEPS_OF_EACH``. One that is said to take so much and whose optimizers
     never step is left after ``stop_after_calls`` of outermost modules, or after some time. ``leaves_evaluations``:
@@ -380,9 +382,10 @@ class Training:
 
     def _has_seen_enough(self, number: int) -> bool:
         """Whether enough steps were followed, or enough memory was taken in a step like an earlier one."""
-        is_late = time.process_time() - self._start > MOST_SECONDS
+        seconds = time.process_time() - self._start
+        is_late = seconds > MOST_SECONDS
         if not self._has_enough():
-            return is_late and number >= MOST_STEPS
+            return (is_late and number >= MOST_STEPS) or seconds > MOST_SECONDS_OF_SLOW_STEPS
         if not self.enough_bytes or is_late or number >= MOST_STEPS:
             return True
         return not (self.of_a_new_size or self._has_one_to_come())

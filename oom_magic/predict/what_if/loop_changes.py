@@ -35,7 +35,11 @@ class AccumulatedGradients(Change):
 
     @contextmanager
     def around_run(self) -> Iterator[None]:
-        """Every second step and what clears gradients after it are left out; losses are halved."""
+        """Every second step and what clears gradients after it are left out; losses are halved.
+
+        The others clear the gradients at once, wherever the loop does: so has the code to paste, and an evaluation that
+        follows finds none.
+        """
         turns = _Turns()
         optimizers = [kind for kind in _subclasses(torch.optim.Optimizer) if "step" in vars(kind)]
         owners: tuple[Any, ...] = (torch.optim.Optimizer, torch.nn.Module)
@@ -52,6 +56,7 @@ class _Turns:
     """Decides which calls of an optimizer are skipped: every second one, with the ``zero_grad`` after it."""
 
     def __init__(self) -> None:
+        self._sets_to_none = True  # as the loop clears them
         self._numbers: dict[int, int] = {}
         self._is_left_out = False
         self._is_inside = False  # of one optimizer that wraps another, as accelerate's does
@@ -69,9 +74,11 @@ class _Turns:
                 return None
             self._is_inside = True
             try:
-                return step(optimizer)
+                result = step(optimizer)
             finally:
                 self._is_inside = False
+            optimizer.zero_grad(set_to_none=self._sets_to_none)
+            return result
 
         return run
 
@@ -79,6 +86,7 @@ class _Turns:
         """``zero_grad``, except after a skipped step."""
 
         def run(owner: Any, set_to_none: bool = True) -> None:
+            self._sets_to_none = set_to_none
             if not self._is_left_out:
                 zero_grad(owner, set_to_none)
 

@@ -1,0 +1,82 @@
+"""The lines that keep too much as they are fixed: in the cell and in the user's functions, for a while."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from types import CodeType
+from typing import Any
+
+from oom_magic.explain.live.growth import BODIES, Growth
+from oom_magic.user_code import is_users_file
+
+
+def is_in(growth: Growth, tree: ast.Module, names: Mapping[str, Any]) -> bool:
+    """Whether the line is in a cell, or in a function of the user's among ``names``."""
+    return any(True for _ in _places(growth, tree)) or bool(_mended_functions(growth, names))
+
+
+@contextmanager
+def mended(growth: Growth, tree: ast.Module, names: Mapping[str, Any]) -> Iterator[None]:
+    """The fixed line in the cell and in the user's functions, for a while."""
+    functions = [(function, function.__code__, code) for function, code in _mended_functions(growth, names)]
+    before = _mend(growth, tree)
+    for function, _, code in functions:
+        function.__code__ = code
+    try:
+        yield
+    finally:
+        for function, code, _ in functions:
+            function.__code__ = code
+        for body, statements in before:
+            body[:] = statements
+
+
+def _mend(growth: Growth, tree: ast.Module) -> list[tuple[list[ast.stmt], list[ast.stmt]]]:
+    """Put the fixed lines into a tree. Returns the blocks with what they held before."""
+    places = list(_places(growth, tree))
+    before = [(body, list(body)) for body, _ in places]
+    for body, at in reversed(places):
+        made = ast.parse(growth.fixes[ast.unparse(body[at])]).body
+        body[at : at + 1] = [ast.copy_location(one, body[at]) for one in made]
+    return before
+
+
+def _mended_functions(growth: Growth, names: Mapping[str, Any]) -> list[tuple[Any, CodeType]]:
+    """The user's functions that contain the line, each with its code in which the line is fixed."""
+    found = []
+    for value in list(names.values()):
+        owners = vars(value).values() if inspect.isclass(value) and value.__module__ == "__main__" else (value,)
+        for function in map(inspect.unwrap, filter(inspect.isfunction, owners)):
+            code = _mended_code(growth, function) if inspect.isfunction(function) else None
+            if code is not None:
+                found.append((function, code))
+    return found
+
+
+def _mended_code(growth: Growth, function: Any) -> CodeType | None:
+    code: CodeType = function.__code__
+    if code.co_freevars or not is_users_file(code.co_filename):
+        return None
+    with suppress(OSError, TypeError, SyntaxError):
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+        definition = tree.body[0]
+        if not isinstance(definition, (ast.FunctionDef, ast.AsyncFunctionDef)) or not _mend(growth, tree):
+            return None
+        definition.decorator_list = []
+        ast.increment_lineno(tree, code.co_firstlineno - 1)
+        made = compile(ast.fix_missing_locations(tree), code.co_filename, "exec", dont_inherit=True)
+        return next((one for one in made.co_consts if isinstance(one, CodeType) and one.co_name == code.co_name), None)
+    return None
+
+
+def _places(growth: Growth, tree: ast.Module) -> Iterator[tuple[list[ast.stmt], int]]:
+    """Where the lines stand: lists of statements and positions in them."""
+    for node in ast.walk(tree):
+        for name in BODIES:
+            body = getattr(node, name, None)
+            if isinstance(body, list):
+                yield from ((body, at) for at, one in enumerate(body) if ast.unparse(one) in growth.fixes)
