@@ -35,7 +35,7 @@ class Run:
     """A training run; a smaller batch, checkpointing and mixed precision halve what a step takes."""
 
     accumulation = 1
-    is_evaluation = keeps_no_graph = is_of_job = steps_differ = may_evaluate = compares_samples = False
+    is_evaluation = runs_frozen = keeps_no_graph = is_of_job = steps_differ = may_evaluate = compares_samples = False
     calls_followed = 0
     names: dict[str, str] = {}  # noqa: RUF012
 

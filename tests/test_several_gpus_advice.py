@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
 from oom_magic.explain.remedies.code import code_for
-from oom_magic.explain.remedies.own_code import own_names
+from oom_magic.explain.remedies.own_code import frozen_without_gradients, own_names
 from oom_magic.explain.remedies.rehearsal import NotEvaluatedError, Variation
 from oom_magic.predict.what_if import placement_changes
 from oom_magic.predict.what_if.change import Change
@@ -217,3 +217,22 @@ def test_a_model_trained_in_evaluation_mode_is_no_evaluation() -> None:
     evaluated = _rehearsal(f"{MAKES}net.eval()\nnet(torch.randn(64, 64, device='cuda'))", names)
     evaluated.begin([], 0)
     assert evaluated.is_evaluation
+
+
+def test_a_frozen_teacher_in_a_training_step_is_no_evaluation_and_needs_no_graph() -> None:
+    step = """
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for _ in range(2):
+    x = torch.randn(64, 64, device="cuda")
+    made = net(x)
+    known = teacher(x)
+    seen = teacher(made)
+    (made - known + seen).sum().backward()
+    optimizer.step()
+"""
+    names = {"net": torch.nn.Linear(64, 64), "teacher": torch.nn.Linear(64, 64).eval()}
+    rehearsal = _rehearsal(f"net.cuda()\nteacher.cuda(){step}", {**NAMES, **names}, num_gpus=1)
+    rehearsal.begin([], 0)
+    assert rehearsal.runs_frozen and not rehearsal.is_evaluation
+    code = frozen_without_gradients(ast.parse(step), names)
+    assert "    with torch.no_grad():\n        known = teacher(x)\n    seen = teacher(made)\n" in code

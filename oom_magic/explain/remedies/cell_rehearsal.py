@@ -21,6 +21,7 @@ from oom_magic.explain.remedies.own_code import (
     Code,
     accumulating,
     evaluations_without_gradients,
+    frozen_without_gradients,
     is_module,
     loop_of,
     own_arguments,
@@ -112,6 +113,7 @@ class CellRehearsal:
         self.parameters: dict[str, SizeParameter | None] = {}
         self._survey: Survey | None = None
         self._fullest: ModelCall | None = None
+        self._beside: list[ModelCall] = []  # the calls of its step that keep a graph
         self._later: ModelCall | None = None  # of the evaluation that took most in the last ``run_on``
         self._training: Training | None = None  # of the last run
         self._leaves_evaluations = True
@@ -134,6 +136,7 @@ class CellRehearsal:
         self._leaves_evaluations = training.leaves_evaluations
         self.steps_differ = report.timeline.was_left and training.of_a_new_size
         self._fullest = training.fullest_call(report)
+        self._beside = [call for call in training.calls_of_peak(report) if call.has_gradients]
         self.sizes = {} if self._fullest is None else _sizes(self._fullest.inputs)
         self.accumulation = self._survey.batches_per_step
         self._find_sample()
@@ -169,7 +172,19 @@ class CellRehearsal:
     def is_evaluation(self) -> bool:
         """Whether a model in evaluation mode ran at the peak, and not one that is trained so."""
         fullest = self._fullest
-        return fullest is not None and not (fullest.is_training or (fullest.has_gradients and self._trains_so))
+        return fullest is not None and not (self._trains_at_peak or (fullest.has_gradients and self._trains_so))
+
+    @property
+    def runs_frozen(self) -> bool:
+        """Whether a model in evaluation mode kept a graph beside one that was trained in the same step: a teacher."""
+        return self._trains_at_peak and not all(call.is_training for call in self._beside)
+
+    @property
+    def _trains_at_peak(self) -> bool:
+        fullest = self._fullest
+        if fullest is None:
+            return False
+        return any(call.is_training for call in (fullest, *(self._beside if fullest.has_gradients else ())))
 
     @property
     def _trains_so(self) -> bool:
@@ -302,6 +317,8 @@ class CellRehearsal:
         """The cell's statements with the remedy; for a size, the statement that sets it."""
         what = _SIZE_OF.get(key)
         if what is None:
+            if key == "no_grad" and self.runs_frozen:
+                return self._rewritten(frozen_without_gradients)
             if key == "no_grad" and (self._survey is None or self._survey.has_trained):
                 return self._own_evaluations()
             own = self._rewritten(lambda tree, names: own_code(tree, names, key, values))

@@ -248,7 +248,7 @@ class RemedyEvaluator:
         """Whether a change applies: without a graph, no change to the graph does."""
         if candidate.needs_graph and self._rehearsal.keeps_no_graph:
             return False
-        return candidate.key != "no_grad" or self._is_evaluation
+        return candidate.key != "no_grad" or self._is_evaluation or self._rehearsal.runs_frozen
 
     def _is_too_little(self, candidate: RemedySpec) -> bool:
         """Whether the run would not fit even without all that a change acts on."""

@@ -401,6 +401,30 @@ def evaluations_without_gradients(tree: Code, models: set[str]) -> str:
     return "\n".join(map(ast.unparse, loops))
 
 
+def frozen_without_gradients(tree: Code, names: Mapping[str, Any]) -> str:
+    """The training loop with ``no_grad`` around the calls of models in evaluation mode, such as a teacher's; "" if it
+    has none that stand alone and take nothing that a trained model made."""
+    found = _training_loop(tree)
+    if found is None:
+        return ""
+    loop, trained = copied(found), set[str]()
+    before = ast.dump(loop)
+    for at, statement in enumerate(loop.body):
+        modes = _modes_called(statement, names)
+        nodes = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
+        if any(modes) or any(node.id in trained for node in nodes):
+            trained |= {node.id for node in nodes if is_stored(node)}
+        elif modes and isinstance(statement, ast.Assign):
+            loop.body[at] = _under_no_grad([statement])
+    return "" if ast.dump(loop) == before else ast.unparse(ast.fix_missing_locations(loop))
+
+
+def _modes_called(statement: ast.stmt, names: Mapping[str, Any]) -> list[bool]:
+    """Whether each model that a statement calls is in training mode."""
+    called = [object_of(node.func, names) for node in ast.walk(statement) if isinstance(node, ast.Call)]
+    return [one.training for one in called if is_module(one)]
+
+
 def _evaluating(body: list[ast.stmt], models: set[str]) -> Iterator[ast.For]:
     is_told = False
     for statement in body:

@@ -99,6 +99,10 @@ class Rehearsal(Protocol):
         """Whether a model in evaluation mode ran at the peak; known from ``begin`` on."""
 
     @property
+    def runs_frozen(self) -> bool:
+        """Whether a model in evaluation mode kept a graph beside one that was trained; known from ``begin`` on."""
+
+    @property
     def keeps_no_graph(self) -> bool:
         """Whether gradients were off then."""
 
@@ -144,6 +148,7 @@ class SetupRehearsal:
     """The training code that a TrainingSetup writes."""
 
     is_evaluation = keeps_no_graph = is_of_job = steps_differ = may_evaluate = compares_samples = False
+    runs_frozen = False
     calls_followed = 0
 
     def __init__(self, setup: TrainingSetup) -> None:

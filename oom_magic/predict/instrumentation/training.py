@@ -124,9 +124,7 @@ class Training:
         if last is None:
             return None
         timeline, phase = report.timeline, PHASES.index(Phase.FORWARD)
-        ends = (mark.position for mark in timeline.marks if mark.kind is MarkKind.STEP_END)
-        ended = max((end for end in ends if end <= position), default=0)
-        calls = [call for call in self.model_calls if call.is_model and ended <= call.position - first <= position]
+        calls = self.calls_of_peak(report)
         begun = np.array([call.position - first for call in calls])
         live = timeline.live_at(position)
         live = live[timeline.phase[live] == phase]
@@ -135,6 +133,13 @@ class Training:
         mode = last.is_training, last.has_gradients
         alike = [at for at, call in enumerate(calls) if (call.is_training, call.has_gradients) == mode]
         return calls[max(reversed(alike), key=lambda at: alive[at])] if alike else last
+
+    def calls_of_peak(self, report: MemoryReport) -> list[ModelCall]:
+        """The calls of models in the step of a report's peak, up to it."""
+        position, first = report.peak_position, self.begins_at[0] if self.begins_at else 0
+        ends = (mark.position for mark in report.timeline.marks if mark.kind is MarkKind.STEP_END)
+        ended = max((end for end in ends if end <= position), default=0)
+        return [call for call in self.model_calls if call.is_model and ended <= call.position - first <= position]
 
     @contextmanager
     def followed(self) -> Iterator[None]:

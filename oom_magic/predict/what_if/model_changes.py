@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -297,11 +298,17 @@ def plain_linears(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str, to
 class NoGradients(Change):
     """``torch.no_grad()`` around models that evaluate: in evaluation mode, or called when all training was done.
 
+    Not where gradients go through one to its inputs, as through the network of a perceptual loss, nor around one whose
+    weights are trained though it never was in training mode.
     ``num_training_calls`` models were called until the last optimizer step of the run as it is; a survey tells.
     """
 
     num_training_calls = 0
-    _num_calls = 0
+
+    def __init__(self) -> None:
+        self._num_calls = 0
+        self._goes_through = False
+        self._trained: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
     def check(self, model: torch.nn.Module) -> None:
         """Gradients must be on."""
@@ -312,13 +319,31 @@ class NoGradients(Change):
     def around_run(self) -> Iterator[None]:
         """Calls are counted from here."""
         self._num_calls = 0
+        self._trained.clear()
         yield
+
+    def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The same; records whether gradients go through to them."""
+        given = (*args, *kwargs.values())
+        self._goes_through = any(isinstance(one, torch.Tensor) and one.requires_grad for one in given)
+        return args, kwargs
 
     def around_call(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """``torch.no_grad()`` for a call that evaluates."""
         self._num_calls += 1
-        evaluates = not model.training or self._num_calls > self.num_training_calls
+        if self._num_calls > self.num_training_calls:
+            return torch.no_grad()
+        if model.training:
+            self._trained.add(model)
+        evaluates = not model.training and not self._goes_through and (model in self._trained or not _is_trained(model))
         return torch.no_grad() if evaluates else nullcontext()
+
+
+def _is_trained(model: torch.nn.Module) -> bool:
+    """Whether an optimizer has weights of it."""
+    with suppress(InapplicableError):
+        return bool(optimizers_of(model))
+    return False
 
 
 class ChunkedLoss(Change):
