@@ -28,7 +28,7 @@ INEXACT = set(
     """
 affine_grid bilinear bilinear_module bincount combinations cov embedding_max_norm encoder_amp encoder_masked
 histc index_put_accumulate irfft isin logcumsumexp masked_scatter multi_margin_loss multilabel_margin_loss
-prod scatter_reduce_mean unfold unique var_mean
+scatter_reduce_mean unfold unique var_mean
 """.split()  # noqa: SIM905
 )
 if VERSION.startswith("2.15"):  # in evaluation: products inside the fused layer; three copies that live to the end

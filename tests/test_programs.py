@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from layout_cases import LAYOUTS
 from program_cases import PROGRAMS
 from sparse_and_graph_cases import SPARSE_AND_GRAPHS
 
@@ -19,9 +20,9 @@ VERSION = torch.__version__.partition("+")[0]
 @pytest.mark.skipif(
     TRUTH["torch"] != VERSION, reason=f"the truth was recorded with torch {TRUTH['torch']}, this is {VERSION}"
 )
-@pytest.mark.parametrize("name", [*PROGRAMS, *SPARSE_AND_GRAPHS])
+@pytest.mark.parametrize("name", [*PROGRAMS, *SPARSE_AND_GRAPHS, *LAYOUTS])
 def test_program_equals_cuda(name: str) -> None:
-    report = om.dry_run((PROGRAMS | SPARSE_AND_GRAPHS)[name], gpu="RTX 3060", stop_after_steps=None)
+    report = om.dry_run((PROGRAMS | SPARSE_AND_GRAPHS | LAYOUTS)[name], gpu="RTX 3060", stop_after_steps=None)
     assert [report.peak_allocated_bytes, report.peak_reserved_bytes] == TRUTH["peaks"][name]
 
 

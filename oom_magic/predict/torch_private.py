@@ -54,7 +54,7 @@ EVERY_RUN: Names = {
         *_in("torch.ops.aten", "_adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward"),
         *_in("torch.ops.aten", "_addmm_activation _cdist_backward _trilinear _upsample_bicubic2d_aa"),
         "torch.ops.aten._upsample_bilinear2d_aa",
-        "torch.ops.aten._upsample_nearest_exact2d",
+        *_in("torch.ops.aten", "_adaptive_avg_pool3d _upsample_nearest_exact2d _upsample_nearest_exact3d"),
         *_in("torch.ops.aten", "_amp_foreach_non_finite_check_and_unscale_ _coalesce _ctc_loss _ctc_loss_backward"),
         *_in("torch.ops.aten", "_cudnn_rnn _cudnn_rnn_backward _cudnn_rnn_flatten_weight _dirichlet_grad"),
         *_in("torch.ops.aten", "_efficientzerotensor _embedding_bag _embedding_bag_backward _euclidean_dist"),

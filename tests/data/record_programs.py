@@ -15,11 +15,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
+from layout_cases import LAYOUTS
 from loop_cases import LOOPS
 from program_cases import PROGRAMS as SHORT
 from sparse_and_graph_cases import SPARSE_AND_GRAPHS
 
-PROGRAMS = SHORT | SPARSE_AND_GRAPHS | LOOPS
+PROGRAMS = SHORT | SPARSE_AND_GRAPHS | LAYOUTS | LOOPS
 TRUTH = Path(__file__).with_name("programs_truth.json")
 
 

@@ -125,23 +125,56 @@ def _roll(call: Call) -> None:
     call.output(0)
 
 
+def _in_order(call: Call) -> None:
+    """Kernels that read and write contiguous tensors, and copy what they wrote to the outputs.
+
+    Under aten/src/ATen/native/cuda: AdaptiveMaxPooling2d.cu, UpSampleBilinear2d.cu
+    (``upsample_gen2d_aa_out_cuda_template``), UpSampleNearest3d.cu.
+    """
+    make_outputs(call)
+    for tensor in (*call.outputs, call.args[0]):
+        if not tensor.is_contiguous():
+            call.take_like(tensor)
+
+
+def _gradient_in_order(call: Call) -> None:
+    """The backward of such kernels: AdaptiveMaxPooling2d.cu, UpSampleTrilinear3d.cu."""
+    call.output(0)
+    for tensor in (*(one for one in call.args if isinstance(one, torch.Tensor)), call.outputs[0]):
+        if tensor is not call.args[1] and not tensor.is_contiguous():
+            call.take_like(tensor)
+
+
+def _pooled_gradient(call: Call) -> None:
+    """aten/src/ATen/native/cuda/AdaptiveAveragePooling.cu: of channels last, any gradient is read."""
+    call.output(0)
+    gradient, images = call.args[:2]
+    is_last = torch._prims_common.suggest_memory_format(images) is torch.channels_last
+    if not is_last and not gradient.is_contiguous():
+        call.take_like(gradient)
+
+
+_IN_ORDER = (
+    "adaptive_max_pool2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "upsample_nearest3d",
+    "_upsample_nearest_exact3d",
+)  # fmt: skip
+_GRADIENT_IN_ORDER = ("adaptive_max_pool2d_backward", "upsample_trilinear3d_backward")
 _FIRST_AFTER_OUTPUT = (
-    "max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d", "adaptive_max_pool2d",
-    "upsample_nearest2d", "_upsample_nearest_exact2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
-    "nll_loss_backward", "nll_loss2d_backward", "max_pool3d_with_indices_backward", "avg_pool3d_backward",
-    "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward", "adaptive_max_pool2d_backward",
-    "adaptive_max_pool3d_backward", "fractional_max_pool2d_backward", "fractional_max_pool3d_backward",
-    "upsample_nearest1d_backward", "upsample_nearest2d_backward", "upsample_nearest3d_backward",
-    "_upsample_nearest_exact1d_backward", "_upsample_nearest_exact2d_backward", "_upsample_nearest_exact3d_backward",
-    "upsample_linear1d_backward", "upsample_bilinear2d_backward", "upsample_trilinear3d_backward",
-    "upsample_bicubic2d_backward", "_upsample_bilinear2d_aa_backward", "_upsample_bicubic2d_aa_backward",
-    "reflection_pad1d_backward", "reflection_pad2d_backward", "reflection_pad3d_backward",
+    "max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d",
+    "upsample_nearest2d", "_upsample_nearest_exact2d", "nll_loss_backward", "nll_loss2d_backward",
+    "max_pool3d_with_indices_backward", "avg_pool3d_backward", "_adaptive_avg_pool3d_backward",
+    "adaptive_max_pool3d_backward", "fractional_max_pool3d_backward", "upsample_nearest1d_backward",
+    "upsample_nearest2d_backward", "_upsample_nearest_exact1d_backward", "_upsample_nearest_exact2d_backward",
+    "upsample_linear1d_backward", "upsample_bilinear2d_backward", "reflection_pad1d_backward",
+    "reflection_pad2d_backward", "reflection_pad3d_backward",
 )  # fmt: skip
 _BOTH_AFTER_OUTPUT = ("max_pool2d_with_indices_backward", "avg_pool2d_backward")
 _FIRST_CONTIGUOUS = (
     "avg_pool3d", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "kthvalue", "mode", "cumprod", "cummax",
-    "cummin",
+    "cummin", "adaptive_max_pool3d", "upsample_bicubic2d_backward", "_upsample_bilinear2d_aa_backward",
+    "_upsample_bicubic2d_aa_backward", "upsample_nearest3d_backward", "_upsample_nearest_exact3d_backward",
 )  # fmt: skip
+_FIRST_BEFORE_OUTPUT = ("_adaptive_avg_pool3d", "fractional_max_pool2d_backward")
 
 
 def _rules(names: tuple[str, ...], make: Callable[[], Rule]) -> dict[OpOverload, Rule]:
@@ -151,6 +184,10 @@ def _rules(names: tuple[str, ...], make: Callable[[], Rule]) -> dict[OpOverload,
 RULES: dict[OpOverload, Rule] = {
     **_rules(_FIRST_AFTER_OUTPUT, lambda: copied(0)),
     **_rules(_BOTH_AFTER_OUTPUT, lambda: copied(0, 1)),
+    **_rules(_FIRST_BEFORE_OUTPUT, lambda: contiguous(before=(0,))),
+    **_rules(_IN_ORDER, lambda: _in_order),
+    **_rules(_GRADIENT_IN_ORDER, lambda: _gradient_in_order),
+    aten._adaptive_avg_pool2d_backward.default: _pooled_gradient,
     aten._pdist_backward.default: _pairwise_gradient,
     aten._cdist_backward.default: _distance_gradient,
     **_rules(_FIRST_CONTIGUOUS, lambda: contiguous(0)),

@@ -18,21 +18,29 @@ aten = torch.ops.aten
 
 
 def _group_norm(call: Call) -> None:
-    """aten/src/ATen/native/cuda/group_norm_kernel.cu, ``GroupNormKernelImplInternal``: scales and shifts."""
+    """aten/src/ATen/native/cuda/group_norm_kernel.cu, ``GroupNormKernelImplInternal``: statistics in single precision;
+    scales and shifts where there are weights."""
     make_outputs(call)
     mean = call.outputs[1]
-    batch, channels = call.argument(3), call.argument(4)
-    for _ in range(2):
-        call.take(batch * channels * mean.element_size())
+    for _ in range(2 if mean.element_size() < 4 else 0):
+        call.take_like(mean, torch.float32)
+    for _ in range(2 if call.argument(1) is not None else 0):
+        call.take(call.argument(3) * call.argument(4) * _wide_bytes(mean))
 
 
 def _group_norm_backward(call: Call) -> None:
     """The same file, ``GroupNormBackwardKernelImplInternal``."""
-    mean = call.args[2]
+    mean, weight = call.args[2], call.argument(4)
     batch, channels, groups = call.argument(5), call.argument(6), call.argument(8)
     make_outputs(call)
-    sums = [call.take(batch * count * mean.element_size()) for count in (channels, channels, groups, groups, channels)]
-    call.give_back(*(sums[position] for position in (3, 2, 4, 1, 0)))
+    of_input = (groups, groups, channels if weight is not None else 0) if call.argument(9)[0] else ()
+    sums = [call.take(batch * count * _wide_bytes(mean)) for count in (channels, channels, *of_input)]
+    call.give_back(*sums[3:1:-1], *sums[4:], *sums[1::-1])
+
+
+def _wide_bytes(tensor: torch.Tensor) -> int:
+    """``kAccType``: sums are in single precision at least."""
+    return max(tensor.element_size(), 4)
 
 
 def is_by_cudnn(tensor: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> bool:
@@ -44,26 +52,64 @@ def is_by_cudnn(tensor: torch.Tensor, weight: torch.Tensor | None, bias: torch.T
 
 
 def _batch_norm(call: Call) -> None:
-    """aten/src/ATen/native/cuda/Normalization.cu, ``batch_norm_cuda``: statistics are kept for a backward only."""
+    """aten/src/ATen/native/cuda/Normalization.cu, ``batch_norm_cuda``; cuDNN keeps statistics for a backward only."""
     call.output(0)
-    if not call.argument(5) and is_by_cudnn(*call.args[:3]):
-        call.output(1, 0)
-        call.output(2, 0)
+    tensor, weight, bias = call.args[:3]
+    is_training = call.argument(5)
+    if is_by_cudnn(tensor, weight, bias):
+        if not is_training:
+            call.output(1, 0)
+            call.output(2, 0)
+        return
+    make_outputs(call)
+    if is_training and _is_by_channel(tensor) and tensor.dim() != 5:
+        _take_staging(call, tensor, 4)
+    elif is_training and not tensor.is_contiguous() and tensor.element_size() < 4:
+        call.take_like(tensor, torch.float32)  # ``batch_norm_mean_var`` by ``var_mean_out``
 
 
 def _batch_norm_backward(call: Call) -> None:
-    """The same file, ``batch_norm_backward_cuda``; rows of features (and channels last) are first summed by channel."""
-    gradient, tensor = call.args[:2]
-    if tensor.dim() == 2 and call.argument(7):
-        for _ in range(2):
-            call.take(tensor.shape[1] * 4)
-        for position in (1, 2):
-            call.output(position)
+    """The same file, ``batch_norm_backward_cuda``: one kernel for all, or sums by channel first; cuDNN, in training,
+    reads the gradient in the input's memory format, and computes the input's whether it is asked for or not."""
+    gradient, tensor, weight = call.args[:3]
+    is_training, mask = call.argument(7), call.argument(9)
+    cudnn = is_by_cudnn(tensor, weight, weight)
+    if cudnn and is_training:
+        if not gradient.is_contiguous(memory_format=torch._prims_common.suggest_memory_format(tensor)):
+            call.take_like(gradient)
+        if not mask[0]:
+            call.take_like(tensor)
         return
-    memory_format = torch._prims_common.suggest_memory_format(tensor)
-    if not gradient.is_contiguous(memory_format=memory_format):
-        call.take_like(gradient)
-    make_outputs(call)
+    by_channel = _is_by_channel(tensor)
+    if mask[0] and any(mask[1:]) + is_training and not by_channel:
+        return
+    sum_bytes = tensor.shape[1] * _wide_bytes(tensor)
+    call.take(sum_bytes if cudnn else 0)  # the deviation, which cuDNN did not keep
+    if any(mask[1:]) or is_training:
+        by_channel = by_channel and _is_by_channel(gradient)
+        for _ in range(2 if by_channel or mask[0] else 0):
+            call.take(sum_bytes)
+        call.output(1)
+        call.output(2)
+        if by_channel:
+            _take_staging(call, tensor, 2)
+
+
+def _is_by_channel(tensor: torch.Tensor) -> bool:
+    """The same file, ``batch_norm_use_channels_last_kernels``."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    memory_format = formats.get(tensor.dim(), torch.contiguous_format)
+    is_of_rows = tensor.is_contiguous() and tensor.stride(1) == 1
+    return is_of_rows or (tensor.dim() > 3 and tensor.is_contiguous(memory_format=memory_format))
+
+
+def _take_staging(call: Call, tensor: torch.Tensor, sums: int) -> None:
+    """Normalization.cuh, ``batch_norm_stats_channels_last_cuda_template`` and the one for the backward: where several
+    blocks share channels last, each leaves its sums."""
+    numbers = tensor.numel() // tensor.shape[1], tensor.shape[1]
+    staging = call.allocate_scratch(_staging_bytes, sums, *numbers)
+    semaphores = call.allocate_scratch(_semaphore_bytes, *numbers)
+    call.give_back(semaphores, staging)
 
 
 def batch_norm_outputs(
@@ -78,11 +124,12 @@ def batch_norm_outputs(
 def batch_norm_gradients(
     gradient: torch.Tensor, tensor: torch.Tensor, weight: torch.Tensor | None, *args: Any
 ) -> tuple[torch.Tensor | None, ...]:
-    """The outputs of ``native_batch_norm_backward`` in CUDA's memory format, which is the input's."""
-    mask = args[-1]
+    """The outputs of ``native_batch_norm_backward`` in CUDA's memory format."""
+    is_training, mask = args[4], args[-1]
     wide = tensor.new_empty(tensor.shape[1], dtype=torch.float32 if weight is None else weight.dtype)
+    is_like_input = is_training or not _is_by_channel(tensor)  # else ``batch_norm_elementwise_backward_eval``
     return (
-        torch.empty_like(tensor, memory_format=torch.preserve_format) if mask[0] else None,
+        (torch.empty_like(tensor) if is_like_input else tensor.new_empty(tensor.shape)) if mask[0] else None,
         wide if mask[1] else None,
         torch.empty_like(wide) if mask[2] else None,
     )
@@ -118,15 +165,10 @@ def _sync_sums(
 
 
 def _staged(sums: int) -> Rule:
-    """aten/src/ATen/native/cuda/Normalization.cuh, ``batch_norm_stats_channels_last_cuda_template`` and the one for the
-    backward: where several blocks share channels last, each leaves its sums."""
-
     def rule(call: Call) -> None:
         make_outputs(call)
-        tensor = call.args[0]
-        if tensor.dim() == 2 or not tensor.is_contiguous():  # batch_norm_use_channels_last_kernels
-            call.allocate_scratch(_staging_bytes, sums, tensor.numel() // tensor.shape[1], tensor.shape[1])
-            call.allocate_scratch(_semaphore_bytes, tensor.numel() // tensor.shape[1], tensor.shape[1])
+        if _is_by_channel(call.args[0]):
+            _take_staging(call, call.args[0], sums)
 
     return rule
 

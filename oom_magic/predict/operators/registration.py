@@ -21,6 +21,7 @@ from oom_magic.predict.kernels.normalization import is_by_cudnn
 from oom_magic.predict.operators.attention import attend
 from oom_magic.predict.operators.autocast import Autocast
 from oom_magic.predict.operators.calls import TORCH, Kernel, existing, find_overload, original
+from oom_magic.predict.operators.derivatives import cumprod_backward, product
 from oom_magic.predict.setups.gpus import GPU
 
 aten = torch.ops.aten
@@ -94,27 +95,11 @@ def _ctc_loss(
     return losses.div(at_least_one).mean()
 
 
-def _cumprod_backward(
-    _usual: Kernel, gradient: torch.Tensor, tensor: torch.Tensor, dim: int, output: torch.Tensor
-) -> torch.Tensor:
-    """torch/csrc/autograd/FunctionsManual.cpp: no element is taken to be zero."""
-    if tensor.numel() <= 1 or tensor.size(dim) == 1:
-        return gradient
-    product = output * gradient
-    zeros = tensor == 0
-    zeros.any()
-    backwards = product.flip(dim)
-    sums = backwards.cumsum(dim)
-    forwards = sums.flip(dim)
-    del sums, backwards
-    return forwards.div(tensor)
-
-
 # How CUDA composes an operator; the first argument is what other devices do.
 _COMPOSITIONS: dict[str, Kernel] = {
     "batch_norm": _batch_norm,
     "ctc_loss.Tensor": _ctc_loss,
-    "cumprod_backward": _cumprod_backward,
+    "cumprod_backward": cumprod_backward,
     "dropout": _dropout,
     "log_softmax.int": partial(_softmax, aten._log_softmax),
     "one_hot": _one_hot,
@@ -150,6 +135,7 @@ def _choices(gpu: FakeGPU, card: GPU) -> dict[str, Kernel]:
         **{name: partial(compose, _usual(name)) for name, compose in _COMPOSITIONS.items()},
         **recurrent.layer_kernels(gpu, card.num_multiprocessors),
         "linear": partial(_linear, gpu, _usual("linear")),
+        **{name: partial(product, gpu, _usual(name)) for name in ("prod", "prod.dim_int")},
         "lstm_cell": recurrent.lstm_cell,
         "gru_cell": recurrent.gru_cell,
         "scaled_dot_product_attention": attention,
@@ -208,9 +194,15 @@ _FUSED: dict[OpOverload, Kernel] = {
 }
 
 
+def _in_order(op: OpOverload) -> Kernel:
+    """The operator, with a contiguous result."""
+    return lambda *args: torch.empty_like(op(*args), memory_format=torch.contiguous_format)
+
+
 # Operators whose outputs have another memory layout on CUDA.
 _LAID_OUT: dict[OpOverload, Kernel] = {
     **losses.LAID_OUT,
+    **{op: _in_order(op) for op in (aten.glu_backward.default, aten.pixel_unshuffle.default)},
     aten.native_layer_norm_backward.default: _norm_backward,
     **existing({"_fused_rms_norm_backward": _norm_backward}),
 }

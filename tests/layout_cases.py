@@ -1,0 +1,76 @@
+"""Programs whose tensors lie in channels last, or are expanded: which kernels copy them (record_programs.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+IMAGES, VOLUMES = (8, 32, 48, 48), (2, 16, 12, 12, 12)
+
+
+def channels_last(
+    function: Callable[[torch.Tensor], torch.Tensor], shape: tuple[int, ...] = IMAGES, dtype: Any = None,
+    is_expanded: bool = False, is_leaf: bool = True,
+) -> Callable[[], None]:  # fmt: skip
+    """Forward and backward; the gradient lies as the result does, or is one number."""
+
+    def program() -> None:
+        memory_format = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
+        images = torch.rand(shape, device="cuda", dtype=dtype).to(memory_format=memory_format).requires_grad_(is_leaf)
+        found = function(images)
+        found.sum().backward() if is_expanded else found.backward(torch.ones_like(found))  # type: ignore[no-untyped-call]
+
+    return program
+
+
+def of_module(make: Callable[[], nn.Module], **how: Any) -> Callable[[], None]:
+    """Likewise of a module, on the GPU."""
+
+    def program() -> None:
+        channels_last(make().cuda(), **how)()
+
+    return program
+
+
+def product(*dims: int) -> Callable[[], None]:
+    """The product along dimensions, or of all elements, whose gradient asks whether an element is zero."""
+
+    def program() -> None:
+        torch.rand(512, 1024, device="cuda", requires_grad=True).prod(*dims).sum().backward()  # type: ignore[no-untyped-call]
+
+    return program
+
+
+def resized(mode: str, **options: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda images: F.interpolate(images, scale_factor=2, mode=mode, **options)
+
+
+def frozen() -> nn.Module:
+    return nn.BatchNorm2d(32).eval()
+
+
+LAYOUTS: dict[str, Callable[[], None]] = {
+    "product": product(),
+    "product_rows": product(1),
+    "cl_adaptive_max_pool": channels_last(lambda images: F.adaptive_max_pool2d(images, 7)),
+    "cl_adaptive_max_pool_3d": channels_last(lambda images: F.adaptive_max_pool3d(images, 4), VOLUMES),
+    "cl_adaptive_avg_pool": channels_last(lambda images: F.adaptive_avg_pool2d(images, 24), is_expanded=True),
+    "cl_adaptive_avg_pool_3d": channels_last(lambda images: F.adaptive_avg_pool3d(images, 4), VOLUMES),
+    "cl_bicubic": channels_last(resized("bicubic")),
+    "cl_antialias": channels_last(resized("bilinear", antialias=True)),
+    "cl_nearest_3d": channels_last(resized("nearest"), VOLUMES),
+    "cl_trilinear": channels_last(resized("trilinear"), VOLUMES),
+    "cl_glu": channels_last(lambda images: F.glu(images, 1)),
+    "cl_unshuffled": channels_last(lambda images: F.pixel_unshuffle(images, 2).flatten(1)),
+    "cl_batch_norm_frozen": of_module(frozen),
+    "cl_batch_norm_first": of_module(lambda: nn.BatchNorm2d(32), is_leaf=False),
+    "cl_batch_norm_bf16": of_module(lambda: nn.BatchNorm2d(32), shape=(64, 32, 4, 4), dtype=torch.bfloat16),
+    "cl_batch_norm_3d_bf16": of_module(lambda: nn.BatchNorm3d(16), shape=VOLUMES, dtype=torch.bfloat16, is_leaf=False),
+    "cl_instance_norm": of_module(lambda: nn.InstanceNorm2d(32), is_expanded=True),
+    "cl_group_norm_half": of_module(lambda: nn.GroupNorm(32, 32).half(), shape=(512, 32, 2, 2), dtype=torch.half),
+    "cl_group_norm_plain": of_module(lambda: nn.GroupNorm(2, 512, affine=False), shape=(256, 512, 1, 2)),
+}
