@@ -49,6 +49,22 @@ def resized(mode: str, **options: Any) -> Callable[[torch.Tensor], torch.Tensor]
     return lambda images: F.interpolate(images, scale_factor=2, mode=mode, **options)
 
 
+def transformed(function: Callable[[torch.Tensor], torch.Tensor], *shape: int, dtype: Any = None) -> Callable[[], None]:
+    """A Fourier transform, and its gradient from one number."""
+
+    def program() -> None:
+        function(torch.rand(shape, device="cuda", dtype=dtype, requires_grad=True)).abs().sum().backward()  # type: ignore[no-untyped-call]
+
+    return program
+
+
+def convolved(signals: torch.Tensor) -> torch.Tensor:
+    """As state space models convolve: with as many zeros behind."""
+    length = signals.shape[-1]
+    spectrum = torch.fft.rfft(signals, n=2 * length) * torch.fft.rfft(torch.rand(64, length).cuda(), n=2 * length)
+    return torch.fft.irfft(spectrum, n=2 * length)[..., :length]
+
+
 def frozen() -> nn.Module:
     return nn.BatchNorm2d(32).eval()
 
@@ -56,6 +72,10 @@ def frozen() -> nn.Module:
 LAYOUTS: dict[str, Callable[[], None]] = {
     "product": product(),
     "product_rows": product(1),
+    "fourier_convolved": transformed(convolved, 8, 64, 784),
+    "fourier_back": transformed(torch.fft.irfft, 64, 1000, dtype=torch.complex64),
+    "fourier_inside": transformed(lambda images: torch.fft.rfft2(images, dim=(1, 2)), 4, 32, 48, 16),
+    "fourier_from_first": transformed(lambda images: torch.fft.irfftn(torch.fft.rfftn(images)), 16, 32, 32),
     "cl_adaptive_max_pool": channels_last(lambda images: F.adaptive_max_pool2d(images, 7)),
     "cl_adaptive_max_pool_3d": channels_last(lambda images: F.adaptive_max_pool3d(images, 4), VOLUMES),
     "cl_adaptive_avg_pool": channels_last(lambda images: F.adaptive_avg_pool2d(images, 24), is_expanded=True),

@@ -27,7 +27,7 @@ recorded_here = pytest.mark.skipif(
 INEXACT = set(
     """
 affine_grid bilinear bilinear_module bincount combinations cov embedding_max_norm encoder_amp encoder_masked
-histc index_put_accumulate irfft isin logcumsumexp masked_scatter multi_margin_loss multilabel_margin_loss
+histc index_put_accumulate isin logcumsumexp masked_scatter multi_margin_loss multilabel_margin_loss
 scatter_reduce_mean unfold unique var_mean
 """.split()  # noqa: SIM905
 )
@@ -68,7 +68,7 @@ def test_operator_equals_cuda(name: str, operators: dict[str, list[int]]) -> Non
 # The last two raise an error on CUDA.
 INEXACT_TURNED = INEXACT | set(
     """
-conj topk_sorted baddbmm cdist_one logsigmoid cross_entropy_probabilities nll_loss_2d channel_shuffle
+topk_sorted baddbmm cdist_one logsigmoid cross_entropy_probabilities nll_loss_2d channel_shuffle
 """.split()  # noqa: SIM905
 )
 
@@ -115,7 +115,7 @@ def test_attention_of_images_seen_as_sequences_keeps_its_scores() -> None:
     assert sizes[-7:] == [131072, 393216, 8519680, 393216, 4194304, 131072, 131072]  # as the CUDA build
 
 
-@pytest.mark.parametrize("name", ["histc", "isin", "unique", "bilinear"])
+@pytest.mark.parametrize("name", ["histc", "isin", "unique", "bilinear", "irfft"])
 def test_what_a_kernel_takes_uncounted_is_said(name: str) -> None:
     session = DrySession("A100 80GB", has_bar=False)
     session.run(OPERATORS[name])

@@ -57,6 +57,7 @@ EVERY_RUN: Names = {
         *_in("torch.ops.aten", "_adaptive_avg_pool3d _upsample_nearest_exact2d _upsample_nearest_exact3d"),
         *_in("torch.ops.aten", "_amp_foreach_non_finite_check_and_unscale_ _coalesce _ctc_loss _ctc_loss_backward"),
         *_in("torch.ops.aten", "_cudnn_rnn _cudnn_rnn_backward _cudnn_rnn_flatten_weight _dirichlet_grad"),
+        *_in("torch.ops.aten", "_fft_c2c _fft_c2r _fft_r2c"),
         *_in("torch.ops.aten", "_efficientzerotensor _embedding_bag _embedding_bag_backward _euclidean_dist"),
         *_in("torch.ops.aten", "_embedding_bag_dense_backward _embedding_bag_forward_only"),
         *_in("torch.ops.aten", "_embedding_bag_sparse_backward _foreach_norm _fused_rms_norm"),

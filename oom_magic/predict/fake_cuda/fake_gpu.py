@@ -54,7 +54,8 @@ _OF_PYTORCH = frozenset({
 })  # fmt: skip
 _aten = torch.ops.aten
 _UNCOUNTED = frozenset({  # of PyTorch's own those whose kernels take memory that no rule counts
-    _aten.histc.default, _aten.isin.Tensor_Tensor, _aten._trilinear.default,
+    _aten.histc.default, _aten.isin.Tensor_Tensor, _aten._trilinear.default, _aten._fft_c2c.default,
+    _aten._fft_c2r.default, _aten._fft_r2c.default,
 })  # fmt: skip
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _WITH_HOST_LENGTHS = {

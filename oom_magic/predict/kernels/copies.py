@@ -5,8 +5,9 @@ The gradient of a sum is one number expanded, so a backward often begins with su
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from math import prod
 
 import torch
 from torch._ops import OpOverload
@@ -15,6 +16,7 @@ from oom_magic.predict.fake_cuda.fake_gpu import Rule
 from oom_magic.predict.operators.calls import Call
 
 aten = torch.ops.aten
+_MOST_DIMS = 3  # of one Fourier transform (``cufft_max_ndim``)
 
 
 def is_readable(tensor: torch.Tensor) -> bool:
@@ -99,6 +101,79 @@ def _distance_gradient(call: Call) -> None:
     call.output(0)
     if power:
         call.take(others.shape[-2] * points.numel() * points.element_size())
+
+
+def _fourier_to_real(call: Call) -> None:
+    """aten/src/ATen/native/cuda/SpectralOps.cpp, ``_fft_c2r_cufft``: the transform may overwrite what it reads."""
+    tensor, dims = call.args[:2]
+    call.output(0)
+    if _is_at_once(dims):
+        call.take_like(tensor)
+        _transform(call, tensor.new_empty(tensor.shape), dims)
+    else:
+        _complex_dims(call, tensor, dims[:-1])
+
+
+def _fourier_of_real(call: Call) -> None:
+    """The same file, ``_fft_r2c_cufft``: the input is aligned as complex numbers are."""
+    tensor, dims = call.args[:2]
+    call.output(0)
+    if tensor.storage_offset() % 2:
+        call.take_like(tensor)
+    if _is_at_once(dims):
+        _transform(call, tensor, dims)
+    else:
+        _transform(call, tensor, dims[-1:])
+        call.take_like(call.outputs[0])
+
+
+def _fourier(call: Call) -> None:
+    """The same file, ``_fft_c2c_cufft``."""
+    call.output(0)
+    tensor, dims = call.args[:2]
+    _complex_dims(call, tensor, dims, is_made=True)
+
+
+def _complex_dims(call: Call, tensor: torch.Tensor, dims: Sequence[int], *, is_made: bool = False) -> None:
+    """Three dimensions at a time, from one tensor into another; ``is_made``: the first is there."""
+    if not is_made:
+        call.take_like(tensor)
+    order = sorted(dims, key=lambda dim: -tensor.stride(dim))
+    _transform(call, tensor, order[-_MOST_DIMS:])
+    if len(order) > _MOST_DIMS:
+        call.take_like(tensor)
+
+
+def _is_at_once(dims: Sequence[int]) -> bool:
+    """``use_optimized_cufft_path``."""
+    return len(dims) <= _MOST_DIMS and list(dims[:2]) != [0, 1]
+
+
+def _transform(call: Call, tensor: torch.Tensor, dims: Sequence[int]) -> None:
+    """``_exec_fft``: the other dimensions become one, and cuFFT has to be able to step through the rest."""
+    others = sorted(set(range(tensor.dim())) - set(dims), key=lambda dim: -tensor.stride(dim))
+    lengths = [tensor.shape[dim] for dim in dims]
+    rows = tensor.permute(*others, *dims).reshape(tensor.numel() // max(prod(lengths), 1), *lengths)
+    copies = [call.take_like(tensor)] if rows.untyped_storage()._cdata != tensor.untyped_storage()._cdata else []
+    if not _can_step(rows):
+        copies.append(call.take_like(tensor))
+    call.give_back(*reversed(copies))
+
+
+def _can_step(rows: torch.Tensor) -> bool:
+    """CuFFTPlanCache.h, ``as_cufft_embed``: whether the layout need not be copied."""
+    count, *lengths = rows.shape
+    between, *strides = rows.stride()
+    step = strides[-1]
+    if step <= 0 or (count != 1 and between == 0):
+        return False
+    for length, stride in zip(lengths[:0:-1], strides[-2::-1], strict=True):
+        if length == 1:
+            continue
+        if stride <= 0 or stride % step:
+            return False
+        step = stride
+    return True
 
 
 def _where(call: Call) -> None:
@@ -198,6 +273,9 @@ RULES: dict[OpOverload, Rule] = {
     aten.searchsorted.Tensor: contiguous(0, 1),
     aten.abs.default: _complex_to_real,
     aten.angle.default: _complex_to_real,
+    aten._fft_c2r.default: _fourier_to_real,
+    aten._fft_r2c.default: _fourier_of_real,
+    aten._fft_c2c.default: _fourier,
     aten.where.self: _where,
     aten.pow.Scalar: _scalar_power,
     aten.roll.default: _roll,

@@ -85,8 +85,8 @@ def _copy_factors(call: Call) -> None:
     _check_types(*tensors[-2:])
     for position in range(len(call.outputs)):
         call.output(position)
-    for tensor in tensors:
-        if tensor.is_conj() or not _is_readable(tensor):
+    for tensor in (*tensors[:-2], *tensors[:-3:-1]):  # results lie in rows: the second factor is cuBLAS's first
+        if not _is_readable(tensor):
             call.take_like(tensor)
 
 
@@ -106,8 +106,11 @@ _C_NAMES = {
 
 
 def _is_readable(matrix: torch.Tensor) -> bool:
-    """Whether cuBLAS can read a matrix, or a batch, in its layout (cuda/Blas.cpp, ``prepare_matrix_for_cublas``)."""
+    """Whether cuBLAS can read a matrix, or a batch, in its layout (cuda/Blas.cpp, ``prepare_matrix_for_cublas``): it
+    conjugates what it turns around."""
     if matrix.dim() < 2:
-        return matrix.numel() < 2 or matrix.stride(0) != 0
+        return not matrix.is_conj() and (matrix.numel() < 2 or matrix.stride(0) != 0)
     (rows, columns), (down, along) = matrix.shape[-2:], matrix.stride()[-2:]
-    return (along == 1 and down >= max(columns, 1)) or (down == 1 and along >= max(rows, 1))
+    if along == 1 and down >= max(columns, 1):
+        return not matrix.is_conj()
+    return down == 1 and along >= max(rows, 1)
