@@ -48,7 +48,7 @@ _NUMBERS = (
     ("text", "said", "not_said"),
     [
         pytest.param(_CROPS, ["loss_function", "fp16"], ["logits", "LoRA", "sdpa", "roberta", r"\*\*batch"], id="crops"),
-        pytest.param(_SERVED, ["0.75", "len 2048", "size 8", "now 0.85"], ["n 0.85", "8192", "SGLang"], id="limits of a server"),
+        pytest.param(_SERVED, ["0.75", "len 2048", "now 0.85"], ["n 0.85", "8192", "SGLang", "size 8"], id="limits of a server"),
         pytest.param(_TOO_LONG, ["no sequence", "len 3664"], ["leaves nothing", "CUDA graphs", "lower"], id="too long"),
         pytest.param(_TACTIC, ["only a warning"], ["nvidia-smi"], id="tactic"),
         pytest.param(_NO_METAL, ["virtual machine"], ["weights do not fit", "Lift"], id="no Metal"),

@@ -87,6 +87,7 @@ _FIXED: dict[str, tuple[Cause, Confidence]] = {
     "numpy": (Cause.HOST_RAM, Confidence.CERTAIN),
     "memory_error": (Cause.HOST_RAM, Confidence.CERTAIN),
     "tensorflow_host": (Cause.HOST_RAM, Confidence.CERTAIN),
+    "xpu_host": (Cause.HOST_RAM, Confidence.CERTAIN),
     "bad_alloc": (Cause.HOST_RAM, Confidence.CERTAIN),
     "host_allocation": (Cause.HOST_RAM, Confidence.CERTAIN),
     "opencv": (Cause.HOST_RAM, Confidence.CERTAIN),

@@ -362,8 +362,9 @@ def _run(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         if clues.faults or "grows" in told:
             yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.4, Evidence(key, values))
         elif clues.phase != "evaluation":
-            yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.2, Evidence(key, values))
-            yield Support(Cause.ACTIVATIONS, 0.3, Evidence("largest_batch_late"))
+            had_all = (run.num_epochs or 0) > 2  # each epoch brings the same data
+            yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.45 if had_all else 0.2, Evidence(key, values))
+            yield Support(Cause.ACTIVATIONS, 0.15 if had_all else 0.3, Evidence("largest_batch_late"))
     if run.is_start and clues.phase in ("forward", "backward", "loss"):
         yield Support(Cause.ACTIVATIONS, 0.35, Evidence("first_steps_fail", {"count": run.num_steps or 0}))
     if "indexes" in told and failure is not None and failure.format in ("cublas", "cudnn", "cuda_error_oom"):

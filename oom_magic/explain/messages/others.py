@@ -29,7 +29,7 @@ class MessageKind:
 MOST_OF_A_KIND = 5_000
 _LIBRARY = r"(?:cublas|cusolver|cusparse|curand)_status_"
 _WORKER = r"dataloaderworker(?:\(pid(?:\(s\))?[^)]{0,60}\))?"
-_DTYPE = r"(?P<dtype>[a-z_]{1,12}?\d{0,3})(?=on/|[^a-z_\d]|$)"
+_DTYPE = r"(?P<dtype>(?:b?float|q?u?int|complex|bool|double|half|object|string|variant|resource)\d{0,3})"
 _ON_CPU = r"on[^\[]{0,80}device:cpu"
 
 _GGML = r"allocating"
@@ -41,11 +41,13 @@ _ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("cuda_error_oom", "cuda", True, r"cudaerror:outofmemory"),
     ("cuda_error_oom", "cuda", True, r"cudaerror2(?!\d).{0,60}?outofmemory"),
     ("cuda_error_oom", "cuda", True, r"cudasuccess\(2vs\.0\)outofmemory|cudamallocretryfailed:outofmemory"),
+    ("cuda_error_oom", "cuda", True, r"gpuassert:outofmemory"),
     ("cuda_error_oom", "cuda", True, r"cudalaunch.{0,60}?outofmemory"),
     ("cuda_error_oom", "hip", True, r"hiperror:outofmemory"),
     ("cuda_driver_error", "cuda", True, r"cudadrivererror:outofmemory"),
     ("cuda_driver_error", "hip", True, r"hipdrivererror:outofmemory"),
-    ("xpu_driver", "xpu", True, r"(?:ur_result|pi|ze_result)_error_out_of_(?:device|host)_memory"),
+    ("xpu_driver", "xpu", True, r"(?:ur_result|pi|ze_result)_error_out_of_device_memory"),
+    ("xpu_host", "cpu", True, r"(?:ur_result|pi|ze_result)_error_out_of_host_memory"),
     ("xpu_driver", "xpu", True, r"(?:ur_result|pi|ze_result)_error_out_of_resources"),
     ("cublas", "cuda", True, _LIBRARY + r"(?:alloc_failed|allocation_failed|not_initialized)"),
     ("cublas", "cuda", True, r"cufft_alloc_failed|createcu(?:blas|rand|dnn)handlefailed"),

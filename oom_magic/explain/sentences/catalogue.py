@@ -283,6 +283,7 @@ CATALOGUE: Sentences = {
     "meaning_cuda_driver_error": (
         "The driver could not map memory, as expandable_segments asks for; under WSL that fails early."
     ),
+    "meaning_xpu_host": "Intel's driver (Level Zero) found none of the computer's own memory.",
     "meaning_xpu_driver": "Intel's driver (Level Zero) gave no memory.",
     "meaning_jetson_nvmap": "The Jetson's memory manager (NvMap) refused the allocation.",
     "meaning_cuda_va_exhausted": (

@@ -324,9 +324,7 @@ EVIDENCE: Sentences = {
     "check_optimizer_state": "See whether the first optimizer.step() fails, and whether plain SGD gets through it.",
     "check_leak_or_retained_reference": "Print {call} after each step or request: it must not rise.",
     "check_memory_fraction_limit": "See what share this process was given, and what it holds.",
-    "check_memory_fraction_limit_inference": (
-        "Start with a smaller share or a shorter context: the log says how many tokens the cache then holds."
-    ),
+    "check_memory_fraction_limit_inference": "The log says what weights, computing and cache take of the share.",
     "check_memory_fraction_limit_context": "The log says how many tokens the cache holds: allow no longer sequence.",
     "check_memory_fraction_limit_mps": (
         "Print torch.mps.driver_allocated_memory() and torch.mps.recommended_max_memory() just before it fails."

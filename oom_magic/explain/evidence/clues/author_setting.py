@@ -15,7 +15,7 @@ _MODEL = r"(?:\w+\s){0,2}(?:models?|weights|checkpoints?|pipeline|llm|unet|netwo
 
 OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "evaluates": words(
-        r"(?:during|in|at|while|when|on|after|only)\s(?:the\s|it\s|i\s|we\s|in\s|at\s|during\s)?(?:evaluat\w+|validat\w+|testing|eval"
+        r"(?:during|in|at|while|when|on|after|only)\s(?:the\s|it\s|i\s|we\s|in\s|at\s|during\s)?(?:evaluat(?:e|es|ing|ion)|validat(?:e|es|ing|ion)|testing|eval"
         r"|test)\b",
         r"evaluation (?:step|loop|phase)", r"(?:进入|到|在)\s?(?:eval|验证|评估)|进行(?:评估|验证)|eval(?:阶段|时)",
         r"(?:trainer|model)\.evaluate\b", r"\b(?:validate|evaluate)\w*\(?\)?`?"

@@ -51,8 +51,9 @@ _IN_VAIN = (
     r"|difference)|still (?:\w+ )?"
     r"(?:happen\w*|fail\w*|get\w*|occur\w*|oom\w*|crash\w*|run\w* out|the same|not|give\w*|have|face\w*|see)"
     r"|(?:same|identical) (?:error|problem|issue|result)|(?:results?|error|problem) (?:is|was|stays?|remains?) the same"
-    r"|nothing (?:helps|changes|works)"
+    r"|nothing (?:helps|changes|works)|no success"
 )
+_TRIED_IN_VAIN = rf"(?:{_IN_VAIN}|not work|(?:does|did)(?:n't| not))"
 _NOTHING_RUNS = (
     r"no (?:other |running )?(?:process\w*|programs?|jobs?)(?: \w+){0,2} (?:running|found|using|shown|listed|seem)"
     r"|no running process\w*|nothing (?:else )?(?:is |was )?running|(?:not|n't) (?:run|running|have) (?:any|anything)"
@@ -171,7 +172,7 @@ TOLD: dict[str, re.Pattern[str]] = {
     ),
     "smaller_batch_helps": words(
         r"(?:reduc|decreas|lower|smaller|small)\w*\s(?:the\s|my\s)?batch[ _-]?size\w*(?:(?!n't|\bnot\b|\bno\b"
-        r"|even|still)[^.\n]){0,50}(?:help|work|solve|fix(?! it to)|disappear|resolve|ok)",
+        r"|even|still)[^.\n]){0,50}(?:help|work(?!er)|solve|fix(?! it to)|disappear|resolve|ok)",
         r"batch[ _-]?size[^.\n]{0,40}(?:too (?:large|big|high)|is the (?:problem|cause))",
         r"batch[ _-]?size\s?(?:=|of )?\d{1,6}[^.\n]{0,24}\b(?:works?|runs?|fine"
         r"|ok)\b", r"\bbatch[ _-]?size\s?(?:of )?\d{1,6} it works",
@@ -253,7 +254,8 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"\bchang(?:e|es|ing|ed) (?:of )?(?:the |my |between )?(?:loras?|models?|checkpoints?)",
         r"(?:every|each|after each|eighth|several) (?:generation|run|iteration|inference|workflow)\b(?! step)",
         r"\bmore than once\b|\brepeatedly\b|\btwice\b(?! as| (?:the )?(?:gpu |model )?(?:memory|size))"
-        r"|\b(?:multiple|several|repeated) (?:times|runs)\b|\bre-?run(?:s|ning)?\b",
+        r"|\b(?:run|ran|running|call\w*|generat\w*) (?:\w+ ){0,4}(?:multiple|several) times\b|\bseveral runs\b"
+        r"|\bre-?run(?:s|ning)?\b",
         r"\b(?:2x|double|twice) the (?:gpu )?memory\b", r"until i (?:close|restart|reopen|kill"
         r"|quit)", r"(?:have|need) to restart", r"each time i (?:run|call|generate)",
         r"(?:显存|内存)[^\n，。]{0,8}(?:没有?|不|未|无法)(?:会|能|被|完全)*释放|(?:显存|内存)[^\n，。]{0,6}释放不[了掉]|第二次",
@@ -291,11 +293,11 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"\b(?:fix\w*|solv\w*|workaround|help\w*|works?)\b[^.\n]{0,60}preallocat",
     ),
     "tried_share": words(
-        rf"gpu[-_]memory[-_]utili[sz]ation(?:[^.\n]|\.\d){{0,60}}(?:{_IN_VAIN}|not work|doesn't|didn't)",
-        rf"mem[-_]fraction[-_]static(?:[^.\n]|\.\d){{0,60}}(?:{_IN_VAIN}|not work|doesn't|didn't)",
+        rf"gpu[-_]memory[-_]utili[sz]ation(?:[^.\n]|\.\d){{0,60}}{_TRIED_IN_VAIN}",
+        rf"mem[-_]fraction[-_]static(?:[^.\n]|\.\d){{0,60}}{_TRIED_IN_VAIN}",
     ),
     "tried_length": words(
-        rf"(?:max[-_]model[-_]len|context[-_]length|num_ctx)[^\n]{{0,60}}(?:{_IN_VAIN}|not work|doesn't|didn't)",
+        rf"(?:max[-_]model[-_]len|context[-_]length|num_ctx)[^\n]{{0,60}}{_TRIED_IN_VAIN}",
     ),
     "tried_workers": words(
         rf"num[-_]?workers?\W{{0,4}}(?:=|to|is|设置为|设为|改为)?\W{{0,2}}0[^.]{{0,40}}(?:{_IN_VAIN}|仍|还是)",

@@ -100,7 +100,8 @@ def _llama_stages(cache: tuple[str, ...], compute: tuple[str, ...], loading: tup
 
 
 _DIFFUSION_STAGES = (
-    _stage("vae", r"vae\.decode|VAE decode|autoencoder_kl|decode_latents|decode_first_stage|vae[/\\]|tiled vae",
+    _stage("vae", r"vae\.decode|VAE decode|autoencoder_kl|decode_latents|decode_first_stage"
+           r"|(?<!models[/\\])vae[/\\]|tiled vae",
            Cause.ACTIVATIONS, 0.75, ("diffusers_vae", "smaller_image")),
     _stage("loading", r"from_pretrained\([^\n]*\n[^\n]{0,200}\.to\(.cuda|\.to\(.cuda.\)|load_flow_model|move_model_to"
            r"|Loading checkpoint|Loading pipeline|hacked_get_attr|load_sft", Cause.WEIGHTS_TOO_BIG, 0.5),
@@ -161,7 +162,8 @@ PROGRAMS: tuple[Program, ...] = (
     ),
     Program(
         "comfyui", "ComfyUI",
-        re.compile(r"comfy[/\\_]|(?i:ComfyUI)|\b[KM]Sampler|SamplerCustomAdvanced|Got an OOM, unloading|VAEDecode"),
+        re.compile(r"comfy[/\\_]|(?i:ComfyUI)(?![/\\](?:\.?venv|models)[/\\])|\b[KM]Sampler|SamplerCustomAdvanced"
+            r"|Got an OOM, unloading|VAEDecode"),
         (
             _stage("vae", r"vae[/\\.]?decode|VAEDecode|Video_?Decode|decode_first_stage|first_stage_model"
                 r"|autoencoder|decode_tiled",
@@ -181,7 +183,8 @@ PROGRAMS: tuple[Program, ...] = (
         re.compile(r"StableMatrix|(?:diffusion|sd)[-_ ]?web-?ui|modules_forge|Patching LoRAs|\[Memory Management\]"
                    r"|(?:auto|vlad|sd)[-_]?1111|\ba1111\b|automatic1111|hires[. ]?fix|txt2img_function", re.I | re.A),
         (
-            _stage("vae", r"vae\.decode|VAE decode|autoencoder_kl|decode_latents|decode_first_stage|vae[/\\]|tiled vae",
+            _stage("vae", r"vae\.decode|VAE decode|autoencoder_kl|decode_latents|decode_first_stage"
+           r"|(?<!models[/\\])vae[/\\]|tiled vae",
                 Cause.ACTIVATIONS, 0.75, ("webui_tiled", "smaller_image", "webui_medvram")),
             _stage("loading", r"Patching LoRAs|ERROR lora|load_model_weights|hacked_get_attr|load_sft|Loading Model:",
                 Cause.WEIGHTS_TOO_BIG, 0.6),
@@ -304,6 +307,7 @@ _TRAINS = re.compile(
     r"\.backward\(|run_backward|training_step|_inner_training_loop|trainer\.train\(|optimizer\.step"
     r"|[/\\]optim[/\\]|\bTrainer\b"
     r"|MegatronTrain|\btrain(?:ing)?\.py|async_train|policy[_ ]?loss|[Ss]FTTrainer|GRPO|\bDPO\b|finetun|in train\b"
+    r"|\btrain\w* (?:\w+ ){0,3}loras?\b"
     r"|训练(?:的时候|时|过程|中|容易|报错|会)"
 )
 # General compute runtimes, used for training, too; a training loop is no evidence against them.

@@ -198,7 +198,7 @@ _FRAMEWORKS = {
     "FSDP": re.compile(r"_fsdp_|fully_sharded|\bFSDP\b", re.A),
     "Lightning": re.compile(r"pytorch_lightning|lightning[/\\]", re.A),
     "vLLM": re.compile(r"\bvllm\b|llm_engine", re.I | re.A),
-    "ComfyUI": re.compile(r"comfyui|Exception during processing", re.I | re.A),
+    "ComfyUI": re.compile(r"comfyui(?![/\\](?:\.?venv|models)[/\\])|Exception during processing", re.I | re.A),
     "bitsandbytes": re.compile(r"bitsandbytes", re.A),
     "PEFT": re.compile(r"\bpeft\b|LoraConfig|get_peft_model", re.I | re.A),
     "torch.compile": re.compile(r"torchinductor|_inductor|torch[/\\]_dynamo|Topologically Sorted Source Nodes", re.A),

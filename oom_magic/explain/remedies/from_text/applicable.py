@@ -17,14 +17,14 @@ _QUANTIZING = ("quantized_model", "comfy_fp8", "qlora", "loaded_4bit", "loaded_8
 # The fact about a run that makes a remedy needless.
 _HAD_BY = {
     "lora": "has_lora", "mixed_precision": "has_half", "half_weights": "has_half", "checkpointing": "has_checkpointing",
-    "offload": "maps_devices",
+    "offload": "maps_devices", "tensor_parallel": "shards", "tgi_shards": "shards",
 }  # fmt: skip
 # Evidence that shows others on the device.
 _SHOWS_OTHERS = {
     "others_listed", "others_unlisted", "told_shared", "told_left_over", "device_seen_full", "device_is_open",
     "no_context", "little_free_at_start", "told_frees_at_end", "meaning_vllm_startup",
 }  # fmt: skip
-_OF_BATCHES = ("smaller_batch_any", "smaller_batch_plain")
+_OF_BATCHES = ("smaller_batch_any", "smaller_batch_plain", "smaller_evaluation_any")
 _TRIED = {
     "server_share": "tried_share", "larger_share": "tried_share",
     "shorter_context": "tried_length", "fewer_waiting": "tried_workers", "mps_watermark": "tried_watermark",
@@ -39,6 +39,7 @@ _OF_WHAT_IS_TOLD = {
     "free_held_any": {"in_notebook", "kernel_dies"},
     "no_grad": {"evaluates", "infers", "lacks_no_grad", "keeps_predictions"},
     "jax_remat": {"trains"},
+    "tensor_parallel": {"many_ranks"},
     "smaller_batch_plain": {"trains"},
 }
 _OF_DIFFUSION = ("diffusers_vae", "pictures_offload", "quantized_model")

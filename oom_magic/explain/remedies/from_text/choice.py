@@ -298,7 +298,8 @@ def _against_host(diagnosis: Diagnosis, keys: set[str]) -> tuple[str, ...]:
     if "free_above_request" in keys:
         found += ["page_file", "more_ram"]
     failure = diagnosis.main_failure
-    if failure is not None and (failure.requested_bytes or 0) >= _LARGE_ARRAY:
+    is_of_pairs = "dense_pairs" in diagnosis.told
+    if failure is not None and failure.requested_bytes and (is_of_pairs or failure.requested_bytes >= _LARGE_ARRAY):
         return tuple(dict.fromkeys((*found, "smaller_array", "stream_data")))
     if "grows" in diagnosis.told and not {"trains", "uses_torch"} & diagnosis.told:
         found.append("restart_program")
