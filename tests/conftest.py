@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -73,6 +74,14 @@ def _room_for_every_test_s_data(monkeypatch: pytest.MonkeyPatch) -> None:
     from oom_magic.predict.isolation import users_objects
 
     monkeypatch.setattr(users_objects, "MOST_OBJECTS", 100_000)
+
+
+@pytest.fixture
+def fresh_accelerate() -> ModuleType:
+    """accelerate, which knows nothing of what other tests made with it for real."""
+    accelerate: ModuleType = pytest.importorskip("accelerate")
+    accelerate.state.AcceleratorState._reset_state(True)
+    return accelerate
 
 
 @pytest.fixture

@@ -71,11 +71,9 @@ def test_a_loss_that_compares_the_samples_of_a_batch_is_seen(compares, how):
     assert survey.compares_samples is compares
 
 
-def test_gradients_scaled_by_accelerate_are_accumulated():
-    accelerate = pytest.importorskip("accelerate")
-
+def test_gradients_scaled_by_accelerate_are_accumulated(fresh_accelerate):
     def loop():
-        accelerator = accelerate.Accelerator(mixed_precision="fp16")
+        accelerator = fresh_accelerate.Accelerator(mixed_precision="fp16")
         net = nn.Linear(64, 64)
         net, optimizer = accelerator.prepare(net, torch.optim.Adam(net.parameters()))
         for _ in range(4):

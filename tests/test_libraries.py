@@ -9,6 +9,7 @@ import subprocess
 import sys
 import types
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -177,8 +178,8 @@ def test_data_loaders_work_without_processes() -> None:
     assert (loader.num_workers, loader.timeout, loader.pin_memory) == (2, 5, True)
 
 
-def test_what_libraries_remember_of_devices_is_as_before() -> None:
-    accelerate = pytest.importorskip("accelerate")
+def test_what_libraries_remember_of_devices_is_as_before(fresh_accelerate: ModuleType) -> None:
+    accelerate = fresh_accelerate
     utils = pytest.importorskip("transformers.utils")
     before = accelerate.PartialState().device
     finders = list(sys.meta_path)

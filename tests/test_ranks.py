@@ -21,6 +21,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from rank_cases import Case, train
+from versions import needs_fsdp2
 
 from oom_magic.predict.distributed import collectives
 from oom_magic.predict.session import DrySession, dry_run
@@ -180,17 +181,18 @@ def _sharded(is_offloaded: bool = False, **options: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "before", "after"),
     [
-        (FullySharded, _replicated, _sharded),
+        pytest.param(FullySharded, _replicated, _sharded, marks=needs_fsdp2),
         (GradientsInBuckets, _replicated, partial(_replicated, gradient_as_bucket_view=True)),
-        (Resharded, partial(_sharded, reshard_after_forward=False), partial(_sharded, reshard_after_forward=True)),
-        (ShardsOnHost, _sharded, partial(_sharded, is_offloaded=True)),
+        pytest.param(
+            Resharded,
+            partial(_sharded, reshard_after_forward=False),
+            partial(_sharded, reshard_after_forward=True),
+            marks=needs_fsdp2,
+        ),
+        pytest.param(ShardsOnHost, _sharded, partial(_sharded, is_offloaded=True), marks=needs_fsdp2),
     ],
 )
 def test_a_change_takes_what_the_code_written_so_takes(change: type[Change], before: Any, after: Any) -> None:
-    from torch.distributed.fsdp import FSDPModule
-
-    if change is not GradientsInBuckets and not hasattr(FSDPModule, "set_reshard_after_forward"):
-        pytest.skip("FSDP2 of this PyTorch is not changed in a rehearsal")
     session = DrySession("T4", num_processes=4, has_bar=False, changes=[change()])
     changed, written = session.run(before), dry_run(after, gpu="T4", num_processes=4)
     assert changed.steps == written.steps
@@ -230,9 +232,8 @@ def _launched() -> None:
 @pytest.mark.parametrize(
     "start", [partial(torch.multiprocessing.spawn, _rank_of_two, args=(2, 512), nprocs=2), _launched]
 )
+@pytest.mark.usefixtures("fresh_accelerate")
 def test_processes_that_a_notebook_starts(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    accelerate = pytest.importorskip("accelerate")
-    accelerate.state.AcceleratorState._reset_state(True)  # other tests make one for real
     importlib.import_module("torch._dynamo")  # which sets a variable of the environment when it is first imported
     monkeypatch.setitem(sys.modules, "bitsandbytes", sys)  # as pricing QLoRA imports it: accelerate starts nothing then
     before = dict(os.environ)

@@ -9,7 +9,7 @@ import random
 import pytest
 import torch
 from torch import nn
-from versions import TELLS_WHAT_GRAPHS_SAVED, as_since_3_11
+from versions import TELLS_WHAT_GRAPHS_SAVED, as_since_3_11, needs_what_graphs_saved
 
 from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, Judgement
 from oom_magic.explain.explainer import Explainer, explain
@@ -377,6 +377,7 @@ def test_what_a_backward_after_the_loop_needs_is_no_leak(function):
     assert diagnosis.growth is None and diagnosis.cause is Cause.ACTIVATIONS
 
 
+@needs_what_graphs_saved
 def test_losses_of_parts_are_not_cut_off_but_walked_back_each():
     session = DrySession("RTX 3060", memory=600 * MIB + session_context(), stop_after_steps=None, has_bar=False)
     report = session.run(sums_losses_of_parts)

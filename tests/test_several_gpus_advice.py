@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from versions import needs_fsdp2
 
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
 from oom_magic.explain.remedies.code import code_for
@@ -44,10 +45,10 @@ HALF = "model = model.to(torch.bfloat16)"
 @pytest.mark.parametrize(
     ("key", "change", "spreads"),
     [
-        ("fully_sharded", placement_changes.FullySharded, WRAPPED),
+        pytest.param("fully_sharded", placement_changes.FullySharded, WRAPPED, marks=needs_fsdp2),
         ("gradients_in_buckets", placement_changes.GradientsInBuckets, WRAPPED),
-        ("resharded", placement_changes.Resharded, SHARDED),
-        ("shards_on_host", placement_changes.ShardsOnHost, SHARDED),
+        pytest.param("resharded", placement_changes.Resharded, SHARDED, marks=needs_fsdp2),
+        pytest.param("shards_on_host", placement_changes.ShardsOnHost, SHARDED, marks=needs_fsdp2),
     ],
 )
 def test_the_users_own_statements_take_what_was_promised(
@@ -68,6 +69,7 @@ def test_the_users_own_statements_take_what_was_promised(
     assert pasted.begin([], 0).peak_allocated_bytes == promised < before
 
 
+@needs_fsdp2
 @pytest.mark.parametrize("condition", ["", " if micro < 2 else nullcontext()"])
 def test_gradients_that_accumulate_are_not_reduced_under_fsdp2_either(condition: str) -> None:
     loop = f"""
@@ -109,6 +111,7 @@ Trainer(model, args, train_dataset=rows).train()
 """
 
 
+@needs_fsdp2
 @pytest.mark.parametrize(
     ("cell", "variant", "start"),
     [(ACCELERATED, "accelerate", "accelerator = "), (TRAINED, "trainer", "args = ")],

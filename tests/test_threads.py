@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 import oom_magic as om
+from oom_magic.predict.isolation.reach import others_at_work, used_by_other_threads
 from oom_magic.predict.session import DrySession
 
 
@@ -77,6 +79,21 @@ def test_code_on_other_threads_goes_on_with_its_own_tensors() -> None:
     assert not errors and count > 0
     assert all(state["step"] >= count for state in optimizer.state.values())
     assert om.dry_run(lambda: model.cuda()).peak_allocated_bytes  # once the thread has ended
+
+
+def test_threads_of_the_compiler_are_no_users() -> None:
+    """Inductor's pool of processes has one that waits for their answers as long as Python runs."""
+    is_over = threading.Event()
+    file = f"{Path(torch.__file__).parent}/_inductor/compile_worker/subproc_pool.py"
+    names: dict[str, Any] = {"wait": is_over.wait}
+    exec(compile("def read():\n    wait()", file, "exec"), names)
+    thread = threading.Thread(target=names["read"])
+    thread.start()
+    try:
+        assert not others_at_work([threading.get_ident()]) and used_by_other_threads([threading.get_ident()]) is None
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def test_threads_of_the_run_end_with_it() -> None:

@@ -8,10 +8,16 @@ from types import ModuleType
 
 import pytest
 import torch
+import torch.distributed.fsdp
 
 TELLS_WHAT_GRAPHS_SAVED = hasattr(torch._C._autograd.SavedTensor, "data")  # PyTorch 2.6 does not
 needs_what_graphs_saved = pytest.mark.skipif(
     not TELLS_WHAT_GRAPHS_SAVED, reason="this PyTorch does not tell what a graph saved"
+)
+
+needs_fsdp2 = pytest.mark.skipif(
+    not hasattr(getattr(torch.distributed.fsdp, "FSDPModule", None), "set_reshard_after_forward"),
+    reason="FSDP2 of this PyTorch is not followed",
 )
 
 

@@ -37,6 +37,7 @@ _OF_A_COPY = 3  # references that an unshared one has here: the frame's, the var
 _WAITING = {threading.__file__, queue.__file__, selectors.__file__}
 _WAIT = threading.Condition.wait.__code__
 _TORCH = str(torch.__file__).rpartition("__init__")[0]
+_COMPILER = f"{_TORCH}_inductor{os.sep}"  # its threads wait for its processes, and touch no tensor
 
 
 @dataclass
@@ -195,7 +196,7 @@ def _stack(frame: types.FrameType | None) -> Iterator[types.FrameType]:
 
 def _is_running_users(frame: types.FrameType) -> bool:
     file = frame.f_code.co_filename
-    return is_users_file(file) or file.startswith(_TORCH)
+    return is_users_file(file) or (file.startswith(_TORCH) and not file.startswith(_COMPILER))
 
 
 def _is_waiting_for(innermost: types.FrameType, own: Collection[int]) -> bool:
