@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from versions import needs_fsdp2
+from versions import needs_fsdp2, needs_what_graphs_saved
 
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
 from oom_magic.explain.remedies.code import code_for
@@ -222,6 +222,7 @@ def test_a_model_trained_in_evaluation_mode_is_no_evaluation() -> None:
     assert evaluated.is_evaluation
 
 
+@needs_what_graphs_saved
 def test_a_frozen_teacher_in_a_training_step_is_no_evaluation_and_needs_no_graph() -> None:
     step = """
 optimizer = torch.optim.SGD(net.parameters(), 0.1)
