@@ -74,3 +74,15 @@ def test_endless_loop_of_operators_ends(monkeypatch: pytest.MonkeyPatch) -> None
 
     with pytest.raises(TimeoutError, match="No optimizer step"):
         om.dry_run(program)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_attention_of_nested_tensors_is_refused() -> None:
+    def program() -> None:
+        rows = [torch.randn(length, 64) for length in (7, 19)]
+        nested = torch.nested.nested_tensor(rows, layout=torch.jagged, device="cuda").requires_grad_()
+        heads = nested.unflatten(-1, (4, 16)).transpose(1, 2)
+        torch.nn.functional.scaled_dot_product_attention(heads, heads, heads)
+
+    with pytest.raises(RuntimeError, match="of nested tensors cannot be dry-run"):
+        om.dry_run(program)

@@ -106,6 +106,7 @@ EVERY_RUN: Names = {
         *_in("torch.utils.checkpoint", "_enable_checkpoint_early_stop"),
         "torch.utils.checkpoint.DefaultDeviceType._default_device_type",
     ),
+    "attention of nested tensors is refused": _in("torch.nested._internal.sdpa", "_autocast _select_sdp_backend"),
     "tensors are saved and loaded without data": (
         "torch.Tensor._reduce_ex_internal",
         "torch._utils._rebuild_tensor",
@@ -212,6 +213,7 @@ COMPILED: Names = {  # 2.6 lacks some; there compiled code is followed as if it 
         *_in("torch._subclasses", "FakeTensor FakeTensorMode"),
         "torch._subclasses.fake_tensor.unset_fake_temporarily",
         *_in("torch._subclasses.functional_tensor", "FunctionalTensor FunctionalTensorMode"),
+        "torch.utils._python_dispatch.autograd_would_have_decomposed",
         "torch._subclasses.functional_tensor.autograd_would_have_decomposed",
         "torch.fx.experimental.proxy_tensor.autograd_would_have_decomposed",
         "torch._subclasses.meta_utils.MetaTensorDescriber",

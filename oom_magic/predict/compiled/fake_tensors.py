@@ -20,7 +20,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTens
 from torch._subclasses.meta_utils import MetaTensorDescriber
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, autograd_would_have_decomposed
 from torch.utils._pytree import tree_map_only
 
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
@@ -131,12 +131,12 @@ def _tensors_from_data() -> Patches:
 
 def _kept_whole(gpu: FakeGPU) -> Patches:
     """Operators that autograd does not take apart on "cuda", since CUDA has a kernel for them (``silu_backward``)."""
-    usual = functional_tensor.autograd_would_have_decomposed
+    usual = autograd_would_have_decomposed
 
-    def autograd_would_have_decomposed(func: Any, flat_args: Any) -> bool:
+    def would_have_decomposed(func: Any, flat_args: Any) -> bool:
         return func not in gpu.fused and usual(func, flat_args)
 
-    names = {"autograd_would_have_decomposed": autograd_would_have_decomposed}
+    names = {"autograd_would_have_decomposed": would_have_decomposed}
     return [(functional_tensor, names), (proxy_tensor, names)]
 
 

@@ -138,7 +138,7 @@ def _complex_dims(call: Call, tensor: torch.Tensor, dims: Sequence[int], *, is_m
     """Three dimensions at a time, from one tensor into another; ``is_made``: the first is there."""
     if not is_made:
         call.take_like(tensor)
-    order = sorted(dims, key=lambda dim: -tensor.stride(dim))
+    order = sorted(dims, key=lambda dim: -tensor.stride()[dim])
     _transform(call, tensor, order[-_MOST_DIMS:])
     if len(order) > _MOST_DIMS:
         call.take_like(tensor)
@@ -151,7 +151,7 @@ def _is_at_once(dims: Sequence[int]) -> bool:
 
 def _transform(call: Call, tensor: torch.Tensor, dims: Sequence[int]) -> None:
     """``_exec_fft``: the other dimensions become one, and cuFFT has to be able to step through the rest."""
-    others = sorted(set(range(tensor.dim())) - set(dims), key=lambda dim: -tensor.stride(dim))
+    others = sorted(set(range(tensor.dim())) - set(dims), key=lambda dim: -tensor.stride()[dim])
     lengths = [tensor.shape[dim] for dim in dims]
     rows = tensor.permute(*others, *dims).reshape(tensor.numel() // max(prod(lengths), 1), *lengths)
     copies = [call.take_like(tensor)] if rows.untyped_storage()._cdata != tensor.untyped_storage()._cdata else []
