@@ -214,15 +214,17 @@ def test_the_batch_is_that_of_the_call_which_filled_the_card_not_of_a_small_one_
     assert rehearsal.sizes["batch"] == 4096
 
 
-def test_what_never_steps_is_left_after_a_while_and_all_runs_after_as_many_calls(monkeypatch) -> None:
+def test_what_never_steps_is_left_after_a_while_and_all_runs_but_the_advised_after_as_many_calls(monkeypatch) -> None:
     monkeypatch.setattr(training, "SECONDS_WITHOUT_STEPS", 0)
     names = {"torch": torch, "net": torch.nn.Linear(256, 256), "kept": [], "rows": 4096}
-    cell = "net.cuda()\nfor _ in range(10**6):\n    kept.append(net(torch.ones(rows, 256, device='cuda')))"
+    cell = "net.cuda()\nfor _ in range(1000):\n    kept.append(net(torch.ones(rows, 256, device='cuda')))"
     rehearsal = CellRehearsal(
         lambda tree, names: exec(compile(tree, "<cell>", "exec"), names), ast.parse(cell), names, gpu="RTX 3060"
     )
     report = rehearsal.begin([], 64 * 2**20)
     assert rehearsal.calls_followed > 1 and report.peak_reserved_bytes >= 64 * 2**20
+    assert rehearsal.run(Variation()).peak_allocated_bytes == report.peak_allocated_bytes
+    assert rehearsal.run_on(Variation()).peak_allocated_bytes > 1000 * 4096 * 256 * 4  # the advised one to its end
     assert rehearsal.run(Variation()).peak_allocated_bytes == report.peak_allocated_bytes
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import math
 import re
 import shlex
 import sys
@@ -63,6 +64,7 @@ _EVALUATES = re.compile(r"eval|valid|test|predict|generate|no_grad|inference_mod
 _MOST_PARAMETERS = 4
 _BY_HAND = "balanced_layers"
 _ALL_STEPS = sys.maxsize  # of training; loops that evaluate may still be cut short
+_SECONDS_TO_THE_END = 10  # of computing, of a run without optimizer steps
 _MOST_ROWS = 256  # of a model's inputs for one sample
 _DIMENSIONS = {"batch": 0, "seq": 1, "evaluation": 0}
 _SIZE_OF = {
@@ -121,6 +123,7 @@ class CellRehearsal:
         self.accumulation = 1
         self.steps_differ = False
         self.calls_followed = 0
+        self._most_seconds = math.inf
 
     def begin(self, changes: Sequence[Change], enough_bytes: int) -> MemoryReport:
         """Execute the unchanged cell on a pretend card; all variations are followed equally far."""
@@ -256,11 +259,13 @@ class CellRehearsal:
 
     def run_on(self, variation: Variation) -> MemoryReport:
         """The same, including what follows steps that are alike: evaluations, other loops."""
-        before, self._num_steps = self._num_steps, "alike"
+        before = self._num_steps, self.calls_followed
+        self._num_steps, self.calls_followed, self._most_seconds = "alike", 0, _SECONDS_TO_THE_END
         try:
             report = self.run(variation)
         finally:
-            self._num_steps = before
+            self._num_steps, self.calls_followed = before
+            self._most_seconds = math.inf
         if "evaluation" not in variation.sizes:
             self._find_evaluation(report)
         return report
@@ -474,6 +479,7 @@ class CellRehearsal:
             )
             session.training.enough_bytes = enough_bytes
             session.training.stop_after_calls = self.calls_followed or None
+            session.training.most_seconds = self._most_seconds
             session.training.leaves_evaluations = self._leaves_evaluations
             try:
                 report = rehearse(partial(session.run, call, namespaces, self._decided))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import weakref
@@ -33,7 +34,7 @@ STEPS_OF_EACH = 2  # optimizer: the first makes its state
 MOST_STEPS = 20
 MOST_SECONDS = 8
 MOST_SECONDS_OF_SLOW_STEPS = 10
-SECONDS_WITHOUT_STEPS = 10  # of computing, of a run that took what it is said to take
+SECONDS_WITHOUT_STEPS = 5  # of computing, of a run that took what it is said to take
 MOST_SECONDS_WITHOUT_STEPS = 40
 FOLLOWING_SECONDS = 10  # of computing after three like steps, or as long as those took
 StopAfter = int | Literal["alike"] | None
@@ -77,7 +78,8 @@ class Training:
     ``MOST_SECONDS_OF_SLOW_STEPS``; so does, for one of both, one whose
     last step was ``of_a_new_size``: the model was called with gradients as in no step before, and one in which an
     optimizer of a model that ran has not made ``STEPS_OF_EACH``. One that is said to take so much and whose optimizers
-    never step is left after ``stop_after_calls`` of outermost modules, or after some time. ``leaves_evaluations``:
+    never step is left after ``stop_after_calls`` of outermost modules, or after some time; any without steps after
+    ``most_seconds`` of computing. ``leaves_evaluations``:
     loops of like calls without gradients end after three; False once one needed more turns to have ``enough_bytes``.
     """
 
@@ -99,6 +101,7 @@ class Training:
         self._serials: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self.enough_bytes = 0
         self.stop_after_calls: int | None = None
+        self.most_seconds = math.inf
         self.leaves_evaluations = True
         self.of_a_new_size = False
         self._sizes_seen: set[Inputs] = set()
@@ -261,7 +264,7 @@ class Training:
             return len(self.model_calls) >= self.stop_after_calls
         seconds = time.process_time() - self._start
         if not self.enough_bytes or seconds < SECONDS_WITHOUT_STEPS:
-            return False
+            return seconds > self.most_seconds
         return seconds > MOST_SECONDS_WITHOUT_STEPS or self._has_enough()
 
     def _prepare(self, module: torch.nn.Module) -> None:

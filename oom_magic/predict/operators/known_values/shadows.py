@@ -46,7 +46,8 @@ class Shadow:
         """Let a view hold these values, known where ``mask`` is set (None: everywhere)."""
         self.expand()
         self.values(tensor).copy_(values.detach())
-        if mask is None and self.known is None:
+        if mask is None and (self.known is None or covers(tensor)):
+            self.known = None
             return
         self._mark(tensor, True if mask is None else mask)
 
