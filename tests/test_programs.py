@@ -86,3 +86,9 @@ def test_attention_of_nested_tensors_is_refused() -> None:
 
     with pytest.raises(RuntimeError, match="of nested tensors cannot be dry-run"):
         om.dry_run(program)
+
+
+@pytest.mark.parametrize("name", ["slogdet", "inv", "cholesky", "qr", "svd", "eigh", "det"])
+def test_what_decompositions_take_inside_is_said_to_be_uncounted(name: str) -> None:
+    report = om.dry_run(lambda: getattr(torch.linalg, name)(torch.eye(64, device="cuda")))
+    assert any("what its kernel takes inside is not" in assumption.text for assumption in report.assumptions)
