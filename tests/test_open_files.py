@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import logging
 import mmap
@@ -9,6 +10,7 @@ import multiprocessing
 import os
 import socket
 import threading
+from multiprocessing import shared_memory
 from pathlib import Path
 
 import pytest
@@ -169,3 +171,55 @@ def test_other_threads_write_as_always(tmp_path: Path) -> None:
     om.dry_run(train)
     thread.join()
     assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("theirs.txt", "theirs")]
+
+
+def test_what_the_run_hands_to_a_loop_of_another_thread_writes_nothing(tmp_path: Path, here: None) -> None:
+    os.chdir(tmp_path)
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+
+    def write(text: str) -> str:
+        Path("rows").write_text(text)
+        return Path("rows").read_text()
+
+    async def written(text: str) -> str:
+        return await asyncio.to_thread(write, text)
+
+    def wait_for(text: str) -> str:
+        return asyncio.run_coroutine_threadsafe(written(text), loop).result(20)
+
+    async def waiting(text: str) -> str:  # wakes the loop from a thread of another one
+        return await asyncio.to_thread(wait_for, text)
+
+    def run() -> None:
+        assert wait_for("inside") == "inside"
+        assert asyncio.run_coroutine_threadsafe(waiting("inside"), loop).result(20) == "inside"
+
+    om.dry_run(run)
+    assert not Path("rows").exists() and wait_for("after") == "after" and Path("rows").exists()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
+
+
+def test_shared_memory_is_as_before() -> None:
+    held = shared_memory.SharedMemory(create=True, size=8)
+    held.buf[0] = 1
+
+    def run() -> None:
+        other = shared_memory.SharedMemory(held.name)
+        other.buf[0] = 2
+        other.close()
+        made = shared_memory.SharedMemory(create=True, size=8)
+        made.close()
+        made.unlink()
+        held.unlink()
+
+    om.dry_run(run)
+    again = shared_memory.SharedMemory(held.name)
+    assert again.buf[0] == held.buf[0] == 1
+    for one in (again, held):
+        one.close()
+    held.unlink()

@@ -177,15 +177,14 @@ def others_at_work(own: Collection[int]) -> bool:
 
 
 def waiting_threads(condition: threading.Condition, own: Collection[int]) -> list[str]:
-    """The names of the user's threads other than ``own`` that wait on a condition, timers included."""
-    stacks, names = sys._current_frames(), []
-    for thread in threading.enumerate():
-        frame = None if thread.ident in own else stacks.get(thread.ident or 0)
-        if frame is None or frame.f_code is not _WAIT or _variables(frame).get("self") is not condition:
-            continue
-        if isinstance(thread, threading.Timer) or any(map(_is_running_users, _stack(frame))):
-            names.append(thread.name)
-    return names
+    """The names of threads other than ``own`` that wait on a condition."""
+    stacks = sys._current_frames()
+    others = {thread.name: stacks.get(thread.ident or 0) for thread in threading.enumerate() if thread.ident not in own}
+    return [
+        name
+        for name, frame in others.items()
+        if frame is not None and frame.f_code is _WAIT and _variables(frame).get("self") is condition
+    ]
 
 
 def _stack(frame: types.FrameType | None) -> Iterator[types.FrameType]:

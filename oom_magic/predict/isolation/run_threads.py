@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.thread import _worker  # type: ignore[attr-defined]
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from oom_magic.language import _
@@ -128,6 +129,9 @@ class RunThreads:
         return followed
 
 
+_scope: ContextVar[Scope | None] = ContextVar("scope", default=None)
+
+
 class _Here(threading.local):
     is_run = False  # this thread belongs to the run
     is_own = False  # calls are oom_magic's own now, not the run's
@@ -140,16 +144,19 @@ class Scope:
         self._here = _Here()
 
     def applies(self) -> bool:
-        """Whether the running code is the dry run's."""
-        return self._here.is_run and not self._here.is_own
+        """Whether the running code is the dry run's. What it hands to an event loop of another thread is, too: asyncio
+        runs that, and what follows from it, in a copy of the context."""
+        return (self._here.is_run or _scope.get() is self) and not self._here.is_own
 
     @contextmanager
     def entered(self) -> Iterator[None]:
         """The calling thread is the run's meanwhile."""
         self._here.is_run = True
+        before = _scope.set(self)
         try:
             yield
         finally:
+            _scope.reset(before)
             self._here.is_run = False
 
     def patches(self) -> list[tuple[Any, dict[str, Callable[..., Any]]]]:

@@ -21,6 +21,7 @@ import threading
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent import futures
 from itertools import chain, compress
 from typing import Any, Protocol
 
@@ -61,7 +62,7 @@ _FRAMES = {
     types.CoroutineType: "cr_frame",
     types.AsyncGeneratorType: "ag_frame",
 }
-_AWAITED = (types.CoroutineType, types.AsyncGeneratorType, asyncio.Future)
+_AWAITED = (types.CoroutineType, types.AsyncGeneratorType, asyncio.Future, futures.Future)
 _SETTINGS = frozenset((str, int, float, bool, type(None)))  # most settings of libraries
 _OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__", "__name__", "__qualname__", "__doc__")
 _OF_EXCEPTIONS = ("__suppress_context__", "args", "__cause__", "__context__", "__traceback__")  # the last first
@@ -398,7 +399,7 @@ def _is_iterator(one: Any) -> bool:
 
 def _place(one: Any, depth: int = _ITERATORS_DEEP) -> tuple[Any, ...]:
     """A state that changes when an item is taken: a counter for loaders, references and remaining length for others."""
-    if isinstance(one, asyncio.Future):
+    if isinstance(one, (asyncio.Future, futures.Future)):
         return one.done(), getattr(one, "_num_cancels_requested", 0)
     if type(one) is itertools.count:
         return (repr(one),)

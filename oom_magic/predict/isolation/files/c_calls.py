@@ -23,10 +23,11 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 from oom_magic.language import _
-from oom_magic.predict.isolation.files.descriptors import Descriptors
+from oom_magic.predict.isolation.files.descriptors import Descriptors, is_waking
 from oom_magic.predict.isolation.files.file_tree import FileTree
 from oom_magic.predict.isolation.files.linkage import IS_KNOWN, Links, StandIns
 from oom_magic.predict.isolation.patching import Patches, all_patched
@@ -279,7 +280,7 @@ def _stand_in(real: Any, form: _Form) -> Any:
     def answer(*words: int) -> int:
         try:
             answers = _current[-1:]  # one look: the run may end meanwhile
-            if not answers or not answers[0].applies(is_of_c=sys._getframe().f_back is None):
+            if not answers or not answers[0].applies(sys._getframe().f_back):
                 return int(real(*words))
             return answers[0].answer(form, real, words)
         except OSError as error:
@@ -312,11 +313,11 @@ class _Answers:
         self._calls = calls
         self._has_loaded = has_loaded
 
-    def applies(self, is_of_c: bool) -> bool:
+    def applies(self, caller: FrameType | None) -> bool:
         """Whether the call is the run's. Threads of C serve it, unless other threads of the user work, too."""
-        if is_of_c and not others_at_work(threads_of_run()):
+        if caller is None and not others_at_work(threads_of_run()):
             self._scope.join()
-        return self._scope.applies()
+        return self._scope.applies() and not is_waking(caller)
 
     def answer(self, form: _Form, real: Real, words: Words) -> int:
         """The result, with the private file in place of the user's. Raises OSError."""

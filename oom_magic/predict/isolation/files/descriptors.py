@@ -13,6 +13,7 @@ import os
 import socket
 import stat
 import sys
+import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -32,7 +33,7 @@ _CALLS = (
 )
 _NAMED = ("fd", "out_fd", "in_fd", "src", "dst")  # arguments that are descriptors
 _TWO = ("sendfile", "copy_file_range", "splice")  # whose second argument is one, too
-_WAKES = "_write_to_self"  # asyncio wakes the loop of another thread
+_WAKES = "_write_to_self"
 _TRACKER = "multiprocessing.resource_tracker"
 _CLOSED = -1
 _OF_ZMQ = ("send", "send_multipart", "recv", "recv_multipart")
@@ -194,14 +195,21 @@ class Descriptors:
         @functools.wraps(usual)
         def unsent(connection: Any, *args: Any, **kwargs: Any) -> Any:
             number = connection.fileno()
+            if is_waking(sys._getframe(1)):
+                with self._scope.outside():
+                    return usual(connection, *args, **kwargs)
             if not self._scope.applies() or self.own(number) == number:
                 return usual(connection, *args, **kwargs)
             with self._scope.outside():
-                if sys._getframe(2).f_code.co_name == _WAKES:
-                    return usual(connection, *args, **kwargs)
                 return _ANSWERS[name](self.lent(number) if name == "detach" else number, *args)
 
         return unsent
+
+
+def is_waking(caller: types.FrameType | None) -> bool:
+    """Whether asyncio calls, directly or through a stand-in, to wake the loop of another thread."""
+    frames = () if caller is None else (caller, caller.f_back)
+    return any(frame is not None and frame.f_code.co_name == _WAKES for frame in frames)
 
 
 def _sent_nowhere(number: int, path: str) -> str:

@@ -9,7 +9,6 @@ that are open already are in ``open_files``, numbers and sockets in ``descriptor
 from __future__ import annotations
 
 import functools
-import io
 import logging
 import os
 import shutil
@@ -18,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -61,16 +61,14 @@ def isolated(
     calls, boundary = FileCalls(tree, scope, numbers), Boundary(tree, scope, note)
     stand_ins = calls.replacements()
     functions = [  # each with what is called in its place
-        *((getattr(os, name), stand_in) for name, stand_in in stand_ins.items() if name != "os_open"),
-        (os.open, stand_ins["os_open"]),
-        (io.open, calls.open(io.open)),
-        (io.open_code, calls.open_code(io.open_code)),
+        *calls.substitutes(stand_ins),
         (sqlite3.connect, connect(sqlite3.connect, tree, scope)),
         *numbers.replacements(),
         *boundary.replacements(),
     ]
     table: Patches = [
         (sys, {"dont_write_bytecode": True}),
+        (resource_tracker, {name: _untracked(name, scope) for name in ("register", "unregister")}),
         *scope.patches(),
         *numbers.patches(),
         *boundary.patches(),
@@ -89,6 +87,18 @@ def isolated(
             found.clear()  # the lists are held by frames that live as long as the run
         del live
         yield Isolation(tree, scope)
+
+
+def _untracked(name: str, scope: Scope) -> Callable[[str, str], None]:
+    """Shared memory of the run is a file of the layer: the process that cleans up knows that of the user."""
+    usual = getattr(resource_tracker, name)
+
+    @functools.wraps(usual)
+    def track(path: str, kind: str) -> None:
+        if kind != "shared_memory" or not scope.applies():
+            usual(path, kind)
+
+    return track
 
 
 def _names_of_handlers() -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import io
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,11 +17,21 @@ from oom_magic.predict.isolation.files.descriptors import Descriptors
 from oom_magic.predict.isolation.files.file_tree import FileTree, FoundNode, Node, NodeKind
 from oom_magic.predict.isolation.run_threads import Scope
 
+try:
+    import _posixshmem as shared_memory  # type: ignore[import-not-found]
+except ImportError:  # not POSIX
+    shared_memory = None
+
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _UNNAMED = getattr(os, "O_TMPFILE", 0)
 _NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 _STATE = "chmod chown lchown utime setxattr removexattr chflags lchflags lchmod"  # changes of a file's state
 _QUESTIONS = "getxattr listxattr statvfs pathconf"
+
+
+def _in_memory(path: str) -> str:
+    """The file of a named piece of shared memory, shm_overview(7)."""
+    return "/dev/shm/" + path.lstrip("/")
 
 
 class FileCalls:
@@ -32,7 +43,8 @@ class FileCalls:
         self._numbers = numbers
 
     def replacements(self) -> dict[str, Any]:
-        """The functions to stand in for those of ``os`` of the same name, and for ``open`` and ``open_code``."""
+        """The functions to stand in for those of ``os`` of the same name, for ``os.open``, and for those of shared
+        memory: what is unlinked there is gone for other processes, too."""
         calls: dict[str, Callable[..., Any]] = {
             name: getattr(self, f"_{name}")
             for name in (
@@ -45,7 +57,22 @@ class FileCalls:
         calls.update({name: functools.partial(self._ask, name) for name in _QUESTIONS.split()})
         made = {name: self._answering(getattr(os, name), call) for name, call in calls.items() if hasattr(os, name)}
         made["os_open"] = self._answering(os.open, self._os_open)
+        if shared_memory is not None:
+            made["shm_open"] = self._answering(shared_memory.shm_open, self._shm_open)
+            made["shm_unlink"] = self._answering(shared_memory.shm_unlink, lambda path: self._unlink(_in_memory(path)))
         return made
+
+    def substitutes(self, made: dict[str, Any]) -> list[tuple[Any, Any]]:
+        """Functions of Python's, each with what stands in for it among the ``replacements``, and for ``open``."""
+        of_memory = [(shared_memory, "shm_open"), (shared_memory, "shm_unlink")] if shared_memory is not None else []
+        named = [(os, name) for name in made if hasattr(os, name)] + of_memory
+        pairs = [(getattr(owner, name), made[name]) for owner, name in named]
+        opening = [
+            (os.open, made["os_open"]),
+            (io.open, self.open(io.open)),
+            (io.open_code, self.open_code(io.open_code)),
+        ]
+        return [*pairs, *opening]
 
     def open(self, usual: Callable[..., Any]) -> Callable[..., Any]:
         """What stands in for the builtin ``open``, which is ``usual``."""
@@ -252,6 +279,9 @@ class FileCalls:
         if kind is not NodeKind.DIRECTORY and _names_folder(path):
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         self._tree.make(found.parent, found.name, kind, create)
+
+    def _shm_open(self, path: str, flags: int, mode: int = 0o777) -> int:
+        return self._os_open(_in_memory(path), flags | os.O_CLOEXEC, mode)
 
     def _unlink(self, path: Any, *, dir_fd: int | None = None) -> None:
         self._tree.begin()

@@ -128,8 +128,8 @@ class Values:
             self._put_constant(out, torch.full((), constant, dtype=out.dtype, device="cpu"))
         elif is_small(out):
             options = {**kwargs, "device": torch.device("cpu")}
-            if "pin_memory" in options:
-                options["pin_memory"] = None
+            for name in {"pin_memory", "generator"} & options.keys():  # a real one draws on its own device only
+                options[name] = None
             self.put(out, func(*args, **options))
 
     def follow(
