@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import json
 import re
+import sys
+import traceback
 import weakref
 
 import pytest
@@ -341,3 +343,16 @@ def test_a_failed_dry_run_takes_nothing_from_the_next(shell):
     assert ["error of the last run" in " ".join(one.text for one in report.assumptions) for report in reports] == [
         False, False, True,
     ]  # fmt: skip
+
+
+def test_the_error_of_a_dry_run_shows_the_users_frames(shell, capsys):
+    shell.run_cell(
+        "import torch\ndef work(net):\n    return net(torch.ones(2**18, 1024, device='cuda'))", store_history=True
+    )
+    shell.run_cell("%%gpumem --no-plot --memory 2GiB\nwork(torch.nn.Linear(1024, 1024).cuda())", store_history=True)
+    shown = capsys.readouterr().out
+    frames = shown[shown.index("Traceback (most recent call last)") :]
+    assert "----> 3     return net(" in frames and "----> 2 work(" in frames
+    assert "frames of libraries left out" in frames and "module.py" not in frames and "run_cell_magic" not in frames
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(sys.last_value.__traceback__)]
+    assert any(file.endswith("module.py") for file in files)  # for %debug

@@ -16,7 +16,7 @@ from IPython.display import display
 from oom_magic.inputs import parse_bytes
 from oom_magic.language import _
 from oom_magic.notebook.cells.names import DryNamespace
-from oom_magic.notebook.cells.running import CompiledCell, trimmed
+from oom_magic.notebook.cells.running import CompiledCell, shown_short, trimmed
 from oom_magic.notebook.options import checked
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, checked_number, counted, find_gpu
 from oom_magic.predict.setups.hardware import Hardware
@@ -170,7 +170,7 @@ class CellRunner:
             self.names.leave_out(cell.assigned)
         if session.exception is not None:
             simulated, session.exception = session.exception, None  # it would keep the cell's frames
-            raise trimmed(simulated)
+            raise shown_short(trimmed(simulated), self.shell)
         return values[0] if values else None
 
     @contextmanager

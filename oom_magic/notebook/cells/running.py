@@ -17,9 +17,9 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
 from oom_magic.interrupted import InOneLine
-from oom_magic.language import _
+from oom_magic.language import _, ngettext
 from oom_magic.predict.isolation.interrupts import Interrupts
-from oom_magic.user_code import is_machinery
+from oom_magic.user_code import is_machinery, is_users_file
 
 T = TypeVar("T")
 C = TypeVar("C")
@@ -47,10 +47,40 @@ def trimmed(error: BaseException) -> BaseException:
         if not is_machinery(traceback.tb_frame.f_code.co_filename):
             frames.append(traceback)
         traceback = traceback.tb_next
-    users: TracebackType | None = None
+    return error.with_traceback(_chained(frames))
+
+
+def shown_short(error: BaseException, shell: InteractiveShell) -> BaseException:
+    """``error``, shown with the user's frames and the last one only; for ``%debug`` its traceback stays whole."""
+    frames, traceback = [], error.__traceback__
+    while traceback is not None:
+        frames.append(traceback)
+        traceback = traceback.tb_next
+    kept = [frame for frame in frames if frame is frames[-1] or is_users_file(frame.tb_frame.f_code.co_filename)]
+    short = _chained(kept)
+    alone = type(error)(*error.args)  # the error itself would be kept alive by what it refers to
+
+    def _render_traceback_() -> list[str]:
+        lines: list[str] = shell.InteractiveTB.structured_traceback(type(alone), alone, short, tb_offset=0)
+        if len(kept) == len(frames):
+            return lines
+        left_out = ngettext(
+            "    [... {count} frame of a library left out]",
+            "    [... {count} frames of libraries left out]",
+            len(frames) - len(kept),
+        )
+        return [*lines[:-1], left_out, *lines[-1:]]
+
+    error._render_traceback_ = _render_traceback_  # type: ignore[attr-defined]
+    return error
+
+
+def _chained(frames: list[TracebackType]) -> TracebackType | None:
+    """A traceback of these frames."""
+    chained: TracebackType | None = None
     for frame in reversed(frames):
-        users = TracebackType(users, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
-    return error.with_traceback(users)
+        chained = TracebackType(chained, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return chained
 
 
 @dataclass(frozen=True, slots=True)
