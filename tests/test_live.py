@@ -10,10 +10,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from oom_magic.explain.evidence.causes import Cause
 from oom_magic.explain.explainer import explain
 from oom_magic.explain.live.frames import inspect_failure
+from oom_magic.explain.live.holders import data_sets_on_device
+from oom_magic.explain.messages.failure import Failure
+from oom_magic.measure.holders.inventory import MemoryHolder
+from oom_magic.measure.holders.release import Released
 from oom_magic.notebook.cells.hints import is_out_of_memory
 from oom_magic.predict.session import DrySession
 from oom_magic.predict.shape_inference import infer, is_followed
@@ -300,3 +305,12 @@ def test_an_error_that_is_not_about_memory_is_given_no_cause():
     diagnosis = explain(caught.value, lang="en")
     assert diagnosis.cause is Cause.UNKNOWN and not diagnosis.possible and not diagnosis.remedies
     assert "Why:" not in str(diagnosis) and "evaluation" not in str(diagnosis)
+
+
+def test_a_data_set_that_fills_the_device_is_named():
+    held = {"rows": (TensorDataset(torch.zeros(2)), 6), "few": (TensorDataset(torch.zeros(2)), 1), "net": (Model(8), 7)}
+    holders = tuple(MemoryHolder(name, "", size * 2**30) for name, (_, size) in held.items())
+    names = {name: value for name, (value, _) in held.items()}
+    failure = Failure("cuda_v2.2+", "cuda", allocated_bytes=14 * 2**30, reserved_bytes=14 * 2**30)
+    (found,) = data_sets_on_device(Released((), (), holders), names, failure)
+    assert found.values == {"name": "rows", "held_bytes": 6 * 2**30}

@@ -32,7 +32,7 @@ from oom_magic.explain.evidence.tensors import (
     run_in_text,
 )
 from oom_magic.explain.live.growth import find_growing_containers
-from oom_magic.explain.live.holders import earlier_bytes, find_holders
+from oom_magic.explain.live.holders import data_sets_on_device, earlier_bytes, find_holders
 from oom_magic.explain.live.later_backward import calls_are_of_one_graph
 from oom_magic.explain.live.location import UNKNOWN_LOCATION, FailureLocation, locate_failure
 from oom_magic.explain.live.refinement import (
@@ -208,6 +208,8 @@ class Explainer:
             judgement = refine_with_report(judgement, self.report, findings.is_one_graph)
         judgement = refine_with_loop(judgement, findings.growth, main)
         judgement = _alive_needlessly(judgement, findings.about_holders, earlier_bytes(holders, self.report), main)
+        data_sets = data_sets_on_device(self.released, self.names or {}, main)
+        judgement = replace(judgement, evidence=(*data_sets, *judgement.evidence))
         return refine_with_call(judgement, reading.clues.phase or location.phase, holders, main)
 
 

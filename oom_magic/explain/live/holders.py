@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ _WORDS = {
     "held_by_error": re.compile(r"(?P<kind>\S+) in (?P<place>.+)"),
 }
 _LEAST_BYTES = 2**20
+_NOTEWORTHY_SHARE = 0.2
 
 
 def find_holders(
@@ -63,6 +65,17 @@ def find_holders(
     if report is not None and report.out_of_memory is not None:
         holders += _in_report(report)
     return tuple(holders), tuple(evidence)
+
+
+def data_sets_on_device(released: Released | None, names: Mapping[str, Any], failure: Failure | None) -> list[Evidence]:
+    """The data sets that hold a good part of what PyTorch had: they could wait in RAM, and each batch be moved."""
+    if released is None or failure is None or "torch" not in sys.modules:
+        return []
+    data = sys.modules["torch"].utils.data
+    least = max(_LEAST_BYTES, int(_NOTEWORTHY_SHARE * (failure.pytorch_bytes or 0)))
+    large = (one for one in released.holders if one.num_bytes >= least)
+    sets = (one for one in large if isinstance(names.get(one.name), (data.DataLoader, data.Dataset)))
+    return [Evidence("data_on_device", {"name": one.name, "held_bytes": one.num_bytes}) for one in sets]
 
 
 def earlier_bytes(holders: Sequence[Holder], report: MemoryReport | None) -> int:

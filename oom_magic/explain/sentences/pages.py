@@ -203,6 +203,10 @@ PAGE_CATALOGUE: Sentences = {
         "{name} grows in the loop, {growing_code} ({place}): it keeps {count} tensors with their graphs, and so"
         " {kept_bytes} that forwards saved.",
     ),
+    "data_on_device": (
+        "{name} holds {held_bytes} of the GPU before a step begins: a whole data set. Kept in RAM, of which each batch"
+        " is moved to the GPU, it would take nearly nothing."
+    ),
     "name_sums_a_step": (
         "{name} sums the losses of several parts of a step, {growing_code} ({place}): their graphs keep {kept_bytes}"
         " until the backward of the sum."
