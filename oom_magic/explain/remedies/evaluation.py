@@ -130,9 +130,8 @@ class RemedyEvaluator:
         follows takes no more.
         """
         variation = self._variations.get(_identity(remedy))
-        is_open = self.steps_left_after and self._situation.growth is None and self._rehearsal.may_evaluate
-        is_open = is_open or self.calls_followed
-        if variation is None or not is_open or self._is_late():
+        is_evaluated = self.steps_left_after and self._situation.growth is None and self._rehearsal.may_evaluate
+        if variation is None or not (is_evaluated or self.calls_followed) or self._is_late():
             return remedy, 0
         try:
             report = self._timed(lambda: self._rehearsal.run_on(variation))
