@@ -207,3 +207,13 @@ if __name__ == "__main__":
         claim()
         truth[claim.__name__] = [torch.cuda.max_memory_allocated() - base, torch.cuda.max_memory_reserved()]
     print(json.dumps(truth, indent=1))
+
+
+def test_workspaces_that_the_code_clears_are_those_of_the_pretend_gpu() -> None:
+    def run() -> None:
+        torch.ones(64, 64, device="cuda") @ torch.ones(64, 64, device="cuda")
+        before = torch.cuda.memory_allocated()
+        torch._C._cuda_clearCublasWorkspaces()  # type: ignore[attr-defined]
+        assert torch.cuda.memory_allocated() == 0 < before
+
+    om.dry_run(run)

@@ -232,6 +232,7 @@ OF_CUDA_BUILDS = {
     "_save_segment_usage",
     "_save_memory_usage",
     "_snapshot",
+    "_cuda_clearCublasWorkspaces",
     "_host_emptyCache",
 }
 NOT_IN_2_6 = {

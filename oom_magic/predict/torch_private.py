@@ -90,7 +90,7 @@ EVERY_RUN: Names = {
         "torch.utils._foreach_utils._group_tensors_by_device_and_dtype",
     ),
     "torch.cuda answers for the pretend card": (
-        *_in("torch._C", "_cuda_getCurrentRawStream _host_emptyCache"),
+        *_in("torch._C", "_cuda_clearCublasWorkspaces _cuda_getCurrentRawStream _host_emptyCache"),
         *_in("torch.cuda", "_DeviceGuard _exchange_device _lazy_init _maybe_exchange_device _sleep"),
         *_in("torch.cuda.memory", "_get_memory_metadata _record_memory_history _save_memory_usage"),
         *_in("torch.cuda.memory", "_save_segment_usage _set_allocator_settings _set_memory_metadata _snapshot"),

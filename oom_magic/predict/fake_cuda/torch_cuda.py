@@ -228,6 +228,7 @@ def torch_cuda_answers(cards: Cards) -> Patches:
         (torch.cuda, answers),
         *((module, {name: answer for name, answer in answers.items() if hasattr(module, name)}) for module in modules),
         (torch.cuda.nvtx, {"_nvtx": _Markers()}),
+        (torch._C, {"_cuda_clearCublasWorkspaces": cards.gpu.clear_workspaces}),
         (torch.backends.cuda, {"is_built": _is_available(torch.backends.cuda.is_built())}),
         *((module, _accelerator_answers(cards, module)) for module in _accelerators()),
     ]
