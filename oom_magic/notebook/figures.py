@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -39,7 +39,7 @@ _CHINESE_FONT = re.compile(
     r"(CJK|Han (Sans|Serif)|Source Han).*SC|WenQuanYi|Microsoft YaHei|SimHei|PingFang SC|Heiti SC"
 )
 _CARD_IN_VIEW = 0.3  # the card's limit is drawn when the peak reaches this share of it
-_LABEL_SHARE = 0.1  # of the height: a line of words with the space around it
+_LABEL_SHARE = 0.12  # of the height: a line of words with the space around it
 _STACK = (  # what stays longest at the bottom
     Category.BEFORE, Category.WORKSPACE, Category.PARAMETER, Category.OPTIMIZER_STATE,
     Category.GRADIENT, Category.ACTIVATION, Category.INPUT, Category.TEMPORARY,
@@ -162,7 +162,7 @@ def _draw_peak(axes: Axes, report: MemoryReport, curve: Curve) -> None:
     side = "left" if across < 0.25 else "right" if across > 0.75 else "center"
     axes.plot([curve.positions[at]], [curve.by_category[at].sum()], "o", color=LIGHT["fg"], markersize=5, clip_on=False)
     axes.annotate(
-        text, (float(curve.positions[at]), _label_floor(axes, report, _peak_height(curve))), xytext=(0, 6),
+        text, (float(curve.positions[at]), _peak_floor(axes, report, curve)), xytext=(0, 6),
         textcoords="offset points", ha=side, color=LIGHT["fg"], fontsize=9, fontweight="bold",
     )  # fmt: skip
 
@@ -182,10 +182,16 @@ def _across(curve: Curve, at: int) -> float:
     return float((curve.positions[at] - first) / max(last - first, 1))
 
 
-def _label_floor(axes: Axes, report: MemoryReport, height: float) -> float:
-    """Where a label of this height stands: on it, or on the card's line if that would strike it through."""
-    limit = report.device.usable_bytes
-    return float(limit) if height < limit < height + _LABEL_SHARE * axes.get_ylim()[1] else height
+def _peak_floor(axes: Axes, report: MemoryReport, curve: Curve) -> float:
+    return _label_floor(axes, _peak_height(curve), [(report.device.usable_bytes, report.device.usable_bytes)])
+
+
+def _label_floor(axes: Axes, height: float, in_the_way: Sequence[tuple[float, float]]) -> float:
+    """Where a label of this height stands: on it, or above what is in the way (from, to), one after another."""
+    for start, end in in_the_way:
+        if height < end and start < height + _LABEL_SHARE * axes.get_ylim()[1]:
+            height = end
+    return height
 
 
 def _wanted_bytes(report: MemoryReport, curve: Curve) -> int:
@@ -235,13 +241,12 @@ def _draw_failure(axes: Axes, report: MemoryReport, curve: Curve) -> None:
     axes.plot([position, position], [height, wanted], color=LIGHT["bad"], linewidth=2, linestyle=":")
     axes.plot([position], [wanted], "X", color=LIGHT["bad"], markersize=7, clip_on=False)
     text = _("asked for {more_bytes} more", more_bytes=report.out_of_memory.tensor_bytes)
-    peak = _label_floor(axes, report, _peak_height(curve))
-    floor = _label_floor(axes, report, wanted)
-    line = _LABEL_SHARE * axes.get_ylim()[1]
-    is_near = peak - line < floor < peak + line
+    limit, peak = report.device.usable_bytes, _peak_floor(axes, report, curve)
+    label = peak, peak + _LABEL_SHARE * axes.get_ylim()[1]
+    floor = _label_floor(axes, wanted, [(limit, limit), label, (limit, limit)])
     axes.annotate(
-        text, (position, max(floor, peak) if is_near else floor), xytext=(0, 18 if is_near else 6),
-        textcoords="offset points", ha="right", color=LIGHT["bad"], fontsize=9, fontweight="bold",
+        text, (position, floor), xytext=(0, 6), textcoords="offset points", ha="right",
+        color=LIGHT["bad"], fontsize=9, fontweight="bold",
     )  # fmt: skip
 
 
