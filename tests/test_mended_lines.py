@@ -6,7 +6,8 @@ import ast
 import functools
 from dataclasses import replace
 
-from oom_magic.explain.live.growth import Growth, is_in, mended
+from oom_magic.explain.live.growth import Growth
+from oom_magic.explain.live.mending import is_in, mended
 
 
 def collect():

@@ -392,6 +392,7 @@ def test_what_a_library_for_a_remedy_sets_when_it_is_imported_is_put_back(tmp_pa
     (tmp_path / "setting_library.py").write_text(
         "from torch.distributions import Distribution\nDistribution.set_default_validate_args(False)\n"
     )
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)  # a compilation ends the checks
     monkeypatch.syspath_prepend(str(tmp_path))
     assert library("setting_library") is sys.modules.pop("setting_library")
     with pytest.raises(ValueError, match="scale"):

@@ -75,7 +75,7 @@ def data_sets_on_device(released: Released | None, names: Mapping[str, Any], fai
     least = max(_LEAST_BYTES, int(_NOTEWORTHY_SHARE * (failure.pytorch_bytes or 0)))
     large = (one for one in released.holders if one.num_bytes >= least)
     sets = (one for one in large if isinstance(names.get(one.name), (data.DataLoader, data.Dataset)))
-    return [Evidence("data_on_device", {"name": one.name, "held_bytes": one.num_bytes}) for one in sets]
+    return [Evidence("data_set_on_device", {"name": one.name, "held_bytes": one.num_bytes}) for one in sets]
 
 
 def earlier_bytes(holders: Sequence[Holder], report: MemoryReport | None) -> int:

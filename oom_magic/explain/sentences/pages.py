@@ -203,7 +203,7 @@ PAGE_CATALOGUE: Sentences = {
         "{name} grows in the loop, {growing_code} ({place}): it keeps {count} tensors with their graphs, and so"
         " {kept_bytes} that forwards saved.",
     ),
-    "data_on_device": (
+    "data_set_on_device": (
         "{name} holds {held_bytes} of the GPU before a step begins: a whole data set. Kept in RAM, of which each batch"
         " is moved to the GPU, it would take nearly nothing."
     ),

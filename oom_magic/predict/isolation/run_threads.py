@@ -18,7 +18,6 @@ from contextvars import ContextVar
 from typing import Any
 
 from oom_magic.language import _
-from oom_magic.predict.isolation.reach import waiting_threads
 
 _own: set[int] = set()
 _PATIENCE_SECONDS = 5.0  # seconds for threads that the run started and did not wait for
@@ -88,6 +87,8 @@ class RunThreads:
         def shut_down(pool: ThreadPoolExecutor, *args: Any, **kwargs: Any) -> None:
             if pool in made:  # threads of another one would be gone after the run
                 shut(pool, *args, **kwargs)
+
+        from oom_magic.predict.isolation.reach import waiting_threads  # loads PyTorch
 
         notify = threading.Condition.notify
 
