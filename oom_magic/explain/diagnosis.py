@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.evidence.budget import Budget
 from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, PossibleCause
-from oom_magic.explain.evidence.clues.author_words import Story
+from oom_magic.explain.evidence.clues.story import Story
 from oom_magic.explain.evidence.judging import main_failure
 from oom_magic.explain.evidence.tensors import TensorCandidate
 from oom_magic.explain.live.holders import Holder

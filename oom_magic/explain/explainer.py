@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from oom_magic.explain.diagnosis import Diagnosis
 from oom_magic.explain.evidence.budget import budget_of
 from oom_magic.explain.evidence.causes import Cause, Confidence, Evidence, Judgement
-from oom_magic.explain.evidence.clues.author_words import Story
 from oom_magic.explain.evidence.clues.limits import limits_in
+from oom_magic.explain.evidence.clues.story import Story
 from oom_magic.explain.evidence.clues.traceback import Clues, find_clues
 from oom_magic.explain.evidence.judging import judge, main_failure
 from oom_magic.explain.evidence.number_rules import facts_about, judge_tip

@@ -44,7 +44,9 @@ from oom_magic.explain.remedies.size_parameters import (
     SizeParameter,
     find_accumulation,
     find_size_parameters,
+    has_rows,
     leading_names,
+    sizes_of_inputs,
 )
 from oom_magic.user_code import is_cell
 
@@ -57,7 +59,7 @@ if TYPE_CHECKING:
     from oom_magic.predict.instrumentation.training import ModelCall, StopAfter, Training
     from oom_magic.predict.session import DrySession
     from oom_magic.predict.setups.gpus import GPU
-    from oom_magic.predict.what_if.change import Change, Inputs
+    from oom_magic.predict.what_if.change import Change
     from oom_magic.predict.what_if.survey import Survey
 
 _EVALUATES = re.compile(r"eval|valid|test|predict|generate|no_grad|inference_mode", re.IGNORECASE)
@@ -140,7 +142,7 @@ class CellRehearsal:
         self.steps_differ = report.timeline.was_left and training.of_a_new_size
         self._fullest = training.fullest_call(report)
         self._beside = [call for call in training.calls_of_peak(report) if call.has_gradients]
-        self.sizes = {} if self._fullest is None else _sizes(self._fullest.inputs)
+        self.sizes = {} if self._fullest is None else sizes_of_inputs(self._fullest.inputs)
         self.accumulation = self._survey.batches_per_step
         self._find_sample()
         return report
@@ -158,7 +160,7 @@ class CellRehearsal:
         if self._named_batches(rows):
             return
         for batch in (rows // each for each in range(2, min(rows // 2, _MOST_ROWS) + 1) if rows % each == 0):
-            expected = ExpectedInputs(number, partial(_has_rows, rows // batch))
+            expected = ExpectedInputs(number, partial(has_rows, rows // batch))
             for parameter in self._named_batches(batch):
                 with contextlib.suppress(NotEvaluatedError):
                     self._execute((expected,), {parameter: 1})
@@ -279,7 +281,7 @@ class CellRehearsal:
             return
         calls = self._training.model_calls if self._training is not None else []
         self._later = next(one for one in calls if one.inputs == call.inputs and not one.has_gradients)
-        self.sizes = {**self.sizes, "evaluation": _sizes(call.inputs).get("batch", 1)}
+        self.sizes = {**self.sizes, "evaluation": sizes_of_inputs(call.inputs).get("batch", 1)}
 
     @property
     def _has_tokens(self) -> bool:
@@ -411,7 +413,7 @@ class CellRehearsal:
             found.sort(key=lambda one: _EVALUATES.search(one.label) is None)
         for parameter in found[:_MOST_PARAMETERS]:
             number = 0 if call is None else call.number
-            expected = ExpectedInputs(number, lambda inputs: _sizes(inputs).get(kind) == value)
+            expected = ExpectedInputs(number, lambda inputs: sizes_of_inputs(inputs).get(kind) == value)
             with contextlib.suppress(NotEvaluatedError):
                 changes, overridden = (*variation.changes, expected), {parameter: value, **others}
                 return parameter, self._execute(changes, overridden, variation.mended, variation.dropped)[0]
@@ -494,21 +496,3 @@ class CellRehearsal:
 def _chains_in(names: Mapping[str, Any]) -> set[str]:
     """The names of sequences of layers."""
     return {name for name, value in list(names.items()) if type(value).__name__ == "Sequential"}
-
-
-def _has_rows(number: int, inputs: Inputs) -> bool:
-    return _sizes(inputs).get("batch") == number
-
-
-def _sizes(inputs: Inputs) -> dict[str, int]:
-    """Batch and length of what a model was called with: token ids, or hidden states of three dimensions.
-
-    Empty where inputs of several dimensions have no first one in common, as nodes and edges of a graph.
-    """
-    firsts = [shape[0] for shape, _ in inputs if len(shape) > 1 and shape[0] > 1]
-    if len(set(firsts)) == len(firsts) > 1:
-        return {}
-    for shape, is_integer in inputs:
-        if len(shape) == (2 if is_integer else 3):
-            return {"batch": shape[0], "seq": shape[1]}
-    return {"batch": inputs[0][0][0]} if inputs and inputs[0][0] else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
 from typing import Any
 
@@ -313,3 +314,12 @@ def code_for(key: str, style: str, values: Mapping[str, Any]) -> tuple[str, str]
         scaler=_SCALER if dtype == "fp16" else "",
     )
     return filled, "python"
+
+
+def is_python(code: str) -> bool:
+    """Whether a cell can contain it: Python, except for lines that call a magic."""
+    try:
+        ast.parse("\n".join(line for line in code.splitlines() if not line.startswith("%")))
+    except SyntaxError:
+        return False
+    return True

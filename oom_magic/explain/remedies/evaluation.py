@@ -12,13 +12,13 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.evidence.causes import Evidence
-from oom_magic.explain.remedies.code import ACCELERATOR_SETTINGS, code_for, for_backend
+from oom_magic.explain.remedies.code import ACCELERATOR_SETTINGS, code_for, for_backend, is_python
 from oom_magic.explain.remedies.fitting_sizes import divisors, largest_fitting, parts
 from oom_magic.explain.remedies.own_code import own_arguments
 from oom_magic.explain.remedies.rehearsal import NotEvaluatedError, Rehearsal, Variation
-from oom_magic.explain.remedies.remedy import Remedy, Situation
+from oom_magic.explain.remedies.remedy import Remedy, Situation, identity_of
 from oom_magic.explain.remedies.room import dropping, growing_segments, making_room, needed_bytes, other_hardware
-from oom_magic.explain.remedies.specs import STEP, RemedySpec, remedy_specs
+from oom_magic.explain.remedies.specs import STEP, RemedySpec, mends_growth, remedy_specs
 
 if TYPE_CHECKING:
     from oom_magic.memory.report import MemoryReport
@@ -129,7 +129,7 @@ class RemedyEvaluator:
         Where an evaluation would not fit, its batches are made smaller, too. The remedy itself, and 0, where what
         follows takes no more.
         """
-        variation = self._variations.get(_identity(remedy))
+        variation = self._variations.get(identity_of(remedy))
         is_evaluated = self.steps_left_after and self._situation.growth is None and self._rehearsal.may_evaluate
         if variation is None or not (is_evaluated or self.calls_followed) or self._is_late():
             return remedy, 0
@@ -202,7 +202,7 @@ class RemedyEvaluator:
                 for remedy in self._left_out(candidate) if is_left_out else self._evaluated(candidate):
                     found.append((candidate, remedy))
                     yield remedy
-                if found and _mends(candidate) and found[-1][1].verdict == "safe":
+                if found and mends_growth(candidate) and found[-1][1].verdict == "safe":
                     return  # all others only delay the moment when a leak fills the card
             if not any(remedy.fits for _, remedy in found):
                 for remedy in self._combined(found):
@@ -291,7 +291,7 @@ class RemedyEvaluator:
         if variant:
             remedy = self._with_code(remedy, f"{candidate.key}_{variant}", candidate.values)
         remedy = self._with_saving(remedy, report.peak_allocated_bytes, needed_bytes(report))
-        self._variations[_identity(remedy)] = candidate.variation
+        self._variations[identity_of(remedy)] = candidate.variation
         yield from iter((remedy,)) if is_wanted else self._if_useful(remedy)
 
     def _left_out(self, candidate: RemedySpec) -> Iterator[Remedy]:
@@ -325,7 +325,7 @@ class RemedyEvaluator:
             code = code if own is None or (is_setting and not own) else own
         if self._situation.style == "trainer":
             code = self._rehearsal.own_arguments(code) or code
-        if language == "python" and not _is_python(code):
+        if language == "python" and not is_python(code):
             code = ""
         code = for_backend(code, self._situation.backend)
         return replace(remedy, code=code, language=language)
@@ -366,7 +366,7 @@ class RemedyEvaluator:
             values["accumulated_peak_bytes"] = peak
             peak = self._run(base.with_(Variation(sizes={what: after}))).peak_allocated_bytes
         remedy = self._with_saving(self._remedy(key, cost, speed, values), peak, need(after))
-        self._variations[_identity(remedy)] = base.with_(accumulated(after)).with_(Variation(sizes={what: after}))
+        self._variations[identity_of(remedy)] = base.with_(accumulated(after)).with_(Variation(sizes={what: after}))
         return remedy
 
     def _accumulated(self, key: str, whole: int, size: int) -> Variation:
@@ -443,14 +443,14 @@ class RemedyEvaluator:
         remedy = replace(self._remedy("combination", cost, "combination", values), code=joined(codes))
         if not any(one.variation and one.variation.sizes for one, _ in chosen):
             report = self._run(changed)
-            self._variations[_identity(remedy)] = changed
+            self._variations[identity_of(remedy)] = changed
             return self._with_saving(remedy, report.peak_allocated_bytes, needed_bytes(report))
         smaller = self._smaller("batch", changed)
         together = replace(
             smaller, key="combination", cost=cost, speed="combination", values={**values, **smaller.values},
             code=joined([remedy.code, smaller.code]),
         )  # fmt: skip
-        self._variations[_identity(together)] = self._variations[_identity(smaller)]
+        self._variations[identity_of(together)] = self._variations[identity_of(smaller)]
         return together
 
     def _joined_bare(self, codes: Sequence[str]) -> str:
@@ -462,7 +462,7 @@ class RemedyEvaluator:
     def _joined(self, codes: Sequence[str]) -> str:
         """The code of several changes, "" where one lacks it; changes of Trainer's arguments share one call."""
         joined = "\n\n".join(codes) if all(codes) else ""
-        if self._situation.style != "trainer" or not _is_python(joined):
+        if self._situation.style != "trainer" or not is_python(joined):
             return joined
         return self._rehearsal.own_arguments(joined) or own_arguments(ast.parse(joined), joined) or joined
 
@@ -494,22 +494,3 @@ class RemedyEvaluator:
 
     def _is_late(self) -> bool:
         return self._elapsed() + self._longest > PATIENCE_SECONDS
-
-
-def _identity(remedy: Remedy) -> Any:
-    """What distinguishes a remedy from others of its run, whatever its evaluation."""
-    return remedy.key, remedy.values.get("after"), remedy.values.get("keys")
-
-
-def _mends(candidate: RemedySpec) -> bool:
-    """Whether it is the remedy for the line that grows."""
-    return candidate.variation is not None and candidate.variation.mended is not None
-
-
-def _is_python(code: str) -> bool:
-    """Whether a cell can contain it: Python, except for lines that call a magic."""
-    try:
-        ast.parse("\n".join(line for line in code.splitlines() if not line.startswith("%")))
-    except SyntaxError:
-        return False
-    return True

@@ -119,3 +119,8 @@ def _may_do(remedy: Remedy) -> bool:
     """Whether a change to the run itself fits, or was not tried for lack of time."""
     is_untried = remedy.note is not None and remedy.note.key == "reason_time"
     return is_untried or bool(remedy.fits and not remedy.is_bought)
+
+
+def identity_of(remedy: Remedy) -> Any:
+    """What distinguishes a remedy from others of its run, whatever its evaluation."""
+    return remedy.key, remedy.values.get("after"), remedy.values.get("keys")

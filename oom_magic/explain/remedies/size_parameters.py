@@ -12,7 +12,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from oom_magic.predict.what_if.change import Inputs
 
 _BATCH = re.compile(r"batch|(^|_)bs($|_)|^B$", re.IGNORECASE)
 _LENGTH = re.compile(r"seq|len|block_size|context|n_ctx|^T$|^S$", re.IGNORECASE)
@@ -307,3 +310,22 @@ def _attributes(names: Mapping[str, Any], pattern: re.Pattern[str], value: int) 
             for key, held in list(vars(holder).items()):
                 if type(held) is int and held == value and pattern.search(key) and not key.startswith("_"):
                     yield SizeParameter(f"{name}.{key}", True, _override_item(key, vars(holder)), f"{name}.{key}")
+
+
+def has_rows(number: int, inputs: Inputs) -> bool:
+    """Whether a model was called with a batch of so many."""
+    return sizes_of_inputs(inputs).get("batch") == number
+
+
+def sizes_of_inputs(inputs: Inputs) -> dict[str, int]:
+    """Batch and length of what a model was called with: token ids, or hidden states of three dimensions.
+
+    Empty where inputs of several dimensions have no first one in common, as nodes and edges of a graph.
+    """
+    firsts = [shape[0] for shape, _ in inputs if len(shape) > 1 and shape[0] > 1]
+    if len(set(firsts)) == len(firsts) > 1:
+        return {}
+    for shape, is_integer in inputs:
+        if len(shape) == (2 if is_integer else 3):
+            return {"batch": shape[0], "seq": shape[1]}
+    return {"batch": inputs[0][0][0]} if inputs and inputs[0][0] else {}

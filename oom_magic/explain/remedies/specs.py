@@ -210,3 +210,8 @@ def _made(
     except MissingError as missing:
         reason = Evidence(f"reason_{missing.key}", missing.values)
     return RemedySpec(key, cost, speed, against, variation, values or {}, slot or key, reason, combines)
+
+
+def mends_growth(candidate: RemedySpec) -> bool:
+    """Whether it is the remedy for the line that grows."""
+    return candidate.variation is not None and candidate.variation.mended is not None

@@ -15,11 +15,9 @@ So the undo is recorded before the exchange, and can be called any number of tim
 
 from __future__ import annotations
 
-import builtins
 import functools
 import gc
 import itertools
-import re
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,7 +32,6 @@ from oom_magic.memory.timeline import Phase
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.places import META, Place, identity, is_large
 from oom_magic.predict.instrumentation.starting_point import StartingPoint, TensorWas
-from oom_magic.predict.isolation.copies import Copies
 from oom_magic.predict.isolation.live_objects import LiveObjects, find_live_objects
 from oom_magic.predict.isolation.patching import Journal, patched
 from oom_magic.predict.isolation.process.event_loops import keep_event_loops
@@ -42,7 +39,7 @@ from oom_magic.predict.isolation.reach import Reach, used_by_other_threads, user
 from oom_magic.predict.isolation.run_threads import threads_of_run
 from oom_magic.predict.isolation.scripted_modules import scripted_let_go
 from oom_magic.predict.isolation.snapshot import Changes, Snapshot
-from oom_magic.predict.isolation.users_objects import Iterators, log_handlers, note_users_objects
+from oom_magic.predict.isolation.users_objects import Iterators, note_state
 
 
 class TensorExchange:
@@ -97,9 +94,9 @@ class TensorExchange:
                     self._before = {id(tensor): weakref.ref(tensor) for tensor in live.tensors}
                 iterators = Iterators(namespaces)
                 journal.record(functools.partial(iterators.tell, assume))
-                real = Snapshot(self._others)
+                real = _with_hooks(Snapshot(self._others), live.tensors)
                 journal.record(real.restore)
-                _note(real, live, namespaces, self._others, assume, above, iterators)
+                note_state(real, live, namespaces, self._others, assume, above, iterators)
                 self._found = self._made
                 real.apply(self._found)
                 if self._start is not None:
@@ -310,6 +307,13 @@ def _hooks(tensor: torch.Tensor) -> Iterator[Any]:
             yield getattr(tensor, name)
 
 
+def _with_hooks(snapshot: Snapshot, tensors: list[torch.Tensor]) -> Snapshot:
+    """The snapshot, with the hooks of the tensors noted."""
+    for hooks in itertools.chain.from_iterable(map(_hooks, tensors)):
+        snapshot.add_plain(hooks, 1)
+    return snapshot
+
+
 def _replace_in_containers(old: Any, new: Any) -> None:
     for holder in gc.get_referrers(old):
         if isinstance(holder, dict):
@@ -476,58 +480,3 @@ def _has_own_data(tensor: torch.Tensor) -> bool:
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Whether a tensor has a size, strides and no dispatch of its own."""
     return _has_own_data(tensor) and not tensor.is_nested and tensor.layout is torch.strided and not tensor.is_quantized
-
-
-# Names that Python and IPython set; they lead to all that was ever shown.
-_OF_SHELL = re.compile(r"__.*__|_+|_i*\d*|_(oh|dh|ih|exit_code)")
-
-
-def _note(
-    snapshot: Snapshot,
-    live: LiveObjects,
-    namespaces: list[dict[str, Any]],
-    others: set[int],
-    assume: Callable[[str], None],
-    above: Sequence[dict[str, Any]],
-    iterators: Iterators,
-) -> None:
-    """Record everything a dry run may change in the user's objects, with its depth."""
-    for some in (live.tensors, live.modules, live.tools):
-        snapshot.add_classes(some)
-    for tensor in live.tensors:
-        for hooks in _hooks(tensor):
-            snapshot.add_plain(hooks, 1)
-    for module in live.modules:
-        snapshot.add(vars(module), 2, module)
-        if isinstance(module, torch.nn.modules.lazy.LazyModuleMixin):
-            _exchange_lazy(module)
-        for value in vars(module).values():
-            if "config" in type(value).__name__.lower() and hasattr(value, "__dict__"):
-                snapshot.add(vars(value), 2, value)  # a Hugging Face model's configuration
-    for tool in live.tools:
-        snapshot.add(vars(tool), 4, tool)
-    for namespace in namespaces:
-        snapshot.add_plain(namespace, 1)
-    named = [value for names in namespaces for name, value in list(names.items()) if not _OF_SHELL.fullmatch(str(name))]
-    copies = Copies()
-    if not others:  # else they would find the copies, too
-        for namespace in (*namespaces, *above):
-            copies.give(namespace)
-        for names in above:
-            snapshot.add_undo(functools.partial(copies.take_back, names))
-    are_noted = {id(one) for one in (*namespaces, vars(builtins))}
-    roots = [named, users_modules(), log_handlers()]
-    if not note_users_objects(snapshot, roots, others | are_noted, copies, iterators):
-        assume(
-            _("your names lead to more objects than are put back: what the run changes in the farthest stays changed")
-        )
-
-
-def _exchange_lazy(module: torch.nn.Module) -> None:
-    """The first call of a lazy module changes its class and its parameters: the run has parameters of its own."""
-    tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
-    for table in tables:
-        for name, tensor in table.items():
-            if torch.nn.parameter.is_lazy(tensor):
-                make: Any = type(tensor)
-                table[name] = make(tensor.requires_grad, device=tensor.device, dtype=tensor.dtype)

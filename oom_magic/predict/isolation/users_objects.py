@@ -8,6 +8,7 @@ from one that cannot be copied, such as a generator, is gone, and said.
 from __future__ import annotations
 
 import asyncio
+import builtins
 import contextlib
 import datetime
 import functools
@@ -16,6 +17,7 @@ import io
 import itertools
 import logging
 import operator
+import re
 import sys
 import threading
 import types
@@ -30,9 +32,10 @@ import torch
 
 from oom_magic.language import _
 from oom_magic.predict.isolation.copies import Copies, has_copy, set_items
-from oom_magic.predict.isolation.reach import NOT_WALKED, is_users, is_users_class, is_users_module
+from oom_magic.predict.isolation.live_objects import LiveObjects
+from oom_magic.predict.isolation.reach import NOT_WALKED, is_users, is_users_class, is_users_module, users_modules
 from oom_magic.predict.isolation.restorations import restoration_of
-from oom_magic.predict.isolation.snapshot import is_unchanged
+from oom_magic.predict.isolation.snapshot import Snapshot, is_unchanged
 from oom_magic.user_code import is_users_file
 
 MOST_OBJECTS, _MOST_ITEMS = 25_000, 100
@@ -416,3 +419,55 @@ def _place(one: Any, depth: int = _ITERATORS_DEEP) -> tuple[Any, ...]:
     with contextlib.suppress(Exception):  # of the user's class
         left = operator.length_hint(one, -1)
     return (left, own, inner)
+
+
+# Names that Python and IPython set; they lead to all that was ever shown.
+_OF_SHELL = re.compile(r"__.*__|_+|_i*\d*|_(oh|dh|ih|exit_code)")
+
+
+def note_state(
+    snapshot: Snapshot,
+    live: LiveObjects,
+    namespaces: list[dict[str, Any]],
+    others: set[int],
+    assume: Callable[[str], None],
+    above: Sequence[dict[str, Any]],
+    iterators: Iterators,
+) -> None:
+    """Record everything a dry run may change in the user's objects, with its depth."""
+    for some in (live.tensors, live.modules, live.tools):
+        snapshot.add_classes(some)
+    for module in live.modules:
+        snapshot.add(vars(module), 2, module)
+        if isinstance(module, torch.nn.modules.lazy.LazyModuleMixin):
+            _exchange_lazy(module)
+        for value in vars(module).values():
+            if "config" in type(value).__name__.lower() and hasattr(value, "__dict__"):
+                snapshot.add(vars(value), 2, value)  # a Hugging Face model's configuration
+    for tool in live.tools:
+        snapshot.add(vars(tool), 4, tool)
+    for namespace in namespaces:
+        snapshot.add_plain(namespace, 1)
+    named = [value for names in namespaces for name, value in list(names.items()) if not _OF_SHELL.fullmatch(str(name))]
+    copies = Copies()
+    if not others:  # else they would find the copies, too
+        for namespace in (*namespaces, *above):
+            copies.give(namespace)
+        for names in above:
+            snapshot.add_undo(functools.partial(copies.take_back, names))
+    are_noted = {id(one) for one in (*namespaces, vars(builtins))}
+    roots = [named, users_modules(), log_handlers()]
+    if not note_users_objects(snapshot, roots, others | are_noted, copies, iterators):
+        assume(
+            _("your names lead to more objects than are put back: what the run changes in the farthest stays changed")
+        )
+
+
+def _exchange_lazy(module: torch.nn.Module) -> None:
+    """The first call of a lazy module changes its class and its parameters: the run has parameters of its own."""
+    tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+    for table in tables:
+        for name, tensor in table.items():
+            if torch.nn.parameter.is_lazy(tensor):
+                make: Any = type(tensor)
+                table[name] = make(tensor.requires_grad, device=tensor.device, dtype=tensor.dtype)

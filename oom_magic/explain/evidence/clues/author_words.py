@@ -1,15 +1,12 @@
-"""What a text's author says about the failure in prose, in English or Chinese, as keys, and the fixes named.
+"""What a text's author says about the failure in prose, in English or Chinese, as keys.
 
-``text_rules`` and ``situation_rules`` weigh each key. Causes and fixes are read in texts about a fix only (a guide, a
-report of a repair): a log that lists settings proposes none.
+``text_rules`` and ``situation_rules`` weigh each key.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
-from oom_magic.explain.evidence.causes import Cause
 from oom_magic.explain.evidence.clues.author_setting import OF_THE_RUN, WHEN, words
 from oom_magic.explain.messages.told import KILLED
 
@@ -407,10 +404,10 @@ TOLD: dict[str, re.Pattern[str]] = {
 }  # fmt: skip
 
 _BLANKS = re.compile(r"[ \t]{2,8}")
-_TIP = r"to avoid fragmentation[^\n]{0,200}"  # PyTorch's own
+TIP = r"to avoid fragmentation[^\n]{0,200}"  # PyTorch's own
 # Said by programs and messages, not by the author.
 _QUOTED = words(
-    _TIP, r"try setting (?:max_split_size_mb|PYTORCH_\w+)[^\n]{0,120}",
+    TIP, r"try setting (?:max_split_size_mb|PYTORCH_\w+)[^\n]{0,120}",
     r"1\. If yes, please stop them[^\n]*", r"Please check whether there is any other process[^\n]*",
     r"2\. If no, please (?:decrease|try)[^\n]*", r"TIPS: If the workflow worked before[^\n]*",
 )  # fmt: skip
@@ -448,79 +445,3 @@ def _is_told(pattern: re.Pattern[str], text: str) -> bool:
         if not (_ADVICE.search(text, max(0, start - 24), start) or _ASKED.match(text, sentence)):
             return True
     return False
-
-
-_LOOKS_FOR_A_WAY_OUT = re.compile(
-    r"解决方[案法]|修复|优化(?:指南|技巧|建议)|推荐(?:的)?(?:配置|参数|设置)"
-    r"|\bsolutions?\b|how to (?:fix|solve|avoid)|\bworkarounds?\b|\brecommend\w*",
-    re.I,
-)
-_NOT_CLAIMED = words(_TIP, r"If reserved[^\n]{0,160}")
-_CAUSES = (
-    (
-        Cause.ACTIVATIONS,
-        words(
-            r"batch[ _-]?size\S{0,12}[^.\n。]{0,40}(?:too (?:large|big)|太大|过大)",
-            r"批次(?:大小)?(?:太大|过大)|激活值|\bactivations\b",
-        ),
-    ),
-    (Cause.LOGITS_OR_LOSS, words(r"logits[^\n]{0,30}(?:float32|fp32)")),
-    (Cause.FRAGMENTATION, words(r"碎片", r"\bfragment(?:ed|ation)\b")),
-    (Cause.WEIGHTS_TOO_BIG, words(r"模型(?:太大|过大)", r"\bmodel (?:is )?too (?:big|large)\b")),
-    (Cause.OTHER_PROCESS, words(r"(?:其他|多个)进程", r"\b(?:an)?other process")),
-)
-# Keys of remedies without their "_any", and of proposals that do not affect GPU memory.
-_PROPOSALS = (
-    (
-        "smaller_batch",
-        words(
-            r"(?:减小|降低|减少|调小)\s?(?:了)?\s?(?:batch|批|单次)|batch[ _-]?size[^\n]{0,24}(?:→|->|降到"
-            r"|减小到|从 ?\d)",
-            r"(?:reduc|decreas|lower|smaller)\w*\s(?:the\s|your\s)?(?:micro)?batch",
-        ),
-    ),
-    (
-        "shorter_sequences",
-        words(
-            r"(?:减小|减少|降低|缩短)[^\n]{0,6}(?:序列|`?max_?(?:seq|len))",
-            r"max_(?:seq_)?len\w*[^\n]{0,16}(?:→|->|从 ?\d)",
-            r"(?:shorter|reduc\w+|decreas\w+) (?:the )?(?:max\w*[ _])?(?:seq|context|length)",
-        ),
-    ),
-    ("checkpointing", words(r"gradient[ _]checkpointing|activation checkpointing|梯度检查点|激活检查点")),
-    ("mixed_precision", words(r"混合精度|mixed[ -]precision|\bautocast\b|--use_amp")),
-    ("quantized", words(r"\b[48][- ]?bits?\b[^\n]{0,8}(?:量化|quantiz|load)|量化|load_in_[48]bit|\bquantiz")),
-    ("offload", words(r"\boffload")),
-    ("fsdp", words(r"ZeRO-?\d|\bFSDP\b")),
-    ("sdpa", words(r"\bsdpa\b|flash[ _-]?attention")),
-    ("optimizer_8bit", words(r"adamw?_?8-?bit|8-?bit adam")),
-    ("expandable_segments", words(r"expandable_segments:True")),
-    ("smaller_model", words(r"更小的模型|smaller model")),
-    ("workers", words(r"(?:dataloader_)?num_workers|pin_memory")),
-    (
-        "clearing",
-        words(
-            r"empty_cache|(?:清理|清空)\s?(?:GPU ?)?(?:内存|显存|缓存)|(?:内存|显存)清理", r"clear\w*[ _](?:the )?gpu"
-        ),
-    ),
-    ("clipping", words(r"max_grad_norm")),
-)
-
-
-@dataclass(frozen=True)
-class Story:
-    """The ``causes`` that an author names and the ``proposals`` for a fix, in the order of their tables."""
-
-    causes: tuple[Cause, ...] = ()
-    proposals: tuple[str, ...] = ()
-
-
-def story_in(text: str) -> Story:
-    """The story in a cleaned text; empty if the text is not about a fix."""
-    if not _LOOKS_FOR_A_WAY_OUT.search(text):
-        return Story()
-    said = _NOT_CLAIMED.sub("", text)
-    return Story(
-        tuple(cause for cause, pattern in _CAUSES if pattern.search(said)),
-        tuple(key for key, pattern in _PROPOSALS if pattern.search(said)),
-    )

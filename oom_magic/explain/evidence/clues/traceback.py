@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from oom_magic.explain.evidence.clues.author_words import Story, said_in, story_in
+from oom_magic.explain.evidence.clues.author_words import said_in
 from oom_magic.explain.evidence.clues.magnitudes import (
     Magnitude,
     array_bytes,
@@ -16,6 +16,7 @@ from oom_magic.explain.evidence.clues.magnitudes import (
 )
 from oom_magic.explain.evidence.clues.pasted_code import CodeFault, faults_in
 from oom_magic.explain.evidence.clues.programs import ProgramUse, find_program
+from oom_magic.explain.evidence.clues.story import Story, story_in
 from oom_magic.explain.messages.normalization import clean
 from oom_magic.explain.messages.told import named_accelerator
 

@@ -9,12 +9,13 @@ import errno
 import functools
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from oom_magic.language import _
 from oom_magic.predict.isolation.files.descriptors import Descriptors
 from oom_magic.predict.isolation.files.file_tree import FileTree, FoundNode, Node, NodeKind
+from oom_magic.predict.isolation.files.folder_entries import Entries, FolderEntry, like, state_of
 from oom_magic.predict.isolation.run_threads import Scope
 
 try:
@@ -142,7 +143,7 @@ class FileCalls:
     def _stat(self, path: Any, *, dir_fd: int | None = None, follow_symlinks: bool = True) -> os.stat_result:
         if isinstance(path, int) or (self._tree.is_untouched and dir_fd is None):
             return os.stat(self._numbers.own(path), dir_fd=dir_fd, follow_symlinks=follow_symlinks)
-        return _state_of(self._node(path, dir_fd, follow_symlinks))
+        return state_of(self._node(path, dir_fd, follow_symlinks))
 
     def _lstat(self, path: Any, *, dir_fd: int | None = None) -> os.stat_result:
         return self._stat(path, dir_fd=dir_fd, follow_symlinks=False)
@@ -168,13 +169,13 @@ class FileCalls:
         node = self._node(path, dir_fd, False)
         if node.kind is not NodeKind.LINK:
             return os.readlink(node.backing if not os.path.islink(node.backing) else path)
-        return _like(path, os.readlink(node.backing))
+        return like(path, os.readlink(node.backing))
 
     def _listdir(self, path: Any = ".") -> list[Any]:
         folder = self._folder_to_list(path)
         if folder is None:
             return os.listdir(path)
-        return [_like(path, name) for name in self._tree.names(folder)]
+        return [like(path, name) for name in self._tree.names(folder)]
 
     def _scandir(self, path: Any = ".") -> Any:
         folder = self._folder_to_list(path)
@@ -372,88 +373,8 @@ class FileCalls:
         return found.node
 
 
-class FolderEntry:
-    """What ``os.scandir`` yields (``os.DirEntry``) for a folder of the layer."""
-
-    def __init__(self, tree: FileTree, scope: Scope, above: Any, name: str, node: Node) -> None:
-        self.name: Any = _like(above, name)
-        self.path: Any = os.path.join(above, self.name) if above else self.name
-        self._tree, self._scope, self._node = tree, scope, node
-
-    def __fspath__(self) -> Any:
-        return self.path
-
-    def __repr__(self) -> str:
-        return f"<DirEntry {self.name!r}>"
-
-    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        """Whether it is a folder, or leads to one."""
-        return self._is(NodeKind.DIRECTORY, follow_symlinks)
-
-    def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        """Whether it is a file, or leads to one."""
-        return self._is(NodeKind.FILE, follow_symlinks)
-
-    def is_symlink(self) -> bool:
-        """Whether it is a link."""
-        return self._node.kind is NodeKind.LINK
-
-    def is_junction(self) -> bool:
-        """False: the layer makes none."""
-        return False
-
-    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        """As ``os.stat``."""
-        with self._scope.outside():
-            return _state_of(self._followed() if follow_symlinks else self._node)
-
-    def inode(self) -> int:
-        """As ``os.DirEntry.inode``."""
-        return self.stat(follow_symlinks=False).st_ino
-
-    def _is(self, kind: NodeKind, follow: bool) -> bool:
-        if not follow or self._node.kind is not NodeKind.LINK:
-            return self._node.kind is kind
-        try:
-            with self._scope.outside():
-                return self._followed().kind is kind
-        except OSError:
-            return False
-
-    def _followed(self) -> Node:
-        assert self._node.parent is not None
-        return self._tree.node(self._node.name, True, self._node.parent)
-
-
-class Entries:
-    """The iterator that ``os.scandir`` returns."""
-
-    def __init__(self, entries: list[FolderEntry]) -> None:
-        self._entries = iter(entries)
-
-    def __iter__(self) -> Iterator[FolderEntry]:
-        return self._entries
-
-    def __next__(self) -> FolderEntry:
-        return next(self._entries)
-
-    def __enter__(self) -> Entries:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """No more entries."""
-        self._entries = iter(())
-
-
 def _only_reads(mode: str) -> bool:
     return not set(mode) & set("wax+")
-
-
-def _state_of(node: Node) -> os.stat_result:
-    return os.lstat(node.backing) if node.kind is NodeKind.LINK else os.stat(node.backing)
 
 
 def _is_same(first: Node, second: Node) -> bool:
@@ -485,11 +406,6 @@ def _check_rename(tree: FileTree, node: Node, target: FoundNode, target_path: st
 def _names_folder(path: Any) -> bool:
     """Whether a path ends as only a folder's may."""
     return os.fsdecode(path).endswith(os.sep)
-
-
-def _like(path: Any, name: str) -> Any:
-    """A name as the type (str or bytes) of the given path."""
-    return os.fsencode(name) if isinstance(path, bytes) else name
 
 
 def _renamed(error: OSError, args: tuple[Any, ...], has_two: bool = False) -> OSError:
