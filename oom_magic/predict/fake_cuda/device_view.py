@@ -375,7 +375,7 @@ class _Shared:
 
 def _dlpack_device(view: DeviceView, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     spot = view.spot(args[0])
-    return (_DLPACK_CUDA, spot.card) if spot.place is Place.GPU else func(*args, **kwargs)
+    return (2, spot.card) if spot.place is Place.GPU else func(*args, **kwargs)  # kDLCUDA
 
 
 def shared_by_dlpack() -> dict[str, Any]:
@@ -454,7 +454,6 @@ _LIKE_ANOTHER = {
     torch.rand_like,
     torch.randn_like,
 }
-_DLPACK_CUDA = 2  # kDLCUDA
 _T = torch.Tensor
 # The functions that are called most often, above all by distributed wrappers: they neither take memory nor name a
 # device.
