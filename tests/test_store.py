@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import os
 import subprocess
 import sys
 from functools import partial
@@ -48,6 +49,22 @@ def loaded_to_read(folder: Path) -> list[str]:
     code = "import pickle, sys, zlib\nfor name in sys.argv[1:]:\n    pickle.loads(zlib.decompress(open(name, 'rb').read()))"
     command = [sys.executable, "-c", f"{code}\nprint(*sys.modules)", *map(str, folder.iterdir())]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
+
+@pytest.mark.slow
+def test_sliders_of_a_function_are_there_again_without_pytorch(tmp_path: Path) -> None:
+    (tmp_path / "training.py").write_text(
+        "def train(batch_size=8):\n    import torch\n    net = torch.nn.Linear(64, 64).cuda()\n"
+        "    net(torch.ones(batch_size, 64, device='cuda')).sum().backward()\n"
+    )
+    code = "import sys, oom_magic, training; oom_magic.sliders(training.train, gpu='T4'); print('torch' in sys.modules)"
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", code]
+    runs = [
+        subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+        for _ in range(2)
+    ]
+    assert [run.stdout.split()[-1] for run in runs] == ["True", "False"]
 
 
 def made(what: Any, found: list[Any]) -> Any:

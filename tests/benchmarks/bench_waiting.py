@@ -15,7 +15,7 @@ Measured on two idle cores, by the clock (seconds of computing in brackets), bes
 | another card: exact | | - | 13.3 s (19.7) | 1.3 s |
 | another method | 2 s | - | 1.4 s (2.1) | 16 ms |
 | another method: exact | | - | 9.7 s (13.3) | 1.2 s |
-| function: first picture | 5 s; again 1 s | 13.8 s, 15.2 s | 4.2 s (4.2) | 1.2 s |
+| function: first picture | 5 s; again 1 s | 13.8 s, 15.2 s | 4.2 s (4.2) | 0.4 s |
 | doctor | 20 s; again 1 s | 54.7 s, 7.6 s | 24.8 s (37.5) | 1.1 s |
 
 What is kept is read without PyTorch. Of a preset's first picture 4 to 5 seconds are imports of torch, transformers,

@@ -365,8 +365,6 @@ def _varying(
     fn: Callable[..., Any], card: SliderCard, machine: SliderMachine
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The inferred ranges of what can vary, and what to say of the rest; kept on disk, as it takes some runs."""
-    from oom_magic.predict.isolation.files.boundary import reads_noted
-
     read: set[str] = set()
 
     def known_by() -> Any:
@@ -374,6 +372,8 @@ def _varying(
         return None if identity is None else ("varying", identity, card.gpu, card.memory_bytes, machine.options)
 
     def found() -> tuple[dict[str, Any], tuple[str, ...]]:
+        from oom_magic.predict.isolation.files.boundary import reads_noted  # loads PyTorch
+
         with reads_noted() as files:
             varying = without_the_stiff(fn, inferred_ranges(fn), partial(_run_once, fn, card, machine))
         read.update(files)
