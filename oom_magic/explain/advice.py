@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.live.holders import earlier_bytes
-from oom_magic.explain.live.refinement import refine_with_remedy, without_fragmentation
+from oom_magic.explain.live.refinement import refine_with_remedy, without_fragmentation, without_held
 from oom_magic.explain.remedies.evaluation import RemedyEvaluator
 from oom_magic.explain.remedies.from_text.choice import AGAINST
 from oom_magic.explain.remedies.from_text.naming import style_of, unpriced_remedies
@@ -57,14 +57,15 @@ def advise(
     report: MemoryReport | None = None,
     memory: int | None = None,
     device: Device | None = None,
+    collected_bytes: int = 0,
 ) -> Iterator[Diagnosis]:
     """The diagnosis with a ranked list of remedies, which grows as rehearsals evaluate them.
 
     ``report`` is the MemoryReport of the run that failed, if there is one, ``device`` the real card that it failed on,
-    ``memory`` the card's bytes if it is not certain that the message is of this card. Where the run cannot be
-    rehearsed, the remedies are only named, with the reason.
+    ``memory`` the card's bytes if it is not certain that the message is of this card. Of what earlier failures held,
+    ``collected_bytes`` are free since. Where the run cannot be rehearsed, the remedies are only named, with the reason.
     """
-    situation = situation_of(diagnosis, gpu, report, memory, device)
+    situation = replace(situation_of(diagnosis, gpu, report, memory, device), collected_bytes=collected_bytes)
     try:
         keys = [key.removesuffix("_any") for key in AGAINST.get(diagnosis.cause, ())]
         evaluator = RemedyEvaluator(rehearsal, situation, keys)
@@ -107,7 +108,8 @@ def _to_its_end(diagnosis: Diagnosis, evaluator: RemedyEvaluator, found: list[Re
 
 def _rehearsed(diagnosis: Diagnosis, evaluator: RemedyEvaluator, situation: Situation) -> Diagnosis:
     """The diagnosis with the memory that the unchanged run needs, and what its rehearsal shows about the cause."""
-    as_is = AsItIs(evaluator.needed_bytes, situation.usable_bytes, situation.outside_bytes)
+    held_only = situation.collected_bytes if evaluator.fits else 0
+    as_is = AsItIs(evaluator.needed_bytes + held_only, situation.usable_bytes, situation.outside_bytes)
     diagnosis = replace(diagnosis, as_is=as_is)
     if evaluator.calls_followed:
         followed = Evidence("calls_followed", {"num_calls": evaluator.calls_followed})
@@ -116,8 +118,11 @@ def _rehearsed(diagnosis: Diagnosis, evaluator: RemedyEvaluator, situation: Situ
     if evaluator.fits:
         sizes = {"needed_bytes": evaluator.needed_bytes, "usable_bytes": situation.usable_bytes}
         fits = Evidence("first_steps_fit" if steps else "rehearsal_fits", {**sizes, **steps})
-        evidence = (*diagnosis.evidence, fits)
+        is_told = held_only > 0  # what held memory when the run failed is known
+        evidence = diagnosis.evidence if is_told else (*diagnosis.evidence, fits)
         return replace(diagnosis, evidence=evidence, remedies=unpriced_remedies(diagnosis, _FITS))
+    if evaluator.needed_bytes - situation.still_held_bytes > situation.usable_bytes:
+        diagnosis = without_held(diagnosis, evaluator.baseline)
     if not evaluator.is_in_pieces:
         diagnosis = without_fragmentation(diagnosis, evaluator.baseline)
     if evaluator.steps_differ:

@@ -64,7 +64,7 @@ class OOMMagics(Magics):
         super().__init__(shell)
         self.runner = CellRunner(shell)
         self.levels = LevelWatch(self.runner)
-        self.failures = FailureWatch(shell, lambda name: self.runner.names.hint(name), lambda: self.runner.was_dry)
+        self.failures = FailureWatch(shell, self.runner)
         self.monitor: Monitor | None = None
 
     @output_can_be_silenced
@@ -196,7 +196,10 @@ class OOMMagics(Magics):
         wishes = {"names": options.names, "out": options.out, "dry_run": options.dry_run}
         with InOneLine("other"):  # it may load PyTorch
             from oom_magic.notebook.cells.releasing import release_in
-        return release_in(self.shell, self.runner, usual=self.levels.before_failure, **wishes)
+        released = release_in(self.shell, self.runner, usual=self.levels.before_failure, **wishes)
+        if not options.dry_run:
+            self.failures.forget_held()
+        return released
 
     @output_can_be_silenced
     @magic_arguments()

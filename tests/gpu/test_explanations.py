@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from oom_magic.explain.evidence.causes import Cause
@@ -32,13 +34,54 @@ def test_what_the_failed_call_holds_is_no_leak(shell, monkeypatch) -> None:
 
 
 def test_what_earlier_failures_hold_is_named_and_the_cause(shell, monkeypatch) -> None:
+    import torch
+
     monkeypatch.setenv("OOM_MAGIC_LANG", "en")
     shell.run_cell("%oom_free\nimport torch\nmost = torch.cuda.mem_get_info()[0] * 6 // 10", store_history=True)
     taken = "torch.empty(most, dtype=torch.uint8, device='cuda')"
     shell.run_cell(f"def work():\n    held = {taken}\n    return {taken}\nwork()", store_history=True)
     shell.run_cell(taken, store_history=True)
+    gc.collect()  # the first error is garbage since the second came
+    assert torch.cuda.memory_allocated() == 0
     diagnosis = shell.run_cell("%oom_explain --fast", store_history=True).result
     assert [one.num_bytes for one in diagnosis.holders if one.kind == "frames"] == [shell.user_ns["most"]]
     assert diagnosis.cause == Cause.LEAK_OR_RETAINED_REFERENCE
     assert diagnosis.evidence[0].values == {"held_bytes": shell.user_ns["most"]}
     assert "oom_magic" not in "".join(one.name for one in diagnosis.holders)
+
+
+def test_what_an_earlier_failure_held_is_free_in_the_price_of_releasing_it(shell, monkeypatch) -> None:
+    import torch
+
+    monkeypatch.setenv("OOM_MAGIC_LANG", "en")
+    shell.run_cell("%oom_free\nmost = 6 * 2**30", store_history=True)
+    taken = "torch.empty(most, dtype=torch.uint8, device='cuda')"
+    shell.run_cell(f"import torch\ndef work():\n    held = {taken}\n    return {taken}\nwork()", store_history=True)
+    shell.run_cell(taken, store_history=True)
+    diagnosis = shell.run_cell("%oom_explain", store_history=True).result
+    first = diagnosis.remedies[0]
+    assert (first.key, first.saving_bytes, first.verdict) == ("free_held", 6 * 2**30, "safe")
+    assert first.needed_bytes == 6 * 2**30 and diagnosis.as_is.needed_bytes == 12 * 2**30
+    del diagnosis
+    shell.run_cell(first.code, store_history=True)
+    assert torch.is_tensor(shell.run_cell(taken, store_history=True).result)
+
+
+def test_a_cell_that_fails_twice_has_the_cause_of_the_first_time(shell, monkeypatch) -> None:
+    monkeypatch.setenv("OOM_MAGIC_LANG", "en")
+    shell.run_cell("%oom_free")
+    shell.run_cell(
+        "import torch\nnet = torch.nn.Sequential(*[torch.nn.Linear(4096, 4096), torch.nn.GELU()] * 8).cuda()\n"
+        "def step(): net(torch.zeros(batch, 4096, device='cuda')).sum().backward()",
+        store_history=True,
+    )
+    for _ in range(2):
+        shell.run_cell("batch = 2**17\nfor _ in range(2): step()", store_history=True)
+        gc.collect()
+    diagnosis = shell.run_cell("%oom_explain", store_history=True).result
+    assert diagnosis.cause == Cause.ACTIVATIONS
+    keys = [one.key for one in diagnosis.evidence]
+    assert {"earlier_failures", "held_is_not_it"} <= set(keys)
+    first = diagnosis.remedies[0]
+    assert first.fits and diagnosis.as_is.needed_bytes - first.needed_bytes == first.saving_bytes
+    assert "free_held" not in {one.key for one in diagnosis.remedies}

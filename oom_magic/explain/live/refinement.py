@@ -140,11 +140,26 @@ def without_fragmentation(diagnosis: Diagnosis, report: MemoryReport) -> Diagnos
     """The diagnosis of a run that does not fit with expandable segments either: the cause is what fills the card."""
     if diagnosis.cause is not Cause.FRAGMENTATION or diagnosis.confidence is Confidence.CERTAIN:
         return diagnosis
-    evidence = (*diagnosis.evidence, Evidence("pieces_are_not_it"))
+    return _settled_by(report, diagnosis, Evidence("pieces_are_not_it"))
+
+
+def without_held(diagnosis: Diagnosis, report: MemoryReport) -> Diagnosis:
+    """The diagnosis of a run that does not fit either without what earlier failures held: ``report`` is of that run."""
+    is_held = any(one.key == "earlier_failures" for one in diagnosis.evidence[:1])
+    if not is_held or diagnosis.cause is not Cause.LEAK_OR_RETAINED_REFERENCE:
+        return diagnosis
+    return _settled_by(report, diagnosis, Evidence("held_is_not_it"))
+
+
+def _settled_by(report: MemoryReport, diagnosis: Diagnosis, found: Evidence) -> Diagnosis:
+    """The diagnosis, its cause what fills the card in this run, as ``found`` says that it is not the one named."""
+    evidence = (*diagnosis.evidence, found)
     judgement = _by_category(Judgement(Cause.UNKNOWN, evidence, Confidence.OPEN), report)
     if judgement.cause is Cause.UNKNOWN:
         return diagnosis
-    return replace(diagnosis, cause=judgement.cause, evidence=judgement.evidence, confidence=judgement.confidence)
+    *before, filled = judgement.evidence
+    evidence = (*before, Evidence("category_fills_rehearsed", filled.values))
+    return replace(diagnosis, cause=judgement.cause, evidence=evidence, confidence=judgement.confidence)
 
 
 def refine_with_remedy(diagnosis: Diagnosis, remedy: Remedy) -> Diagnosis:

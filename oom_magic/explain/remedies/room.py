@@ -28,8 +28,8 @@ def needed_bytes(report: MemoryReport, settings: AllocatorSettings | None = None
 
 def making_room(needed: int, situation: Situation) -> Iterator[Remedy]:
     """The remedies that make room for an unchanged run with this need, in bytes."""
-    if situation.held_bytes:
-        after = needed - situation.held_bytes
+    after = needed - situation.still_held_bytes
+    if situation.still_held_bytes or (situation.held_bytes and after <= situation.usable_bytes):
         remedy = _room("free_held", 2, {"freed_bytes": situation.held_bytes})
         yield situation.judged(replace(remedy, saving_bytes=situation.held_bytes), after)
     if situation.other_bytes:

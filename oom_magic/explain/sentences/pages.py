@@ -214,6 +214,7 @@ PAGE_CATALOGUE: Sentences = {
     "name_grows_by_entries": (
         "{name} grows in the loop, {growing_code} ({place}): its {count} entries keep {kept_bytes}."
     ),
+    "held_is_not_it": "Without what they held the run does not fit either, so it was not that.",
     "pieces_are_not_it": (
         "Rehearsed in segments that grow it does not fit either: pieces in the cache are not the reason."
     ),
@@ -246,6 +247,7 @@ PAGE_CATALOGUE: Sentences = {
     "earlier_failures": "Cells that failed earlier still hold {held_bytes}; %oom_free releases them.",
     "free_what_is_held": "del a name and run %oom_free to get its memory back.",
     "category_fills": "Of the {allocated_bytes} allocated when it failed, {category_bytes} were {category}.",
+    "category_fills_rehearsed": "Rehearsed, {category_bytes} of {allocated_bytes} at its peak are {category}.",
     "rehearses": (
         "The cell will now be run again on a pretend GPU, some times, without its side effects: nothing is written or"
         " sent. %oom_explain --fast leaves this out."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any
@@ -90,6 +90,11 @@ class Released(Result):
     def unnamed_bytes(self) -> int:
         """Bytes allocated outside tensors that Python can see: rounding, workspaces, buffers of libraries."""
         return max(self.allocated_bytes - sum(holder.num_bytes for holder in self.holders), 0)
+
+    def with_earlier(self, gone: Sequence[Gone]) -> Released:
+        """The same, and what of ``gone``, found earlier, Python has collected since."""
+        here = {one.what for one in self.gone}
+        return replace(self, gone=(*self.gone, *(one for one in gone if one.what not in here)))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, strings, lists and dicts, ready for JSON."""

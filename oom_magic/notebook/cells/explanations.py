@@ -68,7 +68,25 @@ def evaluations(
             machine={"num_gpus": _num_cards()} if origin is None else origin.machine,
             arguments=code.arguments,
         )
-        yield from advise(diagnosis, rehearsal, gpu, report, device=device)
+        collected = _collected_bytes(shell, runner, diagnosis, report)
+        yield from advise(diagnosis, rehearsal, gpu, report, device=device, collected_bytes=collected)
+
+
+def _collected_bytes(
+    shell: InteractiveShell, runner: CellRunner, diagnosis: Diagnosis, report: MemoryReport | None
+) -> int:
+    """What of the memory that earlier failures held Python collects before a rehearsal, as nothing led to it."""
+    from oom_magic.explain.live.holders import earlier_bytes
+    from oom_magic.notebook.cells.releasing import find_holders
+    from oom_magic.predict.isolation.interrupts import collect_garbage
+
+    earlier = earlier_bytes(diagnosis.holders, report)
+    if not earlier:
+        return 0
+    collect_garbage()
+    released = find_holders(shell, runner, getattr(sys, "last_value", None))
+    held = 0 if released is None else sum(one.num_bytes for one in released.gone if not one.is_own)
+    return max(earlier - held, 0)
 
 
 def _device(diagnosis: Diagnosis) -> Device | None:
@@ -163,6 +181,8 @@ def _explain_here(
 
     report = runner.last_report if cell is not None and cell.is_observed else None
     released = find_holders(shell, runner, problem if isinstance(problem, BaseException) else None)
+    if released is not None and cell is not None:
+        released = released.with_earlier(cell.held_before)
     names, locate = names_and_places(shell, runner)
     explainer = Explainer(lang=_language(options), report=report, names=names, released=released, locate=locate)
     diagnosis = explainer.diagnose(problem)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import sys
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,8 @@ from oom_magic.language import _, load_language
 from oom_magic.notebook.cells.running import around_cells
 
 if TYPE_CHECKING:
+    from oom_magic.measure.holders.release import Gone
+    from oom_magic.notebook.cells.gpumem import CellRunner
     from oom_magic.predict.instrumentation.starting_point import StartingPoint
 
 _OUT_OF_MEMORY = re.compile(
@@ -32,6 +33,7 @@ class FailedCell:
     """A cell that ran out of memory, as text; ``is_observed``: under ``%%gpumem``, ``is_dry``: in a dry run.
 
     ``start`` is what was on a real device before it, by weak references; ``is_supposed``: inferred afterwards.
+    ``held_before`` is what earlier errors alone held then: this error took their place, so it may be free by now.
     """
 
     source: str
@@ -39,25 +41,26 @@ class FailedCell:
     is_dry: bool = False
     start: StartingPoint | None = None
     is_supposed: bool = False
+    held_before: tuple[Gone, ...] = ()
 
 
 class FailureWatch:
     """Keeps the text of the last out-of-memory error and hints at ``%oom_explain`` under it.
 
-    ``hint_at`` says why a name is not found that dry runs assigned, ``was_dry`` whether the last ``%%gpumem`` was one.
-    ``failed_cell`` is the cell of the last such error, as text.
+    ``runner`` knows the names that dry runs assigned, and whether the last ``%%gpumem`` was one. ``failed_cell`` is the
+    cell of the last such error, as text.
     """
 
-    def __init__(self, shell: InteractiveShell, hint_at: Callable[[str], str], was_dry: Callable[[], bool]) -> None:
+    def __init__(self, shell: InteractiveShell, runner: CellRunner) -> None:
         self._shell = shell
-        self.hint_at = hint_at
-        self.was_dry = was_dry
+        self._runner = runner
         self.last_text = ""
         self.failed_cell: FailedCell | None = None
         self.is_hinting = True
         self._start: StartingPoint | None = None
         self._names_before: set[str] | None = None  # set where torch was not loaded, so nothing was on a device
         self._shown_before = 0  # the error that was shown last, by identity
+        self._held: tuple[int, tuple[Gone, ...]] = (0, ())  # what errors hold since that error, by identity
 
     @around_cells
     def before_cell(self, _info: ExecutionInfo) -> None:
@@ -73,20 +76,39 @@ class FailureWatch:
             from oom_magic.predict.instrumentation.starting_point import StartingPoint
 
             self._start = StartingPoint([self._shell.user_ns])
+            self._note_held()
+
+    def _note_held(self) -> None:
+        """Note what errors alone hold, once for each error that the shell keeps."""
+        if self._held[0] == self._shown_before:
+            return
+        from oom_magic.notebook.cells.releasing import find_holders
+
+        is_kept = getattr(sys, "last_value", None) is not None
+        found = find_holders(self._shell, self._runner, None) if is_kept else None
+        self._held = (self._shown_before, () if found is None else found.gone)
+
+    def forget_held(self) -> None:
+        """What errors held is free, or held by another error."""
+        self._held = (0, ())
 
     @around_cells
     def after_cell(self, result: ExecutionResult) -> None:
         """IPython's ``post_run_cell``."""
         error = result.error_in_exec or result.error_before_exec or self._shown()
-        if isinstance(error, NameError) and (hint := self.hint_at(error.name or "")):
+        if isinstance(error, NameError) and (hint := self._runner.names.hint(error.name or "")):
             print(hint)
+        held = self._held[1]
+        if error is not None:
+            self.forget_held()  # another error is kept now
         if error is None or not is_out_of_memory(error):
             return
         self.last_text = text_of(error)
         source = str(getattr(result.info, "raw_cell", "") or "")
         is_observed = source.lstrip().startswith(("%%gpumem", "%gpumem"))
-        is_dry = is_observed and self.was_dry()
-        self.failed_cell = FailedCell(source, is_observed, is_dry, None if is_dry else self._start_of_cell())
+        is_dry = is_observed and self._runner.was_dry
+        start = None if is_dry else self._start_of_cell()
+        self.failed_cell = FailedCell(source, is_observed, is_dry, start, held_before=() if is_dry else held)
         if self.is_hinting:
             print(_("%oom_explain says which tensor did not fit, why, and what to change (--off: no more hints)."))
             _read_words()
