@@ -196,7 +196,8 @@ def put_lines() -> None:
 
 
 def current_loop() -> object:
-    return getattr(asyncio.get_event_loop_policy()._local, "_loop", None)  # type: ignore[attr-defined]
+    policy = getattr(asyncio.events, "_get_event_loop_policy", asyncio.get_event_loop_policy)  # 3.14 warns
+    return getattr(policy()._local, "_loop", None)
 
 
 PYTHONS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
