@@ -132,7 +132,7 @@ class DrySession:
             self.fake_gpu, is_lasting, None if origin is None else origin._exchange, start, absent
         )
 
-    _let_go_bytes = 0  # of a failed run before
+    _let_go = ""  # what is said of a failed run before
 
     def _make_fake_gpu(self, loops: Loops, origin: DrySession | None) -> FakeGPU:
         rules = kernel_rules(self.gpu)
@@ -221,11 +221,13 @@ class DrySession:
         ):
             try:
                 self._decide()
-                self._say_what_was_let_go()
                 self.fake_gpu.collector.begin()
                 interrupts.users_code(partial(copy_context().run, function))
             finally:
                 self.training.assign_modules()
+                for text in filter(None, (self._let_go, self.fake_gpu.what_waits())):
+                    self._assume_of_all(text)
+                self._let_go = ""
 
     def _loops_known(
         self, function: Callable[[], Any], namespaces: Sequence[dict[str, Any]]
@@ -252,19 +254,15 @@ class DrySession:
         reach.walk(names.values())
         tensors = [tensor for tensor in find_live_objects().tensors if tensor in reach]
         storages = [self.fake_gpu.storage_of(self._exchange.template(tensor)) for tensor in tensors]
-        self._let_go_bytes = self.fake_gpu.free_made({storage.key for storage in storages if storage is not None})
-        for recorder in self.recorders if self._let_go_bytes else ():
+        num_bytes = self.fake_gpu.free_made({storage.key for storage in storages if storage is not None})
+        if not num_bytes:
+            return
+        self._let_go = _(
+            "{num_bytes} that only the error of the last run still held do not count; on a GPU, %oom_free frees them",
+            num_bytes=num_bytes,
+        )
+        for recorder in self.recorders:
             recorder.empty_cache()
-
-    def _say_what_was_let_go(self) -> None:
-        num_bytes, self._let_go_bytes = self._let_go_bytes, 0
-        if num_bytes:
-            text = _(
-                "{num_bytes} that only the error of the last run still held do not count; on a GPU, %oom_free frees"
-                " them",
-                num_bytes=num_bytes,
-            )
-            self._assume_of_all(text)
 
     def storage_of(self, tensor: torch.Tensor) -> tuple[int, int] | None:
         """Identity and bytes of the storage of a tensor, or its fake copy, on the pretend GPU; None if it is not

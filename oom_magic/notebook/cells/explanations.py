@@ -23,6 +23,8 @@ from oom_magic.views.text import wrap
 if TYPE_CHECKING:
     from oom_magic.explain.diagnosis import Diagnosis
     from oom_magic.language import Language
+    from oom_magic.measure.history.attribution import Storage
+    from oom_magic.measure.holders.reach import Locate
     from oom_magic.memory.report import Device, MemoryReport
     from oom_magic.notebook.cells.gpumem import CellRunner
     from oom_magic.notebook.cells.hints import FailedCell
@@ -39,8 +41,7 @@ def evaluations(
     """The diagnosis with remedies as they are evaluated by dry runs of the cell."""
     from oom_magic.explain.advice import advise
     from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
-    from oom_magic.explain.remedies.room import find_in_the_way
-    from oom_magic.notebook.cells.releasing import located_before  # these load torch
+    from oom_magic.explain.remedies.room import find_in_the_way  # these load torch
     from oom_magic.predict.isolation.live_objects import heap_set_aside
 
     device = None if cell.is_dry else _device(diagnosis)
@@ -53,7 +54,7 @@ def evaluations(
         stack.enter_context(heap_set_aside())
         code = code_of(shell, cell.source, names)
         origin = runner.session if cell.is_dry else None
-        there_before = located_before(shell, runner, cell)
+        there_before = _located_before(shell, runner, cell)
         total = gpu.total_bytes if memory is None else memory
         rehearsal = CellRehearsal(
             code.execute,
@@ -70,6 +71,22 @@ def evaluations(
         )
         collected = _collected_bytes(shell, runner, diagnosis, report)
         yield from advise(diagnosis, rehearsal, gpu, report, device=device, collected_bytes=collected)
+
+
+def _located_before(shell: InteractiveShell, runner: CellRunner, cell: FailedCell) -> Locate:
+    """Where tensors lie that were there when a cell began which failed since."""
+    from oom_magic.notebook.cells.releasing import names_and_places
+
+    _, locate = names_and_places(shell, runner)
+    start, session = cell.start, runner.session
+
+    def there_before(tensor: Any) -> Storage | None:
+        if cell.is_dry:
+            return locate(tensor) if session is not None and session.was_there_before(tensor) else None
+        was = None if start is None else start.tensor(tensor)
+        return locate(tensor) if start is None or (was is not None and was.device.type != "cpu") else None
+
+    return there_before
 
 
 def _collected_bytes(

@@ -16,7 +16,6 @@ from oom_magic.measure.holders.release import find_all_holders, locating, releas
 if TYPE_CHECKING:
     from oom_magic.measure.holders.release import Released
     from oom_magic.notebook.cells.gpumem import CellRunner
-    from oom_magic.notebook.cells.hints import FailedCell
     from oom_magic.notebook.cells.names import DryNamespace
     from oom_magic.predict.session import DrySession
 
@@ -101,20 +100,6 @@ def find_holders(shell: InteractiveShell, runner: CellRunner, error: BaseExcepti
 def names_and_places(shell: InteractiveShell, runner: CellRunner) -> tuple[Mapping[str, Any], Locate]:
     """The names that dry cells see, and where their tensors lie, on the GPU or the pretend GPU."""
     return DryAndUsersNames(runner.names, shell.user_ns), locating(_memories(runner))
-
-
-def located_before(shell: InteractiveShell, runner: CellRunner, cell: FailedCell) -> Locate:
-    """Where tensors lie that were there when a cell began which failed since."""
-    _, locate = names_and_places(shell, runner)
-    start, session = cell.start, runner.session
-
-    def there_before(tensor: Any) -> Storage | None:
-        if cell.is_dry:
-            return locate(tensor) if session is not None and session.was_there_before(tensor) else None
-        was = None if start is None else start.tensor(tensor)
-        return locate(tensor) if start is None or (was is not None and was.device.type != "cpu") else None
-
-    return there_before
 
 
 def _memories(runner: CellRunner) -> list[Memory]:

@@ -127,6 +127,7 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         self._known_outputs = known_outputs
         self._in_place: OpOverload | None = None
         self._cards_of_nodes: dict[int, int] = {}  # by autograd's sequence number
+        self._gradients_come: dict[tuple[int, int], list[int]] = {}  # their bytes, by backward and card
         self._composite: dict[OpOverload, bool] = {}
         self._is_inside = False  # an operator, by which others are run
         self._depth = 0  # modes on the stack, with this one
@@ -172,6 +173,7 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         self._is_inside = self.has_compiled = False
         self.attribution.generated.clear()
         self._cards_of_nodes.clear()
+        self._gradients_come.clear()
 
     @contextmanager
     def writing_in_place(self, func: OpOverload) -> Iterator[None]:
@@ -350,6 +352,26 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         spot = next(filter(None, map(self.spot, tensors_in(args, kwargs))), None)
         if spot is not None and spot.place is Place.GPU:
             self._cards_of_nodes[node] = spot.card
+
+    def note_gradient(self, gradient: torch.Tensor, card: int) -> None:
+        """Remember a gradient that a backward brings to another card (DeviceView's ``ToCopyBackward0``)."""
+        node = torch._C._current_autograd_node()
+        if node is not None and node.name() == "_MovedBackward":
+            backward = torch._C._current_graph_task_id()
+            self._gradients_come.setdefault((backward, card), []).append(gradient.untyped_storage().nbytes())
+
+    def what_waits(self) -> str:
+        """What to say of gradients that may come to a card before their turn; "" where at most one comes.
+
+        Autograd computes on a thread for each card (torch/csrc/autograd/engine.cpp), here one after the other.
+        """
+        num_bytes = max((sum(sizes) - max(sizes) for sizes in self._gradients_come.values()), default=0)
+        text = _(
+            "the backward runs on a thread for each card; gradients that come before their turn can take up to"
+            " {num_bytes} more, as it happens",
+            num_bytes=num_bytes,
+        )
+        return text if num_bytes else ""
 
     def _unnamed_card(self) -> int:
         """The card for a tensor that C++ code makes "like" another one: in the backward, the card of the node's

@@ -51,6 +51,8 @@ def _to_copy(gpu: FakeGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) 
     gpu.values.copy(source, out)
     if place is Place.GPU:
         gpu.assign(out, Category.INPUT)
+        if origin is Place.GPU:
+            gpu.note_gradient(out, card)
     return out
 
 
