@@ -93,13 +93,16 @@ def test_dimensions_from_a_text():
     assert run_in_text("nothing", models) == {}
 
 
-def test_a_size_that_fits_another_length_than_the_texts_is_told():
+@pytest.mark.parametrize(("limit", "note"), [(512, "tensor_other_length"), (256, "tensor_unknown_model")])
+def test_a_size_that_fits_a_length_below_the_texts_limit_is_told(limit, note):
     message = render("T6", Numbers(requested=round(1.23 * GIB), total=20 * GIB, allocated=15 * GIB, stuck=3 * GIB))[0]
-    diagnosis = explain(f"Training t5-small, batch_size_per_gpu=32, max_seq_len=256.\n{message}", fast=True, lang="en")
-    assert diagnosis.tensor_note == "tensor_other_length"
-    assert diagnosis.tensors[0].formula == "seq 320 x batch 32 x vocab 32128 x float32 = 1.23 GiB"
+    text = f"Training t5-small, batch_size_per_gpu=32, max_seq_len={limit}.\n{message}"
+    diagnosis = explain(text, fast=True, lang="en")
+    assert diagnosis.tensor_note == note
+    fitting = ["seq 320 x batch 32 x vocab 32128 x float32 = 1.23 GiB"] if limit > 320 else []
+    assert [one.formula for one in diagnosis.tensors] == fitting
     assert diagnosis.cause is not Cause.LOGITS_OR_LOSS
-    assert "at another these have" in str(diagnosis)
+    assert ("at a shorter one these have" in str(diagnosis)) == bool(fitting)
 
 
 def test_a_length_that_is_given_is_not_another():

@@ -8,6 +8,15 @@ import pytest
 
 from oom_magic.explain.explainer import explain
 
+_LARGE = (
+    "Tried to allocate 6.74 GiB. GPU 2 has a total capacity of 44.53 GiB of which 3.90 GiB is free. Of the allocated memory"
+    " 33.87 GiB is allocated by PyTorch, and 5.73 GiB is reserved by PyTorch but unallocated."
+)
+_OF_SCORES = (
+    "Tried to allocate 1.50 GiB. GPU 3 has a total capacity of 23.53 GiB of which 1.02 GiB is free. Of the allocated memory"
+    " 20.95 GiB is allocated by PyTorch, and 1.05 GiB is reserved by PyTorch but unallocated."
+)
+
 
 @pytest.mark.parametrize(
     ("text", "said", "not_said"),
@@ -42,6 +51,44 @@ from oom_magic.explain.explainer import explain
         pytest.param(
             "Level Zero cannot create an NPU command queue (ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY) on Windows 11", ["not the GPU's"],
             ["xpu-smi", "inputs"], id="a driver's own memory",
+        ),
+        pytest.param(
+            "llama-3.1-8b\nfinetuning_type: lora\ncutoff_len: 15000\nper_device_train_batch_size: 1\nbf16: true\n"
+            f"CUDA out of memory. {_LARGE}", ["Shorter sequences"], ["recompute", "fewer", "No usual tensor"],
+            id="a program that recomputes by itself",
+        ),
+        pytest.param(
+            "I fine-tune qwen2.5-1.5b with flash_attn: fa2, cutoff_len: 16384, per_device_train_batch_size: 4\n"
+            f"CUDA out of memory. {_OF_SCORES}", ["Shorter sequences"], ["attention scores", "seq 65536"],
+            id="a kernel that stores no scores",
+        ),
+        pytest.param(
+            "tune run lora_finetune_distributed: training goes OOM after 15%\ndtype: bf16\nenable_activation_checkpointing: True",
+            [], ["autocast", "recompute"], id="settings of a recipe",
+        ),
+        pytest.param(
+            "I try to transcribe a 3-hour audio with NeMo: CUDA out of memory. Tried to allocate 91.71 GiB. GPU 0 has a total"
+            " capacity of 79.11 GiB of which 73.15 GiB is free.", ["3-hour audio"], ["larger than meant"], id="it is so long",
+        ),
+        pytest.param(
+            "(raylet) node_manager.cc:3069: 1 Workers (tasks / actors) killed due to memory pressure (OOM) while computing log"
+            " probs of a llama", ["num_cpus"], ["memory-mapped", "streamed"], id="no data is read",
+        ),
+        pytest.param(
+            "GRPO of Qwen2.5-3B: the device for vllm goes OOM when loading weights. I used two GPUs with 32GB\nuse_vllm: true\n"
+            "vllm_gpu_memory_utilization: 0.8\nload_in_4bit: true\nbf16: true", ["TRL: vllm_gpu"],
+            ["do not fit on the device\\. \\(Conf", "device_map", "bf16"], id="weights that fit many times",
+        ),
+        pytest.param(
+            "tabbyAPI, RTX 3090 with 24 GB VRAM: --model-name QwQ-32B-exl2_4.65bpw, OOM when I load the model",
+            ["max_seq_len"], ["59", "share", "AWQ"], id="bits per weight",
+        ),
+        pytest.param(
+            "python -m sglang.launch_server\nPrefill batch. #new-seq: 17, #new-token: 13938\nmanagers/tp_worker.py, line 258, in"
+            " forward_prefill_batch\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 764.00 MiB. GPU 0 has a total"
+            " capacity of 22.19 GiB of which 391.50 MiB is free. Of the allocated memory 20.92 GiB is allocated by PyTorch, and"
+            " 581.11 MiB is reserved by PyTorch but unallocated.", ["mem-fraction-static"],
+            ["88 %", "weights do not fit", "context-length"], id="a server that answers has its weights",
         ),
     ],
 )  # fmt: skip

@@ -74,6 +74,8 @@ _CAUSE_OF_TENSOR = {
     "attention_scores": Cause.ATTENTION_SCORES,
     "optimizer_state": Cause.OPTIMIZER_STATE,
 }
+_NAME_OF_TENSOR = {"attention_scores": "attention_scores", "logits_or_loss": "logits", "kv_cache": "kv_cache"}
+_FUSED = ("vllm", "sglang", "tgi", "exllama")  # whose attention stores no scores
 _OF_WEIGHTS = ("saving", "loading", "optimizer_step")
 _UNKNOWN_TENSOR = TensorAnswer()
 _NO_JUDGEMENT = Judgement(Cause.UNKNOWN, (Evidence("no_message"),), Confidence.OPEN)
@@ -197,8 +199,11 @@ class Explainer:
             dims = dims_of_setup(self.setup)
             return name_tensor(failure, dims), bool(dims)
         answer = name_tensor(failure, dims)
+        has_model = "hidden" in dims
+        if answer.note == "tensor_none_fits" and not has_model:
+            return TensorAnswer(note="tensor_unknown_model"), False
         is_none_so_long = answer.note == "tensor_none_fits" and "seq" in dims
-        return at_another_length(failure, dims) if is_none_so_long else answer, bool(dims)
+        return at_another_length(failure, dims) if is_none_so_long else answer, has_model
 
     def _judgement(self, reading: _Reading, findings: _Findings) -> Judgement:
         """The judgement from the text, refined by the findings."""
@@ -259,15 +264,23 @@ def _tensors(
         supposed = TensorAnswer(note="tensor_unknown_model" if failure.requested_bytes else supposed.note)
     best_fit = max((one.fit for one in supposed.candidates), default=0)
     least_fit = max(best_fit * _WORTH_SHOWING, _LEAST_FIT if has_dims else _LEAST_BLIND_FIT)
-    likely = tuple(one for one in supposed.candidates if one.fit >= least_fit)
+    likely = tuple(one for one in supposed.candidates if one.fit >= least_fit and _may_be(one, clues))
     if not location.candidates:
         if not likely:
-            is_of_model = supposed.note == "tensor_other_length"
-            return TensorAnswer(note="tensor_none_fits" if is_of_model else supposed.note or "tensor_unknown_model")
+            is_silent = supposed.note == "tensor_other_length"
+            return TensorAnswer(note="tensor_unknown_model" if is_silent else supposed.note or "tensor_unknown_model")
         return TensorAnswer(likely, supposed.note)
     is_seen = location.is_exact or location.candidates[0].fit >= 1
     others = () if is_seen else likely
     return replace(supposed, candidates=(*location.candidates, *others)[:5], note="")
+
+
+def _may_be(candidate: TensorCandidate, clues: Clues) -> bool:
+    """Whether the text leaves room for such a tensor: its line names another, or a kernel stores no scores."""
+    if clues.tensor is not None and candidate.name != _NAME_OF_TENSOR[clues.tensor]:
+        return False
+    is_fused = "has_flash" in clues.run.told or (clues.program is not None and clues.program.program.key in _FUSED)
+    return candidate.name != "attention_scores" or not is_fused or clues.tensor == "attention_scores"
 
 
 def _is_guessable(failure: Failure, clues: Clues, has_dims: bool) -> bool:
@@ -286,6 +299,8 @@ def _is_guessable(failure: Failure, clues: Clues, has_dims: bool) -> bool:
         return False
     if clues.program is None:
         return True
+    if clues.program.stage is not None and clues.program.stage.key in ("kv_cache", "loading"):
+        return False
     return clues.program.program.is_torch and clues.program.program.key not in _OF_PICTURES
 
 

@@ -80,6 +80,7 @@ _MOST_MISSING = 2
 _UNTOLD = ("tensor_not_printed", "tensor_unknown_model")  # notes from which nothing can be learnt
 # Names that do not mean a GPU.
 _SERVERS = ("vllm", "sglang", "server")  # they take a share of the device and fill it
+_RESERVES = ("program_reserves", "told_generation")
 _OF_CACHES = {"vllm": "_cache", "sglang": "_cache", "vllm_context": "_context"}
 # Copies of weights beside them.
 _COPIES = {"checkpoint_to_gpu": "_twice", "phase_saving": "_saving", "told_saving": "_saving"}
@@ -162,7 +163,7 @@ def _cause(cause: Cause, diagnosis: Diagnosis) -> str:
     if cause is Cause.MEMORY_FRACTION_LIMIT and diagnosis.program in _SERVERS:
         suffix = "_server" if failure is None or failure.limit_bytes is None else ""
         suffix = _OF_CACHES.get("" if failure is None else failure.format, suffix)
-    elif cause is Cause.MEMORY_FRACTION_LIMIT and any(one.key == "program_reserves" for one in diagnosis.evidence):
+    elif cause is Cause.MEMORY_FRACTION_LIMIT and any(one.key in _RESERVES for one in diagnosis.evidence):
         suffix = "_reserved"
     elif cause is Cause.OTHER_PROCESS and "models_beside" in diagnosis.told:
         suffix = "_models"

@@ -29,7 +29,7 @@ from oom_magic.explain.evidence.causes import (
 from oom_magic.explain.evidence.clues.programs import Program
 from oom_magic.explain.evidence.clues.traceback import Clues, find_clues
 from oom_magic.explain.evidence.number_rules import is_overflow, number_rules, observations, overflow_rules
-from oom_magic.explain.evidence.situation_rules import RESERVING, situation_rules
+from oom_magic.explain.evidence.situation_rules import RESERVING, are_light, situation_rules
 from oom_magic.explain.evidence.text_rules import SHRINKING, named_tensor, text_rules
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.explain.messages.normalization import clean
@@ -258,7 +258,7 @@ def _unshown(failure: Failure | None, clues: Clues) -> frozenset[Cause]:
     has_size = failure is not None and (failure.requested_bytes is not None or failure.shape is not None)
     shown = {
         Cause.MEMORY_FRACTION_LIMIT: takes_share or _OF_LIMITS & clues.run.told,
-        Cause.WEIGHTS_TOO_BIG: has_model,
+        Cause.WEIGHTS_TOO_BIG: has_model and not are_light(failure, clues),
         Cause.REQUEST_ALONE_TOO_BIG: has_size or clues.array_bytes or clues.inputs or not clues.has_prose,
         Cause.SYSMEM_FALLBACK: {"Windows", "WSL"} & set(clues.systems),
     }

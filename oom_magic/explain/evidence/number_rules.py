@@ -112,6 +112,9 @@ def _too_big_request(failure: Failure, clues: Clues) -> Iterator[Support]:
         yield from overflow_rules(failure, clues)
         return
     evidence = Evidence("request_above_capacity", values)
+    if clues.inputs:
+        words = ", ".join(one.words for one in clues.inputs[:3])
+        yield Support(Cause.REQUEST_ALONE_TOO_BIG, 0.1, Evidence("input_named", {"what": words}))
     if clues.tensor:
         yield Support(TENSOR_CAUSES[clues.tensor], 0.6, evidence)
     else:

@@ -24,6 +24,7 @@ _LARGE_REQUEST_BYTES = GIB
 _LARGEST_DEVICE_BYTES = 512 * GIB
 _ADAM_FACTOR = 8  # weights, gradients and two moments in fp32 for weights in half precision
 _MOST_OF_A_CARD = 0.85
+_LIGHT_PART = 4  # weights that fit the card so many times are not what fills it
 _LARGE_WEIGHTS = 12 * GIB  # most cards hold no more
 
 
@@ -164,7 +165,8 @@ def _of_whole(clues: Clues) -> Iterator[Support]:
     if "embeds_many" in told:
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.45, Evidence("told_embeddings"))
         yield Support(Cause.ACTIVATIONS, -0.3)
-    if "loaded" in told:
+    stage = None if clues.program is None else clues.program.stage
+    if "loaded" in told or (stage is not None and stage.key in ("serving", "logits")):
         yield Support(Cause.WEIGHTS_TOO_BIG, -0.6)  # they fit
     if "full_batch" in told:
         yield Support(Cause.ACTIVATIONS, 0.4, Evidence("told_whole"))
@@ -198,12 +200,22 @@ def _model_beside_card(failure: Failure | None, clues: Clues) -> Iterator[Suppor
     if weights > card * _MOST_OF_A_CARD:
         is_split = "many_ranks" in told and not _trains(clues)  # as inference does over several cards
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.25 if is_split else 0.6, Evidence("weights_fill_card", values))
+    elif are_light(failure, clues):
+        yield Support(Cause.WEIGHTS_TOO_BIG, -0.6)  # they fit, whatever else does not
     elif "many_ranks" in told:
         return
     elif weights > card * 0.5 and clues.program is not None:
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.25, Evidence("weights_fill_card", values))
     elif _trains(clues) and not clues.trains_few and weights * _ADAM_FACTOR > card:
         yield Support(Cause.OPTIMIZER_STATE, 0.3, Evidence("adam_fills_card", values))
+
+
+def are_light(failure: Failure | None, clues: Clues) -> bool:
+    """Whether the weights that the text names are a small part of the card that it names, and are not copied."""
+    if clues.phase == "saving" or {"saves", "merges"} & clues.run.told:
+        return False
+    card = (failure.total_bytes if failure is not None else None) or clues.card_bytes
+    return bool(card and clues.weights_bytes and clues.weights_bytes * _LIGHT_PART < card)
 
 
 def _is_of_device(failure: Failure | None) -> bool:
@@ -221,6 +233,9 @@ def _part_of_the_run(clues: Clues) -> Iterator[Support]:
         yield Support(Cause.ACTIVATIONS, -0.4)
     elif "saves" in told and clues.phase is None:
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.5, Evidence("told_saving"))
+    elif {"loads", "generates_beside"} <= told and clues.phase is None:
+        yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.5, Evidence("told_generation"))
+        yield Support(Cause.ACTIVATIONS, -0.5)
     elif "loads" in told and clues.phase is None and clues.program is None:
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.4, Evidence("told_loading"))
     if "evaluates" in told and _trains(clues):

@@ -163,12 +163,11 @@ def name_tensor(failure: Failure, dims: Mapping[str, int | str] | None = None) -
 
 
 def at_another_length(failure: Failure, dims: Mapping[str, int | str]) -> TensorAnswer:
-    """The tensors if the length differs from the one in the text, which often is a limit or a default and not the
-    batch's.
-    """
-    elsewhere = name_tensor(failure, {name: size for name, size in dims.items() if name != "seq"})
+    """The tensors if the length is less than the one in the text, which often is a limit and not the batch's."""
+    others = {name: size for name, size in dims.items() if name != "seq"}
+    elsewhere = name_tensor(failure, {**others, "longest": dims["seq"]})
     fitting = tuple(one for one in elsewhere.candidates if "seq" in one.formula and one.fit >= _LEAST_FIT)
-    return TensorAnswer(fitting, "tensor_other_length" if fitting else "tensor_none_fits")
+    return TensorAnswer(fitting, "tensor_other_length" if fitting else "tensor_unknown_model")
 
 
 def requested_window(failure: Failure) -> tuple[int, int] | None:
@@ -221,6 +220,7 @@ def _stated_tensor(failure: Failure) -> TensorCandidate:
 def _candidates(window: tuple[int, int], known: Mapping[str, int | str]) -> Iterator[TensorCandidate]:
     """Every shape, with all assumed dimensions, whose size is in the window."""
     has_model = any(name in known for name in ("hidden", "vocab", "heads", "parameters"))
+    longest = int(known.get("longest", _MAX_COUNT))
     for shape in _SHAPES:
         solved = [name for name in ("batch", "seq") if name in shape.factors and name not in known]
         if shape.factors.count("seq") > 1 and "seq" in solved:
@@ -231,8 +231,10 @@ def _candidates(window: tuple[int, int], known: Mapping[str, int | str]) -> Iter
         for values in product(*(_COMMON_VALUES[name] for name in missing)):
             given = {name: int(known[name]) for name in shape.factors if name in known}
             given |= dict(zip(missing, values, strict=True))
+            if given.get("seq", 0) > longest:
+                continue
             for dtype, prior in _dtypes(shape, known):
-                candidate = _solve(shape, given, solved, dtype, window)
+                candidate = _solve(shape, given, solved, dtype, window, longest)
                 if candidate is not None:
                     fit = candidate.fit * prior * _GUESS_DISCOUNT ** (len(missing) + bool(solved))
                     yield replace(candidate, fit=round(fit, 4))
@@ -248,7 +250,7 @@ def _dtypes(shape: _Shape, known: Mapping[str, int | str]) -> tuple[tuple[str, f
 
 
 def _solve(
-    shape: _Shape, given: Mapping[str, int], solved: Sequence[str], dtype: str, window: tuple[int, int]
+    shape: _Shape, given: Mapping[str, int], solved: Sequence[str], dtype: str, window: tuple[int, int], longest: int
 ) -> TensorCandidate | None:
     """The candidate of a shape whose unknown factors (batch, or batch x seq) follow from the window."""
     factors = [name for name in shape.factors if name not in solved]
@@ -257,7 +259,7 @@ def _solve(
         return None
     count = _roundest(-(-window[0] // unit), window[1] // unit) if solved else 1
     num_bytes = unit * count
-    if not count or not window[0] <= num_bytes <= window[1]:
+    if not count or not window[0] <= num_bytes <= window[1] or (solved == ["seq"] and count > longest):
         return None
     words = [f"{' x '.join(solved)} {count}"] if solved else []
     words += [f"{name} {given[name]}" for name in factors]

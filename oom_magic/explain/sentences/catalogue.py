@@ -215,8 +215,8 @@ CATALOGUE: Sentences = {
         " or it is another model."
     ),
     "tensor_other_length": (
-        "At the length that the text names no usual tensor of this model has the size that was asked for; at another"
-        " these have."
+        "At the length that the text names no usual tensor of this model has the size that was asked for; at a"
+        " shorter one these have."
     ),
     "tensor_unknown_model": "Nothing is known of the model, and no common shape has this size.",
     # Assessments of PyTorch's own tip.

@@ -200,6 +200,7 @@ EVIDENCE: Sentences = {
         "The text is about embeddings of many things: their table is part of the weights, and Adam takes three more of"
         " it."
     ),
+    "told_generation": "Beside the training a server (vLLM) generates: it reserves its share of a device at its start.",
     "told_share": "The text is about the share of the device that a program reserves.",
     "weights_fill_card": (
         "A model of the size that the text names takes {weights_bytes} for its weights; the card has {total_bytes}."

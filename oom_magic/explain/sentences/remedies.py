@@ -113,6 +113,17 @@ REMEDIES: Sentences = {
     "remedy_shorter_context": (
         "Allow a shorter context ({setting}): what one request can take at most shrinks with it."
     ),
+    "remedy_generation_share": (
+        "Let the generation beside the training take a smaller share of its device (TRL: vllm_gpu_memory_utilization;"
+        " verl: actor_rollout_ref.rollout.gpu_memory_utilization)."
+    ),
+    "remedy_exllama_context": (
+        "Allow a shorter context (max_seq_len): the cache for all of it is made when the model is loaded."
+    ),
+    "remedy_fewer_tasks": (
+        "Let fewer tasks and actors run at once on that machine (Ray: more num_cpus for each), or use one with more"
+        " RAM."
+    ),
     "remedy_vllm_pictures": "Allow fewer pictures or videos in one request (--limit-mm-per-prompt).",
     "remedy_vllm_max_num_seqs": "Take fewer requests and tokens at once ({setting}).",
     "remedy_vllm_eager": "Do without CUDA graphs (--enforce-eager).",

@@ -27,6 +27,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     ),
     "maps_devices": words(r"\bdevice_map\b|\bdispatch_model\("),
     "offloads_parts": words(r"enable_model_cpu_offload\("),
+    "keeps_in_ram": words(r"\blow_?vram\W{1,4}true|--(?:low|med|no)vram\b"),
     "in_pod": words(r"\bpods?\b|kubernetes|\bk[38]s\b|kubelet"),
     "in_container": words(r"docker|container|\bpods?\b|kubernetes|\bk[38]s\b|shm[-_]size|singularity|apptainer|podman"),
     "calls_in_python": words(
@@ -40,6 +41,8 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"(?m:^)(?:model_name_or_path|base_model|finetuning_type): ?\S",
         r"--(?:config|cfg)[\w-]*[= ]\S+\.(?:ya?ml|json|toml|py)\b|\btrain\w*\.ya?ml\b",
     ),
+    # Training that generates with a server of its own, as reinforcement learning does.
+    "generates_beside": words(r"use_vllm\W{1,4}true|(?:vllm_|rollout\.)gpu_memory_utilization|\bvllm_mode\b"),
     "of_latents": words(r"stable[- _]?diffusion|\bunet\b|\bvae\b|dreambooth|controlnet"),
     "in_another_language": words(
         r"luajit|\.lua:\d|luarocks|\.java:\d|\bgoroutine\b|\.rs:\d|\btch::|libtorch|torch::",
@@ -149,8 +152,19 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     # What a run does already, by its settings.
     "has_lora": words(r"\b(?:lora_(?:r|rank|alpha)|q?lora[_ ]?config|get_peft_model)\b|(?:_type|tuning)\W{1,3}lora\b"),
     "has_half": words(r"\b(?:bf16|fp16|bfloat16|float16)\W{0,4}(?:true|1\b)"
-        r"|--(?:bf|fp)16\b|dtype\W{1,3}(?:torch\.)?b?float16"),
-    "has_checkpointing": words(r"gradient_checkpointing\W{1,4}(?:true|enable|1\b)|gradient_checkpointing_enable\("),
+        r"|--(?:bf|fp)16\b|(?:dtype|precision)\W{1,4}(?:torch\.)?(?:b?float16|(?:bf|fp)?16\b)"),
+    "has_checkpointing": words(
+        r"(?<!disable_)(?:gradient|activation)_checkpointing\W{1,4}(?:true|enable|unsloth|1\b)"
+        r"|gradient_checkpointing_enable\(|--grad(?:ient)?[-_]checkpoint(?:ing)?\b(?!\W{1,3}(?:false|0))",
+        # programs that recompute unless they are told not to
+        r"(?:(?m:^)finetuning_type: ?\S|llama-?factory-cli train|--finetuning_type\b|\bswift (?:sft|pt|rlhf)\b"
+        r"|\bxtuner train\b)"
+        r"(?![\s\S]{0,4000}(?:disable_gradient_checkpointing\W{1,3}true|gradient_checkpointing\W{1,3}false))",
+    ),
+    "has_flash": words(
+        r"flash_?att(?:n|ention)\W{1,4}(?:true|fa[23]|1\b)|--(?:use_)?flash_?attn\b(?!\W{1,3}(?:false|auto|disabled|0))"
+        r"|attn_impl\w*\W{1,4}flash_",
+    ),
     "has_batch_of_one": words(r"(?<!eval_)(?<!val_)(?<!test_)batch[ _-]?size(?: is| of| to)?\W{1,4}1\b(?![\d.])"
         r"|\bbs ?= ?1\b(?![\d.])"),
     "diffuses": words(
@@ -165,7 +179,8 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "uses_torch": words(r"torch|\.cuda\(|\.detach\(|no_grad|\.backward\(|\btensors?\b|\bnn\.Module"),
     "is_quantized": words(
         r"gguf|\bfp8\b|\bnf4\b|\bint[48]\b|\b[a-z]?awq\b|\bgptq|[-_. ]q[2-8](?:_[0k]\w{0,3})?\b"
-        r"|\b[48][- ]?bits?\b|load_in_[48]bit|\beetq\b|\bqlora\b|set_module_quantized|(?<![a-z])woq(?![a-z])",
+        r"|\b[2-8][- ]?bits?\b|load_in_[48]bit|\beetq\b|\bqlora\b|set_module_quantized|(?<![a-z])woq(?![a-z])"
+        r"|\d ?bpw\b|\bexl[23]\b|\bquantize\w*\W{1,3}true|quantization_bit\W{1,3}[48]",
         r"量化",
     ),
     "generates_tokens": words(r"\btok(?:en)?s?/s(?:ec)?\b|tokens? per second"),
@@ -215,7 +230,8 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"zero[-_ ]?infinity", r"ds_z[23]_offload",
     ),
     "varies_in_length": words(
-        r"variable[- ](?:length|size)", r"(?:different|varying|irregular|dynamic|various) (?:image )?(?:length"
+        r"variable[- ](?:length|size)", r"\bfrom \d{1,5} (?:tokens )?to \d{3,6} tokens\b",
+        r"(?:different|varying|irregular|dynamic|various) (?:image )?(?:length"
         r"|size|shape)s?",
         r"irregular size", r"dynamic padding|pad(?:ding)? to longest|变长|长度不一",
     ),

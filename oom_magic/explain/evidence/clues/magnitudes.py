@@ -38,9 +38,16 @@ _SEQUENCE = re.compile(
     r"|block)[ _-]?"
     r"(?:length|size|window|len)|num_ctx|n_ctx|ctx[-_]size|seq_?len|\s-c)\b\W{0,4}(?:of|is|to|up to|around)?\W{0,3}"
     r"(\d[\d,_]{0,14})\s?(k\b)?"
-    r"|(\d{1,4})\s?(k)(?=[- ]?(?:context|tokens?|ctx|sequences?|length|seq)\b|的?(?:序列|上下文|长度))",
+    r"|(\d{1,4})\s?(k)(?=[- ]?(?:context|tokens?|ctx|sequences?|length|seq)\b|的?(?:序列|上下文|长度))"
+    r"|(?:lengths?|sequences?|samples?|inputs?|prompts?|documents?)\b[^.\n]{0,80}?(?P<tokens>\d[\d,]{3,7})\s?tokens\b",
     re.I | re.A,
 )
+_RECORDING = re.compile(
+    r"(?:(?P<hours>\d{1,2}(?:\.\d)?)[- ]?(?:hours?|hrs?)|(?P<minutes>\d{1,3})[- ]?min(?:ute)?s?)(?: (?:of|long))?[- ]"
+    r"(?:\w+ )?(?:audio|videos?|recordings?|speech|wav|mp3|files?)\b",
+    re.I | re.A,
+)
+_LONG_HOURS = 1 / 6
 _COUNT = re.compile(
     r"(\d[\d,.]{0,14})\s?(k|m|million|thousand|w|万)?\+?\s(?:\w+\s)?(nodes?|edges?|points?|gaussians?|splats?|vertices"
     r"|triangles|faces|boxes|objects|instances)\b|edge_index=\[2, (\d{1,12})\]|gaussians: \d{1,12}/(\d{1,12})",
@@ -56,6 +63,7 @@ _PARAMETERS = re.compile(
     r"(?<![\w.])(?:[A-Za-z][\w.]{0,24}[-_: ]|[A-Za-z]{3,12})?(\d{1,3}(?:\.\d{1,2})?)[Bb](?![\w]*yte)"
     r"(?=[-_\s.,:;)\]/'\"`]|$)"
 )
+_BITS_PER_WEIGHT = re.compile(r"(\d(?:\.\d{1,2})?) ?bpw\b", re.I)
 _MIXTURE = re.compile(r"(?<![\w.])(\d{1,2})x(\d{1,3})[Bb]\b")
 _BITS = (
     (re.compile(r"q2_k|iq2|2[- ]?bit", re.I | re.A), 2.6),
@@ -92,9 +100,12 @@ def large_inputs(text: str) -> tuple[Magnitude, ...]:
     if named:
         found.setdefault("picture", Magnitude("picture", named.group().strip()))
     for match in _SEQUENCE.finditer(text):
-        digits, thousand = match.group(1) or match.group(3), match.group(2) or match.group(4)
+        digits, thousand = match.group(1) or match.group(3) or match["tokens"], match.group(2) or match.group(4)
         if _number(digits) * (1_000 if thousand else 1) >= _LARGE_SEQUENCE:
             found.setdefault("sequence", Magnitude("sequence", match.group().strip()))
+    recording = _RECORDING.search(text)
+    if recording is not None and float(recording["hours"] or 0) + float(recording["minutes"] or 0) / 60 >= _LONG_HOURS:
+        found["recording"] = Magnitude("recording", recording.group().strip())
     for match in _COUNT_AFTER.finditer(text):
         kind = f"{match.group(1).lower()}s"
         if _number(match.group(2)) >= _LARGE_COUNTS[kind]:
@@ -141,7 +152,9 @@ def weights_bytes(text: str) -> int | None:
     sizes = [size for size in sizes if 0.5 <= size <= 700]
     if not sizes:
         return None
-    bits = next((bits for pattern, bits in _BITS if pattern.search(text)), _BITS_OF_HALF)
+    told = _BITS_PER_WEIGHT.search(text)
+    known = next((bits for pattern, bits in _BITS if pattern.search(text)), _BITS_OF_HALF)
+    bits = known if told is None else float(told.group(1))
     return round(max(sizes) * 1e9 * bits / 8)
 
 
@@ -200,16 +213,20 @@ _CARD_NAME = re.compile(r"(?<![\w.])(?:(?:rtx|gtx|geforce|nvidia|tesla|quadro) ?
 
 def card_bytes(text: str) -> int | None:
     """Memory of the GPU that the text names, by its size or its name (the larger variant of each); None: not named."""
-    matches = (
-        match for match in _CARD.finditer(text) if not _IN_USE.search(text, max(0, match.start() - 30), match.start())
-    )
-    match = next(matches, None)
+    match = next((match for match in _CARD.finditer(text) if not _is_in_use(match)), None)
     if match:
         size = int(match.group(1) or match.group(2) or match.group(3))
         return size * GIB if size >= 2 else None
     name = _CARD_NAME.search(text)
     size_of = _KNOWN_CARDS.get(name.group(1).lower().replace(" ", "")) if name else None
     return None if size_of is None else size_of * GIB
+
+
+def _is_in_use(match: re.Match[str]) -> bool:
+    """Whether the size is what something takes; "I use two GPUs with 32 GB" is about the cards."""
+    start = match.start() if match.group(1) is not None else max(0, match.start() - 30)
+    end = match.start(1) if match.group(1) is not None else match.start()
+    return _IN_USE.search(match.string, start, end) is not None
 
 
 _RAM = re.compile(

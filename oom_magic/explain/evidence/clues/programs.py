@@ -144,11 +144,11 @@ PROGRAMS: tuple[Program, ...] = (
             _stage("kv_cache", r"init_memory_pool|memory_pool\.py|token_to_kv_pool", Cause.MEMORY_FRACTION_LIMIT, 0.6,
                    ("server_share", "close_processes_any")),
             _stage("loading", _LOADS, Cause.WEIGHTS_TOO_BIG, 0.7, _OF_LOADING),
-            _stage("serving", r"forward_extend|forward_batch_generation|forward_decode", Cause.MEMORY_FRACTION_LIMIT,
-                0.5, ("server_share", "sglang_prefill")),
+            _stage("serving", r"forward_extend|forward_batch_generation|forward_decode|forward_\w+_batch|Prefill batch",
+                   Cause.MEMORY_FRACTION_LIMIT, 0.5, ("server_share", "sglang_prefill")),
         ),
-        budget=0.88, budget_setting=re.compile(r"mem[_-]fraction[_-]static['\"]?[ =:]{1,3}(0?\.\d+)"),
-        remedies=("server_share", "sglang_prefill", "shorter_context", *_OF_LOADING),
+        budget_setting=re.compile(r"mem[_-]fraction[_-]static['\"]?[ =:]{1,3}(0?\.\d+)"),
+        remedies=("server_share", "sglang_prefill", *_OF_LOADING),
         default_cause=(Cause.MEMORY_FRACTION_LIMIT, 0.45),
     ),
     Program(
@@ -159,6 +159,11 @@ PROGRAMS: tuple[Program, ...] = (
                 Cause.ACTIVATIONS, 0.6)),
         remedies=("tgi_tokens", "quantized_model", "tgi_shards"),
         default_cause=(Cause.ACTIVATIONS, 0.3),
+    ),
+    Program(
+        "exllama", "ExLlama", re.compile(r"exllama|tabby_?api|\bexl[23]\b", re.I | re.A),
+        (_stage("kv_cache", r"create_state_tensors|ExLlamaV\dCache|exllamav\d[/\\\\]cache", Cause.ACTIVATIONS, 0.7),),
+        remedies=("exllama_context", "smaller_model"), default_cause=(Cause.ACTIVATIONS, 0.45),
     ),
     Program(
         "comfyui", "ComfyUI",
@@ -242,7 +247,7 @@ PROGRAMS: tuple[Program, ...] = (
         "server", "an inference server",
         re.compile(r"\bserve --model|\bserve \S+/\S+|launch_server|api_server|kv[-_](?:reserve|cache)[-_]\w+"
                    r"|bentoml serve|tritonserver|(?<!bin/)\blmdeploy\b|\bopenllm\b"
-                   r"|\bxinference\b|\bfastchat\.serve|\bexllama|\btabbyapi\b", re.I | re.A),
+                   r"|\bxinference\b|\bfastchat\.serve", re.I | re.A),
         (_stage("loading", _LOADS, Cause.WEIGHTS_TOO_BIG, 0.6, _OF_LOADING),),
         remedies=("server_share", "shorter_context", *_OF_LOADING),
         default_cause=(Cause.MEMORY_FRACTION_LIMIT, 0.4),

@@ -17,7 +17,8 @@ _QUANTIZING = ("quantized_model", "comfy_fp8", "qlora", "loaded_4bit", "loaded_8
 # The fact about a run that makes a remedy needless.
 _HAD_BY = {
     "lora": "has_lora", "mixed_precision": "has_half", "half_weights": "has_half", "checkpointing": "has_checkpointing",
-    "offload": "maps_devices", "tensor_parallel": "shards", "tgi_shards": "shards",
+    "offload": "maps_devices", "tensor_parallel": "shards", "tgi_shards": "shards", "sdpa": "has_flash",
+    "pictures_offload": "keeps_in_ram", "comfy_lowvram": "keeps_in_ram", "webui_medvram": "keeps_in_ram",
 }  # fmt: skip
 # Evidence that shows others on the device.
 _SHOWS_OTHERS = {
@@ -35,7 +36,7 @@ _OF_TOKENS = ("vllm", "sglang", "tgi", "server", "quantizing")
 # Remedies that need something the text speaks of.
 _OF_WHAT_IS_TOLD = {
     "vllm_pictures": {"sees_pictures"},
-    "stream_data": {"trains", "infers", "attends", "loads", "loads_data", "handles_files", "saves", "merges"},
+    "stream_data": {"loads_data", "handles_files"},
     "free_held_any": {"in_notebook", "kernel_dies"},
     "no_grad": {"evaluates", "infers", "lacks_no_grad", "keeps_predictions"},
     "jax_remat": {"trains"},
@@ -87,8 +88,9 @@ def _is_had(key: str, diagnosis: Diagnosis, is_settled: bool) -> bool:
         return True
     if key == "foreach" and _OF_EACH_TENSOR in diagnosis.code:
         return True
-    if key == "half_weights" and "names_float32" not in diagnosis.told:
-        return any(one.key == "weights_fill_card" for one in diagnosis.evidence)  # in half precision already
+    may_be_half = key == "half_weights" and "names_float32" not in diagnosis.told
+    if may_be_half and any(one.key == "weights_fill_card" for one in diagnosis.evidence):
+        return True  # it is counted so
     return (is_settled and _HAD_BY.get(key) in diagnosis.told) or _TRIED.get(key) in diagnosis.told
 
 

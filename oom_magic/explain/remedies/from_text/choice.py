@@ -9,7 +9,13 @@ from oom_magic.explain.evidence.causes import HOST_CAUSES, INPUT_CAUSES, Cause
 from oom_magic.explain.evidence.clues.programs import PROGRAMS_BY_KEY, Program
 from oom_magic.explain.evidence.number_rules import unlisted_bytes
 from oom_magic.explain.evidence.tensors import NO_LANGUAGE_MODEL
-from oom_magic.explain.remedies.from_text.kind_of_run import has_ranks, is_evaluation, is_of_tokens, trains
+from oom_magic.explain.remedies.from_text.kind_of_run import (
+    has_ranks,
+    is_evaluation,
+    is_of_tokens,
+    names_tokens,
+    trains,
+)
 from oom_magic.units import GIB
 
 if TYPE_CHECKING:
@@ -34,6 +40,7 @@ _BY_FORMAT: Mapping[str, tuple[str, ...]] = {
     "ipex_4gb": ("smaller_arrays",),
     "tensorflow_host": ("smaller_input", "more_ram"),
     "java_heap": ("java_heap",),
+    "ray_oom_kill": ("fewer_tasks",),
     "nccl": ("nccl_buffers", "smaller_batch_any"),
     "no_kernel_image": (),
 }
@@ -150,6 +157,7 @@ _ACTS_ON: Mapping[str, tuple[Cause, ...]] = {
     "comfy_tiled": (Cause.ACTIVATIONS,),
     "comfy_cache_none": (Cause.HOST_RAM, Cause.LEAK_OR_RETAINED_REFERENCE),
     "comfy_fp8": (*_WEIGHTS, Cause.HOST_RAM),
+    "exllama_context": (Cause.ACTIVATIONS, Cause.WEIGHTS_TOO_BIG, Cause.UNKNOWN),
     "comfy_lowvram": (*_WEIGHTS, Cause.ACTIVATIONS, Cause.UNKNOWN),
     "webui_tiled": (Cause.ACTIVATIONS,),
     "webui_attention": (Cause.ATTENTION_SCORES,),
@@ -310,6 +318,8 @@ def _against_host(diagnosis: Diagnosis, keys: set[str]) -> tuple[str, ...]:
 def remedies_of_run(diagnosis: Diagnosis, elsewhere: tuple[str, ...] | None, *, is_text: bool) -> tuple[str, ...]:
     """The remedies for a run in PyTorch, the first step first; ``elsewhere`` are those that its text determines."""
     keys = _against(diagnosis, is_text=is_text) if elsewhere is None else elsewhere
+    if "find_tensor" in keys and any(one.key == "input_named" for one in diagnosis.evidence):
+        keys = ("smaller_input",)  # it is meant so large
     if is_evaluation(diagnosis):
         keys = _AT_EVALUATION
     if elsewhere and is_text and not trains(diagnosis):
@@ -329,6 +339,8 @@ def remedies_of_run(diagnosis: Diagnosis, elsewhere: tuple[str, ...] | None, *, 
 
 def _against(diagnosis: Diagnosis, *, is_text: bool) -> tuple[str, ...]:
     """The first remedies for the cause; for a text that mentions no training, those for any run."""
+    if is_text and diagnosis.cause is Cause.MEMORY_FRACTION_LIMIT and "generates_beside" in diagnosis.told:
+        return ("generation_share",)
     any_run = AGAINST_IN_ANY_RUN.get(diagnosis.cause)
     is_open = diagnosis.cause is Cause.OTHER_PROCESS or not trains(diagnosis)
     if diagnosis.cause is Cause.LEAK_OR_RETAINED_REFERENCE and any_run is not None:
@@ -344,8 +356,10 @@ def _against(diagnosis: Diagnosis, *, is_text: bool) -> tuple[str, ...]:
     failure = diagnosis.main_failure
     if failure is not None and (failure.requested_bytes or 0) >= _HUGE_BYTES:
         return ("find_tensor", *keys)
-    names_input = any(one.key in _LARGE_INPUT for one in diagnosis.evidence)
-    return ("smaller_input", *keys) if names_input else keys
+    if not any(one.key in _LARGE_INPUT for one in diagnosis.evidence):
+        return keys
+    is_sequence = names_tokens(diagnosis) and "sees_pictures" not in diagnosis.told
+    return tuple(dict.fromkeys(("shorter_sequences_any" if is_sequence else "smaller_input", *keys)))
 
 
 def _may_be_shared(diagnosis: Diagnosis) -> bool:
