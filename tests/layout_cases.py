@@ -69,6 +69,10 @@ def frozen() -> nn.Module:
     return nn.BatchNorm2d(32).eval()
 
 
+def gated() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(32, 64, 3, bias=False), nn.Sigmoid()).half()
+
+
 LAYOUTS: dict[str, Callable[[], None]] = {
     "product": product(),
     "product_rows": product(1),
@@ -90,6 +94,19 @@ LAYOUTS: dict[str, Callable[[], None]] = {
     "cl_batch_norm_first": of_module(lambda: nn.BatchNorm2d(32), is_leaf=False),
     "cl_batch_norm_bf16": of_module(lambda: nn.BatchNorm2d(32), shape=(64, 32, 4, 4), dtype=torch.bfloat16),
     "cl_batch_norm_3d_bf16": of_module(lambda: nn.BatchNorm3d(16), shape=VOLUMES, dtype=torch.bfloat16, is_leaf=False),
+    "cl_batch_norm_3d_half": of_module(
+        lambda: nn.BatchNorm3d(16).half(), shape=VOLUMES, dtype=torch.half, is_expanded=True
+    ),
+    "turned_batch_norm": channels_last(
+        lambda images: F.batch_norm(images.mT, None, None, training=True), dtype=torch.half, is_expanded=True
+    ),
+    "reflected": channels_last(lambda images: F.pad(images, [1] * 6, mode="reflect"), VOLUMES, is_expanded=True),
+    "cl_half_of_one_number": of_module(gated, dtype=torch.half, is_expanded=True),
+    "cl_convolution_double": of_module(lambda: nn.Conv2d(32, 64, 3).double(), dtype=torch.double, is_expanded=True),
+    "cl_convolution_of_one_channel": of_module(lambda: nn.Conv2d(1, 16, 3), shape=(8, 1, 48, 48), is_leaf=False),
+    "cl_depthwise_double": of_module(
+        lambda: nn.Conv2d(32, 32, 3, groups=32).double(), dtype=torch.double, is_expanded=True
+    ),
     "cl_instance_norm": of_module(lambda: nn.InstanceNorm2d(32), is_expanded=True),
     "cl_group_norm_half": of_module(lambda: nn.GroupNorm(32, 32).half(), shape=(512, 32, 2, 2), dtype=torch.half),
     "cl_group_norm_plain": of_module(lambda: nn.GroupNorm(2, 512, affine=False), shape=(256, 512, 1, 2)),

@@ -38,7 +38,7 @@ from oom_magic.predict.isolation.interrupts import Interrupts
 from oom_magic.predict.operators.calls import Call, find_overload
 from oom_magic.predict.operators.fallbacks import find_fallback, is_wrapper
 from oom_magic.predict.operators.gradients import reference_counts_in_autograd, reused_gradient
-from oom_magic.predict.operators.known_outputs import KnownOutputs
+from oom_magic.predict.operators.known_outputs import KnownOutputs, reading_in_place
 from oom_magic.predict.operators.sparse import is_sparse, run_sparse
 from oom_magic.predict.setups.gpus import GPU
 
@@ -303,7 +303,7 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
 
     def _kernel(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
-            made = self._known_outputs.of(func, args, kwargs, self.fused.get(func, func))
+            made = self._known_outputs.of(func, args, kwargs, self.fused.get(func) or reading_in_place(func))
         except (NotImplementedError, RuntimeError) as error:
             run = find_fallback(error)
             if run is None:

@@ -34,7 +34,6 @@ _FULL = (torch.float32, torch.float64)
 _FEWEST_CHANNELS = 32  # of a depthwise convolution in half precision that cuDNN computes
 _LAYOUT_MULTIPLE = 8  # channels of a tensor laid out for tensor cores are filled up to it
 aten = torch.ops.aten
-_FORMATS = {3: torch.contiguous_format, 4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,19 +132,13 @@ def is_by_cudnn(
 ) -> bool:
     """Whether the convolution is cuDNN's: depthwise ones are most often PyTorch's own kernel.
 
-    ``use_cudnn``, ``is_depthwise`` and ``use_cudnn_depthwise`` of aten/src/ATen/native/Convolution.cpp.
+    ``use_cudnn`` and ``use_cudnn_depthwise`` of aten/src/ATen/native/Convolution.cpp.
     """
     if not torch.backends.cudnn.enabled or tensor.dtype not in (torch.float16, torch.bfloat16, *_FULL):
         return False
-    is_depthwise = not transposed and tensor.shape[1] == groups > 1 and weight.shape[0] % tensor.shape[1] == 0
-    if not is_depthwise:
+    if not _is_depthwise(tensor, weight, transposed, groups):
         return True
-    is_last = any(
-        one.is_contiguous(memory_format=torch.channels_last) and not one.is_contiguous()
-        for one in (tensor, weight)
-        if one.dim() == 4
-    )
-    return is_last or (
+    return memory_format_of(tensor, weight) is not torch.contiguous_format or (
         tensor.dtype is weight.dtype is torch.float16
         and tensor.dim() <= 4
         and set(dilation) == {1}
@@ -154,16 +147,22 @@ def is_by_cudnn(
     )
 
 
+def _is_depthwise(tensor: torch.Tensor, weight: torch.Tensor, transposed: bool, groups: int) -> bool:
+    return not transposed and tensor.shape[1] == groups > 1 and weight.shape[0] % tensor.shape[1] == 0
+
+
 def _is_in(tensor: torch.Tensor, memory_format: torch.memory_format) -> bool:
     return tensor.is_contiguous(memory_format=memory_format)
 
 
 def memory_format_of(tensor: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
-    """The format that cuDNN computes in (``cudnn_conv_suggest_memory_format``): channels last if either is."""
-    last = _FORMATS.get(tensor.dim(), torch.contiguous_format)
-    for argument in (tensor, weight):
-        if _is_in(argument, last) and not argument.is_contiguous():
-            return last
+    """The format that cuDNN computes in (ConvUtils.h, ``cudnn_conv_suggest_memory_format``): channels last if the
+    strides of either say so, though one channel lies in order either way; never in double precision."""
+    if torch.float64 not in (tensor.dtype, weight.dtype):
+        for argument in (tensor, weight):
+            suggested = torch._prims_common.suggest_memory_format(argument)
+            if suggested is not torch.contiguous_format:
+                return suggested
     return torch.contiguous_format
 
 
@@ -174,7 +173,7 @@ def _take_copies(call: Call, memory_format: torch.memory_format, *tensors: torch
 def _forward(call: Call) -> None:
     """``_convolution`` lays out the input, ``cudnn_convolution_forward_out`` the weight."""
     tensor, weight = call.args[:2]
-    memory_format = memory_format_of(tensor, weight)
+    memory_format = _format(tensor, weight, call.args[3:9])
     copies = _take_copies(call, memory_format, tensor)
     make_outputs(call)
     copies += _take_copies(call, memory_format, weight)
@@ -209,46 +208,129 @@ def _compute(
     compute(call, Convolution(operation, *shapes, tensor.dtype, is_last, *sizes, groups))
 
 
+def _format(tensor: torch.Tensor, weight: torch.Tensor, options: Sequence[Any]) -> torch.memory_format:
+    """The format that the images are laid out in: PyTorch's own kernels read them in order."""
+    stride, _padding, dilation, transposed, _output_padding, groups = options
+    is_suggested = is_by_cudnn(tensor, weight, transposed, stride, dilation, groups)
+    return memory_format_of(tensor, weight) if is_suggested else torch.contiguous_format
+
+
+def _as_image(tensor: torch.Tensor) -> torch.Tensor:
+    """A line of images as ``view4d`` shows it."""
+    return tensor.unsqueeze(2) if tensor.dim() == 3 else tensor
+
+
+def _laid_out(tensor: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
+    """``tensor.contiguous(memory_format)``, or one that lies so."""
+    return tensor if _is_in(tensor, memory_format) else torch.empty_like(tensor, memory_format=memory_format)
+
+
+def _gradient_for(tensor: torch.Tensor, gradient: torch.Tensor, transposed: bool) -> torch.Tensor:
+    """The gradient as ``cudnn_convolution_backward`` has it: ``.to(memory_format)`` leaves what suggests this format as
+    it lies; the transposed one is made contiguous."""
+    suggested = torch._prims_common.suggest_memory_format(tensor)
+    if not transposed and torch._prims_common.suggest_memory_format(gradient) is suggested:
+        return gradient
+    return _laid_out(gradient, suggested)
+
+
 def _backward(call: Call) -> None:
-    """The gradient of the input, that of the weight, then the gradient summed up for the bias."""
+    """``convolution_backward``: cuDNN's, or the kernels for depthwise convolutions; then the bias's gradient."""
     gradient, tensor, weight = call.args[:3]
-    memory_format = memory_format_of(tensor, weight)
-    wants_input, wants_weight = call.args[-1][:2]  # each is copied only for the gradient of the other
-    is_one_dimensional = tensor.dim() == 3  # made contiguous first, to be viewed as an image
-    if is_one_dimensional:
-        _take_copies(call, memory_format, tensor)
-    copies = _take_copies(call, memory_format, gradient, *([tensor] if wants_weight and not is_one_dimensional else []))
     options = call.args[4:10]
-    call.output(0)
-    laid_out = _take_copies(call, memory_format, *([weight] if wants_input else []))
-    if wants_input:
-        _compute(call, "input", tensor, weight, gradient, options)
-    call.give_back(*laid_out)
-    call.output(1)
-    if wants_weight:
-        _compute(call, "weight", tensor, weight, gradient, options)
-    call.give_back(*reversed(copies))
+    stride, _padding, dilation, transposed, _output_padding, groups = options
+    if tensor.dim() == 3 and not tensor.is_contiguous():
+        call.take_like(tensor)
+        tensor = tensor.contiguous()
+    is_cudnn = is_by_cudnn(tensor, weight, transposed, stride, dilation, groups)
+    copies: list[int] = []
+    if is_cudnn or not _is_depthwise(tensor, weight, transposed, groups):
+        _backward_of_cudnn(call, gradient, tensor, weight, options)
+    elif tensor.dim() == 5:
+        copies, gradient = _backward_of_volumes(call, gradient, tensor, weight)
+    else:
+        _backward_of_depthwise(call, gradient, tensor, weight)
     if call.outputs[2] is not None:
         call.output(2)
         dims = [dim for dim in range(gradient.dim()) if dim != 1]
         take_buffers(call, gradient, dims, max(gradient.element_size(), 4))
+    call.give_back(*copies)
+
+
+def _backward_of_cudnn(
+    call: Call, gradient: torch.Tensor, tensor: torch.Tensor, weight: torch.Tensor, options: Sequence[Any]
+) -> None:
+    """ConvShared.cpp, ``cudnn_convolution_backward`` and ``cudnn_convolution_transpose_backward``: each of the two
+    gradients copies what does not lie in its own format."""
+    wants_input, wants_weight = call.args[-1][:2]
+    transposed = options[3]
+    image, given, filters = (_as_image(one) for one in (tensor, gradient, weight))
+    memory_format = memory_format_of(image, filters)
+    copies = _take_copies(call, memory_format, *([image] if wants_weight else []))
+    image = _laid_out(image, memory_format) if wants_weight else image
+    made = _gradient_for(image, given, transposed)
+    copies += [] if made is given else [call.take_like(given)]
+    if wants_input:
+        call.output(0)
+        own = memory_format_of(made, filters)
+        laid_out = _take_copies(call, own, filters, *([] if transposed else [made]))
+        _compute(call, "input", tensor, weight, gradient, options)
+        call.give_back(*reversed(laid_out))
+    if wants_weight:
+        laid_out = _take_copies(call, memory_format_of(image, made), *((image, made) if transposed else (made, image)))
+        call.output(1)
+        _compute(call, "weight", tensor, weight, gradient, options)
+        call.give_back(*reversed(laid_out))
+    call.give_back(*reversed(copies))
+
+
+def _backward_of_depthwise(call: Call, gradient: torch.Tensor, tensor: torch.Tensor, weight: torch.Tensor) -> None:
+    """aten/src/ATen/native/cuda/DepthwiseConv2d.cu, ``conv_depthwise2d_backward_cuda_out``: the weight's first."""
+    in_order = torch.contiguous_format
+    copies = _take_copies(call, in_order, gradient)
+    for position, read in ((1, tensor), (0, weight)):
+        if call.args[-1][position]:
+            read_copies = _take_copies(call, in_order, read)
+            call.output(position)
+            call.give_back(*read_copies)
+    call.give_back(*copies)
+
+
+def _backward_of_volumes(
+    call: Call, gradient: torch.Tensor, tensor: torch.Tensor, weight: torch.Tensor
+) -> tuple[list[int], torch.Tensor]:
+    """aten/src/ATen/native/cuda/DepthwiseConv3d.cu, ``conv_depthwise3d_backward_cuda``: its copies, and the gradient
+    that is summed up for the bias."""
+    in_order = torch.contiguous_format
+    for position in (0, 1):
+        if call.args[-1][position]:
+            call.output(position)
+    copies = _take_copies(call, in_order, gradient)
+    call.give_back(*reversed(_take_copies(call, in_order, tensor, weight)))
+    return copies, _laid_out(gradient, in_order)
 
 
 def outputs(tensor: torch.Tensor, weight: torch.Tensor, *args: Any) -> torch.Tensor:
     """The output of ``convolution`` in cuDNN's memory format."""
     made = aten.convolution.default(tensor, weight, *args)
-    return torch.empty_like(made, memory_format=memory_format_of(tensor, weight))
+    return torch.empty_like(made, memory_format=_format(tensor, weight, args[1:7]))
 
 
 def gradients(
     gradient: torch.Tensor, tensor: torch.Tensor, weight: torch.Tensor, *args: Any
 ) -> tuple[torch.Tensor | None, ...]:
     """The outputs of ``convolution_backward``, likewise."""
-    memory_format = memory_format_of(tensor, weight)
-    mask = args[-1]
+    options, mask = args[1:7], args[-1]
+    stride, _padding, dilation, transposed, _output_padding, groups = options
+    image, given, filters = (_as_image(one) for one in (tensor, gradient, weight))
+    formats = [torch.contiguous_format] * 2
+    if is_by_cudnn(tensor, weight, transposed, stride, dilation, groups) and tensor.dim() > 3:
+        image = _laid_out(image, memory_format_of(image, filters)) if mask[1] else image
+        given = _gradient_for(image, given, transposed)
+        formats = [memory_format_of(given, filters), memory_format_of(image, given)]
+    made = (torch.empty_like(one, memory_format=way) for one, way in zip((tensor, weight), formats, strict=True))
     bias = weight.new_empty(gradient.shape[1]) if mask[2] else None
-    made = (torch.empty_like(t, memory_format=memory_format) for t in (tensor, weight))
-    return (*(t if wanted else None for t, wanted in zip(made, mask, strict=False)), bias)
+    return (*(one if wanted else None for one, wanted in zip(made, mask, strict=False)), bias)
 
 
 KERNELS: dict[OpOverload, Callable[..., Any]] = {

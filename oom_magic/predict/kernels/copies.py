@@ -241,7 +241,7 @@ _FIRST_AFTER_OUTPUT = (
     "adaptive_max_pool3d_backward", "fractional_max_pool3d_backward", "upsample_nearest1d_backward",
     "upsample_nearest2d_backward", "_upsample_nearest_exact1d_backward", "_upsample_nearest_exact2d_backward",
     "upsample_linear1d_backward", "upsample_bilinear2d_backward", "reflection_pad1d_backward",
-    "reflection_pad2d_backward", "reflection_pad3d_backward",
+    "reflection_pad2d_backward",
 )  # fmt: skip
 _BOTH_AFTER_OUTPUT = ("max_pool2d_with_indices_backward", "avg_pool2d_backward")
 _FIRST_CONTIGUOUS = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch._ops import OpOverload
 
 from oom_magic.predict.fake_cuda.fake_gpu import Rule
 from oom_magic.predict.kernels.copies import contiguous, make_outputs
+from oom_magic.predict.kernels.reductions import take_buffers
 from oom_magic.predict.kernels.scratch import last_power_of_2
 from oom_magic.predict.operators.calls import Call, existing
 from oom_magic.predict.setups.gpus import GPU
@@ -62,10 +64,21 @@ def _batch_norm(call: Call) -> None:
             call.output(2, 0)
         return
     make_outputs(call)
-    if is_training and _is_by_channel(tensor) and tensor.dim() != 5:
+    is_general = not (tensor.is_contiguous() or _is_images_by_channel(tensor))
+    if is_training and is_general:
+        _take_mean_and_variance(call, tensor)
+    elif is_training and _is_images_by_channel(tensor):
         _take_staging(call, tensor, 4)
-    elif is_training and not tensor.is_contiguous() and tensor.element_size() < 4:
-        call.take_like(tensor, torch.float32)  # ``batch_norm_mean_var`` by ``var_mean_out``
+    for _ in range(2 if is_general and weight is None else 0):
+        call.take(_wide_bytes(tensor))
+
+
+def _take_mean_and_variance(call: Call, tensor: torch.Tensor) -> None:
+    """``batch_norm_mean_var`` by ``var_mean_out``, which casts bfloat16 (ReduceOps.cpp, ``std_var_mean_out``)."""
+    wide = torch.empty_like(tensor, dtype=torch.float32) if tensor.dtype is torch.bfloat16 else tensor
+    cast = call.take_like(wide) if wide is not tensor else -1
+    dims = [dim for dim in range(wide.dim()) if dim != 1]
+    call.give_back(*reversed(take_buffers(call, wide, dims, 4 * _wide_bytes(wide), values=2)), cast)
 
 
 def _batch_norm_backward(call: Call) -> None:
@@ -82,6 +95,9 @@ def _batch_norm_backward(call: Call) -> None:
         return
     by_channel = _is_by_channel(tensor)
     if mask[0] and any(mask[1:]) + is_training and not by_channel:
+        for one in (tensor, gradient):
+            if not _is_row_by_channel(one):
+                call.take_like(one)
         return
     sum_bytes = tensor.shape[1] * _wide_bytes(tensor)
     call.take(sum_bytes if cudnn else 0)  # the deviation, which cuDNN did not keep
@@ -93,6 +109,22 @@ def _batch_norm_backward(call: Call) -> None:
         call.output(2)
         if by_channel:
             _take_staging(call, tensor, 2)
+    if is_training and weight is None and not (_is_images_by_channel(tensor) and _is_images_by_channel(gradient)):
+        call.take(_wide_bytes(tensor))  # a weight of one (``batch_norm_elementwise_backward_train``)
+
+
+def _is_row_by_channel(tensor: torch.Tensor) -> bool:
+    """Whether ``batch_norm_backward_cuda_template`` sees all that follows the channels as one dimension, uncopied."""
+    try:
+        tensor.view(*tensor.shape[:2], prod(tensor.shape[2:]))
+    except RuntimeError:
+        return False
+    return True
+
+
+def _is_images_by_channel(tensor: torch.Tensor) -> bool:
+    """``batch_norm_choose_impl``, which does not know volumes."""
+    return tensor.dim() != 5 and _is_by_channel(tensor)
 
 
 def _is_by_channel(tensor: torch.Tensor) -> bool:
@@ -107,7 +139,7 @@ def _take_staging(call: Call, tensor: torch.Tensor, sums: int) -> None:
     """Normalization.cuh, ``batch_norm_stats_channels_last_cuda_template`` and the one for the backward: where several
     blocks share channels last, each leaves its sums."""
     numbers = tensor.numel() // tensor.shape[1], tensor.shape[1]
-    staging = call.allocate_scratch(_staging_bytes, sums, *numbers)
+    staging = call.allocate_scratch(_staging_bytes, sums * _wide_bytes(tensor), *numbers)
     semaphores = call.allocate_scratch(_semaphore_bytes, *numbers)
     call.give_back(semaphores, staging)
 
@@ -127,7 +159,7 @@ def batch_norm_gradients(
     """The outputs of ``native_batch_norm_backward`` in CUDA's memory format."""
     is_training, mask = args[4], args[-1]
     wide = tensor.new_empty(tensor.shape[1], dtype=torch.float32 if weight is None else weight.dtype)
-    is_like_input = is_training or not _is_by_channel(tensor)  # else ``batch_norm_elementwise_backward_eval``
+    is_like_input = is_training and (is_by_cudnn(tensor, weight, weight) or _is_by_channel(tensor))
     return (
         (torch.empty_like(tensor) if is_like_input else tensor.new_empty(tensor.shape)) if mask[0] else None,
         wide if mask[1] else None,
@@ -173,9 +205,9 @@ def _staged(sums: int) -> Rule:
     return rule
 
 
-def _staging_bytes(_: GPU, sums: int, rows: int, channels: int) -> int:
+def _staging_bytes(_: GPU, each: int, rows: int, channels: int) -> int:
     blocks = _blocks_of_channels_last(rows, channels)[1]
-    return 4 * sums * channels * blocks if blocks > 1 else 0
+    return each * channels * blocks if blocks > 1 else 0
 
 
 def _semaphore_bytes(_: GPU, rows: int, channels: int) -> int:

@@ -42,8 +42,11 @@ _MULTIBLOCK = ((20, 20000), (40, 10000), (80, 8000), (199, 5000), (799, 3000), (
 _OWN = 0  # an accumulator of the input's own type
 
 
-def take_buffers(call: Call, tensor: torch.Tensor, dims: Iterable[int], item_bytes: int, *, values: int = 4) -> None:
-    """Take the staging buffer and the semaphores of a reduction over ``dims`` if it needs several blocks.
+def take_buffers(
+    call: Call, tensor: torch.Tensor, dims: Iterable[int], item_bytes: int, *, values: int = 4
+) -> tuple[int, int]:
+    """Take the staging buffer and the semaphores of a reduction over ``dims`` if it needs several blocks; their
+    numbers.
 
     ``item_bytes`` is the size of the accumulator, ``values`` how many a thread has (``vt0``).
     """
@@ -51,8 +54,8 @@ def take_buffers(call: Call, tensor: torch.Tensor, dims: Iterable[int], item_byt
     order = sorted(range(tensor.dim() - 1, -1, -1), key=lambda dim: dim not in reduced)
     layout = [int(number) for dim in order for number in (tensor.shape[dim], tensor.stride(dim))]
     numbers = (item_bytes, values, int(tensor.storage_offset()), len(reduced), *layout)
-    call.allocate_scratch(staging_bytes, *numbers)
-    call.allocate_scratch(semaphore_bytes, *numbers)
+    staging = call.allocate_scratch(staging_bytes, *numbers)
+    return staging, call.allocate_scratch(semaphore_bytes, *numbers)
 
 
 def take_sum_buffers(call: Call, elements: torch.Tensor) -> None:

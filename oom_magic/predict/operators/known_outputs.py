@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+_REDUCED = (torch.float16, torch.bfloat16)
 _PLAIN = (int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 _Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
@@ -38,6 +39,37 @@ class KnownOutputs:
         out = kernel(*args, **kwargs)
         self._known[key] = _maker(out, args, kwargs) if key[2:] == (_key(args), _key(tuple(kwargs.items()))) else None
         return out
+
+
+def reading_in_place(func: OpOverload) -> Callable[..., Any]:
+    """``func``, whose result lies as CUDA lays it out, which reads each argument where it is.
+
+    PyTorch's kernels for ``meta`` tensors cast one of half precision first (torch/_prims_common/wrappers.py,
+    ``elementwise_type_promotion_wrapper``; torch/_decomp/decompositions.py, ``type_casts``). So one number expanded,
+    the gradient of a sum, becomes a tensor in order, and the result lies like it instead of like the others.
+    """
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        out = func(*args, **kwargs)
+        is_new = isinstance(out, torch.Tensor) and not func._schema.is_mutable
+        if is_new and any(map(_is_expanded, _tensors((args, tuple(kwargs.values()))))):
+            wide = func(*map(_widened, args), **{key: _widened(value) for key, value in kwargs.items()})
+            if wide.shape == out.shape and wide.stride() != out.stride():
+                return _empty((tuple(out.shape), wide.stride(), out.dtype))
+        return out
+
+    return run
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    return tensor.dtype in _REDUCED and tensor.is_meta and 0 in tensor.stride()
+
+
+def _widened(value: Any) -> Any:
+    """In single precision, where it lies."""
+    if isinstance(value, torch.Tensor) and value.is_meta and value.dtype in _REDUCED:
+        return _empty((tuple(value.shape), value.stride(), torch.float32))
+    return type(value)(map(_widened, value)) if isinstance(value, (tuple, list)) else value
 
 
 def _key(value: Any) -> Hashable:
