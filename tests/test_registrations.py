@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib
+import json
 import numbers
 import ssl
 import sys
@@ -167,3 +169,22 @@ def test_what_is_registered_with_pandas_is_taken_out() -> None:
         "a dtype": (lambda: len(dtypes), register_dtype),
     }
     check_put_back(registrations, {**globals(), "pandas": pandas})
+
+
+def test_what_a_run_that_imports_a_library_registers_is_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entries that the library's code names may be its own."""
+    import cycler
+
+    before = {one: set(vars(one)) for one in (torch, torch.Tensor, json, json.JSONEncoder)}
+    monkeypatch.delitem(sys.modules, "cycler")
+
+    def run() -> None:
+        importlib.import_module("cycler")
+        for owner in before:
+            owner.users_plain, owner.users_function, owner.by_key = 1, functools.partial(print), 1  # type: ignore
+
+    assert hasattr(cycler.Cycler, "by_key")
+    DrySession(has_bar=False, is_lasting=False).run(run, [globals()])
+    assert all(set(vars(one)) - names == {"by_key"} for one, names in before.items())
+    for owner in before:
+        del owner.by_key

@@ -365,14 +365,15 @@ def test_hooks_of_tensors_are_called_and_stay() -> None:
 def test_what_the_run_would_call_at_the_end_of_an_object_is_not_called(tmp_path: Path) -> None:
     held: dict[str, Any] = {"one": Meter()}
     (tmp_path / "mine").write_text("mine")
+    kept: list[int] = noted.__defaults__[1]  # type: ignore[index]
     weakref.finalize(held["one"], noted, 1)
 
     def run() -> None:
         weakref.finalize(held["one"], os.remove, tmp_path / "mine")
-        weakref.finalize(held["one"], noted, 2)
+        for function in (noted, functools.partial(noted), kept.append):
+            weakref.finalize(held["one"], function, 2)
 
     DrySession(has_bar=False, is_lasting=False).run(run, [held])
-    kept: list[int] = noted.__defaults__[1]  # type: ignore[index]
     held.clear()
     gc.collect()
     assert kept.pop() == 1 and kept == [7] and (tmp_path / "mine").exists()

@@ -271,6 +271,8 @@ def is_users(value: Any) -> bool:
         value = value.__func__
     elif isinstance(value, property):
         value = value.fget
+    elif isinstance(value, functools.partial):
+        value = value.func
     if isinstance(value, types.FunctionType):
         return is_users_file(value.__code__.co_filename)
     return is_users_class(value if isinstance(value, type) else type(value))

@@ -2,8 +2,8 @@
 
 ``register_pytree_node`` refuses a class that it knows, so the run's registration would end the user's own. Libraries
 fill tables of their own as well, which they must find again. So only the user's entries are removed: their classes,
-functions and objects, and, unless the run imports a library, entries whose names are in their code (``ACT2FN["mine"] =
-nn.ReLU``). Tensors are removed, too: they are on the pretend GPU.
+functions and objects, and entries whose names are in their code (``ACT2FN["mine"] = nn.ReLU``), but in no module that
+the run imports. Tensors are removed, too: they are on the pretend GPU.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import linecache
-import re
 import sys
 import types
 from collections import OrderedDict, defaultdict
@@ -22,9 +21,9 @@ from typing import Any
 import torch
 
 from oom_magic.predict.isolation.process.standard_library import Staying
-from oom_magic.predict.isolation.reach import NOT_WALKED, is_users, is_users_module, users_modules
+from oom_magic.predict.isolation.process.users_words import users_words
+from oom_magic.predict.isolation.reach import NOT_WALKED, is_users, is_users_module
 from oom_magic.predict.isolation.snapshot import Alike, is_unchanged
-from oom_magic.user_code import is_users_file
 
 _KEPT = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.fx.experimental")  # by compiling
 _OF_BACKENDS = "torch._dynamo.backends.registry"
@@ -33,7 +32,6 @@ _TABLES = (dict, OrderedDict, defaultdict, list, set)
 _PLAIN = (*_TABLES, types.MappingProxyType)
 _AT_ONCE = 100  # how many tables are compared one by one once one of them has changed
 _MADE_BY_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE: attributes of other classes cannot be set
-_WORD = re.compile(r"\w+")
 
 
 def registrations_noted() -> Callable[[], None]:
@@ -58,7 +56,6 @@ class _Libraries:
     def __init__(self) -> None:
         self._identities: list[int] = []  # of all modules
         self._by_package: dict[str, list[types.ModuleType]] = {}
-        self._files: list[str] = []  # of the user's modules
         self._lengths: list[int] = []
         self._modules: list[types.ModuleType] = []
         self.tables: list[tuple[Any, list[Any]]] = []  # by type, some at once
@@ -74,8 +71,7 @@ class _Libraries:
             self._by_package = {}
             for module in filter(_is_librarys, everything):
                 self._by_package.setdefault(_package(module), []).append(module)
-            self._files = [str(one.__file__) for one in users_modules() if getattr(one, "__file__", None)]
-        words = self.words()
+        words = users_words()
         packages = sorted(words & self._by_package.keys() | {"torch"})
         modules = list(chain.from_iterable(map(self._by_package.__getitem__, packages)))
         lengths = list(map(len, map(vars, modules)))
@@ -83,11 +79,6 @@ class _Libraries:
             self._modules, self._lengths = modules, lengths
             self._gather()
         return words
-
-    def words(self) -> set[str]:
-        """The words in the user's code."""
-        files = {*self._files, *filter(is_users_file, list(linecache.cache))}
-        return set().union(*map(_words_of, files))
 
     def _gather(self) -> None:
         names = list(map(vars, self._modules))
@@ -191,10 +182,9 @@ class _Users:
         names, values = ((one if type(one) is tuple else (one,)) for one in (name, value))
         if any(is_users(one) or isinstance(one, torch.Tensor) for one in (*names, *values)):
             return True
-        if self._staying.has_imported:  # a library may have filled its table for good
+        if isinstance(value, types.ModuleType) or self._staying.is_importeds(value):
             return False
-        texts = [set(_WORD.findall(one)) for one in names if type(one) is str]
-        return any(words and words <= self._words for words in texts) and not isinstance(value, types.ModuleType)
+        return any(map(self._staying.is_users_name, names))
 
     def have_replaced(self, before: Any, value: Any) -> bool:
         """Whether something stands in place of a function or class of a library that is not of the same one.
@@ -205,22 +195,8 @@ class _Users:
         is_others = callable(before) and (_package(value) or home) != home
         return is_others and (home == "torch" or not self._staying.is_importeds(value))
 
-    @functools.cached_property
-    def _words(self) -> set[str]:
-        return _libraries.words()
-
 
 def _package(one: Any) -> str:
     """The package of a module, or of something in one."""
     name = vars(one).get("__name__") if issubclass(type(one), types.ModuleType) else getattr(one, "__module__", None)
     return str(name or "").partition(".")[0]
-
-
-_known_words: dict[str, tuple[list[str], set[str]]] = {}  # of files, with their lines
-
-
-def _words_of(file: str) -> set[str]:
-    lines = linecache.getlines(file)  # the same list until the file is read again
-    if file not in _known_words or _known_words[file][0] is not lines:
-        _known_words[file] = lines, set(_WORD.findall("".join(lines)))
-    return _known_words[file][1]

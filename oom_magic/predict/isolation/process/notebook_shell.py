@@ -54,7 +54,7 @@ def _tables(shell: Any) -> Iterator[Any]:
 def _restore(noted: list[Alike], known: frozenset[str], loaded: set[str], before: set[str]) -> None:
     staying, extensions = Staying(known), tuple(loaded - before)
 
-    def stays(value: Any) -> bool:
+    def stays(_name: Any, value: Any) -> bool:
         home = str(home_of(value))
         return home.startswith(_REMEMBERING) or (staying.is_importeds(value) and not home.startswith(extensions))
 

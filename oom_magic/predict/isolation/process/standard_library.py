@@ -2,8 +2,9 @@
 
 Any code can change them (``calendar.setfirstweekday``, ``mimetypes.add_type``, ``string.Template.delimiter``), and no
 function returns all of it. So everything is recorded, and restored where it has changed. Modules imported meanwhile
-stay, and so do their entries here. The origin of plain values cannot be told, so new ones stay if the run imports a
-module that is not Python's. Caches stay, too, and whatever serves threads and imports.
+stay, and so do their entries here. The origin of plain values cannot be told: new ones stay if the run imports a module
+that is not Python's, unless only the user's code has their name. Caches stay, too, and whatever serves threads and
+imports.
 """
 
 from __future__ import annotations
@@ -16,16 +17,20 @@ import encodings
 import enum
 import functools
 import gc
+import os
+import re
 import sys
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, compress
+from pathlib import Path
 from typing import Any
 
 from oom_magic.predict.isolation.patching import patched, undone_at_the_end
-from oom_magic.predict.isolation.reach import is_users
+from oom_magic.predict.isolation.process.users_words import users_words, words_of
+from oom_magic.predict.isolation.reach import is_users, is_users_module
 from oom_magic.predict.isolation.snapshot import Alike, fill, is_unchanged
 
 _chain = chain.from_iterable
@@ -132,14 +137,15 @@ def _restore(noted: list[Alike], owners: dict[int, Any], known: Collection[str],
             if not is_unchanged(before, now):
                 owner = owners.get(id(now))
                 are_pythons = owner is sys or owner is builtins  # plain ones mean something: sys.tracebacklimit
-                restore_one(now, before, owner, staying.is_importeds if are_pythons else staying.may_be_importeds)
+                restore_one(now, before, owner, staying.is_entry if are_pythons else staying.may_be_entry)
     for function in list(_SEARCH_FUNCTIONS):
         if function not in search_functions and not staying.is_importeds(function):
             codecs.unregister(function)
 
 
-def restore_one(now: Any, before: Any, owner: Any, stays: Callable[[Any], bool]) -> None:
-    """Put back what a table held; ``owner`` has it as its attributes. Of what is new stays what ``stays`` says."""
+def restore_one(now: Any, before: Any, owner: Any, stays: Callable[[Any, Any], bool]) -> None:
+    """Put back what a table held; ``owner`` has it as its attributes. Of what is new stays what ``stays`` says of its
+    name and itself."""
     if owner is not None:
         put, drop = functools.partial(setattr, owner), functools.partial(delattr, owner)
         _restore_names(now, before, put, drop, stays)
@@ -147,7 +153,7 @@ def restore_one(now: Any, before: Any, owner: Any, stays: Callable[[Any], bool])
         _restore_names(now, before, now.__setitem__, now.__delitem__, stays)
     else:
         old = set(map(id, before))
-        fill(now, [*before, *(one for one in now if id(one) not in old and stays(one))])
+        fill(now, [*before, *(one for one in now if id(one) not in old and stays(one, one))])
 
 
 @contextmanager
@@ -197,9 +203,35 @@ class Staying:
         home = home_of(value)
         return isinstance(home, str) and home in sys.modules and home not in self._known
 
-    def may_be_importeds(self, value: Any) -> bool:
-        """Whether plain values may belong to one: if a library was imported."""
-        return (self.has_imported and type(value) in _PLAIN) or self.is_importeds(value)
+    def is_entry(self, name: Any, value: Any) -> bool:
+        """Whether the entry of a table is such a module's."""
+        return self.is_importeds(value)
+
+    def may_be_entry(self, name: Any, value: Any) -> bool:
+        """Whether it may be: any plain value, if a library was imported, unless only the user's code has its name."""
+        if type(value) in _PLAIN and self.has_imported:
+            return not self.is_users_name(name)
+        return self.is_importeds(value)
+
+    def is_users_name(self, name: Any) -> bool:
+        """Whether a name is in the user's code, and in no library's that was imported meanwhile."""
+        words = words_of(name) if type(name) is str else set()
+        if not words or not words <= self._words:
+            return False
+        entire = re.compile(rb"(?<!\w)%s(?!\w)" % re.escape(name.encode(errors="replace")))
+        return not any(map(entire.search, self._imported))
+
+    @functools.cached_property
+    def _words(self) -> set[str]:
+        return users_words()
+
+    @functools.cached_property
+    def _imported(self) -> list[bytes]:
+        """The files of the libraries' modules that were imported meanwhile, and those modules' names."""
+        names = [name for name in sys.modules.keys() - self._known if name.partition(".")[0] not in _NAMES]
+        modules = [sys.modules[name] for name in names if not is_users_module(sys.modules[name])]
+        files = {str(getattr(module, "__file__", None)) for module in modules}
+        return [" ".join(names).encode(), *(Path(file).read_bytes() for file in files if os.path.isfile(file))]
 
 
 def home_of(value: Any) -> Any:
@@ -208,6 +240,8 @@ def home_of(value: Any) -> Any:
     for name in _WRAPPING.get(type(value), ()):
         if getattr(value, name) is not None:
             return home_of(getattr(value, name))
+    if isinstance(value, types.BuiltinMethodType) and value.__module__ is None:  # a list's, say
+        return type(value.__self__).__module__
     has_home = isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType))
     own = None if has_home or type(value).__dictoffset__ == 0 else object.__getattribute__(value, "__dict__")
     return own["__module__"] if own and "__module__" in own else (value if has_home else type(value)).__module__
@@ -223,14 +257,14 @@ def _restore_names(
     before: Any,
     put: Callable[[Any, Any], object],
     drop: Callable[[Any], object],
-    stays: Callable[[Any], bool],
+    stays: Callable[[Any, Any], bool],
 ) -> None:
     for name, value in list(now.items()):
         if before.get(name, now) is value or (isinstance(name, str) and name.startswith(_NAMED_BY_PYTHON)):
             continue
-        if name not in before and not stays(value):
+        if name not in before and not stays(name, value):
             drop(name)
-        elif name in before and (type(value) in _PLAIN or not stays(value)):
+        elif name in before and (type(value) in _PLAIN or not stays(name, value)):
             put(name, before[name])
     for name in before.keys() - now.keys():
         put(name, before[name])
