@@ -224,16 +224,20 @@ def test_names_that_other_threads_look_up_are_never_missing() -> None:
 
 def test_threads_that_the_run_wakes_are_said_and_what_a_thread_holds_is_as_before() -> None:
     jobs: queue.Queue[int | None] = queue.Queue()
+    simple: queue.SimpleQueue[int] = queue.SimpleQueue()
     local, timer = threading.local(), threading.Timer(1000, print)
     local.seen = [1]
     worker = threading.Thread(target=lambda: iter(jobs.get, None).__next__(), name="prefetching", daemon=True)
-    for thread in (worker, timer):
+    taking = threading.Thread(target=lambda: simple.get(), name="taking", daemon=True)
+    for thread in (worker, timer, taking):
         thread.start()
 
     def run() -> None:
         local.seen.append(2)
         local.other = 3
         jobs.put(1)
+        simple.put(1)
+        queue.SimpleQueue[int]().put(1)
         timer.cancel()
         worker.name = "renamed"
         own = threading.Event()
@@ -244,4 +248,4 @@ def test_threads_that_the_run_wakes_are_said_and_what_a_thread_holds_is_as_befor
     report = DrySession(has_bar=False, is_lasting=False).run(run, [{"local": local, "worker": worker}])
     assert vars(local) == {"seen": [1]} and worker.name == "prefetching"
     said = [one.text.split("`")[1] for one in report.assumptions if "waited" in one.text]
-    assert said == ["prefetching", before]
+    assert said == ["prefetching", "taking", before] and type(queue.SimpleQueue.put) is type(queue.SimpleQueue.get)

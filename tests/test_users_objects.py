@@ -14,6 +14,7 @@ import io
 import itertools
 import json
 import mmap
+import operator
 import os
 import random
 import select
@@ -119,8 +120,10 @@ def test_a_large_array_is_not_written_to() -> None:
     assert not names["large"].any() and said and names["large"].flags.writeable
 
 
-def test_arrays_over_other_memory_are_as_before() -> None:
+def test_arrays_over_other_memory_are_as_before(tmp_path: Path) -> None:
     """NumPy makes none writeable that lies over a tensor, or over an array that is not writeable yet."""
+    file = tmp_path / "bytes"
+    file.write_bytes(b"\1\1")
     owner = np.zeros(1 << 22)
     names = {
         "of a tensor": torch.ones(3).numpy(),
@@ -128,11 +131,12 @@ def test_arrays_over_other_memory_are_as_before() -> None:
         "owner": owner,
         "view": owner[3:],
         "constant": np.ones(2),
+        "copied on write": np.memmap(file, mode="c"),
     }
     names["constant"].setflags(write=False)
 
     def run() -> None:
-        names["of a tensor"][0] = 5
+        names["of a tensor"][0] = names["copied on write"][0] = 5
         names["constant"].setflags(write=True)
         assert not any(names[name].flags.writeable for name in ("large", "owner", "view"))
 
@@ -140,6 +144,7 @@ def test_arrays_over_other_memory_are_as_before() -> None:
         DrySession(has_bar=False, is_lasting=False).run(run, [names])
         writeable = {name: array.flags.writeable for name, array in names.items()}
         assert writeable == {name: name != "constant" for name in names} and names["of a tensor"].sum() == 3
+        assert names["copied on write"].tolist() == [1, 1]
         names = dict(reversed(names.items()))
 
 
@@ -407,22 +412,26 @@ def test_classes_that_name_no_module_do_no_harm() -> None:
 
 def test_what_the_users_caches_hold_stays() -> None:
     """A model that only a cache holds would be gone with it."""
-    limited, full, cleared = (functools.lru_cache(2)(lambda key: [key]) for _unused in range(3))
+    limited, full, cleared = (functools.lru_cache(2)(lambda key, **_options: [key]) for _unused in range(3))
+    typed = functools.lru_cache(3, typed=True)(lambda key, other=0, **_options: {1: {key: other}})
     whole = functools.lru_cache(None)(lambda key: [key])
     mine, first, kept = the_model(), limited(1), whole(1)
-    full(1), cleared(1)
+    cleared(1)
+    held = [full(1), full(2, a=1), typed(1), typed(1.0, 2), typed(1, other=2, a=3)]
 
     def run() -> None:
         the_model().cuda()
         limited(1).append("inside")
-        limited(2), full(2), full(3), full(4)
+        limited(2), full(2), full(3), full(4), [typed(key) for key in "abcd"]
         cleared.cache_clear(), whole.cache_clear(), whole(2)
 
-    names = {"the_model": the_model, "limited": limited, "full": full, "cleared": cleared, "whole": whole}
+    names = {"the_model": the_model, "held": [limited, full, cleared, whole, typed]}
     DrySession(has_bar=False, is_lasting=False).run(run, [names])
     assert the_model() is mine and not mine.weight.is_meta
     assert limited(1) is first == [1] and limited.cache_info().currsize == 1
     assert whole(1) is kept and whole.cache_info().currsize == 1
+    again = [full(1), full(2, a=1), typed(1), typed(1.0, 2), typed(1, other=2, a=3)]
+    assert all(map(operator.is_, held, again)) and typed.cache_info().currsize == 3
     assert [one(key) for one in (full, cleared) for key in (1, 2, 3, 4, 1)] == [[1], [2], [3], [4], [1]] * 2
 
 

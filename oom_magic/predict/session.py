@@ -367,6 +367,7 @@ class DrySession:
             stack.enter_context(compile_followed(self.fake_gpu, self.assume, show, self.follows_compile))
             threads = RunThreads(self._on_thread, (Finished, torch.OutOfMemoryError), self._assume_of_user)
             stack.enter_context(all_patched(threads.patches()))
+            stack.enter_context(threads.queues_watched())
             stack.enter_context(view)
             stack.enter_context(self.fake_gpu)
             try:

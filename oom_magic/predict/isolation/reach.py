@@ -138,12 +138,28 @@ def used_by_other_threads(own: Collection[int]) -> tuple[Reach, list[str]] | Non
     """Objects that the user's code on threads other than ``own`` may touch, with those threads' names; None without
     such code."""
     reach, names = Reach(by_name=True, racing=None), []
-    known = {thread.ident: thread.name for thread in threading.enumerate()}
-    for ident, frames in _other_stacks(own):
-        names.append(known.get(ident, str(ident)))
+    for name, frames in _named_stacks(own):
+        names.append(name)
         for frame in frames:
             reach.walk(_of_frame(frame))
     return (reach, names) if names else None
+
+
+def threads_with(one: Any, own: Collection[int]) -> list[str]:
+    """The names of threads other than ``own`` on which code of the user's can reach an object."""
+    found = []
+    for name, frames in _named_stacks(own):
+        reach = Reach(by_name=True, racing=None)
+        for frame in frames:
+            reach.walk(_of_frame(frame))
+        if one in reach:
+            found.append(name)
+    return found
+
+
+def _named_stacks(own: Collection[int]) -> Iterator[tuple[str, list[types.FrameType]]]:
+    known = {thread.ident: thread.name for thread in threading.enumerate()}
+    return ((known.get(ident, str(ident)), frames) for ident, frames in _other_stacks(own))
 
 
 def codes_of_other_threads(own: Collection[int], namespace: Mapping[str, Any]) -> list[types.CodeType]:

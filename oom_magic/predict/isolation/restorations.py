@@ -32,6 +32,7 @@ import numpy as np
 import torch
 
 from oom_magic.language import _
+from oom_magic.predict.isolation.function_caches import CACHED_FUNCTION, cache_noted
 from oom_magic.predict.isolation.snapshot import fill
 from oom_magic.units import format_bytes
 
@@ -40,7 +41,6 @@ _OF_CONNECTIONS = ("options", "verify_flags", "minimum_version", "maximum_versio
 _POLL: Any = type(select.poll()) if hasattr(select, "poll") else ()
 _COPIED_BYTES = 1 << 24  # of one object
 _WRITEABLE = 0x400  # NPY_ARRAY_WRITEABLE
-_CACHED_FUNCTION = type(functools.lru_cache(len))
 
 
 class LargeMapError(TypeError):
@@ -64,8 +64,9 @@ def restoration_of(one: Any, room: int) -> Restoration | None:
     """The restoration of an object, of which at most ``room`` bytes are copied; None for other kinds of objects."""
     if isinstance(one, np.ndarray):
         return _of_array(one, room)
-    if isinstance(one, _CACHED_FUNCTION):
-        return _of_cache(one)
+    if isinstance(one, CACHED_FUNCTION):
+        undo, inner = cache_noted(one)
+        return Restoration(undo, inner=inner)
     if isinstance(one, mmap.mmap):
         return _of_map(one, room)
     if isinstance(one, memoryview):
@@ -100,28 +101,6 @@ def restoration_of(one: Any, room: int) -> Restoration | None:
     if pillow is not None and isinstance(one, pillow.Image):
         return _of_image(one, room)
     return _of_subclass(one)
-
-
-def _of_cache(one: Any) -> Restoration:
-    """Restores a function's cache: the run's results are removed, the user's stay.
-
-    CPython keeps them in a dict, or, if there is a limit, in links (``lru_cache_object`` in
-    Modules/_functoolsmodule.c); a link that the dict lacks is dropped when it is the oldest. One that was dropped must
-    not be in the dict again: the next call would follow it to freed memory.
-    """
-    referents, info = gc.get_referents(one), one.cache_info()
-    if info.maxsize is None:
-        return Restoration(_nothing, inner=referents)
-    table = next(each for each in referents if type(each) is dict and each is not vars(one))
-    undo = functools.partial(_forget_results, one, table, dict(table), info)
-    return Restoration(undo, inner=[each for each in referents if each is not table])
-
-
-def _forget_results(one: Any, table: dict[Any, Any], before: dict[Any, Any], info: Any) -> None:
-    if one.cache_info().misses - info.misses > info.maxsize - info.currsize:
-        one.cache_clear()  # results were evicted, and links reused
-    for key in [key for key, entry in table.items() if before.get(key, table) is not entry]:
-        del table[key]
 
 
 def _set_bits(one: Any, before: tuple[Any, Any]) -> None:
@@ -253,7 +232,7 @@ def _of_array(one: Any, room: int) -> Restoration:
     if one.dtype.hasobject:
         inner += one.flat if one.dtype == object else []
         return Restoration(partial(_restore_objects, one, one.copy()), 0, inner)
-    if isinstance(one, np.memmap):
+    if isinstance(one, np.memmap) and one.mode != "c":  # copied on write, so no file holds what is set
         return Restoration(_nothing, 0, inner)
     if not one.flags.writeable:
         return Restoration(partial(one.setflags, write=False), 0, inner)

@@ -7,6 +7,9 @@ others find PyTorch as it is. A thread of the run enters the modes when it begin
 from __future__ import annotations
 
 import _thread
+import ctypes
+import gc
+import queue
 import threading
 import time
 import weakref
@@ -94,8 +97,7 @@ class RunThreads:
 
         def notified(condition: threading.Condition, n: int = 1) -> None:
             if condition._waiters:  # type: ignore[attr-defined]
-                for name in waiting_threads(condition, _own):
-                    self._assume(_("thread `{name}` of yours waited: what the dry run hands to it is real", name=name))
+                self._say_who_waited(waiting_threads(condition, _own))
             notify(condition, n)
 
         pools = {"__init__": begun, "shutdown": shut_down, "submit": submitted}
@@ -104,6 +106,38 @@ class RunThreads:
             (ThreadPoolExecutor, pools),
             (threading.Condition, {"notify": notified}),
         ]
+
+    @contextmanager
+    def queues_watched(self) -> Iterator[None]:
+        """Tell of threads of the user's that take what the run puts into a ``SimpleQueue``.
+
+        Its class is C's and has no attribute that can be set, so its table of methods is changed.
+        """
+        from oom_magic.predict.isolation.reach import threads_with  # loads PyTorch
+
+        kind, table = queue.SimpleQueue, gc.get_referents(vars(queue.SimpleQueue))[0]
+        usual, seen = dict(table), set()
+
+        def watching(put: Callable[..., None]) -> Callable[..., None]:
+            def watched(one: Any, *args: Any, **kwargs: Any) -> None:
+                if is_of_run() and id(one) not in seen:
+                    seen.add(id(one))
+                    self._say_who_waited(threads_with(one, _own))
+                put(one, *args, **kwargs)
+
+            return watched
+
+        try:
+            table.update({name: watching(usual[name]) for name in ("put", "put_nowait")})
+            ctypes.pythonapi.PyType_Modified(ctypes.py_object(kind))
+            yield
+        finally:
+            table.update(usual)
+            ctypes.pythonapi.PyType_Modified(ctypes.py_object(kind))
+
+    def _say_who_waited(self, names: list[str]) -> None:
+        for name in names:
+            self._assume(_("thread `{name}` of yours waited: what the dry run hands to it is real", name=name))
 
     def wait(self) -> None:
         """Wait for threads; those that do not end in time are ended at their next operator."""

@@ -55,7 +55,7 @@ def open_files_restored(
         for one in _reachable(known, namespaces, function, assume):
             if isinstance(one, FILES):
                 stack.enter_context(_file_restored(one, tree, assume))
-            elif isinstance(one, np.memmap) and one.flags.writeable:
+            elif isinstance(one, np.memmap) and one.flags.writeable and one.mode != "c":
                 one.flags.writeable = False
                 stack.callback(one.setflags, write=True)
             elif isinstance(one, sqlite3.Connection):

@@ -1,0 +1,77 @@
+"""The caches of functions (``functools.lru_cache``): the run's results are removed, the user's stay.
+
+CPython keeps them in a dict, or, if there is a limit, in links (``lru_cache_object`` in Modules/_functoolsmodule.c); a
+link that the dict lacks is dropped when it is the oldest. One that was dropped must not be in the dict again: the next
+call would follow it to freed memory. So a cache of which results were dropped is filled again by calls.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+CACHED_FUNCTION = type(functools.lru_cache(len))
+_OF_A_LINK = 3  # what the collector is shown of one: its key, its result, and its type
+_WORD = ctypes.sizeof(ctypes.c_void_p)
+
+
+def cache_noted(one: Any) -> tuple[Callable[[], object], list[Any]]:
+    """What puts a function's cache back, and the objects that it holds."""
+    referents, info = gc.get_referents(one), one.cache_info()
+    if info.maxsize is None:
+        return lambda: None, referents
+    at = 1 + _OF_A_LINK * info.currsize  # after its type
+    links, table, function = referents[1:at], referents[at], referents[at + 1]
+    results = list(zip(links[::_OF_A_LINK], links[1::_OF_A_LINK], strict=True))
+    undo = functools.partial(_restore, one, table, dict(table), info, results, function)
+    return undo, [*links, function, vars(one)]
+
+
+def _restore(
+    one: Any, table: dict[Any, Any], before: dict[Any, Any], info: Any, results: list[tuple[Any, Any]], function: Any
+) -> None:
+    num_new = one.cache_info().misses - info.misses
+    has_dropped = not 0 <= num_new <= info.maxsize - info.currsize  # links are used again for other results
+    if not has_dropped and all(table.get(key) is link for key, link in before.items()):
+        for key in table.keys() - before.keys():
+            del table[key]
+        return
+    one.cache_clear()
+    for key, result in results:
+        with _returning(one, function, result):
+            arguments, keywords = _arguments(key, one)
+            one(*arguments, **keywords)
+
+
+@contextmanager
+def _returning(one: Any, function: Any, result: Any) -> Iterator[None]:
+    """The cached function returns ``result`` where it would be called."""
+    words = range(id(one) + object.__basicsize__, id(one) + type(one).__basicsize__, _WORD)
+    place = next(word for word in map(ctypes.c_void_p.from_address, words) if word.value == id(function))
+
+    def returned(*_arguments: Any, **_keywords: Any) -> Any:
+        return result
+
+    place.value = id(returned)
+    try:
+        yield
+    finally:
+        place.value = id(function)
+
+
+def _arguments(key: Any, one: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Of the call that a key stands for (``lru_cache_make_key``): one plain argument, or all, a mark and those with
+    names, and where types count the types of all."""
+    if type(key) is not tuple:
+        return (key,), {}
+    at = next((at for at, each in enumerate(key) if type(each) is object), None)
+    is_typed = one.cache_parameters()["typed"]
+    if at is None:
+        return key[: len(key) // 2] if is_typed else key, {}
+    named = key[at + 1 :]
+    named = named[: (len(named) - at) // 3 * 2] if is_typed else named
+    return key[:at], dict(zip(named[::2], named[1::2], strict=True))
