@@ -165,11 +165,9 @@ def is_polled(poll: Any) -> bool:
 
 
 def begin(database: sqlite3.Connection) -> None:
-    with contextlib.suppress(sqlite3.OperationalError):
-        database.execute("create table a (b)")
-    with contextlib.suppress(sqlite3.OperationalError):
-        database.execute("insert into a values (1)")
     database.execute("begin")
+    database.execute("create table a (b)")
+    database.execute("insert into a values (1)")
 
 
 def num_spawned(generator: np.random.Generator) -> Any:

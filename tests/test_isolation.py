@@ -239,6 +239,8 @@ def databases() -> None:
         connection.execute("insert into t values (1)")
         with pytest.raises(sqlite3.DatabaseError):
             connection.execute("attach 'other.sqlite' as other")
+        with pytest.raises(sqlite3.DatabaseError):
+            connection.execute("attach ? as other", ("other.sqlite",))
 
 
 def programs() -> None:

@@ -9,13 +9,17 @@ import mmap
 import multiprocessing
 import os
 import socket
+import sqlite3
 import threading
 from multiprocessing import shared_memory
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import oom_magic as om
+from oom_magic.predict.session import DrySession
 
 
 def test_files_that_were_open_are_where_they_were(tmp_path: Path, here: None) -> None:
@@ -223,3 +227,36 @@ def test_shared_memory_is_as_before() -> None:
     for one in (again, held):
         one.close()
     held.unlink()
+
+
+def test_databases_that_were_open_hold_what_they_held(tmp_path: Path) -> None:
+    first, second = (sqlite3.connect(tmp_path / name) for name in ("first", "second"))
+    for one in (first, second):
+        one.execute("create table steps (loss)")
+        one.commit()
+    second.execute("insert into steps values (1)")  # not committed
+    names: dict[str, Any] = {"first": first, "cursor": first.cursor(), "second": second}
+
+    def log() -> None:
+        names["cursor"].execute("insert into steps values (0.5)")
+        names["first"].commit()
+        assert names["first"].execute("select * from steps").fetchall() == [(0.5,)]
+        with pytest.raises(sqlite3.DatabaseError):
+            names["first"].execute("attach ? as other", (str(tmp_path / "other"),))
+        names["first"].close()
+
+    report = DrySession(has_bar=False, is_lasting=False).run(log, [names])
+    assert names["first"] is first and names["cursor"].connection is first and len(report.assumptions) == 1
+    assert first.execute("select * from steps").fetchall() == [] and not (tmp_path / "other").exists()
+    with pytest.raises(sqlite3.OperationalError, match="A dry run only reads a database"):
+        DrySession(has_bar=False).run(lambda: names["second"].execute("delete from steps"), [names])
+    assert second.execute("select * from steps").fetchall() == [(1,)]
+    first.close(), second.close()
+
+
+def test_what_cannot_be_written_to_says_why(tmp_path: Path) -> None:
+    names = {"mapped": np.memmap(tmp_path / "map", np.uint8, "w+", shape=(4,)), "large": np.zeros(1 << 22)}
+    for name in names:
+        with pytest.raises(ValueError, match="A dry run only reads arrays"):
+            DrySession(has_bar=False).run(lambda name=name: names[name].fill(1), [names])  # type: ignore[misc]
+        assert names[name].flags.writeable and not names[name].any()

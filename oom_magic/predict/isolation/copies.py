@@ -1,4 +1,4 @@
-"""Objects whose state can be copied but not restored, such as iterators: the run gets copies instead."""
+"""Objects whose state can be copied but not restored, such as iterators and databases: the run gets copies instead."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import functools
 import itertools
 import os
 import select
+import sqlite3
 import warnings
 from collections import OrderedDict, deque
 from typing import Any
@@ -24,6 +25,7 @@ _OF_OTHERS = (
     *(kind for kind in vars(itertools).values() if isinstance(kind, type) and hasattr(kind, "__next__")),
 )  # fmt: skip
 _EPOLL: Any = getattr(select, "epoll", ())
+_COPIED_BYTES = 1 << 24  # of one database
 _DEEP = 8  # an iterator over another one's values over ...
 
 
@@ -56,11 +58,16 @@ class Copies:
         if not has_copy(kind) or id(one) in self._originals:
             return None
         if id(one) not in self._made:
-            made = _copied(one, _DEEP)
+            made = self._new_cursor(one) if isinstance(one, sqlite3.Cursor) else _copied(one, _DEEP)
             self._made[id(one)] = one, made
             if made is not None:
                 self._originals[id(made)] = one
         return self._made[id(one)][1]
+
+    def _new_cursor(self, one: sqlite3.Cursor) -> Any:
+        """A cursor of the connection's copy; rows that the user's has not yet given are not in it."""
+        connection = self.of(one.connection) if type(one) is sqlite3.Cursor else None
+        return None if connection is None else connection.cursor()
 
 
 def set_items(one: tuple[Any, ...], items: list[Any]) -> None:
@@ -83,7 +90,8 @@ def _set_item(one: tuple[Any, ...], at: int, item: Any) -> None:
 @functools.lru_cache(maxsize=4096)
 def has_copy(kind: Any) -> bool:
     """Whether objects of the type are exchanged for copies."""
-    exchanged = (*_OF_CONTAINERS, *_OF_OTHERS, dataloader._SingleProcessDataLoaderIter, _EPOLL)
+    databases = (sqlite3.Connection, sqlite3.Cursor)
+    exchanged = (*_OF_CONTAINERS, *_OF_OTHERS, dataloader._SingleProcessDataLoaderIter, _EPOLL, *databases)
     return issubclass(kind, exchanged) or _is_digest(kind)
 
 
@@ -105,6 +113,8 @@ def _copied(one: Any, depth: int) -> Any:
         return None if one.closed else kind.fromfd(os.dup(one.fileno()))
     if isinstance(one, dataloader._SingleProcessDataLoaderIter):
         return _copied_batches(one)
+    if kind is sqlite3.Connection:
+        return _copied_database(one)
     if kind not in _OF_OTHERS or depth == 0:
         return None
     try:
@@ -144,3 +154,31 @@ def _copied_batches(one: Any) -> Any:
     one._sampler_iter, ours = itertools.tee(one._sampler_iter)
     made.__dict__.update(one.__dict__, _sampler_iter=ours)
     return made
+
+
+class DatabaseCopy(sqlite3.Connection):
+    """A copy in memory."""
+
+
+def _copied_database(one: sqlite3.Connection) -> DatabaseCopy | None:
+    """None for a large one, one of another thread, and one in a transaction, which copying would wait for."""
+    try:
+        if one.in_transaction:
+            return None
+        [[pages]], [[page_bytes]] = (one.execute(f"PRAGMA {name}").fetchall() for name in ("page_count", "page_size"))
+        if pages * page_bytes > _COPIED_BYTES:
+            return None
+        made = DatabaseCopy(":memory:", isolation_level=one.isolation_level)
+        one.backup(made)
+    except sqlite3.Error:  # closed, say
+        return None
+    for name in ("row_factory", "text_factory"):
+        setattr(made, name, getattr(one, name))
+    made.set_authorizer(_allow_in_memory)
+    return made
+
+
+def _allow_in_memory(action: int, first: Any, *_: Any) -> int:
+    """SQLite asks before each statement: ATTACH would open a file. Of a parameter's name it says None."""
+    is_attached = action == sqlite3.SQLITE_ATTACH and first not in ("", ":memory:")
+    return sqlite3.SQLITE_DENY if is_attached else sqlite3.SQLITE_OK

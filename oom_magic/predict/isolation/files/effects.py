@@ -148,6 +148,7 @@ def _private(tree: FileTree, path: str) -> str:
 
 
 def _allow(tree: FileTree, action: int, first: Any, *_: Any) -> int:
-    """SQLite asks before each statement: ATTACH would open another file of the user's."""
-    is_attached = action == sqlite3.SQLITE_ATTACH and first not in (None, "", ":memory:")
+    """SQLite asks before each statement: ATTACH would open another file of the user's. Of a parameter's name it says
+    None."""
+    is_attached = action == sqlite3.SQLITE_ATTACH and first not in ("", ":memory:")
     return sqlite3.SQLITE_DENY if is_attached and not tree.is_private(str(first)) else sqlite3.SQLITE_OK

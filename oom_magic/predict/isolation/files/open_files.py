@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from oom_magic.language import _
+from oom_magic.predict.isolation.copies import DatabaseCopy
 from oom_magic.predict.isolation.files.file_tree import FileTree
 from oom_magic.predict.isolation.live_objects import FILES, find_live_objects
 from oom_magic.predict.isolation.patching import patched
@@ -58,11 +59,33 @@ def open_files_restored(
             elif isinstance(one, np.memmap) and one.flags.writeable and one.mode != "c":
                 one.flags.writeable = False
                 stack.callback(one.setflags, write=True)
-            elif isinstance(one, sqlite3.Connection):
+            elif isinstance(one, sqlite3.Connection) and not isinstance(one, DatabaseCopy):
                 stack.enter_context(_database_restored(one, assume))
         stack.enter_context(_logs_restored(scope))
-        with scope.inside():
+        with scope.inside(), _refusals_explained():
             yield
+
+
+@contextmanager
+def _refusals_explained() -> Iterator[None]:
+    """The errors of what can only be read meanwhile say why, and what to do."""
+    try:
+        yield
+    except (sqlite3.OperationalError, ValueError) as error:
+        text = str(error)
+        if "readonly database" in text:
+            why = _(
+                "A dry run only reads a database that was opened before it and has over 16 MiB or an open transaction:"
+                " commit that, or connect to it in the cell."
+            )
+            error.args = (f"{text}. {why}",)
+        elif "is read-only" in text:
+            why = _(
+                "A dry run only reads arrays of over 16 MiB and memory maps that were there before it: let the cell"
+                " write to a copy."
+            )
+            error.args = (f"{text}. {why}",)
+        raise
 
 
 def compressed_written_out() -> Callable[[], None]:
