@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import Any
 from xml.etree import ElementTree
 
+import ipywidgets
 import numpy as np
 import pytest
 import torch
@@ -54,6 +55,8 @@ def test_what_objects_hold_inside_is_as_before() -> None:
     pickler, unpickler = pickle.Pickler(io.BytesIO()), pickle.Unpickler(data)
     adapter = logging.LoggerAdapter(logging.getLogger("users"), {"a": 1})
     alock, aqueue, asemaphore, aevent = asyncio.Lock(), asyncio.Queue[int](), asyncio.Semaphore(1), asyncio.Event()
+    layer.numbers, shown, sent = iter([1, 2]), ipywidgets.IntSlider(1), list[Any]()  # type: ignore[assignment]
+    shown.send_state = lambda key=None: sent.append((shown.value, key))
     cases: list[Case] = [
         (lock, lock.locked, lambda one: one.acquire()),
         (semaphore, lambda: semaphore._value, lambda one: one.acquire()),
@@ -66,7 +69,7 @@ def test_what_objects_hold_inside_is_as_before() -> None:
         (types.MappingProxyType(inner), lambda: str(inner), lambda one: one["a"].append(2)),
         (module, lambda: str(module.x), lambda one: one.x.append(2)),
         (tensor, lambda: str(tensor.seen), lambda one: one.seen.append(2)),  # type: ignore[attr-defined]
-        (layer, lambda: str(layer.seen), lambda one: one.seen["a"].append(2)),
+        (layer, lambda: str(layer.seen), lambda one: one.seen["a"].append(next(one.numbers))),
         (bits, lambda: str(bits.state), lambda one: one.random_raw()),
         (seeds, lambda: seeds.n_children_spawned, lambda one: one.spawn(2)),
         (spawning, lambda: num_spawned(spawning), lambda one: (one.spawn(2), one.random())),
@@ -90,6 +93,11 @@ def test_what_objects_hold_inside_is_as_before() -> None:
         (aevent, aevent.is_set, lambda one: one.set()),
         (graph, lambda: (graph.code, len(graph.graph.nodes), graph(torch.ones(1)).item()), rewrite),
         (mixed, lambda: str(mixed.__kwdefaults__), lambda one: one.__kwdefaults__.update(kept=0)),
+        (
+            shown,
+            lambda: (shown.value, hasattr(shown, "mine")),
+            lambda one: setattr(one, "mine", setattr(one, "value", 2)),
+        ),
     ]
     with contextlib.suppress(ImportError):
         cases += pandas_cases()
@@ -104,6 +112,7 @@ def test_what_objects_hold_inside_is_as_before() -> None:
     before = [show() for _one, show, _change in cases]
     DrySession(has_bar=False, is_lasting=False).run(run, [names])
     assert [show() for _one, show, _change in cases] == before
+    assert next(layer.numbers) == 1 and sent[-1] == (1, {"value"})  # type: ignore[arg-type]
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

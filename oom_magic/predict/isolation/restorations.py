@@ -100,6 +100,9 @@ def restoration_of(one: Any, room: int) -> Restoration | None:
     pillow = sys.modules.get("PIL.Image")
     if pillow is not None and isinstance(one, pillow.Image):
         return _of_image(one, room)
+    widgets = sys.modules.get("ipywidgets")
+    if widgets is not None and isinstance(one, widgets.Widget):
+        return _of_widget(one)
     return _of_subclass(one)
 
 
@@ -423,6 +426,21 @@ def _of_image(one: Any, room: int) -> Restoration:
         return Restoration(_nothing, inner=attributes)
     undo = functools.partial(pixels.paste, pixels.copy(), (0, 0, *pixels.size))
     return Restoration(undo, size, attributes)
+
+
+def _of_widget(one: Any) -> Restoration:
+    """What has changed is sent again to the notebook, which shows it."""
+    before, own = dict(one._trait_values), dict(vars(one))
+    inner = [value for name, value in own.items() if name != "_trait_values"]
+    return Restoration(functools.partial(_restore_widget, one, before, own), inner=[*inner, *before.values()])
+
+
+def _restore_widget(one: Any, before: dict[str, Any], own: dict[str, Any]) -> None:
+    now = one._trait_values
+    changed = {name for name in before.keys() & now.keys() if now[name] is not before[name]}
+    fill(now, before)
+    fill(vars(one), own)
+    one.send_state(changed.intersection(one.keys))
 
 
 def _of_subclass(one: Any) -> Restoration | None:
