@@ -71,7 +71,7 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _room_for_every_test_s_data(monkeypatch: pytest.MonkeyPatch) -> None:
     """All these modules are the user's here, with the truth that they have read: more than a notebook's objects."""
-    from oom_magic.predict.isolation import users_objects
+    from oom_magic.predict.isolation.objects import users_objects
 
     monkeypatch.setattr(users_objects, "MOST_OBJECTS", 100_000)
 

@@ -29,9 +29,9 @@ from oom_magic.predict.isolation.files.file_tree import FileTree
 from oom_magic.predict.isolation.files.open_files import open_files_restored
 from oom_magic.predict.isolation.files.substitution import substituted
 from oom_magic.predict.isolation.live_objects import find_live_objects
+from oom_magic.predict.isolation.objects.users_objects import log_handlers
 from oom_magic.predict.isolation.patching import Patches, all_patched
 from oom_magic.predict.isolation.run_threads import Scope
-from oom_magic.predict.isolation.users_objects import log_handlers
 
 
 @dataclass(frozen=True)

@@ -27,13 +27,13 @@ from typing import Any
 import numpy as np
 
 from oom_magic.language import _
-from oom_magic.predict.isolation.copies import DatabaseCopy
 from oom_magic.predict.isolation.files.file_tree import FileTree
 from oom_magic.predict.isolation.live_objects import FILES, find_live_objects
+from oom_magic.predict.isolation.objects.copies import DatabaseCopy
+from oom_magic.predict.isolation.objects.users_objects import log_handlers
 from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.isolation.reach import NOT_WALKED
 from oom_magic.predict.isolation.run_threads import Scope
-from oom_magic.predict.isolation.users_objects import log_handlers
 
 _CLOSED_IN = (type, types.ModuleType, types.CodeType, types.FrameType, logging.Handler)  # not looked into
 _OF_LIBRARIES = NOT_WALKED - {"oom_magic"}  # the notebook's go on as before

@@ -10,8 +10,8 @@ from itertools import chain
 from typing import Any
 
 from oom_magic.language import _
+from oom_magic.predict.isolation.objects.restorations import restoration_of
 from oom_magic.predict.isolation.patching import Journal
-from oom_magic.predict.isolation.restorations import restoration_of
 from oom_magic.predict.isolation.run_threads import is_of_run
 from oom_magic.predict.isolation.snapshot import fill
 

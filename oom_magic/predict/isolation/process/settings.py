@@ -34,10 +34,10 @@ import torch
 import torch.backends.opt_einsum
 
 from oom_magic.predict.isolation.interrupts import wakeup_number
+from oom_magic.predict.isolation.objects.restorations import set_context
 from oom_magic.predict.isolation.process.notebook_shell import shell_noted
 from oom_magic.predict.isolation.process.standard_library import is_pythons, standard_library_noted
 from oom_magic.predict.isolation.reach import is_users, is_users_module
-from oom_magic.predict.isolation.restorations import set_context
 from oom_magic.predict.isolation.snapshot import fill, is_unchanged
 
 _Setting = tuple[Callable[[], Any], Callable[[Any], Any]]  # getter and setter

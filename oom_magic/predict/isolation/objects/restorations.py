@@ -32,7 +32,7 @@ import numpy as np
 import torch
 
 from oom_magic.language import _
-from oom_magic.predict.isolation.function_caches import CACHED_FUNCTION, cache_noted
+from oom_magic.predict.isolation.objects.function_caches import CACHED_FUNCTION, cache_noted
 from oom_magic.predict.isolation.snapshot import fill
 from oom_magic.units import format_bytes
 
@@ -92,6 +92,11 @@ def restoration_of(one: Any, room: int) -> Restoration | None:
         return _of_graph(one)
     if isinstance(one, torch.fx.Node):
         return Restoration(_nothing, inner=[one.graph])
+    return _of_library(one, room) or _of_subclass(one)
+
+
+def _of_library(one: Any, room: int) -> Restoration | None:
+    """Of objects of libraries that are loaded."""
     pandas = sys.modules.get("pandas")
     if pandas is not None and isinstance(one, pandas.api.extensions.ExtensionArray):
         return Restoration(functools.partial(_restore_values, one, one.copy()))
@@ -103,7 +108,7 @@ def restoration_of(one: Any, room: int) -> Restoration | None:
     widgets = sys.modules.get("ipywidgets")
     if widgets is not None and isinstance(one, widgets.Widget):
         return _of_widget(one)
-    return _of_subclass(one)
+    return None
 
 
 def _set_bits(one: Any, before: tuple[Any, Any]) -> None:

@@ -31,10 +31,10 @@ import numpy as np
 import torch
 
 from oom_magic.language import _
-from oom_magic.predict.isolation.copies import Copies, has_copy, set_items
 from oom_magic.predict.isolation.live_objects import LiveObjects
+from oom_magic.predict.isolation.objects.copies import Copies, has_copy, set_items
+from oom_magic.predict.isolation.objects.restorations import restoration_of
 from oom_magic.predict.isolation.reach import NOT_WALKED, is_users, is_users_class, is_users_module, users_modules
-from oom_magic.predict.isolation.restorations import restoration_of
 from oom_magic.predict.isolation.snapshot import Snapshot, is_unchanged
 from oom_magic.user_code import is_users_file
 

@@ -1,0 +1,1 @@
+"""What the user's objects hold besides tensors: a dry run leaves it as it was."""
