@@ -228,9 +228,9 @@ def test_a_run_that_fits_needs_no_change():
     assert {one.key for one in evaluator.remedies()} <= {"free_held", "close_processes"}
 
 
-@pytest.mark.parametrize(("held", "is_named"), [(2048, False), (GIB, True)])
-def test_a_trifle_that_is_held_is_no_remedy(held, is_named):
-    situation = replace(Situation(need(2), GPU), held_bytes=held)
+@pytest.mark.parametrize(("usable", "held", "is_named"), [(20, 2048, False), (20, 20 * GIB, True), (2, GIB, False)])
+def test_what_is_held_is_released_where_the_run_fits_without_it_only(usable, held, is_named):
+    situation = replace(Situation(need(usable), GPU), held_bytes=held)
     assert ("free_held" in {one.key for one in RemedyEvaluator(Run(), situation).remedies()}) is is_named
 
 

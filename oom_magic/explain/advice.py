@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.live.holders import earlier_bytes
 from oom_magic.explain.live.refinement import refine_with_remedy, without_fragmentation, without_held
+from oom_magic.explain.remedies.code import RELEASE
 from oom_magic.explain.remedies.evaluation import RemedyEvaluator
 from oom_magic.explain.remedies.from_text.choice import AGAINST
 from oom_magic.explain.remedies.from_text.naming import style_of, unpriced_remedies
@@ -39,6 +40,8 @@ _IS_SO: Mapping[str, Callable[[TrainingSetup], bool]] = {
 _MOST_CHECKED = 3  # remedies that are rehearsed to the run's end
 _NOTICEABLY = 1.01  # times what the steps need
 _SAME_SIZE = 0.02  # cards of one model differ by less
+_OF_ERRORS = ("frames", "own_frames")
+_LEAST_SHARE = 0.01  # of what PyTorch can have: errors that hold more are released before code is run
 _FITS = Evidence("reason_fits_as_it_is")
 NOT_ASKED = Evidence("reason_fast")
 _NOT_YET = Evidence("reason_not_yet")
@@ -57,15 +60,28 @@ def advise(
     report: MemoryReport | None = None,
     memory: int | None = None,
     device: Device | None = None,
-    collected_bytes: int = 0,
 ) -> Iterator[Diagnosis]:
     """The diagnosis with a ranked list of remedies, which grows as rehearsals evaluate them.
 
     ``report`` is the MemoryReport of the run that failed, if there is one, ``device`` the real card that it failed on,
-    ``memory`` the card's bytes if it is not certain that the message is of this card. Of what earlier failures held,
-    ``collected_bytes`` are free since. Where the run cannot be rehearsed, the remedies are only named, with the reason.
+    ``memory`` the card's bytes if it is not certain that the message is of this card. Where the run cannot be
+    rehearsed, the remedies are only named, with the reason.
     """
-    situation = replace(situation_of(diagnosis, gpu, report, memory, device), collected_bytes=collected_bytes)
+    situation = situation_of(diagnosis, gpu, report, memory, device)
+    in_errors = () if device is None else (one.num_bytes for one in diagnosis.holders if one.kind in _OF_ERRORS)
+    is_room_taken = sum(in_errors) >= _LEAST_SHARE * situation.usable_bytes
+    for advised in _advised(diagnosis, rehearsal, situation):
+        yield replace(advised, remedies=tuple(map(_released_first, advised.remedies))) if is_room_taken else advised
+
+
+def _released_first(remedy: Remedy) -> Remedy:
+    """The remedy with code for the kernel of the failed cell, where errors keep memory until they are released."""
+    runs_here = remedy.needed_bytes is not None and remedy.language == "python" and bool(remedy.code)
+    is_missing = runs_here and RELEASE not in remedy.code
+    return replace(remedy, code=f"{RELEASE}\n{remedy.code}") if is_missing else remedy
+
+
+def _advised(diagnosis: Diagnosis, rehearsal: Rehearsal, situation: Situation) -> Iterator[Diagnosis]:
     try:
         keys = [key.removesuffix("_any") for key in AGAINST.get(diagnosis.cause, ())]
         evaluator = RemedyEvaluator(rehearsal, situation, keys)
@@ -108,7 +124,7 @@ def _to_its_end(diagnosis: Diagnosis, evaluator: RemedyEvaluator, found: list[Re
 
 def _rehearsed(diagnosis: Diagnosis, evaluator: RemedyEvaluator, situation: Situation) -> Diagnosis:
     """The diagnosis with the memory that the unchanged run needs, and what its rehearsal shows about the cause."""
-    held_only = situation.collected_bytes if evaluator.fits else 0
+    held_only = situation.held_bytes if situation.is_filled_by_held(evaluator.needed_bytes) else 0
     as_is = AsItIs(evaluator.needed_bytes + held_only, situation.usable_bytes, situation.outside_bytes)
     diagnosis = replace(diagnosis, as_is=as_is)
     if evaluator.calls_followed:
@@ -121,8 +137,7 @@ def _rehearsed(diagnosis: Diagnosis, evaluator: RemedyEvaluator, situation: Situ
         is_told = held_only > 0  # what held memory when the run failed is known
         evidence = diagnosis.evidence if is_told else (*diagnosis.evidence, fits)
         return replace(diagnosis, evidence=evidence, remedies=unpriced_remedies(diagnosis, _FITS))
-    if evaluator.needed_bytes - situation.still_held_bytes > situation.usable_bytes:
-        diagnosis = without_held(diagnosis, evaluator.baseline)
+    diagnosis = without_held(diagnosis, evaluator.baseline)
     if not evaluator.is_in_pieces:
         diagnosis = without_fragmentation(diagnosis, evaluator.baseline)
     if evaluator.steps_differ:

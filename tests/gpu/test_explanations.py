@@ -85,3 +85,39 @@ def test_a_cell_that_fails_twice_has_the_cause_of_the_first_time(shell, monkeypa
     first = diagnosis.remedies[0]
     assert first.fits and diagnosis.as_is.needed_bytes - first.needed_bytes == first.saving_bytes
     assert "free_held" not in {one.key for one in diagnosis.remedies}
+
+
+_STEPS = """import torch
+net = torch.nn.Sequential(*[torch.nn.Linear(4096, 4096), torch.nn.GELU()] * 8).cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+def steps(batch):
+    for _ in range(2):
+        loss = net(torch.zeros(batch, 4096, device='cuda')).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+
+
+def test_what_an_error_in_a_variable_holds_is_released_and_the_price_is_without_it(shell, monkeypatch) -> None:
+    monkeypatch.setenv("OOM_MAGIC_LANG", "en")
+    shell.run_cell("%oom_free\n" + _STEPS, store_history=True)
+    shell.run_cell("try:\n    steps(2**17)\nexcept Exception as e:\n    error = e", store_history=True)
+    shell.run_cell("steps(2**15)", store_history=True)
+    diagnosis = shell.run_cell("%oom_explain", store_history=True).result
+    assert diagnosis.cause == Cause.LEAK_OR_RETAINED_REFERENCE
+    first = diagnosis.remedies[0]
+    assert (first.key, first.code, first.verdict) == ("free_held", "%oom_free", "safe")
+    assert first.needed_bytes < 10 * 2**30 <= first.saving_bytes
+    del diagnosis
+    assert shell.run_cell("%oom_free\nsteps(2**15)", store_history=True).success
+
+
+def test_advised_code_runs_in_the_kernel_of_the_failed_cell(shell, monkeypatch) -> None:
+    monkeypatch.setenv("OOM_MAGIC_LANG", "en")
+    shell.run_cell("%oom_free\n" + _STEPS, store_history=True)
+    shell.run_cell("batch = 65536\nsteps(batch)", store_history=True)
+    first = shell.run_cell("%oom_explain", store_history=True).result.remedies[0]
+    assert first.code.startswith("%oom_free\n")
+    smaller = next(line for line in first.code.splitlines() if line.startswith("batch = "))
+    assert shell.run_cell(f"%oom_free\n{smaller}\nsteps(batch)", store_history=True).success

@@ -85,7 +85,7 @@ class CellRehearsal:
     ``names`` is undone each time. ``find_in_the_way`` tells what earlier cells hold, but for names that are needed.
     ``machine`` are the settings ``num_gpus``, ``num_processes`` and ``rank`` of a dry session; with several cards,
     remedies are evaluated for the fullest. ``arguments`` is the command line of the script that the cell runs, as it
-    reads it.
+    reads it. Tensors with the identities ``absent`` take nothing: only earlier failures hold them.
     """
 
     def __init__(
@@ -102,7 +102,9 @@ class CellRehearsal:
         decided: DecidedNames | None = None,
         machine: Mapping[str, Any] | None = None,
         arguments: list[str] | None = None,
+        absent: frozenset[int] = frozenset(),
     ) -> None:
+        self._absent = absent
         self._arguments = arguments or []
         self._decided = None if decided is None else [decided]
         self._call = call
@@ -477,7 +479,7 @@ class CellRehearsal:
                 **self._alike,
                 stop_after_steps=self._num_steps,
                 changes=made,
-                absent=frozenset() if dropped is None else dropped.objects,
+                absent=self._absent if dropped is None else self._absent | dropped.objects,
             )
             session.training.enough_bytes = enough_bytes
             session.training.stop_after_calls = self.calls_followed or None

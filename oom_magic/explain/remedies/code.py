@@ -9,6 +9,7 @@ from typing import Any
 from oom_magic.explain.evidence.judging import device_name
 from oom_magic.predict.setups.model_source import targets_as_code
 
+RELEASE = "%oom_free"
 _ACCUMULATING = """\
 for number, batch in enumerate(loader, 1):
     loss = {model}(**batch).loss / accumulation
@@ -152,9 +153,9 @@ for layer in {layers}:
     fully_shard(layer)
 # run with: torchrun --nproc-per-node {gpus} train.py
 fully_shard({model})""",
-    "drop_copy": "del {names}\n%oom_free",
-    "free_held": "%oom_free",
-    "free_held_any": "%oom_free",
+    "drop_copy": f"del {{names}}\n{RELEASE}",
+    "free_held": RELEASE,
+    "free_held_any": RELEASE,
     "smaller_batch_any": "accumulation = 4    # with a batch size a fourth of before\n" + _ACCUMULATING,
     "offload": """\
 {model} = {loader}.from_pretrained({source}{options},

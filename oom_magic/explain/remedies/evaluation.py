@@ -111,8 +111,7 @@ class RemedyEvaluator:
 
     def remedies(self) -> Iterator[Remedy]:
         """Remedies in the order of their evaluation: harmless ones, combinations of them if none fits, then others."""
-        for remedy in making_room(self.needed_bytes, self._situation):
-            yield from self._if_useful(remedy) if remedy.key == "free_held" else (remedy,)
+        yield from making_room(self.needed_bytes, self._situation)
         if self.fits and self._situation.growth is not None:
             yield from self._growth_stopped()
         if not self.fits:

@@ -64,9 +64,9 @@ class Situation:
     """The situation in which remedies are judged. Sizes in bytes.
 
     ``usable_bytes`` is what PyTorch can have of the card's ``total_bytes`` now, ``other_bytes`` what other processes
-    hold, ``held_bytes`` what only failed cells held, ``collected_bytes`` what of it Python has collected since, so that
-    a rehearsal finds it free, ``growth`` what grew in the loop that failed. ``style`` is how the user trains ("plain",
-    "trainer", "accelerate"), ``backend`` that of the device that ran out.
+    hold, ``held_bytes`` what only cells that failed before held: in a rehearsal it is free. ``growth`` is what grew in
+    the loop that failed, ``style`` how the user trains ("plain", "trainer", "accelerate"), ``backend`` that of the
+    device that ran out.
     """
 
     usable_bytes: int
@@ -74,7 +74,6 @@ class Situation:
     total_bytes: int = 0
     other_bytes: int = 0
     held_bytes: int = 0
-    collected_bytes: int = 0
     growth: Growth | None = None
     style: str = "plain"
     phase: str | None = None
@@ -82,10 +81,9 @@ class Situation:
     expandable_segments: bool = False
     is_windows: bool = False
 
-    @property
-    def still_held_bytes(self) -> int:
-        """What failed cells hold in a rehearsal, too."""
-        return self.held_bytes - self.collected_bytes
+    def is_filled_by_held(self, needed_bytes: int) -> bool:
+        """Whether a run with this need fits only without what failed cells held."""
+        return needed_bytes <= self.usable_bytes < needed_bytes + self.held_bytes
 
     @property
     def outside_bytes(self) -> int:

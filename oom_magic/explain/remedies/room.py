@@ -27,11 +27,10 @@ def needed_bytes(report: MemoryReport, settings: AllocatorSettings | None = None
 
 
 def making_room(needed: int, situation: Situation) -> Iterator[Remedy]:
-    """The remedies that make room for an unchanged run with this need, in bytes."""
-    after = needed - situation.still_held_bytes
-    if situation.still_held_bytes or (situation.held_bytes and after <= situation.usable_bytes):
+    """The remedies that make room for an unchanged run with this need, in bytes, once what failures held is free."""
+    if situation.is_filled_by_held(needed):
         remedy = _room("free_held", 2, {"freed_bytes": situation.held_bytes})
-        yield situation.judged(replace(remedy, saving_bytes=situation.held_bytes), after)
+        yield situation.judged(replace(remedy, saving_bytes=situation.held_bytes), needed)
     if situation.other_bytes:
         remedy = _room("close_processes", 3, {"freed_bytes": situation.other_bytes})
         yield situation.judged(remedy, needed, situation.other_bytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from types import MappingProxyType
@@ -35,7 +35,7 @@ from oom_magic.measure.holders.inventory import (
     named_values,
     storages_by_holder,
 )
-from oom_magic.measure.holders.reach import Locate, namespaces_of_modules, reach, referents, without
+from oom_magic.measure.holders.reach import Locate, Storages, namespaces_of_modules, reach, referents, without
 from oom_magic.results import Result
 
 
@@ -186,6 +186,18 @@ def find_all_holders(
         )
 
 
+def storages_of_earlier_errors(
+    memories: Sequence[Memory], namespace: MutableMapping[str, Any], error: BaseException | None
+) -> Storages:
+    """Bytes by address that errors before ``error`` hold, and nothing else."""
+    with gc_disabled():
+        failed, locate = told_apart(find_error_frames(), error), locating(memories)
+        by_holder = storages_by_holder(namespace, locate, {id(frame) for one in failed for frame in one.frames})
+        parts = _alone(_held_by(failed, locate), by_holder.storages())
+        earlier = [part for (_title, is_own), part in parts if not is_own]
+        return {address: num_bytes for part in earlier for address, num_bytes in part.items()}
+
+
 def _delete(namespace: MutableMapping[str, Any], names: Sequence[str], out: bool) -> None:
     shell = running_shell()
     for name in names:
@@ -231,14 +243,27 @@ def _going(
 ) -> Iterator[Gone]:
     """What errors hold, then names to delete, without what stays or was already counted; largest first."""
     known = staying.storages()
-    borders = {*namespaces_of_modules(), *(id(frame) for one in failed for frame in one.frames)}
-    found = [((one.title, one.is_own), [value for frame in one.frames for value in referents(frame)]) for one in failed]
-    of_errors = [(title, reach(roots, locate, borders).everything()) for title, roots in found]
     of_names = [((key[0], False), storages) for key, storages in by_holder.rows.items() if key not in staying.rows]
-    for parts in of_errors, of_names:
-        sizes: Counter[tuple[str, bool]] = Counter()
-        for what, storages in parts:
-            going = without(storages, known)
-            known |= going
+    for parts in _held_by(failed, locate), of_names:
+        sizes: Counter[_What] = Counter()
+        for what, going in _alone(parts, known):
             sizes[what] += sum(going.values())
         yield from (Gone(what, num_bytes, is_own) for (what, is_own), num_bytes in sizes.most_common() if num_bytes)
+
+
+_What = tuple[str, bool]  # its title, and whether it is the error in question
+
+
+def _held_by(failed: Sequence[ErrorFrames], locate: Locate) -> list[tuple[_What, Storages]]:
+    """What the frames of each error lead to."""
+    borders = {*namespaces_of_modules(), *(id(frame) for one in failed for frame in one.frames)}
+    found = [((one.title, one.is_own), [value for frame in one.frames for value in referents(frame)]) for one in failed]
+    return [(what, reach(roots, locate, borders).everything()) for what, roots in found]
+
+
+def _alone(parts: Iterable[tuple[_What, Storages]], known: Storages) -> Iterator[tuple[_What, Storages]]:
+    """Each part without what is ``known``, to which it is added."""
+    for what, storages in parts:
+        going = without(storages, known)
+        known |= going
+        yield what, going

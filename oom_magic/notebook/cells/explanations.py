@@ -41,11 +41,14 @@ def evaluations(
     """The diagnosis with remedies as they are evaluated by dry runs of the cell."""
     from oom_magic.explain.advice import advise
     from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
-    from oom_magic.explain.remedies.room import find_in_the_way  # these load torch
+    from oom_magic.explain.remedies.room import find_in_the_way
+    from oom_magic.notebook.cells.releasing import held_by_earlier_errors  # these load torch
     from oom_magic.predict.isolation.live_objects import heap_set_aside
 
     device = None if cell.is_dry else _device(diagnosis)
     gpu, memory = _card(diagnosis, report) if device is None else (_as_gpu(device, _number(diagnosis)), None)
+    is_held = any(one.kind == "frames" for one in diagnosis.holders)
+    held = held_by_earlier_errors(shell, runner, getattr(sys, "last_value", None)) if is_held else frozenset()
     with ExitStack() as stack:
         names: dict[str, Any] = shell.user_ns
         users = shell.user_ns
@@ -68,9 +71,9 @@ def evaluations(
             decided=runner.decided(users, names),
             machine={"num_gpus": _num_cards()} if origin is None else origin.machine,
             arguments=code.arguments,
+            absent=held,
         )
-        collected = _collected_bytes(shell, runner, diagnosis, report)
-        yield from advise(diagnosis, rehearsal, gpu, report, device=device, collected_bytes=collected)
+        yield from advise(diagnosis, rehearsal, gpu, report, device=device)
 
 
 def _located_before(shell: InteractiveShell, runner: CellRunner, cell: FailedCell) -> Locate:
@@ -87,23 +90,6 @@ def _located_before(shell: InteractiveShell, runner: CellRunner, cell: FailedCel
         return locate(tensor) if start is None or (was is not None and was.device.type != "cpu") else None
 
     return there_before
-
-
-def _collected_bytes(
-    shell: InteractiveShell, runner: CellRunner, diagnosis: Diagnosis, report: MemoryReport | None
-) -> int:
-    """What of the memory that earlier failures held Python collects before a rehearsal, as nothing led to it."""
-    from oom_magic.explain.live.holders import earlier_bytes
-    from oom_magic.notebook.cells.releasing import find_holders
-    from oom_magic.predict.isolation.interrupts import collect_garbage
-
-    earlier = earlier_bytes(diagnosis.holders, report)
-    if not earlier:
-        return 0
-    collect_garbage()
-    released = find_holders(shell, runner, getattr(sys, "last_value", None))
-    held = 0 if released is None else sum(one.num_bytes for one in released.gone if not one.is_own)
-    return max(earlier - held, 0)
 
 
 def _device(diagnosis: Diagnosis) -> Device | None:

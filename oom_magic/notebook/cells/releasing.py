@@ -11,7 +11,12 @@ from IPython.core.interactiveshell import InteractiveShell
 from oom_magic.measure.device.accelerators import Levels, Memory, find_accelerators
 from oom_magic.measure.history.attribution import Storage
 from oom_magic.measure.holders.reach import Locate
-from oom_magic.measure.holders.release import find_all_holders, locating, release_from
+from oom_magic.measure.holders.release import (
+    find_all_holders,
+    locating,
+    release_from,
+    storages_of_earlier_errors,
+)
 
 if TYPE_CHECKING:
     from oom_magic.measure.holders.release import Released
@@ -95,6 +100,17 @@ def find_holders(shell: InteractiveShell, runner: CellRunner, error: BaseExcepti
     """Who holds memory now, ``error`` apart, without changing anything; None where no device was used."""
     memories = [memory for memory in _memories(runner) if memory.allocated()]
     return find_all_holders(memories, DryAndUsersNames(runner.names, shell.user_ns), error) if memories else None
+
+
+def held_by_earlier_errors(shell: InteractiveShell, runner: CellRunner, error: BaseException | None) -> frozenset[int]:
+    """The tensors, by identity, whose memory errors before ``error`` hold, and nothing else."""
+    from oom_magic.predict.isolation.live_objects import find_live_objects
+
+    memories = [memory for memory in _memories(runner) if memory.allocated()]
+    storages = storages_of_earlier_errors(memories, DryAndUsersNames(runner.names, shell.user_ns), error)
+    locate = locating(memories)
+    places = ((id(one), locate(one)) for one in (find_live_objects().tensors if storages else ()))
+    return frozenset(identity for identity, place in places if place is not None and place[0] in storages)
 
 
 def names_and_places(shell: InteractiveShell, runner: CellRunner) -> tuple[Mapping[str, Any], Locate]:
