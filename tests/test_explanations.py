@@ -388,6 +388,14 @@ def test_a_model_loaded_twice_is_noticed(shell):
     assert "model, twin" in str(diagnosis)
 
 
+def test_an_average_of_the_weights_is_no_model_loaded_twice(shell):
+    run(shell, MODEL.replace("range(4)", "range(60)"))
+    averaging = "for p, q in zip(average.parameters(), model.parameters()): p.data.lerp_(q.data, 0.1)"
+    run(shell, f"{CARD}import copy\naverage = copy.deepcopy(model)\n{averaging}\ntorch.zeros(80, 2**20, device='cuda')")
+    diagnosis = run(shell, "%oom_explain --fast")
+    assert "same_model_twice" not in {one.key for one in diagnosis.evidence}
+
+
 def test_a_model_loaded_over_an_older_one_is_noticed(shell, monkeypatch):
     monkeypatch.setattr(pricing, "remedy_specs", lambda _: [])
     card = "%%gpumem --no-plot --gpu 'RTX 3060' --memory 1GiB\n"

@@ -137,7 +137,7 @@ def _rehearsed(diagnosis: Diagnosis, evaluator: RemedyEvaluator, situation: Situ
         is_told = held_only > 0  # what held memory when the run failed is known
         evidence = diagnosis.evidence if is_told else (*diagnosis.evidence, fits)
         return replace(diagnosis, evidence=evidence, remedies=unpriced_remedies(diagnosis, _FITS))
-    diagnosis = without_held(diagnosis, evaluator.baseline)
+    diagnosis = without_held(diagnosis, evaluator.baseline, evaluator.needed_bytes - situation.usable_bytes)
     if not evaluator.is_in_pieces:
         diagnosis = without_fragmentation(diagnosis, evaluator.baseline)
     if evaluator.steps_differ:

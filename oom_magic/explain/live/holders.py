@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import ast
+import linecache
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, Literal
 
 from oom_magic.explain.evidence.causes import Evidence
+from oom_magic.explain.live.called import called_in
 from oom_magic.explain.messages.failure import Failure
+from oom_magic.user_code import is_users_file
 
 if TYPE_CHECKING:
     from oom_magic.measure.holders.release import Released
@@ -61,7 +67,8 @@ def find_holders(
     if released is not None:
         holders += _in_notebook(released)
         holders += _of_processes(0 if failure is None else failure.device_index or 0)
-        evidence += _twins(released) or _loaded_before(released, error, names or {})
+        used = _names_used(error, names or {})
+        evidence += [*_twins(released, used)] or _loaded_before(released, error, names or {})
     if report is not None and report.out_of_memory is not None:
         holders += _in_report(report)
     return tuple(holders), tuple(evidence)
@@ -132,13 +139,25 @@ def _loaded_before(released: Released, error: BaseException | None, names: Mappi
             yield Evidence("model_loaded_before", {"names": one.name, "model": kind, "twin_bytes": one.num_bytes})
 
 
-def _twins(released: Released) -> list[Evidence]:
-    """Names of models of one class and equal size: a model loaded twice."""
-    return [
-        Evidence("same_model_twice", {"names": ", ".join(names), "twin_bytes": num_bytes * (len(names) - 1)})
-        for (_, num_bytes), names in _alike(released).items()
-        if len(names) > 1
-    ]
+def _twins(released: Released, used: Collection[str]) -> Iterator[Evidence]:
+    """Names of models of one class and equal size: a model loaded twice, unless the code that failed uses them all, as
+    it does an average of the weights or a target network."""
+    for (_, num_bytes), names in _alike(released).items():
+        number = min(len([name for name in names if name not in used]), len(names) - 1)
+        if number:
+            yield Evidence("same_model_twice", {"names": ", ".join(names), "twin_bytes": num_bytes * number})
+
+
+def _names_used(error: BaseException | None, names: Mapping[str, Any]) -> set[str]:
+    """The names that are read in the cell or file whose run failed, and in the user's functions that it calls."""
+    codes: list[ast.AST] = []
+    for frame, _ in walk_tb(None if error is None else error.__traceback__):
+        if frame.f_code.co_name == "<module>" and is_users_file(frame.f_code.co_filename):
+            with suppress(SyntaxError, ValueError):
+                codes.append(ast.parse("".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))))
+    codes += [one.definition for code in tuple(codes) for one in called_in(code, names)]
+    found = (node for code in codes for node in ast.walk(code) if isinstance(node, ast.Name))
+    return {node.id for node in found if isinstance(node.ctx, ast.Load)}
 
 
 def _alike(released: Released) -> dict[tuple[str, int], list[str]]:

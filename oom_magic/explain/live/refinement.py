@@ -27,6 +27,7 @@ _WEIGHTS = "parameter"
 # too.
 _MOSTLY_WEIGHTS = 0.85
 _MANY_TURNS = 3
+_HELD = ("earlier_failures", "same_model_twice", "model_loaded_before")
 # What a loop collected is called the cause if it is at least this share of what PyTorch had allocated.
 LEAST_SHARE = 0.2
 # The category that grew beside the weights until memory ran out, and the cause it stands for.
@@ -143,10 +144,15 @@ def without_fragmentation(diagnosis: Diagnosis, report: MemoryReport) -> Diagnos
     return _settled_by(report, diagnosis, Evidence("pieces_are_not_it"))
 
 
-def without_held(diagnosis: Diagnosis, report: MemoryReport) -> Diagnosis:
-    """The diagnosis of a run that does not fit either without what earlier failures held: ``report`` is of that run."""
-    is_held = any(one.key == "earlier_failures" for one in diagnosis.evidence[:1])
-    if not is_held or diagnosis.cause is not Cause.LEAK_OR_RETAINED_REFERENCE:
+def without_held(diagnosis: Diagnosis, report: MemoryReport, lacking_bytes: int) -> Diagnosis:
+    """The diagnosis of a run that does not fit either without what is held needlessly.
+
+    ``report`` is of that run without what earlier failures held, for which so many bytes are lacking.
+    """
+    first = next((one for one in diagnosis.evidence if one.key in _HELD), None)
+    if diagnosis.cause is not Cause.LEAK_OR_RETAINED_REFERENCE or first is not diagnosis.evidence[0]:
+        return diagnosis
+    if sum(int(one.values.get("twin_bytes", 0)) for one in diagnosis.evidence if one.key in _HELD) >= lacking_bytes:
         return diagnosis
     return _settled_by(report, diagnosis, Evidence("held_is_not_it"))
 

@@ -214,7 +214,7 @@ PAGE_CATALOGUE: Sentences = {
     "name_grows_by_entries": (
         "{name} grows in the loop, {growing_code} ({place}): its {count} entries keep {kept_bytes}."
     ),
-    "held_is_not_it": "Without what they held the run does not fit either, so it was not that.",
+    "held_is_not_it": "Without what is held needlessly the run does not fit either: that was not it.",
     "pieces_are_not_it": (
         "Rehearsed in segments that grow it does not fit either: pieces in the cache are not the reason."
     ),

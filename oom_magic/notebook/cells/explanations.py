@@ -47,8 +47,7 @@ def evaluations(
 
     device = None if cell.is_dry else _device(diagnosis)
     gpu, memory = _card(diagnosis, report) if device is None else (_as_gpu(device, _number(diagnosis)), None)
-    is_held = any(one.kind == "frames" for one in diagnosis.holders)
-    held = held_by_earlier_errors(shell, runner, getattr(sys, "last_value", None)) if is_held else frozenset()
+    held = held_by_earlier_errors(shell, runner, getattr(sys, "last_value", None))
     with ExitStack() as stack:
         names: dict[str, Any] = shell.user_ns
         users = shell.user_ns
