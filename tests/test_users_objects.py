@@ -178,6 +178,15 @@ class Registry(dict):  # type: ignore[type-arg]
     """A container with a class of its own, as configurations often have."""
 
 
+class Augmented(list):  # type: ignore[type-arg]
+    """Gives other items than it holds."""
+
+    def __iter__(self) -> Any:
+        raise NotImplementedError
+
+    __len__ = __getitem__ = __iter__
+
+
 class Slotted:
     __slots__ = ("value",)
 
@@ -226,7 +235,9 @@ def test_objects_with_values_of_their_own_are_as_before() -> None:
     objects, buffer, text = np.array([[1], 2], dtype=object), io.BytesIO(b"ab"), io.StringIO("ab")
     generators: list[Any] = [np.random.default_rng(0), np.random.RandomState(0), random.Random(0), torch.Generator()]
     registry, slotted, hidden, counted = Registry(a=1), Slotted(), Hidden(), counting()
+    augmented = Augmented([1])
     ways: dict[str, tuple[Any, Callable[[], Any], Callable[[], Any]]] = {
+        "augmented": (augmented, lambda: list.__repr__(augmented), lambda: augmented.append(2)),
         "registry": (registry, lambda: dict(registry), lambda: registry.update(b=2)),
         "slots": (slotted, lambda: slotted.value, lambda: setattr(slotted, "value", 2)),
         "hidden slot": (hidden, lambda: hidden.value, lambda: hidden.set(2)),
@@ -426,7 +437,8 @@ def test_what_the_users_caches_hold_stays() -> None:
         cleared.cache_clear(), whole.cache_clear(), whole(2)
 
     names = {"the_model": the_model, "held": [limited, full, cleared, whole, typed]}
-    DrySession(has_bar=False, is_lasting=False).run(run, [names])
+    for _unused in range(2):
+        DrySession(has_bar=False, is_lasting=False).run(run, [names])
     assert the_model() is mine and not mine.weight.is_meta
     assert limited(1) is first == [1] and limited.cache_info().currsize == 1
     assert whole(1) is kept and whole.cache_info().currsize == 1

@@ -148,7 +148,7 @@ class DecidedNames:
             seen = {**self.namespace, **self.above}
             moved = {id(parameter) for name in sorted(self.placed) for parameter in self._move(name, seen.get(name))}
             for value in seen.values():
-                for one in value if isinstance(value, (list, tuple)) else [value]:
+                for one in value if type(value) in (list, tuple) else [value]:
                     if isinstance(one, torch.optim.Optimizer):
                         _move_state(one, moved)
 

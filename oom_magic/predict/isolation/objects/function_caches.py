@@ -1,8 +1,7 @@
 """The caches of functions (``functools.lru_cache``): the run's results are removed, the user's stay.
 
-CPython keeps them in a dict, or, if there is a limit, in links (``lru_cache_object`` in Modules/_functoolsmodule.c); a
-link that the dict lacks is dropped when it is the oldest. One that was dropped must not be in the dict again: the next
-call would follow it to freed memory. So a cache of which results were dropped is filled again by calls.
+CPython keeps them in a dict, or, if there is a limit, in links (``lru_cache_object`` in Modules/_functoolsmodule.c),
+which it uses again for other results. So such a cache is emptied and filled again by calls.
 """
 
 from __future__ import annotations
@@ -24,7 +23,9 @@ def cache_noted(one: Any) -> tuple[Callable[[], object], list[Any]]:
     referents, info = gc.get_referents(one), one.cache_info()
     if info.maxsize is None:
         return lambda: None, referents
-    at = 1 + _OF_A_LINK * info.currsize  # after its type
+    at = 1  # after its type
+    while getattr(referents[at + 2], "__name__", "") == "_lru_list_elem":
+        at += _OF_A_LINK
     links, table, function = referents[1:at], referents[at], referents[at + 1]
     results = list(zip(links[::_OF_A_LINK], links[1::_OF_A_LINK], strict=True))
     undo = functools.partial(_restore, one, table, dict(table), info, results, function)
@@ -34,11 +35,8 @@ def cache_noted(one: Any) -> tuple[Callable[[], object], list[Any]]:
 def _restore(
     one: Any, table: dict[Any, Any], before: dict[Any, Any], info: Any, results: list[tuple[Any, Any]], function: Any
 ) -> None:
-    num_new = one.cache_info().misses - info.misses
-    has_dropped = not 0 <= num_new <= info.maxsize - info.currsize  # links are used again for other results
-    if not has_dropped and all(table.get(key) is link for key, link in before.items()):
-        for key in table.keys() - before.keys():
-            del table[key]
+    is_same = len(table) == len(before) and all(table.get(key) is link for key, link in before.items())
+    if is_same and one.cache_info().misses == info.misses:
         return
     one.cache_clear()
     for key, result in results:

@@ -467,7 +467,8 @@ def _restore_subclass(one: Any, base: Any, before: Any, own: dict[str, Any]) -> 
     if isinstance(before, dict):
         is_same = _are_same(list(base.items(one)), list(before.items()))
     else:
-        is_same = base.__eq__(one, before) if base is set else _are_same(list(one), list(before))
+        items, were = (list(base.__iter__(each)) for each in (one, before))  # not the user's own method
+        is_same = base.__eq__(one, before) if base is set else _are_same(items, were)
     if not is_same:
         base.clear(one)
         (base.extend if base in (list, deque) else base.update)(one, before)
