@@ -130,7 +130,8 @@ def _fsdp2(case: Case) -> None:
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
     dist.init_process_group("nccl")
-    model, blocks = _build(case)
+    with torch.device("meta" if case.get("from_meta") else "cpu"):
+        model, blocks = _build(case)
     reduce_dtype = torch.float32 if case.get("reduce_fp32") else None
     options: Case = {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce_dtype)}
     if case.get("mesh"):
@@ -139,11 +140,15 @@ def _fsdp2(case: Case) -> None:
         options["mesh"] = init_device_mesh("cuda", tuple(case["mesh"]), mesh_dim_names=("replicate", "shard"))
     if case.get("offload"):
         options["offload_policy"] = CPUOffloadPolicy()
-    else:
+    elif not case.get("from_meta"):
         model = model.cuda()
     for block in blocks:
         fully_shard(block, reshard_after_forward=case.get("reshard", True), **options)
     fully_shard(model, **options)
+    if case.get("from_meta"):
+        model.to_empty(device="cuda")
+        for parameter in model.parameters():
+            nn.init.uniform_(parameter, -0.02, 0.02)
     _loop(case, model, _adamw(model))
 
 

@@ -19,6 +19,7 @@ from oom_magic.predict.fake_cuda.places import Handler
 from oom_magic.predict.isolation.patching import Patches
 from oom_magic.predict.operators.calls import Call
 from oom_magic.predict.operators.gradients import is_dense
+from oom_magic.predict.operators.known_values.values import is_random
 from oom_magic.predict.setups.gpus import GPU
 
 _BLOCK_THREADS = 128  # BLOCK_SIZE
@@ -101,13 +102,18 @@ def sharding_handlers() -> dict[OpOverload, Handler]:
 
 
 def shapes_found_aside(propagator: type) -> Patches:
-    """DTensor infers the shapes of results with fake tensors, which take no memory."""
+    """DTensor infers the shapes of results with fake tensors, which take no memory.
+
+    Random numbers written into a tensor leave its shape: fake ones are copied, and ``Tensor.copy_`` asks for CUDA.
+    """
     names = [name for name in ("_propagate_tensor_meta_non_cached",) if hasattr(propagator, name)]
 
     def aside(usual: Any) -> Any:
-        def propagate(*args: Any, **kwargs: Any) -> Any:
+        def propagate(self: Any, op_schema: Any) -> Any:
+            if is_random(op_schema.op) and op_schema.is_inplace_op():
+                return op_schema.args_schema[0].tensor_meta
             with _disable_current_modes():
-                return usual(*args, **kwargs)
+                return usual(self, op_schema)
 
         return propagate
 

@@ -248,7 +248,8 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         if not tensors:
             return self.create(func, args, kwargs)
         fakes = [tensor for tensor in tensors if tensor.is_meta]
-        if not fakes and not (self.creating and kwargs.get("device") == META):
+        is_moved = self.creating is not None and kwargs.get("device") == META
+        if not (fakes or is_moved or (is_composite and _names_cuda(*args, *kwargs.values()))):
             if self.untouchable:  # what stayed real on a card would take real memory of it
                 self.check_written(*(tensor for tensor in tensors if tensor.device.type == "cuda"))
             return func(*args, **kwargs)
@@ -421,6 +422,11 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
             for i in range(length)
         ]
         return [item for items in made for item in items] if func._schema.returns else None
+
+
+def _names_cuda(*values: Any) -> bool:
+    """Whether an argument is a card, as where code names one that torch-function modes do not see."""
+    return any(isinstance(value, torch.device) and value.type == "cuda" for value in values)
 
 
 def _alias(tensor: torch.Tensor) -> torch.Tensor:

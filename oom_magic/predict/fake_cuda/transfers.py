@@ -21,6 +21,9 @@ def _to_copy(gpu: FakeGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) 
     source = args[0]
     origin = gpu.place(source)
     device = kwargs.get("device")
+    if device is not None and device.type == "cuda":  # from code that torch-function modes do not see
+        with gpu.creating_on(Place.GPU, device.index):
+            return _to_copy(gpu, func, args, {**kwargs, "device": META})
     place = gpu.meant_by_meta() if device is not None and device.type == "meta" else origin
     if device is not None and device.type == "cpu" and gpu.creating is None:
         place = Place.HOST
