@@ -188,7 +188,7 @@ class Augmented(list):  # type: ignore[type-arg]
 
 
 class Slotted:
-    __slots__ = ("value",)
+    __slots__ = ("later", "value")
 
     def __init__(self) -> None:
         self.value = 1
@@ -235,11 +235,14 @@ def test_objects_with_values_of_their_own_are_as_before() -> None:
     objects, buffer, text = np.array([[1], 2], dtype=object), io.BytesIO(b"ab"), io.StringIO("ab")
     generators: list[Any] = [np.random.default_rng(0), np.random.RandomState(0), random.Random(0), torch.Generator()]
     registry, slotted, hidden, counted = Registry(a=1), Slotted(), Hidden(), counting()
-    augmented = Augmented([1])
+    augmented, tagged = Augmented([1]), np.ones(1).view(type("Tagged", (np.ndarray,), {}))
+    tagged.tags = [1]
     ways: dict[str, tuple[Any, Callable[[], Any], Callable[[], Any]]] = {
         "augmented": (augmented, lambda: list.__repr__(augmented), lambda: augmented.append(2)),
         "registry": (registry, lambda: dict(registry), lambda: registry.update(b=2)),
         "slots": (slotted, lambda: slotted.value, lambda: setattr(slotted, "value", 2)),
+        "an empty slot": (slotted, lambda: hasattr(slotted, "later"), lambda: setattr(slotted, "later", 2)),
+        "tagged": (tagged, lambda: str(vars(tagged)), lambda: tagged.tags.append(2)),  # type: ignore[attr-defined]
         "hidden slot": (hidden, lambda: hidden.value, lambda: hidden.set(2)),
         "closure": (counted, lambda: counted.__closure__[0].cell_contents, counted),  # type: ignore[index]
         "cache": (looked_up, lambda: looked_up.cache_info().currsize, lambda: looked_up(3)),

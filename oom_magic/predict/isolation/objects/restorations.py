@@ -237,6 +237,8 @@ _DATA_OF_C = (ctypes.Structure, ctypes.Union, ctypes.Array, ctypes._SimpleCData)
 def _of_array(one: Any, room: int) -> Restoration:
     """A large array can be read only meanwhile."""
     partial, inner = functools.partial, [one.dtype] if one.dtype.names else []
+    if type(one) is not np.ndarray and hasattr(one, "__dict__"):
+        inner.append(vars(one))
     if one.dtype.hasobject:
         inner += one.flat if one.dtype == object else []
         return Restoration(partial(_restore_objects, one, one.copy()), 0, inner)

@@ -304,6 +304,7 @@ def _noted_function(notes: Notes, copies: Copies, function: types.FunctionType) 
         try:
             value = cell.cell_contents
         except ValueError:  # nothing yet
+            notes.add_undo(functools.partial(_empty_member, _CELL_CONTENTS, cell))
             continue
         _note_member(notes, copies, _CELL_CONTENTS, cell, value)
         yield value
@@ -321,6 +322,7 @@ def _noted_slots(notes: Notes, copies: Copies, one: Any) -> Iterator[Any]:
                 try:
                     value = member.__get__(one)
                 except AttributeError:  # nothing yet
+                    notes.add_undo(functools.partial(_empty_member, member, one))
                     continue
                 _note_member(notes, copies, member, one, value)
                 yield value
@@ -331,6 +333,11 @@ def _note_member(notes: Notes, copies: Copies, member: Any, one: Any, value: Any
     made = copies.of(value)
     if made is not None:
         member.__set__(one, made)
+
+
+def _empty_member(member: Any, one: Any) -> None:
+    with contextlib.suppress(AttributeError, ValueError):  # still nothing in it
+        member.__delete__(one)
 
 
 def _restore_member(member: Any, one: Any, value: Any) -> None:
