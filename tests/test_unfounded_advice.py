@@ -90,6 +90,70 @@ _OF_SCORES = (
             " 581.11 MiB is reserved by PyTorch but unallocated.", ["mem-fraction-static"],
             ["88 %", "weights do not fit", "context-length"], id="a server that answers has its weights",
         ),
+        pytest.param(
+            "我采用FSDP在4 x A100 40G上对Qwen2-7B进行全参数微调，从检查点继续训练就出现OOM的问题\n--finetuning_type full --cutoff_len 1024",
+            ["heckpoint"], ["Shorter", "torch.load\\(path"], id="a checkpoint is no advice to check",
+        ),
+        pytest.param(
+            "I train llama-7b with accelerate on NVIDIA L40S\nfsdp_offload_params: true\nfsdp_sharding_strategy: FULL_SHARD\n"
+            "num_processes: 8\nmixed_precision: bf16\n"
+            '  File "torch/distributed/fsdp/_init_utils.py", line 594, in _init_param_handle_from_module\n'
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 25.10 GiB. GPU 3 has a total capacity of 44.32 GiB of"
+            " which 18.40 GiB is free. Of the allocated memory 25.10 GiB is allocated by PyTorch, and 12.05 MiB is reserved by"
+            " PyTorch but unallocated.", ["weights do not fit"], ["8-bit", "Shard the model"], id="sharded already",
+        ),
+        pytest.param(
+            "I fine-tune unsloth/llama-3-8b-bnb-4bit, max context length of 18000\nBatch size per device = 2\nTotal batch size = 8\n"
+            "accelerate/utils/operations.py in _convert_to_fp32(tensor)\n    780     def _convert_to_fp32(tensor):\n"
+            "--> 781         return tensor.float()\n    782 \n    783     def _is_fp16_bf16_tensor(tensor):\n"
+            "OutOfMemoryError: CUDA out of memory. Tried to allocate 9.47 GiB", ["return tensor.float", "logits", "--batch 2"],
+            ["def _is_fp16", "bf16 \\(autocast", "optimizer's state"], id="the line that the arrow marks",
+        ),
+        pytest.param(
+            "Training works, validation fails with a CUDA out of memory error (unsloth, Colab). It sets"
+            " per_device_eval_batch_size to 1 and eval_accumulation_steps=1", ["prediction_loss_only"],
+            ["eval_accumulation_steps=1\n", "collects the logits", "Smaller batches", "no_grad"], id="settings of an evaluation",
+        ),
+        pytest.param(
+            "flux lora with diffusion-pipe, blocks_to_swap = 20: RAM fills to 100% and it is killed\nexits with return code = -9",
+            ["fewer blocks"], ["work in parts"], id="blocks in RAM",
+        ),
+        pytest.param(
+            "DataLoader(test_ds, batch_size=1, num_workers=1)\nRuntimeError: DefaultCPUAllocator: can't allocate memory: you tried"
+            " to allocate 29491200000 bytes. Error code 12", ["this one array smaller"], ["Fewer worker"], id="one worker",
+        ),
+        pytest.param(
+            "BERT run_classifier.py --max_seq_length=128 --train_batch_size=32\nOOM when allocating tensor with shape[4096,1024] and"
+            " type float on /job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc", ["32 x 128"],
+            ["layer's weights", "weights do not fit"], id="a row for each token",
+        ),
+        pytest.param(
+            "python train.py --conf configs/gan.yaml: it fails after 2000 iterations. I tried empty_cache()\nRuntimeError:"
+            " CUDA out of memory. Tried to allocate 200.00 MiB (GPU 0; 23.70 GiB total capacity; 18.17 GiB already allocated;"
+            " 120.56 MiB free; 22.21 GiB reserved in total by PyTorch)", ["round number of steps"],
+            ["enumerate", "does not name this", "differ in size"], id="a round number of steps",
+        ),
+        pytest.param(
+            'File "sdxl_train.py", line 628, in train\n    optimizer.step()\nFile "torch/optim/adamw.py", line 125, in _init_group\n'
+            '    state["exp_avg_sq"] = torch.zeros_like(\ntorch.cuda.OutOfMemoryError: CUDA out of memory.',
+            ["exp_avg_sq", "8-bit"], ["foreach"], id="state that is being made",
+        ),
+        pytest.param(
+            "xgboost with gpu_hist, the kernel died: what():  /workspace/src/predictor/../common/device_helpers.cuh(523): out of"
+            " memory", ["GPU memory"], ["computer's own", "Free RAM"], id="XGBoost's message",
+        ),
+        pytest.param(
+            "lmdeploy turbomind在3090上跑internlm-7b，load完模型还有9个GB，并发8就CUDA runtime error: out of memory",
+            ["cache_max_entry_count"], ["AWQ", "smaller share"], id="a cache of its own",
+        ),
+        pytest.param(
+            "text-generation-launcher --quantize, 16 GB of RAM: loading all shards to CPU memory first occupies 40GB, Killed",
+            ["not the GPU's"], ["AWQ", "whole data set"], id="shards are no data set",
+        ),
+        pytest.param(
+            "GPU 0 is fully used by another user's job. CUDA error 2: cudaErrorMemoryAllocation - out of memory", ["Another process"],
+            ["ended or", "fewer, shorter"], id="another's job",
+        ),
     ],
 )  # fmt: skip
 def test_advice_is_of_the_text(text, said, not_said):

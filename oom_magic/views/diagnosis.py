@@ -358,6 +358,8 @@ def _proposals_judged(diagnosis: Diagnosis) -> Iterator[str]:
             yield translate("story_helps", lang, remedy=wording.of(against[meant[0]]))
         elif key in _IN_GENERAL:
             yield translate("story_saves_too", lang, remedy=_in_general(key, lang))
+    if diagnosis.confidence not in (Confidence.CERTAIN, Confidence.LIKELY):
+        return
     for missing in [one for key, one in against.items() if key not in named][:_MOST_MISSING]:
         yield translate("story_missing", lang, remedy=wording.of(missing))
 

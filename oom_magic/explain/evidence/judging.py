@@ -384,7 +384,8 @@ def _weighed(
 ) -> tuple[PossibleCause, ...]:
     """The ``most`` likeliest causes: reasons combine as independent ones, reasons against reduce the degree."""
     order = list(dict.fromkeys(one.cause for one in supports if one.weight > 0))
-    if failure is not None and _FIXED.get(failure.format, _OPEN)[0] in HOST_CAUSES:
+    is_told = failure is not None and failure.format == "told_host" and "speaks_of_gpu" not in clues.run.told
+    if failure is not None and (is_told or _FIXED.get(failure.format, _OPEN)[0] in HOST_CAUSES):
         order = [cause for cause in order if cause not in _OF_DEVICE]
     found = [_possible(cause, [one for one in supports if one.cause is cause], failure, clues, most) for cause in order]
     is_certain = any(one.confidence is Confidence.CERTAIN for one in found)
@@ -486,7 +487,8 @@ def _check(cause: Cause, failure: Failure | None, clues: Clues) -> Evidence:
     if failure is not None and failure.format == "vllm_context":
         return Evidence(f"check_{cause.value}_context")
     stage = None if clues.program is None else clues.program.stage
-    if cause is Cause.ACTIVATIONS and stage is not None and stage.key == "profiling":
+    sees_pictures = "sees_pictures" in clues.run.told  # then the trial's size is that of a picture
+    if cause is Cause.ACTIVATIONS and stage is not None and stage.key == "profiling" and not sees_pictures:
         return Evidence(f"check_{cause.value}_trial")
     serves = clues.program is not None and clues.program.program.key in _SERVERS
     if clues.program is not None and (serves or cause is not Cause.MEMORY_FRACTION_LIMIT) and cause in _AS_INFERENCE:

@@ -104,7 +104,10 @@ _SHAPES = (
     _Shape("attention_weight", ("hidden", "hidden"), 0.6),
     _Shape("all_parameters", ("parameters",), 0.6),
 )
-_BATCH_IN_TEXT = re.compile(r"batch[ _-]?size(?:_per_gpu)?['\"`]?\s{0,3}[=: ]\s{0,3}(\d{1,5})\b", re.I)
+_BATCH_IN_TEXT = re.compile(
+    r"(?<!eval_)(?<!total )(?<!global_)batch[ _-]?size(?:_per_gpu| per device)?['\"`]?\s{0,3}[=: ]\s{0,3}(\d{1,5})\b",
+    re.I,
+)
 _SEQ_IN_TEXT = re.compile(
     r"(?<!output_)(?:max_?(?:seq_?)?len(?:gth)?|cutoff_len|seq(?:uence)?[ _-]?len(?:gth)?|block_size)['\"`]?"
     r"\s{0,3}[=: ]\s{0,3}(\d{1,7})\b",

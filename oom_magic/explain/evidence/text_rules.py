@@ -10,6 +10,7 @@ from oom_magic.explain.evidence.causes import Cause, Evidence, Support
 from oom_magic.explain.evidence.clues.magnitudes import picture_positions
 from oom_magic.explain.evidence.clues.traceback import Clues
 from oom_magic.explain.evidence.number_rules import NAMELESS_REQUESTS, OWN_SHARE, TENSOR_CAUSES
+from oom_magic.explain.evidence.stated_shapes import stated_shape
 from oom_magic.explain.messages.failure import Failure, rounding_bytes
 from oom_magic.explain.messages.pytorch import parse_size
 from oom_magic.units import GIB, MIB
@@ -59,11 +60,6 @@ _FREE_AT_START = re.compile(
 _OLLAMA_PARTS = re.compile(
     r"memory\.required\.kv=\"?(\d+(?:\.\d+)?) GiB\"?.{0,80}memory\.weights\.total=\"?(\d+(?:\.\d+)?) GiB"
 )
-_IMAGE_NODE = re.compile(r"(?:node|Node:)[^\n]{0,200}?(?:[Cc]onv|[Bb]atch_?[Nn]orm|[Pp]ool|[Rr]elu|ImagePatches|bn/)")
-# Names below an optimizer's gradients/ belong to the backward pass.
-_MOMENT_NODE = re.compile(
-    r"[Nn]ode:? ?[^\s=]{0,60}/(?:Adam\w*|RMSprop|RMSProp|Momentum|Adagrad|Ftrl)(?:/(?!gradients)|(?![\w/]))"
-)
 _BUFFER_STATISTICS = re.compile(
     r"(parameter|maybe_live_out|preallocated temp) allocation:\s{1,20}(\d[\d.]{0,12})\s?([KMGT]iB|B)"
 )
@@ -77,7 +73,6 @@ _OPTIMIZER_SET_UP = re.compile(r"initialize_optimizer_states|_configure_zero_opt
 _FULL_POOL = re.compile(r"Maximum pool size exceeded|allocated so far: [\d,]{1,20} bytes, limit set to", re.I)
 _WEIGHTS_LOADED = re.compile(r"[Mm]odel (?:weights|loading) (?:took|takes?) (\d{1,4}(?:\.\d{1,4})?) ?Gi?B")
 _MOST_OF_A_DEVICE = 0.85
-_LARGEST_KERNEL = 11  # height and width of a convolution's kernel, where a batch of pictures has larger ones
 # Programs that keep a part of the weights in page-locked RAM, and say so.
 _OFFLOADS = re.compile(r"loaded partially|MB offloaded|Attempting to release mmap|pin_shared_memory.{1,4}True")
 _OPENED = re.compile(r"^(?:/dev/nvidia\d{1,2}:)?[ \t]{1,40}\S{1,40}[ \t]{1,20}\d{1,9} F\.{2,4}m?\s", re.M)  # fuser -v
@@ -236,7 +231,7 @@ def _frameworks(failure: Failure | None, text: str) -> Iterator[Support]:
             yield Support(Cause.ACTIVATIONS, 0.5, Evidence("buffers_listed"))
         return
     if failure.shape is not None and failure.backend == "tensorflow":
-        yield from _stated_shape(failure.shape, text)
+        yield from stated_shape(failure.shape, text)
     if SHRINKING.search(text):
         yield Support(Cause.OTHER_PROCESS, 0.5, Evidence("start_refused"))
         yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.3, Evidence("start_refused"))
@@ -284,28 +279,6 @@ def _weights_in_log(failure: Failure | None, text: str) -> Iterator[Support]:
         values = {"weights_bytes": weights, "total_bytes": total}
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.75, Evidence("weights_logged", values))
         yield Support(Cause.ACTIVATIONS, -0.4)
-
-
-def _stated_shape(shape: tuple[int, ...], text: str) -> Iterator[Support]:
-    """A shape whose last two sizes are equal, with heads and batch, is a score matrix, unless a convolution's node
-    requested it.
-    """
-    sizes = " x ".join(map(str, shape))
-    if _MOMENT_NODE.search(text):
-        yield Support(Cause.OPTIMIZER_STATE, 0.6, Evidence("node_of_optimizer", {"sizes": sizes}))
-        return
-    if len(shape) == 4 and shape[0] == shape[1] <= _LARGEST_KERNEL and shape[2] * shape[3] > _LARGEST_KERNEL**4:
-        yield Support(Cause.WEIGHTS_TOO_BIG, 0.6, Evidence("shape_of_kernel", {"sizes": sizes}))
-        yield Support(Cause.ACTIVATIONS, -0.4)
-        return
-    is_square = len(shape) == 4 and shape[2] == shape[3] and shape[2] >= 64 and shape[1] <= 128 and shape[1] != 3
-    if is_square and not _IMAGE_NODE.search(text):
-        yield Support(Cause.ATTENTION_SCORES, 0.6, Evidence("shape_of_scores", {"sizes": sizes}))
-    elif len(shape) > 2:
-        yield Support(Cause.ACTIVATIONS, 0.45, Evidence("shape_of_batch", {"sizes": sizes}))
-    elif len(shape) == 2:
-        yield Support(Cause.ACTIVATIONS, 0.3, Evidence("shape_of_matrix", {"sizes": sizes}))
-        yield Support(Cause.WEIGHTS_TOO_BIG, 0.28, Evidence("shape_of_matrix", {"sizes": sizes}))
 
 
 def _buffer_statistics(text: str) -> Iterator[Support]:
@@ -364,7 +337,8 @@ def _run(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         elif clues.phase != "evaluation":
             had_all = (run.num_epochs or 0) > 2  # each epoch brings the same data
             yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.45 if had_all else 0.2, Evidence(key, values))
-            yield Support(Cause.ACTIVATIONS, 0.15 if had_all else 0.3, Evidence("largest_batch_late"))
+            later = Evidence("late_at_round_step" if run.is_round else "largest_batch_late")
+            yield Support(Cause.ACTIVATIONS, 0.15 if had_all else 0.3, later)
     if run.is_start and clues.phase in ("forward", "backward", "loss"):
         yield Support(Cause.ACTIVATIONS, 0.35, Evidence("first_steps_fail", {"count": run.num_steps or 0}))
     if "indexes" in told and failure is not None and failure.format in ("cublas", "cudnn", "cuda_error_oom"):

@@ -121,6 +121,10 @@ EVIDENCE: Sentences = {
     ),
     "late_epochs": "It failed in or after epoch {count}: what one step takes had fitted before.",
     "largest_batch_late": "Where batches differ in size, the largest one may come late.",
+    "late_at_round_step": (
+        "It failed after a round number of steps: programs evaluate, draw samples or save then, which comes on top."
+    ),
+    "rows_are_tokens": "{rows} rows are the tokens of a batch: {batch} x {length}.",
     "first_steps_fail": "It failed at step {count}: a step as it is does not fit.",
     "index_error_beside": (
         "The text names an index or label out of range: on the GPU that can look like this, and less memory will not"
@@ -213,9 +217,7 @@ EVIDENCE: Sentences = {
         "The text speaks of saving: a state dict that is gathered, merged or converted is one more copy of the weights."
     ),
     "told_loading": "The text says that it fails while a model is loaded.",
-    "told_evaluation": (
-        "It fails at the evaluation: without torch.no_grad(), or with larger inputs or batches than in training."
-    ),
+    "told_evaluation": "It fails at the evaluation, whose inputs or batches may be larger than those of training.",
     "told_evaluation_collects": "Evaluations often collect their results on the GPU.",
     "told_repeated": "The text says that memory is not given back from one use to the next.",
     "replay_buffer": "The text speaks of a replay buffer or of reinforcement learning, where past steps are kept.",

@@ -72,8 +72,8 @@ PAGE_CATALOGUE: Sentences = {
         " smaller microbatch."
     ),
     "advice_attention_scores": (
-        "Use an attention kernel that never stores the scores (attn_implementation='sdpa' or flash"
-        " attention), else shorter sequences."
+        "Use an attention kernel that never stores the scores (PyTorch's sdpa, or flash attention),"
+        " else shorter sequences."
     ),
     "advice_optimizer_state": (
         "Use an optimizer with less state (8-bit AdamW, Adafactor) or train fewer parameters (LoRA)."

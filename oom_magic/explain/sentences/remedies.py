@@ -117,6 +117,14 @@ REMEDIES: Sentences = {
         "Let the generation beside the training take a smaller share of its device (TRL: vllm_gpu_memory_utilization;"
         " verl: actor_rollout_ref.rollout.gpu_memory_utilization)."
     ),
+    "remedy_loss_only": "Let the evaluation keep no logits (prediction_loss_only=True), if the loss is enough.",
+    "remedy_rarer_work": (
+        "See what the program does at that step only, and make it smaller: an evaluation's batch, the samples it draws."
+    ),
+    "remedy_fewer_swapped": "Keep fewer blocks in RAM (blocks_to_swap), or start fewer processes: each holds its own.",
+    "remedy_lmdeploy_cache": (
+        "Let the cache of keys and values be smaller: cache_max_entry_count, session_len, max_batch_size."
+    ),
     "remedy_exllama_context": (
         "Allow a shorter context (max_seq_len): the cache for all of it is made when the model is loaded."
     ),
@@ -217,8 +225,7 @@ REMEDIES: Sentences = {
     "remedy_attention_slices": "Compute the attention in slices (enable_attention_slicing).",
     "remedy_comfy_attention": "Start ComfyUI with an attention in parts (--use-split-cross-attention).",
     "remedy_keep_less": (
-        "In code of your own: compute under torch.no_grad(), and move results to the RAM (.cpu()) or drop them (del)"
-        " before the next input."
+        "In code of your own: move results to the RAM (.cpu()) or drop them (del) before the next input."
     ),
     "remedy_restart_program": (
         "If it is somebody else's program: look for a newer version, and restart it from time to time until then."

@@ -17,7 +17,8 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "evaluates": words(
         r"(?:during|in|at|while|when|on|after|only)\s(?:the\s|it\s|i\s|we\s|in\s|at\s|during\s)?(?:evaluat(?:e|es|ing|ion)|validat(?:e|es|ing|ion)|testing|eval"
         r"|test)\b",
-        r"evaluation (?:step|loop|phase)", r"(?:进入|到|在)\s?(?:eval|验证|评估)|进行(?:评估|验证)|eval(?:阶段|时)",
+        r"evaluation (?:step|loop|phase)", r"(?:evaluation|validation) (?:fails|crashes|ooms?\b)",
+        r"(?:进入|到|在)\s?(?:eval|验证|评估)|进行(?:评估|验证)|eval(?:阶段|时)",
         r"(?:trainer|model)\.evaluate\b", r"\b(?:validate|evaluate)\w*\(?\)?`?"
         r" function", r"\beval_(?:period|steps|interval)(?!\W{1,3}\d)",
         r"验证(?:阶段|时|集)|评估时|测试(?:阶段|时)",
@@ -38,8 +39,8 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "trains_by_settings": words(  # a loop that is not the author's
         r"\b(?:ludwig|torchtune|axolotl|llama[-_]?factory|kohya\w*|ms-swift|lit-?gpt|nemo|fairseq|espnet\w*|mmdet\w*|mmseg\w*"
         r"|detectron2?|ultralytics|yolo\w*|openrlhf|verl|xtuner|fastchat|onmt|opennmt|rasa|unsloth)\b",
-        r"(?m:^)(?:model_name_or_path|base_model|finetuning_type): ?\S",
-        r"--(?:config|cfg)[\w-]*[= ]\S+\.(?:ya?ml|json|toml|py)\b|\btrain\w*\.ya?ml\b",
+        r"(?m:^)(?:model_name_or_path|base_model|finetuning_type): ?\S|--finetuning_type\b|\bsd-scripts\b",
+        r"--(?:conf|config|cfg)[\w-]*[= ]\S+\.(?:ya?ml|json|toml|py)\b|\btrain\w*\.ya?ml\b",
     ),
     # Training that generates with a server of its own, as reinforcement learning does.
     "generates_beside": words(r"use_vllm\W{1,4}true|(?:vllm_|rollout\.)gpu_memory_utilization|\bvllm_mode\b"),
@@ -60,7 +61,8 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     ),
     "names_float32": words(r"\bfp32\b|float32"),
     "loads_data": words(
-        r"(?:load|read|stor|keep|kept|hold|cach)\w*\s(?:\w+\s){0,3}(?:all|every\w*|entire|whole|too many|full)\s"
+        r"(?:load|read|stor|keep|kept|hold|cach)\w*\s(?!(?:\w+\s){0,3}(?:shards|weights|models?)\b)"
+        r"(?:\w+\s){0,3}(?:all|every\w*|entire|whole|too many|full)\s"
         r"(?:\w+\s){0,4}?(?:in|into|to|at once)\b[^.\n]{0,16}(?:memory|ram)",
         r"too many (?:images|files|samples|pictures|records) (?:are|were|is) (?:loaded|read)",
         r"\b(?:data|data ?sets?|arrays?|corpus|csv)\b[^.\n]{0,24}(?:too (?:large|big) (?:for|to fit)"
@@ -82,7 +84,8 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     ),
     "handles_files": words(
         r"\bpickl\w*|\b(?:np|numpy|joblib|pd|pandas)\.(?:load|save|dump|read)\w*|\.(?:npy|npz|csv|tsv|h5"
-        r"|hdf5|parquet|pkl)\b|\bhdf5\b|\b(?:csv|tsv|json|parquet|pickle) files?\b|\bdata ?frames?\b|\bpandas\b",
+        r"|hdf5|parquet|pkl)\b|\btokeni[sz](?:ing|ation) (?:keeps|takes|uses|fails|needs|of|the)\b"
+        r"|\bhdf5\b|\b(?:csv|tsv|json|parquet|pickle) files?\b|\bdata ?frames?\b|\bpandas\b",
         r"\b(?:pre-?process|unzip|extract|tokeni[sz]|convert|download)\w*\s(?:\S+\s){0,4}(?:data\w*"
         r"|files?|corpus|images)\b",
     ),
@@ -151,20 +154,23 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     ),
     # What a run does already, by its settings.
     "has_lora": words(r"\b(?:lora_(?:r|rank|alpha)|q?lora[_ ]?config|get_peft_model)\b|(?:_type|tuning)\W{1,3}lora\b"),
-    "has_half": words(r"\b(?:bf16|fp16|bfloat16|float16)\W{0,4}(?:true|1\b)"
-        r"|--(?:bf|fp)16\b|(?:dtype|precision)\W{1,4}(?:torch\.)?(?:b?float16|(?:bf|fp)?16\b)"),
+    "has_half": words(r"\b(?:bf16|fp16|bfloat16|float16)\W{0,4}(?:true|auto|1\b)"
+        r"|--(?:bf|fp)16\b|\bunsloth\b|(?:dtype|precision)\W{1,4}(?:torch\.)?(?:b?float16|(?:bf|fp)?16\b)"),
     "has_checkpointing": words(
         r"(?<!disable_)(?:gradient|activation)_checkpointing\W{1,4}(?:true|enable|unsloth|1\b)"
         r"|gradient_checkpointing_enable\(|--grad(?:ient)?[-_]checkpoint(?:ing)?\b(?!\W{1,3}(?:false|0))",
         # programs that recompute unless they are told not to
         r"(?:(?m:^)finetuning_type: ?\S|llama-?factory-cli train|--finetuning_type\b|\bswift (?:sft|pt|rlhf)\b"
-        r"|\bxtuner train\b)"
+        r"|\bxtuner train\b|\bunsloth\b)"
         r"(?![\s\S]{0,4000}(?:disable_gradient_checkpointing\W{1,3}true|gradient_checkpointing\W{1,3}false))",
     ),
     "has_flash": words(
         r"flash_?att(?:n|ention)\W{1,4}(?:true|fa[23]|1\b)|--(?:use_)?flash_?attn\b(?!\W{1,3}(?:false|auto|disabled|0))"
         r"|attn_impl\w*\W{1,4}flash_",
     ),
+    "evaluates_one": words(r"eval_batch_size\W{1,4}(?:to |of )?1\b"),
+    "evaluates_by_trainer": words(r"per_device_eval_batch_size|eval_accumulation_steps|fp16_full_eval|\bTrainer\b"),
+    "one_worker": words(r"num_workers['\"]?\W{1,4}[01]\b"),
     "has_batch_of_one": words(r"(?<!eval_)(?<!val_)(?<!test_)batch[ _-]?size(?: is| of| to)?\W{1,4}1\b(?![\d.])"
         r"|\bbs ?= ?1\b(?![\d.])"),
     "diffuses": words(
@@ -180,7 +186,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "is_quantized": words(
         r"gguf|\bfp8\b|\bnf4\b|\bint[48]\b|\b[a-z]?awq\b|\bgptq|[-_. ]q[2-8](?:_[0k]\w{0,3})?\b"
         r"|\b[2-8][- ]?bits?\b|load_in_[48]bit|\beetq\b|\bqlora\b|set_module_quantized|(?<![a-z])woq(?![a-z])"
-        r"|\d ?bpw\b|\bexl[23]\b|\bquantize\w*\W{1,3}true|quantization_bit\W{1,3}[48]",
+        r"|\d ?bpw\b|--quantize\b|\bexl[23]\b|\bquantize\w*\W{1,3}true|quantization_bit\W{1,3}[48]",
         r"量化",
     ),
     "generates_tokens": words(r"\btok(?:en)?s?/s(?:ec)?\b|tokens? per second"),
@@ -208,7 +214,8 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"(?:four|eight|two|multi(?:ple)?|[2-9]|1[0-6])[- ]?(?:x\s?)?gpus?\b", r"multi-?gpu", r"\b[2-9] (?:x )?("
         r"?:graphics |video )?cards\b",
         r"(?:[2-9]|1[0-6]|两|多|四|八)\s?[块张]\s?(?:显卡|gpu|卡|[a-z]{0,8} ?\d{2,4})",
-        r"DataParallel|\bDDP\b|torchrun|distributed\.launch|--nproc",
+        r"DataParallel|\bDDP\b|torchrun|distributed\.launch|--nproc|\bnum_processes\W{1,3}(?:[2-9]|\d\d)\b"
+        r"|full_shard",
         r"\b[2-9] ?[x\u00d7] ?(?:nvidia |geforce )?(?:rtx|[ahv]\d{2,4}|[2-5]0\d0)\b|found [2-9] \w+ devices",
     ),
     "crowds_one_device": words(
@@ -228,6 +235,9 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "offloads_to_host": words(
         r"cpu[-_ ]offload", r"offload_(?:optimizer|param|opt)\w*", r"--offload\b(?![= ](?:none|false))",
         r"zero[-_ ]?infinity", r"ds_z[23]_offload",
+    ),
+    "swaps_blocks": words(
+        r"\bblocks?[-_ ]?(?:to[-_ ])?swap",
     ),
     "varies_in_length": words(
         r"variable[- ](?:length|size)", r"\bfrom \d{1,5} (?:tokens )?to \d{3,6} tokens\b",

@@ -69,6 +69,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         rf"{_MEMORY}\b"
         r"(?! ?(?:limit|fraction|size|request))",
         r"\b(?:memory|gpu|vram|ram)[- ]?leak", r"leak\w* (?:of |in |on )?(?:the )?(?:gpu|cuda|vram)\b",
+        r"\b(?:tak|us|consum|eat)(?:es|ing|e) more and more (?:gpu |v?ram )?(?:memory|vram|ram)\b",
         r"leak(?:s|ing)? (?:of )?(?:gpu )?memory", r"accumulates? memory", r"keep increasing until",
         r"always growing",
         r"\bthe (?:more|longer)\b[^.\n]{0,60}\bthe (?:larger|more|higher|bigger)\b[^.\n]{0,16}\bmemory",
@@ -124,7 +125,7 @@ TOLD: dict[str, re.Pattern[str]] = {
     "loaded": words(
         r"(?:left ?over|left|free|remaining|available)[^.\n]{0,16} after (?:\w+ )?(?:loading|loaded|the model)",
         r"(?:once|after) (?:the |my )?model (?:is|was|has been) (?:fully |completely )?loaded",
-        r"models? (?:\w+ )?loads? (?:fine|ok|successfully|without|correctly)",
+        r"models? (?:\w+ )?loads? (?:fine|ok|successfully|without|correctly)", r"(?:load|加载)完(?:成)?(?:了)?模型",
     ),
     "host_fills": words(
         r"\bcpu (?:oom|out of memory)\b",
@@ -309,6 +310,7 @@ TOLD: dict[str, re.Pattern[str]] = {
     "predicts_all": words(r"prediction_loss_only ?= ?False|compute_metrics ?=|include_inputs_for_metrics ?= ?True"),
     "takes_no_share": words(r"preallocat\w*[\"'\]]{0,3} ?[=:] ?[\"']?(?:false|0)\b"),
     "collects_results": words(
+        r"\bdetach\w* (?:the )?\s?(?:embeddings|outputs|predictions|features|logits)\b",
         r"(?:aggregat|accumulat|collect|concatenat|gather)\w* (?:\w+ ){0,2}(?:predictions|outputs|results"
         r"|logits) (?:on|in) (?:the )?(?:gpu|device|memory)",
         r"(?:mov|copy|transfer|offload)(?:e|es|ing)? (?:\S+ ){0,3}\S*(?:predictions?|outputs?|results?|logits"
@@ -329,6 +331,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:other|another|several|two|multiple|\d{1,3} other|\d{1,2}) (?:\w+ )?(?:process|program|job"
         r"|codes?|training|experiment|user|notebook|kernel|app\w*|instance|script|task|vram consumer|student|people)\w*"
         r"[^.\n]{0,60}(?:us(?:e|es|ing)|tak(?:e|es|ing)|occup|runn|host|load|hold|detect|consum)",
+        r"(?:allocated|used|occupied|taken|held) by (?:someone|somebody|others?|another)\b",
         r"\b\d{1,2} (?:processes|kernels)\b[^.\n]{0,30}(?:are|were)?\s?(?:using|running|on)", r"zombie process",
         r"\b(?:gunicorn|uwsgi|uvicorn|celery)\b[^.\n]{0,60}(?:workers?\b|process)",
         r"(?:ran|run|running|started) (?:\w+ )?too (?:much|many)|\b(?:run|running|ran"
@@ -363,8 +366,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"\b(?:zombies?|orphan(?:ed)?|defunct|ghost|stale|left-?over|lingering|dangling"
         r"|(?:hung|stuck)(?! (?:in|at|on|with|when|while)))\b[^.\n]{0,30}"
         r"\b(?:process\w*|jobs?|python|kernels?|memory|gpus?|contexts?|threads?)\b",
-        r"fuser -v ?/dev|kill -9 (?:the |all |<?pid)", r"(?:allocated|used|occupied|taken|held) by (?:someone|somebody"
-        r"|others?|another)\b",
+        r"fuser -v ?/dev|kill -9 (?:the |all |<?pid)",
         r"(?:memory|gpu|card|vram) (?:is |was |being )?already (?:being )?(?:in use|used|occupied|taken"
         r"|allocated|full)",
         r"(?:僵尸|残留|孤儿|后台)\S{0,4}进程|进程[^\n]{0,12}(?:残留|没有?(?:结束|退出|杀掉)|仍(?:然)?占)"
@@ -392,7 +394,8 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"(?:due to|because of|caused by|lead\w* to) (?:\w+ ){0,2}fragmentation", r"碎片(?:导致|引起|造成)",
     ),
     "keeps_predictions": words(
-        r"compute_metrics", r"eval_accum\w*_steps", r"(?:累积|积累|保存)(?:所有)?(?:preds|logits|预测)",
+        r"compute_metrics", r"eval_accum\w*_steps(?!\W{0,3}(?:=|:|to|is)\W{0,3}\d)",
+        r"(?:累积|积累|保存)(?:所有)?(?:preds|logits|预测)",
         r"preprocess_logits_for_metrics",
         r"metrics?\b[^.\n]{0,40}commented out",
     ),
@@ -415,7 +418,7 @@ _QUOTED = words(
 _NEGATION = re.compile(r"\b(did|does|do|ca|wo|is|was|are|were|could|would|should|has|have|had)nt\b", re.I)
 _TRAINS_NOW = re.compile(r"\btrain(?:ing|s|er)?\b|fine-?tun|\bepochs?\b|\.backward\(|微调|训练", re.I)
 _ADVICE = re.compile(  # with Chinese between the words
-    r"(?:是否有?|如果|检查|防止|避免|whether|check|if there (?:is|are)(?: any)?|prevent\w*|avoid\w*"
+    r"(?:是否有?|如果|检查(?!点)|防止|避免|whether|check|if there (?:is|are)(?: any)?|prevent\w*|avoid\w*"
     r"|against)[\s\w*]{0,12}$|\b(?:no|not|n't|without)\s(?:a |any |the |be |have )?$",
     re.I,
 )

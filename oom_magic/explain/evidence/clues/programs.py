@@ -166,6 +166,11 @@ PROGRAMS: tuple[Program, ...] = (
         remedies=("exllama_context", "smaller_model"), default_cause=(Cause.ACTIVATIONS, 0.45),
     ),
     Program(
+        "lmdeploy", "LMDeploy", re.compile(r"(?<!bin/)\blmdeploy\b(?![/.]lite)|\bturbomind\b", re.I | re.A),
+        (_stage("loading", _LOADS, Cause.WEIGHTS_TOO_BIG, 0.6, _OF_LOADING),),
+        remedies=("lmdeploy_cache", *_OF_LOADING), default_cause=(Cause.ACTIVATIONS, 0.45),
+    ),
+    Program(
         "comfyui", "ComfyUI",
         re.compile(r"comfy[/\\_]|(?i:ComfyUI)(?![/\\](?:\.?venv|models)[/\\])|\b[KM]Sampler|SamplerCustomAdvanced"
             r"|Got an OOM, unloading|VAEDecode"),
@@ -246,7 +251,7 @@ PROGRAMS: tuple[Program, ...] = (
     Program(
         "server", "an inference server",
         re.compile(r"\bserve --model|\bserve \S+/\S+|launch_server|api_server|kv[-_](?:reserve|cache)[-_]\w+"
-                   r"|bentoml serve|tritonserver|(?<!bin/)\blmdeploy\b|\bopenllm\b"
+                   r"|bentoml serve|tritonserver|\bopenllm\b"
                    r"|\bxinference\b|\bfastchat\.serve", re.I | re.A),
         (_stage("loading", _LOADS, Cause.WEIGHTS_TOO_BIG, 0.6, _OF_LOADING),),
         remedies=("server_share", "shorter_context", *_OF_LOADING),

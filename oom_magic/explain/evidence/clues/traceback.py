@@ -63,6 +63,11 @@ class RunFacts:
         """Whether many steps succeeded, so that the memory of one step fits."""
         return (self.num_steps or 0) >= _LATE_STEPS or (self.num_epochs or 0) >= 1
 
+    @property
+    def is_round(self) -> bool:
+        """Whether it failed after a round number of steps, at which programs evaluate or save."""
+        return bool(self.num_steps) and (self.num_steps or 0) % _ROUND_STEPS == 0
+
 
 def run_facts(text: str) -> RunFacts:
     """The facts in a cleaned text."""
@@ -87,6 +92,7 @@ def _count(text: str) -> int:
     return int(number.strip() or 0) * factor
 
 
+_ROUND_STEPS = 500
 _MAX_LINES = 400
 _MAX_LINE = 400
 # How many of the innermost lines decide which tensor was being made.
@@ -150,7 +156,8 @@ _PHASES: tuple[tuple[str, re.Pattern[str]], ...] = (
             r"return (?:t|tensor)\.to\(", r"\btensor = tensor\.to\(", r"\bmodel\.(?:to\(|cuda\()",
             r"\bmodel ?= ?\w+\.(?:to\(|cuda\()", r"init_empty_weights", r"set_module_tensor_to_device",
             r"dispatch_model", r"\.prepare\(", r"\b(?:pipe|pipeline|module|net)\.(?:to\(|cuda\()",
-            r"super\(\)\.to\(", r"\bin (?:prepare_model|_prepare_one|accelerator_setup"
+            r"super\(\)\.to\(", r"_init_param_handle|_sync_module_params",
+            r"\bin (?:prepare_model|_prepare_one|accelerator_setup"
             r"|model_to_device)\b",
         ),
     ),
@@ -186,7 +193,7 @@ _LOGITS = _any(
     r"logits\w*\.(?:float|clone|to|exp|log_softmax)\(", r"logits\[[^\n]{0,60}\]\.float\(", r"get_log_?probs?_from",
     r"logprobs?_from_logits",
     r"_get_logits", r"compute_logits", r"FusedProjectionPlusCrossEntropy|cross_entropy\.py", r"selective_log_softmax",
-    r"ForCausalLMLoss",
+    r"ForCausalLMLoss", r"_convert_to_fp32",
     r"cross_entropy", r"CrossEntropy", r"log_softmax", r"compute_log_probs",
     r"lm_head\(", r"prompt_logprobs", r"nll_loss",
 )  # fmt: skip
@@ -233,7 +240,7 @@ _QUOTED_TIP = _any(
 
 _RAISED = re.compile(r"[\w.]+(?:Error|Exception|Interrupt)(?::|\s*$)")  # what follows a frame without source
 _QUOTED_CODE = re.compile(r"[`\"]([^`\"\n]{3,160}[=(@][^`\"\n]{1,160})[`\"]")
-_FEW_PARAMETERS = re.compile(r"\b(?:q?lora|peft|adapters?|p-?tuning|prefix)\b|\blora_|frozen", re.I)
+_FEW_PARAMETERS = re.compile(r"\b(?:q?lora|peft|adapters?|p-?tuning|prefix)\b|\blora_|frozen|bnb-4bit|in_[48]bit", re.I)
 _BATCH_OF_ONE = re.compile(r"batch[-_ ]?size(?:\W{1,4}|\s(?:to|is|of|as)\s)1\b(?!\d)", re.I)
 _SMALL_PICTURE = re.compile(
     r"(?:--?img(?:sz|[-_]size)?|ima?ge?[-_ ]size|imgsz)(?:\W{1,4}|\s(?:to|is|of"
@@ -464,12 +471,14 @@ def _tensor(inner_text: str) -> str | None:
 
 
 def _innermost_code(lines: list[str]) -> str:
-    """The innermost line of code shown, as the paste has it."""
+    """The innermost line of code shown, as the paste has it; lines around one that an arrow marks are not it."""
+    is_marked = any(_ARROW.match(line) for line in lines)
     for line in reversed(lines):
         arrow = _ARROW.match(line)
         if arrow:
             return arrow.group("code").strip()
-        if not (_FRAME.search(line) or _RAISED.match(line)) and re.search(r"\w ?= ?\S|\w\(.*[),]|\)$", line):
+        is_another = _FRAME.search(line) or _RAISED.match(line) or (is_marked and _NUMBERED.match(line.strip()))
+        if not is_another and re.search(r"[\w\]] ?= ?\S|\w\(.*[),]|\)$", line):
             return _NUMBERED.sub("", line.strip())
     return ""
 

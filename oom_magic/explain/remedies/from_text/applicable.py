@@ -18,6 +18,7 @@ _QUANTIZING = ("quantized_model", "comfy_fp8", "qlora", "loaded_4bit", "loaded_8
 _HAD_BY = {
     "lora": "has_lora", "mixed_precision": "has_half", "half_weights": "has_half", "checkpointing": "has_checkpointing",
     "offload": "maps_devices", "tensor_parallel": "shards", "tgi_shards": "shards", "sdpa": "has_flash",
+    "fsdp_any": "shards",
     "pictures_offload": "keeps_in_ram", "comfy_lowvram": "keeps_in_ram", "webui_medvram": "keeps_in_ram",
 }  # fmt: skip
 # Evidence that shows others on the device.
@@ -43,12 +44,14 @@ _OF_WHAT_IS_TOLD = {
     "tensor_parallel": {"many_ranks"},
     "smaller_batch_plain": {"trains"},
 }
+_OF_ITS_OWN = {"learns", "trains", "infers", "in_container"}  # what fills RAM there is not only what is read
 _OF_DIFFUSION = ("diffusers_vae", "pictures_offload", "quantized_model")
 _LARGEST_SHARE = 0.95  # of a server's; the rest is the driver's and the context's
 _SHARES = ("tf_growth", "jax_preallocate")
 _ON_A_MAC = {"raise_limit": "mps_watermark", "webui_attention": "webui_attention_mac"}
 # On a Mac: the allocator has no expandable segments, the GPU shares the RAM, and bitsandbytes does not support it.
 _NOT_ON_A_MAC = {"expandable_segments", "offload", "fsdp_any", "qlora", "optimizer_8bit"}
+_OF_NEW_STATE = "zeros_like("  # where the state is made; temporary copies come after it
 _OF_EACH_TENSOR = "exp_avg_sq.sqrt()"  # torch/optim/adam.py, _single_tensor_adam: without foreach
 
 
@@ -63,7 +66,7 @@ def applicable(diagnosis: Diagnosis, keys: tuple[str, ...], *, is_text: bool) ->
         if key in _ALONE and has_ranks(diagnosis):
             continue  # each rank holds a model of its own, or a shard
         is_untold = is_text and key in _OF_WHAT_IS_TOLD and not _OF_WHAT_IS_TOLD[key] & diagnosis.told
-        if is_untold and key == "stream_data" and not {"in_pod", "grows"} & diagnosis.told:
+        if is_untold and key == "stream_data" and (len(keys) == 1 or not diagnosis.told & _OF_ITS_OWN):
             yield "hold_less"
             continue
         if len(keys) > 1 and (is_untold or _is_had(key, diagnosis, is_settled) or _is_unfounded(key, diagnosis)):
@@ -84,9 +87,13 @@ def _is_had(key: str, diagnosis: Diagnosis, is_settled: bool) -> bool:
     """Whether the run has it already; a batch of one stays one, whatever a text proposes."""
     if key in _OF_BATCHES and {"batch_of_one", "has_batch_of_one"} & diagnosis.told:
         return True
+    if key == "smaller_evaluation_any" and "evaluates_one" in diagnosis.told:
+        return True
+    if key == "fewer_workers" and "one_worker" in diagnosis.told:
+        return True
     if key == "larger_share" and diagnosis.limits.get("share", 0) >= _LARGEST_SHARE:
         return True
-    if key == "foreach" and _OF_EACH_TENSOR in diagnosis.code:
+    if key == "foreach" and any(line in diagnosis.code for line in (_OF_EACH_TENSOR, _OF_NEW_STATE)):
         return True
     may_be_half = key == "half_weights" and "names_float32" not in diagnosis.told
     if may_be_half and any(one.key == "weights_fill_card" for one in diagnosis.evidence):
@@ -112,6 +119,8 @@ def _is_unfounded(key: str, diagnosis: Diagnosis) -> bool:
         return "transformers Trainer" not in diagnosis.frameworks and "keeps_predictions" not in diagnosis.told
     if key == "foreach" and "deepspeed" in diagnosis.frameworks:
         return True
+    if key == "smaller_input" and diagnosis.cause is Cause.OTHER_PROCESS:
+        return "shares_device" in diagnosis.told
     if key == "more_ram":
         return bool(_HOSTED & set(diagnosis.systems))
     if key in _SHARES:  # which give a program's own computation no more

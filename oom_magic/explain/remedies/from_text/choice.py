@@ -58,6 +58,7 @@ _BY_EVIDENCE: Mapping[str, tuple[str, ...]] = {
     "code_infers_with_gradients": ("no_grad", "smaller_evaluation_any"),
     "code_collects_tensors": ("collect_on_host",),
     "checkpoint_kept": ("map_location_cpu",),
+    "late_at_round_step": ("rarer_work",),
     "optimizer_set_up": ("zero_offload", "fsdp_any", "lora"),
     "ranks_load_to_one": ("map_location_cpu",),
     "checkpoint_to_gpu": ("map_location_cpu", "half_weights"),
@@ -127,6 +128,7 @@ AGAINST_IN_ANY_RUN: Mapping[Cause, tuple[str, ...]] = {
     Cause.UNKNOWN: ("smaller_input",),
 }
 _LARGE_ARRAY = 64 * GIB  # in one piece, so more RAM does not help
+_NOTABLE_ARRAY = 8 * GIB
 _HOST_OFFLOAD = ("less_offload", "more_ram")
 _OF_LANGUAGE_MODELS = ("sdpa", "shorter_sequences_any", "lora", "qlora", "chunked_loss")
 _AT_EVALUATION = ("no_grad", "smaller_evaluation_any")
@@ -157,6 +159,7 @@ _ACTS_ON: Mapping[str, tuple[Cause, ...]] = {
     "comfy_tiled": (Cause.ACTIVATIONS,),
     "comfy_cache_none": (Cause.HOST_RAM, Cause.LEAK_OR_RETAINED_REFERENCE),
     "comfy_fp8": (*_WEIGHTS, Cause.HOST_RAM),
+    "lmdeploy_cache": (Cause.ACTIVATIONS, Cause.MEMORY_FRACTION_LIMIT, Cause.UNKNOWN),
     "exllama_context": (Cause.ACTIVATIONS, Cause.WEIGHTS_TOO_BIG, Cause.UNKNOWN),
     "comfy_lowvram": (*_WEIGHTS, Cause.ACTIVATIONS, Cause.UNKNOWN),
     "webui_tiled": (Cause.ACTIVATIONS,),
@@ -297,7 +300,7 @@ def _by_evidence(keys: set[str], diagnosis: Diagnosis) -> tuple[str, ...]:
 def _against_host(diagnosis: Diagnosis, keys: set[str]) -> tuple[str, ...]:
     """Remedies when the host's memory ran out: while loading, with offloading, with pinned memory."""
     found = list(_by_evidence(keys, diagnosis))
-    if "in_pod" in diagnosis.told:
+    if "in_container" in diagnosis.told and diagnosis.main_failure is not None:
         found.append("pod_memory")
     if diagnosis.is_loading:
         found += ["load_low_ram", "swap"]
@@ -309,6 +312,10 @@ def _against_host(diagnosis: Diagnosis, keys: set[str]) -> tuple[str, ...]:
     is_of_pairs = "dense_pairs" in diagnosis.told
     if failure is not None and failure.requested_bytes and (is_of_pairs or failure.requested_bytes >= _LARGE_ARRAY):
         return tuple(dict.fromkeys((*found, "smaller_array", "stream_data")))
+    if failure is not None and (failure.requested_bytes or 0) >= _NOTABLE_ARRAY:
+        found += ["smaller_array", "more_ram"]
+    if "swaps_blocks" in diagnosis.told:
+        found += ["fewer_swapped", "more_ram"]
     if "grows" in diagnosis.told and not {"trains", "uses_torch"} & diagnosis.told:
         found.append("restart_program")
     usual = ("fewer_workers", "stream_data", "more_ram")
@@ -321,7 +328,8 @@ def remedies_of_run(diagnosis: Diagnosis, elsewhere: tuple[str, ...] | None, *, 
     if "find_tensor" in keys and any(one.key == "input_named" for one in diagnosis.evidence):
         keys = ("smaller_input",)  # it is meant so large
     if is_evaluation(diagnosis):
-        keys = _AT_EVALUATION
+        is_trainer = "evaluates_by_trainer" in diagnosis.told
+        keys = ("loss_only", *_AT_EVALUATION[1:]) if is_trainer else _AT_EVALUATION
     if elsewhere and is_text and not trains(diagnosis):
         keys = tuple(key for key in keys if key not in _OF_TRAINING) or keys
     if _may_be_shared(diagnosis):

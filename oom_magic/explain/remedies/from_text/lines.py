@@ -92,6 +92,8 @@ def code_of(key: str, diagnosis: Diagnosis) -> tuple[str, str] | None:
         return filled(template, diagnosis.limits), language
     if key == "max_split_size":
         return _split_size(diagnosis), "batch"
+    if key == "pod_memory" and "in_pod" not in diagnosis.told:
+        return "", "bash"
     if key == "shared_memory" and "in_container" not in diagnosis.told:
         return "df -h /dev/shm", "bash"
     return _CODE.get(key)

@@ -108,6 +108,8 @@ def _is_authors(key: str, language: str, diagnosis: Diagnosis, style: str) -> bo
     """Whether code for a remedy may have its place in what the author wrote."""
     if language == "python" and "in_another_language" in diagnosis.told:
         return False
+    if key == "map_location_cpu":
+        return "trains_by_settings" not in diagnosis.told
     if key == "fewer_workers":
         return "other_workers" not in diagnosis.told
     return key not in _OF_A_LOOP or _shows_loop(diagnosis, style)
