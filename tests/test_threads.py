@@ -249,3 +249,9 @@ def test_threads_that_the_run_wakes_are_said_and_what_a_thread_holds_is_as_befor
     assert vars(local) == {"seen": [1]} and worker.name == "prefetching"
     said = [one.text.split("`")[1] for one in report.assumptions if "waited" in one.text]
     assert said == ["prefetching", "taking", before] and type(queue.SimpleQueue.put) is type(queue.SimpleQueue.get)
+
+
+def test_the_bar_of_a_run_starts_no_thread() -> None:
+    before = threading.active_count()
+    DrySession().run(lambda: torch.ones(1, device="cuda").sum())
+    assert threading.active_count() == before

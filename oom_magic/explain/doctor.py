@@ -67,11 +67,11 @@ def recommend(model: str, gpu: str, memory: int | str | None = None) -> Recommen
 
 
 def _recommended(model: str, gpu: str, memory: int | str | None) -> Recommendation:
-    from tqdm.auto import tqdm
+    from oom_magic.predict.progress_bar import ProgressBar
 
     shown = "{desc}: {n_fmt} tried{postfix} [{elapsed}]"
     description = _("setups of {model}", model=model)
-    with contextlib.ExitStack() as stack, tqdm(desc=description, bar_format=shown, leave=False) as bar:
+    with contextlib.ExitStack() as stack, ProgressBar(desc=description, bar_format=shown, leave=False) as bar:
         search = _Search(model, gpu, memory, bar, stack)
         setup, report = search.best()
     peak = 0 if report is None else report.peak_reserved_bytes

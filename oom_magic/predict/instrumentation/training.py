@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from tqdm.auto import tqdm
 
 from oom_magic.language import _
 from oom_magic.memory.categories import Category
@@ -25,6 +23,7 @@ from oom_magic.predict.isolation.context import steps_hooked
 from oom_magic.predict.isolation.live_objects import find_live_objects
 from oom_magic.predict.isolation.patching import patched
 from oom_magic.predict.isolation.run_threads import is_of_run
+from oom_magic.predict.progress_bar import ProgressBar
 from oom_magic.predict.what_if.change import Change, InapplicableError, Inputs, inputs_of
 
 if TYPE_CHECKING:
@@ -38,13 +37,6 @@ SECONDS_WITHOUT_STEPS = 5  # of computing, of a run that took what it is said to
 MOST_SECONDS_WITHOUT_STEPS = 40
 FOLLOWING_SECONDS = 10  # of computing after three like steps, or as long as those took
 StopAfter = int | Literal["alike"] | None
-
-
-class _Bar(tqdm):  # type: ignore[misc]
-    """A bar whose lock is of threads: tqdm's own settles how processes start, for which Python 3.14 writes a file."""
-
-
-_Bar.set_lock(threading.RLock())
 
 
 class Finished(BaseException):
@@ -197,7 +189,7 @@ class Training:
         self._expect_step()
         options: dict[str, Any] = {"desc": "dry run", "unit": "step", "delay": 2, "leave": False}
         total = self.stop_after_steps if isinstance(self.stop_after_steps, int) else None
-        with _Bar(total=total, disable=not self._has_bar, **options) as bar:
+        with ProgressBar(total=total, disable=not self._has_bar, **options) as bar:
             self._bar = bar
             try:
                 yield

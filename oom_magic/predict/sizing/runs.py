@@ -13,9 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tqdm.auto import tqdm
 
 from oom_magic.language import _
+from oom_magic.predict.progress_bar import ProgressBar
 from oom_magic.predict.sizing.layered import LayeredRuns, Layers
 from oom_magic.predict.sizing.pieces import Trace
 from oom_magic.predict.sizing.ranges import Ranges
@@ -107,7 +107,7 @@ class Runs:
         options: dict[str, Any] = {"unit": "dry run", "delay": 2, "leave": False, "disable": not has_bar}
         options["desc"] = f"sizes of {self._label.removesuffix('()')}"
         try:
-            with heap_set_aside(), tqdm(total=_EXPECTED, **options) as self._bar:
+            with heap_set_aside(), ProgressBar(total=_EXPECTED, **options) as self._bar:
                 yield
                 self._bar.total = self._bar.n  # in a notebook a bar that ends short of its total stays, in red
         finally:
