@@ -5,13 +5,15 @@ A parameter is accepted only after a rehearsal with another value has changed th
 
 from __future__ import annotations
 
+import argparse
 import ast
 import inspect
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,7 +29,11 @@ _ARITHMETIC: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.FloorDiv: operator.floordiv,
+    ast.Pow: operator.pow,
 }
+
+_PLAIN = (SimpleNamespace, argparse.Namespace)
+_DEEPEST = 2  # settings within settings: cfg["train"]["loader"]["batch_size"]
 
 Override = Callable[[ast.Module, dict[str, Any], int], Any]
 
@@ -57,6 +63,7 @@ def find_size_parameters(
         *_of_command_line(arguments or [], pattern, value),
         *_given(tree, names, pattern, value),
         *_literals(tree, pattern, value),
+        *_computations(tree, names, pattern, value),
         *_variables(tree, names, pattern, value),
     ]
     found += _shapes(tree, what, value)
@@ -93,6 +100,30 @@ def _literals(tree: ast.Module, pattern: re.Pattern[str], value: int) -> Iterato
         for label, constant in _labelled(node):
             if isinstance(constant, ast.Constant) and type(constant.value) is int and constant.value == value:
                 yield SizeParameter(label or str(value), bool(pattern.search(label)), _override_literal(constant))
+
+
+def _computations(
+    tree: ast.Module, names: Mapping[str, Any], pattern: re.Pattern[str], value: int
+) -> Iterator[SizeParameter]:
+    """What the cell computes for a name of such a size: ``batch_size = 2**7``."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.BinOp() as computed) if pattern.search(name):
+                if _computed(computed, names) == value:
+                    yield SizeParameter(name, True, _override_assigned(node))
+
+
+def _override_assigned(statement: ast.Assign) -> Override:
+    @contextmanager
+    def override(_tree: ast.Module, _names: dict[str, Any], value: int) -> Iterator[None]:
+        before = statement.value
+        statement.value = ast.copy_location(ast.Constant(value), before)
+        try:
+            yield
+        finally:
+            statement.value = before
+
+    return override
 
 
 def leading_names(tree: ast.Module) -> set[str]:
@@ -292,24 +323,28 @@ def _turn_default(function: Any, position: int) -> Override:
 def _attributes(names: Mapping[str, Any], pattern: re.Pattern[str], value: int) -> Iterator[SizeParameter]:
     """Settings in configuration objects and dictionaries, and the batch size of data loaders."""
     for name, holder in list(names.items()):
+        if not name.startswith("_") and name != "Out":  # results that IPython keeps
+            sampler = getattr(holder, "batch_sampler", None)
+            if pattern is _BATCH and getattr(sampler, "batch_size", None) == value:
+                target = f"{name}.batch_sampler.batch_size"  # a loader's own batch_size cannot be set
+                yield SizeParameter("batch_size", True, _override_item("batch_size", vars(sampler)), target)
+            elif not inspect.isclass(holder) and not inspect.ismodule(holder):
+                yield from _settings(name, holder, pattern, value, _DEEPEST)
+
+
+def _settings(label: str, holder: Any, pattern: re.Pattern[str], value: int, depth: int) -> Iterator[SizeParameter]:
+    """Those in a dictionary or in an object's attributes, and in the dictionaries and plain objects in it."""
+    is_dict = isinstance(holder, dict)
+    held: dict[Any, Any] = holder if is_dict else getattr(holder, "__dict__", {})
+    for key, one in list(held.items()):
+        name = str(key)
         if name.startswith("_"):
             continue
-        if isinstance(holder, dict):
-            keys = [key for key, held in holder.items() if type(held) is int and held == value]
-            yield from (
-                SizeParameter(f"{name}[{key!r}]", True, _override_item(key, holder), f"{name}[{key!r}]")
-                for key in keys
-                if pattern.search(str(key))
-            )
-            continue
-        sampler = getattr(holder, "batch_sampler", None)
-        if pattern is _BATCH and getattr(sampler, "batch_size", None) == value:
-            target = f"{name}.batch_sampler.batch_size"  # a loader's own batch_size cannot be set
-            yield SizeParameter("batch_size", True, _override_item("batch_size", vars(sampler)), target)
-        elif hasattr(holder, "__dict__") and not inspect.isclass(holder) and not inspect.ismodule(holder):
-            for key, held in list(vars(holder).items()):
-                if type(held) is int and held == value and pattern.search(key) and not key.startswith("_"):
-                    yield SizeParameter(f"{name}.{key}", True, _override_item(key, vars(holder)), f"{name}.{key}")
+        path = f"{label}[{key!r}]" if is_dict else f"{label}.{key}"
+        if type(one) is int and one == value and pattern.search(name):
+            yield SizeParameter(path, True, _override_item(key, held), path)
+        elif depth and (isinstance(one, (dict, *_PLAIN)) or (is_dataclass(one) and not isinstance(one, type))):
+            yield from _settings(path, one, pattern, value, depth - 1)
 
 
 def has_rows(number: int, inputs: Inputs) -> bool:
