@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import linecache
 from itertools import cycle
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -347,12 +346,6 @@ def test_the_batch_size_of_a_loader_is_not_assigned_to_it():
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(8, 4)), batch_size=8)
     labels = {parameter.label for parameter in find_size_parameters(ast.parse(LOOP), {"loader": loader}, "batch", 8)}
     assert labels == {"batch_size"}
-
-
-def test_sizes_in_settings_within_settings_and_computed_ones_are_found():
-    names = {"cfg": {"train": {"batch_size": 8}}, "run": SimpleNamespace(args=SimpleNamespace(bs=8))}
-    found = find_size_parameters(ast.parse("batch = 2**3"), names, "batch", 8)
-    assert {one.label for one in found} == {"batch", "cfg['train']['batch_size']", "run.args.bs"}
 
 
 def test_the_model_is_called_as_the_user_calls_it():

@@ -330,10 +330,9 @@ class CellRehearsal:
                 return self._rewritten(frozen_without_gradients)
             if key == "no_grad" and (self._survey is None or self._survey.has_trained):
                 return self._own_evaluations()
-            own = self._rewritten(lambda tree, names: own_code(tree, names, key, values))
-            own = own or self._own_placement(key, values)
-            is_foreign = key in IN_A_LOOP or lacks_names(key, self.names)
-            return own or ("" if is_foreign else None)
+            own = self._rewritten(lambda *seen: own_code(*seen, key, values)) or self._own_placement(key, values)
+            is_elsewhere = key == "mixed_precision" and self.keeps_no_graph  # than in the training loop
+            return "" if is_elsewhere else own or ("" if key in IN_A_LOOP or lacks_names(key, self.names) else None)
         parameter = self.parameters.get(what)
         if parameter is None:
             return ""
@@ -410,7 +409,8 @@ class CellRehearsal:
 
         is_later = what == "evaluation"
         kind, call = ("batch", self._later) if is_later else (what, self._fullest)
-        found = find_size_parameters(self._tree, self._names, kind, self.sizes[what], self._arguments)
+        is_free = call is not None and call.only_evaluates
+        found = find_size_parameters(self._tree, self._names, kind, self.sizes[what], self._arguments, is_free)
         if is_later:
             found.sort(key=lambda one: _EVALUATES.search(one.label) is None)
         for parameter in found[:_MOST_PARAMETERS]:

@@ -13,8 +13,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, is_dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+
+from oom_magic.explain.live.called import object_of
+from oom_magic.explain.remedies.own_code import is_module
 
 if TYPE_CHECKING:
     from oom_magic.predict.what_if.change import Inputs
@@ -52,11 +56,16 @@ class SizeParameter:
 
 
 def find_size_parameters(
-    tree: ast.Module, names: Mapping[str, Any], what: str, value: int, arguments: list[str] | None = None
+    tree: ast.Module,
+    names: Mapping[str, Any],
+    what: str,
+    value: int,
+    arguments: list[str] | None = None,
+    are_rows_free: bool = False,
 ) -> list[SizeParameter]:
     """Places that have ``value`` and may set ``what`` ("batch", "seq" or "accumulation"), the best named first.
 
-    ``arguments`` is a script's command line.
+    ``arguments`` is a script's command line. ``are_rows_free``: the rows of an input may be computed one by one.
     """
     pattern = NAMES[what]
     found = [
@@ -69,6 +78,7 @@ def find_size_parameters(
     found += _shapes(tree, what, value)
     found += _defaults(tree, names, pattern, value)
     found += _attributes(names, pattern, value)
+    found += _wholes(tree, names, value) if what == "batch" and are_rows_free else ()
     return sorted(found, key=lambda parameter: not parameter.is_named)
 
 
@@ -330,6 +340,39 @@ def _attributes(names: Mapping[str, Any], pattern: re.Pattern[str], value: int) 
                 yield SizeParameter("batch_size", True, _override_item("batch_size", vars(sampler)), target)
             elif not inspect.isclass(holder) and not inspect.ismodule(holder):
                 yield from _settings(name, holder, pattern, value, _DEEPEST)
+
+
+def _wholes(tree: ast.Module, names: Mapping[str, Any], value: int) -> Iterator[SizeParameter]:
+    """Calls of models in the cell with all ``value`` rows of a tensor at once, which may be called with parts of it."""
+    for node in ast.walk(tree):
+        for field, old in ast.iter_fields(node):
+            if isinstance(old, ast.Call) and is_module(object_of(old.func, names)) and len(old.args) == 1:
+                rows = _rows_of(old.args[0])
+                shape = getattr(object_of(rows, names), "shape", ())
+                if "torch" in names and not old.keywords and shape[:1] == (value,):
+                    yield SizeParameter("", False, partial(_in_parts, node, field, ast.unparse(old), ast.unparse(rows)))
+
+
+def _rows_of(argument: ast.expr) -> ast.expr:
+    """What an argument is made of by methods: ``x`` of ``x.float().cuda()``."""
+    while isinstance(argument, ast.Call) and isinstance(argument.func, ast.Attribute):
+        argument = argument.func.value
+    return argument
+
+
+@contextmanager
+def _in_parts(
+    node: ast.AST, field: str, call: str, rows: str, _tree: ast.Module, _names: dict[str, Any], value: int
+) -> Iterator[None]:
+    before = getattr(node, field)
+    model, _, given = call.partition("(")
+    each = f"{model}({given.replace(rows, 'part', 1)}"
+    setattr(node, field, ast.parse(f"torch.cat([{each} for part in {rows}.split({value})])", mode="eval").body)
+    ast.fix_missing_locations(ast.copy_location(getattr(node, field), before))
+    try:
+        yield
+    finally:
+        setattr(node, field, before)
 
 
 def _settings(label: str, holder: Any, pattern: re.Pattern[str], value: int, depth: int) -> Iterator[SizeParameter]:

@@ -57,6 +57,11 @@ class ModelCall:
     has_gradients: bool
     is_model: bool
 
+    @property
+    def only_evaluates(self) -> bool:
+        """Whether the rows of its inputs have nothing to do with one another: no statistics over them, no graph."""
+        return not (self.is_training or self.has_gradients)
+
 
 class Training:
     """The training loop of a dry run: counts steps, categorizes memory, applies ``changes``.
