@@ -330,9 +330,9 @@ class CellRehearsal:
                 return self._rewritten(frozen_without_gradients)
             if key == "no_grad" and (self._survey is None or self._survey.has_trained):
                 return self._own_evaluations()
-            own = self._rewritten(lambda *seen: own_code(*seen, key, values)) or self._own_placement(key, values)
-            is_elsewhere = key == "mixed_precision" and self.keeps_no_graph  # than in the training loop
-            return "" if is_elsewhere else own or ("" if key in IN_A_LOOP or lacks_names(key, self.names) else None)
+            own = self._rewritten(lambda code, seen: own_code(code, seen, key, values))
+            own = "" if key == "mixed_precision" and self.keeps_no_graph else own or self._own_placement(key, values)
+            return own or ("" if key in IN_A_LOOP or lacks_names(key, self.names) else None)
         parameter = self.parameters.get(what)
         if parameter is None:
             return ""
