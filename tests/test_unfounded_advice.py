@@ -154,6 +154,27 @@ _OF_SCORES = (
             "GPU 0 is fully used by another user's job. CUDA error 2: cudaErrorMemoryAllocation - out of memory", ["Another process"],
             ["ended or", "fewer, shorter"], id="another's job",
         ),
+        pytest.param(
+            "I can train the sdxl with a 3090 but not on 2 GPUs: CUDA out of memory\nnetwork_train_unet_only = true\n"
+            'train_batch_size = 1\nmixed_precision = "bf16"\ngradient_checkpointing = true', ["activations of a step"],
+            ["not a training", "VAE", "smaller microbatch"], id="training of what makes pictures",
+        ),
+        pytest.param(
+            "ollama run qwen2.5-coder:32b with a 128k context on my 24GB card. OLLAMA_KV_CACHE_TYPE=q8_0. With 32k it loads.\n"
+            "ggml_gallocr_reserve_n: failed to allocate CUDA0 buffer of size 17716740096", ["num_ctx"],
+            ["cache of 8 bits"], id="a cache in 8 bits",
+        ),
+        pytest.param(
+            'CogVideoX-5b on a 3080 10GB\npipe.enable_model_cpu_offload()\npipe.vae.enable_tiling()\n  File "diffusers/models/'
+            'autoencoders/autoencoder_kl_cogvideox.py", line 1216, in decode\n    decoded = self._decode(z).sample\n'
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.30 GiB. GPU 0 has a total capacity of 9.77 GiB of"
+            " which 1.11 GiB is free.", ["VAE", "fewer frames"], ["tiles", "Keep each layer"], id="tiles already",
+        ),
+        pytest.param(
+            "vllm: To serve at least one request with the models's max seq len (40960), (6.25 GiB KV cache is needed, which is"
+            " larger than the available KV cache memory (5.12 GiB). Based on the available memory, the estimated maximum model"
+            " length is 33536.", ["--max-model-len 33536"], ["LESS"], id="the length that vLLM estimates",
+        ),
     ],
 )  # fmt: skip
 def test_advice_is_of_the_text(text, said, not_said):

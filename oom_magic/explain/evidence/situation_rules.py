@@ -166,7 +166,7 @@ def _of_whole(clues: Clues) -> Iterator[Support]:
         yield Support(Cause.WEIGHTS_TOO_BIG, 0.45, Evidence("told_embeddings"))
         yield Support(Cause.ACTIVATIONS, -0.3)
     stage = None if clues.program is None else clues.program.stage
-    if "loaded" in told or (stage is not None and stage.key in ("serving", "logits")):
+    if "loaded" in told or (stage is not None and stage.key in ("serving", "logits", "vae")):
         yield Support(Cause.WEIGHTS_TOO_BIG, -0.6)  # they fit
     if "full_batch" in told:
         yield Support(Cause.ACTIVATIONS, 0.4, Evidence("told_whole"))
@@ -179,6 +179,7 @@ def _of_whole(clues: Clues) -> Iterator[Support]:
         yield Support(Cause.ACTIVATIONS, -0.4)
     if "smaller_input_works" in told:
         yield Support(Cause.ACTIVATIONS, 0.45, Evidence("smaller_input_works"))
+        yield Support(Cause.WEIGHTS_TOO_BIG, -0.5)
         yield Support(Cause.FRAGMENTATION, -0.4)
 
 

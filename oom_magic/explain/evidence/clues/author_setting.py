@@ -40,6 +40,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"\b(?:ludwig|torchtune|axolotl|llama[-_]?factory|kohya\w*|ms-swift|lit-?gpt|nemo|fairseq|espnet\w*|mmdet\w*|mmseg\w*"
         r"|detectron2?|ultralytics|yolo\w*|openrlhf|verl|xtuner|fastchat|onmt|opennmt|rasa|unsloth)\b",
         r"(?m:^)(?:model_name_or_path|base_model|finetuning_type): ?\S|--finetuning_type\b|\bsd-scripts\b",
+        r"\bcfg\.(?:SOLVER|MODEL|DATALOADER)\b",
         r"--(?:conf|config|cfg)[\w-]*[= ]\S+\.(?:ya?ml|json|toml|py)\b|\btrain\w*\.ya?ml\b",
     ),
     # Training that generates with a server of its own, as reinforcement learning does.
@@ -172,7 +173,9 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "evaluates_by_trainer": words(r"per_device_eval_batch_size|eval_accumulation_steps|fp16_full_eval|\bTrainer\b"),
     "one_worker": words(r"num_workers['\"]?\W{1,4}[01]\b"),
     "has_batch_of_one": words(r"(?<!eval_)(?<!val_)(?<!test_)batch[ _-]?size(?: is| of| to)?\W{1,4}1\b(?![\d.])"
-        r"|\bbs ?= ?1\b(?![\d.])"),
+        r"|\bbs ?= ?1\b(?![\d.])|\b(?:ims_per_batch|(?:imgs|samples)_per_gpu)\W{1,4}(?:equal to )?1\b(?![\d.])"),
+    "tiles": words(r"enable_(?:vae_)?tiling\("),
+    "caches_in_8_bits": words(r"KV_CACHE_TYPE\W{1,3}q[48]_|cache-type-k q[48]_"),
     "diffuses": words(
         r"diffus|\bvae\b|\bprompts?\b|\bpipe(?:line)?\b|\bflux\b|\bsd(?:xl|3)?\b|\bunet\b|\bloras?\b|sampler|hunyuan|\bwan\b"
         r"|\bltx\b|\b[ti]2[vi]\b|提示词",

@@ -220,6 +220,7 @@ TOLD: dict[str, re.Pattern[str]] = {
         r"reduc\w+ (?:the )?(?:image|input|resolution|sequence|patch|crop)\b[^.\n]{0,30}(?:works?|solve|help|fix)",
         r"works? (?:fine |well )?(?:with|for|on|at|up to) (?:small|low|short)",
         r"max(?:imum)? \w+ (?:i can use|that works|without oom)",
+        r"\bwith \d{1,3}k (?:\w+ )?(?:loads|works|runs|fits)\b",
     ),
     "after_while": words(
         r"after (?:a while|(?:a |some )(?:long )?time|some (?:\w+ )?(?:time|iterations?|steps?|epochs?|batches)"

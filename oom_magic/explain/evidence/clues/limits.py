@@ -30,7 +30,7 @@ _ASSIGNED = re.compile(
 )
 # Said in other words, and then more exact than what was set.
 _STATED = {
-    "held": re.compile(r"stored in KV cache \((\d{1,8})\)"),
+    "held": re.compile(r"(?:stored in KV cache \(|estimated maximum model length is )(\d{1,8})"),
     "layers": re.compile(r"offloaded (\d{1,3})/\d{1,3} layers", re.I),
     "job_gib": re.compile(r"--mem[= ](\d{1,4})GB?\b", re.I),
 }

@@ -64,6 +64,7 @@ _PARAMETERS = re.compile(
     r"(?=[-_\s.,:;)\]/'\"`]|$)"
 )
 _BITS_PER_WEIGHT = re.compile(r"(\d(?:\.\d{1,2})?) ?bpw\b", re.I)
+_BITS_OF_CACHE = re.compile(r"cache[-_]type(?:[-_][kv])?\W{1,3}\w{1,8}", re.I)
 _MIXTURE = re.compile(r"(?<![\w.])(\d{1,2})x(\d{1,3})[Bb]\b")
 _BITS = (
     (re.compile(r"q2_k|iq2|2[- ]?bit", re.I | re.A), 2.6),
@@ -72,6 +73,7 @@ _BITS = (
     (re.compile(r"q5_|q6_", re.I | re.A), 5.7),
     (re.compile(r"8[- ]?bit|int8|fp8|q8_0|w8a8|load_in_8bit|eetq", re.I | re.A), 8.5),
     (re.compile(r"fp32|float32", re.I | re.A), 32.0),
+    (re.compile(r"\bollama\b", re.I | re.A), 4.5),  # as its library has them
 )  # fmt: skip
 _BITS_OF_HALF = 16.0
 
@@ -152,6 +154,7 @@ def weights_bytes(text: str) -> int | None:
     sizes = [size for size in sizes if 0.5 <= size <= 700]
     if not sizes:
         return None
+    text = _BITS_OF_CACHE.sub("", text)
     told = _BITS_PER_WEIGHT.search(text)
     known = next((bits for pattern, bits in _BITS if pattern.search(text)), _BITS_OF_HALF)
     bits = known if told is None else float(told.group(1))

@@ -317,7 +317,7 @@ _TRAINS = re.compile(
     r"\.backward\(|run_backward|training_step|_inner_training_loop|trainer\.train\(|optimizer\.step"
     r"|[/\\]optim[/\\]|\bTrainer\b"
     r"|MegatronTrain|\btrain(?:ing)?\.py|async_train|policy[_ ]?loss|[Ss]FTTrainer|GRPO|\bDPO\b|finetun|in train\b"
-    r"|\btrain\w* (?:\w+ ){0,3}loras?\b"
+    r"|\btrain\w* (?:\w+ ){0,3}loras?\b|\btrain_batch_size\b|\bnetwork_train_unet|\btrain the (?:sdxl|model|network)\b"
     r"|训练(?:的时候|时|过程|中|容易|报错|会)"
 )
 # General compute runtimes, used for training, too; a training loop is no evidence against them.

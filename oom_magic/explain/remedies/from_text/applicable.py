@@ -18,7 +18,8 @@ _QUANTIZING = ("quantized_model", "comfy_fp8", "qlora", "loaded_4bit", "loaded_8
 _HAD_BY = {
     "lora": "has_lora", "mixed_precision": "has_half", "half_weights": "has_half", "checkpointing": "has_checkpointing",
     "offload": "maps_devices", "tensor_parallel": "shards", "tgi_shards": "shards", "sdpa": "has_flash",
-    "fsdp_any": "shards",
+    "fsdp_any": "shards", "diffusers_vae": "tiles", "ollama_parallel": "caches_in_8_bits",
+    "llama_cache_type": "caches_in_8_bits",
     "pictures_offload": "keeps_in_ram", "comfy_lowvram": "keeps_in_ram", "webui_medvram": "keeps_in_ram",
 }  # fmt: skip
 # Evidence that shows others on the device.

@@ -316,7 +316,7 @@ def _against_host(diagnosis: Diagnosis, keys: set[str]) -> tuple[str, ...]:
         found += ["smaller_array", "more_ram"]
     if "swaps_blocks" in diagnosis.told:
         found += ["fewer_swapped", "more_ram"]
-    if "grows" in diagnosis.told and not {"trains", "uses_torch"} & diagnosis.told:
+    if {"grows", "repeated_use"} & diagnosis.told and not {"trains", "uses_torch"} & diagnosis.told:
         found.append("restart_program")
     usual = ("fewer_workers", "stream_data", "more_ram")
     return tuple(dict.fromkeys((*found, *(() if found else usual))))
