@@ -240,7 +240,8 @@ def _noted(notes: Notes, copies: Copies, one: Any) -> Iterator[Any]:
     elif isinstance(one, torch.nn.Module):
         if _is_made_for_it(kind):  # type: ignore[arg-type]
             notes.add_undo(functools.partial(_restore_class, kind, kind.__bases__, dict(vars(kind))))
-        copies.give(vars(one))
+        if any(map(has_copy, set(map(type, vars(one).values())))):
+            copies.give(vars(one))
         for name, value in list(vars(one).items()):
             if name == "_modules":
                 yield from value.values()
