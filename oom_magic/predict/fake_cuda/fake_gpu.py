@@ -40,6 +40,7 @@ from oom_magic.predict.operators.fallbacks import find_fallback, is_wrapper
 from oom_magic.predict.operators.gradients import reference_counts_in_autograd, reused_gradient
 from oom_magic.predict.operators.known_outputs import KnownOutputs, reading_in_place
 from oom_magic.predict.operators.sparse import is_sparse, run_sparse
+from oom_magic.predict.operators.type_checks import check_types
 from oom_magic.predict.setups.gpus import GPU
 
 if TYPE_CHECKING:
@@ -303,6 +304,7 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
         call.end()
 
     def _kernel(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        check_types(func, args)
         try:
             made = self._known_outputs.of(func, args, kwargs, self.fused.get(func) or reading_in_place(func))
         except (NotImplementedError, RuntimeError) as error:

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
+from oom_magic.predict.operators.type_checks import check_attention
+
 aten = torch.ops.aten
 Capability = tuple[int, int]
 _HALF_TYPES = (torch.float16, torch.bfloat16)
@@ -38,7 +40,7 @@ def choose_backend(
         return "cudnn"
     if backends.flash_sdp_enabled() and _fits_flash(capability, tensors, mask, dropout, is_causal, enable_gqa):
         return "flash"
-    if backends.mem_efficient_sdp_enabled() and _fits_efficient(capability, tensors, mask, enable_gqa):
+    if backends.mem_efficient_sdp_enabled() and _fits_efficient(capability, tensors, enable_gqa):
         return "efficient"
     return "math"
 
@@ -67,9 +69,7 @@ def _fits_flash(
     return not (small_shared_memory and trains and (192 < head_size <= 224 or (head_size > 224 and dropout > 0)))
 
 
-def _fits_efficient(
-    capability: Capability, tensors: tuple[torch.Tensor, ...], mask: torch.Tensor | None, enable_gqa: bool
-) -> bool:
+def _fits_efficient(capability: Capability, tensors: tuple[torch.Tensor, ...], enable_gqa: bool) -> bool:
     query = tensors[0]
     if query.dtype not in (torch.float32, torch.float16) and not (
         query.dtype is torch.bfloat16 and capability >= (8, 0)
@@ -79,9 +79,7 @@ def _fits_efficient(
         return False
     # check_head_dim_size_mem_efficient: the number of elements that the kernels can load at once
     alignment = 1 if query.dtype is torch.float32 and capability < (8, 0) else 4 if query.dtype is torch.float32 else 8
-    if any(tensor.shape[-1] % alignment for tensor in (tensors[0], tensors[2])):
-        return False
-    return mask is None or mask.dtype in (torch.bool, query.dtype)
+    return not any(tensor.shape[-1] % alignment for tensor in (tensors[0], tensors[2]))
 
 
 def _fits_cudnn(
@@ -125,6 +123,7 @@ def attend(
     enable_gqa: bool = False,
 ) -> torch.Tensor:
     """``scaled_dot_product_attention`` by the operators that CUDA would run."""
+    check_attention(query, key, value)
     backend = choose_backend(capability, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     trains = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
     mask = _as_bias(attn_mask, query)
@@ -135,6 +134,8 @@ def attend(
     if backend == "flash":
         return flash_attend(query, key, value, dropout_p, is_causal, scale)
     if backend == "efficient":
+        if mask is not None and mask.dtype is not query.dtype:  # cuda/attention.cu, ``_efficient_attention_forward``
+            raise RuntimeError("invalid dtype for bias - should match query's dtype")
         mask = None if mask is None else _aligned(mask, query, key)
         return aten._scaled_dot_product_efficient_attention(
             query, key, value, mask, trains, dropout_p, is_causal, scale=scale

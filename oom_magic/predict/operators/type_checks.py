@@ -1,0 +1,192 @@
+"""What CUDA's kernels refuse because of its arguments' types, in their words.
+
+Tensors without data are computed whatever their types are, and a real run ends there. Each function names the source,
+under aten/src/ATen; ``ScalarType.h`` names the types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from oom_magic.predict.operators.calls import existing
+
+_NAMES = {
+    torch.float16: "Half", torch.bfloat16: "BFloat16", torch.float32: "Float", torch.float64: "Double",
+    torch.complex64: "ComplexFloat", torch.complex128: "ComplexDouble", torch.bool: "Bool", torch.uint8: "Byte",
+    torch.int8: "Char", torch.int16: "Short", torch.int32: "Int", torch.int64: "Long",
+}  # fmt: skip
+_REDUCED = frozenset({torch.float16, torch.bfloat16})
+_WHOLE = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+_COMPLEX = frozenset({torch.complex64, torch.complex128})
+_NOT_REAL = _WHOLE | _COMPLEX
+_Check = Callable[[tuple[Any, ...]], None]
+
+
+def name(dtype: torch.dtype) -> str:
+    """The type as C++ calls it: ``Half``."""
+    return _NAMES.get(dtype, str(dtype))
+
+
+def check_types(func: OpOverload, args: tuple[Any, ...]) -> None:
+    """Raises what CUDA's kernel raises for arguments of these types."""
+    check = _CHECKS.get(func)
+    if check is not None:
+        check(args)
+
+
+def check_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+    """native/transformers/attention.cpp, ``validate_sdpa_input``."""
+    if not query.dtype is key.dtype is value.dtype:
+        kinds = [_C_TYPES.get(tensor.dtype, str(tensor.dtype)) for tensor in (query, key, value)]
+        raise RuntimeError(
+            "Expected query, key, and value to have the same dtype, but got query.dtype:"
+            f" {kinds[0]} key.dtype: {kinds[1]} and value.dtype: {kinds[2]} instead."
+        )
+
+
+_C_TYPES = {
+    torch.float16: "c10::Half",
+    torch.bfloat16: "c10::BFloat16",
+    torch.float32: "float",
+    torch.float64: "double",
+}
+
+
+def _others(args: tuple[Any, ...], positions: tuple[int, ...]) -> list[torch.Tensor]:
+    """The tensors there whose type is not the first argument's."""
+    given = [args[position] for position in positions if position < len(args)]
+    return [one for one in given if isinstance(one, torch.Tensor) and one.dtype is not args[0].dtype]
+
+
+def _same(*positions: int) -> _Check:
+    """``Tensor::data_ptr<T>`` and accessors: native/cuda/layer_norm_kernel.cu, GridSampler.cu."""
+
+    def check(args: tuple[Any, ...]) -> None:
+        for other in _others(args, positions):
+            raise RuntimeError(f"expected scalar type {name(args[0].dtype)} but found {name(other.dtype)}")
+
+    return check
+
+
+def _grid(args: tuple[Any, ...]) -> None:
+    """native/cuda/GridSampler.cu, ``launch_grid_sampler_2d_forward_kernel``."""
+    _refused("grid_sampler_2d_cuda", _NOT_REAL, args)
+    _same(1)(args)
+
+
+def _group_norm(args: tuple[Any, ...]) -> None:
+    """native/mixed_data_type.h, ``check_mixed_data_type``; native/cuda/group_norm_kernel.cu."""
+    for other in _others(args, (1, 2)):
+        if other.dtype is not torch.float32:
+            raise RuntimeError("mixed dtype (CPU): expect parameter to have scalar type of Float")
+    _same(1, 2)(args)
+
+
+def _convolution(args: tuple[Any, ...]) -> None:
+    """native/Convolution.cpp, ``check_input_same_type_as_parameters``."""
+    for other, what in ((args[1], "weight"), (args[2], "bias")):
+        if other is not None and other.dtype is not args[0].dtype:
+            kinds = [f"torch.cuda.{name(tensor.dtype)}Tensor" for tensor in (args[0], other)]
+            raise RuntimeError(f"Input type ({kinds[0]}) and {what} type ({kinds[1]}) should be the same")
+
+
+def _cross_entropy(args: tuple[Any, ...]) -> None:
+    """native/TensorIterator.cpp, ``compute_types``."""
+    for other in _others(args, (1, 2)):
+        raise RuntimeError(f"Found dtype {name(other.dtype)} but expected {name(args[0].dtype)}")
+
+
+def _targets(args: tuple[Any, ...]) -> None:
+    """native/cuda/Loss.cu, ``nll_loss_forward_out_cuda_template``."""
+    if args[1].dtype not in (torch.int64, torch.uint8):
+        raise RuntimeError(f"expected target dtype to be Long or Byte, but got {name(args[1].dtype)}")
+
+
+def _targets_of_images(args: tuple[Any, ...]) -> None:
+    """native/cuda/NLLLoss2d.cu."""
+    if args[1].dtype is not torch.int64:
+        raise RuntimeError(f"expected scalar type Long but found {name(args[1].dtype)}")
+
+
+def _selected(args: tuple[Any, ...]) -> None:
+    """native/cuda/Indexing.cu, ``index_select_out_cuda_impl``."""
+    if args[2].dtype not in (torch.int32, torch.int64):
+        raise NotImplementedError(f"\"index_select_out_cuda_impl\" not implemented for '{name(args[2].dtype)}'")
+
+
+def _probabilities(args: tuple[Any, ...]) -> None:
+    """native/Distributions.cpp, ``bernoulli_out_impl``."""
+    if args[0].dtype in _NOT_REAL:
+        raise RuntimeError(f"expected probabilities tensor to have floating type, got {name(args[0].dtype)}")
+
+
+def _index_add(args: tuple[Any, ...]) -> None:
+    """native/TensorAdvancedIndexing.cpp, ``index_func_meta_impl``."""
+    for other in _others(args, (3,)):
+        raise RuntimeError(
+            f"index_add_(): self ({name(args[0].dtype)}) and source ({name(other.dtype)}) must have the same scalar"
+            " type"
+        )
+
+
+def _index_put(args: tuple[Any, ...]) -> None:
+    """native/TensorAdvancedIndexing.cpp, ``make_info``."""
+    for other in _others(args, (2,)):
+        raise RuntimeError(
+            f"Index put requires the source and destination dtypes match, got {name(args[0].dtype)} for the destination"
+            f" and {name(other.dtype)} for the source."
+        )
+
+
+def _bias(args: tuple[Any, ...]) -> None:
+    """native/cuda/Blas.cpp, ``addmm_out_cuda_impl``; that the factors differ is said first."""
+    if args[1].dtype is args[2].dtype is not args[0].dtype:
+        raise RuntimeError(
+            f"self and mat2 must have the same dtype, but got {name(args[0].dtype)} and {name(args[2].dtype)}"
+        )
+    _refused("addmm_cuda", _WHOLE, args)
+
+
+def _refused(kernel: str, dtypes: frozenset[torch.dtype], args: tuple[Any, ...]) -> None:
+    """``AT_DISPATCH``: the kernel is not compiled for the type."""
+    if args[0].dtype in dtypes:
+        raise NotImplementedError(f"\"{kernel}\" not implemented for '{name(args[0].dtype)}'")
+
+
+_CHECKS: dict[OpOverload, _Check] = existing({
+    "native_group_norm": _group_norm,
+    "native_layer_norm": _same(2, 3),
+    "grid_sampler_2d": _grid,
+    "grid_sampler_3d": _same(1),
+    "convolution": _convolution,
+    "binary_cross_entropy": _cross_entropy,
+    "nll_loss_forward": _targets,
+    "nll_loss2d_forward": _targets_of_images,
+    "index_add": _index_add,
+    "index_add_": _index_add,
+    "index_put": _index_put,
+    "index_put_": _index_put,
+    "addmm": _bias,
+    "mm": partial(_refused, "addmm_cuda", _WHOLE),
+    "bmm": partial(_refused, "baddbmm_cuda", _WHOLE),
+    "_cdist_forward": partial(_refused, "cdist_cuda", _REDUCED),
+    "_ctc_loss": partial(_refused, "ctc_loss_cuda", _REDUCED),
+    "_ctc_loss.Tensor": partial(_refused, "ctc_loss_cuda", _REDUCED),
+    "index_select": _selected,
+    "bernoulli": _probabilities,
+    "im2col": partial(_refused, "im2col_out_cuda", _WHOLE - {torch.bool}),
+    "max_pool2d_with_indices": partial(_refused, "max_pool2d_with_indices_out_cuda_frame", _NOT_REAL),
+    "avg_pool2d": partial(_refused, "avg_pool2d_out_cuda_frame", _NOT_REAL),
+    "_adaptive_avg_pool2d": partial(_refused, "adaptive_avg_pool2d_cuda", _NOT_REAL),
+    "_adaptive_avg_pool3d": partial(_refused, "adaptive_avg_pool3d_cuda", _NOT_REAL),
+    "upsample_bilinear2d": partial(_refused, "upsample_bilinear2d_out_frame", _NOT_REAL),
+    "upsample_nearest2d": partial(_refused, "upsample_nearest2d_out_frame", _NOT_REAL - {torch.uint8}),
+    "_softmax": partial(_refused, "host_softmax", _NOT_REAL),
+    "_log_softmax": partial(_refused, "host_softmax", _NOT_REAL),
+    "gelu": partial(_refused, "GeluCUDAKernelImpl", _NOT_REAL),
+})  # fmt: skip

@@ -1,0 +1,96 @@
+"""What CUDA's kernels refuse because of their arguments' types ends a dry run, in CUDA's words.
+
+The sentences are those of the CUDA build of PyTorch 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import oom_magic as om
+
+HALF, BRAIN, INT = torch.half, torch.bfloat16, torch.int32
+
+
+def of(*shape: int, dtype: Any = None) -> torch.Tensor:
+    return torch.ones(shape, device="cuda", dtype=dtype)
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "group_norm": (
+        lambda: F.group_norm(of(2, 8, 4, dtype=BRAIN), 2, of(8), of(8)),
+        "expected scalar type BFloat16 but found Float",
+    ),
+    "group_norm_half": (
+        lambda: F.group_norm(of(2, 8, 4), 2, of(8, dtype=HALF)),
+        "mixed dtype (CPU): expect parameter to have scalar type of Float",
+    ),
+    "layer_norm": (
+        lambda: F.layer_norm(of(2, 8, dtype=HALF), (8,), of(8)), "expected scalar type Half but found Float"
+    ),
+    "grid_sample": (
+        lambda: F.grid_sample(of(2, 8, 4, 4, dtype=HALF), of(2, 3, 3, 2)),
+        "expected scalar type Half but found Float",
+    ),
+    "convolution": (
+        lambda: F.conv2d(of(2, 8, 4, 4, dtype=HALF), of(8, 8, 3, 3)),
+        "Input type (torch.cuda.HalfTensor) and weight type (torch.cuda.FloatTensor) should be the same",
+    ),
+    "linear": (
+        lambda: F.linear(of(2, 8, dtype=HALF), of(8, 8, dtype=HALF), of(8)),
+        "self and mat2 must have the same dtype, but got Float and Half",
+    ),
+    "attention": (
+        lambda: F.scaled_dot_product_attention(of(2, 2, 8, 8, dtype=HALF), of(2, 2, 8, 8), of(2, 2, 8, 8)),
+        "Expected query, key, and value to have the same dtype, but got query.dtype: c10::Half key.dtype: float and"
+        " value.dtype: float instead.",
+    ),
+    "attention_mask": (
+        lambda: F.scaled_dot_product_attention(*[of(2, 2, 8, 8, dtype=HALF)] * 3, attn_mask=of(8, 8)),
+        "invalid dtype for bias - should match query's dtype",
+    ),
+    "binary_cross_entropy": (
+        lambda: F.binary_cross_entropy(of(2, 8, dtype=HALF), of(2, 8)), "Found dtype Float but expected Half"
+    ),
+    "targets": (
+        lambda: F.cross_entropy(of(5, 4), of(5, dtype=INT)), "expected target dtype to be Long or Byte, but got Int"
+    ),
+    "targets_of_images": (
+        lambda: F.cross_entropy(of(5, 4, 2, 2), of(5, 2, 2, dtype=INT)), "expected scalar type Long but found Int"
+    ),
+    "index_add": (
+        lambda: of(5, 3).index_add_(0, of(2, dtype=torch.long), of(2, 3, dtype=HALF)),
+        "index_add_(): self (Float) and source (Half) must have the same scalar type",
+    ),
+    "index_put": (
+        lambda: of(5, 3).index_put_((of(2, dtype=torch.long),), of(2, 3, dtype=HALF)),
+        "Index put requires the source and destination dtypes match, got Float for the destination and Half for the"
+        " source.",
+    ),
+    "index_select": (
+        lambda: of(5, 3).index_select(0, of(2)), "\"index_select_out_cuda_impl\" not implemented for 'Float'"
+    ),
+    "bernoulli": (
+        lambda: torch.bernoulli(of(5, dtype=INT)), "expected probabilities tensor to have floating type, got Int"
+    ),
+    "cdist": (lambda: torch.cdist(of(2, 3, dtype=HALF), of(2, 3, dtype=HALF)), "\"cdist_cuda\" not implemented for 'Half'"),
+    "mm": (lambda: of(4, 4, dtype=INT) @ of(4, 4, dtype=INT), "\"addmm_cuda\" not implemented for 'Int'"),
+    "softmax": (lambda: of(4, dtype=INT).softmax(0), "\"host_softmax\" not implemented for 'Int'"),
+    "max_pool": (
+        lambda: F.max_pool2d(of(1, 1, 4, 4, dtype=INT), 2),
+        "\"max_pool2d_with_indices_out_cuda_frame\" not implemented for 'Int'",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_mixed_types_are_refused_as_on_cuda(name: str) -> None:
+    function, words = REFUSED[name]
+    with pytest.raises(RuntimeError) as caught:
+        om.dry_run(function)
+    assert str(caught.value) == words
