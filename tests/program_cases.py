@@ -327,12 +327,24 @@ def flexible(has_mask: bool, has_score: bool, is_trained: bool = True) -> Callab
     return program
 
 
+def bilinear() -> None:
+    """A product for each output, kept by none of them."""
+    model = nn.Bilinear(64, 48, 100).to(CUDA)
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(2):
+        x, y = torch.randn(256, 64, device=CUDA, requires_grad=True), torch.randn(256, 48, device=CUDA)
+        model(x, y).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 PROGRAMS: dict[str, Callable[[], None]] = {
     "diffusion": diffusion,
     "adversarial": adversarial,
     "best_weights": best_weights,
     "offloaded": offloaded,
     "graph": graph,
+    "bilinear": bilinear,
     "penalized": penalized,
     "differential": differential,
     "watched": watched,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import torch
@@ -80,6 +81,66 @@ def _masked_scatter_backward(gradient: torch.Tensor, mask: torch.Tensor, sizes: 
     if rest > 0:
         selected = torch.cat([selected, gradient.new_zeros(rest)])
     return selected.view(sizes)
+
+
+def _trilinear(
+    first: torch.Tensor, second: torch.Tensor, third: torch.Tensor, expand1: list[int], expand2: list[int],
+    expand3: list[int], summed: list[int], unrolled: int = 1,
+) -> torch.Tensor:  # fmt: skip
+    """aten/src/ATen/native/Linear.cpp, ``_trilinear``: one slice of the unrolled dimension after the other."""
+    expanded = expand1, expand2, expand3
+    num_dims = first.dim() + len(expand1)
+    factors = list(zip((first, second, third), expanded, strict=True))
+    whole = [_unsqueezed(tensor, dims) for tensor, dims in factors]
+    sizes = [max(tensor.shape[dim] for tensor in whole) for dim in range(num_dims)]
+    in_first_two = [dim for dim in summed if dim in expand3]
+    with_third = [dim for dim in summed if dim not in expand3]
+    out = first.new_zeros([1 if dim in summed else size for dim, size in enumerate(sizes)])
+    if out.numel() and all(tensor.numel() for tensor in whole):
+        for k in range(sizes[unrolled]):
+            one, two, three = (
+                tensor.narrow(unrolled, 0 if unrolled in dims else k, 1)
+                for tensor, dims in zip(whole, expanded, strict=True)
+            )
+            part = _summed_product(one, two, in_first_two)
+            part = _summed_product(part, three, with_third)
+            (out if unrolled in summed else out.narrow(unrolled, k, 1)).add_(part)
+            del part
+    return out.squeeze(summed)
+
+
+def _unsqueezed(tensor: torch.Tensor, dims: list[int]) -> torch.Tensor:
+    for dim in sorted(dims):
+        tensor = tensor.unsqueeze(dim)
+    return tensor
+
+
+def _summed_product(left: torch.Tensor, right: torch.Tensor, summed: list[int]) -> torch.Tensor:
+    """The same file, ``sumproduct_pair``, with the summed dimensions kept."""
+    if not summed:
+        return left * right
+    shared: list[int] = []
+    of_left: list[int] = []
+    of_right: list[int] = []
+    for dim in range(left.dim()):
+        is_left, is_right = left.shape[dim] != 1, right.shape[dim] != 1
+        if dim not in summed:
+            (shared if is_left and is_right else of_left if is_left else of_right).append(dim)
+        elif is_left and not is_right:
+            left = left.sum(dim, keepdim=True)
+        elif is_right and not is_left:
+            right = right.sum(dim, keepdim=True)
+    sizes = [left.shape[dim] for dim in (*shared, *of_left)] + [1] * len(summed)
+    order = [*shared, *of_left, *summed, *of_right]
+    num_shared, num_left, num_right = (
+        prod(tensor.shape[dim] for dim in dims)
+        for tensor, dims in ((left, shared), (left, of_left), (right, of_right))
+    )
+    num_summed = prod(left.shape[dim] for dim in summed)
+    rows = left.permute(order).reshape(num_shared, num_left, num_summed)
+    columns = right.permute([*shared, *summed, *of_right, *of_left]).reshape(num_shared, num_summed, num_right)
+    made = torch.bmm(rows, columns).view([*sizes, *(right.shape[dim] for dim in of_right)])
+    return made.permute(sorted(range(len(order)), key=order.__getitem__))
 
 
 def _attention(
@@ -185,6 +246,7 @@ HANDLERS: dict[OpOverload, Handler] = existing({
     "isinf": _handler(_is_infinite),
     "count_nonzero": _handler(_count_nonzero),
     "median": _handler(_median),
+    "_trilinear": _handler(_trilinear),
     "_euclidean_dist": _handler(_euclidean_distance),
     "_native_multi_head_attention": _handler(_attention),
     "_transformer_encoder_layer_fwd": _handler(_encoder_layer),
