@@ -11,9 +11,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.ao.quantization import FusedMovingAvgObsFakeQuantize, default_fused_per_channel_wt_fake_quant
 from torch.autograd.graph import save_on_cpu
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 CUDA = "cuda"
@@ -338,6 +340,38 @@ def bilinear() -> None:
         optimizer.zero_grad()
 
 
+def packed() -> None:
+    """Sequences of several lengths, packed: cuDNN sizes its memory by the longest."""
+    model, last = nn.LSTM(64, 128, 2, batch_first=True, bidirectional=True).to(CUDA), nn.Linear(256, 5).to(CUDA)
+    optimizer = torch.optim.Adam([*model.parameters(), *last.parameters()])
+    for lengths in ([40, 30, 20, 10], [12, 33, 39, 21]):
+        x = torch.randn(4, max(lengths), 64, device=CUDA)
+        rows, _ = model(pack_padded_sequence(x, torch.tensor(lengths), batch_first=True, enforce_sorted=False))
+        last(pad_packed_sequence(rows, batch_first=True)[0].amax(1)).logsumexp(1).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def aware_of_quantization() -> None:
+    """Weights and activations rounded: ranges observed by channel and by tensor, given, and learned."""
+    weight, scale = (nn.Parameter(torch.ones(shape, device=CUDA)) for shape in ((256, 256), (256,)))
+    zeros = torch.zeros(256, device=CUDA)
+    observer = FusedMovingAvgObsFakeQuantize().to(CUDA)
+    by_channel = default_fused_per_channel_wt_fake_quant().to(CUDA)
+    optimizer = torch.optim.SGD([weight, scale], 0.1)
+    for _ in range(2):
+        x = observer(torch.randn(128, 256, device=CUDA)) @ by_channel(weight)
+        rounded = [
+            torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127),
+            torch.fake_quantize_per_channel_affine(weight, torch.ones_like(zeros), zeros.int(), 0, -128, 127),
+            torch._fake_quantize_learnable_per_channel_affine(weight, scale, zeros, 0, -128, 127, 1.0),
+            torch._fake_quantize_learnable_per_tensor_affine(x, scale[:1], zeros[:1], -128, 127, 1.0),
+        ]
+        torch.stack([one.mean() for one in rounded]).sum().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 PROGRAMS: dict[str, Callable[[], None]] = {
     "diffusion": diffusion,
     "adversarial": adversarial,
@@ -345,6 +379,8 @@ PROGRAMS: dict[str, Callable[[], None]] = {
     "offloaded": offloaded,
     "graph": graph,
     "bilinear": bilinear,
+    "packed": packed,
+    "aware_of_quantization": aware_of_quantization,
     "penalized": penalized,
     "differential": differential,
     "watched": watched,

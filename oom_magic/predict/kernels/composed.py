@@ -11,6 +11,7 @@ from torch._ops import OpOverload
 
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.places import Handler, Place, tensors_in
+from oom_magic.predict.kernels import fake_quantization
 from oom_magic.predict.operators.calls import existing
 
 aten = torch.ops.aten
@@ -133,8 +134,7 @@ def _summed_product(left: torch.Tensor, right: torch.Tensor, summed: list[int]) 
     sizes = [left.shape[dim] for dim in (*shared, *of_left)] + [1] * len(summed)
     order = [*shared, *of_left, *summed, *of_right]
     num_shared, num_left, num_right = (
-        prod(tensor.shape[dim] for dim in dims)
-        for tensor, dims in ((left, shared), (left, of_left), (right, of_right))
+        prod(tensor.shape[dim] for dim in dims) for tensor, dims in ((left, shared), (left, of_left), (right, of_right))
     )
     num_summed = prod(left.shape[dim] for dim in summed)
     rows = left.permute(order).reshape(num_shared, num_left, num_summed)
@@ -248,6 +248,7 @@ HANDLERS: dict[OpOverload, Handler] = existing({
     "median": _handler(_median),
     "_trilinear": _handler(_trilinear),
     "_euclidean_dist": _handler(_euclidean_distance),
+    **{name: _handler(compose) for name, compose in fake_quantization.COMPOSED.items()},
     "_native_multi_head_attention": _handler(_attention),
     "_transformer_encoder_layer_fwd": _handler(_encoder_layer),
 })  # fmt: skip

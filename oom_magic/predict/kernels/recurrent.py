@@ -135,14 +135,17 @@ def _flatten(gpu: FakeGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) 
     return flat
 
 
-def _step_bytes(tensor: torch.Tensor, hidden_size: int, bidirectional: bool) -> int:
-    """One value of the hidden state for every step, direction and element of the batch."""
-    steps = tensor.numel() // max(tensor.shape[-1], 1)
+def _step_bytes(tensor: torch.Tensor, hidden_size: int, bidirectional: bool, lengths: Sequence[int]) -> int:
+    """One value of the hidden state for every step, direction and element of the batch; of packed sequences too, for
+    cuDNN sizes its memory by the longest and their number (``cudnnGetRNNTempSpaceSizes``)."""
+    steps = len(lengths) * lengths[0] if lengths else tensor.numel() // max(tensor.shape[-1], 1)
     return int(steps * hidden_size * (1 + bidirectional) * tensor.element_size())
 
 
-def _workspace_bytes(tensor: torch.Tensor, mode: int, hidden_size: int, bidirectional: bool) -> int:
-    return _step_bytes(tensor, hidden_size, bidirectional) * (_GATES[mode] + 1)
+def _workspace_bytes(
+    tensor: torch.Tensor, mode: int, hidden_size: int, bidirectional: bool, lengths: Sequence[int]
+) -> int:
+    return _step_bytes(tensor, hidden_size, bidirectional, lengths) * (_GATES[mode] + 1)
 
 
 def _time_first(gpu: FakeGPU, tensor: torch.Tensor, batch_first: bool, lengths: Sequence[int]) -> torch.Tensor:
@@ -166,8 +169,9 @@ def _forward(gpu: FakeGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) 
         cy = hx.new_empty(0) if cx is None else torch.empty_like(cx)
         if buffer is None:
             buffer = x.new_empty(sum(weight.numel() for weight in weights))
-        workspace = x.new_empty(_workspace_bytes(x, mode, size, bidirectional), dtype=torch.uint8)
-        reserved_bytes = _step_bytes(x, size, bidirectional) * num_layers * (_GATES[mode] + 2) if train else 0
+        workspace = x.new_empty(_workspace_bytes(x, mode, size, bidirectional, lengths), dtype=torch.uint8)
+        step_bytes = _step_bytes(x, size, bidirectional, lengths)
+        reserved_bytes = step_bytes * num_layers * (_GATES[mode] + 2) if train else 0
         reserve = x.new_empty(reserved_bytes, dtype=torch.uint8)
     del workspace, x
     return (output.transpose(0, 1) if batch_first and not lengths else output), hy, cy, reserve, buffer
@@ -176,7 +180,7 @@ def _forward(gpu: FakeGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) 
 def _backward(gpu: FakeGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
     (tensor, weights, _, buffer, hx, cx, output, grad_output, grad_hy, grad_cy, mode, size, _, _, batch_first, _, _,
      bidirectional, lengths, _, _, mask) = args  # fmt: skip
-    workspace_bytes = _workspace_bytes(tensor, mode, size, bidirectional)
+    workspace_bytes = _workspace_bytes(tensor, mode, size, bidirectional, lengths)
     with gpu:
         grad_output = torch.zeros_like(output) if grad_output is None else grad_output
         given = [
@@ -241,7 +245,25 @@ def _gates_first(call: Call) -> None:
     call.output(len(call.outputs) - 1)
 
 
+def _pack(call: Call) -> None:
+    """aten/src/ATen/native/PackedSequence.cpp, ``_pack_padded_sequence``: the steps that as many sequences have are
+    copied together, then joined; the sizes are the host's."""
+    tensor, lengths, batch_first = call.args
+    steps = tensor.transpose(0, 1) if batch_first else tensor
+    done, ends = 0, [] if lengths.is_meta else lengths.tolist()
+    while ends:
+        if ends[-1] > done:
+            part = steps[done : ends[-1], : len(ends)]
+            if not part.is_contiguous():
+                call.take_like(part)
+            done = ends[-1]
+        ends.pop()
+    call.output(0)
+    call.output(1, 0)
+
+
 RULES: dict[OpOverload, Rule] = {
+    aten._pack_padded_sequence.default: _pack,
     aten._thnn_fused_lstm_cell.default: _gates_first,
     aten._thnn_fused_gru_cell.default: _gates_first,
 }
