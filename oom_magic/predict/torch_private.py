@@ -57,6 +57,11 @@ EVERY_RUN: Names = {
         *_in("torch.ops.aten", "_adaptive_avg_pool3d _upsample_nearest_exact2d _upsample_nearest_exact3d"),
         *_in("torch.ops.aten", "_amp_foreach_non_finite_check_and_unscale_ _coalesce _ctc_loss _ctc_loss_backward"),
         *_in("torch.ops.aten", "_cudnn_rnn _cudnn_rnn_backward _cudnn_rnn_flatten_weight _dirichlet_grad"),
+        *_in(
+            "torch.ops.aten", "_fake_quantize_learnable_per_channel_affine _fake_quantize_learnable_per_tensor_affine"
+        ),
+        *_in("torch.ops.aten", "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams"),
+        "torch.ops.aten._fused_moving_avg_obs_fq_helper",
         *_in("torch.ops.aten", "_fft_c2c _fft_c2r _fft_r2c _linalg_det _linalg_eigh _linalg_slogdet _linalg_solve_ex"),
         "torch.ops.aten._linalg_svd",
         *_in("torch.ops.aten", "_efficientzerotensor _embedding_bag _embedding_bag_backward _euclidean_dist"),

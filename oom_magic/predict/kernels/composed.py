@@ -11,7 +11,6 @@ from torch._ops import OpOverload
 
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.places import Handler, Place, tensors_in
-from oom_magic.predict.kernels import fake_quantization
 from oom_magic.predict.operators.calls import existing
 
 aten = torch.ops.aten
@@ -230,6 +229,76 @@ def _encoder_layer(
     return hidden if norm_first else normed(hidden, norm_weight_2, norm_bias_2)
 
 
+# -- fake quantization: aten/src/ATen/native/quantized, FakeQuantPerTensorAffine.cpp and FakeQuantPerChannelAffine.cpp --
+
+_Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def _per_tensor(tensor: torch.Tensor, *_unused: Any) -> _Pair:
+    """The values, and a mask of those within the range."""
+    return torch.empty_like(tensor), torch.empty_like(tensor, dtype=torch.bool)
+
+
+def _per_channel(tensor: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor, *_unused: Any) -> _Pair:
+    """Likewise; whole zero points are compared with the range."""
+    if not zero_point.is_floating_point():
+        torch.aminmax(zero_point)
+    return _per_tensor(tensor)
+
+
+def _learned_per_tensor(tensor: torch.Tensor, *_unused: Any) -> torch.Tensor:
+    return _per_tensor(tensor)[0]
+
+
+def _learned_per_channel(
+    tensor: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor, *_unused: Any
+) -> torch.Tensor:
+    whole = torch.empty_like(zero_point).to(torch.int32)
+    return _per_channel(tensor, scale, whole)[0]
+
+
+def _gradients_per_tensor(gradient: torch.Tensor, tensor: torch.Tensor, *_unused: Any) -> tuple[torch.Tensor, ...]:
+    """Of the tensor, and of scale and zero point, summed up."""
+    found, of_scale, of_zero_point = (torch.empty_like(tensor) for _ in range(3))
+    return found, of_scale.sum().unsqueeze(0), of_zero_point.sum().unsqueeze(0)
+
+
+def _gradients_per_channel(
+    gradient: torch.Tensor, tensor: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor, axis: int,
+    *_unused: Any,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """Likewise, for each channel."""
+    rounded = torch.empty_like(zero_point)
+    torch.aminmax(rounded)
+    found, of_scale, of_zero_point = (torch.empty_like(tensor) for _ in range(3))
+    dims = [dim for dim in range(tensor.dim()) if dim != axis]
+    made = found, of_scale.sum(dims), of_zero_point.sum(dims)
+    del rounded
+    return made
+
+
+def _observed(
+    tensor: torch.Tensor, observer_on: torch.Tensor, fake_quant_on: torch.Tensor, running_min: torch.Tensor,
+    running_max: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor, averaging: float, least: int, most: int,
+    axis: int, per_row: bool = False, symmetric: bool = False,
+) -> _Pair:  # fmt: skip
+    """cuda/FusedObsFakeQuant.cu: the range is observed, by channel with a number for each from the first call on; then
+    the tensor is quantized."""
+    in_order = tensor.contiguous()
+    if not per_row:
+        torch.aminmax(in_order)
+        return _per_tensor(tensor)
+    if not running_min.numel():
+        for state in (running_min, running_max, scale, zero_point):
+            state.resize_(tensor.shape[axis])
+    rows = tensor if tensor.dim() == 2 else tensor.transpose(0, axis).flatten(1)
+    torch.aminmax(rows, dim=1)
+    return _per_channel(tensor, scale, zero_point)
+
+
+# -- the table -----------------------------------------------------------------------------------------------------
+
+
 def _handler(compose: Callable[..., Any]) -> Handler:
     def handle(gpu: FakeGPU, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
         if not any(gpu.place(tensor) is Place.GPU for tensor in tensors_in(args, kwargs)):
@@ -248,7 +317,14 @@ HANDLERS: dict[OpOverload, Handler] = existing({
     "median": _handler(_median),
     "_trilinear": _handler(_trilinear),
     "_euclidean_dist": _handler(_euclidean_distance),
-    **{name: _handler(compose) for name, compose in fake_quantization.COMPOSED.items()},
+    "fake_quantize_per_tensor_affine_cachemask": _handler(_per_tensor),
+    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams": _handler(_per_tensor),
+    "fake_quantize_per_channel_affine_cachemask": _handler(_per_channel),
+    "_fake_quantize_learnable_per_tensor_affine": _handler(_learned_per_tensor),
+    "_fake_quantize_learnable_per_tensor_affine_backward": _handler(_gradients_per_tensor),
+    "_fake_quantize_learnable_per_channel_affine": _handler(_learned_per_channel),
+    "_fake_quantize_learnable_per_channel_affine_backward": _handler(_gradients_per_channel),
+    "_fused_moving_avg_obs_fq_helper": _handler(_observed),
     "_native_multi_head_attention": _handler(_attention),
     "_transformer_encoder_layer_fwd": _handler(_encoder_layer),
 })  # fmt: skip

@@ -62,6 +62,13 @@ def _complex_to_real(call: Call) -> None:
         call.take_like(call.args[0])
 
 
+def _angle(call: Call) -> None:
+    """The same file, ``angle``: complex numbers before the result."""
+    if call.args[0].is_complex():
+        call.take_like(call.args[0])
+    make_outputs(call)
+
+
 def _images_to_columns(call: Call) -> None:
     """aten/src/ATen/native/cuda/Im2Col.cu: the output is first made like the input, then resized."""
     images, made = call.args[0], call.outputs[0]
@@ -272,7 +279,7 @@ RULES: dict[OpOverload, Rule] = {
     aten.bucketize.Tensor: contiguous(0),
     aten.searchsorted.Tensor: contiguous(0, 1),
     aten.abs.default: _complex_to_real,
-    aten.angle.default: _complex_to_real,
+    aten.angle.default: _angle,
     aten._fft_c2r.default: _fourier_to_real,
     aten._fft_r2c.default: _fourier_of_real,
     aten._fft_c2c.default: _fourier,
