@@ -84,6 +84,7 @@ LAYOUTS: dict[str, Callable[[], None]] = {
     "cl_adaptive_max_pool_3d": channels_last(lambda images: F.adaptive_max_pool3d(images, 4), VOLUMES),
     "cl_adaptive_avg_pool": channels_last(lambda images: F.adaptive_avg_pool2d(images, 24), is_expanded=True),
     "cl_adaptive_avg_pool_3d": channels_last(lambda images: F.adaptive_avg_pool3d(images, 4), VOLUMES),
+    "cl_avg_pool_3d": channels_last(lambda images: F.avg_pool3d(images, 2), VOLUMES),
     "cl_bicubic": channels_last(resized("bicubic")),
     "cl_antialias": channels_last(resized("bilinear", antialias=True)),
     "cl_nearest_3d": channels_last(resized("nearest"), VOLUMES),

@@ -229,7 +229,7 @@ def _encoder_layer(
     return hidden if norm_first else normed(hidden, norm_weight_2, norm_bias_2)
 
 
-# -- fake quantization: aten/src/ATen/native/quantized, FakeQuantPerTensorAffine.cpp and FakeQuantPerChannelAffine.cpp --
+# -- fake quantization: native/quantized/FakeQuantPerTensorAffine.cpp and FakeQuantPerChannelAffine.cpp -----------
 
 _Pair = tuple[torch.Tensor, torch.Tensor]
 

@@ -244,7 +244,7 @@ _GRADIENT_IN_ORDER = ("adaptive_max_pool2d_backward", "upsample_trilinear3d_back
 _FIRST_AFTER_OUTPUT = (
     "max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d",
     "upsample_nearest2d", "_upsample_nearest_exact2d", "nll_loss_backward", "nll_loss2d_backward",
-    "max_pool3d_with_indices_backward", "avg_pool3d_backward", "_adaptive_avg_pool3d_backward",
+    "max_pool3d_with_indices_backward", "_adaptive_avg_pool3d_backward",
     "adaptive_max_pool3d_backward", "fractional_max_pool3d_backward", "upsample_nearest1d_backward",
     "upsample_nearest2d_backward", "_upsample_nearest_exact1d_backward", "_upsample_nearest_exact2d_backward",
     "upsample_linear1d_backward", "upsample_bilinear2d_backward", "reflection_pad1d_backward",
@@ -252,7 +252,7 @@ _FIRST_AFTER_OUTPUT = (
 )  # fmt: skip
 _BOTH_AFTER_OUTPUT = ("max_pool2d_with_indices_backward", "avg_pool2d_backward")
 _FIRST_CONTIGUOUS = (
-    "avg_pool3d", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "kthvalue", "mode", "cumprod", "cummax",
+    "avg_pool3d", "avg_pool3d_backward", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "kthvalue", "mode", "cumprod", "cummax",
     "cummin", "adaptive_max_pool3d", "upsample_bicubic2d_backward", "_upsample_bilinear2d_aa_backward",
     "_upsample_bicubic2d_aa_backward", "upsample_nearest3d_backward", "_upsample_nearest_exact3d_backward",
 )  # fmt: skip
