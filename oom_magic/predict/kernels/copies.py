@@ -252,7 +252,8 @@ _FIRST_AFTER_OUTPUT = (
 )  # fmt: skip
 _BOTH_AFTER_OUTPUT = ("max_pool2d_with_indices_backward", "avg_pool2d_backward")
 _FIRST_CONTIGUOUS = (
-    "avg_pool3d", "avg_pool3d_backward", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "kthvalue", "mode", "cumprod", "cummax",
+    "avg_pool3d", "avg_pool3d_backward",
+    "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "kthvalue", "mode", "cumprod", "cummax",
     "cummin", "adaptive_max_pool3d", "upsample_bicubic2d_backward", "_upsample_bilinear2d_aa_backward",
     "_upsample_bicubic2d_aa_backward", "upsample_nearest3d_backward", "_upsample_nearest_exact3d_backward",
 )  # fmt: skip
