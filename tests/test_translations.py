@@ -128,6 +128,7 @@ NOT_OURS = {
     "explain/live/frames.py": "a question whose answer is that it is not known",
     "__main__.py": "a command's name",
     "predict/kernels/matrix_products.py": "PyTorch's message",
+    "predict/operators/type_checks.py": "PyTorch's messages",
     "predict/fake_cuda/fake_gpu.py": "PyTorch's messages",
     "predict/fake_cuda/fake_memory.py": "PyTorch's messages",
     "predict/fake_cuda/device_view.py": "PyTorch's message",

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from oom_magic.predict.operators.type_checks import check_attention
+from oom_magic.predict.operators.type_checks import check_attention, check_bias
 
 aten = torch.ops.aten
 Capability = tuple[int, int]
@@ -134,8 +134,7 @@ def attend(
     if backend == "flash":
         return flash_attend(query, key, value, dropout_p, is_causal, scale)
     if backend == "efficient":
-        if mask is not None and mask.dtype is not query.dtype:  # cuda/attention.cu, ``_efficient_attention_forward``
-            raise RuntimeError("invalid dtype for bias - should match query's dtype")
+        check_bias(mask, query)
         mask = None if mask is None else _aligned(mask, query, key)
         return aten._scaled_dot_product_efficient_attention(
             query, key, value, mask, trains, dropout_p, is_causal, scale=scale

@@ -49,6 +49,12 @@ def check_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor)
         )
 
 
+def check_bias(mask: torch.Tensor | None, query: torch.Tensor) -> None:
+    """native/transformers/cuda/attention.cu, ``_efficient_attention_forward``."""
+    if mask is not None and mask.dtype is not query.dtype:
+        raise RuntimeError("invalid dtype for bias - should match query's dtype")
+
+
 _C_TYPES = {
     torch.float16: "c10::Half",
     torch.bfloat16: "c10::BFloat16",
