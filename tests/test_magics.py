@@ -295,6 +295,15 @@ def test_a_part_of_an_option_is_no_option(shell):
         shell.run_line_magic("oom_explain", "--of")
 
 
+def test_steps_are_seen_of_an_optimizer_that_another_dry_cell_made(shell):
+    """PyTorch's first optimizer of a class puts its hooks there for good (``Optimizer._patch_step_function``)."""
+    run(shell, MODEL)
+    run(shell, "%%gpumem --no-plot\noptimizer = torch.optim.Rprop(model.parameters())")
+    loop = "for _ in range(2):\n    forward(8).sum().backward()\n    optimizer.step()"
+    run(shell, f"%%gpumem --no-plot -o report\n{loop}").raise_error()
+    assert len(shell.user_ns["report"].steps) == 2
+
+
 def test_a_cell_run_again_takes_what_it_took(shell):
     """What only the names that it binds anew held goes when they are bound, and is not left behind."""
     training = """

@@ -6,6 +6,7 @@ fakecuda=$(cd "$here/../shared/fakecuda" && pwd)
 torch=${1:-2.13.0}
 export FAKECUDA_HOME=${FAKECUDA_HOME:-${XDG_CACHE_HOME:-$HOME/.cache}/fakecuda-$torch}
 export FAKECUDA_HOST_GIB=16 OMP_NUM_THREADS=1
+unset VIRTUAL_ENV # IPython would import the active environment's packages, its PyTorch too
 
 # The stubs' set-up writes beside its sources, which may be read-only here.
 work=$(mktemp -d)
