@@ -149,10 +149,12 @@ def _execute(code: Any, names: dict[str, Any]) -> None:
 
 
 def exit_code(report: MemoryReport) -> int:
-    """0: it fits; 1: it does not; 2: unknown, as nothing ran on the GPU, or an upper bound does not fit."""
+    """0: it fits; 1: it does not; 2: unknown, as nothing ran on the GPU, or an upper bound does not fit, or it fits
+    only once Python's collector has run."""
     if report.out_of_memory is not None:
         return NOT_KNOWN if report.is_upper_bound else DOES_NOT_FIT
-    return FITS if report.peak_allocated_bytes else NOT_KNOWN
+    is_known = report.peak_allocated_bytes and report.verdict_until_collected != "out of memory"
+    return FITS if is_known else NOT_KNOWN
 
 
 if __name__ == "__main__":

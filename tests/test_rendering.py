@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pages import Page, assert_text_and_html_agree, words
 from samples import failed, measured, predicted
 
+from oom_magic.__main__ import FITS, NOT_KNOWN, exit_code
 from oom_magic.inputs import parse_bytes
 from oom_magic.language import speaking
+from oom_magic.memory.categories import CATEGORIES, Category
 from oom_magic.memory.comparison import Comparison
-from oom_magic.units import GIB
+from oom_magic.units import GIB, MIB
 from oom_magic.views import to_fallback, to_html, to_text
 from oom_magic.views.blocks import Code, Description, Details, Fact, Facts, Part, Parts, Picture, Sentence, Table
 from oom_magic.views.html import DARK, LIGHT
@@ -193,3 +197,22 @@ def test_the_text_of_a_notebook_that_is_not_trusted_says_how_to_see_more(monkeyp
     assert to_fallback(description) == to_text(description)
     monkeypatch.setattr("IPython.get_ipython", lambda: SimpleNamespace(kernel=object()))
     assert to_fallback(description).endswith("Run All shows pictures and sliders.")
+
+
+@pytest.mark.parametrize(
+    ("capacity", "verdict", "says"),
+    [
+        (12044, "safe", "✓ Safe: up to 65.8 % of the card"),
+        (9000, "tight", "▲ Tight: up to 88."),
+        (8500, "danger", "✗ Danger: up to 93."),
+        (7000, "out of memory", "✗ May not fit: up to 113.3 % of the card is needed"),
+    ],
+)
+def test_the_verdict_is_on_what_stays_until_python_collects(capacity: int, verdict: str, says: str) -> None:
+    activations = np.flatnonzero(predicted().timeline.category == CATEGORIES.index(Category.ACTIVATION))
+    report = predicted(may_stay=tuple(activations[:16].tolist()))
+    report = replace(report, device=replace(report.device, total_bytes=capacity * MIB))
+    assert (report.verdict, report.verdict_until_collected) == ("safe", verdict)
+    assert exit_code(report) == (NOT_KNOWN if verdict == "out of memory" else FITS)
+    assert says in str(report) and "% if it runs at once" in " ".join(str(report).split())
+    assert_text_and_html_agree(report.describe())

@@ -258,17 +258,30 @@ class MemoryReport(Result):
 
         Libraries return such memory at once, and use less of it where it does not fit, so no run fails for it.
         """
+        return self._most_with(self.passing)
+
+    @cached_property
+    def uncollected_bytes(self) -> tuple[int, int]:
+        """Peak allocated and peak reserved, in bytes, if what Python's collector frees is never freed (``may_stay``):
+        more than the card has where a run may fail for it."""
+        return self._most_with(())
+
+    def _most_with(self, passing: Sequence[tuple[int, int]]) -> tuple[int, int]:
         peaks = self.peak_allocated_bytes, self.peak_reserved_bytes
-        if not (self.passing or self.may_stay) or self.out_of_memory is not None:
+        if not (passing or self.may_stay) or self.out_of_memory is not None:
             return peaks
-        found = most_with(self.timeline, self.passing, self.may_stay, self.device.usable_bytes, self.settings)
+        found = most_with(self.timeline, passing, self.may_stay, self.device.usable_bytes, self.settings)
         return max(peaks[0], found[0]), max(peaks[1], found[1])
 
     @property
     def used_fraction(self) -> float:
         """Peak reserved and all that is outside PyTorch, as a share of the card."""
+        return self.share_in_use(self.peak_reserved_bytes)
+
+    def share_in_use(self, reserved_bytes: int) -> float:
+        """That much reserved memory and all that is outside PyTorch, as a share of the card."""
         outside = self.device.context_bytes + self.device.other_bytes
-        return (self.peak_reserved_bytes + outside) / max(self.device.total_bytes, 1)
+        return (reserved_bytes + outside) / max(self.device.total_bytes, 1)
 
     @property
     def most_used_fraction(self) -> float:
@@ -288,6 +301,14 @@ class MemoryReport(Result):
         if self.out_of_memory is not None:
             return "out of memory"
         return verdict_on(self.used_fraction)
+
+    @property
+    def verdict_until_collected(self) -> Literal["safe", "tight", "danger", "out of memory"]:
+        """The verdict on ``uncollected_bytes``."""
+        reserved = self.uncollected_bytes[1]
+        if reserved == self.peak_reserved_bytes:
+            return self.verdict
+        return "out of memory" if reserved > self.device.usable_bytes else verdict_on(self.share_in_use(reserved))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, strings, lists and dicts, ready for JSON; ``from_dict`` reads it back."""

@@ -24,7 +24,7 @@ from oom_magic.views.blocks import (
     Table,
     register,
 )
-from oom_magic.views.words import at_most, upper_bound_sentence, verdict_sentence, word
+from oom_magic.views.words import at_most, late_verdict_sentence, upper_bound_sentence, verdict_sentence, word
 
 _LONGEST_CODE = 60  # characters of a source line that are shown
 _MOST_ROWS = 12
@@ -157,18 +157,28 @@ def _verdict(report: MemoryReport) -> Iterable[Block]:
     elif report.source == "predicted" and not report.peak_allocated_bytes:
         yield Sentence(_("Nothing was put on the GPU: what the code would take there is not known."), "warning")
     else:
-        degree = "at most" if report.is_upper_bound else "exactly"
-        yield verdict_sentence(report.verdict, report.used_fraction, degree)
-        if report.is_upper_bound:
-            yield upper_bound_sentence(is_failure=False)
-        yield from _with_context(report)
-        yield from _besides(report)
+        yield from _fit(report)
     if report.device.other_bytes:
         yield Sentence(
             _("Other processes hold {other_bytes} of the card.", other_bytes=report.device.other_bytes), "warning"
         )
     if report.source == "predicted":
         yield Sentence(_dry(report.timeline), "quiet")
+
+
+def _fit(report: MemoryReport) -> Iterable[Sentence]:
+    """How full the card is at the peak of a run that ended, and at most."""
+    uncollected = report.uncollected_bytes[1]
+    if uncollected > report.peak_reserved_bytes:
+        most = report.share_in_use(uncollected)
+        yield late_verdict_sentence(report.verdict_until_collected, most, report.used_fraction)
+    else:
+        degree = "at most" if report.is_upper_bound else "exactly"
+        yield verdict_sentence(report.verdict, report.used_fraction, degree)
+    if report.is_upper_bound:
+        yield upper_bound_sentence(is_failure=False)
+    yield from _with_context(report)
+    yield from _besides(report)
 
 
 def _with_context(report: MemoryReport) -> Iterable[Sentence]:
@@ -186,21 +196,18 @@ def _with_context(report: MemoryReport) -> Iterable[Sentence]:
 
 def _besides(report: MemoryReport) -> Iterable[Sentence]:
     """What may be allocated on top of the exact figures."""
-    allocated, reserved = report.most_bytes
-    more = reserved - report.peak_reserved_bytes
-    percent = 100 * (report.used_fraction + more / max(report.device_total_bytes, 1))
-    if report.may_stay and (more or allocated > report.peak_allocated_bytes):
+    later, most = report.uncollected_bytes, report.most_bytes
+    if later != (report.peak_allocated_bytes, report.peak_reserved_bytes):
         text = _(
-            "What compiling leaves in cycles of objects may stay until Python's collector runs, perhaps to the end: up"
-            " to {percent:.1f} % of the card is in use then. Call gc.collect() after the first step.",
-            percent=percent,
+            "What compiling leaves in cycles of objects may stay until Python's collector runs, perhaps to the end."
+            " Call gc.collect() after the first step."
         )
         yield Sentence(text, "warning")
-    if more and report.passing:
+    if most[1] > later[1]:
         text = _(
             "cuDNN's convolutions may take more for a moment: up to {percent:.1f} % of the card is in use then. Where"
             " that does not fit, cuDNN takes an algorithm that needs less.",
-            percent=percent,
+            percent=100 * report.share_in_use(most[1]),
         )
         yield Sentence(text, "warning")
 
@@ -226,11 +233,14 @@ def _peaks(report: MemoryReport) -> Facts:
         Fact(at_most(_("peak allocated"), is_bound), report.peak_allocated_bytes, share(report.peak_allocated_bytes)),
         Fact(at_most(_("peak reserved"), is_bound), report.peak_reserved_bytes, share(report.peak_reserved_bytes)),
     ]
-    allocated, reserved = report.most_bytes
-    if (allocated, reserved) != (report.peak_allocated_bytes, report.peak_reserved_bytes):
-        also = _("at most, and {allocated_bytes} allocated", allocated_bytes=allocated)
-        whose = _("reserved, if Python collects late") if report.may_stay else _("reserved, with cuDNN's workspaces")
-        facts.append(Fact(whose, reserved, also))
+    known = report.peak_allocated_bytes, report.peak_reserved_bytes
+    for whose, peaks in (
+        (_("reserved, if Python collects late"), report.uncollected_bytes),
+        (_("reserved, with cuDNN's workspaces"), report.most_bytes),
+    ):
+        if peaks != known:
+            facts.append(Fact(whose, peaks[1], _("at most, and {allocated_bytes} allocated", allocated_bytes=peaks[0])))
+        known = peaks
     least = report.minimum_device_bytes
     if least is not None:
         facts.append(Fact(at_most(_("least memory that runs it"), is_bound), least, _outside(report.device)))

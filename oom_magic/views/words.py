@@ -30,7 +30,7 @@ _WORDS: Sentences = {
     "peak reserved": "peak reserved",
 }
 
-_TONES: Mapping[str, Tone] = {"safe": "good", "tight": "warning", "danger": "bad"}
+_TONES: Mapping[str, Tone] = {"safe": "good", "tight": "warning", "danger": "bad", "out of memory": "bad"}
 _EXACTLY: Sentences = {
     "safe": "Safe: {percent:.1f} % of the card is in use at the peak.",
     "tight": "Tight: {percent:.1f} % of the card is in use at the peak.",
@@ -46,12 +46,37 @@ _AT_LEAST: Sentences = {
     "tight": "Tight: at least {percent:.1f} % of the card is in use at the peak.",
     "danger": "Danger: at least {percent:.1f} % of the card is in use at the peak.",
 }
+_UNTIL_COLLECTED: Sentences = {
+    "safe": (
+        "Safe: up to {most:.1f} % of the card is in use at the peak until Python's collector has run, {percent:.1f} %"
+        " if it runs at once."
+    ),
+    "tight": (
+        "Tight: up to {most:.1f} % of the card is in use at the peak until Python's collector has run, {percent:.1f} %"
+        " if it runs at once."
+    ),
+    "danger": (
+        "Danger: up to {most:.1f} % of the card is in use at the peak until Python's collector has run, {percent:.1f} %"
+        " if it runs at once."
+    ),
+    "out of memory": (
+        "May not fit: up to {most:.1f} % of the card is needed at the peak until Python's collector has run,"
+        " {percent:.1f} % if it runs at once."
+    ),
+}
 _DEGREES = {"exactly": _EXACTLY, "at most": _AT_MOST, "at least": _AT_LEAST}
 
 
 def verdict_sentence(verdict: str, used_fraction: float, degree: str = "exactly") -> Sentence:
     """How full the card is at the peak, and what that means; ``degree``: "exactly", "at most" or "at least"."""
     return Sentence(translated(_DEGREES[degree][verdict], percent=100 * used_fraction), _TONES[verdict])
+
+
+def late_verdict_sentence(verdict: str, most_fraction: float, used_fraction: float) -> Sentence:
+    """``verdict`` on the most that is needed until Python's collector has run, and what is needed if it runs at
+    once."""
+    text = translated(_UNTIL_COLLECTED[verdict], most=100 * most_fraction, percent=100 * used_fraction)
+    return Sentence(text, _TONES[verdict])
 
 
 def upper_bound_sentence(is_failure: bool) -> Sentence:

@@ -106,14 +106,17 @@ def most_with(
     allocations ``staying`` are never freed.
 
     ``passing`` holds pairs of an event and the bytes taken just before it: workspaces, without which libraries can
-    work. The timeline must end on a device of ``capacity_bytes`` without them.
+    work. The timeline must end on a device of ``capacity_bytes`` without them; if it does not with what stays, the
+    peaks are those on a device of any size.
     """
     allocator = CachingAllocator(capacity_bytes, settings)
     blocks = [NOWHERE] * timeline.num_allocations
     try:
         _run(timeline, allocator, [], [], blocks, [0] * timeline.num_allocations, dict(passing), frozenset(staying))
-    except AllocatorOutOfMemory:  # the cache is then so fragmented, or so much stays, that the whole device is in use
-        return capacity_bytes, capacity_bytes
+    except AllocatorOutOfMemory:
+        if staying:
+            return most_with(timeline, (), staying, UNLIMITED, settings)
+        return capacity_bytes, capacity_bytes  # the cache is then so fragmented that the whole device is in use
     return allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
 
 
