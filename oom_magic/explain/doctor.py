@@ -112,23 +112,32 @@ class _Search:
         return [length for length in _LENGTHS if length <= longest] or [longest]
 
     def _largest(self, length: int, method: str) -> _Found:
-        """The largest microbatch; activations are recomputed only if the microbatch is small otherwise."""
-        plain = self._bisect(length, method, False, -1)
-        if plain is not None and plain[0].microbatch_size >= _ENOUGH:
-            return plain
-        found = self._bisect(length, method, True, 0)
-        assert found is not None  # a microbatch of one fits
-        is_larger = plain is None or found[0].microbatch_size > plain[0].microbatch_size
-        return found if is_larger or plain is None else plain
+        """The largest microbatch; activations are recomputed only if the microbatch is small otherwise.
 
-    def _bisect(self, length: int, method: str, checkpointing: bool, fits: int) -> _Found | None:
-        """The largest microbatch that fits; ``fits`` is the place in the list of one that does (-1: none known)."""
-        low, high = fits, len(_MICROBATCHES)
-        found = None if fits < 0 else self._safe(length, method, _MICROBATCHES[fits], checkpointing)
-        while high - low > 1:
-            middle = (low + high) // 2
+        What fits without recomputing fits with it, too, so few runs without it are needed.
+        """
+        is_tight = length < self._lengths()[0]  # one sequence of twice as many tokens did not fit
+        enough = _MICROBATCHES.index(_ENOUGH)
+        if not is_tight and self._safe(length, method, _ENOUGH, False) is not None:
+            return self._bisect(length, method, False, enough, len(_MICROBATCHES))
+        found = self._bisect(length, method, True, 0, len(_MICROBATCHES), 1 if is_tight else enough)
+        most = _MICROBATCHES.index(found[0].microbatch_size)
+        least = min(most, enough)
+        if self._safe(length, method, _MICROBATCHES[least], False) is None:
+            return found
+        return self._bisect(length, method, False, least, most + 1)
+
+    def _bisect(
+        self, length: int, method: str, checkpointing: bool, fits: int, fails: int, first: int | None = None
+    ) -> _Found:
+        """The largest microbatch that fits: one that does and one that does not are given by their places in the list,
+        and the place to begin at."""
+        found = self._safe(length, method, _MICROBATCHES[fits], checkpointing)
+        assert found is not None
+        while fails - fits > 1:
+            middle, first = first or (fits + fails) // 2, None
             tried = self._safe(length, method, _MICROBATCHES[middle], checkpointing)
-            low, high, found = (low, middle, found) if tried is None else (middle, high, tried)
+            fits, fails, found = (fits, middle, found) if tried is None else (middle, fails, tried)
         return found
 
     def _safe(self, length: int, method: str, microbatch: int, checkpointing: bool) -> _Found | None:

@@ -256,16 +256,15 @@ class Sliders(ipywidgets.VBox):
             with self._panel.working(_("Looking for what would fit …")):
                 self._estimate = estimate = await slices.run(estimator.with_way_out, values, card, estimate)
             self._panel.show(estimate)
-        for point in self._saved.missing(sizes, values):
+        cells = estimator.cells(sizes, values)
+        if cells is not None:
+            self._panel.show_map(cells, sizes.device)
+            for cell in cells.doubtful(sizes.device):
+                await slices.run(estimator.check_cell, sizes, values, cells, cell)
+                self._panel.show_map(cells, sizes.device)
+        for point in self._saved.missing(sizes, values):  # after all that is on the screen
             await slices.run(self._saved.draw, sizes, point)
         self._save()
-        cells = estimator.cells(sizes, values)
-        if cells is None:
-            return
-        self._panel.show_map(cells, sizes.device)
-        for cell in cells.doubtful(sizes.device):
-            await slices.run(estimator.check_cell, sizes, values, cells, cell)
-            self._panel.show_map(cells, sizes.device)
 
     def _refined(self) -> Estimate:
         """The current estimate with its report, computed now if necessary."""
