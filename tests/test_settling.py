@@ -275,6 +275,20 @@ def sums_losses_of_parts():
         (loss / 4).backward()
 
 
+def collects_losses_of_a_step():
+    model = network()
+    losses = []
+    for _ in range(1000):
+        losses.append(model(torch.zeros(2048, 1024, device="cuda")).sum())  # noqa: PERF401
+    torch.stack(losses).mean().backward()
+
+
+def makes_losses_of_a_step():
+    model = network()
+    losses = [model(torch.zeros(2048, 1024, device="cuda")).sum() for _ in range(1000)]
+    torch.stack(losses).mean().backward()
+
+
 @pytest.mark.parametrize(
     ("function", "key", "name", "fixed"),
     [
@@ -387,6 +401,18 @@ def test_losses_of_parts_are_not_cut_off_but_walked_back_each():
     assert growth.name == "total" and (growth.remedy, growth.fixed) == ("backward_each", "")
     assert diagnosis.cause is Cause.ACTIVATIONS  # of one step: no leak
     assert "name_sums_a_step" in [one.key for one in diagnosis.evidence]
+
+
+@needs_what_graphs_saved
+@pytest.mark.parametrize("function", [collects_losses_of_a_step, makes_losses_of_a_step])
+def test_losses_of_a_step_in_a_list_are_walked_back_in_their_turns(function):
+    session = DrySession("RTX 3060", memory=600 * MIB + session_context(), stop_after_steps=None, has_bar=False)
+    report = session.run(function)
+    diagnosis = Explainer(lang="en", report=report, locate=FakeGPUMemory(session).storage).diagnose(session.exception)
+    growth = diagnosis.growth
+    assert (growth.name, growth.remedy, growth.turn) == ("losses", "backward_each", "(loss / 1000).backward()")
+    assert diagnosis.cause is Cause.ACTIVATIONS
+    assert "The graphs of all parts of a step are alive together" in str(diagnosis).replace("\n", " ")
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,7 @@ def situation_of(
         gpu=gpu,
         total_bytes=total if device is None else device.total_bytes,
         held_bytes=earlier_bytes(diagnosis.holders, report),
-        growth=None if diagnosis.growth is None or diagnosis.growth.is_of_one_step else diagnosis.growth,
+        growth=diagnosis.growth,
         other_bytes=others,
         style=style_of(diagnosis),
         phase=diagnosis.phase,

@@ -84,6 +84,7 @@ _RESERVES = ("program_reserves", "told_generation")
 _OF_CACHES = {"vllm": "_cache", "sglang": "_cache", "vllm_context": "_context"}
 # Copies of weights beside them.
 _COPIES = {"checkpoint_to_gpu": "_twice", "phase_saving": "_saving", "told_saving": "_saving"}
+_OF_A_STEP = ("name_sums_a_step", "comprehension_sums_a_step")
 _DEVICES = {"npu": "NPU", "mlu": "MLU"}
 _LONGEST_MESSAGE = 1200
 _MOST_HOLDERS = 12
@@ -179,6 +180,8 @@ def _cause(cause: Cause, diagnosis: Diagnosis) -> str:
         suffix = "_data"
     elif cause is Cause.ACTIVATIONS and any(one.key == "stage_profiling" for one in diagnosis.evidence):
         suffix = "_trial"
+    elif cause is Cause.ACTIVATIONS and any(one.key in _OF_A_STEP for one in diagnosis.evidence):
+        suffix = "_together"
     elif cause is Cause.ACTIVATIONS and _infers(diagnosis):
         suffix = "_inference"
     return translate(f"cause_{cause.value}{suffix}", diagnosis.lang)

@@ -26,6 +26,7 @@ import further_notebooks  # noqa: F401 - its notebooks, too
 import habit_notebooks  # noqa: F401 - its notebooks, too
 import library_notebooks  # noqa: F401 - its notebooks, too
 import longer_notebooks  # noqa: F401 - its notebooks, too
+import summing_notebooks  # noqa: F401 - its notebooks, too
 import unlike_notebooks
 from failing_notebooks import NOTEBOOKS
 from notebook_cases import CARD_MIB, Notebook

@@ -12,6 +12,7 @@ import ast
 import contextlib
 import io
 import json
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -30,6 +31,8 @@ LOADED_SO = frozenset({"lora", "qlora", "half_weights"})
 def pasted(cells: list[str], code: str) -> list[str]:
     """The cells with the statements of ``code`` in place of those that do the same, or in the last cell, behind what they use."""
     trees = [ast.parse(cell) for cell in cells]
+    if (whole := re.search(r"^# instead of (.+) \.\.\. (.+)$", code, re.MULTILINE)) and _exchanged(trees, whole, code):
+        return [ast.unparse(ast.fix_missing_locations(tree)) for tree in trees]
     added: list[ast.stmt] = []
     for statement in ast.parse(code).body:
         place = next(_places(trees, statement), None)
@@ -44,6 +47,19 @@ def pasted(cells: list[str], code: str) -> list[str]:
         at = max((at + 1 for at, one in enumerate(work) if used & _made(one)), default=0)
         work.insert(at, statement)
     return [ast.unparse(ast.fix_missing_locations(tree)) for tree in trees]
+
+
+def _exchanged(trees: list[ast.Module], told: re.Match[str], code: str) -> bool:
+    """Put ``code`` in place of the statements from the one to the other that its comment tells; whether they are there."""
+    bodies = (getattr(node, "body", None) for tree in reversed(trees) for node in ast.walk(tree))
+    for body in (one for one in bodies if isinstance(one, list)):
+        texts = [ast.unparse(one) for one in body]
+        starts = [at for at, text in enumerate(texts) if text.splitlines()[0] == told[1]]
+        end = next((at for at, text in enumerate(texts) if starts and at >= starts[0] and text == told[2]), None)
+        if end is not None:
+            body[starts[0] : end + 1] = ast.parse(code).body
+            return True
+    return False
 
 
 def _made(statement: ast.stmt) -> set[str]:

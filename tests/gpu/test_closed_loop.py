@@ -19,6 +19,7 @@ import habit_notebooks  # noqa: F401 - its notebooks, too
 import library_notebooks  # noqa: F401 - its notebooks, too
 import longer_notebooks  # noqa: F401 - its notebooks, too
 import pytest
+import summing_notebooks  # noqa: F401 - its notebooks, too
 import unlike_notebooks  # noqa: F401 - its notebooks, too
 from failing_notebooks import NOTEBOOKS
 from notebook_cases import CARD_MIB

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
+from oom_magic.explain.live.backward_in_turns import InTurns, in_turns
 from oom_magic.explain.live.called import NOTHING, called_in, object_of
 from oom_magic.explain.live.later_backward import MODULE_CALL, carried_names, is_walked_back_later
 from oom_magic.explain.live.read_back import moved_back
@@ -42,7 +43,8 @@ class Growth:
     such as models. ``is_of_one_step``: one backward begins from all of it. ``beside`` is what else the loop collects in
     that way: fixed alone, the other would keep the graphs, and what is collected together is compared later, so all of
     it goes to the host or none. ``reads`` are the lines of the loop that read what is kept on the host, each with what
-    moves it back to the device.
+    moves it back to the device. ``run`` are the statements that ``fixed`` stands for, where those are more than
+    ``code``: then ``turn`` is the backward of each turn in it.
     """
 
     name: str
@@ -58,17 +60,22 @@ class Growth:
     is_of_one_step: bool = False
     beside: tuple[Growth, ...] = ()
     reads: tuple[tuple[str, str], ...] = ()
+    run: str = ""
+    turn: str = ""
 
     @property
     def fixes(self) -> Mapping[str, str]:
-        """The lines that are fixed together, each with what stands in its place."""
+        """The statements that are fixed together, each with what stands in their place."""
         together = (self, *self.beside)
-        return {one.code: one.fixed for one in together} | {code: new for one in together for code, new in one.reads}
+        reads = {code: new for one in together for code, new in one.reads}
+        return {one.run or one.code: one.fixed for one in together} | reads
 
     @property
     def lines(self) -> Mapping[str, str]:
-        """``code`` and ``fixed`` of all lines that are fixed together."""
-        return {"code": "; ".join(self.fixes), "fixed": "; ".join(self.fixes.values())}
+        """``code`` and ``fixed`` of all lines that are fixed together; ``line``: what to show of them in a sentence."""
+        codes = (f"{one.splitlines()[0]} ... {one.splitlines()[-1]}" if "\n" in one else one for one in self.fixes)
+        fixed = "; ".join(self.fixes.values())
+        return {"code": "; ".join(codes), "fixed": fixed, "line": self.turn or fixed}
 
 
 def find_growing_containers(
@@ -79,11 +86,13 @@ def find_growing_containers(
         return None
     try:
         found = growths(error, dict(names or {}), locate or _on_accelerators())
+        least = _NOTEWORTHY_SHARE * (failure.pytorch_bytes or 0)
+        largest = next((one for one in found if one.num_bytes > least), None)
+        if largest is None:
+            return _in_comprehension(error, names or {})
+        return replace(largest, beside=_beside(largest, found))
     except Exception:  # the user's objects may raise anything when they are read
         return None
-    least = _NOTEWORTHY_SHARE * (failure.pytorch_bytes or 0)
-    largest = next((one for one in found if one.num_bytes > least), None)
-    return None if largest is None else replace(largest, beside=_beside(largest, found))
 
 
 def _beside(growth: Growth, found: Collection[Growth]) -> tuple[Growth, ...]:
@@ -147,16 +156,47 @@ def _of_one_step(
 ) -> Growth | None:
     """None of what a backward after the loop needs as a whole: outputs that a loss compares, a recurrence over time.
 
-    Of a sum whose turns do not go on from one another each can be walked back alone.
+    Of losses whose turns do not go on from one another each can be walked back alone.
     """
     if not is_walked_back_later([growth.name], statement.lineno, frames):
         return growth
-    states = [names.get(name) for name in carried_names(statement.lineno, frames[0][0]) if name != growth.name]
-    if isinstance(statement, ast.Expr) or growth.is_joined or _have_graph(states):
+    frame = frames[0][0]
+    states = [names.get(name) for name in carried_names(statement.lineno, frame) if name != growth.name]
+    if growth.is_joined or _have_graph(states):
         return None
     if growth.remedy == "backward_each":  # in some turns of its own loop
         return growth
-    return replace(growth, remedy="backward_each", fixed="", is_of_one_step=True)
+    turns = in_turns(frame, statement.lineno, names)
+    if turns is None:
+        is_list = isinstance(statement, ast.Expr)
+        return None if is_list else replace(growth, remedy="backward_each", fixed="", is_of_one_step=True)
+    return _by_turns(growth, turns)
+
+
+def _by_turns(growth: Growth, turns: InTurns) -> Growth:
+    rewritten = replace(growth, fixed=turns.after, run=turns.before, turn=turns.backward)
+    return replace(rewritten, remedy="backward_each", is_of_one_step=True)
+
+
+def _in_comprehension(error: BaseException, names: Mapping[str, Any]) -> Growth | None:
+    """The losses that a comprehension was making when it failed, if they can be walked back in turns.
+
+    Their number and size are not known: what it had made is gone with it.
+    """
+    from oom_magic.explain.live.frames import deepest_frames, names_of  # these load torch
+    from oom_magic.measure.history.frames import source_line
+
+    for frame, trace in deepest_frames(error):
+        file = frame.f_code.co_filename
+        is_inside = frame.f_code.co_name in ("<listcomp>", "<genexpr>")  # which sees its own names alone
+        if is_inside or not is_users_file(file):
+            continue
+        turns = in_turns(frame, trace.tb_lineno, {**names, **names_of(frame)})
+        if turns is not None and turns.of_comprehension:
+            line = source_line(file, trace.tb_lineno)
+            place = f"{line.file.rpartition('/')[2]}:{line.line}"
+            return _by_turns(Growth(turns.of_comprehension, line.text, place, 0, 0, True), turns)
+    return None
 
 
 def _have_graph(values: Iterable[Any]) -> bool:

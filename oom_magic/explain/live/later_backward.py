@@ -10,6 +10,7 @@ import linecache
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType, TracebackType
+from typing import Any
 
 from oom_magic.explain.remedies.own_code import is_stored
 from oom_magic.user_code import is_users_file
@@ -22,6 +23,7 @@ _REPEATING = (*_LOOPS, ast.ListComp, ast.GeneratorExp)
 _DEFINING = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
+Path = list[tuple[list[ast.stmt], int]]  # blocks, each with a place in it
 Frames = Sequence[tuple[FrameType, TracebackType]]  # innermost first
 
 
@@ -38,11 +40,11 @@ def calls_are_of_one_graph(error: BaseException | None) -> bool:
     if first is None:
         return False
     frame, trace = frames[first]
-    path = _path(frame.f_code.co_filename, frame.f_globals, trace.tb_lineno)
+    path = path_to(frame.f_code.co_filename, frame.f_globals, trace.tb_lineno)
     loops = [body[at] for body, at in path if isinstance(body[at], _LOOPS)]
     before = [one for body, at in path[-1:] for one in body[: at + 1]]
     repeating = [node for one in (*before, *loops[-1:]) for node in ast.walk(one) if isinstance(node, _REPEATING)]
-    makes_many = any(not any(map(_is_backward, ast.walk(node))) for node in repeating)
+    makes_many = any(not any(map(is_backward, ast.walk(node))) for node in repeating)
     names = {name for body, at in path[-1:] for name in _targets(body[at])}
     return makes_many and is_walked_back_later(names, trace.tb_lineno, frames[first:])
 
@@ -56,7 +58,7 @@ def is_walked_back_later(names: Iterable[str], line: int, frames: Frames) -> boo
         code = frame.f_code
         if not is_users_file(code.co_filename):
             continue
-        path = _path(code.co_filename, frame.f_globals, trace.tb_lineno if number else line)
+        path = path_to(code.co_filename, frame.f_globals, trace.tb_lineno if number else line)
         if not path:
             return False
         if number:  # the line that called the function: what it makes comes from what was returned
@@ -65,7 +67,7 @@ def is_walked_back_later(names: Iterable[str], line: int, frames: Frames) -> boo
                 return True
             derived = set(_targets(body[at]))
         for body, at in reversed(path):
-            if isinstance(body[at], _LOOPS) and any(map(_is_backward, ast.walk(body[at]))):
+            if isinstance(body[at], _LOOPS) and any(map(is_backward, ast.walk(body[at]))):
                 return False
             if any(_follow(one, derived) for one in _flat(body[at + 1 :])):
                 return True
@@ -88,17 +90,17 @@ def carried_names(line: int, frame: FrameType) -> list[str]:
 
 
 def _innermost_loop(line: int, frame: FrameType) -> ast.stmt | None:
-    path = _path(frame.f_code.co_filename, frame.f_globals, line)
+    path = path_to(frame.f_code.co_filename, frame.f_globals, line)
     return next((body[at] for body, at in reversed(path) if isinstance(body[at], _LOOPS)), None)
 
 
-def _path(file: str, variables: dict[str, object], line: int) -> list[tuple[list[ast.stmt], int]]:
+def path_to(file: str, variables: dict[str, Any], line: int) -> Path:
     """The blocks of the function that a line is in, outermost first, each with the place of the line in it."""
     try:
         tree: ast.AST = ast.parse("".join(linecache.getlines(file, variables)))
     except (SyntaxError, ValueError):
         return []
-    path: list[tuple[list[ast.stmt], int]] = []
+    path: Path = []
     inner: ast.AST | None = tree
     while inner is not None:
         path = [] if isinstance(inner, _DEFINING) else path
@@ -142,13 +144,14 @@ def _targets(statement: ast.stmt) -> Iterator[str]:
         yield from map(ast.unparse, target.elts if isinstance(target, ast.Tuple) else [target] if target else [])
 
 
-def _is_backward(node: ast.AST) -> bool:
+def is_backward(node: ast.AST) -> bool:
+    """Whether it is a call that begins a backward."""
     return isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2].endswith("backward")
 
 
 def _begins_from(statement: ast.stmt, derived: set[str] | None) -> bool:
     """Whether a statement begins a backward from what is ``derived``; None: from anything."""
-    return any(_is_backward(node) and (derived is None or _reads(node, derived)) for node in ast.walk(statement))
+    return any(is_backward(node) and (derived is None or _reads(node, derived)) for node in ast.walk(statement))
 
 
 def _reads(tree: ast.AST, derived: set[str]) -> bool:

@@ -40,8 +40,9 @@ def _mend(growth: Growth, tree: ast.Module) -> list[tuple[list[ast.stmt], list[a
     places = list(_places(growth, tree))
     before = [(body, list(body)) for body, _ in places]
     for body, at in reversed(places):
-        made = ast.parse(growth.fixes[ast.unparse(body[at])]).body
-        body[at : at + 1] = [ast.copy_location(one, body[at]) for one in made]
+        run, fixed = next((run, new) for run, new in _runs(growth) if _stands(run, body, at))
+        made = ast.parse(fixed).body
+        body[at : at + len(run)] = [ast.copy_location(one, body[at]) for one in made]
     return before
 
 
@@ -79,4 +80,16 @@ def _places(growth: Growth, tree: ast.Module) -> Iterator[tuple[list[ast.stmt], 
         for name in BODIES:
             body = getattr(node, name, None)
             if isinstance(body, list):
-                yield from ((body, at) for at, one in enumerate(body) if ast.unparse(one) in growth.fixes)
+                runs = [run for run, _ in _runs(growth)]
+                yield from ((body, at) for at in range(len(body)) if any(_stands(run, body, at) for run in runs))
+
+
+def _runs(growth: Growth) -> Iterator[tuple[list[str], str]]:
+    """The statements that are fixed together, each run of them with what stands in its place."""
+    for code, fixed in growth.fixes.items():
+        yield [ast.unparse(one) for one in ast.parse(code).body], fixed
+
+
+def _stands(run: list[str], body: list[ast.stmt], at: int) -> bool:
+    """Whether a block has a run of statements at a place."""
+    return [ast.unparse(one) for one in body[at : at + len(run)]] == run

@@ -92,6 +92,7 @@ def refine_with_loop(judgement: Judgement, growth: Growth | None, failure: Failu
     if growth is None or not held_bytes:
         return judgement
     ways = (
+        ("comprehension_sums_a_step", growth.is_of_one_step and not growth.num_bytes),
         ("name_sums_a_step", growth.is_of_one_step),
         ("name_is_joined", growth.is_joined),
         ("name_grows_by_entries", growth.are_entries),
@@ -109,7 +110,8 @@ def refine_with_loop(judgement: Judgement, growth: Growth | None, failure: Failu
     evidence = (Evidence(key, values), *_by_the_turn(growth))
     is_evaluation = any(one.key == "phase_evaluation" for one in judgement.evidence)
     is_for_no_grad = is_evaluation and growth.has_graph and growth.num_tensors < _MANY_TURNS
-    is_cause = growth.num_bytes >= LEAST_SHARE * held_bytes and not growth.is_joined and not is_for_no_grad
+    is_much = growth.num_bytes >= LEAST_SHARE * held_bytes or (growth.is_of_one_step and not growth.num_bytes)
+    is_cause = is_much and not growth.is_joined and not is_for_no_grad
     if judgement.confidence is Confidence.CERTAIN or not is_cause:
         return replace(judgement, evidence=(*judgement.evidence, *evidence))
     cause = Cause.ACTIVATIONS if growth.is_of_one_step else Cause.LEAK_OR_RETAINED_REFERENCE

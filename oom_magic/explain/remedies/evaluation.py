@@ -62,7 +62,7 @@ class RemedyEvaluator:
         made = [change for one in self._candidates if one.variation for change in one.variation.changes]
         self._baseline = self._timed(lambda: rehearsal.begin(made, situation.usable_bytes))
         self.needed_bytes = needed_bytes(self._baseline)
-        if self.fits and self.steps_left_after and rehearsal.may_evaluate and situation.growth is None:
+        if self.fits and self.steps_left_after and rehearsal.may_evaluate and not situation.is_leaking:
             self._baseline = self._timed(lambda: rehearsal.begin_on(made))
             self.needed_bytes = needed_bytes(self._baseline)
         self._is_evaluation = situation.phase == "evaluation" or rehearsal.is_evaluation
@@ -112,11 +112,11 @@ class RemedyEvaluator:
     def remedies(self) -> Iterator[Remedy]:
         """Remedies in the order of their evaluation: harmless ones, combinations of them if none fits, then others."""
         yield from making_room(self.needed_bytes, self._situation)
-        if self.fits and self._situation.growth is not None:
+        if self.fits and self._situation.is_leaking:
             yield from self._growth_stopped()
         if not self.fits:
             yield from self._changes()
-            is_leak = self._situation.growth is not None and bool(self.steps_left_after)  # it fills a larger card, too
+            is_leak = self._situation.is_leaking and bool(self.steps_left_after)  # it fills a larger card, too
             if not is_leak and not self.calls_followed:
                 is_alone = not self._rehearsal.is_of_job and len(self._baseline.cards) == 1
                 for one in other_hardware(self._baseline, self.needed_bytes, self._situation, is_alone):
@@ -129,7 +129,7 @@ class RemedyEvaluator:
         follows takes no more.
         """
         variation = self._variations.get(identity_of(remedy))
-        is_evaluated = self.steps_left_after and self._situation.growth is None and self._rehearsal.may_evaluate
+        is_evaluated = self.steps_left_after and not self._situation.is_leaking and self._rehearsal.may_evaluate
         if variation is None or not (is_evaluated or self.calls_followed) or self._is_late():
             return remedy, 0
         try:
@@ -189,7 +189,7 @@ class RemedyEvaluator:
         for candidate, remedy in self._dropped():
             found.append((candidate, remedy))
             yield remedy
-        has_leak = self._situation.growth is not None  # a leak also fills expandable segments
+        has_leak = self._situation.is_leaking  # a leak also fills expandable segments
         is_first = _SEGMENTS in self._first
         if is_first and not has_leak:
             yield from self._segments
@@ -201,7 +201,7 @@ class RemedyEvaluator:
                 for remedy in self._left_out(candidate) if is_left_out else self._evaluated(candidate):
                     found.append((candidate, remedy))
                     yield remedy
-                if found and mends_growth(candidate) and found[-1][1].verdict == "safe":
+                if has_leak and found and mends_growth(candidate) and found[-1][1].verdict == "safe":
                     return  # all others only delay the moment when a leak fills the card
             if not any(remedy.fits for _, remedy in found):
                 for remedy in self._combined(found):

@@ -81,6 +81,11 @@ class Situation:
     expandable_segments: bool = False
     is_windows: bool = False
 
+    @property
+    def is_leaking(self) -> bool:
+        """Whether what grew would fill any card in the end: not what one step collects."""
+        return self.growth is not None and not self.growth.is_of_one_step
+
     def is_filled_by_held(self, needed_bytes: int) -> bool:
         """Whether a run with this need fits only without what failed cells held."""
         return needed_bytes <= self.usable_bytes < needed_bytes + self.held_bytes

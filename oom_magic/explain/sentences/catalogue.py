@@ -31,6 +31,9 @@ CATALOGUE: Sentences = {
     "cause_activations": (
         "The activations of a step do not fit: what the forward pass keeps grows with the batch and the inputs' size."
     ),
+    "cause_activations_together": (
+        "The graphs of all parts of a step are alive together: nothing is walked back before the last part is computed."
+    ),
     "cause_activations_inference": (
         "What it computes at once does not fit: that grows with the input (length, picture, requests or rows at once)."
     ),

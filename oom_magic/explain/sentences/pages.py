@@ -211,6 +211,10 @@ PAGE_CATALOGUE: Sentences = {
         "{name} sums the losses of several parts of a step, {growing_code} ({place}): their graphs keep {kept_bytes}"
         " until the backward of the sum."
     ),
+    "comprehension_sums_a_step": (
+        "{name} is made of the losses of several parts of a step, {growing_code} ({place}): the graphs of all parts are"
+        " kept until its backward."
+    ),
     "name_grows_by_entries": (
         "{name} grows in the loop, {growing_code} ({place}): its {count} entries keep {kept_bytes}."
     ),

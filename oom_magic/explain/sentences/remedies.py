@@ -84,7 +84,7 @@ REMEDIES: Sentences = {
     "remedy_free_held_any": "Release what earlier cells still hold, or restart the kernel.",
     "remedy_detach": "Keep results between steps without their graphs: {fixed}",
     "remedy_backward_each": (
-        "Walk back each loss, not their sum: gradients add up, and each graph is released: {fixed}"
+        "Walk back each loss, not their sum: gradients add up, and each graph is released: {line}"
     ),
     "remedy_keep_on_host": "Collect on the host, not on the GPU: {fixed}",
     "remedy_raise_limit": "Raise the limit set for this process.",
