@@ -9,7 +9,7 @@ temporary purple), moved to the Okabe-Ito set, which colour-blind readers can te
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from html import escape
@@ -88,33 +88,43 @@ DARK = {
     "warning": "#f0b849",
     "bad": "#ff8a80",
 }
-# Where Jupyter's theme has its own colour, it wins.
-JUPYTER = {
-    "fg": "--jp-content-font-color0",
-    "quiet": "--jp-content-font-color2",
-    "line": "--jp-border-color2",
-    "well": "--jp-layout-color2",
-    "code": "--jp-cell-editor-background",
-    "paper": "--jp-layout-color0",
+# Where the page has a theme with colours of its own, they win. Without a theme of Jupyter its variables are those that
+# ipywidgets brings along, which are for white pages: VS Code's and Colab's are not.
+_THEMES = {
+    "body[data-jp-theme-light]": {
+        "fg": "--jp-content-font-color0",
+        "quiet": "--jp-content-font-color2",
+        "line": "--jp-border-color2",
+        "well": "--jp-layout-color2",
+        "code": "--jp-cell-editor-background",
+        "paper": "--jp-layout-color0",
+    },
+    'body[class*="vscode-"]': {
+        "fg": "--vscode-editor-foreground",
+        "quiet": "--vscode-descriptionForeground",
+        "line": "--vscode-panel-border",
+        "well": "--vscode-textCodeBlock-background",
+        "code": "--vscode-textCodeBlock-background",
+        "paper": "--vscode-editor-background",
+    },
 }
 _SHORT = 28  # characters that a cell keeps on one line
-# JupyterLab and nbconvert, VS Code, Colab and others; then a bare page that follows the system.
+_OURS = ":is(.oom,.oom-live)"
+# JupyterLab and nbconvert, VS Code (both classes in its light theme of high contrast), Colab and others; then a bare
+# page that follows the system.
 _DARK = (
-    'body[data-jp-theme-light="false"] .oom,body.vscode-dark .oom,body.vscode-high-contrast .oom,'
-    'html[theme="dark"] .oom,html[data-theme="dark"] .oom,body[data-theme="dark"] .oom'
+    ':where(body[data-jp-theme-light="false"],body.vscode-dark,body.vscode-high-contrast:not(.vscode-high-contrast-light),'
+    'html[theme="dark"],html[data-theme="dark"],body[data-theme="dark"])'
 )
 _SYSTEM_DARK = (
-    'html:not([theme]):not([data-theme]) body:not([data-jp-theme-light]):not([data-theme])'
-    ':not([class*="vscode"]) .oom'
+    ':where(html:not([theme]):not([data-theme]) body:not([data-jp-theme-light]):not([data-theme])'
+    ':not([class*="vscode"]))'
 )  # fmt: skip
 
 
-def css_variables(colours: dict[str, str]) -> str:
-    """The colours as declarations of ``--oom-...`` variables."""
-    return ";".join(
-        f"--oom-{hue}:var({JUPYTER[hue]},{colour})" if hue in JUPYTER else f"--oom-{hue}:{colour}"
-        for hue, colour in colours.items()
-    )
+def _colours(page: str, values: Mapping[str, str]) -> str:
+    """The rule that gives the colours on a page their values."""
+    return f"{page} {_OURS}{{{';'.join(f'--oom-{hue}:{value}' for hue, value in values.items())}}}"
 
 
 def to_html(description: Description) -> str:
@@ -135,10 +145,12 @@ def to_fragment(blocks: Sequence[Block]) -> str:
 @cache
 def style_element() -> str:
     """The style sheet, with the colours of light and dark themes."""
-    dark = css_variables(DARK)
+    themes = "".join(
+        _colours(page, {hue: f"var({name})" for hue, name in names.items()}) for page, names in _THEMES.items()
+    )
     return (
-        f"<style>.oom{{{css_variables(LIGHT)}}}{_DARK}{{{dark}}}"
-        f"@media (prefers-color-scheme:dark){{{_SYSTEM_DARK}{{{dark}}}}}\n"
+        f"<style>{_colours('', LIGHT)}{_colours(_DARK, DARK)}"
+        f"@media (prefers-color-scheme:dark){{{_colours(_SYSTEM_DARK, DARK)}}}{themes}\n"
         f"{Path(__file__).with_name('style.css').read_text(encoding='utf-8')}</style>"
     )
 
