@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 import oom_magic as om
-from oom_magic.predict.instrumentation.decided_names import DecidedNames
+from oom_magic.predict.instrumentation.decided.decided_names import DecidedNames
 from oom_magic.units import MIB
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU nothing is decided for the CPU")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from oom_magic.language import _
 from oom_magic.memory.report import Assumption, MemoryReport
-from oom_magic.predict.instrumentation.decided_names import DecidedNames, cpu_fields, cpu_names, joined, shown
+from oom_magic.predict.instrumentation.decided.decided_names import DecidedNames, cpu_fields, cpu_names, joined, shown
 from oom_magic.predict.silence import in_silence
 
 if TYPE_CHECKING:

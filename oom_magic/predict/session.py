@@ -27,7 +27,7 @@ from oom_magic.predict.fake_cuda.device_view import DeviceView
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.fake_cuda.torch_cuda import Cards
 from oom_magic.predict.instrumentation.attribution import Attribution
-from oom_magic.predict.instrumentation.decided_names import DecidedNames, decided_sentence, undecided_sentence
+from oom_magic.predict.instrumentation.decided.decided_names import DecidedNames, decided_sentence, undecided_sentence
 from oom_magic.predict.instrumentation.loop_code import loops_known
 from oom_magic.predict.instrumentation.loops import Loops
 from oom_magic.predict.instrumentation.recorder import Recorder
@@ -225,6 +225,8 @@ class DrySession:
                 interrupts.users_code(partial(copy_context().run, function))
             finally:
                 self.training.assign_modules()
+                for names in self.decided:
+                    names.give_back()
                 for text in filter(None, (self._let_go, self.fake_gpu.what_waits())):
                     self._assume_of_all(text)
                 self._let_go = ""
@@ -276,10 +278,9 @@ class DrySession:
 
     def _decide(self) -> None:
         """Decide names anew that were decided without a GPU; tensors placed by them count as there before the run."""
-        if sum(names.follow() for names in self.decided):
+        if sum(names.follow(self._exchange.is_exchanged) for names in self.decided):
             self._restart()
-            sentence = decided_sentence([one for names in self.decided for one in names.decisions])
-            self._assumptions[sentence, None] = None
+            self._assumptions[decided_sentence(self.decided), None] = None
         undecided = [name for names in self.decided for name in names.undecided]
         if undecided:
             self._assumptions[undecided_sentence(undecided), None] = None

@@ -53,7 +53,7 @@ from oom_magic.user_code import is_cell
 if TYPE_CHECKING:
     from oom_magic.explain.remedies.room import InTheWay
     from oom_magic.memory.report import MemoryReport
-    from oom_magic.predict.instrumentation.decided_names import DecidedNames
+    from oom_magic.predict.instrumentation.decided.decided_names import DecidedNames
     from oom_magic.predict.instrumentation.rebound_names import Leaves
     from oom_magic.predict.instrumentation.starting_point import StartingPoint
     from oom_magic.predict.instrumentation.training import ModelCall, StopAfter, Training

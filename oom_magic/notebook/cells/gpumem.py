@@ -25,7 +25,7 @@ from oom_magic.views.blocks import Block, Description, Facts
 if TYPE_CHECKING:
     from oom_magic.memory.report import MemoryReport
     from oom_magic.predict.cpu_runs import StayedOnCPU
-    from oom_magic.predict.instrumentation.decided_names import DecidedNames
+    from oom_magic.predict.instrumentation.decided.decided_names import DecidedNames
     from oom_magic.predict.instrumentation.training import StopAfter
     from oom_magic.predict.session import DrySession
 
@@ -186,7 +186,7 @@ class CellRunner:
 
     def decided(self, users: dict[str, Any], names: dict[str, Any], presumed: Collection[str] = ()) -> DecidedNames:
         """The names of plain cells that were decided for the CPU, because there is no GPU; dry cells see ``names``."""
-        from oom_magic.predict.instrumentation.decided_names import DecidedNames
+        from oom_magic.predict.instrumentation.decided.decided_names import DecidedNames
 
         return DecidedNames.of(users, self.sources, names, presumed)
 
@@ -211,7 +211,7 @@ class CellRunner:
         """Say in one line which names of the CPU decided the run, or would have."""
         from oom_magic.explain.sentences.catalogue import translate
         from oom_magic.language import choose_language
-        from oom_magic.predict.instrumentation.decided_names import shown
+        from oom_magic.predict.instrumentation.decided.decided_names import shown
 
         language = choose_language()
         if decided.decisions:

@@ -408,7 +408,8 @@ class FakeGPU(FakeMemory, TorchDispatchMode):
             if elsewhere:
                 self.check_written(*(one for one in elsewhere if one.device.type == "cuda"))  # it stayed real
                 other = "cpu" if self.place(elsewhere[0]) is not Place.META else "meta"
-                raise RuntimeError(_TWO_DEVICES.format(cards[0].device, other, func.name()))
+                fix = "" if self.fix_for_host is None else "".join(map(self.fix_for_host, elsewhere[:1]))
+                raise RuntimeError(_TWO_DEVICES.format(cards[0].device, other, func.name()) + fix)
         return cards[0]
 
     def _run_one_by_one(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -61,6 +61,7 @@ class FakeMemory:
         self.first_card = 0  # on which a tensor was; nodes of autograd numbered below ``alone_until`` are its
         self.alone_until = sys.maxsize
         self.untouchable: dict[int, str] = {}  # ``identity``s of the user's tensors that stayed real, with the reason
+        self.fix_for_host: Callable[[torch.Tensor], str] | None = None  # what to do about an operand on the host
         self.used_elsewhere: set[int] = set()  # the subset that another thread uses
         self._fail = fail
         self._storages: dict[int, Storage] = {}

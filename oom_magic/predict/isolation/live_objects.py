@@ -23,7 +23,7 @@ import torch
 from oom_magic.predict.isolation.interrupts import collect_garbage
 
 FILES = (io.TextIOWrapper, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.FileIO)
-_TRAINING_TOOLS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
+TRAINING_TOOLS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ def find_live_objects() -> LiveObjects:
 
 
 def _homes(found: LiveObjects) -> list[tuple[type, list[Any]]]:
-    tools = ((kind, found.tools) for kind in _TRAINING_TOOLS)
+    tools = ((kind, found.tools) for kind in TRAINING_TOOLS)
     files = ((kind, found.files) for kind in (*FILES, np.memmap, sqlite3.Connection))
     functions = (ctypes._CFuncPtr, found.functions)  # type: ignore[attr-defined]
     loops = (asyncio.AbstractEventLoop, found.loops)

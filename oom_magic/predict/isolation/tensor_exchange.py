@@ -40,6 +40,7 @@ from oom_magic.predict.isolation.reach import Reach, used_by_other_threads, user
 from oom_magic.predict.isolation.run_threads import threads_of_run
 from oom_magic.predict.isolation.scripted_modules import scripted_let_go
 from oom_magic.predict.isolation.snapshot import Changes, Snapshot
+from oom_magic.predict.isolation.tensor_names import find_name, names_of
 
 
 class TensorExchange:
@@ -66,6 +67,7 @@ class TensorExchange:
         self._copies: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
         self._others: set[int] = set()  # what other threads use during this run
         self._before: dict[int, weakref.ref[torch.Tensor]] = {}  # the last run
+        self._exchanged: set[int] = set()  # the identities of what is exchanged now
         self._made: Changes = {} if origin is None else origin._found
         self._found: Changes = self._made  # by the last run
 
@@ -107,14 +109,13 @@ class TensorExchange:
                 try:
                     yield
                 finally:
-                    self.gpu.untouchable.clear()
-                    self.gpu.used_elsewhere.clear()
                     if self._lasting:
                         self._made = real.changes()
                         # Small host tensors are copied each time: other sessions would copy a copy that stayed.
                         self._copies = {id(one.tensor): one.remembered() for one in pairs if one.tensor.is_meta}
                     del real
         finally:
+            self._unguard()
             pairs.clear()  # an exception that somebody keeps holds this frame: each later run would double their number
 
     def _exchange(
@@ -142,6 +143,7 @@ class TensorExchange:
                 self._swap(journal, pairs, grad, copies, done)
             if id(tensor) in done and id(grad) in done and id(grad) in were_grads and id(tensor) not in self._copies:
                 tensor.grad = grad
+        self._exchanged = {id(one.tensor) for one in pairs}
         give_scripted()
 
     def _had_grad(self, tensor: torch.Tensor, grad: torch.Tensor) -> bool:
@@ -180,12 +182,12 @@ class TensorExchange:
         assume: Callable[[str], None],
     ) -> None:
         """Forbid writes to tensors that stayed real, and say which of the user's they are."""
-        exchanged = {id(one.tensor) for one in pairs} | {id(one.copy) for one in pairs}
+        exchanged = self._exchanged | {id(one.copy) for one in pairs}
         stayed = [tensor for tensor in live if id(tensor) not in exchanged and not _is_fake(tensor)]
-        names = _names(stayed, namespaces)
+        self.gpu.fix_for_host = functools.partial(_fix_for_host, pairs, namespaces)
+        names = names_of(stayed, namespaces)
         for tensor in stayed:
-            shape = tuple(tensor.shape) if _is_plain(tensor) else "?"
-            name = names.get(id(tensor), _("a tensor of shape {shape}", shape=shape))
+            name = names.get(id(tensor), _unnamed(tensor))
             is_others = others is not None and tensor in others.reach
             # A hook on the graph of another thread's tensor would be added while that thread goes through it.
             is_known = others is None or (id(tensor) in names and not is_others)
@@ -212,9 +214,19 @@ class TensorExchange:
             if tensor.is_leaf and tensor.requires_grad and not is_others:
                 journal.record(functools.partial(_restore_grad, tensor, tensor.grad))
 
+    def _unguard(self) -> None:
+        self.gpu.untouchable.clear()
+        self.gpu.used_elsewhere.clear()
+        self.gpu.fix_for_host = None
+        self._exchanged.clear()
+
     def template(self, tensor: torch.Tensor) -> torch.Tensor:
         """The stand-in of a tensor at the end of this session's last run: its copy, or the tensor itself."""
         return _copy_of(self._copies, tensor, lambda itself: itself)
+
+    def is_exchanged(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor of the user's is now its fake copy, which the run may change."""
+        return id(tensor) in self._exchanged
 
     def has_made(self, tensor: torch.Tensor) -> bool:
         """Whether this session's last run made a tensor, or a view, on the pretend GPU."""
@@ -363,6 +375,22 @@ def _refuse_backward(name: str, _grad: torch.Tensor) -> None:
     )
 
 
+def _unnamed(tensor: torch.Tensor) -> str:
+    return _("a tensor of shape {shape}", shape=tuple(tensor.shape) if _is_plain(tensor) else "?")
+
+
+def _fix_for_host(pairs: list[ExchangedPair], namespaces: list[dict[str, Any]], operand: torch.Tensor) -> str:
+    """What to do about an operand on the host, if it is the user's from before the run; else an empty text."""
+    with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
+        key = operand.untyped_storage()._cdata
+        sharing = [one.tensor for one in pairs if one.tensor.untyped_storage()._cdata == key]
+    name = find_name(sharing, namespaces)
+    return name and _(
+        " `{name}` was made on the CPU before the dry run: move it with .to('cuda'), or make it in the run.",
+        name=name,
+    )
+
+
 def _restore_grad(tensor: torch.Tensor, grad: torch.Tensor | None) -> None:
     if tensor.grad is not grad:
         tensor.grad = grad
@@ -380,21 +408,6 @@ def _kind(tensor: torch.Tensor) -> str:
     if tensor.layout is not torch.strided:
         return str(tensor.layout).removeprefix("torch.").replace("_", " ")
     return type(tensor).__name__
-
-
-def _names(tensors: list[torch.Tensor], namespaces: list[dict[str, Any]]) -> dict[int, str]:
-    """The names of tensors in the user's code, by identity."""
-    wanted = {id(tensor) for tensor in tensors}
-    found: dict[int, str] = {}
-    for name, value in [item for names in namespaces for item in list(names.items())] if wanted else ():
-        if isinstance(value, torch.nn.Module):
-            named = itertools.chain(value.named_parameters(), value.named_buffers())
-            found |= {id(tensor): f"{name}.{path}" for path, tensor in named if id(tensor) in wanted}
-        elif isinstance(value, (list, tuple)):
-            found |= {id(item): f"{name}[{at}]" for at, item in enumerate(value) if id(item) in wanted}
-        elif id(value) in wanted:
-            found[id(value)] = name
-    return found
 
 
 class FakeCopies:

@@ -3,8 +3,8 @@
 ``device = "cuda" if torch.cuda.is_available() else "cpu"`` stands above most training code. Without a GPU, its result
 contradicts the pretend GPU of the dry run. The statements that asked are read from the user's source, and those that
 only compute (no side effect, nothing slow) are evaluated again inside the dry run, where the pretend GPU answers. The
-result is what the user's code would have with a GPU, so nothing is guessed. Models and tensors placed by such a name
-(``model.to(device)``) are then placed by its new value.
+result is what the user's code would have with a GPU, so nothing is guessed. Models and tensors that the code placed by
+such a name (``model.to(device)``), or made from those, are then on the GPU (see ``placement_reader``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import ast
 import builtins
 import contextlib
 import linecache
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -21,6 +21,16 @@ from typing import Any
 import torch
 
 from oom_magic.language import _, ngettext
+from oom_magic.predict.instrumentation.decided.placement_reader import DEFAULT, read_placements
+from oom_magic.predict.instrumentation.decided.placements import (
+    Place,
+    Where,
+    is_cpu,
+    move_to_gpu,
+    name_gpu,
+    optimizer_state,
+    tensors_placed,
+)
 from oom_magic.predict.isolation.reach import codes_of_other_threads
 from oom_magic.predict.isolation.run_threads import threads_of_run
 from oom_magic.user_code import is_users_file
@@ -65,9 +75,12 @@ class DecidedNames:
     above: dict[str, Any] = field(default_factory=dict)
     statements: list[ast.stmt] = field(default_factory=list)  # that compute the names' values
     values: dict[str, Any] = field(default_factory=dict)  # before the dry run
-    placed: set[str] = field(default_factory=set)  # names of models and tensors that were placed by such a name
+    places: dict[str, Place] = field(default_factory=dict)  # where the code places what the names stand for
     decisions: list[Decision] = field(default_factory=list)
     undecided: list[str] = field(default_factory=list)
+    placed: list[str] = field(default_factory=list)  # names whose tensors were moved
+    _rebound: list[Decision] = field(default_factory=list)
+    _undo: list[Callable[[], None]] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -87,7 +100,8 @@ class DecidedNames:
         if torch.cuda.is_available() or not (is_asking or presumed):
             return found
         decided = {name: _as_gpu(name, namespace[name]) for name in presumed}
-        for statement in _statements(sources):
+        statements = list(_statements(sources))
+        for statement in statements:
             if decided.keys() & _assigned(statement) & set(presumed):
                 continue
             depends = _asks(statement, namespace) or bool(_loaded(statement) & decided.keys())
@@ -97,9 +111,7 @@ class DecidedNames:
                     decided[name] = statement
                 else:
                     decided.pop(name, None)
-                    (found.placed.add if depends else found.placed.discard)(name)
-            if depends and not is_computed:
-                found.placed |= _receivers(statement)
+        found.places = read_placements(statements, namespace, _QUESTIONS, presumed)
         found._check(decided)
         return found
 
@@ -114,13 +126,14 @@ class DecidedNames:
     def _now(self, name: str) -> Any:
         return self.namespace.get(name, _ABSENT)
 
-    def follow(self) -> bool:
+    def follow(self, is_exchanged: Callable[[torch.Tensor], bool]) -> bool:
         """Inside a dry run: give the names the values that they have with a GPU; whether any is another.
 
-        Models and tensors that were placed by such a name are moved to where it now says.
+        What the code placed so is moved to where it then is: tensors that ``is_exchanged``, or the names of others.
         """
         self.decisions.clear()
         self.undecided.clear()
+        self.placed.clear()
         scratch = _evaluated(self.statements, self.namespace) if self.values else {}
         elsewhere = self._read_elsewhere() if self.values else set()
         for name, before in self.values.items():
@@ -130,46 +143,77 @@ class DecidedNames:
             if name in elsewhere:
                 self.undecided.append(name)
                 continue
-            if self.above.get(name, _ABSENT) is self._now(name):
-                self.above[name] = now
-            self.namespace[name] = now
+            self._rebind(name, now)
             self.decisions.append(Decision(name, before, now))
-        if self.decisions:
-            self._place()
-        return bool(self.decisions)
+        if self.decisions or not self.undecided:
+            self._place(is_exchanged)
+        return bool(self.decisions or self.placed)
+
+    def _rebind(self, name: str, now: Any) -> None:
+        before = self._now(name)
+        if self.above.get(name, _ABSENT) is before:
+            self.above[name] = now
+        self.namespace[name] = now
+        self._rebound.append(Decision(name, before, now))
 
     def _read_elsewhere(self) -> set[str]:
         """The names that the user's code on other threads looks up."""
         codes = codes_of_other_threads(threads_of_run(), self.namespace)
         return set[str]().union(*(_used(self.namespace, code) for code in codes))
 
-    def _place(self) -> None:
-        with torch.no_grad():
-            seen = {**self.namespace, **self.above}
-            moved = {id(parameter) for name in sorted(self.placed) for parameter in self._move(name, seen.get(name))}
-            for value in seen.values():
-                for one in value if type(value) in (list, tuple) else [value]:
-                    if isinstance(one, torch.optim.Optimizer):
-                        _move_state(one, moved)
+    def _place(self, is_exchanged: Callable[[torch.Tensor], bool]) -> None:
+        """Move to the GPU what the code placed there."""
+        seen = {**self.namespace, **self.above}
+        values = {name: value for name in self.places if (value := seen.get(name)) is self.namespace.get(name)}
+        placed = {name: list(tensors_placed(self.places[name], value)) for name, value in values.items()}
+        found = {id(tensor): tensor for tensors in placed.values() for tensor in tensors}
+        for value in seen.values():
+            for one in value if type(value) in (list, tuple) else [value]:
+                if isinstance(one, torch.optim.Optimizer):
+                    found |= {id(tensor): tensor for tensor in optimizer_state(one, found)}
+        grads = [tensor.grad for tensor in found.values() if tensor.is_leaf and tensor.grad is not None]
+        found |= {id(grad): grad for grad in grads}
+        for name, value in values.items():
+            if self.places[name] is Where.HOST and isinstance(value, torch.Tensor) and id(value) in found:
+                # with a GPU ``x.cpu()`` is not ``x``
+                self._rebind(name, value.detach().clone())
+        here = {key: tensor for key, tensor in found.items() if tensor.device.type == "cpu"}
+        move_to_gpu([tensor for tensor in here.values() if is_exchanged(tensor)])
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor) and id(value) in here and not is_exchanged(value):
+                self._rebind(name, value.detach().to("cuda"))  # the tensor itself stays real in the run
+        if DEFAULT in self.places:
+            torch.set_default_device("cuda")
+        for name, value in values.items():
+            for undo in name_gpu(self.places[name], value):
+                self._undo.append(undo)
+        self.placed = [name for name, tensors in placed.items() if any(id(tensor) in here for tensor in tensors)]
 
-    def _move(self, name: str, value: Any) -> list[torch.Tensor]:
-        try:
-            return list(_moved(value))
-        except RuntimeError:
-            if not isinstance(value, torch.Tensor):
-                raise
-            self.namespace[name] = value.detach().to("cuda")  # the tensor itself stays real in the run
-            return []
+    def give_back(self) -> None:
+        """At the end of the dry run: undo what was changed in the user's objects."""
+        while self._undo:
+            self._undo[-1]()
+            self._undo.pop()
 
     def leave(self) -> None:
         """After the dry run: undo changes of ``above``; the dry run itself restores the namespace."""
-        for one in self.decisions:
+        for one in self._rebound:
             if one.name in self.namespace and self.above.get(one.name, _ABSENT) is one.now:
                 self.above[one.name] = self.namespace[one.name]
+        self._rebound.clear()
 
 
-def decided_sentence(decisions: Sequence[Decision]) -> str:
-    """The report's sentence about them, in one line."""
+def decided_sentence(decided: Sequence[DecidedNames]) -> str:
+    """The report's sentence about them, or about what was placed without such a name, in one line."""
+    decisions = [decision for one in decided for decision in one.decisions]
+    if not decisions:
+        placed = [name for one in decided for name in one.placed]
+        return ngettext(
+            "{names} is on the CPU as there is no GPU here; with one it is there, as followed here",
+            "{names} are on the CPU as there is no GPU here; with one they are there, as followed here",
+            len(placed),
+            names=joined([f"`{name}`" for name in placed]),
+        )
     names, before, now = ([get(one) for one in decisions] for get in (_name, _before, _now))
     return ngettext(
         "{names} was decided as {before} before the dry run, as there is no GPU here; with one it is {now}, as followed"
@@ -195,7 +239,7 @@ def undecided_sentence(names: Sequence[str]) -> str:
 
 def cpu_names(namespace: Mapping[str, Any], code: CodeType) -> list[str]:
     """Names that mean the CPU, and that ``code``, or functions of the namespace that it calls, look up."""
-    return sorted(name for name in _used(namespace, code) if _is_cpu(namespace.get(name)))
+    return sorted(name for name in _used(namespace, code) if is_cpu(namespace.get(name)))
 
 
 def cpu_fields(namespace: Mapping[str, Any], code: CodeType) -> dict[str, Any]:
@@ -211,7 +255,7 @@ def cpu_fields(namespace: Mapping[str, Any], code: CodeType) -> dict[str, Any]:
         else:
             own = {**vars(type(owner)), **getattr(owner, "__dict__", {})}
             fields = {f"{name}.{key}": value for key, value in own.items() if key in used}
-        found |= {field: value for field, value in fields.items() if _is_cpu(value)}
+        found |= {field: value for field, value in fields.items() if is_cpu(value)}
     return found
 
 
@@ -228,10 +272,6 @@ def _used(namespace: Mapping[str, Any], code: CodeType) -> set[str]:
             if isinstance(value, FunctionType) and is_users_file(value.__code__.co_filename):
                 pending.append(value.__code__)
     return used
-
-
-def _is_cpu(value: Any) -> bool:
-    return value == "cpu" if isinstance(value, str) else isinstance(value, torch.device) and value.type == "cpu"
 
 
 def _as_gpu(name: str, value: Any) -> ast.stmt:
@@ -299,13 +339,6 @@ def _assigned(statement: ast.stmt) -> set[str]:
     return {
         node.id for node in _running(statement) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
     }
-
-
-def _receivers(statement: ast.stmt) -> set[str]:
-    """``model`` in ``model.to(device)`` and ``model.cuda()``."""
-    calls = (node.func for node in _running(statement) if isinstance(node, ast.Call))
-    owners = (call.value for call in calls if isinstance(call, ast.Attribute) and call.attr in ("to", "cuda"))
-    return {owner.id for owner in owners if isinstance(owner, ast.Name)}
 
 
 def _asks(statement: ast.stmt, namespace: Mapping[str, Any]) -> bool:
@@ -379,25 +412,3 @@ def _is_same(one: Any, other: Any) -> bool:
         return type(one) is type(other) and bool(one == other)
     except Exception:
         return False
-
-
-def _moved(value: Any) -> Iterator[torch.Tensor]:
-    """Move a model, or tensors, from the host to the GPU; yields the parameters so moved."""
-    if isinstance(value, torch.nn.Module):
-        if all(tensor.device.type == "cpu" for tensor in (*value.parameters(), *value.buffers())):
-            value.to("cuda")
-            yield from value.parameters()
-    elif isinstance(value, torch.Tensor):
-        if value.device.type == "cpu":
-            value.data = value.data.to("cuda")
-    elif type(value) in (list, tuple):
-        for item in value:
-            yield from _moved(item)
-
-
-def _move_state(optimizer: torch.optim.Optimizer, moved: set[int]) -> None:
-    """Move an optimizer's state to its parameters' device."""
-    for parameter, state in optimizer.state.items():
-        for key, value in list(state.items()) if id(parameter) in moved else ():
-            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
-                state[key] = value.to("cuda")

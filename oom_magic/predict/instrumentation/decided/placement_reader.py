@@ -1,0 +1,502 @@
+"""Where the values of the user's names would be with a GPU, read from code that ran without one.
+
+The code is gone through in the order in which it ran, with places in place of values: what a device's name placed is
+on the GPU, and so is what was computed, copied or made from that. Functions and classes of the user's are gone through
+where they are called. A place that cannot be known so stays unknown, and the value where it is.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import textwrap
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from oom_magic.predict.instrumentation.decided.placements import (
+    REST,
+    Function,
+    Place,
+    PlacedParts,
+    Where,
+    computed,
+    item_of,
+    joined,
+    whole,
+)
+from oom_magic.predict.isolation.reach import is_users_class
+from oom_magic.user_code import is_users_file
+
+DEFAULT = "torch.get_default_device()"
+_ON_GPU = (Where.GPU, Where.DEVICE)
+_DEVICE_ARGUMENTS = ("device", "map_location", "device_map")
+_MOVES = ("to", "to_empty", "cuda", "cpu")
+_PLAIN = frozenset(
+    {
+        "numpy", "item", "tolist", "size", "dim", "numel", "stride", "shape", "dtype", "ndim", "len", "int", "float",
+        "bool", "str", "print", "isinstance", "range",
+    }
+)  # fmt: skip
+_FILLING = frozenset(
+    {
+        "append", "extend", "add", "update", "insert", "appendleft", "register_buffer", "register_parameter", "setattr",
+        "setdefault", "add_module",
+    }
+)  # fmt: skip
+_MAKING = frozenset(
+    {
+        "zeros", "ones", "empty", "full", "rand", "randn", "randint", "randperm", "arange", "linspace", "logspace",
+        "eye", "tensor",
+    }
+)  # fmt: skip
+_DEEPEST = 8  # calls of the user's functions inside each other
+_MOST_STEPS = 100_000  # expressions gone through
+
+
+def read_placements(
+    statements: Iterable[ast.stmt],
+    namespace: Mapping[str, Any],
+    questions: Collection[str],
+    pinned: Collection[str] = (),
+) -> dict[str, Place]:
+    """The places of the names that top-level ``statements`` assign; DEFAULT is where PyTorch then makes tensors.
+
+    ``questions`` are functions that tell whether there is a GPU; the names ``pinned`` are devices, whatever the code
+    says.
+    """
+    reader = _Reader(namespace, questions, frozenset(pinned))
+    for statement in statements:
+        reader.run(statement)
+    if reader.default is Where.GPU:
+        reader.names[DEFAULT] = Where.DEVICE
+    return reader.names
+
+
+class _Reader:
+    """Goes through the statements of one level: a notebook's, or a function's that is called."""
+
+    def __init__(
+        self,
+        namespace: Mapping[str, Any],
+        questions: Collection[str],
+        pinned: frozenset[str] = frozenset(),
+        caller: _Reader | None = None,
+        names: dict[str, Place] | None = None,
+    ) -> None:
+        self.namespace = namespace
+        self.names: dict[str, Place] = dict.fromkeys(pinned, Where.DEVICE)
+        self.returned: Place = Where.UNKNOWN
+        self._above = {} if names is None else names  # the names of the level above
+        self._questions = questions
+        self._pinned = pinned
+        self._is_inner = caller is not None
+        self._depth: int = 0 if caller is None else caller._depth + 1
+        self._steps: Iterator[int] = itertools.count() if caller is None else caller._steps
+        self.default: Where = Where.HOST if caller is None else caller.default  # where PyTorch makes tensors
+        self._global: set[str] = set()
+        self._method_of: Function | None = None  # that is gone through
+
+    # -- statements -------------------------------------------------------------
+
+    def run(self, statement: ast.stmt) -> None:
+        """Go through one statement."""
+        method = getattr(self, f"_run_{type(statement).__name__.lower()}", None)
+        if method is not None:
+            method(statement)
+
+    def _run_all(self, statements: Iterable[ast.stmt]) -> None:
+        for statement in statements:
+            self.run(statement)
+
+    def _run_expr(self, statement: ast.Expr) -> None:
+        self.place(statement.value)
+
+    def _run_return(self, statement: ast.Return) -> None:
+        if statement.value is not None:
+            self.returned = joined([self.returned, self.place(statement.value)])
+
+    def _run_assign(self, statement: ast.Assign) -> None:
+        value = self.place(statement.value)
+        for target in statement.targets:
+            self._bind(target, value)
+
+    def _run_annassign(self, statement: ast.AnnAssign) -> None:
+        if statement.value is not None:
+            self._bind(statement.target, self.place(statement.value))
+
+    def _run_augassign(self, statement: ast.AugAssign) -> None:
+        was = self.place(statement.target)
+        self._bind(statement.target, joined([was, self.place(statement.value)]))
+
+    def _run_functiondef(self, statement: ast.FunctionDef) -> None:
+        self._set(statement.name, self._function(statement))
+
+    def _run_classdef(self, statement: ast.ClassDef) -> None:
+        self._set(statement.name, statement)
+
+    def _run_global(self, statement: ast.Global) -> None:
+        self._global.update(statement.names)
+
+    def _run_delete(self, statement: ast.Delete) -> None:
+        for target in statement.targets:
+            self._bind(target, Where.UNKNOWN)
+
+    def _run_if(self, statement: ast.If) -> None:
+        before, is_decided = dict(self.names), self._is_decided(statement.test)
+        self._run_all(statement.orelse)
+        other, self.names = self.names, before
+        self._run_all(statement.body)
+        for name in other.keys() | self.names.keys():
+            one, two = self.names.get(name, Where.UNKNOWN), other.get(name, Where.UNKNOWN)
+            if one is not two:
+                chosen = next((each for each in (one, two) if whole(each) in _ON_GPU), None) if is_decided else None
+                self.names[name] = joined([one, two]) if chosen is None else chosen
+
+    def _run_for(self, statement: ast.For) -> None:
+        self._bind(statement.target, self._element(statement.iter))
+        self._run_all((*statement.body, *statement.orelse))
+
+    def _run_while(self, statement: ast.While) -> None:
+        self._run_all((*statement.body, *statement.orelse))
+
+    def _run_try(self, statement: ast.Try) -> None:
+        self._run_all((*statement.body, *statement.orelse, *statement.finalbody))
+
+    def _run_with(self, statement: ast.With) -> None:
+        before = self.default
+        for item in statement.items:
+            value = self.place(item.context_expr)
+            if item.optional_vars is not None:
+                self._bind(item.optional_vars, value)
+            elif value is Where.DEVICE:  # with torch.device(...)
+                self.default = Where.GPU
+        self._run_all(statement.body)
+        self.default = before
+
+    def _bind(self, target: ast.expr, value: Place) -> None:
+        if isinstance(target, ast.Name):
+            self._set(target.id, value)
+        elif isinstance(target, (ast.Tuple, ast.List)):
+            for at, item in enumerate(target.elts):
+                self._bind(item, item_of(value, at))
+        elif isinstance(target, ast.Starred):
+            self._bind(target.value, whole(value))
+        elif isinstance(target, (ast.Attribute, ast.Subscript)):
+            self._fill(target.value, _key(target), value)
+
+    def _set(self, name: str, value: Place) -> None:
+        names = self._above if name in self._global else self.names
+        if name not in self._pinned:
+            names[name] = value
+
+    def _fill(self, owner: ast.expr, key: Hashable, value: Place) -> None:
+        """Put a value into an object or a container."""
+        held = self.place(owner)
+        if not isinstance(held, PlacedParts):
+            held = PlacedParts({REST: held})
+            self._bind(owner, held)
+        held.items[key] = value if key is not REST else joined([held.items.get(REST, Where.UNKNOWN), value])
+
+    # -- expressions ------------------------------------------------------------
+
+    def place(self, node: ast.expr) -> Place:
+        """The place of an expression's value."""
+        if next(self._steps) > _MOST_STEPS:
+            return Where.UNKNOWN
+        method = getattr(self, f"_place_{type(node).__name__.lower()}", None)
+        return Where.UNKNOWN if method is None else method(node)
+
+    def _place_constant(self, node: ast.Constant) -> Place:
+        if not isinstance(node.value, str):
+            return Where.UNKNOWN
+        return Where.DEVICE if node.value.startswith("cuda") else Where.HOST if node.value == "cpu" else Where.UNKNOWN
+
+    def _place_joinedstr(self, node: ast.JoinedStr) -> Place:
+        values = [self.place(value) for value in node.values]
+        return Where.DEVICE if Where.DEVICE in values else Where.UNKNOWN
+
+    def _place_formattedvalue(self, node: ast.FormattedValue) -> Place:
+        return self.place(node.value)
+
+    def _place_name(self, node: ast.Name) -> Place:
+        found = self._seen(node.id)
+        return Where.UNKNOWN if found in _ON_GPU and self._is_plain(node) else found
+
+    def _place_attribute(self, node: ast.Attribute) -> Place:
+        if isinstance(node.value, ast.Call) and _name_of(node.value.func) == "super":
+            return self._inherited(node.attr)
+        owner = self.place(node.value)
+        if node.attr == "device" and owner is Where.GPU:
+            return Where.DEVICE
+        if node.attr in _PLAIN or (whole(owner) in _ON_GPU and self._is_plain(node)):
+            return Where.UNKNOWN
+        if not isinstance(owner, PlacedParts):
+            return owner if isinstance(owner, Where) else Where.UNKNOWN
+        if node.attr in owner.items:
+            return owner.items[node.attr]
+        method = self._method(owner, node.attr)
+        if method is None:
+            return owner.items.get(REST, Where.UNKNOWN)
+        return self._call(method, [], {}) if _is_property(method.node) else method
+
+    def _place_subscript(self, node: ast.Subscript) -> Place:
+        owner = self.place(node.value)
+        return Where.UNKNOWN if whole(owner) in _ON_GPU and self._is_plain(node) else item_of(owner, _key(node))
+
+    def _place_ifexp(self, node: ast.IfExp) -> Place:
+        both = self.place(node.body), self.place(node.orelse)
+        chosen = next((one for one in both if whole(one) in _ON_GPU), None) if self._is_decided(node.test) else None
+        return joined(both) if chosen is None else chosen
+
+    def _place_binop(self, node: ast.BinOp) -> Place:
+        return computed([self.place(node.left), self.place(node.right)])
+
+    def _place_compare(self, node: ast.Compare) -> Place:
+        found = computed([self.place(node.left), *map(self.place, node.comparators)])
+        return Where.ASKED if found is Where.DEVICE else found
+
+    def _place_boolop(self, node: ast.BoolOp) -> Place:
+        return joined(map(self.place, node.values))
+
+    def _place_unaryop(self, node: ast.UnaryOp) -> Place:
+        return computed([self.place(node.operand)])
+
+    def _place_starred(self, node: ast.Starred) -> Place:
+        return whole(self.place(node.value))
+
+    def _place_namedexpr(self, node: ast.NamedExpr) -> Place:
+        value = self.place(node.value)
+        self._bind(node.target, value)
+        return value
+
+    def _place_lambda(self, node: ast.Lambda) -> Place:
+        return self._function(node)
+
+    def _place_tuple(self, node: ast.Tuple | ast.List | ast.Set) -> Place:
+        return PlacedParts(dict(enumerate(map(self.place, node.elts))))
+
+    _place_list = _place_set = _place_tuple
+
+    def _place_dict(self, node: ast.Dict) -> Place:
+        made = PlacedParts()
+        for key, value in zip(node.keys, node.values, strict=True):
+            made.items[key.value if isinstance(key, ast.Constant) else REST] = self.place(value)
+        return made
+
+    def _place_listcomp(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp) -> Place:
+        return PlacedParts({REST: self._made_by(node, node.elt)})
+
+    _place_setcomp = _place_generatorexp = _place_listcomp
+
+    def _place_dictcomp(self, node: ast.DictComp) -> Place:
+        return PlacedParts({REST: self._made_by(node, node.value)})
+
+    def _made_by(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp, element: ast.expr) -> Place:
+        before = dict(self.names)
+        for one in node.generators:
+            self._bind(one.target, self._element(one.iter))
+        made, self.names = self.place(element), before
+        return made
+
+    def _element(self, node: ast.expr) -> Place:
+        """The place of what a loop over a value gives."""
+        name = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
+        if isinstance(node, ast.Call) and name in ("zip", "enumerate"):
+            items = [self._element(arg) for arg in node.args]
+            return PlacedParts(dict(enumerate([Where.UNKNOWN, *items] if name == "enumerate" else items)))
+        held = self.place(node)
+        return held if not isinstance(held, PlacedParts) else joined(held.items.values())
+
+    def _is_decided(self, test: ast.expr) -> bool:
+        """Whether a test depends on there being a GPU."""
+        parts = list(ast.walk(test))
+        is_asking = any(isinstance(part, ast.Call) and _name_of(part.func) in self._questions for part in parts)
+        names = (part.id for part in parts if isinstance(part, ast.Name))
+        told = (Where.DEVICE, Where.ASKED)
+        return is_asking or self.place(test) in told or any(self._seen(name) in told for name in names)
+
+    def _seen(self, name: str) -> Place:
+        return self.names.get(name, self._above.get(name, Where.UNKNOWN))
+
+    def _is_plain(self, node: ast.expr) -> bool:
+        """Whether an expression can be looked up, and is a number, a text or a type that says no device."""
+        value = self._value(node)
+        is_device = isinstance(value, torch.device) or (isinstance(value, str) and value == "cpu")
+        return isinstance(value, (str, int, float, torch.dtype, torch.Size)) and not is_device
+
+    def _value(self, node: ast.expr) -> Any:
+        """The value that the user's name, or an attribute of it, has now; None if there is none."""
+        if isinstance(node, ast.Name):
+            return None if self._is_inner and node.id in self.names else self.namespace.get(node.id)
+        if isinstance(node, ast.Attribute):
+            owner = self._value(node.value)
+            return None if owner is None else inspect.getattr_static(owner, node.attr, None)
+        return None
+
+    # -- calls ------------------------------------------------------------------
+
+    def _place_call(self, node: ast.Call) -> Place:
+        name = _name_of(node.func)
+        if name in self._questions:
+            return Where.ASKED
+        if name in _MOVES and isinstance(node.func, ast.Attribute):
+            return self._moved(node.func, node)
+        args = [self.place(arg) for arg in node.args]
+        options = {one.arg or "": self.place(one.value) for one in node.keywords}
+        if name in _PLAIN:
+            return Where.UNKNOWN
+        if name == "set_default_device":
+            self.default = Where.GPU if Where.DEVICE in args else Where.HOST
+            return Where.UNKNOWN
+        if name in _FILLING:
+            self._filled(node, args)
+            return Where.UNKNOWN
+        called = self._called(node.func)
+        if isinstance(called, ast.ClassDef):
+            return self._instance(called, args, options)
+        if isinstance(called, Function):
+            return self._call(called, args, options)
+        named = next((options[one] for one in _DEVICE_ARGUMENTS if options.get(one) in (*_ON_GPU, Where.HOST)), None)
+        if named is not None:
+            return Where.GPU if named in _ON_GPU else Where.HOST
+        if name in _MAKING or self._is_layer(node.func):
+            return self.default
+        if name in ("Sequential", "ModuleList", "tuple", "list") and (name != "list" or not args):
+            return PlacedParts(dict(enumerate(args)))
+        if name == "device":
+            return next(iter(args), Where.UNKNOWN)
+        owner = self.place(node.func.value) if isinstance(node.func, ast.Attribute) else called
+        found = (joined if isinstance(self._value(node.func), type) else computed)([owner, *args, *options.values()])
+        return Where.GPU if found is Where.DEVICE else found
+
+    def _moved(self, func: ast.Attribute, node: ast.Call) -> Place:
+        """``x.to(device)``; a module and what it holds are moved in place."""
+        owner = self.place(func.value)
+        said = [self.place(arg) for arg in (*node.args, *(one.value for one in node.keywords))]
+        fixed = {"cuda": Where.GPU, "cpu": Where.HOST}.get(func.attr)
+        if fixed is None:
+            fixed = Where.GPU if any(map(_ON_GPU.__contains__, said)) else Where.HOST if Where.HOST in said else None
+        if fixed is None:
+            return owner
+        is_tensor = isinstance(self._value(func.value), torch.Tensor)
+        if isinstance(owner, PlacedParts):
+            owner.items = {REST: fixed}
+        elif not is_tensor and isinstance(func.value, (ast.Name, ast.Attribute)) and self._is_model(func.value):
+            self._bind(func.value, fixed)
+        return owner if isinstance(owner, PlacedParts) else fixed
+
+    def _is_model(self, node: ast.expr) -> bool:
+        return self._is_inner or isinstance(self._value(node), torch.nn.Module)
+
+    def _filled(self, node: ast.Call, args: list[Place]) -> None:
+        """``items.append(x)``, ``module.register_buffer("name", x)``, ``setattr(owner, "name", x)``."""
+        owner = node.func.value if isinstance(node.func, ast.Attribute) else next(iter(node.args), None)
+        if owner is None or not args:
+            return
+        names = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+        self._fill(owner, names[0] if names else REST, args[-1] if len(args) < 4 else Where.UNKNOWN)
+
+    def _called(self, func: ast.expr) -> Place:
+        """The user's function or class that is called, or else the place of what is."""
+        found = self.place(func)
+        if isinstance(found, (ast.ClassDef, Function)) or found is not Where.UNKNOWN:
+            return found
+        value = self._value(func)
+        is_function = isinstance(value, FunctionType) and is_users_file(value.__code__.co_filename)
+        if not is_function and not (isinstance(value, type) and is_users_class(value)):
+            return found
+        try:
+            [definition] = ast.parse(textwrap.dedent(inspect.getsource(value))).body
+        except (OSError, TypeError, SyntaxError, ValueError):
+            return found
+        if isinstance(definition, ast.FunctionDef) and isinstance(value, FunctionType):
+            return Function(definition, {}, value.__globals__, self._defaults(definition.args))
+        return definition if isinstance(definition, ast.ClassDef) else found
+
+    def _is_layer(self, func: ast.expr) -> bool:
+        """Whether a layer of PyTorch's is made, which takes no tensors."""
+        value = self._value(func)
+        is_module = isinstance(value, type) and issubclass(value, torch.nn.Module)
+        home = value.__module__.removeprefix("torch.nn.modules.") if is_module else ""
+        return is_module and home != value.__module__ and home not in ("container", "loss")
+
+    def _function(self, node: ast.FunctionDef | ast.Lambda) -> Function:
+        above = self.names if not self._is_inner else {**self._above, **self.names}
+        return Function(node, above, self.namespace, self._defaults(node.args))
+
+    def _defaults(self, args: ast.arguments) -> dict[str, Place]:
+        names = [one.arg for one in (*args.posonlyargs, *args.args)]
+        found = dict(zip(reversed(names), map(self.place, reversed(args.defaults)), strict=False))
+        named = zip(args.kwonlyargs, args.kw_defaults, strict=True)
+        return found | {one.arg: self.place(value) for one, value in named if value is not None}
+
+    def _instance(self, kind: ast.ClassDef, args: list[Place], options: dict[str, Place]) -> PlacedParts:
+        made = PlacedParts(kind=kind)
+        begin = self._method(made, "__init__")
+        if begin is not None:
+            self._call(begin, args, options)
+        return made
+
+    def _method(self, owner: PlacedParts, name: str, after: ast.ClassDef | None = None) -> Function | None:
+        """The method of this name of an object, or of the classes that follow ``after``."""
+        lines = list(self._lines(owner.kind))
+        for kind in lines if after is None else lines[lines.index(after) + 1 :]:
+            for one in kind.body:
+                if isinstance(one, ast.FunctionDef) and one.name == name:
+                    bound = None if "staticmethod" in map(_name_of, one.decorator_list) else owner
+                    return Function(one, self._top(), self.namespace, self._defaults(one.args), bound, kind)
+        return None
+
+    def _inherited(self, name: str) -> Place:
+        method = self._method_of
+        found = None if method is None or method.owner is None else self._method(method.owner, name, method.kind)
+        return Where.UNKNOWN if found is None else found
+
+    def _lines(self, kind: ast.ClassDef | None) -> Iterator[ast.ClassDef]:
+        """A class of the user's and those that it inherits from."""
+        if kind is not None:
+            yield kind
+            for base in kind.bases:
+                found = self._top().get(_name_of(base))
+                if isinstance(found, ast.ClassDef) and found is not kind:
+                    yield from self._lines(found)
+
+    def _top(self) -> dict[str, Place]:
+        return self._above if self._is_inner else self.names
+
+    def _call(self, function: Function, args: list[Place], options: dict[str, Place]) -> Place:
+        """What a function of the user's returns; what it does to its arguments is done."""
+        if self._depth >= _DEEPEST:
+            return Where.UNKNOWN
+        inner = _Reader(function.above, self._questions, caller=self, names=function.names)
+        inner._method_of = function
+        given = [*([] if function.owner is None else [function.owner]), *args]
+        wanted = function.node.args
+        names = [one.arg for one in (*wanted.posonlyargs, *wanted.args)]
+        inner.names.update(function.defaults)
+        inner.names.update(zip(names, given, strict=False))
+        inner.names.update({name: value for name, value in options.items() if name})
+        if wanted.vararg is not None:
+            inner.names[wanted.vararg.arg] = PlacedParts(dict(enumerate(given[len(names) :])))
+        if isinstance(function.node, ast.Lambda):
+            return inner.place(function.node.body)
+        inner._run_all(function.node.body)
+        return inner.returned
+
+
+def _name_of(func: ast.expr) -> str:
+    return func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
+
+
+def _is_property(node: ast.FunctionDef | ast.Lambda) -> bool:
+    return isinstance(node, ast.FunctionDef) and "property" in map(_name_of, node.decorator_list)
+
+
+def _key(target: ast.Attribute | ast.Subscript) -> Hashable:
+    if isinstance(target, ast.Attribute):
+        return target.attr
+    return target.slice.value if isinstance(target.slice, ast.Constant) else REST

@@ -1,0 +1,130 @@
+"""What plain code derived from models and tensors that a decided name placed is on the GPU in a dry run, too."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import pytest
+import torch
+
+import oom_magic as om
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU nothing is decided for the CPU")
+
+TOP = """
+import copy, torch
+from torch import nn
+device = 'cuda' if torch.cuda.is_available() else 'cpu'
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+    def forward(self, x):
+        return self.linear(x)
+net = Net().to(device)
+x = torch.randn(8, 64).to(device)
+"""
+ON_GPU = {  # made before the dry run; on the GPU in it
+    "deepcopy": ("ema = copy.deepcopy(net).eval()", "ema.linear.weight"),
+    "averaged": ("from torch.optim.swa_utils import AveragedModel\nema = AveragedModel(net)", "ema.module.linear.weight"),
+    "clones": ("shadow = [p.detach().clone() for p in net.parameters()]", "shadow[1]"),
+    "by name": ("shadow = {}\nfor n, p in net.named_parameters():\n    shadow[n] = p.data.clone()", "shadow['linear.bias']"),
+    "state": ("best = {k: v.clone() for k, v in net.state_dict().items()}", "best['linear.bias']"),
+    "steps": ("opt = torch.optim.SGD(net.parameters(), .1, momentum=.9)\nnet(x).sum().backward()\nopt.step()",
+              "opt.state[net.linear.weight]['momentum_buffer']"),
+    "range": ("ids = torch.arange(8, device=device)", "ids"),
+    "like": ("y = torch.zeros_like(x)", "y"),
+    "comparison": ("mask = (x > 0) & (x < 1)", "mask"),
+    "result": ("features = net(x).detach()", "features"),
+    "weighted loss": ("loss = nn.CrossEntropyLoss(weight=torch.ones(10, device=device))", "loss.weight"),
+    "batch": ("batch = {'x': torch.ones(4)}\nbatch = {k: v.to(device) for k, v in batch.items()}", "batch['x']"),
+    "loop": ("for xb, yb in [(torch.ones(4), torch.ones(4))]:\n    xb, yb = xb.to(device), yb.to(device)", "yb"),
+    "buffer": ("memory = []\nfor _ in range(3):\n    memory.append(torch.zeros(4, device=device))", "memory[2]"),
+    "attribute": ("net.scale = torch.ones(64, device=device)", "net.scale"),
+    "function": ("def make(n, device=device):\n    made = torch.zeros(n).to(device)\n    return made\nz = make(3)", "z"),
+    "own choice": ("def make():\n    where = torch.device('cuda' if torch.cuda.is_available() else 'cpu')\n"
+                   "    return Net().to(where)\nother = make()", "other.linear.weight"),
+    "branch": ("other = Net()\nif torch.cuda.is_available():\n    other = other.cuda()", "other.linear.weight"),
+    "class": ("class Average:\n    def __init__(self, model):\n        self.shadow = {}\n        for n, p in "
+              "model.named_parameters():\n            self.shadow[n] = p.clone().detach()\nema = Average(net)",
+              "ema.shadow['linear.weight']"),
+    "trainer": ("class Base:\n    def __init__(self, device):\n        self.device = device\n        "
+                "self.net = Net().to(self.device)\nclass Trainer(Base):\n    def __init__(self, *, device):\n        "
+                "super().__init__(device)\n        self.teacher = copy.deepcopy(self.net)\n"
+                "trainer = Trainer(device=device)", "trainer.teacher.linear.weight"),
+    "moved inside": ("def place(model):\n    model.to(device)\nother = Net()\nplace(other)", "other.linear.weight"),
+    "default device": ("torch.set_default_device(device)\nother = Net()", "other.linear.weight"),
+    "device of a model": ("z = torch.zeros(3, device=next(net.parameters()).device)", "z"),
+}  # fmt: skip
+ON_HOST = {
+    "data": ("data = torch.randn(100, 64)", "data"),
+    "copy for the host": ("best = {k: v.cpu() for k, v in net.state_dict().items()}", "best['linear.bias']"),
+    "tensor on the host": ("kept = x.cpu()", "kept"),
+    "explicit": ("kept = x.detach().to('cpu')", "kept"),
+    "forgotten": ("target = Net()\ntarget.load_state_dict(net.state_dict())", "target.linear.weight"),
+    "sizes of a model": ("other = nn.Linear(net.linear.in_features, x.shape[1])\nz = torch.zeros(len(x))", "other.weight"),
+    "sizes in a function": ("def make(x):\n    return torch.zeros(x.shape[0])\nz = make(x)", "z"),
+    "loader": ("data = torch.ones(9, 3)\nrows = torch.utils.data.DataLoader(data, pin_memory=torch.cuda.is_available())",
+               "rows.dataset"),
+}  # fmt: skip
+
+
+def notebook_of(source: str) -> Any:
+    made = types.ModuleType("notebook")
+    exec(compile(source, "<ipython-input-1>", "exec"), vars(made))
+    vars(made)["In"] = [source]
+    return made
+
+
+@pytest.mark.parametrize("case", [*ON_GPU, *ON_HOST])
+def test_what_was_made_from_placed_values_is_where_it_would_be(case: str) -> None:
+    made, name = {**ON_GPU, **ON_HOST}[case]
+    expected = "cuda" if case in ON_GPU else "cpu"
+    step = f"\ndef step():\n    assert ({name}).device.type == '{expected}'\n    net(x) + 1\n"
+    try:
+        notebook = notebook_of(TOP + made + step)
+        tensor = eval(name, vars(notebook))
+        was = tensor.detach().clone()
+        assert om.dry_run(notebook.step).peak_allocated_bytes
+    finally:
+        torch.set_default_device(None)  # type: ignore[arg-type]
+    assert tensor is eval(name, vars(notebook)) and tensor.device.type == "cpu" and tensor.equal(was)
+
+
+def test_what_stayed_on_the_host_is_named_with_the_fix() -> None:
+    notebook = notebook_of(TOP + "models = {'target': Net()}\ndef step():\n    models['target'](x)\n")
+    with pytest.raises(RuntimeError, match=r"`models\['target'\].linear.bias` was made on the CPU before the dry run"):
+        om.dry_run(notebook.step)
+
+
+def test_devices_in_fields_and_defaults_are_the_gpu_s_and_put_back() -> None:
+    notebook = notebook_of(
+        TOP
+        + "class Config:\n    def __init__(self, device):\n        self.device = device\ncfg = Config(device)\n"
+        + "options = {'device': torch.device(device), 'rows': 8}\n"
+        + "def train(rows, where=device, *, also=device):\n    return net(torch.ones(rows, 64, device=where)).to(also)\n"
+        + "def step():\n    assert train(2).is_cuda and torch.ones(2, device=cfg.device).is_cuda\n"
+        + "    assert torch.ones(options['rows'], device=options['device']).is_cuda\n"
+    )
+    om.dry_run(notebook.step)
+    assert notebook.cfg.device == "cpu" and notebook.options["device"] == torch.device("cpu")
+    assert notebook.train.__defaults__ == ("cpu",) and notebook.train.__kwdefaults__ == {"also": "cpu"}
+
+
+def test_what_shares_memory_shares_it_on_the_gpu() -> None:
+    notebook = notebook_of(
+        TOP + "state = net.state_dict()\nflat = x.view(-1)\n"
+        "def step():\n    flat.zero_()\n    assert flat.data_ptr() == x.data_ptr()\n"
+        "    assert state['linear.weight'].data_ptr() == net.linear.weight.data_ptr()\n    net(x)\n"
+    )
+    assert om.dry_run(notebook.step).breakdown["parameter"] == 64 * 64 * 4 + 512
+
+
+def test_code_that_refers_to_itself_is_gone_through() -> None:
+    notebook = notebook_of(
+        TOP + "class Node:\n    def __init__(self):\n        self.net, self.me = Net().to(device), self\n"
+        "    def again(self):\n        return self.again()\nnode = Node()\nnode.other = node\nif not net:\n    node.again()\n"
+        "def step():\n    assert node.me.other.net.linear.weight.is_cuda\n"
+    )
+    om.dry_run(notebook.step)
