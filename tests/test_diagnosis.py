@@ -266,7 +266,7 @@ def test_code_is_that_of_the_device_that_ran_out(version, backend, variable):
     full = render(version, Numbers(requested=2 * GIB, limit=limit, **sizes))[0]
     texts = (
         in_pieces,
-        f"Training with batch 8 fails. {full}",
+        f"Training with batch 8 fails:\nloss = model(inputs)\nloss.backward()\n{full}",
         f"Memory grows in training. {full}",
         f"Loading it: {full}",
     )

@@ -76,7 +76,7 @@ _OF_SCORES = (
         ),
         pytest.param(
             "GRPO of Qwen2.5-3B: the device for vllm goes OOM when loading weights. I used two GPUs with 32GB\nuse_vllm: true\n"
-            "vllm_gpu_memory_utilization: 0.8\nload_in_4bit: true\nbf16: true", ["TRL: vllm_gpu"],
+            "vllm_gpu_memory_utilization: 0.8\nload_in_4bit: true\nbf16: true", ["vllm_gpu_memory"],
             ["do not fit on the device\\. \\(Conf", "device_map", "bf16"], id="weights that fit many times",
         ),
         pytest.param(
@@ -174,6 +174,109 @@ _OF_SCORES = (
             "vllm: To serve at least one request with the models's max seq len (40960), (6.25 GiB KV cache is needed, which is"
             " larger than the available KV cache memory (5.12 GiB). Based on the available memory, the estimated maximum model"
             " length is 33536.", ["--max-model-len 33536"], ["LESS"], id="the length that vLLM estimates",
+        ),
+        pytest.param(
+            'GRPO of a 7b model with accelerate launch: OOM when init self.vllm\n[rank0]:   File "/opt/x/site-packages/vllm/worker/'
+            'cache_engine.py", line 72, in _allocate_kv_cache\n[rank0]:     layer_kv_cache = torch.zeros(kv_cache_shape,\n[rank0]:'
+            " torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.95 GiB. GPU 7 has a total capacity of 79.33 GiB of"
+            " which 1.28 GiB is free. Of the allocated memory 77.30 GiB is allocated by PyTorch, and 61.52 MiB is reserved by"
+            " PyTorch but unallocated.\nuse_vllm: true\nvllm_gpu_memory_utilization: 0.9\nbf16: true",
+            ["\\(vllm_gpu_mem"], ["logits", "verl"], id="a line that names the cache",
+        ),
+        pytest.param(
+            "nnUNetv2_train validation: predicting case_196_0031\nRuntimeError: Some background workers are no longer alive",
+            ["was killed, or that it died", "Fewer worker"], ["RAM\\) ran out; it"], id="killed is not a word about RAM",
+        ),
+        pytest.param(
+            "MAC MINI M4, ComfyUI, sd3.5_large\n- **Node Type:** KSampler\nMPS backend out of memory (MPS allocated: 16.91 GB, other"
+            " allocations: 2.77 MB, max allowed: 18.13 GB). Tried to allocate 1.28 GB on private pool.", ["smaller model"],
+            ["fp8", "lowvram"], id="what does nothing on a Mac",
+        ),
+        pytest.param(
+            "axolotl crashes at the end of training, checkpoints work: failed (exitcode: -9) local_rank: 0\nfsdp_config:\n"
+            "  fsdp_offload_params: true\n  fsdp_state_dict_type: FULL_STATE_DICT\n", ["SHARDED_STATE_DICT"], ["NVMe"],
+            id="DeepSpeed's words for FSDP",
+        ),
+        pytest.param(
+            "python -m sglang.launch_server --tp 8 --mem-fraction-static 0.85 --enable-torch-compile. I have tried modifying"
+            " cuda-graph-max-bs and mem-fraction-static, but none worked.\nException: Capture cuda graph failed: CUDA out of memory."
+            " Tried to allocate 13.50 GiB. GPU 3 has a total capacity of 139.81 GiB of which 9.12 GiB is free. Process 2911 has"
+            " 130.66 GiB memory in use. Of the allocated memory 127.90 GiB is allocated by PyTorch, and 402.11 MiB is reserved by"
+            " PyTorch but unallocated.", ["change: Start without\\s--enable-torch-compile"],
+            ["Another process", "smaller share"], id="all of the device is this process",
+        ),
+        pytest.param(
+            "GRPO训练一段时间后显存不足，请问是显存泄漏吗？\nswift rlhf --rlhf_type grpo --train_type full --torch_dtype bfloat16"
+            " --per_device_train_batch_size 1 --deepspeed zero3\nCUDA out of memory. Tried to allocate 3.47 GiB. GPU 1 has a total"
+            " capacity of 79.15 GiB of which 2.60 GiB is free. Of the allocated memory 71.85 GiB is allocated by PyTorch, and 3.30"
+            " GiB is reserved by PyTorch but unallocated.", ["activations of a step"], ["keeps growing", "losses"],
+            id="a leak that is only asked about",
+        ),
+        pytest.param(
+            "Flux Dreambooth/finetune 在4090 24GVRAM上爆显存，底模使用的flux.1-dev，kohya_ss，batch_size为1\nCUDA out of memory. Tried to"
+            " allocate 90.00 MiB. GPU 0 has a total capacity of 23.64 GiB of which 41.75 MiB is free. Of the allocated memory"
+            " 23.19 GiB is allocated by PyTorch, and 5.97 MiB is reserved by PyTorch but unallocated.", ["blocks_to_swap"],
+            ["autocast", "device_map"], id="the settings of a program that trains",
+        ),
+        pytest.param(
+            "[/usr/local/lib/python3.10/dist-packages/torch_geometric/nn/conv/gat_conv.py] in message(self, x_j, alpha)\n    308 \n"
+            "    309     def message(self, x_j: Tensor, alpha: Tensor) -> Tensor:\n--> 310         return alpha.unsqueeze(-1) * x_j\n"
+            "OutOfMemoryError: CUDA out of memory. Tried to allocate 10.44 GiB (GPU 0; 14.75 GiB total capacity; 11.02 GiB already"
+            " allocated; 2.79 GiB free; 11.06 GiB reserved in total by PyTorch)", ["NeighborLoader"], ["weights do not fit"],
+            id="the edges of a graph",
+        ),
+        pytest.param(
+            "ResourceExhausted at the last fold of a K-fold cross-validation, whatever K is\nmodel = build_model(NUM_CLASSES)\n"
+            "history = model.fit_generator(train_generator, epochs=NUM_EPOCHS)\nResourceExhaustedError:  OOM when allocating tensor"
+            " with shape[3,3,2048,2048] and type float on /job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc",
+            ["process of its own"], ["smaller model"], id="one model after the other",
+        ),
+        pytest.param(
+            "I train a U-Net on medical images, CUDA out of memory. Tried to allocate 512.00 MiB (GPU 0; 11.91 GiB total capacity;"
+            " 10.96 GiB already allocated; 212.00 MiB free; 11.04 GiB reserved in total by PyTorch)",
+            ["does\\snot\\syet"], ["loader", "with torch.autocast"], id="no code is shown to prose",
+        ),
+        pytest.param(
+            "TXT2IMG with Hires.fix, stable-diffusion-webui: CUDA out of memory. Tried to allocate 426.00 MiB (GPU 0; 23.99 GiB total"
+            " capacity; 4.43 GiB already allocated; 17.81 GiB free; 4.56 GiB reserved in total by PyTorch) If reserved memory is >>"
+            " allocated memory try setting max_split_size_mb to avoid fragmentation.", ["device had room"], ["tip"],
+            id="a tip where enough is free",
+        ),
+        pytest.param(
+            "PaddleOCR tools/train.py，batch_size设置为1时，也无法启动训练\nOut of memory error on GPU 0. Cannot allocate 128.000000MB memory on"
+            " GPU 0, 7.995605GB memory has been allocated and available memory is only 0.000000B.", ["one at a time"],
+            ["batch: fewer", "fewer, shorter"], id="a batch of one in Chinese",
+        ),
+        pytest.param(
+            "训练时内存逐渐变大，最后被kill掉了 RuntimeError: DataLoader worker (pid 3979007) is killed by signal: Killed.\n"
+            "在多卡训练时内存会持续增大，无论num_worker和batchsize设为多少都不行", ["keeps growing"], ["Fewer worker"],
+            id="workers that were tried in vain",
+        ),
+        pytest.param(
+            "vllm serve openai/gpt-oss-120b --max-model-len 131072 --gpu-memory-utilization 0.95\nRuntimeError: CUDA out of memory"
+            " occurred when warming up sampler with 1024 dummy requests. Please try lowering `max_num_seqs`",
+            ["--max-num-seqs 512"], ["max-model-len"], id="the sampler's trial",
+        ),
+        pytest.param(
+            'pipe = DiffusionPipeline.from_pretrained(\n    "Qwen-Image", torch_dtype=torch.bfloat16\n).to(\'cuda\')\n'
+            "pipe.enable_model_cpu_offload()\nOutOfMemoryError: CUDA out of memory. Tried to allocate 1.02 GiB. GPU 0 has a total"
+            " capacity of 15.89 GiB of which 137.12 MiB is free.", ["Do without .to"], ["sequential"], id="moved before it is offloaded",
+        ),
+        pytest.param(
+            "Jul 24 vega ollama[114917]: llm_load_tensors: offloaded 29/33 layers to GPU\nJul 24 vega ollama[114917]: llama runner"
+            " started in 6.54 seconds\nJul 24 vega ollama[114917]: CUDA error: out of memory\n  ggml_cuda_device_malloc(&ptr,"
+            " look_ahead_size, device)", ["num_gpu", "first computed"], ["llama-server", "while it loaded"], id="Ollama's own lines",
+        ),
+        pytest.param(
+            "RAM usage increases every epoch until the process is killed. num_workers=0\nfor batch in loader:\n    pass\n"
+            "[EPOCH 0] Allocated: 0.00 MB, CPU: 955.15 MB\n[EPOCH 1] Allocated: 0.00 MB, CPU: 1264.15 MB", ["keeps growing"],
+            ["Free RAM", "workers that load"], id="RAM that grows without workers",
+        ),
+        pytest.param(
+            "I ran the inference with vjepa2 on igpu, about 15GB memory was still in use after the termination. torch.OutOfMemoryError:"
+            " XPU out of memory. Tried to allocate 4.00 GiB. GPU 0 has a total capacity of 13.74 GiB. Of the allocated memory 10.10"
+            " GiB is allocated by PyTorch, and 3.47 GiB is reserved by PyTorch but unallocated.\n    with torch.no_grad():\n        out ="
+            " model(x)", ["computes at once"], ["without it an inference", "lists them"], id="gradients are off",
         ),
     ],
 )  # fmt: skip

@@ -12,7 +12,8 @@ from oom_magic.explain.live.refinement import refine_with_remedy, without_fragme
 from oom_magic.explain.remedies.code import RELEASE
 from oom_magic.explain.remedies.evaluation import RemedyEvaluator
 from oom_magic.explain.remedies.from_text.choice import AGAINST
-from oom_magic.explain.remedies.from_text.naming import style_of, unpriced_remedies
+from oom_magic.explain.remedies.from_text.kind_of_run import style_of
+from oom_magic.explain.remedies.from_text.naming import unpriced_remedies
 from oom_magic.explain.remedies.rehearsal import NotEvaluatedError, Rehearsal, SetupRehearsal
 from oom_magic.explain.remedies.remedy import AsItIs, Remedy, Situation, ranked
 from oom_magic.inputs import parse_bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -77,6 +78,7 @@ _CAUSE_OF_TENSOR = {
 _NAME_OF_TENSOR = {"attention_scores": "attention_scores", "logits_or_loss": "logits", "kv_cache": "kv_cache"}
 _FUSED = ("vllm", "sglang", "tgi", "exllama")  # whose attention stores no scores
 _OF_WEIGHTS = ("saving", "loading", "optimizer_step")
+_NAMES_CACHE = re.compile(r"kv_?cache|cache_(?:shape|size)", re.I)
 _UNKNOWN_TENSOR = TensorAnswer()
 _NO_JUDGEMENT = Judgement(Cause.UNKNOWN, (Evidence("no_message"),), Confidence.OPEN)
 _KINDS_OF_ACTIVATIONS = (Cause.LOGITS_OR_LOSS, Cause.ATTENTION_SCORES)
@@ -240,7 +242,7 @@ def _diagnosis(reading: _Reading, findings: _Findings, judgement: Judgement) -> 
         expandable_segments=clues.expandable_segments,
         program=clues.program.program.key if clues.program is not None else "",
         limits=limits_in(reading.text),
-        told=clues.run.told,
+        told=clues.run.told | clues.shown,
         run=findings.run,
         accelerator=clues.accelerator,
         place=location.place or _place(clues),
@@ -292,6 +294,8 @@ def _is_guessable(failure: Failure, clues: Clues, has_dims: bool) -> bool:
     if is_described and not (has_dims or clues.frameworks or "attends" in clues.run.told):
         return False
     if "of_latents" in clues.run.told:
+        return False
+    if clues.tensor is None and _NAMES_CACHE.search(clues.code):
         return False
     if clues.phase in _OF_WEIGHTS:  # what asks there is a weight or its state, whose sizes are unknown
         return has_dims

@@ -33,6 +33,7 @@ from oom_magic.explain.evidence.situation_rules import RESERVING, are_light, sit
 from oom_magic.explain.evidence.text_rules import SHRINKING, named_tensor, text_rules
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.explain.messages.normalization import clean
+from oom_magic.explain.messages.told import says_only_killed
 
 # A cause is named if its degree is at least this; below it the answer is "unknown".
 _NAMED_FROM = 0.25
@@ -375,6 +376,8 @@ def _meaning(failure: Failure, clues: Clues) -> Evidence:
 
 def meaning_of(failure: Failure, program: Program | None) -> Evidence:
     """What a message without numbers means, by its format and the program that printed it."""
+    if failure.format == "told_host" and says_only_killed(failure.text):
+        return Evidence("meaning_told_killed")
     is_elsewhere = failure.format == "cuda_error_oom" and program is not None and not program.is_torch
     return Evidence(f"meaning_{failure.format}{'_elsewhere' if is_elsewhere else ''}")
 

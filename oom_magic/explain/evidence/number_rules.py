@@ -26,6 +26,7 @@ _MIN_OTHERS_SHARE = 0.25
 # From this share of the capacity, other processes or an unexplained rest are worth mentioning.
 _NOTEWORTHY_SHARE = 0.05
 # A step's or a model's own tensors fill the device from this share of its capacity.
+_NEARLY_ALL = 0.9
 _ALMOST_NOTHING = 0.1
 OWN_SHARE = 0.6
 # CUDA context and libraries of one process, where the message does not tell them apart from others.
@@ -152,7 +153,13 @@ def _others(failure: Failure) -> Iterator[Support]:
     """Other processes hold a good part of the device, and enough that without them the request fits."""
     total, requested = failure.total_bytes, failure.requested_bytes
     others = others_bytes(failure)
-    if not total or others is None or others < total * _MIN_OTHERS_SHARE:
+    if total and others is None and (failure.pytorch_bytes or 0) >= total * _NEARLY_ALL:
+        yield Support(Cause.OTHER_PROCESS, -0.8)
+    if not total or others is None:
+        return
+    if others < total * _MIN_OTHERS_SHARE:
+        if failure.own_process_bytes is not None:
+            yield Support(Cause.OTHER_PROCESS, -0.8)  # this process is nearly all that is there
         return
     if requested is not None and others < requested - (failure.free_bytes or 0):
         return
@@ -343,6 +350,8 @@ def judge_tip(failure: Failure, clues: Clues) -> Evidence | None:
     with_free = {"free_bytes": free} if stuck < requested else {}
     if stuck + free < requested or not stuck:
         return Evidence("tip_does_not_apply", values)
+    if free >= requested > stuck:
+        return None  # what was free would have done: the refusal is not about pieces
     allocated = failure.pytorch_bytes or 0
     if stuck < allocated * MIN_STUCK_SHARE:
         values |= {"held_bytes": allocated}

@@ -107,9 +107,9 @@ def _host(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     if "shuts_down" in told:
         yield Support(Cause.HOST_RAM, 0.4, Evidence("told_shutdown"))
     if failure is not None and failure.format == "told_host":
-        yield Support(Cause.HOST_RAM, 0.5, Evidence("meaning_told_host"))
+        yield Support(Cause.HOST_RAM, 0.5, None if "killed" in told else Evidence("meaning_told_host"))
     is_told = failure is None or failure.backend is None or failure.format == "told_host"
-    if is_told and {"workers", "speaks_of_memory"} <= told:
+    if is_told and {"workers", "speaks_of_memory"} <= told and "one_worker" not in told:
         yield Support(Cause.HOST_RAM, 0.5, Evidence("told_workers"))
     if "loads_data" in told:
         yield Support(Cause.HOST_RAM, 0.5, Evidence("told_loads_data"))
@@ -269,6 +269,10 @@ def _over_time(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     if "replays" in told:
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.4, Evidence("replay_buffer"))
         yield Support(Cause.ACTIVATIONS, -0.4)  # such networks are small
+    if "repeats_models" in told and clues.program is not None and clues.program.program.key == "tensorflow":
+        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.7, Evidence("told_models_in_turn"))
+        yield Support(Cause.WEIGHTS_TOO_BIG, -0.7)
+        yield Support(Cause.ACTIVATIONS, -0.3)
     yield from _kept(told)
     if "converses" in told and not _trains(clues):
         yield Support(Cause.ACTIVATIONS, 0.6, Evidence("told_conversation"))
@@ -350,6 +354,7 @@ def _likeliest_of_all(failure: Failure | None, clues: Clues) -> Iterator[Support
         yield Support(
             Cause.ACTIVATIONS, 0.3, Evidence("large_request", {"requested_bytes": failure.requested_bytes or 0})
         )
+        yield Support(Cause.WEIGHTS_TOO_BIG, -0.4)
     if not is_bare or (clues.program is not None and clues.program.program.default_cause is not None):
         return
     if clues.is_tiny:

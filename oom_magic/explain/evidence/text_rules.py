@@ -43,6 +43,8 @@ _CHECKPOINT_LOAD = re.compile(
     r"_cuda_deserialize|restore_location|persistent_load|\b(?:torch|th)\.load\(|load_from_checkpoint|load_checkpoint\("
 )
 _FULL_SHARE = 0.88
+_OF_LATENTS = {"of_latents", "diffuses", "makes_pictures"}
+_IN_GENERATION = re.compile(r"[/\\](?:vllm|sglang)[/\\]")
 _HEADS_TIMES_BYTES = frozenset(heads * count for heads in (1, 5, 8, 10, 16, 20, 24) for count in (2, 4, 8, 16))
 _LAST_STRAW_SHARE = 0.01  # of the device: a request so small says little of what had filled it
 # A request this small on a full device says nothing about what filled it.
@@ -91,6 +93,9 @@ def text_rules(failure: Failure | None, clues: Clues, text: str) -> Iterator[Sup
     yield from _gathering(clues)
     yield from _code(clues)
     yield from _program(failure, clues)
+    if "generates_beside" in clues.run.told and _IN_GENERATION.search(clues.trace):
+        yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.6, Evidence("told_generation"))
+        yield Support(Cause.ACTIVATIONS, -0.5)
     yield from _offloaded(failure, clues, text)
     yield from _data_on_device(failure, clues)
     yield from _frameworks(failure, text)
@@ -109,7 +114,9 @@ def _where(clues: Clues) -> dict[str, int | str]:
 
 def named_tensor(failure: Failure | None, clues: Clues, text: str) -> Iterator[Support]:
     """The innermost lines of the traceback name the tensor, or the size asked for is that of a picture's scores."""
-    if failure is not None and (failure.requested_bytes or 0) >= _SMALL_FIRST_REQUEST and clues.tensor is None:
+    is_large = failure is not None and (failure.requested_bytes or 0) >= _SMALL_FIRST_REQUEST
+    makes = _OF_LATENTS & clues.run.told or not (clues.is_training or clues.tells_of_training)  # not: reads pictures
+    if failure is not None and is_large and clues.tensor is None and makes:
         for sides, positions in picture_positions(text).items():
             if _are_scores(failure.requested_bytes or 0, positions):
                 evidence = Evidence("scores_of_picture", {"sides": sides, "positions": positions})

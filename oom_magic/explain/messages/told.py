@@ -71,7 +71,7 @@ KILLED = re.compile(
     ),
     re.I,
 )
-
+_NAMES_MEMORY = re.compile("mem|ram|oom|[内內]存|記憶", re.I)
 _ANYTHING = re.compile(r".*", re.S)
 # The first kind that matches counts.
 _TOLD_KINDS = (
@@ -102,6 +102,11 @@ _A_QUESTION = re.compile(
 _END_OF_STATEMENT = re.compile(r"\.(?!\d)|[!?;。！？；\n]")
 _LONGEST_STATEMENT = 120
 _MOST_STATEMENTS = 4
+
+
+def says_only_killed(said: str) -> bool:
+    """Whether what was found in a text is a process that was killed, without a word about memory."""
+    return bool(KILLED.search(said)) and not _NAMES_MEMORY.search(said)
 
 
 def told_messages(cleaned: str) -> Iterator[tuple[MessageKind, re.Match[str]]]:

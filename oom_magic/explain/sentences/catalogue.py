@@ -413,6 +413,7 @@ CATALOGUE: Sentences = {
         "memory."
     ),
     "meaning_told_device": "The text says that the GPU's memory ran out; it quotes no message.",
+    "meaning_told_killed": ("The text says that a process was killed, or that it died without a message."),
     "meaning_told_host": "The text says that the computer's memory (RAM) ran out; it quotes no message.",
     "meaning_told": "The text says that memory ran out; it quotes no message and does not say which memory.",
     "meaning_sd_webui": "The web UI's attention does not fit at this picture size.",

@@ -59,6 +59,8 @@ EVIDENCE: Sentences = {
     "stage_graphs": "{program} failed while it captured CUDA graphs, which need memory beside weights and cache.",
     "stage_logits": "{program} failed while it made logits for the whole vocabulary.",
     "stage_profiling": "{program} failed in its trial run with the largest batch that it is told to take.",
+    "stage_sampler": "{program} failed when it tried its sampler with as many requests as it may take at once.",
+    "stage_running": "{program} had loaded the model and failed when it first computed with it.",
     "stage_loading": "{program} failed while it loaded weights.",
     "stage_serving": "{program} failed while it answered requests, beside the memory that it keeps for its cache.",
     "stage_warmup": "{program} failed in its warmup, with as many tokens as it is told to take at once.",
@@ -112,6 +114,10 @@ EVIDENCE: Sentences = {
     "told_shared": "The text says that other programs use the device.",
     "told_models_beside": "The text speaks of other models that are loaded beside this one.",
     "check_models_beside": "Load it alone: if it runs then, the others had taken its room.",
+    "told_models_in_turn": (
+        "The text trains one model after the other: TensorFlow keeps the memory of earlier ones until their graphs are"
+        " cleared or the process ends."
+    ),
     "told_metrics": "The text is about metrics: one that is updated in each step and never reset keeps all of it.",
     "told_pieces": "The text says that what is free lies in pieces.",
     "told_fragmented": "Sizes that change from step to step leave gaps in the cache.",

@@ -20,6 +20,13 @@ REMEDIES: Sentences = {
         "Drop the model's outputs before the backward: the logits live no longer than the loss needs."
     ),
     "remedy_mixed_precision": "Compute the forward in {dtype} (autocast): most activations take half.",
+    "remedy_half_setting": (
+        "Compute in {dtype}, if it does not yet: autocast in code of your own, else the program's setting."
+    ),
+    "remedy_checkpointing_setting": (
+        "Recompute activations in the backward, if it does not yet: torch.utils.checkpoint in code of your own, else"
+        " the program's setting (gradient checkpointing)."
+    ),
     "remedy_chunked_loss": "Compute the loss in chunks: the logits of all tokens are never there at once.",
     "remedy_smaller_batch": "Microbatch {after} instead of {before}, accumulated {accumulation} times.",
     "remedy_smaller_evaluation": "Batches of {after} instead of {before}.",
@@ -77,6 +84,11 @@ REMEDIES: Sentences = {
     "remedy_smaller_batch_any": "A smaller microbatch; gradient accumulation keeps the global batch.",
     "remedy_shorter_sequences_any": "Shorter sequences.",
     "remedy_fsdp_any": "Shard the model over several GPUs (FSDP or ZeRO-3).",
+    "remedy_fsdp_if_any": "With more than one GPU, shard the model over them (FSDP or ZeRO-3).",
+    "remedy_detach_own": (
+        "If code of your own (a loss, a reward, a metric, a callback) keeps results of steps: keep numbers, not tensors"
+        " (loss.item(), .detach())."
+    ),
     "remedy_offload": "Keep a part of the weights in RAM (device_map).",
     "remedy_close_processes_any": "Close what else uses this device; {tool} lists it.",
     "remedy_unload_models": "Unload models that are not needed now, or put this one on another device.",
@@ -114,9 +126,9 @@ REMEDIES: Sentences = {
         "Allow a shorter context ({setting}): what one request can take at most shrinks with it."
     ),
     "remedy_generation_share": (
-        "Let the generation beside the training take a smaller share of its device (TRL: vllm_gpu_memory_utilization;"
-        " verl: actor_rollout_ref.rollout.gpu_memory_utilization)."
+        "Let the generation beside the training take a smaller share of its device ({setting})."
     ),
+    "remedy_swap_blocks": "Keep blocks of the model in RAM until it is their turn (blocks_to_swap).",
     "remedy_loss_only": "Let the evaluation keep no logits (prediction_loss_only=True), if the loss is enough.",
     "remedy_rarer_work": (
         "See what the program does at that step only, and make it smaller: an evaluation's batch, the samples it draws."
@@ -244,7 +256,9 @@ REMEDIES: Sentences = {
     "remedy_no_retain_graph": (
         "Do without retain_graph=True: sum the losses of one graph, or detach what is used again."
     ),
-    "remedy_map_location_cpu": "Load checkpoints to the CPU and let go of them once they are in the model.",
+    "remedy_map_location_cpu": (
+        "Load checkpoints to the CPU (map_location) and let go of them once they are in the model."
+    ),
     "remedy_relaxed_limits": "Allow blocks above 4 GiB (Level Zero).",
     "remedy_mps_watermark": (
         "Lift PyTorch's own limit on this Mac (PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0); beyond it macOS swaps and may"
@@ -264,6 +278,30 @@ REMEDIES: Sentences = {
     "remedy_load_low_ram": (
         "Load the weights in 16 bits, shard by shard (low_cpu_mem_usage), or straight to the GPU (device_map)."
     ),
+    "remedy_sharded_state": (
+        "Save shards (fsdp_state_dict_type: SHARDED_STATE_DICT): a full state dict gathers all parameters in one"
+        " process's RAM."
+    ),
+    "remedy_smaller_graph": (
+        "Give it less of the graph at once: fewer graphs in a batch, or of one large graph sampled neighbours"
+        " (NeighborLoader); each edge takes a row of features."
+    ),
+    "remedy_smaller_items": "Make each input smaller (its resolution or length): it takes one at a time already.",
+    "remedy_drop_each": (
+        "See what keeps growing (results that are collected, caches, files left open), and let go of each batch before"
+        " the next one."
+    ),
+    "remedy_arrays_for_lists": (
+        "If the data set holds long Python lists or dicts, make them arrays (NumPy, Arrow): each worker copies what it"
+        " touches."
+    ),
+    "remedy_diffusers_not_moved": (
+        'Do without .to("cuda") before enable_model_cpu_offload(): it puts the whole pipeline on the GPU first.'
+    ),
+    "remedy_less_offload_any": (
+        "Keep less in the RAM: parameters and optimizer state in 32 bits take 16 bytes for each parameter."
+    ),
+    "remedy_sglang_no_compile": "Start without --enable-torch-compile, or with a smaller --torch-compile-max-bs.",
     "remedy_less_offload": (
         "Offload less to the RAM (only the optimizer), or to NVMe: parameters and optimizer state in 32 bits take 16"
         " bytes for each parameter."

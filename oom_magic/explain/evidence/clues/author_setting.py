@@ -28,6 +28,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     ),
     "maps_devices": words(r"\bdevice_map\b|\bdispatch_model\("),
     "offloads_parts": words(r"enable_model_cpu_offload\("),
+    "moves_before_offload": words(r"\.to\( ?['\"]cuda(?::0)?['\"] ?\)[\s\S]{0,400}?\benable_\w+_cpu_offload\("),
     "keeps_in_ram": words(r"\blow_?vram\W{1,4}true|--(?:low|med|no)vram\b"),
     "in_pod": words(r"\bpods?\b|kubernetes|\bk[38]s\b|kubelet"),
     "in_container": words(r"docker|container|\bpods?\b|kubernetes|\bk[38]s\b|shm[-_]size|singularity|apptainer|podman"),
@@ -130,7 +131,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"(?<!pre-)(?<!pre )(?<!not even )(?<!not )(?<!model i have )(?<!model i )(?<!model we )\btrain(?:ing|er"
         r"|ed|s|_\w+)?\b(?![- ]free| and inference)"
         r"(?<!trained(?= model))(?<!trained(?= weights))(?<!trained(?= network))", r"\bfine[- ]?tun",
-        r"\btrain\w*\.(?:py|sh)", r"\bepochs?\b",
+        r"\btrain\w*\.(?:py|sh)", r"\bepochs?\b", r"\b(?:grpo|rlhf|dpo|reinforce\+\+)\b",
         r"\.backward\(", r"dreambooth|(?:mak|creat|train)\w*\s(?:\w+\s){0,3}loras?\b",
         r"训练|訓練|微调|学習|학습|훈련|обуч(?:а|ен)|\b(?:entrena|entra[iî]n|treina|treino|trainier)\w*",
     ),
@@ -173,6 +174,7 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     "evaluates_by_trainer": words(r"per_device_eval_batch_size|eval_accumulation_steps|fp16_full_eval|\bTrainer\b"),
     "one_worker": words(r"num_workers['\"]?\W{1,4}[01]\b"),
     "has_batch_of_one": words(r"(?<!eval_)(?<!val_)(?<!test_)batch[ _-]?size(?: is| of| to)?\W{1,4}1\b(?![\d.])"
+        r"|batch[ _-]?size ?(?:已经?)?(?:设置?[成为]|[为是成]|改[成为]|[调降][到至成为])(?:了|最低)? ?1(?![\d.])"
         r"|\bbs ?= ?1\b(?![\d.])|\b(?:ims_per_batch|(?:imgs|samples)_per_gpu)\W{1,4}(?:equal to )?1\b(?![\d.])"),
     "tiles": words(r"enable_(?:vae_)?tiling\("),
     "caches_in_8_bits": words(r"KV_CACHE_TYPE\W{1,3}q[48]_|cache-type-k q[48]_"),
@@ -239,9 +241,22 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"cpu[-_ ]offload", r"offload_(?:optimizer|param|opt)\w*", r"--offload\b(?![= ](?:none|false))",
         r"zero[-_ ]?infinity", r"ds_z[23]_offload",
     ),
+    "may_swap_blocks": words(r"\bkohya\w*|\bsd-scripts\b|\bmusubi\b|diffusion-pipe|\bflux_train\w*"),
+    "by_verl": words(r"actor_rollout_ref|\bverl\b"),
     "swaps_blocks": words(
         r"\bblocks?[-_ ]?(?:to[-_ ])?swap",
     ),
+    "repeats_models": words(  # one after the other, in one process
+        r"\bk-?folds?\b|\bcross[- ]?validation\b|\b(?:each|every|last|next|second) fold\b",
+        r"\b(?:grid|hyper-?parameter)[ -]?search"
+        r"|\b(?:several|many|multiple|different|\d{1,3}) models in (?:a |the )?(?:for )?loop\b|交叉验证",
+    ),
+    "gathers_state": words(
+        r"\bFULL_STATE_DICT\b|gather_(?:16bit|fp16)_weights_on_model_save\W{1,4}true|StateDictType\.FULL",
+    ),
+    "calls_jax": words(r"\bjax\.(?:jit|grad|value_and_grad|vmap|pmap)\b|\boptax\b"),
+    "compiles_server": words(r"launch_server\b[^\n]{0,800}--enable-torch-compile"),
+    "of_graphs": words(r"\btorch_geometric\b|\bPyG\b|\bdgl\b|\bgnns?\b|graph neural|图神经网络"),
     "varies_in_length": words(
         r"variable[- ](?:length|size)", r"\bfrom \d{1,5} (?:tokens )?to \d{3,6} tokens\b",
         r"(?:different|varying|irregular|dynamic|various) (?:image )?(?:length"

@@ -281,7 +281,7 @@ TOLD: dict[str, re.Pattern[str]] = {
     ),
     "lacks_no_grad": words(
         r"\b(?:with|need|add\w*|using|without|missing|forg[eo]t\w*|should|lack\w*|wrap\w*)\b[^.\n]{0,24}"
-        r"(?:torch\.)?(?:no_grad|inference_mode)\b",
+        r"(?:torch\.)?(?:no_grad|inference_mode)\b(?!\(\)\s?:)",
     ),
     "smaller_share_helps": words(
         r"(?:lower|reduc|decreas|smaller)\w*\s(?:the\s)?`?(?:--)?(?:gpu[-_ ]?)?(?:memory|mem)[-_ ]?(?:ratio"
@@ -294,11 +294,15 @@ TOLD: dict[str, re.Pattern[str]] = {
     "tried_share": words(
         rf"gpu[-_]memory[-_]utili[sz]ation(?:[^.\n]|\.\d){{0,60}}{_TRIED_IN_VAIN}",
         rf"mem[-_]fraction[-_]static(?:[^.\n]|\.\d){{0,60}}{_TRIED_IN_VAIN}",
+        r"\b(?:tried|modif\w+|chang\w+|adjust\w+)\b[^.\n]{0,80}(?:mem[-_]fraction[-_]static|gpu[-_]memory[-_]utili[sz]ation)"
+        r"(?:[^.\n]|\.\d){0,80}\b(?:none|neither|nothing)\b",
     ),
     "tried_length": words(
         rf"(?:max[-_]model[-_]len|context[-_]length|num_ctx)[^\n]{{0,60}}{_TRIED_IN_VAIN}",
     ),
     "tried_workers": words(
+        r"无论[^\n，。]{0,30}\b(?:num_?)?workers?\b[^\n]{0,24}(?:都|也)(?:不|没|会|一样)",
+        r"\b(?:no matter|regardless of)[^.\n]{0,40}\b(?:num_?)?workers?\b",
         rf"num[-_]?workers?\W{{0,4}}(?:=|to|is|设置为|设为|改为)?\W{{0,2}}0[^.]{{0,40}}(?:{_IN_VAIN}|仍|还是)",
     ),
     "tried_watermark": words(
@@ -418,6 +422,7 @@ _QUOTED = words(
 # Misspellings of "didn't".
 _NEGATION = re.compile(r"\b(did|does|do|ca|wo|is|was|are|were|could|would|should|has|have|had)nt\b", re.I)
 _TRAINS_NOW = re.compile(r"\btrain(?:ing|s|er)?\b|fine-?tun|\bepochs?\b|\.backward\(|微调|训练", re.I)
+_HAN = re.compile(r"[\u4e00-\u9fff]")
 _ADVICE = re.compile(  # with Chinese between the words
     r"(?:是否有?|如果|检查(?!点)|防止|避免|whether|check|if there (?:is|are)(?: any)?|prevent\w*|avoid\w*"
     r"|against)[\s\w*]{0,12}$|\b(?:no|not|n't|without)\s(?:a |any |the |be |have )?$",
@@ -427,6 +432,8 @@ _ASKED = re.compile(
     r"\s{0,2}(?:(?:so|but|or|and),? )?(?:is|are|was|does|did|could|can|may|might) (?:it|this|that)\b"
     r"[^.!?\n]{1,120}\?", re.I,
 )  # fmt: skip
+_ASKED_AT_END = re.compile(r"[^\n。！.!]{0,10}(?:吗|么|呢)?\s?[?？]|[^\n。！.!?？]{0,6}吗")
+_ASKED_BEFORE = re.compile(r"(?:是不是|是否|难道|请问[^\n。]{0,8}是)[^\n。！？?]{0,16}$")
 _LONGEST_STORY = 10_000  # longer texts are logs
 
 
@@ -446,6 +453,15 @@ def _is_told(pattern: re.Pattern[str], text: str) -> bool:
     for match in pattern.finditer(text):
         start = match.start()
         sentence = max(text.rfind(end, 0, start) for end in (". ", "! ", "? ", "\n")) + 1
-        if not (_ADVICE.search(text, max(0, start - 24), start) or _ASKED.match(text, sentence)):
+        if _ADVICE.search(text, max(0, start - 24), start) or _ASKED.match(text, sentence):
+            continue
+        if not _is_asked_in_chinese(text, start, match.end()):
             return True
     return False
+
+
+def _is_asked_in_chinese(text: str, start: int, end: int) -> bool:
+    """Whether a question mark of its own, or a word that asks, ends the clause; code and English have neither."""
+    if not _HAN.search(text, start, end):
+        return False
+    return bool(_ASKED_AT_END.match(text, end) or _ASKED_BEFORE.search(text, max(0, start - 28), start))

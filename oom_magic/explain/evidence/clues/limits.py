@@ -9,7 +9,7 @@ _LONGEST_READ = 200_000
 _ALL_LAYERS = 99  # not a number: "all layers", however many the model has
 # The names that commands, code and logs have for a limit, in small letters, without hyphens and underscores.
 _NAMES: Mapping[str, tuple[str, ...]] = {
-    "share": ("gpumemoryutilization", "memfractionstatic"),
+    "share": ("gpumemoryutilization", "vllmgpumemoryutilization", "memfractionstatic"),
     "length": ("maxmodellen", "contextlength", "contextsize", "nctx", "numctx", "ctxsize", "kvsize", "maxseqlen",
                "ollamacontextlength", "-c"),
     "requests": ("maxnumseqs", "maxrunningrequests"),
@@ -31,6 +31,7 @@ _ASSIGNED = re.compile(
 # Said in other words, and then more exact than what was set.
 _STATED = {
     "held": re.compile(r"(?:stored in KV cache \(|estimated maximum model length is )(\d{1,8})"),
+    "requests": re.compile(r"sampler with (\d{1,6}) dummy requests"),
     "layers": re.compile(r"offloaded (\d{1,3})/\d{1,3} layers", re.I),
     "job_gib": re.compile(r"--mem[= ](\d{1,4})GB?\b", re.I),
 }

@@ -63,6 +63,17 @@ _PARAMETERS = re.compile(
     r"(?<![\w.])(?:[A-Za-z][\w.]{0,24}[-_: ]|[A-Za-z]{3,12})?(\d{1,3}(?:\.\d{1,2})?)[Bb](?![\w]*yte)"
     r"(?=[-_\s.,:;)\]/'\"`]|$)"
 )
+# Billions of parameters of models whose names do not say it, by their cards; of pipelines the largest part.
+_NAMED = tuple(
+    (re.compile(pattern, re.I | re.A), billions)
+    for pattern, billions in (
+        (r"\bflux[-_.]?1[-_. ]?(?:dev|schnell|kontext|fill|krea)|\bflux (?:dev|schnell|kontext|dreambooth)\b", 12.0),
+        (r"\bsd[-_ ]?3\.5[-_ ]?large|stable[- ]diffusion[- ]3\.5[- ]large", 8.1),
+        (r"\bqwen[-_ ]?image\b", 20.0),
+        (r"\bhunyuan[-_ ]?video\b(?![-_ ]?1\.5)", 13.0),
+        (r"\bphi[-_]?4\b(?![-_]mini)", 14.0),
+    )
+)
 _BITS_PER_WEIGHT = re.compile(r"(\d(?:\.\d{1,2})?) ?bpw\b", re.I)
 _BITS_OF_CACHE = re.compile(r"cache[-_]type(?:[-_][kv])?\W{1,3}\w{1,8}", re.I)
 _MIXTURE = re.compile(r"(?<![\w.])(\d{1,2})x(\d{1,3})[Bb]\b")
@@ -151,7 +162,7 @@ def weights_bytes(text: str) -> int | None:
     named with it (half precision if none is); None where it names none."""
     sizes = [float(match.group(1)) for match in _PARAMETERS.finditer(text)]
     sizes += [0.83 * int(match.group(1)) * int(match.group(2)) for match in _MIXTURE.finditer(text)]
-    sizes = [size for size in sizes if 0.5 <= size <= 700]
+    sizes = [size for size in sizes if 0.5 <= size <= 700] or [n for pattern, n in _NAMED if pattern.search(text)]
     if not sizes:
         return None
     text = _BITS_OF_CACHE.sub("", text)

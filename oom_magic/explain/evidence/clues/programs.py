@@ -96,6 +96,9 @@ def _llama_stages(cache: tuple[str, ...], compute: tuple[str, ...], loading: tup
                compute),
         _stage("loading", r"load_tensors|unable to allocate \w+ buffer|alloc_tensor_range|llama_model_load",
                Cause.WEIGHTS_TOO_BIG, 0.7, loading),
+        # what a first computation takes beside all that was set up
+        _stage("running", r"runner started in|\| model loaded|look_ahead_size|in function llama_decode",
+               Cause.WEIGHTS_TOO_BIG, 0.6, loading),
     )  # fmt: skip
 
 
@@ -121,6 +124,8 @@ PROGRAMS: tuple[Program, ...] = (
                 r"|graph_capture",
                    Cause.MEMORY_FRACTION_LIMIT, 0.55, ("server_share", "vllm_eager", "vllm_max_num_seqs"),
                    encloses=True),
+            _stage("sampler", r"_dummy_sampler_run|warming up sampler", Cause.MEMORY_FRACTION_LIMIT, 0.75,
+                   ("vllm_max_num_seqs", "server_share"), encloses=True),
             _stage("profiling", r"profile_run|determine_num_available_blocks|determine_available_memory",
                    Cause.ACTIVATIONS, 0.6,
                    ("vllm_max_num_seqs", "vllm_pictures", "shorter_context", *_OF_LOADING), encloses=True),
@@ -140,7 +145,7 @@ PROGRAMS: tuple[Program, ...] = (
         (
             _stage("logits", r"(?:return|prompt|top)_logprob", Cause.LOGITS_OR_LOSS, 0.65),
             _stage("graphs", r"cuda_graph_runner|Capture cuda graph", Cause.MEMORY_FRACTION_LIMIT, 0.6,
-                   ("server_share", "sglang_prefill"), encloses=True),
+                   ("sglang_no_compile", "server_share", "sglang_prefill"), encloses=True),
             _stage("kv_cache", r"init_memory_pool|memory_pool\.py|token_to_kv_pool", Cause.MEMORY_FRACTION_LIMIT, 0.6,
                    ("server_share", "close_processes_any")),
             _stage("loading", _LOADS, Cause.WEIGHTS_TOO_BIG, 0.7, _OF_LOADING),
@@ -148,7 +153,7 @@ PROGRAMS: tuple[Program, ...] = (
                    Cause.MEMORY_FRACTION_LIMIT, 0.5, ("server_share", "sglang_prefill")),
         ),
         budget_setting=re.compile(r"mem[_-]fraction[_-]static['\"]?[ =:]{1,3}(0?\.\d+)"),
-        remedies=("server_share", "sglang_prefill", *_OF_LOADING),
+        remedies=("sglang_no_compile", "server_share", "sglang_prefill", *_OF_LOADING),
         default_cause=(Cause.MEMORY_FRACTION_LIMIT, 0.45),
     ),
     Program(
@@ -342,6 +347,7 @@ _GENERAL = (
 PROGRAMS_BY_KEY = {program.key: program for program in PROGRAMS}
 # Programs whose messages are passed on by another one; TensorFlow's allocator is XLA's, which JAX runs, too.
 _RUN_BY = {"llama_cpp": "ollama", "thrust": "rapids", "tensorflow": "jax"}
+_OLLAMA_RUNS = re.compile(r"\bollama(?:\[\d|[/\\] ?\w|_| run\b| serve\b| \d)", re.I | re.A)
 _IN_FUNCTION = re.compile(r"\d,? in \w")
 _SHOWS_TORCH = re.compile(r"torch|\.cuda\(|transformers|lightning|accelerate|deepspeed|diffusers", re.I)
 # A text that compares such servers is about the one that it names first.
@@ -371,6 +377,8 @@ def find_program(text: str, trace: str, message_format: str | None = None) -> Pr
     in_text = (one for one in may_be if not (trains and (one.is_torch or _SHOWS_TORCH.search(text))))
     named = (one for one in in_text if one.pattern.search(text) and _is_first_server(one, text))
     program = next(chain(in_frames, named), None)
+    if program is not None and program.key == "llama_cpp" and _OLLAMA_RUNS.search(text):
+        program = PROGRAMS_BY_KEY["ollama"]
     return None if program is None else ProgramUse(program, _stage_of(program, text, trace), _budget_of(program, text))
 
 

@@ -17,6 +17,7 @@ from oom_magic.explain.evidence.clues.magnitudes import (
 from oom_magic.explain.evidence.clues.pasted_code import CodeFault, faults_in
 from oom_magic.explain.evidence.clues.programs import ProgramUse, find_program
 from oom_magic.explain.evidence.clues.story import Story, story_in
+from oom_magic.explain.evidence.clues.whose_code import shown_in
 from oom_magic.explain.messages.normalization import clean
 from oom_magic.explain.messages.told import named_accelerator
 
@@ -295,7 +296,7 @@ class Clues:
     ``ram_bytes`` the computer's, ``array_bytes`` the largest array that pasted code creates, ``inputs`` what is large.
     ``has_prose``: somebody wrote more than a message. ``trains_few``: an adapter is trained; ``is_tiny``: one small
     picture a step. ``full_devices`` is what a pasted nvidia-smi shows of a GPU that is full. ``story`` is what the
-    author makes of it; ``accelerator`` the kind of device named, unless it is NVIDIA's.
+    author makes of it; ``accelerator`` the kind of device named, unless it is NVIDIA's; ``shown`` whose code there is.
     """
 
     phase: str | None = None
@@ -324,6 +325,7 @@ class Clues:
     skips_tactics: bool = False
     full_devices: str = ""
     story: Story = _NO_STORY
+    shown: frozenset[str] = frozenset()
 
     @property
     def tells_of_training(self) -> bool:
@@ -363,6 +365,7 @@ def find_clues(text: str, failure_start: int | None = None, message_format: str 
         trains_few=bool(_FEW_PARAMETERS.search(head)),
         full_devices=_full_device(head),
         story=story_in(head),
+        shown=frozenset(shown_in(head)),
         skips_tactics=bool(_SKIPPED.search(head)) and not _NO_ENGINE.search(head),
         has_prose=_is_prose(cleaned, failure_start, message_format, all_text),
         is_tiny=bool(_BATCH_OF_ONE.search(head)) and bool(_SMALL_PICTURE.search(head)),

@@ -101,7 +101,7 @@ AGAINST: Mapping[Cause, tuple[str, ...]] = {
     Cause.LOGITS_OR_LOSS: ("chunked_loss", "smaller_batch_any", "shorter_sequences_any", "checkpointing"),
     Cause.ATTENTION_SCORES: ("sdpa", "smaller_batch_any", "shorter_sequences_any", "checkpointing"),
     Cause.OPTIMIZER_STATE: ("optimizer_8bit", "foreach", "adafactor", "lora", "half_weights"),
-    Cause.WEIGHTS_TOO_BIG: ("half_weights", "qlora", "offload", "fsdp_any"),
+    Cause.WEIGHTS_TOO_BIG: ("half_weights", "swap_blocks", "qlora", "offload", "fsdp_any"),
     Cause.FRAGMENTATION: ("expandable_segments", "smaller_batch_any", "checkpointing"),
     Cause.OTHER_PROCESS: ("close_processes_any", "smaller_batch_any"),
     Cause.LEAK_OR_RETAINED_REFERENCE: ("detach", "no_grad", "free_held_any"),
@@ -119,7 +119,7 @@ AGAINST_IN_ANY_RUN: Mapping[Cause, tuple[str, ...]] = {
     Cause.ATTENTION_SCORES: ("sdpa", "smaller_input"),
     Cause.WEIGHTS_TOO_BIG: ("quantized_model", "offload"),
     Cause.FRAGMENTATION: ("expandable_segments", "smaller_input"),
-    Cause.OTHER_PROCESS: ("close_processes_any", "smaller_input"),
+    Cause.OTHER_PROCESS: ("close_processes_any",),
     Cause.MEMORY_FRACTION_LIMIT: ("raise_limit", "smaller_input"),
     Cause.REQUEST_ALONE_TOO_BIG: ("find_tensor", "smaller_input"),
     Cause.SYSMEM_FALLBACK: ("fallback_policy", "smaller_input", "quantized_model"),
@@ -150,6 +150,7 @@ _ACTS_ON: Mapping[str, tuple[Cause, ...]] = {
     "vllm_max_num_seqs": _WORK,
     "vllm_eager": (Cause.MEMORY_FRACTION_LIMIT,),
     "sglang_prefill": _WORK,
+    "sglang_no_compile": _WORK,
     "shorter_context": (Cause.ACTIVATIONS, Cause.MEMORY_FRACTION_LIMIT, Cause.UNKNOWN),
     "tgi_tokens": _WORK,
     "tgi_shards": _WEIGHTS,
@@ -304,6 +305,8 @@ def _against_host(diagnosis: Diagnosis, keys: set[str]) -> tuple[str, ...]:
         found.append("pod_memory")
     if diagnosis.is_loading:
         found += ["load_low_ram", "swap"]
+    if "gathers_state" in diagnosis.told:
+        found.append("sharded_state")
     if diagnosis.offloads_to_host:
         found += _HOST_OFFLOAD
     if "free_above_request" in keys:
@@ -318,6 +321,8 @@ def _against_host(diagnosis: Diagnosis, keys: set[str]) -> tuple[str, ...]:
         found += ["fewer_swapped", "more_ram"]
     if {"grows", "repeated_use"} & diagnosis.told and not {"trains", "uses_torch"} & diagnosis.told:
         found.append("restart_program")
+    if "grows" in diagnosis.told and {"workers", "learns", "trains", "of_graphs"} & diagnosis.told:
+        found += ["fewer_workers", "drop_each", "arrays_for_lists"]
     usual = ("fewer_workers", "stream_data", "more_ram")
     return tuple(dict.fromkeys((*found, *(() if found else usual))))
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from oom_magic.explain.evidence.causes import Cause
+from oom_magic.explain.evidence.causes import INPUT_CAUSES, Cause
+from oom_magic.explain.evidence.judging import IN_ANY_MESSAGE
 
 if TYPE_CHECKING:
     from oom_magic.explain.diagnosis import Diagnosis
@@ -16,6 +17,14 @@ _OF_TRANSFORMERS = ("transformers Trainer", "PEFT", "vLLM", "bitsandbytes", "dee
 _OF_RANKS = {"deepspeed", "FSDP"}
 CUDA_IN_CODE = ("cuda", "hip")  # ROCm builds of PyTorch say "cuda", too
 _DESCRIBED = {"trains", "infers", "evaluates"}
+_STYLES = {"transformers Trainer": "trainer", "accelerate": "accelerate", "deepspeed": "accelerate"}
+_HOSTED = {"Kaggle", "Colab"}
+_LARGEST_SHARE = 0.95  # of a server's; the rest is the driver's and the context's
+_MAY_KEEP_GRAPHS = {"evaluates", "infers", "lacks_no_grad", "keeps_predictions"}
+# Facts of a run at hand, whose code and data are the user's.
+_AT_HAND = {"own_loop", "in_notebook", "trains", "loads_data", "may_keep_graphs", "many_ranks"}
+_OF_NEW_STATE = "zeros_like("  # where the state is made; temporary copies come after it
+_OF_EACH_TENSOR = "exp_avg_sq.sqrt()"  # torch/optim/adam.py, _single_tensor_adam: without foreach
 
 
 def trains(diagnosis: Diagnosis) -> bool:
@@ -61,3 +70,51 @@ def is_of_pytorch(diagnosis: Diagnosis) -> bool:
     failure = diagnosis.main_failure
     is_its_own = failure is not None and failure.pytorch_bytes is not None
     return is_its_own or "uses_torch" in diagnosis.told or bool(diagnosis.frameworks)
+
+
+def style_of(diagnosis: Diagnosis) -> str:
+    """The way of the run's training loop: "trainer", "accelerate" or "plain", for code to paste."""
+    return next((_STYLES[name] for name in diagnosis.frameworks if name in _STYLES), "plain")
+
+
+def facts_of(diagnosis: Diagnosis, *, is_text: bool) -> frozenset[str]:
+    """What is known of the run, in the words of ``needs.NEEDS``; of a run at hand (not ``is_text``) more is."""
+    told, failure = diagnosis.told, diagnosis.main_failure
+    is_settled = not diagnosis.setup_phrases and not diagnosis.story.proposals  # a guide proposes what it sets
+    found = {one for one in told if is_settled or not one.startswith("has_") or one == "has_batch_of_one"}
+    found |= {name.replace(" ", "_").lower() for name in diagnosis.frameworks}
+    found |= _AT_HAND if not is_text else _whose_loop(diagnosis)
+    loads = "workers" in told or "pins" in told or (failure is not None and "dataloader" in failure.format)
+    is_by_settings = {"trains_by_settings", "shows_settings"} & told and "lacks_no_grad" not in told
+    evidence = {one.key for one in diagnosis.evidence}
+    may_be = {
+        f"on_{diagnosis.backend}": True,
+        "by_a_program": diagnosis.program and (diagnosis.program != "pictures" or "diffuses" in told),
+        "diffuses": diagnosis.program in ("diffusers", "diffusion", "webui", "comfyui"),
+        "of_tokens": names_tokens(diagnosis),
+        "has_ranks": has_ranks(diagnosis),
+        "hosted": _HOSTED & set(diagnosis.systems),
+        "not_its_input": diagnosis.cause not in INPUT_CAUSES,
+        "full_of_its_own": diagnosis.cause in (*INPUT_CAUSES[:3], Cause.WEIGHTS_TOO_BIG, Cause.OPTIMIZER_STATE),
+        "may_keep_graphs": _MAY_KEEP_GRAPHS & told and not is_by_settings,
+        "own_loader": "own_loop" in found and loads and "other_workers" not in told,
+        "by_dataloader": failure is not None and "dataloader" in failure.format,
+        "has_largest_share": diagnosis.limits.get("share", 0) >= _LARGEST_SHARE,
+        "made_of_each_tensor": _OF_EACH_TENSOR in diagnosis.code or _OF_NEW_STATE in diagnosis.code,
+        "weights_in_half": "weights_fill_card" in evidence and "names_float32" not in told,  # they are counted so
+    }
+    return frozenset(found | {name for name, is_so in may_be.items() if is_so})
+
+
+def _whose_loop(diagnosis: Diagnosis) -> set[str]:
+    """Whose code trains: the author's, a Trainer's or Accelerator's that the author calls, or another's."""
+    told, style = diagnosis.told, style_of(diagnosis)
+    shows, is_by_settings = "shows_code" in told, "trains_by_settings" in told
+    if style == "trainer":
+        return {"trainer"} if shows or not is_by_settings else set()
+    if "deepspeed" in diagnosis.frameworks and "accelerate" not in diagnosis.frameworks:
+        return set()  # an engine's, by its settings
+    is_bare = told <= IN_ANY_MESSAGE  # nothing shows anybody else's
+    if is_bare or (shows and not is_by_settings):
+        return {"own_loop", *(("accelerator",) if style == "accelerate" else ())}
+    return set()

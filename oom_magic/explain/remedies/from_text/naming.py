@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from oom_magic.explain.evidence.causes import HOST_CAUSES, Cause, Evidence
 from oom_magic.explain.evidence.clues.pasted_code import without_graph
+from oom_magic.explain.evidence.clues.whose_code import SHOWN
 from oom_magic.explain.evidence.judging import IN_ANY_MESSAGE, device_tool
 from oom_magic.explain.evidence.tensors import NO_LANGUAGE_MODEL
 from oom_magic.explain.remedies.code import code_for, for_backend
@@ -14,38 +15,31 @@ from oom_magic.explain.remedies.from_text.applicable import applicable
 from oom_magic.explain.remedies.from_text.choice import printed_by_message, remedies_of_run, text_remedies
 from oom_magic.explain.remedies.from_text.kind_of_run import (
     CUDA_IN_CODE,
+    facts_of,
     is_of_pytorch,
     names_tokens,
     shows_transformers,
+    style_of,
     trains,
 )
 from oom_magic.explain.remedies.from_text.lines import OF_SETTINGS, code_of, setting_of
+from oom_magic.explain.remedies.from_text.needs import may_show_code
 from oom_magic.explain.remedies.remedy import Remedy
 
 if TYPE_CHECKING:
     from oom_magic.explain.diagnosis import Diagnosis
 
-_STYLES = {"transformers Trainer": "trainer", "accelerate": "accelerate", "deepspeed": "accelerate"}
 # Evidence that quotes the line which keeps tensors alive.
 _KEEPING_LINES = ("code_appends_tensors", "code_sums_tensors", "code_averages_tensors")
 _VALUES: Mapping[str, Mapping[str, Any]] = {
     "detach": {"fixed": "losses.append(loss.item())", "code": "losses.append(loss)"},
     "mixed_precision": {"dtype": "bf16"},
+    "half_setting": {"dtype": "bf16"},
     "half_weights": {"dtype": "bf16"},
     "lora": {"rank": 16},
     "qlora": {"rank": 16},
 }
-_IN_HALF = ("mixed_precision", "half_weights")
-# Remedies whose code belongs into the author's own loop or model.
-_OF_A_LOOP = {
-    "smaller_batch_any",
-    "mixed_precision",
-    "checkpointing",
-    "sdpa",
-    "no_grad",
-    "chunked_loss",
-    "half_weights",
-}
+_IN_HALF = ("mixed_precision", "half_setting", "half_weights")
 _OF_PICTURES = {"makes_pictures", "diffuses", "of_no_tokens", "of_latents"}
 _OF_PICTURES_MADE = {"makes_pictures", "diffuses"}
 _NO_RUN = Evidence("reason_no_run")
@@ -76,7 +70,8 @@ def unpriced_remedies(diagnosis: Diagnosis, reason: Evidence = _NO_RUN) -> tuple
     elif is_text:
         style = "generic" if style == "plain" and not shows_transformers(diagnosis) else style
         reason = _way_to_prices(diagnosis)
-    return tuple(_named(key, cost, diagnosis, style, reason) for cost, key in enumerate(keys))
+    facts = facts_of(diagnosis, is_text=is_text)
+    return tuple(_named(key, cost, diagnosis, style, reason, facts) for cost, key in enumerate(keys))
 
 
 def _way_to_prices(diagnosis: Diagnosis) -> Evidence:
@@ -86,41 +81,24 @@ def _way_to_prices(diagnosis: Diagnosis) -> Evidence:
     is_in_python = "in_another_language" not in diagnosis.told
     if diagnosis.backend not in CUDA_IN_CODE or not (is_of_pytorch(diagnosis) and is_in_python):
         return _NOT_PYTORCH
-    is_another = bool(diagnosis.told - IN_ANY_MESSAGE)  # a run is described, and nothing shows that it is of tokens
+    # A run is described, and nothing shows that it is of tokens.
+    is_another = bool(diagnosis.told - IN_ANY_MESSAGE - SHOWN)
     if diagnosis.told & _OF_PICTURES_MADE and not (trains(diagnosis) or diagnosis.place):
         return _NOT_PYTORCH  # by a page, not by code
     of_pictures = _OF_PICTURES & diagnosis.told or NO_LANGUAGE_MODEL.search(diagnosis.code)
     return _NO_CODE if is_another or of_pictures else _NO_CODE_OR_RUN
 
 
-def _named(key: str, cost: int, diagnosis: Diagnosis, style: str, note: Evidence) -> Remedy:
+def _named(key: str, cost: int, diagnosis: Diagnosis, style: str, note: Evidence, facts: frozenset[str]) -> Remedy:
     """A remedy by name, with its code as it is on the device that ran out."""
     values, growth = _values_of(key, diagnosis), diagnosis.growth
     if growth is not None and growth.fixed and key == growth.remedy:
         values = {**values, **growth.lines}
     code, language = code_of(key, diagnosis) or code_for(key, style, values)
-    if not _is_authors(key, language, diagnosis, style):
+    is_another = language == "python" and "in_another_language" in diagnosis.told
+    if is_another or not may_show_code(key, facts):
         code = ""
     return Remedy(key, cost, "same", values, note=note, code=for_backend(code, diagnosis.backend), language=language)
-
-
-def _is_authors(key: str, language: str, diagnosis: Diagnosis, style: str) -> bool:
-    """Whether code for a remedy may have its place in what the author wrote."""
-    if language == "python" and "in_another_language" in diagnosis.told:
-        return False
-    if key == "map_location_cpu":
-        return "trains_by_settings" not in diagnosis.told
-    if key == "fewer_workers":
-        return "other_workers" not in diagnosis.told
-    return key not in _OF_A_LOOP or _shows_loop(diagnosis, style)
-
-
-def _shows_loop(diagnosis: Diagnosis, style: str) -> bool:
-    """Whether the loop may be the author's: not where a program trains by settings, or words alone tell of a run."""
-    told, seen = diagnosis.told, diagnosis.frameworks
-    if "deepspeed" in seen and "accelerate" not in seen:
-        return False  # an engine's, by its settings
-    return style == "trainer" or ("trains_by_settings" not in told and ("uses_torch" in told or told <= IN_ANY_MESSAGE))
 
 
 def _values_of(key: str, diagnosis: Diagnosis) -> Mapping[str, Any]:
@@ -130,6 +108,9 @@ def _values_of(key: str, diagnosis: Diagnosis) -> Mapping[str, Any]:
     if key == "smaller_batch_any" and "batch" in diagnosis.run:
         batch, steps = int(diagnosis.run["batch"]), int(diagnosis.limits.get("accumulation", 1))
         return {"half": max(batch // 2, 1), "twice": 2 * steps, "sizes": f"now {batch}, {steps}"}
+    if key == "generation_share":
+        of_verl = "actor_rollout_ref.rollout.gpu_memory_utilization"
+        return {"setting": of_verl if "by_verl" in diagnosis.told else "vllm_gpu_memory_utilization"}
     if key in ("close_processes_any", "check_processes"):
         return {"tool": device_tool(diagnosis.backend, diagnosis.accelerator)}
     if key == "detach":
@@ -140,8 +121,3 @@ def _values_of(key: str, diagnosis: Diagnosis) -> Mapping[str, Any]:
     if key in _IN_HALF and "predates_bf16" in diagnosis.told:
         return {"dtype": "fp16"}
     return _VALUES.get(key, {})
-
-
-def style_of(diagnosis: Diagnosis) -> str:
-    """The way of the run's training loop: "trainer", "accelerate" or "plain", for code to paste."""
-    return next((_STYLES[name] for name in diagnosis.frameworks if name in _STYLES), "plain")

@@ -1,0 +1,117 @@
+"""What each remedy presupposes of a run: it is told, and its lines are shown, only where the text shows that.
+
+One table. Its words are those of ``kind_of_run.facts_of``: what the author tells (keys of ``author_words`` and
+``author_setting``), the program, the libraries, the device, and whose loop it is. A remedy without a row is true of
+every run for which its cause chooses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# Whose code trains: written by the author, or called through an object of settings.
+_OWN = "own_loop trainer accelerator"
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a remedy presupposes; of each field's facts one is enough, and an empty field presupposes nothing.
+
+    ``shown``: one must be there for the remedy to be told; else ``instead`` is told, worded with its condition, or
+    nothing. ``absent``: where one is there, the run has the remedy, its author tried it, or it does nothing there.
+    ``code``: one must be there for its lines to be shown.
+    """
+
+    shown: frozenset[str] = frozenset()
+    absent: frozenset[str] = frozenset()
+    code: frozenset[str] = frozenset()
+    instead: str = ""
+
+
+def _row(shown: str = "", absent: str = "", code: str = "", instead: str = "") -> Needs:
+    return Needs(frozenset(shown.split()), frozenset(absent.split()), frozenset(code.split()), instead)
+
+
+NEEDS: Mapping[str, Needs] = {
+    # Training.
+    "smaller_batch_any": _row(absent="batch_of_one has_batch_of_one tried_batch", code=_OWN),
+    "smaller_batch_plain": _row(shown="trains", absent="batch_of_one has_batch_of_one"),
+    "smaller_input": _row(absent="batch_of_one has_batch_of_one", instead="smaller_items"),
+    "smaller_evaluation_any": _row(absent="batch_of_one has_batch_of_one evaluates_one"),
+    "mixed_precision": _row(_OWN, absent="has_half", code=_OWN, instead="half_setting"),
+    "half_setting": _row(absent="has_half"),
+    "half_weights": _row(absent="has_half weights_in_half", code="own_loop"),
+    "checkpointing": _row(_OWN, absent="has_checkpointing", code=_OWN, instead="checkpointing_setting"),
+    "checkpointing_setting": _row(absent="has_checkpointing"),
+    "sdpa": _row(absent="has_flash", code="own_loop trainer"),
+    "chunked_loss": _row(code="own_loop trainer"),
+    "lora": _row(absent="has_lora", code="own_loop trainer"),
+    "qlora": _row(absent="on_mps", code="own_loop trainer"),
+    "no_grad": _row("may_keep_graphs", code="own_loop"),
+    "foreach": _row(_OWN, absent="deepspeed made_of_each_tensor", code="own_loop trainer"),
+    "optimizer_8bit": _row(absent="on_mps", code="own_loop trainer"),
+    "adafactor": _row(code="own_loop trainer"),
+    "detach": _row("own_loop", instead="detach_own"),
+    "collect_on_host": _row(code="own_loop"),
+    "map_location_cpu": _row(code="own_loop"),
+    "gather_on_host": _row("transformers_trainer keeps_predictions", code="trainer"),
+    "fsdp_any": _row("many_ranks has_ranks", absent="shards on_mps", code="own_loop trainer", instead="fsdp_if_any"),
+    "fsdp_if_any": _row(absent="shards on_mps"),
+    "expandable_segments": _row(absent="on_mps"),
+    "free_held_any": _row("in_notebook kernel_dies"),
+    # Loading, and where weights are.
+    "offload": _row("by_a_program of_tokens diffuses", absent="maps_devices on_mps has_ranks trains", code="own_loop"),
+    "swap_blocks": _row("may_swap_blocks", absent="swaps_blocks"),
+    "tensor_parallel": _row("many_ranks", absent="shards"),
+    "tgi_shards": _row(absent="shards"),
+    "quantized_model": _row("by_a_program of_tokens diffuses not_its_input"),
+    "load_low_ram": _row(code="own_loop"),
+    "unpin": _row(code="own_loader"),
+    # The host.
+    "fewer_workers": _row("workers other_workers by_dataloader", absent="one_worker tried_workers", code="own_loader"),
+    "fewer_waiting": _row("workers by_dataloader", absent="tried_workers", code="own_loader"),
+    "stream_data": _row("loads_data handles_files"),
+    "more_ram": _row(absent="hosted"),
+    "less_offload": _row("deepspeed", instead="less_offload_any"),
+    # Programs.
+    "vllm_pictures": _row("sees_pictures"),
+    "server_share": _row(absent="tried_share"),
+    "larger_share": _row(absent="tried_share has_largest_share"),
+    "sglang_no_compile": _row("compiles_server"),
+    "shorter_context": _row(absent="tried_length"),
+    "diffusers_vae": _row("diffuses", absent="tiles"),
+    "pictures_offload": _row("diffuses", absent="keeps_in_ram"),
+    "comfy_lowvram": _row(absent="keeps_in_ram on_mps"),
+    "comfy_fp8": _row(absent="on_mps", instead="smaller_model"),
+    "webui_medvram": _row(absent="keeps_in_ram"),
+    "ollama_parallel": _row(absent="caches_in_8_bits"),
+    "llama_cache_type": _row(absent="caches_in_8_bits"),
+    "mps_watermark": _row(absent="tried_watermark"),
+    "jax_remat": _row("trains", code="calls_jax"),
+    "jax_preallocate": _row(absent="full_of_its_own"),
+    "tf_growth": _row(absent="full_of_its_own"),
+}  # fmt: skip
+_NOTHING = Needs()
+
+
+def needs_of(key: str) -> Needs:
+    """What a remedy presupposes; nothing where the table has no row for it."""
+    return NEEDS.get(key, _NOTHING)
+
+
+def founded(key: str, facts: frozenset[str]) -> str:
+    """The remedy that these facts found: the one asked for, what is told instead of it, or ""."""
+    needs = needs_of(key)
+    if needs.shown and not needs.shown & facts:
+        return founded(needs.instead, facts) if needs.instead else ""
+    if needs.absent & facts:
+        may_be_told = needs.instead and not needs.shown
+        return founded(needs.instead, facts) if may_be_told else ""
+    return key
+
+
+def may_show_code(key: str, facts: frozenset[str]) -> bool:
+    """Whether lines for a remedy have their place in what the author wrote."""
+    code = needs_of(key).code
+    return not code or bool(code & facts)
