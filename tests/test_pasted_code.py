@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
-from oom_magic.explain.remedies.code import code_for
+from oom_magic.explain.remedies.code import code_for, read_before_bound
 from oom_magic.explain.remedies.own_code import evaluations_without_gradients, own_names
 
 HERE = Path(__file__).parent / "gpu"
@@ -128,3 +128,8 @@ def test_checkpointing_is_switched_on_where_the_model_has_its_switch() -> None:
     for model, code in ((net, "net.bert."), (net["bert"], "net."), (torch.nn.DataParallel(net), "net.module.bert.")):
         names = own_names(ast.parse("net(x)"), {"net": model})
         assert code_for("checkpointing", "plain", names)[0].startswith(f"{code}gradient_checkpointing_enable(")
+
+
+def test_names_that_code_reads_before_it_binds_them_are_told():
+    code = "model = model.half()\nfor block in blocks:\n    out = block(data)\n    loss = out.sum()\nprint(loss, block)"
+    assert read_before_bound(ast.parse(code)) == {"model", "blocks", "data", "print"}

@@ -187,6 +187,15 @@ def keeps_optimizers():
         results[rate] = {"model": model, "optimizer": optimizer}
 
 
+def keeps_trials():
+    results = {}
+    for rate in range(1000):
+        model = network(depth=40)
+        optimizer = torch.optim.Adam(model.parameters())
+        loss = model(torch.zeros(512, 1024, device="cuda")).sum()
+        results[rate] = (model, optimizer, loss)
+
+
 def draws_from_a_queue():
     queue = collections.deque(maxlen=1000)
     while True:
@@ -350,6 +359,12 @@ def makes_losses_of_a_step():
             "name_grows_with_graphs",
             "state",
             "state if state is None else [one.detach() for one in state])",
+        ),
+        (
+            keeps_trials,
+            "name_grows_with_graphs",
+            "results",
+            "(model.cpu(), optimizer, loss.item()); optimizer.load_state_dict(optimizer.state_dict())",
         ),
         (keeps_optimizers, "name_grows_by_entries", "results", "; optimizer.load_state_dict(optimizer.state_dict())"),
         (

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import ast
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from oom_magic.explain.evidence.causes import Evidence
 from oom_magic.explain.live.holders import earlier_bytes
 from oom_magic.explain.live.refinement import refine_with_remedy, without_fragmentation, without_held
-from oom_magic.explain.remedies.code import RELEASE
+from oom_magic.explain.remedies.code import RELEASE, read_before_bound
 from oom_magic.explain.remedies.evaluation import RemedyEvaluator
 from oom_magic.explain.remedies.from_text.choice import AGAINST
 from oom_magic.explain.remedies.from_text.kind_of_run import style_of
@@ -61,25 +62,38 @@ def advise(
     report: MemoryReport | None = None,
     memory: int | None = None,
     device: Device | None = None,
+    names_left: Callable[[], Collection[str]] = tuple,
 ) -> Iterator[Diagnosis]:
     """The diagnosis with a ranked list of remedies, which grows as rehearsals evaluate them.
 
     ``report`` is the MemoryReport of the run that failed, if there is one, ``device`` the real card that it failed on,
-    ``memory`` the card's bytes if it is not certain that the message is of this card. Where the run cannot be
-    rehearsed, the remedies are only named, with the reason.
+    ``memory`` the card's bytes if it is not certain that the message is of this card. ``names_left`` are those that the
+    failed run bound to memory with which no rehearsal begins. Where the run cannot be rehearsed, the remedies are only
+    named, with the reason.
     """
     situation = situation_of(diagnosis, gpu, report, memory, device)
     in_errors = () if device is None else (one.num_bytes for one in diagnosis.holders if one.kind in _OF_ERRORS)
     is_room_taken = sum(in_errors) >= _LEAST_SHARE * situation.usable_bytes
     for advised in _advised(diagnosis, rehearsal, situation):
-        yield replace(advised, remedies=tuple(map(_released_first, advised.remedies))) if is_room_taken else advised
+        left = names_left()
+        if is_room_taken or left:
+            advised = replace(advised, remedies=tuple(_released_first(one, left) for one in advised.remedies))
+        yield advised
 
 
-def _released_first(remedy: Remedy) -> Remedy:
-    """The remedy with code for the kernel of the failed cell, where errors keep memory until they are released."""
-    runs_here = remedy.needed_bytes is not None and remedy.language == "python" and bool(remedy.code)
-    is_missing = runs_here and RELEASE not in remedy.code
-    return replace(remedy, code=f"{RELEASE}\n{remedy.code}") if is_missing else remedy
+def _released_first(remedy: Remedy, left: Collection[str]) -> Remedy:
+    """The remedy with code for the kernel of the failed cell, where errors, or names that are ``left``, keep memory
+    until they are released: not those that the code reads."""
+    if remedy.needed_bytes is None or remedy.language != "python" or not remedy.code:
+        return remedy
+    lines = [line for line in remedy.code.splitlines() if not line.startswith("%")]
+    is_of_cell = "fixed" in remedy.values  # a line in place of another, for the cell to be run as a whole
+    read = () if is_of_cell else read_before_bound(ast.parse("\n".join(lines)))
+    going = [name for name in left if name not in read]
+    release = f"{RELEASE} --names {' '.join(going)}" if going else RELEASE
+    is_there = RELEASE in remedy.code
+    code = "\n".join(release if line == RELEASE else line for line in remedy.code.splitlines())
+    return replace(remedy, code=code if is_there else f"{release}\n{code}")
 
 
 def _advised(diagnosis: Diagnosis, rehearsal: Rehearsal, situation: Situation) -> Iterator[Diagnosis]:

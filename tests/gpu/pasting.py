@@ -31,7 +31,9 @@ LOADED_SO = frozenset({"lora", "qlora", "half_weights"})
 def pasted(cells: list[str], code: str) -> list[str]:
     """The cells with the statements of ``code`` in place of those that do the same, or in the last cell, behind what they use."""
     trees = [ast.parse(cell) for cell in cells]
-    if (whole := re.search(r"^# instead of (.+) \.\.\. (.+)$", code, re.MULTILINE)) and _exchanged(trees, whole, code):
+    if (whole := re.search(r"^# instead of (.+?)(?: \.\.\. (.+))?$", code, re.MULTILINE)) and _exchanged(
+        trees, whole, code
+    ):
         return [ast.unparse(ast.fix_missing_locations(tree)) for tree in trees]
     added: list[ast.stmt] = []
     for statement in ast.parse(code).body:
@@ -50,12 +52,13 @@ def pasted(cells: list[str], code: str) -> list[str]:
 
 
 def _exchanged(trees: list[ast.Module], told: re.Match[str], code: str) -> bool:
-    """Put ``code`` in place of the statements from the one to the other that its comment tells; whether they are there."""
+    """Put ``code`` in place of the statement, or of those from one to another, that it tells; whether they are there."""
     bodies = (getattr(node, "body", None) for tree in reversed(trees) for node in ast.walk(tree))
     for body in (one for one in bodies if isinstance(one, list)):
         texts = [ast.unparse(one) for one in body]
         starts = [at for at, text in enumerate(texts) if text.splitlines()[0] == told[1]]
-        end = next((at for at, text in enumerate(texts) if starts and at >= starts[0] and text == told[2]), None)
+        last = told[2] or told[1]
+        end = next((at for at, text in enumerate(texts) if starts and at >= starts[0] and text == last), None)
         if end is not None:
             body[starts[0] : end + 1] = ast.parse(code).body
             return True

@@ -121,3 +121,25 @@ def test_advised_code_runs_in_the_kernel_of_the_failed_cell(shell, monkeypatch) 
     assert first.code.startswith("%oom_free\n")
     smaller = next(line for line in first.code.splitlines() if line.startswith("batch = "))
     assert shell.run_cell(f"%oom_free\n{smaller}\nsteps(batch)", store_history=True).success
+
+
+HOLDING = """
+rows = 196608
+for step in range(4):
+    out = net(torch.zeros(rows, 4096, device="cuda"))
+    loss = out.square().sum()
+    loss.backward()
+"""
+
+
+def test_code_to_paste_releases_what_the_failed_cell_has_bound(shell, monkeypatch) -> None:
+    """The graph that a failed backward leaves behind ``loss`` is in the way of the next run's first forward."""
+    monkeypatch.setenv("OOM_MAGIC_LANG", "en")
+    shell.run_cell("%oom_free\nimport torch\nnet = torch.nn.Linear(4096, 4096).cuda()", store_history=True)
+    shell.run_cell(HOLDING, store_history=True)
+    first = shell.run_cell("%oom_explain", store_history=True).result.remedies[0]
+    release, *_, smaller = first.code.splitlines()
+    assert (release, smaller) == ("%oom_free --names loss out", "rows = 98304")
+    shell.run_cell(release, store_history=True)
+    assert "loss" not in shell.user_ns
+    assert shell.run_cell(HOLDING.replace("rows = 196608", smaller), store_history=True).success

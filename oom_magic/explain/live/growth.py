@@ -261,6 +261,8 @@ def _growth(statement: ast.stmt, loop: ast.stmt, file: str, names: Mapping[str, 
     name = ast.unparse(grown)
     remedy = "detach" if holder.has_graph else "keep_on_host"
     fixed = _cut(statement, name, value) if carried else _fixed(statement, holder, names, value)
+    if ".load_state_dict(" in fixed or _holds_modules(_last(value)):
+        remedy = "keep_on_host"
     if is_sum and f"{name}.backward(" in ast.unparse(loop):
         added = _added(statement)
         remedy, fixed = "backward_each", f"{ast.unparse(added)}.backward()" if added is not None else ""
@@ -362,7 +364,7 @@ def _fixed(statement: ast.stmt, holder: HolderSize, names: Mapping[str, Any], va
         return ""
     text, whole = ast.unparse(added), ast.unparse(statement)
     at = whole.rindex(text)
-    kept = _optimizers_in(added, last) if ending == "cpu()" else ()
+    kept = _optimizers_in(added, last) if ".cpu()" in ended else ()
     following = (f"; {one}.load_state_dict({one}.state_dict())" for one in kept)  # states go where parameters are
     return "".join([whole[:at], ended, whole[at + len(text) :], *following])
 
@@ -418,9 +420,10 @@ def _ended(node: ast.expr, ending: str, names: Mapping[str, Any], value: Any = N
         case ast.Tuple(elts=parts) | ast.List(elts=parts) | ast.Dict(values=parts):
             new = copied(node)
             for at, (part, made) in enumerate(zip(parts, _made_of(parts, names, value), strict=True)):
-                if _is_movable(made, ending):
+                end = ending if _is_tensor(made) else "cpu()"
+                if _is_movable(made, end):
                     getattr(new, "values" if isinstance(node, ast.Dict) else "elts")[at] = ast.parse(
-                        f"{ast.unparse(part)}.{ending}", mode="eval"
+                        f"{ast.unparse(part)}.{end}", mode="eval"
                     ).body
             return None if ast.dump(new) == ast.dump(node) else ast.unparse(new)
     return None
@@ -449,6 +452,12 @@ def _is_tensor(value: Any) -> bool:
 def _is_movable(value: Any, ending: str) -> bool:
     """Whether ``ending`` can be appended to it: a module can be moved to the host like a tensor, but has no graph."""
     return _is_tensor(value) or (ending == "cpu()" and isinstance(value, sys.modules["torch"].nn.Module))
+
+
+def _holds_modules(entry: Any) -> bool:
+    """Whether an entry is or holds a module: that is more than a graph."""
+    parts = dict.values(entry) if isinstance(entry, dict) else entry if isinstance(entry, (list, tuple)) else (entry,)
+    return any(isinstance(part, sys.modules["torch"].nn.Module) for part in parts)
 
 
 def _is_plain(value: Any) -> bool:

@@ -317,6 +317,18 @@ def code_for(key: str, style: str, values: Mapping[str, Any]) -> tuple[str, str]
     return filled, "python"
 
 
+def read_before_bound(tree: ast.Module) -> set[str]:
+    """The names that code reads before a statement of it binds them."""
+    read, bound = set[str](), set[str]()
+    statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+    for statement in sorted(statements, key=lambda one: one.lineno):
+        parts = (part for part in ast.iter_child_nodes(statement) if not isinstance(part, ast.stmt))
+        names = [node for part in parts for node in ast.walk(part) if isinstance(node, ast.Name)]
+        read |= {one.id for one in names if isinstance(one.ctx, ast.Load)} - bound
+        bound |= {one.id for one in names if isinstance(one.ctx, ast.Store)}
+    return read
+
+
 def is_python(code: str) -> bool:
     """Whether a cell can contain it: Python, except for lines that call a magic."""
     try:

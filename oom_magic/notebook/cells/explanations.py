@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from oom_magic.memory.report import Device, MemoryReport
     from oom_magic.notebook.cells.gpumem import CellRunner
     from oom_magic.notebook.cells.hints import FailedCell
+    from oom_magic.predict.instrumentation.starting_point import StartingPoint
     from oom_magic.predict.setups.setup import TrainingSetup
 
 
@@ -42,21 +44,19 @@ def evaluations(
     from oom_magic.explain.advice import advise
     from oom_magic.explain.remedies.cell_rehearsal import CellRehearsal
     from oom_magic.explain.remedies.room import find_in_the_way
-    from oom_magic.notebook.cells.releasing import held_by_earlier_errors  # these load torch
+    from oom_magic.notebook.cells.releasing import held_by_earlier_errors, names_and_places  # these load torch
     from oom_magic.predict.isolation.live_objects import heap_set_aside
 
     device = None if cell.is_dry else _device(diagnosis)
     gpu, memory = _card(diagnosis, report) if device is None else (_as_gpu(device, _number(diagnosis)), None)
     held = held_by_earlier_errors(shell, runner, getattr(sys, "last_value", None))
     with ExitStack() as stack:
-        names: dict[str, Any] = shell.user_ns
-        users = shell.user_ns
+        names: dict[str, Any] = (users := shell.user_ns)
         if cell.is_dry:
             names = stack.enter_context(runner.names.entered(shell))
         stack.enter_context(heap_set_aside())
         code = code_of(shell, cell.source, names)
-        origin = runner.session if cell.is_dry else None
-        there_before = _located_before(shell, runner, cell)
+        origin, there_before = runner.session if cell.is_dry else None, _located_before(shell, runner, cell)
         total = gpu.total_bytes if memory is None else memory
         rehearsal = CellRehearsal(
             code.execute,
@@ -72,7 +72,22 @@ def evaluations(
             arguments=code.arguments,
             absent=held,
         )
-        yield from advise(diagnosis, rehearsal, gpu, report, device=device)
+        left = _find_names_left(names, names_and_places(shell, runner)[1], cell.start, total)
+        yield from advise(diagnosis, rehearsal, gpu, report, device=device, names_left=left)
+
+
+def _find_names_left(
+    names: Mapping[str, Any], locate: Locate, start: StartingPoint | None, total_bytes: int
+) -> Callable[[], Collection[str]]:
+    """Finds the names that the failed cell bound to memory, without those that running it again reads before that."""
+    from oom_magic.explain.remedies.room import find_in_the_way
+
+    @cache
+    def holding(gone: frozenset[str]) -> Collection[str]:
+        found = find_in_the_way(names, names.keys() - gone, locate, total_bytes) if gone else None
+        return () if found is None else found.names
+
+    return lambda: () if start is None else holding(frozenset(start.dropped - start.needed))
 
 
 def _located_before(shell: InteractiveShell, runner: CellRunner, cell: FailedCell) -> Locate:
