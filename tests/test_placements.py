@@ -72,7 +72,7 @@ ON_HOST = {
 
 def notebook_of(source: str) -> Any:
     made = types.ModuleType("notebook")
-    exec(compile(source, "<ipython-input-1>", "exec"), vars(made))
+    exec(compile(source, "<ipython-input-1>", "exec", dont_inherit=True), vars(made))
     vars(made)["In"] = [source]
     return made
 
@@ -103,12 +103,19 @@ def test_devices_in_fields_and_defaults_are_the_gpu_s_and_put_back() -> None:
         TOP
         + "class Config:\n    def __init__(self, device):\n        self.device = device\ncfg = Config(device)\n"
         + "options = {'device': torch.device(device), 'rows': 8}\n"
+        + "from dataclasses import dataclass\nfrom functools import partial\n@dataclass\nclass Settings:\n"
+        + "    device: str = device\nsettings = Settings()\nclass Fixed:\n    device = device\n"
+        + "def ones(n, where):\n    return torch.ones(n, device=where)\nmade = partial(ones, where=device)\n"
         + "def train(rows, where=device, *, also=device):\n    return net(torch.ones(rows, 64, device=where)).to(also)\n"
         + "def step():\n    assert train(2).is_cuda and torch.ones(2, device=cfg.device).is_cuda\n"
         + "    assert torch.ones(options['rows'], device=options['device']).is_cuda\n"
+        + "    assert settings.device == Settings().device == Fixed.device == 'cuda' and made(3).is_cuda\n"
     )
+    before = notebook.settings
     om.dry_run(notebook.step)
     assert notebook.cfg.device == "cpu" and notebook.options["device"] == torch.device("cpu")
+    assert before is notebook.settings and before.device == notebook.Settings().device == notebook.Fixed.device == "cpu"
+    assert notebook.made.keywords == {"where": "cpu"}
     assert notebook.train.__defaults__ == ("cpu",) and notebook.train.__kwdefaults__ == {"also": "cpu"}
 
 

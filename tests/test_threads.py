@@ -255,3 +255,53 @@ def test_the_bar_of_a_run_starts_no_thread() -> None:
     before = threading.active_count()
     DrySession().run(lambda: torch.ones(1, device="cuda").sum())
     assert threading.active_count() == before
+
+
+def test_pools_that_were_there_before_are_the_runs_own_in_it(tmp_path: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+    from multiprocessing.pool import ThreadPool
+
+    def work(name: str) -> torch.Size:
+        (tmp_path / name).write_text("x")
+        return torch.ones(2, 3, device="cuda").shape
+
+    with ThreadPoolExecutor(2) as executor, ThreadPool(2) as pool:
+        workers = {
+            *executor.map(lambda _: threading.get_ident(), range(2)),
+            *pool.map(lambda _: threading.get_ident(), range(2)),
+        }
+        alive = {thread.name for thread in threading.enumerate()}
+
+        def run() -> None:
+            called: list[torch.Size] = []
+            assert [*executor.map(work, "abc"), *pool.map(work, "de"), *pool.imap(work, "f")] == [(2, 3)] * 6
+            pool.apply_async(work, ("g",), callback=called.append).get()
+            executor.submit(lambda: workers.add(threading.get_ident()))
+            with ThreadPool(1) as own:
+                assert own.apply(work, ("h",)) == (2, 3)
+            executor.shutdown()
+            pool.terminate()
+
+        om.dry_run(run)
+        assert not list(tmp_path.iterdir()) and {thread.name for thread in threading.enumerate()} == alive
+        assert [*executor.map(abs, [-1]), *pool.map(abs, [-2])] == [1, 2]
+
+
+def test_what_a_run_ordered_of_a_pool_is_not_done_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from oom_magic.predict.isolation import run_threads
+
+    monkeypatch.setattr(run_threads, "PATIENCE_SECONDS", 0.1)
+    go = threading.Event()
+    pools = []
+
+    def run() -> None:
+        pools.append(ThreadPoolExecutor(1))
+        pools[0].submit(go.wait, 5)
+        pools[0].submit((tmp_path / "late").write_text, "x")
+
+    om.dry_run(run)
+    go.set()
+    time.sleep(0.3)
+    assert not list(tmp_path.iterdir())

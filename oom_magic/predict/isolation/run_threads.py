@@ -14,16 +14,20 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from concurrent.futures.thread import _worker  # type: ignore[attr-defined]
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from multiprocessing.pool import Pool, ThreadPool, worker  # type: ignore[attr-defined]
 from typing import Any
 
 from oom_magic.language import _
 
 _own: set[int] = set()
-_PATIENCE_SECONDS = 5.0  # seconds for threads that the run started and did not wait for
+_SERVING = (_worker, worker, Pool._handle_workers, Pool._handle_tasks, Pool._handle_results)  # type: ignore[attr-defined]
+# What an executor calls on each of its threads, and with each of its tasks (since 3.14).
+_ON_A_THREAD = {"_initializer", "_initargs", "_create_worker_context", "_resolve_work_item_task", "_thread_name_prefix"}
+PATIENCE_SECONDS = 5.0  # seconds for threads that the run started and did not wait for
 
 
 def is_of_run() -> bool:
@@ -65,31 +69,21 @@ class RunThreads:
         self._assume = assume
         self.ended_by: list[BaseException] = []
         self._started: list[threading.Thread] = []
+        self._futures: weakref.WeakSet[Future[Any]] = weakref.WeakSet()
+        self._pools: weakref.WeakKeyDictionary[Any, ThreadPool] = (
+            weakref.WeakKeyDictionary()
+        )  # the run's, by the user's
         self.is_over = False
 
     def patches(self) -> list[tuple[Any, dict[str, Callable[..., Any]]]]:
         """What to replace while the run lasts: owners with attributes."""
-        start, submit = threading.Thread.start, ThreadPoolExecutor.submit
+        start = threading.Thread.start
 
         def started(thread: threading.Thread) -> None:
-            if getattr(thread, "_target", None) is not _worker:  # a pool's serves others after the run
+            if getattr(thread, "_target", None) not in _SERVING:  # a pool's serves others after the run
                 thread.run = self._followed(thread.run)  # type: ignore[method-assign]
             self._started.append(thread)
             start(thread)
-
-        def submitted(pool: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-            return submit(pool, self._followed(function, is_task=True), *args, **kwargs)
-
-        begin, shut = ThreadPoolExecutor.__init__, ThreadPoolExecutor.shutdown
-        made: weakref.WeakSet[ThreadPoolExecutor] = weakref.WeakSet()
-
-        def begun(pool: ThreadPoolExecutor, *args: Any, **kwargs: Any) -> None:
-            made.add(pool)
-            begin(pool, *args, **kwargs)
-
-        def shut_down(pool: ThreadPoolExecutor, *args: Any, **kwargs: Any) -> None:
-            if pool in made:  # threads of another one would be gone after the run
-                shut(pool, *args, **kwargs)
 
         from oom_magic.predict.isolation.reach import waiting_threads  # loads PyTorch
 
@@ -100,12 +94,70 @@ class RunThreads:
                 self._say_who_waited(waiting_threads(condition, _own))
             notify(condition, n)
 
-        pools = {"__init__": begun, "shutdown": shut_down, "submit": submitted}
         return [
             (threading.Thread, {"start": started}),
-            (ThreadPoolExecutor, pools),
+            (ThreadPoolExecutor, self._of_executors()),
+            (ThreadPool, self._of_thread_pools()),
             (threading.Condition, {"notify": notified}),
         ]
+
+    def _of_executors(self) -> dict[str, Callable[..., Any]]:
+        """What pools of threads do: the run has one of its own in place of each that was there before.
+
+        The threads of another one are real, may be at work for others, and would be gone after ``shutdown``.
+        """
+        made: weakref.WeakSet[ThreadPoolExecutor] = weakref.WeakSet()
+        begin, submit, shut = ThreadPoolExecutor.__init__, ThreadPoolExecutor.submit, ThreadPoolExecutor.shutdown
+
+        def begun(pool: ThreadPoolExecutor, *args: Any, **kwargs: Any) -> None:
+            made.add(pool)
+            begin(pool, *args, **kwargs)
+
+        def of_run(pool: Any) -> Any:
+            if pool not in made and pool not in self._pools:
+                own = self._pools[pool] = ThreadPoolExecutor(pool._max_workers)
+                vars(own).update({name: vars(pool)[name] for name in _ON_A_THREAD & vars(pool).keys()})
+            return self._pools.get(pool, pool)
+
+        def submitted(pool: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+            future = submit(of_run(pool), self._followed(function, is_task=True), *args, **kwargs)
+            self._futures.add(future)
+            return future
+
+        def shut_down(pool: ThreadPoolExecutor, *args: Any, **kwargs: Any) -> None:
+            shut(of_run(pool), *args, **kwargs)
+
+        return {"__init__": begun, "submit": submitted, "shutdown": shut_down}
+
+    def _of_thread_pools(self) -> dict[str, Callable[..., Any]]:
+        """The same for pools of ``multiprocessing``; an error in a callback ends one."""
+        made: weakref.WeakSet[ThreadPool] = weakref.WeakSet()
+        begin = ThreadPool.__init__
+
+        def begun(pool: ThreadPool, *args: Any, **kwargs: Any) -> None:
+            made.add(pool)
+            begin(pool, *args, **kwargs)
+
+        def of_run(pool: Any) -> Any:
+            if pool not in made and pool not in self._pools:
+                initializer = pool._initializer and self._followed(pool._initializer)
+                self._pools[pool] = ThreadPool(pool._processes, initializer, pool._initargs)
+            return self._pools.get(pool, pool)
+
+        def given(usual: Callable[..., Any]) -> Callable[..., Any]:
+            def give(pool: ThreadPool, *args: Any, **kwargs: Any) -> Any:
+                called = [self._followed(one, is_task=True) if callable(one) else one for one in args]
+                named = {key: self._followed(one, True) if callable(one) else one for key, one in kwargs.items()}
+                return usual(of_run(pool), *called, **named)
+
+            return give
+
+        def ended(usual: Callable[..., None]) -> Callable[..., None]:
+            return lambda pool: usual(of_run(pool))
+
+        giving, ending = ("apply_async", "_map_async", "imap", "imap_unordered"), ("close", "terminate", "join")
+        given_to = {name: given(getattr(ThreadPool, name)) for name in giving}
+        return {"__init__": begun, **given_to, **{name: ended(getattr(ThreadPool, name)) for name in ending}}
 
     @contextmanager
     def queues_watched(self) -> Iterator[None]:
@@ -142,16 +194,26 @@ class RunThreads:
     def wait(self) -> None:
         """Wait for threads; those that do not end in time are ended at their next operator."""
         patient = [thread for thread in self._started if not thread.daemon and thread is not threading.current_thread()]
-        due = time.monotonic() + _PATIENCE_SECONDS
+        due = time.monotonic() + PATIENCE_SECONDS
         for thread in patient:
-            if getattr(thread, "_target", None) is not _worker:
+            if getattr(thread, "_target", None) not in _SERVING:
                 thread.join(max(due - time.monotonic(), 0))
+        wait(self._futures, max(due - time.monotonic(), 0))
         self.is_over = True
+        for pool in self._pools.values():
+            if isinstance(pool, ThreadPool):
+                pool.terminate()
+            else:
+                pool.shutdown(wait=False, cancel_futures=True)
 
     def _followed(self, function: Callable[..., Any], is_task: bool = False) -> Callable[..., Any]:
         def followed(*args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() in _own or self.is_over:
+            if threading.get_ident() in _own:
                 return function(*args, **kwargs)
+            if self.is_over:  # what the run ordered would be real now
+                if is_task:
+                    raise CancelledError
+                return None
             try:
                 with of_run(), self._entered():
                     return function(*args, **kwargs)

@@ -136,7 +136,15 @@ class _Reader:
         self._set(statement.name, self._function(statement))
 
     def _run_classdef(self, statement: ast.ClassDef) -> None:
-        self._set(statement.name, statement)
+        made = PlacedParts(kind=statement, is_class=True)
+        for one in statement.body:
+            targets = (
+                one.targets if isinstance(one, ast.Assign) else [one.target] if isinstance(one, ast.AnnAssign) else []
+            )
+            value = getattr(one, "value", None)
+            names = [target.id for target in targets if isinstance(target, ast.Name) and value is not None]
+            made.items.update({name: self.place(value) for name in names})
+        self._set(statement.name, made)
 
     def _run_global(self, statement: ast.Global) -> None:
         self._global.update(statement.names)
@@ -356,7 +364,9 @@ class _Reader:
             self._filled(node, args)
             return Where.UNKNOWN
         called = self._called(node.func)
-        if isinstance(called, ast.ClassDef):
+        if name == "partial":
+            return PlacedParts({**options})
+        if isinstance(called, PlacedParts) and called.is_class:
             return self._instance(called, args, options)
         if isinstance(called, Function):
             return self._call(called, args, options)
@@ -403,7 +413,7 @@ class _Reader:
     def _called(self, func: ast.expr) -> Place:
         """The user's function or class that is called, or else the place of what is."""
         found = self.place(func)
-        if isinstance(found, (ast.ClassDef, Function)) or found is not Where.UNKNOWN:
+        if found is not Where.UNKNOWN:
             return found
         value = self._value(func)
         is_function = isinstance(value, FunctionType) and is_users_file(value.__code__.co_filename)
@@ -415,7 +425,7 @@ class _Reader:
             return found
         if isinstance(definition, ast.FunctionDef) and isinstance(value, FunctionType):
             return Function(definition, {}, value.__globals__, self._defaults(definition.args))
-        return definition if isinstance(definition, ast.ClassDef) else found
+        return PlacedParts(kind=definition, is_class=True) if isinstance(definition, ast.ClassDef) else found
 
     def _is_layer(self, func: ast.expr) -> bool:
         """Whether a layer of PyTorch's is made, which takes no tensors."""
@@ -434,18 +444,21 @@ class _Reader:
         named = zip(args.kwonlyargs, args.kw_defaults, strict=True)
         return found | {one.arg: self.place(value) for one, value in named if value is not None}
 
-    def _instance(self, kind: ast.ClassDef, args: list[Place], options: dict[str, Place]) -> PlacedParts:
-        made = PlacedParts(kind=kind)
+    def _instance(self, kind: PlacedParts, args: list[Place], options: dict[str, Place]) -> PlacedParts:
+        made = PlacedParts(kind=kind.kind)
+        for one in reversed(list(self._lines(kind))):
+            made.items |= one.items
+        made.items |= {name: value for name, value in options.items() if name in made.items}  # of a dataclass
         begin = self._method(made, "__init__")
         if begin is not None:
             self._call(begin, args, options)
         return made
 
-    def _method(self, owner: PlacedParts, name: str, after: ast.ClassDef | None = None) -> Function | None:
+    def _method(self, owner: PlacedParts, name: str, after: PlacedParts | None = None) -> Function | None:
         """The method of this name of an object, or of the classes that follow ``after``."""
-        lines = list(self._lines(owner.kind))
-        for kind in lines if after is None else lines[lines.index(after) + 1 :]:
-            for one in kind.body:
+        lines = list(self._lines(owner))
+        for kind in lines if after is None else _after(lines, after):
+            for one in kind.kind.body if kind.kind is not None else ():
                 if isinstance(one, ast.FunctionDef) and one.name == name:
                     bound = None if "staticmethod" in map(_name_of, one.decorator_list) else owner
                     return Function(one, self._top(), self.namespace, self._defaults(one.args), bound, kind)
@@ -456,13 +469,13 @@ class _Reader:
         found = None if method is None or method.owner is None else self._method(method.owner, name, method.kind)
         return Where.UNKNOWN if found is None else found
 
-    def _lines(self, kind: ast.ClassDef | None) -> Iterator[ast.ClassDef]:
-        """A class of the user's and those that it inherits from."""
-        if kind is not None:
+    def _lines(self, kind: PlacedParts) -> Iterator[PlacedParts]:
+        """A class of the user's, or of an object, and those that it inherits from."""
+        if kind.kind is not None:
             yield kind
-            for base in kind.bases:
+            for base in kind.kind.bases:
                 found = self._top().get(_name_of(base))
-                if isinstance(found, ast.ClassDef) and found is not kind:
+                if isinstance(found, PlacedParts) and found.is_class and found.kind is not kind.kind:
                     yield from self._lines(found)
 
     def _top(self) -> dict[str, Place]:
@@ -490,6 +503,12 @@ class _Reader:
 
 def _name_of(func: ast.expr) -> str:
     return func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
+
+
+def _after(kinds: list[PlacedParts], one: PlacedParts) -> list[PlacedParts]:
+    """The classes that follow the one with the same code."""
+    at = next((at for at, kind in enumerate(kinds) if kind.kind is one.kind), len(kinds))
+    return kinds[at + 1 :]
 
 
 def _is_property(node: ast.FunctionDef | ast.Lambda) -> bool:

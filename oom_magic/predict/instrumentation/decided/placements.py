@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 import itertools
 from collections import deque
@@ -29,10 +30,11 @@ class Where(Enum):
 
 @dataclass(eq=False)
 class PlacedParts:
-    """A container, or an object of a class of the user's: the places of its items or attributes."""
+    """A container, an object of a class of the user's, or the class: the places of its items or attributes."""
 
     items: dict[Hashable, Place] = field(default_factory=dict)
     kind: ast.ClassDef | None = None
+    is_class: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,10 +46,10 @@ class Function:
     above: Mapping[str, Any]
     defaults: Mapping[str, Place]
     owner: PlacedParts | None = None  # of a method
-    kind: ast.ClassDef | None = None  # that defines the method
+    kind: PlacedParts | None = None  # the class that defines the method
 
 
-Place: TypeAlias = "Where | PlacedParts | ast.ClassDef | Function"
+Place: TypeAlias = "Where | PlacedParts | Function"
 
 REST = object()  # the key of all items that have none of their own
 
@@ -104,24 +106,29 @@ def name_gpu(place: Place, value: Any, within: tuple[Place, ...] = ()) -> Iterat
     Yields what undoes each.
     """
     if isinstance(place, Function) and isinstance(value, FunctionType):
-        code, defaults = value.__code__, value.__defaults__ or ()
+        yield from _name_gpu_by_default(place.defaults, value)
+    elif isinstance(place, PlacedParts) and place.is_class and isinstance(value, type):
+        for name, held in list(vars(value).items()):
+            if place.items.get(name) is Where.DEVICE and is_cpu(held):
+                yield functools.partial(setattr, value, name, held)
+                setattr(value, name, as_gpu(held))
+        if dataclasses.is_dataclass(value) and isinstance(value.__init__, FunctionType):
+            yield from _name_gpu_by_default(place.items, value.__init__)
+    elif isinstance(place, PlacedParts) and place not in within and not isinstance(value, type):
+        held = value.keywords if isinstance(value, functools.partial) else getattr(value, "__dict__", {})
+        yield from _name_gpu_in(place.items, value if isinstance(value, dict) else held, (*within, place))
+
+
+def _name_gpu_by_default(places: Mapping[Any, Place], function: FunctionType) -> Iterator[Callable[[], None]]:
+    code, defaults = function.__code__, function.__defaults__
+    if defaults is not None:
         names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
-        yield functools.partial(setattr, value, "__defaults__", value.__defaults__)
-        value.__defaults__ = (
-            tuple(
-                as_gpu(one) if place.defaults.get(name) is Where.DEVICE else one
-                for name, one in zip(names, defaults, strict=True)
-            )
-            or value.__defaults__
+        now = (
+            as_gpu(one) if places.get(name) is Where.DEVICE else one for name, one in zip(names, defaults, strict=True)
         )
-        yield from _name_gpu_in(place.defaults, value.__kwdefaults__ or {}, within)
-    elif (
-        isinstance(place, PlacedParts)
-        and place not in within
-        and not isinstance(value, (type, ModuleType, FunctionType))
-    ):
-        items = value if isinstance(value, dict) else getattr(value, "__dict__", {})
-        yield from _name_gpu_in(place.items, items, (*within, place))
+        yield functools.partial(setattr, function, "__defaults__", defaults)
+        function.__defaults__ = tuple(now)
+    yield from _name_gpu_in(places, function.__kwdefaults__ or {}, ())
 
 
 def _name_gpu_in(

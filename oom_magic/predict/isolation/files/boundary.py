@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures.process import ProcessPoolExecutor
 from contextlib import contextmanager
 from ipaddress import ip_address
-from multiprocessing.pool import Pool
+from multiprocessing.pool import Pool, ThreadPool
 from typing import Any
 
 import torch
@@ -270,7 +270,7 @@ class Boundary:
     def _unchanged(self, usual: Callable[..., Any]) -> Callable[..., Any]:
         def unchanged(*args: Any, **kwargs: Any) -> Any:
             is_asked = usual.__name__ == "nice" and args == (0,)
-            if is_asked or not self._scope.applies():
+            if is_asked or isinstance(args[0] if args else None, ThreadPool) or not self._scope.applies():
                 return usual(*args, **kwargs)
             name = f"{usual.__module__}.{usual.__qualname__}".replace("posix.", "os.")
             given = tuple(one for one in args if not isinstance(one, (Pool, ProcessPoolExecutor)))
@@ -361,11 +361,11 @@ class Boundary:
         return start
 
     def _pool_refused(self, usual: Callable[..., Any]) -> Callable[..., Any]:
-        """Refuse to give work to a pool that was started before: its processes would really do it."""
+        """Refuse to give work to a pool of processes that was started before: they would really do it."""
 
         @functools.wraps(usual)
         def refused(pool: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._scope.applies():
+            if isinstance(pool, ThreadPool) or not self._scope.applies():  # threads of the run, see ``RunThreads``
                 return usual(pool, *args, **kwargs)
             is_check = usual.__name__.startswith("_")  # by the method that was called
             method = sys._getframe(2).f_code.co_name.strip("_") if is_check else usual.__name__
