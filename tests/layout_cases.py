@@ -73,6 +73,18 @@ def gated() -> nn.Module:
     return nn.Sequential(nn.Conv2d(32, 64, 3, bias=False), nn.Sigmoid()).half()
 
 
+def judged() -> nn.Module:
+    """One channel: it lies in order and with its channels last."""
+    return nn.Sequential(nn.Conv2d(32, 1, 3), nn.Sigmoid()).to(memory_format=torch.channels_last)
+
+
+def drawn() -> None:
+    """Weights with their channels last, of images in order."""
+    model = nn.Sequential(nn.ConvTranspose2d(1, 32, 3), nn.Conv2d(32, 1, 50), nn.Sigmoid())
+    images = torch.rand(8, 1, 48, 48, device="cuda", requires_grad=True)
+    model.cuda().to(memory_format=torch.channels_last)(images).sum().backward()
+
+
 LAYOUTS: dict[str, Callable[[], None]] = {
     "product": product(),
     "product_rows": product(1),
@@ -105,6 +117,8 @@ LAYOUTS: dict[str, Callable[[], None]] = {
     "cl_half_of_one_number": of_module(gated, dtype=torch.half, is_expanded=True),
     "cl_convolution_double": of_module(lambda: nn.Conv2d(32, 64, 3).double(), dtype=torch.double, is_expanded=True),
     "cl_convolution_of_one_channel": of_module(lambda: nn.Conv2d(1, 16, 3), shape=(8, 1, 48, 48), is_leaf=False),
+    "cl_convolution_to_one_channel": of_module(judged),
+    "cl_weights_of_one_channel": drawn,
     "cl_depthwise_double": of_module(
         lambda: nn.Conv2d(32, 32, 3, groups=32).double(), dtype=torch.double, is_expanded=True
     ),

@@ -372,6 +372,23 @@ def aware_of_quantization() -> None:
         optimizer.zero_grad()
 
 
+def of_several_lengths() -> None:
+    """Attention over rows of several lengths, not padded: by the kernels of each type, under autocast too."""
+    model = nn.ModuleDict({"in": nn.Linear(64, 192), "out": nn.Linear(64, 64)}).to(CUDA)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        rows = [torch.randn(length, 64) for length in (170, 400, 90, 330)]
+        x = torch.nested.nested_tensor(rows, layout=torch.jagged, device=CUDA)
+        with torch.autocast(CUDA, dtype, enabled=dtype is not torch.float32):
+            heads = (part.unflatten(-1, (4, 16)).transpose(1, 2) for part in model["in"](x).chunk(3, -1))
+            dropout = 0.1 * (dtype is torch.float16)
+            found = F.scaled_dot_product_attention(*heads, dropout_p=dropout, is_causal=dtype is torch.bfloat16)
+            found = model["out"](found.transpose(1, 2).flatten(-2))
+        torch.nested.to_padded_tensor(found, 0.0).float().square().mean().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 PROGRAMS: dict[str, Callable[[], None]] = {
     "diffusion": diffusion,
     "adversarial": adversarial,
@@ -380,6 +397,7 @@ PROGRAMS: dict[str, Callable[[], None]] = {
     "graph": graph,
     "bilinear": bilinear,
     "packed": packed,
+    "of_several_lengths": of_several_lengths,
     "aware_of_quantization": aware_of_quantization,
     "penalized": penalized,
     "differential": differential,

@@ -41,6 +41,7 @@ from oom_magic.predict.isolation.patching import Patches
 from oom_magic.predict.isolation.scripted_modules import moved_in_script
 from oom_magic.predict.kernels import recurrent
 from oom_magic.predict.operators.attention import attention_in_transforms
+from oom_magic.predict.operators.nested_attention import nested_attention_followed
 
 _NAME = "_group_tensors_by_device_and_dtype"
 _USERS = (
@@ -72,6 +73,7 @@ def torch_patches(cards: Cards, view: DeviceView, assume: Callable[[str], None])
         (torch, {"clear_autocast_cache": autocast.clear, "set_autocast_enabled": autocast.set_enabled}),
         (torch.autograd, {"_engine_run_backward": run_backward}),
         (torch.nn.functional, attention_in_transforms(gpu.is_on_gpu, gpu.card.capability)),
+        *nested_attention_followed(gpu.card.capability, autocast),
         (torch.jit, {"script": scripted_as_written(torch.jit.script)}),
         (torch.jit.ScriptModule, {"_apply": moved_in_script(torch.jit.ScriptModule._apply)}),
         (torch.UntypedStorage, storages_followed(gpu)),

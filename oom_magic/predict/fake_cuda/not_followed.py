@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nested._internal.sdpa as nested_attention
 
 from oom_magic.language import _
 from oom_magic.predict.fake_cuda.torch_cuda import answering
@@ -37,22 +36,7 @@ def refused_by_name() -> Patches:
         module = sys.modules.get(home)
         known = [name for name in names.split() if hasattr(module, name)]
         table.append((module, {name: _refused(f"{home}.{name}") for name in known}))
-    table.append((nested_attention, {"_autocast": lambda *tensors: tensors, "_select_sdp_backend": _attend_to_nested}))
     return [(module, names) for module, names in table if names]
-
-
-def _attend_to_nested(*_unused: Any) -> Any:
-    """In place of the choice of a kernel; nested tensors whose rows are dense inside do without one of their own.
-
-    Not a NotImplementedError: ``NestedTensor.__torch_function__`` would catch that.
-    """
-    raise RuntimeError(
-        _(
-            "scaled_dot_product_attention of nested tensors cannot be dry-run: what its kernels take for rows of"
-            " several lengths is not followed. Pad them (torch.nested.to_padded_tensor), or leave it out of the dry"
-            " run."
-        )
-    )
 
 
 def _refused(name: str) -> Callable[..., Any]:

@@ -171,13 +171,19 @@ def _take_copies(call: Call, memory_format: torch.memory_format, *tensors: torch
 
 
 def _forward(call: Call) -> None:
-    """``_convolution`` lays out the input, ``cudnn_convolution_forward_out`` the weight."""
+    """``_convolution`` lays out the input, ``cudnn_convolution_forward_out`` both as the output suggests: a single
+    number of each image lies in order."""
     tensor, weight = call.args[:2]
-    memory_format = _format(tensor, weight, call.args[3:9])
+    options = call.args[3:9]
+    stride, _padding, dilation, transposed, _output_padding, groups = options
+    memory_format = _format(tensor, weight, options)
     copies = _take_copies(call, memory_format, tensor)
     make_outputs(call)
-    copies += _take_copies(call, memory_format, weight)
-    _compute(call, "forward", tensor, weight, call.outputs[0], call.args[3:9])
+    own = memory_format
+    if not transposed and is_by_cudnn(tensor, weight, transposed, stride, dilation, groups):
+        own = torch._prims_common.suggest_memory_format(call.outputs[0])
+    copies += _take_copies(call, own, weight, _laid_out(tensor, memory_format))
+    _compute(call, "forward", tensor, weight, call.outputs[0], options)
     call.give_back(*reversed(copies))
 
 
@@ -227,11 +233,13 @@ def _laid_out(tensor: torch.Tensor, memory_format: torch.memory_format) -> torch
 
 def _gradient_for(tensor: torch.Tensor, gradient: torch.Tensor, transposed: bool) -> torch.Tensor:
     """The gradient as ``cudnn_convolution_backward`` has it: ``.to(memory_format)`` leaves what suggests this format as
-    it lies; the transposed one is made contiguous."""
+    it lies, and copies one channel that suggests another; the transposed one is made contiguous."""
     suggested = torch._prims_common.suggest_memory_format(tensor)
-    if not transposed and torch._prims_common.suggest_memory_format(gradient) is suggested:
+    if transposed:
+        return _laid_out(gradient, suggested)
+    if torch._prims_common.suggest_memory_format(gradient) is suggested:
         return gradient
-    return _laid_out(gradient, suggested)
+    return torch.empty_like(gradient, memory_format=suggested)
 
 
 def _backward(call: Call) -> None:
@@ -273,7 +281,7 @@ def _backward_of_cudnn(
     if wants_input:
         call.output(0)
         own = memory_format_of(made, filters)
-        laid_out = _take_copies(call, own, filters, *([] if transposed else [made]))
+        laid_out = _take_copies(call, own, filters, made)
         _compute(call, "input", tensor, weight, gradient, options)
         call.give_back(*reversed(laid_out))
     if wants_weight:

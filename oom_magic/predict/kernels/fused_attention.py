@@ -23,6 +23,7 @@ from oom_magic.predict.kernels.scratch import (
 from oom_magic.predict.operators.calls import TORCH, Call
 
 aten = torch.ops.aten
+_ROW_TILE = 128  # rows that are added to each sequence
 
 
 def _flash_forward(call: Call) -> None:
@@ -70,6 +71,68 @@ def _flash_backward(call: Call) -> None:
         call.take(expanded)
 
 
+def _flash_rows_forward(call: Call) -> None:
+    """``mha_varlen_fwd``: rows of several lengths, of which no key is split."""
+    call.output(0)
+    call.output(1)
+    if call.args[7]:
+        call.take(16)
+    call.output(3)
+    call.output(2)
+
+
+def _flash_rows_backward(call: Call) -> None:
+    """``mha_varlen_bwd``: a tile more for each row."""
+    gradient, query, _, _, out, _, offsets = call.args[:7]
+    for tensor in (gradient, out):
+        if not tensor.is_contiguous():
+            call.take_like(tensor)
+    for position in range(3):
+        call.output(position)
+    num_rows, heads, head_size = query.shape
+    num_rows += _ROW_TILE * (len(offsets) - 1)
+    call.take(heads * num_rows * FLOAT)
+    call.take(heads * num_rows * padded_head(head_size) * FLOAT)
+
+
+def _efficient_rows_forward(call: Call) -> None:
+    """Heads above 128 are summed up in float32 first."""
+    call.output(0)
+    call.output(1)
+    for position in (2, 3):
+        call.output(position, 0)
+    _sum_wide(call)
+
+
+def _sum_wide(call: Call) -> None:
+    out = call.outputs[0]
+    if out.shape[-1] > 128 and out.dtype is not torch.float32:
+        call.take_like(out, torch.float32)
+
+
+def _efficient_rows_backward(call: Call) -> None:
+    """As many matrices as there are rows and heads, each as long as the longest row."""
+    gradient, query, _key, value, _, out, offsets, _, length, key_length = call.args[:10]
+    if not gradient.is_contiguous():
+        call.take_like(gradient)
+    for position in range(3):
+        call.output(position)
+    call.output(3, 0)  # no bias
+    heads = query.shape[2]
+    sums = query.shape[1] * heads * FLOAT
+    product = call.take_like(out, torch.float32)
+    delta = call.take(sums)
+    if heads > 1:  # otherwise the transposed sums are already contiguous
+        copy = call.take(sums)
+        call.give_back(delta)
+        delta = copy
+    call.give_back(product)
+    is_half = query.dtype is not torch.float32
+    numbers = (len(offsets) - 1, heads, length, query.shape[-1], key_length, value.shape[-1])
+    workspace = call.allocate_scratch(workspace_bytes, *numbers, is_half, bool(call.args[11]))
+    call.give_back(delta, workspace)
+
+
 def _efficient_forward(call: Call) -> None:
     """Seed and offset, from 2.15 on without dropout; heads above 128 are summed up in float32 first."""
     if TORCH >= (2, 15) and not _dropout(call, 5):
@@ -79,9 +142,7 @@ def _efficient_forward(call: Call) -> None:
     call.output(1)
     for position in (2, 3):
         call.output(position, 0)
-    out = call.outputs[0]
-    if out.shape[-1] > 128 and out.dtype is not torch.float32:
-        call.take_like(out, torch.float32)
+    _sum_wide(call)
 
 
 def _efficient_backward(call: Call) -> None:
@@ -124,6 +185,10 @@ def _cudnn_backward(call: Call) -> None:
 
 
 RULES: dict[OpOverload, Rule] = {
+    aten._flash_attention_forward.default: _flash_rows_forward,
+    aten._flash_attention_backward.default: _flash_rows_backward,
+    aten._efficient_attention_forward.default: _efficient_rows_forward,
+    aten._efficient_attention_backward.default: _efficient_rows_backward,
     aten._scaled_dot_product_flash_attention.default: _flash_forward,
     aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
     aten._scaled_dot_product_efficient_attention.default: _efficient_forward,

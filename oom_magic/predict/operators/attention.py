@@ -16,7 +16,7 @@ from oom_magic.predict.operators.type_checks import check_attention, check_bias
 
 aten = torch.ops.aten
 Capability = tuple[int, int]
-_HALF_TYPES = (torch.float16, torch.bfloat16)
+HALF_TYPES = (torch.float16, torch.bfloat16)
 _MAX_FLASH_HEAD_SIZE = 256
 
 
@@ -55,7 +55,7 @@ def _fits_flash(
 ) -> bool:
     query, key, value = tensors
     head_size = query.shape[-1]
-    if mask is not None or capability < (8, 0) or query.dtype not in _HALF_TYPES:
+    if mask is not None or capability < (8, 0) or query.dtype not in HALF_TYPES:
         return False
     if not head_size == key.shape[-1] == value.shape[-1] or head_size > _MAX_FLASH_HEAD_SIZE:
         return False
@@ -63,22 +63,29 @@ def _fits_flash(
         return False
     if is_causal and query.shape[2] != key.shape[2]:
         return False
-    # check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120
+    return fits_shared_memory(capability, tensors, dropout)
+
+
+def fits_shared_memory(capability: Capability, tensors: tuple[torch.Tensor, ...], dropout: float) -> bool:
+    """``check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120``, of flash attention."""
+    head_size = tensors[0].shape[-1]
     small_shared_memory = capability in ((8, 6), (8, 9), (12, 0), (12, 1))
     trains = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     return not (small_shared_memory and trains and (192 < head_size <= 224 or (head_size > 224 and dropout > 0)))
 
 
 def _fits_efficient(capability: Capability, tensors: tuple[torch.Tensor, ...], enable_gqa: bool) -> bool:
-    query = tensors[0]
-    if query.dtype not in (torch.float32, torch.float16) and not (
-        query.dtype is torch.bfloat16 and capability >= (8, 0)
-    ):
-        return False
     if enable_gqa or not _same_batch_and_heads(tensors, False) or any(t.stride(-1) != 1 for t in tensors):
         return False
-    # check_head_dim_size_mem_efficient: the number of elements that the kernels can load at once
-    alignment = 1 if query.dtype is torch.float32 and capability < (8, 0) else 4 if query.dtype is torch.float32 else 8
+    return fits_efficient_kernel(capability, tensors)
+
+
+def fits_efficient_kernel(capability: Capability, tensors: tuple[torch.Tensor, ...]) -> bool:
+    """Types, and ``check_head_dim_size_mem_efficient``: heads of as many elements as the kernels load at once."""
+    dtype = tensors[0].dtype
+    if dtype not in (torch.float32, torch.float16) and not (dtype is torch.bfloat16 and capability >= (8, 0)):
+        return False
+    alignment = 1 if dtype is torch.float32 and capability < (8, 0) else 4 if dtype is torch.float32 else 8
     return not any(tensor.shape[-1] % alignment for tensor in (tensors[0], tensors[2]))
 
 
@@ -92,7 +99,7 @@ def _fits_cudnn(
     query, key, value = tensors
     largest = 256 if capability == (9, 0) else 128
     return (
-        query.dtype in _HALF_TYPES
+        query.dtype in HALF_TYPES
         and query.shape[-1] == key.shape[-1]
         and all(tensor.shape[-1] % 8 == 0 and tensor.shape[-1] <= largest for tensor in (query, value))
         and all(tensor.stride(-1) == 1 for tensor in tensors)

@@ -142,11 +142,19 @@ class Autocast:
 
         return cast_up
 
-    def _on_cast(self, kernel: Kernel, args: Any, kwargs: dict[str, Any], dtype: torch.dtype) -> Any:
-        """Run a kernel on casted arguments. C++ casts the last one first, and drops the first one first."""
+    def lowered(self, args: Any, kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments in autocast's type."""
+        return self._casted(args, kwargs, torch.get_autocast_dtype("cuda"))
+
+    def _casted(self, args: Any, kwargs: dict[str, Any], dtype: torch.dtype) -> tuple[list[Any], dict[str, Any]]:
+        """C++ casts the last argument first, and drops the first one first."""
         named = {key: self._cast(kwargs[key], dtype) for key in reversed(kwargs)}
         reverse = [self._cast(value, dtype) for value in reversed(args)]
-        return self._off(kernel, reverse[::-1], named)
+        return reverse[::-1], named
+
+    def _on_cast(self, kernel: Kernel, args: Any, kwargs: dict[str, Any], dtype: torch.dtype) -> Any:
+        """Run a kernel on casted arguments."""
+        return self._off(kernel, *self._casted(args, kwargs, dtype))
 
     def _float32_result(self, kernel: Kernel) -> Kernel:
         def set_dtype(*args: Any, **kwargs: Any) -> Any:

@@ -12,8 +12,12 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+aten = torch.ops.aten
 _REDUCED = (torch.float16, torch.bfloat16)
 _PLAIN = (int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+_BACKWARDS = {aten.threshold_backward.default, aten.leaky_relu_backward.default}  # the gradient is read last
+_BY_ELEMENT = {*_BACKWARDS, aten.hardswish_backward.default, aten.softplus_backward.default}
+_OTHERWISE = {aten.clone.default, aten.native_dropout_backward.default}  # tagged, with kernels of their own
 _Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
@@ -51,14 +55,34 @@ def reading_in_place(func: OpOverload) -> Callable[..., Any]:
 
     def run(*args: Any, **kwargs: Any) -> Any:
         out = func(*args, **kwargs)
-        is_new = isinstance(out, torch.Tensor) and not func._schema.is_mutable
-        if is_new and any(map(_is_expanded, _tensors((args, tuple(kwargs.values()))))):
+        if not isinstance(out, torch.Tensor) or func._schema.is_mutable:
+            return out
+        tensors = _tensors((args, tuple(kwargs.values())))
+        strides = out.stride()
+        if func in _BY_ELEMENT or (torch.Tag.pointwise in func.tags and func not in _OTHERWISE):
+            strides = _iterated(func, args, out, tensors)
+        elif any(map(_is_expanded, tensors)):
             wide = func(*map(_widened, args), **{key: _widened(value) for key, value in kwargs.items()})
-            if wide.shape == out.shape and wide.stride() != out.stride():
-                return _empty((tuple(out.shape), wide.stride(), out.dtype))
-        return out
+            strides = wide.stride() if wide.shape == out.shape else strides
+        return out if strides == out.stride() else _empty((tuple(out.shape), strides, out.dtype))
 
     return run
+
+
+def _iterated(
+    func: OpOverload, args: tuple[Any, ...], out: torch.Tensor, tensors: list[torch.Tensor]
+) -> tuple[int, ...]:
+    """The strides of what is computed element by element, from the arguments in the kernel's order.
+
+    An image of one channel or pixel lies in order and with its channels last: in order is asked first, but a number in
+    the other argument's place is a tensor of another shape (aten/src/ATen/TensorIterator.cpp,
+    ``compute_fast_setup_type``). Kernels for ``meta`` tensors ask for both at once.
+    """
+    has_number = func._schema.arguments[1:2] and func._schema.arguments[1].name == "other" and len(tensors) == 1
+    if not has_number and all(one.shape == out.shape and one.is_contiguous() for one in tensors):
+        return torch._prims_common.make_contiguous_strides_for(out.shape)
+    alike = [one.expand(out.shape) for one in tensors]
+    return torch._prims_common.compute_elementwise_output_strides(*(alike[::-1] if func in _BACKWARDS else alike))
 
 
 def _is_expanded(tensor: torch.Tensor) -> bool:

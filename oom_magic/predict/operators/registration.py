@@ -194,6 +194,13 @@ _FUSED: dict[OpOverload, Kernel] = {
 }
 
 
+def _rows_of_padded(padded: torch.Tensor, _offsets: Any, total: int | None = None) -> torch.Tensor:
+    """aten/src/ATen/native/nested/cuda/NestedTensorTransformerFunctions.cpp: as many rows as its caller knows."""
+    if total is None:
+        raise NotImplementedError
+    return padded.new_empty(total, *padded.shape[2:])
+
+
 def _in_order(op: OpOverload) -> Kernel:
     """The operator, with a contiguous result."""
     return lambda *args: torch.empty_like(op(*args), memory_format=torch.contiguous_format)
@@ -202,8 +209,17 @@ def _in_order(op: OpOverload) -> Kernel:
 # Operators whose outputs have another memory layout on CUDA.
 _LAID_OUT: dict[OpOverload, Kernel] = {
     **losses.LAID_OUT,
-    **{op: _in_order(op) for op in (aten.glu_backward.default, aten.pixel_unshuffle.default)},
+    **{
+        op: _in_order(op)
+        for op in (
+            aten.glu_backward.default,
+            aten.pixel_unshuffle.default,
+            aten.masked_fill.Scalar,
+            aten.masked_fill.Tensor,
+        )
+    },
     aten.native_layer_norm_backward.default: _norm_backward,
+    aten._padded_dense_to_jagged_forward.default: _rows_of_padded,
     **existing({"_fused_rms_norm_backward": _norm_backward}),
 }
 
