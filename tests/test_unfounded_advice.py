@@ -278,6 +278,52 @@ _OF_SCORES = (
             " GiB is allocated by PyTorch, and 3.47 GiB is reserved by PyTorch but unallocated.\n    with torch.no_grad():\n        out ="
             " model(x)", ["computes at once"], ["without it an inference", "lists them"], id="gradients are off",
         ),
+        pytest.param(
+            "deepspeed, pretrain_codegeex.py of a 10B model on 4 A100\n"
+            '  File "/opt/conda/lib/python3.8/site-packages/deepspeed/runtime/engine.py", line 1082, in _configure_optimizer\n'
+            "    self.optimizer = self._configure_zero_optimizer(basic_optimizer)\nRuntimeError: CUDA out of memory. Tried to allocate"
+            " 9.60 GiB (GPU 1; 79.35 GiB total capacity; 57.61 GiB already allocated; 8.03 GiB free; 69.15 GiB reserved in total by"
+            " PyTorch)\nwith cpu offload the process exits with return code = -9", ["ZeRO-3"], ["LoRA", "offload_optimizer"],
+            id="a pretraining",
+        ),
+        pytest.param(
+            "I could usually generate 2048x2048 images, now not even 1024x1024: CUDA out of memory. Tried to allocate 16.00 GiB (GPU"
+            " 0; 47.99 GiB total capacity; 18.36 GiB already allocated; 10.48 GiB free; 34.29 GiB reserved in total by PyTorch)\n"
+            "Time taken: 5.53s Torch active/reserved: 35120/35224 MiB, Sys VRAM: 38455/49140 MiB", ["1024x1024 is 16384", "xformers"],
+            ["65536"], id="the smaller picture failed",
+        ),
+        pytest.param(
+            "it fails when I generate an image: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 6.00 GiB total capacity;"
+            " 5.26 GiB already allocated; 0 bytes free; 5.33 GiB reserved in total by PyTorch)\nlaunch.py with args --xformers"
+            " --opt-split-attention --precision full --no-half", ["medvram"], ["AWQ", "device_map"], id="a web UI by its options",
+        ),
+        pytest.param(
+            "Standalone Faster-Whisper running on: CUDA, --model=large-v2\nFile \"faster_whisper\\transcribe.py\", line 125, in init\n"
+            "RuntimeError: CUDA failed with error out of memory", ["model's files"], ["numel"], id="no code to count parameters in",
+        ),
+        pytest.param(
+            "my training pod is OOMKilled after 2 epochs (exit code 137). resources.limits.memory: 32Gi\nclass MyData(Dataset):\n"
+            "    pass\nloader = DataLoader(MyData(), batch_size=32, num_workers=8)", ["Fewer worker", "num_workers=4"], [],
+            id="workers in a pod",
+        ),
+        pytest.param(
+            "ResourceExhaustedError after several iterations in a grid search with talos\nOOM when allocating tensor with"
+            " shape[64,64,240,240] and type float on /job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc",
+            ["process of its own"], ["score"], id="a feature map",
+        ),
+        pytest.param(
+            "vllm serve meta-llama/Llama-3.3-70B-Instruct --tensor-parallel-size 4 --enable-lora --max-loras 8\n"
+            'File "/x/dist-packages/vllm/lora/layers/base_linear.py", line 71, in create_lora_weights\n'
+            "    self.lora_b_stacked = tuple(torch.zeros(\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 224.00 MiB."
+            " GPU 0 has a total capacity of 79.25 GiB of which 150.94 MiB is free.", ["max-loras"], ["130", "feed-forward"],
+            id="adapters of a server",
+        ),
+        pytest.param(
+            "用 vllm-ascend 部署 Qwen2.5-VL-7B，发一张 4096x4096 的图就挂：NPU out of memory. Tried to allocate 31.64 GiB (NPU 0; 60.97 GiB total"
+            ' capacity; 52.21 GiB already allocated; 6.92 GiB free; 53.02 GiB reserved in total by PyTorch)\n  File "/x/site-packages/'
+            'vllm/model_executor/models/qwen2_5_vl.py", line 652, in forward\n    x = attn(x)\nvllm serve Qwen2.5-VL --max-model-len'
+            " 32768", ["change: Send smaller"], ["quantized"], id="one large picture",
+        ),
     ],
 )  # fmt: skip
 def test_advice_is_of_the_text(text, said, not_said):

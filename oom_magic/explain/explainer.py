@@ -78,7 +78,7 @@ _CAUSE_OF_TENSOR = {
 _NAME_OF_TENSOR = {"attention_scores": "attention_scores", "logits_or_loss": "logits", "kv_cache": "kv_cache"}
 _FUSED = ("vllm", "sglang", "tgi", "exllama")  # whose attention stores no scores
 _OF_WEIGHTS = ("saving", "loading", "optimizer_step")
-_NAMES_CACHE = re.compile(r"kv_?cache|cache_(?:shape|size)", re.I)
+_NAMES_ANOTHER = re.compile(r"kv_?cache|cache_(?:shape|size)|\blora_\w+ ?= ?\w*\(?torch\.(?:zeros|empty)", re.I)
 _UNKNOWN_TENSOR = TensorAnswer()
 _NO_JUDGEMENT = Judgement(Cause.UNKNOWN, (Evidence("no_message"),), Confidence.OPEN)
 _KINDS_OF_ACTIVATIONS = (Cause.LOGITS_OR_LOSS, Cause.ATTENTION_SCORES)
@@ -295,7 +295,7 @@ def _is_guessable(failure: Failure, clues: Clues, has_dims: bool) -> bool:
         return False
     if "of_latents" in clues.run.told:
         return False
-    if clues.tensor is None and _NAMES_CACHE.search(clues.code):
+    if clues.tensor is None and _NAMES_ANOTHER.search(clues.code):
         return False
     if clues.phase in _OF_WEIGHTS:  # what asks there is a weight or its state, whose sizes are unknown
         return has_dims

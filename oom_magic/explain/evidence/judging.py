@@ -497,6 +497,9 @@ def _check(cause: Cause, failure: Failure | None, clues: Clues) -> Evidence:
     if clues.program is not None and (serves or cause is not Cause.MEMORY_FRACTION_LIMIT) and cause in _AS_INFERENCE:
         return Evidence(f"check_{cause.value}_inference")
     trains = clues.is_training or clues.tells_of_training
+    is_shown = "shows_code" in clues.shown or not (clues.has_prose or clues.frames)
+    if cause is Cause.WEIGHTS_TOO_BIG and not (trains or is_shown):
+        return Evidence(f"check_{cause.value}_inference")
     if cause is Cause.ACTIVATIONS and (not trains or {"batch_of_one", "has_batch_of_one"} & clues.run.told):
         return Evidence(f"check_{cause.value}_inference")
     return Evidence(f"check_{cause.value}")

@@ -187,7 +187,7 @@ def _model_beside_card(failure: Failure | None, clues: Clues) -> Iterator[Suppor
     """The weights and the card that the text names; each rank that does not shard holds all weights."""
     told = clues.run.told
     weights, card = clues.weights_bytes, (failure.total_bytes if failure is not None else None) or clues.card_bytes
-    if weights is None or {"many_ranks", "shards"} <= told:
+    if weights is None or "shards" in told:
         return
     if clues.ram_bytes is not None and clues.ram_bytes < weights and "loads" in told and not _is_of_device(failure):
         values = {"weights_bytes": weights, "ram_bytes": clues.ram_bytes}
@@ -272,7 +272,7 @@ def _over_time(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     if "repeats_models" in told and clues.program is not None and clues.program.program.key == "tensorflow":
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.7, Evidence("told_models_in_turn"))
         yield Support(Cause.WEIGHTS_TOO_BIG, -0.7)
-        yield Support(Cause.ACTIVATIONS, -0.3)
+        yield Support(Cause.ACTIVATIONS, -0.6)
     yield from _kept(told)
     if "converses" in told and not _trains(clues):
         yield Support(Cause.ACTIVATIONS, 0.6, Evidence("told_conversation"))

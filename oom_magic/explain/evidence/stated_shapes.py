@@ -13,6 +13,7 @@ _IMAGE_NODE = re.compile(r"(?:node|Node:)[^\n]{0,200}?(?:[Cc]onv|[Bb]atch_?[Nn]o
 _MOMENT_NODE = re.compile(
     r"[Nn]ode:? ?[^\s=]{0,60}/(?:Adam\w*|RMSprop|RMSProp|Momentum|Adagrad|Ftrl)(?:/(?!gradients)|(?![\w/]))"
 )
+_OF_TOKENS = re.compile(r"atten|transformer|bert|\bseq|token|gpt|softmax|MatMul|einsum", re.I)
 _LARGEST_KERNEL = 11  # height and width of a convolution's kernel, where a batch of pictures has larger ones
 
 
@@ -35,7 +36,7 @@ def stated_shape(shape: tuple[int, ...], text: str) -> Iterator[Support]:
         yield Support(Cause.ACTIVATIONS, -0.4)
         return
     is_square = len(shape) == 4 and shape[2] == shape[3] and shape[2] >= 64 and shape[1] <= 128 and shape[1] != 3
-    if is_square and not _IMAGE_NODE.search(text):
+    if is_square and _OF_TOKENS.search(text) and not _IMAGE_NODE.search(text):
         yield Support(Cause.ATTENTION_SCORES, 0.6, Evidence("shape_of_scores", {"sizes": sizes}))
     elif len(shape) > 2:
         yield Support(Cause.ACTIVATIONS, 0.45, Evidence("shape_of_batch", {"sizes": sizes}))

@@ -43,6 +43,8 @@ _CHECKPOINT_LOAD = re.compile(
     r"_cuda_deserialize|restore_location|persistent_load|\b(?:torch|th)\.load\(|load_from_checkpoint|load_checkpoint\("
 )
 _FULL_SHARE = 0.88
+_SERVING = ("vllm", "sglang", "server")
+_LARGE_OF_A_SERVER = 0.2
 _OF_LATENTS = {"of_latents", "diffuses", "makes_pictures"}
 _IN_GENERATION = re.compile(r"[/\\](?:vllm|sglang)[/\\]")
 _HEADS_TIMES_BYTES = frozenset(heads * count for heads in (1, 5, 8, 10, 16, 20, 24) for count in (2, 4, 8, 16))
@@ -96,6 +98,7 @@ def text_rules(failure: Failure | None, clues: Clues, text: str) -> Iterator[Sup
     if "generates_beside" in clues.run.told and _IN_GENERATION.search(clues.trace):
         yield Support(Cause.MEMORY_FRACTION_LIMIT, 0.6, Evidence("told_generation"))
         yield Support(Cause.ACTIVATIONS, -0.5)
+    yield from _one_input(failure, clues)
     yield from _offloaded(failure, clues, text)
     yield from _data_on_device(failure, clues)
     yield from _frameworks(failure, text)
@@ -117,7 +120,8 @@ def named_tensor(failure: Failure | None, clues: Clues, text: str) -> Iterator[S
     is_large = failure is not None and (failure.requested_bytes or 0) >= _SMALL_FIRST_REQUEST
     makes = _OF_LATENTS & clues.run.told or not (clues.is_training or clues.tells_of_training)  # not: reads pictures
     if failure is not None and is_large and clues.tensor is None and makes:
-        for sides, positions in picture_positions(text).items():
+        # Of several sizes that fit the smallest failed, too.
+        for sides, positions in sorted(picture_positions(text).items(), key=lambda one: one[1]):
             if _are_scores(failure.requested_bytes or 0, positions):
                 evidence = Evidence("scores_of_picture", {"sides": sides, "positions": positions})
                 yield Support(Cause.ATTENTION_SCORES, 0.75, evidence)
@@ -207,6 +211,16 @@ def _program(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         is_serving = use.stage is not None and use.stage.key in ("serving", "graphs", "logits")
         cause = Cause.MEMORY_FRACTION_LIMIT if is_serving or use.program.key == "sglang" else Cause.WEIGHTS_TOO_BIG
         yield Support(cause, 0.65, Evidence("above_own_share", values))
+
+
+def _one_input(failure: Failure | None, clues: Clues) -> Iterator[Support]:
+    """A server that asks for a good part of the device in one piece while it computes: what came in is large."""
+    if clues.program is None or clues.program.program.key not in _SERVING or clues.phase != "forward":
+        return
+    requested, total = (None, None) if failure is None else (failure.requested_bytes, failure.total_bytes)
+    if requested and total and total * _LARGE_OF_A_SERVER <= requested <= total and clues.tensor is None:
+        yield Support(Cause.ACTIVATIONS, 0.65, Evidence("large_request", {"requested_bytes": requested}))
+        yield Support(Cause.MEMORY_FRACTION_LIMIT, -0.4)
 
 
 def _offloaded(failure: Failure | None, clues: Clues, text: str) -> Iterator[Support]:

@@ -60,6 +60,7 @@ EVIDENCE: Sentences = {
     "stage_logits": "{program} failed while it made logits for the whole vocabulary.",
     "stage_profiling": "{program} failed in its trial run with the largest batch that it is told to take.",
     "stage_sampler": "{program} failed when it tried its sampler with as many requests as it may take at once.",
+    "stage_adapters": "{program} failed while it made room for adapters (LoRA), which lie beside its weights.",
     "stage_running": "{program} had loaded the model and failed when it first computed with it.",
     "stage_loading": "{program} failed while it loaded weights.",
     "stage_serving": "{program} failed while it answered requests, beside the memory that it keeps for its cache.",

@@ -145,6 +145,8 @@ REMEDIES: Sentences = {
         " RAM."
     ),
     "remedy_vllm_pictures": "Allow fewer pictures or videos in one request (--limit-mm-per-prompt).",
+    "remedy_vllm_pixels": "Send smaller pictures, or bound their pixels (--mm-processor-kwargs, max_pixels).",
+    "remedy_vllm_loras": "Keep fewer or smaller adapters ready (--max-loras, --max-lora-rank).",
     "remedy_vllm_max_num_seqs": "Take fewer requests and tokens at once ({setting}).",
     "remedy_vllm_eager": "Do without CUDA graphs (--enforce-eager).",
     "remedy_quantized_model": "Take quantized weights (AWQ, GPTQ, FP8, GGUF Q4) or a smaller model.",

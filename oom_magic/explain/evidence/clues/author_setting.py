@@ -242,6 +242,10 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
         r"zero[-_ ]?infinity", r"ds_z[23]_offload",
     ),
     "may_swap_blocks": words(r"\bkohya\w*|\bsd-scripts\b|\bmusubi\b|diffusion-pipe|\bflux_train\w*"),
+    "pretrains": words(
+        r"\bpre-?train(?:ing|s)?\b(?!ed|_model|_weights| (?:model|weight|checkpoint))|\bpretrain_\w+\.py",
+        r"预训练(?!模型|权重)",
+    ),
     "by_verl": words(r"actor_rollout_ref|\bverl\b"),
     "swaps_blocks": words(
         r"\bblocks?[-_ ]?(?:to[-_ ])?swap",

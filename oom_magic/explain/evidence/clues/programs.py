@@ -124,6 +124,8 @@ PROGRAMS: tuple[Program, ...] = (
                 r"|graph_capture",
                    Cause.MEMORY_FRACTION_LIMIT, 0.55, ("server_share", "vllm_eager", "vllm_max_num_seqs"),
                    encloses=True),
+            _stage("adapters", r"lora[/\\]layers[/\\]|create_lora_weights", Cause.WEIGHTS_TOO_BIG, 0.7,
+                   ("vllm_loras", "server_share"), encloses=True),
             _stage("sampler", r"_dummy_sampler_run|warming up sampler", Cause.MEMORY_FRACTION_LIMIT, 0.75,
                    ("vllm_max_num_seqs", "server_share"), encloses=True),
             _stage("profiling", r"profile_run|determine_num_available_blocks|determine_available_memory",
@@ -136,7 +138,7 @@ PROGRAMS: tuple[Program, ...] = (
                    0.45, ("server_share", "vllm_max_num_seqs")),
         ),
         budget=0.9, budget_setting=re.compile(r"gpu[_-]memory[_-]utilization['\"]?[ =:]{1,3}(0?\.\d+|1\.0)"),
-        remedies=("server_share", "vllm_max_num_seqs", "shorter_context", "vllm_eager", *_OF_LOADING),
+        remedies=("vllm_pixels", "server_share", "vllm_max_num_seqs", "shorter_context", "vllm_eager", *_OF_LOADING),
         default_cause=(Cause.MEMORY_FRACTION_LIMIT, 0.4),
     ),
     Program(
@@ -195,7 +197,8 @@ PROGRAMS: tuple[Program, ...] = (
     ),
     Program(
         "webui", "Stable Diffusion web UI",
-        re.compile(r"StableMatrix|(?:diffusion|sd)[-_ ]?web-?ui|modules_forge|Patching LoRAs|\[Memory Management\]"
+        re.compile(r"StableMatrix|Sys VRAM:|\bwe[bp]ui-user|--opt-(?:sdp|split|sub)|--no-half\b"
+                   r"|(?:diffusion|sd)[-_ ]?web-?ui|modules_forge|Patching LoRAs|\[Memory Management\]"
                    r"|(?:auto|vlad|sd)[-_]?1111|\ba1111\b|automatic1111|hires[. ]?fix|txt2img_function", re.I | re.A),
         (
             _stage("vae", r"vae\.decode|VAE decode|autoencoder_kl|decode_latents|decode_first_stage"

@@ -24,10 +24,14 @@ _CODE = re.compile(
     r"|(?m:^)[^\w\n]{0,16}(?:import|from) (?:torch|tensorflow|keras|jax|paddle|transformers|trl|diffusers)\b"
     r"|\b(?:\w{1,30}, ?)?\w{1,30} ?= ?(?:self\.)?(?:model|net|unet|generator|discriminator|encoder|decoder)\(\w"
     r"|\bCell In ?\[|<ipython-input|\bipykernel_|<stdin>|\b\w*Trainer\(|\bTrainingArguments\("
+    r"|(?m:^)[ \t]{0,16}(?:class|def) \w{1,60}\([^\n]{0,120}\):|\bDataLoader\("
     r"|\bjax\.(?:jit|grad|vmap)\b",
     re.A,
 )
-_OWN_FRAME = re.compile(r'File "[^"\n]{1,300}\.py"?, line \d{1,7}, in ')
+# With the line that it quotes: an installed program shows none.
+_OWN_FRAME = re.compile(
+    r'File "[^"\n]{1,300}\.py"?, line \d{1,7}, in [\w<>.]{1,80}\n(?![ \t]{0,8}File )[^\n]{0,40}[(=]'
+)
 _OPTION = r"--?[a-z][\w.-]{1,60}(?:[ =](?!-)[^\s\\]{1,120})?"
 _SETTINGS = re.compile(
     rf"(?:{_OPTION}[\s\\]{{1,12}}){{3}}"

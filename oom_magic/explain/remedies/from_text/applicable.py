@@ -31,6 +31,8 @@ def applicable(diagnosis: Diagnosis, keys: tuple[str, ...], *, is_text: bool) ->
         keys = ("sample_graph", *(key for key in keys if key not in ("smaller_input", "smaller_batch_any")))
     elif "of_graphs" in facts and diagnosis.cause in INPUT_CAUSES:
         keys = tuple("smaller_graph" if key == "smaller_input" else key for key in keys)
+    if "smaller_image" in keys:
+        keys = tuple(key for key in keys if key != "smaller_input")
     if diagnosis.backend == "mps":
         keys = tuple(dict.fromkeys(_ON_A_MAC.get(key, key) for key in keys))
     for key in keys:

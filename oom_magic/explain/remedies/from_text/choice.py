@@ -76,7 +76,7 @@ _BY_EVIDENCE: Mapping[str, tuple[str, ...]] = {
     "above_block_limit": ("relaxed_limits", "smaller_arrays"),
     "mps_refused_all": ("use_cpu",),
     "mps_watermark": ("mps_watermark", "smaller_input"),
-    "mps_others": ("smaller_input", "mps_watermark", "close_apps"),
+    "mps_others": ("smaller_input", "mps_watermark"),
     "mps_own_fill": ("smaller_input", "quantized_model", "mps_watermark"),
     "small_carve_out": ("bios_memory",),
     "address_space_in_pieces": ("expandable_segments",),
@@ -149,6 +149,7 @@ _ACTS_ON: Mapping[str, tuple[Cause, ...]] = {
     "server_share": (*_WORK, *_OUTSIDE, Cause.OTHER_PROCESS),
     "vllm_max_num_seqs": _WORK,
     "vllm_eager": (Cause.MEMORY_FRACTION_LIMIT,),
+    "vllm_pixels": (Cause.ACTIVATIONS,),
     "sglang_prefill": _WORK,
     "sglang_no_compile": _WORK,
     "shorter_context": (Cause.ACTIVATIONS, Cause.MEMORY_FRACTION_LIMIT, Cause.UNKNOWN),
@@ -324,6 +325,8 @@ def _against_host(diagnosis: Diagnosis, keys: set[str]) -> tuple[str, ...]:
     if "grows" in diagnosis.told and {"workers", "learns", "trains", "of_graphs"} & diagnosis.told:
         found += ["fewer_workers", "drop_each", "arrays_for_lists"]
     usual = ("fewer_workers", "stream_data", "more_ram")
+    if found == ["pod_memory"]:
+        found += usual[:2]
     return tuple(dict.fromkeys((*found, *(() if found else usual))))
 
 
