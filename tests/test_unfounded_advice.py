@@ -216,7 +216,7 @@ _OF_SCORES = (
             "Flux Dreambooth/finetune 在4090 24GVRAM上爆显存，底模使用的flux.1-dev，kohya_ss，batch_size为1\nCUDA out of memory. Tried to"
             " allocate 90.00 MiB. GPU 0 has a total capacity of 23.64 GiB of which 41.75 MiB is free. Of the allocated memory"
             " 23.19 GiB is allocated by PyTorch, and 5.97 MiB is reserved by PyTorch but unallocated.", ["blocks_to_swap"],
-            ["autocast", "device_map"], id="the settings of a program that trains",
+            ["autocast", "device_map", "Run it in"], id="the settings of a program that trains",
         ),
         pytest.param(
             "[/usr/local/lib/python3.10/dist-packages/torch_geometric/nn/conv/gat_conv.py] in message(self, x_j, alpha)\n    308 \n"

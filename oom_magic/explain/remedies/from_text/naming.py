@@ -41,6 +41,7 @@ _VALUES: Mapping[str, Mapping[str, Any]] = {
 }
 _IN_HALF = ("mixed_precision", "half_setting", "half_weights")
 _OF_PICTURES = {"makes_pictures", "diffuses", "of_no_tokens", "of_latents"}
+_SETTINGS_ONLY = {"trains_by_settings", "shows_settings"}
 _OF_PICTURES_MADE = {"makes_pictures", "diffuses"}
 _NO_RUN = Evidence("reason_no_run")
 _NO_CODE = Evidence("reason_no_code")
@@ -81,6 +82,8 @@ def _way_to_prices(diagnosis: Diagnosis) -> Evidence:
     is_in_python = "in_another_language" not in diagnosis.told
     if diagnosis.backend not in CUDA_IN_CODE or not (is_of_pytorch(diagnosis) and is_in_python):
         return _NOT_PYTORCH
+    if _SETTINGS_ONLY & diagnosis.told and "shows_code" not in diagnosis.told:
+        return _ELSEWHERE
     # A run is described, and nothing shows that it is of tokens.
     is_another = bool(diagnosis.told - IN_ANY_MESSAGE - SHOWN)
     if diagnosis.told & _OF_PICTURES_MADE and not (trains(diagnosis) or diagnosis.place):
