@@ -1,9 +1,9 @@
-"""Notebooks that keep the graphs of a whole step, or of all trials, until the end."""
+"""Notebooks that keep the graphs of a whole step until its end, or that compute in float64."""
 
 from __future__ import annotations
 
 from failing_notebooks import NOTEBOOKS
-from notebook_cases import SMALL, Notebook, names, put
+from notebook_cases import FILLED, HEAD, SMALL, Notebook, after, names, put
 
 NOTEBOOKS["losses of a step in a list"] = Notebook(
     (
@@ -46,4 +46,30 @@ for epoch in range(2):
             TOTAL_BACKWARD="",
         )
     },
+)
+
+NOTEBOOKS["data from NumPy in float64"] = Notebook(
+    (
+        HEAD
+        + """
+import numpy as np
+rng = np.random.default_rng(0)
+X, y = torch.from_numpy(rng.standard_normal((4096, 512))){SINGLE}, torch.from_numpy(rng.standard_normal((4096, 512))){SINGLE}
+net = nn.Sequential(*[m for _ in range(12) for m in (nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512))]).{TYPE}().cuda()
+""",
+        """
+opt = torch.optim.Adam(net.parameters(), lr=1e-3)
+batch_size = {B}
+for i in range(0, len(X), batch_size):
+    xb, yb = X[i:i + batch_size].cuda(), y[i:i + batch_size].cuda()
+    loss = F.mse_loss(net(xb), yb)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    {"B": 2048, "SINGLE": "", "TYPE": "double"},
+    FILLED | names("unknown"),
+    names("single_weights"),
+    {"single_weights": put(SINGLE=".float()", TYPE="float"), "smaller_batch": after("B")},
 )

@@ -30,6 +30,7 @@ from oom_magic.explain.remedies.own_code import (
     own_names,
     shown,
 )
+from oom_magic.explain.remedies.own_dtype import in_single_precision, single_precision
 from oom_magic.explain.remedies.own_placement import layers_moved, own_placement, with_gradient_sync_set
 from oom_magic.explain.remedies.rehearsal import (
     STEPS,
@@ -104,16 +105,12 @@ class CellRehearsal:
         arguments: list[str] | None = None,
         absent: frozenset[int] = frozenset(),
     ) -> None:
-        self._absent = absent
-        self._arguments = arguments or []
+        self._absent, self._arguments = absent, arguments or []
         self._decided = None if decided is None else [decided]
-        self._call = call
-        self._tree = tree
-        self._names = names
+        self._call, self._tree, self._names = call, tree, names
         self._card: dict[str, Any] = {"gpu": gpu, "memory": memory, **(machine or {})}
         self.is_of_job = self._card.get("num_processes") is not None
-        self._origin = origin
-        self._start = start
+        self._origin, self._start = origin, start
         self._find_in_the_way = find_in_the_way
         self._num_steps: StopAfter = STEPS
         self.parameters: dict[str, SizeParameter | None] = {}
@@ -124,9 +121,7 @@ class CellRehearsal:
         self._training: Training | None = None  # of the last run
         self._leaves_evaluations = True
         self.sizes: Mapping[str, int] = {}
-        self.accumulation = 1
-        self.steps_differ = False
-        self.calls_followed = 0
+        self.accumulation, self.steps_differ, self.calls_followed = 1, False, 0
         self._most_seconds = math.inf
 
     def begin(self, changes: Sequence[Change], enough_bytes: int) -> MemoryReport:
@@ -213,19 +208,20 @@ class CellRehearsal:
     def check(self, variation: Variation) -> None:
         """Whether the survey found a model that allows the changes, and the cell has the line to mend."""
         written = self._written(variation.changes)
-        check_surveyed(self._survey, [change for change in variation.changes if change not in written])
+        made = [change for change in variation.changes if change not in written or change.is_written]
+        check_surveyed(self._survey, made)
         if variation.mended is not None and not is_in(variation.mended, self._tree, self._names):
             raise NotEvaluatedError(Evidence("reason_line_elsewhere"))
 
     def _written(self, changes: Sequence[Change]) -> list[Change]:
-        """Those that are not made while the cell runs, but written into it: a split by hand in a known form."""
+        """Those that are not made while the cell runs, but written into it: a split by hand in a known form, types."""
         from oom_magic.predict.what_if.change import ByHandError
 
         assert self._survey is not None, "begin comes first"
         found = [change for change in changes if isinstance(self._survey.error(change), ByHandError)]
-        return [
-            change for change in found if own_placement(self._tree, _BY_HAND, change.values, _chains_in(self._names))
-        ]
+        own = [one for one in changes if one.is_written and in_single_precision(self._tree, self._names)]
+        chains = _chains_in(self._names)
+        return [*own, *(one for one in found if own_placement(self._tree, _BY_HAND, one.values, chains))]
 
     def run(self, variation: Variation) -> MemoryReport:
         """Execute the cell again, changed; sizes by their parameters, else by slicing the model's inputs."""
@@ -330,6 +326,8 @@ class CellRehearsal:
                 return self._rewritten(frozen_without_gradients)
             if key == "no_grad" and (self._survey is None or self._survey.has_trained):
                 return self._own_evaluations()
+            if key.startswith("single_weights"):
+                return in_single_precision(self._tree, self._names) or None
             own = self._rewritten(lambda code, seen: own_code(code, seen, key, values))
             own = "" if key == "mixed_precision" and self.keeps_no_graph else own or self._own_placement(key, values)
             return own or ("" if key in IN_A_LOOP or lacks_names(key, self.names) else None)
@@ -448,7 +446,11 @@ class CellRehearsal:
             for parameter, value in overridden.items():
                 stack.enter_context(parameter.override(self._tree, self._names, value))
             for change in written:
-                stack.enter_context(layers_moved(self._tree, change.values["number"], _chains_in(self._names)))
+                stack.enter_context(
+                    single_precision(self._tree, self._names)
+                    if change.is_written
+                    else layers_moved(self._tree, change.values["number"], _chains_in(self._names))
+                )
             yield
 
     def _execute(

@@ -101,6 +101,10 @@ for block in {layers}:
 # before the optimizer is made
 fully_shard({model}, offload_policy=CPUOffloadPolicy())""",
     "sgd": "optimizer = torch.optim.SGD({model}.parameters(), lr=lr, momentum=0.0)",
+    "single_weights": "{model} = {model}.float()   # before the optimizer is made",
+    "single_weights_inputs": """\
+{model} = {model}.float()   # before the optimizer is made
+# and its inputs: {model}(x.float())""",
     "half_weights": "{model} = {model}.to(torch.{torch_dtype})   # before the optimizer is made",
     "half_weights_inputs": """\
 {model} = {model}.to(torch.{torch_dtype})   # before the optimizer is made

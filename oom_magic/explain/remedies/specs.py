@@ -162,6 +162,7 @@ def _of_weights(dtype: str, is_loading: bool, part_bytes: int) -> Iterator[Remed
         yield _made(
             "half_weights", 60, "faster", _EVERY, partial(models.HalfWeights, dtype), precision, half, "precision"
         )
+        yield _made("single_weights", 9, "faster", _EVERY, models.SingleWeights, slot="precision")
     lora, qlora = {"method": "lora", **rank}, {"method": "qlora", **rank}
     yield _made("lora", 70, "faster", _EVERY[1:], lambda: models.LowRankAdapters(16), lora, rank, "trained")
     yield _made("qlora", 75, "qlora", _EVERY[:3], lambda: models.QuantizedAdapters(16), qlora, rank, "trained")

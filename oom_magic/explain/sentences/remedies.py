@@ -49,6 +49,7 @@ REMEDIES: Sentences = {
     "remedy_offload_optimizer": "Keep the optimizer's state in RAM and step there.",
     "remedy_shorter_sequences": "Sequences of {after} tokens instead of {before}.",
     "remedy_half_weights": "Weights, gradients and optimizer state in {dtype}; training may become less stable.",
+    "remedy_single_weights": "float32 instead of float64: all takes half, and is much faster.",
     "remedy_adafactor": "Adafactor instead of Adam: almost no optimizer state.",
     "remedy_sgd": "Plain SGD: no optimizer state.",
     "remedy_gradients_in_buckets": "Gradients as views of DDP's buckets: no second copy of them.",

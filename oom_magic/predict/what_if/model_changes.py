@@ -150,6 +150,20 @@ class HalfWeights(Change):
         return value.to(self.dtype)
 
 
+class SingleWeights(HalfWeights):
+    """Weights, and so all that comes from them, in float32 instead of float64; inputs are cast, too."""
+
+    is_written = True
+
+    def __init__(self) -> None:
+        self.dtype = torch.float32
+
+    def check(self, model: torch.nn.Module) -> None:
+        """Some weights must be in float64."""
+        if all(p.dtype != torch.float64 for p in model.parameters()):
+            raise InapplicableError("no_weights_in_float64")
+
+
 class AttentionKernel(Change):
     """Another attention implementation of a Hugging Face model (``"sdpa"``)."""
 
