@@ -85,6 +85,19 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: F.max_pool2d(of(1, 1, 4, 4, dtype=INT), 2),
         "\"max_pool2d_with_indices_out_cuda_frame\" not implemented for 'Int'",
     ),
+    "convolution_of_booleans": (
+        lambda: F.conv2d(of(1, 1, 4, 4, dtype=torch.bool), of(1, 1, 2, 2, dtype=torch.bool)),
+        "getCudnnDataTypeFromScalarType() not supported for Bool",
+    ),
+    "histogram": (lambda: torch.histc(of(4, dtype=HALF)), "HalfTensor is not supported"),
+    "deviation": (lambda: of(4, dtype=INT).std(), "std and var only support floating point and complex dtypes"),
+    "silu": (lambda: F.silu(of(4, dtype=INT)), "\"silu_cuda\" not implemented for 'Int'"),
+    "bits": (lambda: of(4) & of(4), "\"bitwise_and_cuda\" not implemented for 'Float'"),
+    "spectrogram": (
+        lambda: torch.stft(of(64, dtype=HALF), 12, window=of(12, dtype=HALF), return_complex=True),
+        "cuFFT only supports dimensions whose sizes are powers of two when computing in half precision, but got a"
+        " signal size of[12]",
+    ),
 }  # fmt: skip
 
 

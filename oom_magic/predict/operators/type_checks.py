@@ -24,6 +24,8 @@ _REDUCED = frozenset({torch.float16, torch.bfloat16})
 _WHOLE = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 _COMPLEX = frozenset({torch.complex64, torch.complex128})
 _NOT_REAL = _WHOLE | _COMPLEX
+_BOOL = frozenset({torch.bool})
+_FLOATING = _REDUCED | _COMPLEX | {torch.float32, torch.float64}
 _Check = Callable[[tuple[Any, ...]], None]
 
 
@@ -79,9 +81,9 @@ def _same(*positions: int) -> _Check:
     return check
 
 
-def _grid(args: tuple[Any, ...]) -> None:
-    """native/cuda/GridSampler.cu, ``launch_grid_sampler_2d_forward_kernel``."""
-    _refused("grid_sampler_2d_cuda", _NOT_REAL, args)
+def _grid(num_dims: int, args: tuple[Any, ...]) -> None:
+    """native/cuda/GridSampler.cu, ``launch_grid_sampler_2d_forward_kernel`` and its like for volumes."""
+    _refused(f"grid_sampler_{num_dims}d_cuda", _NOT_REAL, args)
     _same(1)(args)
 
 
@@ -99,6 +101,7 @@ def _convolution(args: tuple[Any, ...]) -> None:
         if other is not None and other.dtype is not args[0].dtype:
             kinds = [f"torch.cuda.{name(tensor.dtype)}Tensor" for tensor in (args[0], other)]
             raise RuntimeError(f"Input type ({kinds[0]}) and {what} type ({kinds[1]}) should be the same")
+    _said("getCudnnDataTypeFromScalarType() not supported for {name}", _BOOL)(args)  # native/cudnn/Conv_v8.cpp
 
 
 def _cross_entropy(args: tuple[Any, ...]) -> None:
@@ -164,11 +167,105 @@ def _refused(kernel: str, dtypes: frozenset[torch.dtype], args: tuple[Any, ...])
         raise NotImplementedError(f"\"{kernel}\" not implemented for '{name(args[0].dtype)}'")
 
 
+def _said(words: str, dtypes: frozenset[torch.dtype]) -> _Check:
+    """A check of the type before the kernel, in its own ``words``; ``{name}`` is the type's."""
+
+    def check(args: tuple[Any, ...]) -> None:
+        if args[0].dtype in dtypes:
+            raise RuntimeError(words.format(name=name(args[0].dtype)))
+
+    return check
+
+
+def _bins(args: tuple[Any, ...]) -> None:
+    """native/cuda/SummaryOps.cu, ``_histc_cuda_template``."""
+    _said("HalfTensor is not supported", frozenset({torch.float16}))(args)
+    _refused("histc", _BOOL | _COMPLEX, args)
+
+
+def _fourier(args: tuple[Any, ...]) -> None:
+    """native/cuda/CuFFTPlanCache.h, ``CuFFTConfig``; native/cuda/SpectralOps.cpp."""
+    tensor, dims = args[:2]
+    _said("cuFFT doesn't support tensor of type: BFloat16", frozenset({torch.bfloat16}))(args)
+    sizes = [tensor.shape[dim] for dim in dims]
+    if tensor.dtype in (torch.float16, torch.complex32) and any(size & (size - 1) for size in sizes):
+        raise RuntimeError(
+            "cuFFT only supports dimensions whose sizes are powers of two when computing in half precision, but got a"
+            f" signal size of{sizes}"
+        )
+
+
+# Kernels that are not compiled for some types, and the operators that call them.
+_NOT_COMPILED: tuple[tuple[str, frozenset[torch.dtype], str], ...] = (
+    ("addmm_cuda", _WHOLE, "mm addbmm"),
+    ("addmv_impl_cuda", _WHOLE, "addmv mv"),
+    ("baddbmm_cuda", _WHOLE, "bmm baddbmm"),
+    ("dot", _WHOLE, "dot vdot"),
+    ("lerp_cuda", _WHOLE, "lerp.Scalar lerp.Tensor"),
+    ("cdist_cuda", _REDUCED, "_cdist_forward"),
+    ("ctc_loss_cuda", _REDUCED, "_ctc_loss _ctc_loss.Tensor"),
+    ("cholesky_cusolver", _REDUCED, "cholesky"),
+    ("angle_cuda", _REDUCED, "angle"),
+    ("polar_cuda", _REDUCED, "polar"),
+    ("igamma_cuda", _REDUCED | _NOT_REAL, "igamma"),
+    ("igammac_cuda", _REDUCED | _NOT_REAL, "igammac"),
+    ("hypot_cuda", _NOT_REAL, "hypot"),
+    ("nextafter_cuda", _NOT_REAL, "nextafter"),
+    ("bitwise_and_cuda", _FLOATING, "bitwise_and.Tensor bitwise_and.Scalar"),
+    ("bitwise_or_cuda", _FLOATING, "bitwise_or.Tensor bitwise_or.Scalar"),
+    ("bitwise_xor_cuda", _FLOATING, "bitwise_xor.Tensor bitwise_xor.Scalar"),
+    ("bitwise_not_cuda", _FLOATING, "bitwise_not"),
+    ("lshift_cuda", _FLOATING | _BOOL, "bitwise_left_shift.Tensor"),
+    ("rshift_cuda", _FLOATING | _BOOL, "bitwise_right_shift.Tensor"),
+    ("gcd_cuda", _FLOATING | _BOOL, "gcd"),
+    ("lcm_cuda", _FLOATING, "lcm"),
+    ("kthvalue_cuda", _BOOL | _COMPLEX, "kthvalue"),
+    ("ceil_cuda", _BOOL, "ceil"),
+    ("floor_cuda", _BOOL, "floor"),
+    ("trunc_cuda", _BOOL, "trunc"),
+    ("clamp_cuda", _BOOL, "clamp"),
+    ("round_cuda", _BOOL | _COMPLEX, "round"),
+    ("threshold_cuda", _BOOL | _COMPLEX, "threshold"),
+    ("im2col_out_cuda", _WHOLE - _BOOL, "im2col"),
+    ("max_pool2d_with_indices_out_cuda_frame", _NOT_REAL, "max_pool2d_with_indices"),
+    ("max_pool3d_with_indices_out_frame", _NOT_REAL, "max_pool3d_with_indices"),
+    ("avg_pool2d_out_cuda_frame", _NOT_REAL, "avg_pool2d"),
+    ("avg_pool3d_out_cuda", _NOT_REAL - {torch.uint8}, "avg_pool3d"),
+    ("adaptive_avg_pool2d_cuda", _NOT_REAL, "_adaptive_avg_pool2d"),
+    ("adaptive_avg_pool3d_cuda", _NOT_REAL, "_adaptive_avg_pool3d"),
+    ("adaptive_max_pool2d_cuda", _NOT_REAL, "adaptive_max_pool2d"),
+    ("adaptive_max_pool3d_cuda", _NOT_REAL, "adaptive_max_pool3d"),
+    ("upsample_linear1d_out_frame", _NOT_REAL, "upsample_linear1d"),
+    ("upsample_bilinear2d_out_frame", _NOT_REAL, "upsample_bilinear2d _upsample_bilinear2d_aa"),
+    ("upsample_bicubic2d_out_frame", _NOT_REAL, "upsample_bicubic2d"),
+    ("upsample_trilinear3d_out_frame", _NOT_REAL, "upsample_trilinear3d"),
+    ("upsample_nearest1d_out_frame", _NOT_REAL - {torch.uint8}, "upsample_nearest1d _upsample_nearest_exact1d"),
+    ("upsample_nearest2d_out_frame", _NOT_REAL - {torch.uint8}, "upsample_nearest2d"),
+    ("host_softmax", _NOT_REAL, "_softmax _log_softmax"),
+    ("GeluCUDAKernelImpl", _NOT_REAL, "gelu"),
+    ("silu_cuda", _WHOLE, "silu silu_"),
+    ("mish_cuda", _NOT_REAL, "mish mish_"),
+    ("elu_cuda", _NOT_REAL, "elu elu_ celu celu_"),
+    ("glu_cuda", _NOT_REAL, "glu"),
+    ("softplus_cuda", _NOT_REAL - _BOOL, "softplus"),
+    ("hardshrink_cuda", _NOT_REAL, "hardshrink"),
+    ("hardswish_cuda", _NOT_REAL, "hardswish hardswish_"),
+    ("hardsigmoid_cuda", _NOT_REAL, "hardsigmoid hardsigmoid_"),
+    ("leaky_relu_cuda", _COMPLEX, "leaky_relu leaky_relu_"),
+    ("log_sigmoid_forward_cuda", _NOT_REAL - _BOOL, "log_sigmoid_forward"),
+    ("rrelu_with_noise_out_cuda", _NOT_REAL, "rrelu_with_noise"),
+    ("masked_scale", _NOT_REAL, "native_dropout_backward"),
+    ("multi_margin_loss_cuda", _NOT_REAL, "multi_margin_loss"),
+    ("multilabel_margin_loss_forward_kernel", _NOT_REAL, "multilabel_margin_loss_forward"),
+    ("batch_norm_stats_cuda", _NOT_REAL, "native_batch_norm"),
+)
+
 _CHECKS: dict[OpOverload, _Check] = existing({
+    **{op: partial(_refused, kernel, dtypes) for kernel, dtypes, ops in _NOT_COMPILED for op in ops.split()},
     "native_group_norm": _group_norm,
     "native_layer_norm": _same(2, 3),
-    "grid_sampler_2d": _grid,
-    "grid_sampler_3d": _same(1),
+    "grid_sampler_2d": partial(_grid, 2),
+    "grid_sampler_3d": partial(_grid, 3),
     "convolution": _convolution,
     "binary_cross_entropy": _cross_entropy,
     "nll_loss_forward": _targets,
@@ -178,21 +275,16 @@ _CHECKS: dict[OpOverload, _Check] = existing({
     "index_put": _index_put,
     "index_put_": _index_put,
     "addmm": _bias,
-    "mm": partial(_refused, "addmm_cuda", _WHOLE),
-    "bmm": partial(_refused, "baddbmm_cuda", _WHOLE),
-    "_cdist_forward": partial(_refused, "cdist_cuda", _REDUCED),
-    "_ctc_loss": partial(_refused, "ctc_loss_cuda", _REDUCED),
-    "_ctc_loss.Tensor": partial(_refused, "ctc_loss_cuda", _REDUCED),
     "index_select": _selected,
     "bernoulli": _probabilities,
-    "im2col": partial(_refused, "im2col_out_cuda", _WHOLE - {torch.bool}),
-    "max_pool2d_with_indices": partial(_refused, "max_pool2d_with_indices_out_cuda_frame", _NOT_REAL),
-    "avg_pool2d": partial(_refused, "avg_pool2d_out_cuda_frame", _NOT_REAL),
-    "_adaptive_avg_pool2d": partial(_refused, "adaptive_avg_pool2d_cuda", _NOT_REAL),
-    "_adaptive_avg_pool3d": partial(_refused, "adaptive_avg_pool3d_cuda", _NOT_REAL),
-    "upsample_bilinear2d": partial(_refused, "upsample_bilinear2d_out_frame", _NOT_REAL),
-    "upsample_nearest2d": partial(_refused, "upsample_nearest2d_out_frame", _NOT_REAL - {torch.uint8}),
-    "_softmax": partial(_refused, "host_softmax", _NOT_REAL),
-    "_log_softmax": partial(_refused, "host_softmax", _NOT_REAL),
-    "gelu": partial(_refused, "GeluCUDAKernelImpl", _NOT_REAL),
+    "histc": _bins,
+    "_fft_r2c": _fourier,
+    "_fft_c2c": _fourier,
+    "_fft_c2r": _fourier,
+    **dict.fromkeys(("std.correction", "var.correction", "std_mean.correction", "var_mean.correction"), _said(
+        "std and var only support floating point and complex dtypes", _WHOLE
+    )),
+    "relu": _said("Boolean inputs not supported for relu", _BOOL),
+    "argmax": _said("argmax(): does not support bool input", _BOOL),
+    "argmin": _said("argmin(): does not support bool input", _BOOL),
 })  # fmt: skip
