@@ -23,6 +23,7 @@ from oom_magic.predict.compiled import calls
 from oom_magic.predict.isolation.patching import patched, resumed, suspended
 from oom_magic.predict.operators.calls import TORCH
 from oom_magic.predict.session import DrySession
+from oom_magic.predict.sizing import store
 from oom_magic.predict.what_if.change import Change, InapplicableError
 from oom_magic.predict.what_if.compile_changes import ActivationBudget, Compiled, CompiledInBlocks
 
@@ -215,6 +216,36 @@ def test_a_graph_is_compiled_once_in_a_process(monkeypatch: pytest.MonkeyPatch) 
     assert not again.is_upper_bound
     assert (again.steps, again.lines, again.modules) == (first.steps, first.lines, first.modules)
     assert om.dry_run(_train_transformer, "whole", gpu="T4").is_upper_bound  # compiled anew for another card
+
+
+@needs_triton
+@pytest.mark.slow
+def test_what_another_process_compiled_is_in_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from torch._inductor import compile_fx
+
+    from oom_magic.predict.compiled import known_graphs
+
+    code = "def net(x):\n    x = x @ x\n    return x.cos().sum()\ndef step():\n"
+    code += "    torch.compile(net)(torch.ones(512, 512, device='cuda', requires_grad=True)).backward()"
+
+    def run(number: int) -> om.MemoryReport:
+        """As in a notebook, whose cells are other files in each process."""
+        file, names = tmp_path / f"{number}.py", {"torch": torch}
+        file.write_text(code)
+        exec(compile(code, str(file), "exec"), names)
+        return om.dry_run(names["step"], gpu="A100 80GB")
+
+    monkeypatch.setattr(store, "is_on", True)
+    monkeypatch.setattr(store, "folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(known_graphs, "_known", {})
+    first = run(1)
+    monkeypatch.setattr(known_graphs, "_known", {})
+    monkeypatch.setattr(compile_fx, "fx_codegen_and_compile", None)
+    again = run(2)
+    assert not again.is_upper_bound and again.steps == first.steps
+    taken = [[(one.line.text, one.rise_bytes) for one in report.lines] for report in (first, again)]
+    assert taken[0] == taken[1]
+    assert {one.line.file for one in again.lines if one.line.file} == {str(tmp_path / "2.py")}
 
 
 @needs_triton

@@ -190,6 +190,8 @@ def run_or_as_written(session: R, run: Callable[[], object], again: Callable[[],
         if not session.fake_gpu.has_compiled or isinstance(error, CudaGraphsError) or _is_asked_for(error):
             raise
         failed = error
+    finally:
+        _graphs_kept()
     try:
         other = again()
     except Exception:
@@ -201,6 +203,13 @@ def run_or_as_written(session: R, run: Callable[[], object], again: Callable[[],
     if other.report is not None:
         other.report = replace(other.report, assumptions=(*other.report.assumptions, Assumption(text, None, True)))
     return other
+
+
+def _graphs_kept() -> None:
+    """What was compiled is there for the next process."""
+    graphs = sys.modules.get("oom_magic.predict.compiled.known_graphs")
+    if graphs is not None:
+        graphs.keep()
 
 
 def _is_asked_for(error: Exception) -> bool:

@@ -30,10 +30,10 @@ from oom_magic.predict.compiled.cycles import Cycles
 from oom_magic.predict.compiled.fake_tensors import fake_cuda_tensors, tracing
 from oom_magic.predict.compiled.generated import (
     Generated,
-    graphs_known,
     loaded_without_compiler,
     random_states_exchanged,
 )
+from oom_magic.predict.compiled.known_graphs import graphs_known
 from oom_magic.predict.fake_cuda.device_view import DeviceView, set_function_modes
 from oom_magic.predict.fake_cuda.fake_gpu import FakeGPU
 from oom_magic.predict.isolation.patching import Patches, all_patched, patched, resumed, suspended

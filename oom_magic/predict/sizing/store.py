@@ -1,4 +1,5 @@
-"""Sizes that were found before, stored in the user's cache folder: the second time they are there at once.
+"""Sizes and compiled graphs that were found before, stored in the user's cache folder: the second time they are there
+at once.
 
 What decides sizes is in a file's name: the code and its arguments, libraries, switches of the process, the environment,
 and rather too much than too little. So a file is never out of date; it only falls out of use.
@@ -79,6 +80,25 @@ def recalled(what: Any) -> Any:
     return None if found is None else found[0]
 
 
+def recall(key: str) -> Any:
+    """What ``keep`` stored under this key, which says all that decides it but this package's code; None for nothing.
+
+    The folder stays as it is.
+    """
+    found = _load(_kept_file(key)) if is_on else None
+    return None if found is None else found[0]
+
+
+def keep(key: str, made: Any) -> None:
+    """Store something under its key; if it is there, it counts as used now."""
+    if is_on and not _touch(_kept_file(key)):
+        _write(_kept_file(key), (made,))
+
+
+def _kept_file(key: str) -> Path:
+    return folder() / (hashlib.sha256(repr((key, _OWN)).encode()).hexdigest() + _ENDING)
+
+
 def _file(what: Any) -> Path | None:
     around = environment() if is_on and what is not None else None
     if around is None:
@@ -87,6 +107,13 @@ def _file(what: Any) -> Path | None:
 
 
 def _read(file: Path) -> tuple[Any] | None:
+    found = _load(file)
+    if found is not None:
+        _touch(file)
+    return found
+
+
+def _load(file: Path) -> tuple[Any] | None:
     """What is in a file of the user's own; None if there is none, or none that can be read."""
     try:
         if hasattr(os, "getuid") and file.stat().st_uid != os.getuid():
@@ -94,9 +121,16 @@ def _read(file: Path) -> tuple[Any] | None:
         found: tuple[Any] = pickle.loads(zlib.decompress(file.read_bytes()))
     except Exception:  # a damaged pickle raises anything
         return None
-    with suppress(OSError):
-        os.utime(file)  # used now
     return found
+
+
+def _touch(file: Path) -> bool:
+    """Whether the file is there, which is used now."""
+    try:
+        os.utime(file)
+    except OSError:
+        return False
+    return True
 
 
 def _write(file: Path, found: tuple[Any]) -> None:
