@@ -415,3 +415,11 @@ def gated_channels_last(on_step: OnStep) -> None:
 
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, nesterov=True)
     steps(model, loss_of, on_step, sizes=((32, 1),) * 3, amp=True, optimizer=optimizer)
+
+
+@program
+def ddp_in_buckets(on_step: OnStep) -> None:
+    """Dynamo splits the graph where DDP's buckets end; the parts are compiled one after the other."""
+    torch.distributed.init_process_group("nccl")
+    model = nn.parallel.DistributedDataParallel(Body(width=512, depth=4).cuda(), device_ids=[0])
+    plain(model, on_step, run=torch.compile(model), amp=True)

@@ -48,7 +48,8 @@ def steps_and_report_of(program: Any, case: dict[str, Any]) -> tuple[list[list[i
         sys.modules["compiled_steps"].steps.append(after)
         cuda.reset_peak_memory_stats()
 
-    report = om.dry_run(lambda: program(case, on_step), gpu="A100 80GB", stop_after_steps=None)
+    options = {"gpu": "A100 80GB", "num_processes": case.get("processes"), "stop_after_steps": None}
+    report = om.dry_run(lambda: program(case, on_step), **options)
     return found.steps, report
 
 
@@ -237,9 +238,9 @@ def test_what_another_process_compiled_is_in_the_cache_folder(monkeypatch: pytes
 
     monkeypatch.setattr(store, "is_on", True)
     monkeypatch.setattr(store, "folder", lambda: tmp_path / "cache")
-    monkeypatch.setattr(known_graphs, "_known", {})
+    monkeypatch.setattr(known_graphs, "in_memory", {})
     first = run(1)
-    monkeypatch.setattr(known_graphs, "_known", {})
+    monkeypatch.setattr(known_graphs, "in_memory", {})
     monkeypatch.setattr(compile_fx, "fx_codegen_and_compile", None)
     again = run(2)
     assert not again.is_upper_bound and again.steps == first.steps

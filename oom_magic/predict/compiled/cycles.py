@@ -2,8 +2,9 @@
 
 Dynamo collects young objects only (``run_gc_after_compile``), while the frames that it read are still there. CPython
 begins a full collection once the new objects are a quarter of the old ones: while something else is compiled, or not
-before training ends. A dry run collects at once, and notes which memory would stay: tensors that such cycles refer to,
-and those that lie in other objects of the user's (a model's output, a cache of keys) when these end.
+before training ends. A dry run collects before anything else is allocated, and notes which memory
+would stay: tensors that such cycles refer to, and those that lie in other objects of the user's (a model's output, a
+cache of keys) when these end.
 """
 
 from __future__ import annotations
@@ -32,8 +33,13 @@ class Cycles:
         self._gpu = gpu
         self._has_held = has_held  # called when something is noted
         self._watched: dict[int, Any] = {0: object()}  # by identity; the first shows how many references are ours
+        self._is_due = False
 
-    def collect(self) -> None:
+    def collect_later(self) -> None:
+        """Something was compiled: ``release`` collects what it left, since many frames may be compiled in between."""
+        self._is_due = True
+
+    def _collect(self) -> None:
         """Free what only cycles hold."""
         with Interrupts().waiting():  # an interrupt that is raised in a finalizer would be lost
             flags, num_before = gc.get_debug(), len(gc.garbage)
@@ -53,7 +59,11 @@ class Cycles:
             gc.collect()
 
     def release(self) -> None:
-        """Let go of watched objects that nothing else refers to; called before each allocation."""
+        """Free what only cycles hold and let go of watched objects that nothing else refers to; called before each
+        allocation."""
+        if self._is_due:
+            self._is_due = False
+            self._collect()
         while True:
             counts = list(map(sys.getrefcount, self._watched.values()))
             if counts.count(counts[0]) == 1:

@@ -22,6 +22,7 @@ from torch._dynamo.utils import CleanupManager
 from torch._dynamo.variables.optimizer import OptimizerVariable
 from torch._guards import CompileContext
 from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _disable_current_modes
 
 from oom_magic.language import _
 from oom_magic.predict.compiled import CudaGraphsError
@@ -131,7 +132,8 @@ class Compiler:
             self._traces.note(frame)
             self._name = _name_of(frame)
             try:
-                with self._compiling(_("compiling {name}", name=self._name)):
+                # PyTorch disables the modes as well, but not for DDP's graphs
+                with self._compiling(_("compiling {name}", name=self._name)), _disable_current_modes():
                     result = _CONVERT(wrapper, frame, cache_entry, frame_state)
             except (Unsupported, UserError):  # the user's own: fullgraph=True with a graph break
                 raise
@@ -140,9 +142,10 @@ class Compiler:
                 self._failed.add(code)
                 self._assume(_not_followed(self._name, error), True)
                 return _ONCE_AS_WRITTEN
+            finally:
+                self._cycles.collect_later()
             if result.guarded_code is not None:
                 self._traces.compiled.append(result.guarded_code)
-            self._cycles.collect()
             return result
 
         return __call__
@@ -208,7 +211,7 @@ class Compiler:
                 with self._compiling(self._what_inside(kwargs.get("is_backward"))), config.patch(options):
                     made = usual(module, inputs, *args, **kwargs)
                 if kwargs.get("is_backward"):  # which no frame's conversion contains
-                    self._cycles.collect()
+                    self._cycles.collect_later()
                 return made
             except Exception as error:
                 self._raise_simulated(error)

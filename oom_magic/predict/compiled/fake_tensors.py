@@ -66,12 +66,12 @@ def fake_cuda_tensors(gpu: FakeGPU) -> Patches:
 
 @contextmanager
 def tracing(gpu: FakeGPU) -> Iterator[None]:
-    """Tensors inside the block are the compiler's FakeTensors."""
-    gpu.traces = is_fake_cuda
+    """Tensors inside the block are the compiler's FakeTensors; within a frame's conversion are several graphs'."""
+    before, gpu.traces = gpu.traces, is_fake_cuda
     try:
         yield
     finally:
-        gpu.traces = None
+        gpu.traces = before
 
 
 _MOVES = {torch.ops.aten._to_copy.default, torch.ops.prims.device_put.default}

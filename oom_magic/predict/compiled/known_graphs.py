@@ -32,7 +32,7 @@ class _Known:
     code: Generated
 
 
-_known: dict[str, _Known] = {}
+in_memory: dict[str, _Known] = {}
 _used: set[str] = set()  # keys, since they were last stored
 
 
@@ -59,9 +59,9 @@ def graphs_known(gpu: FakeGPU, generated: list[Generated]) -> Patches:
         if key is not None and len(generated) == 1 and not getattr(made, "constants", None):
             compiled = copy.copy(made)
             compiled.prepare_for_serialization()  # without its callables
-            _known[key] = _Known(compiled, _moved(generated[0], numbers))
-            while len(_known) > _MOST_KEPT:
-                del _known[next(iter(_known))]
+            in_memory[key] = _Known(compiled, _moved(generated[0], numbers))
+            while len(in_memory) > _MOST_KEPT:
+                del in_memory[next(iter(in_memory))]
         return made
 
     return [(compile_fx, {"fx_codegen_and_compile": fx_codegen_and_compile})]
@@ -72,18 +72,18 @@ def _find(key: str | None) -> _Known | None:
     if key is None:
         return None
     _used.add(key)
-    if key not in _known:
+    if key not in in_memory:
         with suspended(None):
             found = store.recall(key)
         if found is not None:
-            _known[key] = found
-    return _known.get(key)
+            in_memory[key] = found
+    return in_memory.get(key)
 
 
 def keep() -> None:
     """Store what dry runs compiled in the user's cache folder; none may be running."""
-    for key in _used & _known.keys():
-        store.keep(key, _known[key])
+    for key in _used & in_memory.keys():
+        store.keep(key, in_memory[key])
     _used.clear()
 
 
