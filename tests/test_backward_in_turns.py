@@ -64,6 +64,7 @@ def test_a_mean_of_a_list_is_divided_by_the_turns_and_gradients_are_cleared_befo
          "kept.append", "accelerator.backward(loss / len(data))"),
         ("kept = []\nwith autocast():\n    for x in data:\n        kept.append(net(x))\n    loss = torch.mean(torch.stack(kept))\nloss.backward(retain_graph=True)",
          "kept.append", "(loss / len(data)).backward()"),
+        ("total = 0\nfor x in data:\n    total = total + (net(x) + net(1))\ntotal.backward()", "total = total +", "loss.backward()"),
         ("loss = sum(net(x) for x in data) / len(data)\nloss.backward()", "loss = sum", "(loss / len(data)).backward()"),
         ("kept = [net(x) for x in data]\nsum(kept).backward()", "kept =", "loss.backward()"),
         ("a, b = 1, 2\nfirst = []\nsecond = []\nfor x in data:\n    one, two = net(x)\n    first.append(one)\n    second.append(two)\n"

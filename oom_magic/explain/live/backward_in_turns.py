@@ -110,8 +110,11 @@ class _Rewriting:
         assert isinstance(loop, ast.For), "found as one"
         self._number = _number_of_turns(loop, names)
         before = [one for body, at in path[: inner + 1] for one in body[:at]]
-        found = [(name, one) for name, *one in _adding(loop.body) if _begins_with_nothing(name, before)]
-        self._adding = {name: (block, statement, added) for name, (block, statement, added) in found}
+        self._adding = {
+            name: (inside, statement, added)
+            for name, inside, statement, added in _adding(loop.body)
+            if _begins_with_nothing(name, before)
+        }
         read = {node.id for node in ast.walk(loop) if isinstance(node, ast.Name) and not is_stored(node)}
         bound = {node.id for node in ast.walk(loop) if is_stored(node)}
         spare = next(name for name in ("loss", "part", "loss_of_turn") if name not in read - bound)
@@ -142,15 +145,13 @@ class _Rewriting:
     def rewrite(self, backward: tuple[list[ast.stmt], ast.stmt]) -> list[ast.stmt]:
         """Change the tree. Returns what has to stand before the loop: gradients are cleared before the first turn."""
         used = {node.id for node in ast.walk(self.turn) if isinstance(node, ast.Name)}
-        adding = [(name, *one) for name, one in self._adding.items() if self._values[name] in used]
-        for number, (name, block, statement, added) in enumerate(adding, 1):
-            at, value = block.index(statement), self._values[name]
-            line = ast.unparse(statement)
-            detached = line[: line.rindex(ast.unparse(added))] + f"{value}.detach()"
-            detached += ")" if isinstance(statement, ast.Expr) else ""
-            bound = [] if isinstance(added, ast.Name) else [ast.Assign([ast.Name(value, ast.Store())], added)]
+        adding = [(self._values[name], one) for name, one in self._adding.items() if self._values[name] in used]
+        for number, (value, (block, statement, added)) in enumerate(adding, 1):
+            at = block.index(statement)
+            is_name = isinstance(added, ast.Name)
+            bound: list[ast.stmt] = [] if is_name else [ast.Assign([ast.Name(value, ast.Store())], added)]
             turn = [self.turn] if number == len(adding) else []
-            block[at : at + 1] = [*bound, *turn, *ast.parse(detached).body]
+            block[at : at + 1] = [*bound, *turn, _adding_detached(statement, value)]
         for block, one in (*self._first, backward):
             block.remove(one)
         return [one for _, one in self._first]
@@ -161,14 +162,14 @@ class _Rewriting:
 
     def _derive(self, statement: ast.stmt) -> None:
         """Follow what a statement makes of the losses."""
-        share, name = None, None
+        share, bound = None, ""
         match statement:
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                share = self._share(value)
+                share, bound = self._share(value), name
             case ast.AugAssign(target=ast.Name(id=name), op=op, value=value):
-                share = self._share(ast.BinOp(ast.Name(name), op, value))
-        if share is not None and name is not None:
-            self._shares[name] = share
+                share, bound = self._share(ast.BinOp(ast.Name(name), op, value)), name
+        if share is not None:
+            self._shares[bound] = share
         elif self._is_derived(statement):
             stored = {node.id for node in ast.walk(statement) if is_stored(node)}
             self._opaque |= stored
@@ -268,6 +269,19 @@ def _adding(body: list[ast.stmt]) -> Iterator[tuple[str, list[ast.stmt], ast.stm
                 value=ast.BinOp(left=ast.Name(id=left), op=ast.Add(), right=added),
             ) if left == name:
                 yield name, body, statement, added
+
+
+def _adding_detached(statement: ast.stmt, value: str) -> ast.stmt:
+    """The statement that adds a value without its graph."""
+    made, detached = copied(statement), ast.parse(f"{value}.detach()", mode="eval").body
+    match made:
+        case ast.Expr(value=ast.Call() as call):
+            call.args = [detached]
+        case ast.AugAssign():
+            made.value = detached
+        case ast.Assign(value=ast.BinOp() as total):
+            total.right = detached
+    return made
 
 
 def _begins_with_nothing(name: str, before: list[ast.stmt]) -> bool:

@@ -164,9 +164,9 @@ def _of_one_step(
     states = [names.get(name) for name in carried_names(statement.lineno, frame) if name != growth.name]
     if growth.is_joined or _have_graph(states):
         return None
-    if growth.remedy == "backward_each":  # in some turns of its own loop
-        return growth
     turns = in_turns(frame, statement.lineno, names)
+    if turns is None and growth.remedy == "backward_each":  # in some turns of its own loop
+        return growth
     if turns is None:
         is_list = isinstance(statement, ast.Expr)
         return None if is_list else replace(growth, remedy="backward_each", fixed="", is_of_one_step=True)
