@@ -324,6 +324,27 @@ _OF_SCORES = (
             'vllm/model_executor/models/qwen2_5_vl.py", line 652, in forward\n    x = attn(x)\nvllm serve Qwen2.5-VL --max-model-len'
             " 32768", ["change: Send smaller"], ["quantized"], id="one large picture",
         ),
+        pytest.param(
+            "Device: 2*A100 40GB\ntrainer = GRPOTrainer(model=model, args=training_args, train_dataset=dataset)\ntrainer.train()\n"
+            '  File "/opt/x/site-packages/accelerate/utils/operations.py", line 794, in _convert_to_fp32\n    return tensor.float()\n'
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 5.41 GiB. GPU 0 has a total capacity of 39.39 GiB of"
+            " which 3.02 GiB is free.", ["TrainingArguments"], ["optimizer.step", "chunk_loss"], id="a Trainer that the author calls",
+        ),
+        pytest.param(
+            "./llama-server -m Qwen2.5-Coder-32B-Instruct-Q4_K_M.gguf -ngl 99 -c 32768\nggml_cuda.cu:70: ROCm error: out of memory\n"
+            "  hipMalloc(&ptr, look_ahead_size)", ["first computed"], ["quotes no message"], id="ROCm's message",
+        ),
+        pytest.param(
+            "Resource exhausted when training in loop: five TFBert models one after the other, the third fails\nOOM when allocating"
+            " tensor with shape[16,12,512,512] and type float on /job:localhost/device:GPU:0 by allocator GPU_0_bfc [Op:Softmax]",
+            ["process of its own"], ["A smaller batch"], id="models in a loop",
+        ),
+        pytest.param(
+            "RTX 4060 8GB, WSL2, yolo train model=yolo11x.pt imgsz=1280 batch=8\nCUDA out of memory. Tried to allocate 400.00 MiB. GPU"
+            " 0 has a total capacity of 8.00 GiB of which 0 bytes is free. Of the allocated memory 18.02 GiB is allocated by"
+            " PyTorch, and 612.00 MiB is reserved by PyTorch but unallocated.", ["fallback policy"], ["optimizer state in bf16"],
+            id="weights of a program's own",
+        ),
     ],
 )  # fmt: skip
 def test_advice_is_of_the_text(text, said, not_said):

@@ -269,11 +269,7 @@ def _over_time(failure: Failure | None, clues: Clues) -> Iterator[Support]:
     if "replays" in told:
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.4, Evidence("replay_buffer"))
         yield Support(Cause.ACTIVATIONS, -0.4)  # such networks are small
-    if "repeats_models" in told and clues.program is not None and clues.program.program.key == "tensorflow":
-        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.7, Evidence("told_models_in_turn"))
-        yield Support(Cause.WEIGHTS_TOO_BIG, -0.7)
-        yield Support(Cause.ACTIVATIONS, -0.6)
-    yield from _kept(told)
+    yield from _kept(clues)
     if "converses" in told and not _trains(clues):
         yield Support(Cause.ACTIVATIONS, 0.6, Evidence("told_conversation"))
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, -0.5)
@@ -290,8 +286,14 @@ def _over_time(failure: Failure | None, clues: Clues) -> Iterator[Support]:
         yield Support(Cause.ACTIVATIONS, 0.2, Evidence("largest_batch_late"))
 
 
-def _kept(told: frozenset[str]) -> Iterator[Support]:
-    """What the author says is kept: graphs, results, the state of metrics."""
+def _kept(clues: Clues) -> Iterator[Support]:
+    """What the author says is kept: models before this one, graphs, results, the state of metrics."""
+    told = clues.run.told
+    if "repeats_models" in told and clues.program is not None and clues.program.program.key == "tensorflow":
+        yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.7, Evidence("told_models_in_turn"))
+        yield Support(Cause.WEIGHTS_TOO_BIG, -0.7)
+        yield Support(Cause.ACTIVATIONS, -0.6)
+        yield Support(Cause.ATTENTION_SCORES, -0.6)
     if "keeps_graph" in told and "lacks_no_grad" not in told:
         yield Support(Cause.LEAK_OR_RETAINED_REFERENCE, 0.5, Evidence("told_graph_kept"))
     if "collects_results" in told:

@@ -255,7 +255,7 @@ _FAINT_ROWS: tuple[tuple[str, str | None, bool | None, str], ...] = (
     ("tensorflow", "tensorflow", True, r"oomwhenallocatingtensor|resourceexhausted(?:error)?:"),
     ("llama_cpp", "cuda", True, r"failedtoallocatebufferforkvcache|failedtoallocatecompute(?:pp)?buffers"),
     ("class_only", "cuda", True, r"outofmemoryerror(?=traceback\(most)"),
-    ("cuda_error_oom", "hip", True, r"hiperroroutofmemory"),
+    ("cuda_error_oom", "hip", True, r"hiperroroutofmemory|rocmerror:outofmemory"),
     ("jetson_nvmap", "cuda", True, r"nvmapmemalloc[a-z]{0,20}:\d{0,12}error12"),
     ("cuda_va_exhausted", "cuda", None, r"\[expandablesegmentva\]|virtual-address-space\(vsz\)exhaustion"),
     (

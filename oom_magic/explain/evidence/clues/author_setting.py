@@ -252,13 +252,16 @@ OF_THE_RUN: dict[str, re.Pattern[str]] = {
     ),
     "repeats_models": words(  # one after the other, in one process
         r"\bk-?folds?\b|\bcross[- ]?validation\b|\b(?:each|every|last|next|second) fold\b",
-        r"\b(?:grid|hyper-?parameter)[ -]?search"
-        r"|\b(?:several|many|multiple|different|\d{1,3}) models in (?:a |the )?(?:for )?loop\b|交叉验证",
+        r"\b(?:grid|hyper-?parameter)[ -]?search",
+        r"\bmodels?\b[^.\n]{0,60}\bone after (?:the other|another)\b",
+        r"\btrain\w* (?:\w+ ){0,3}in (?:a |the )?(?:for )?loop\b",
+        r"\b(?:several|many|multiple|different|\d{1,3}) models in (?:a |the )?(?:for )?loop\b|交叉验证",
     ),
     "gathers_state": words(
         r"\bFULL_STATE_DICT\b|gather_(?:16bit|fp16)_weights_on_model_save\W{1,4}true|StateDictType\.FULL",
     ),
     "calls_jax": words(r"\bjax\.(?:jit|grad|value_and_grad|vmap|pmap)\b|\boptax\b"),
+    "calls_trainer": words(r"\b\w*Trainer\("),
     "compiles_server": words(r"launch_server\b[^\n]{0,800}--enable-torch-compile"),
     "of_graphs": words(r"\btorch_geometric\b|\bPyG\b|\bdgl\b|\bgnns?\b|graph neural|图神经网络"),
     "varies_in_length": words(

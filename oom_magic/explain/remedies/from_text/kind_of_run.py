@@ -74,6 +74,8 @@ def is_of_pytorch(diagnosis: Diagnosis) -> bool:
 
 def style_of(diagnosis: Diagnosis) -> str:
     """The way of the run's training loop: "trainer", "accelerate" or "plain", for code to paste."""
+    if "calls_trainer" in diagnosis.told:
+        return "trainer"
     return next((_STYLES[name] for name in diagnosis.frameworks if name in _STYLES), "plain")
 
 

@@ -41,7 +41,7 @@ NEEDS: Mapping[str, Needs] = {
     "smaller_evaluation_any": _row(absent="batch_of_one has_batch_of_one evaluates_one"),
     "mixed_precision": _row(_OWN, absent="has_half", code=_OWN, instead="half_setting"),
     "half_setting": _row(absent="has_half"),
-    "half_weights": _row(absent="has_half weights_in_half", code="own_loop"),
+    "half_weights": _row(f"{_OWN} of_tokens", absent="has_half weights_in_half", code="own_loop"),
     "checkpointing": _row(_OWN, absent="has_checkpointing", code=_OWN, instead="checkpointing_setting"),
     "checkpointing_setting": _row(absent="has_checkpointing"),
     "sdpa": _row(absent="has_flash", code="own_loop trainer"),
