@@ -75,14 +75,14 @@ def _choose(
     )
 
 
-def _fits_flash(capability: Capability, tensors: _Tensors, dropout: float) -> bool:
+def _fits_flash(capability: Capability, tensors: Any, dropout: float) -> bool:
     is_its_type = capability >= (8, 0) and tensors.query.dtype in HALF_TYPES
     is_wanted = is_its_type and torch.backends.cuda.flash_sdp_enabled()
     is_small = is_wanted and fits_shared_memory(capability, tensors, dropout)
     return is_small and nested_attention._can_use_flash_sdpa_jagged(tensors)
 
 
-def _fits_efficient(capability: Capability, tensors: _Tensors) -> bool:
+def _fits_efficient(capability: Capability, tensors: Any) -> bool:
     is_wanted = torch.backends.cuda.mem_efficient_sdp_enabled() and fits_efficient_kernel(capability, tensors)
     return is_wanted and nested_attention._can_use_efficient_sdpa_jagged(tensors)
 

@@ -180,14 +180,16 @@ def _said(words: str, dtypes: frozenset[torch.dtype]) -> _Check:
 def _bins(args: tuple[Any, ...]) -> None:
     """native/cuda/SummaryOps.cu, ``_histc_cuda_template``."""
     _said("HalfTensor is not supported", frozenset({torch.float16}))(args)
-    _refused("histc", _BOOL | _COMPLEX, args)
+    _refused("histc", _BOOL | _COMPLEX | _REDUCED, args)
 
 
-def _fourier(args: tuple[Any, ...]) -> None:
-    """native/cuda/CuFFTPlanCache.h, ``CuFFTConfig``; native/cuda/SpectralOps.cpp."""
+def _fourier(args: tuple[Any, ...], last: int | None = None) -> None:
+    """native/cuda/CuFFTPlanCache.h, ``CuFFTConfig``; native/cuda/SpectralOps.cpp. The last size is that of the real
+    numbers."""
     tensor, dims = args[:2]
     _said("cuFFT doesn't support tensor of type: BFloat16", frozenset({torch.bfloat16}))(args)
     sizes = [tensor.shape[dim] for dim in dims]
+    sizes[-1:] = [last or sizes[-1]]
     if tensor.dtype in (torch.float16, torch.complex32) and any(size & (size - 1) for size in sizes):
         raise RuntimeError(
             "cuFFT only supports dimensions whose sizes are powers of two when computing in half precision, but got a"
@@ -280,7 +282,7 @@ _CHECKS: dict[OpOverload, _Check] = existing({
     "histc": _bins,
     "_fft_r2c": _fourier,
     "_fft_c2c": _fourier,
-    "_fft_c2r": _fourier,
+    "_fft_c2r": lambda args: _fourier(args, args[3]),
     **dict.fromkeys(("std.correction", "var.correction", "std_mean.correction", "var_mean.correction"), _said(
         "std and var only support floating point and complex dtypes", _WHOLE
     )),
