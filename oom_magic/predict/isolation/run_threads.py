@@ -70,9 +70,7 @@ class RunThreads:
         self.ended_by: list[BaseException] = []
         self._started: list[threading.Thread] = []
         self._futures: weakref.WeakSet[Future[Any]] = weakref.WeakSet()
-        self._pools: weakref.WeakKeyDictionary[Any, ThreadPool] = (
-            weakref.WeakKeyDictionary()
-        )  # the run's, by the user's
+        self._pools: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # the run's, by the user's
         self.is_over = False
 
     def patches(self) -> list[tuple[Any, dict[str, Callable[..., Any]]]]:
