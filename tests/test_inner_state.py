@@ -9,7 +9,6 @@ import ctypes
 import decimal
 import functools
 import gc
-import importlib
 import io
 import logging
 import pickle
@@ -244,18 +243,3 @@ def test_iterators_are_as_before_wherever_they_are_held() -> None:
     said = [one.text for one in report.assumptions if "of yours" in one.text]
     assert len(said) == 2 and "coroutine or future" in said[0] and "<genexpr>" in said[1]
     names["awaited"]["future"].get_loop().close()
-
-
-def test_a_module_that_the_user_put_among_pythons_holds_what_it_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: Any = types.ModuleType("settings_by_hand")
-    made.items, made.options = [1], {"a": [1]}
-    monkeypatch.setitem(sys.modules, "settings_by_hand", made)
-
-    def change() -> None:
-        settings = importlib.import_module("settings_by_hand")
-        settings.items.append(2)
-        settings.options["a"].append(2)
-        settings.more = 1
-
-    DrySession(has_bar=False, is_lasting=False).run(change)
-    assert made.items == [1] and made.options == {"a": [1]} and not hasattr(made, "more")

@@ -267,8 +267,6 @@ def _of_weakref(reference: weakref.ref[Any]) -> Iterator[Any]:
 def is_users_module(module: Any) -> bool:
     """Whether a module is the user's: no library's, and not built in."""
     name, file = getattr(module, "__name__", None), getattr(module, "__file__", None)
-    if file is None and type(module) is types.ModuleType:  # made by hand, as ``sys.modules[...] = ModuleType(...)``
-        return name == "__main__" or (vars(module).get("__spec__") is None and "." not in str(name))
     return name == "__main__" or (isinstance(file, str) and name != "sys" and _is_users_path(file))
 
 
