@@ -118,10 +118,6 @@ def test_a_name_that_says_cpu_for_another_reason_is_told_with_what_the_gpu_takes
     ("made", "field"),
     [
         (
-            "class Config:\n    device = 'cuda' if torch.cuda.is_available() else 'cpu'\n\ncfg = Config()\n",
-            "cfg.device",
-        ),
-        (
             "class Config:\n    def __init__(self):\n        self.device = torch.device('cpu')\n\ncfg = Config()\n",
             "cfg.device",
         ),
@@ -132,6 +128,16 @@ def test_a_field_that_keeps_the_run_on_the_cpu_is_named(made: str, field: str) -
     notebook, _ = module(made + TRAIN.replace("to(device)", f"to({field})"))
     (assumption,) = om.dry_run(notebook.train).assumptions
     assert assumption.text.startswith(f"nothing was put on the GPU: `{field}` was decided as 'cpu'")
+
+
+def test_a_class_that_asked_for_the_gpu_is_told_and_followed_there() -> None:
+    config = "class Config:\n    device = 'cuda' if torch.cuda.is_available() else 'cpu'\n\ncfg = Config()\n"
+    notebook, _ = module(config + TRAIN.replace("to(device)", "to(cfg.device)"))
+    report = om.dry_run(notebook.train)
+    assert report.peak_allocated_bytes == om.dry_run(module("device = 'cuda'" + TRAIN)[0].train).peak_allocated_bytes
+    (assumption,) = report.assumptions
+    assert assumption.text.startswith("`Config` is on the CPU as there is no GPU here")
+    assert notebook.Config.device == "cpu"
 
 
 def test_a_name_that_was_given_another_value_since_is_left_alone() -> None:

@@ -113,8 +113,8 @@ class RunThreads:
 
         def of_run(pool: Any) -> Any:
             if pool not in made and pool not in self._pools:
-                own = self._pools[pool] = ThreadPoolExecutor(pool._max_workers)
-                vars(own).update({name: vars(pool)[name] for name in _ON_A_THREAD & vars(pool).keys()})
+                self._pools[pool] = ThreadPoolExecutor(pool._max_workers)
+                vars(self._pools[pool]).update({name: vars(pool)[name] for name in _ON_A_THREAD & vars(pool).keys()})
             return self._pools.get(pool, pool)
 
         def submitted(pool: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

@@ -78,7 +78,7 @@ class DecidedNames:
     places: dict[str, Place] = field(default_factory=dict)  # where the code places what the names stand for
     decisions: list[Decision] = field(default_factory=list)
     undecided: list[str] = field(default_factory=list)
-    placed: list[str] = field(default_factory=list)  # names whose tensors were moved
+    placed: list[str] = field(default_factory=list)  # names whose tensors were moved, or whose fields say the GPU
     _rebound: list[Decision] = field(default_factory=list)
     _undo: list[Callable[[], None]] = field(default_factory=list)
 
@@ -184,10 +184,12 @@ class DecidedNames:
                 self._rebind(name, value.detach().to("cuda"))  # the tensor itself stays real in the run
         if DEFAULT in self.places:
             torch.set_default_device("cuda")
+        self.placed = [name for name, tensors in placed.items() if any(id(tensor) in here for tensor in tensors)]
         for name, value in values.items():
             for undo in name_gpu(self.places[name], value):
                 self._undo.append(undo)
-        self.placed = [name for name, tensors in placed.items() if any(id(tensor) in here for tensor in tensors)]
+                self.placed.append(name)
+        self.placed = list(dict.fromkeys(self.placed))
 
     def give_back(self) -> None:
         """At the end of the dry run: undo what was changed in the user's objects."""

@@ -138,12 +138,10 @@ class _Reader:
     def _run_classdef(self, statement: ast.ClassDef) -> None:
         made = PlacedParts(kind=statement, is_class=True)
         for one in statement.body:
-            targets = (
-                one.targets if isinstance(one, ast.Assign) else [one.target] if isinstance(one, ast.AnnAssign) else []
-            )
-            value = getattr(one, "value", None)
-            names = [target.id for target in targets if isinstance(target, ast.Name) and value is not None]
-            made.items.update({name: self.place(value) for name in names})
+            if isinstance(one, ast.AnnAssign) and one.value is not None:
+                made.items[_name_of(one.target)] = self.place(one.value)
+            elif isinstance(one, ast.Assign):
+                made.items.update(dict.fromkeys(map(_name_of, one.targets), self.place(one.value)))
         self._set(statement.name, made)
 
     def _run_global(self, statement: ast.Global) -> None:
@@ -365,7 +363,7 @@ class _Reader:
             return Where.UNKNOWN
         called = self._called(node.func)
         if name == "partial":
-            return PlacedParts({**options})
+            return PlacedParts(dict(options.items()))
         if isinstance(called, PlacedParts) and called.is_class:
             return self._instance(called, args, options)
         if isinstance(called, Function):

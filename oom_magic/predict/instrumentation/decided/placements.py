@@ -123,11 +123,13 @@ def _name_gpu_by_default(places: Mapping[Any, Place], function: FunctionType) ->
     code, defaults = function.__code__, function.__defaults__
     if defaults is not None:
         names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
-        now = (
-            as_gpu(one) if places.get(name) is Where.DEVICE else one for name, one in zip(names, defaults, strict=True)
-        )
-        yield functools.partial(setattr, function, "__defaults__", defaults)
-        function.__defaults__ = tuple(now)
+        is_device = [
+            places.get(name) is Where.DEVICE and is_cpu(one) for name, one in zip(names, defaults, strict=True)
+        ]
+        if any(is_device):
+            yield functools.partial(setattr, function, "__defaults__", defaults)
+            now = (as_gpu(one) if is_one else one for is_one, one in zip(is_device, defaults, strict=True))
+            function.__defaults__ = tuple(now)
     yield from _name_gpu_in(places, function.__kwdefaults__ or {}, ())
 
 

@@ -347,7 +347,8 @@ def _restore_member(member: Any, one: Any, value: Any) -> None:
     with contextlib.suppress(AttributeError, ValueError):  # nothing in it
         now = member.__get__(one)
     if now is not value:
-        member.__set__(one, value)
+        with contextlib.suppress(AttributeError):  # C code alone may write it
+            member.__set__(one, value)
 
 
 def _restore_class(kind: type, bases: tuple[type, ...], before: dict[str, Any]) -> None:
