@@ -76,6 +76,8 @@ _IN_GENERAL: dict[str, tuple[str, dict[str, str | int]]] = {
     "optimizer_8bit": ("remedy_optimizer_8bit", {}),
     "smaller_model": ("remedy_smaller_model", {}),
 }
+# The same savings as they are advised where the text shows no code that could have them already.
+_IF_ANY = {"checkpointing": "checkpointing_setting", "mixed_precision": "half_setting", "fsdp": "fsdp_if"}
 _MOST_MISSING = 2
 _UNTOLD = ("tensor_not_printed", "tensor_unknown_model")  # notes from which nothing can be learnt
 # Names that do not mean a GPU.
@@ -356,11 +358,12 @@ def _proposals_judged(diagnosis: Diagnosis) -> Iterator[str]:
             yield translate(f"story_{key}", lang)
             continue
         meant = [one for one in _MEANS.get(key, (key,)) if one in against]
-        named.update(meant)
+        named.update([*meant, _IF_ANY.get(key, key)])
         if meant:
             yield translate("story_helps", lang, remedy=wording.of(against[meant[0]]))
         elif key in _IN_GENERAL:
-            yield translate("story_saves_too", lang, remedy=_in_general(key, lang))
+            how = "story_helps" if _IF_ANY.get(key) in against else "story_saves_too"
+            yield translate(how, lang, remedy=_in_general(key, lang))
     if diagnosis.confidence not in (Confidence.CERTAIN, Confidence.LIKELY):
         return
     for missing in [one for key, one in against.items() if key not in named][:_MOST_MISSING]:

@@ -344,6 +344,7 @@ REASONS: Sentences = {
     "reason_no_equal_blocks": "the model has no list of equal blocks to recompute",
     "reason_autocast_already": "autocast is on already",
     "reason_weights_16_bits_already": "the weights have 16 bits or fewer already",
+    "reason_no_weights_in_float64": "no weights are in float64",
     "reason_no_attention_choice": "the model has no choice of attention kernels",
     "reason_attention_maps_wanted": "the run wants the attention maps, which fused kernels do not make",
     "reason_attention_already": "the attention is {name} already",
