@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +115,34 @@ def test_threads_of_the_run_end_with_it() -> None:
     while any(thread.name == "endless" for thread in threading.enumerate()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_what_a_thread_would_do_after_the_run_is_not_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon that looks in now and then, a timer, a class of the user's, and a task that does not end."""
+
+    def watch() -> None:
+        while True:
+            with (tmp_path / "watched").open("a") as file:
+                file.write("x")
+            time.sleep(0.05)
+
+    class Saver(threading.Thread):
+        def run(self) -> None:
+            watch()
+
+    def train() -> None:
+        torch.ones(3, device="cuda")
+        for thread in (threading.Thread(target=watch), threading.Timer(0.1, watch), Saver()):
+            thread.daemon = True
+            thread.start()
+        time.sleep(0.2)
+        ThreadPoolExecutor(1).submit(watch)
+
+    monkeypatch.setattr("oom_magic.predict.isolation.run_threads.PATIENCE_SECONDS", 0.1)
+    om.dry_run(train)
+    time.sleep(0.2)
+    assert not [frame for frame in sys._current_frames().values() if frame.f_code is watch.__code__]
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_prefetcher_and_a_pool_see_the_pretend_gpu() -> None:

@@ -376,6 +376,7 @@ class DrySession:
             finally:
                 threads.wait()
                 self.fake_gpu.ending = Finished
+                threads.end()
             for error in threads.ended_by:
                 raise error
 

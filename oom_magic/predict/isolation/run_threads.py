@@ -18,16 +18,20 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from concurrent.futures.thread import _worker  # type: ignore[attr-defined]
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from functools import partial
 from multiprocessing.pool import Pool, ThreadPool, worker  # type: ignore[attr-defined]
 from typing import Any
 
 from oom_magic.language import _
+from oom_magic.user_code import is_users_file
 
 _own: set[int] = set()
 _SERVING = (_worker, worker, Pool._handle_workers, Pool._handle_tasks, Pool._handle_results)  # type: ignore[attr-defined]
 # What an executor calls on each of its threads, and with each of its tasks (since 3.14).
 _ON_A_THREAD = {"_initializer", "_initargs", "_create_worker_context", "_resolve_work_item_task", "_thread_name_prefix"}
 PATIENCE_SECONDS = 5.0  # seconds for threads that the run started and did not wait for
+_ENDING_SECONDS = 0.2  # and for what they do when they are ended
+_GRACE_SECONDS = 0.01
 
 
 def is_of_run() -> bool:
@@ -69,6 +73,7 @@ class RunThreads:
         self._assume = assume
         self.ended_by: list[BaseException] = []
         self._started: list[threading.Thread] = []
+        self._at_work: dict[int, Callable[..., Any]] = {}  # by the identity of the thread that calls it
         self._futures: weakref.WeakSet[Future[Any]] = weakref.WeakSet()
         self._pools: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # the run's, by the user's
         self.is_over = False
@@ -190,7 +195,7 @@ class RunThreads:
             self._assume(_("thread `{name}` of yours waited: what the dry run hands to it is real", name=name))
 
     def wait(self) -> None:
-        """Wait for threads; those that do not end in time are ended at their next operator."""
+        """Wait for threads and tasks, for some seconds."""
         patient = [thread for thread in self._started if not thread.daemon and thread is not threading.current_thread()]
         due = time.monotonic() + PATIENCE_SECONDS
         for thread in patient:
@@ -204,14 +209,27 @@ class RunThreads:
             else:
                 pool.shutdown(wait=False, cancel_futures=True)
 
+    def end(self) -> None:
+        """End what still goes on of the user's code, as it would be real now; those that use the GPU end there.
+
+        A library's threads stay, as it may need them after the run.
+        """
+        due = time.monotonic() + _ENDING_SECONDS
+        while left := {ident for ident, function in list(self._at_work.items()) if _is_users(function)}:
+            time.sleep(_GRACE_SECONDS)
+            for ident in left & self._at_work.keys():
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(SystemExit))
+            if time.monotonic() > due:
+                break
+
     def _followed(self, function: Callable[..., Any], is_task: bool = False) -> Callable[..., Any]:
         def followed(*args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() in _own:
+            ident = threading.get_ident()
+            if ident in _own:
                 return function(*args, **kwargs)
             if self.is_over:  # what the run ordered would be real now
-                if is_task:
-                    raise CancelledError
-                return None
+                return _ended(is_task)
+            self._at_work[ident] = function
             try:
                 with of_run(), self._entered():
                     return function(*args, **kwargs)
@@ -220,8 +238,30 @@ class RunThreads:
                     raise  # to the waiter for the result
                 self.ended_by.append(error)
                 return None
+            except SystemExit:
+                if not self.is_over:
+                    raise
+                return _ended(is_task)
+            finally:
+                del self._at_work[ident]
 
         return followed
+
+
+def _ended(is_task: bool) -> None:
+    if is_task:
+        raise CancelledError
+
+
+def _is_users(function: Callable[..., Any]) -> bool:
+    """Whether a function is the user's, or that of a thread: as its target, a timer's, or in a class of theirs."""
+    one = getattr(function, "__self__", None)
+    functions = [function]
+    if isinstance(one, threading.Thread):
+        functions += [getattr(one, "_target", None), getattr(one, "function", None)]  # type: ignore[list-item]
+    found = (one.func if isinstance(one, partial) else one for one in functions)
+    codes = (getattr(one, "__code__", None) for one in found)
+    return any(code is not None and is_users_file(code.co_filename) for code in codes)
 
 
 _scope: ContextVar[Scope | None] = ContextVar("scope", default=None)
