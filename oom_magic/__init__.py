@@ -11,8 +11,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from oom_magic.interrupted import InOneLine as _InOneLine
-from oom_magic.results import show_with as _show_with
+from oom_magic.one_line_errors import OneLineErrors as _OneLineErrors
+from oom_magic.results import register_views as _register_views
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -97,13 +97,13 @@ class _Package(ModuleType):
 
 
 sys.modules[__name__].__class__ = _Package
-_show_with(lambda: import_module("oom_magic.views"))
+_register_views(lambda: import_module("oom_magic.views"))
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with _InOneLine("other"):  # it may load PyTorch
+    with _OneLineErrors("other"):  # it may load PyTorch
         return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 
-from oom_magic.interrupted import InOneLine, PyTorchMissingError
-from oom_magic.language import _, keep_language
+from oom_magic.language import _, set_language
 from oom_magic.notebook.cells.running import trimmed
 from oom_magic.notebook.options import (
     CommandParser,
@@ -29,6 +28,7 @@ from oom_magic.notebook.options import (
     parser_with,
     setup_from,
 )
+from oom_magic.one_line_errors import OneLineErrors, PyTorchMissingError
 
 if TYPE_CHECKING:
     from oom_magic.memory.report import MemoryReport
@@ -65,8 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     options.arguments = given[end + 1 :]
     try:
-        keep_language(getattr(options, "lang", None))
-        with InOneLine("other"):
+        set_language(getattr(options, "lang", None))
+        with OneLineErrors("other"):
             return _explain(options) if options.command == "explain" else _run(options)
     except (UsageError, ValueError, OSError, KeyboardInterrupt, PyTorchMissingError) as error:
         print(f"python -m oom_magic {options.command}: {error}", file=sys.stderr)

@@ -1,5 +1,4 @@
-"""Why a value or a setting is refused: the table of sentences, the error that renders them, and exceptions in one
-line."""
+"""The error for invalid settings, with the sentence for each case, and exceptions as one line of text."""
 
 from __future__ import annotations
 
@@ -71,9 +70,9 @@ REFUSALS: Sentences = {
 
 
 class InvalidSettingError(ValueError):
-    """A value that is not allowed: a key of REFUSALS and the values that its sentence names, as text.
+    """A setting with an invalid value. ``key`` selects the sentence of REFUSALS, ``values`` fill in its fields.
 
-    ``offer``: what may have been meant, the likeliest first.
+    ``offer``: valid values that may have been meant, the likeliest first.
     """
 
     def __init__(self, key: str, *, offer: Sequence[str] = (), **values: Any) -> None:
@@ -83,7 +82,7 @@ class InvalidSettingError(ValueError):
         super().__init__(self.in_language(choose_language()))
 
     def in_language(self, lang: Language) -> str:
-        """The sentence: what is refused, why, and what may have been meant."""
+        """The sentence, followed by the values that may have been meant."""
         sentence = render(REFUSALS[self.key], lang, self.values)
         offer = render(REFUSALS["did_you_mean"], lang, {"names": self.offer}) if self.offer else ""
         return f"{sentence} {offer}".rstrip()
@@ -98,5 +97,5 @@ def describe_error(error: BaseException | None) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an exception says; empty where it says nothing."""
+    """The first line of an exception's message, or an empty string."""
     return str(error).strip().partition("\n")[0]

@@ -1,4 +1,4 @@
-"""Sizes as users write them."""
+"""Reads sizes as users write them: ``"12GiB"``. (``units`` writes them.)"""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ _AMOUNT = re.compile(r"\s*([+-]?\d+(?:\.\d*)?|[+-]?\.\d+)\s*([A-Za-z]*)\s*")
 
 
 def parse_bytes(text: str | int) -> int:
-    """Number of bytes meant by ``"12GiB"`` (binary) or ``"12GB"`` (decimal); an ``int`` is itself.
+    """Number of bytes in ``"12GiB"`` (binary) or ``"12GB"`` (decimal); an ``int`` is a number of bytes already.
 
-    Raises ValueError, naming the value and the fix, for a missing or unknown unit and for sizes
-    that are not positive.
+    Raises InvalidSettingError for a missing or unknown unit and for sizes that are not positive.
     """
     if isinstance(text, int) and not isinstance(text, bool):
         amount = text

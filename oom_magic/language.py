@@ -1,8 +1,7 @@
-"""Which language is spoken, and a sentence in it.
+"""The language of what users read (English or Chinese), and translation by gettext.
 
-The English sentence stands in the code, within ``_`` or ``ngettext``, or in a table annotated ``Sentences``. As gettext
-has it, ``locale/<language>/LC_MESSAGES/oom_magic.po`` holds the translations; ``python tests/translations.py`` brings
-them up to date.
+English sentences are in the code: as arguments of ``_`` and ``ngettext``, or in tables annotated ``Sentences``. Their
+translations are in ``locale/<language>/LC_MESSAGES/oom_magic.po``, which ``python tests/translations.py`` updates.
 """
 
 from __future__ import annotations
@@ -23,47 +22,47 @@ from oom_magic.units import format_bytes
 Language = Literal["en", "zh"]
 ENVIRONMENT_VARIABLE = "OOM_MAGIC_LANG"
 CATALOGUES: Mapping[Language, Path] = {"zh": Path(__file__).parent / "locale/zh_CN/LC_MESSAGES/oom_magic.po"}
-_chosen: list[Language] = []  # the last counts
+_chosen: list[Language] = []  # a stack: the last one is in effect
 
 
 class Plural(NamedTuple):
-    """A sentence about one and about several; the value that ``number`` names decides."""
+    """A sentence for one and for several; ``number`` is the name of the value that decides."""
 
     one: str
     many: str
     number: str = "count"
 
 
-Sentences = Mapping[str, str | Plural]  # a table with this annotation is translated, by ``render``
+Sentences = Mapping[str, str | Plural]  # the annotation by which tests/translations.py finds a table
 
 
 def _(sentence: str, /, **values: object) -> str:
-    """The sentence in the language spoken, its fields filled; values named ``*_bytes`` are written as sizes."""
+    """The sentence in the current language, its fields filled in; values named ``*_bytes`` are formatted as sizes."""
     return render(sentence, choose_language(), values)
 
 
 def translated(sentence: str | Plural, /, **values: object) -> str:
-    """A sentence of a table in the language spoken."""
+    """A sentence of a ``Sentences`` table in the current language, its fields filled in."""
     return render(sentence, choose_language(), values)
 
 
 def ngettext(one: str, many: str, count: int, /, **values: object) -> str:
-    """The sentence for this ``count``, a field of it like the other values."""
+    """The sentence for this ``count``, which is one of the fields."""
     return render(Plural(one, many), choose_language(), {**values, "count": count})
 
 
 def render(sentence: str | Plural, lang: Language, values: Mapping[str, object]) -> str:
-    """The sentence in a language; one that has no translation is said in English."""
+    """The sentence in a language, its fields filled in; English where there is no translation."""
     if isinstance(sentence, Plural):
         count: Any = values[sentence.number]
         text = _translations(lang).ngettext(sentence.one, sentence.many, count)
     else:
         text = _translations(lang).gettext(sentence)
-    return text.format_map(_written(values))
+    return text.format_map(_formatted(values))
 
 
 def choose_language(lang: str | None = None) -> Language:
-    """The argument, else what ``keep_language`` was told, else ``OOM_MAGIC_LANG``, else the locale, else English.
+    """The argument, else what ``set_language`` set, else ``OOM_MAGIC_LANG``, else the locale, else English.
 
     Raises ValueError for an argument that names neither English nor Chinese.
     """
@@ -82,18 +81,18 @@ def choose_language(lang: str | None = None) -> Language:
 
 
 def load_language() -> None:
-    """Read the catalogue now; later, in a dry run, files may not be read."""
+    """Read the translations now: files are not read later, within a dry run."""
     _translations(choose_language())
 
 
-def keep_language(lang: str | None) -> None:
-    """Speak this language from now on, where none is asked for; None: that of the environment again."""
+def set_language(lang: str | None) -> None:
+    """Set the default language; None: that of the environment."""
     _chosen[:] = [] if lang is None else [choose_language(lang)]
 
 
 @contextmanager
-def speaking(lang: Language) -> Iterator[None]:
-    """Speak this language within the block."""
+def using_language(lang: Language) -> Iterator[None]:
+    """Use this language inside the block."""
     _chosen.append(lang)
     try:
         yield
@@ -109,7 +108,7 @@ def _recognised(name: str) -> Language | None:
     return "en" if lowered.startswith("en") else None
 
 
-def _written(values: Mapping[str, object]) -> dict[str, object]:
+def _formatted(values: Mapping[str, object]) -> dict[str, object]:
     return {
         name: format_bytes(value) if name.endswith("_bytes") and isinstance(value, int) else value
         for name, value in values.items()

@@ -1,6 +1,7 @@
-"""A result shows itself: as text in a terminal, as text and HTML in a notebook.
+"""The base class of all results: text in a terminal, text and HTML in a notebook.
 
-Data know no views: how a class of results looks is defined in ``views``, which the package registers.
+Results do not import their views. ``oom_magic/__init__.py`` registers the ``views`` package here, which is imported
+when a result is first shown.
 """
 
 from __future__ import annotations
@@ -11,30 +12,30 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol, cast, overload
 
-from oom_magic.interrupted import InOneLine
+from oom_magic.one_line_errors import OneLineErrors
 
 
 class Views(Protocol):
-    """The functions that show results."""
+    """What ``views/__init__.py`` provides."""
 
     def describe(self, result: Any) -> Any:
-        """A result as a title and blocks."""
+        """A result as ``views.blocks.Description``: a title and blocks."""
 
     def to_text(self, description: Any) -> str:
         """The description as text of 80 columns."""
 
     def to_fallback(self, description: Any) -> str:
-        """The same text, for where a notebook would show HTML."""
+        """The description as the text/plain beside HTML, for frontends that do not render HTML."""
 
     def to_html(self, description: Any) -> str:
-        """The description as a fragment of HTML."""
+        """The description as an HTML fragment."""
 
 
 _loaders: list[Callable[[], Views]] = []
 
 
-def show_with(load: Callable[[], Views]) -> None:
-    """Results are shown by what ``load`` returns, which is called when one is shown."""
+def register_views(load: Callable[[], Views]) -> None:
+    """``load`` returns the views; it is called when a result is shown, not before."""
     _loaders[:] = [load]
 
 
@@ -44,7 +45,7 @@ def _views() -> Views:
 
 
 class Result:
-    """Mixin: gives a class its text (80 columns), its notebook output and a short repr, by its view in ``views``."""
+    """Mixin that displays a result: ``str()``, ``repr()``, notebook output and JSON."""
 
     __slots__ = ()
 
@@ -57,7 +58,7 @@ class Result:
     @overload
     def to_json(self, path: str | Path) -> None: ...
     def to_json(self, path: str | Path | None = None) -> str | None:
-        """``to_dict()`` as JSON text; None where it was written to ``path``, so that no notebook shows it."""
+        """``to_dict()`` as JSON text, or None when it is written to ``path``."""
         text = json.dumps(self.to_dict(), ensure_ascii=False, indent=1, default=str)
         if path is None:
             return text
@@ -69,14 +70,14 @@ class Result:
         return asdict(cast("Any", self))
 
     def __str__(self) -> str:
-        """The description as text."""
+        """The description as text of 80 columns."""
         return _views().to_text(self.describe())
 
     def __repr__(self) -> str:
-        """Its title."""
+        """The class and the description's title."""
         return f"<{type(self).__name__}: {self.describe().title}>"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        with InOneLine("other"):
+        with OneLineErrors("other"):
             views, description = _views(), self.describe()
             return {"text/plain": views.to_fallback(description), "text/html": views.to_html(description)}

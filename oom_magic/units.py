@@ -1,4 +1,4 @@
-"""Bytes as text: every count of bytes in oom_magic is an ``int``, and is written here, at the last moment."""
+"""Bytes as text. Everywhere else in oom_magic a number of bytes is an ``int``."""
 
 from __future__ import annotations
 

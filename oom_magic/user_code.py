@@ -1,4 +1,4 @@
-"""Whose file is this? The one answer, and how lines of the user's files and cells are named."""
+"""Which code is the user's, which is a library's or this package's; the names and lines of files and cells."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-# What wraps each call under a dispatch mode, and what runs a cell: not the user's code, nor the operator's.
+# Frames between the user's code and an operator: wrappers of calls under a dispatch mode, and what runs a cell.
 _AROUND_CALLS = re.compile(
     r"/torch/(?:_dynamo|_compile|_ops|overrides|_prims_common)|/torch/utils/(?:_python_dispatch|_device|_contextlib)"
     r"|/IPython/"
 )
-# Packages and the standard library of any Python: frames of a snapshot are of the machine that recorded it.
+# Packages and the standard library of any Python: a snapshot's frames may come from another machine.
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib/python3\.\d+/")
-_OF_KERNEL = re.compile(r"/ipykernel_\d+/")
-# Code without a file that a user wrote: cells of IPython in a terminal, those under %%time, Python's own prompt.
-_TYPED = ("<ipython-input-", "<timed ", "<stdin>", "<training code")
+_IPYKERNEL_CELL = re.compile(r"/ipykernel_\d+/")
+# The user's code that has no file: cells of IPython in a terminal, cells under %%time, Python's own prompt.
+_TYPED_CODE = ("<ipython-input-", "<timed ", "<stdin>", "<training code")
 
 
 @lru_cache(maxsize=4096)
@@ -34,23 +34,23 @@ def is_users_file(file: str) -> bool:
     ``<ipython-input-...>``. Python's files, installed packages and this package are not the user's.
     """
     if file.startswith("<"):
-        return file.startswith(_TYPED)
+        return file.startswith(_TYPED_CODE)
     return not (_INSTALLED.search(file.replace("\\", "/")) or _normal(file).startswith(_library_folders()))
 
 
 def is_cell(file: str) -> bool:
-    """Whether a code object's file is a notebook's cell, or typed without a file (see ``is_users_file``)."""
-    return file.startswith("<") or _OF_KERNEL.search(file.replace("\\", "/")) is not None
+    """Whether a code object's file is a notebook cell, or code without a file (see ``is_users_file``)."""
+    return file.startswith("<") or _IPYKERNEL_CELL.search(file.replace("\\", "/")) is not None
 
 
 @lru_cache(maxsize=4096)
 def is_own_file(file: str) -> bool:
-    """Whether a file is this package's."""
+    """Whether a file belongs to this package."""
     return _normal(file).startswith(_own_folders())
 
 
 def is_machinery(file: str) -> bool:
-    """Whether a frame of this file is there only because this package, or IPython, runs the user's code."""
+    """Whether a frame of this file only runs the user's code: this package, PyTorch's call wrappers, IPython."""
     return is_own_file(file) or _AROUND_CALLS.search(file.replace("\\", "/")) is not None
 
 
@@ -85,7 +85,7 @@ def _own_folders() -> tuple[str, ...]:
 
 
 def _spellings(folders: list[str]) -> Iterator[str]:
-    """Each folder as it is named and where it really is, ending with a separator: a prefix of its files only."""
+    """Each folder as named and with symbolic links resolved, with a trailing separator so that it is a safe prefix."""
     for folder in folders:
         for path in {folder, os.path.realpath(folder)}:
             yield _normal(path).rstrip("/") + "/"

@@ -9,24 +9,63 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "oom_magic"
-BELOW = {"errors", "inputs", "interrupted", "language", "results", "units", "user_code", "memory", "measure", "predict"}
+BELOW = {
+    "errors",
+    "inputs",
+    "one_line_errors",
+    "language",
+    "results",
+    "units",
+    "user_code",
+    "memory",
+    "measure",
+    "predict",
+}
 ALLOWED = {
     "units": set(),
     "language": {"units"},
     "errors": {"language"},
     "inputs": {"errors", "units"},
-    "collection": set(),
-    "results": {"interrupted"},  # is given the views, so that data know none
+    "garbage_collector": set(),
+    "results": {"one_line_errors"},  # is given the views, so that data know none
     "user_code": set(),
-    "interrupted": {"language", "user_code"},
+    "one_line_errors": {"language", "user_code"},
     "memory": {"language", "results", "units"},
-    "measure": {"collection", "errors", "inputs", "interrupted", "language", "results", "units", "user_code", "memory"},
-    "predict": {"collection", "errors", "inputs", "interrupted", "language", "results", "units", "user_code", "memory"},
+    "measure": {
+        "garbage_collector",
+        "errors",
+        "inputs",
+        "one_line_errors",
+        "language",
+        "results",
+        "units",
+        "user_code",
+        "memory",
+    },
+    "predict": {
+        "garbage_collector",
+        "errors",
+        "inputs",
+        "one_line_errors",
+        "language",
+        "results",
+        "units",
+        "user_code",
+        "memory",
+    },
     "explain": BELOW,
     "views": {"language", "results", "units", "memory", "measure", "predict", "explain"},
     "notebook": BELOW | {"explain", "views"},
-    "__main__": {"explain", "interrupted", "language", "memory", "notebook", "predict", "views"},
-    "__init__": {"interrupted", "results", "memory", "measure", "predict", "explain", "notebook"},  # the public names
+    "__main__": {"explain", "one_line_errors", "language", "memory", "notebook", "predict", "views"},
+    "__init__": {
+        "one_line_errors",
+        "results",
+        "memory",
+        "measure",
+        "predict",
+        "explain",
+        "notebook",
+    },  # the public names
 }
 LIBRARIES = {
     "torch": {"measure", "predict"},

@@ -16,7 +16,7 @@ from samples import failed, measured, predicted
 
 from oom_magic.__main__ import FITS, NOT_KNOWN, exit_code
 from oom_magic.inputs import parse_bytes
-from oom_magic.language import speaking
+from oom_magic.language import using_language
 from oom_magic.memory.categories import CATEGORIES, Category
 from oom_magic.memory.comparison import Comparison
 from oom_magic.units import GIB, MIB
@@ -63,7 +63,7 @@ def test_golden(name: str, golden) -> None:
 
 @pytest.mark.parametrize("name", ["predicted", "failed"])
 def test_golden_in_chinese(name: str, golden) -> None:
-    with speaking("zh"):
+    with using_language("zh"):
         description = RESULTS[name]().describe()
     golden(f"{name}_zh.txt", to_text(description))
     assert max(map(display_width, to_text(description).splitlines())) <= 80

@@ -11,7 +11,7 @@ from versions import bitsandbytes_or_skip
 
 import oom_magic as om
 from oom_magic.errors import InvalidSettingError
-from oom_magic.interrupted import Interrupted
+from oom_magic.one_line_errors import Interrupted
 from oom_magic.predict.setups.gpus import DEFAULT_GPU
 from oom_magic.predict.setups.model_source import resolve_model
 from oom_magic.predict.setups.models import find_model

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from oom_magic.language import speaking
+from oom_magic.language import using_language
 from oom_magic.predict.setups.setup import TrainingSetup, local_configurations
 from oom_magic.predict.sizing import store
 from oom_magic.predict.sizing.fingerprint import fingerprint
@@ -95,7 +95,7 @@ def test_other_versions_and_settings_have_files_of_their_own(folder: Path, monke
     torch.set_grad_enabled(False)
     store.stored(lambda: 1, lambda: made(1, calls))
     torch.set_grad_enabled(True)
-    with speaking("zh"):  # what could not be followed is said in words
+    with using_language("zh"):  # what could not be followed is said in words
         store.stored(lambda: 1, lambda: made(1, calls))
     assert len(calls) == len(list(folder.iterdir())) == 5
 

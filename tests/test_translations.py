@@ -9,7 +9,7 @@ from string import Formatter
 import pytest
 from translations import PACKAGE, catalogue, has_words, messages, strings, template, untranslated, updated, written
 
-from oom_magic.language import CATALOGUES, Plural, keep_language, ngettext, render
+from oom_magic.language import CATALOGUES, Plural, ngettext, render, set_language
 
 PATHS = pytest.mark.parametrize("path", CATALOGUES.values(), ids=CATALOGUES)
 
@@ -88,9 +88,9 @@ def test_what_is_collected():
 
 @pytest.fixture
 def english():
-    keep_language("en")
+    set_language("en")
     yield
-    keep_language(None)
+    set_language(None)
 
 
 def test_one_and_several(english):

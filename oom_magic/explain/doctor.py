@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from oom_magic.interrupted import InOneLine
 from oom_magic.language import _
 from oom_magic.measure.system_check import SystemCheck, check_system
+from oom_magic.one_line_errors import OneLineErrors
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, GPU, closest_gpu, find_gpu
 from oom_magic.predict.setups.hardware import Hardware
 
@@ -236,7 +236,7 @@ def doctor(model: str | Sequence[str] = (), *, gpu: str | None = None, memory: i
     For each ``model`` (a preset's name or several) the largest comfortable training setup on ``gpu`` (default: the card
     here) is found by dry runs, which takes some seconds each. ``memory`` overrides the card's capacity.
     """
-    with InOneLine("other"):
+    with OneLineErrors("other"):
         check = check_system()
         models = (model,) if isinstance(model, str) else tuple(model)
         if not models:

@@ -44,8 +44,8 @@ from oom_magic.explain.live.refinement import (
 )
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.explain.messages.reading import read
-from oom_magic.interrupted import InOneLine
 from oom_magic.language import _, choose_language
+from oom_magic.one_line_errors import OneLineErrors
 from oom_magic.user_code import is_machinery, is_users_file
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def explain(
     the locale). Remedies are evaluated by dry runs of a TrainingSetup (not if ``fast``), else only named. Raises
     ValueError when nothing is given and nothing has failed yet, FileNotFoundError for a Path that is not a file.
     """
-    with InOneLine("other"):
+    with OneLineErrors("other"):
         from oom_magic.explain.advice import advise_setup, named_remedies
 
         diagnosis = Explainer(setup, models, lang, report).diagnose(problem)

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from oom_magic.collection import gc_disabled
 from oom_magic.errors import describe_error
+from oom_magic.garbage_collector import gc_disabled
 from oom_magic.inputs import parse_bytes
 from oom_magic.language import _, ngettext
 from oom_magic.measure.device.cards import current_device

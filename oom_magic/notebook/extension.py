@@ -7,9 +7,9 @@ from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from oom_magic.interrupted import InOneLine
-from oom_magic.language import keep_language
+from oom_magic.language import set_language
 from oom_magic.notebook.magics import OOMMagics
+from oom_magic.one_line_errors import OneLineErrors
 
 _REPORT = ("oom_magic.memory.report", "MemoryReport")
 
@@ -34,7 +34,7 @@ def unload(shell: InteractiveShell) -> None:
     if magics is None:
         return
     magics.stop_watching()
-    keep_language(None)
+    set_language(None)
     for event, callback in _callbacks(magics):
         shell.events.unregister(event, callback)
     if shell.display_formatter is not None:
@@ -59,5 +59,5 @@ def _callbacks(magics: OOMMagics) -> list[tuple[str, Callable[..., None]]]:
 def _report_bundle(report: Any, **_: Any) -> dict[str, str]:
     from oom_magic.notebook.cells.gpumem import describe_with_picture
 
-    with InOneLine("other"):
+    with OneLineErrors("other"):
         return describe_with_picture(report)._repr_mimebundle_()

@@ -20,13 +20,13 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import fontManager
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from oom_magic.interrupted import InOneLine
-from oom_magic.language import _, choose_language, speaking
+from oom_magic.language import _, choose_language, using_language
 from oom_magic.memory.allocator.replay import replay
 from oom_magic.memory.categories import CATEGORIES, Category
 from oom_magic.memory.comparison import Runs, named_runs
 from oom_magic.memory.report import MemoryReport
 from oom_magic.memory.timeline import PHASES, MarkKind, Phase
+from oom_magic.one_line_errors import OneLineErrors
 from oom_magic.units import MIB, unit_for
 from oom_magic.views import to_html
 from oom_magic.views.blocks import Description, Picture
@@ -314,12 +314,12 @@ class Plot:
         return self.words
 
     def _repr_html_(self) -> str:
-        with InOneLine("other"), drawn_in_chinese():
+        with OneLineErrors("other"), drawn_in_chinese():
             return to_html(Description(_("Allocated memory"), (Picture(self.words, _themed_svg(self.figure)),)))
 
     def _repr_png_(self) -> bytes:
         file = BytesIO()
-        with InOneLine("other"):
+        with OneLineErrors("other"):
             self.figure.savefig(file, format="png", dpi=_DOTS_PER_INCH)
         return file.getvalue()
 
@@ -339,13 +339,13 @@ def plot(runs: Runs, *, ax: Axes | None = None) -> Plot | Axes:
     several with one ``ax``; TypeError for anything that is not a run.
     """
     named = {"": runs} if isinstance(runs, MemoryReport) else named_runs(runs, "plot")
-    with speaking(choose_language() if _chinese_fonts() else "en"), drawn_in_chinese():
+    with using_language(choose_language() if _chinese_fonts() else "en"), drawn_in_chinese():
         if ax is not None:
             if len(named) > 1:
                 raise ValueError(_("plot() got {count} reports for one ax; call it once for each.", count=len(named)))
             draw_timeline(ax, next(iter(named.values())))
             return ax
-        with InOneLine("other"):
+        with OneLineErrors("other"):
             figure = _side_by_side(named)
         return Plot(figure, "\n".join(_words(name, report) for name, report in named.items()))
 

@@ -10,7 +10,6 @@ from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, Intera
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand, output_can_be_silenced
 from IPython.core.magic_arguments import argument, magic_arguments
 
-from oom_magic.interrupted import InOneLine
 from oom_magic.language import _
 from oom_magic.notebook.cells import gpumem
 from oom_magic.notebook.cells.explanations import explain_last, explain_pasted, explain_path
@@ -28,6 +27,7 @@ from oom_magic.notebook.options import (
     slider_arguments,
     unquoted,
 )
+from oom_magic.one_line_errors import OneLineErrors
 from oom_magic.predict.setups.gpus import list_gpus
 from oom_magic.predict.setups.models import list_models
 from oom_magic.units import format_bytes
@@ -106,9 +106,9 @@ class OOMMagics(Magics):
             return self._choose(card)
         compiled = compile_cell(self.shell, statement if cell is None else cell, 0 if cell is None else 1)
         self.runner.last_report = None
-        with InOneLine("other"):  # it may load PyTorch
+        with OneLineErrors("other"):  # it may load PyTorch
             is_dry = options.dry_run or card or not has_gpu()
-        with InOneLine("dry run" if is_dry else "cell"):
+        with OneLineErrors("dry run" if is_dry else "cell"):
             try:
                 if is_dry:
                     return self.runner.dry_run(compiled, card, stop_after_steps, follows_compile=not options.no_compile)
@@ -169,7 +169,7 @@ class OOMMagics(Magics):
         if options.off:
             self.failures.is_hinting = False
             return None
-        with InOneLine("explanation"):
+        with OneLineErrors("explanation"):
             if cell is not None:
                 return explain_pasted(self.shell, cell, options)
             if path:
@@ -194,7 +194,7 @@ class OOMMagics(Magics):
         """
         options = parse_line(self.oom_free, line)
         wishes = {"names": options.names, "out": options.out, "dry_run": options.dry_run}
-        with InOneLine("other"):  # it may load PyTorch
+        with OneLineErrors("other"):  # it may load PyTorch
             from oom_magic.notebook.cells.releasing import release_in
         released = release_in(self.shell, self.runner, usual=self.levels.before_failure, **wishes)
         if not options.dry_run:
@@ -228,7 +228,7 @@ class OOMMagics(Magics):
         if options.no_cache:
             keep_nothing_on_disk()
         card = self.runner.card
-        with InOneLine("other"):
+        with OneLineErrors("other"):
             from oom_magic.explain.doctor import TYPICAL_MODELS, doctor
 
             models = TYPICAL_MODELS if options.model == [] else options.model or ()
@@ -256,7 +256,7 @@ class OOMMagics(Magics):
             return
         if options.every < 0.1:
             raise UsageError(_("--every: {every} seconds is too often; use 0.1 or more.", every=options.every))
-        with InOneLine("other"):  # it may load PyTorch
+        with OneLineErrors("other"):  # it may load PyTorch
             device = _watched(options.device)
         self.monitor = Monitor(device, options.every, can_update(self.shell))
         self.monitor.start()
@@ -278,7 +278,7 @@ class OOMMagics(Magics):
         if options.list_models:
             print(models_listed(rest))
             return None
-        with InOneLine("other"):
+        with OneLineErrors("other"):
             from oom_magic.notebook.sliders.magic import sliders_from
 
             return sliders_from(options, rest, self.shell)

@@ -14,12 +14,12 @@ import torch
 import torch.utils.dlpack
 
 from oom_magic.errors import describe_error
-from oom_magic.interrupted import InOneLine
 from oom_magic.language import _, load_language
 from oom_magic.memory.allocator.caching_allocator import AllocatorOutOfMemory, CachingAllocator
 from oom_magic.memory.allocator.replay import failure_message
 from oom_magic.memory.report import Assumption, Device, MemoryReport, OutOfMemory
 from oom_magic.memory.timeline import Phase, SourceLine
+from oom_magic.one_line_errors import OneLineErrors
 from oom_magic.predict.compiled.calls import compile_followed, run_or_as_written
 from oom_magic.predict.cpu_runs import stayed_on_cpu
 from oom_magic.predict.fake_cuda import transfers
@@ -459,7 +459,7 @@ def dry_run(
             lambda: run(decided, **{**options, "follows_compile": False}),
         )
 
-    with InOneLine("dry run"):
+    with OneLineErrors("dry run"):
         session = run(None)
         if namespaces:
             stayed_on_cpu(

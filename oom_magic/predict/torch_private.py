@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from oom_magic.interrupted import PyTorchMissingError
 from oom_magic.language import _
+from oom_magic.one_line_errors import PyTorchMissingError
 
 Names = Mapping[str, tuple[str, ...]]  # what for: the names
 

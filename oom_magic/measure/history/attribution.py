@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from oom_magic.collection import live_objects
+from oom_magic.garbage_collector import live_objects
 from oom_magic.measure.history.frames import AUTOGRAD_SITE, Site
 from oom_magic.memory.categories import Category
 from oom_magic.memory.timeline import Phase, SourceLine

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from oom_magic.collection import gc_disabled
 from oom_magic.errors import first_line
+from oom_magic.garbage_collector import gc_disabled
 from oom_magic.measure.history.frames import Frame
 from oom_magic.memory.allocator.settings import AllocatorSettings
 from oom_magic.memory.timeline import Mark, MarkKind

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
-from oom_magic.collection import live_objects
+from oom_magic.garbage_collector import live_objects
 from oom_magic.language import _
 from oom_magic.measure.history.frames import source_line
 from oom_magic.measure.holders.reach import module_of

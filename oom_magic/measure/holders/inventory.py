@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch._C import DisableTorchFunctionSubclass
 
-from oom_magic.collection import gc_disabled, live_objects
+from oom_magic.garbage_collector import gc_disabled, live_objects
 from oom_magic.measure.history.attribution import inner_tensors, tensors_in
 from oom_magic.measure.holders.reach import Locate, Reached, Storages, namespaces_of_modules, reach, referrers, without
 from oom_magic.memory.report import NamedHolder

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from oom_magic.collection import gc_disabled
+from oom_magic.garbage_collector import gc_disabled
 from oom_magic.language import _
 from oom_magic.measure.device.accelerators import Levels, Memory, find_accelerators
 from oom_magic.measure.history.attribution import Storage

@@ -244,10 +244,10 @@ def _evaluations_of_setup(diagnosis: Diagnosis, setup: TrainingSetup) -> Iterato
 
 def _language(options: Any) -> Language:
     """The language to use; one given as an option stays that of the session."""
-    from oom_magic.language import choose_language, keep_language
+    from oom_magic.language import choose_language, set_language
 
     if options.lang:
-        keep_language(options.lang)
+        set_language(options.lang)
     return choose_language(options.lang)
 
 

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
-from oom_magic.interrupted import InOneLine
 from oom_magic.language import _, ngettext
+from oom_magic.one_line_errors import OneLineErrors
 from oom_magic.predict.isolation.interrupts import Interrupts
 from oom_magic.user_code import is_machinery, is_users_file
 
@@ -33,7 +33,7 @@ def around_cells(callback: Callable[[T, C], None]) -> Callable[[T, C], None]:
 
     @wraps(callback)
     def waiting(self: T, cell: C) -> None:
-        with InOneLine("callback"), Interrupts().waiting():
+        with OneLineErrors("callback"), Interrupts().waiting():
             callback(self, cell)
 
     return waiting

@@ -10,7 +10,6 @@ import ipywidgets
 from IPython import get_ipython
 from IPython.display import display
 
-from oom_magic.interrupted import InOneLine, Interrupted
 from oom_magic.language import _, choose_language
 from oom_magic.memory.report import MemoryReport
 from oom_magic.notebook.sliders.cards import SliderCard, SliderMachine, offered_cards
@@ -21,6 +20,7 @@ from oom_magic.notebook.sliders.slices import Slices, is_attended, running_loop
 from oom_magic.notebook.sliders.source import Estimator, FunctionSizer, SetupSizer, Sizer, TraceFailed
 from oom_magic.notebook.sliders.view import Estimate, assumption_details, error_blocks, live_blocks, settings_table
 from oom_magic.notebook.step_chart import step_picture
+from oom_magic.one_line_errors import Interrupted, OneLineErrors
 from oom_magic.predict.setups.gpus import checked_number, counted
 from oom_magic.views import to_fallback, to_html, to_text
 from oom_magic.views.blocks import Block, Code, Description, Details, Sentence
@@ -56,7 +56,7 @@ def sliders(
     """
     from oom_magic.predict.setups.setup import TrainingSetup
 
-    with InOneLine("function"):
+    with OneLineErrors("function"):
         number, gpu = counted(gpu, num_gpus) if isinstance(gpu, str) else (num_gpus, gpu)
         num_gpus = checked_number(number, "num_gpus")
         if isinstance(fn_or_setup, TrainingSetup):
@@ -164,7 +164,7 @@ class Sliders(ipywidgets.VBox):
     def _shown_or_failed(self, show: Callable[[], object]) -> bool:
         """Whether ``show`` succeeded; if not, the panel shows the error."""
         try:
-            with InOneLine("function"):
+            with OneLineErrors("function"):
                 show()
         except Interrupted as interrupted:
             if not self._is_shown:
@@ -225,7 +225,7 @@ class Sliders(ipywidgets.VBox):
         """Find the rest; errors are shown in the panel."""
         await asyncio.sleep(_IDLE_SECONDS)
         try:
-            with InOneLine("function"):
+            with OneLineErrors("function"):
                 await self._find(slices, values, card)
         except KeyboardInterrupt as interrupted:
             self._fail((Sentence(str(interrupted), "bad"),))
@@ -328,7 +328,7 @@ class Sliders(ipywidgets.VBox):
     def _ipython_display_(self) -> None:
         """Show the panel, and behind it the still picture that a saved notebook shows; without a kernel only that."""
         self._is_shown = True
-        with InOneLine("other"):
+        with OneLineErrors("other"):
             self._display()
 
     def _display(self) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from oom_magic.collection import gc_disabled
+from oom_magic.garbage_collector import gc_disabled
 from oom_magic.predict.isolation.live_objects import (
     are_set_aside,
     count_objects,

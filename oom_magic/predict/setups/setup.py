@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from oom_magic.errors import InvalidSettingError
 from oom_magic.inputs import parse_bytes
-from oom_magic.interrupted import InOneLine
 from oom_magic.language import Language, Plural, Sentences, _, choose_language, render
+from oom_magic.one_line_errors import OneLineErrors
 from oom_magic.predict.setups.gpus import DEFAULT_GPU, find_gpu
 from oom_magic.predict.setups.model_source import ModelSource, folder_in_hub_cache, resolve_model
 from oom_magic.predict.setups.training_code import OPTIMIZERS, write_code
@@ -209,7 +209,7 @@ class TrainingSetup(Result):
 
     def sizes(self, **ranges: Any) -> Sizes:
         """The same as a function of fields: ``setup.sizes(microbatch_size=(1, 32), seq_len=(128, 4096))``."""
-        with InOneLine("function"):
+        with OneLineErrors("function"):
             sizes = self.untraced_sizes(**ranges)
             sizes.trace()
         return sizes

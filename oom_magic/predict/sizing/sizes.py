@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from oom_magic.inputs import parse_bytes
-from oom_magic.interrupted import InOneLine
 from oom_magic.language import _
 from oom_magic.memory.allocator.replay import Replay, replay
 from oom_magic.memory.categories import Breakdown
 from oom_magic.memory.report import Assumption, Device, MemoryReport, StepUsage
 from oom_magic.memory.timeline import IntArray
+from oom_magic.one_line_errors import OneLineErrors
 from oom_magic.predict.setups.gpus import find_gpu
 from oom_magic.predict.setups.hardware import Hardware
 from oom_magic.predict.sizing.fingerprint import fingerprint
@@ -68,7 +68,7 @@ def size(
     Raises ValueError or TypeError, naming argument, value and fix, for ranges that make no sense, and ValueError for a
     function that fails or does something else when run again.
     """
-    with InOneLine("function"):
+    with OneLineErrors("function"):
         parsed = Ranges.parse(fn, ranges)
         sizes = Sizes(fn, parsed, gpu, memory, stop_after_steps, num_gpus, card, num_processes=num_processes)
         sizes.trace()

@@ -1,4 +1,4 @@
-"""An interrupt (the stop button, Ctrl-C) of what this package runs, or a missing PyTorch: one line, not a traceback."""
+"""Errors that need no traceback: an interrupt (stop button, Ctrl-C) and a missing PyTorch are shown as one line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import TracebackType
 from oom_magic.language import Sentences, _, translated
 from oom_magic.user_code import cell_name, is_users_file
 
-_SAID: Sentences = {
+_INTERRUPTED: Sentences = {
     "dry run": "interrupted at {where}. It was a dry run: nothing of yours was changed.",
     "cell": "interrupted at {where}.",
     "explanation": "interrupted before the explanation was complete; %oom_explain --fast rehearses nothing.",
@@ -20,14 +20,16 @@ _SAID: Sentences = {
 
 
 class _ShownAsOneLine:
+    """Mixin for an exception that IPython shows without a traceback, under the name ``shown_as``."""
+
     shown_as: str
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows (``InteractiveShell.showtraceback``)."""
+        """The lines to show; called by ``InteractiveShell.showtraceback``."""
         ipython = sys.modules.get("IPython")
-        shown = getattr(ipython.get_ipython() if ipython is not None else None, "InteractiveTB", None)
-        if shown is not None:
-            shown.tb = None  # drop the previous error and its tensors, as IPython's own rendering does
+        formatter = getattr(ipython.get_ipython() if ipython is not None else None, "InteractiveTB", None)
+        if formatter is not None:
+            formatter.tb = None  # drop the previous error and its tensors, as IPython's own rendering does
         return [f"{self.shown_as}: {self}"]
 
 
@@ -38,41 +40,45 @@ class Interrupted(_ShownAsOneLine, KeyboardInterrupt):
 
 
 class PyTorchMissingError(_ShownAsOneLine, ImportError):
-    """PyTorch is not installed, or lacks what a dry run rests on; an ImportError that IPython shows as one line."""
+    """PyTorch is not installed, or too old for a dry run; an ImportError that IPython shows as one line."""
 
     shown_as = "ImportError"
 
 
-class InOneLine:
-    """Turns an interrupt inside the block into one sentence about ``what`` was interrupted, which may name the line.
+class OneLineErrors:
+    """Context manager that replaces a KeyboardInterrupt, or a missing PyTorch, by an error of one line.
 
-    No frame of the interrupted code is kept: it would hold tensors. Where PyTorch is missing, the sentence says so.
+    ``task`` is what was interrupted, a key of ``_INTERRUPTED``. The new exception has no context: the frames of the
+    interrupted code would keep its tensors alive.
     """
 
-    def __init__(self, what: str) -> None:
-        self._what = what
+    def __init__(self, task: str) -> None:
+        self._task = task
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        said: BaseException
+        replacement: BaseException
         if isinstance(error, KeyboardInterrupt) and not isinstance(error, Interrupted):
-            said = Interrupted(translated(_SAID[self._what], where=_where(error)))
+            replacement = Interrupted(translated(_INTERRUPTED[self._task], where=_interrupted_line(error)))
         elif isinstance(error, ModuleNotFoundError) and error.name == "torch":
-            said = PyTorchMissingError(
+            replacement = PyTorchMissingError(
                 _("PyTorch is not installed; without it only texts are explained: pip install torch.")
             )
         else:
             return
         del kind, error, tb
         try:
-            raise said
+            raise replacement
         finally:
-            said.__context__ = None
+            replacement.__context__ = None
 
 
-def _where(error: BaseException) -> str:
-    """The user's innermost line on the way to the interrupt; compiled libraries name files that are not there."""
+def _interrupted_line(error: BaseException) -> str:
+    """The user's innermost line in the traceback, as ``"Cell In[3]:5"``.
+
+    Frames without source text are skipped: compiled libraries name files that do not exist.
+    """
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if is_users_file(frame.filename) and frame.line:
             return f"{cell_name(frame.filename)}:{frame.lineno}"
