@@ -235,9 +235,9 @@ def test_no_two_public_classes_have_one_name() -> None:
 
 
 def drawn_folders() -> set[str]:
-    """The folders in README's picture of the package, by the depth that each is indented to."""
-    readme = (PACKAGE.parent / "README.md").read_text(encoding="utf-8")
-    picture = readme.partition("oom_magic/\n")[2].partition("```")[0]
+    """The folders in CONTRIBUTING's picture of the package, by the depth that each is indented to."""
+    page = (PACKAGE.parent / ".github" / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    picture = page.partition("oom_magic/\n")[2].partition("```")[0]
     path: list[str] = []
     found = set()
     for line in picture.splitlines():
@@ -248,7 +248,7 @@ def drawn_folders() -> set[str]:
     return found
 
 
-def test_readme_draws_the_folders_that_there_are() -> None:
+def test_contributing_draws_the_folders_that_there_are() -> None:
     folders = {str(file.parent.relative_to(PACKAGE)) for file in FILES} - {"."}
     assert drawn_folders() == folders | {"locale"}
 

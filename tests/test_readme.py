@@ -25,6 +25,7 @@ from oom_magic.explain.remedies import evaluation
 
 ROOT = Path(__file__).parents[1]
 PAGES = {"en": ROOT / "README.md", "zh": ROOT / ".github" / "README.zh.md"}
+BLIND = ROOT / "tests" / "data" / "blind_figures.json"
 PICTURE = ROOT / "notebooks" / "images" / "gpumem.png"
 _MARKED = re.compile(r"<!-- (run|shows)(?:: first (\d+) lines)? -->\n```(\w+)\n(.*?)```", re.DOTALL)
 _TRUTH_ROW = re.compile(r"^\| (\S+) \| ([\d,]+) \| ([\d,]+) \| ([+−]\d\.\d{3}) % \| (.*?) \|", re.MULTILINE)
@@ -113,7 +114,8 @@ def test_the_list_of_what_is_replaced_comes_from_the_tables(request: pytest.Fixt
 @pytest.mark.parametrize("language", PAGES)
 def test_links_lead_somewhere(language: str) -> None:
     page = PAGES[language]
-    for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text(encoding="utf-8")):
+    links = re.findall(r"\]\((?!https?:)([^)#]+)|<img src=\"([^\"]+)", page.read_text(encoding="utf-8"))
+    for link in ("".join(found) for found in links):
         assert (page.parent / link).exists(), link
 
 
@@ -159,3 +161,15 @@ def test_the_table_of_printed_figures_holds_what_was_recorded() -> None:
         f"{printed.RECORDED[name] / figure - 1:+.2%}".replace("-", "−").removesuffix("%")
         for name, figure in figures.items()
     ]
+
+
+def test_the_rounds_of_reports_add_up_to_the_recorded_ones() -> None:
+    figures = [row for name, row in json.loads(BLIND.read_text("utf-8")).items() if name != "about"]
+    rows = re.findall(r"^\| rounds (\d+) to (\d+) \| (.*) \|$", PAGES["en"].read_text("utf-8"), re.MULTILINE)
+    assert [int(first) for first, _last, _sums in rows] == [1, *(int(last) + 1 for _first, last, _sums in rows[:-1])]
+    for first, last, shown in rows:
+        rounds = figures[int(first) - 1 : int(last)]
+        sums = [
+            [sum(row[kind][place] for row in rounds) for place in (0, 1)] for kind in ("recognised", "right", "false")
+        ]
+        assert shown == " | ".join(f"{hits} of {of}" for hits, of in sums)

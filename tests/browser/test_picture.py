@@ -15,7 +15,7 @@ from PIL import Image, PngImagePlugin
 
 ROOT = Path(__file__).parents[2]
 PICTURE = ROOT / "notebooks" / "images" / "gpumem.png"
-_HEIGHT = 740  # verdict, figures, timeline and what is there at the peak
+_HEIGHT = 724  # verdict, figures, timeline and what is there at the peak
 
 
 def test_the_picture_can_be_taken(browser: Any, shell: Any, tmp_path: Path, request: pytest.FixtureRequest) -> None:
