@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -55,6 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help=_("follow a program on a pretend GPU"),
         parents=[parser_with(dry_run_arguments)],
     )
+    run.add_argument(
+        "-m", dest="module", action="store_true", help=_("the program is named as a module, as after python -m")
+    )
     run.add_argument("script", help=_("the program, written for cuda; its own arguments follow --"))
     given = list(sys.argv[1:] if arguments is None else arguments)
     end = given.index("--") if "--" in given else len(given)
@@ -76,8 +80,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _explain(options: Any) -> int:
     """Print the diagnosis of a text, with prices where ``--model`` says what was trained."""
     from oom_magic.explain.explainer import explain
+    from oom_magic.explain.text_files import read_standard_input
 
-    problem = sys.stdin.read() if options.file == "-" else Path(options.file)
+    problem = read_standard_input() if options.file == "-" else Path(options.file)
     failure = explain(problem, fast=True).main_failure if options.model else None
     diagnosis = explain(problem, setup_from(options, failure), fast=options.fast)
     _show(diagnosis)
@@ -94,11 +99,12 @@ def _run(options: Any) -> int:
     card = CardOptions.parse(options.gpu, options.memory, options.num_gpus, options.num_processes, options.rank)
     checked_top(options)
     steps = checked("--steps", parse_steps, options.steps)
-    source = Path(options.script).read_bytes()  # as Python reads it: compile knows its encoding
+    program = _Program.named(options.script, options.module)
+    source = program.file.read_bytes()  # as Python reads it: compile knows its encoding
     machine = {"num_gpus": card.num_gpus, "num_processes": card.num_processes, "rank": card.rank or None}
     try:
-        code = with_loops(compile(source, str(Path(options.script).resolve()), "exec"))
-        with _as_program(options.script, options.arguments) as names:
+        code = with_loops(compile(source, str(program.file.resolve()), "exec"))
+        with program.as_main(options.arguments) as names:
             report = dry_run(
                 lambda: _execute(code, names),
                 gpu=card.gpu,
@@ -107,6 +113,8 @@ def _run(options: Any) -> int:
                 follow_compile=not options.no_compile,
                 **{name: value for name, value in machine.items() if value is not None},
             )
+    except UsageError:
+        raise
     except Exception as error:
         traceback.print_exception(trimmed(error))
         return NOT_KNOWN
@@ -125,18 +133,43 @@ def _show(shown: object) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-@contextmanager
-def _as_program(script: str, arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The names of a module ``__main__``, where pickle, dataclasses and the program itself look for what it defines."""
-    module = ModuleType("__main__")
-    module.__file__ = script
-    before = sys.argv, sys.path[:], sys.modules["__main__"]
-    sys.argv, sys.path[:] = [script, *arguments], [str(Path(script).resolve().parent), *sys.path]
-    sys.modules["__main__"] = module
-    try:
-        yield vars(module)
-    finally:
-        sys.argv, sys.path[:], sys.modules["__main__"] = before
+@dataclass(frozen=True)
+class _Program:
+    """What is followed: its file, the folder where it looks for modules first, and its package if it is a module."""
+
+    file: Path
+    folder: Path
+    package: str | None = None
+
+    @classmethod
+    def named(cls, name: str, is_module: bool) -> _Program:
+        """A script by its path, or a module as ``python -m`` finds it. UsageError where that is no program.
+
+        No package of the module is imported for it: their code belongs to the dry run.
+        """
+        if name.endswith(".ipynb"):
+            raise UsageError(_("{file} is a notebook; put %%gpumem on its cell that trains.", file=name))
+        if not is_module:
+            return cls(Path(name), Path(name).resolve().parent)
+        for folder in (str(Path.cwd()), *sys.path):
+            module = Path(folder, *name.split("."))
+            for file, package in ((module.with_suffix(".py"), name.rpartition(".")[0]), (module / "__main__.py", name)):
+                if file.is_file():
+                    return cls(file, Path.cwd(), package)
+        raise UsageError(_("no module named {name}", name=name))
+
+    @contextmanager
+    def as_main(self, arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """The names of a module ``__main__``: there pickle, dataclasses and the program look for what it defines."""
+        module = ModuleType("__main__")
+        module.__file__, module.__package__ = str(self.file), self.package
+        before = sys.argv, sys.path[:], sys.modules["__main__"]
+        sys.argv, sys.path[:] = [str(self.file), *arguments], [str(self.folder), *sys.path]
+        sys.modules["__main__"] = module
+        try:
+            yield vars(module)
+        finally:
+            sys.argv, sys.path[:], sys.modules["__main__"] = before
 
 
 def _execute(code: Any, names: dict[str, Any]) -> None:
@@ -145,7 +178,7 @@ def _execute(code: Any, names: dict[str, Any]) -> None:
         exec(code, names)
     except SystemExit as end:
         if end.code not in (None, 0):
-            raise RuntimeError(_("the program ended with exit code {code!r}", code=end.code)) from None
+            raise UsageError(_("the program ended with exit code {code!r}", code=end.code)) from None
 
 
 def exit_code(report: MemoryReport) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from oom_magic.__main__ import main
+from oom_magic.explain.text_files import read_text
 
 TRAIN = """
 import sys, torch
@@ -95,6 +97,24 @@ def test_a_program_is_read_and_found_as_python_does(program: bytes, tmp_path: Pa
     assert sys.modules["__main__"] is before
 
 
+def test_a_module_of_a_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its relative imports work as under ``python -m``, and its package's code runs only in the dry run."""
+    package = tmp_path / "trainer"
+    package.mkdir()
+    (package / "__init__.py").write_text("import torch\non_card = torch.ones(1, device='cuda')\n")
+    (package / "sizes.py").write_text("width = 64\n")
+    program = "import sys, torch\nfrom .sizes import width\nassert sys.argv[1:] == ['--n', '7']\ntorch.ones(width, device='cuda')\n"
+    (package / "train.py").write_text(program)
+    (package / "__main__.py").write_text("from . import train\n")
+    monkeypatch.chdir(tmp_path)
+    for module in ("trainer.train", "trainer"):
+        assert main(["run", "-m", module, "--gpu", "RTX 3060", "--", "--n", "7"]) == 0
+    assert main(["run", "-m", "trainer.none"]) == 2
+    assert "no module named trainer.none" in capsys.readouterr().err
+
+
 def test_a_program_that_leaves_the_gpu_alone_is_not_called_safe(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,7 +131,7 @@ def test_a_program_that_leaves_the_gpu_alone_is_not_called_safe(
         ("def f(:", "SyntaxError"),
         ("a\0b", "null"),
         ("raise KeyboardInterrupt", "broken.py:1"),
-        ("import sys; sys.exit('no data')", "no data"),
+        ("import sys; sys.exit('no data')", "run: the program ended with exit code 'no data'"),
     ],
 )
 def test_what_does_not_run_is_never_said_not_to_fit(
@@ -134,6 +154,45 @@ def test_a_log_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     (tmp_path / "fine.log").write_text("all is well")
     assert main(["explain", str(tmp_path / "fine.log")]) == 2
     assert main(["explain", str(tmp_path / "no.log")]) == 2
+
+
+def test_a_saved_notebook_is_read_up_to_the_cell_that_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def cell(source: str, *outputs: dict[str, object]) -> dict[str, object]:
+        return {"cell_type": "code", "source": source.splitlines(keepends=True), "outputs": list(outputs)}
+
+    error = {
+        "output_type": "error",
+        "traceback": ["\x1b[31mOutOfMemoryError\x1b[39m", f"----> 2 loss.backward()\n{MESSAGE}"],
+    }
+    shown = {"output_type": "display_data", "data": {"text/plain": "a bus error, killed by SIGBUS"}}
+    cells = [
+        {"cell_type": "markdown", "source": ["Out of memory?"]},
+        cell("import torch\nbatch_size = 32", {"output_type": "stream", "text": ["ready\n"]}, shown),
+        cell("loss = model(batch)\nloss.backward()", error),
+        cell("batch_size = 4"),
+    ]
+    notebook = tmp_path / "train.ipynb"
+    notebook.write_text(json.dumps({"cells": cells}))
+    text = read_text(notebook)
+    assert text.startswith("import torch\nbatch_size = 32\nready\n") and text.endswith(MESSAGE)
+    assert main(["explain", "--lang", "en", str(notebook)]) == 0
+    assert "2.00 GiB did not fit" in capsys.readouterr().out
+    notebook.write_text('{"cells": [')
+    assert main(["explain", str(notebook)]) == 2
+    assert main(["run", str(notebook)]) == 2
+    assert "is a notebook" in capsys.readouterr().err
+
+
+def test_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """In whatever encoding the log is; closed, as under some schedulers, in one line."""
+    piped = f"训练失败\n{MESSAGE}".encode("gbk")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(piped)))
+    assert main(["explain", "-"]) == 0
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(["explain", "-"]) == 2
+    assert "standard input is closed" in capsys.readouterr().err
 
 
 def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ from oom_magic.explain.live.refinement import (
 )
 from oom_magic.explain.messages.failure import Failure
 from oom_magic.explain.messages.reading import read
+from oom_magic.explain.text_files import is_path, read_text
 from oom_magic.language import _, choose_language
 from oom_magic.one_line_errors import OneLineErrors
 from oom_magic.user_code import is_machinery, is_users_file
@@ -56,10 +57,7 @@ if TYPE_CHECKING:
     from oom_magic.memory.report import MemoryReport
     from oom_magic.predict.setups.setup import TrainingSetup
 
-# The end of a log holds the failure; more is not read.
-_MAX_FILE_BYTES = 4 * 2**20
 _GRADIENTS_OFF = ("no_grad", "inference_mode", "set_grad_enabled(False)")
-_MAX_PATH_LENGTH = 1024
 # Only candidates without an assumed dimension fit this well.
 _TELLING_FIT = 0.75
 # A candidate that fits less well than this share of the best is not worth showing.
@@ -382,8 +380,8 @@ def _text_of(problem: BaseException | str | Path) -> str:
     """The text to read; for an exception, its formatted traceback only."""
     if isinstance(problem, BaseException):
         return _formatted(problem)
-    if isinstance(problem, Path) or _is_path(problem):
-        return _read_end(Path(problem))
+    if isinstance(problem, Path) or is_path(problem):
+        return read_text(Path(problem))
     return problem
 
 
@@ -427,22 +425,3 @@ def _chain(part: traceback.TracebackException) -> Iterator[traceback.TracebackEx
     for origin in (part.__cause__, part.__context__):
         if origin is not None:
             yield from _chain(origin)
-
-
-def _is_path(text: str) -> bool:
-    """Whether a text is the name of an existing file rather than a message."""
-    if not text.strip() or len(text) > _MAX_PATH_LENGTH or "\n" in text:
-        return False
-    try:
-        return Path(text).is_file()
-    except (OSError, ValueError):
-        return False
-
-
-def _read_end(path: Path) -> str:
-    """The end of a log file, decoded leniently."""
-    with path.open("rb") as file:
-        if file.seekable():  # a pipe, such as the shell's <(command), cannot seek
-            size = file.seek(0, 2)
-            file.seek(max(0, size - _MAX_FILE_BYTES))
-        return file.read()[-_MAX_FILE_BYTES:].decode("utf-8", errors="replace")
